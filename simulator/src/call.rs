@@ -1,8 +1,8 @@
-//! [`AttentionCall`]: what one kernel launch receives.
+//! [`AttentionCall`]: the data that one kernel launch receives.
 //!
-//! A *segment* pairs a run of query rows with runs of key rows; local query `i` sees local key `j` iff
-//! `i + lo ≤ j ≤ i + hi`. Everything that a mask, an alignment, a chunk or a gathered buffer says is in those two
-//! signed numbers and in the runs: a kernel needs no other rule. A call *owns* the `span` rows of its segments.
+//! A *segment* pairs a run of query rows with runs of key rows. Local query `i` sees local key `j` iff
+//! `i + lo ≤ j ≤ i + hi`. These two signed numbers and the runs express every mask, alignment, chunk and gathered
+//! buffer: a kernel needs no other rule. A call *owns* the `span` rows of its segments.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax};
 pub struct Segment {
     /// Query rows; padding rows are `q.padding_rows()`.
     pub q: Run,
-    /// Key rows: the real rows of each run, one run after the other, are local keys 0, 1, ….
+    /// Key rows. The real rows of each run, one run after the other, are local keys 0, 1, ….
     pub kv: Vec<Run>,
     /// Smallest visible `j − i`; absent means unbounded.
     pub lo: Option<i64>,
@@ -22,12 +22,12 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Local keys, all runs counted.
+    /// Returns the number of local keys, over all runs.
     pub fn keys(&self) -> usize {
         self.kv.iter().map(|run| run.len).sum()
     }
 
-    /// The local keys that local query `i` sees.
+    /// Returns the local keys that local query `i` sees.
     pub fn visible(&self, i: usize) -> Range<usize> {
         let first = self.lo.map_or(0, |lo| (i as i64).saturating_add(lo)).max(0);
         let last = self.hi.map_or(i64::MAX, |hi| (i as i64).saturating_add(hi)).min(self.keys() as i64 - 1);
@@ -35,38 +35,38 @@ impl Segment {
     }
 }
 
-/// What happens to the rows that a call owns.
+/// Treatment of the rows that a call owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowPolicy {
-    /// Real rows are overwritten, padding rows become zero (LSE −∞).
+    /// Real rows are overwritten, and padding rows become zero (LSE −∞).
     Overwrite,
-    /// Real rows are overwritten, padding rows keep every bit.
+    /// Real rows are overwritten, and padding rows keep every bit.
     Leave,
 }
 
 /// One kernel launch over all heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionCall {
-    /// The segments; a query row is in at most one of them.
+    /// The segments. A query row is in at most one of them.
     pub segments: Vec<Segment>,
     /// Scale, soft cap and sink.
     pub softmax: Softmax,
-    /// What becomes of padding rows.
+    /// Treatment of padding rows.
     pub policy: RowPolicy,
 }
 
-/// Why a call cannot be launched on tensors of the given rows.
+/// Reason why a call cannot be launched on tensors of the given rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// A run that does not fit its tensor.
     #[error("segment {segment}, {side} rows: {error}")]
     Run {
-        /// Which segment.
+        /// Index of the segment.
         segment: usize,
         /// `q` or `kv`.
         side: &'static str,
-        /// What is wrong.
+        /// The error in the run.
         error: seamproof_oracle::RunLayoutError,
     },
     /// A query row in two segments.
@@ -75,18 +75,18 @@ pub enum CallError {
         /// The row.
         row: usize,
     },
-    /// A scale or a softcap that nothing can be multiplied with or divided by.
+    /// A scale or a softcap that cannot be a factor or a divisor.
     #[error("the {what} is {value}, and has to be a finite number above 0")]
     Factor {
         /// `scale` or `softcap`.
         what: &'static str,
-        /// What it is.
+        /// The value.
         value: String,
     },
 }
 
 impl AttentionCall {
-    /// The whole problem as one launch on one rank.
+    /// Returns the whole problem as one launch on one rank.
     pub fn whole(problem: &Problem) -> AttentionCall {
         let segments = problem.sequences.iter().map(|&Sequence { q, kv, .. }| {
             let Band { lo, hi } = problem.mask.band(q.len, kv.len);
@@ -95,7 +95,7 @@ impl AttentionCall {
         AttentionCall { segments: segments.collect(), softmax: problem.softmax, policy: RowPolicy::Overwrite }
     }
 
-    /// Checks every run against the tensors' rows, that no query row is owned twice, and the scale and softcap.
+    /// Checks every run against the tensors' rows, the single ownership of every query row, and the scale and softcap.
     pub fn check(&self, q_rows: usize, kv_rows: usize) -> Result<(), CallError> {
         for (what, factor) in [("scale", Some(self.softmax.scale)), ("softcap", self.softmax.softcap)] {
             if let Some(value) = factor.filter(|factor| !(factor.is_finite() && *factor > 0.0)) {

@@ -1,8 +1,9 @@
-//! A [`Device`] owns a run's memory, executes local operations on it and moves regions between ranks. [`Cpu`] is the one
-//! without hardware: in f32 with the roundings of a real kernel, or in f64 without any.
+//! A [`Device`] owns a run's memory, executes local operations on it and moves regions between ranks. [`Cpu`] is the
+//! device without hardware. It computes in f32 with the roundings of a real kernel, or in f64 without roundings.
 //!
-//! A run begins with an *image* of all buffers on the host and ends with one; what lies between is the device's own. A
-//! device may work behind its host: [`Device::submit`] sends off what was asked so far, [`Device::download`] waits for it.
+//! A run begins and ends with an *image* of all buffers on the host. Between the two, the memory is the device's own. A
+//! device may work behind its host: [`Device::submit`] starts the work requested so far, and [`Device::download`] waits
+//! for its end.
 
 mod buffers;
 mod error;
@@ -19,12 +20,12 @@ use crate::emulated::{self, Kernel, Right, Serial, TiledKernel, Tiles};
 use crate::schedule::{Attend, AttendBackward, BufferId, Reduction, Region, Work};
 use crate::{GuardedTensor, Real};
 
-/// The regions of one side of a [`Transfer`]; of a message one, which takes no list.
+/// Regions of one side of a [`Transfer`]. A message has one region and takes no list.
 #[derive(Clone, Debug)]
 pub enum TransferSide<'a> {
-    /// One.
+    /// One region.
     One(&'a Region),
-    /// Any number, in order.
+    /// Any number of regions, in order.
     Many(Vec<&'a Region>),
 }
 
@@ -45,47 +46,47 @@ impl<'a> FromIterator<&'a Region> for TransferSide<'a> {
     }
 }
 
-/// Regions whose elements, lane after lane, are combined in order and written to others. One part is a copy.
+/// Regions whose elements are combined in order, lane after lane, and written to other regions. One part is a copy.
 #[derive(Clone, Debug)]
 pub struct Transfer<'a> {
-    /// Read.
+    /// The regions that are read.
     pub from: TransferSide<'a>,
-    /// How several parts are combined; a sum is rounded to the first part's format at each step.
+    /// Manner in which several parts are combined. A sum is rounded to the first part's format at each step.
     pub reduction: Reduction,
-    /// Written, each rounded to its buffer's format.
+    /// The regions that are written. Elements are rounded to the format of each region's buffer.
     pub to: TransferSide<'a>,
 }
 
 impl<'a> Transfer<'a> {
-    /// A copy.
+    /// Returns a copy of one region to another.
     pub fn copy(from: &'a Region, to: &'a Region) -> Transfer<'a> {
         Transfer { from: TransferSide::One(from), reduction: Reduction::Sum, to: TransferSide::One(to) }
     }
 }
 
-/// Memory, and what can be done in it.
+/// Memory, and the operations on it.
 pub trait Device {
-    /// The numbers that it computes in.
+    /// Numbers in which the device computes.
     type Real: Real;
-    /// A run's buffers. A device may have room for one run at a time.
+    /// Buffers of one run. A device may have room for one run at a time.
     type Memory;
 
-    /// Memory that holds what the image holds, guard bands included.
+    /// Returns memory with the content of the image, guard bands included.
     fn upload(&self, image: Buffers<Self::Real>) -> Result<Self::Memory, DeviceError>;
 
-    /// What the memory holds, after all that was asked for.
+    /// Returns the memory's content after all requested work.
     fn download<'m>(&self, memory: &'m mut Self::Memory) -> Result<&'m Buffers<Self::Real>, DeviceError>;
 
-    /// Begins all that was asked for, without waiting for it.
+    /// Starts all requested work and does not wait for its end.
     fn submit(&self, memory: &mut Self::Memory) -> Result<(), DeviceError>;
 
     /// Executes one operation that is neither a message, a collective nor an event.
     fn execute(&self, work: &Work, memory: &mut Self::Memory) -> Result<(), DeviceError>;
 
-    /// Carries out transfers; all of them read before any writes.
+    /// Carries out transfers. All of them read before any writes.
     fn transfer(&self, transfers: &[Transfer<'_>], memory: &mut Self::Memory) -> Result<(), DeviceError>;
 
-    /// A number, finite or not, into every element of rows, all heads: what a harness leaves where nobody may look.
+    /// Writes a number, finite or not, to every element of rows, all heads. A harness puts it where nobody may look.
     fn poison(
         &self,
         to: BufferId,
@@ -94,17 +95,17 @@ pub trait Device {
         memory: &mut Self::Memory,
     ) -> Result<(), DeviceError>;
 
-    /// The host waits until a region can be read.
+    /// Makes the host wait until a region can be read.
     fn host_read(&self, region: &Region, memory: &mut Self::Memory) -> Result<(), DeviceError>;
 
-    /// What is asked for from here on is of this *lane*, a stream of a rank; before the first one it is of none. A device
-    /// that does everything in the order in which it is asked need not know of lanes.
+    /// Assigns the following work to this *lane*, a stream of a rank. Work before the first call belongs to no lane. A
+    /// device that does everything in the requested order may ignore lanes.
     fn lane(&self, _lane: usize, _memory: &mut Self::Memory) {}
 
-    /// A mark behind all that the lane was asked for. A number that is used again is of the last mark.
+    /// Sets a mark behind all work of the lane so far. A number that is used again means its last mark.
     fn mark(&self, _mark: usize, _memory: &mut Self::Memory) {}
 
-    /// The lane goes on when all before the mark is done.
+    /// Makes the lane wait until all work before the mark is done.
     fn wait(&self, _mark: usize, _memory: &mut Self::Memory) {}
 }
 
@@ -114,12 +115,12 @@ pub struct Cpu<T> {
 }
 
 impl<T: Real> Cpu<T> {
-    /// A device with the right kernel in serial arithmetic, of the given tiles and roundings of P and dS.
+    /// Returns a device with the right kernel in serial arithmetic, with the given tiles and roundings of P and dS.
     pub fn new(tiles: Tiles, p: Format, ds: Format) -> Cpu<T> {
         Cpu::with(Box::new(TiledKernel::new(tiles, p, ds, Serial, &Right)))
     }
 
-    /// A device with this kernel.
+    /// Returns a device with this kernel.
     pub fn with(kernel: Box<dyn Kernel<T>>) -> Cpu<T> {
         Cpu { kernel }
     }
@@ -262,7 +263,7 @@ impl<T: Real> Device for Cpu<T> {
     }
 }
 
-/// The elements that a transfer writes, behind what `values` holds.
+/// Appends the elements that a transfer writes to `values`.
 fn combine<T: Real>(
     transfer: &Transfer<'_>,
     buffers: &Buffers<T>,

@@ -1,12 +1,13 @@
-//! One executor runs any schedule on any device.
+//! The executor, which runs any schedule on any device.
 //!
-//! Ranks' streams are *lanes*: lists of operations that run in order. Which lane goes next is a choice among those that
-//! can; a seed draws it, so that every legal interleaving can be had, and none may change a bit of the result. Messages
-//! and collectives complete when all their parties have arrived. When no lane can go on and some is not done, the
-//! schedule is stuck, and the error says where each rank stands.
+//! Ranks' streams are *lanes*: lists of operations that run in order. At each point, one of the lanes that can go on is
+//! chosen. A seed draws the choices and can produce every legal interleaving, and no interleaving may change a bit of
+//! the result. Messages and collectives complete when all their parties have arrived. If no lane can go on and some
+//! lane is not done, the schedule is stuck, and the error says where each rank stands.
 //!
-//! The device is told whose each operation is and what it waits for, so that one with streams of its own may run lanes at
-//! once: lanes are in order by themselves, a wait is for its record, and what moves between lanes waits for both.
+//! The device is told the lane of each operation and the marks that it waits for. A device with streams of its own may
+//! then run lanes at once. Each lane is in order, a wait waits for its record, and a transfer between lanes waits for
+//! both.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -20,7 +21,7 @@ use crate::schedule::{
     Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work,
 };
 
-/// Why a schedule did not run to its end.
+/// Reason why a schedule did not run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecuteError {
@@ -29,9 +30,9 @@ pub enum ExecuteError {
     Device {
         /// The rank, by its place in the group.
         rank: usize,
-        /// The operation, by its place in the program.
+        /// The operation, by its index in the program.
         operation: usize,
-        /// Why.
+        /// The device's error.
         error: DeviceError,
     },
     /// No lane can go on.
@@ -40,19 +41,19 @@ pub enum ExecuteError {
     /// Members of a communicator entered different collectives.
     #[error("communicator {communicator}: its members entered different collectives")]
     Mismatch {
-        /// Which.
+        /// Index of the communicator.
         communicator: usize,
     },
 }
 
-/// Which part of a schedule runs.
+/// Part of a schedule that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutedPasses {
     /// Operations before [`RankProgram::backward`].
     Forward,
-    /// Operations from there on.
+    /// Operations from [`RankProgram::backward`] on.
     Backward,
-    /// All.
+    /// All operations.
     Both,
 }
 
@@ -67,33 +68,33 @@ impl ExecutedPasses {
     }
 }
 
-/// What a run counted.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Operations executed.
+    /// Number of operations executed.
     pub operations: usize,
-    /// Times that a host waited.
+    /// Number of times that a host waited.
     pub host_reads: usize,
 }
 
-/// The stream of one rank.
+/// One stream of one rank.
 #[derive(Debug)]
 struct Lane {
     rank: usize,
     stream: usize,
-    /// The operations, by their places in the rank's program.
+    /// Operations, by their indices in the rank's program.
     operations: Vec<usize>,
     next: usize,
-    /// Operations of the launched group; a collective counts as one.
+    /// Number of operations of the launched group. A collective counts as one.
     launched: usize,
-    /// Those that have not met their peers.
+    /// Number of launched operations that have not met their peers.
     waiting: usize,
-    /// Whether it is among those that can go on.
+    /// Whether the lane is among those that can go on.
     ready: bool,
 }
 
 impl Lane {
-    /// No operation yet.
+    /// Returns a lane without operations.
     fn new(rank: usize, stream: usize) -> Lane {
         Lane { rank, stream, operations: Vec::new(), next: 0, launched: 0, waiting: 0, ready: false }
     }
@@ -106,16 +107,17 @@ struct Running<'a, D: Device> {
     schedule: &'a Schedule,
     device: &'a D,
     lanes: Vec<Lane>,
-    /// The lanes of each rank, which follow each other.
+    /// Lanes of each rank, which follow each other.
     of_rank: Vec<Range<usize>>,
-    /// For each rank the number of its first operation, counted over all ranks.
+    /// Number of each rank's first operation, counted over all ranks.
     first_number: Vec<usize>,
-    /// The lanes that can go on, in order.
+    /// Lanes that can go on, in order.
     ready: Vec<usize>,
     done: Vec<Vec<bool>>,
-    /// For each rank and operation the record that it waits for, where it does: the event's last one before it in host order.
+    /// Record for which each operation waits, by rank: the event's last record before the wait in host order. `None`
+    /// for operations that wait for no record.
     awaited: Vec<Vec<Option<usize>>>,
-    /// For each rank the host reads that are still ahead of it.
+    /// Host reads that are still ahead of each rank.
     reads: Vec<VecDeque<usize>>,
     sends: BTreeMap<(usize, usize), VecDeque<Posted>>,
     recvs: BTreeMap<(usize, usize), VecDeque<Posted>>,
@@ -123,7 +125,8 @@ struct Running<'a, D: Device> {
     counts: Counts,
 }
 
-/// Runs a phase of `schedule` on `device`; the phases of one run share their memory. `choose` picks one of the `n` lanes that can go on; any answer below n is legal.
+/// Runs a phase of `schedule` on `device`. The phases of one run share their memory. `choose` picks one of the `n`
+/// lanes that can go on, and any answer below n is legal.
 pub fn execute<D: Device>(
     schedule: &Schedule,
     phase: ExecutedPasses,
@@ -168,7 +171,7 @@ fn first_numbers(schedule: &Schedule) -> Vec<usize> {
     numbers.collect()
 }
 
-/// Every (rank, stream) with its operations.
+/// Returns the lane of every rank and stream, with its operations.
 fn lanes(schedule: &Schedule, phase: ExecutedPasses) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
@@ -185,19 +188,19 @@ fn lanes(schedule: &Schedule, phase: ExecutedPasses) -> Vec<Lane> {
     lanes
 }
 
-/// A phase's operations, with their places in the program.
+/// Returns a phase's operations, with their indices in the program.
 fn of_phase(program: &RankProgram, phase: ExecutedPasses) -> impl Iterator<Item = (usize, &Operation)> {
     program.operations.iter().enumerate().filter(move |(index, _)| phase.has(program, *index))
 }
 
-/// For each wait the record that it is for: the event's last one before it, in host order.
+/// Returns the record for each wait: the event's last record before the wait in host order.
 fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
     let mut records: Vec<(EventId, usize)> = Vec::new();
     let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
         match operation.work {
             Work::RecordEvent(event) => records.push((event, index)),
-            // Mostly one of the last.
+            // The record is mostly one of the last.
             Work::WaitEvent(event) => {
                 let last = records.iter().rfind(|(recorded, _)| *recorded == event);
                 awaited[index] = last.map(|(_, record)| *record);
@@ -225,13 +228,13 @@ impl<D: Device> Running<'_, D> {
         &self.schedule.ranks[rank].operations[operation].work
     }
 
-    /// Finds out which lanes of a rank can go on: that follows from what the rank itself has done and waits for, so it is
-    /// asked when a record or a host read is done, which other lanes may wait for.
+    /// Updates which lanes of a rank can go on. This depends on what the rank itself has done and waits for. It is
+    /// called when a record or a host read is done, because other lanes may wait for these.
     fn look_at_rank(&mut self, rank: usize) {
         self.of_rank[rank].clone().for_each(|lane| self.look_at(lane));
     }
 
-    /// Finds out whether a lane can go on: asked when it has come to its next operation, or waits.
+    /// Updates whether a lane can go on. It is called when the lane has come to its next operation, or waits.
     fn look_at(&mut self, lane: usize) {
         let ready = self.can_go_on(lane);
         if std::mem::replace(&mut self.lanes[lane].ready, ready) == ready {
@@ -254,12 +257,12 @@ impl<D: Device> Running<'_, D> {
         }
     }
 
-    /// Whether the host has not issued the operation yet, since it waits for an earlier read.
+    /// Whether the host has not issued the operation yet, because it waits for an earlier read.
     fn host_waits(&self, rank: usize, operation: usize) -> bool {
         self.reads[rank].front().is_some_and(|&read| read < operation)
     }
 
-    /// Whether the record that a wait is for has been reached; a wait without one does nothing.
+    /// Whether the record for a wait has been reached. A wait without a record does nothing.
     fn recorded(&self, rank: usize, wait: usize) -> bool {
         self.awaited[rank][wait].is_none_or(|record| self.done[rank][record])
     }
@@ -306,25 +309,25 @@ impl<D: Device> Running<'_, D> {
         }
     }
 
-    /// The number of the mark behind an operation of a lane's rank.
+    /// Returns the number of the mark behind an operation of a lane's rank.
     fn number(&self, (lane, operation): Posted) -> usize {
         self.first_number[self.lanes[lane].rank] + operation
     }
 
-    /// Marks how far a lane has come, by an operation of its rank.
+    /// Sets a mark behind an operation, for the progress of its lane.
     fn mark(&self, lane: usize, operation: usize, memory: &mut D::Memory) {
         self.device.lane(lane, memory);
         self.device.mark(self.number((lane, operation)), memory);
     }
 
-    /// A lane waits for a mark.
+    /// Makes a lane wait for a mark.
     fn wait(&self, lane: usize, mark: Posted, memory: &mut D::Memory) {
         self.device.lane(lane, memory);
         self.device.wait(self.number(mark), memory);
     }
 
-    /// Carries out transfers between lanes that have marked where they arrived: on the first of them, when all have, and
-    /// the others go on when it is done.
+    /// Carries out transfers between lanes that have marked their arrival. The transfers run on the first lane once all
+    /// have arrived. The other lanes go on when they are done.
     fn transfer(
         &self,
         posted: &[Posted],
@@ -356,13 +359,13 @@ impl<D: Device> Running<'_, D> {
         self.look_at(lane);
     }
 
-    /// A lane goes no further until what it posted has met its peers.
+    /// Blocks a lane until the operations that it posted have met their peers.
     fn block(&mut self, lane: usize, posted: usize) {
         (self.lanes[lane].launched, self.lanes[lane].waiting) = (posted, posted);
         self.look_at(lane);
     }
 
-    /// How many messages are launched together with the one at the lane's head, which they follow.
+    /// Returns the number of messages that are launched together, from the lane's head on.
     fn group(&self, lane: usize) -> usize {
         let Lane { rank, operations, next, .. } = &self.lanes[lane];
         let group_of = |operation: usize| match self.work(*rank, operation) {
@@ -399,7 +402,7 @@ impl<D: Device> Running<'_, D> {
         Ok(())
     }
 
-    /// Hands over messages between a pair of ranks while both sides are there.
+    /// Hands over messages between a pair of ranks while both sides are present.
     fn meet(&mut self, pair: (usize, usize), memory: &mut D::Memory) -> Result<(), ExecuteError> {
         while let (Some(&send), Some(&recv)) =
             (self.sends.get(&pair).and_then(VecDeque::front), self.recvs.get(&pair).and_then(VecDeque::front))
@@ -478,8 +481,8 @@ impl<D: Device> Running<'_, D> {
     }
 }
 
-/// What one collective moves, given each member's part in order of members. `None` where the parts do not belong
-/// together.
+/// Returns the transfers of one collective, given each member's part in order of members; `None` if the parts do not
+/// belong together.
 fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
     match works[0] {
         Work::AllGather { .. } => {
@@ -528,8 +531,8 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
     }
 }
 
-/// Fills the input buffers with the ranks' parts of `inputs`: padding rows with the problem's own, rows that no
-/// sequence owns with `slack`.
+/// Fills the input buffers with the ranks' parts of `inputs`. Padding rows get the problem's own padding, and rows that
+/// no sequence owns get `slack`.
 pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, slack: f32) -> Buffers<T> {
     let mut buffers = Buffers::unwritten(schedule);
     for placement in &schedule.placements {
@@ -575,7 +578,7 @@ fn load_rows<T: Real>(
     }
 }
 
-/// The buffer that holds a rank's part of a result.
+/// Returns the buffer that holds a rank's part of a result.
 pub fn output(schedule: &Schedule, rank: usize, tensor: TensorName) -> Option<BufferId> {
     let held = |placement: &&Placement| {
         placement.tensor == tensor && schedule.buffers[placement.buffer.0].rank == rank

@@ -1,9 +1,9 @@
-//! The packed-sequence helper operations on plain slices: what the CUDA kernels must give, bit for bit.
+//! The packed-sequence helper operations on plain slices. The CUDA kernels must give their results bit for bit.
 //!
-//! Tables of slots are [`Run`]s in order of rows that do not overlap: `span` rows from `offset`, of which `len` are real.
-//! The *layout of halves* has every offset and span divided by two, rounded down: one half of each slot, packed closer.
-//! out and gradients are `[rows, heads, dim]`, statistics `[heads, rows]`. Everything goes slot by slot, while a kernel
-//! finds the slot of a row: the two share no index arithmetic.
+//! Tables of slots are [`Run`]s in order of rows that do not overlap: `span` rows from `offset`, of which `len` are
+//! real. The *layout of halves* has every offset and span divided by two, rounded down: one half of each slot, packed
+//! closer. out and gradients are `[rows, heads, dim]`, and statistics are `[heads, rows]`. These helpers go slot by
+//! slot, while a kernel finds the slot of a row: the two share no index arithmetic.
 
 pub mod exponential;
 
@@ -14,37 +14,37 @@ use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 use crate::schedule::band;
 use crate::shard::ShardedSide;
 
-/// Which way rows are reordered.
+/// Direction in which rows are reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From ranks' rows one after the other to whole sequences.
+    /// Order of ranks' rows, one after the other, to order of whole sequences.
     ToSequences,
-    /// From whole sequences to ranks' rows one after the other.
+    /// Order of whole sequences to order of ranks' rows, one after the other.
     ToRanks,
 }
 
-/// What happens to the rows that an operation does not write.
+/// Treatment of the rows that an operation does not write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Not one bit changes.
+    /// The rows keep every bit.
     Leave,
-    /// Every byte becomes this one: 0 for zeros, 0xff for NaN in f32, bf16 and fp16.
+    /// Every byte of these rows becomes this one: 0 for zeros, 0xff for NaN in f32, bf16 and fp16.
     Fill(u8),
 }
 
 /// A half of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// The first.
+    /// The first half.
     First = 0,
-    /// The second.
+    /// The second half.
     Second = 1,
 }
 
-/// Which rows a step worked on, and how its tensors lie.
+/// Rows on which a step worked, and layout of its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotPart {
-    /// All, in the layout of the running tensors.
+    /// All rows, in the layout of the running tensors.
     Whole,
     /// One half of each slot, in the layout of the running tensors.
     HalfInPlace(Half),
@@ -52,41 +52,42 @@ pub enum SlotPart {
     Compact(Half),
 }
 
-/// How a step's out enters the running one.
+/// Manner in which a step's out enters the running one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Both weighted by their shares of the new total, which the running statistic becomes.
+    /// Both outs are weighted by their shares of the new total. The running statistic becomes this total.
     Running,
-    /// The step weighted by its share of a total that is known: TransformerEngine's correction after the last step.
+    /// The step's out is weighted by its share of a known total, as in TransformerEngine's correction after the last
+    /// step.
     Weighted {
-        /// The product is rounded to the running format before it is added.
+        /// Whether the product is rounded to the running format before it is added.
         product_rounded: bool,
     },
 }
 
-/// What happens to one half of a gradient.
+/// Treatment of one half of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// Not one bit changes.
+    /// The half keeps every bit.
     Leave = 0,
-    /// The step's gradient in its place.
+    /// The step's gradient replaces it.
     Copy = 1,
-    /// The step's gradient added.
+    /// The step's gradient is added to it.
     Add = 2,
 }
 
-/// Rows of the layout of halves.
+/// Returns the number of rows in the layout of halves.
 pub fn half_rows(rows: usize) -> usize {
     rows.div_ceil(2)
 }
 
 impl SlotPart {
-    /// Rows of a step's tensors.
+    /// Returns the number of rows of a step's tensors.
     pub fn step_rows(self, rows: usize) -> usize {
         if let SlotPart::Compact(_) = self { half_rows(rows) } else { rows }
     }
 
-    /// The real rows of the running tensors with those of the step.
+    /// Returns pairs of real rows: in the running tensors and in the step's.
     pub fn pairs(self, slots: &[Run]) -> Vec<(usize, usize)> {
         let (half, compact) = match self {
             SlotPart::Whole => return slots.iter().flat_map(Run::real_rows).map(|row| (row, row)).collect(),
@@ -102,7 +103,7 @@ impl SlotPart {
     }
 }
 
-/// The rows of one half of every slot, padding included, with their rows in the layout of halves.
+/// Returns the rows of one half of every slot, padding included, with their rows in the layout of halves.
 pub fn half_pairs(slots: &[Run], half: Half) -> Vec<(usize, usize)> {
     let pairs = slots.iter().flat_map(|slot| {
         let chunk = slot.span / 2;
@@ -112,12 +113,12 @@ pub fn half_pairs(slots: &[Run], half: Half) -> Vec<(usize, usize)> {
     pairs.collect()
 }
 
-/// For each row in rank order its row in sequence order.
+/// Returns the row in sequence order of each row in rank order.
 pub fn rank_order(shard: &ShardedSide) -> Vec<usize> {
     (0..shard.cp).flat_map(|rank| shard.partition_indices(rank)).collect()
 }
 
-/// A rank's slots with the real rows that lie in them.
+/// Returns a rank's slots with the number of their real rows.
 pub fn rank_slots(shard: &ShardedSide, rank: usize) -> Vec<Run> {
     let slots = shard.slots.iter().enumerate().map(|(sequence, slot)| {
         let len = shard.pieces(sequence, rank).map(|piece| shard.real(sequence, &piece)).sum();
@@ -126,14 +127,15 @@ pub fn rank_slots(shard: &ShardedSide, rank: usize) -> Vec<Run> {
     slots.collect()
 }
 
-/// Whether each row is a real one.
+/// Returns for each row whether it is real.
 pub fn valid_mask(slots: &[Run], rows: usize) -> Vec<bool> {
     let mut mask = vec![false; rows];
     slots.iter().flat_map(Run::real_rows).for_each(|row| mask[row] = true);
     mask
 }
 
-/// Copies rows of `row_bytes`, each pair a row of `from` and one of `to`; the rest of `to` as told.
+/// Copies rows of `row_bytes`. Each pair is a row of `from` and a row of `to`; `rest` says how the other rows of `to`
+/// are treated.
 pub fn move_rows(pairs: &[(usize, usize)], from: &[u8], to: &mut [u8], row_bytes: usize, rest: Rest) {
     if let Rest::Fill(byte) = rest {
         to.fill(byte);
@@ -144,7 +146,7 @@ pub fn move_rows(pairs: &[(usize, usize)], from: &[u8], to: &mut [u8], row_bytes
     }
 }
 
-/// Fills every row that is not a real one.
+/// Fills every row that is not real.
 pub fn fill_padding(slots: &[Run], to: &mut [u8], row_bytes: usize, byte: u8) {
     let rows = to.len() / row_bytes;
     for (row, _) in valid_mask(slots, rows).iter().enumerate().filter(|(_, real)| !**real) {
@@ -152,15 +154,15 @@ pub fn fill_padding(slots: &[Run], to: &mut [u8], row_bytes: usize, byte: u8) {
     }
 }
 
-/// `value · weight`, 0 whatever the value is where the weight is 0: an empty row's out may be anything.
+/// Returns `value · weight`, or 0 if the weight is 0. An empty row's out may be any value.
 fn scaled(value: f32, weight: f32) -> f32 {
     if weight == 0.0 { 0.0 } else { value * weight }
 }
 
-/// A statistic, `[heads, rows]`.
+/// A statistic with the shape `[heads, rows]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistic {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// The numbers, head after head.
     pub values: Vec<f32>,
@@ -175,7 +177,7 @@ impl Statistic {
         self.values[head * self.rows + row]
     }
 
-    /// Heads; a statistic without rows has none.
+    /// Returns the number of heads; 0 for a statistic without rows.
     pub fn heads(&self) -> usize {
         self.values.len().checked_div(self.rows).unwrap_or(0)
     }
@@ -190,12 +192,12 @@ pub fn merge_statistics(pairs: &[(usize, usize)], lse: &mut Statistic, step: &St
     }
 }
 
-/// A tensor `[rows, heads, dim]` whose numbers are of a format.
+/// A tensor `[rows, heads, dim]` whose numbers are of one format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Numbers {
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Elements of a row and head.
+    /// Number of elements of a row and head.
     pub dim: usize,
     /// The format.
     pub format: Format,
@@ -209,7 +211,7 @@ impl Numbers {
     }
 }
 
-/// Folds a step's out into the running one; [`Style::Running`] the statistic too.
+/// Folds a step's out into the running one. [`Style::Running`] also folds the statistic.
 pub fn merge_out(
     pairs: &[(usize, usize)],
     style: Style,
@@ -241,7 +243,7 @@ pub fn merge_out(
     }
 }
 
-/// Copies or adds a step's gradient, each half of every slot by itself.
+/// Copies or adds a step's gradient. Each half of every slot is treated by itself.
 pub fn accumulate(
     slots: &[Run],
     part: SlotPart,
@@ -265,8 +267,8 @@ pub fn accumulate(
     }
 }
 
-/// The largest number of each head over real rows, −∞ where there is none. +0 is larger than −0, so that no order of
-/// comparisons shows.
+/// Returns the largest number of each head over real rows; −∞ if there is no real row. +0 is larger than −0: the result
+/// does not show the order of comparisons.
 pub fn max_logit(slots: &[Run], rows_max: &Statistic) -> Vec<f32> {
     let real: Vec<usize> = slots.iter().flat_map(Run::real_rows).collect();
     let largest = |head: usize| {
@@ -276,7 +278,7 @@ pub fn max_logit(slots: &[Run], rows_max: &Statistic) -> Vec<f32> {
     (0..rows_max.heads()).map(largest).collect()
 }
 
-/// Pieces of any slot; none where their number follows from the span.
+/// Returns the number of pieces of any slot; `None` if it depends on the span.
 fn pieces_of(balance: Balance) -> Option<usize> {
     match balance {
         Balance::Contiguous | Balance::Striped { stripe: 1 } => Some(1),
@@ -285,7 +287,7 @@ fn pieces_of(balance: Balance) -> Option<usize> {
     }
 }
 
-/// What a launch of a step receives for one sequence, one piece of queries and one piece of keys.
+/// Table entry of a launch for one sequence, one piece of queries and one piece of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentRow {
     /// First row and real rows of the queries.
@@ -299,12 +301,13 @@ pub struct SegmentRow {
 }
 
 impl SegmentRow {
-    /// No rows at all.
+    /// An entry without rows.
     const EMPTY: SegmentRow = SegmentRow { q: (0, 0), kv: (0, 0), lo: Some(0), hi: Some(0) };
 }
 
-/// A step of the ring: the queries of `rank` against the keys of `owner`, for each piece of queries, piece of keys and
-/// sequence, the last fastest. The schedule launches those that show a pair. None where pieces have no common band.
+/// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
+/// of queries, piece of keys and sequence, and the sequence varies fastest. The schedule launches those that show a
+/// pair. The result is `None` if pieces have no common band.
 pub fn ring_segments(
     mask: &Mask,
     [q, kv]: [&ShardedSide; 2],
@@ -325,11 +328,12 @@ pub fn ring_segments(
     Some(segments)
 }
 
-/// All-gather, forward: the queries of `rank` against the visible prefix of each sequence in sequence order.
+/// Returns the forward segments of an all-gather: the queries of `rank` against the visible prefix of each sequence in
+/// sequence order.
 ///
-/// A segment for each piece of queries and sequence, the last fastest. Of striped cuts for each stripe, in the *layout of
-/// stripes*: a slot's stripes one after the other from its offset divided by the stripe, rounded down; entries that no slot
-/// owns are empty. Stripes of 1 on one rank are one piece.
+/// There is a segment for each piece of queries and each sequence, and the sequence varies fastest. Striped cuts have a
+/// segment for each stripe, in the *layout of stripes*: a slot's stripes lie one after the other from its offset
+/// divided by the stripe, rounded down. Entries that no slot owns are empty. Stripes of 1 on one rank are one piece.
 pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
     let sequences = 0..q.slots.len();
     let of = |sequence: usize, queries: Piece| {
@@ -356,11 +360,12 @@ pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize)
     places.map(|(sequence, part)| of(sequence, q.piece(sequence, rank, part))).collect()
 }
 
-/// All-gather, backward: the segments of the forward, of which those of one sequence go to different launches; apart from
-/// stripes of 1 on several ranks.
+/// Returns the backward segments of an all-gather. They are those of the forward, but the segments of one sequence go
+/// to different launches. Stripes of 1 on several ranks are an exception.
 ///
-/// Those have a launch for each *residue*: the rank's queries of a sequence against every cp-th key of the visible prefix,
-/// from the residue on. A segment for each residue and sequence, the last fastest.
+/// Such stripes have a launch for each *residue*: the rank's queries of a sequence against every cp-th key of the
+/// visible prefix, from the residue on. There is a segment for each residue and each sequence, and the sequence varies
+/// fastest.
 pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
     let cp = q.cp;
     if q.balance != (Balance::Striped { stripe: 1 }) || cp == 1 {
@@ -378,7 +383,8 @@ pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], ran
     places.map(of).collect()
 }
 
-/// Keys of a sequence up to the last one that a piece's last real query sees; 0 for a piece of padding.
+/// Returns the number of a sequence's keys up to the last one that a piece's last real query sees; 0 for a piece of
+/// padding.
 fn visible_prefix(mask: &Mask, [q, kv]: [&ShardedSide; 2], sequence: usize, queries: &Piece) -> usize {
     let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
     let Some(last) = q.real(sequence, queries).checked_sub(1) else { return 0 };
@@ -398,21 +404,21 @@ fn segment(
     Some(SegmentRow { q: (rows.offset, rows.len), kv: kv_rows, lo, hi })
 }
 
-/// A longest stretch of rows of one batch row with one segment id, not 0, and positions that grow by one.
+/// A longest stretch of rows of one batch row that have one segment id other than 0 and positions that grow by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentRun {
     /// First row.
     pub offset: usize,
-    /// Rows.
+    /// Number of rows.
     pub len: usize,
-    /// The id.
+    /// Segment id.
     pub id: i32,
     /// Position of the first row.
     pub position: i32,
 }
 
-/// The runs of batch rows of `row_length`, in order of rows. Ids and positions both end a run: looking at one of them for
-/// the lengths and at the other for the offsets gives lists of different lengths
+/// Returns the runs of batch rows of `row_length`, in order of rows. A change of the id and a break of positions both
+/// end a run. If lengths come from one of them and offsets from the other, the two lists have different lengths
 /// (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`, striped all-gather).
 pub fn segment_runs(ids: &[i32], positions: &[i32], row_length: usize) -> Vec<SegmentRun> {
     let mut runs: Vec<SegmentRun> = Vec::new();
@@ -445,7 +451,7 @@ mod tests {
         Algorithm, Alignment, ContextParallel, Pass, Problem, ProblemFields, Sequence, Side,
     };
 
-    /// Sequences of (real, padded) rows, a gap of `2·cp` rows before each.
+    /// Returns a problem with sequences of (real, padded) rows and a gap of `2·cp` rows before each.
     fn problem(
         lengths: &[(usize, usize)],
         cp: usize,
@@ -471,7 +477,7 @@ mod tests {
         queries > 0 && keys > 0 && first <= row.hi.unwrap_or(i64::MAX).min(keys - 1)
     }
 
-    /// The rows of every launch of a rank in a pass, sorted, and the steps of their keys.
+    /// Returns the rows of every launch of a rank in a pass, sorted, and the steps of their keys.
     fn launched(problem: &Problem, rank: usize, pass: Pass) -> (Vec<SegmentRow>, BTreeSet<usize>) {
         let schedule = build(problem).unwrap();
         let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
@@ -501,7 +507,7 @@ mod tests {
         rows
     }
 
-    /// Both passes of both algorithms on one rank; how many segments were compared.
+    /// Compares both passes of both algorithms on one rank. Returns the number of segments.
     fn tables_are_launched(lengths: &[(usize, usize)], cp: usize, balance: Balance, mask: Mask) -> usize {
         let ring = problem(lengths, cp, Algorithm::Ring, balance, mask);
         let gather = problem(lengths, cp, Algorithm::AllGather, balance, mask);
@@ -516,10 +522,10 @@ mod tests {
         for rank in 0..cp {
             let steps: Option<Vec<_>> =
                 (0..cp).map(|owner| ring_segments(&mask, [&q, &kv], rank, owner)).collect();
-            // A ring takes what its steps have tables for.
+            // A ring can be built exactly if its steps have tables.
             assert_eq!(steps.is_some(), build(&ring).is_ok(), "{balance:?}");
             for pass in [Pass::Forward, Pass::Backward] {
-                // A ring's keys are rows of its owner, one after the other.
+                // A ring's keys are consecutive rows of its owner.
                 steps.iter().for_each(|steps| same(steps.concat(), &ring, rank, pass, 1));
             }
             let [forward, backward] = [all_gather_segments, all_gather_backward_segments]
@@ -581,7 +587,8 @@ mod tests {
 
     #[test]
     fn ids_and_positions_both_end_a_run() {
-        // Two segments whose positions happen to follow on: lengths and offsets from one of them alone would differ.
+        // The positions of two segments happen to follow on. Lengths and offsets from ids alone or positions alone
+        // would differ.
         let (ids, positions) = ([1, 1, 2, 2, 0, 2, 3, 3], [0, 1, 2, 3, 4, 5, 0, 2]);
         let runs: Vec<_> =
             segment_runs(&ids, &positions, 8).iter().map(|run| (run.offset, run.len, run.id)).collect();

@@ -1,10 +1,11 @@
-//! What each rank does.
+//! Schedules of context parallelism: the work of each rank as data, with a checker and an executor.
 //!
-//! [`shard`] cuts sequences over ranks, [`schedule`] builds each rank's list of operations, one builder an algorithm, and
-//! [`mod@check`] proves such a schedule right without arithmetic. One [`executor`] runs any schedule on a [`device`], all
-//! ranks of it in one process. [`AttentionCall`] is what a kernel launch receives, [`GuardedTensor`] a buffer with guard
-//! bands, and [`emulated`] a FlashAttention-style tiled kernel on the CPU with the rounding of the real ones. [`faults`] is
-//! the catalogue of planted bugs, edits of a schedule and kernels that are wrong in a stage.
+//! [`shard`] cuts sequences over ranks. [`schedule`] builds each rank's list of operations, with one builder for each
+//! algorithm. [`mod@check`] proves a schedule right without arithmetic. One [`executor`] runs any schedule on a
+//! [`device`], with all ranks in one process. An [`AttentionCall`] is what a kernel launch receives. A
+//! [`GuardedTensor`] is a buffer with guard bands. [`emulated`] is a FlashAttention-style tiled kernel on the CPU with
+//! the roundings of a real one. [`faults`] is the catalogue of planted bugs: edits of a schedule, and kernels with a
+//! wrong stage.
 
 mod call;
 pub mod check;

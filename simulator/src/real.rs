@@ -1,21 +1,21 @@
-//! The two arithmetics of the CPU device: f32 with the roundings of a real kernel, and f64 without any, in which a
-//! schedule's logic shows to 12 digits.
+//! The two arithmetics of the CPU device: f32 with the roundings of a real kernel, and f64 without roundings. f64 shows
+//! a schedule's logic to 12 digits.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
 
 use seamproof_oracle::Format;
 
-/// The bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
+/// Bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic produces.
 pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
 
-/// Whether an element still holds the pattern that it was born with.
+/// Whether an element still holds its initial pattern.
 #[inline]
 pub fn is_unwritten(value: f32) -> bool {
     value.to_bits() == UNWRITTEN_BITS
 }
 
-/// A number that kernels compute in.
+/// Number type in which kernels compute.
 pub trait Real:
     Copy
     + Debug
@@ -38,32 +38,32 @@ pub trait Real:
     const ONE: Self;
     /// −∞.
     const NEG_INFINITY: Self;
-    /// An element that nobody wrote: a quiet NaN with a payload that no arithmetic makes.
+    /// Value of an element that nobody wrote: a quiet NaN with a payload that no arithmetic produces.
     const UNWRITTEN: Self;
-    /// Guard elements at even and odd places: −0.0, which adding zero turns into +0.0, and a signalling NaN, which
-    /// any arithmetic makes quiet.
+    /// Guard elements at even and odd places. −0.0 becomes +0.0 when zero is added, and a signalling NaN becomes quiet
+    /// in any arithmetic.
     const GUARD: [Self; 2];
 
-    /// The value of an f32.
+    /// Returns the value of an f32.
     fn from_f32(value: f32) -> Self;
-    /// The nearest value to an f64.
+    /// Returns the value nearest to an f64.
     fn from_f64(value: f64) -> Self;
-    /// The value as f64.
+    /// Returns the value as f64.
     fn to_f64(self) -> f64;
-    /// The bits, widened.
+    /// Returns the bits, widened.
     fn bits(self) -> u64;
-    /// `e^x`.
+    /// Returns `e^x`.
     fn exp(self) -> Self;
-    /// The natural logarithm.
+    /// Returns the natural logarithm.
     fn ln(self) -> Self;
-    /// The hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     fn tanh(self) -> Self;
-    /// The value as the device stores it in `format`; f64 stores everything unrounded.
+    /// Returns the value as the device stores it in `format`. f64 stores everything unrounded.
     fn round(self, format: Format) -> Self;
-    /// [`Real::round`] of each of some numbers.
+    /// Applies [`Real::round`] to each number.
     fn round_all(values: &mut [Self], format: Format);
 
-    /// The larger of two numbers.
+    /// Returns the larger of two numbers.
     fn larger(self, other: Self) -> Self {
         if other > self { other } else { self }
     }

@@ -1,15 +1,15 @@
-//! Sharding, as builders of schedules use it: what [`seamproof_oracle::sharding`] says position by position, said rank by
-//! rank. Tests hold the two against each other.
+//! Sharding for builders of schedules: the cut of [`seamproof_oracle::sharding`], computed rank by rank instead of
+//! position by position. Tests compare the two.
 //!
-//! A rank's slot of a sequence is a list of *pieces*, runs of positions in the order in which they lie in the slot.
-//! Whatever the balance, the real positions of a slot are a prefix of it, so that one count says how much of a slot is
-//! real. Every quantity follows from the *span*; the real length never moves a row (it did in TransformerEngine issue
-//! 1930: lengths divided by cp).
+//! A rank's slot of a sequence is a list of *pieces*: runs of positions in the order in which they lie in the slot. For
+//! every balance, the real positions of a slot are a prefix of it, and one count says how much of a slot is real. Every
+//! quantity follows from the *span*. The real length never moves a row (it did in TransformerEngine issue 1930: lengths
+//! divided by cp).
 //!
-//! *Sequence order* is the layout of a gathered buffer in which every sequence is whole: `cp` times the rank's rows,
-//! the sequence at `cp` times its slot's offset. [`ShardedSide::reorder`] is the bijection between it and the ranks' rows
-//! one after the other (*rank order*), rows that no sequence owns included (TransformerEngine's kernels lose or
-//! double those when a buffer is longer than the last offset).
+//! *Sequence order* is the layout of a gathered buffer in which every sequence is whole. It has `cp` times the rank's
+//! rows, and each sequence lies at `cp` times its slot's offset. *Rank order* has the ranks' rows one after the other.
+//! [`ShardedSide::reorder`] is the bijection between the two. It includes rows that no sequence owns
+//! (TransformerEngine's kernels lose or double those rows if a buffer is longer than the last offset).
 
 use seamproof_oracle::sharding::{self, Piece, PlacedRun, ShardingError, run_of};
 use seamproof_oracle::{Balance, Problem, Run, Side};
@@ -19,20 +19,20 @@ use seamproof_oracle::{Balance, Problem, Run, Side};
 pub struct Slot {
     /// First row of the slot in a rank's tensor.
     pub offset: usize,
-    /// Rows of the slot.
+    /// Number of rows of the slot.
     pub span: usize,
-    /// Real positions of the whole sequence.
+    /// Number of real positions of the whole sequence.
     pub len: usize,
 }
 
 /// One side of a problem, cut over `cp` ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardedSide {
-    /// Ranks.
+    /// Number of ranks.
     pub cp: usize,
-    /// How sequences are cut.
+    /// Manner in which sequences are cut.
     pub balance: Balance,
-    /// Rows of each rank's tensor.
+    /// Number of rows of each rank's tensor.
     pub rows: usize,
     /// The sequences, in the problem's order.
     pub slots: Vec<Slot>,
@@ -47,8 +47,8 @@ impl ShardedSide {
         Ok(ShardedSide::of_runs(&runs, total, problem.parallel.size(), problem.parallel.balance))
     }
 
-    /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans are multiples of [`sharding::span_multiple`],
-    /// rows are consecutive.
+    /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans must be multiples of
+    /// [`sharding::span_multiple`], and rows must be consecutive.
     pub fn of_runs(runs: &[Run], total: usize, cp: usize, balance: Balance) -> ShardedSide {
         let mut order: Vec<usize> = (0..runs.len()).collect();
         order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
@@ -56,7 +56,7 @@ impl ShardedSide {
         let (mut end, mut rows) = (0, 0);
         for index in order {
             let run = runs[index];
-            // An empty run may lie anywhere, inside another one too.
+            // An empty run may lie anywhere, even inside another run.
             rows += run.offset.saturating_sub(end) / cp;
             slots[index] = Slot { offset: rows, span: run.span / cp, len: run.len };
             rows += run.span / cp;
@@ -66,7 +66,7 @@ impl ShardedSide {
         ShardedSide { cp, balance, rows, slots }
     }
 
-    /// The pieces of a rank's slot, in order of rows; none for an empty slot.
+    /// Returns the pieces of a rank's slot, in order of rows; none for an empty slot.
     pub fn pieces(&self, sequence: usize, rank: usize) -> impl Iterator<Item = Piece> {
         let pieces = (0..self.piece_count(sequence)).map(move |part| self.piece(sequence, rank, part));
         pieces.filter(|piece| piece.span > 0)
@@ -80,7 +80,7 @@ impl ShardedSide {
         }
     }
 
-    /// One piece of a rank's slot, of an empty one too.
+    /// Returns one piece of a rank's slot, which may be empty.
     pub(crate) fn piece(&self, sequence: usize, rank: usize, part: usize) -> Piece {
         let (cp, span) = (self.cp, self.slots[sequence].span);
         match self.balance {
@@ -96,19 +96,19 @@ impl ShardedSide {
         }
     }
 
-    /// Real positions of a piece.
+    /// Returns the number of real positions of a piece.
     pub fn real(&self, sequence: usize, piece: &Piece) -> usize {
         let len = self.slots[sequence].len;
         len.saturating_sub(piece.start).div_ceil(piece.step).min(piece.span)
     }
 
-    /// The rows of a piece in a rank's tensor.
+    /// Returns the rows of a piece in a rank's tensor.
     pub fn local(&self, sequence: usize, piece: &Piece) -> Run {
         let offset = self.slots[sequence].offset + piece.at;
         Run { offset, step: 1, len: self.real(sequence, piece), span: piece.span }
     }
 
-    /// The pieces of every sequence on a rank, with their rows.
+    /// Returns the pieces of every sequence on a rank, with their rows.
     pub fn placed(&self, rank: usize) -> Vec<PlacedRun> {
         (0..self.slots.len())
             .flat_map(|sequence| self.pieces(sequence, rank).map(move |piece| (sequence, piece)))
@@ -116,14 +116,15 @@ impl ShardedSide {
             .collect()
     }
 
-    /// The rows of a sequence in a buffer in sequence order.
+    /// Returns the rows of a sequence in a buffer in sequence order.
     pub fn gathered(&self, sequence: usize) -> Run {
         let slot = self.slots[sequence];
         Run { offset: slot.offset * self.cp, step: 1, len: slot.len, span: slot.span * self.cp }
     }
 
-    /// Runs of a rank's tensor with their rows in sequence order, every row of the tensor once: the slots' pieces, and
-    /// the rows that no sequence owns, rank after rank in their share of the gathered gap.
+    /// Returns runs of a rank's tensor with their rows in sequence order. Every row of the tensor occurs once. Besides
+    /// the slots' pieces there are the rows that no sequence owns, which lie rank after rank in their share of the
+    /// gathered gap.
     pub fn reorder(&self, rank: usize) -> Vec<(Run, Run)> {
         let mut map = Vec::new();
         let mut order: Vec<usize> = (0..self.slots.len()).collect();
@@ -148,7 +149,8 @@ impl ShardedSide {
         map
     }
 
-    /// For each row of a rank's tensor its row in sequence order: TransformerEngine's `thd_get_partitioned_indices`.
+    /// Returns the row in sequence order of each row of a rank's tensor, as TransformerEngine's
+    /// `thd_get_partitioned_indices` does.
     pub fn partition_indices(&self, rank: usize) -> Vec<usize> {
         let mut indices = vec![0; self.rows];
         for (here, there) in self.reorder(rank) {
@@ -160,10 +162,10 @@ impl ShardedSide {
     }
 }
 
-/// TransformerEngine's `get_cu_seqlens_on_cp_rank`: for each sequence the real tokens in the first and the second
-/// chunk of a rank's dual-chunk slot, counted where asked for, summed up from 0.
+/// Returns TransformerEngine's `get_cu_seqlens_on_cp_rank`: the running sum from 0 of the real tokens in the first and
+/// the second chunk of a rank's dual-chunk slot of each sequence. A chunk counts only on request.
 ///
-/// `lens` are global real lengths, `slots` the ranks' padded lengths (the global ones divided by `cp`).
+/// `lens` are global real lengths. `slots` are the ranks' padded lengths, which are the global ones divided by `cp`.
 pub fn cu_seqlens_on_cp_rank(
     lens: &[usize],
     slots: &[usize],
@@ -188,7 +190,8 @@ mod tests {
 
     use super::*;
 
-    /// A shard of packed sequences given as (real, padded), with a first offset and slack in ranks' rows.
+    /// Returns a shard of packed sequences that are given as (real, padded), with a first offset and slack in ranks'
+    /// rows.
     fn shard(
         lengths: &[(usize, usize)],
         cp: usize,

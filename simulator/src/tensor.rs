@@ -1,9 +1,9 @@
-//! A buffer with guard bands.
+//! Buffers with guard bands.
 //!
-//! A [`GuardedTensor`] holds `[n0, n1, n2]` elements of one format as [`Real`] numbers (f32 is exact for every narrow
-//! format), with a *guard band* before and after them that no kernel may change, and starts *unwritten*: every element
-//! holds one NaN pattern, so that an element which a kernel forgot is seen. An index one row outside the tensor lands in a
-//! guard band, where it is found, and not in a panic.
+//! A [`GuardedTensor`] holds `[n0, n1, n2]` elements of one format as [`Real`] numbers. f32 is exact for every narrow
+//! format. A *guard band* lies before and after the elements, and no kernel may change it. A tensor starts *unwritten*:
+//! every element holds one NaN pattern, which shows an element that a kernel forgot. An index one row outside the
+//! tensor does not panic. It lands in a guard band, where the write is found.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::Real;
 /// Fewest elements of one guard band.
 const GUARD_ELEMENTS_MIN: usize = 64;
 
-/// Which guard band.
+/// Place of a guard band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// Before the first element.
@@ -25,20 +25,20 @@ pub enum Guard {
     After,
 }
 
-/// A guard element that changed: a write outside the tensor.
+/// Guard elements of one band that changed, which shows a write outside the tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The tensor's name.
     pub tensor: String,
-    /// Which band.
+    /// Band that changed.
     pub guard: Guard,
-    /// Elements away from the tensor's edge; 0 touches it.
+    /// Distance in elements from the tensor's edge; 0 touches the edge.
     pub distance: usize,
-    /// Changed elements in this band.
+    /// Number of changed elements in the band.
     pub elements: usize,
 }
 
-/// `[n0, n1, n2]` elements between guard bands; row-major.
+/// A tensor of `[n0, n1, n2]` elements between guard bands, row-major.
 #[derive(Clone, Debug)]
 pub struct GuardedTensor<T = f32> {
     name: Arc<str>,
@@ -54,7 +54,7 @@ fn guard_pattern<T: Real>(index: usize) -> T {
 }
 
 impl<T: Real> GuardedTensor<T> {
-    /// An unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
+    /// Returns an unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
     pub fn unwritten(name: impl Into<Arc<str>>, shape: [usize; 3], format: Format) -> GuardedTensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
@@ -68,12 +68,13 @@ impl<T: Real> GuardedTensor<T> {
         GuardedTensor { name: name.into(), shape, format, guard, data }
     }
 
-    /// No elements, and no guard bands: what takes the place of a tensor that is elsewhere.
+    /// Returns a tensor without elements and guard bands. It stands in for a tensor that was taken out.
     pub fn nothing() -> GuardedTensor<T> {
         GuardedTensor { name: Arc::default(), shape: [0; 3], format: Format::F32, guard: 0, data: Vec::new() }
     }
 
-    /// A tensor with the elements of `array` (one to three axes; missing ones count as 1, at the end).
+    /// Returns a tensor with the elements of `array`, which has one to three axes. Missing axes are added at the end
+    /// with length 1.
     pub fn from_array<D: Dimension>(
         name: &str,
         array: ArrayView<'_, f32, D>,
@@ -88,47 +89,47 @@ impl<T: Real> GuardedTensor<T> {
         tensor
     }
 
-    /// The tensor's name.
+    /// Returns the tensor's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `[n0, n1, n2]`.
+    /// Returns the shape `[n0, n1, n2]`.
     #[inline]
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }
 
-    /// The storage format.
+    /// Returns the storage format.
     #[inline]
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The elements, without the guard bands.
+    /// Returns the elements without the guard bands.
     #[inline]
     pub fn values(&self) -> &[T] {
         &self.data[self.guard..self.data.len() - self.guard]
     }
 
-    /// The elements, without the guard bands.
+    /// Returns the elements without the guard bands, for changes.
     #[inline]
     pub fn values_mut(&mut self) -> &mut [T] {
         let end = self.data.len() - self.guard;
         &mut self.data[self.guard..end]
     }
 
-    /// The elements with the guard bands around them, for a device that holds both.
+    /// Returns the elements with the guard bands around them, for a device that holds both.
     pub fn raw(&self) -> &[T] {
         &self.data
     }
 
-    /// The elements with the guard bands around them.
+    /// Returns the elements with the guard bands around them, for changes.
     pub fn raw_mut(&mut self) -> &mut [T] {
         &mut self.data
     }
 
-    /// Elements of one guard band.
+    /// Returns the number of elements of one guard band.
     pub fn guard(&self) -> usize {
         self.guard
     }
@@ -138,14 +139,14 @@ impl<T: Real> GuardedTensor<T> {
         self.guard + (i0 * self.shape[1] + i1) * self.shape[2]
     }
 
-    /// The `n2` elements at `[i0, i1]`.
+    /// Returns the `n2` elements at `[i0, i1]`.
     #[inline]
     pub fn lane(&self, i0: usize, i1: usize) -> &[T] {
         let start = self.start(i0, i1);
         &self.data[start..start + self.shape[2]]
     }
 
-    /// The `n1 · n2` elements at `[i0]`.
+    /// Returns the `n1 · n2` elements at `[i0]`, for changes.
     #[inline]
     pub(crate) fn slice_mut(&mut self, i0: usize) -> &mut [T] {
         let start = self.start(i0, 0);
@@ -153,7 +154,7 @@ impl<T: Real> GuardedTensor<T> {
         &mut self.data[start..start + len]
     }
 
-    /// The `n2` elements at `[i0, i1]`.
+    /// Returns the `n2` elements at `[i0, i1]`, for changes.
     #[inline]
     pub fn lane_mut(&mut self, i0: usize, i1: usize) -> &mut [T] {
         let start = self.start(i0, i1);
@@ -161,7 +162,7 @@ impl<T: Real> GuardedTensor<T> {
         &mut self.data[start..start + n2]
     }
 
-    /// Guard elements that changed, one report for each band.
+    /// Returns the guard elements that changed, in one report for each band.
     pub fn damage(&self) -> Vec<Damage> {
         let end = self.data.len() - self.guard;
         let changed = |index: &usize| self.data[*index].bits() != guard_pattern::<T>(*index).bits();
@@ -187,12 +188,12 @@ impl<T: Real> GuardedTensor<T> {
             .collect()
     }
 
-    /// The elements as `[n0, n1, n2]`.
+    /// Returns the elements as `[n0, n1, n2]`.
     pub fn to_array3(&self) -> Array3<T> {
         Array::from_shape_vec(self.shape, self.values().to_vec()).expect("the shape is the tensor's own")
     }
 
-    /// The elements as `[n0, n1 · n2]`.
+    /// Returns the elements as `[n0, n1 · n2]`.
     pub fn to_array2(&self) -> Array2<T> {
         let [n0, n1, n2] = self.shape;
         Array::from_shape_vec([n0, n1 * n2], self.values().to_vec()).expect("the shape is the tensor's own")

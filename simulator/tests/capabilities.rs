@@ -1,4 +1,5 @@
-//! What each builder takes, found by asking it: `src/schedule/CAPABILITIES.md` is made here and must be up to date.
+//! The problems that each builder takes, found by asking it. `src/schedule/CAPABILITIES.md` is made here and must be up
+//! to date.
 //!
 //! `UPDATE_CAPABILITIES=1 cargo test -p seamproof-simulator --test capabilities` writes it anew.
 
@@ -13,11 +14,11 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::schedule::build;
 
-/// Ranks of a group.
+/// Number of ranks of a group.
 const CP: usize = 4;
 /// A span that every balance can cut.
 const SPAN: usize = 24 * CP;
-/// Heads (query, KV) that are asked for.
+/// Heads (query, KV) for which a builder is asked.
 const HEADS: [(usize, usize); 8] = [(4, 4), (4, 2), (4, 1), (8, 8), (6, 6), (6, 2), (12, 3), (3, 3)];
 
 /// The parameter of an algorithm that has one.
@@ -29,7 +30,7 @@ const BALANCES: [(&str, Balance); 4] = [
     ("stripes of 3", Balance::Striped { stripe: 3 }),
 ];
 
-/// What is asked of one builder.
+/// An algorithm and a balance for which a builder is asked.
 struct Asked(Algorithm, Balance);
 
 impl Asked {
@@ -37,7 +38,7 @@ impl Asked {
         if self.0 == Algorithm::Single { 1 } else { CP }
     }
 
-    /// What the builder says of a plain problem that was edited.
+    /// Returns the builder's answer for a plain problem after an edit.
     fn answer(&self, edit: impl FnOnce(&mut ProblemFields)) -> Result<(), String> {
         let plain = problem(&mut Draws(1), Algorithm::AllGather, Balance::Contiguous, self.ranks());
         let mut fields = ProblemFields::from(plain);
@@ -56,7 +57,7 @@ impl Asked {
         self.answer(edit).is_ok()
     }
 
-    /// All, none, or those that are taken.
+    /// Returns `all`, `none` or the values that the builder takes.
     fn which<T: Copy>(&self, asked: &[(&str, T)], edit: impl Fn(&mut ProblemFields, T)) -> String {
         let taken: Vec<&str> = asked
             .iter()
@@ -70,7 +71,7 @@ impl Asked {
         }
     }
 
-    /// What spans are multiples of.
+    /// Returns the number of which spans are multiples.
     fn span(&self) -> String {
         let set = |span: usize| {
             self.takes(|f| {

@@ -1,4 +1,4 @@
-//! The checker accepts what the builders make and rejects what is wrong.
+//! Right schedules under the checker: it accepts the builders' schedules.
 
 mod common;
 
@@ -10,7 +10,7 @@ use seamproof_oracle::{
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{MergeOrder, build, build_with};
 
-/// Problems of each algorithm and cut.
+/// Number of problems of each algorithm and cut.
 const PROBLEMS: usize = 400;
 
 fn accepts(algorithm: Algorithm, balances: &[Balance], sizes: std::ops::RangeInclusive<usize>) {
@@ -98,8 +98,8 @@ fn a_million_tokens_on_64_ranks() {
     }
 }
 
-/// Number of sequences whose schedules are proved. A checker that moves what is known of all for each of them takes a
-/// minute for each schedule.
+/// Number of sequences whose schedules are proved. A checker that copies its knowledge of all sequences for each of
+/// them takes a minute for each schedule.
 const MANY: usize = 1 << 16;
 
 fn proves_each(problem: ProblemFields) {
@@ -109,12 +109,12 @@ fn proves_each(problem: ProblemFields) {
     assert_eq!((proof.segments, proof.pairs), (MANY, problem.pairs()));
 }
 
-/// Sequences of one token, which lie in memory in another order than in the list.
+/// Sequences of one token, whose order in memory differs from their order in the list.
 #[test]
 fn many_sequences_in_any_order_are_proved() {
     let parallel = ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk);
     let sequence = |id: usize| {
-        // An odd factor makes an order of every power of two.
+        // An odd factor permutes any power of two.
         let run = Run::packed(4 * (id * 25_777 % MANY), 1, 4);
         Sequence { id: id as u32, q: run, kv: run }
     };

@@ -1,4 +1,4 @@
-//! The checker rejects: each test edits a right schedule in one place and names the error.
+//! Wrong schedules under the checker: each test edits a right schedule in one place and names the error.
 
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Run, Sink, Softmax, TensorName,
@@ -11,7 +11,7 @@ use seamproof_simulator::schedule::{
     build_with,
 };
 
-/// Two causal sequences, 13 and 9 of 16 rows each, with a learnable sink, forward and backward.
+/// Returns a problem with two causal sequences, 13 and 9 of 16 rows each, with a learnable sink, forward and backward.
 fn problem(algorithm: Algorithm, cp: usize) -> Problem {
     let fields = ProblemFields {
         rows: TensorRows { q: 36, kv: 36 },
@@ -29,7 +29,7 @@ const RING: (Algorithm, usize) = (Algorithm::Ring, 4);
 const ALL_GATHER: (Algorithm, usize) = (Algorithm::AllGather, 2);
 const ALL_TO_ALL: (Algorithm, usize) = (Algorithm::AllToAll, 2);
 
-/// The errors of an edited schedule; none is a failure.
+/// Returns the errors of an edited schedule. A schedule without errors fails the test.
 fn errors(subject: (Algorithm, usize), edit: impl FnOnce(&mut Schedule)) -> Vec<CheckError> {
     errors_of(subject, MergeOrder::Running, edit)
 }
@@ -46,7 +46,7 @@ fn errors_of(
     check(&problem, &schedule).expect_err("an edited schedule passed")
 }
 
-/// The `nth` operation of a rank that is as asked.
+/// Returns the index of the `nth` operation of a rank that `is` accepts.
 fn find(schedule: &Schedule, rank: usize, nth: usize, is: fn(&Work) -> bool) -> usize {
     let operations = schedule.ranks[rank].operations.iter().enumerate();
     operations.filter(|(_, operation)| is(&operation.work)).nth(nth).expect("no such operation").0
@@ -57,7 +57,7 @@ fn work(schedule: &mut Schedule, rank: usize, nth: usize, is: fn(&Work) -> bool)
     &mut schedule.ranks[rank].operations[index].work
 }
 
-/// Puts nothing in the place of an operation.
+/// Replaces an operation with one that has no effect.
 fn remove(schedule: &mut Schedule, rank: usize, nth: usize, is: fn(&Work) -> bool) {
     *work(schedule, rank, nth, is) = Work::RecordEvent(EventId(usize::MAX));
 }
@@ -175,7 +175,7 @@ fn a_deferred_merge_that_is_missing_or_doubled_or_early() {
         let unknown = deferred(&|schedule| remove(schedule, 3, nth, statistics));
         covers(&unknown, CoverKind::Missing, TensorName::Out);
     }
-    // An out that is weighed by an LSE that more steps follow.
+    // An out is weighted by an LSE to which more steps are added later.
     let early = deferred(&|schedule| {
         let (last, first) = (find(schedule, 3, 3, statistics), find(schedule, 3, 0, weighted));
         let operation = schedule.ranks[3].operations.remove(first);
@@ -184,7 +184,7 @@ fn a_deferred_merge_that_is_missing_or_doubled_or_early() {
     content(&early, "out");
 }
 
-/// Puts copies of rows 0 and 1 before an operation.
+/// Inserts copies of rows 0 and 1 before an operation.
 fn copy_before(schedule: &mut Schedule, rank: usize, at: usize, copies: &[(BufferId, BufferId, [usize; 2])]) {
     let program = &mut schedule.ranks[rank];
     let stream = program.operations[at].stream;
@@ -196,12 +196,13 @@ fn copy_before(schedule: &mut Schedule, rank: usize, at: usize, copies: &[(Buffe
     program.backward = program.backward.map(|begin| begin + copies.len());
 }
 
-/// Rows 0 and 1 of a buffer change places before an operation.
+/// Exchanges rows 0 and 1 of a buffer before an operation.
 fn swap_before(schedule: &mut Schedule, rank: usize, at: usize, buffer: BufferId, scratch: BufferId) {
     copy_before(schedule, rank, at, &[(buffer, scratch, [1, 0]), (scratch, buffer, [0, 1])]);
 }
 
-/// The out and LSE of a rank's first step, read by nobody after it is merged, and what they are merged into.
+/// Returns the out and LSE of a rank's first step, which nobody reads after the merge, and the out and LSE into which
+/// they are merged.
 fn merged(schedule: &Schedule, rank: usize, is: fn(&Work) -> bool) -> [BufferId; 4] {
     let index = find(schedule, rank, 0, is);
     match &schedule.ranks[rank].operations[index].work {
@@ -233,7 +234,7 @@ fn a_sink_that_is_applied_by_the_lse_of_other_rows_or_pairs() {
             |error| matches!(error, CheckError::Content { at, needed, .. } if at.rank == 3 && needed.contains("the sink needs an out and its lse")),
         );
     };
-    // There and back: at the end every row is in its place.
+    // The rows are exchanged and exchanged back: at the end every row is in its place.
     refused(&errors(RING, |schedule| {
         let [_, scratch, _, lse] = merged(schedule, 3, |work| matches!(work, Work::Merge(_)));
         let index = find(schedule, 3, 0, applies);
@@ -281,7 +282,7 @@ fn an_event_that_is_not_waited_for() {
         let races = errors(subject, |schedule| remove(schedule, 1, 0, waits));
         any(&races, |error| matches!(error, CheckError::Race { first, .. } if first.rank == 1));
     }
-    // On the ring some waits are implied by others; most are not.
+    // On the ring, some waits are implied by others, but most are not.
     let problem = problem(RING.0, RING.1);
     let schedule = build(&problem).unwrap();
     let count = schedule.ranks[1].operations.iter().filter(|operation| waits(&operation.work)).count();
@@ -389,7 +390,7 @@ fn rows_that_were_never_written() {
 
 #[test]
 fn a_fill_of_result_rows_that_no_sequence_owns() {
-    // The rank's rows past its two slots.
+    // The row lies past the rank's two slots.
     for (subject, row) in [(SINGLE, 33), (RING, 8), (ALL_GATHER, 17), (ALL_TO_ALL, 16)] {
         for (tensor, value) in [
             (TensorName::Out, FillValue::Zero),
@@ -526,7 +527,7 @@ fn a_million_operations_end() {
         edited.ranks[0].operations.splice(1..1, many);
         let _ = check(&problem, &edited);
     }
-    // A merge of a result with a copy of itself, again and again, doubles what it holds.
+    // Repeated sums of a result with a copy of itself double its terms each time.
     let mut edited = schedule.clone();
     let Work::Attend(attend) = &schedule.ranks[0].operations[1].work else { panic!() };
     let dq = schedule.placements.iter().find(|placement| placement.tensor == TensorName::Dq).unwrap().buffer;

@@ -1,4 +1,4 @@
-//! Every schedule, run in f64, gives the exact answer: the logic of a context-parallel algorithm, without rounding.
+//! Every schedule gives the exact answer in f64. This tests the logic of a context-parallel algorithm without rounding.
 
 mod common;
 mod symbolic;
@@ -67,7 +67,7 @@ fn hierarchical_is_exact() {
     }
 }
 
-/// Edits of operations that make a schedule wrong; each says whether it changed anything.
+/// An edit of operations that makes a schedule wrong. It returns whether it changed anything.
 type Edit = fn(&mut Vec<Operation>) -> bool;
 
 fn each_work(operations: &mut [Operation], mut edit: impl FnMut(&mut Work) -> bool) -> bool {
@@ -79,7 +79,7 @@ fn drop_first(operations: &mut Vec<Operation>, what: impl Fn(&Work) -> bool) -> 
     found.map(|index| operations.remove(index)).is_some()
 }
 
-/// Edits, and whether they may touch rows alone that nobody attends to and so change nothing.
+/// Edits by name. The flag says whether an edit may touch only rows to which nobody attends, and thus change nothing.
 const EDITS: [(&str, bool, Edit); 8] = [
     ("a wait dropped", false, |all| drop_first(all, |work| matches!(work, Work::WaitEvent(_)))),
     ("a copy dropped", true, |all| drop_first(all, |work| matches!(work, Work::Copy { .. }))),

@@ -1,4 +1,4 @@
-//! Sequence-parallel regions: proved, run in f64, and refused where heads cannot be dealt.
+//! Sequence-parallel regions: they are proved, run in f64, and refused if heads cannot be dealt.
 
 mod common;
 
@@ -13,7 +13,7 @@ use seamproof_simulator::schedule::{
     BuildError, Layer, MergeOrder, Operation, RegionError, Rotated, Schedule, Work, sequence_parallel,
 };
 
-/// A random problem whose heads `ranks` ranks of a region can hold: KV heads are split, or one is replicated.
+/// Returns a random problem whose heads a region of `ranks` ranks can hold. KV heads are split, or one is replicated.
 fn dealt(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize, ranks: usize) -> Problem {
     let mut fields = ProblemFields::from(problem(draws, algorithm, balance, cp));
     let Heads { q, kv } = fields.heads;
@@ -92,7 +92,8 @@ fn what_a_region_cannot_hold_is_refused() {
     assert_eq!(heads(4, 2, 4), Ok(()));
 }
 
-/// Causal packs on one rank, given as (real, padded) lengths after `first` rows and before one row of slack.
+/// Returns a causal pack on one rank. Sequences are given as (real, padded) lengths; `first` rows lie before them and
+/// one row of slack behind.
 fn packed(lengths: &[(usize, usize)], first: usize, heads: Heads) -> Problem {
     let mut rows = first;
     let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
@@ -110,14 +111,15 @@ fn packed(lengths: &[(usize, usize)], first: usize, heads: Heads) -> Problem {
     Problem::new(fields).unwrap()
 }
 
-/// Every shard holds real rows of a sequence, and so does each border between two; 15 rows are 8 on each of two ranks.
+/// Returns a problem in which every shard holds real rows of a sequence, and the border between two shards cuts a
+/// sequence. Its 15 rows become 8 on each of two ranks.
 fn small() -> (Problem, Schedule) {
     let problem = packed(&[(5, 6), (6, 7)], 1, Heads { q: 4, kv: 2 });
     let schedule = sequence_parallel(&problem, 2, MergeOrder::default()).unwrap();
     (problem, schedule)
 }
 
-/// What the checker says of an edited schedule, in words.
+/// Returns the checker's errors about an edited schedule, in words.
 fn rejected(edit: impl FnOnce(&mut Schedule)) -> String {
     let (problem, mut schedule) = small();
     edit(&mut schedule);
@@ -125,13 +127,13 @@ fn rejected(edit: impl FnOnce(&mut Schedule)) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// Edits what a closure accepts first, on rank 1.
+/// Edits the first operation on rank 1 that the closure accepts.
 fn first(schedule: &mut Schedule, mut edit: impl FnMut(&mut Work) -> bool) {
     let found = schedule.ranks[1].operations.iter_mut().any(|operation| edit(&mut operation.work));
     assert!(found, "nothing to edit");
 }
 
-/// The rows of the first rotation, forward or back.
+/// Edits the rows of the first rotation, forward or back.
 fn rotation(schedule: &mut Schedule, back: bool, edit: impl Fn(&mut Vec<Rotated>)) {
     first(schedule, |work| match work {
         Work::Rotate { rows, inverse, .. } if *inverse == back => {
@@ -144,7 +146,7 @@ fn rotation(schedule: &mut Schedule, back: bool, edit: impl Fn(&mut Vec<Rotated>
 
 #[test]
 fn the_seed_pack_is_proved_over_any_ranks() {
-    // TransformerEngine issue 2892: padded to 16 rows for FP8, 32 heads.
+    // TransformerEngine issue 2892: lengths are padded to 16 rows for FP8, and there are 32 heads.
     let lengths = [(100, 112), (150, 160), (120, 128), (130, 144)];
     let problem = packed(&lengths, 0, Heads { q: 32, kv: 8 });
     for ranks in [1, 2, 4, 8, 16, 32] {

@@ -1,4 +1,4 @@
-//! The cut that schedules are built from is the one that the oracle defines, and both are TransformerEngine's.
+//! The cut of the schedules' builders is the oracle's cut, and both are TransformerEngine's.
 
 mod common;
 
@@ -20,7 +20,7 @@ const BALANCES: [Balance; 6] = [
     Balance::Striped { stripe: 8 },
 ];
 
-/// What each owned row of a tensor holds: sequence, position, and whether it is real.
+/// Returns the content of each owned row of a tensor: sequence, position, and whether the row is real.
 fn held(rows: usize, runs: &[PlacedRun]) -> BTreeMap<usize, (usize, usize, bool)> {
     let mut held = BTreeMap::new();
     for PlacedRun { sequence, piece, local } in runs {
@@ -34,7 +34,8 @@ fn held(rows: usize, runs: &[PlacedRun]) -> BTreeMap<usize, (usize, usize, bool)
     held
 }
 
-/// Runs that follow each other in a tensor of this many rows, one behind the last; a run without rows lies anywhere.
+/// Returns runs of the given spans, in a drawn order of memory with gaps, and the number of the tensor's rows. A run
+/// without rows lies anywhere.
 fn drawn_runs(draws: &mut Draws, spans: &[usize], cp: usize) -> (Vec<Run>, usize) {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     (1..order.len()).for_each(|last| order.swap(last, draws.below(last + 1)));
@@ -50,7 +51,8 @@ fn drawn_runs(draws: &mut Draws, spans: &[usize], cp: usize) -> (Vec<Run>, usize
     (runs, rows)
 }
 
-/// Up to five sequences in any order of memory, with gaps, first offset and slack that no rank need divide.
+/// Returns a problem with up to five sequences in any order of memory. Its gaps, first offset and slack need not be
+/// divisible by the ranks.
 fn drawn(draws: &mut Draws, balance: Balance, cp: usize) -> Problem {
     let mut fields = ProblemFields::from(problem(draws, Algorithm::AllGather, balance, cp));
     let count = draws.below(6);
@@ -101,7 +103,7 @@ fn every_position_is_once(problem: &Problem, side: Side, ranks: &[RankLayout]) {
     assert!(problem.sequences.iter().enumerate().flat_map(of).eq(held), "{problem:?}");
 }
 
-/// Sequences given as (real, padded), packed and cut dual-chunk.
+/// Returns a problem with packed sequences, given as (real, padded), and a dual-chunk cut.
 fn dual(lengths: &[(usize, usize)], cp: usize) -> Problem {
     let mut fields =
         ProblemFields::from(problem(&mut Draws(1), Algorithm::AllGather, Balance::DualChunk, cp));
@@ -116,7 +118,7 @@ fn dual(lengths: &[(usize, usize)], cp: usize) -> Problem {
     Problem::new(fields).expect("a problem")
 }
 
-/// For each row of a rank its row in the whole pack, as the shard and as the oracle have it.
+/// Returns the row in the whole pack of each row of a rank, from the shard and from the oracle.
 fn partition(problem: &Problem, rank: usize) -> [Vec<usize>; 2] {
     let side = &layouts(problem).expect("a cut")[rank].q;
     let row = |(sequence, position, _): (usize, usize, bool)| problem.sequences[sequence].q.row(position);
@@ -144,8 +146,8 @@ fn partition_indices_are_the_golden_ones() {
     golden(&[4, 0, 8], 2, &[&[0, 3, 4, 5, 10, 11], &[1, 2, 6, 7, 8, 9]]);
 }
 
-/// For each sequence the real tokens of the first or the second half of a rank's slot, as TransformerEngine's helper and
-/// as the oracle have them.
+/// Returns for each sequence the real tokens in the first or the second half of a rank's slot, from TransformerEngine's
+/// helper and from the oracle.
 fn counts(lens: &[usize], slots: &[usize], cp: usize, rank: usize, second: bool) -> [Vec<usize>; 2] {
     let sums = cu_seqlens_on_cp_rank(lens, slots, cp, rank, !second, second);
     let lengths: Vec<_> = lens.iter().zip(slots).map(|(&len, &slot)| (len, slot * cp)).collect();

@@ -1,9 +1,9 @@
 //! The attention kernels, symbolically: a segment becomes patches of (query, key) positions.
 //!
-//! A segment's rows are read as pieces of real queries and of real keys, all of one sequence; every pair of pieces is a
-//! patch whose band is the segment's, moved to the pieces. Heads are cut so that within a cut every buffer has one
-//! symbol a row, and query heads are whole groups of KV heads or lie within one. What a launch writes is written after
-//! all that it reads has been read: form keeps the two apart.
+//! A segment's rows are read as pieces of real queries and of real keys, all of one sequence. Every pair of pieces is a
+//! patch. The patch's band is the segment's band, moved to the pieces. Heads are cut until, within a cut, every buffer
+//! has one symbol for each row, and query heads are whole groups of heads or lie within one group. All results of a
+//! launch are written after all its inputs have been read; the checks of form keep the two apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,7 +21,7 @@ use super::symbol::{Cover, Form, PATCHES_MAX, Symbol, SymbolRows, Tokens, What, 
 use crate::schedule::{Attend, AttendBackward, BufferId, Schedule};
 use crate::{AttentionCall, RowPolicy, Segment};
 
-/// Rows of a segment, from row `at` on, that are one piece.
+/// Rows of a segment, from row `at` on, that make one piece.
 struct SegmentRows {
     at: usize,
     len: usize,
@@ -34,18 +34,18 @@ pub(super) struct LaunchHeads {
     pub(super) kv: Range<usize>,
 }
 
-/// Contributions to keys: by KV heads and row of the segment's keys.
+/// Contributions to keys, by KV heads and by row of the segment's keys.
 type KeyParts = BTreeMap<(usize, usize, usize), (usize, Tokens, Vec<Patch>)>;
 
 impl Machine<'_> {
-    /// Query heads of a launch, cut.
+    /// Returns the query heads of a launch with their KV heads, cut into heads that the launch treats alike.
     pub(super) fn launch_heads(&self, q_side: &[BufferId], kv_side: &[BufferId]) -> Vec<LaunchHeads> {
         let (heads, kv_heads) = (self.heads(q_side[0]), self.heads(kv_side[0]));
         let group = heads / kv_heads;
         let cuts = q_side.iter().flat_map(|buffer| self.contents[buffer.0].cuts());
         let kv_cuts = kv_side.iter().flat_map(|buffer| self.contents[buffer.0].cuts());
         let cuts: Vec<usize> = cuts.chain(kv_cuts.map(|cut| cut * group)).collect();
-        // A cut inside a group makes the groups around it stand alone.
+        // A cut inside a group separates this group from the others.
         let around = cuts.iter().flat_map(|&cut| [cut / group * group, cut.next_multiple_of(group), cut]);
         let cut = |q: Range<usize>| LaunchHeads { kv: q.start / group..q.end.div_ceil(group), q };
         ranges(around, heads).into_iter().map(cut).collect()
@@ -108,7 +108,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The rows of a run as pieces of the site's tensor; what is none is an error and left out.
+    /// Returns the rows of a run as pieces of the site's tensor. A piece of anything else is an error and left out.
     fn inputs(&mut self, site: &Site, run: &Run) -> Vec<SegmentRows> {
         let pieces = self.read_run(site.buffer, run, &site.heads);
         let rows = pieces.into_iter().filter_map(|SymbolRows { at, len, symbol }| {
@@ -118,7 +118,7 @@ impl Machine<'_> {
         rows.collect()
     }
 
-    /// The keys of a segment: K and V of the same rows.
+    /// Returns the keys of a segment: K and V of the same rows.
     fn keys(
         &mut self,
         place: OperationId,
@@ -148,7 +148,7 @@ impl Machine<'_> {
         rows
     }
 
-    /// For each piece of queries its patches; the other pairs of the segment are not visible.
+    /// Returns the patches of each piece of queries. No other pair of the segment is visible.
     fn patches(
         &mut self,
         place: OperationId,
@@ -192,7 +192,8 @@ impl Machine<'_> {
         patches
     }
 
-    /// That queries and keys are of one sequence and of heads that belong together; the query heads within their group.
+    /// Checks that queries and keys are of one sequence and of heads that belong together. Returns the query heads
+    /// within their group.
     fn pairing(
         &mut self,
         place: OperationId,
@@ -308,7 +309,8 @@ impl Machine<'_> {
         self.commit(writing);
     }
 
-    /// The queries of a backward segment: q and dout of the same rows, out and LSE of theirs, whole.
+    /// Returns the queries of a backward segment: q and dout of the same rows. Their out and LSE are checked to be
+    /// whole.
     fn queries(
         &mut self,
         place: OperationId,
@@ -340,12 +342,12 @@ impl Machine<'_> {
     }
 }
 
-/// What writing rows of a run does.
+/// Returns the effect of writing rows of a run.
 fn rows_to(buffer: BufferId, run: &Run, heads: &Range<usize>, piece: SymbolRows) -> Writing {
     Writing::Rows(buffer, heads.clone(), on_rows(run, [piece]).collect())
 }
 
-/// What becomes of padding rows, as the policy says.
+/// Returns the effect of the call's policy on padding rows.
 fn padding<const N: usize>(
     call: &AttentionCall,
     run: &Run,
@@ -359,7 +361,7 @@ fn padding<const N: usize>(
     })
 }
 
-/// dk and dv of a segment's keys, each in the form of what it is the gradient of.
+/// Adds dk and dv of a segment's keys to `writing`, each in the form in which attention makes this gradient.
 fn write_keys(
     schedule: &Schedule,
     segment: &Segment,
@@ -381,7 +383,7 @@ fn write_keys(
     }
 }
 
-/// Pieces that out and LSE cut, yet q does not, are one again.
+/// Appends rows, joined to the last ones where out or LSE is cut but q is not.
 fn append(rows: &mut Vec<SegmentRows>, next: SegmentRows) {
     if let Some(last) = rows.last_mut()
         && last.tokens.sequence == next.tokens.sequence
@@ -396,7 +398,7 @@ fn append(rows: &mut Vec<SegmentRows>, next: SegmentRows) {
     rows.push(next);
 }
 
-/// Every piece of keys gets the patches of all query pieces that meet it.
+/// Adds to every piece of keys the patches of all pieces of queries that meet these keys.
 fn collect_keys(parts: &mut KeyParts, keys: &[SegmentRows], patches: &[Vec<Patch>], heads: &LaunchHeads) {
     for key in keys {
         let line = key.tokens.line(key.len);
@@ -406,7 +408,8 @@ fn collect_keys(parts: &mut KeyParts, keys: &[SegmentRows], patches: &[Vec<Patch
     }
 }
 
-/// `len` local keys from `at` on as rows of single runs: run, offset within the keys, first row of the run, rows.
+/// Returns `len` local keys from `at` on as rows of single runs: run, offset within the keys, first row of the run,
+/// number of rows.
 fn split(runs: &[Run], at: usize, len: usize) -> Vec<(Run, usize, usize, usize)> {
     let (mut first, mut found) = (0, Vec::new());
     for run in runs {
@@ -419,7 +422,7 @@ fn split(runs: &[Run], at: usize, len: usize) -> Vec<(Run, usize, usize, usize)>
     found
 }
 
-/// The row of local key `at`.
+/// Returns the buffer's row of local key `at`.
 fn row_of(runs: &[Run], at: usize) -> usize {
     split(runs, at, 1).first().map_or(0, |(run, _, index, _)| run.row(*index))
 }

@@ -1,9 +1,9 @@
-//! What buffers hold: [`Symbol`]s on intervals of rows, for *bands* of heads.
+//! The contents of buffers: [`Symbol`]s on intervals of rows, for *bands* of heads.
 //!
-//! The rows of a band are a sorted list of [`SymbolRows`] without a gap. Lists are shared: whoever takes every row
-//! of some heads takes the list as it is, and a list is copied only when one of its owners writes. Since the same
-//! list then serves heads of other numbers, a band has a *shift*: head h of the buffer is head `h + head + shift`
-//! of the tensor of a symbol of its list.
+//! The rows of a band are a sorted list of [`SymbolRows`] without a gap. Lists are shared: a move of every row of some
+//! heads takes the list without a copy, and a list is copied only when one of its owners writes. A shared list serves
+//! heads of different numbers. A band therefore has a *shift*: head h of the buffer is head `h + head + shift` of the
+//! tensor of a symbol of its list.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use seamproof_oracle::Run;
 
 use super::symbol::{Symbol, SymbolRows, append};
 
-/// Writing so few pieces is done one by one, more in one pass over the list.
+/// Largest number of pieces that are written one by one. More are written in one pass over the list.
 const SINGLY_MAX: usize = 4;
 
 /// Heads whose rows are alike.
@@ -21,20 +21,20 @@ const SINGLY_MAX: usize = 4;
 pub(super) struct HeadBand {
     heads: Range<usize>,
     shift: isize,
-    /// In order, without a gap: every row of the buffer is in one piece.
+    /// Pieces in order, without a gap: every row of the buffer is in one piece.
     pieces: Rc<Vec<SymbolRows>>,
-    /// Where the last read ended: the next one mostly goes on there.
+    /// Index of the piece at which the last read ended. The next read mostly goes on there.
     last_read: Cell<usize>,
 }
 
 impl HeadBand {
-    /// The band as it is for some of its heads, which become those from `first` on.
+    /// Returns the band of some of its heads, which become the heads from `first` on.
     fn moved(&self, heads: &Range<usize>, first: usize) -> HeadBand {
         let shift = self.shift + heads.start as isize - first as isize;
         HeadBand { heads: first..first + heads.len(), shift, ..self.clone() }
     }
 
-    /// Pieces with rows of the buffer, sorted and disjoint, take the place of what is there.
+    /// Writes pieces with rows of the buffer, sorted and disjoint, over the old ones.
     fn write(&mut self, mut written: Vec<SymbolRows>, first: usize, rows: usize) {
         for piece in &mut written {
             let symbol = std::mem::replace(&mut piece.symbol, Symbol::Zero);
@@ -57,11 +57,11 @@ impl HeadBand {
     }
 }
 
-/// What one buffer holds.
+/// Content of one buffer.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     rows: usize,
-    /// In order of heads, without a gap.
+    /// Bands in order of heads, without a gap.
     bands: Vec<HeadBand>,
 }
 
@@ -72,7 +72,7 @@ impl Content {
         Content { rows, bands: vec![band] }
     }
 
-    /// The heads at which bands begin or end.
+    /// Returns the heads at which bands begin or end.
     pub(super) fn cuts(&self) -> impl Iterator<Item = usize> {
         self.bands.iter().map(|band| band.heads.start)
     }
@@ -82,7 +82,7 @@ impl Content {
         run.offset == 0 && run.step == 1 && run.len == self.rows
     }
 
-    /// The rows of runs, one after the other, for heads of one band; head 0 of the symbols is `heads.start`.
+    /// Returns the rows of runs, one after the other, for heads of one band. Head 0 of the symbols is `heads.start`.
     pub(super) fn read(&self, runs: &[Run], heads: &Range<usize>) -> Vec<SymbolRows> {
         let mut pieces = Vec::new();
         if let Some(band) = self.bands.get(self.band_at(heads.start)) {
@@ -100,7 +100,7 @@ impl Content {
         pieces
     }
 
-    /// Every row of some heads, as bands for [`Content::replace`], which begins at head `first`.
+    /// Returns every row of some heads as bands for [`Content::replace`], from head `first` on.
     pub(super) fn bands(&self, heads: &Range<usize>, first: usize) -> Vec<HeadBand> {
         let inside = self.bands[self.band_at(heads.start)..].iter();
         let clipped = inside.take_while(|band| band.heads.start < heads.end).map(|band| {
@@ -110,14 +110,15 @@ impl Content {
         clipped.filter(|band| !band.heads.is_empty()).collect()
     }
 
-    /// Every row of some heads becomes that of the bands.
+    /// Replaces every row of some heads with the rows of the bands.
     pub(super) fn replace(&mut self, bands: Vec<HeadBand>) {
         let (Some(first), Some(last)) = (bands.first(), bands.last()) else { return };
         let inside = self.inside(&(first.heads.start..last.heads.end));
         self.bands.splice(inside, bands);
     }
 
-    /// Writes pieces that name rows of the buffer, in any order. They are disjoint: no operation writes a row twice.
+    /// Writes pieces that name rows of the buffer, in any order. The pieces are disjoint, because no operation writes a
+    /// row twice.
     pub(super) fn write_rows(&mut self, heads: &Range<usize>, mut pieces: Vec<SymbolRows>) {
         pieces.retain(|piece| piece.len > 0);
         if heads.is_empty() || pieces.is_empty() {
@@ -136,12 +137,12 @@ impl Content {
         last.write(pieces, heads.start, self.rows);
     }
 
-    /// The band of a head.
+    /// Returns the index of a head's band.
     fn band_at(&self, head: usize) -> usize {
         self.bands.partition_point(|band| band.heads.end <= head)
     }
 
-    /// The bands of heads, which become bands of their own.
+    /// Returns the bands of some heads, and first splits the bands that reach beyond these heads.
     fn inside(&mut self, heads: &Range<usize>) -> Range<usize> {
         self.split(heads.start);
         self.split(heads.end);
@@ -158,7 +159,7 @@ impl Content {
     }
 }
 
-/// Pieces of a run as pieces with rows of the buffer.
+/// Returns pieces that count rows within a run as pieces that count rows of the buffer.
 pub(super) fn on_rows(
     run: &Run,
     pieces: impl IntoIterator<Item = SymbolRows>,
@@ -175,7 +176,8 @@ pub(super) fn on_rows(
     })
 }
 
-/// Appends the rows of a run; its row 0 is row `at`. It is looked for at piece `next` first; where it ended.
+/// Appends the rows of a run, whose row 0 becomes row `at`. The search begins at piece `next`. Returns the piece at
+/// which it ended.
 fn read(pieces: &[SymbolRows], run: &Run, (at, mut next): (usize, usize), to: &mut Vec<SymbolRows>) -> usize {
     let mut index = 0;
     while index < run.len {
@@ -190,14 +192,14 @@ fn read(pieces: &[SymbolRows], run: &Run, (at, mut next): (usize, usize), to: &m
     next
 }
 
-/// The piece of a row: the one at `guess` or after it, or wherever it is.
+/// Returns the index of a row's piece. It tries `guess` and the next piece before it searches.
 fn piece_of(pieces: &[SymbolRows], row: usize, guess: usize) -> usize {
     let holds = |place: &usize| pieces.get(*place).is_some_and(|piece| piece.at <= row && row < piece.end());
     let near = [guess, guess + 1].into_iter().find(holds);
     near.unwrap_or_else(|| pieces.partition_point(|piece| piece.end() <= row))
 }
 
-/// Puts one piece in the place of what is there.
+/// Writes one piece over the old ones.
 fn put(pieces: &mut Vec<SymbolRows>, piece: SymbolRows) {
     let mut first = pieces.partition_point(|other| other.end() <= piece.at);
     let Some(there) = pieces.get_mut(first) else { return };
@@ -214,7 +216,8 @@ fn put(pieces: &mut Vec<SymbolRows>, piece: SymbolRows) {
     join(pieces, &[first]);
 }
 
-/// Where the new pieces, sorted, have the rows of old ones; `None` if one of them has other rows.
+/// Returns the indices of old pieces that have exactly the rows of the new ones, which are sorted; `None` if a new
+/// piece has other rows.
 fn fits(old: &[SymbolRows], new: &[SymbolRows]) -> Option<Vec<usize>> {
     let mut next = 0;
     let place = |piece: &SymbolRows| {
@@ -224,8 +227,9 @@ fn fits(old: &[SymbolRows], new: &[SymbolRows]) -> Option<Vec<usize>> {
     new.iter().map(place).collect()
 }
 
-/// Joins the pieces at some places, in order, with those beside them, if they are one. What went into the piece before it
-/// is empty until all have been looked at: taken out one by one, each would move the pieces behind it.
+/// Joins the pieces at some places, in order, with their neighbours where the two make one piece. A piece that joins
+/// the one before it is emptied, and the empty ones are removed together at the end, because removing them singly would
+/// move the later pieces each time.
 fn join(pieces: &mut Vec<SymbolRows>, places: &[usize]) {
     let mut joined = None;
     for index in places.iter().rev().flat_map(|&place| [Some(place), place.checked_sub(1)]).flatten() {
@@ -242,7 +246,7 @@ fn join(pieces: &mut Vec<SymbolRows>, places: &[usize]) {
     }
 }
 
-/// The old pieces with the new ones, sorted and disjoint, in place of what they lie on.
+/// Returns the old pieces overlaid with the new ones, which are sorted and disjoint.
 fn overlay(old: Vec<SymbolRows>, new: Vec<SymbolRows>) -> Vec<SymbolRows> {
     let mut pieces = Vec::with_capacity(old.len() + new.len());
     let mut old = old.into_iter();
@@ -284,7 +288,7 @@ mod tests {
     const ROWS: usize = 24;
     const HEADS: usize = 4;
 
-    /// What each row and head holds: position and head of the tensor.
+    /// Position and head of the tensor in each row and head.
     type Model = Vec<[Option<(usize, isize)>; HEADS]>;
 
     fn tokens(start: usize, step: usize, head: isize) -> Symbol {
@@ -292,7 +296,7 @@ mod tests {
         Symbol::Tokens(Tokens { what, form, sequence: 0, head, start, step })
     }
 
-    /// Reads row by row, and in one.
+    /// Compares reads of single rows and reads of long runs with the model.
     fn agree(content: &Content, model: &Model) {
         for head in 0..HEADS {
             let seen = |run: &Run| -> Vec<Option<(usize, isize)>> {
@@ -313,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Below `end`, from a counter.
+    /// Returns a number below `end` and advances the generator.
     fn draw(state: &mut u64, end: usize) -> usize {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (*state >> 33) as usize % end
@@ -330,7 +334,7 @@ mod tests {
                 let first = draw(&mut state, HEADS);
                 let heads = first..first + 1 + draw(&mut state, HEADS - first);
                 if draw(&mut state, 4) == 0 {
-                    // The other's heads from `from` on, all rows.
+                    // All rows of the other content's heads from `from` on.
                     let from = draw(&mut state, HEADS - heads.len() + 1);
                     let bands = content[1 - which].bands(&(from..from + heads.len()), heads.start);
                     content[which].replace(bands);
@@ -343,7 +347,7 @@ mod tests {
                     let step = 1 + draw(&mut state, 2);
                     let len = 1 + draw(&mut state, 10);
                     let run = Run { offset: draw(&mut state, 4), step, len, span: len };
-                    // In pieces, so that lists are written singly and in one pass.
+                    // Pieces of different sizes cover both ways of writing: singly, and in one pass.
                     let size = 1 + draw(&mut state, 4);
                     let start = draw(&mut state, 3) * 10;
                     let pieces = (0..len).step_by(size).map(|at| {
@@ -353,7 +357,7 @@ mod tests {
                     content[which].write_rows(&heads, on_rows(&run, pieces).collect());
                     for (index, row) in run.real_rows().enumerate() {
                         for head in heads.clone() {
-                            // The first head that is written is the tensor's head 7.
+                            // The first written head is the tensor's head 7.
                             let of_tensor = 7 + (head - heads.start) as isize;
                             model[which][row][head] = Some((start + index, of_tensor));
                         }

@@ -1,19 +1,22 @@
-//! The exact cover: that launches show each row of a piece exactly the columns that the mask shows it, each once.
+//! The exact cover: a proof that launches show each row of a piece exactly the columns that the mask shows it, each
+//! once.
 //!
-//! A [`Patch`] is what one segment of one launch attends: rows `rows.start + rows.step·i`, columns
-//! `cols.start + cols.step·j`, the pair (i, j) iff `i + lo ≤ j ≤ i + hi`. Rows are query positions and columns key
-//! positions, or, [transposed](Patch::transposed), the other way round.
+//! A [`Patch`] is the set of pairs that one segment of one launch attends. It has rows `rows.start + rows.step·i` and
+//! columns `cols.start + cols.step·j`, and the pair (i, j) is in it iff `i + lo ≤ j ≤ i + hi`. Rows are query positions
+//! and columns are key positions; [transposed](Patch::transposed), they change places.
 //!
-//! The claim is proved without looking at pairs. For row t of the piece every patch shows one interval of its columns
-//! whose ends are linear in t, except where they are clamped to the patch; so does the mask. Between the rows where a
-//! clamp sets in or an interval becomes empty (*breaks*) everything is linear. There the intervals, sorted, form a
-//! *chain*: the first begins where the mask's begins, each next one where the last ended, the last ends where the
-//! mask's ends. Two linear functions that agree at both ends of a stretch agree on all of it: a chain that holds, in
-//! one order, at the first and the last row of a stretch holds between them too. Columns of step M are M such
-//! problems, one for each residue. A chain that breaks in one place and way at both ends of a stretch breaks so between
-//! them, at columns whose ends are linear as well: so a [`Stretch`] of rows is named with what is wrong of each.
+//! The proof does not look at pairs. For row t of the piece, every patch shows one interval of its columns. The ends of
+//! the interval are linear in t, except where they are clamped to the patch. The mask, too, shows such an interval.
+//! *Breaks* are the rows at which a clamp sets in or an interval becomes empty. On a stretch of rows between breaks,
+//! everything is linear. There the sorted intervals form a *chain*: the first begins where the mask's interval begins,
+//! each next one begins where the last one ended, and the last ends where the mask's ends. Two linear functions that
+//! agree at both ends of a stretch agree on all of it. A chain that holds, in one order, at the first and the last row
+//! of a stretch therefore holds between them too. Columns of step M are M such problems, one for each residue.
 //!
-//! Where steps of rows and columns do not divide each other nothing is linear; such rows are looked at one by one, up
+//! A chain that breaks in the same place and way at both ends of a stretch breaks the same way between them, at columns
+//! whose ends are linear as well. A whole [`Stretch`] of rows is then named, with the wrong columns of each row.
+//!
+//! If the steps of rows and columns do not divide each other, nothing is linear. Such rows are examined one by one, up
 //! to [`IRREGULAR_MAX`] of them.
 
 use std::ops::Range;
@@ -23,20 +26,20 @@ use seamproof_oracle::{Band, Positions};
 use super::error::{CoverKind, OperationId};
 use super::stretch::Stretch;
 
-/// Stands for an absent bound: beyond every position, far from overflow.
+/// Stand-in for an absent bound: beyond every position, and far from overflow.
 pub(super) const FAR: i64 = 1 << 40;
-/// Rows that one proof looks at singly, each residue counted.
+/// Largest number of rows that one proof examines singly, with each residue counted.
 const IRREGULAR_MAX: usize = 1 << 22;
 /// Largest step of columns.
 const STEP_MAX: usize = 1 << 13;
 
-/// What one segment of one launch attends.
+/// Set of pairs that one segment of one launch attends.
 #[derive(Clone, Debug)]
 pub(super) struct Patch {
     /// The launch.
     pub(super) place: OperationId,
     pub(super) sequence: usize,
-    /// The query heads among those of their KV head.
+    /// Query heads, counted among those of their KV head.
     pub(super) group: Range<usize>,
     pub(super) rows: Positions,
     pub(super) cols: Positions,
@@ -49,7 +52,7 @@ impl Patch {
         Patch { rows: self.cols, cols: self.rows, lo: -self.hi, hi: -self.lo, ..self.clone() }
     }
 
-    /// All that a proof depends on: everything but the place, which only errors name.
+    /// Returns everything on which a proof depends: all but the place, which only errors name.
     pub(super) fn numbers(&self) -> [u64; 11] {
         let Patch { sequence, group, rows, cols, lo, hi, .. } = self;
         let lines = [rows.start, rows.step, rows.len, cols.start, cols.step, cols.len].map(|n| n as u64);
@@ -58,19 +61,19 @@ impl Patch {
         [*sequence as u64, first, end, a, b, c, d, e, f, *lo as u64, *hi as u64]
     }
 
-    /// Whether both show the same pairs, in the same words.
+    /// Whether both show the same pairs and are written with the same numbers.
     pub(super) fn alike(&self, other: &Patch) -> bool {
         self.numbers() == other.numbers()
     }
 
-    /// Whether no pair is in it.
+    /// Whether the patch contains no pair.
     pub(super) fn is_empty(&self) -> bool {
         let (rows, cols) = (self.rows.len as i64, self.cols.len as i64);
         rows == 0 || cols == 0 || self.lo.max(1 - rows) > self.hi.min(cols - 1)
     }
 }
 
-/// What the mask shows: row p sees columns `p + lo ..= p + hi` below `cols`.
+/// Pairs that the mask shows: row p sees columns `p + lo ..= p + hi` below `cols`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) lo: i64,
@@ -79,13 +82,13 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Of a mask's band.
+    /// Returns the pairs of a mask's band.
     pub(super) fn new(band: Band, cols: usize) -> Wanted {
         Wanted { lo: band.lo.unwrap_or(-FAR), hi: band.hi.unwrap_or(FAR), cols }
     }
 }
 
-/// Where the cover is not exact.
+/// Place where the cover is not exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hole {
     pub(super) kind: CoverKind,
@@ -93,23 +96,23 @@ pub(super) struct Hole {
     pub(super) launch: Option<OperationId>,
 }
 
-/// Where the chain of one row breaks.
+/// Break of the chain of one row.
 struct Flaw {
     form: Form,
-    /// Columns, at the step of the chain.
+    /// Columns of the break, at the step of the chain.
     cols: Range<i64>,
 }
 
-/// In which place and way a chain breaks: everything of a [`Flaw`] that is not linear.
+/// Place and manner of a break: everything of a [`Flaw`] that is not linear.
 #[derive(PartialEq)]
 struct Form {
     kind: CoverKind,
-    /// The strip's, or that of the mask.
+    /// Patch whose strip is wrong; `None` where a column is missing.
     patch: Option<usize>,
-    /// The whole chain, and which strip of it the break is at.
+    /// Patches of the whole chain in order. The break is at the strip with index `nth`.
     order: Vec<usize>,
     nth: usize,
-    /// Whether the columns end with another strip than that one.
+    /// Whether the columns end at the end of another strip than the one at the break.
     is_cut: bool,
 }
 
@@ -127,14 +130,14 @@ struct Strip {
 }
 
 impl Strip {
-    /// First and last column of row t.
+    /// Returns the first and the last column of row t; `None` if the row has none.
     fn ends(&self, t: i64) -> Option<(i64, i64)> {
         let first = (self.lo + self.slope * t).max(0);
         let last = (self.hi + self.slope * t).min(self.len - 1);
         (first <= last).then(|| (self.start + self.step * first, self.start + self.step * last))
     }
 
-    /// The rows below `n` at which a clamp sets in or ends.
+    /// Adds the rows below `n` at which a clamp sets in or ends.
     fn breaks(&self, n: i64, to: &mut Vec<i64>) {
         if self.slope == 0 {
             return;
@@ -153,7 +156,8 @@ impl Strip {
     }
 }
 
-/// Proves that `patches` show the rows `rows` exactly what is wanted; the pairs, or the first place where they do not.
+/// Proves that `patches` show `rows` exactly the wanted columns. Returns the number of pairs, or the first place of a
+/// difference.
 pub(super) fn prove(rows: Positions, wanted: Wanted, patches: &[Patch]) -> Result<u64, Hole> {
     if rows.len == 0 {
         return Ok(0);
@@ -184,8 +188,8 @@ fn constant(rows: Positions, wanted: Wanted) -> bool {
     last + wanted.lo <= 0 && first + wanted.hi >= wanted.cols as i64 - 1
 }
 
-/// [`prove`] for columns of one step (or, if the piece is one row, of any: then columns are looked at one by one where
-/// their step is not `step`).
+/// Proves the claim of [`prove`] for columns of one step. If the piece is one row, columns may have any step: patches
+/// of another step than `step` are split into single columns.
 fn residues(rows: Positions, wanted: Wanted, patches: &[Patch], step: usize) -> Result<u64, Hole> {
     let mut strips: Vec<(usize, Strip)> = Vec::with_capacity(patches.len());
     for (index, patch) in patches.iter().enumerate() {
@@ -211,7 +215,7 @@ fn residues(rows: Positions, wanted: Wanted, patches: &[Patch], step: usize) -> 
     Ok(pairs)
 }
 
-/// The mask on the columns of one residue.
+/// Returns the mask's strip on the columns of one residue.
 fn wanted_strip(rows: Positions, wanted: Wanted, residue: usize, step: usize) -> Strip {
     let (m, origin) = (step as i64, rows.start as i64 - residue as i64);
     let len = (wanted.cols as i64 - residue as i64 + m - 1).div_euclid(m).max(0);
@@ -223,7 +227,7 @@ fn wanted_strip(rows: Positions, wanted: Wanted, residue: usize, step: usize) ->
     Strip { lo, hi, slope, len, start: residue as i64, step: m, patch: usize::MAX }
 }
 
-/// A patch on the rows of a piece; `None` where the piece has rows that the patch has not.
+/// Returns the strip of a patch on the rows of a piece; `None` if the piece has rows that the patch lacks.
 fn strip(rows: Positions, patch: &Patch, index: usize, step: usize) -> Option<Strip> {
     let first = rows.start.checked_sub(patch.rows.start)?;
     let (mut base, mut slope) = (0, 0);
@@ -254,7 +258,7 @@ fn strip(rows: Positions, patch: &Patch, index: usize, step: usize) -> Option<St
     })
 }
 
-/// The columns of one row one by one.
+/// Returns the columns of one row as single strips.
 fn singles(strip: Strip) -> impl Iterator<Item = (usize, Strip)> {
     let ends = strip.ends(0);
     let columns = ends.into_iter().flat_map(move |(first, last)| (first..=last).step_by(strip.step as usize));
@@ -267,7 +271,7 @@ fn outside(rows: Positions, patch: &Patch) -> Hole {
     Hole { kind: CoverKind::Irregular, pairs: Stretch::alike(rows, patch.cols), launch: Some(patch.place) }
 }
 
-/// The strips of one residue against the mask's.
+/// Strips of one residue, compared with the mask's strip.
 struct Chain<'a> {
     rows: Positions,
     wanted: Strip,
@@ -286,7 +290,7 @@ impl Chain<'_> {
         breaks.windows(2).map(|ends| self.stretch(ends[0], ends[1] - 1)).sum()
     }
 
-    /// The pairs of the rows `first..=last`, between two breaks.
+    /// Returns the number of pairs in the rows `first..=last`, which lie between two breaks.
     fn stretch(&self, first: i64, last: i64) -> Result<u64, Hole> {
         let (order, width) = self.at(first).map_err(|flaw| self.hole(&flaw, first, last))?;
         if first == last {
@@ -302,7 +306,7 @@ impl Chain<'_> {
         }
     }
 
-    /// The order of the chain at row t, and its pairs.
+    /// Returns the order of the chain at row t and its number of pairs, or the break.
     fn at(&self, t: i64) -> Result<(Vec<usize>, u64), Flaw> {
         let shown = self.strips.iter().filter_map(|strip| strip.ends(t).map(|ends| (ends, strip.patch)));
         let mut shown: Vec<((i64, i64), usize)> = shown.collect();
@@ -322,7 +326,7 @@ impl Chain<'_> {
         }
     }
 
-    /// The first place where the strips that are shown at row t are not what the mask shows there.
+    /// Returns the first place where the strips at row t differ from the mask.
     fn flaw(&self, t: i64, shown: &[((i64, i64), usize)]) -> Option<(usize, CoverKind, Range<i64>, bool)> {
         let Some((start, stop)) = self.wanted.ends(t) else {
             let ((first, end), _) = shown.first()?;
@@ -350,7 +354,7 @@ impl Chain<'_> {
         (next <= stop).then(|| (shown.len(), CoverKind::Missing, next..stop + 1, false))
     }
 
-    /// A flaw of row `first`, with the rows up to `last` at most that have it in the same form.
+    /// Returns the hole of a flaw at row `first`. The hole reaches up to `last` if the flaw there has the same form.
     fn hole(&self, flaw: &Flaw, first: i64, last: i64) -> Hole {
         let cols = |flaw: &Flaw| within(flaw.cols.clone(), self.wanted.step);
         let same = self.at(last).err().filter(|there| there.form == flaw.form);
@@ -371,7 +375,7 @@ impl Chain<'_> {
     }
 }
 
-/// `range.start, range.start + step, …` below its end; negative ones are cut.
+/// Returns `range.start, range.start + step, …` below the range's end, without negative ones.
 fn within(range: Range<i64>, step: i64) -> Positions {
     let start = range.start.max(0);
     let len = (range.end - start + step - 1).div_euclid(step).max(0);
@@ -384,7 +388,7 @@ mod tests {
 
     const COLS: usize = 24;
 
-    /// The patches that show rows of a step the mask's columns, two of each residue: right ones.
+    /// Returns right patches: they show rows of a step the mask's columns, with two patches for each residue.
     fn right(rows: Positions, wanted: Wanted) -> Vec<Patch> {
         let place = OperationId { rank: 0, operation: 0, stream: 0 };
         let step = rows.step as i64;
@@ -409,7 +413,7 @@ mod tests {
             .collect()
     }
 
-    /// How often patches show a pair of positions.
+    /// Returns the number of times that patches show a pair of positions.
     fn count(patches: &[Patch], row: usize, col: usize) -> usize {
         let index =
             |line: &Positions, at: usize| (0..line.len).find(|&index| line.at(index) == at).map(|i| i as i64);
@@ -420,7 +424,7 @@ mod tests {
         patches.iter().filter(shows).count()
     }
 
-    /// Every pair that a hole names.
+    /// Returns every pair that a hole names.
     fn pairs(stretch: &Stretch) -> Vec<(usize, usize)> {
         let Stretch { rows, first, last } = stretch;
         let at = |from: usize, to: usize, t: usize| {
@@ -437,7 +441,7 @@ mod tests {
             .collect()
     }
 
-    /// What is said of a stretch of rows holds of each of them, whatever one patch does wrong.
+    /// A hole names a stretch of rows only if its statement is true of each row, whatever one patch does wrong.
     #[test]
     fn a_hole_is_true_of_every_row_that_it_names() {
         let (mut bands, mut steps) = (0, 0);

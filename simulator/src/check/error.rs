@@ -1,4 +1,4 @@
-//! What a schedule does wrong, in the words of who reads a trace: rank, operation, stream, sequence, rows.
+//! Errors of a schedule, in the words of a trace's reader: rank, operation, stream, sequence, rows.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use seamproof_oracle::{Positions, RunLayoutError, TensorName};
 
 use super::stretch::Stretch;
 
-/// Most errors of one check; the rest follow from them more often than not.
+/// Largest number of errors that one check returns. Later errors mostly follow from earlier ones.
 pub const ERRORS_MAX: usize = 64;
 
-/// An operation, by its place in its rank's program.
+/// An operation, by its index in its rank's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OperationId {
     /// The rank, by its place in the group.
@@ -27,7 +27,7 @@ impl fmt::Display for OperationId {
     }
 }
 
-/// What needs a tensor to be a sum over exactly the visible pairs.
+/// The place where a tensor must be a sum over exactly the visible pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needed {
     /// The sum of a result over all ranks.
@@ -48,7 +48,7 @@ impl fmt::Display for Needed {
     }
 }
 
-/// How a set of (query, key) pairs differs from what the mask shows.
+/// Difference between a set of (query, key) pairs and the pairs that the mask shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CoverKind {
     /// Visible pairs that no launch attends.
@@ -72,7 +72,7 @@ impl fmt::Display for CoverKind {
     }
 }
 
-/// What makes an operation (or a buffer, or a placement) meaningless whatever the data.
+/// Reason why an operation, a buffer or a placement is meaningless for any data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormError {
@@ -87,7 +87,7 @@ pub enum FormError {
     Foreign {
         /// The buffer.
         buffer: String,
-        /// Its rank.
+        /// Rank that owns the buffer.
         owner: usize,
     },
     /// Rows outside a buffer.
@@ -95,7 +95,7 @@ pub enum FormError {
     Rows {
         /// The buffer.
         buffer: String,
-        /// What is wrong.
+        /// The error in the rows.
         error: RunLayoutError,
     },
     /// Heads outside a buffer.
@@ -103,7 +103,7 @@ pub enum FormError {
     Heads {
         /// The buffer.
         buffer: String,
-        /// Heads that there are.
+        /// Number of heads of the buffer.
         heads: usize,
         /// Heads that are named.
         asked: Range<usize>,
@@ -111,49 +111,49 @@ pub enum FormError {
     /// Buffers that do not fit each other.
     #[error("{first} and {second} do not have the same {what}")]
     Unlike {
-        /// A buffer.
+        /// One buffer.
         first: String,
-        /// Another one.
+        /// The other buffer.
         second: String,
-        /// What differs.
+        /// Property in which they differ.
         what: &'static str,
     },
-    /// A row that is written twice, or read and written, in any order.
+    /// A row that is written twice, or that is read and written in any order.
     #[error("row {row} of {buffer} is {what}")]
     Row {
         /// The buffer.
         buffer: String,
         /// The row.
         row: usize,
-        /// What happens to it.
+        /// The fault, as a predicate of the row.
         what: &'static str,
     },
-    /// A count that is not what it must be.
+    /// A wrong count.
     #[error("{what}: {got}, not {expected}")]
     Count {
-        /// Of what.
+        /// The thing that is counted.
         what: &'static str,
-        /// How many there are.
+        /// Actual number.
         got: usize,
-        /// How many there must be.
+        /// Expected number.
         expected: usize,
     },
-    /// More than the checker takes on.
+    /// A count that is too large for the checker.
     #[error("{what}: {got}; at most {max} are checked")]
     TooMany {
-        /// Of what.
+        /// The thing that is counted.
         what: &'static str,
-        /// How many.
+        /// Actual number.
         got: usize,
-        /// The bound.
+        /// Largest number that is checked.
         max: usize,
     },
-    /// Whatever one sentence says.
+    /// Any fault that one sentence describes.
     #[error("{0}")]
     Plain(&'static str),
 }
 
-/// One thing that is wrong with a schedule.
+/// One error of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -162,9 +162,9 @@ pub enum CheckError {
     Table {
         /// `buffer`, `communicator`, `placement` or `rank`.
         what: &'static str,
-        /// Which.
+        /// Index in the table.
         index: usize,
-        /// What is wrong.
+        /// The fault.
         fault: FormError,
     },
     /// An operation that has no meaning.
@@ -172,7 +172,7 @@ pub enum CheckError {
     Malformed {
         /// The operation.
         at: OperationId,
-        /// What is wrong.
+        /// The fault.
         fault: FormError,
     },
     /// A wait that never ends.
@@ -180,7 +180,7 @@ pub enum CheckError {
     Deadlock {
         /// The operation.
         at: OperationId,
-        /// For whom or what.
+        /// The peer, the members or the event for which it waits.
         on: String,
     },
     /// Two ends of a message, or two members of a collective, that do not agree.
@@ -190,15 +190,15 @@ pub enum CheckError {
         at: OperationId,
         /// The other.
         peer: OperationId,
-        /// On what.
+        /// Property on which they do not agree.
         what: &'static str,
     },
-    /// Unordered accesses to the same rows, one of them a write.
+    /// Unordered accesses to the same rows, at least one of which is a write.
     #[error("race on {buffer}, rows {rows:?}, heads {heads:?}: {first} and {second} are not ordered")]
     Race {
         /// The operation met first.
         first: OperationId,
-        /// The other one.
+        /// The operation met second.
         second: OperationId,
         /// The buffer.
         buffer: String,
@@ -207,7 +207,7 @@ pub enum CheckError {
         /// The heads.
         heads: Range<usize>,
     },
-    /// An operation on rows that do not hold what it needs.
+    /// An operation on rows with the wrong content.
     #[error("{at}: row {row} of {buffer}, heads {heads:?}: holds {found}; {needed}")]
     Content {
         /// The operation.
@@ -218,9 +218,9 @@ pub enum CheckError {
         row: usize,
         /// The heads.
         heads: Range<usize>,
-        /// What the rows hold.
+        /// Actual content of the rows.
         found: String,
-        /// What they should hold.
+        /// Needed content of the rows.
         needed: String,
     },
     /// A result, or an input of the backward, that is not the sum over exactly the visible pairs.
@@ -229,7 +229,7 @@ pub enum CheckError {
         launch.map(|at| format!(" (launched by {at})")).unwrap_or_default()
     )]
     Cover {
-        /// Who needs the tensor.
+        /// The place that needs the tensor.
         at: Needed,
         /// The tensor.
         tensor: TensorName,
@@ -237,14 +237,14 @@ pub enum CheckError {
         sequence: usize,
         /// Heads of the tensor.
         heads: Range<usize>,
-        /// Its positions, each with those of the other side.
+        /// Positions of the tensor, each with positions of the other side.
         pairs: Stretch,
-        /// What is wrong with the pairs.
+        /// The fault of the pairs.
         kind: CoverKind,
         /// The launch that adds them.
         launch: Option<OperationId>,
     },
-    /// A result that is not where, or not what, its placement says.
+    /// A result that is at another place than its placement says, or has the wrong content.
     #[error(
         "result {tensor} on rank {rank}, rows {rows:?} of {buffer}, heads {heads:?}: holds {found}; {needed}"
     )]
@@ -255,16 +255,16 @@ pub enum CheckError {
         rank: usize,
         /// The buffer.
         buffer: String,
-        /// Its rows.
+        /// Rows of the buffer.
         rows: Range<usize>,
-        /// Its heads.
+        /// Heads of the buffer.
         heads: Range<usize>,
-        /// What they hold.
+        /// Actual content of the rows.
         found: String,
-        /// What they should hold.
+        /// Needed content of the rows.
         needed: String,
     },
-    /// Rows of a result that no placement owns, or several.
+    /// Rows of a result that no placement owns, or that several own.
     #[error(
         "{tensor} of sequence {sequence}, heads {heads:?}: positions {positions} {kind} in the placements"
     )]
@@ -283,7 +283,8 @@ pub enum CheckError {
 }
 
 impl CheckError {
-    /// The rank that it is about, and the operation where it is one's; `None` where it is the schedule's, or of a sequence.
+    /// Returns the rank that the error concerns, and the operation if it concerns one. Errors of the whole schedule or
+    /// of a sequence have no rank: `None`.
     pub fn about(&self) -> Option<(usize, Option<usize>)> {
         match self {
             CheckError::Malformed { at, .. }

@@ -1,10 +1,10 @@
 //! Symbolic execution: each operation as a function of [`Symbol`](super::symbol::Symbol)s.
 //!
-//! Reading rows that hold nothing fit is an error where it happens; what follows takes the fit rows as they were, so
-//! that one mistake is one error. Four kinds of work: *moves* (`moves.rs`) carry symbols, whatever they are; *layers*
-//! and rotations (`linear.rs`) change the form of rows; *launches* (`attend.rs`) make patches of them; *sums* (`sums.rs`,
-//! the sink's in `sink.rs`) only collect the patches of both sides. Whether these are exactly the visible pairs is
-//! proved where a result must be whole (`whole.rs`): by the backward, and at the end.
+//! An operation that reads unfit rows is an error at that place. Later operations take the remaining rows unchanged:
+//! one mistake is one error. There are four kinds of work. *Moves* (`moves.rs`) carry symbols of any kind. *Layers* and
+//! rotations (`linear.rs`) change the form of rows. *Launches* (`attend.rs`) make patches from rows. *Sums* (`sums.rs`,
+//! and `sink.rs` for the sink) collect the patches of both sides. A result must be whole (`whole.rs`) for the backward
+//! and at the end; only there is it proved that the patches are exactly the visible pairs.
 
 use super::error::OperationId;
 use super::machine::Machine;

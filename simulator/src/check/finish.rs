@@ -1,4 +1,4 @@
-//! At the end: every result is whole, in its place, and owned once.
+//! The end of the symbolic execution: every result is whole, in its place, and owned once.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::symbol::{Cover, Form, Symbol, SymbolRows, Tokens, What, zip};
 use crate::schedule::{BufferId, Placement, Role};
 
 impl Machine<'_> {
-    /// Looks at every result; the pairs that outs cover, each head counted.
+    /// Checks every result. Returns the number of pairs that outs cover, counted for each head.
     pub(super) fn finish(&mut self) -> u64 {
         let schedule = self.schedule;
         let mut pairs = 0;
@@ -48,7 +48,7 @@ impl Machine<'_> {
         ranges(self.contents[buffer.0].cuts(), self.heads(buffer))
     }
 
-    /// Real rows are whole, padding rows zero (−∞).
+    /// Checks that real rows are whole and padding rows are zero (−∞ for LSE). Returns the number of pairs.
     fn rows_finished(&mut self, placement: &Placement) -> u64 {
         let Placement { tensor, buffer, .. } = *placement;
         let mut pairs = 0;
@@ -90,8 +90,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Rows that no sequence owns hold nothing. A problem asks for no fill of them, so that a fill is as wrong there as
-    /// any other write; scratch may be filled as it likes.
+    /// Checks that rows that no sequence owns were never written. A problem asks for no fill of these rows, and a fill
+    /// is as wrong there as any other write. Scratch may be filled.
     fn rest_untouched(&mut self, placement: &Placement) {
         let Placement { tensor, buffer, .. } = *placement;
         let rows = self.schedule.buffers[buffer.0].rows;
@@ -125,7 +125,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The maximum over every launch of the placed heads.
+    /// Checks that max_logit is the maximum over every launch of the placed heads.
     fn max_logit(&mut self, placement: &Placement) {
         let Placement { tensor, buffer, .. } = *placement;
         let bands = self.result_bands(buffer);
@@ -156,7 +156,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Every real row of a result, each head, is placed exactly once.
+    /// Checks that every head of every real row of a result is placed exactly once.
     fn owned_once(&mut self, tensor: TensorName) {
         let schedule = self.schedule;
         let placements: Vec<&Placement> =
@@ -182,7 +182,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Over all ranks every query row that sees a key is in dsink exactly once.
+    /// Checks that over all ranks, every query row that sees a key is in dsink exactly once.
     fn sink_gradients(&mut self) {
         let schedule = self.schedule;
         let mut parts: Vec<(Range<usize>, Cover)> = Vec::new();
@@ -219,7 +219,7 @@ impl Machine<'_> {
     fn sink_rows(&mut self, sequence: usize, heads: &Range<usize>, patches: &[Patch]) {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
         let seeing = self.problem.mask.band(q.len, kv.len).seeing(q.len, kv.len);
-        // Rows that see nothing add nothing: how often they are counted is all the same.
+        // Rows that see no key add nothing, and it does not matter how often they are counted.
         let patches: Vec<Patch> = patches.iter().filter_map(|patch| clip(patch, &seeing)).collect();
         let wanted = Wanted { lo: -FAR, hi: FAR, cols: seeing.len() };
         if let Err(hole) = prove(Positions::first(1), wanted, &patches) {
@@ -237,7 +237,7 @@ impl Machine<'_> {
     }
 }
 
-/// The columns of a patch in a range, counted from its start.
+/// Returns the columns of a patch inside a range, counted from the start of the range.
 fn clip(patch: &Patch, to: &Range<usize>) -> Option<Patch> {
     let Positions { start, step, len } = patch.cols;
     let skip = to.start.saturating_sub(start).div_ceil(step);
@@ -252,7 +252,7 @@ fn whole(sequence: usize, cols: Positions) -> Patch {
     Patch { place, sequence, group: 0..1, rows: Positions::first(1), cols, lo: -FAR, hi: FAR }
 }
 
-/// Kinds of holes in ownership, as they read there.
+/// Returns the kind of a hole in ownership: an invisible pair there means a row that is owned twice.
 fn hole_kind(kind: CoverKind) -> CoverKind {
     if kind == CoverKind::Invisible { CoverKind::Twice } else { kind }
 }

@@ -1,9 +1,9 @@
-//! Linear layers and rotations: what they make of the *form* of rows.
+//! Linear layers and rotations: their effect on the *form* of rows.
 //!
-//! A column-parallel layer takes hidden rows to rows of the rank's heads, a row-parallel one takes those to hidden rows
-//! that are zero in every other head. Both work row by row, and what they compute is opaque: a row stays the row of its
-//! tensor, sequence and position, on the other side of the layer. A rotation by the position of another row leaves a row
-//! that no attention takes.
+//! A column-parallel layer takes hidden rows to rows of the rank's heads. A row-parallel layer takes rows of the rank's
+//! heads to hidden rows that are zero in every other head. Both work row by row, and their arithmetic is opaque: a row
+//! stays the row of its tensor, sequence and position, on the other side of the layer. Attention takes no row that was
+//! rotated by another row's position.
 
 use std::ops::Range;
 
@@ -47,11 +47,11 @@ impl Machine<'_> {
         }
     }
 
-    /// A row on the other side of a layer of heads from `head` on.
+    /// Returns the symbol of a row on the other side of a layer, whose heads begin at `head`.
     fn through(&mut self, site: &Site, layer: Layer, head: isize, symbol: Symbol) -> Symbol {
         let Symbol::Tokens(tokens) = &symbol else { return linear(symbol) };
         let hidden = layer == Layer::Column;
-        // Inputs come in and results go out: no row takes two layers, whose product would be another layer.
+        // Inputs come in and results go out. No row takes two layers, because their product would be another layer.
         let (direction, needed) = match layer {
             Layer::Column => (
                 matches!(tokens.what, What::Input(_)),
@@ -88,7 +88,8 @@ impl Machine<'_> {
     }
 }
 
-/// What layers and rotations make of rows that are not real: zeros stay, an LSE's infinity is nothing they know.
+/// Returns the symbol of a row that is not real after a layer or a rotation. Zeros stay. An LSE's −∞ becomes padding,
+/// because layers and rotations do not take statistics.
 fn linear(symbol: Symbol) -> Symbol {
     match symbol {
         Symbol::NegInfinity | Symbol::SinkAlone(_) => Symbol::Padding,
@@ -96,7 +97,8 @@ fn linear(symbol: Symbol) -> Symbol {
     }
 }
 
-/// A piece after a rotation: one, or one a row where positions in the sequence and positions of the rotation drift apart.
+/// Returns a piece after a rotation: one piece, or one for each row if the steps of the sequence's and the rotation's
+/// positions differ.
 fn turned(piece: SymbolRows, rotated: &Rotated, inverse: bool) -> Vec<SymbolRows> {
     let SymbolRows { at, len, symbol } = piece;
     let turn = |at: usize, tokens: &Tokens| {

@@ -1,4 +1,4 @@
-//! The [`Machine`] of the symbolic execution: what every buffer holds, and what is wrong with it.
+//! The [`Machine`] of the symbolic execution: the content of every buffer, and the errors found in it.
 
 use std::ops::Range;
 
@@ -12,19 +12,19 @@ use super::shape::side;
 use super::symbol::{Form, Symbol, SymbolRows, Tokens, What};
 use crate::schedule::{Axes, BufferId, Placement, Role, Schedule, Work};
 
-/// Every buffer's content, and what goes wrong.
+/// State of the symbolic execution: every buffer's content, and the errors so far.
 pub(super) struct Machine<'a> {
     pub(super) problem: &'a Problem,
     pub(super) schedule: &'a Schedule,
     pub(super) contents: Vec<Content>,
     pub(super) errors: Errors,
-    /// Launches of attention, with the query heads that they computed, for max_logit.
+    /// Launches of attention with the query heads that they computed, for max_logit.
     pub(super) launches: Vec<(OperationId, Range<usize>)>,
-    /// Covers of rows that have been looked at.
+    /// Covers for which a proof has been tried.
     pub(super) proved: ProvedCovers,
 }
 
-/// Rows that hold something else than they should: of an operation, or of a result.
+/// Rows of an operation or of a result, as an error about their content names them.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
     pub(super) place: Option<OperationId>,
@@ -35,7 +35,7 @@ pub(super) struct Site {
 }
 
 impl<'a> Machine<'a> {
-    /// Inputs as they are placed, everything else uninitialised.
+    /// Returns the machine at the beginning: inputs as they are placed, everything else uninitialised.
     pub(super) fn new(problem: &'a Problem, schedule: &'a Schedule, errors: Errors) -> Machine<'a> {
         let contents = schedule.buffers.iter().map(|buffer| {
             let rows = if buffer.axes == Axes::Heads { 1 } else { buffer.rows };
@@ -73,7 +73,7 @@ impl<'a> Machine<'a> {
         &self.schedule.ranks[place.rank].operations[place.operation].work
     }
 
-    /// Drops what nobody reads again: the content of buffers that no later operation touches, results apart.
+    /// Drops the content of buffers that no later operation touches, except results.
     pub(super) fn forget(&mut self, buffers: &[BufferId]) {
         for buffer in buffers {
             if !matches!(self.schedule.buffers[buffer.0].role, Role::Output(_)) {
@@ -94,19 +94,19 @@ impl<'a> Machine<'a> {
         self.read(buffer, std::slice::from_ref(run), heads)
     }
 
-    /// What a buffer without rows holds for heads of one band.
+    /// Returns the symbol of a buffer without rows for heads of one band.
     pub(super) fn value(&self, buffer: BufferId, heads: &Range<usize>) -> Symbol {
         let pieces = self.read_run(buffer, &Run::packed(0, 1, 1), heads);
         pieces.into_iter().next().map_or(Symbol::Uninitialised, |piece| piece.symbol)
     }
 
-    /// What a buffer without rows holds for heads from now on.
+    /// Sets the symbol of a buffer without rows for some heads.
     pub(super) fn set_value(&mut self, buffer: BufferId, heads: &Range<usize>, symbol: Symbol) {
         self.set(buffer, heads, [(Run::packed(0, 1, 1), symbol)]);
     }
 
-    /// Real rows of disjoint runs get a symbol for each run, for heads. All are written at once: one after the other,
-    /// each would move the pieces behind it.
+    /// Sets the symbol of each run's real rows for some heads. The runs are disjoint and written at once, because
+    /// writing them singly would move the later pieces each time.
     pub(super) fn set(
         &mut self,
         buffer: BufferId,
@@ -120,7 +120,8 @@ impl<'a> Machine<'a> {
         self.contents[buffer.0].write_rows(heads, pieces);
     }
 
-    /// `0..len` cut wherever a band of one of the buffers, from some head on, ends.
+    /// Returns `0..len`, cut wherever a band of one of the buffers ends. Heads count from the one given with each
+    /// buffer.
     pub(super) fn bands(&self, buffers: &[(BufferId, usize)], len: usize) -> Vec<Range<usize>> {
         let cuts = buffers.iter().flat_map(|(buffer, first)| {
             self.contents[buffer.0].cuts().filter_map(move |cut| cut.checked_sub(*first))
@@ -140,7 +141,8 @@ impl<'a> Machine<'a> {
         });
     }
 
-    /// The tokens of a symbol that must be the site's tensor, an input, as attention takes it.
+    /// Returns the tokens of a symbol. The symbol must be the input of the site's tensor, in the form that attention
+    /// takes.
     pub(super) fn input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
         let form = Form::inside(self.schedule, site.tensor);
         match symbol.tokens() {
@@ -156,7 +158,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// `0..len`, cut.
+/// Returns `0..len`, cut at the given numbers.
 pub(super) fn ranges(cuts: impl Iterator<Item = usize>, len: usize) -> Vec<Range<usize>> {
     let mut cuts: Vec<usize> = cuts.filter(|cut| *cut < len).chain([0, len]).collect();
     cuts.sort_unstable();

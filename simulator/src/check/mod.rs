@@ -1,27 +1,30 @@
 //! The checker: proves a [`Schedule`] right, symbolically and on intervals, without arithmetic.
 //!
-//! Rows of buffers hold *symbols* instead of numbers: an input's row (tensor, sequence, position, head), padding,
-//! nothing yet, zero, or a sum of *patches*, the (query, key) pairs that a launch attends. Operations transform symbols.
+//! Rows of buffers hold *symbols* instead of numbers. A symbol is an input's row (tensor, sequence, position, head),
+//! padding, nothing yet, zero, or a sum of *patches*: the (query, key) pairs that a launch attends. Operations
+//! transform symbols.
 //! [`check`] proves:
 //!
 //! 1. *Form* (`shape.rs`): every index, run, head range and shape is inside its bounds, on the operation's own rank;
 //!    no operation writes a row twice.
 //! 2. *Order* (`order.rs`): sends meet receives, every member enters every collective, no wait is endless.
 //! 3. *Races* (`race.rs`): conflicting accesses to a buffer are ordered by streams, events and messages.
-//! 4. *Content* (`execute.rs` and what it names): every row that is read holds what its reader needs; in particular no
-//!    padding, uninitialised or foreign row reaches a real one, merges and sums add up what belongs together, and a
-//!    backward reads whole outs, the sink included.
-//!    In a sequence-parallel region (`linear.rs`) a row carries its *form*: which linear layer's side it is on, and by how
-//!    much it was rotated. Attention takes rows of the rank's heads, q and k rotated once, by their own positions.
-//! 5. *Results* (`finish.rs`, `cover.rs`): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once and
-//!    no invisible one ever; dsink counts each query once over all ranks, max_logit every launch; padding rows are
-//!    zero, rows that nobody owns untouched, every real row is owned once.
+//! 4. *Content* (`execute.rs` and the files that it names): every row that is read holds a symbol that its reader can
+//!    take. In particular, no padding, uninitialised or foreign row reaches a real one, merges and sums add up matching
+//!    rows, and a backward reads whole outs, with the sink.
+//!    In a sequence-parallel region (`linear.rs`), a row carries its *form*: the side of the linear layer that it is
+//!    on, and its rotation. Attention takes rows of the rank's heads, with q and k rotated once, by their own
+//!    positions.
+//! 5. *Results* (`finish.rs`, `cover.rs`): every visible (query, key) pair is in out, LSE, dq, dk and dv exactly once,
+//!    and no invisible pair is in them. dsink counts each query once over all ranks, and max_logit counts every launch.
+//!    Padding rows are zero, rows that nobody owns are untouched, and every real row is owned once.
 //!
-//! The later parts run only if form and order hold, races and content beside each other; all errors of the parts that run
-//! are returned, races first, up to [`ERRORS_MAX`].
+//! The later parts run only if form and order hold; races and content are then checked independently. All errors of the
+//! parts that run are returned, races first, up to [`ERRORS_MAX`].
 //!
-//! What it does not prove: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does what
-//! its call says, that memory is enough, how long anything takes. Between forward and backward it assumes no barrier.
+//! Some things are not proved: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does
+//! what its call says, that memory is enough, and how long anything takes. The checker assumes no barrier between
+//! forward and backward.
 
 mod attend;
 mod content;
@@ -52,18 +55,18 @@ pub use trace::{Held, HeldRows, Reading, TracedLaunch, trace, trace_moves};
 
 use crate::schedule::{Schedule, Work};
 
-/// What was proved, in numbers.
+/// Sizes of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
-    /// Operations of all ranks.
+    /// Number of operations of all ranks.
     pub operations: usize,
-    /// Segments of all launches.
+    /// Number of segments of all launches.
     pub segments: usize,
-    /// (query, key, query head) triples of the forward: all visible ones, each once.
+    /// Number of (query, key, query head) triples of the forward: all visible ones, each once.
     pub pairs: u64,
 }
 
-/// Proves that a schedule computes its problem, or says what is wrong with it.
+/// Proves that a schedule computes its problem, or returns its errors.
 pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckError>> {
     let mut errors = error::Errors::default();
     shape::check(problem, schedule, &mut errors);
@@ -81,7 +84,7 @@ pub fn check(problem: &Problem, schedule: &Schedule) -> Result<Proof, Vec<CheckE
     if errors.0.is_empty() { Ok(proof(schedule, pairs)) } else { Err(errors.0) }
 }
 
-/// Runs the operations on symbols: the pairs that were attended, and all that is wrong with rows.
+/// Runs the operations on symbols. Returns the number of attended pairs, and all errors about rows.
 fn content(problem: &Problem, schedule: &Schedule, order: &order::Order) -> (u64, error::Errors) {
     let mut machine = machine::Machine::new(problem, schedule, error::Errors::default());
     let last = touch::last_touches(schedule, &order.steps);

@@ -1,7 +1,7 @@
-//! Moves: copies, fills, messages and collectives carry symbols, whatever they are.
+//! Moves: copies, fills, messages and collectives carry symbols of any kind.
 //!
-//! What is moved is gathered before anything is written. Moves of every row of a buffer to every row of another share
-//! the list of pieces ([`Content::replace`](super::content::Content::replace)).
+//! All moved symbols are gathered before anything is written. A move of every row of a buffer to every row of another
+//! shares the list of pieces ([`Content::replace`](super::content::Content::replace)).
 
 use std::mem::discriminant;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::schedule::{Axes, BufferId, FillValue, Region, RowPair, Work};
 /// Rows of a buffer from some head on.
 pub(super) type BufferRows = (BufferId, Run, usize);
 
-/// What is to be written to a buffer: whole bands, or pieces that name its rows, to some heads.
+/// Symbols to write to some heads of a buffer: whole bands, or pieces that name its rows.
 pub(super) enum Writing {
     Whole(BufferId, Vec<HeadBand>),
     Rows(BufferId, Range<usize>, Vec<SymbolRows>),
@@ -47,7 +47,7 @@ impl Machine<'_> {
         self.commit(writing);
     }
 
-    /// Adds to `writing` what moving some heads of rows to others writes.
+    /// Adds to `writing` the effect of moving some heads of rows to others.
     fn gather(&self, from: BufferRows, to: BufferRows, heads: usize, writing: &mut Vec<Writing>) {
         let (source, target) = (&self.contents[from.0.0], &self.contents[to.0.0]);
         if source.is_whole(&from.1) && target.is_whole(&to.1) {
@@ -61,7 +61,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Writes; all that goes to the same heads of a buffer at once.
+    /// Writes everything. All symbols for the same heads of a buffer are written at once.
     pub(super) fn commit(&mut self, mut writing: Vec<Writing>) {
         let key = |writing: &Writing| match writing {
             Writing::Whole(buffer, _) => (*buffer, 0, 0),
@@ -154,7 +154,7 @@ impl Machine<'_> {
     }
 }
 
-/// Row pairs with those that follow each other on both sides as one.
+/// Returns row pairs in which pairs that follow each other on both sides are joined.
 fn joined(rows: &[RowPair]) -> Vec<RowPair> {
     let mut joined: Vec<RowPair> = Vec::with_capacity(rows.len());
     let follows = |earlier: &Run, later: &Run| {

@@ -1,30 +1,35 @@
-//! One legal order of all ranks' operations, and what happens before what.
+//! One legal order of all ranks' operations, with the relation of what happens before what.
 //!
-//! A *lane* is one stream of one rank; it runs its operations in host order. An operation is ready when it is first in
-//! its lane and what it waits for is there: an event's last record before the wait in host order; for sends and
-//! receives, which block only together with those that follow them in one group, each one's peer; for a collective,
-//! every member's collective of the same number on that communicator, its earlier ones done. The k-th send from a to b
-//! meets the k-th receive of b from a, in host order. Lanes run until none is ready: if any is left, that is a
-//! deadlock. Since nothing here depends on data or time, any other legal order has the same operations ready.
+//! A *lane* is one stream of one rank. It runs its operations in host order. An operation is ready when it is first in
+//! its lane and its condition holds:
 //!
-//! A *clock* counts, for each lane, the operations that have surely ended. Operation a happens before b iff b's clock at
-//! its start counts a. The operations of a group share a number, so that they are unordered among themselves.
+//! - A wait needs the event's last record before the wait in host order.
+//! - A send or receive needs its peer. Sends and receives of one group that follow each other block only together. The
+//!   k-th send from a to b meets the k-th receive of b from a, in host order.
+//! - A collective needs every member's collective of the same number on its communicator, and all earlier ones done.
 //!
-//! Not modelled: how many messages a network can hold (a send waits for its receive), and who progresses first.
+//! Lanes run until none is ready. If any operation is left, that is a deadlock. Nothing here depends on data or time,
+//! and therefore any other legal order has the same operations ready.
+//!
+//! A *clock* counts, for each lane, the operations that have surely ended. Operation a happens before b iff b's clock
+//! at its start counts a. The operations of a group share a number and are unordered among themselves.
+//!
+//! Two things are not modelled: the number of messages that a network can hold (a send waits for its receive), and the
+//! order of progress between lanes.
 
 use std::collections::BTreeMap;
 
 use super::error::{CheckError, Errors, FormError, OperationId};
 use crate::schedule::{Operation, Schedule, Work};
 
-/// Streams of one rank.
+/// Largest number of streams of one rank.
 const STREAMS_MAX: usize = 64;
-/// Sends and receives of one group.
+/// Largest number of sends and receives of one group.
 const GROUP_MAX: usize = 1 << 12;
-/// Counters of all clocks together.
+/// Largest number of counters of all clocks together.
 const COUNTERS_MAX: usize = 1 << 32;
 
-/// What is executed at once.
+/// Operations that are executed at once.
 #[derive(Clone, Debug)]
 pub(super) enum Action {
     /// An operation of one rank.
@@ -36,7 +41,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Its operations.
+    /// Returns the action's operations.
     pub(super) fn places(&self) -> impl Iterator<Item = &OperationId> {
         let (ends, members) = match self {
             Action::Local(place) => ([Some(place), None], &[][..]),
@@ -47,35 +52,35 @@ impl Action {
     }
 }
 
-/// When an operation ran, as far as its own rank's lanes know.
+/// Time at which an operation ran, as far as its own rank's lanes know.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Moment {
-    /// The lane, among the rank's.
+    /// Index of the lane among the rank's lanes.
     pub(super) lane: usize,
-    /// Its number in the lane.
+    /// Number of the operation in the lane.
     pub(super) number: u32,
-    /// For each lane of the rank the operations that ended before it.
+    /// Number of operations that ended before it, for each lane of the rank.
     pub(super) before: Box<[u32]>,
 }
 
-/// The order, and each operation's moment by rank and operation.
+/// One legal order of the operations, and each operation's moment by rank and operation.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     pub(super) steps: Vec<Action>,
     pub(super) moments: Vec<Vec<Moment>>,
 }
 
-/// The order with all moments; nothing if the lanes do not come to their ends.
+/// Returns the order with all moments; `None` if the lanes do not come to their ends.
 pub(super) fn order(schedule: &Schedule, errors: &mut Errors) -> Option<Order> {
     simulate(schedule, true, errors)
 }
 
-/// The order alone.
+/// Returns the order without moments; `None` if the lanes do not come to their ends.
 pub(super) fn steps(schedule: &Schedule, errors: &mut Errors) -> Option<Vec<Action>> {
     simulate(schedule, false, errors).map(|order| order.steps)
 }
 
-/// Simulates the lanes, with their clocks if they are asked for.
+/// Simulates the lanes, with clocks on request.
 fn simulate(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Option<Order> {
     let before = errors.0.len();
     let lanes = lanes(schedule, clocks, errors);
@@ -106,15 +111,16 @@ struct Lane {
     stream: usize,
     operations: Vec<usize>,
     next: usize,
-    /// Empty where no clocks are asked for.
+    /// The clock; empty without clocks.
     clock: Vec<u32>,
-    /// Sends and receives of the group in flight that have not met their peers; the lane's clock once they have.
+    /// Number of sends and receives of the group in flight that have not met their peers. `joined` is the lane's clock
+    /// once all have.
     pending: usize,
     joined: Vec<u32>,
 }
 
 impl Lane {
-    /// `count` operations, of number `lane` on the clock, have ended.
+    /// Notes that `count` operations have ended. They share one number of lane `lane` on the clock.
     fn ended(&mut self, lane: usize, count: usize) {
         self.next += count;
         if let Some(own) = self.clock.get_mut(lane) {
@@ -149,7 +155,7 @@ fn lanes(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Vec<Lane> {
     lanes
 }
 
-/// That no group is larger than what is checked; a group is counted whole, wherever its parts are.
+/// Reports groups that are too large to check. A group is counted as a whole, wherever its parts are.
 fn groups(schedule: &Schedule, errors: &mut Errors) {
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let mut sizes = BTreeMap::new();
@@ -178,7 +184,7 @@ fn of_operations<T: Clone>(schedule: &Schedule, value: T) -> OfOperation<T> {
     schedule.ranks.iter().map(|program| vec![value.clone(); program.operations.len()]).collect()
 }
 
-/// For each wait its record.
+/// Returns the record of each wait.
 fn events(schedule: &Schedule, errors: &mut Errors) -> OfOperation<Option<usize>> {
     let mut waits = of_operations(schedule, None);
     for (rank, program) in schedule.ranks.iter().enumerate() {
@@ -205,7 +211,7 @@ fn events(schedule: &Schedule, errors: &mut Errors) -> OfOperation<Option<usize>
     waits
 }
 
-/// A collective of a communicator: which operation of each member, and the lanes that have reached it.
+/// A collective of a communicator: the operation of each member, and the lanes that have arrived.
 #[derive(Debug, Default)]
 struct Meeting {
     operations: Vec<Option<usize>>,
@@ -215,22 +221,22 @@ struct Meeting {
 struct Simulation<'a> {
     schedule: &'a Schedule,
     lanes: Vec<Lane>,
-    /// For each rank its first lane.
+    /// First lane of each rank.
     first_lane: Vec<usize>,
     waits: OfOperation<Option<usize>>,
-    /// Whether some wait needs a record.
+    /// Whether some wait needs the record.
     needed: OfOperation<bool>,
-    /// The clocks of such records, once they are done.
+    /// Clocks of needed records that are done.
     recorded: OfOperation<Option<Vec<u32>>>,
     /// Lanes that wait for a record.
     waiting: BTreeMap<(usize, usize), Vec<usize>>,
-    /// The other end of a send or receive, rank and operation.
+    /// Rank and operation of the other end of a send or receive.
     peers: OfOperation<Option<(usize, usize)>>,
-    /// Sends and receives that are posted and not yet met: their lanes.
+    /// Lanes of sends and receives that are posted and have not met their peers.
     posted: OfOperation<Option<usize>>,
-    /// For each communicator its collectives, and how many are done.
+    /// Collectives of each communicator, and the number of those that are done.
     meetings: Vec<(Vec<Meeting>, usize)>,
-    /// Which collective of its communicator an operation is.
+    /// Communicator and number of a collective.
     numbers: OfOperation<Option<(usize, usize)>>,
     ready: Vec<usize>,
     order: Order,
@@ -283,7 +289,7 @@ impl<'a> Simulation<'a> {
         OperationId { rank, operation, stream: self.schedule.ranks[rank].operations[operation].stream }
     }
 
-    /// Runs the first operation of a lane, or lets it wait; whether the lane may go on.
+    /// Runs the first operation of a lane, or lets it wait. Returns whether the lane may go on.
     fn advance(&mut self, lane: usize) -> bool {
         let Lane { rank, next, .. } = self.lanes[lane];
         let Some(&operation) = self.lanes[lane].operations.get(next) else { return false };
@@ -327,7 +333,7 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    /// Notes the moment of an operation that starts now, where moments are asked for.
+    /// Notes the moment of an operation that starts now, if moments are requested.
     fn start(&mut self, lane: usize, operation: usize) {
         let Lane { rank, clock, .. } = &self.lanes[lane];
         let (first, end) = (self.first_lane[*rank], self.first_lane[rank + 1]);
@@ -337,13 +343,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// An operation that starts and ends now.
+    /// Starts and ends an operation now.
     fn finish(&mut self, lane: usize, operation: usize) {
         self.start(lane, operation);
         self.lanes[lane].ended(lane, 1);
     }
 
-    /// The operations of the group that begins at the lane's next one.
+    /// Returns the operations of the group that begins at the lane's next one.
     fn group<'l>(&self, lane: &'l Lane) -> &'l [usize] {
         let group = |&operation: &usize| match self.work(lane.rank, operation) {
             Work::Send { group, .. } | Work::Recv { group, .. } => *group,
@@ -355,7 +361,7 @@ impl<'a> Simulation<'a> {
         &rest[..end.unwrap_or(rest.len())]
     }
 
-    /// Posts a group of sends and receives; those whose peers are posted are met.
+    /// Posts a group of sends and receives. Those whose peers are posted meet them.
     fn post(&mut self, lane: usize) {
         let group = self.group(&self.lanes[lane]).to_vec();
         let rank = self.lanes[lane].rank;
@@ -399,7 +405,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A member reaches a collective; it takes place once all have, and the earlier ones are done.
+    /// Notes that a member has reached a collective. The collective takes place once all members have and the earlier
+    /// ones are done.
     fn arrive(&mut self, lane: usize, rank: usize, operation: usize) {
         let Some((communicator, number)) = self.numbers[rank][operation] else { return };
         self.start(lane, operation);
@@ -438,7 +445,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// For whom an operation waits.
+    /// Returns a description of the thing for which an operation waits.
     fn reason(&self, rank: usize, operation: usize) -> String {
         match self.work(rank, operation) {
             Work::WaitEvent(event) => {
@@ -478,7 +485,7 @@ fn join(clock: &mut [u32], other: &[u32]) {
     }
 }
 
-/// The k-th send from a to b and the k-th receive of b from a, both ways.
+/// Returns the peer of each send and receive. The k-th send from a to b and the k-th receive of b from a are peers.
 fn peers(schedule: &Schedule) -> OfOperation<Option<(usize, usize)>> {
     let mut ends: BTreeMap<(usize, usize), [Vec<usize>; 2]> = BTreeMap::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {

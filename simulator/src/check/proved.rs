@@ -1,23 +1,26 @@
-//! Covers that have been looked at.
+//! Covers for which a proof has been tried, and the outcomes.
 
 use std::collections::HashMap;
 
 use super::symbol::Cover;
 
-/// A cover's hash, whether its rows are keys, the sequence, and the rows' first position, step and number.
+/// A claim about a cover: its hash, whether its rows are keys, the sequence, and the rows' first position, step and
+/// number.
 pub(super) type CoverKey = (u64, bool, usize, usize, usize, usize);
 
-/// Covers that have been looked at.
+/// Covers for which a proof has been tried.
 #[derive(Debug, Default)]
 pub(super) struct ProvedCovers {
-    /// Exact ones, and their pairs. One for each claim: forgetting another costs a second proof, no more.
+    /// Exact covers and their numbers of pairs, one cover for each claim. A claim that is replaced only costs a second
+    /// proof.
     pub(super) exact: HashMap<CoverKey, (Cover, u64)>,
-    /// The others, each of which is an error.
+    /// Covers that are not exact. Each is an error.
     pub(super) wrong: HashMap<CoverKey, Vec<Cover>>,
 }
 
 impl ProvedCovers {
-    /// The pairs of a cover that has been looked at; 0 if it is not exact.
+    /// Returns the number of pairs of a cover for which a proof has been tried, or 0 if it is not exact; `None` for a
+    /// new cover.
     pub(super) fn find(&self, claim: &CoverKey, cover: &Cover) -> Option<u64> {
         if let Some((_, pairs)) = self.exact.get(claim).filter(|(other, _)| cover.alike(other)) {
             return Some(*pairs);

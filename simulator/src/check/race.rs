@@ -1,14 +1,14 @@
-//! Races: any two operations of a rank that touch the same rows and heads of a buffer, one of them writing, are
-//! ordered.
+//! Races: two operations of a rank that touch the same rows and heads of a buffer are ordered if one of them writes.
 //!
-//! Operations come in one legal [`Order`]. First, buffers as wholes: an operation that comes after the last touch of
-//! every lane, of each kind that it conflicts with, comes after all of them, since the operations of a lane are ordered.
-//! A buffer on which all come so, whatever their rows, has no race. Only for the others are rows looked at.
+//! Operations come in one legal [`Order`]. Buffers are first checked as wholes. An operation is compared with the last
+//! touch of every lane and of each kind that it conflicts with. If it comes after these touches, it comes after all
+//! earlier ones too, because the operations of a lane are ordered. A buffer that passes for all its operations,
+//! whatever their rows, has no race. Only the rows of other buffers are examined.
 //!
-//! There, for each interval of rows the *shadow* keeps the last write, the reads since, and the raises since (of
-//! max_logit, which commute and are atomic). A new access must come after those that it conflicts with, by the clocks.
-//! That is enough: what the last write itself must come after was asked when it came. Rows of runs with a step are
-//! looked at one by one, others as intervals.
+//! For each interval of rows, the *shadow* keeps the last write, the reads since, and the raises since. Raises are of
+//! max_logit, commute and are atomic. By the clocks, a new access must come after those that it conflicts with. Older
+//! accesses need no check, because the last write was itself checked against them. Rows of runs with a step are
+//! examined one by one, others as intervals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -35,10 +35,10 @@ pub(super) fn check(schedule: &Schedule, order: &Order, errors: &mut Errors) {
     }
 }
 
-/// Whether some conflicting touches of a buffer, of whatever rows, are not ordered.
+/// Returns for each buffer whether some conflicting touches of it, of any rows, are unordered.
 fn suspects(schedule: &Schedule, order: &Order) -> Vec<bool> {
     let mut suspects = vec![false; schedule.buffers.len()];
-    // For each buffer the last touch of each lane and kind.
+    // The last touch of each lane and kind, for each buffer.
     let mut last: Vec<Vec<(usize, Access, OperationId)>> = vec![Vec::new(); schedule.buffers.len()];
     for &place in order.steps.iter().flat_map(Action::places) {
         let work = &schedule.ranks[place.rank].operations[place.operation].work;
@@ -63,7 +63,8 @@ impl Order {
         &self.moments[place.rank][place.operation]
     }
 
-    /// Whether `first` surely ended before `second`, of the same rank, begins; or is the same.
+    /// Whether `first` has surely ended before `second`, of the same rank, begins. An operation counts as ordered with
+    /// itself.
     fn ordered(&self, first: OperationId, second: OperationId) -> bool {
         let (a, b) = (self.moment(first), self.moment(second));
         first.operation == second.operation || b.before.get(a.lane).is_some_and(|&ended| ended >= a.number)
@@ -77,17 +78,17 @@ struct Shadow {
     raises: Vec<OperationId>,
 }
 
-/// Intervals of rows: start to end.
+/// Intervals of rows, from start to end.
 type ShadowRows = BTreeMap<usize, (usize, Shadow)>;
 
 struct Races<'a> {
     schedule: &'a Schedule,
     order: &'a Order,
-    /// By buffer: whether to look.
+    /// Whether each buffer is examined.
     suspects: Vec<bool>,
-    /// For each buffer its bands of heads.
+    /// Bands of heads of each buffer.
     shadows: BTreeMap<BufferId, Vec<(Range<usize>, ShadowRows)>>,
-    /// Reported already.
+    /// Races that were reported already.
     met: BTreeSet<(OperationId, OperationId, BufferId)>,
 }
 
@@ -104,7 +105,7 @@ impl Races<'_> {
         }
     }
 
-    /// The rows of suspects that an operation touches, by buffer, heads and kind.
+    /// Returns the rows of suspect buffers that an operation touches, by buffer, heads and kind.
     fn touched(&self, work: &Work) -> BTreeMap<(BufferId, usize, usize, Access), Vec<Run>> {
         let mut touched: BTreeMap<_, Vec<Run>> = BTreeMap::new();
         for (id, kind, rows) in touches(work).into_iter().filter(|(id, ..)| self.suspects[id.0]) {
@@ -157,14 +158,15 @@ impl Races<'_> {
 }
 
 impl Shadow {
-    /// What an access must come after.
+    /// Returns the operations that an access must come after.
     fn before(&self, kind: Access) -> impl Iterator<Item = OperationId> {
         let of = |list, other| if kind.conflicts(other) { list } else { &[][..] };
         let (reads, raises) = (of(&self.reads[..], Access::Read), of(&self.raises[..], Access::Raise));
         self.write.into_iter().chain(reads.iter().chain(raises).copied())
     }
 
-    /// Notes an access. A write stands for all before it; a read or a raise for earlier ones that ended before it.
+    /// Notes an access. A write replaces all earlier accesses. A read or a raise replaces earlier ones of its kind that
+    /// ended before it.
     fn enter(&mut self, order: &Order, place: OperationId, kind: Access) {
         let list = match kind {
             Access::Read => &mut self.reads,
@@ -179,7 +181,7 @@ impl Shadow {
     }
 }
 
-/// Makes one interval of all that are inside of rows, which begin and end one: they hold the same write.
+/// Joins the intervals inside `rows`, after a write to all of them. The ends of `rows` are ends of intervals.
 fn unite(map: &mut ShadowRows, rows: &Range<usize>) {
     while let Some((&next, _)) = map.range(rows.start + 1..rows.end).next() {
         map.remove(&next);
@@ -206,7 +208,7 @@ fn split_rows(map: &mut ShadowRows, row: usize) {
     }
 }
 
-/// The rows of runs (their first `len`), as few intervals as they make.
+/// Returns the rows of runs (their first `len`) as the fewest intervals.
 fn intervals(runs: Vec<Run>) -> Vec<Range<usize>> {
     let mut rows: Vec<Range<usize>> = Vec::with_capacity(runs.len());
     for run in runs {

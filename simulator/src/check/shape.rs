@@ -1,5 +1,5 @@
-//! Well-formed: every operation names buffers of its own rank, rows and heads inside them, shapes that fit each other,
-//! and writes no row twice. What passes here can be simulated without a bounds check.
+//! Form: every operation names buffers of its own rank, rows and heads inside them, and shapes that fit each other, and
+//! writes no row twice. A schedule that passes can be simulated without bounds checks.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::{AttentionCall, RowPolicy};
 
 type Checked = Result<(), FormError>;
 
-/// Collects what is malformed.
+/// Collects all errors of form.
 pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors) {
     let ranks = schedule.ranks.len();
     let table = |what, index, checked: Checked, errors: &mut Errors| {
@@ -70,7 +70,7 @@ fn check_buffer(buffer: &Buffer, ranks: usize) -> Checked {
         return Err(FormError::NoRank(buffer.rank));
     }
     at_most("heads", buffer.heads, HEADS_MAX)?;
-    // A gathered buffer holds what every rank holds, and its gaps.
+    // A gathered buffer holds every rank's rows and the gaps between them.
     at_most("rows", buffer.rows, ROWS_MAX.saturating_mul(2))
 }
 
@@ -86,7 +86,7 @@ fn check_members(members: &[usize], ranks: usize) -> Checked {
     Ok(())
 }
 
-/// The side whose rows a tensor has; `None` for one value a head.
+/// Returns the side whose rows a tensor has; `None` for tensors with one value for each head.
 pub(super) fn side(tensor: TensorName) -> Option<Side> {
     match tensor {
         TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv => Some(Side::Kv),
@@ -95,7 +95,7 @@ pub(super) fn side(tensor: TensorName) -> Option<Side> {
     }
 }
 
-/// Heads of a tensor.
+/// Returns the number of heads of a tensor.
 pub(super) fn tensor_heads(problem: &Problem, tensor: TensorName) -> usize {
     if side(tensor) == Some(Side::Kv) { problem.heads.kv } else { problem.heads.q }
 }
@@ -133,7 +133,7 @@ fn check_placement(problem: &Problem, schedule: &Schedule, placement: &Placement
     disjoint(buffer, runs.iter().map(|run| (*run, run.span)), "placed twice")
 }
 
-/// The rows are real as far as the sequence goes, and no further.
+/// Checks that the rows are real exactly as far as the sequence goes.
 fn check_placed(problem: &Problem, side: Side, placed: &PlacedRun) -> Checked {
     let sequence =
         problem.sequences.get(placed.sequence).ok_or(FormError::Plain("there is no such sequence"))?;
@@ -158,8 +158,8 @@ fn check_rows(buffer: &Buffer, runs: &[Run]) -> Checked {
     Ok(())
 }
 
-/// That no row is in two of the runs, of which the first so many rows count. Sorted intervals where rows are
-/// consecutive; else row by row, up to the first that is met again.
+/// Checks that no row is in two of the runs. Each run comes with the number of its first rows that count. Consecutive
+/// rows are compared as sorted intervals, others row by row, up to the first that repeats.
 fn disjoint(buffer: &Buffer, runs: impl Iterator<Item = (Run, usize)>, what: &'static str) -> Checked {
     let mut runs: Vec<(Run, usize)> = runs.filter(|(_, rows)| *rows > 0).collect();
     runs.sort_unstable_by_key(|(run, _)| run.offset);
@@ -183,7 +183,7 @@ fn disjoint(buffer: &Buffer, runs: impl Iterator<Item = (Run, usize)>, what: &'s
     Ok(())
 }
 
-/// One rank's operations.
+/// Operations of one rank.
 struct Shape<'a> {
     problem: &'a Problem,
     schedule: &'a Schedule,
@@ -247,7 +247,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// A buffer of this rank.
+    /// Returns a buffer of this rank, or an error if it belongs to another rank.
     fn buffer(&self, id: BufferId) -> Result<&'a Buffer, FormError> {
         let buffer = self.schedule.buffers.get(id.0).ok_or(FormError::NoBuffer(id.0))?;
         match buffer.rank == self.rank {
@@ -268,7 +268,7 @@ impl<'a> Shape<'a> {
         FormError::Unlike { first: first.name.to_string(), second: second.name.to_string(), what }
     }
 
-    /// The same rows and heads, and elements if asked.
+    /// Checks that two buffers have the same rows and heads, and on request the same elements.
     fn like(&self, first: BufferId, second: BufferId, elements: bool) -> Checked {
         let (first, second) = (self.buffer(first)?, self.buffer(second)?);
         if (first.rows, first.heads) != (second.rows, second.heads) {
@@ -280,7 +280,7 @@ impl<'a> Shape<'a> {
         Ok(())
     }
 
-    /// A value for each head of `of`.
+    /// Checks that a sink has one value for each head of `of`.
     fn sink(&self, sink: Option<BufferId>, of: BufferId) -> Checked {
         let Some(sink) = sink else { return Ok(()) };
         self.axes(sink, Axes::Heads)?;
@@ -288,7 +288,7 @@ impl<'a> Shape<'a> {
         if sink.heads == of.heads { Ok(()) } else { Err(self.unlike(sink, of, "heads")) }
     }
 
-    /// Rows that are written, each once.
+    /// Checks rows that are written: no row may be named twice.
     fn written(&self, id: BufferId, rows: &[Run]) -> Checked {
         let buffer = self.buffer(id)?;
         check_rows(buffer, rows)?;
@@ -406,7 +406,7 @@ impl<'a> Shape<'a> {
         )
     }
 
-    /// q, k, v and out fit each other and the problem.
+    /// Checks that q, k, v and out fit each other and the problem.
     fn operands(&self, q: BufferId, k: BufferId, v: BufferId, out: BufferId) -> Checked {
         [q, k, v, out].into_iter().try_for_each(|id| self.axes(id, Axes::Rows))?;
         let [q, k, v, out] = [self.buffer(q)?, self.buffer(k)?, self.buffer(v)?, self.buffer(out)?];
@@ -450,7 +450,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Regions that are written: no row and head in two of them.
+    /// Checks regions that are written: no row and head may be in two of them.
     fn regions_apart(&self, regions: &[Region]) -> Checked {
         for region in regions {
             self.region(region)?;
@@ -481,7 +481,7 @@ impl<'a> Shape<'a> {
         regions.iter().try_for_each(|region| self.region(region))
     }
 
-    /// The rank is a member, and there is a region for each.
+    /// Checks that the rank is a member, and that there is one region for each member.
     fn members(&self, communicator: usize, regions: usize) -> Checked {
         let members = self.schedule.communicators.get(communicator);
         let members = members.ok_or(FormError::Plain("there is no such communicator"))?;
@@ -492,7 +492,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// A launch writes each of its results to a buffer of its own, none of which it reads.
+/// Checks that a launch writes each result to a buffer of its own, and reads none of these buffers.
 fn apart(reads: impl IntoIterator<Item = BufferId>, writes: &[BufferId]) -> Checked {
     let twice = writes.iter().enumerate().any(|(index, buffer)| writes[..index].contains(buffer));
     if twice || reads.into_iter().any(|buffer| writes.contains(&buffer)) {
@@ -503,12 +503,12 @@ fn apart(reads: impl IntoIterator<Item = BufferId>, writes: &[BufferId]) -> Chec
     Ok(())
 }
 
-/// Rows of a run that a call writes.
+/// Returns the number of a run's rows that a call writes.
 pub(super) fn owned(call: &AttentionCall, run: &Run) -> usize {
     if call.policy == RowPolicy::Overwrite { run.span } else { run.len }
 }
 
-/// A region's rows; the one row of a buffer without rows.
+/// Returns a region's rows, or the one row of a buffer without rows.
 pub(super) fn rows_of(buffer: &Buffer, region: &Region) -> Run {
     if buffer.axes == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
 }

@@ -1,4 +1,4 @@
-//! The sink: who applies it, and its gradient.
+//! The sink: its application and its gradient.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::symbol::{Cover, Form, Symbol, Tokens, What, zip};
 use crate::schedule::BufferId;
 
 impl Machine<'_> {
-    /// The sink's own symbol for heads: that it is an input, and its first head.
+    /// Returns the first head of the sink in a buffer's heads, and reports an error if they do not hold that input.
     pub(super) fn sink_head(
         &mut self,
         place: OperationId,
@@ -29,7 +29,7 @@ impl Machine<'_> {
         None
     }
 
-    /// Whether an operation that applies a sink is given the problem's.
+    /// Reports an error if an operation applies another sink than the problem's.
     pub(super) fn sink_is_right(&mut self, place: OperationId, sink: Option<BufferId>) {
         let kind = self.problem.softmax.sink;
         if kind == Sink::None || (kind == Sink::Learnable) != sink.is_some() {
@@ -121,7 +121,7 @@ impl Machine<'_> {
     }
 }
 
-/// One query row set as columns, for dsink.
+/// Returns a patch that has a set of query rows as columns, for dsink.
 fn columns(place: OperationId, sequence: usize, cols: Positions) -> Patch {
     Patch { place, sequence, group: 0..1, rows: Positions::first(1), cols, lo: -FAR, hi: FAR }
 }
@@ -130,7 +130,7 @@ pub(super) fn row_patch(place: OperationId, tokens: &Tokens, len: usize) -> Patc
     columns(place, tokens.sequence, tokens.line(len))
 }
 
-/// An out and its LSE with the sink of a head in them; nothing if they are not fit for it.
+/// Returns an out and its LSE with the sink of a head; `None` if the two are not fit for a sink.
 fn with_sink(symbols: &[Symbol; 2], len: usize, head: Option<isize>) -> Option<[Option<Symbol>; 2]> {
     match symbols {
         [Symbol::Zero, Symbol::NegInfinity] => Some([None, Some(Symbol::SinkAlone(head))]),
@@ -141,7 +141,7 @@ fn with_sink(symbols: &[Symbol; 2], len: usize, head: Option<isize>) -> Option<[
             let (What::Out { parts, against }, What::Lse(cover)) = (&out.what, &lse.what) else {
                 return None;
             };
-            // The out is weighed anew by what the sink makes of this LSE.
+            // The sink changes this LSE, and with it the weights of the out, which must be against this LSE.
             (against == cover).then(|| {
                 let what = What::Out { parts: parts.with_sink(), against: against.with_sink() };
                 [Some(out.with(what)), Some(lse.with(What::Lse(cover.with_sink())))]

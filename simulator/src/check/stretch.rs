@@ -4,19 +4,19 @@ use std::fmt;
 
 use seamproof_oracle::Positions;
 
-/// Rows, and a line of columns of each of them: from the first row's to the last row's in equal steps.
+/// Rows, each with a line of columns. The lines change in equal steps from the first row's to the last row's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// The rows; there is one at least.
+    /// The rows, at least one.
     pub rows: Positions,
     /// The first row's columns.
     pub first: Positions,
-    /// The last row's.
+    /// The last row's columns.
     pub last: Positions,
 }
 
 impl Stretch {
-    /// Of one row, or of rows whose columns are all the same.
+    /// Returns the stretch of one row, or of rows that all have the same columns.
     pub(super) fn alike(rows: Positions, cols: Positions) -> Stretch {
         Stretch { rows, first: cols, last: cols }
     }

@@ -1,7 +1,7 @@
 //! Sums: merges, accumulations and reductions collect the patches of both sides.
 //!
-//! Zero is the identity of sums, (out 0, lse −∞) that of merges. A sum of what does not belong together is an error
-//! where it happens; whether the patches of a sum are exactly the visible pairs is asked later.
+//! Zero is the identity of sums, and (out 0, lse −∞) is the identity of merges. A sum of rows that do not belong
+//! together is an error at that place. Whether the patches of a sum are exactly the visible pairs is checked later.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,8 +19,9 @@ use crate::schedule::{BufferId, Merge, MergeStyle, Reduction, Region, RowPair, W
 const TOO_MANY: &str = "a sum has more parts than are checked";
 
 impl Machine<'_> {
-    /// For every cell of equally long runs of some operands, all heads, the symbols that replace theirs. Form keeps apart
-    /// the rows that one operation reads and writes: what is written is written after all has been looked at.
+    /// Calls `each` for every cell of the operands' runs, which are equally long, with all heads. `each` returns the
+    /// symbols that replace the cell's own. Form keeps the rows that an operation reads apart from those that it
+    /// writes: all are written after all have been read.
     pub(super) fn cells<const N: usize>(
         &mut self,
         buffers: [BufferId; N],
@@ -76,7 +77,8 @@ impl Machine<'_> {
         });
     }
 
-    /// What a reduction writes to a member, if the collective is one: the combination of what each member has for it.
+    /// Gathers the effect of a reduction on one member, which is the combination of all members' parts. Other
+    /// collectives are left alone.
     pub(super) fn reduced(
         &mut self,
         places: &[OperationId],
@@ -108,7 +110,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The members' rows, one member after the other.
+    /// Returns the combination of the members' rows, one member after the other.
     fn combined(
         &mut self,
         places: &[OperationId],
@@ -140,25 +142,25 @@ impl Machine<'_> {
     }
 }
 
-/// Rows that are one piece on every operand.
+/// Rows that are a single piece on every operand.
 pub(super) struct Cell<'c, const N: usize> {
     buffers: &'c [BufferId; N],
     runs: &'c [Run; N],
     pub(super) heads: &'c Range<usize>,
-    /// The first row, among those of the runs.
+    /// The first row, counted within the runs.
     at: usize,
     pub(super) len: usize,
 }
 
 impl<const N: usize> Cell<'_, N> {
-    /// Where its rows are on one operand.
+    /// Returns the site of the cell's rows on one operand.
     pub(super) fn site(&self, place: OperationId, tensor: TensorName, operand: usize) -> Site {
         let (buffer, row) = (self.buffers[operand], self.runs[operand].row(self.at));
         Site { place: Some(place), tensor, buffer, row, heads: self.heads.clone() }
     }
 }
 
-/// What a collective takes from a member for member `index`.
+/// Returns the region that a reduction takes from a member for member `index`.
 fn part(work: &Work, index: usize) -> Option<&Region> {
     match work {
         Work::ReduceScatter { from, .. } => from.get(index),
@@ -176,7 +178,7 @@ fn combine(a: &Symbol, b: &Symbol, len: usize, reduction: Reduction) -> Combined
     }
 }
 
-/// Adds rows: partial gradients of the same rows.
+/// Returns the sum of rows, which must be partial gradients of the same rows.
 fn sum(a: &Symbol, b: &Symbol, len: usize) -> Combined {
     let (Symbol::Tokens(x), Symbol::Tokens(y)) = (a, b) else {
         return match (a, b) {
@@ -220,10 +222,10 @@ fn max(a: &Symbol, b: &Symbol) -> Combined {
     }
 }
 
-/// New symbols of a merge's running out and LSE, or which of its four operands is wrong.
+/// New symbols of a merge's running out and LSE, or the index of the wrong operand of the four and the need.
 type Merged = Result<[Option<Symbol>; 2], (usize, String)>;
 
-/// An out and its LSE: whose rows and which pairs, or `None` for the identity.
+/// Returns the rows and the cover of an out and its LSE: `Some(None)` for the identity, `None` if the two do not fit.
 fn partial<'s>(out: &'s Symbol, lse: &'s Symbol, len: usize) -> Option<Option<(&'s Tokens, &'s Cover)>> {
     if let (Symbol::Zero, Symbol::NegInfinity) = (out, lse) {
         return Some(None);

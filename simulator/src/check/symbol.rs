@@ -1,9 +1,10 @@
-//! [`Symbol`]s: what a row is known to hold, without numbers.
+//! [`Symbol`]s: knowledge about the values of rows, without numbers.
 //!
-//! A symbol stands for a row's value: whose row it is (*tokens*: sequence, position, head) and what is known of it. Rows
-//! in sequence are one *piece* as long as positions advance by one step: row i of a piece holds position
-//! `start + step·i`; a piece of one row has any step. A value that grew out of launches carries a [`Cover`], the tree of
-//! the patches that were summed into it. Covers are shared and never copied; nothing here says whether one is right.
+//! A symbol stands for a row's value. It holds the row's *tokens* (sequence, position, head) and what is known of the
+//! value. Consecutive rows are one *piece* as long as their positions advance by one step: row i of a piece holds
+//! position `start + step·i`. A piece of one row has any step. A value that comes from launches carries a [`Cover`]:
+//! the tree of the patches that were summed into it. Covers are shared and never copied. This module does not say
+//! whether a cover is right.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,33 +16,33 @@ use super::cover::Patch;
 use super::error::OperationId;
 use crate::schedule::{Schedule, hidden, rotates};
 
-/// Patches of one cover; more are no proof but a runaway sum.
+/// Largest number of patches of one cover. A larger sum is a runaway sum and is not proved.
 pub(super) const PATCHES_MAX: usize = 1 << 17;
 
 /// The patches of a sum, each as often as it was added.
 #[derive(Debug)]
 enum Parts {
-    /// Most leaves: no list of their own.
+    /// The single patch of a leaf, without a list. Most leaves are of this kind.
     One(Patch),
     Leaf(Box<[Patch]>),
-    /// Absent only while it is dropped.
+    /// The two covers of a sum; absent only while the sum is dropped.
     Sum(Option<[Cover; 2]>),
 }
 
 #[derive(Debug)]
 struct Node {
     parts: Parts,
-    /// Patches, each as often as it was added; a sum counts too.
+    /// Number of patches, each counted every time that it was added, plus one for each sum.
     count: usize,
-    /// Of the tree and its patches, their places apart. Equal trees have equal hashes.
+    /// Hash of the tree and of its patches without their places. Equal trees have equal hashes.
     hash: u64,
 }
 
-/// A sum of launches' contributions, by identity: two covers are equal when they are the same sum.
+/// A sum of launches' contributions. It has an identity: two covers are equal if they are the same sum.
 #[derive(Clone, Debug)]
 pub(super) struct Cover {
     node: Rc<Node>,
-    /// How often the sink was added.
+    /// Number of times that the sink was added.
     pub(super) sinks: usize,
 }
 
@@ -62,7 +63,7 @@ impl Cover {
         Cover { node: Rc::new(Node { parts, count, hash }), sinks }
     }
 
-    /// Both; `None` when that is more than [`PATCHES_MAX`].
+    /// Returns the sum of both covers; `None` if it has more than [`PATCHES_MAX`] patches.
     pub(super) fn plus(&self, other: &Cover) -> Option<Cover> {
         let count = (self.node.count + other.node.count).max(1);
         if count > PATCHES_MAX {
@@ -70,7 +71,7 @@ impl Cover {
         }
         let hash = mix(mix(1, self.node.hash), other.node.hash);
         let parts = Parts::Sum(Some([self.clone(), other.clone()]));
-        // A sum of empty ones counts too, so that a tree is never deeper than its count.
+        // A sum counts too, even one of empty covers: a tree is never deeper than its count.
         let node = Rc::new(Node { parts, count: count + 1, hash });
         Some(Cover { node, sinks: self.sinks + other.sinks })
     }
@@ -79,18 +80,18 @@ impl Cover {
         Cover { sinks: self.sinks.saturating_add(1), ..self.clone() }
     }
 
-    /// Equal for covers of the same patches in the same tree, whatever their places.
+    /// Returns a hash that is equal for covers of the same patches in the same tree, whatever their places.
     pub(super) fn hash(&self) -> u64 {
         self.node.hash
     }
 
-    /// Whether both are the same sum, sinks apart.
+    /// Whether both are the same sum, apart from sinks.
     pub(super) fn same(&self, other: &Cover) -> bool {
         Rc::ptr_eq(&self.node, &other.node)
     }
 
-    /// Whether both have the same patches, whatever their places: a proof of one is a proof of the other, since no proof
-    /// looks at a place except to name it in an error.
+    /// Whether both have the same patches, whatever their places. A proof of one cover is then a proof of the other,
+    /// because a proof reads a place only to name it in an error.
     pub(super) fn alike(&self, other: &Cover) -> bool {
         let alike = || {
             let (mut mine, mut theirs) = (self.each(), other.each());
@@ -99,7 +100,7 @@ impl Cover {
         self.same(other) || self.node.hash == other.node.hash && alike()
     }
 
-    /// Every patch.
+    /// Returns every patch.
     pub(super) fn patches(&self) -> Vec<Patch> {
         let mut found = Vec::with_capacity(self.node.count);
         found.extend(self.each().cloned());
@@ -111,7 +112,7 @@ impl Cover {
     }
 }
 
-/// The patches of a cover in order, without recursion: a chain of sums may be long.
+/// Iterator over the patches of a cover in order. It does not recurse, because a chain of sums may be long.
 struct EachPatch<'a> {
     todo: Vec<&'a Cover>,
     leaf: std::slice::Iter<'a, Patch>,
@@ -134,12 +135,12 @@ impl<'a> Iterator for EachPatch<'a> {
     }
 }
 
-/// One more number in a hash (the multiplier is that of Steele and Vigna, arXiv:2001.05304).
+/// Returns a hash with one more number mixed in. The multiplier is from Steele and Vigna, arXiv:2001.05304.
 fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(23) ^ number).wrapping_mul(0xd134_2543_de82_ef95)
 }
 
-/// Covers of a long chain are dropped without recursion.
+/// Drops the covers of a chain of sums without recursion, because the chain may be long.
 impl Drop for Node {
     fn drop(&mut self) {
         let take = |node: &mut Node| if let Parts::Sum(both) = &mut node.parts { both.take() } else { None };
@@ -152,7 +153,7 @@ impl Drop for Node {
     }
 }
 
-/// What is known of real rows.
+/// Knowledge about the values of real rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum What {
     Input(TensorName),
@@ -170,33 +171,32 @@ pub(super) enum What {
     SinkGradient(Cover),
 }
 
-/// In which form rows are: what linear layers and rotations made of them.
+/// Form of rows: the effect of linear layers and rotations.
 ///
-/// Rotations add up, so that all of them together turn a row by `turns · position + offset`; a row that is rotated by
-/// its own position has one turn and no offset, one that is not rotated, or back again, neither.
+/// Rotations add up: together they turn a row by `turns · position + offset`. A row that is rotated by its own position
+/// has one turn and no offset. A row that is not rotated, or rotated back again, has neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Form {
-    /// A row outside a sequence-parallel region.
+    /// Whether the row is outside a sequence-parallel region.
     pub(super) hidden: bool,
     pub(super) turns: i64,
     pub(super) offset: i64,
 }
 
 impl Form {
-    /// The form in which a schedule's inputs and results are placed.
+    /// Returns the form in which a schedule's inputs and results are placed.
     pub(super) fn outside(schedule: &Schedule, tensor: TensorName) -> Form {
         Form { hidden: schedule.sequence_parallel.is_some() && hidden(tensor).is_some(), ..Form::default() }
     }
 
-    /// The form in which attention takes a tensor, or makes the gradient of it.
+    /// Returns the form in which attention takes a tensor, or makes its gradient.
     pub(super) fn inside(schedule: &Schedule, tensor: TensorName) -> Form {
         let turns = i64::from(schedule.sequence_parallel.is_some() && rotates(tensor));
         Form { turns, ..Form::default() }
     }
 }
 
-/// Real rows: those of a sequence's positions `start, start + step, …`. Head h of the buffer is head `h + head` of the
-/// tensor.
+/// Real rows at a sequence's positions `start, start + step, …`. Head h of the buffer is head `h + head` of the tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tokens {
     pub(super) what: What,
@@ -212,17 +212,17 @@ impl Tokens {
         Positions { start: self.start, step: if len > 1 { self.step } else { 1 }, len }
     }
 
-    /// Whether `len` rows of both are the same positions of one sequence and head.
+    /// Whether `len` rows of both are at the same positions of one sequence and head.
     pub(super) fn same_rows(&self, other: &Tokens, len: usize) -> bool {
         self.sequence == other.sequence && self.head == other.head && self.line(len) == other.line(len)
     }
 
-    /// Whether `len` rows of both are the same rows in the same form: what may be added, merged or weighed.
+    /// Whether `len` rows of both are the same rows in the same form. Only these may be added, merged or weighted.
     pub(super) fn same_form(&self, other: &Tokens, len: usize) -> bool {
         self.form == other.form && self.same_rows(other, len)
     }
 
-    /// The same rows in another form.
+    /// Returns these rows in another form.
     pub(super) fn formed(&self, form: Form) -> Tokens {
         Tokens { form, ..self.clone() }
     }
@@ -233,15 +233,15 @@ impl Tokens {
     }
 }
 
-/// What a row holds.
+/// Knowledge about the value of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Symbol {
     Uninitialised,
-    /// Anything: an input's padding, or what came of it.
+    /// Any value: an input's padding, or a value that was made from padding.
     Padding,
     Zero,
     NegInfinity,
-    /// An empty row's LSE, once the sink is in it; the head where the sink is learnable.
+    /// The LSE of an empty row with the sink in it. The head is given if the sink is learnable.
     SinkAlone(Option<isize>),
     Tokens(Tokens),
 }
@@ -281,7 +281,7 @@ impl Symbol {
         if let Symbol::Tokens(tokens) = self { Some(tokens) } else { None }
     }
 
-    /// What row `rows` of a piece holds.
+    /// Returns the symbol of row `rows` of a piece.
     pub(super) fn advance(&self, rows: usize) -> Symbol {
         let mut symbol = self.clone();
         if let Symbol::Tokens(tokens) = &mut symbol
@@ -292,7 +292,7 @@ impl Symbol {
         symbol
     }
 
-    /// Every `stride`-th row.
+    /// Returns the symbol of every `stride`-th row.
     pub(super) fn every(mut self, stride: usize) -> Symbol {
         if let Symbol::Tokens(tokens) = &mut self {
             tokens.step = tokens.step.saturating_mul(stride);
@@ -300,7 +300,7 @@ impl Symbol {
         self
     }
 
-    /// The same for other numbers of heads: the buffer's head 0 is now its head `by`.
+    /// Returns the symbol for other numbers of heads: the buffer's head 0 is now its head `by`.
     pub(super) fn shift_heads(mut self, by: isize) -> Symbol {
         match &mut self {
             Symbol::Tokens(tokens) => tokens.head -= by,
@@ -310,7 +310,8 @@ impl Symbol {
         self
     }
 
-    /// Whether `len` rows of this and then rows of `next` are one piece, and if so makes this the piece's symbol.
+    /// Whether `len` rows of this symbol and then rows of `next` make one piece. If they do, `self` becomes the piece's
+    /// symbol.
     fn join(&mut self, len: usize, next: &Symbol, next_len: usize) -> bool {
         let (Symbol::Tokens(a), Symbol::Tokens(b)) = (&mut *self, next) else { return self == next };
         let step = if len > 1 { Some(a.step) } else { b.start.checked_sub(a.start) };
@@ -325,7 +326,7 @@ impl Symbol {
     }
 }
 
-/// `len` rows from row `at` of a run, or of a buffer.
+/// Consecutive rows of a run or of a buffer: `len` rows from row `at` on.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SymbolRows {
     pub(super) at: usize,
@@ -334,22 +335,22 @@ pub(super) struct SymbolRows {
 }
 
 impl SymbolRows {
-    /// One past the last row.
+    /// Returns the row after the last one.
     pub(super) fn end(&self) -> usize {
         self.at + self.len
     }
 
-    /// The rows before `row`, which is inside.
+    /// Returns the rows before `row`, which is inside.
     pub(super) fn until(&self, row: usize) -> SymbolRows {
         SymbolRows { at: self.at, len: row - self.at, symbol: self.symbol.clone() }
     }
 
-    /// The rows from `row` on, which is inside.
+    /// Returns the rows from `row` on, which is inside.
     pub(super) fn from(&self, row: usize) -> SymbolRows {
         SymbolRows { at: row, len: self.end() - row, symbol: self.symbol.advance(row - self.at) }
     }
 
-    /// Whether the rows of `next`, which follow, belong to this piece; then they do.
+    /// Whether the rows of `next`, which follow, belong to this piece. If they do, the piece takes them in.
     pub(super) fn join(&mut self, next: &SymbolRows) -> bool {
         let joins = self.symbol.join(self.len, &next.symbol, next.len);
         self.len += if joins { next.len } else { 0 };
@@ -357,14 +358,14 @@ impl SymbolRows {
     }
 }
 
-/// Adds a piece to those before it.
+/// Appends a piece, or joins it to the last one.
 pub(super) fn append(pieces: &mut Vec<SymbolRows>, piece: SymbolRows) {
     if !pieces.last_mut().is_some_and(|last| last.end() == piece.at && last.join(&piece)) {
         pieces.push(piece);
     }
 }
 
-/// Cuts equally long lists of pieces at each other's ends: row, length and every list's symbol.
+/// Calls `each` with row, length and every list's symbol, for lists of equal length that are cut at each other's ends.
 pub(super) fn zip<const N: usize>(
     lists: [&[SymbolRows]; N],
     mut each: impl FnMut(usize, usize, [Symbol; N]),

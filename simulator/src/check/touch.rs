@@ -1,4 +1,4 @@
-//! What operations touch: buffers, which rows and heads of them, and how.
+//! The touches of operations: buffers, their rows and heads, and the kind of access.
 
 use seamproof_oracle::Run;
 
@@ -7,12 +7,12 @@ use super::shape::{owned, rows_of};
 use crate::AttentionCall;
 use crate::schedule::{Axes, Buffer, BufferId, Region, Rotated, RowPair, Schedule, Work};
 
-/// How rows are touched.
+/// Kind of access to rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Access {
     Read,
     Write,
-    /// Of max_logit: raises commute and are atomic.
+    /// Raises max_logit. Raises commute and are atomic.
     Raise,
 }
 
@@ -23,28 +23,28 @@ impl Access {
     }
 }
 
-/// Which rows of a buffer; every head, except of a region.
+/// Rows of a buffer that are touched, with every head. Only a region has some heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TouchedRows<'a> {
-    /// The first `len` of runs.
+    /// First `len` rows of each run.
     Runs(&'a [Run]),
-    /// The first runs of pairs.
+    /// First runs of the pairs.
     From(&'a [RowPair]),
-    /// The second ones.
+    /// Second runs of the pairs.
     To(&'a [RowPair]),
-    /// Those of rotations.
+    /// Rows of the rotations.
     Rotated(&'a [Rotated]),
-    /// The queries of a call; all that it owns, or the real ones.
+    /// Queries of a call: all rows that it owns, or only the real ones.
     Queries(&'a AttentionCall, bool),
-    /// Its keys.
+    /// Keys of a call: all rows that it owns, or only the real ones.
     Keys(&'a AttentionCall, bool),
     Region(&'a Region),
-    /// The values of a buffer without rows.
+    /// Values of a buffer without rows.
     Values,
 }
 
 impl TouchedRows<'_> {
-    /// As runs whose first `len` rows count.
+    /// Returns runs whose first `len` rows are touched.
     pub(super) fn runs(&self, buffer: &Buffer) -> Vec<Run> {
         if buffer.axes == Axes::Heads {
             return vec![Run::packed(0, 1, 1)];
@@ -71,10 +71,10 @@ impl TouchedRows<'_> {
     }
 }
 
-/// One touch: the buffer, how, which rows.
+/// One touch: the buffer, the kind of access, and the rows.
 pub(super) type Touch<'a> = (BufferId, Access, TouchedRows<'a>);
 
-/// Everything that an operation touches.
+/// Returns everything that an operation touches.
 pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
     use Access::{Raise, Read, Write};
     match work {
@@ -136,7 +136,7 @@ fn every<'a>(regions: impl IntoIterator<Item = &'a Region>, kind: Access) -> imp
     regions.into_iter().map(move |region| (region.buffer, kind, TouchedRows::Region(region)))
 }
 
-/// For each step the buffers that no later one touches.
+/// Returns for each step the buffers that no later step touches.
 pub(super) fn last_touches(schedule: &Schedule, steps: &[Action]) -> Vec<Vec<BufferId>> {
     let mut last: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
     for (index, step) in steps.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! What launches read: the rows of every segment as positions of the problem's sequences.
+//! Traces of launches: the rows of every segment as positions of the problem's sequences.
 //!
-//! The same symbolic execution as the checker's, which also follows rows through messages, collectives and copies; this
-//! only looks, just before each launch, at what its queries and keys are. It judges nothing.
+//! A trace uses the checker's symbolic execution, which follows rows through messages, collectives and copies. Just
+//! before each launch, it records the content of the launch's queries and keys. It judges nothing.
 
 use std::ops::Range;
 
@@ -18,59 +18,59 @@ use crate::schedule::{BufferId, Layer, Schedule, Work};
 /// A launch of attention, forward or backward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracedLaunch {
-    /// Where it is.
+    /// The operation of the launch.
     pub at: OperationId,
-    /// What its segments read, for each band of heads whose rows are alike.
+    /// The rows that its segments read, for each band of heads whose rows are alike.
     pub readings: Vec<Reading>,
 }
 
-/// What one segment reads, for some heads.
+/// Rows that one segment reads, for some heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// Index of the segment in the call.
     pub segment: usize,
-    /// Its queries, in order.
+    /// Queries of the segment, in order.
     pub queries: Vec<Held>,
-    /// Its keys, in order, all runs counted.
+    /// Keys of the segment, in order, over all runs.
     pub keys: Vec<Held>,
 }
 
 /// Rows of a segment, from local row `at` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The first, among the segment's real queries or keys.
+    /// Index of the first row among the segment's real queries or keys.
     pub at: usize,
-    /// Rows.
+    /// Number of rows.
     pub len: usize,
-    /// What they hold.
+    /// Content of the rows.
     pub holds: HeldRows,
 }
 
-/// What rows hold.
+/// Content of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldRows {
     /// The positions `start, start + step, …` of a sequence.
     Positions {
         /// Index of the sequence.
         sequence: usize,
-        /// The first.
+        /// The first position.
         start: usize,
-        /// From one to the next.
+        /// Distance from one position to the next.
         step: usize,
         /// Heads of the problem's tensor.
         heads: Range<usize>,
     },
-    /// No real row of q (or k): padding, nothing yet, another tensor.
+    /// No real row of q (or k), but padding, nothing yet or another tensor.
     Other(String),
 }
 
-/// Every launch of a schedule, in an order in which they may run, or why it does not run.
+/// Returns every launch of a schedule in an order in which they may run, or the reason why the schedule does not run.
 pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     traced(problem, schedule, |_| true)
 }
 
-/// The same where no sum makes queries or keys, as no right schedule's: sums, launches' results among them, are not
-/// followed.
+/// Returns every launch like [`trace`], but does not follow sums, among which are launches' results. This is enough if
+/// no sum makes queries or keys, as in every right schedule.
 pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     traced(problem, schedule, |work| match work {
         Work::Copy { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
@@ -80,7 +80,7 @@ pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedL
     })
 }
 
-/// Every launch, where some work is followed.
+/// Returns every launch. Only the work that `follows` accepts is followed.
 fn traced(
     problem: &Problem,
     schedule: &Schedule,

@@ -1,10 +1,10 @@
-//! Where a result must be whole: that what its rows hold is the sum over exactly the pairs that the mask shows them.
+//! Whole results: proves that the rows of a result hold the sum over exactly the pairs that the mask shows them.
 //!
-//! The same cover of the same rows is proved once: out and LSE have one, dk and dv sums of one shape, and ranks that
-//! attend with other heads have covers that differ in their launches alone. A proof looks at patches, the sequence, the
-//! side and the rows, never at heads, the form of rows or at which launch a patch is of: heads and form are asked of each
-//! symbol before; that is why it holds for all covers that are
-//! [alike](Cover::alike). What is not proved is looked at for each cover itself, so that every error names its launch.
+//! A cover is proved once for the same rows. Covers repeat: out and LSE share one, dk and dv have sums of one shape,
+//! and ranks that attend with different heads have covers that differ only in their launches. A proof reads patches,
+//! the sequence, the side and the rows. It never reads heads, the form of rows or the launch of a patch, because heads
+//! and form are checked on each symbol before. One proof therefore serves all covers that are [alike](Cover::alike). A
+//! cover without a proof is examined by itself, and every error names its launch.
 
 use seamproof_oracle::{Positions, Sequence, Side, Sink, TensorName};
 
@@ -14,15 +14,16 @@ use super::machine::{Machine, Site};
 use super::shape::side;
 use super::symbol::{Cover, Form, Symbol, Tokens, What};
 
-/// The covers that a symbol of a result stands for.
+/// Covers behind a symbol of a result.
 enum Covers<'s> {
-    /// Rows that no pair was attended for, with the sink as often.
+    /// No cover: no pair was attended for these rows. The number counts the sink.
     Nothing(usize),
     These([&'s Cover; 2]),
 }
 
 impl Machine<'_> {
-    /// That a symbol is the whole out, lse or gradient of the given rows: every visible pair once, the sink once.
+    /// Proves that a symbol is the whole out, lse or gradient of the given rows, with every visible pair once and the
+    /// sink as often as it must be. Returns the number of pairs.
     pub(super) fn finished(&mut self, site: &Site, rows: &Tokens, len: usize, symbol: &Symbol) -> u64 {
         let statistic = matches!(site.tensor, TensorName::Out | TensorName::Lse);
         let expected = if statistic { self.sinks() } else { 0 };
@@ -54,20 +55,21 @@ impl Machine<'_> {
         }
     }
 
-    /// Whether a symbol has the form of the site's tensor: inside a region where an operation reads it, outside at the
-    /// end.
+    /// Whether a symbol has the form of the site's tensor. An operation reads it in the form inside a region; the end
+    /// has the form outside.
     fn formed(&self, site: &Site, symbol: &Symbol) -> bool {
         let outside = || Form::outside(self.schedule, site.tensor);
         let form = site.place.map_or_else(outside, |_| Form::default());
         symbol.tokens().is_none_or(|tokens| tokens.form == form)
     }
 
-    /// How often the sink is in an out and LSE.
+    /// Returns the number of sinks in a whole out and LSE: 0 or 1.
     fn sinks(&self) -> usize {
         usize::from(self.problem.softmax.sink != Sink::None)
     }
 
-    /// What must be exact for a symbol to be a tensor's rows; `None` if it can't be.
+    /// Returns the covers that must be exact for a symbol to be a tensor's rows; `None` if the symbol cannot be these
+    /// rows.
     fn covers<'s>(
         &self,
         tensor: TensorName,
@@ -94,7 +96,8 @@ impl Machine<'_> {
         }
     }
 
-    /// That a cover is exactly what the mask shows; remembered.
+    /// Proves that a cover is exactly the mask's pairs, and remembers the outcome. Returns the number of pairs, or 0
+    /// after an error.
     fn proved(&mut self, site: &Site, rows: &Tokens, len: usize, cover: &Cover) -> u64 {
         let keys = side(site.tensor) == Some(Side::Kv);
         let line = rows.line(len);
@@ -114,7 +117,8 @@ impl Machine<'_> {
         0
     }
 
-    /// The proof for each query head, or set of query heads alike, of a KV head; one for queries.
+    /// Returns one proof for queries. For keys, returns one for each query head of the KV head, or for each set of
+    /// query heads that are alike.
     fn proofs(&self, keys: bool, sequence: usize, line: Positions, cover: &Cover) -> Vec<Result<u64, Hole>> {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
         let band = self.problem.mask.band(q.len, kv.len);

@@ -1,4 +1,4 @@
-//! All buffers of a run on the host: what they hold, which rows and lanes exist, and how regions are read and written.
+//! All buffers of a run on the host: their content, their rows and lanes, and reads and writes of regions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ pub struct Buffers<T> {
     pub(super) axes: Vec<Axes>,
     rows: Vec<usize>,
     pub(super) heads: Vec<usize>,
-    /// What a transfer carries, kept for the next one.
+    /// Elements that a transfer carries. The allocation is kept for the next transfer.
     pub(super) moving: Vec<T>,
 }
 
 impl<T: Real> Buffers<T> {
-    /// Unwritten buffers, one for each of the schedule's.
+    /// Returns unwritten buffers, one for each buffer of the schedule.
     pub fn unwritten(schedule: &Schedule) -> Buffers<T> {
         let buffers = &schedule.buffers;
         Buffers {
@@ -36,12 +36,12 @@ impl<T: Real> Buffers<T> {
         }
     }
 
-    /// The tensor behind a buffer.
+    /// Returns the tensor behind a buffer.
     pub fn tensor(&self, id: BufferId) -> &GuardedTensor<T> {
         &self.tensors[id.0]
     }
 
-    /// The elements of a row and head; a buffer without rows has row 0.
+    /// Returns the elements of a row and head. A buffer without rows has row 0.
     #[inline]
     pub fn lane(&self, id: BufferId, row: usize, head: usize) -> &[T] {
         match self.axes[id.0] {
@@ -51,7 +51,7 @@ impl<T: Real> Buffers<T> {
         }
     }
 
-    /// The elements of a row and head.
+    /// Returns the elements of a row and head, for changes.
     #[inline]
     pub fn lane_mut(&mut self, id: BufferId, row: usize, head: usize) -> &mut [T] {
         match self.axes[id.0] {
@@ -61,42 +61,42 @@ impl<T: Real> Buffers<T> {
         }
     }
 
-    /// The elements of a row, all heads, of a buffer whose rows are outermost.
+    /// Returns the elements of a row, all heads, of a buffer whose rows are outermost.
     pub(crate) fn row_mut(&mut self, id: BufferId, row: usize) -> &mut [T] {
         self.tensors[id.0].slice_mut(row)
     }
 
-    /// The tensor behind a buffer, for a device that brings its memory back.
+    /// Returns the tensor behind a buffer, for a device that brings its memory back.
     pub fn tensor_mut(&mut self, id: BufferId) -> &mut GuardedTensor<T> {
         &mut self.tensors[id.0]
     }
 
-    /// The tensors, in order of buffers.
+    /// Returns the tensors, in order of buffers.
     pub fn tensors(&self) -> &[GuardedTensor<T>] {
         &self.tensors
     }
 
-    /// What a buffer's axes mean.
+    /// Returns the meaning of a buffer's axes.
     pub fn axes(&self, id: BufferId) -> Axes {
         self.axes[id.0]
     }
 
-    /// Rows of a buffer; 0 where there is no such buffer.
+    /// Returns the number of rows of a buffer; 0 if there is no such buffer.
     pub fn rows(&self, id: BufferId) -> usize {
         self.rows.get(id.0).copied().unwrap_or(0)
     }
 
-    /// Heads of a buffer; 0 where there is no such buffer.
+    /// Returns the number of heads of a buffer; 0 if there is no such buffer.
     pub fn heads(&self, id: BufferId) -> usize {
         self.heads.get(id.0).copied().unwrap_or(0)
     }
 
-    /// Elements of a row and head.
+    /// Returns the number of elements of a row and head.
     pub fn dim(&self, id: BufferId) -> usize {
         if self.axes[id.0] == Axes::Rows { self.tensors[id.0].shape()[2] } else { 1 }
     }
 
-    /// Guard bands that changed.
+    /// Returns the guard bands that changed.
     pub fn damage(&self) -> Vec<Damage> {
         self.tensors.iter().flat_map(GuardedTensor::damage).collect()
     }
@@ -129,22 +129,22 @@ impl<T: Real> Buffers<T> {
         Ok(())
     }
 
-    /// The rows of a region, row 0 alone for a buffer without rows.
+    /// Returns the rows of a region, or row 0 alone for a buffer without rows.
     fn region_rows(&self, region: &Region) -> Run {
         if self.axes[region.buffer.0] == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
     }
 
-    /// Elements of a region that exists.
+    /// Returns the number of elements of a region that exists.
     pub(super) fn elements(&self, region: &Region) -> usize {
         self.region_rows(region).len * region.heads.len() * self.dim(region.buffer)
     }
 
-    /// The elements of a row, all heads.
+    /// Returns the number of elements of a row, all heads.
     pub(super) fn width(&self, id: BufferId) -> usize {
         self.heads[id.0] * self.dim(id)
     }
 
-    /// Where a region's elements lie, if they lie together.
+    /// Returns the range of a region's elements, if they lie together.
     fn region_stretch(&self, region: &Region) -> Option<Range<usize>> {
         let id = region.buffer;
         (region.heads == (0..self.heads[id.0]))
@@ -152,14 +152,14 @@ impl<T: Real> Buffers<T> {
             .flatten()
     }
 
-    /// The elements of a region, row after row.
+    /// Returns the elements of a region, row after row.
     pub fn read(&self, region: &Region) -> Result<Vec<T>, DeviceError> {
         let mut values = Vec::new();
         self.read_into(region, &mut values)?;
         Ok(values)
     }
 
-    /// The same behind what `values` holds.
+    /// Appends the elements of a region, row after row, to `values`.
     pub(super) fn read_into(&self, region: &Region, values: &mut Vec<T>) -> Result<(), DeviceError> {
         self.check(region.buffer, &[region.rows], &region.heads)?;
         if let Some(stretch) = self.region_stretch(region) {
@@ -202,7 +202,7 @@ impl<T: Real> Buffers<T> {
         Ok(())
     }
 
-    /// Takes a tensor out, so that others can be read while it is written.
+    /// Takes a tensor out. Others can then be read while it is written.
     pub(super) fn take(&mut self, id: BufferId) -> Result<GuardedTensor<T>, DeviceError> {
         let missing = || DeviceError::Shape(format!("there is no buffer {}", id.0));
         let tensor = self.tensors.get_mut(id.0).ok_or_else(missing)?;
@@ -218,8 +218,8 @@ impl<T: Real> Buffers<T> {
         self.check(id, rows, &(0..self.heads(id)))
     }
 
-    /// Checks that both sides of row pairs exist, in buffers apart, that pairs are of equal length, and that the buffers
-    /// have the same heads and lanes.
+    /// Checks row pairs: both sides exist and are in different buffers, pairs are of equal length, and the buffers have
+    /// the same heads and lanes.
     pub fn check_pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Result<(), DeviceError> {
         self.check_each(from, rows.iter().map(|(read, _)| read), &(0..self.heads(from)))?;
         self.check_each(to, rows.iter().map(|(_, written)| written), &(0..self.heads(to)))?;
@@ -235,12 +235,12 @@ impl<T: Real> Buffers<T> {
     }
 }
 
-/// Where the real rows of a run lie, all heads, if they lie together; `width` elements are a row.
+/// Returns the range of a run's real rows, all heads, if they lie together. A row has `width` elements.
 pub(super) fn stretch(axes: Axes, rows: &Run, width: usize) -> Option<Range<usize>> {
     (axes == Axes::Rows && rows.step == 1).then(|| rows.offset * width..(rows.offset + rows.len) * width)
 }
 
-/// Adds or compares members' values in order, rounding each sum as a collective in the buffer's format does.
+/// Adds or compares members' values in order. Each sum is rounded like that of a collective in the buffer's format.
 pub fn reduce<T: Real>(into: &mut [T], from: &[T], reduction: Reduction, format: Format) {
     for (into, from) in into.iter_mut().zip(from) {
         *into = match reduction {

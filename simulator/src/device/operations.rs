@@ -1,5 +1,5 @@
-//! The local operations of the CPU device, a lane at a time: sums and copies of rows, hidden rows, rotations, fills, merges of
-//! partial results, and the sink.
+//! The local operations of the CPU device, one lane at a time: sums and copies of rows, hidden rows, rotations, fills,
+//! merges of partial results, and the sink.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::error::DeviceError;
 use crate::schedule::{Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
 use crate::{GuardedTensor, Real};
 
-/// Combines lanes with others; what comes of it is rounded to the format that it is stored in.
+/// Combines lanes with others. Each result is rounded to the format in which it is stored.
 pub(super) fn each_lane<T: Real>(
     from: BufferId,
     to: BufferId,
@@ -43,7 +43,7 @@ pub(super) fn each_lane<T: Real>(
     Ok(())
 }
 
-/// The elements of a row and head of a tensor that was taken out of its buffers.
+/// Returns the elements of a row and head of a tensor that was taken out of its buffers.
 fn lane_of<T: Real>(tensor: &mut GuardedTensor<T>, axes: Axes, row: usize, head: usize) -> &mut [T] {
     match axes {
         Axes::Rows => tensor.lane_mut(row, head),
@@ -52,7 +52,7 @@ fn lane_of<T: Real>(tensor: &mut GuardedTensor<T>, axes: Axes, row: usize, head:
     }
 }
 
-/// Copies the rank's heads out of hidden rows, or into them and zeros to their other heads.
+/// Copies the rank's heads out of hidden rows, or into hidden rows with zeros in the other heads.
 pub(super) fn linear<T: Real>(
     layer: Layer,
     heads: &Range<usize>,
@@ -88,7 +88,7 @@ pub(super) fn linear<T: Real>(
 /// The base of rotary frequencies.
 const ROTARY_BASE: f64 = 10_000.0;
 
-/// See [`crate::schedule::Work::Rotate`].
+/// Rotates rows in place, as [`crate::schedule::Work::Rotate`] says.
 pub(super) fn rotate<T: Real>(
     id: BufferId,
     rows: &[Rotated],
@@ -109,7 +109,7 @@ pub(super) fn rotate<T: Real>(
     Ok(())
 }
 
-/// One row of one head.
+/// Rotates one row of one head.
 fn turn<T: Real>(lane: &mut [T], position: f64, format: Format) {
     let half = lane.len() / 2;
     for j in 0..half {
@@ -158,7 +158,7 @@ pub(super) fn fill_with<T: Real>(
     Ok(())
 }
 
-/// `ln(e^a + e^b)`; −∞ and −∞ make −∞, so that empty statistics are the identity.
+/// Returns `ln(e^a + e^b)`. Two −∞ give −∞: empty statistics are the identity.
 pub(crate) fn log_add<T: Real>(a: T, b: T) -> T {
     let largest = a.larger(b);
     if largest == T::NEG_INFINITY {
@@ -167,7 +167,7 @@ pub(crate) fn log_add<T: Real>(a: T, b: T) -> T {
     largest + ((a - largest).exp() + (b - largest).exp()).ln()
 }
 
-/// `e^(a − total)`, 0 for an empty a.
+/// Returns `e^(a − total)`; 0 for an empty a.
 pub(crate) fn share<T: Real>(a: T, total: T) -> T {
     if a == T::NEG_INFINITY { T::ZERO } else { (a - total).exp() }
 }
@@ -203,7 +203,7 @@ pub(super) fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<
     Ok(())
 }
 
-/// What a merge makes of two statistics: the new one, and what both outs are multiplied by.
+/// Merge of two statistics: the new one, and the factors of the two outs.
 struct Weights<T> {
     total: T,
     keep: T,

@@ -1,8 +1,9 @@
-//! [`UnitArithmetic`]: how a kernel's units multiply, add and take exponentials; [`Serial`] is the plainest.
+//! [`UnitArithmetic`]: the arithmetic of a kernel's units, which multiply, add and take exponentials. [`Serial`] is the
+//! plainest.
 //!
-//! A *score* is what a unit compares and takes the maximum of: the logit itself, or the bare product where the scale is
-//! folded into the exponential. A tile's *weights* are P or dS; `first` says at which column of the tile they start,
-//! since a matrix unit adds columns in groups that are aligned to the tile.
+//! A *score* is the number of which a unit takes the maximum: the logit itself, or the bare product if the scale is
+//! folded into the exponential. A tile's *weights* are P or dS. `first` is the column of the tile at which they start.
+//! It matters because a matrix unit adds columns in groups that are aligned to the tile.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use seamproof_oracle::{Format, Softmax};
 
 use crate::{GuardedTensor, Real};
 
-/// Partial sums of a row, one for each thread that holds some of its columns; a unit may use fewer.
+/// Partial sums of a row, one for each thread that holds some of its columns. A unit may use fewer.
 pub type RowSum<T> = [T; 4];
 
 /// Rows of one head of a tensor.
@@ -18,7 +19,7 @@ pub type RowSum<T> = [T; 4];
 pub struct HeadRows<'a, T> {
     /// The tensor, `[rows, heads, dim]`.
     pub tensor: &'a GuardedTensor<T>,
-    /// Which rows, in order.
+    /// The rows, in order.
     pub rows: &'a [usize],
     /// The head.
     pub head: usize,
@@ -33,122 +34,123 @@ impl<T> Clone for HeadRows<'_, T> {
 impl<T> Copy for HeadRows<'_, T> {}
 
 impl<'a, T: Real> HeadRows<'a, T> {
-    /// The elements of row `j` of these.
+    /// Returns the elements of the `j`-th row.
     pub fn lane(&self, j: usize) -> &'a [T] {
         self.tensor.lane(self.rows[j], self.head)
     }
 
-    /// Some of the rows.
+    /// Returns some of the rows.
     pub fn slice(&self, range: Range<usize>) -> HeadRows<'a, T> {
         HeadRows { rows: &self.rows[range], ..*self }
     }
 
-    /// All their elements, row after row.
+    /// Returns the elements of all rows, row after row.
     pub fn lanes(&self) -> impl Iterator<Item = &'a [T]> + use<'a, T> {
         let rows = *self;
         rows.rows.iter().map(move |&row| rows.tensor.lane(row, rows.head))
     }
 }
 
-/// One query row's weights of consecutive columns of a tile.
+/// Weights of one query row for consecutive columns of a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a, T> {
     /// The weights, rounded to their format.
     pub values: &'a [T],
-    /// What they are stored in.
+    /// Format in which they are stored.
     pub format: Format,
-    /// The tile's column of the first.
+    /// Column of the tile to which the first weight belongs.
     pub first: usize,
 }
 
-/// The weights of a tile, `[rows][columns]`; 0 where a query does not see a key.
+/// Weights of a tile, `[rows][columns]`. A weight is 0 where a query does not see a key.
 #[derive(Clone, Debug)]
 pub struct TileWeights<T> {
     values: Vec<T>,
     columns: usize,
-    /// What they are stored in.
+    /// Format in which they are stored.
     pub format: Format,
-    /// For each row the columns that it sees.
+    /// Columns that each row sees.
     pub seen: Vec<Range<usize>>,
 }
 
 impl<T: Real> TileWeights<T> {
-    /// Rows that see nothing.
+    /// Returns weights of rows that see nothing.
     pub fn new(rows: usize, columns: usize, format: Format) -> TileWeights<T> {
         TileWeights { values: vec![T::ZERO; rows * columns], columns, format, seen: vec![0..0; rows] }
     }
 
-    /// All columns of a row.
+    /// Returns all columns of a row.
     pub fn row(&self, i: usize) -> &[T] {
         &self.values[i * self.columns..(i + 1) * self.columns]
     }
 
-    /// All columns of a row.
+    /// Returns all columns of a row, for changes.
     pub fn row_mut(&mut self, i: usize) -> &mut [T] {
         &mut self.values[i * self.columns..(i + 1) * self.columns]
     }
 
-    /// Columns of the tile.
+    /// Returns the number of columns of the tile.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// What row `i` sees.
+    /// Returns the weights of the columns that row `i` sees.
     pub fn weights(&self, i: usize) -> Weights<'_, T> {
         let seen = self.seen[i].clone();
         Weights { values: &self.row(i)[seen.clone()], format: self.format, first: seen.start }
     }
 }
 
-/// The units of a device.
+/// Arithmetic of a device's units.
 pub trait UnitArithmetic<T: Real>: Sync {
-    /// `to[j] = Σ_c a[c] · b[c][j]`; both operands are of `format`.
+    /// Writes `to[j] = Σ_c a[c] · b[c][j]`. Both operands are of `format`.
     fn products(&self, format: Format, a: &[T], b: &[T], to: &mut [T]);
 
-    /// `to += Σ_j weight_j · row_j`, the accumulator being that of the tiles before.
+    /// Adds `to += Σ_j weight_j · row_j`. The accumulator is that of the tiles before.
     fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>);
 
-    /// The same where tiles may come in any order and each may have its own accumulator.
+    /// Adds `to += Σ_j weight_j · row_j` where tiles may come in any order. Each tile may have its own accumulator.
     fn add_tile(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>);
 
-    /// `to[j] += Σ_i weight_ij · row_i` for each column j of a tile; `to` is `[columns][dim]`.
+    /// Adds `to[j] += Σ_i weight_ij · row_i` for each column j of a tile. `to` is `[columns][dim]`.
     fn add_columns(&self, to: &mut [T], weights: &TileWeights<T>, rows: HeadRows<'_, T>);
 
-    /// The order in which the tiles of keys of query tile `tile` are added up in the backward.
+    /// Puts the tiles of keys of query tile `tile` in the order in which the backward adds them up.
     fn order(&self, tile: [usize; 2], tiles: &mut [Range<usize>]);
 
-    /// Adds unrounded weights to a row's sum; the first is of local key `first`.
+    /// Adds unrounded weights to a row's sum. The first weight is that of local key `first`.
     fn add_weights(&self, sum: &mut RowSum<T>, first: usize, weights: &[T]);
 
-    /// The row's sum.
+    /// Returns the row's sum.
     fn total(&self, sum: &RowSum<T>) -> T;
 
-    /// `Σ_c a[c] · b[c]` on ordinary units.
+    /// Returns `Σ_c a[c] · b[c]`, computed on ordinary units.
     fn row_dot(&self, a: &[T], b: &[T]) -> T;
 
     /// Turns products into scores.
     fn scores(&self, softmax: &Softmax, products: &mut [T]);
 
-    /// The logit of a score.
+    /// Returns the logit of a score.
     fn logit(&self, softmax: &Softmax, score: T) -> T;
 
-    /// `e^(logit − max's logit)`, of two scores.
+    /// Returns `e^(logit − max's logit)` of two scores.
     fn weight(&self, softmax: &Softmax, score: T, max: T) -> T;
 
-    /// `e^(old's logit − new's logit)`, of two scores: by what a row's sums shrink when its maximum grows.
+    /// Returns `e^(old's logit − new's logit)` of two scores: the factor of a row's sums when its maximum grows.
     fn rescale(&self, softmax: &Softmax, old: T, new: T) -> T;
 
-    /// `e^(logit − lse)`, of a score.
+    /// Returns `e^(logit − lse)` of a score.
     fn probability(&self, softmax: &Softmax, score: T, lse: T) -> T;
 
-    /// The soft cap's derivative at a score; 1 without one.
+    /// Returns the soft cap's derivative at a score; 1 without a cap.
     fn cap_derivative(&self, softmax: &Softmax, score: T) -> T;
 
-    /// `e^x`.
+    /// Returns `e^x`.
     fn exp(&self, x: T) -> T;
 }
 
-/// One product and one sum after the other, each rounded to nearest: f32, or f64 for a schedule's logic.
+/// Arithmetic of one product and one sum after the other, each rounded to nearest. It is in f32, or in f64 for a
+/// schedule's logic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Serial;
 

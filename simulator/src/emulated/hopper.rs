@@ -1,18 +1,18 @@
-//! [`Hopper`]: the arithmetic of a FlashAttention-3-style kernel on Hopper's tensor cores, bit by bit where that is
+//! [`Hopper`]: the arithmetic of a FlashAttention-3-style kernel on Hopper's tensor cores, bit by bit as far as it is
 //! known.
 //!
-//! A `wgmma` step takes [`STEP`] exact products and an f32 addend. All are aligned to the largest exponent among them (a
-//! product's is the sum of its factors', not normalised; a subnormal factor has its format's smallest) and cut to
-//! [`FRACTION_BITS`] bits below it, towards zero; their sum is exact, and is cut to f32, again towards zero. Zeros take no
-//! part in the alignment. Source: MMA-Sim (<https://arxiv.org/abs/2511.10909>, <https://github.com/microsoft/MMA-Sim>),
-//! and the observation on an H200 that 1 + n·2^-24 gives 1 + ⌊n/2⌋ ulp, 1 + n·2^-25 gives 1 + ⌊n/4⌋ ulp, and
-//! 1 + n·2^-26 gives 1 for n up to 15.
+//! A `wgmma` step takes [`STEP`] exact products and an f32 addend. All are aligned to the largest exponent among them
+//! and cut to [`FRACTION_BITS`] bits below it, towards zero. The exponent of a product is the sum of its factors'
+//! exponents, not normalised; a subnormal factor has its format's smallest exponent. The sum of the cut terms is exact
+//! and is cut to f32, again towards zero. Zeros take no part in the alignment. Sources: MMA-Sim
+//! (<https://arxiv.org/abs/2511.10909>, <https://github.com/microsoft/MMA-Sim>), and the observation on an H200 that
+//! `1 + n·2^-24` gives `1 + ⌊n/2⌋` ulp, `1 + n·2^-25` gives `1 + ⌊n/4⌋` ulp, and `1 + n·2^-26` gives 1 for n up to 15.
 //!
-//! The rest follows FlashAttention-3 (<https://github.com/Dao-AILab/flash-attention/tree/main/hopper>): the maximum is
-//! taken of bare products, `scale · log2 e` is folded into the exponential's argument, a row's sum is kept by four threads
-//! that hold two columns in eight each, and each tile of keys has its own accumulator for dq, added in any order. The
-//! exponential is `ex2.approx.ftz`: wrong by up to 2 ulp (by how much is a hash of its argument here), results below
-//! 2^-126 flushed, exact at 0.
+//! The rest follows FlashAttention-3 (<https://github.com/Dao-AILab/flash-attention/tree/main/hopper>). The maximum is
+//! taken of bare products, and `scale · log2 e` is folded into the exponential's argument. A row's sum is kept by four
+//! threads, each of which holds two columns in eight. Each tile of keys has its own accumulator for dq, and these are
+//! added in any order. The exponential is `ex2.approx.ftz`: it is wrong by up to 2 ulp, flushes results below 2^-126
+//! and is exact at 0. Its error in ulp is drawn here by a hash of its argument.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -21,35 +21,35 @@ use seamproof_oracle::{Format, Softmax};
 
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
 
-/// Products of one step of 16-bit factors.
+/// Number of products in one step of 16-bit factors.
 pub const STEP: usize = 16;
-/// Bits that are kept below the largest exponent of a step.
+/// Number of bits that are kept below the largest exponent of a step.
 pub const FRACTION_BITS: i32 = 25;
-/// Partial sums of a row's dot product on ordinary units.
+/// Number of partial sums of a row's dot product on ordinary units.
 const DOT_THREADS: usize = 16;
-/// 2⁶⁴ ÷ the golden ratio, made odd: spreads the bits of what is hashed.
+/// 2⁶⁴ ÷ the golden ratio, made odd. It spreads the bits of a hash's input.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Tensor cores and `ex2.approx`.
+/// Arithmetic of tensor cores and `ex2.approx`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hopper {
-    /// Draws the order in which the tiles' shares of dq are added.
+    /// Number that draws the order in which the tiles' shares of dq are added.
     pub order: u64,
 }
 
-/// Lanes whose steps are made together, in vector code.
+/// Number of lanes whose steps are made together, in vector code.
 const LANES: usize = 8;
 
-/// One step: `addend + Σ a[n] · b[n]`, at most [`STEP`] products of numbers of the two formats.
+/// Returns one step: `addend + Σ a[n] · b[n]` with at most [`STEP`] products of numbers of the two formats.
 ///
-/// Where a factor or the addend is not finite, it is the plain sum.
+/// If a factor or the addend is not finite, the step is the plain sum.
 pub fn step(addend: f32, a: &[f32], b: &[f32], formats: [Format; 2]) -> f32 {
     let mut rows = [[0.0]; STEP];
     rows.iter_mut().zip(b).for_each(|(row, b)| row[0] = *b);
     step_lanes([addend], &a[..a.len().min(b.len())], &rows, formats)[0]
 }
 
-/// The same in each of some lanes: `addends[l] + Σ a[n] · rows[n][l]`.
+/// Returns one step in each of some lanes: `addends[l] + Σ a[n] · rows[n][l]`.
 #[inline(always)]
 fn step_lanes<const N: usize>(
     addends: [f32; N],
@@ -66,7 +66,7 @@ fn step_lanes<const N: usize>(
     for ((products, &a), row) in products.iter_mut().zip(a).zip(rows) {
         let (factor, place) = (f64::from(a), exponent(a, a_min));
         for lane in 0..N {
-            // f64 holds the product of two f32 exactly: it is 0 where a factor is.
+            // f64 holds the product of two f32 exactly. The product is 0 if a factor is 0.
             let product = factor * f64::from(row[lane]);
             products[lane] = product;
             plain[lane] += product;
@@ -74,10 +74,10 @@ fn step_lanes<const N: usize>(
             largest[lane] = largest[lane].max(if product == 0.0 { i32::MIN } else { place });
         }
     }
-    // A lane of zeros has no exponent; any will do.
+    // A lane of zeros has no exponent, and any exponent will do.
     let exponents = largest.map(|largest| if largest == i32::MIN { 0 } else { largest });
     let units = exponents.map(|largest| power_of_two(FRACTION_BITS.wrapping_sub(largest)));
-    // Scaling by a power of two is exact, and so are sums of whole numbers that are far below 2^52.
+    // Scaling by a power of two is exact. Sums of whole numbers far below 2^52 are exact too.
     let mut sums = [0.0; N];
     for products in &products[..a.len()] {
         for lane in 0..N {
@@ -96,7 +96,7 @@ fn step_lanes<const N: usize>(
     results
 }
 
-/// A step in every lane: `to[l] += Σ a[n] · rows[n][l]`.
+/// Makes a step in every lane: `to[l] += Σ a[n] · rows[n][l]`.
 fn steps(to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
     for first in (0..to.len()).step_by(LANES) {
         let lanes = first..to.len().min(first + LANES);
@@ -111,7 +111,7 @@ fn steps(to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
     }
 }
 
-/// The whole number next to `value`, of magnitude below 2^51, towards zero.
+/// Returns the whole number next to `value` towards zero. The magnitude of `value` is below 2^51.
 #[inline(always)]
 fn cut(value: f64) -> f64 {
     const WHOLE: f64 = (1u64 << 52) as f64;
@@ -120,19 +120,19 @@ fn cut(value: f64) -> f64 {
     (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(value)
 }
 
-/// The exponent of a number of a format whose smallest is `min`.
+/// Returns the exponent of a number whose format has the smallest exponent `min`.
 #[inline(always)]
 fn exponent(value: f32, min: i32) -> i32 {
     ((value.to_bits() >> 23 & 0xff) as i32 - 127).max(min)
 }
 
-/// 2^exponent, within f64's normal range.
+/// Returns 2^exponent, within f64's normal range.
 #[inline(always)]
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((1023 + i64::from(exponent)) as u64) << 52)
 }
 
-/// The f32 next to `value` towards zero.
+/// Returns the f32 next to `value` towards zero.
 fn truncated(value: f64) -> f32 {
     let nearest = value as f32;
     let away = f64::from(nearest).abs() > value.abs();
@@ -140,14 +140,14 @@ fn truncated(value: f64) -> f32 {
     if away && !overflows { f32::from_bits(nearest.to_bits() - 1) } else { nearest }
 }
 
-/// `2^x` as `ex2.approx.ftz.f32` makes it.
+/// Returns `2^x` as `ex2.approx.ftz.f32` computes it.
 pub fn ex2(x: f32) -> f32 {
     let exact = libm::exp2(f64::from(x));
     if x == 0.0 || !exact.is_finite() || exact < f64::from(f32::MIN_POSITIVE) || exact > f64::from(f32::MAX) {
-        // Exact at 0, flushed below the normal range.
+        // Results below the normal range are flushed, and the result at 0 is exact.
         return if exact < f64::from(f32::MIN_POSITIVE) { 0.0 } else { exact as f32 };
     }
-    // Cut off, it is wrong by less than one ulp downwards; −1, 0, 1 or 2 ulp more makes up to two either way.
+    // Truncation errs downwards by less than one ulp. Adding −1, 0, 1 or 2 ulp makes an error of up to two either way.
     let ulps = (mix(u64::from(x.to_bits())) >> 62) as u32;
     let result = f32::from_bits(truncated(exact).to_bits() + ulps - 1);
     if result < f32::MIN_POSITIVE { 0.0 } else { result }
@@ -158,7 +158,7 @@ fn mix(x: u64) -> u64 {
     (x ^ (x >> 29)).wrapping_mul(GOLDEN)
 }
 
-/// What a score is multiplied by to become a logit: the scale, or the cap of a capped product.
+/// Returns the factor that turns a score into a logit: the scale, or the cap if the product is capped.
 fn factor(softmax: &Softmax) -> f32 {
     softmax.softcap.unwrap_or(softmax.scale)
 }
@@ -214,7 +214,7 @@ impl UnitArithmetic<f32> for Hopper {
     }
 
     fn add_weights(&self, sum: &mut RowSum<f32>, first: usize, weights: &[f32]) {
-        // A thread holds two neighbouring columns in eight of the accumulator.
+        // A thread holds two neighbouring columns in every eight of the accumulator.
         for (place, weight) in (first..).zip(weights) {
             sum[place % 8 / 2] += weight;
         }
@@ -276,7 +276,7 @@ mod tests {
     use crate::GuardedTensor;
     use crate::emulated::Serial;
 
-    /// What the hardware is said to do, restated on integers: 1 + n products of 2^(−e), the one in the addend.
+    /// Returns 1 + n products of 2^(−e) in ulps above 1, where the 1 is in the addend.
     fn ulps_above_one(n: usize, e: i32) -> u32 {
         let half = [power_of_two(-e / 2) as f32; STEP - 1];
         let other = [power_of_two(-e + e / 2) as f32; STEP - 1];
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Sign, exponent and significand (24 bits) of a number of a format.
+    /// Returns sign, exponent and significand (24 bits) of a number of a format.
     fn parts(value: f32, format: Format) -> (i128, i32, i128) {
         let bits = value.to_bits();
         let field = (bits >> 23 & 0xff) as i32;
@@ -305,9 +305,9 @@ mod tests {
         (if bits >> 31 == 1 { -1 } else { 1 }, exponent, significand)
     }
 
-    /// [`step`] on integers alone: shifts of significands, bit after bit.
+    /// Returns [`step`], restated on integers alone: shifts of significands, bit after bit.
     fn restated(addend: f32, a: &[f32], b: &[f32], formats: [Format; 2]) -> f32 {
-        // (sign, exponent, significand with 46 fraction bits)
+        // Terms are (sign, exponent, significand with 46 fraction bits).
         let mut terms = Vec::new();
         let (sign, exponent, significand) = parts(addend, Format::F32);
         terms.push((sign, exponent, significand << 23));
@@ -381,7 +381,7 @@ mod tests {
         assert!(ex2(f32::NAN).is_nan());
     }
 
-    /// A tensor of one head with drawn rows.
+    /// Returns a tensor of one head with drawn rows.
     fn drawn(rows: usize, dim: usize, draws: &mut Draws) -> GuardedTensor<f32> {
         let mut tensor = GuardedTensor::unwritten("drawn", [rows, 1, dim], Format::Bf16);
         tensor.values_mut().iter_mut().for_each(|value| *value = draws.number(Format::Bf16, 6));

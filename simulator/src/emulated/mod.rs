@@ -1,12 +1,13 @@
-//! A FlashAttention-style tiled attention kernel on the CPU, with the roundings of the real ones.
+//! A FlashAttention-style tiled attention kernel on the CPU, with the roundings of a real kernel.
 //!
-//! Inputs in a narrow format, products and sums in f32 one after the other, an online softmax over tiles of keys,
-//! P rounded before the product with the values; the backward recomputes P from the saved LSE, takes
-//! `D = rowsum(dout · out)` from the stored out, and rounds dS. Rows are addressed through runs alone (offset, step,
-//! real length, span): padding rows are never read, and are zeroed or left as the call says. It is the CPU twin that
-//! production kernels are held to, and itself held to the oracle; it shares no code with it.
+//! Inputs are in a narrow format, and products and sums are in f32 one after the other. The softmax is online over
+//! tiles of keys, and P is rounded before the product with the values. The backward recomputes P from the saved LSE,
+//! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. Rows are addressed only through runs (offset,
+//! step, real length, span). Padding rows are never read; they are zeroed or left, as the call says. Production kernels
+//! are compared with this CPU twin. The twin is itself compared with the oracle and shares no code with it.
 //!
-//! A [`TiledKernel`] is a loop over tiles, made of [`Stages`] (what is done) and a [`UnitArithmetic`] (on which units).
+//! A [`TiledKernel`] is a loop over tiles. Its [`Stages`] say what is done, and its [`UnitArithmetic`] says on which
+//! units.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -25,16 +26,16 @@ pub use hopper::Hopper;
 use stages::tiles_of;
 pub use stages::{Finished, Online, Pair, Right, Stages};
 
-/// Tile sizes; parameters, so that tile edges are hit with few tokens.
+/// Tile sizes. They are parameters, and small ones put tile edges among few tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiles {
-    /// Query rows of a tile; at least 1.
+    /// Query rows of a tile, at least 1.
     pub q: usize,
-    /// Keys of a tile; at least 1.
+    /// Keys of a tile, at least 1.
     pub kv: usize,
 }
 
-/// Tensors of a forward launch. q, out `[rows, heads, dim]`; lse `[heads, rows, 1]`; max_logit `[heads, 1, 1]`.
+/// Tensors of a forward launch: q and out `[rows, heads, dim]`, lse `[heads, rows, 1]`, max_logit `[heads, 1, 1]`.
 pub struct ForwardLaunch<'a, T> {
     /// Queries.
     pub q: &'a GuardedTensor<T>,
@@ -42,13 +43,14 @@ pub struct ForwardLaunch<'a, T> {
     pub k: &'a GuardedTensor<T>,
     /// Values.
     pub v: &'a GuardedTensor<T>,
-    /// Learnable sink of each query head; empty otherwise.
+    /// Learnable sink of each query head; empty without one.
     pub sink: &'a [T],
     /// The output.
     pub out: &'a mut GuardedTensor<T>,
     /// The log-sum-exp.
     pub lse: &'a mut GuardedTensor<T>,
-    /// The largest logit of each head: raised, never lowered; filled before.
+    /// The largest logit of each head. The buffer is filled before, and a launch raises its values and never lowers
+    /// them.
     pub max_logit: &'a mut GuardedTensor<T>,
 }
 
@@ -60,7 +62,7 @@ pub struct BackwardLaunch<'a, T> {
     pub k: &'a GuardedTensor<T>,
     /// Values.
     pub v: &'a GuardedTensor<T>,
-    /// Learnable sink of each query head; empty otherwise.
+    /// Learnable sink of each query head; empty without one.
     pub sink: &'a [T],
     /// Gradient of the output.
     pub dout: &'a GuardedTensor<T>,
@@ -74,19 +76,19 @@ pub struct BackwardLaunch<'a, T> {
     pub dk: &'a mut GuardedTensor<T>,
     /// Gradient of the values.
     pub dv: &'a mut GuardedTensor<T>,
-    /// Gradient of the learnable sink, `[heads, 1, 1]`; no heads otherwise.
+    /// Gradient of the learnable sink, `[heads, 1, 1]`; no heads without one.
     pub dsink: &'a mut GuardedTensor<T>,
 }
 
-/// What a launch runs.
+/// Code that a launch runs.
 pub trait Kernel<T: Real>: Sync {
-    /// The forward kernel.
+    /// Runs the forward.
     fn forward(&self, call: &AttentionCall, tensors: ForwardLaunch<'_, T>);
-    /// The backward kernel.
+    /// Runs the backward.
     fn backward(&self, call: &AttentionCall, tensors: BackwardLaunch<'_, T>);
 }
 
-/// Stages that run on either arithmetic in f32: the right kernel's, or another's that differs in some.
+/// Stages that run on either arithmetic in f32: those of the right kernel, or of another that differs in some.
 pub trait Variant: Stages<f32, Serial> + Stages<f32, Hopper> + Debug {}
 
 impl<S: Stages<f32, Serial> + Stages<f32, Hopper> + Debug> Variant for S {}
@@ -96,12 +98,12 @@ impl<S: Stages<f32, Serial> + Stages<f32, Hopper> + Debug> Variant for S {}
 pub enum Units {
     /// [`Serial`].
     F32,
-    /// [`Hopper`]; the number draws its order of dq.
+    /// [`Hopper`] arithmetic. The number draws its order of dq.
     Hopper(u64),
 }
 
 impl Units {
-    /// A kernel on these units; `p` and `ds` are the formats of the rounded weights and logit gradients.
+    /// Returns a kernel on these units. `p` and `ds` are the formats of the rounded weights and logit gradients.
     pub fn kernel<S>(self, tiles: Tiles, p: Format, ds: Format, stages: &'static S) -> Box<dyn Kernel<f32>>
     where
         S: Stages<f32, Serial> + Stages<f32, Hopper> + ?Sized,
@@ -113,7 +115,7 @@ impl Units {
     }
 }
 
-/// The tiled kernel.
+/// The tiled kernel: a loop over tiles of queries and keys.
 #[derive(Debug)]
 pub struct TiledKernel<'a, T, A, S: ?Sized> {
     tiles: Tiles,
@@ -124,7 +126,7 @@ pub struct TiledKernel<'a, T, A, S: ?Sized> {
     real: PhantomData<fn() -> T>,
 }
 
-/// A segment with the rows that its operands are loaded from.
+/// A segment with the rows from which its operands are loaded.
 struct Placed<'a> {
     segment: &'a Segment,
     q: Vec<usize>,
@@ -167,7 +169,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
 }
 
 impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a, T, A, S> {
-    /// A kernel of the given tiles; `p` and `ds` are the formats of the rounded weights and logit gradients.
+    /// Returns a kernel with the given tiles. `p` and `ds` are the formats of the rounded weights and logit gradients.
     pub fn new(tiles: Tiles, p: Format, ds: Format, units: A, stages: &'a S) -> TiledKernel<'a, T, A, S> {
         TiledKernel { tiles, p, ds, units, stages, real: PhantomData }
     }
@@ -211,7 +213,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
-    /// One tile of query rows against all keys that any of them sees.
+    /// Attends with one tile of query rows to all keys that any of them sees.
     fn forward_tile(
         &self,
         call: &AttentionCall,
@@ -254,7 +256,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         self.finish_tile(call, placed, head, rows, states, tensors);
     }
 
-    /// Writes the rows of a tile whose keys are done.
+    /// Writes the rows of a tile once all its keys are added.
     fn finish_tile(
         &self,
         call: &AttentionCall,
@@ -282,7 +284,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
-    /// All query heads of one KV head: dk and dv are summed over them and rounded once.
+    /// Runs all query heads of one KV head. dk and dv are summed over them and rounded once.
     fn backward_segment(
         &self,
         call: &AttentionCall,
@@ -355,7 +357,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
-    /// P and dS of a tile, rounded.
+    /// Returns P and dS of a tile, rounded.
     fn weigh_tile(
         &self,
         call: &AttentionCall,
@@ -393,22 +395,22 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     }
 }
 
-/// Tiles of keys or values of one head, transposed: made once for all tiles of queries that meet them.
+/// Transposed tiles of keys or values of one head. Each tile is made once for all tiles of queries.
 struct Columns<T> {
     head: usize,
-    /// Keys of a tile.
+    /// Number of keys of a tile.
     size: usize,
-    /// In order; nothing in those that nobody met yet.
+    /// Tiles in order. A tile that no query has met is empty.
     tiles: Vec<Vec<T>>,
 }
 
 impl<T: Real> Columns<T> {
-    /// No tile yet, of tiles of so many keys.
+    /// Returns an empty cache for tiles of `size` keys.
     fn new(size: usize) -> Columns<T> {
         Columns { head: 0, size: size.max(1), tiles: Vec::new() }
     }
 
-    /// The next tiles are of this head.
+    /// Sets the head of the next tiles.
     fn of(&mut self, head: usize) {
         if head != self.head {
             self.tiles.clear();
@@ -416,7 +418,7 @@ impl<T: Real> Columns<T> {
         self.head = head;
     }
 
-    /// The tile of these columns, of the segment whose rows are `rows`.
+    /// Returns the tile of these columns of a segment. The segment's rows are `rows`.
     fn tile(&mut self, tensor: &GuardedTensor<T>, rows: &[usize], columns: &Range<usize>) -> &[T] {
         let index = columns.start / self.size;
         if self.tiles.len() <= index {
@@ -430,13 +432,13 @@ impl<T: Real> Columns<T> {
     }
 }
 
-/// `keys` as columns of the tile `columns`.
+/// Returns `keys` as columns of the tile `columns`.
 fn clip(keys: Range<usize>, columns: &Range<usize>) -> Range<usize> {
     let place = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
     place(keys.start)..place(keys.end)
 }
 
-/// `[dim][rows]`: the given rows of one head with the lane outermost, so that products run along keys.
+/// Returns the given rows of one head as `[dim][rows]`. The lane is outermost, and products run along keys.
 fn transposed<T: Real>(tensor: &GuardedTensor<T>, rows: &[usize], head: usize) -> Vec<T> {
     let dim = tensor.shape()[2];
     let mut columns = vec![T::ZERO; dim * rows.len()];

@@ -1,8 +1,8 @@
-//! [`Stages`]: what a tiled kernel does, stage by stage. The provided methods are the right kernel ([`Right`]); whatever
-//! differs in one stage overrides that one.
+//! [`Stages`]: the work of a tiled kernel, stage by stage. The provided methods are the right kernel ([`Right`]). A
+//! kernel that differs in one stage overrides this one method.
 //!
-//! Rows of a tile are *local*: 0 is the tile's first query. Tables of rows are a segment's: entry `i` of `Q` is where
-//! local query `i` lies, entry `j` of `K` where local key `j` lies.
+//! Rows of a tile are *local*: 0 is the tile's first query. Tables of rows belong to a segment: entry `i` of `Q` is the
+//! row of local query `i`, and entry `j` of `K` is the row of local key `j`.
 
 use std::ops::Range;
 
@@ -23,13 +23,13 @@ pub struct Online<T> {
 }
 
 impl<T: Real> Online<T> {
-    /// Before the first key, for values of `dim` lanes.
+    /// Returns the state before the first key, for values of `dim` lanes.
     pub fn new(dim: usize) -> Online<T> {
         Online { max: T::NEG_INFINITY, sum: [T::ZERO; 4], acc: vec![T::ZERO; dim] }
     }
 }
 
-/// One query row when its keys are done.
+/// State of one query row after all its keys.
 #[derive(Clone, Debug)]
 pub struct Finished<T> {
     /// The largest logit, the sink included.
@@ -41,7 +41,8 @@ pub struct Finished<T> {
 }
 
 impl<T: Real> Finished<T> {
-    /// Makes room for the sink and adds it. A sink of −∞ weighs nothing, also in a row without keys, where −∞ − −∞ is no number.
+    /// Adds the sink, after the sums are scaled for it. A sink of −∞ weighs nothing. This includes a row without keys,
+    /// in which −∞ − −∞ would be no number.
     pub fn add_sink<A: UnitArithmetic<T>>(&mut self, units: &A, sink: T) {
         if sink == T::NEG_INFINITY {
             return;
@@ -69,9 +70,9 @@ pub struct Pair<T> {
     pub score: T,
 }
 
-/// The stages of a kernel. `units` are its arithmetic.
+/// Stages of a kernel. `units` are its arithmetic.
 pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
-    /// The row of each local query or key in the tensor that is loaded (q, k, v or dout).
+    /// Returns the row of each local query or key in the tensor that is loaded (q, k, v or dout).
     fn rows(&self, _pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
         match tensor {
             TensorName::K | TensorName::V => segment.kv.iter().flat_map(Run::real_rows).collect(),
@@ -79,12 +80,12 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         }
     }
 
-    /// The local keys that local query `i` sees.
+    /// Returns the local keys that local query `i` sees.
     fn visible(&self, _pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
         segment.visible(i)
     }
 
-    /// Tiles of `keys` local keys, cut at multiples of `size`, that some query of `rows` sees.
+    /// Returns the tiles of `keys` local keys, cut at multiples of `size`, that some query of `rows` sees.
     fn tiles(
         &self,
         pass: Pass,
@@ -100,12 +101,12 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
     }
 
-    /// The KV head of a query head; `group` query heads share one.
+    /// Returns the KV head of a query head. `group` query heads share one.
     fn kv_head(&self, head: usize, group: usize) -> usize {
         head / group
     }
 
-    /// `to[j] = ⟨a, column j of b⟩`: queries with keys, or dout with values.
+    /// Writes `to[j] = ⟨a, column j of b⟩`, for queries with keys or for dout with values.
     fn products(&self, units: &A, _pass: Pass, format: Format, a: &[T], b: &[T], to: &mut [T]) {
         units.products(format, a, b, to);
     }
@@ -115,7 +116,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         units.scores(softmax, products);
     }
 
-    /// Makes room for scores up to `max`.
+    /// Scales a row's state for scores up to `max`.
     fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<T>, max: T) {
         if max > state.max {
             let factor = units.rescale(softmax, state.max, max);
@@ -125,17 +126,17 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         }
     }
 
-    /// The unrounded weight of a score.
+    /// Returns the unrounded weight of a score.
     fn weight(&self, units: &A, softmax: &Softmax, score: T, max: T) -> T {
         units.weight(softmax, score, max)
     }
 
-    /// Adds a tile's weights to the row's sum; the first is of local key `first`.
+    /// Adds a tile's weights to the row's sum. The first weight is that of local key `first`.
     fn add_weights(&self, units: &A, sum: &mut RowSum<T>, first: usize, weights: &[T]) {
         units.add_weights(sum, first, weights);
     }
 
-    /// Rounds P, or dS, before it enters a product.
+    /// Returns P, or dS, rounded as it enters a product.
     fn round(&self, _pass: Pass, value: T, format: Format) -> T {
         value.round(format)
     }
@@ -145,12 +146,12 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         units.add_rows(acc, weights, values);
     }
 
-    /// The sink enters a row's denominator.
+    /// Adds the sink to a row's denominator.
     fn sink(&self, units: &A, row: &mut Finished<T>, sink: T) {
         row.add_sink(units, sink);
     }
 
-    /// Writes the output of local row `local`; the whole tile is there, as in a thread block's registers.
+    /// Writes the output of local row `local`. The whole tile is given, as a thread block has it in registers.
     fn out(&self, tile: &[Finished<T>], local: usize, format: Format, to: &mut [T]) {
         let Finished { sum, acc, .. } = &tile[local];
         let inverse = if *sum == T::ZERO { T::ZERO } else { T::ONE / *sum };
@@ -158,65 +159,65 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         T::round_all(to, format);
     }
 
-    /// The LSE of local row `local`.
+    /// Returns the LSE of local row `local`.
     fn lse(&self, tile: &[Finished<T>], local: usize) -> T {
         let Finished { max, sum, .. } = &tile[local];
         if *sum == T::ZERO { T::NEG_INFINITY } else { *max + sum.ln() }
     }
 
-    /// A head's largest logit after one more tile of queries.
+    /// Returns a head's largest logit after one more tile of queries.
     fn max_logit(&self, before: T, tile: T) -> T {
         before.larger(tile)
     }
 
-    /// The query heads whose gradients make up that of a KV head.
+    /// Returns the query heads whose gradients are summed for a KV head.
     fn query_heads(&self, kv_head: usize, group: usize) -> Range<usize> {
         kv_head * group..(kv_head + 1) * group
     }
 
-    /// `D = ⟨dout, out⟩` of each of a tile's rows.
+    /// Returns `D = ⟨dout, out⟩` of each row of a tile.
     fn row_dots(&self, units: &A, dout: HeadRows<'_, T>, out: HeadRows<'_, T>) -> Vec<T> {
         dout.lanes().zip(out.lanes()).map(|(dout, out)| units.row_dot(dout, out)).collect()
     }
 
-    /// The saved LSE of each of a tile's rows.
+    /// Returns the saved LSE of each row of a tile.
     fn saved_lse(&self, lse: &GuardedTensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
         rows.iter().map(|&row| lse.lane(head, row)[0]).collect()
     }
 
-    /// The recomputed weight of a score.
+    /// Returns the recomputed weight of a score.
     fn probability(&self, units: &A, softmax: &Softmax, score: T, lse: T) -> T {
         units.probability(softmax, score, lse)
     }
 
-    /// dS of a pair, without the scale.
+    /// Returns dS of a pair, without the scale.
     fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<T>) -> T {
         pair.weight * (pair.dp - pair.d) * units.cap_derivative(softmax, pair.score)
     }
 
-    /// Adds a tile's share of dq; `to` is `[rows][dim]`.
+    /// Adds a tile's share of dq. `to` is `[rows][dim]`.
     fn add_dq(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, keys: HeadRows<'_, T>) {
         for (i, to) in to.chunks_exact_mut(keys.tensor.shape()[2]).enumerate() {
             units.add_tile(to, ds.weights(i), keys.slice(ds.seen[i].clone()));
         }
     }
 
-    /// Adds a tile's share of dk; `to` is `[columns][dim]`.
+    /// Adds a tile's share of dk. `to` is `[columns][dim]`.
     fn add_dk(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, queries: HeadRows<'_, T>) {
         units.add_columns(to, ds, queries);
     }
 
-    /// Adds a tile's share of dv; `to` is `[columns][dim]`.
+    /// Adds a tile's share of dv. `to` is `[columns][dim]`.
     fn add_dv(&self, units: &A, to: &mut [T], p: &TileWeights<T>, dout: HeadRows<'_, T>) {
         units.add_columns(to, p, dout);
     }
 
-    /// What a summed gradient is multiplied by at the end.
+    /// Returns the factor by which a summed gradient is multiplied at the end.
     fn factor(&self, gradient: TensorName, softmax: &Softmax) -> T {
         if gradient == TensorName::Dv { T::ONE } else { T::from_f32(softmax.scale) }
     }
 
-    /// Writes row `index` of the summed gradients `sums`, `[rows][dim]`.
+    /// Writes row `index` of the summed gradients `sums`, which are `[rows][dim]`.
     fn store(
         &self,
         _gradient: TensorName,
@@ -232,12 +233,12 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         T::round_all(to, format);
     }
 
-    /// What a row with a finite LSE takes from dsink.
+    /// Returns the amount that a row with a finite LSE subtracts from dsink.
     fn sink_gradient(&self, units: &A, sink: T, lse: T, d: T) -> T {
         units.exp(sink - lse) * d
     }
 
-    /// The rows that become zero (−∞ in the LSE) because they are padding.
+    /// Returns the padding rows that become zero (−∞ in the LSE).
     fn padding(&self, _tensor: TensorName, run: &Run) -> Vec<usize> {
         run.padding_rows().collect()
     }
@@ -249,7 +250,7 @@ pub struct Right;
 
 impl<T: Real, A: UnitArithmetic<T>> Stages<T, A> for Right {}
 
-/// Pieces of `range` of at most `size`.
+/// Returns pieces of `range`, each of at most `size`.
 pub(super) fn tiles_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(size.max(1)).map(move |start| start..end.min(start + size.max(1)))

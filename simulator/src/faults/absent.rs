@@ -1,16 +1,16 @@
-//! Entries of the list of real bugs that could be planted on a CPU and are not in the catalogue.
+//! Entries of the list of real bugs that could be planted on a CPU but are not in the catalogue.
 
-/// Entries that are absent for one reason; numbers are those of the list of real bugs.
+/// Entries that are absent for one reason, by their numbers in the list of real bugs.
 #[derive(Clone, Copy, Debug)]
 pub struct Absent {
     /// The entries.
     pub entries: &'static [u16],
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
-/// The entries of the list of real bugs that can be planted without a GPU (marked H, alone or beside another mark):
-/// each is imitated by a fault or is in [`ABSENT`].
+/// Entries of the list of real bugs that can be planted without a GPU (marked H, alone or beside another mark). Each is
+/// imitated by a fault or is in [`ABSENT`].
 pub const PLANTABLE: &[u16] = &[
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
     30, 31, 33, 34, 35, 36, 37, 38, 39, 41, 42, 43, 44, 48, 49, 50, 51, 53, 54, 55, 56, 59, 62, 64, 65, 66,
@@ -20,7 +20,7 @@ pub const PLANTABLE: &[u16] = &[
     195, 196, 197, 199, 200, 201, 202, 203, 204, 206,
 ];
 
-/// What is not here.
+/// Plantable entries that no fault imitates.
 pub const ABSENT: &[Absent] = &[
     Absent {
         entries: &[93, 115, 116, 164, 199],

@@ -1,4 +1,5 @@
-//! The sink and the backward: what the forward knows and the backward does not, or what counts other than once.
+//! Faults of the sink and the backward: terms that the forward has and the backward lacks, and terms that do not count
+//! exactly once.
 
 use seamproof_oracle::{Run, Sink, TensorName};
 
@@ -104,7 +105,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// After a launch that applies the sink it is applied again; after a merge's end too.
+/// Applies the sink a second time after each launch that applies it, or after the merges.
 fn sink_twice(_: &seamproof_oracle::Problem, schedule: &mut Schedule) {
     rewrite(schedule, |_, operation| {
         let again = match &operation.work {
@@ -122,7 +123,7 @@ fn sink_twice(_: &seamproof_oracle::Problem, schedule: &mut Schedule) {
     });
 }
 
-/// A sum over all ranks of a gradient that is a partial sum by contract.
+/// Sums dsink over all ranks, although it is a partial sum by contract.
 fn dsink_reduced(problem: &seamproof_oracle::Problem, schedule: &mut Schedule) {
     let whole = |buffer: &crate::schedule::Buffer| {
         buffer.role == Role::Output(TensorName::Dsink) && buffer.heads == problem.learnable_sinks()

@@ -1,4 +1,4 @@
-//! What edits are made of: walks over calls, segments and operations, and schedules of a wrongly told builder.
+//! The parts of edits: walks over calls, segments and operations, and the schedules of a wrongly told builder.
 
 use std::mem;
 
@@ -21,7 +21,7 @@ pub(super) fn backwards(schedule: &mut Schedule) -> impl Iterator<Item = &mut At
         .filter_map(|work| if let Work::AttendBackward(attend) = work { Some(attend) } else { None })
 }
 
-/// The calls of both passes.
+/// Returns the calls of both passes.
 pub(super) fn calls(schedule: &mut Schedule) -> impl Iterator<Item = &mut AttentionCall> {
     works(schedule).filter_map(|work| match work {
         Work::Attend(attend) => Some(&mut attend.call),
@@ -35,7 +35,8 @@ pub(super) fn segments(schedule: &mut Schedule, edit: impl FnMut(&mut Segment)) 
     calls(schedule).flat_map(|call| &mut call.segments).for_each(edit);
 }
 
-/// Puts what `edit` makes of each operation in its place; the backward begins where it began.
+/// Replaces each operation with the operations that `edit` returns for it. The backward begins at the operation where
+/// it began.
 pub(super) fn rewrite<O: IntoIterator<Item = Operation>>(
     schedule: &mut Schedule,
     mut edit: impl FnMut(usize, Operation) -> O,
@@ -52,12 +53,12 @@ pub(super) fn rewrite<O: IntoIterator<Item = Operation>>(
     }
 }
 
-/// Removes the operations that `bad` names, by rank.
+/// Removes the operations that `bad` accepts, given each rank.
 pub(super) fn remove(schedule: &mut Schedule, mut bad: impl FnMut(usize, &Operation) -> bool) {
     rewrite(schedule, |rank, operation| (!bad(rank, &operation)).then_some(operation));
 }
 
-/// Removes the last operation of each rank that `pick` names.
+/// Removes the last operation of each rank that `pick` accepts.
 pub(super) fn remove_last(schedule: &mut Schedule, pick: impl Fn(&Work) -> bool) {
     for program in &mut schedule.ranks {
         let last = program.operations.iter().rposition(|operation| pick(&operation.work));
@@ -68,7 +69,7 @@ pub(super) fn remove_last(schedule: &mut Schedule, pick: impl Fn(&Work) -> bool)
     }
 }
 
-/// Edits the row pairs of every copy that moves rows, of the forward or of the backward.
+/// Edits the row pairs of every copy that moves rows, in one pass: the forward or the backward.
 pub(super) fn each_reorder(schedule: &mut Schedule, backward: bool, mut edit: impl FnMut(&mut Vec<RowPair>)) {
     for program in &mut schedule.ranks {
         let begin = program.backward.unwrap_or(program.operations.len());
@@ -83,15 +84,15 @@ pub(super) fn each_reorder(schedule: &mut Schedule, backward: bool, mut edit: im
     }
 }
 
-/// The passes of which a builder was told the wrong thing.
+/// Passes that a wrongly told builder builds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Passes {
     Both,
     Backward,
 }
 
-/// The programs of a builder that took the problem for the one that `edit` makes of it, on the buffers and with the
-/// placements of the right one; nothing where the two do not fit.
+/// Replaces the programs with those of a builder that was given the edited problem. Buffers and placements stay the
+/// right ones. Nothing changes if the two do not fit.
 pub(super) fn rebuild(
     problem: &Problem,
     schedule: &mut Schedule,

@@ -1,4 +1,4 @@
-//! Rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
+//! Faults of rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
 
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, TensorName};
 
@@ -13,7 +13,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "loader, attention and reader agree on one part of each sequence a rank where dual-chunk is asked for",
         source: "https://github.com/feifeibear/long-context-attention/issues/53",
         entries: &[],
-        // The schedule is right for the rows that it places: no proof of it fails.
+        // The schedule is right for the rows that it places, and no proof of it fails.
         caught_by: &[Structure, Envelope],
         edit: dealt_in_order,
     },
@@ -199,7 +199,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// The whole schedule, placements too, of a builder that was told the wrong cut.
+/// Replaces the whole schedule, with its placements, by that of a builder that was given the wrong cut.
 fn dealt_in_order(problem: &Problem, schedule: &mut Schedule) {
     let mut fields = ProblemFields::from(problem.clone());
     fields.parallel.balance = Balance::Contiguous;
@@ -209,7 +209,7 @@ fn dealt_in_order(problem: &Problem, schedule: &mut Schedule) {
     }
 }
 
-/// Edits the heads that each all-to-all sends to its members, where it sends different ones.
+/// Edits the heads that each all-to-all sends to its members, if it sends them different heads.
 fn each_all_to_all(schedule: &mut Schedule, edit: impl Fn(&mut [std::ops::Range<usize>])) {
     for work in works(schedule) {
         if let Work::AllToAll { send, .. } = work {

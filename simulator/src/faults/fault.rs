@@ -1,33 +1,33 @@
-//! A [`Fault`]: what is planted where, and what must catch it.
+//! A [`Fault`]: a planted bug, with its place and the checks that must catch it.
 
 use seamproof_oracle::Problem;
 
 use crate::emulated::Variant;
 use crate::schedule::Schedule;
 
-/// What catches a fault: the symbolic checker, or a check of the judge.
+/// Check that catches a fault: the symbolic checker, or a check of the judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Catcher {
     /// The proof of the schedule.
     Checker,
-    /// What a subject's table promises is not what it runs and refuses.
+    /// A subject that runs a problem which its table refuses, or refuses one which its table takes.
     Capability,
-    /// The schedule does not run to its end.
+    /// A schedule that does not run to its end.
     Crash,
-    /// Unwritten rows, the padding contract, rows that nobody owns.
+    /// Unwritten rows, broken padding contract, or writes to rows that nobody owns.
     Structure,
-    /// Padding or slack reaches a real row.
+    /// Padding or slack that reaches a real row.
     Poison,
-    /// A result other than the one that exact inputs allow.
+    /// A result that differs from the only one that exact inputs allow.
     Exact,
-    /// Two runs that must agree do not.
+    /// Two runs that must agree and do not.
     Identity,
     /// A value outside its bound.
     Envelope,
 }
 
 impl Catcher {
-    /// Every catcher: the proof, then the judge's ladder in its order.
+    /// Every catcher: the proof, then the checks in the ladder's order.
     pub const ALL: [Catcher; 8] = [
         Catcher::Checker,
         Catcher::Capability,
@@ -39,7 +39,7 @@ impl Catcher {
         Catcher::Identity,
     ];
 
-    /// The name in texts.
+    /// Returns the name used in texts.
     pub fn name(self) -> &'static str {
         match self {
             Catcher::Checker => "checker",
@@ -54,60 +54,60 @@ impl Catcher {
     }
 }
 
-/// An edit of the right schedule of a problem; it leaves alone what it has no meaning for.
+/// An edit of the right schedule of a problem. It leaves a schedule alone if it has no meaning there.
 pub type Edit = fn(&Problem, &mut Schedule);
 
-/// Where a fault is planted.
+/// Place where a fault is planted, with the change.
 #[derive(Clone, Copy, Debug)]
 pub enum Plant {
-    /// In the schedule.
+    /// An edit of the schedule.
     Schedule(Edit),
-    /// In the kernel: stages of which some are wrong.
+    /// A kernel with some wrong stages.
     Kernel(&'static dyn Variant),
 }
 
-/// A planted bug, in any of the catalogues: of schedules and kernels here, of calls, tables and the judge elsewhere. They
-/// differ in what is done to plant one.
+/// A planted bug of any catalogue. This module's catalogue has faults of schedules and kernels; others have faults of
+/// calls, tables and the judge. They differ in the type of their edit.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault<P = Plant> {
-    /// Its name in reports.
+    /// Name in reports.
     pub id: &'static str,
-    /// What goes wrong.
+    /// The behaviour that is wrong.
     pub imitates: &'static str,
-    /// Where that happened.
+    /// The public source of the real bug.
     pub source: &'static str,
-    /// Its entries in the list of real bugs; none where the list has it as a defect of TransformerEngine, or not at all.
+    /// Entries in the list of real bugs; empty if the list has the bug as a defect of TransformerEngine, or not at all.
     pub entries: &'static [u16],
-    /// Any of these may be the first to see it; at least one must.
+    /// Checks that may be the first to see the fault. At least one of them must see the fault.
     pub caught_by: &'static [Catcher],
-    /// What is done to plant it.
+    /// The change that plants the fault.
     pub edit: P,
 }
 
-/// What a fault says of itself, without what is done to plant it.
+/// The description of a fault, without its edit.
 pub type FaultRecord = Fault<()>;
 
 impl<P> Fault<P> {
-    /// The same bug, planted in another way.
+    /// Returns this fault's description with another edit.
     const fn planted_by<Q>(&self, edit: Q) -> Fault<Q> {
         let Fault { id, imitates, source, entries, caught_by, .. } = *self;
         Fault { id, imitates, source, entries, caught_by, edit }
     }
 
-    /// What the fault says of itself.
+    /// Returns the fault's description.
     pub const fn record(&self) -> FaultRecord {
         self.planted_by(())
     }
 
-    /// Whether the fault names this catcher. Inputs of an exact mode ask what the envelope asks, without a tolerance: a
-    /// fault that names the envelope may be met by them first.
+    /// Whether the fault names this catcher. A fault that names the envelope also counts as caught by exact inputs,
+    /// because an exact mode makes the same comparison without a tolerance and may meet the fault first.
     pub fn is_caught_by(&self, catcher: Catcher) -> bool {
         let sharper = catcher == Catcher::Exact && self.caught_by.contains(&Catcher::Envelope);
         sharper || self.caught_by.contains(&catcher)
     }
 }
 
-/// Faults of one id are the same.
+/// Equality of ids.
 impl<P> PartialEq for Fault<P> {
     fn eq(&self, other: &Fault<P>) -> bool {
         self.id == other.id
@@ -116,21 +116,21 @@ impl<P> PartialEq for Fault<P> {
 
 impl<P> Eq for Fault<P> {}
 
-/// The fault of this id in a catalogue.
+/// Returns the fault with this id in a catalogue.
 pub fn find<'a, P>(catalogue: impl IntoIterator<Item = &'a Fault<P>>, id: &str) -> Option<&'a Fault<P>> {
     catalogue.into_iter().find(|fault| fault.id == id)
 }
 
 impl Fault<Edit> {
-    /// The same as an entry of the catalogue.
+    /// Returns this fault as an entry of the catalogue.
     pub const fn entry(self) -> Fault {
         self.planted_by(Plant::Schedule(self.edit))
     }
 }
 
 impl Fault {
-    /// Plants the fault in the right schedule of a problem; says whether that changed anything. What is wrong in the
-    /// kernel changes no schedule.
+    /// Plants the fault in the right schedule of a problem. Returns whether the schedule changed; a fault of the kernel
+    /// changes no schedule.
     pub fn plant(&self, problem: &Problem, schedule: &mut Schedule) -> bool {
         let Plant::Schedule(edit) = self.edit else { return false };
         let right = schedule.clone();

@@ -1,4 +1,4 @@
-//! Masks: a key too few or too many, another corner, one shift for all sequences.
+//! Faults of masks: a key too few or too many, another corner, one shift for all sequences.
 
 use seamproof_oracle::{Alignment, Problem, ProblemFields};
 
@@ -7,7 +7,7 @@ use super::fault::Catcher::{Checker, Envelope};
 use super::fault::{Edit, Fault};
 use crate::schedule::Schedule;
 
-/// The campaign's canary; it lay below the tolerance of the very tests that were meant to guard it.
+/// The campaign's canary. The real bug lay below the tolerance of the very tests that were its guard.
 pub const WINDOW_OFF_BY_ONE: Fault<Edit> = Fault {
     id: "window-off-by-one",
     imitates: "the left bound of each window is one key too narrow",
@@ -135,7 +135,7 @@ fn open_right(fields: &mut ProblemFields) {
     fields.mask.right = None;
 }
 
-/// A bottom-right mask moved by the padding that one side has more of; for sequences of one difference alike.
+/// Moves a bottom-right mask by the difference between the sides' padding, if it is one number for all sequences.
 fn shifted_by_padding(problem: &Problem, schedule: &mut Schedule) {
     let padding = |run: seamproof_oracle::Run| (run.span - run.len) as i64;
     let mut shifts = problem.sequences.iter().map(|sequence| padding(sequence.kv) - padding(sequence.q));

@@ -1,4 +1,4 @@
-//! Merges of partial results, and the formats that they are kept in.
+//! Faults of the merges of partial results, and of the formats in which these are kept.
 
 use seamproof_oracle::Format;
 
@@ -7,7 +7,7 @@ use super::fault::Catcher::{Checker, Envelope, Structure};
 use super::fault::{Edit, Fault};
 use crate::schedule::{Buffer, MergeStyle, Reduction, Role, Schedule, Work};
 
-/// The public record of how partial results are merged, and of what goes wrong there.
+/// The public record of the merges of partial results and of their bugs.
 const MERGES: &str = "https://github.com/NVIDIA/cudnn-frontend/issues/752";
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
@@ -132,7 +132,7 @@ fn restyle(schedule: &mut Schedule, to: MergeStyle) {
     }
 }
 
-/// Scratch that is named keeps 16 bits.
+/// Keeps the named scratch in 16 bits.
 fn narrow(schedule: &mut Schedule, named: &[bool]) {
     let scratch = |buffer: &Buffer| buffer.role == Role::Scratch && buffer.format == Format::F32;
     for (buffer, _) in

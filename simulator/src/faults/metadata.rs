@@ -1,4 +1,4 @@
-//! Lengths and offsets: real for padded, global for local, one side's for the other's.
+//! Faults of lengths and offsets: real for padded, global for local, or one side's for the other's.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,10 @@
-//! The catalogue of planted bugs: each [`Fault`] is an edit of a right [`Schedule`] or a kernel that is wrong in a stage,
-//! imitates a bug that was public, and names what must catch it. No production code knows of them.
+//! The catalogue of planted bugs. Each [`Fault`] is an edit of a right [`Schedule`], or a kernel with a wrong stage. It
+//! imitates a public bug and names the checks that must catch it. No production code knows of faults.
 //!
-//! A fault *applies* to a problem whose schedule its edit changes; to any other it is *equivalent*: the real bug would
-//! not show there either. Some edits build the schedule of another problem (a wrong mask, wrong lengths) in the buffers
-//! of the right one: what a builder does that was told the wrong thing. A wrong kernel applies where it changes a result.
-//! [`ABSENT`] says which entries of the list of
-//! real bugs are not here, and why.
+//! A fault *applies* to a problem whose schedule its edit changes. To any other problem it is *equivalent*: the real
+//! bug would not show there either. Some edits build the schedule of another problem (a wrong mask, wrong lengths) in
+//! the buffers of the right one, as a wrongly told builder would. A wrong kernel applies where it changes a result.
+//! [`ABSENT`] says which entries of the list of real bugs are absent, and why.
 
 mod absent;
 mod backward;
@@ -32,8 +31,8 @@ pub use fault::{Catcher, Edit, Fault, FaultRecord, Plant, find};
 pub use mask::WINDOW_OFF_BY_ONE;
 
 impl Fault {
-    /// The right schedule that the fault is planted in: the problem's own, for a fault of sequence-parallel regions one in
-    /// such a region. Absent where there is none.
+    /// Returns the right schedule in which the fault is planted. A fault of sequence-parallel regions is planted in a
+    /// schedule with regions, any other in the problem's own; `None` if there is no such schedule.
     pub fn schedule(&self, problem: &Problem) -> Option<Schedule> {
         match region::FAULTS.iter().any(|fault| fault.id == self.id) {
             true => region::schedule(problem),
@@ -58,12 +57,12 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
     edits.chain(kernel::faults()).collect()
 });
 
-/// Every fault, by class; those of the schedule first.
+/// Returns every fault, by class. Faults of the schedule come first.
 pub fn catalogue() -> impl Iterator<Item = &'static Fault> {
     CATALOGUE.iter()
 }
 
-/// The fault of this id.
+/// Returns the fault with this id.
 pub fn by_id(id: &str) -> Option<&'static Fault> {
     find(catalogue(), id)
 }
@@ -85,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Pairs that edit alike: of two directions, or of two sides of one bound.
+    /// Pairs of faults that edit alike: they are two directions, or two sides of one bound.
     const ALIKE: [(&str, &str); 8] = [
         ("window-off-by-one", "window-one-too-wide"),
         ("bottom-right-for-top-left", "top-left-for-bottom-right"),

@@ -1,4 +1,4 @@
-//! Streams and events: what begins before it may. A run need not show it; the proof does.
+//! Faults of streams and events: work that begins too early. A run may not show it, but the proof does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +57,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// Events that a rank records on streams that run kernels.
+/// Returns the events that a rank records on streams that run kernels.
 fn recorded_by_kernels(program: &RankProgram, kernels: &BTreeSet<usize>) -> BTreeSet<EventId> {
     let recorded = program.operations.iter().filter_map(|Operation { stream, work }| match work {
         Work::RecordEvent(event) if kernels.contains(stream) => Some(*event),
@@ -66,7 +66,7 @@ fn recorded_by_kernels(program: &RankProgram, kernels: &BTreeSet<usize>) -> BTre
     recorded.collect()
 }
 
-/// Streams that run kernels.
+/// Returns the streams that run kernels.
 fn kernel_streams(program: &RankProgram) -> BTreeSet<usize> {
     let kernel = |work: &Work| matches!(work, Work::Attend(_) | Work::AttendBackward(_));
     program
@@ -77,7 +77,8 @@ fn kernel_streams(program: &RankProgram) -> BTreeSet<usize> {
         .collect()
 }
 
-/// Removes the waits for kernels (or for messages) of streams that run kernels (or messages).
+/// Removes the waits of some streams for others. Each side is either the streams that run kernels or those that move
+/// messages.
 fn drop_waits(schedule: &mut Schedule, for_kernels: bool, of_kernels: bool) {
     let kernels: Vec<_> = schedule.ranks.iter().map(kernel_streams).collect();
     let programs = schedule.ranks.iter().zip(&kernels);
@@ -90,7 +91,7 @@ fn drop_waits(schedule: &mut Schedule, for_kernels: bool, of_kernels: bool) {
     });
 }
 
-/// Of the scratch buffers that messages arrive in, those alike become one.
+/// Makes one buffer of all scratch buffers that receive messages and are alike.
 fn one_slot(_: &seamproof_oracle::Problem, schedule: &mut Schedule) {
     let key = |id: BufferId| {
         let buffer = &schedule.buffers[id.0];

@@ -1,4 +1,5 @@
-//! Padding, slack, idle ranks and empty sets: rows that nobody writes, that everybody writes, that are no identity.
+//! Faults of padding, slack, idle ranks and empty sets: rows that nobody writes, that everybody writes, or that are no
+//! identity.
 
 use seamproof_oracle::{Run, TensorName};
 
@@ -162,7 +163,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// Ranks that attend to nothing while others do.
+/// Returns for each rank whether it attends to nothing while others attend to something.
 fn idle(schedule: &Schedule) -> Vec<bool> {
     let works = |call: &crate::AttentionCall| {
         call.segments.iter().any(|segment| (0..segment.q.len).any(|query| !segment.visible(query).is_empty()))
@@ -179,7 +180,7 @@ fn idle(schedule: &Schedule) -> Vec<bool> {
     if idle.iter().all(|&idle| idle) { vec![false; idle.len()] } else { idle }
 }
 
-/// Fills of −∞ of buffers with these axes become zeros.
+/// Replaces fills of −∞ by zeros in buffers with these axes.
 fn zero_instead_of_infinity(schedule: &mut Schedule, axes: Axes) {
     let hit: Vec<bool> = schedule.buffers.iter().map(|buffer| buffer.axes == axes).collect();
     for work in works(schedule) {

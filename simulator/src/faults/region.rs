@@ -1,4 +1,5 @@
-//! Sequence-parallel regions: gathers and scatters of the wrong size, rows rotated by another row's position.
+//! Faults of sequence-parallel regions: gathers and scatters of the wrong size, and rows rotated by another row's
+//! position.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::schedule::{
     BufferId, Layer, MergeOrder, Placement, Region, Rotated, Schedule, Work, sequence_parallel,
 };
 
-/// Largest region that a fault is planted in.
+/// Largest region in which a fault is planted.
 const RANKS_MAX: usize = 4;
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
@@ -163,7 +164,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// The right schedule of a problem in the largest region, up to [`RANKS_MAX`], that holds its heads.
+/// Returns the right schedule of a problem in the largest region, up to [`RANKS_MAX`], that holds its heads.
 pub(super) fn schedule(problem: &Problem) -> Option<Schedule> {
     (1..=RANKS_MAX).rev().find_map(|ranks| sequence_parallel(problem, ranks, MergeOrder::default()).ok())
 }
@@ -181,7 +182,7 @@ fn rotations(schedule: &mut Schedule, mut edit: impl FnMut(&mut Vec<Rotated>)) {
     }
 }
 
-/// The sequences, on one rank, whose rows are rotated; none for parts of sequences.
+/// Returns the sequences, on one rank, whose rows are rotated; none if the rows are parts of sequences.
 fn sequences(problem: &Problem, rows: &[Rotated]) -> Vec<Run> {
     let sides = [|sequence: &Sequence| sequence.q, |sequence: &Sequence| sequence.kv];
     let whole = sides.into_iter().find_map(|side| {
@@ -193,15 +194,15 @@ fn sequences(problem: &Problem, rows: &[Rotated]) -> Vec<Run> {
     whole.filter(|_| problem.parallel.size() == 1).unwrap_or_default()
 }
 
-/// Which collective of a region.
+/// Collective of a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exchange {
     Gather,
     Scatter,
 }
 
-/// Where the real rows of a region make shorter shards than its padded ones: exchanges those, and tells of the whole side
-/// and of the rows of a shard.
+/// Shrinks exchanges to shards of real rows, where these are shorter than the shards of padded rows. Calls `tell` with
+/// the regions of the whole side and with the rows of a shard.
 fn each_part_by_real_rows(schedule: &mut Schedule, which: Exchange, mut tell: impl FnMut(&[Region], usize)) {
     let (ranks, real) = (ranks(schedule), real_rows(schedule));
     for work in works(schedule) {
@@ -221,7 +222,7 @@ fn each_part_by_real_rows(schedule: &mut Schedule, which: Exchange, mut tell: im
     }
 }
 
-/// For each shard, and each buffer that a result's shard is copied from, the real rows of its region.
+/// Returns the real rows of the region of each shard, and of each buffer from which a result's shard is copied.
 fn real_rows(schedule: &Schedule) -> BTreeMap<BufferId, usize> {
     let region = |placement: &Placement| {
         (schedule.buffers[placement.buffer.0].rank / ranks(schedule), placement.tensor)

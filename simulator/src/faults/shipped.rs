@@ -1,7 +1,7 @@
-//! TransformerEngine's defects as shipped: its own index algebra, put into a right schedule.
+//! TransformerEngine's defects as shipped: its own index algebra, planted in a right schedule.
 //!
-//! They need what its context parallelism is about: dual-chunk cuts (stripes where it says so), self-attention (equal
-//! real and padded lengths of both sides). Elsewhere they change nothing.
+//! These faults need the cases for which its context parallelism is made: dual-chunk cuts (stripes where a fault says
+//! this) and self-attention (equal real and padded lengths of both sides). Elsewhere they change nothing.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ use crate::schedule::{
 use crate::shard::ShardedSide;
 use crate::{AttentionCall, Segment};
 
-/// The context-parallel code that the algebra is from.
+/// The context-parallel code with the index algebra.
 const CONTEXT_PARALLEL: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py";
 /// The kernels that reorder rows.
 const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu";
-/// The helpers of its JAX side.
+/// The helpers of the JAX side.
 const JAX: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/cpp_extensions/attention.py";
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
@@ -103,7 +103,7 @@ fn is(problem: &Problem, algorithm: Algorithm, balance: Balance) -> bool {
         && problem.sequences.iter().all(same)
 }
 
-/// The runs of queries of each buffer that holds some.
+/// Returns the runs of queries of each buffer that holds queries.
 fn placed_queries(schedule: &Schedule) -> BTreeMap<BufferId, Vec<PlacedRun>> {
     let queries =
         schedule.placements.iter().filter(|placed| placed.tensor == seamproof_oracle::TensorName::Q);
@@ -114,8 +114,9 @@ fn placed_at(runs: &[PlacedRun], segment: &Segment) -> Option<PlacedRun> {
     runs.iter().copied().find(|run| run.local.span > 0 && run.local.offset == segment.q.offset)
 }
 
-/// The window of each chunk as `get_kv_seq_info_after_all_gather` has it: keys up to the batch's chunk end plus the
-/// right window, bounds from the bottom right corner of what each sequence shows of them.
+/// Sets the window of each chunk as `get_kv_seq_info_after_all_gather` does. Keys go up to the batch's chunk end plus
+/// the right window. Bounds count from the bottom right corner of the keys that each sequence shows, or from the top
+/// left.
 fn batch_wide_window(problem: &Problem, schedule: &mut Schedule, bottom_right: bool) {
     let mask = problem.mask;
     let (Some(left), Some(right)) = (mask.left.map(i64::from), mask.right.map(i64::from)) else { return };
@@ -144,7 +145,8 @@ fn batch_wide_window(problem: &Problem, schedule: &mut Schedule, bottom_right: b
     }
 }
 
-/// In each of the two steps, keys of a sequence begin where the visible ones of those before it would end.
+/// Makes the keys of a sequence begin where the visible keys of the sequences before it would end, in each of the two
+/// steps.
 fn real_offsets(problem: &Problem, schedule: &mut Schedule) {
     if !is(problem, Algorithm::AllGather, Balance::DualChunk) {
         return;
@@ -164,8 +166,8 @@ fn real_offsets(problem: &Problem, schedule: &mut Schedule) {
     }
 }
 
-/// Runs of real rows get the first rows that were found; where a run goes on with the position after that of the run
-/// before, none was.
+/// Gives runs of real rows the first offsets that the search finds. It finds none for a run that starts at the position
+/// after the run before.
 fn missing_offset(problem: &Problem, schedule: &mut Schedule) {
     let striped = matches!(problem.parallel.balance, Balance::Striped { stripe } if stripe > 1);
     if !striped || !is(problem, Algorithm::AllGather, problem.parallel.balance) {
@@ -197,7 +199,7 @@ fn missing_offset(problem: &Problem, schedule: &mut Schedule) {
     }
 }
 
-/// A launch with the merge or sums that follow it.
+/// Returns the step of a launch; `None` for any other work.
 fn is_launch(work: &Work) -> Option<Step> {
     match work {
         Work::Attend(Attend { step, .. }) | Work::AttendBackward(AttendBackward { step, .. }) => Some(*step),
@@ -209,7 +211,7 @@ fn follows(work: &Work) -> bool {
     matches!(work, Work::Merge(_) | Work::Accumulate { .. })
 }
 
-/// Launches by pass and step, each with what follows it.
+/// Returns the launches by pass and step, each with the following merges and sums.
 fn launches(program: &RankProgram) -> BTreeMap<(bool, Step), Vec<Operation>> {
     let begin = program.backward.unwrap_or(program.operations.len());
     let (mut found, mut last): (BTreeMap<_, Vec<Operation>>, _) = (BTreeMap::new(), None);
@@ -222,7 +224,7 @@ fn launches(program: &RankProgram) -> BTreeMap<(bool, Step), Vec<Operation>> {
     found
 }
 
-/// Steps on keys of a later member, of which a short window shows none, run without a left bound.
+/// Runs steps on keys of a later member without a left bound, although a short window shows none of these keys.
 fn opened_window(problem: &Problem, schedule: &mut Schedule) {
     let (cp, Some(left)) = (problem.parallel.size(), problem.mask.left) else { return };
     let striped = Balance::Striped { stripe: 1 };
@@ -241,7 +243,7 @@ fn opened_window(problem: &Problem, schedule: &mut Schedule) {
     }
 }
 
-/// The open program, but with the right launches where they are not to be opened.
+/// Returns the open program with the right launches in those steps that `opens` does not accept.
 fn with_opened(
     right: &BTreeMap<(bool, Step), Vec<Operation>>,
     open: RankProgram,
@@ -268,7 +270,7 @@ fn with_opened(
     program
 }
 
-/// Lengths of the ring's dual-chunk sections from the running sum of real lengths, divided.
+/// Sets the lengths of the ring's dual-chunk sections from the divided running sum of real lengths.
 fn floored_lengths(problem: &Problem, schedule: &mut Schedule) {
     let cp = problem.parallel.size();
     if cp == 1 || !is(problem, Algorithm::Ring, Balance::DualChunk) {
@@ -315,8 +317,8 @@ fn floor_segment(
     segment.kv.iter_mut().for_each(|run| run.len = keys.min(run.span));
 }
 
-/// The reorders of keys and values as the kernel's index algebra has them, from the rows that `length` gives a slot: a
-/// row belongs to the last sequence that begins before it, whether it ends before it or not.
+/// Reorders keys and values as the kernel's index algebra does, with the number of rows that `length` gives a slot. A
+/// row belongs to the last sequence that begins before it, even if this sequence also ends before it.
 fn reordered_by(problem: &Problem, schedule: &mut Schedule, length: impl Fn(&crate::shard::Slot) -> usize) {
     let algorithm = problem.parallel.algorithm;
     let reorders = [Algorithm::AllGather, Algorithm::AllToAll].contains(&algorithm);

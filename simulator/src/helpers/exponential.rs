@@ -1,14 +1,14 @@
-//! e^x and ln(e^a + e^b) in f32, in steps that a GPU takes at the speed of its memory: what the merges of the helper
-//! kernels weigh with.
+//! e^x and ln(e^a + e^b) in f32, in steps that a GPU takes at the speed of its memory. The merges of the helper kernels
+//! take their weights from them.
 //!
-//! Every step is one IEEE operation: a sum, a product, or a product added to something with one rounding. Nothing is
-//! divided, and no bit depends on the machine. The polynomials are minimax fits to relative error, rounded to f32. Over
-//! all arguments (see the tests) e^x is within 1.1 ulp, and ln(1 + e) within 1.6 ulp, of the exact number; the CPU device's
-//! own merges go through libm and differ by as much.
+//! Every step is one IEEE operation: a sum, a product, or a product that is added with one rounding. There is no
+//! division, and no bit depends on the machine. The polynomials are minimax fits to relative error, rounded to f32.
+//! Over all arguments (see the tests), e^x is within 1.1 ulp and ln(1 + e) within 1.6 ulp of the exact number. The CPU
+//! device's own merges use libm and differ by a similar amount.
 
-/// ln 2 in two parts; products of the first and a whole number below 2^9 are exact.
+/// ln 2 in two parts. Products of the first part and a whole number below 2^9 are exact.
 const LN_2: [f32; 2] = [0.693_145_75, 1.4286068e-06];
-/// 1.5 · 2^23: adding it rounds to an integer, which is then in the lowest bits.
+/// 1.5 · 2^23. Adding it rounds to an integer, which is then in the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// `(e^r − 1 − r) / r²` for |r| up to half of ln 2, the highest power first.
 const EXPONENTIAL: [f32; 5] = [0.001_381_454, 0.008_368_745, 0.041_668_39, 0.166_665_21, 0.499_999_94];
@@ -24,7 +24,8 @@ const LOGARITHM: [f32; 9] = [
     0.333_305_12,
     -0.499_999_3,
 ];
-/// Below this e^x counts as 0, above that as infinite: short of the ends of f32's normal numbers.
+/// Ends of the range of x, within f32's normal numbers. Below the first, e^x counts as 0; above the second, as
+/// infinite.
 const ENDS: [f32; 2] = [-87.0, 88.0];
 
 fn series(coefficients: &[f32], x: f32) -> f32 {
@@ -32,7 +33,7 @@ fn series(coefficients: &[f32], x: f32) -> f32 {
     rest.iter().fold(*first, |sum, &coefficient| libm::fmaf(sum, x, coefficient))
 }
 
-/// e^x for a number; 0 below −87, infinite above 88.
+/// Returns e^x; 0 below −87, infinite above 88.
 pub fn exp(x: f32) -> f32 {
     if x < ENDS[0] {
         return 0.0;
@@ -47,18 +48,18 @@ pub fn exp(x: f32) -> f32 {
     power * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()))
 }
 
-/// ln(1 + e) for e from 0 to 1.
+/// Returns ln(1 + e) for e from 0 to 1.
 pub fn log_of_one_and(e: f32) -> f32 {
     libm::fmaf(series(&LOGARITHM, e), e * e, e)
 }
 
-/// `ln(e^a + e^b)`; −∞ is the identity, of −∞ too, whose difference is nothing. NaN stays.
+/// Returns `ln(e^a + e^b)`. −∞ is the identity, also for two −∞, whose difference is taken as 0. NaN stays.
 pub fn log_add(a: f32, b: f32) -> f32 {
     let difference = if a == b { 0.0 } else { a - b };
     a.max(b) + log_of_one_and(exp(-difference.abs()))
 }
 
-/// `e^(a − total)`, 0 for an empty a.
+/// Returns `e^(a − total)`; 0 for an empty a.
 pub fn share(a: f32, total: f32) -> f32 {
     if a == f32::NEG_INFINITY { 0.0 } else { exp(a - total) }
 }
@@ -67,14 +68,14 @@ pub fn share(a: f32, total: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Distance from an exact number in units of the last place of the f32 there.
+    /// Returns the distance from an exact number in units of the last place of the nearest f32.
     fn ulps(got: f32, exact: f64) -> f64 {
         let nearest = exact as f32;
         let unit = f64::from(nearest.next_up()) - f64::from(nearest);
         (f64::from(got) - exact).abs() / unit
     }
 
-    /// Every 97th f32 of a range of positive ones, and its ends.
+    /// Returns every 97th f32 in a range of positive numbers, and both ends.
     fn samples(from: f32, to: f32) -> impl Iterator<Item = f32> {
         (from.to_bits()..=to.to_bits()).step_by(97).chain([to.to_bits()]).map(f32::from_bits)
     }

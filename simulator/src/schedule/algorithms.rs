@@ -1,4 +1,4 @@
-//! The table of algorithms: which builder makes the schedule of a problem.
+//! The table of algorithms: the builder of each algorithm's schedule.
 
 use seamproof_oracle::{Algorithm, Problem};
 
@@ -10,12 +10,12 @@ use super::program::{MergeOrder, Schedule};
 use super::ring::ring;
 use super::single::single;
 
-/// The schedule of a problem's own algorithm, or why there can be none.
+/// Returns the schedule of a problem's own algorithm, or the reason why there is none.
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
     build_with(problem, MergeOrder::default())
 }
 
-/// [`build()`], with the order in which a ring merges.
+/// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
@@ -27,7 +27,8 @@ pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
 }
 
 impl MergeOrder {
-    /// Returns the orders in which an algorithm has different schedules: the default one alone where it merges nothing.
+    /// Returns the orders that give an algorithm different schedules. An algorithm that merges nothing has only the
+    /// default one.
     pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
         match algorithm {
             Algorithm::Single | Algorithm::AllGather | Algorithm::AllToAll => &[MergeOrder::Running],

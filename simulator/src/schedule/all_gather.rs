@@ -6,10 +6,11 @@
 //! (TransformerEngine shifts a window by one number for the whole batch and attends to wrong keys). A query meets all
 //! its keys in one launch, so nothing is merged and the kernel applies the sink itself.
 //!
-//! Backward, a launch overwrites dK and dV of the keys that it names, so that it may name a key once: the pieces of one
-//! sequence go to different launches, whose dK and dV add up in f32; sums over ranks are reduce-scattered. Queries with
-//! positions apart (stripes of 1) have a band only against keys equally far apart: they are one-row segments forward,
-//! and one launch for each residue of the key's position backward, whose dQ add up too.
+//! In the backward, a launch overwrites dK and dV of the keys that it names, and may therefore name a key only once.
+//! The pieces of one sequence go to different launches. Their dK and dV are added up in f32, and the sums over ranks
+//! are reduce-scattered. Queries whose positions lie apart (stripes of 1) have a band only against keys that lie
+//! equally far apart. Forward, each such query is a one-row segment. Backward, there is one launch for each residue of
+//! the key's position, and dQ is added up too.
 //!
 //! | refused | why |
 //! |---|---|
@@ -23,7 +24,7 @@ use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, ran
 use super::program::{Attend, AttendBackward, BufferId, FillValue, Reduction, RowPair, Schedule, Step, Work};
 use crate::{AttentionCall, RowPolicy, Segment};
 
-/// The all-gather schedule; see the module's text for what is refused.
+/// Returns the all-gather schedule. The module's text says which problems are refused.
 pub fn all_gather(problem: &Problem) -> Result<Schedule, BuildError> {
     let shards = Shards::new(problem)?;
     let ranks = problem.parallel.size();
@@ -56,7 +57,7 @@ const GROUP: usize = 0;
 struct Rank<'a> {
     problem: &'a Problem,
     shards: &'a Shards,
-    /// Keys' rows from rank order to sequence order.
+    /// Row pairs that take the keys from rank order to sequence order.
     order: &'a [RowPair],
     rank: usize,
     local: Local,
@@ -64,7 +65,7 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// K and V of all ranks in sequence order; K is reordered while V is on its way.
+    /// Gathers K and V of all ranks and returns them in sequence order. K is reordered while V is on its way.
     fn gather(&mut self) -> [BufferId; 2] {
         let gathered = [(self.local.k, "k"), (self.local.v, "v")].map(|(local, name)| {
             let format = self.builder.describe(local).format;
@@ -133,7 +134,7 @@ impl Rank<'_> {
         }
     }
 
-    /// Where a launch writes dQ, and the sum over launches where a query is in more than one.
+    /// Returns the buffer to which a launch writes dQ, and the sum over launches if a query is in more than one.
     fn dq(&mut self, to: &LocalBackward) -> (BufferId, Option<BufferId>) {
         if !self.apart() {
             return (to.dq, None);
@@ -144,7 +145,7 @@ impl Rank<'_> {
         (step, Some(sum))
     }
 
-    /// One backward launch; what it wrote is added to the sums.
+    /// Pushes one backward launch and adds its results to the sums.
     fn launch(
         &mut self,
         step: Step,
@@ -172,7 +173,8 @@ impl Rank<'_> {
         }
     }
 
-    /// Sums over ranks: from sequence order to rank order, each rank's part to it, rounded into place.
+    /// Reduce-scatters the gradients: takes them from sequence order to rank order, sums each rank's part over all
+    /// ranks, and rounds the sums into the results.
     fn scatter(&mut self, pairs: [(BufferId, BufferId); 2]) {
         let back = inverse(self.order);
         let rows = self.shards.kv.rows;
@@ -195,7 +197,7 @@ impl Rank<'_> {
         }
     }
 
-    /// A buffer of every rank's rows, otherwise like the local one.
+    /// Makes a buffer with every rank's rows; heads and dim are those of the local one.
     fn full(&mut self, local: BufferId, name: &str, format: Format) -> BufferId {
         let model = self.builder.describe(local);
         let shape = [self.order_rows(), model.heads, model.dim];
@@ -210,7 +212,7 @@ impl Rank<'_> {
         AttentionCall { segments, softmax: self.problem.softmax, policy: RowPolicy::Overwrite }
     }
 
-    /// Whether a piece's positions lie apart.
+    /// Whether the positions of some piece lie apart.
     fn apart(&self) -> bool {
         self.placed().iter().any(|placed| placed.piece.step > 1)
     }
@@ -227,8 +229,8 @@ impl Rank<'_> {
         rows.filter_map(|placed| self.segment(&placed, (0, 1), Unseeing::Kept)).collect()
     }
 
-    /// The segments of each backward launch; no launch names a key twice. Where dQ has no sum that was filled with
-    /// zeros, every row is in a launch, whether it sees a key or not.
+    /// Returns the segments of each backward launch. No launch names a key twice. Without a zero-filled sum for dQ,
+    /// every row must be in a launch, even a row that sees no key.
     fn backward_launches(&self) -> Vec<Vec<Segment>> {
         let placed = self.placed();
         let ranks = self.shards.kv.cp;
@@ -253,13 +255,14 @@ impl Rank<'_> {
         launches
     }
 
-    /// A piece of queries against the keys `first, first + step, …` of the visible prefix; the step is the piece's.
+    /// Returns the segment of a piece of queries against the keys `first, first + step, …` of the visible prefix. The
+    /// step is the piece's own.
     fn segment(&self, q: &PlacedRun, (first, step): (usize, usize), unseeing: Unseeing) -> Option<Segment> {
         let sequence = &self.problem.sequences[q.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let gathered = self.shards.kv.gathered(q.sequence);
         let keys = visible_prefix(self.problem, q).saturating_sub(first).div_ceil(step);
-        // An empty run lies at the sequence's first row, wherever `first` would be.
+        // An empty run lies at the sequence's first row, whatever `first` is.
         let offset = gathered.offset + if keys > 0 { first } else { 0 };
         let rows = Run { offset, step, len: keys, span: keys };
         let kv = Piece { start: first, step, span: keys, at: 0 };
@@ -267,7 +270,8 @@ impl Rank<'_> {
     }
 }
 
-/// Keys of the sequence up to the last one that the piece's last real query sees; 0 for a piece of padding.
+/// Returns the number of the sequence's keys up to the last one that the piece's last real query sees; 0 for a piece of
+/// padding.
 fn visible_prefix(problem: &Problem, q: &PlacedRun) -> usize {
     let sequence = &problem.sequences[q.sequence];
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
@@ -275,7 +279,7 @@ fn visible_prefix(problem: &Problem, q: &PlacedRun) -> usize {
     problem.mask.band(lq, lk).end(q.piece.start + last * q.piece.step, lk)
 }
 
-/// Each real row as a piece of its own; the padding as one.
+/// Returns each real row as a piece of its own, and the padding as one piece.
 fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
     let PlacedRun { sequence, piece, local } = *placed;
     let cut = |index: usize, len: usize, span: usize| PlacedRun {
@@ -292,7 +296,7 @@ mod tests {
     use super::*;
     use seamproof_oracle::{Algorithm, Alignment, Balance, ContextParallel, Mask, Pass, ProblemFields};
 
-    /// Packed sequences of (real, padded) rows on two ranks, dual-chunk.
+    /// A problem on two ranks with dual-chunk balance; its packed sequences are given as (real, padded) rows.
     fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
         Problem::new(ProblemFields {
             mask: Mask { left, right, align: Alignment::TopLeft },
@@ -303,7 +307,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Of each segment of a rank's forward launch: query rows, key rows and band.
+    /// Returns the segments of a rank's forward launches.
     fn segments(problem: &Problem, rank: usize) -> Vec<Segment> {
         let schedule = all_gather(problem).unwrap();
         let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
@@ -315,13 +319,14 @@ mod tests {
 
     #[test]
     fn a_window_is_cut_for_each_sequence_by_itself() {
-        // TransformerEngine's smallest bad pack: 2 rows padded to 4, window (0, 8), here behind a longer sequence.
+        // TransformerEngine's smallest bad pack: 2 rows padded to 4 with the window (0, 8). Here it lies behind a
+        // longer sequence.
         let problem = problem(&[(8, 8), (2, 4)], Some(0), Some(8));
         let short = segments(&problem, 0)[2].clone();
         assert_eq!(short.q, Run::packed(4, 1, 1));
         assert_eq!(short.kv, [Run::packed(8, 2, 2)]);
         assert_eq!((short.lo, short.hi), (Some(0), Some(8)));
-        // Rank 1 has the second position, which sees itself alone of two keys.
+        // Rank 1 has the second position, which sees only itself out of two keys.
         let short = segments(&problem, 1)[2].clone();
         assert_eq!(short.kv, [Run::packed(8, 2, 2)]);
         assert_eq!((short.lo, short.hi), (Some(1), Some(9)));

@@ -1,10 +1,10 @@
 //! All-to-all (Ulysses): every rank sees all rows of a block of heads.
 //!
-//! q, k and v are exchanged so that rank r holds every row of the r-th *block* of heads, reordered into sequence order;
-//! there one launch attends to whole sequences as on a single rank, and the results travel back. Query heads are cut
-//! into as many blocks as there are ranks. KV heads are cut likewise, or, where there are fewer than ranks, replicated
-//! on the ranks whose query heads read them, and their dk and dv are summed over the replicas. The sink and its gradient
-//! are the block's own: the kernel applies them.
+//! q, k and v are exchanged, and rank r then holds every row of the r-th *block* of heads, reordered into sequence
+//! order. One launch attends to whole sequences, as on a single rank, and the results travel back. There are as many
+//! blocks of query heads as ranks. KV heads are cut likewise. If there are fewer KV heads than ranks, each is
+//! replicated on the ranks whose query heads read it, and its dk and dv are summed over the replicas. The sink and its
+//! gradient belong to the block: the kernel applies them.
 //!
 //! | refused | why |
 //! |---|---|
@@ -21,7 +21,7 @@ use super::exchange::{Exchange, HeadDeal};
 use super::program::{Attend, AttendBackward, FillValue, Schedule, Step, Work};
 use crate::{AttentionCall, RowPolicy, Segment};
 
-/// The all-to-all schedule; see the module's text for what is refused.
+/// Returns the all-to-all schedule. The module's text says which problems are refused.
 pub fn all_to_all(problem: &Problem) -> Result<Schedule, BuildError> {
     let ranks = problem.parallel.size();
     let heads = HeadDeal::new(problem.heads, ranks)?;
@@ -49,7 +49,7 @@ pub fn all_to_all(problem: &Problem) -> Result<Schedule, BuildError> {
     Ok(builder.finish())
 }
 
-/// Every sequence as one segment of the collected buffers.
+/// Returns every sequence as one segment of the collected buffers.
 fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
     let segments = problem.sequences.iter().enumerate().filter_map(|(index, sequence)| {
         let (rows, kv) = (shards.q.gathered(index), shards.kv.gathered(index));

@@ -1,5 +1,5 @@
-//! What every builder uses: making buffers, events and operations, placing inputs and results, and the one rule that
-//! turns a mask into the bounds of a segment.
+//! The parts that every builder uses. They make buffers, events and operations, place inputs and results, and turn a
+//! mask into the bounds of a segment.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use super::program::{
 use crate::Segment;
 use crate::shard::ShardedSide;
 
-/// Reason why a builder cannot make a schedule of a problem: it has no meaning for the algorithm, or it is not
-/// supported.
+/// Reason why a problem has no schedule: rows or heads that cannot be dealt evenly, or a problem that the builder of
+/// its algorithm does not support.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum BuildError {
     /// A side that cannot be cut.
@@ -23,9 +23,9 @@ pub enum BuildError {
     /// Query heads that cannot be dealt to ranks.
     #[error("{heads} query heads cannot be dealt to {ranks} ranks; use a multiple")]
     QueryHeads {
-        /// Query heads.
+        /// Number of query heads.
         heads: usize,
-        /// Ranks of the all-to-all, or of the sequence-parallel region.
+        /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
     },
     /// KV heads that can neither be dealt to ranks nor replicated on them.
@@ -33,15 +33,15 @@ pub enum BuildError {
         "{heads} kv heads can neither be dealt to {ranks} ranks nor replicated on them; use a multiple or a divisor"
     )]
     KvHeads {
-        /// KV heads.
+        /// Number of KV heads.
         heads: usize,
-        /// Ranks of the all-to-all, or of the sequence-parallel region.
+        /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
     },
-    /// Stripes of several rows in a ring, for which a step's mask is several bands.
+    /// Stripes of several rows in a ring: a step's mask would be several bands.
     #[error("stripes of {stripe} rows are not supported in a ring; use stripes of 1")]
     RingStripe {
-        /// The stripe.
+        /// Rows in a stripe.
         stripe: usize,
     },
     /// A balance that the hierarchical algorithm does not support.
@@ -58,7 +58,7 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// An empty schedule of `ranks` ranks, whose communicator 0 is the whole group.
+    /// Returns an empty schedule of `ranks` ranks. Communicator 0 is the whole group.
     pub(super) fn new(ranks: usize) -> Builder {
         let schedule = Schedule {
             buffers: Vec::new(),
@@ -70,12 +70,12 @@ impl Builder {
         Builder { schedule, events: 0, groups: 0 }
     }
 
-    /// New events are not among the first `events`.
+    /// Keeps the first `events` event numbers from being given to new events.
     pub(super) fn reserve_events(&mut self, events: usize) {
         self.events = self.events.max(events);
     }
 
-    /// How many buffers there are.
+    /// Returns the number of buffers.
     pub(super) fn buffers(&self) -> usize {
         self.schedule.buffers.len()
     }
@@ -84,13 +84,13 @@ impl Builder {
         self.schedule
     }
 
-    /// A further communicator; its index.
+    /// Adds a communicator and returns its index.
     pub(super) fn communicator(&mut self, members: Vec<usize>) -> usize {
         self.schedule.communicators.push(members);
         self.schedule.communicators.len() - 1
     }
 
-    /// How many communicators there are.
+    /// Returns the number of communicators.
     pub(super) fn communicators(&self) -> usize {
         self.schedule.communicators.len()
     }
@@ -100,14 +100,14 @@ impl Builder {
         BufferId(self.schedule.buffers.len() - 1)
     }
 
-    /// A scratch buffer `[rows, heads, dim]`.
+    /// Adds a scratch buffer `[rows, heads, dim]`.
     pub(super) fn scratch(&mut self, rank: usize, name: &str, shape: [usize; 3], format: Format) -> BufferId {
         let [rows, heads, dim] = shape;
         let (axes, role) = (Axes::Rows, Role::Scratch);
         self.buffer(Buffer { name: name.into(), rank, axes, rows, heads, dim, format, role })
     }
 
-    /// A copy of a buffer's description, for scratch of the same shape under another name and format.
+    /// Adds a scratch buffer with the shape of another one, under a new name and format.
     pub(super) fn like(&mut self, buffer: BufferId, name: &str, format: Format) -> BufferId {
         let model = self.schedule.buffers[buffer.0].clone();
         self.buffer(Buffer { name: name.into(), format, role: Role::Scratch, ..model })
@@ -133,7 +133,7 @@ impl Builder {
         self.schedule.ranks[rank].operations.push(Operation { stream, work });
     }
 
-    /// Records a new event on a stream.
+    /// Returns a new event that is recorded on a stream.
     pub(super) fn record(&mut self, rank: usize, stream: usize) -> EventId {
         let event = EventId(self.events);
         self.events += 1;
@@ -141,7 +141,7 @@ impl Builder {
         event
     }
 
-    /// A new group of sends and receives.
+    /// Returns the number of a new group of sends and receives.
     pub(super) fn group(&mut self) -> usize {
         self.groups += 1;
         self.groups - 1
@@ -167,13 +167,13 @@ impl Builder {
     }
 }
 
-/// The rank-local buffers of a problem: inputs and results, placed.
+/// The rank-local buffers of a problem: its inputs and results, all of them placed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Local {
     pub(super) q: BufferId,
     pub(super) k: BufferId,
     pub(super) v: BufferId,
-    /// The learnable sink, where there is one.
+    /// The learnable sink, if there is one.
     pub(super) sink: Option<BufferId>,
     pub(super) out: BufferId,
     pub(super) lse: BufferId,
@@ -204,13 +204,14 @@ impl Shards {
     }
 }
 
-/// Makes and places a rank's inputs and results, every head of them, cut as `shards` says; statistics of whole heads
-/// are on every rank.
+/// Makes and places a rank's inputs and results with all their heads, cut by `shards`. Statistics of whole heads are on
+/// every rank.
 pub(super) fn local(builder: &mut Builder, problem: &Problem, shards: &Shards, rank: usize) -> Local {
     local_with_sinks(builder, problem, shards, rank, 0..problem.learnable_sinks())
 }
 
-/// [`local`], of a rank that sees the learnable sinks of `sinks` alone: its sink and dsink are those heads of theirs.
+/// Makes and places a rank's buffers like [`local`]. The rank sees only the learnable sinks in `sinks`: its sink and
+/// dsink hold these heads.
 pub(super) fn local_with_sinks(
     builder: &mut Builder,
     problem: &Problem,
@@ -281,7 +282,7 @@ pub(super) fn local_with_sinks(
     Local { q, k, v, sink, out, lse, max_logit, backward }
 }
 
-/// The rows of every slot of a rank's tensor, padding included and counted as rows (`len = span`).
+/// Returns the rows of every slot of a rank's tensor. Padding is included and counted as rows (`len = span`).
 pub(super) fn slots(shard: &ShardedSide) -> Vec<Run> {
     shard
         .slots
@@ -291,16 +292,17 @@ pub(super) fn slots(shard: &ShardedSide) -> Vec<Run> {
         .collect()
 }
 
-/// The same rows on both sides.
+/// Returns pairs in which both sides are equal.
 pub(super) fn same_rows(rows: &[Run]) -> Vec<RowPair> {
     rows.iter().map(|&run| (run, run)).collect()
 }
 
-/// What a mask says of a piece of queries against a piece of keys of one sequence of `lq` and `lk` real positions.
+/// Returns the band of visible pairs between a piece of queries and a piece of keys of one sequence that has `lq` and
+/// `lk` real positions.
 ///
-/// Query i of the piece has position `q.start + q.step·i`, key j `kv.start + kv.step·j`; with equal steps a the rule
-/// `lo ≤ key − query ≤ hi` becomes `⌈(lo + c)/a⌉ ≤ j − i ≤ ⌊(hi + c)/a⌋` with `c = q.start − kv.start`. Pieces of
-/// different steps have no such band: `None`. A piece of one row has any step.
+/// Query i of the piece has position `q.start + q.step·i`, and key j has `kv.start + kv.step·j`. With equal steps a,
+/// the rule `lo ≤ key − query ≤ hi` becomes `⌈(lo + c)/a⌉ ≤ j − i ≤ ⌊(hi + c)/a⌋`, where `c = q.start − kv.start`.
+/// Pieces of different steps have no such band: the result is `None`. A piece of one row fits any step.
 pub(crate) fn band(mask: &Mask, lq: usize, lk: usize, q: &Piece, kv: &Piece) -> Option<Band> {
     let step = match (q.span, kv.span) {
         _ if q.step == kv.step => q.step,
@@ -313,16 +315,16 @@ pub(crate) fn band(mask: &Mask, lq: usize, lk: usize, q: &Piece, kv: &Piece) -> 
     Some(Band { lo: lo.map(|lo| -(-(lo + c)).div_euclid(step)), hi: hi.map(|hi| (hi + c).div_euclid(step)) })
 }
 
-/// What becomes of segments none of whose queries sees a key.
+/// Treatment of segments in which no query sees a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unseeing {
-    /// They are made: their rows are written.
+    /// Such segments are made, and their rows are written.
     Kept,
-    /// They are not made; most pieces of long rings see none of the other's.
+    /// Such segments are not made. In long rings, most pairs of pieces are of this kind.
     Dropped,
 }
 
-/// One segment: a placed piece of queries against the rows of a piece of keys.
+/// Returns one segment: a placed piece of queries against the rows of a piece of keys.
 pub(super) fn segment(
     mask: &Mask,
     (lq, lk): (usize, usize),

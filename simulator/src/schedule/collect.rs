@@ -1,4 +1,5 @@
-//! What builders with collectives share: streams, regions, and rank order and sequence order as row pairs.
+//! The parts that builders with collectives share: streams, regions, and the row pairs between rank order and sequence
+//! order.
 
 use std::ops::Range;
 
@@ -13,23 +14,23 @@ pub(super) const COMPUTE: usize = 0;
 /// The stream of collectives.
 pub(super) const COMMUNICATION: usize = 2;
 
-/// Every row and head of a buffer.
+/// Returns the region of every row and head of a buffer.
 pub(super) fn all(builder: &Builder, buffer: BufferId) -> Region {
     part(builder, buffer, 0, builder.describe(buffer).rows)
 }
 
-/// Every head of a buffer without rows.
+/// Returns the region of every head of a buffer without rows.
 pub(super) fn every_head(builder: &Builder, buffer: BufferId) -> Region {
     part(builder, buffer, 0, 0)
 }
 
-/// The `index`-th `rows` rows of a buffer, every head.
+/// Returns the region of the `index`-th `rows` rows of a buffer, with every head.
 pub(super) fn part(builder: &Builder, buffer: BufferId, index: usize, rows: usize) -> Region {
     let heads = 0..builder.describe(buffer).heads;
     Region { buffer, rows: Run::packed(index * rows, rows, rows), heads }
 }
 
-/// The rows of `members` one after the other, and their rows in sequence order.
+/// Returns row pairs from rank order, where the rows of `members` follow each other, to sequence order.
 pub(super) fn rank_order(shard: &ShardedSide, members: Range<usize>) -> Vec<RowPair> {
     let first = members.start;
     members
@@ -41,7 +42,7 @@ pub(super) fn rank_order(shard: &ShardedSide, members: Range<usize>) -> Vec<RowP
         .collect()
 }
 
-/// The way back.
+/// Returns the pairs with their two sides exchanged.
 pub(super) fn inverse(pairs: &[RowPair]) -> Vec<RowPair> {
     pairs.iter().map(|&(from, to)| (to, from)).collect()
 }

@@ -1,32 +1,32 @@
-//! Embedding: a schedule as part of a larger one, on other ranks, buffers and communicators.
+//! Embedding: makes a schedule a part of a larger one, on other ranks, buffers and communicators.
 
 use super::program::{Attend, AttendBackward, BufferId, Merge, Work};
 
-/// Where the parts of a schedule go.
+/// The places that the parts of a schedule take in a larger one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Embedding {
-    /// Ranks of the larger schedule for each rank.
+    /// Number of ranks in the larger schedule for each rank of the embedded one.
     pub(super) ranks: usize,
-    /// Which of them it becomes.
+    /// The one of these ranks that the embedded rank becomes.
     pub(super) member: usize,
-    /// The place of its first buffer.
+    /// Index of the embedded schedule's first buffer.
     pub(super) buffers: usize,
-    /// The place of its first communicator.
+    /// Index of the embedded schedule's first communicator.
     pub(super) communicators: usize,
 }
 
 impl Embedding {
-    /// What a rank becomes.
+    /// Returns the rank of the larger schedule that an embedded rank becomes.
     pub(super) fn rank(&self, rank: usize) -> usize {
         rank * self.ranks + self.member
     }
 
-    /// What a buffer becomes.
+    /// Returns the buffer of the larger schedule that an embedded buffer becomes.
     pub(super) fn buffer(&self, buffer: BufferId) -> BufferId {
         BufferId(buffer.0 + self.buffers)
     }
 
-    /// What an operation becomes; events are a rank's own and stay.
+    /// Returns an operation as the larger schedule has it. Events belong to a rank and stay.
     pub(super) fn work(&self, work: &Work) -> Work {
         let mut work = work.clone();
         for id in buffers(&mut work) {
@@ -44,7 +44,7 @@ impl Embedding {
     }
 }
 
-/// Every buffer that an operation names.
+/// Returns every buffer that an operation names.
 fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
     match work {
         Work::Attend(Attend { q, k, v, sink, out, lse, max_logit, .. }) => {

@@ -1,13 +1,13 @@
 //! The *exchange*: the all-to-all that turns a rank's rows of every head into all members' rows of a block of heads.
 //!
-//! An exchange has *members*, ranks of the group that follow each other. Its buffers in *rank order* hold the members'
-//! rows one member after the other; *collected* buffers hold them in the order in which attention wants them.
-//! Collecting is an all-to-all and a reorder; *dealing* is a reorder and an all-to-all, and lands in a buffer from which
-//! the rows that a sequence owns are copied to the result, so that rows in no slot stay as they were. Where a KV head is
-//! *replicated* on several members, each has a partial gradient of it: they land apart and are added in f32.
+//! The *members* of an exchange are consecutive ranks of the group. Buffers in *rank order* hold the members' rows one
+//! member after the other. *Collected* buffers hold them in the order in which attention wants them. *Collecting* is an
+//! all-to-all and then a reorder. *Dealing* is a reorder and then an all-to-all. It lands in a scratch buffer, and only
+//! the rows that a sequence owns are copied to the result: rows in no slot keep their values. A KV head that is
+//! *replicated* on several members has a partial gradient on each. These land apart and are added in f32.
 //!
-//! A *block* is what attention sees: a [`Local`] of collected buffers with the member's heads. The sink and its gradient
-//! are the rank's own, which holds the heads of its block alone.
+//! A *block* is the attention problem of one member: a [`Local`] of collected buffers with the member's heads. The sink
+//! and its gradient are the rank's own buffers, which hold only the heads of its block.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part};
 use super::program::{Axes, Buffer, BufferId, EventId, Region, Role, RowPair, Work};
 use crate::shard::ShardedSide;
 
-/// Heads in equal blocks, each on `replicas` members that follow each other.
+/// Heads in equal blocks, each held by `replicas` consecutive members.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
     heads: usize,
@@ -32,7 +32,7 @@ impl Blocks {
     }
 }
 
-/// How an all-to-all deals heads to its members; query heads stay with the KV head that they read.
+/// Assignment of heads to the members of an all-to-all. Query heads stay with the KV head that they read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadDeal {
     q: Blocks,
@@ -55,7 +55,7 @@ impl HeadDeal {
         Ok(HeadDeal { q, kv })
     }
 
-    /// A member's heads of a side.
+    /// Returns a member's heads of one side.
     pub(super) fn of(&self, side: Side, member: usize) -> Range<usize> {
         match side {
             Side::Q => self.q.of(member),
@@ -63,7 +63,7 @@ impl HeadDeal {
         }
     }
 
-    /// The learnable sinks of a member: those of its query heads.
+    /// Returns the learnable sinks of a member, which are those of its query heads.
     pub(super) fn sinks(&self, problem: &Problem, member: usize) -> Range<usize> {
         if problem.learnable_sinks() > 0 { self.q.of(member) } else { 0..0 }
     }
@@ -78,15 +78,15 @@ pub(super) struct Exchange {
     kv: SideOrder,
 }
 
-/// Rows of one side.
+/// Row orders of one side.
 struct SideOrder {
-    /// Of one member.
+    /// Rows of one member.
     rows: usize,
-    /// From rank order to collected order.
+    /// Row pairs from rank order to collected order.
     collect: Vec<RowPair>,
-    /// From collected order to rank order.
+    /// Row pairs from collected order to rank order.
     deal: Vec<RowPair>,
-    /// The rows of a member that a sequence owns.
+    /// Rows of a member that a sequence owns.
     slots: Vec<RowPair>,
 }
 
@@ -97,11 +97,11 @@ impl SideOrder {
     }
 }
 
-/// One tensor on its way back: collected on this rank, and the local result that it goes to.
+/// A tensor on its way back: its side, the collected buffer on this rank, and the local result.
 type Dealt = (Side, BufferId, BufferId);
 
 impl Exchange {
-    /// The exchange over `members` members with a communicator of theirs; the pairs go from their rank order to the
+    /// Returns the exchange between `members` members over `communicator`. The pairs lead from rank order to the
     /// collected order of q and of kv.
     pub(super) fn new(
         communicator: usize,
@@ -121,7 +121,7 @@ impl Exchange {
         }
     }
 
-    /// A rank's block: its inputs collected, room for its results.
+    /// Collects a rank's inputs and returns its block, with room for the results.
     pub(super) fn begin(&self, builder: &mut Builder, rank: usize, local: &Local) -> Local {
         let inputs = [(Side::Q, local.q), (Side::Kv, local.k), (Side::Kv, local.v)];
         let [q, k, v] = self.collect(builder, rank, inputs);
@@ -132,13 +132,13 @@ impl Exchange {
         Local { q, k, v, sink: local.sink, out, lse, max_logit, backward: None }
     }
 
-    /// Brings a block's forward results home.
+    /// Brings a block's forward results to the ranks that own them.
     pub(super) fn end(&self, builder: &mut Builder, rank: usize, block: &Local, local: &Local) {
         self.deal(builder, rank, [(Side::Q, block.out, local.out), (Side::Q, block.lse, local.lse)]);
         self.gather_heads(builder, rank, block.max_logit, local.max_logit);
     }
 
-    /// What a block's backward works with: its input collected, room for the gradients.
+    /// Collects dout and returns the backward buffers of a block, with room for the gradients.
     pub(super) fn begin_backward(
         &self,
         builder: &mut Builder,
@@ -156,7 +156,7 @@ impl Exchange {
         LocalBackward { dout, dq, dk, dv, dsink: to.dsink }
     }
 
-    /// Brings a block's gradients home.
+    /// Brings a block's gradients to the ranks that own them.
     pub(super) fn end_backward(
         &self,
         builder: &mut Builder,
@@ -168,7 +168,7 @@ impl Exchange {
         self.deal(builder, rank, [(q, block.dq, to.dq), (kv, block.dk, to.dk), (kv, block.dv, to.dv)]);
     }
 
-    /// Every member's rows of this rank's heads, for each local buffer; reorders overlap the next exchange.
+    /// Collects every member's rows of this rank's heads, for each local buffer. A reorder overlaps the next exchange.
     fn collect<const N: usize>(
         &self,
         builder: &mut Builder,
@@ -195,7 +195,7 @@ impl Exchange {
         })
     }
 
-    /// Brings collected results back to the ranks that own their rows, all heads together.
+    /// Brings collected results back to the ranks that own their rows, with all heads.
     fn deal<const N: usize>(&self, builder: &mut Builder, rank: usize, results: [Dealt; N]) {
         let arrived = results.map(|(side, collected, to)| {
             let (order, _) = self.side(side);
@@ -219,7 +219,8 @@ impl Exchange {
         }
     }
 
-    /// The all-to-all of [`Exchange::deal`]: one landing buffer for each replica.
+    /// Pushes the all-to-all of [`Exchange::deal`]. Returns one landing buffer for each replica, and the event of its
+    /// end.
     fn send_back(
         &self,
         builder: &mut Builder,
@@ -241,7 +242,7 @@ impl Exchange {
         (landings, builder.record(rank, COMMUNICATION))
     }
 
-    /// A statistic of the rank's query heads becomes one of all heads on every member.
+    /// Gathers a statistic of the rank's query heads into one of all heads on every member.
     fn gather_heads(&self, builder: &mut Builder, rank: usize, from: BufferId, to: BufferId) {
         let ready = builder.record(rank, COMPUTE);
         builder.wait(rank, COMMUNICATION, ready);
@@ -257,7 +258,7 @@ impl Exchange {
     }
 }
 
-/// Scratch like `model` with other rows and heads.
+/// Makes a scratch buffer like `model`, with other rows and heads.
 fn resized(builder: &mut Builder, model: BufferId, name: &str, rows: usize, heads: usize) -> BufferId {
     let model = builder.describe(model).clone();
     let rows = if model.axes == Axes::Heads { model.rows } else { rows };

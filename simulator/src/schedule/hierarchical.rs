@@ -1,10 +1,10 @@
 //! Hierarchical: all-to-all inside groups, a ring between them (`a2a+p2p`).
 //!
-//! Of `A·P` ranks, rank `g = p·A + a` is *member* a of *group* p. The members of a group exchange rows for heads, and
-//! what they collect is exactly what one rank of a ring of P would hold: chunks `p·A … p·A + A − 1` of `2·A·P` are chunk
-//! p of `2·P`, and so are their mirrors. Member a of every group then runs a ring with the a-th block of heads, and the
-//! results travel back. The order of the collected rows is the sequence order of all ranks, read back through the
-//! sequence order of the ring.
+//! There are `A·P` ranks. Rank `g = p·A + a` is *member* a of *group* p. The members of a group exchange rows for
+//! heads, and together they collect exactly the rows that one rank of a ring of P holds: chunks `p·A … p·A + A − 1` of
+//! `2·A·P` are chunk p of `2·P`, and likewise their mirrors. Member a of every group then runs a ring with the a-th
+//! block of heads, and the results travel back. The collected rows follow the sequence order of all ranks, read back
+//! through the sequence order of the ring.
 //!
 //! | refused | why |
 //! |---|---|
@@ -24,8 +24,8 @@ use super::program::{MergeOrder, RowPair, Schedule};
 use super::ring::{Member, RingCore};
 use crate::shard::{ShardedSide, Slot};
 
-/// The hierarchical schedule with groups of `members` ranks, a divisor of the CP size; see the module's text for what
-/// is refused.
+/// Returns the hierarchical schedule with groups of `members` ranks, a divisor of the CP size. The module's text says
+/// which problems are refused.
 pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Result<Schedule, BuildError> {
     if matches!(problem.parallel.balance, Balance::Striped { .. }) {
         return Err(BuildError::HierarchicalBalance);
@@ -56,18 +56,18 @@ pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Res
     Ok(builder.finish())
 }
 
-/// All groups and rings.
+/// All groups and rings of a hierarchical schedule.
 struct World<'a> {
     problem: &'a Problem,
-    /// Members of a group.
+    /// Number of members of a group.
     members: usize,
-    /// For each group its exchange.
+    /// Exchange of each group.
     exchanges: &'a [Exchange],
-    /// For each member of a group the communicator of its ring.
+    /// Communicator of the ring of each member of a group.
     rings: &'a [usize],
     /// Both sides cut over the ranks of a ring.
     shards: &'a Shards,
-    /// When the rings merge.
+    /// Order in which the rings merge.
     order: MergeOrder,
 }
 
@@ -96,12 +96,12 @@ impl World<'_> {
         }
     }
 
-    /// The exchange of a rank's group.
+    /// Returns the exchange of a rank's group.
     fn exchange(&self, rank: usize) -> &Exchange {
         &self.exchanges[rank / self.members]
     }
 
-    /// Does something on every ring of blocks.
+    /// Calls `act` on the ring of every block of heads.
     fn on_rings(&self, blocks: &[Local], mut act: impl FnMut(&RingCore<'_>)) {
         for (a, &communicator) in self.rings.iter().enumerate() {
             let of_ring = blocks.iter().enumerate().skip(a).step_by(self.members);
@@ -113,7 +113,7 @@ impl World<'_> {
     }
 }
 
-/// What groups of `members` ranks hold together, as a cut over the groups.
+/// Returns a shard over groups of `members` ranks, each of which holds the rows of its members together.
 fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
     let slot = |slot: &Slot| Slot { offset: slot.offset * members, span: slot.span * members, len: slot.len };
     ShardedSide {
@@ -124,9 +124,10 @@ fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
     }
 }
 
-/// The rows of a group's members one after the other, and their rows on the group's rank of a ring.
+/// Returns row pairs from the rows of a group's members, one after the other, to the rows on the group's rank of a
+/// ring.
 fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Range<usize>) -> Vec<RowPair> {
-    // Runs of sequence order, which both cuts share, with the first row of each on the ring's rank.
+    // Runs of sequence order, which both cuts share, each with its first row on the ring's rank.
     let mut runs: Vec<(Run, usize)> =
         ring.reorder(group).into_iter().map(|(here, there)| (there, here.offset)).collect();
     runs.sort_by_key(|(there, _)| there.offset);

@@ -1,13 +1,13 @@
 //! A [`Schedule`]: a context-parallel algorithm as data.
 //!
-//! Each rank has buffers and a program, a list of [`Operation`]s in the order in which its host issues them. Every
-//! operation names its stream; a stream runs its operations in order, streams are ordered among each other by events
-//! alone. `Send` and `Recv` are rendezvous and block their stream unless they share a group; collectives of one
-//! communicator match in order. A builder makes a schedule, a checker proves it without arithmetic, an executor runs it
-//! on a device. Nothing in an operation is decided at run time.
+//! Each rank has buffers and a program: a list of [`Operation`]s in the order in which its host issues them. Every
+//! operation names its stream. A stream runs its operations in order; only events order streams among each other.
+//! `Send` and `Recv` are rendezvous and block their stream unless they share a group. Collectives of one communicator
+//! match in order. A builder makes a schedule, a checker proves it without arithmetic, and an executor runs it on a
+//! device. No operation decides anything at run time.
 //!
-//! *Placements* say which rows of the problem each input and output buffer holds: they are how inputs are dealt to
-//! ranks and how results are read back, and the only link between a schedule and its problem's memory.
+//! *Placements* say which rows of the problem each input and output buffer holds. Inputs are dealt to ranks and results
+//! are read back by placements. They are the only link between a schedule and its problem's memory.
 //!
 //! # Capabilities
 //!

@@ -1,5 +1,5 @@
-//! What a schedule's steps do to the envelope: how often partial results are merged and partial gradients are stored,
-//! and which keys a launch shows its queries together.
+//! Effect of a schedule's steps on the envelope: the number of times that partial results are merged and partial
+//! gradients are stored, and the keys that a launch shows its queries together.
 
 use seamproof_oracle::envelope::{GradientSums, Merges, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
@@ -9,12 +9,12 @@ use super::program::{Merge, MergeStyle, Schedule, Work};
 use crate::check::{Held, HeldRows, Reading, trace_moves};
 use crate::emulated::Tiles;
 
-/// Most parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
+/// Largest number of parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
 const PARTS_MAX: usize = 2;
 
 impl Schedule {
-    /// The partition of a subject that runs this schedule on kernels with these tiles: for each kind of rounding the
-    /// largest count of any rank, and the coarsest format that any step stores.
+    /// Returns the partition of a subject that runs this schedule on kernels with these tiles. It has the largest count
+    /// of any rank for each kind of rounding, and the coarsest format that any step stores.
     pub fn partition(&self, tiles: Tiles) -> Partition {
         let mut partition = Partition::single(tiles.q, tiles.kv);
         for program in &self.ranks {
@@ -33,7 +33,8 @@ impl Schedule {
         partition
     }
 
-    /// What the forward's launches show, for a replay of their roundings; `None` where the schedule does not run.
+    /// Returns the pieces of queries and keys of each forward launch, for a replay of their roundings; `None` if the
+    /// schedule does not run.
     pub fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let is_forward = |rank: usize, operation: usize| {
             self.ranks[rank].backward.is_none_or(|backward| operation < backward)
@@ -48,12 +49,12 @@ impl Schedule {
         )
     }
 
-    /// One rank's merges and stored sums.
+    /// Returns one rank's merges and stored sums.
     fn roundings<'a>(&self, works: impl Iterator<Item = &'a Work>) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
         for work in works {
             match work {
-                // Of a deferred merge the out is folded in by another operation than the LSE: one merge all the same.
+                // A deferred merge folds in the LSE and the out in two operations, and counts as one merge.
                 Work::Merge(Merge { style: MergeStyle::Statistics, .. }) => {}
                 Work::Merge(merge) => {
                     merges.count += 1;
@@ -67,8 +68,8 @@ impl Schedule {
                     merges.running = coarser(merges.running, self.buffers[out.0].format);
                 }
                 Work::Accumulate { from, to, .. } => {
-                    // A row is added to at most once for each part of the queries and each part of the keys, on each
-                    // rank that its gradient visits; a partial sum and the running sum are stored each time.
+                    // On each rank that its gradient visits, a row is added to at most once for each part of the
+                    // queries and each part of the keys. Each time, a partial sum and the running sum are stored.
                     sums.count = 2 * PARTS_MAX * PARTS_MAX * self.ranks.len();
                     let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
                     sums.format = coarser(sums.format, coarser(from, to));
@@ -84,7 +85,7 @@ impl Schedule {
     }
 }
 
-/// A reading's pieces of queries, each with those keys that are of its own sequence and heads.
+/// Returns a reading's pieces of queries, each with the keys of its own sequence and heads.
 fn launches(problem: &Problem, reading: &Reading) -> Vec<ReplayedLaunch> {
     let positions = |held: &Held| match &held.holds {
         HeldRows::Positions { sequence, start, step, heads } => {

@@ -1,4 +1,4 @@
-//! What a schedule is made of: buffers, operations, and the placements that tie them to a problem.
+//! The parts of a schedule: buffers, operations, and the placements that tie them to a problem.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,59 +10,59 @@ use serde::{Deserialize, Serialize};
 
 use crate::AttentionCall;
 
-/// A buffer of the schedule, by its place in [`Schedule::buffers`].
+/// A buffer of the schedule, by its index in [`Schedule::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub usize);
 
-/// An event of one rank; events of different ranks share nothing.
+/// An event of one rank. Ranks share no events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub usize);
 
-/// What a buffer's axes mean.
+/// Meaning of a buffer's axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axes {
     /// `[rows, heads, dim]`.
     Rows,
     /// `[heads, rows, 1]`.
     Statistic,
-    /// `[heads, 1, 1]`; region rows are ignored.
+    /// `[heads, 1, 1]`; the rows of a region are ignored.
     Heads,
 }
 
-/// What a buffer holds when the schedule begins.
+/// Content of a buffer when the schedule begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A rank's part of an input, with poison in padding and slack.
     Input(TensorName),
-    /// Nothing yet; at the end a rank's part of a result.
+    /// Unwritten at the beginning; a rank's part of a result at the end.
     Output(TensorName),
-    /// Nothing yet.
+    /// Unwritten at the beginning, and no result at the end.
     Scratch,
 }
 
 /// One buffer of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
-    /// For people: `k gathered`, `out of step 2`.
+    /// Name for people, such as `k gathered` or `out of step 2`.
     pub name: Arc<str>,
-    /// The rank that owns it, by its place in the group.
+    /// Rank that owns the buffer, by its place in the group.
     pub rank: usize,
-    /// What its axes mean.
+    /// Meaning of the axes.
     pub axes: Axes,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Elements of a row and head; 1 for statistics.
+    /// Number of elements of a row and head; 1 for statistics.
     pub dim: usize,
-    /// What its elements are rounded to.
+    /// Format to which elements are rounded.
     pub format: Format,
-    /// What it holds at the beginning.
+    /// Content at the beginning.
     pub role: Role,
 }
 
 impl Buffer {
-    /// The shape in storage.
+    /// Returns the shape in storage.
     pub fn shape(&self) -> [usize; 3] {
         match self.axes {
             Axes::Rows => [self.rows, self.heads, self.dim],
@@ -83,48 +83,48 @@ pub struct Region {
     pub heads: Range<usize>,
 }
 
-/// Rows of one buffer and the rows of another that they go to; both runs have the same `len`.
+/// Rows of one buffer and the rows of another to which they go. Both runs have the same `len`.
 pub type RowPair = (Run, Run);
 
-/// Which step of its algorithm a launch is. Devices, executor and checker don't read it; people do.
+/// Step of the algorithm to which a launch belongs. Only people read it; devices, executor and checker do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Step {
     /// The only launch of a pass.
     #[default]
     Only,
-    /// One of some launches of a pass on the same keys.
+    /// One of several launches of a pass on the same keys.
     Launch {
-        /// From 0.
+        /// Index of the launch, from 0.
         index: usize,
-        /// How many there are.
+        /// Number of launches.
         of: usize,
     },
     /// A launch of a ring's step.
     Ring {
-        /// The step, from 0.
+        /// Index of the step, from 0.
         index: usize,
-        /// Steps of the ring.
+        /// Number of steps of the ring.
         of: usize,
         /// The member that owns the keys, by its place in the ring.
         owner: usize,
-        /// The part of the pair matrix.
+        /// The part of the pair matrix that the step covers.
         section: Section,
-        /// The part of the owner's keys, from 0, and how many there are.
+        /// The part of the owner's keys, from 0, and the number of parts.
         part: (usize, usize),
     },
 }
 
-/// The part of the pair matrix that a ring's step covers, in TransformerEngine's words; chunks under a mask that ends at
+/// Part of the pair matrix that a ring's step covers, in TransformerEngine's words. Chunks under a mask that ends at
 /// the diagonal have such parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Section {
     /// Own keys.
     Diagonal,
-    /// Keys of a member before: its first chunk is seen, its second is not.
+    /// Keys of a member before: their first chunk is seen, the second is not.
     Lower,
     /// Keys of a member behind: the second chunk of the queries sees them, the first does not.
     Upper,
-    /// Anything may be seen.
+    /// Any pair may be seen.
     Full,
 }
 
@@ -147,12 +147,13 @@ impl fmt::Display for Step {
     }
 }
 
-/// What an attention kernel is launched on: all heads of its buffers, addressed by the call's runs.
+/// Buffers and call of one launch of a forward kernel. The launch works on all heads of its buffers, addressed by the
+/// call's runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
-    /// Which step of its algorithm it is.
+    /// Step of the algorithm.
     pub step: Step,
-    /// The launch.
+    /// The call of the launch.
     pub call: AttentionCall,
     /// Queries.
     pub q: BufferId,
@@ -160,23 +161,23 @@ pub struct Attend {
     pub k: BufferId,
     /// Values.
     pub v: BufferId,
-    /// The learnable sink, where the call applies one.
+    /// The learnable sink, if the call applies one.
     pub sink: Option<BufferId>,
     /// The output.
     pub out: BufferId,
     /// The LSE.
     pub lse: BufferId,
-    /// The largest logit of each head: raised, never lowered, so that it must have been filled before. Raises
-    /// commute bit for bit and are atomic: two launches may raise one buffer unordered, and that is no race.
+    /// The largest logit of each head. A launch raises it and never lowers it: it must have been filled before. Raises
+    /// are atomic and commute bit for bit, and two launches may raise one buffer unordered without a race.
     pub max_logit: BufferId,
 }
 
-/// What a backward kernel is launched on.
+/// Buffers and call of one launch of a backward kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttendBackward {
-    /// Which step of its algorithm it is.
+    /// Step of the algorithm.
     pub step: Step,
-    /// The launch; its policy says what becomes of padding rows of dq, dk and dv.
+    /// The call of the launch. Its policy says how padding rows of dq, dk and dv are treated.
     pub call: AttentionCall,
     /// Queries.
     pub q: BufferId,
@@ -190,7 +191,7 @@ pub struct AttendBackward {
     pub out: BufferId,
     /// The LSE, after the last merge.
     pub lse: BufferId,
-    /// The learnable sink and its gradient, which is overwritten, in exactly one launch of a rank.
+    /// The learnable sink and its gradient, in exactly one launch of a rank. The gradient is overwritten.
     pub sink: Option<(BufferId, BufferId)>,
     /// Gradient of the queries, overwritten.
     pub dq: BufferId,
@@ -200,40 +201,42 @@ pub struct AttendBackward {
     pub dv: BufferId,
 }
 
-/// How a step's result enters the running one.
+/// Manner in which a step's result enters the running one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeStyle {
-    /// Both lse and out: `lse' = ln(e^lse + e^step)`, `out' = out·e^(lse − lse') + step·e^(step lse − lse')`.
+    /// Merges both lse and out: `lse' = ln(e^lse + e^step)`, `out' = out·e^(lse − lse') + step·e^(step lse − lse')`.
     Running,
-    /// The LSE alone; outs follow with [`MergeStyle::Weighted`] once the LSE is final.
+    /// Merges only the LSE. The outs follow with [`MergeStyle::Weighted`] once the LSE is final.
     Statistics,
-    /// The out alone, against a final LSE: `out' = out + step·e^(step lse − lse)`.
+    /// Merges only the out, against a final LSE: `out' = out + step·e^(step lse − lse)`.
     Weighted {
         /// Whether the product is rounded to the running format before it is added (TransformerEngine's THD kernel).
         product_rounded: bool,
     },
 }
 
-/// When a ring folds its steps' outs together: both orders compute the same function and round it differently.
+/// Order in which a ring folds its steps' outs together. Both orders compute the same function and round it
+/// differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MergeOrder {
-    /// Each step's out and LSE enter the running ones ([`MergeStyle::Running`]), kept in f32 and rounded once.
+    /// Running order: each step's out and LSE enter the running ones ([`MergeStyle::Running`]), which are kept in f32
+    /// and rounded once.
     #[default]
     Running,
-    /// As TransformerEngine ships it: each step's LSE enters the running one ([`MergeStyle::Statistics`]), each step's out
-    /// is kept; when the LSE is final, the outs are added, weighed by it ([`MergeStyle::Weighted`]). Steps' outs and
-    /// their sum are kept in the result's own format, and each product is rounded to it. Scratch grows with the number of
-    /// members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
+    /// TransformerEngine's shipped order. Each step's LSE enters the running one ([`MergeStyle::Statistics`]), and each
+    /// step's out is kept. Once the LSE is final, the outs are added, weighted by it ([`MergeStyle::Weighted`]). Steps'
+    /// outs and their sum are kept in the result's own format, and each product is rounded to it. Scratch grows with
+    /// the number of members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
     /// <https://github.com/NVIDIA/TransformerEngine>.
     Deferred,
 }
 
 impl MergeOrder {
-    /// Both.
+    /// Both orders.
     pub const ALL: [MergeOrder; 2] = [MergeOrder::Running, MergeOrder::Deferred];
 
-    /// The name in options and texts.
+    /// Returns the name used in options and texts.
     pub fn name(self) -> &'static str {
         match self {
             MergeOrder::Running => "running",
@@ -241,16 +244,16 @@ impl MergeOrder {
         }
     }
 
-    /// The order of this name.
+    /// Returns the order with this name.
     pub fn by_name(name: &str) -> Option<MergeOrder> {
         MergeOrder::ALL.into_iter().find(|order| order.name() == name)
     }
 }
 
-/// Folds a step's out and LSE into the running ones. (out 0, lse −∞) is the identity.
+/// Operation that folds a step's out and LSE into the running ones. The identity is (out 0, lse −∞).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Merge {
-    /// How.
+    /// Manner of the merge.
     pub style: MergeStyle,
     /// The step's out.
     pub step_out: BufferId,
@@ -260,11 +263,11 @@ pub struct Merge {
     pub out: BufferId,
     /// The running LSE.
     pub lse: BufferId,
-    /// The step's rows and the running rows that they go to.
+    /// The step's rows and the running rows to which they go.
     pub rows: Vec<RowPair>,
 }
 
-/// What a fill writes.
+/// Value that a fill writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FillValue {
     /// 0.
@@ -273,48 +276,48 @@ pub enum FillValue {
     NegInfinity,
 }
 
-/// Which side of a tensor-parallel linear layer is cut over ranks.
+/// Side of a tensor-parallel linear layer that is cut over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// Column-parallel: hidden rows become rows of the rank's heads.
     Column,
-    /// Row-parallel: rows of the rank's heads become the rank's summand of hidden rows, nothing for other heads.
+    /// Row-parallel: rows of the rank's heads become the rank's summand of hidden rows, which is zero for other heads.
     Row,
 }
 
-/// Rows that are rotated: row i by position `position + step·i`.
+/// Rows to rotate: row i has the position `position + step·i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotated {
     /// The rows, `rows.len` of them.
     pub rows: Run,
-    /// Of the first row.
+    /// Position of the first row.
     pub position: usize,
-    /// Positions from one row to the next.
+    /// Distance in positions from one row to the next.
     pub step: usize,
 }
 
-/// How ranks' values are combined.
+/// Manner in which ranks' values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// Added in order of rank, each sum rounded to the buffer's format.
+    /// The sum, added in order of rank. Each partial sum is rounded to the buffer's format.
     Sum,
-    /// The largest.
+    /// The largest value.
     Max,
 }
 
-/// What an operation does. Row pairs are disjoint on the side that is written.
+/// Work of an operation. Row pairs are disjoint on the side that is written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// The forward kernel.
+    /// Launches the forward kernel.
     Attend(Attend),
-    /// The backward kernel.
+    /// Launches the backward kernel.
     AttendBackward(AttendBackward),
     /// Folds a step into the running result.
     Merge(Merge),
-    /// Adds the sink's term to final statistics: `lse' = ln(e^lse + e^sink)`, out scaled by `e^(lse − lse')`. `None`
-    /// is the sink of 0 (off by one).
+    /// Adds the sink's term to final statistics: `lse' = ln(e^lse + e^sink)`, and out is scaled by `e^(lse − lse')`.
+    /// Without a learnable sink, the sink is 0 (off-by-one).
     ApplySink {
-        /// The learnable sink.
+        /// The learnable sink; `None` for a sink of 0.
         sink: Option<BufferId>,
         /// The out.
         out: BufferId,
@@ -323,8 +326,8 @@ pub enum Work {
         /// The rows.
         rows: Vec<Run>,
     },
-    /// The gradient of the learnable sink over the given rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` for each
-    /// head, overwritten.
+    /// Writes the gradient of the learnable sink over the given rows: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩` for
+    /// each head. The gradient is overwritten.
     SinkGradient {
         /// The learnable sink.
         sink: BufferId,
@@ -334,123 +337,124 @@ pub enum Work {
         out: BufferId,
         /// The final LSE, the sink included.
         lse: BufferId,
-        /// Written: a partial sum of the rank.
+        /// The gradient, which is written. It is a partial sum of the rank.
         dsink: BufferId,
         /// The rows.
         rows: Vec<Run>,
     },
-    /// `to += from`, rounded to the format of `to`, all heads.
+    /// Adds for all heads: `to += from`, rounded to the format of `to`.
     Accumulate {
-        /// Read.
+        /// The addends, which are read.
         from: BufferId,
-        /// Read and written.
+        /// The sums, which are read and written.
         to: BufferId,
-        /// Rows of both.
+        /// Rows of both buffers.
         rows: Vec<RowPair>,
     },
-    /// Copies rows, rounding to the format of `to`, all heads. A reorder is a copy of every row.
+    /// Copies rows of all heads and rounds them to the format of `to`. A reorder is a copy of every row.
     Copy {
-        /// Read.
+        /// The buffer that is read.
         from: BufferId,
-        /// Written.
+        /// The buffer that is written.
         to: BufferId,
-        /// Rows of both.
+        /// Rows of both buffers.
         rows: Vec<RowPair>,
     },
-    /// A linear layer, row by row: no row sees another. A *hidden* row holds every head of a tensor, as the side of the
-    /// layer that is not cut; the layer is opaque to the checker, and the CPU device's has weights of 0 and 1 that copy
-    /// each head.
+    /// Applies a linear layer row by row: each output row depends on one input row. A *hidden* row is a row on the side
+    /// of the layer that is not cut, and holds every head of a tensor. The layer is opaque to the checker. The CPU
+    /// device's layer has weights of 0 and 1 that copy each head.
     Linear {
-        /// Which side is cut.
+        /// The side that is cut.
         layer: Layer,
-        /// Heads of the hidden rows that are the rank's: all those of its buffer.
+        /// The rank's heads among those of the hidden rows: all heads of the rank's buffer.
         heads: Range<usize>,
-        /// Read.
+        /// The buffer that is read.
         from: BufferId,
-        /// Written, all heads.
+        /// The buffer that is written, all heads.
         to: BufferId,
-        /// Rows of both.
+        /// Rows of both buffers.
         rows: Vec<RowPair>,
     },
-    /// The rotary embedding in place, all heads: of a row of `2·n` elements `j` and `j + n` turn by the angle
-    /// `position · 10000^(−j/n)` ([RoFormer](https://arxiv.org/abs/2104.09864)); the last of an odd number stays.
+    /// Applies the rotary embedding in place to all heads. Elements `j` and `j + n` of a row of `2·n` elements turn by
+    /// the angle `position · 10000^(−j/n)` ([RoFormer](https://arxiv.org/abs/2104.09864)). The last element of an odd
+    /// number stays.
     Rotate {
-        /// Read and written.
+        /// The buffer, which is read and written.
         buffer: BufferId,
         /// The rows and their positions.
         rows: Vec<Rotated>,
-        /// Turns back, as a gradient must.
+        /// Whether rows are turned back, as a gradient requires.
         inverse: bool,
     },
-    /// Fills rows, all heads.
+    /// Fills rows of all heads.
     Fill {
-        /// Written.
+        /// The buffer that is written.
         to: BufferId,
         /// The rows.
         rows: Vec<Run>,
-        /// With this.
+        /// The value.
         value: FillValue,
     },
-    /// Sends regions to a rank; the peer's `Recv` has regions of the same sizes.
+    /// Sends regions to a rank. The peer's `Recv` has regions of the same sizes.
     Send {
         /// The receiving rank, by its place in the group.
         to: usize,
-        /// Operations of one group on one stream are launched as one and block only together.
+        /// The group. Operations of one group on one stream are launched as one and block only together.
         group: Option<usize>,
-        /// Read, one after the other.
+        /// The regions that are read, one after the other.
         regions: Vec<Region>,
     },
-    /// Receives what the peer sends.
+    /// Receives regions from a rank. The peer's `Send` has regions of the same sizes.
     Recv {
         /// The sending rank, by its place in the group.
         from: usize,
-        /// See [`Work::Send`].
+        /// The group, as in [`Work::Send`].
         group: Option<usize>,
-        /// Written, one after the other.
+        /// The regions that are written, one after the other.
         regions: Vec<Region>,
     },
-    /// Every member's `from` goes to every member's `to`, member after member.
+    /// Gathers every member's `from` in the `to` of every member, one member after the other.
     AllGather {
         /// Index in [`Schedule::communicators`].
         communicator: usize,
-        /// Read.
+        /// The region that is read.
         from: Region,
-        /// Written: for each member the region that its `from` goes to.
+        /// The regions that are written: for each member the one to which its `from` goes.
         to: Vec<Region>,
     },
-    /// Member i's `to` becomes the sum of every member's `from[i]`, in order of members.
+    /// Writes the sum of every member's `from[i]` to member i's `to`. The sum is in order of members.
     ReduceScatter {
         /// Index in [`Schedule::communicators`].
         communicator: usize,
-        /// Read: for each member the part that it will own.
+        /// The regions that are read: for each member the part that it will own.
         from: Vec<Region>,
-        /// Written.
+        /// The region that is written.
         to: Region,
     },
-    /// Member i's `send[j]` goes to member j's `recv[i]`.
+    /// Moves member i's `send[j]` to member j's `recv[i]`.
     AllToAll {
         /// Index in [`Schedule::communicators`].
         communicator: usize,
-        /// Read: for each member what goes to it.
+        /// The regions that are read: one for each receiving member.
         send: Vec<Region>,
-        /// Written: for each member what comes from it.
+        /// The regions that are written: one for each sending member.
         recv: Vec<Region>,
     },
-    /// Every member's region becomes the combination of all.
+    /// Replaces every member's region with the combination of all.
     AllReduce {
         /// Index in [`Schedule::communicators`].
         communicator: usize,
-        /// Read and written.
+        /// The region, which is read and written.
         region: Region,
-        /// How.
+        /// Manner of the combination.
         reduction: Reduction,
     },
     /// Marks the point that the stream has reached.
     RecordEvent(EventId),
-    /// Holds the stream until the event's last record before it in host order has been reached. Without one a device does
-    /// not wait at all, which the checker calls an error.
+    /// Holds the stream until the event's last record before this operation in host order has been reached. Without
+    /// such a record, a device does not wait at all, and the checker reports an error.
     WaitEvent(EventId),
-    /// The host waits for the stream and reads; forbidden in production schedules.
+    /// Makes the host wait for the stream and read. Production schedules may not contain such a read.
     HostRead(Region),
 }
 
@@ -459,7 +463,7 @@ pub enum Work {
 pub struct Operation {
     /// The stream, from 0.
     pub stream: usize,
-    /// What it does.
+    /// The work.
     pub work: Work,
 }
 
@@ -468,21 +472,21 @@ pub struct Operation {
 pub struct RankProgram {
     /// The operations.
     pub operations: Vec<Operation>,
-    /// Where the backward pass begins: a caller may hold, move and replay what the forward saved before it goes on.
-    /// Absent in a forward pass.
+    /// Index of the operation at which the backward pass begins; absent in a forward pass. Before that operation, a
+    /// caller may hold, move and replay the results that the forward saved.
     pub backward: Option<usize>,
 }
 
-/// Which part of a problem's tensor a buffer holds.
+/// Part of a problem's tensor that a buffer holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     /// The tensor.
     pub tensor: TensorName,
     /// The buffer.
     pub buffer: BufferId,
-    /// The tensor's heads that the buffer's heads are.
+    /// The heads of the tensor that the buffer holds.
     pub heads: Range<usize>,
-    /// The rows; none for tensors without rows.
+    /// The rows; empty for tensors without rows.
     pub rows: Vec<PlacedRun>,
 }
 
@@ -493,12 +497,13 @@ pub struct Schedule {
     pub buffers: Vec<Buffer>,
     /// The programs, by place in the group.
     pub ranks: Vec<RankProgram>,
-    /// Groups of ranks that hold collectives, each in its own order.
+    /// Groups of ranks for collectives, each in its own order.
     pub communicators: Vec<Vec<usize>>,
-    /// Inputs and results. dsink's placements on several ranks are partial sums.
+    /// Placements of inputs and results. Placements of dsink on several ranks are partial sums.
     pub placements: Vec<Placement>,
-    /// Where present, the schedule is a *sequence-parallel region*: each rank of the problem's group is this many ranks
-    /// that follow each other, and q, k, v, dout, out, dq, dk and dv are placed as hidden rows, with linear layers, and
-    /// for q and k a rotation by the position in the sequence, between them and attention.
+    /// Number of ranks of each *sequence-parallel region*, if the schedule has regions. Each rank of the problem's
+    /// group becomes this many consecutive ranks. q, k, v, dout, out, dq, dk and dv are then placed as hidden rows.
+    /// Between these and attention there are linear layers and, for q and k, a rotation by the position in the
+    /// sequence.
     pub sequence_parallel: Option<usize>,
 }

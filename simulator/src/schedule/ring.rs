@@ -1,17 +1,17 @@
-//! The ring (P2P): every member keeps its queries, keys and values travel round.
+//! The ring (P2P): every member keeps its queries, and keys and values travel round.
 //!
-//! *Step* i of the forward works on the KV of the member i places before; meanwhile that KV goes on to the next member
-//! and the previous member's comes in, into one of two slots in turn. The backward runs the ring the other way round:
-//! the gradients of a KV travel with it and are at home, complete, after the last step.
+//! *Step* i of the forward works on the KV of the member i places before. Meanwhile this KV goes on to the next member,
+//! and the previous member's KV comes in, into one of two slots in turn. The backward runs the ring the other way
+//! round. The gradients of a KV travel with it, and are complete and at home after the last step.
 //!
-//! A step is one launch for each *part*, a piece of the owner's slot (dual-chunk has two, the other balances one): a
-//! segment has one band, and a query row is in one segment of a launch. TransformerEngine's sections are what is left
-//! when segments without a visible pair are skipped: *lower* keeps the owner's first part, *upper* the second part of
-//! the queries. A backward launch overwrites the gradients of its keys too, hence one for each part of the queries and
-//! part of the keys.
+//! A *part* is a piece of the owner's slot: dual-chunk has two, the other balances have one. Forward, a step is one
+//! launch for each part, because a segment has one band and a query row is in one segment of a launch. Backward, a
+//! launch also overwrites the gradients of its keys, and a step is one launch for each part of the queries and part of
+//! the keys. Segments without a visible pair are skipped. TransformerEngine's sections are the rest: *lower* keeps the
+//! owner's first part, *upper* keeps the second part of the queries.
 //!
-//! Streams 0 and 1 compute in turn, so that a step's launch overlaps the merge of the step before; stream 2
-//! communicates. Running results are in f32 and rounded once, and scratch does not grow with the number of members;
+//! Streams 0 and 1 compute in turn, and a step's launch overlaps the merge of the step before. Stream 2 communicates.
+//! Running results are in f32 and rounded once, and scratch does not grow with the number of members.
 //! [`MergeOrder::Deferred`] instead keeps every launch's out until the LSE is final.
 //!
 //! | problem | answer |
@@ -35,11 +35,11 @@ use super::program::{
 };
 use crate::{AttentionCall, RowPolicy, Segment};
 
-/// The streams that compute in turn; a ring begins and ends on the first.
+/// The streams that compute in turn. A ring begins and ends on the first one.
 const COMPUTE: [usize; 2] = [MAIN, 1];
 const MAIN: usize = collect::COMPUTE;
 
-/// The ring schedule.
+/// Returns the ring schedule. The module's text says which problems are refused.
 pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     if let Balance::Striped { stripe } = problem.parallel.balance
         && stripe > 1
@@ -65,35 +65,36 @@ pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError
 /// One member of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// Its place in the group.
+    /// Rank of the member, by its place in the group.
     pub(super) rank: usize,
-    /// What it attends with and where its results go: rows as the ring's shards say, any heads. The heads of q are a
-    /// multiple of those of k and v, and sink and max_logit have the heads of q.
+    /// Buffers with which the member attends and to which its results go. Their rows are cut by the ring's shards; they
+    /// may have any heads. The heads of q are a multiple of those of k and v, and sink and max_logit have the heads of
+    /// q.
     pub(super) local: Local,
 }
 
-/// A ring over given buffers: the whole problem's, or some heads of it.
+/// A ring over given buffers, which hold the whole problem or some of its heads.
 ///
-/// [`RingCore::forward`] and [`RingCore::backward`] take their inputs as they are on stream 0 and leave their results
-/// on stream 0: whatever follows there needs no event. Between the two the caller may do what it likes.
+/// [`RingCore::forward`] and [`RingCore::backward`] take their inputs on stream 0 and leave their results on stream 0:
+/// later work there needs no event. Between the two, the caller may issue any work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RingCore<'a> {
     /// The mask, in positions of whole sequences.
     pub(super) mask: Mask,
-    /// The softmax; its sink enters once, after the last merge.
+    /// The softmax. Its sink enters once, after the last merge.
     pub(super) softmax: Softmax,
-    /// Both sides cut over the members (`cp` is their number), with parts whose steps are equal.
+    /// Both sides, cut over the members: `cp` is the number of members. The steps of all parts are equal.
     pub(super) shards: &'a Shards,
     /// The members in order of the ring.
     pub(super) members: &'a [Member],
     /// The members' communicator.
     pub(super) communicator: usize,
-    /// When steps are merged.
+    /// Order in which steps are merged.
     pub(super) order: MergeOrder,
 }
 
 impl RingCore<'_> {
-    /// Fills out, lse and max_logit of every member: rows of no slot are not touched, padding rows become 0 and −∞.
+    /// Fills out, lse and max_logit of every member. Rows in no slot are not touched, and padding rows become 0 and −∞.
     pub(super) fn forward(&self, builder: &mut Builder) {
         for place in 0..self.members.len() {
             let step = ForwardStep::new(builder, self, place);
@@ -125,7 +126,7 @@ impl RingCore<'_> {
         let (mut done, mut arrived) = (Vec::new(), None);
         for step in 0..steps {
             let arriving = (step + 1 < steps).then(|| {
-                // The slot was read by the step before; its send is earlier on this stream. Step 0 read no slot.
+                // The step before read the slot, and its send is earlier on this stream. Step 0 read no slot.
                 if step > 1 {
                     builder.wait(rank, COMMUNICATION, done[step - 1]);
                 }
@@ -138,13 +139,13 @@ impl RingCore<'_> {
             done.push(builder.record(rank, stream));
             arrived = arriving;
         }
-        // Every step waited for the one before and for its KV: this joins all streams.
+        // Every step waited for the step before and for its KV: this wait joins all streams.
         wait(builder, rank, MAIN, done.last().copied());
         work.add_kept(builder);
         self.finish_forward(builder, place, work.out);
     }
 
-    /// The sink, the one rounding of out, and the maximum over the ring.
+    /// Pushes the sink, the one rounding of out, and the maximum over the ring.
     fn finish_forward(&self, builder: &mut Builder, place: usize, out: BufferId) {
         let Member { rank, local } = self.members[place];
         if self.softmax.sink != Sink::None {
@@ -167,7 +168,7 @@ impl RingCore<'_> {
         let q_rows = build::slots(&self.shards.q);
         builder.fill(rank, MAIN, work.dq, &q_rows, FillValue::Zero);
         for buffer in work.dkv_at(0) {
-            // Every row, because every row travels.
+            // Every row is filled because every row travels.
             let rows = all(builder, buffer).rows;
             builder.fill(rank, MAIN, buffer, &[rows], FillValue::Zero);
         }
@@ -176,7 +177,7 @@ impl RingCore<'_> {
         let (next, previous) = (self.rank(place + size - 1), self.rank(place + 1));
         let (mut arrived, mut gradients_arrived) = (None, None);
         for step in 0..steps {
-            // The slot was read by the step before, for which the last exchange on this stream has waited.
+            // The step before read the slot, and the last exchange on this stream has waited for that step.
             let arriving = (step + 1 < steps)
                 .then(|| exchange(builder, rank, (next, kv.at(step)), (previous, kv.at(step + 1))));
             let stream = COMPUTE[step % 2];
@@ -190,7 +191,8 @@ impl RingCore<'_> {
             });
             arrived = arriving;
         }
-        // The last exchange waited for the last step, which waited for the exchange before: this joins all streams.
+        // The last exchange waited for the last step, and that step waited for the exchange before: this wait joins all
+        // streams.
         wait(builder, rank, MAIN, gradients_arrived);
         let [dk, dv] = work.dkv_at(steps);
         let kv_rows = build::same_rows(&build::slots(&self.shards.kv));
@@ -208,17 +210,17 @@ impl RingCore<'_> {
         }
     }
 
-    /// The group's rank at a place of the ring, counted round.
+    /// Returns the group's rank at a place of the ring, counted round.
     fn rank(&self, place: usize) -> usize {
         self.members[place % self.members.len()].rank
     }
 
-    /// One for each member; without any key no KV need travel.
+    /// Returns the number of steps: one for each member. If there is no key, no KV travels and one step is enough.
     fn steps(&self) -> usize {
         if build::slots(&self.shards.kv).is_empty() { 1 } else { self.members.len() }
     }
 
-    /// Pieces of a slot.
+    /// Returns the number of parts of a slot.
     fn parts(&self) -> usize {
         if self.shards.q.balance == Balance::DualChunk { 2 } else { 1 }
     }
@@ -228,7 +230,7 @@ impl RingCore<'_> {
         runs.filter(|run| run.len > 0).map(|run| Run { span: run.len, ..run }).collect()
     }
 
-    /// Which step a launch on part `part` of an owner's keys is.
+    /// Returns the step to which a launch on part `part` of an owner's keys belongs.
     fn step(&self, (place, owner): (usize, usize), index: usize, part: usize) -> Step {
         let section = match (self.shards.q.balance, self.mask.is_causal(), owner.cmp(&place)) {
             (Balance::Striped { .. }, ..) | (_, false, _) => Section::Full,
@@ -239,13 +241,13 @@ impl RingCore<'_> {
         Step::Ring { index, of: self.steps(), owner, section, part: (part, self.parts()) }
     }
 
-    /// The launch of some parts of a member's queries against one part of an owner's keys; none where the mask shows
-    /// nothing.
+    /// Returns the launch of some parts of a member's queries against one part of an owner's keys; `None` if the mask
+    /// shows nothing.
     fn call(&self, (place, owner): (usize, usize), q: Range<usize>, kv: usize) -> Option<AttentionCall> {
         let sequences = 0..self.shards.q.slots.len();
         let segments: Vec<Segment> =
             sequences.flat_map(|sequence| self.segments(sequence, (place, owner), q.clone(), kv)).collect();
-        // Partial results know nothing of the sink.
+        // Partial results contain no sink.
         let softmax = Softmax { sink: Sink::None, ..self.softmax };
         (!segments.is_empty()).then_some(AttentionCall { segments, softmax, policy: RowPolicy::Overwrite })
     }
@@ -271,7 +273,7 @@ impl RingCore<'_> {
     }
 }
 
-/// Where a member finds the KV of each step: its own first, then two slots in turn.
+/// Buffers in which a member finds the KV of each step: its own first, then two slots in turn.
 struct Travelling {
     own: [BufferId; 2],
     slots: Vec<[BufferId; 2]>,
@@ -296,19 +298,19 @@ impl Travelling {
     }
 }
 
-/// A member's forward steps: partial outs and LSEs, folded into the running ones.
+/// Forward steps of a member: partial outs and LSEs, folded into the running ones.
 struct ForwardStep {
     member: Member,
-    /// The running out; the running LSE is the result itself.
+    /// The running out. The running LSE is the result itself.
     out: BufferId,
     partials: Partials,
 }
 
-/// Where launches write.
+/// Buffers to which launches write.
 enum Partials {
-    /// out and LSE of a step, for each compute stream.
+    /// Out and LSE of a step, for each compute stream.
     Reused(Vec<[BufferId; 2]>),
-    /// Every launch's own, with what will be done with its out.
+    /// Merges of the kept outs. Every launch has its own out and LSE.
     Kept(Vec<Merge>),
 }
 
@@ -329,8 +331,8 @@ impl ForwardStep {
         ForwardStep { member, out: builder.like(out, "out, running", Format::F32), partials }
     }
 
-    /// Launches a step and folds it in, once it is its `turn` to write the running result. A step without a visible
-    /// pair waits for its turn too, and so passes it on.
+    /// Launches a step and folds it in once the event `turn` lets it write the running result. A step without a visible
+    /// pair waits for its turn too, and passes it on.
     fn push(
         &mut self,
         builder: &mut Builder,
@@ -359,7 +361,7 @@ impl ForwardStep {
         wait(builder, rank, stream, turn);
     }
 
-    /// Where a launch writes its out and LSE.
+    /// Returns the buffers to which a launch writes its out and LSE.
     fn partial(&self, builder: &mut Builder, step: usize, part: usize) -> [BufferId; 2] {
         match &self.partials {
             Partials::Reused(partials) => partials[step % 2],
@@ -372,7 +374,7 @@ impl ForwardStep {
         }
     }
 
-    /// What of a merge is done at once; where outs are kept, the rest is done by [`ForwardStep::add_kept`].
+    /// Returns the part of a merge that is done at once. If outs are kept, [`ForwardStep::add_kept`] does the rest.
     fn keep(&mut self, merge: Merge) -> Merge {
         match &mut self.partials {
             Partials::Reused(_) => merge,
@@ -384,7 +386,7 @@ impl ForwardStep {
         }
     }
 
-    /// Adds the outs that were kept, in order of steps, now that the LSE is final.
+    /// Adds the outs that were kept, in order of steps, once the LSE is final.
     fn add_kept(&mut self, builder: &mut Builder) {
         if let Partials::Kept(kept) = &mut self.partials {
             for merge in kept.drain(..) {
@@ -394,14 +396,14 @@ impl ForwardStep {
     }
 }
 
-/// A member's backward steps: partial gradients on each compute stream, added to the running dq and to the travelling
+/// Backward steps of a member: partial gradients on each compute stream, added to the running dq and to the travelling
 /// dk and dv.
 struct BackwardStep {
     member: Member,
     results: LocalBackward,
     /// The running dq.
     dq: BufferId,
-    /// The travelling dk and dv: two slots in turn, the first filled at home.
+    /// The travelling dk and dv: two slots in turn. The first slot is filled with zeros at home.
     dkv: Vec<[BufferId; 2]>,
     /// dq, dk and dv of a step, for each compute stream.
     partial: Vec<[BufferId; 3]>,
@@ -427,12 +429,13 @@ impl BackwardStep {
         BackwardStep { member: core.members[place], results, dq, dkv, partial }
     }
 
-    /// The travelling dk and dv of a step; after the last step those that have come home.
+    /// Returns the travelling dk and dv of a step; after the last step, those that have come home.
     fn dkv_at(&self, step: usize) -> [BufferId; 2] {
         self.dkv[step % self.dkv.len()]
     }
 
-    /// Launches a step and adds its gradients, once the travelling ones are there (and with them dq's turn).
+    /// Launches a step and adds its gradients once the travelling gradients have arrived. The same event gives the step
+    /// its turn on dq.
     fn push(
         &self,
         builder: &mut Builder,
@@ -464,7 +467,7 @@ impl BackwardStep {
     }
 }
 
-/// Sends buffers to a rank and receives into others from another, as one; the event of their end.
+/// Sends buffers to a rank and receives others from another rank, in one group. Returns the event of their end.
 fn exchange(
     builder: &mut Builder,
     rank: usize,
@@ -479,7 +482,7 @@ fn exchange(
     builder.record(rank, COMMUNICATION)
 }
 
-/// Orders what the main stream has done before all communication, and so before what the other stream computes: its
+/// Orders earlier work of the main stream before all communication. The other compute stream follows too, because its
 /// first step waits for a KV that has arrived.
 fn fork(builder: &mut Builder, rank: usize, steps: usize) {
     if steps > 1 {
@@ -494,7 +497,8 @@ fn wait(builder: &mut Builder, rank: usize, stream: usize, event: Option<EventId
     }
 }
 
-/// The rows that runs own, padding included, in as few runs as they make, with the same rows of another buffer.
+/// Returns the rows that runs own, padding included, paired with the same rows of another buffer. Adjacent runs are
+/// joined.
 fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
     let mut runs: Vec<Run> = runs.map(|run| Run { len: run.span, ..run }).collect();
     runs.sort_by_key(|run| run.offset);

@@ -1,9 +1,9 @@
 //! Sequence parallelism: the gather and scatter of token rows around tensor-parallel linear layers, with rotary
 //! positions.
 //!
-//! A *region* of T ranks holds the token rows of one context-parallel rank. Outside the region rows are *hidden*: each
-//! is whole, with what the layers make every head of, and each rank has a *shard*, every T-th part of the rows. Inside,
-//! each rank has every row of its own heads:
+//! A *region* of T ranks holds the token rows of one context-parallel rank. Outside the region, rows are *hidden*: a
+//! hidden row is whole, and the layers make every head of it. Each rank has a *shard*: one of T equal parts of the
+//! rows. Inside the region, each rank has every row of its own heads:
 //!
 //! ```text
 //! q, k, v shards ─ all-gather ─ column-parallel linear ─ rotate q, k ─┐
@@ -11,18 +11,19 @@
 //!      out shard ─ reduce-scatter ─ row-parallel linear ──────────────┘
 //! ```
 //!
-//! The backward is the mirror: dout is gathered, dq, dk and dv are scattered, dq and dk after they are rotated back.
-//! Gradients of the layers' weights are no part of the problem.
+//! The backward is the mirror image: dout is gathered, and dq, dk and dv are scattered, after dq and dk are rotated
+//! back. Gradients of the layers' weights are no part of the problem.
 //!
-//! Three lengths meet here, and none stands in for another. *Rows* of the buffer, padding and slack included, size the
-//! gather, the layers and the scatter; where T does not divide them, the shards are longer by the rows that are missing,
-//! which no sequence owns. *Padded offsets* say where a sequence's rows lie, in the shards too, whose borders know
-//! nothing of sequences. *Real lengths* are what attention masks by. A row's rotary position is its position in its
-//! sequence: not its row, and under context parallelism not its place in the rank's part.
+//! Three lengths meet here, and none can replace another. *Rows* of the buffer, padding and slack included, size the
+//! gather, the layers and the scatter. If T does not divide them, a shard's rows are rounded up, and no sequence owns
+//! the added rows. *Padded offsets* say where a sequence's rows lie, in the shards too: the borders of shards may cut a
+//! sequence. *Real lengths* bound the mask. The rotary position of a row is its position in its sequence. It is not its
+//! row, and under context parallelism it is not its place in the rank's part.
 //!
-//! Attention is [`build_with`]'s schedule of the problem with a rank's heads, whatever its algorithm: rank c of the problem's
-//! group becomes ranks `c·T … c·T + T − 1`, member t of which runs it with the t-th block of heads. Where there are
-//! fewer KV heads than ranks they are replicated, and dk and dv of the replicas meet in the reduce-scatter.
+//! Attention is [`build_with`]'s schedule of the problem with a rank's heads, for any algorithm. Rank c of the
+//! problem's group becomes ranks `c·T … c·T + T − 1`, and member t of these runs the schedule with the t-th block of
+//! heads. If there are fewer KV heads than ranks, they are replicated, and the reduce-scatter adds up dk and dv of the
+//! replicas.
 //!
 //! | refused | why |
 //! |---|---|
@@ -48,25 +49,25 @@ use super::program::{
     Buffer, BufferId, Layer, MergeOrder, Operation, Placement, Role, Rotated, RowPair, Schedule, Work,
 };
 
-/// Why there can be no sequence-parallel region.
+/// Reason why there is no sequence-parallel region of a problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
     /// No rank, or more than a schedule may have.
     #[error("{got} ranks cannot hold a sequence-parallel region; use 1 to {max}")]
     Ranks {
-        /// Ranks of the region.
+        /// Number of ranks of the region.
         got: usize,
-        /// Most.
+        /// Largest number.
         max: usize,
     },
-    /// Heads that cannot be dealt, or what the problem's own algorithm refuses.
+    /// Heads that cannot be dealt, or a refusal of the problem's own algorithm.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
 
-/// The problem's schedule inside sequence-parallel regions of `ranks` ranks, with the order in which a ring merges; see the
-/// module's text for what is refused.
+/// Returns the problem's schedule inside sequence-parallel regions of `ranks` ranks, with the given order in which a
+/// ring merges. The module's text says which problems are refused.
 pub fn sequence_parallel(
     problem: &Problem,
     ranks: usize,
@@ -102,14 +103,14 @@ pub fn sequence_parallel(
     Ok(schedule)
 }
 
-/// The problem with the heads of one member.
+/// Returns the problem with only the heads of one member.
 fn of_member(problem: &Problem, deal: &HeadDeal, member: usize) -> Result<Problem, BuildError> {
     let heads = Heads { q: deal.of(Side::Q, member).len(), kv: deal.of(Side::Kv, member).len() };
     let fields = ProblemFields { heads, ..ProblemFields::from(problem.clone()) };
     Problem::new(fields).map_err(|_| BuildError::KvHeads { heads: heads.kv, ranks: heads.q })
 }
 
-/// The side of a tensor that is hidden outside a region; `None` for those that stay with their heads.
+/// Returns the side of a tensor that is hidden outside a region; `None` for tensors that stay with their heads.
 pub(crate) fn hidden(tensor: TensorName) -> Option<Side> {
     match tensor {
         TensorName::Q | TensorName::Out | TensorName::Dout | TensorName::Dq => Some(Side::Q),
@@ -118,23 +119,23 @@ pub(crate) fn hidden(tensor: TensorName) -> Option<Side> {
     }
 }
 
-/// Whether a tensor is rotated inside a region, or is the gradient of one that is.
+/// Whether a tensor is rotated inside a region, or is the gradient of one that is rotated.
 pub(crate) fn rotates(tensor: TensorName) -> bool {
     matches!(tensor, TensorName::Q | TensorName::K | TensorName::Dq | TensorName::Dk)
 }
 
-/// The same block of heads on every context-parallel rank.
+/// One block of heads, with its schedule on every context-parallel rank.
 struct Member<'a> {
     schedule: &'a Schedule,
     embedding: Embedding,
-    /// Its query heads and its KV heads.
+    /// Query heads and KV heads of the block.
     heads: [Range<usize>; 2],
-    /// All heads.
+    /// Heads of the whole problem.
     of_problem: Heads,
 }
 
 impl<'a> Member<'a> {
-    /// Adds the member's buffers and communicators; what is hidden outside the region becomes scratch.
+    /// Adds the member's buffers and communicators. Tensors that are hidden outside the region become scratch.
     fn embed(
         builder: &mut Builder,
         problem: &Problem,
@@ -173,7 +174,7 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Events that a schedule uses.
+/// Returns the number of event indices that a schedule uses.
 fn events(schedule: &Schedule) -> usize {
     let operations = schedule.ranks.iter().flat_map(|program| &program.operations);
     let used = operations.filter_map(|operation| match operation.work {
@@ -186,9 +187,9 @@ fn events(schedule: &Schedule) -> usize {
 /// One rank of a region.
 struct Inside<'a> {
     member: &'a Member<'a>,
-    /// Its rank in the member's own schedule.
+    /// Rank in the member's own schedule.
     rank: usize,
-    /// That of the region.
+    /// Communicator of the region.
     communicator: usize,
 }
 
@@ -209,12 +210,13 @@ impl Inside<'_> {
         self.leave(builder, &[TensorName::Dq, TensorName::Dk, TensorName::Dv]);
     }
 
-    /// The rank in the larger schedule.
+    /// Returns the rank in the larger schedule.
     fn place(&self) -> usize {
         self.member.embedding.rank(self.rank)
     }
 
-    /// The member's operations: every stream of theirs begins when `COMPUTE` is here, and `COMPUTE` goes on when they end.
+    /// Adds the member's operations. Each of their streams begins after the earlier work on `COMPUTE`, and `COMPUTE`
+    /// goes on when they end.
     fn attend(&self, builder: &mut Builder, operations: &[Operation]) {
         let rank = self.place();
         let others: BTreeSet<usize> =
@@ -252,7 +254,7 @@ impl Inside<'_> {
         }
     }
 
-    /// Makes summands of hidden rows of the rank's heads, and scatters their sums.
+    /// Makes summands of hidden rows from the rank's heads, and scatters their sums.
     fn leave(&self, builder: &mut Builder, tensors: &[TensorName]) {
         let rank = self.place();
         let scatters = self.tensors(tensors).map(|tensor| {
@@ -304,33 +306,33 @@ impl Inside<'_> {
     }
 }
 
-/// A tensor of one rank of a region.
+/// One tensor on one rank of a region.
 struct Hidden<'a> {
     name: TensorName,
-    /// Its buffer inside the region: the rank's heads.
+    /// Buffer inside the region, with the rank's heads.
     inside: BufferId,
-    /// The rows of that.
+    /// Placed rows of the buffer inside.
     placed: &'a [PlacedRun],
-    /// The rank's heads, of all heads.
+    /// The rank's heads among all heads.
     heads: Range<usize>,
-    /// All heads.
+    /// Number of all heads.
     of_problem: usize,
-    /// Ranks of the region.
+    /// Number of ranks of the region.
     ranks: usize,
-    /// Which of them this is.
+    /// Index of the rank in the region.
     member: usize,
-    /// Rows of a shard: those of the buffer inside, rounded up.
+    /// Rows of a shard: the rows of the buffer inside ÷ ranks, rounded up.
     rows: usize,
 }
 
 impl Hidden<'_> {
-    /// A buffer of every head; a shard's rows.
+    /// Adds a buffer of `rows` rows with every head.
     fn buffer(&self, builder: &mut Builder, role: Role, name: &str, rows: usize) -> BufferId {
         let inside = builder.describe(self.inside).clone();
         builder.buffer(Buffer { name: name.into(), role, rows, heads: self.of_problem, ..inside })
     }
 
-    /// The rank's shard, placed where it is an input or a result.
+    /// Adds the rank's shard. An input or a result is placed.
     fn shard(&self, builder: &mut Builder, role: Role, name: &str) -> BufferId {
         let buffer = self.buffer(builder, role, name, self.rows);
         if role != Role::Scratch {
@@ -340,25 +342,26 @@ impl Hidden<'_> {
         buffer
     }
 
-    /// A buffer of every rank's rows.
+    /// Adds a buffer of every rank's rows.
     fn whole(&self, builder: &mut Builder, name: &str) -> BufferId {
         self.buffer(builder, Role::Scratch, name, self.rows * self.ranks)
     }
 
-    /// Every row inside the region, padding and slack too: a layer knows of neither.
+    /// Returns every row inside the region, padding and slack included: a layer does not tell them apart.
     fn rows_inside(&self, builder: &Builder) -> Vec<RowPair> {
         let rows = builder.describe(self.inside).rows;
         let all = Run::packed(0, rows, rows);
         vec![(all, all)]
     }
 
-    /// The rows of the rank's shard.
+    /// Returns the placed rows that lie in the rank's shard.
     fn cut(&self) -> Vec<PlacedRun> {
         let shard = self.member * self.rows..(self.member + 1) * self.rows;
         self.placed.iter().filter_map(|placed| cut(placed, &shard)).collect()
     }
 
-    /// Rotates the rows of every sequence by their positions in it, padding rows too, as the kernels of the field do.
+    /// Rotates the rows of every sequence by their positions in it. Padding rows are rotated too, as the field's
+    /// kernels do.
     fn rotate(&self, builder: &mut Builder, inverse: bool) {
         if !rotates(self.name) {
             return;
@@ -374,7 +377,7 @@ impl Hidden<'_> {
     }
 }
 
-/// The part of a run that lies in rows `shard`, counted from its first.
+/// Returns the part of a run that lies in rows `shard`, counted from the shard's first row.
 fn cut(placed: &PlacedRun, shard: &Range<usize>) -> Option<PlacedRun> {
     let PlacedRun { sequence, piece, local } = *placed;
     let index = |row: usize| row.saturating_sub(local.offset).div_ceil(local.step).min(local.span);

@@ -1,7 +1,7 @@
-//! One rank: one launch forward, one backward.
+//! One rank: one launch forward and one backward.
 //!
-//! The rank's layout is the problem's own, so that any layout is taken: gaps, strides, first offset, slack. The sink is
-//! applied by the kernel itself.
+//! The rank's layout is the problem's own, and any layout is taken: gaps, strides, first offset, slack. The kernel
+//! itself applies the sink.
 
 use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
@@ -11,10 +11,10 @@ use super::program::{Attend, AttendBackward, Axes, FillValue, Placement, Schedul
 use crate::AttentionCall;
 use crate::shard::{ShardedSide, Slot};
 
-/// The stream of everything.
+/// The stream of all operations.
 const STREAM: usize = 0;
 
-/// The single-rank schedule.
+/// Returns the single-rank schedule.
 pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
     let mut builder = Builder::new(1);
     let shards = Shards { q: whole(problem, problem.rows.q), kv: whole(problem, problem.rows.kv) };
@@ -64,7 +64,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
     Ok(schedule)
 }
 
-/// A shard that says only how many rows the rank has; where they lie is the problem's own layout.
+/// Returns a shard that holds only the rank's number of rows. The problem's own layout says where they lie.
 fn whole(problem: &Problem, rows: usize) -> ShardedSide {
     ShardedSide { cp: 1, balance: problem.parallel.balance, rows, slots: Vec::<Slot>::new() }
 }

@@ -1,4 +1,4 @@
-//! A schedule, run in f64, against the exact answer.
+//! A schedule that is run in f64 and compared with the exact answer.
 
 use ndarray::{Array1, Array3, Axis, s};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, Saved, Sequence, TensorName, exact};
@@ -12,7 +12,7 @@ use super::Draws;
 
 const TOLERANCE: f64 = 1e-10;
 
-/// Multiples of 2^-6; every row that is not real holds NaN.
+/// Returns inputs that are multiples of 2^-6. Every row that is not real holds NaN.
 fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     let mut tensor = |shape: [usize; 3], side: fn(&Sequence) -> Run| {
         let mut array = Array3::from_elem(shape, f32::NAN);
@@ -42,7 +42,7 @@ fn rotates(tensor: TensorName) -> bool {
     matches!(tensor, TensorName::Q | TensorName::K | TensorName::Dq | TensorName::Dk)
 }
 
-/// What attention is to see is what the inputs become when they are rotated.
+/// Rotates the inputs back. The schedule's own rotation then gives attention the inputs of the exact answer.
 fn turn_inputs_back(schedule: &Schedule, buffers: &mut Buffers<f64>) {
     let inputs = |placement: &&Placement| matches!(placement.tensor, TensorName::Q | TensorName::K);
     for placement in schedule.placements.iter().filter(inputs) {

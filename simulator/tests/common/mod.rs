@@ -1,4 +1,4 @@
-//! Random problems whose spans a balance divides, and the numbers that they are drawn from.
+//! Random problems whose spans a balance divides, and the random numbers behind them.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod hold;
@@ -9,7 +9,7 @@ use seamproof_oracle::{
     Sequence, Sink, Softmax, TensorRows,
 };
 
-/// splitmix64.
+/// The generator splitmix64.
 pub struct Draws(pub u64);
 
 impl Draws {
@@ -29,7 +29,8 @@ impl Draws {
     }
 }
 
-/// KV heads, and query heads for each, that an all-to-all of `members` can deal: split or replicated.
+/// Returns KV heads, and query heads for each KV head, that an all-to-all of `members` can deal. KV heads are split or
+/// replicated.
 fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
     let divisors: Vec<usize> = (1..=members).filter(|n| members.is_multiple_of(*n)).collect();
     match draws.below(2) {
@@ -41,7 +42,7 @@ fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
     }
 }
 
-/// A random problem whose spans the balance divides.
+/// Returns a random problem whose spans the balance divides.
 pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
     let unit = span_multiple(balance, cp);
     let mut rows = TensorRows { q: cp * draws.below(2), kv: cp * draws.below(3) };

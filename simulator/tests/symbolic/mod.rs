@@ -1,10 +1,10 @@
-//! What every row is made of: a dense symbolic run of a schedule, for small problems.
+//! A dense symbolic run of a schedule, for small problems: each row is the set of its terms.
 //!
 //! A *cell* is a row and head of a buffer. It holds a place of an input, or a sum of *pairs* (query, query head, key).
-//! Operations run in host order, a legal one, where messages and collectives are complete. [`prove`] says whether each
-//! visible pair is attended exactly once over all ranks and no other one, forward and backward, whether every result
-//! ends at its owner with each pair counted once, and whether operations that touch one cell are ordered by streams and
-//! events. It enumerates pairs, and is thus an independent twin of anything that works on intervals.
+//! Operations run in a legal host order, in which messages and collectives are complete. [`prove`] checks three things.
+//! Each visible pair is attended exactly once over all ranks, and no other pair is, forward and backward. Every result
+//! ends at its owner with each pair counted once. Operations that touch one cell are ordered by streams and events. The
+//! module enumerates pairs, and is therefore an independent twin of any checker that works on intervals.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -15,15 +15,15 @@ use seamproof_simulator::schedule::{
     Role, RowPair, Schedule, Work,
 };
 
-/// Sequence, query, query head, key.
+/// Sequence, query, query head and key of a pair.
 type Pair = (usize, usize, usize, usize);
 /// Sequence, position and head of a query.
 type Query = [usize; 3];
 type Sum = BTreeMap<Pair, usize>;
 
-/// In place of a key: the sink.
+/// Stand-in for a key: the sink.
 const SINK: usize = usize::MAX;
-/// A row that has its sink, whichever row it is.
+/// Pair of a row that has its sink, for any row.
 const HAS_SINK: Pair = (SINK, SINK, SINK, SINK);
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,8 @@ enum Cell {
     Sum(Sum),
 }
 
-/// How a cell is touched. Kernels *raise* a largest logit atomically, so that raises need no order among themselves.
+/// Manner in which a cell is touched. Kernels *raise* a largest logit atomically, and raises need no order among
+/// themselves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Access {
     Read,
@@ -43,10 +44,10 @@ enum Access {
     Raise,
 }
 
-/// Buffer, row and head.
+/// Buffer, row and head of a cell.
 type Place = (usize, usize, usize);
 
-/// Says what is wrong with a schedule, if anything.
+/// Proves that a schedule is right, or returns a description of its fault.
 pub(crate) fn prove(problem: &Problem, schedule: &Schedule) -> Result<(), String> {
     let mut machine = Machine::new(problem, schedule);
     machine.run()?;
@@ -59,11 +60,11 @@ struct Machine<'a> {
     problem: &'a Problem,
     schedule: &'a Schedule,
     cells: HashMap<Place, Cell>,
-    /// Pairs that kernels attended to, forward and backward.
+    /// Pairs to which kernels attended, forward and backward.
     attended: [Sum; 2],
-    /// Operation by operation, who touched a cell.
+    /// Operations that touched each cell.
     accesses: HashMap<Place, Vec<(usize, Access)>>,
-    /// The operation that runs.
+    /// Index of the running operation.
     operation: usize,
 }
 
@@ -143,7 +144,7 @@ impl<'a> Machine<'a> {
         format!("{} row {row} head {head} holds {cell:?}", self.schedule.buffers[id.0].name)
     }
 
-    /// The pairs that a final row of out must hold.
+    /// Returns the pairs that a final row of out must hold.
     fn expected(&self, [sequence, query, head]: Query) -> Sum {
         let of = &self.problem.sequences[sequence];
         let keys = self.problem.mask.visible(query, of.q.len, of.kv.len);
@@ -151,7 +152,7 @@ impl<'a> Machine<'a> {
         keys.map(|key| (sequence, query, head, key)).chain(sink).map(|pair| (pair, 1)).collect()
     }
 
-    /// Every rank in host order, as far as it comes; collectives when all members are there.
+    /// Runs every rank in host order as far as possible. A collective runs once all its members have arrived.
     fn run(&mut self) -> Result<(), String> {
         let mut next = vec![0; self.schedule.ranks.len()];
         let mut sent: HashMap<(usize, usize), VecDeque<Vec<Cell>>> = HashMap::new();
@@ -177,7 +178,8 @@ impl<'a> Machine<'a> {
         if done { Ok(()) } else { Err(format!("stuck at operations {next:?}")) }
     }
 
-    /// Runs an operation that needs no other rank to be at it; false if there is none that can go on.
+    /// Runs an operation that needs no other rank at the same time. Returns false if the rank has none that can run
+    /// now.
     fn step(
         &mut self,
         rank: usize,
@@ -255,7 +257,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Executes the collective that all members of a communicator stand at; false if they do not.
+    /// Executes the collective at which all members of a communicator stand. Returns false if they stand at different
+    /// operations or have none left.
     fn collective(&mut self, communicator: usize, next: &[usize]) -> Result<bool, String> {
         let schedule = self.schedule;
         let members = &schedule.communicators[communicator];
@@ -263,7 +266,8 @@ impl<'a> Machine<'a> {
         let Some(works) = works.map(|found| found.map(|o| &o.work)).collect::<Option<Vec<&Work>>>() else {
             return Ok(false);
         };
-        // What goes from member i to member j: read, written, how combined.
+        // Part that goes from member i to member j: its communicator, the region that is read, and the region that is
+        // written.
         let parts = |i: usize, j: usize| match (works[i], works[j]) {
             (Work::AllGather { communicator: c, from, .. }, Work::AllGather { to, .. }) => {
                 Some((*c, from, &to[i]))
@@ -307,7 +311,7 @@ impl<'a> Machine<'a> {
         Ok(true)
     }
 
-    /// The pairs of a segment's query row, checked against the problem's heads.
+    /// Returns the pairs of a segment's query row, checked against the problem's heads.
     fn row_pairs(
         &mut self,
         segment: &Segment,
@@ -365,7 +369,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Padding rows of a launch.
+    /// Clears the padding rows of a launch.
     fn clear<const N: usize>(&mut self, ids: [BufferId; N], run: &Run) -> Result<(), String> {
         for (id, row) in ids.into_iter().flat_map(|id| run.padding_rows().map(move |row| (id, row))) {
             for head in 0..self.heads(id) {
@@ -539,7 +543,7 @@ impl<'a> Machine<'a> {
         Cell::Sum(pairs.filter(|(pair, _)| *pair != HAS_SINK).collect())
     }
 
-    /// Real rows hold what they should, padding nothing, and rows in no slot were not written.
+    /// Checks that real rows hold the expected terms, padding rows hold none, and rows in no slot were not written.
     fn rows_are_home(&self, placement: &Placement, tensor: TensorName, head: usize) -> Result<(), String> {
         let buffer = placement.buffer.0;
         let of_problem = placement.heads.start + head;
@@ -580,7 +584,7 @@ impl<'a> Machine<'a> {
         queries.flat_map(heads).map(|(query, head)| ((sequence, query, head, key), 1)).collect()
     }
 
-    /// No two operations of a rank that touch a cell, one writing, are unordered.
+    /// Checks that any two operations of a rank that touch a cell, one of them writing, are ordered.
     fn accesses_are_ordered(&self, rank: usize) -> Result<(), String> {
         let before = happens_before(&self.schedule.ranks[rank]);
         for (&(buffer, row, head), accesses) in &self.accesses {
@@ -617,7 +621,7 @@ fn conflict(a: Access, b: Access) -> bool {
     !matches!((a, b), (Access::Read, Access::Read) | (Access::Raise, Access::Raise))
 }
 
-/// Every (row, head).
+/// Returns every (row, head).
 fn grid(rows: usize, heads: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |row| (0..heads).map(move |head| (row, head)))
 }
@@ -630,7 +634,8 @@ fn each_pair(rows: &[RowPair]) -> impl Iterator<Item = (usize, usize)> {
     rows.iter().flat_map(|(from, to)| from.real_rows().zip(to.real_rows()))
 }
 
-/// For each operation those that are done before it begins: earlier ones of its stream, and what events say.
+/// Returns for each operation those that are done before it begins: earlier ones of its stream, and those ordered by
+/// events.
 fn happens_before(program: &RankProgram) -> Vec<HashSet<usize>> {
     let mut before: Vec<HashSet<usize>> = Vec::new();
     let (mut last_of_stream, mut records) = (HashMap::new(), HashMap::new());

@@ -1,4 +1,4 @@
-//! The gradients: what is recomputed, summed, scaled and forgotten.
+//! Faults of the gradients: terms that are recomputed, summed or scaled wrongly, or forgotten.
 
 use std::ops::Range;
 
@@ -143,7 +143,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// The tile's weights without those of row `i`.
+/// Returns the tile's weights without those of row `i`.
 fn without_row(weights: &TileWeights<f32>, i: usize) -> TileWeights<f32> {
     let mut weights = weights.clone();
     weights.row_mut(i).fill(0.0);
@@ -151,7 +151,7 @@ fn without_row(weights: &TileWeights<f32>, i: usize) -> TileWeights<f32> {
     weights
 }
 
-/// Sixteen bits after each tile.
+/// Rounds a sum to 16 bits after each tile.
 fn narrowed(to: &mut [f32]) {
     to.iter_mut().for_each(|value| *value = bf16(*value));
 }
@@ -283,7 +283,7 @@ kernels! {
             if pass == Pass::Forward || softmax.softcap.is_none() {
                 return right::<A>().scores(units, pass, softmax, products);
             }
-            // What the unit would make of the product with a cap that is far away.
+            // The scores that the unit makes of the product with a cap that is far away.
             let wide = Softmax { softcap: None, ..*softmax };
             right::<A>().scores(units, pass, &wide, products);
         }

@@ -1,29 +1,30 @@
-//! What entries of kernels are made of: the right kernel, one that differs from it in some stages, and what catches that.
+//! The parts of a kernel's entries: the right kernel, kernels that differ from it in some stages, and the checks that
+//! catch them.
 
 use seamproof_oracle::Format;
 
 use crate::emulated::{Right, Stages, UnitArithmetic};
 use crate::faults::fault::{Catcher, Fault, Plant};
 
-/// A fault whose values are wrong: exact inputs and bounds show it.
+/// Catchers of wrong values: exact inputs and bounds show them.
 pub(super) const VALUES: &[Catcher] = &[Catcher::Exact, Catcher::Identity, Catcher::Envelope];
-/// A fault that reads what it must not: besides, a poisoned row shows it.
+/// Catchers of forbidden reads: a poisoned row shows them, besides the checks of values.
 pub(super) const READS: &[Catcher] = &[Catcher::Poison, Catcher::Exact, Catcher::Identity, Catcher::Envelope];
-/// A fault that forgets rows, or leaves what they hold so that it enters others.
+/// Catchers of forgotten rows, and of rows whose old content enters others.
 pub(super) const FORGETS: &[Catcher] =
     &[Catcher::Structure, Catcher::Exact, Catcher::Identity, Catcher::Envelope];
-/// A fault that leaves or overwrites rows.
+/// Catchers of rows that are wrongly left or overwritten.
 pub(super) const WRITES: &[Catcher] = &[Catcher::Structure];
 
-/// The stages of the right kernel.
+/// Returns the stages of the right kernel.
 pub(super) fn right<A: UnitArithmetic<f32>>() -> impl Stages<f32, A> {
     Right
 }
 
-/// 1 + 2^-8: one step of bf16 at 1, and a half.
+/// 1 + 2^-8: 1 and half a step of bf16 at 1.
 pub(super) const OFF: f32 = 1.0 + 1.0 / 256.0;
 
-/// A kernel that differs from the right one in the given stages.
+/// Defines kernels that differ from the right one in the given stages.
 macro_rules! kernels {
     ($($(#[$doc:meta])* $name:ident { $($stage:item)* })*) => {
         $(
@@ -39,7 +40,7 @@ macro_rules! kernels {
 }
 pub(super) use kernels;
 
-/// An entry: id, what it imitates, where that happened, what catches it, the kernel.
+/// Returns an entry of the catalogue: id, imitated bug, its source, its catchers, and the kernel.
 pub(super) const fn fault(
     id: &'static str,
     imitates: &'static str,
@@ -51,13 +52,13 @@ pub(super) const fn fault(
 }
 
 impl Fault {
-    /// The same, as these entries of the list of real bugs.
+    /// Returns this fault with its entries in the list of real bugs.
     pub(super) const fn of(self, entries: &'static [u16]) -> Fault {
         Fault { entries, ..self }
     }
 }
 
-/// The nearest bf16.
+/// Returns the nearest bf16.
 pub(super) fn bf16(value: f32) -> f32 {
     Format::Bf16.round_f32(value)
 }

@@ -1,4 +1,4 @@
-//! The online softmax, the output and its statistics, and the precision that they are kept in.
+//! Faults of the online softmax, of the output and its statistics, and of the precision in which they are kept.
 
 use seamproof_oracle::{Format, Pass, Softmax};
 
@@ -160,7 +160,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// Tiles of which a row is spoilt by the row before it.
+/// Returns the element of a tile's row. Row 1 gets the element of row 0.
 fn neighbour<T>(tile: &[T], local: usize) -> &T {
     if local == 1 { &tile[0] } else { &tile[local] }
 }

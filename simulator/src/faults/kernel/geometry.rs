@@ -1,4 +1,4 @@
-//! Which rows a kernel reads, sees and clears: padding, lengths, masks, tiles and heads.
+//! Faults of the rows that a kernel reads, sees and clears: padding, lengths, masks, tiles and heads.
 
 use std::ops::Range;
 
@@ -255,7 +255,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// The rows with the padding rows behind them: as many as `extra`.
+/// Returns the rows with up to `extra` padding rows behind them.
 fn with_padding(tensor: TensorName, segment: &Segment, extra: usize) -> Vec<usize> {
     let rows = right::<crate::emulated::Serial>().rows(Pass::Forward, tensor, segment);
     let padding = segment.kv.last().into_iter().flat_map(Run::padding_rows).take(extra);
@@ -263,31 +263,31 @@ fn with_padding(tensor: TensorName, segment: &Segment, extra: usize) -> Vec<usiz
     rows.into_iter().chain(padding.filter(|_| keys)).collect()
 }
 
-/// What query `i` sees where the last key has `extra` padding rows behind it that look like keys.
+/// Returns the keys that query `i` sees if up to `extra` padding rows behind the last key look like keys.
 fn seen_with_padding(segment: &Segment, i: usize, extra: usize) -> Range<usize> {
     let (seen, keys) = (segment.visible(i), segment.keys());
     let padding = segment.kv.last().map_or(0, |run| run.span - run.len).min(extra);
     if seen.end == keys && !seen.is_empty() { seen.start..keys + padding } else { seen }
 }
 
-/// A range with its ends moved, within the keys.
+/// Returns a range with its ends moved, within the keys.
 fn moved(seen: Range<usize>, segment: &Segment, start: isize, end: isize) -> Range<usize> {
     let place = |key: usize, by: isize| key.saturating_add_signed(by).min(segment.keys());
     let seen = place(seen.start, start)..place(seen.end, end);
     if seen.is_empty() { 0..0 } else { seen }
 }
 
-/// What a query sees where the mask's right edge is moved by one.
+/// Returns the keys that a query sees if the mask's right edge is moved by `by`.
 fn right_edge(segment: &Segment, i: usize, by: i64) -> Range<usize> {
     Segment { hi: segment.hi.map(|hi| hi + by), ..segment.clone() }.visible(i)
 }
 
-/// What a query sees where the mask's left edge is moved by one.
+/// Returns the keys that a query sees if the mask's left edge is moved by `by`.
 fn left_edge(segment: &Segment, i: usize, by: i64) -> Range<usize> {
     Segment { lo: segment.lo.map(|lo| lo + by), ..segment.clone() }.visible(i)
 }
 
-/// A seen range in one pass, the right one in the other.
+/// Returns the given range in the wrong pass, and the right range in the other.
 fn only(pass: Pass, wrong: Pass, segment: &Segment, i: usize, seen: Range<usize>) -> Range<usize> {
     if pass == wrong { seen } else { segment.visible(i) }
 }

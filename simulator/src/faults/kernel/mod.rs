@@ -1,4 +1,4 @@
-//! Faults in a kernel: stages of the tiled kernel with one of them changed.
+//! Faults in a kernel: the tiled kernel with one of its stages changed.
 
 use super::fault::Fault;
 
@@ -7,7 +7,7 @@ mod entry;
 mod forward;
 mod geometry;
 
-/// Every fault of a kernel.
+/// Returns every fault of a kernel.
 pub(super) fn faults() -> impl Iterator<Item = Fault> {
     [geometry::FAULTS, forward::FAULTS, backward::FAULTS].into_iter().flatten().copied()
 }

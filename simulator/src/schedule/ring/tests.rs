@@ -1,5 +1,5 @@
-//! The ring without arithmetic: a row holds what it stands for, so that each visible pair can be counted where it
-//! must arrive. Programs run in host order; other orders are the executor's and the checker's business.
+//! The ring without arithmetic: a row holds the terms that it stands for, and each visible pair can be counted at its
+//! destination. Programs run in host order. Other orders are tested by the executor and the checker.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -11,12 +11,12 @@ use seamproof_oracle::{
 use super::*;
 use crate::schedule::{Region, Role};
 
-/// Sequence, query, key; or the sink.
+/// Sequence, query and key of a term, or `SINK`.
 type Term = (usize, usize, usize);
 
 const SINK: Term = (usize::MAX, 0, 0);
 
-/// What a row stands for.
+/// Value for which a row stands.
 #[derive(Clone, Debug, PartialEq)]
 enum Row {
     Unwritten,
@@ -35,7 +35,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Runs every rank as far as its messages let it.
+    /// Runs every rank as far as its messages allow.
     fn run(schedule: &'a Schedule) -> World<'a> {
         let (rows, messages, sinks) = (Vec::new(), HashMap::new(), Vec::new());
         let mut world = World { schedule, rows, messages, sinks };
@@ -66,7 +66,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// Executes an operation of a rank; false if it must wait.
+    /// Executes an operation of a rank. Returns false if the operation must wait.
     fn execute(&mut self, rank: usize, work: &Work) -> bool {
         match work {
             Work::Attend(attend) => self.attend(attend),
@@ -172,7 +172,7 @@ impl<'a> World<'a> {
         assert_eq!(call.check(rows(q), rows(k)), Ok(()));
     }
 
-    /// The rows of a segment, each with the pairs that its query attends to.
+    /// Returns the rows of a segment, each with the pairs to which its query attends.
     fn pairs(&self, segment: &Segment, q: BufferId, k: BufferId, v: BufferId) -> Vec<(usize, Vec<Term>)> {
         let keys: Vec<usize> = segment.kv.iter().flat_map(Run::real_rows).collect();
         let real = segment.q.real_rows().enumerate().map(|(i, row)| {
@@ -219,7 +219,7 @@ fn paired(rows: &[RowPair]) -> impl Iterator<Item = (usize, usize)> {
     rows.iter().flat_map(|(from, to)| from.real_rows().zip(to.real_rows()))
 }
 
-/// What the row of a result stands for, from the mask alone.
+/// Returns the terms in the row of a result, from the mask alone.
 fn right(problem: &Problem, tensor: TensorName, sequence: usize, position: usize) -> Vec<Term> {
     let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
     let visible = |query: usize| problem.mask.visible(query, lq, lk);
@@ -260,7 +260,8 @@ fn hold(problem: &Problem) {
     }
 }
 
-/// A pack with a first offset and slack; each length is padded to what the balance needs, and `extra` times more.
+/// A pack with a first offset and slack. Each length is padded to a multiple that the balance needs, and by `extra`
+/// such multiples more.
 fn problem(
     lengths: &[(usize, usize)],
     extra: usize,
@@ -337,7 +338,7 @@ fn a_ring_of_one_neither_communicates_nor_forks() {
 #[test]
 fn scratch_does_not_grow_with_the_ring() {
     let scratch = |cp: usize, balance: Balance| {
-        // Every rank holds as many rows, whatever the size.
+        // Every rank holds an equal number of rows, whatever the size.
         let problem = problem(&[(6 * cp, 6 * cp)], 0, (cp, balance), Mask::FULL, Sink::None);
         let schedule = ring(&problem, MergeOrder::Running).unwrap();
         let of_rank = schedule.buffers.iter().filter(|buffer| buffer.rank == 1);
@@ -368,7 +369,7 @@ fn every_member_exchanges_alike_and_never_blocks_on_one_side() {
         works.filter_map(kind).collect()
     };
     let forward = ["send", "recv"].repeat(2);
-    // KV and gradients by turns; only the gradients take the last step home.
+    // KV and gradients travel by turns. Only the gradients take the last step home.
     let backward = ["send", "recv"].repeat(2 + 3);
     assert_eq!(kinds(0), [forward, vec!["all-reduce"], backward].concat());
     assert_eq!((kinds(1), kinds(2)), (kinds(0), kinds(0)));
