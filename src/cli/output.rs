@@ -133,13 +133,12 @@ fn wrapped(line: &str, width: usize) -> String {
     let mut lines = Vec::new();
     let mut rest: Vec<char> = line.trim_end().chars().collect();
     while rest.len() > width {
-        let from = LABEL_COLUMNS.min(width / 2);
-        let space = (from + 1..=width).rev().find(|&at| rest[at] == ' ');
+        let space = (LABEL_COLUMNS + 1..=width).rev().find(|&at| rest[at] == ' ');
         let at = space.unwrap_or(width);
         let behind = rest.split_off(at);
         lines.push(String::from_iter(rest));
         let text = behind.iter().skip_while(|&&letter| letter == ' ');
-        rest = std::iter::repeat_n(' ', from).chain(text.copied()).collect();
+        rest = std::iter::repeat_n(' ', LABEL_COLUMNS).chain(text.copied()).collect();
     }
     lines.push(String::from_iter(rest));
     let lines: Vec<&str> = lines.iter().map(|line| line.trim_end()).collect();

@@ -134,8 +134,11 @@ fn words(done: &Done, recent: Option<f64>) -> String {
         Some(recent) => format!("{} cases/s, mean {}", per_second(recent), per_second(mean)),
         None => format!("{} cases/s", per_second(mean)),
     };
-    let left = share.filter(|share| *share >= SHARE_MIN).map(|share| seconds * (1.0 - share) / share);
-    let left = left.map_or(String::new(), |left| format!(" · {left:.0} s left"));
+    let left = match *share {
+        Some(share) if share >= 1.0 => " · finishing the cases in flight".to_owned(),
+        Some(share) if share >= SHARE_MIN => format!(" · {:.0} s left", seconds * (1.0 - share) / share),
+        _ => String::new(),
+    };
     format!("{what}{} · {failed} failed · {rate}{left}", counted(*cases, "case"))
 }
 
@@ -189,7 +192,10 @@ mod tests {
             share: Some(0.25),
         };
         assert_eq!(words(&done, Some(20.4)), "100 cases · 1 failed · 20 cases/s, mean 10 · 30 s left");
-        let endless = Done { share: None, what: "canary: ".to_owned(), ..done };
+        let over = Done { what: String::new(), share: Some(1.0), ..done };
+        let told = words(&over, Some(0.0));
+        assert_eq!(told, "100 cases · 1 failed · 0.0 cases/s, mean 10 · finishing the cases in flight");
+        let endless = Done { share: None, what: "canary: ".to_owned(), ..over };
         assert_eq!(words(&endless, None), "canary: 100 cases · 1 failed · 10 cases/s");
     }
 }
