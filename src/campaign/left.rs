@@ -1,8 +1,8 @@
-//! What a part of a campaign found that did not end: findings on disk that no sum tells of.
+//! Findings of a part of a campaign that did not end, which no sum counts.
 //!
-//! A part that was killed leaves complete findings (crate::record) and no sums; of one whose sums or event log cannot be read
-//! the same is as good as true. Nobody knows how many cases such findings are of, so they are in no summary. The claim: each
-//! of them is told of once, and so is what cannot be read and may be one or hold some.
+//! A part that was killed leaves complete findings (crate::record) and no sums. A part whose sums or event log cannot be
+//! read is taken for one. Nobody knows how many cases such findings stand for, so they are in no summary. Each is told of
+//! once, and so is a file or folder that cannot be read and may hold some.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;
@@ -19,34 +19,34 @@ use seamproof_judge::prose::describe;
 /// A finding that no sum tells of.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LeftFinding {
-    /// The directory of the part that found it.
+    /// Directory of the part that found it.
     pub shard: String,
-    /// The file of its case, or what cannot be read.
+    /// File of its case, or what cannot be read.
     pub file: String,
-    /// What that holds.
+    /// Contents of the file.
     #[serde(flatten)]
     pub holds: Holds,
-    /// The command that shows it again.
+    /// Command that shows it again.
     pub replay: String,
 }
 
-/// What a file of a finding holds.
+/// Contents of a finding's file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Holds {
     /// A failing case.
     Finding {
-        /// What makes it different from others, with all features of the case where that was not shrunk.
+        /// Its key, with all features of the case where that was not shrunk.
         key: FailureKey,
-        /// What was found.
+        /// The finding.
         #[serde(flatten)]
         found: Box<Found>,
         /// The case in words.
         problem: String,
     },
-    /// Nothing that can be read.
+    /// Nothing readable.
     Unread {
-        /// Why not, with the file.
+        /// The reason, with the file.
         unread: String,
     },
 }
@@ -57,13 +57,13 @@ impl LeftFinding {
         LeftFinding { shard, file, holds, replay: replay_command(path, None) }
     }
 
-    /// Whether it is the subject's end for sure, and no wrong result.
+    /// Whether it is surely the subject's end, and no wrong result.
     pub fn is_end(&self) -> bool {
         matches!(&self.holds, Holds::Finding { found, .. } if found.finding.check.is_end())
     }
 }
 
-/// The findings of a part that did not end, by name.
+/// Returns the findings of a part that did not end, by name.
 pub fn left_in(shard: &Path) -> Vec<LeftFinding> {
     let folder = shard.join(FINDINGS);
     match files::list(&folder) {

@@ -31,7 +31,7 @@ pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent
 pub use histogram::{ABOVE_MIN, Histogram, Quantiles, tells};
 pub use ledger::{DISTINCT_MAX, HANG_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use left::{Holds, LeftFinding, left_in};
-pub use logs::Logs;
+pub use logs::{Logs, conclude};
 pub use merge::{MergeError, Part, Stored, campaign_of, merge};
 pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, minimise, shrink_budget};
 pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};

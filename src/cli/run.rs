@@ -5,15 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::exit::Exit;
 use super::options::{duration, random_seed, seed};
 use super::output::{complain, note, print_line};
 use super::{CliError, junit, progress, worker};
 use crate::campaign::{
-    self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Stored, Subjects,
-    Summary,
+    self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects, Summary,
 };
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 use seamproof_judge::generate::Profile;
@@ -135,7 +132,9 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     announce(&start, &dir);
     let outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
-    let written = report.map_or(Ok(()), |report| report.write(subjects.name(), &outcome, &[]));
+    let written = report.map_or(Ok(()), |report| {
+        report.write(subjects.name(), &outcome.canary, outcome.summary.as_ref(), &[])
+    });
     Ok(recorded(exit, written))
 }
 
@@ -195,15 +194,7 @@ fn campaign(
 
 /// Tells everybody who listens how it ended.
 pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit {
-    let summary = outcome.summary.as_ref().map(Summary::event);
-    if let Some(summary) = &summary {
-        logs.event(&Event::Summary(summary));
-    }
-    let summed = outcome
-        .summary
-        .as_ref()
-        .map_or(Ok(()), |summary| dir.sum(&Stored { start: start.clone(), sums: summary.sums() }));
-    let described = dir.describe(&Run { start, canary: &outcome.canary, summary: summary.as_ref() });
+    let written = campaign::conclude(dir, start, &outcome.canary, outcome.summary.as_ref(), logs);
     let exit = match &outcome.summary {
         Some(summary) => {
             print_line(summary);
@@ -219,7 +210,7 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Lo
         }
         None => Exit::CanaryMissed,
     };
-    recorded(exit, logs.trouble().map_or(Ok(()), Err).and(summed).and(described))
+    recorded(exit, written)
 }
 
 /// How it ends where something may not have been recorded: what was found stays found.
@@ -227,14 +218,6 @@ pub(super) fn recorded(exit: Exit, written: Result<(), RecordError>) -> Exit {
     let Err(error) = written else { return exit };
     complain(&error);
     if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
-}
-
-/// `run.json`.
-#[derive(Serialize)]
-struct Run<'a> {
-    start: &'a Start,
-    canary: &'a Canary,
-    summary: Option<&'a campaign::SummaryEvent<'a>>,
 }
 
 pub(super) fn announce(start: &Start, dir: &RunDir) {
