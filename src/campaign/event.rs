@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::left::LeftFinding;
+use super::left::Left;
 use super::plan::{Plan, Shard};
 use super::subjects::{Options, Registered, Subjects};
 use super::summary::{Canary, Distinct, SummaryEvent};
@@ -21,8 +21,8 @@ pub const CASE_EVENTS_MAX: u64 = 1 << 20;
 pub enum Event<'a> {
     /// The campaign begins.
     Start(&'a Start),
-    /// A finding of a part that did not end, told by whoever joins the others.
-    Left(&'a LeftFinding),
+    /// A part that did not end has findings; whoever joins the others tells of them.
+    Left(&'a Left),
     /// The canary was looked for.
     Canary(&'a Canary),
     /// A case was judged.

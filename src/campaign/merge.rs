@@ -6,7 +6,7 @@
 //! a symptom are among the whole's first ones. Otherwise the case is drawn, judged and shrunk here.
 //!
 //! A directory is a *part* if its sums can be read and its event log tells of all their cases. Nothing of any other
-//! directory is counted; [`left_in`](super::left_in) tells what it found.
+//! directory is counted; [`Left`](super::Left) tells what it found.
 
 use std::fs;
 use std::io;

@@ -30,7 +30,7 @@ use seamproof_oracle::{Pass, Problem};
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
 pub use histogram::{ABOVE_MIN, Histogram, Quantiles, tells};
 pub use ledger::{DISTINCT_MAX, HANG_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
-pub use left::{Holds, LeftFinding, left_in};
+pub use left::{Left, OnDisk};
 pub use logs::{Logs, conclude};
 pub use merge::{MergeError, Part, Stored, campaign_of, merge};
 pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, minimise, shrink_budget};

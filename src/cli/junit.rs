@@ -1,5 +1,5 @@
-//! JUnit reports: a suite for the subject, with a test case for each check of the judge and one for each finding of a
-//! shard that did not end, which no check counts.
+//! JUnit reports: a suite for the subject, with a test case for each check of the judge and one for each shard that
+//! did not end but found something.
 //!
 //! A campaign's file exists from the beginning and says that the campaign has not ended. A killed campaign therefore
 //! leaves a report, and not that of an earlier run.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use crate::campaign::{Canary, Distinct, Holds, LeftFinding, Summary, met};
+use crate::campaign::{Canary, Distinct, Left, Summary, met};
 use crate::nightly::{Failure, Regressions};
 use crate::record::{RecordError, write_whole};
 use seamproof_judge::failure::FailureKey;
@@ -18,8 +18,6 @@ use seamproof_judge::prose::counted;
 
 /// Characters that XML excludes and quick_junit lets pass. It removes control characters itself.
 const NO_XML: [char; 2] = ['\u{fffe}', '\u{ffff}'];
-/// Most test cases of a suite: whoever shows them need not draw tens of thousands of lines.
-const TESTS_MAX: usize = 1000;
 
 /// The report of one campaign.
 pub(super) struct Report {
@@ -42,17 +40,19 @@ impl Report {
         backend: &str,
         canary: &Canary,
         summary: Option<&Summary>,
-        left: &[LeftFinding],
+        left: &[Left],
     ) -> Result<(), RecordError> {
         let of_campaign = summary.map(|summary| of_summary(summary, &|_| false)).unwrap_or_default();
-        let tests = [vec![of_canary(canary)], of_campaign, of_left(left)].concat();
+        let left = left.iter().map(of_left);
+        let tests = std::iter::once(of_canary(canary)).chain(of_campaign).chain(left).collect();
         self.save(backend, tests, summary.map_or(Duration::ZERO, time_of))
     }
 
     /// Replaces the file, where no part of a campaign ended, by the reason and by what was found.
-    pub(super) fn write_left(&self, why: &str, left: &[LeftFinding]) -> Result<(), RecordError> {
+    pub(super) fn write_left(&self, why: &str, left: &[Left]) -> Result<(), RecordError> {
         let campaign = test("campaign", Some(("too little run", why.to_owned())), String::new());
-        self.save("seamproof", [vec![campaign], of_left(left)].concat(), Duration::ZERO)
+        let tests = std::iter::once(campaign).chain(left.iter().map(of_left)).collect();
+        self.save("seamproof", tests, Duration::ZERO)
     }
 
     fn save(&self, suite: &str, tests: Vec<TestCase>, time: Duration) -> Result<(), RecordError> {
@@ -114,7 +114,7 @@ fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&FailureKey) -> bool
 }
 
 /// Returns a test case for each stored case, those that failed first. One that fails as is known, or that the subject
-/// refuses, is skipped. Those past [`TESTS_MAX`] are one.
+/// refuses, is skipped.
 pub(super) fn of_regressions(all: &Regressions) -> Vec<TestCase> {
     let failed = all.failed.iter().map(|failure| match failure.known {
         Some(_) => skipped(&failure.problem, "known", &failure.key),
@@ -125,7 +125,7 @@ pub(super) fn of_regressions(all: &Regressions) -> Vec<TestCase> {
     let refused = all.refused.iter().map(|file| skipped(file, "refused", "the subject's table excludes it"));
     let not_begun = all.not_begun.iter().map(|file| skipped(file, "not begun", "no time was left"));
     let held = all.held.iter().map(|file| test(file, None, String::new()));
-    bounded(failed.chain(internal).chain(refused).chain(not_begun).chain(held).collect(), "more stored case")
+    failed.chain(internal).chain(refused).chain(not_begun).chain(held).collect()
 }
 
 /// Returns the test case of a night's failure.
@@ -135,29 +135,13 @@ pub(super) fn of_failure(name: &str, failure: &Failure) -> TestCase {
     test(name, Some(("finding", finding.clone())), details)
 }
 
-/// Returns a failed test case for each finding that no sum counts.
-fn of_left(left: &[LeftFinding]) -> Vec<TestCase> {
-    let of_one = |left: &LeftFinding| {
-        let (message, details) = match &left.holds {
-            Holds::Finding { key, found, problem } => (found.to_string(), format!("{key}\n{problem}\n")),
-            Holds::Unread { unread } => (unread.clone(), String::new()),
-        };
-        let details = format!("{details}replay: {}", left.replay);
-        test(&format!("left behind: {}", left.file), Some(("finding", message)), details)
-    };
-    bounded(left.iter().map(of_one).collect(), "more left finding")
-}
-
-/// Returns test cases, of which those past [`TESTS_MAX`] are one that says how many more they are.
-fn bounded(mut tests: Vec<TestCase>, what: &str) -> Vec<TestCase> {
-    if tests.len() > TESTS_MAX {
-        let others = tests.split_off(TESTS_MAX - 1);
-        let is_wrong = |test: &&TestCase| matches!(test.status, TestCaseStatus::NonSuccess { .. });
-        let wrong = others.iter().filter(is_wrong).count();
-        let failed = (wrong > 0).then(|| ("finding", format!("{} of them failed", counted(wrong, "case"))));
-        tests.push(test(&counted(others.len(), what), failed, String::new()));
-    }
-    tests
+/// Returns a failed test case for a shard or a night that did not end and found something.
+pub(super) fn of_left(left: &Left) -> TestCase {
+    test(
+        &format!("left behind: {}", left.dir),
+        Some(("finding", left.to_string())),
+        format!("replay: {}", left.replay),
+    )
 }
 
 fn skipped(name: &str, kind: &str, message: &str) -> TestCase {
@@ -221,27 +205,5 @@ mod tests {
         let text = std::fs::read_to_string(place.path()).expect("a file");
         assert!(["suite!", "name!", "message!", "details!"].iter().all(|kept| text.contains(kept)), "{text}");
         assert!(!text.contains(['\0', '\u{fffe}', '\u{ffff}']), "{text:?}");
-    }
-
-    #[test]
-    fn a_suite_is_bounded_and_says_what_it_leaves_out() {
-        let many = Regressions { held: files(TESTS_MAX + 1), ..Regressions::default() };
-        let tests = of_regressions(&many);
-        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more stored cases"));
-        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::Success { .. }));
-        let internal = files(TESTS_MAX + 1).into_iter().map(|file| (file, String::new())).collect();
-        let tests = of_regressions(&Regressions { internal, ..Regressions::default() });
-        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
-        let all = Regressions { held: files(TESTS_MAX), ..Regressions::default() };
-        assert_eq!(of_regressions(&all).len(), TESTS_MAX);
-        let unread = |number: usize| LeftFinding {
-            shard: "shard".to_owned(),
-            file: format!("shard/findings/{number}.json"),
-            holds: Holds::Unread { unread: "torn".to_owned() },
-            replay: String::new(),
-        };
-        let tests = of_left(&(0..=TESTS_MAX).map(unread).collect::<Vec<_>>());
-        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more left findings"));
-        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
     }
 }

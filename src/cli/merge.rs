@@ -9,14 +9,10 @@ use super::output::{complain, print_line};
 use super::run::{Outcome, announce, conclude, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
-    self, Event, LeftFinding, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Sinks, Start,
+    self, Event, Left, Logs, MergeError, Observer, OnDisk, Part, Plan, Registered, Shard, Sinks, Start,
 };
-use crate::paste::replay_command;
-use crate::record::{DEFAULT_DIR, EventLog, FINDINGS, SUMS};
+use crate::record::{DEFAULT_DIR, EventLog, SUMS};
 use seamproof_judge::prose::counted;
-
-/// Most findings that are named of a shard that did not end; the others are counted.
-const LEFT_SHOWN_MAX: usize = 8;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,7 +55,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         )));
     }
     let Shards { parts, left, torn } = read(&args.shards);
-    show(&left);
+    for left in &left {
+        print_line(&format_args!("FAIL      {left}\n          replay: {}", left.replay));
+    }
     match (merged(args, out, &parts, &left, torn), exit_of(&left)) {
         // What proves nothing finds nothing: a missed canary outweighs all else.
         (Ok(Exit::CanaryMissed), _) => Ok(Exit::CanaryMissed),
@@ -78,7 +76,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 struct Shards {
     parts: Vec<Part>,
     /// Findings of those that are not joined.
-    left: Vec<LeftFinding>,
+    left: Vec<Left>,
     /// What was wrong with those of them that did end.
     torn: Vec<String>,
 }
@@ -99,7 +97,9 @@ fn read(dirs: &[PathBuf]) -> Shards {
                     "{why}; nothing of {dir_name} is counted, and what it found is told and stays there"
                 ));
                 if seen.insert(dir.canonicalize().unwrap_or_else(|_| dir.clone())) {
-                    shards.left.extend(campaign::left_in(dir));
+                    let mut found = OnDisk::default();
+                    found.add(dir);
+                    shards.left.extend(Left::of(dir, found));
                     let has_ended = !matches!(why, MergeError::NotEnded { .. });
                     shards.torn.extend(has_ended.then(|| format!("not counted: {why}")));
                 }
@@ -114,7 +114,7 @@ fn merged(
     args: &Args,
     out: &Path,
     parts: &[Part],
-    left: &[LeftFinding],
+    left: &[Left],
     torn: Vec<String>,
 ) -> Result<Exit, CliError> {
     let Some((start, missing)) = campaign::campaign_of(parts)? else { return Err(none_ended(args, left)) };
@@ -133,7 +133,7 @@ fn merged(
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
     let missed = missing.iter().map(|shard| format!("shard {shard} is missing")).chain(torn);
-    let told = counted(left.len() as u64, "finding");
+    let told = counted(left.iter().map(Left::count).sum::<usize>() as u64, "finding");
     let told = (!left.is_empty()).then(|| format!("not counted: {told} of shards that did not end"));
     let missed = missed.chain(told).collect();
     let summary = match canary.finding {
@@ -149,7 +149,7 @@ fn merged(
 }
 
 /// Returns the error of shards of which none has ended, after telling whoever asked what was found.
-fn none_ended(args: &Args, left: &[LeftFinding]) -> CliError {
+fn none_ended(args: &Args, left: &[Left]) -> CliError {
     let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
     let why = format!("{}: no shard has ended, nothing to merge", names.join(", "));
     let log = |path: &PathBuf| {
@@ -163,8 +163,8 @@ fn none_ended(args: &Args, left: &[LeftFinding]) -> CliError {
 }
 
 /// Returns how findings that no sum counts end the program. Whatever is not surely a crash is a finding.
-fn exit_of(left: &[LeftFinding]) -> Option<Exit> {
-    let exit = |left: &LeftFinding| if left.is_end() { Exit::Crash } else { Exit::Finding };
+fn exit_of(left: &[Left]) -> Option<Exit> {
+    let exit = |left: &Left| if left.is_end() { Exit::Crash } else { Exit::Finding };
     left.iter().map(exit).reduce(worse)
 }
 
@@ -176,17 +176,6 @@ fn worse(one: Exit, other: Exit) -> Exit {
         _ => 0,
     };
     if weight(other) > weight(one) { other } else { one }
-}
-
-/// Names what shards found that did not end, the first findings of each.
-fn show(left: &[LeftFinding]) {
-    for of_shard in left.chunk_by(|one, other| one.shard == other.shard) {
-        of_shard.iter().take(LEFT_SHOWN_MAX).for_each(print_line);
-        if let Some(others) = of_shard.len().checked_sub(LEFT_SHOWN_MAX).filter(|&others| others > 0) {
-            let replay = replay_command(&Path::new(&of_shard[0].shard).join(FINDINGS), None);
-            print_line(&format_args!("          and {}: {replay}", counted(others as u64, "other finding")));
-        }
-    }
 }
 
 /// Returns the plan of the whole, as one of its parts has it, with the threads of this machine.

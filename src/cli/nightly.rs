@@ -8,7 +8,7 @@ use quick_junit::TestSuite;
 
 use super::exit::Exit;
 use super::junit::{
-    of_canary, of_failure, of_regressions, of_summary, suite_of, test, time_of, write_suites,
+    of_canary, of_failure, of_left, of_regressions, of_summary, suite_of, test, time_of, write_suites,
 };
 use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
@@ -127,10 +127,7 @@ fn suites(report: &Report, known: &Known) -> Vec<TestSuite> {
     let mut night = vec![of_canary(&report.canary), test("known failures are true", stale, String::new())];
     let news = report.failures.iter().filter(|failure| failure.known.is_none());
     night.extend(news.map(|failure| of_failure(&failure.key, failure)));
-    night.extend(report.left.iter().map(|left| {
-        let failed = Some(("finding", left.to_string()));
-        test(&format!("night {} left nothing behind", left.night), failed, format!("replay: {}", left.replay))
-    }));
+    night.extend(report.left.iter().map(of_left));
     let regressions = report
         .regressions
         .iter()

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use super::exit::Exit;
 use super::output::{complain, print_line};
 use super::{CliError, load, tell_if_long, worker};
-use crate::campaign::Registered;
-use crate::nightly::{FoundBy, found_by, newest_of};
+use crate::campaign::{OnDisk, Registered};
+use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
 use crate::replay::replay_as;
 use seamproof_judge::case::{Case, CaseError};
@@ -85,7 +85,7 @@ fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliErro
 fn asked(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<String>), CliError> {
     let (mut all, mut unread) = (Vec::new(), Vec::new());
     for path in paths {
-        if let Some(FoundBy { cases, unread: others }) = found_by(path) {
+        if let Some(OnDisk { cases, unread: others }) = found_by(path) {
             if cases.is_empty() && others.is_empty() {
                 return Err(CliError::Usage(format!("{}: this night found nothing", path.display())));
             }

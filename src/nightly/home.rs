@@ -8,13 +8,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::NightError;
-use crate::paste::replay_command;
-use crate::record::FINDINGS;
+use crate::campaign::{Left, OnDisk};
 use seamproof_judge::files;
-use seamproof_judge::prose::counted;
 
 /// Name of the file that ends a night.
 pub(super) const REPORT: &str = "report.json";
@@ -51,95 +49,49 @@ pub(super) fn run_of(night: &Path, subject: &str, run: &str) -> PathBuf {
     night.join(format!("{name}-{run}"))
 }
 
-/// What a night found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FoundBy {
-    /// Case files.
-    pub(crate) cases: Vec<PathBuf>,
-    /// Files and folders that cannot be read and may hold more, each with the reason.
-    pub(crate) unread: Vec<String>,
-}
-
 /// Returns what the night in this directory found, whether it has ended or not; `None` where the directory is no
 /// night's.
-pub(crate) fn found_by(dir: &Path) -> Option<FoundBy> {
+pub(crate) fn found_by(dir: &Path) -> Option<OnDisk> {
     number_of(&dir.canonicalize().ok()?)?;
     dir.is_dir().then(|| found_in(dir))
 }
 
-fn found_in(night: &Path) -> FoundBy {
-    let mut found = FoundBy::default();
-    let mut list = |dir: &Path| {
-        files::list(dir).unwrap_or_else(|error| {
-            found.unread.push(format!("{}: cannot be read and may hold findings: {error}", dir.display()));
-            Vec::new()
-        })
-    };
-    // A link that leads nowhere may have led to a folder of findings: reading it tells why it does not.
-    let is_file = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.is_file());
-    let is_dir = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.is_dir());
-    let mut cases = Vec::new();
-    for path in list(night).into_iter().filter(|path| !is_file(path)) {
-        cases.extend(list(&if is_dir(&path) { path.join(FINDINGS) } else { path }));
+fn found_in(night: &Path) -> OnDisk {
+    let mut found = OnDisk::default();
+    match files::list(night) {
+        Ok(all) => {
+            for path in all {
+                match fs::metadata(&path) {
+                    Ok(entry) if entry.is_file() => {}
+                    Ok(_) => found.add(&path),
+                    // A link that leads nowhere may have led to a run's folder.
+                    Err(error) => found.cannot_read(&path, &error),
+                }
+            }
+        }
+        Err(error) => found.cannot_read(night, &error),
     }
-    found.cases = cases.into_iter().filter(|path| files::is_json(path)).collect();
     found
 }
 
-/// What a night found that has no report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Left {
-    /// Number of the night.
-    pub(crate) night: u32,
-    /// Number of its findings.
-    pub(crate) findings: usize,
-    /// Files and folders that cannot be read and may hold more, each with the reason.
-    pub(crate) unread: Vec<String>,
-    /// Command that judges its findings again.
-    pub(crate) replay: String,
-}
-
-impl std::fmt::Display for Left {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "night {} has no report and left {}", self.night, counted(self.findings, "finding"))?;
-        self.unread.iter().try_for_each(|what| write!(f, "; {what}"))
-    }
-}
-
-/// Returns what the nights before this one left behind and no report names yet.
+/// Returns what the nights before this one found that have no report and that no report names yet.
 pub(super) fn left(home: &Path, night: u32) -> Result<Vec<Left>, NightError> {
     let (mut named, mut left) = (BTreeSet::new(), Vec::new());
     for number in numbers(home)?.into_iter().take_while(|&number| number < night) {
         let dir = dir_of(home, number);
         match named_by(&dir.join(REPORT)) {
             Some(others) => named.extend(others),
-            None => {
-                let FoundBy { cases, unread } = found_in(&dir);
-                left.push(Left {
-                    night: number,
-                    findings: cases.len(),
-                    unread,
-                    replay: replay_command(&dir, None),
-                });
-            }
+            None => left.extend(Left::of(&dir, found_in(&dir)).map(|left| (number, left))),
         }
     }
-    left.retain(|left| !named.contains(&left.night) && left.findings + left.unread.len() > 0);
-    Ok(left)
+    Ok(left.into_iter().filter(|(number, _)| !named.contains(number)).map(|(_, left)| left).collect())
 }
 
 /// Returns the nights that a report names as left behind; `None` where there is no report.
 fn named_by(report: &Path) -> Option<Vec<u32>> {
-    #[derive(Deserialize)]
-    struct Told {
-        left: Vec<Night>,
-    }
-    #[derive(Deserialize)]
-    struct Night {
-        night: u32,
-    }
-    let told: Told = serde_json::from_slice(&files::read(report, FILE_BYTES_MAX).ok()?).ok()?;
-    Some(told.left.into_iter().map(|left| left.night).collect())
+    let report: Value = serde_json::from_slice(&files::read(report, FILE_BYTES_MAX).ok()?).ok()?;
+    let left = report["left"].as_array()?.iter();
+    Some(left.filter_map(|left| number_of(Path::new(left["dir"].as_str()?))).collect())
 }
 
 #[cfg(all(test, unix))]
@@ -153,21 +105,24 @@ mod tests {
         let findings = dir_of(home, 1).join("emulated-quick/findings");
         fs::create_dir_all(&findings).unwrap();
         fs::create_dir_all(dir_of(home, 2).join("emulated-quick/findings")).unwrap();
-        for name in ["a.json", "a.txt", "b.json"] {
-            fs::write(findings.join(name), "").unwrap();
-        }
+        let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/te-reorder-tail.json");
+        fs::copy(case, findings.join("a.json")).unwrap();
+        fs::write(findings.join("a.txt"), "").unwrap();
+        fs::write(findings.join("torn.json"), "{").unwrap();
         let [one] = &left(home, 3).unwrap()[..] else { panic!("night 1 alone found something") };
-        assert_eq!((one.night, one.findings, one.unread.len()), (1, 2, 0));
-        assert_eq!(one.to_string(), "night 1 has no report and left 2 findings");
-        assert_eq!(one.replay, format!("seamproof replay {}", dir_of(home, 1).display()));
-        assert_eq!(
-            found_by(&dir_of(home, 1)).unwrap().cases,
-            ["a", "b"].map(|name| findings.join(name).with_extension("json"))
+        let dir = dir_of(home, 1).display().to_string();
+        assert_eq!((&one.dir, one.findings, one.ends, one.unread.len()), (&dir, 1, 0, 1));
+        assert_eq!(one.replay, format!("seamproof replay {dir}"));
+        assert!(
+            one.to_string().starts_with(&format!("{dir} did not end and left 1 finding; {dir}")),
+            "{one}"
         );
+        let cases = ["a.json", "torn.json"].map(|name| findings.join(name));
+        assert_eq!(found_by(&dir_of(home, 1)).unwrap().cases, cases);
         let report = dir_of(home, 2).join(REPORT);
         fs::write(&report, "{\"left\": [").unwrap();
         assert_eq!(left(home, 3).unwrap().len(), 1, "a torn report names nothing");
-        fs::write(&report, "{\"left\": [{\"night\": 1}]}").unwrap();
+        fs::write(&report, format!("{{\"left\": [{{\"dir\": {dir:?}}}]}}")).unwrap();
         assert_eq!(left(home, 3).unwrap(), []);
         fs::write(&report, "{\"left\": []}").unwrap();
         assert_eq!(left(home, 3).unwrap().len(), 1);
@@ -179,7 +134,7 @@ mod tests {
     fn what_cannot_be_read_is_told_of() {
         let place = tempfile::tempdir().unwrap();
         let night = dir_of(place.path(), 1);
-        fs::create_dir_all(night.join("whole/findings")).unwrap();
+        fs::create_dir_all(night.join("emulated-seams/findings")).unwrap();
         fs::create_dir_all(night.join("file")).unwrap();
         fs::write(night.join("file/findings"), "").unwrap();
         fs::write(night.join("report.md"), "").unwrap();
@@ -188,7 +143,7 @@ mod tests {
         let told: Vec<&str> = left.unread.iter().filter_map(|what| what.split(": ").next()).collect();
         let expected = ["file/findings", "link"].map(|path| night.join(path).display().to_string());
         assert_eq!(told, expected);
-        assert!(left.findings == 0 && left.to_string().contains("cannot be read and may hold findings"));
+        assert!(left.count() == 2 && !left.is_end(), "{left}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::home::FILE_BYTES_MAX;
 use super::{NightError, Watch};
-use crate::campaign::{Options, Registered, Subjects};
+use crate::campaign::{Options, Registered};
 use crate::replay::replay;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::failure::FailureKey;
@@ -33,7 +33,7 @@ pub(crate) struct Known {
 pub(crate) struct Entry {
     /// Its [`FailureKey`], as reports write it.
     pub(crate) key: String,
-    /// File of a case that fails so on the key's subject; in the list its path begins at the list's folder.
+    /// File of a case that fails so on the key's subject; its path in the list begins at the list's folder.
     pub(crate) case: PathBuf,
     /// The reason why it is not repaired.
     pub(crate) reason: String,
@@ -92,18 +92,17 @@ impl Known {
         self.known.iter().find(|entry| entry.key == key)
     }
 
-    /// Judges every entry's case again; `night` names the subjects of the night.
-    pub(super) fn listed(&self, night: &[String], watch: &Watch) -> Result<Vec<Listed>, NightError> {
+    /// Judges every entry's case again.
+    pub(super) fn listed(&self, watch: &Watch) -> Vec<Listed> {
         let control = watch.begin("known failures");
-        let night = night.iter().map(|text| Registered::new(text)).collect::<Result<Vec<_>, _>>()?;
         let listed = |entry: &Entry| {
             let standing = match control.stopped() {
                 true => Standing::Unchecked("the night was interrupted".to_owned()),
-                false => entry.standing(&night),
+                false => entry.standing(),
             };
             Listed { key: entry.key.clone(), standing }
         };
-        Ok(self.known.iter().map(listed).collect())
+        self.known.iter().map(listed).collect()
     }
 }
 
@@ -123,43 +122,22 @@ impl Entry {
         Case::load(&self.case).err().map(|error| format!("has a case that cannot be read: {error}"))
     }
 
-    /// Returns [`Standing::True`] if the case fails so on any of its subjects, and else what the last of them says.
-    fn standing(&self, night: &[Registered]) -> Standing {
+    /// Judges the case on the subject that the key names, with the case's own options where it is of that subject.
+    fn standing(&self) -> Standing {
         let mut case = match Case::load(&self.case) {
             Ok(case) => case,
             Err(error) => return Standing::Unchecked(error.to_string()),
         };
-        let mut standing = Standing::Unchecked("the key names no subject".to_owned());
-        for subject in self.subjects(&case, night) {
-            case.subject = subject;
-            standing = self.standing_of(&case);
-            if standing == Standing::True {
-                break;
-            }
+        let name = FailureKey::subject_of(&self.key).unwrap_or_default();
+        if case.subject.name != name {
+            case.subject = Subject { name: name.to_owned(), options: Options::new() };
         }
-        standing
-    }
-
-    /// Returns the subjects on which the case is judged: the one that the key names, with the case's own options where
-    /// the case is that subject's, and otherwise with those that the night fixes, as its stored regressions are judged.
-    fn subjects(&self, case: &Case, night: &[Registered]) -> Vec<Subject> {
-        let Some(name) = FailureKey::subject_of(&self.key) else { return Vec::new() };
-        if case.subject.name == name {
-            return vec![case.subject.clone()];
-        }
-        let of = |options: &Options| Subject { name: name.to_owned(), options: options.clone() };
-        let of_night = night.iter().filter(|subject| subject.name() == name);
-        let subjects: Vec<Subject> = of_night.map(|subject| of(subject.fixed())).collect();
-        if subjects.is_empty() { vec![of(&Options::new())] } else { subjects }
-    }
-
-    fn standing_of(&self, case: &Case) -> Standing {
-        let Subject { name, options } = &case.subject;
-        let subject = Registered::with(name.clone(), options.clone()).map_err(|error| error.to_string());
+        let subject = Registered::with(name.to_owned(), case.subject.options.clone());
+        let subject = subject.map_err(|error| error.to_string());
         if let Err(why) = subject.and_then(|subject| subject.ready()) {
             return Standing::Unchecked(why);
         }
-        match replay(case) {
+        match replay(&case) {
             Ok(Verdict::Finding(finding)) => {
                 match FailureKey::of(&finding, name, &case.problem).to_string() {
                     other if other != self.key => Standing::Stale(format!("fails as '{other}'")),
@@ -194,7 +172,7 @@ mod tests {
     }
 
     fn standing(known: &Known) -> Standing {
-        let [listed] = &known.listed(&[], &Watch::default()).unwrap()[..] else { panic!("one entry") };
+        let [listed] = &known.listed(&Watch::default())[..] else { panic!("one entry") };
         listed.standing.clone()
     }
 
@@ -217,30 +195,6 @@ mod tests {
         assert!(matches!(&said, Standing::Stale(what) if what.ends_with("every check holds")), "{said:?}");
         let (_place, known) = listed(|text| text.replace("key = \"", "key = \"other "));
         assert!(matches!(standing(&known.unwrap()), Standing::Stale(_)));
-    }
-
-    /// Test of a subject with options that an entry cannot name: it is judged as the night's regressions are.
-    #[test]
-    fn an_entry_is_judged_with_the_options_of_the_night_s_subject() {
-        let file = "corpus/regressions/te-1212-window-one-key-short.json";
-        let case = Case::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
-        let night =
-            ["emulated:q_tile=2", "emulated:q_tile=4", "cuda"].map(|text| Registered::new(text).unwrap());
-        let tiles = |key: &str, case: &Case| -> Vec<String> {
-            let [key, reason, source] = [key, "planted", "https://example.org"].map(str::to_owned);
-            let entry = Entry { key, case: PathBuf::new(), reason, source };
-            let subjects = entry.subjects(case, &night).into_iter();
-            subjects.map(|subject| subject.options.get("q_tile").cloned().unwrap_or_default()).collect()
-        };
-        assert_eq!(
-            tiles("exact · emulated · out", &case),
-            [""],
-            "the case's own subject, with its own options"
-        );
-        let mut other = case.clone();
-        other.subject.name = "cuda".to_owned();
-        assert_eq!(tiles("exact · emulated · out", &other), ["2", "4"]);
-        assert_eq!(tiles("exact · window-off-by-one · out", &case), [""]);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A night that is killed loses no finding, because a failing case is on disk before its thread takes the next one. The
-//! next start begins the next night, whose report names what nights without a report left behind ([`Left`]).
+//! next start begins the next night, whose report names what nights without a report left behind
+//! ([`campaign::Left`]).
 
 mod home;
 mod known;
@@ -23,7 +24,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-pub(crate) use home::{FoundBy, Left, found_by, newest_of};
+pub(crate) use home::{found_by, newest_of};
 pub(crate) use known::Known;
 pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
 pub(crate) use report::{Campaign, Failure, Report};
@@ -135,7 +136,7 @@ impl Night {
         if is_found {
             self.run_all(&mut report, stored, known, watch, note)?;
         }
-        report.finish(known.listed(&self.orders.subjects, watch)?, known);
+        report.finish(known.listed(watch), known);
         Ok(Some(report))
     }
 

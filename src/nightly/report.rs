@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::known::{Listed, Standing};
 use super::trend::{Point, Trend};
-use super::{Known, Left, Night, Regressions};
-use crate::campaign::{Canary, Distinct, Summary, met};
+use super::{Known, Night, Regressions};
+use crate::campaign::{Canary, Distinct, Left, Summary, met};
 use crate::paste::code;
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::generate::Profile;
@@ -27,8 +27,6 @@ take, refused as such. *failed*: those in which a check broke. *different*: fail
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Failure {
     pub(crate) key: String,
-    /// The key without its features: check, subject and tensor. Failures that share it are often one fault.
-    symptom: String,
     /// Number of failing cases of it, shrunk ones and those that were only counted.
     pub(crate) cases: u64,
     /// Number of cases that were shrunk to it.
@@ -54,10 +52,9 @@ impl Failure {
         replay: String,
         known: &Known,
     ) -> Failure {
-        let (words, symptom) = (key.to_string(), key.without_features().to_string());
-        let known = known.of(&words).map(|entry| (entry.reason.clone(), entry.source.clone()));
-        let is_end = key.check.is_end();
-        Failure { key: words, symptom, cases, shrunk, is_end, problem, finding, replay, known }
+        let (is_end, key) = (key.check.is_end(), key.to_string());
+        let known = known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone()));
+        Failure { key, cases, shrunk, is_end, problem, finding, replay, known }
     }
 }
 
@@ -181,13 +178,13 @@ impl Report {
         self.known = listed;
     }
 
-    /// Whether anything failed that is not known, by the subject's end or otherwise. What a night left behind counts as
-    /// otherwise.
+    /// Whether anything failed that is not known, by the subject's end or otherwise.
     pub(crate) fn has_news(&self, is_end: bool) -> bool {
         let stored = self.regressions.iter().flat_map(|all| &all.failed);
         let is_news = |failure: &Failure| failure.known.is_none() && failure.is_end == is_end;
         self.failures.iter().chain(stored).any(is_news)
-            || (!is_end && (self.unexplained > 0 || !self.left.is_empty()))
+            || self.left.iter().any(|left| left.is_end() == is_end)
+            || (!is_end && self.unexplained > 0)
     }
 
     /// Returns the known failures that are not true any more, each with what happens instead.
@@ -221,8 +218,7 @@ impl Report {
         tell(self.failures.iter().filter(|failure| failure.known.is_none()).count(), "new failure", "");
         tell(self.regressed(false).count(), "failing regression", "");
         tell(self.unexplained as usize, "failing case", " like no failure");
-        let left = self.left.iter().map(|left| left.findings + left.unread.len()).sum();
-        tell(left, "finding", " left behind");
+        tell(self.left.iter().map(Left::count).sum(), "finding", " left behind");
         tell(self.stale().len(), "known failure", " not seen any more");
         told.extend((!self.internal.is_empty()).then(|| "faults of Seamproof or of a device".to_owned()));
         told.extend((!self.missed.is_empty()).then(|| "too little was run".to_owned()));
@@ -297,7 +293,7 @@ impl Report {
         section(f, "Regressions that fail", &regressed(false))?;
         section(f, "Regressions that fail as is known", &regressed(true))?;
         let (old, new): (Vec<_>, Vec<_>) = self.failures.iter().partition(|failure| failure.known.is_some());
-        section(f, "New failures", &grouped(&new))?;
+        section(f, "New failures", &words(new))?;
         let unexplained = self.points.iter().filter(|point| point.unexplained > 0);
         let unexplained = unexplained.map(|Point { subject, profile, unexplained, .. }| {
             format!("{subject} {profile}: {unexplained}, as they were drawn, in its folder of findings")
@@ -320,23 +316,6 @@ fn words(items: impl IntoIterator<Item = impl Display>) -> Vec<String> {
     items.into_iter().map(|item| item.to_string()).collect()
 }
 
-/// Returns failures in words, those of one symptom under one head.
-fn grouped(failures: &[&Failure]) -> Vec<String> {
-    let mut groups: BTreeMap<&str, Vec<&Failure>> = BTreeMap::new();
-    failures.iter().for_each(|failure| groups.entry(&failure.symptom).or_default().push(failure));
-    let told = |(symptom, group): (&str, Vec<&Failure>)| match &group[..] {
-        [alone] => alone.to_string(),
-        group => {
-            let cases = counted(group.iter().map(|failure| failure.cases).sum::<u64>(), "failing case");
-            let head = format!("**{symptom}**: {cases} by {} keys, often of one fault", group.len());
-            let each =
-                group.iter().map(|failure| format!("\n  - {}", failure.to_string().replace('\n', "\n  ")));
-            head + &each.collect::<String>()
-        }
-    };
-    groups.into_iter().map(told).collect()
-}
-
 /// Writes a list under a title; nothing where it is empty.
 fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result {
     if items.is_empty() {
@@ -350,14 +329,12 @@ fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result 
 mod tests {
     use super::*;
     use crate::nightly::tests::night;
-    use seamproof_judge::finding::{Check, Finding};
+    use seamproof_judge::finding::Check;
 
-    fn failure(symptom: &str, features: &str, cases: u64, shrunk: u64) -> Failure {
-        let key = FailureKey::without_problem(&Finding::new(Check::Exact, None, String::new()), "cuda");
-        let [problem, finding, replay] =
-            ["1 sequence", "wrong", "seamproof replay f.json"].map(str::to_owned);
-        let failure = Failure::new(&key, (cases, shrunk), problem, finding, replay, &Known::default());
-        Failure { key: format!("{symptom}{features}"), symptom: symptom.to_owned(), ..failure }
+    fn failure(key: &str, cases: u64, shrunk: u64) -> Failure {
+        let [key, problem, finding, replay] =
+            [key, "1 sequence", "wrong", "seamproof replay f.json"].map(str::to_owned);
+        Failure { key, cases, shrunk, is_end: false, problem, finding, replay, known: None }
     }
 
     fn listed() -> Option<(String, String)> {
@@ -381,11 +358,11 @@ mod tests {
 
     /// Returns the report of a night with two new failures, and stored cases of a new and of a known one.
     fn wrong() -> Report {
-        let stored = Failure { known: listed(), ..failure("listed", "", 1, 0) };
-        let failed = vec![failure("envelope", "", 1, 0), stored];
+        let stored = Failure { known: listed(), ..failure("listed", 1, 0) };
+        let failed = vec![failure("envelope", 1, 0), stored];
         Report {
             regressions: vec![Regressions { failed, ..Regressions::default() }],
-            failures: vec![failure("a", "", 1, 1), failure("b", "", 312, 8)],
+            failures: vec![failure("a", 1, 1), failure("b", 312, 8)],
             ..right()
         }
     }
@@ -405,21 +382,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn failures_of_one_symptom_stand_under_one_head() {
-        let failures = vec![failure("a", ", x", 3, 1), failure("a", ", y", 2, 2), failure("b", "", 1, 1)];
-        let text = Report { failures, ..right() }.to_string();
-        let group = "- **a**: 5 failing cases by 2 keys, often of one fault
-  - **a, x** (3 failing cases, 1 of them shrunk, the others like them). 1 sequence: wrong
-    `seamproof replay f.json`
-  - **a, y** (2 failing cases). 1 sequence: wrong
-    `seamproof replay f.json`
-- **b** (1 failing case). 1 sequence: wrong
-  `seamproof replay f.json`
-";
-        assert!(text.contains(group), "{text}");
-    }
-
     /// Test that the page on nights shows a report as it is.
     #[test]
     fn the_page_on_nights_shows_the_legend() {
@@ -431,11 +393,12 @@ mod tests {
     /// Test that words and exit code agree, the missed canary apart, which outweighs everything.
     #[test]
     fn the_title_says_what_the_exit_code_says() {
-        let left = Left { night: 1, findings: 3, unread: Vec::new(), replay: String::new() };
+        let (dir, replay, unread) = (String::new(), String::new(), Vec::new());
+        let left = Left { dir, findings: 3, ends: 2, unread, replay };
         let missed = || vec!["cases".to_owned()];
         let stale = Listed { key: "a".to_owned(), standing: Standing::Stale("holds".to_owned()) };
         let lost = vec!["no device".to_owned()];
-        let crash = |known| Failure { is_end: true, known, ..failure("crash", "", 1, 0) };
+        let crash = |known| Failure { is_end: true, known, ..failure("crash", 1, 0) };
         for (report, [wrong, ended], title) in [
             (right(), [false; 2], "nothing new"),
             (Report { missed: missed(), ..right() }, [false; 2], "nothing new, but too little was run"),
