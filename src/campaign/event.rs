@@ -55,9 +55,6 @@ pub struct Start {
     pub seconds: Option<f64>,
     /// Which part.
     pub shard: Shard,
-    /// The first case, where that is not 0.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub first: u64,
     /// Threads.
     pub jobs: usize,
 }
@@ -74,14 +71,9 @@ impl Start {
             cases: plan.cases,
             seconds: plan.time.map(|time| time.as_secs_f64()),
             shard: plan.shard,
-            first: plan.first,
             jobs: plan.jobs,
         }
     }
-}
-
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 /// One case's verdict in short.

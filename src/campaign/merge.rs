@@ -170,7 +170,6 @@ fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
             ("profile", start.profile.clone()),
             ("cases", limit(start.cases.map(|cases| cases as f64))),
             ("seconds", limit(start.seconds)),
-            ("first case", start.first.to_string()),
             ("shards", start.shard.count().to_string()),
         ]
     };

@@ -184,7 +184,6 @@ fn plan_of(start: &Start, part: &Path) -> Result<Plan, CliError> {
     Ok(Plan {
         seed: super::options::seed(&start.seed).map_err(wrong)?,
         profile: start.profile.parse().map_err(|error| wrong(format!("{error}")))?,
-        first: start.first,
         cases: start.cases,
         time: start.seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
         shard: Shard::WHOLE,

@@ -74,7 +74,6 @@ impl Args {
         Plan {
             seed: self.seed.unwrap_or_else(random_seed),
             profile: self.profile.unwrap_or(Profile::Quick),
-            first: 0,
             cases: self.cases,
             time: self.time.or(self.cases.is_none().then_some(DEFAULT_TIME)),
             shard: self.shard.unwrap_or(Shard::WHOLE),

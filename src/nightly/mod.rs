@@ -234,7 +234,7 @@ impl Night {
     fn plan(&self, profile: Profile, seconds: f64) -> Plan {
         let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let Orders { seed, jobs, .. } = self.orders;
-        Plan { seed, profile, first: 0, cases: None, time: Some(time), shard: Shard::WHOLE, jobs }
+        Plan { seed, profile, cases: None, time: Some(time), shard: Shard::WHOLE, jobs }
     }
 }
 
