@@ -379,7 +379,10 @@ fn what_a_shard_found_that_did_not_end_is_named() {
         );
         let left =
             format!("shard-1 did not end and left {} findings; shard-1/findings/torn.json", found.len());
-        assert!(said.contains(&left) && said.contains("replay: seamproof replay shard-1\n"), "{said}");
+        assert!(
+            said.contains(&left) && said.contains("replay: seamproof replay shard-1/findings\n"),
+            "{said}"
+        );
         let suites = quick_junit::Report::deserialize_from_str(
             &fs::read_to_string(dir.join("j.xml")).expect("a report is written"),
         );
@@ -391,7 +394,7 @@ fn what_a_shard_found_that_did_not_end_is_named() {
         };
         assert!(message.as_ref().is_some_and(|message| message.as_str().starts_with(&left)), "{test:?}");
         let out = test.system_out.as_ref().map(quick_junit::XmlString::as_str).unwrap_or_default();
-        assert_eq!(out, "replay: seamproof replay shard-1");
+        assert_eq!(out, "replay: seamproof replay shard-1/findings");
     }
     // With each of these arguments the others cannot be joined, and the findings are still reported.
     for arguments in

@@ -68,7 +68,9 @@ impl Left {
                 Err(error) => unread.push(error.to_string()),
             }
         }
-        let replay = replay_command(dir, None);
+        // A shard's folder of findings may be replayed even where the shard lost its other files on the way here.
+        let folder = dir.join(FINDINGS);
+        let replay = replay_command(if folder.is_dir() { &folder } else { dir }, None);
         let left = Left { dir: dir.display().to_string(), findings, ends, unread, replay };
         (left.count() > 0).then_some(left)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use crate::campaign::{Canary, Distinct, Left, Summary, met};
-use crate::nightly::{Failure, Regressions};
+use crate::nightly::{Regressions, ReportedFailure};
 use crate::record::{RecordError, write_whole};
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::Check;
@@ -20,14 +20,14 @@ use seamproof_judge::prose::counted;
 const NO_XML: [char; 2] = ['\u{fffe}', '\u{ffff}'];
 
 /// The report of one campaign.
-pub(super) struct Report {
+pub(super) struct JunitFile {
     path: PathBuf,
 }
 
-impl Report {
+impl JunitFile {
     /// Makes the file, before any case runs.
-    pub(super) fn create(path: &Path) -> Result<Report, RecordError> {
-        let report = Report { path: path.to_owned() };
+    pub(super) fn create(path: &Path) -> Result<JunitFile, RecordError> {
+        let report = JunitFile { path: path.to_owned() };
         let unfinished =
             test("campaign", Some(("error", "the campaign has not ended".to_owned())), String::new());
         report.save("seamproof", vec![unfinished], Duration::ZERO)?;
@@ -129,8 +129,8 @@ pub(super) fn of_regressions(all: &Regressions) -> Vec<TestCase> {
 }
 
 /// Returns the test case of a night's failure.
-pub(super) fn of_failure(name: &str, failure: &Failure) -> TestCase {
-    let Failure { key, cases, shrunk, problem, finding, replay, .. } = failure;
+pub(super) fn of_failure(name: &str, failure: &ReportedFailure) -> TestCase {
+    let ReportedFailure { key, cases, shrunk, problem, finding, replay, .. } = failure;
     let details = format!("{key}\n{}\n{problem}\n{finding}\nreplay: {replay}", met(*cases, *shrunk));
     test(name, Some(("finding", finding.clone())), details)
 }

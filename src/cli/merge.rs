@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::run::{Outcome, announce, conclude, opened, recorded, stopped_by_signals};
+use super::run::{RunOutcome, announce, conclude, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Event, Left, Logs, MergeError, Observer, OnDisk, Part, Plan, Registered, Shard, Sinks, Start,
@@ -92,10 +92,8 @@ fn read(dirs: &[PathBuf]) -> Shards {
                 complain(&format_args!("{why}; its shard is missing, unless another name was meant"));
             }
             Err(why) => {
-                let dir_name = dir.display();
-                complain(&format_args!(
-                    "{why}; nothing of {dir_name} is counted, and what it found is told and stays there"
-                ));
+                let what = "nothing of it is counted, and what it found is told and stays there";
+                complain(&format_args!("{why}; {what}"));
                 if seen.insert(dir.canonicalize().unwrap_or_else(|_| dir.clone())) {
                     let mut found = OnDisk::default();
                     found.add(dir);
@@ -140,9 +138,9 @@ fn merged(
         Some(_) => Some(campaign::merge(&plan, &subjects, parts, missed, &sinks)?),
         None => None,
     };
-    let outcome = Outcome { canary, summary, interrupted: control.stopped() };
+    let outcome = RunOutcome { canary, summary, interrupted: control.stopped() };
     let exit = conclude(&dir, &start, &outcome, &logs);
-    let Outcome { canary, summary, .. } = &outcome;
+    let RunOutcome { canary, summary, .. } = &outcome;
     let written =
         report.map_or(Ok(()), |report| report.write(&start.backend, canary, summary.as_ref(), left));
     Ok(recorded(exit, written))
@@ -156,7 +154,7 @@ fn none_ended(args: &Args, left: &[Left]) -> CliError {
         let mut log = EventLog::create(path)?;
         left.iter().try_for_each(|left| log.write(&Event::Left(left)))
     };
-    let report = |path: &PathBuf| junit::Report::create(path)?.write_left(&why, left);
+    let report = |path: &PathBuf| junit::JunitFile::create(path)?.write_left(&why, left);
     let logged = args.json.as_ref().map_or(Ok(()), log);
     let reported = args.junit.as_ref().map_or(Ok(()), report);
     logged.and(reported).map_or_else(CliError::from, |()| CliError::Usage(why.clone()))

@@ -143,11 +143,11 @@ pub(super) fn opened(
     out: &Path,
     json: Option<&Path>,
     junit: Option<&Path>,
-) -> Result<(RunDir, Vec<EventLog>, Option<junit::Report>), CliError> {
+) -> Result<(RunDir, Vec<EventLog>, Option<junit::JunitFile>), CliError> {
     let dir = RunDir::create(out)?;
     let files = || -> Result<_, CliError> {
         let logs = iter::once(dir.events()).chain(json.map(EventLog::create));
-        Ok((logs.collect::<Result<_, _>>()?, junit.map(junit::Report::create).transpose()?))
+        Ok((logs.collect::<Result<_, _>>()?, junit.map(junit::JunitFile::create).transpose()?))
     };
     match files() {
         Ok((logs, report)) => Ok((dir, logs, report)),
@@ -164,7 +164,7 @@ const DEFAULT_BACKEND: &str = "emulated";
 const GPU_BACKEND: &str = "cuda";
 
 /// What a campaign with its canary comes to.
-pub(super) struct Outcome {
+pub(super) struct RunOutcome {
     pub(super) canary: Canary,
     /// Absent where the canary was missed, or somebody stopped before it was found.
     pub(super) summary: Option<Summary>,
@@ -177,7 +177,7 @@ fn campaign(
     dir: &RunDir,
     logs: &Logs,
     control: &Control,
-) -> Result<Outcome, CliError> {
+) -> Result<RunOutcome, CliError> {
     let canary = campaign::canary(plan, &dir.canary()?, control);
     logs.event(&Event::Canary(&canary));
     let found = canary.finding.is_some();
@@ -188,11 +188,11 @@ fn campaign(
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
     let summary = found.then(|| progress::shown(plan, control, || campaign::run(plan, subjects, &sinks)));
-    Ok(Outcome { canary, summary, interrupted: control.stopped() })
+    Ok(RunOutcome { canary, summary, interrupted: control.stopped() })
 }
 
 /// Tells everybody who listens how it ended.
-pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &Outcome, logs: &Logs) -> Exit {
+pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: &Logs) -> Exit {
     let written = campaign::conclude(dir, start, &outcome.canary, outcome.summary.as_ref(), logs);
     let exit = match &outcome.summary {
         Some(summary) => {

@@ -27,14 +27,14 @@ use std::time::Duration;
 pub(crate) use home::{found_by, newest_of};
 pub(crate) use known::Known;
 pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
-pub(crate) use report::{Campaign, Failure, Report};
+pub(crate) use report::{NightCampaign, Report, ReportedFailure};
 pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
     self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Summary, conclude,
 };
-use crate::record::{Findings, Home, RecordError, RunDir, write_whole};
+use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
 use seamproof_judge::generate::Profile;
 use trend::Trend;
@@ -106,7 +106,7 @@ impl Night {
             what: "no number is left after it; rename or remove it".to_owned(),
         })?;
         let dir = home::dir_of(home.path(), number);
-        Findings::create(&dir.join("canary"))?;
+        make_dir(&dir)?;
         Ok(Night { home, number, dir, orders, trend })
     }
 
@@ -163,7 +163,7 @@ impl Night {
                     continue;
                 }
                 let summary = self.campaign(subject, profile, seconds, &report.canary, watch)?;
-                let campaign = Campaign { subject: subject.clone(), profile, summary };
+                let campaign = NightCampaign { subject: subject.clone(), profile, summary };
                 note(&campaign.to_string());
                 report.add_campaign(campaign, &self.trend);
             }

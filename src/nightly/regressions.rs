@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Failure, Known, NightError, Watch};
+use super::{Known, NightError, ReportedFailure, Watch};
 use crate::campaign::{Registered, Subjects};
 use crate::paste::replay_command;
 use crate::record::RunDir;
@@ -48,7 +48,7 @@ pub(crate) struct Regressions {
     /// Cases that the subject refuses as its table says.
     pub(crate) refused: Vec<String>,
     /// Cases that failed; the `problem` of each is its file.
-    pub(crate) failed: Vec<Failure>,
+    pub(crate) failed: Vec<ReportedFailure>,
     /// Cases that could not be judged, each with the reason.
     pub(crate) internal: BTreeMap<String, String>,
     /// Cases that were left, because the time was over or somebody stopped the night.
@@ -105,7 +105,7 @@ pub(super) fn judge(
             Some(Verdict::Finding(finding)) => {
                 let key = FailureKey::of(&finding, registered.name(), &case.problem);
                 let replay = replay_command(&findings.path(&name_of(path)), None);
-                sum.failed.push(Failure::new(&key, (1, 0), file, finding.to_string(), replay, known));
+                sum.failed.push(ReportedFailure::new(&key, (1, 0), file, finding.to_string(), replay, known));
             }
             Some(other) => drop(sum.internal.insert(file, other.to_string())),
         }

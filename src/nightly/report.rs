@@ -25,7 +25,7 @@ take, refused as such. *failed*: those in which a check broke. *different*: fail
 
 /// A failure of a night, whatever campaigns it was seen in.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Failure {
+pub(crate) struct ReportedFailure {
     pub(crate) key: String,
     /// Number of failing cases of it, shrunk ones and those that were only counted.
     pub(crate) cases: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Failure {
     pub(crate) known: Option<(String, String)>,
 }
 
-impl Failure {
+impl ReportedFailure {
     /// Returns a failure that was met in so many cases, of which so many were shrunk.
     pub(super) fn new(
         key: &FailureKey,
@@ -51,16 +51,16 @@ impl Failure {
         finding: String,
         replay: String,
         known: &Known,
-    ) -> Failure {
+    ) -> ReportedFailure {
         let (is_end, key) = (key.check.is_end(), key.to_string());
         let known = known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone()));
-        Failure { key, cases, shrunk, is_end, problem, finding, replay, known }
+        ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, known }
     }
 }
 
-impl Display for Failure {
+impl Display for ReportedFailure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Failure { key, cases, shrunk, problem, finding, replay, known, .. } = self;
+        let ReportedFailure { key, cases, shrunk, problem, finding, replay, known, .. } = self;
         write!(f, "**{key}** ({}).", met(*cases, *shrunk))?;
         if let Some((why, source)) = known {
             write!(f, " Known: {why} ({source})")?;
@@ -71,15 +71,15 @@ impl Display for Failure {
 
 /// A campaign of a night.
 #[derive(Clone, Debug)]
-pub(crate) struct Campaign {
+pub(crate) struct NightCampaign {
     pub(crate) subject: String,
     pub(crate) profile: Profile,
     pub(crate) summary: Summary,
 }
 
-impl Display for Campaign {
+impl Display for NightCampaign {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Campaign { subject, profile, summary } = self;
+        let NightCampaign { subject, profile, summary } = self;
         let (cases, distinct) = (counted(summary.cases, "case"), summary.distinct.len());
         let (held, failed, rate) = (summary.held, summary.failed_count(), summary.per_second(summary.cases));
         write!(f, "{subject} {profile}: {cases} · held {held} · failed {failed} ({distinct} distinct)")?;
@@ -100,13 +100,13 @@ pub(crate) struct Report {
     absent: Vec<(String, String)>,
     pub(crate) regressions: Vec<Regressions>,
     #[serde(skip)]
-    pub(crate) campaigns: Vec<Campaign>,
+    pub(crate) campaigns: Vec<NightCampaign>,
     /// Campaigns in short.
     pub(super) points: Vec<Point>,
     /// How each campaign differs from an earlier night's.
     trend: Vec<String>,
     /// Failures of campaigns, each key once.
-    pub(crate) failures: Vec<Failure>,
+    pub(crate) failures: Vec<ReportedFailure>,
     /// What earlier nights without a report left behind.
     pub(crate) left: Vec<Left>,
     known: Vec<Listed>,
@@ -159,8 +159,8 @@ impl Report {
     }
 
     /// Adds a campaign.
-    pub(super) fn add_campaign(&mut self, campaign: Campaign, trend: &Trend) {
-        let Campaign { subject, profile, summary } = &campaign;
+    pub(super) fn add_campaign(&mut self, campaign: NightCampaign, trend: &Trend) {
+        let NightCampaign { subject, profile, summary } = &campaign;
         let point = Point::of(self.night, &campaign);
         let named = |what: String| format!("{subject} {profile}: {what}");
         self.missed.extend(few(&summary.missed).into_iter().map(named));
@@ -181,7 +181,7 @@ impl Report {
     /// Whether anything failed that is not known, by the subject's end or otherwise.
     pub(crate) fn has_news(&self, is_end: bool) -> bool {
         let stored = self.regressions.iter().flat_map(|all| &all.failed);
-        let is_news = |failure: &Failure| failure.known.is_none() && failure.is_end == is_end;
+        let is_news = |failure: &ReportedFailure| failure.known.is_none() && failure.is_end == is_end;
         self.failures.iter().chain(stored).any(is_news)
             || self.left.iter().any(|left| left.is_end() == is_end)
             || (!is_end && self.unexplained > 0)
@@ -197,7 +197,7 @@ impl Report {
     }
 
     /// Returns the failing stored cases, those of a known key or the others.
-    fn regressed(&self, is_known: bool) -> impl Iterator<Item = &Failure> {
+    fn regressed(&self, is_known: bool) -> impl Iterator<Item = &ReportedFailure> {
         let all = self.regressions.iter().flat_map(|all| &all.failed);
         all.filter(move |failure| failure.known.is_some() == is_known)
     }
@@ -238,7 +238,7 @@ fn few(lines: &[String]) -> Vec<String> {
 }
 
 /// Returns every key once, with its smallest case.
-fn failures(campaigns: &[Campaign], known: &Known) -> Vec<Failure> {
+fn failures(campaigns: &[NightCampaign], known: &Known) -> Vec<ReportedFailure> {
     let mut all: BTreeMap<String, ((u64, u64), &Distinct)> = BTreeMap::new();
     for distinct in campaigns.iter().flat_map(|campaign| &campaign.summary.distinct) {
         let ((cases, shrunk), smallest) = all.entry(distinct.key.to_string()).or_insert(((0, 0), distinct));
@@ -249,7 +249,7 @@ fn failures(campaigns: &[Campaign], known: &Known) -> Vec<Failure> {
         }
     }
     let failure = |(met, Distinct { key, problem, found, replay, .. }): ((u64, u64), &Distinct)| {
-        Failure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known)
+        ReportedFailure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known)
     };
     all.into_values().map(failure).collect()
 }
@@ -331,10 +331,10 @@ mod tests {
     use crate::nightly::tests::night;
     use seamproof_judge::finding::Check;
 
-    fn failure(key: &str, cases: u64, shrunk: u64) -> Failure {
+    fn failure(key: &str, cases: u64, shrunk: u64) -> ReportedFailure {
         let [key, problem, finding, replay] =
             [key, "1 sequence", "wrong", "seamproof replay f.json"].map(str::to_owned);
-        Failure { key, cases, shrunk, is_end: false, problem, finding, replay, known: None }
+        ReportedFailure { key, cases, shrunk, is_end: false, problem, finding, replay, known: None }
     }
 
     fn listed() -> Option<(String, String)> {
@@ -352,13 +352,13 @@ mod tests {
         let (subject, profile) = ("cuda".to_owned(), Profile::Quick);
         let canary = Canary { cases: 1, finding: None, infrastructure: Vec::new() };
         let mut report = Report::new(&night(home.path(), 2.0), Vec::new(), canary);
-        report.add_campaign(Campaign { subject, profile, summary }, &Trend::default());
+        report.add_campaign(NightCampaign { subject, profile, summary }, &Trend::default());
         report
     }
 
     /// Returns the report of a night with two new failures, and stored cases of a new and of a known one.
     fn wrong() -> Report {
-        let stored = Failure { known: listed(), ..failure("listed", 1, 0) };
+        let stored = ReportedFailure { known: listed(), ..failure("listed", 1, 0) };
         let failed = vec![failure("envelope", 1, 0), stored];
         Report {
             regressions: vec![Regressions { failed, ..Regressions::default() }],
@@ -398,7 +398,7 @@ mod tests {
         let missed = || vec!["cases".to_owned()];
         let stale = Listed { key: "a".to_owned(), standing: Standing::Stale("holds".to_owned()) };
         let lost = vec!["no device".to_owned()];
-        let crash = |known| Failure { is_end: true, known, ..failure("crash", 1, 0) };
+        let crash = |known| ReportedFailure { is_end: true, known, ..failure("crash", 1, 0) };
         for (report, [wrong, ended], title) in [
             (right(), [false; 2], "nothing new"),
             (Report { missed: missed(), ..right() }, [false; 2], "nothing new, but too little was run"),

@@ -7,7 +7,7 @@ use seamproof_oracle::TensorName;
 use serde::{Deserialize, Serialize};
 
 use super::home::FILE_BYTES_MAX;
-use super::{Campaign, NightError};
+use super::{NightCampaign, NightError};
 use crate::campaign::{Quantiles, tells};
 use crate::record::{EventLog, RecordError};
 use seamproof_judge::files;
@@ -51,7 +51,7 @@ pub(crate) struct Point {
 
 impl Point {
     /// Returns the point of a campaign.
-    pub(super) fn of(night: u32, Campaign { subject, profile, summary }: &Campaign) -> Point {
+    pub(super) fn of(night: u32, NightCampaign { subject, profile, summary }: &NightCampaign) -> Point {
         let margins = summary.margins.get(&Tier::W).into_iter().flatten();
         let margins: Vec<(TensorName, Quantiles)> =
             margins.filter_map(|(&tensor, margin)| Some((tensor, margin.quantiles()?))).collect();
@@ -163,7 +163,7 @@ mod tests {
             cases_per_second: rate,
             p99: BTreeMap::from([(TensorName::Out, p99)]),
             counted: BTreeMap::from([(TensorName::Out, 1000)]),
-            ..Point::of(night, &Campaign { subject, profile: Profile::Quick, summary })
+            ..Point::of(night, &NightCampaign { subject, profile: Profile::Quick, summary })
         }
     }
 
