@@ -12,8 +12,7 @@
 //!
 //! Every file but the event log is written whole: into a hidden temporary file beside its place, synchronised, then
 //! renamed. A `.json` in `findings` is therefore complete at any time. A directory of an earlier campaign is renamed
-//! to `DIR.1`, `DIR.2`, …, and never overwritten or removed. A directory that holds anything else is refused, unless
-//! its name says that the place is a campaign's (a night's slices); it is then renamed too.
+//! to `DIR.1`, `DIR.2`, …, and never overwritten or removed. A directory that holds anything else is refused.
 //!
 //! A finding's subject is *foreign* where this program cannot make it by its name, because another crate ran a
 //! campaign of its own. No command judges such a case on its subject, and the test to paste leaves a place for it.
@@ -111,15 +110,6 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Makes the directory in a place that is the caller's by its name: whatever else lies there is renamed too.
-    pub fn claim(path: &Path) -> Result<RunDir, RecordError> {
-        let is_empty = || fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
-        if !files::is_absent(path) && !path.join(LOCK).is_file() && !is_empty() {
-            move_aside(path)?;
-        }
-        RunDir::create(path)
-    }
-
     /// Undoes [`RunDir::create`] for a campaign that cannot be started, before anything is written. The earlier
     /// campaign's directory gets its name back. A directory into which others have put files stays.
     pub fn abandon(self) {
@@ -192,7 +182,7 @@ fn set_aside(path: &Path) -> Result<Option<(PathBuf, File)>, RecordError> {
 }
 
 /// Renames a file or directory to the first free of `PATH.1`, `PATH.2`, …, and returns the new path.
-pub fn move_aside(path: &Path) -> Result<PathBuf, RecordError> {
+fn move_aside(path: &Path) -> Result<PathBuf, RecordError> {
     let numbered = |number: usize| {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{number}"));

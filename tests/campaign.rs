@@ -39,15 +39,7 @@ impl Observer for Kept {
 }
 
 fn plan(jobs: usize) -> Plan {
-    Plan {
-        seed: 5,
-        profile: Profile::Quick,
-        first: 0,
-        cases: Some(CASES),
-        time: None,
-        shard: Shard::WHOLE,
-        jobs,
-    }
+    Plan { seed: 5, profile: Profile::Quick, cases: Some(CASES), time: None, shard: Shard::WHOLE, jobs }
 }
 
 fn run(dir: &Path, jobs: usize, control: &Control) -> (Summary, Vec<String>) {

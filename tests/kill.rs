@@ -59,8 +59,7 @@ fn campaign_of_a_child(subjects: &dyn Subjects, jobs: usize) {
     let log = Log(dir.events().expect("the log is made").into());
     let findings = dir.findings().expect("the directory is made");
     let (control, shard) = (Control::default(), Shard::WHOLE);
-    let plan =
-        Plan { seed: 1, profile: Profile::Quick, first: 0, cases: None, time: Some(PATIENCE), shard, jobs };
+    let plan = Plan { seed: 1, profile: Profile::Quick, cases: None, time: Some(PATIENCE), shard, jobs };
     campaign::run(&plan, subjects, &Sinks { findings: &findings, observer: &log, control: &control });
 }
 

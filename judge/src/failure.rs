@@ -85,15 +85,6 @@ impl FailureKey {
         words.split(SEPARATOR).nth(1)
     }
 
-    /// Whether a known failure, given as a key in words, explains this key of a case as it was drawn. The keys must
-    /// agree apart from their features, and the drawn case must have every feature that the known failure has.
-    pub fn explained_by(&self, words: &str) -> bool {
-        let bare = self.without_features().to_string();
-        let Some(features) = words.strip_prefix(&bare) else { return false };
-        let named = |rest: &str| rest.split(BETWEEN_FEATURES).all(|name| self.features.contains(name));
-        features.is_empty() || features.strip_prefix(SEPARATOR).is_some_and(named)
-    }
-
     /// Returns the key without its features: any failure of this check on this tensor of the subject.
     pub fn without_features(&self) -> FailureKey {
         FailureKey { features: BTreeSet::new(), ..self.clone() }
@@ -195,29 +186,6 @@ mod tests {
         assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
-    }
-
-    #[test]
-    fn a_drawn_case_is_explained_by_a_failure_that_needs_no_more_than_it_has() {
-        let key = |features: &[&'static str]| FailureKey {
-            features: features.iter().copied().collect(),
-            ..FailureKey::without_problem(&finding(Check::Envelope, TensorName::Dk, None), "emulated")
-        };
-        let drawn = key(&["backward", "causal", "padding"]);
-        for features in [&[][..], &["backward"], &["backward", "padding"], &["backward", "causal", "padding"]]
-        {
-            assert!(drawn.explained_by(&key(features).to_string()), "{features:?}");
-        }
-        assert!(!drawn.explained_by(&key(&["backward", "sink"]).to_string()));
-        assert!(!key(&[]).explained_by(&drawn.to_string()), "it needs more than there is");
-        for other in ["envelope · emulated", "envelope · emulated · dv", "envelope · cuda · dk", "envelope"]
-        {
-            assert!(!drawn.explained_by(other), "{other}");
-        }
-        let alone =
-            Finding { identity: Some(Relation::Alone), ..finding(Check::Identity, TensorName::Dk, None) };
-        let alone = FailureKey::without_problem(&alone, "emulated");
-        assert!(!alone.explained_by("identity · emulated · dk") && alone.explained_by(&alone.to_string()));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::left::LeftFinding;
+use super::left::Left;
 use super::plan::{Plan, Shard};
 use super::subjects::{Options, Registered, Subjects};
 use super::summary::{Canary, Distinct, SummaryEvent};
@@ -22,8 +22,8 @@ pub const CASE_EVENTS_MAX: u64 = 1 << 20;
 pub enum Event<'a> {
     /// The campaign begins.
     Start(&'a Start),
-    /// A part that did not end had found something, as whoever joins the others tells.
-    Left(&'a LeftFinding),
+    /// A part that did not end has findings; whoever joins the others tells of them.
+    Left(&'a Left),
     /// The canary was looked for.
     Canary(&'a Canary),
     /// A case was judged.
@@ -56,10 +56,7 @@ pub struct Start {
     pub seconds: Option<f64>,
     /// Part of the campaign.
     pub shard: Shard,
-    /// First case, where that is not 0.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub first: u64,
-    /// Number of threads.
+    /// Threads.
     pub jobs: usize,
 }
 
@@ -75,17 +72,12 @@ impl Start {
             cases: plan.cases,
             seconds: plan.time.map(|time| time.as_secs_f64()),
             shard: plan.shard,
-            first: plan.first,
             jobs: plan.jobs,
         }
     }
 }
 
-fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-/// Verdict on one case in short.
+/// One case's verdict in short.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct CaseEvent<'a> {
     /// Index in the whole campaign.

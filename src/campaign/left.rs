@@ -1,101 +1,94 @@
-//! What a part of a campaign found that did not end: findings on disk that no sum tells of.
+//! Findings on disk that no sum counts, because the campaign that found them did not end.
 //!
-//! A part that was killed leaves complete findings (crate::record) and no sums; of one whose sums or event log cannot be read
-//! the same is as good as true. Nobody knows how many cases such findings are of, so they are in no summary. The claim: each
-//! of them is told of once, and so is what cannot be read and may be one or hold some.
+//! A campaign that was killed leaves complete findings (crate::record) and no sums. A shard whose sums or event log cannot
+//! be read is taken for one. Nobody knows how many cases such findings stand for, so they are in no summary, but they are
+//! told of, and so is a file or folder that cannot be read and may hold some.
 
 use std::fmt::{self, Display, Formatter};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::paste::{replay_command, typed};
+use crate::paste::replay_command;
 use crate::record::FINDINGS;
-use seamproof_judge::case::{Case, Found};
-use seamproof_judge::failure::FailureKey;
+use seamproof_judge::case::Case;
 use seamproof_judge::files;
-use seamproof_judge::prose::describe;
+use seamproof_judge::prose::counted;
 
-/// A finding that no sum tells of.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LeftFinding {
-    /// The directory of the part that found it.
-    pub shard: String,
-    /// The file of its case, or what cannot be read.
-    pub file: String,
-    /// What that holds.
-    #[serde(flatten)]
-    pub holds: Holds,
-    /// The command that shows it again.
+/// Findings of runs, as they lie on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnDisk {
+    /// Case files.
+    pub cases: Vec<PathBuf>,
+    /// Files and folders that cannot be read and may hold more, each with the reason.
+    pub unread: Vec<String>,
+}
+
+impl OnDisk {
+    /// Adds what lies in the folder of a run.
+    pub fn add(&mut self, run: &Path) {
+        let folder = run.join(FINDINGS);
+        match files::list(&folder) {
+            Ok(all) => self.cases.extend(all.into_iter().filter(|path| files::is_json(path))),
+            Err(error) => self.cannot_read(&folder, &error),
+        }
+    }
+
+    /// Adds a file or folder that cannot be read.
+    pub fn cannot_read(&mut self, path: &Path, why: &dyn Display) {
+        self.unread.push(format!("{}: cannot be read and may hold findings: {why}", path.display()));
+    }
+}
+
+/// What a shard or a night found that did not end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Its directory.
+    pub dir: String,
+    /// Number of its findings.
+    pub findings: usize,
+    /// Number of the findings in which the subject crashed or hung.
+    pub ends: usize,
+    /// Files and folders that cannot be read and may hold more, each with the reason.
+    pub unread: Vec<String>,
+    /// Command that judges its findings again.
     pub replay: String,
 }
 
-/// What a file of a finding holds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum Holds {
-    /// A failing case.
-    Finding {
-        /// What makes it different from others, with all features of the case where that was not shrunk.
-        key: FailureKey,
-        /// What was found.
-        #[serde(flatten)]
-        found: Box<Found>,
-        /// The case in words.
-        problem: String,
-    },
-    /// Nothing that can be read.
-    Unread {
-        /// Why not, with the file.
-        unread: String,
-    },
-}
-
-impl LeftFinding {
-    fn new(shard: &Path, path: &Path, holds: Holds) -> LeftFinding {
-        let [shard, file] = [shard, path].map(|path| path.display().to_string());
-        LeftFinding { shard, file, holds, replay: replay_command(path, None) }
+impl Left {
+    /// Returns what lies in this directory; `None` where nothing was found.
+    pub fn of(dir: &Path, OnDisk { cases, mut unread }: OnDisk) -> Option<Left> {
+        let (mut findings, mut ends) = (0, 0);
+        for path in cases {
+            match Case::load(&path) {
+                Ok(case) => {
+                    findings += 1;
+                    ends += usize::from(case.found.is_some_and(|found| found.finding.check.is_end()));
+                }
+                Err(error) => unread.push(error.to_string()),
+            }
+        }
+        // A shard's folder of findings may be replayed even where the shard lost its other files on the way here.
+        let folder = dir.join(FINDINGS);
+        let replay = replay_command(if folder.is_dir() { &folder } else { dir }, None);
+        let left = Left { dir: dir.display().to_string(), findings, ends, unread, replay };
+        (left.count() > 0).then_some(left)
     }
 
-    /// Whether it is the subject's end for sure, and no wrong result.
+    /// Returns the number of findings, with one for each file or folder that cannot be read.
+    pub fn count(&self) -> usize {
+        self.findings + self.unread.len()
+    }
+
+    /// Whether every finding is surely the subject's crash or hang, and no wrong result.
     pub fn is_end(&self) -> bool {
-        matches!(&self.holds, Holds::Finding { found, .. } if found.finding.check.is_end())
+        self.ends == self.count()
     }
 }
 
-/// The findings of a part that did not end, by name.
-pub fn left_in(shard: &Path) -> Vec<LeftFinding> {
-    let folder = shard.join(FINDINGS);
-    match files::list(&folder) {
-        Ok(all) => {
-            let cases = all.iter().filter(|path| files::is_json(path));
-            cases.map(|path| LeftFinding::new(shard, path, held_by(path))).collect()
-        }
-        Err(error) => {
-            let unread = format!("{}: cannot be read and may hold findings: {error}", folder.display());
-            vec![LeftFinding::new(shard, &folder, Holds::Unread { unread })]
-        }
-    }
-}
-
-fn held_by(path: &Path) -> Holds {
-    match Case::load(path) {
-        Ok(Case { subject, problem, found: Some(found), .. }) => Holds::Finding {
-            key: FailureKey::of(&found.finding, &subject.name, &problem),
-            problem: describe(&problem),
-            found: Box::new(found),
-        },
-        Ok(_) => Holds::Unread { unread: format!("{}: says of no finding", path.display()) },
-        Err(error) => Holds::Unread { unread: error.to_string() },
-    }
-}
-
-impl Display for LeftFinding {
+impl Display for Left {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match &self.holds {
-            Holds::Finding { problem, found, .. } => writeln!(f, "FAIL      {problem}: {found}")?,
-            Holds::Unread { unread } => writeln!(f, "FAIL      {unread}")?,
-        }
-        write!(f, "          replay: {}", typed(&self.replay))
+        write!(f, "{} did not end and left {}", self.dir, counted(self.findings as u64, "finding"))?;
+        self.unread.iter().try_for_each(|what| write!(f, "; {what}"))
     }
 }

@@ -1,12 +1,16 @@
-//! Event logs on disk, as an observer.
+//! Files that a campaign leaves: its event logs while it runs, and its sums and `run.json` at the end.
 
 use std::sync::{Mutex, PoisonError};
 
-use super::event::{Event, Observer};
-use super::plan::Control;
-use crate::record::{EventLog, RecordError};
+use serde::Serialize;
 
-/// The event logs. One that cannot be written any more stops the campaign: a log with holes misleads.
+use super::event::{Event, Observer, Start};
+use super::merge::Stored;
+use super::plan::Control;
+use super::summary::{Canary, Summary, SummaryEvent};
+use crate::record::{EventLog, RecordError, RunDir};
+
+/// Event logs. One that cannot be written any more stops the campaign, because a log with holes misleads.
 #[derive(Debug)]
 pub struct Logs<'a> {
     state: Mutex<State>,
@@ -20,12 +24,12 @@ struct State {
 }
 
 impl<'a> Logs<'a> {
-    /// Logs to write; their campaign is stopped through `control`.
+    /// Returns logs to write; their campaign is stopped through `control`.
     pub fn new(logs: Vec<EventLog>, control: &'a Control) -> Logs<'a> {
         Logs { state: Mutex::new(State { logs, trouble: None }), control }
     }
 
-    /// Why one could not be written, once.
+    /// Returns, once, why a log could not be written.
     pub fn trouble(&self) -> Option<RecordError> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).trouble.take()
     }
@@ -41,4 +45,31 @@ impl Observer for Logs<'_> {
             self.control.stop();
         }
     }
+}
+
+/// Contents of `run.json`.
+#[derive(Serialize)]
+struct Run<'a> {
+    start: &'a Start,
+    canary: &'a Canary,
+    summary: Option<&'a SummaryEvent<'a>>,
+}
+
+/// Writes how a campaign ended: its last event, `sums.json` and `run.json`. What fails does not keep the others from
+/// being written; the first error is returned, that of an earlier event included.
+pub fn conclude(
+    dir: &RunDir,
+    start: &Start,
+    canary: &Canary,
+    summary: Option<&Summary>,
+    logs: &Logs,
+) -> Result<(), RecordError> {
+    let event = summary.map(Summary::event);
+    if let Some(event) = &event {
+        logs.event(&Event::Summary(event));
+    }
+    let stored = summary.map(|summary| Stored { start: start.clone(), sums: summary.sums() });
+    let summed = stored.map_or(Ok(()), |stored| dir.sum(&stored));
+    let described = dir.describe(&Run { start, canary, summary: event.as_ref() });
+    logs.trouble().map_or(Ok(()), Err).and(summed).and(described)
 }

@@ -1,12 +1,12 @@
-//! Joins the parts of a campaign, so that the result is the one that it would have had as a whole.
+//! Joins the parts of a campaign into the result that the whole would have had.
 //!
-//! What a campaign says of the cases that held does not depend on their order: it is in each part's [`Sums`]. The cases
-//! that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events. Where
-//! the ledger shrinks a case, the part that ran it has shrunk it already, as a rule: a part's first cases of a symptom are
-//! among its own first ones. Where it has not, the case is drawn, judged and shrunk here.
+//! What a campaign says of the cases that held does not depend on their order, and is in each part's [`Sums`]. The cases
+//! that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events. As a
+//! rule, the part that ran a case has shrunk it already where the ledger wants it shrunk, because a part's first cases of
+//! a symptom are among the whole's first ones. Otherwise the case is drawn, judged and shrunk here.
 //!
-//! A directory is a *part* if its sums can be read and its event log tells of all their cases. Of any other one nothing is
-//! counted; what it found is told of by [`left_in`](super::left_in).
+//! A directory is a *part* if its sums can be read and its event log tells of all their cases. Nothing of any other
+//! directory is counted; [`Left`](super::Left) tells what it found.
 
 use std::fs;
 use std::io;
@@ -33,90 +33,44 @@ use seamproof_judge::subject::TensorName;
 use seamproof_judge::subjects::listed;
 use seamproof_judge::verdict::Verdict;
 
-/// The largest file of sums that is read.
+/// Size of the largest file of sums that is read, in bytes.
 const SUMS_BYTES_MAX: u64 = 64 << 20;
-/// All counts of a part's sums together come to at most this, products apart, so that those of a thousand parts can be added.
+/// Largest total of all counts of a part, products apart, so that the counts of a thousand parts can be added.
 const COUNTS_MAX: u64 = 1 << 53;
 /// Fields of sums whose numbers may be larger: they are added up to the largest number that there is.
 const PRODUCTS: [&str; 2] = ["products", "product_count"];
 
-/// Why parts cannot be joined.
+/// Reason why parts cannot be joined.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what the fields are")]
 pub enum MergeError {
     /// No directory at all.
     #[error("{}: there is no such directory", path.display())]
-    Missing {
-        /// The directory.
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// Something else in the place of a directory.
     #[error("{}: is no directory", path.display())]
-    NoDirectory {
-        /// What was named.
-        path: PathBuf,
-    },
-    /// A directory without sums: its campaign goes on, was killed, or missed its canary.
+    NoDirectory { path: PathBuf },
+    /// A directory without sums: its campaign still runs, was killed, or missed its canary.
     #[error("{}: has no {SUMS}: it has not ended, or is no campaign's directory", path.display())]
-    NotEnded {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// A file cannot be read.
+    NotEnded { path: PathBuf },
+    /// A file that cannot be read.
     #[error("{}: cannot be read: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// A file holds something else.
+    Read { path: PathBuf, source: io::Error },
+    /// A file that holds something else.
     #[error("{}:{line}: {what}", path.display())]
-    Text {
-        /// The file.
-        path: PathBuf,
-        /// The line.
-        line: usize,
-        /// What is wrong.
-        what: String,
-    },
+    Text { path: PathBuf, line: usize, what: String },
     /// Sums that no campaign has.
     #[error("{}: its counts come to more than {COUNTS_MAX}, or its time to less than none: no campaign's do", path.display())]
-    Impossible {
-        /// The file.
-        path: PathBuf,
-    },
+    Impossible { path: PathBuf },
     /// Parts of different campaigns.
     #[error("{}: {field} {got}, and {} has {expected}: not parts of one campaign", path.display(), first.display())]
-    Different {
-        /// A part.
-        path: PathBuf,
-        /// Another one.
-        first: PathBuf,
-        /// What differs.
-        field: &'static str,
-        /// In the part.
-        got: String,
-        /// In the other one.
-        expected: String,
-    },
+    Different { path: PathBuf, first: PathBuf, field: &'static str, got: String, expected: String },
     /// A part that is there twice.
     #[error("{}: is shard {shard} once more", path.display())]
-    Twice {
-        /// Its directory.
-        path: PathBuf,
-        /// Which.
-        shard: Shard,
-    },
+    Twice { path: PathBuf, shard: Shard },
     /// An event log that lacks cases.
     #[error("{}: tells of {got} of {expected} cases", path.display())]
-    Incomplete {
-        /// The log.
-        path: PathBuf,
-        /// Cases in it.
-        got: u64,
-        /// Cases that were run.
-        expected: u64,
-    },
+    Incomplete { path: PathBuf, got: u64, expected: u64 },
 }
 
 /// What a campaign leaves for whoever merges it.
@@ -131,39 +85,33 @@ pub struct Stored {
 /// A part of a campaign: a directory that [`super::run`]'s caller wrote.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The directory.
+    /// Path of the directory.
     pub dir: PathBuf,
     /// What was run, and its sums.
     pub stored: Stored,
 }
 
 impl Part {
-    /// Reads the sums of a directory.
+    /// Reads the sums of a directory, and checks that its event log tells of all their cases.
     pub fn read(dir: &Path) -> Result<Part, MergeError> {
-        if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
-            return Err(MergeError::NoDirectory { path: dir.to_owned() });
+        let path = dir.to_owned();
+        match fs::metadata(dir) {
+            Ok(found) if !found.is_dir() => return Err(MergeError::NoDirectory { path }),
+            Ok(_) if files::is_absent(&dir.join(SUMS)) => return Err(MergeError::NotEnded { path }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(MergeError::Missing { path });
+            }
+            _ => {}
         }
         let path = dir.join(SUMS);
-        if files::is_absent(&path) {
-            let path = dir.to_owned();
-            return Err(match dir.is_dir() {
-                true => MergeError::NotEnded { path },
-                false => MergeError::Missing { path },
-            });
-        }
         let text = files::read(&path, SUMS_BYTES_MAX)
             .map_err(|source| MergeError::Read { path: path.clone(), source })?;
         let stored: Stored = parsed(&path, 1, &text)?;
         let counts = counts_in(&serde_json::to_value(&stored.sums).unwrap_or_default());
-        match counts <= COUNTS_MAX && stored.sums.seconds >= 0.0 {
-            true => Ok(Part { dir: dir.to_owned(), stored }),
-            false => Err(MergeError::Impossible { path }),
+        if counts > COUNTS_MAX || stored.sums.seconds < 0.0 {
+            return Err(MergeError::Impossible { path });
         }
-    }
-
-    /// The same of a directory whose event log tells of all its cases.
-    pub fn read_whole(dir: &Path) -> Result<Part, MergeError> {
-        let part = Part::read(dir)?;
+        let part = Part { dir: dir.to_owned(), stored };
         let mut log = Log::open(&part)?;
         while log.next()?.is_some() {}
         log.whole()?;
@@ -171,7 +119,7 @@ impl Part {
     }
 }
 
-/// What all counts in a value come to.
+/// Returns the total of all counts in a value.
 fn counts_in(value: &Value) -> u64 {
     match value {
         Value::Array(parts) => parts.iter().map(counts_in).fold(0, u64::saturating_add),
@@ -192,7 +140,7 @@ fn parsed<T: DeserializeOwned>(path: &Path, line: usize, text: &[u8]) -> Result<
     })
 }
 
-/// What these shards are parts of, and the shards that are missing. There is at least one part.
+/// Returns the campaign of these parts and its missing shards; `None` where there is no part.
 pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeError> {
     let Some(first) = parts.first() else { return Ok(None) };
     let mut missing: Vec<Shard> = first.stored.start.shard.siblings().collect();
@@ -206,7 +154,7 @@ pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeE
     Ok(Some((Start { shard: Shard::WHOLE, jobs, ..first.stored.start.clone() }, missing)))
 }
 
-/// The fixed options in words.
+/// Returns the fixed options in words.
 fn options_of(start: &Start) -> String {
     if start.options.is_empty() { "none".to_owned() } else { listed(&start.options) }
 }
@@ -222,7 +170,6 @@ fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
             ("profile", start.profile.clone()),
             ("cases", limit(start.cases.map(|cases| cases as f64))),
             ("seconds", limit(start.seconds)),
-            ("first case", start.first.to_string()),
             ("shards", start.shard.count().to_string()),
         ]
     };
@@ -239,12 +186,13 @@ fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
     }
 }
 
-/// Joins parts that have no case in common. `elapsed` is the time of all together; `missed` says what is not there.
+/// Joins parts that have no case in common; `missed` says what is not there. Parts ran side by side, so the time of the
+/// longest is that of the whole.
 pub fn merge(
     plan: &Plan,
     subjects: &dyn Subjects,
     parts: &[Part],
-    (elapsed, missed): (Duration, Vec<String>),
+    missed: Vec<String>,
     sinks: &Sinks,
 ) -> Result<Summary, MergeError> {
     let mut ledger = Ledger::new(plan, subjects, sinks);
@@ -268,10 +216,12 @@ pub fn merge(
     parts.iter().for_each(|part| ledger.add(&part.stored.sums));
     missed.into_iter().for_each(|what| ledger.missed(what));
     let censuses: Vec<_> = parts.iter().map(|part| part.stored.sums.census.clone()).collect();
+    let seconds = parts.iter().map(|part| part.stored.sums.seconds).fold(0.0, f64::max);
+    let elapsed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     Ok(ledger.finish(merged(&censuses), Vec::new(), elapsed))
 }
 
-/// [`failed`]: a subject from outside has a say in what is drawn, and may panic.
+/// Returns the failing case behind a record. A subject from outside has a say in what is drawn, and may panic.
 fn drawn_again(
     plan: &Plan,
     subjects: &dyn Subjects,
@@ -282,7 +232,6 @@ fn drawn_again(
     attempt.unwrap_or_else(|_| Err(format!("case {}: drawing it again panicked", record.index)))
 }
 
-/// The failing case behind a record.
 fn failed(
     plan: &Plan,
     subjects: &dyn Subjects,
@@ -308,7 +257,7 @@ fn failed(
     }
 }
 
-/// One case's event, as it was read.
+/// A case's event, as it was read.
 #[derive(Clone, Debug, Deserialize)]
 struct Record {
     index: u64,
@@ -369,12 +318,12 @@ impl<'a> Log<'a> {
         Ok(log)
     }
 
-    /// The index of the next case.
+    /// Returns the index of the next case.
     fn index(&self) -> u64 {
         self.ahead.as_ref().map_or(u64::MAX, |record| record.index)
     }
 
-    /// The next case, and what it was shrunk to.
+    /// Returns the next case and what it was shrunk to.
     fn next(&mut self) -> Result<Option<Taken>, MergeError> {
         let Some(record) = self.ahead.take() else { return Ok(None) };
         self.taken += 1;
@@ -382,7 +331,7 @@ impl<'a> Log<'a> {
         Ok(Some(Taken { record, shrunk }))
     }
 
-    /// Goes on to the next case; what lies before it that was shrunk.
+    /// Goes on to the next case. Returns the shrunk case that lies before it, if there is one.
     fn advance(&mut self) -> Result<Option<Box<Case>>, MergeError> {
         let mut shrunk = None;
         for text in self.lines.by_ref() {
@@ -401,7 +350,7 @@ impl<'a> Log<'a> {
         Ok(shrunk)
     }
 
-    /// Whether the log told of all cases of which it has to.
+    /// Checks that the log told of all cases of which it has to.
     fn whole(&self) -> Result<(), MergeError> {
         let (got, expected) = (self.taken, self.sums.cases);
         if got >= expected.min(CASE_EVENTS_MAX) {

@@ -90,9 +90,7 @@ pub struct Plan {
     pub seed: u64,
     /// Sizes of the cases.
     pub profile: Profile,
-    /// The first case: a campaign may go on where an earlier one ended.
-    pub first: u64,
-    /// Number of cases of all shards together, counted from case 0; no limit when absent.
+    /// The case to end before, of which a shard runs its part; no limit when absent.
     pub cases: Option<u64>,
     /// No case begins after this long, nor one that the time left clearly cannot hold; no limit when absent.
     pub time: Option<Duration>,
@@ -105,7 +103,7 @@ pub struct Plan {
 impl Plan {
     /// Returns the index of the `turn`-th case; `None` past the last one.
     pub(super) fn case(&self, turn: u64) -> Option<u64> {
-        let index = self.first.checked_add(self.shard.case(turn)?)?;
+        let index = self.shard.case(turn)?;
         self.cases.is_none_or(|cases| index < cases).then_some(index)
     }
 
@@ -117,8 +115,7 @@ impl Plan {
 
     /// Returns the number of cases that this shard will run, where that is known.
     pub fn turns(&self) -> Option<u64> {
-        let first = self.first.saturating_add(self.shard.index);
-        self.cases.map(|cases| cases.saturating_sub(first).div_ceil(self.shard.count))
+        self.cases.map(|cases| cases.saturating_sub(self.shard.index).div_ceil(self.shard.count))
     }
 
     /// Whether this many cases in this time are all that was asked for. A plan without limits ends on request.
@@ -262,7 +259,7 @@ mod tests {
 
     fn plan(cases: Option<u64>, shard: &str) -> Plan {
         let shard = shard.parse().expect("a shard");
-        Plan { seed: 1, profile: Profile::Quick, first: 0, cases, time: None, shard, jobs: 1 }
+        Plan { seed: 1, profile: Profile::Quick, cases, time: None, shard, jobs: 1 }
     }
 
     #[test]
@@ -278,13 +275,6 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (0..cases).collect::<Vec<_>>());
         }
-    }
-
-    #[test]
-    fn a_campaign_goes_on_at_its_first_case() {
-        let plan = Plan { first: 7, ..plan(Some(12), "1/2") };
-        let mine: Vec<u64> = (0..).map_while(|turn| plan.case(turn)).collect();
-        assert_eq!((mine, plan.turns()), (vec![8, 10], Some(2)));
     }
 
     #[test]

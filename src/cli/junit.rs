@@ -1,8 +1,8 @@
-//! A JUnit report: one suite for the subject, one test case for each check of the judge, and one for each finding of a shard
-//! that did not end, which no check counts.
+//! JUnit reports: a suite for the subject, with a test case for each check of the judge and one for each shard that
+//! did not end but found something.
 //!
-//! The file exists from the beginning, saying that the campaign has not ended, so that even a killed one leaves a report
-//! and never that of an earlier run.
+//! A campaign's file exists from the beginning and says that the campaign has not ended. A killed campaign therefore
+//! leaves a report, and not that of an earlier run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,19 +10,17 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use super::output::print_to_stdout;
-use super::run::RunOutcome;
-use crate::campaign::{Distinct, Holds, LeftFinding, Summary};
-use crate::nightly::{Regressed, Regressions, Unjudged};
+use crate::campaign::{Canary, Distinct, Left, Summary, met};
+use crate::nightly::{Regressions, ReportedFailure};
 use crate::record::{RecordError, is_stdout, write_whole};
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::Check;
 use seamproof_judge::prose::counted;
 
-/// Noncharacters that XML excludes and quick_junit, which removes the control characters, lets pass.
+/// Characters that XML excludes and quick_junit lets pass. It removes control characters itself.
 const NO_XML: [char; 2] = ['\u{fffe}', '\u{ffff}'];
-/// Test cases of a suite, so that whoever shows them need not draw tens of thousands of lines.
-const TESTS_MAX: usize = 1000;
 
+/// The report of one campaign.
 pub(super) struct JunitFile {
     path: PathBuf,
 }
@@ -40,28 +38,25 @@ impl JunitFile {
         Ok(report)
     }
 
-    /// Replaces it by the campaign's results, and by what parts of it found that did not end.
+    /// Replaces the file by the campaign's results, and by what those parts of it found that did not end.
     pub(super) fn write(
         &self,
         backend: &str,
-        outcome: &RunOutcome,
-        left: &[LeftFinding],
+        canary: &Canary,
+        summary: Option<&Summary>,
+        left: &[Left],
     ) -> Result<(), RecordError> {
-        let missed = outcome.canary.finding.is_none().then(|| ("missed", outcome.canary.to_string()));
-        let mut tests = vec![test("canary", missed, String::new())];
-        let mut time = Duration::ZERO;
-        if let Some(summary) = &outcome.summary {
-            time = time_of(summary);
-            tests.extend(of_summary(summary, &|_| false));
-        }
-        tests.extend(of_left(left));
-        self.save(backend, tests, time)
+        let of_campaign = summary.map(|summary| of_summary(summary, &|_| false)).unwrap_or_default();
+        let left = left.iter().map(of_left);
+        let tests = std::iter::once(of_canary(canary)).chain(of_campaign).chain(left).collect();
+        self.save(backend, tests, summary.map_or(Duration::ZERO, time_of))
     }
 
-    /// Replaces it where no part of a campaign ended: by the reason why there are no results, and by what was found.
-    pub(super) fn write_left(&self, why: &str, left: &[LeftFinding]) -> Result<(), RecordError> {
+    /// Replaces the file, where no part of a campaign ended, by the reason and by what was found.
+    pub(super) fn write_left(&self, why: &str, left: &[Left]) -> Result<(), RecordError> {
         let campaign = test("campaign", Some(("too little run", why.to_owned())), String::new());
-        self.save("seamproof", [vec![campaign], of_left(left)].concat(), Duration::ZERO)
+        let tests = std::iter::once(campaign).chain(left.iter().map(of_left)).collect();
+        self.save("seamproof", tests, Duration::ZERO)
     }
 
     fn save(&self, suite: &str, tests: Vec<TestCase>, time: Duration) -> Result<(), RecordError> {
@@ -97,7 +92,14 @@ pub(super) fn time_of(summary: &Summary) -> Duration {
     Duration::try_from_secs_f64(summary.seconds).unwrap_or_default()
 }
 
-/// A test case for each check, and two for what makes a campaign doubtful. A check that only known failures broke is skipped.
+/// Returns the test case of the planted fault.
+pub(super) fn of_canary(canary: &Canary) -> TestCase {
+    let missed = canary.finding.is_none().then(|| ("missed", canary.to_string()));
+    test("canary", missed, String::new())
+}
+
+/// Returns a test case for each check, and two for what makes a campaign doubtful. A check that only known failures
+/// broke is skipped.
 pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool) -> Vec<TestCase> {
     let missed = (!summary.missed.is_empty()).then(|| ("too little run", summary.missed.join("; ")));
     let internal =
@@ -107,7 +109,6 @@ pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool)
     Check::ALL.map(|check| of_check(summary, check, known)).into_iter().chain(doubts).collect()
 }
 
-/// A check holds, or fails with the different failures that broke it.
 fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&FailureKey) -> bool) -> TestCase {
     let broken: Vec<&Distinct> =
         summary.distinct.iter().filter(|distinct| distinct.key.check == check).collect();
@@ -120,45 +121,35 @@ fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&FailureKey) -> bool
     test(check.name(), failed, broken.iter().map(ToString::to_string).collect())
 }
 
-/// A test case for each stored case, those that failed first. One that fails as is known, or that the subject refuses, is
-/// skipped; those past [`TESTS_MAX`] are one.
-pub(super) fn of_regressions(all: &Regressions, known: &dyn Fn(&str) -> bool) -> Vec<TestCase> {
-    let Regressions { held, refused, failed, internal, .. } = all;
-    let failed = failed.iter().map(|Regressed { file, key, finding, replay, .. }| match known(key) {
-        true => skipped(file, "known", key),
-        false => test(file, Some(("finding", finding.clone())), format!("{key}\nreplay: {replay}")),
+/// Returns a test case for each stored case, those that failed first. One that fails as is known, or that the subject
+/// refuses, is skipped.
+pub(super) fn of_regressions(all: &Regressions) -> Vec<TestCase> {
+    let failed = all.failed.iter().map(|failure| match failure.known {
+        Some(_) => skipped(&failure.problem, "known", &failure.key),
+        None => of_failure(&failure.problem, failure),
     });
-    let internal = internal
-        .iter()
-        .map(|Unjudged { file, what }| test(file, Some(("internal", what.clone())), String::new()));
-    let refused = refused.iter().map(|file| skipped(file, "refused", "the subject's table excludes it"));
-    let held = held.iter().map(|file| test(file, None, String::new()));
-    bounded(failed.chain(internal).chain(refused).chain(held).collect(), "more stored case")
+    let internal = all.internal.iter();
+    let internal = internal.map(|(file, what)| test(file, Some(("internal", what.clone())), String::new()));
+    let refused = all.refused.iter().map(|file| skipped(file, "refused", "the subject's table excludes it"));
+    let not_begun = all.not_begun.iter().map(|file| skipped(file, "not begun", "no time was left"));
+    let held = all.held.iter().map(|file| test(file, None, String::new()));
+    failed.chain(internal).chain(refused).chain(not_begun).chain(held).collect()
 }
 
-/// A failed test case for each finding that no sum counts.
-fn of_left(left: &[LeftFinding]) -> Vec<TestCase> {
-    let of_one = |left: &LeftFinding| {
-        let (message, details) = match &left.holds {
-            Holds::Finding { key, found, problem } => (found.to_string(), format!("{key}\n{problem}\n")),
-            Holds::Unread { unread } => (unread.clone(), String::new()),
-        };
-        let details = format!("{details}replay: {}", left.replay);
-        test(&format!("left behind: {}", left.file), Some(("finding", message)), details)
-    };
-    bounded(left.iter().map(of_one).collect(), "more left finding")
+/// Returns the test case of a night's failure.
+pub(super) fn of_failure(name: &str, failure: &ReportedFailure) -> TestCase {
+    let ReportedFailure { key, cases, shrunk, problem, finding, replay, .. } = failure;
+    let details = format!("{key}\n{}\n{problem}\n{finding}\nreplay: {replay}", met(*cases, *shrunk));
+    test(name, Some(("finding", finding.clone())), details)
 }
 
-/// Test cases, of which those past [`TESTS_MAX`] are one that says how many more of what they are.
-fn bounded(mut tests: Vec<TestCase>, what: &str) -> Vec<TestCase> {
-    if tests.len() > TESTS_MAX {
-        let others = tests.split_off(TESTS_MAX - 1);
-        let is_wrong = |test: &&TestCase| matches!(test.status, TestCaseStatus::NonSuccess { .. });
-        let wrong = others.iter().filter(is_wrong).count();
-        let failed = (wrong > 0).then(|| ("finding", format!("{} of them failed", counted(wrong, "case"))));
-        tests.push(test(&counted(others.len(), what), failed, String::new()));
-    }
-    tests
+/// Returns a failed test case for a shard or a night that did not end and found something.
+pub(super) fn of_left(left: &Left) -> TestCase {
+    test(
+        &format!("left behind: {}", left.dir),
+        Some(("finding", left.to_string())),
+        format!("replay: {}", left.replay),
+    )
 }
 
 fn skipped(name: &str, kind: &str, message: &str) -> TestCase {
@@ -167,7 +158,7 @@ fn skipped(name: &str, kind: &str, message: &str) -> TestCase {
     TestCase::new(name, status)
 }
 
-/// A test case that holds, or fails in a way (`type`) with a message.
+/// Returns a test case that holds, or fails in a way (`type`) with a message.
 pub(super) fn test(name: &str, failure: Option<(&str, String)>, details: String) -> TestCase {
     let status = match failure {
         None => TestCaseStatus::success(),
@@ -192,30 +183,24 @@ mod tests {
         (0..count).map(|number| format!("{number}.json")).collect()
     }
 
-    fn regressed(key: &str) -> Regressed {
-        let [file, subject, finding, replay] =
-            ["failed.json", "cuda", "wrong", "seamproof replay failed.json"].map(str::to_owned);
-        Regressed { file, subject, key: key.to_owned(), is_end: false, finding, replay }
-    }
-
     #[test]
     fn each_stored_case_is_a_test_case_and_what_failed_is_first() {
         let all = Regressions {
             held: files(2),
             refused: files(1),
-            failed: vec![regressed("new"), regressed("listed")],
-            internal: vec![Unjudged { file: "lost.json".to_owned(), what: "no device".to_owned() }],
+            internal: [("lost.json".to_owned(), "no device".to_owned())].into(),
+            not_begun: files(1),
             ..Regressions::default()
         };
-        let tests = of_regressions(&all, &|key| key == "listed");
+        let tests = of_regressions(&all);
         let is = |test: &TestCase| match test.status {
             TestCaseStatus::NonSuccess { .. } => "failed",
             TestCaseStatus::Skipped { .. } => "skipped",
             _ => "held",
         };
         let told: Vec<&str> = tests.iter().map(is).collect();
-        assert_eq!(told, ["failed", "skipped", "failed", "skipped", "held", "held"]);
-        assert_eq!(tests[2].name.as_str(), "lost.json");
+        assert_eq!(told, ["failed", "skipped", "skipped", "held", "held"]);
+        assert_eq!(tests[0].name.as_str(), "lost.json");
     }
 
     #[test]
@@ -228,27 +213,5 @@ mod tests {
         let text = std::fs::read_to_string(place.path()).expect("a file");
         assert!(["suite!", "name!", "message!", "details!"].iter().all(|kept| text.contains(kept)), "{text}");
         assert!(!text.contains(['\0', '\u{fffe}', '\u{ffff}']), "{text:?}");
-    }
-
-    #[test]
-    fn a_suite_is_bounded_and_says_what_it_leaves_out() {
-        let many = Regressions { held: files(TESTS_MAX + 1), ..Regressions::default() };
-        let tests = of_regressions(&many, &|_| false);
-        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more stored cases"));
-        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::Success { .. }));
-        let failed = (0..=TESTS_MAX).map(|_| regressed("new")).collect();
-        let tests = of_regressions(&Regressions { failed, ..Regressions::default() }, &|_| false);
-        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
-        let all = Regressions { held: files(TESTS_MAX), ..Regressions::default() };
-        assert_eq!(of_regressions(&all, &|_| false).len(), TESTS_MAX);
-        let unread = |number: usize| LeftFinding {
-            shard: "shard".to_owned(),
-            file: format!("shard/findings/{number}.json"),
-            holds: Holds::Unread { unread: "torn".to_owned() },
-            replay: String::new(),
-        };
-        let tests = of_left(&(0..=TESTS_MAX).map(unread).collect::<Vec<_>>());
-        assert_eq!((tests.len(), tests[TESTS_MAX - 1].name.as_str()), (TESTS_MAX, "2 more left findings"));
-        assert!(matches!(tests[TESTS_MAX - 1].status, TestCaseStatus::NonSuccess { .. }));
     }
 }

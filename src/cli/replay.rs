@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use super::exit::Exit;
 use super::output::{complain, print_line};
 use super::{CliError, load, tell_if_long, worker};
-use crate::campaign::Registered;
-use crate::nightly::{FoundBy, Regressed, Unread, found_by, newest_of};
+use crate::campaign::{OnDisk, Registered};
+use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
 use crate::replay::replay_as;
 use seamproof_judge::case::{Case, CaseError};
@@ -54,12 +54,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let mut tally = Tally::default();
     let (all, unread) = asked(&args.paths)?;
-    for Unread { path, what } in &unread {
-        complain(&format_args!("{}: {what}", path.display()));
-    }
+    unread.iter().for_each(complain);
     tally.unreadable = unread.len();
-    for Asked { path, subject } in all {
-        match judged(&path, args.backend.as_deref().or(subject.as_deref())) {
+    for path in all {
+        match judged(&path, args.backend.as_deref()) {
             Ok((case, verdict)) => print_line(&tally.line(&path, &case, &verdict)),
             Err(error) => {
                 // One bad file must not hide what the others show.
@@ -83,38 +81,23 @@ fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliErro
     }
 }
 
-/// Case file, and the subject that judges it in place of its own.
-struct Asked {
-    path: PathBuf,
-    subject: Option<String>,
-}
-
-/// Returns the cases in the order given, those of a directory by name, and what cannot be read. A night's stored cases
-/// that failed are among them, each on the subject on which it failed.
-fn asked(paths: &[PathBuf]) -> Result<(Vec<Asked>, Vec<Unread>), CliError> {
+/// Returns the case files in the order given, those of a directory by name, and what cannot be read of a night.
+fn asked(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<String>), CliError> {
     let (mut all, mut unread) = (Vec::new(), Vec::new());
-    let on_its_own = |path: PathBuf| Asked { path, subject: None };
     for path in paths {
-        if let Some(FoundBy { cases, regressions, unread: others }) = found_by(path) {
-            if cases.is_empty() && regressions.is_empty() && others.is_empty() {
+        if let Some(OnDisk { cases, unread: others }) = found_by(path) {
+            if cases.is_empty() && others.is_empty() {
                 return Err(CliError::Usage(format!("{}: this night found nothing", path.display())));
             }
+            all.extend(cases);
             unread.extend(others);
-            all.extend(cases.into_iter().map(on_its_own));
-            all.extend(
-                regressions.into_iter().map(|Regressed { file, subject, .. }| Asked {
-                    path: file.into(),
-                    subject: Some(subject),
-                }),
-            );
         } else if let Some(night) = newest_of(path) {
             let (home, night) = (path.display(), night.display());
             return Err(CliError::Usage(format!("{home}: holds nights; name one of them, such as {night}")));
         } else if path.is_dir() {
-            let files = files_in(path)?;
-            all.extend(files.into_iter().map(on_its_own));
+            all.extend(files_in(path)?);
         } else {
-            all.push(on_its_own(path.clone()));
+            all.push(path.clone());
         }
     }
     Ok((all, unread))

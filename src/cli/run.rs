@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-
 use super::exit::Exit;
 use super::options::{duration, random_seed, seed};
 use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
 use crate::campaign::{
-    self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Stored,
-    Subjects, Summary, Tone,
+    self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
+    Summary, Tone,
 };
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 use seamproof_judge::generate::Profile;
@@ -82,7 +80,6 @@ impl Args {
         Plan {
             seed: self.seed.unwrap_or_else(random_seed),
             profile: self.profile.unwrap_or(Profile::Quick),
-            first: 0,
             cases: self.cases,
             time: self.time.or(self.cases.is_none().then_some(DEFAULT_TIME)),
             shard: self.shard.unwrap_or(Shard::WHOLE),
@@ -144,7 +141,9 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     if let Some(summary) = outcome.summary.as_ref().filter(|_| args.census) {
         print_line(&summary.census);
     }
-    let written = report.map_or(Ok(()), |report| report.write(subjects.name(), &outcome, &[]));
+    let written = report.map_or(Ok(()), |report| {
+        report.write(subjects.name(), &outcome.canary, outcome.summary.as_ref(), &[])
+    });
     Ok(recorded(exit, written))
 }
 
@@ -211,15 +210,7 @@ fn campaign(
 
 /// Tells everybody who listens how the campaign ended.
 pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: &Logs) -> Exit {
-    let summary = outcome.summary.as_ref().map(Summary::event);
-    if let Some(summary) = &summary {
-        logs.event(&Event::Summary(summary));
-    }
-    let summed = outcome
-        .summary
-        .as_ref()
-        .map_or(Ok(()), |summary| dir.sum(&Stored { start: start.clone(), sums: summary.sums() }));
-    let described = dir.describe(&Run { start, canary: &outcome.canary, summary: summary.as_ref() });
+    let written = campaign::conclude(dir, start, &outcome.canary, outcome.summary.as_ref(), logs);
     let exit = match &outcome.summary {
         Some(summary) => {
             print_report(&summary.lines());
@@ -239,7 +230,7 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
             Exit::CanaryMissed
         }
     };
-    recorded(exit, logs.trouble().map_or(Ok(()), Err).and(summed).and(described))
+    recorded(exit, written)
 }
 
 /// Prints the verdict of a campaign that did not begin.
@@ -252,14 +243,6 @@ pub(super) fn recorded(exit: Exit, written: Result<(), RecordError>) -> Exit {
     let Err(error) = written else { return exit };
     complain(&error);
     if matches!(exit, Exit::Finding | Exit::Crash) { exit } else { Exit::Input }
-}
-
-/// Contents of `run.json`.
-#[derive(Serialize)]
-struct Run<'a> {
-    start: &'a Start,
-    canary: &'a Canary,
-    summary: Option<&'a campaign::SummaryEvent<'a>>,
 }
 
 /// Says what is about to be run.

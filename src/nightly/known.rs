@@ -1,230 +1,153 @@
-//! Failures that are known: each with its key, a stored case that shows it, a reason and a public source.
+//! Known failures, from `corpus/known.toml`: each with its key, a stored case that shows it, a reason and a public
+//! source.
 //!
-//! A key names its subject, on which the entry's case is judged, whatever subject the file names for itself: a stored
-//! regression is the same file for every subject of a night.
-//!
-//! The list must stay true. A finding of a known key is no news; an entry whose case does not fail by that key any more is
-//! an error, since a list that nobody prunes hides the next failure of the same key.
+//! A failure of a listed key is no news. The list must stay true: an entry whose case does not fail by its key any more
+//! fails the night, because a list that nobody prunes hides the next failure of the same key. A key names its subject,
+//! and the entry's case is judged on that one, whatever subject the file names: a stored regression is the same file for
+//! every subject.
 
-use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::home::JSON_BYTES_MAX;
-use crate::campaign::{Options, Registered, Subjects};
+use super::home::FILE_BYTES_MAX;
+use super::{NightError, Watch};
+use crate::campaign::{Options, Registered};
 use crate::replay::replay;
-use seamproof_judge::case::{Case, CaseError, Subject};
+use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::files;
 use seamproof_judge::verdict::Verdict;
 
-/// Why a list cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum KnownError {
-    /// The file cannot be read.
-    #[error("{}: cannot be read: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The file is no list.
-    #[error("{}: {what}", path.display())]
-    Text {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, on one line.
-        what: String,
-    },
-    /// An entry whose case is none.
-    #[error("{}: the entry '{key}': {source}", path.display())]
-    Case {
-        /// The file.
-        path: PathBuf,
-        /// The entry.
-        key: String,
-        /// What is wrong with its case.
-        source: CaseError,
-    },
-    /// An entry that says nothing.
-    #[error("{}: the entry '{key}' has no {field}; say it", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-        /// The entry.
-        key: String,
-        /// What it lacks.
-        field: &'static str,
-    },
-    /// An entry whose key is none.
-    #[error("{}: the entry '{key}': name its subject as reports do: CHECK · SUBJECT · …", path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The entry.
-        key: String,
-    },
-    /// An entry whose subject there is not.
-    #[error("{}: the entry '{key}': {what}", path.display())]
-    Subject {
-        /// The file.
-        path: PathBuf,
-        /// The entry.
-        key: String,
-        /// Why there is none.
-        what: String,
-    },
-    /// Two entries of one key.
-    #[error("{}: '{key}' is there twice", path.display())]
-    Twice {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-    },
-}
-
 /// The list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Known {
-    /// Its entries.
+pub(crate) struct Known {
     #[serde(default)]
-    pub known: Vec<Entry>,
-    #[serde(skip)]
-    folder: PathBuf,
+    pub(crate) known: Vec<Entry>,
 }
 
 /// A known failure.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// Its [`FailureKey`], as reports write it.
-    pub key: String,
-    /// A stored case that fails so on the key's subject; its path begins at the list.
-    pub case: PathBuf,
-    /// Why it is not repaired.
-    pub reason: String,
+    pub(crate) key: String,
+    /// File of a case that fails so on the key's subject; its path in the list begins at the list's folder.
+    pub(crate) case: PathBuf,
+    /// The reason why it is not repaired.
+    pub(crate) reason: String,
     /// Where that is said in public.
-    pub source: String,
+    pub(crate) source: String,
 }
 
-/// What became of an entry.
+/// An entry, and whether it is still true.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Listed {
+    pub(crate) key: String,
+    pub(crate) standing: Standing,
+}
+
+/// Whether an entry is still true.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub(crate) enum Standing {
     /// Its case fails as the entry says.
     True,
-    /// It does not, and what it does instead: the entry has to go.
+    /// Its case does something else, which is told; the entry has to go.
     Stale(String),
-    /// Its subject cannot be had here.
+    /// Its case could not be judged, for this reason.
     Unchecked(String),
 }
 
 impl Known {
-    /// Reads a list; none where there is no file.
-    pub fn read(path: &Path) -> Result<Known, KnownError> {
+    /// Reads a list, and checks its entries before anything is run; the list is empty where there is no file.
+    pub(crate) fn read(path: &Path) -> Result<Known, NightError> {
         if files::is_absent(path) {
             return Ok(Known::default());
         }
-        let unread = |source| KnownError::Read { path: path.to_owned(), source };
-        let bytes = files::read(path, JSON_BYTES_MAX).map_err(unread)?;
-        let text = String::from_utf8(bytes).map_err(|_| unread(io::Error::other("is no text")))?;
-        let wrong = |error: toml::de::Error| KnownError::Text {
+        let bytes = files::read(path, FILE_BYTES_MAX).map_err(NightError::unread(path))?;
+        let text = String::from_utf8(bytes).map_err(NightError::unread(path))?;
+        let mut known: Known = toml::from_str(&text).map_err(|error| NightError::Read {
             path: path.to_owned(),
             what: error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
-        };
-        let mut known: Known = toml::from_str(&text).map_err(wrong)?;
-        known.folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        known.check(path)?;
+        })?;
+        for entry in &mut known.known {
+            entry.case = path.with_file_name(&entry.case);
+        }
+        for (number, entry) in known.known.iter().enumerate() {
+            let wrong = match known.known[..number].iter().any(|other| other.key == entry.key) {
+                true => Some("is there twice".to_owned()),
+                false => entry.wrong(),
+            };
+            if let Some(what) = wrong {
+                return Err(NightError::Known { path: path.to_owned(), key: entry.key.clone(), what });
+            }
+        }
         Ok(known)
     }
 
-    /// Now, and not when the night is over.
-    fn check(&self, path: &Path) -> Result<(), KnownError> {
-        let mut keys = BTreeSet::new();
-        for entry in &self.known {
-            self.check_entry(entry, path)?;
-            if !keys.insert(&entry.key) {
-                return Err(KnownError::Twice { path: path.to_owned(), key: entry.key.clone() });
-            }
-        }
-        Ok(())
-    }
-
-    fn check_entry(&self, entry: &Entry, path: &Path) -> Result<(), KnownError> {
-        let Entry { key, reason, source, case } = entry;
-        let (path, key) = (path.to_owned(), key.clone());
-        let fields = [("reason", reason), ("source", source)];
-        if let Some((field, _)) = fields.into_iter().find(|(_, text)| text.trim().is_empty()) {
-            return Err(KnownError::Empty { path, key, field });
-        }
-        let Some(subject) = FailureKey::subject_of(&key) else { return Err(KnownError::Key { path, key }) };
-        if let Err(error) = Registered::with(subject.to_owned(), Options::new()) {
-            return Err(KnownError::Subject { path, key, what: error.to_string() });
-        }
-        match Case::load(&self.folder.join(case)) {
-            Ok(_) => Ok(()),
-            Err(source) => Err(KnownError::Case { path, key, source }),
-        }
-    }
-
-    /// The entry of a key.
-    pub fn of(&self, key: &str) -> Option<&Entry> {
+    /// Returns the entry of a key.
+    pub(crate) fn of(&self, key: &str) -> Option<&Entry> {
         self.known.iter().find(|entry| entry.key == key)
     }
 
-    /// Judges every entry's case again, on the subject of its key; `night` are the subjects of the night.
-    pub fn standings(&self, night: &[Registered]) -> Result<Vec<(&Entry, Standing)>, CaseError> {
-        self.known.iter().map(|entry| Ok((entry, self.standing(entry, night)?))).collect()
+    /// Judges every entry's case again.
+    pub(super) fn listed(&self, watch: &Watch) -> Vec<Listed> {
+        let control = watch.begin("known failures");
+        let listed = |entry: &Entry| {
+            let standing = match control.stopped() {
+                true => Standing::Unchecked("the night was interrupted".to_owned()),
+                false => entry.standing(),
+            };
+            Listed { key: entry.key.clone(), standing }
+        };
+        self.known.iter().map(listed).collect()
     }
+}
 
-    /// True if the case fails so on any of its subjects; what the last of them says otherwise.
-    fn standing(&self, entry: &Entry, night: &[Registered]) -> Result<Standing, CaseError> {
-        let mut case = Case::load(&self.folder.join(&entry.case))?;
-        let mut standing = Standing::Unchecked("the key names no subject".to_owned());
-        for subject in subjects(entry, &case, night) {
-            case.subject = subject;
-            standing = standing_of(&entry.key, &case);
-            if standing == Standing::True {
-                break;
-            }
+impl Entry {
+    /// Returns what is wrong with the entry itself, if anything is.
+    fn wrong(&self) -> Option<String> {
+        let fields = [("reason", &self.reason), ("source", &self.source)];
+        if let Some((field, _)) = fields.into_iter().find(|(_, text)| text.trim().is_empty()) {
+            return Some(format!("has no {field}; say it"));
         }
-        Ok(standing)
+        let Some(subject) = FailureKey::subject_of(&self.key) else {
+            return Some("names no subject; write its key as reports do: CHECK · SUBJECT · …".to_owned());
+        };
+        if let Err(error) = Registered::with(subject.to_owned(), Options::new()) {
+            return Some(format!("names a subject that cannot be made: {error}"));
+        }
+        Case::load(&self.case).err().map(|error| format!("has a case that cannot be read: {error}"))
     }
-}
 
-/// The subjects on which an entry's case is judged: the one that its key names, with the case's own options where the case
-/// is that subject's, and otherwise with those that the night fixes, as its stored regressions are judged.
-fn subjects(entry: &Entry, case: &Case, night: &[Registered]) -> Vec<Subject> {
-    let Some(name) = FailureKey::subject_of(&entry.key) else { return Vec::new() };
-    if case.subject.name == name {
-        return vec![case.subject.clone()];
-    }
-    let of = |options: &Options| Subject { name: name.to_owned(), options: options.clone() };
-    let of_night = night.iter().filter(|subject| subject.name() == name);
-    let subjects: Vec<Subject> = of_night.map(|subject| of(subject.fixed())).collect();
-    if subjects.is_empty() { vec![of(&Options::new())] } else { subjects }
-}
-
-/// What became of an entry of this key whose case, on its subject, is this.
-fn standing_of(key: &str, case: &Case) -> Standing {
-    let Subject { name, options } = &case.subject;
-    let subject = Registered::with(name.clone(), options.clone()).map_err(|error| error.to_string());
-    if let Err(why) = subject.and_then(|subject| subject.ready()) {
-        return Standing::Unchecked(why);
-    }
-    match replay(case) {
-        Ok(Verdict::Finding(finding)) => match FailureKey::of(&finding, name, &case.problem).to_string() {
-            other if other != key => Standing::Stale(format!("fails as '{other}'")),
-            _ => Standing::True,
-        },
-        Ok(Verdict::Infrastructure(why)) => Standing::Unchecked(why),
-        Ok(verdict) => Standing::Stale(format!("does not fail any more: {verdict}")),
-        Err(error) => Standing::Unchecked(error.to_string()),
+    /// Judges the case on the subject that the key names, with the case's own options where it is of that subject.
+    fn standing(&self) -> Standing {
+        let mut case = match Case::load(&self.case) {
+            Ok(case) => case,
+            Err(error) => return Standing::Unchecked(error.to_string()),
+        };
+        let name = FailureKey::subject_of(&self.key).unwrap_or_default();
+        if case.subject.name != name {
+            case.subject = Subject { name: name.to_owned(), options: Options::new() };
+        }
+        let subject = Registered::with(name.to_owned(), case.subject.options.clone());
+        let subject = subject.map_err(|error| error.to_string());
+        if let Err(why) = subject.and_then(|subject| subject.ready()) {
+            return Standing::Unchecked(why);
+        }
+        match replay(&case) {
+            Ok(Verdict::Finding(finding)) => {
+                match FailureKey::of(&finding, name, &case.problem).to_string() {
+                    other if other != self.key => Standing::Stale(format!("fails as '{other}'")),
+                    _ => Standing::True,
+                }
+            }
+            Ok(Verdict::Infrastructure(why)) => Standing::Unchecked(why),
+            Ok(verdict) => Standing::Stale(format!("does not fail any more: {verdict}")),
+            Err(error) => Standing::Unchecked(error.to_string()),
+        }
     }
 }
 
@@ -232,94 +155,61 @@ fn standing_of(key: &str, case: &Case) -> Standing {
 mod tests {
     use super::*;
 
-    /// A stored defect, its key, and the list that says so.
-    fn listed(edit: impl Fn(String) -> String) -> (tempfile::TempDir, Result<Known, KnownError>) {
-        let place = tempfile::tempdir().expect("a temporary directory");
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects");
-        let case = Case::load(&folder.join("te-reorder-tail.json")).expect("the case is there");
+    /// Returns a stored defect in a folder of its own, and the list that names it after an edit.
+    fn listed(edit: impl Fn(String) -> String) -> (tempfile::TempDir, Result<Known, NightError>) {
+        let place = tempfile::tempdir().unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/te-reorder-tail.json");
+        let case = Case::load(&file).unwrap();
         let Ok(Verdict::Finding(finding)) = replay(&case) else { panic!("a defect fails") };
         let key = FailureKey::of(&finding, &case.subject.name, &case.problem).to_string();
-        std::fs::write(place.path().join("case.json"), case.to_json()).expect("a file");
+        std::fs::write(place.path().join("case.json"), case.to_json()).unwrap();
         let entry = format!(
             "[[known]]\nkey = \"{key}\"\ncase = \"case.json\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
         );
         let path = place.path().join("known.toml");
-        std::fs::write(&path, edit(entry)).expect("a file");
+        std::fs::write(&path, edit(entry)).unwrap();
         (place, Known::read(&path))
     }
 
-    fn standings(known: &Known) -> Vec<Standing> {
-        known.standings(&[]).expect("the cases read").into_iter().map(|(_, standing)| standing).collect()
+    fn standing(known: &Known) -> Standing {
+        let [listed] = &known.listed(&Watch::default())[..] else { panic!("one entry") };
+        listed.standing.clone()
     }
 
     #[test]
     fn an_entry_is_true_while_its_case_fails_by_its_key() {
         let (place, known) = listed(|text| text);
-        let known = known.expect("a list");
-        assert_eq!(standings(&known), [Standing::True]);
+        let known = known.unwrap();
+        assert_eq!(standing(&known), Standing::True);
         assert!(known.of(&known.known[0].key).is_some() && known.of("another").is_none());
         // The file may name any subject for itself.
         let path = place.path().join("case.json");
-        let mut case = Case::load(&path).expect("the case");
+        let mut case = Case::load(&path).unwrap();
         case.subject.name = "emulated".to_owned();
-        std::fs::write(&path, case.to_json()).expect("a file");
-        assert_eq!(standings(&known), [Standing::True]);
-        // A problem on which that subject is right.
+        std::fs::write(&path, case.to_json()).unwrap();
+        assert_eq!(standing(&known), Standing::True);
+        // The subject is right on this problem.
         let held = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions/fa-2515-no-sequences.json");
-        std::fs::copy(held, &path).expect("a copy");
-        let said = standings(&known);
-        assert!(
-            matches!(&said[..], [Standing::Stale(what)] if what.ends_with("every check holds")),
-            "{said:?}"
-        );
+        std::fs::copy(held, &path).unwrap();
+        let said = standing(&known);
+        assert!(matches!(&said, Standing::Stale(what) if what.ends_with("every check holds")), "{said:?}");
         let (_place, known) = listed(|text| text.replace("key = \"", "key = \"other "));
-        assert!(matches!(&standings(&known.expect("a list"))[..], [Standing::Stale(_)]));
-    }
-
-    /// A subject of a night may have options that an entry cannot name: it is judged as the night's regressions are.
-    #[test]
-    fn an_entry_is_judged_with_the_options_of_the_night_s_subject() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
-        let case = Case::load(&folder.join("te-1212-window-one-key-short.json")).expect("the case is there");
-        let entry = |key: &str| Entry {
-            key: key.to_owned(),
-            case: PathBuf::from("case.json"),
-            reason: "planted".to_owned(),
-            source: "https://example.org".to_owned(),
-        };
-        let night =
-            ["emulated:q_tile=2", "emulated:q_tile=4", "cuda"].map(|text| Registered::new(text).unwrap());
-        let named = |key: &str| -> Vec<String> {
-            let tile = |subject: Subject| subject.options.get("q_tile").cloned().unwrap_or_default();
-            subjects(&entry(key), &case, &night).into_iter().map(tile).collect()
-        };
-        assert_eq!(named("exact · emulated · out"), [""], "the case's own subject, with its own options");
-        let mut other = case.clone();
-        other.subject.name = "cuda".to_owned();
-        let tiles = subjects(&entry("exact · emulated · out"), &other, &night);
-        assert_eq!(
-            tiles.iter().map(|subject| subject.options["q_tile"].as_str()).collect::<Vec<_>>(),
-            ["2", "4"]
-        );
-        let planted = subjects(&entry("exact · window-off-by-one · out"), &case, &night);
-        assert!(planted.len() == 1 && planted[0].options.is_empty());
+        assert!(matches!(standing(&known.unwrap()), Standing::Stale(_)));
     }
 
     #[test]
-    fn an_entry_says_why_and_a_key_is_there_once() {
-        let of = |edit: fn(String) -> String| listed(edit).1.map(|_| ()).expect_err("refused").to_string();
-        assert!(of(|text| text.replace("planted", " ")).contains("has no reason"));
-        assert!(of(|text| text.replace("https://example.org", "")).contains("has no source"));
-        assert!(of(|text| text.replace("source", "sauce")).contains("known.toml"));
-        assert!(of(|text| format!("{text}\n{text}")).contains("twice"));
-        assert!(of(|text| text.replace(" · ", ", ")).contains("name its subject"));
-        assert!(
-            of(|text| text.replace(" · emulated", " · abacus"))
-                .contains("write emulated+reorder-writes-rows-twice")
-        );
-        let nowhere = Known::read(Path::new("/nowhere/known.toml"));
-        assert_eq!(nowhere.expect("no list is an empty one"), Known::default());
-        let device = Known::read(Path::new("/dev/null")).map(|_| ()).expect_err("refused").to_string();
+    fn an_entry_that_says_too_little_is_refused() {
+        let refused = |edit: fn(String) -> String| listed(edit).1.unwrap_err().to_string();
+        assert!(refused(|text| text.replace("planted", " ")).contains("has no reason"));
+        assert!(refused(|text| text.replace("https://example.org", "")).contains("has no source"));
+        assert!(refused(|text| text.replace("source", "sauce")).contains("known.toml"));
+        assert!(refused(|text| format!("{text}\n{text}")).contains("is there twice"));
+        assert!(refused(|text| text.replace("case.json", "nowhere.json")).contains("nowhere.json"));
+        assert!(refused(|text| text.replace(" · ", ", ")).contains("names no subject"));
+        let unknown = refused(|text| text.replace(" · emulated", " · abacus"));
+        assert!(unknown.contains("write emulated+reorder-writes-rows-twice"), "{unknown}");
+        assert_eq!(Known::read(Path::new("/nowhere/known.toml")).unwrap(), Known::default());
+        let device = Known::read(Path::new("/dev/null")).unwrap_err().to_string();
         assert!(device.contains("is no regular file"), "{device}");
     }
 }

@@ -1,233 +1,263 @@
-//! A night: stored regressions, then campaigns of several sizes over the subjects that are there, then one report.
+//! A night: the canary, stored regressions and campaigns over all subjects that are there, then one report.
 //!
 //! ```text
-//! HOME/trend.jsonl                     one line a night and campaign
-//! HOME/night-0007/night.json           what it is to do, from its first moment
-//! HOME/night-0007/NAME-regressions.jsonl   a line for each stored case that was judged
-//! HOME/night-0007/NAME/slice-0003/     a slice of a campaign, a run's directory (crate::record)
-//! HOME/night-0007/NAME/whole/          the slices joined
-//! HOME/night-0007/report.json          there once the night has ended; report.md and junit.xml beside it
+//! HOME/trend.jsonl                      a line for each night and campaign
+//! HOME/night-0007/canary/               the planted fault, found
+//! HOME/night-0007/SUBJECT-regressions/  folder of a run (crate::record) with the stored cases that failed
+//! HOME/night-0007/SUBJECT-PROFILE/      folder of a run, as `seamproof run --out` makes it
+//! HOME/night-0007/report.json           there once the night has ended; report.md and junit.xml beside it
 //! ```
 //!
-//! The claim: a kill at any moment costs the slice or the stored cases in flight and nothing else. A campaign is cut into
-//! *slices*, each of which begins at the case at which the one before ended; a slice counts once its sums are on disk, and
-//! [`merge`](crate::campaign::merge) joins them into what one run of the same cases would say. A night without a report is
-//! gone on with by the next start, which says what was lost. Where the next start begins another night, that one's report
-//! tells what the unfinished one found ([`Left`]). Every file is written whole or by appending complete lines, and nothing
-//! but the night's own directory and the trend is ever written.
+//! A night that is killed loses no finding, because a failing case is on disk before its thread takes the next one. The
+//! next start begins the next night, whose report names what nights without a report left behind
+//! ([`campaign::Left`]).
 
-mod campaign;
 mod home;
 mod known;
-mod left;
-mod orders;
 mod regressions;
 mod report;
-mod slices;
 mod trend;
 mod watch;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
-use serde::Serialize;
-
-pub use campaign::NightCampaign;
-pub use home::newest_of;
-pub use known::{Entry, Known, KnownError, Standing};
-pub use left::{FoundBy, Left, Unread, found_by};
-pub use orders::Orders;
-pub use regressions::{Regressed, Regressions, Unjudged, regressions_of};
-pub use report::{Report, ReportedFailure};
-pub use trend::{Point, Trend};
-pub use watch::{Progress, Watch};
+pub(crate) use home::{found_by, newest_of};
+pub(crate) use known::Known;
+pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
+pub(crate) use report::{NightCampaign, Report, ReportedFailure};
+pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
-use crate::campaign::{Canary, MergeError, Plan, Shard};
-use crate::record::{Findings, Home, RecordError, make_dir, write_whole};
-use home::{Nights, ORDERS, TREND, dir_of, file_name, nights};
-use orders::{Newest, going_on, newest};
+use crate::campaign::{
+    self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Summary, conclude,
+};
+use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
 use seamproof_judge::generate::Profile;
+use trend::Trend;
 
-/// Share of the budget of each profile: small cases find most, large ones are judged by identities too.
+/// Share of the budget of each profile. Small cases find most; large ones are judged by identities too.
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
+/// Shortest campaign of large cases, one of which may take a CPU tens of seconds.
+const LARGE_SECONDS_MIN: f64 = 60.0;
+/// Shortest time that a campaign gets, beyond its own, for the cases and shrinks in flight.
+const GRACE_MIN: Duration = Duration::from_secs(5);
 
-/// Why a night could not go on.
+/// Reason why a night cannot begin or go on.
 #[derive(Debug, thiserror::Error)]
-pub enum NightError {
-    /// Something could not be recorded.
+pub(crate) enum NightError {
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Slices could not be joined.
-    #[error(transparent)]
-    Merge(#[from] MergeError),
-    /// A stored case is none.
     #[error(transparent)]
     Case(#[from] CaseError),
-    /// The list of known failures is none.
-    #[error(transparent)]
-    Known(#[from] KnownError),
-    /// A subject that cannot be made.
     #[error("subject: {0}")]
     Subject(#[from] BackendError),
-    /// No number is left.
-    #[error("{}: after night {} there is none; rename or remove it", path.display(), u32::MAX)]
-    Last {
-        /// The directory of nights.
-        path: PathBuf,
-    },
-    /// A file that cannot be read.
-    #[error("{}: cannot be read: {what}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        what: String,
-    },
+    #[error("{}: the entry '{key}' {what}", path.display())]
+    Known { path: PathBuf, key: String, what: String },
+    #[error("{}: {what}", path.display())]
+    Read { path: PathBuf, what: String },
 }
 
-/// A night's directory.
+impl NightError {
+    fn unread<E: ToString>(path: &Path) -> impl Fn(E) -> NightError {
+        let path = path.to_owned();
+        move |error| NightError::Read {
+            path: path.clone(),
+            what: format!("cannot be read: {}", error.to_string()),
+        }
+    }
+}
+
+/// What a night is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Orders {
+    pub(crate) seed: u64,
+    /// Time of all campaigns together.
+    pub(crate) seconds: f64,
+    /// Subjects, as `--backend` takes them.
+    pub(crate) subjects: Vec<String>,
+    /// Subjects that are not there, each with the reason.
+    pub(crate) absent: Vec<(String, String)>,
+    /// Number of threads.
+    pub(crate) jobs: usize,
+}
+
+/// A night that has begun.
 #[derive(Debug)]
-pub struct Night {
+pub(crate) struct Night {
     home: Home,
-    /// Its number, from 1.
-    pub number: u32,
+    number: u32,
     dir: PathBuf,
-    /// What it is to do.
-    pub orders: Orders,
-    jobs: usize,
-    /// The numbers of the nights that were there when it was begun.
-    nights: BTreeSet<u32>,
-    /// What earlier nights came to.
+    orders: Orders,
     trend: Trend,
 }
 
-/// What a night came to.
-#[derive(Debug)]
-pub struct NightOutcome {
-    /// The planted fault.
-    pub canary: Canary,
-    /// Stored cases.
-    pub regressions: Vec<Regressions>,
-    /// Campaigns.
-    pub campaigns: Vec<NightCampaign>,
-}
-
 impl Night {
-    /// Goes on with the last night of a home if it has not ended and is of these orders, or begins one; what is said of that.
-    /// A night that is gone on with keeps its seed and takes the new budget: of its whole time, what was spent before included.
-    pub fn begin(home: &Path, orders: Orders, jobs: usize) -> Result<(Night, String), NightError> {
+    /// Begins the next night of a home.
+    pub(crate) fn begin(home: &Path, orders: Orders) -> Result<Night, NightError> {
         let home = Home::open(home)?;
-        let Nights { numbers, others } = nights(home.path())?;
-        let trend = Trend::read(&home.path().join(TREND))?;
-        let last = numbers.last().copied().unwrap_or(0);
-        let (number, orders, mut said) = match newest(&dir_of(home.path(), last), &orders) {
-            Newest::None => (1, orders, "begins night 1".to_owned()),
-            Newest::Unfinished(stored) => {
-                let said = going_on(last, stored.seconds, orders.seconds);
-                (last, Orders { seconds: orders.seconds, ..stored }, said)
-            }
-            other => {
-                let next =
-                    last.checked_add(1).ok_or_else(|| NightError::Last { path: home.path().into() })?;
-                let why = match other {
-                    Newest::GivenUp(why) => format!("{why}; what it found will be in the report"),
-                    _ => "has ended".to_owned(),
-                };
-                (next, orders, format!("begins night {next}, as night {last} {why}"))
-            }
-        };
-        if !others.is_empty() {
-            said += &format!("; no nights by their names: {}", others.join(", "));
-        }
-        if let Some(what) = trend.passed_over() {
-            said += &format!("; {TREND} has {what}");
-        }
-        let dir = dir_of(home.path(), number);
+        let trend = Trend::read(home.path())?;
+        let last = home::numbers(home.path())?.last().copied().unwrap_or(0);
+        let number = last.checked_add(1).ok_or_else(|| NightError::Read {
+            path: home::dir_of(home.path(), last),
+            what: "no number is left after it; rename or remove it".to_owned(),
+        })?;
+        let dir = home::dir_of(home.path(), number);
         make_dir(&dir)?;
-        write_json(&dir.join(ORDERS), &orders)?;
-        Ok((Night { home, number, dir, orders, jobs, nights: numbers, trend }, said))
+        Ok(Night { home, number, dir, orders, trend })
     }
 
-    /// Its directory.
-    pub fn dir(&self) -> &Path {
+    /// Returns its directory.
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Does all that is left, of the stored cases `regressions` too; `None` where somebody stopped it. `note` hears how it
-    /// goes.
-    pub fn run(
+    /// Runs the night; `note` hears how it goes. Returns `None` where somebody stopped it before the canary was found.
+    pub(crate) fn run(
         &self,
-        regressions: &[PathBuf],
+        stored: &StoredCases,
+        known: &Known,
         watch: &Watch,
         note: &dyn Fn(&str),
-    ) -> Result<Option<NightOutcome>, NightError> {
-        watch.begin("canary".to_owned());
+    ) -> Result<Option<Report>, NightError> {
+        let left = home::left(self.home.path(), self.number)?;
+        left.iter().for_each(|left| note(&format!("{left}: {}", left.replay)));
         let findings = Findings::create(&self.dir.join("canary"))?;
-        let canary = crate::campaign::canary(&self.plan(Profile::Quick), &findings, &watch.next());
-        // Whoever stops the search has not shown that there is nothing to find.
-        if canary.finding.is_some() || !watch.stopped() {
-            note(&canary.to_string());
+        let canary = campaign::canary(&self.plan(Profile::Quick, 0.0), &findings, &watch.begin("canary"));
+        let is_found = canary.finding.is_some();
+        if !is_found && watch.stopped() {
+            return Ok(None);
         }
-        let mut outcome = NightOutcome { canary, regressions: Vec::new(), campaigns: Vec::new() };
-        if outcome.canary.finding.is_none() {
-            return Ok((!watch.stopped()).then_some(outcome));
+        note(&canary.to_string());
+        let mut report = Report::new(self, left, canary);
+        if is_found {
+            self.run_all(&mut report, stored, known, watch, note)?;
         }
+        report.finish(known.listed(watch), known);
+        Ok(Some(report))
+    }
+
+    fn run_all(
+        &self,
+        report: &mut Report,
+        stored: &StoredCases,
+        known: &Known,
+        watch: &Watch,
+        note: &dyn Fn(&str),
+    ) -> Result<(), NightError> {
         for subject in &self.orders.subjects {
-            watch.begin(format!("{subject} regressions"));
-            let log = self.dir.join(file_name(subject) + regressions::LOG);
-            let Some(judged) = regressions::judge(subject, regressions, &log, watch)? else {
-                return Ok(None);
-            };
+            let dir = home::run_of(&self.dir, subject, "regressions");
+            let judged = regressions::judge(subject, stored, known, &dir, self.orders.jobs, watch)?;
             note(&judged.to_string());
-            outcome.regressions.push(judged);
+            report.add_regressions(judged);
         }
-        for (profile, share) in SHARES {
+        for (profile, seconds) in self.shares() {
             for subject in &self.orders.subjects {
-                let seconds = self.orders.seconds * share / self.orders.subjects.len() as f64;
-                match self.campaign(subject, profile, seconds, watch, note)? {
-                    Some(campaign) => outcome.campaigns.push(campaign),
-                    None => return Ok(None),
+                if watch.stopped() {
+                    report
+                        .missed
+                        .push(format!("{subject} {profile}: not begun, as the night was interrupted"));
+                    continue;
                 }
+                let summary = self.campaign(subject, profile, seconds, &report.canary, watch)?;
+                let campaign = NightCampaign { subject: subject.clone(), profile, summary };
+                note(&campaign.to_string());
+                report.add_campaign(campaign, &self.trend);
             }
         }
-        Ok(Some(outcome))
+        Ok(())
     }
 
-    /// Writes the reports; the one that ends the night is the last.
-    pub fn report(&self, outcome: &NightOutcome, known: &Known) -> Result<Report, NightError> {
-        let mut report = Report::new(self, outcome, known)?;
-        let path = self.home.path().join(TREND);
-        // The report is worth more than the trend.
-        let written = self.trend.clone().write(self.number, &report.points, &path);
-        report.internal.extend(written.err().map(|error| error.to_string()));
-        write_whole(&self.dir.join("report.md"), &report.to_string())?;
-        Ok(report)
+    /// Returns the profiles that are run, with the seconds of each subject. Large cases wait for a longer night.
+    fn shares(&self) -> Vec<(Profile, f64)> {
+        let seconds = self.orders.seconds / self.orders.subjects.len().max(1) as f64;
+        let is_run = |&(profile, share): &(Profile, f64)| {
+            profile != Profile::Large || seconds * share >= LARGE_SECONDS_MIN
+        };
+        let run: Vec<_> = SHARES.into_iter().filter(is_run).collect();
+        let whole: f64 = run.iter().map(|(_, share)| share).sum();
+        run.into_iter().map(|(profile, share)| (profile, seconds * share / whole)).collect()
     }
 
-    /// Ends the night.
-    pub fn end(&self, report: &Report) -> Result<(), NightError> {
-        write_json(&self.dir.join(report::JSON), report)
+    /// Returns what this budget leaves out, in words.
+    fn left_out(&self) -> Option<String> {
+        let least = LARGE_SECONDS_MIN / SHARES[2].1 * self.orders.subjects.len().max(1) as f64;
+        let is_left_out = self.shares().len() < SHARES.len();
+        is_left_out.then(|| format!("large cases, which are run with a budget of {least} s or more"))
     }
 
-    fn plan(&self, profile: Profile) -> Plan {
-        Plan {
-            seed: self.orders.seed,
-            profile,
-            first: 0,
-            cases: None,
-            time: None,
-            shard: Shard::WHOLE,
-            jobs: self.jobs,
+    fn campaign(
+        &self,
+        subject: &str,
+        profile: Profile,
+        seconds: f64,
+        canary: &Canary,
+        watch: &Watch,
+    ) -> Result<Summary, NightError> {
+        let control = watch.begin(&format!("{subject} {profile}"));
+        let (plan, subjects) = (self.plan(profile, seconds), Registered::new(subject)?);
+        let dir = RunDir::create(&home::run_of(&self.dir, subject, profile.name()))?;
+        let (findings, start) = (dir.findings()?, Start::of(&plan, &subjects));
+        let logs = Logs::new(vec![dir.events()?], &control);
+        logs.event(&Event::Start(&start));
+        logs.event(&Event::Canary(canary));
+        let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
+        let time = plan.time.unwrap_or_default();
+        let mut summary =
+            within(time + GRACE_MIN.max(time / 10), &control, || campaign::run(&plan, &subjects, &sinks));
+        if profile == Profile::Large {
+            lift_floors(&mut summary);
         }
+        conclude(&dir, &start, canary, Some(&summary), &logs)?;
+        Ok(summary)
+    }
+
+    /// Writes the trend and the report for people.
+    pub(crate) fn tell(&self, report: &mut Report) -> Result<(), NightError> {
+        // The report is worth more than the trend.
+        let written = trend::append(self.home.path(), &report.points);
+        report.internal.extend(written.err().map(|error| error.to_string()));
+        Ok(write_whole(&self.dir.join("report.md"), &report.to_string())?)
+    }
+
+    /// Ends the night with the report for machines, which must be the last file.
+    pub(crate) fn end(&self, report: &Report) -> Result<(), NightError> {
+        let path = self.dir.join(home::REPORT);
+        let text = serde_json::to_string_pretty(report)
+            .map_err(|error| NightError::Read { path: path.clone(), what: error.to_string() })?;
+        Ok(write_whole(&path, &(text + "\n"))?)
+    }
+
+    fn plan(&self, profile: Profile, seconds: f64) -> Plan {
+        let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let Orders { seed, jobs, .. } = self.orders;
+        Plan { seed, profile, cases: None, time: Some(time), shard: Shard::WHOLE, jobs }
     }
 }
 
-fn write_json(path: &Path, value: &impl Serialize) -> Result<(), NightError> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|error| NightError::Read { path: path.to_owned(), what: error.to_string() })?;
-    Ok(write_whole(path, &(text + "\n"))?)
+/// Does the work, and asks it to stop after this time: a shrink then ends with the smallest case so far.
+fn within<T>(time: Duration, control: &Control, work: impl FnOnce() -> T) -> T {
+    let (end, wait) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if wait.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                control.stop();
+            }
+        });
+        let result = work();
+        drop(end);
+        result
+    })
+}
+
+/// Takes the floors of the census off what was missed. They are for hundreds of cases, and a night on a CPU runs some
+/// tens of large ones. A subject that refuses most cases, or an end before the time, is still too little run.
+fn lift_floors(summary: &mut Summary) {
+    let floors: Vec<String> = summary.census.missed(Profile::Large).iter().map(ToString::to_string).collect();
+    summary.missed.retain(|what| !floors.contains(what));
 }
 
 #[cfg(test)]
@@ -236,35 +266,73 @@ mod tests {
 
     use super::*;
 
-    pub(super) fn night(home: &Path) -> Night {
-        let orders = Orders {
-            program: "1".to_owned(),
-            build: "a".to_owned(),
-            seed: 1,
-            seconds: 60.0,
-            subjects: vec!["emulated".to_owned()],
-            absent: Vec::new(),
-        };
-        Night::begin(home, orders, 1).unwrap().0
+    pub(super) fn night(home: &Path, seconds: f64) -> Night {
+        let (subjects, absent) = (vec!["emulated".to_owned()], Vec::new());
+        Night::begin(home, Orders { seed: 1, seconds, subjects, absent, jobs: 1 }).unwrap()
     }
 
-    /// The trend is read before anything is run, and the report does not depend on whether it can be written.
+    /// Test that the trend is read before anything is run, and that the report does not depend on whether it can be
+    /// written.
     #[test]
     fn a_bad_trend_costs_no_report() {
         let place = tempfile::tempdir().unwrap();
-        let home = place.path().join("nights");
-        let begun = night(&home);
-        fs::create_dir(home.join(TREND)).unwrap();
-        let (canary, campaigns) =
-            (Canary { cases: 0, finding: None, infrastructure: Vec::new() }, Vec::new());
-        let report =
-            begun.report(&NightOutcome { canary, regressions: Vec::new(), campaigns }, &Known::default());
-        let [what] = &report.unwrap().internal[..] else { panic!("one fault") };
+        let begun = night(place.path(), 60.0);
+        fs::create_dir(place.path().join("trend.jsonl")).unwrap();
+        let canary = Canary { cases: 0, finding: None, infrastructure: Vec::new() };
+        let mut report = Report::new(&begun, Vec::new(), canary);
+        begun.tell(&mut report).unwrap();
+        let [what] = &report.internal[..] else { panic!("one fault") };
         assert!(what.contains("trend.jsonl: cannot be written"), "{what}");
-        let text = fs::read_to_string(begun.dir.join("report.md")).unwrap();
-        assert!(text.contains(what), "{text}");
+        assert!(fs::read_to_string(begun.dir.join("report.md")).unwrap().contains(what));
         let orders = begun.orders.clone();
         drop(begun);
-        assert!(Night::begin(&home, orders, 1).is_err(), "the next start is refused at once");
+        assert!(Night::begin(place.path(), orders).is_err(), "the next start is refused at once");
+    }
+
+    #[test]
+    fn a_start_begins_the_next_night_while_a_number_is_left() {
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!([1, 2].map(|_| night(place.path(), 60.0).number), [1, 2]);
+        let begun = night(place.path(), 60.0);
+        let orders = begun.orders.clone();
+        assert!(Night::begin(place.path(), orders.clone()).is_err(), "another night is running");
+        drop(begun);
+        fs::create_dir(place.path().join(format!("night-{}", u32::MAX))).unwrap();
+        let error = Night::begin(place.path(), orders).unwrap_err().to_string();
+        assert!(error.contains("no number is left"), "{error}");
+    }
+
+    #[test]
+    fn a_short_night_leaves_large_cases_out_and_says_so() {
+        let place = tempfile::tempdir().unwrap();
+        let mut night = night(place.path(), 60.0);
+        assert_eq!(night.shares(), [(Profile::Quick, 40.0), (Profile::Seams, 20.0)]);
+        assert!(night.left_out().is_some_and(|what| what.contains("240 s")));
+        night.orders.seconds = 240.0;
+        assert_eq!(night.shares(), [(Profile::Quick, 120.0), (Profile::Seams, 60.0), (Profile::Large, 60.0)]);
+        assert_eq!(night.left_out(), None);
+    }
+
+    #[test]
+    fn work_is_asked_to_stop_when_its_time_is_over() {
+        let control = Control::default();
+        within(Duration::from_secs(3600), &control, || assert!(!control.stopped()));
+        within(Duration::ZERO, &control, || {
+            while !control.stopped() {
+                thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn of_large_cases_the_floors_are_lifted_and_nothing_else() {
+        let others = ["judged: 3 of 40 legal cases; at least 50 % is enough", "interrupted after 40 cases"];
+        let mut summary = Summary::default();
+        let floors = summary.census.missed(Profile::Large);
+        assert!(!floors.is_empty(), "nothing was drawn");
+        let all = others.iter().copied().map(str::to_owned).chain(floors.iter().map(ToString::to_string));
+        summary.missed = all.collect();
+        lift_floors(&mut summary);
+        assert_eq!(summary.missed, others);
     }
 }

@@ -1,95 +1,80 @@
-//! What goes between a running night and whoever watches it.
+//! What passes between a running night and whoever watches it.
 //!
-//! A *stage* is a part of a night that is told of as one: the canary, stored cases, a campaign, or joining its slices. It may
-//! have several *controls* in turn, one for each campaign that it runs. The claim: a request to stop reaches whatever runs at
-//! that moment and all that comes after it, and what is told counts every case of the stage once.
+//! A *stage* is a part of a night with counts of its own: the canary, stored cases, a campaign. A request to stop
+//! reaches the stage that runs at that moment and every later one. A campaign that stops itself does not end the night.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::campaign::Control;
 
-/// What goes between a running night and whoever watches it: a request to stop, and what is done at present.
-#[derive(Debug, Default)]
-pub struct Watch {
+/// A request to stop a night, and how far the night is.
+#[derive(Debug)]
+pub(crate) struct Watch {
     asked: AtomicBool,
     stage: Mutex<Stage>,
 }
 
-/// A stage of a night: the canary, stored cases, a campaign, or joining its slices.
 #[derive(Debug)]
 struct Stage {
     what: String,
     begun: Instant,
-    /// What its earlier controls counted.
-    cases: u64,
-    failed: u64,
     control: Arc<Control>,
-}
-
-impl Default for Stage {
-    fn default() -> Stage {
-        Stage { what: String::new(), begun: Instant::now(), cases: 0, failed: 0, control: Arc::default() }
-    }
 }
 
 /// How far a night's stage is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// The stage in words; empty before the first.
-    pub what: String,
-    /// Cases judged in it.
-    pub cases: u64,
-    /// Those of them that failed.
-    pub failed: u64,
+    pub(crate) what: String,
+    /// Number of cases judged in it.
+    pub(crate) cases: u64,
+    /// Number of those that failed.
+    pub(crate) failed: u64,
     /// Time since it was begun.
-    pub elapsed: Duration,
+    pub(crate) elapsed: Duration,
+}
+
+impl Default for Watch {
+    fn default() -> Watch {
+        let stage = Stage { what: String::new(), begun: Instant::now(), control: Arc::default() };
+        Watch { asked: AtomicBool::default(), stage: Mutex::new(stage) }
+    }
 }
 
 impl Watch {
-    /// Asks the night to end after the cases in flight; the next start goes on. True if that was asked before.
-    pub fn stop(&self) -> bool {
+    /// Asks the night to end after the cases in flight. Returns whether that was asked before.
+    pub(crate) fn stop(&self) -> bool {
         let before = self.asked.swap(true, Ordering::Relaxed);
         self.stage().control.stop();
         before
     }
 
-    /// Whether somebody asked.
-    pub fn stopped(&self) -> bool {
+    /// Whether somebody asked the night to end.
+    pub(crate) fn stopped(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// What the night does now.
-    pub fn progress(&self) -> Progress {
+    /// Returns what the night does now.
+    pub(crate) fn progress(&self) -> Progress {
         let stage = self.stage();
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Progress {
-            what: stage.what.clone(),
-            cases: stage.cases + count(&stage.control.cases),
-            failed: stage.failed + count(&stage.control.failed),
-            elapsed: stage.begun.elapsed(),
+        let [cases, failed] =
+            [&stage.control.cases, &stage.control.failed].map(|count| count.load(Ordering::Relaxed));
+        Progress { what: stage.what.clone(), cases, failed, elapsed: stage.begun.elapsed() }
+    }
+
+    /// Begins a stage and returns its control.
+    pub(super) fn begin(&self, what: &str) -> Arc<Control> {
+        let mut stage = self.stage();
+        *stage = Stage { what: what.to_owned(), begun: Instant::now(), control: Arc::default() };
+        if self.stopped() {
+            stage.control.stop();
         }
+        Arc::clone(&stage.control)
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A stage begins.
-    pub(super) fn begin(&self, what: String) {
-        *self.stage() = Stage { what, ..Stage::default() };
-    }
-
-    /// A control of its own for the next part of the stage: a campaign that stops itself does not end the night.
-    pub(super) fn next(&self) -> Arc<Control> {
-        let Progress { cases, failed, .. } = self.progress();
-        let control = Arc::new(Control::default());
-        let mut stage = self.stage();
-        (stage.cases, stage.failed, stage.control) = (cases, failed, Arc::clone(&control));
-        if self.stopped() {
-            control.stop();
-        }
-        control
     }
 }

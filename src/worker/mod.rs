@@ -39,7 +39,6 @@ pub use runner::{Open, OpenError, Opened, Runner};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use served::{Served, subject};
-pub(crate) use settings::own_program;
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
 /// Answers requests from stdin until the supervisor is gone, for subjects that `open` makes. Returns the exit code.

@@ -145,20 +145,21 @@ fn a_deadline_is_some_time() {
 #[test]
 fn what_to_name_is_said() {
     let place = place();
-    let findings = place.path().join("nights/night-0001/emulated-quick/slice-0000/findings");
+    let findings = place.path().join("nights/night-0001/emulated-quick/findings");
     fs::create_dir_all(&findings).expect("a directory");
-    fs::write(place.path().join("nights/night-0001/night.json"), "{}").expect("a file");
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions/fa-2515-no-sequences.json");
     fs::copy(from, findings.join("one.json")).expect("a copy");
     refuses(place.path(), &["replay", "nights"], &["name one of them, such as nights/night-0001"]);
-    let file = "nights/night-0001/emulated-quick/slice-0000/findings/one.json";
+    let file = "nights/night-0001/emulated-quick/findings/one.json";
     for command in ["explain", "shrink"] {
         refuses(place.path(), &[command, "nights/night-0001"], &["is a directory", file]);
     }
     // A file that cannot be read is counted, and nothing waits for it.
     let made = Process::new("mkfifo").arg(findings.join("pipe.json")).status().expect("mkfifo runs");
     assert!(made.success());
-    fs::create_dir(place.path().join("nights/night-0001/emulated-regressions.jsonl")).expect("a directory");
+    let run = place.path().join("nights/night-0001/emulated-seams");
+    fs::create_dir(&run).expect("a directory");
+    fs::write(run.join("findings"), "").expect("a file");
     let output = seamproof(place.path(), &["replay", "nights/night-0001"]);
     assert!(
         stdout(&output).contains("held 1 · refused 0 · failed 0 · crashed 0 · unreadable 2"),
