@@ -20,8 +20,6 @@ mod trend;
 mod watch;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
 pub(crate) use home::{found_by, newest_of};
@@ -32,7 +30,7 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Canary, Control, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Summary, conclude,
+    self, Canary, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Summary, conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
@@ -43,8 +41,6 @@ use trend::Trend;
 const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.25), (Profile::Large, 0.25)];
 /// Shortest campaign of large cases, one of which may take a CPU tens of seconds.
 const LARGE_SECONDS_MIN: f64 = 60.0;
-/// Shortest time that a campaign gets, beyond its own, for the cases and shrinks in flight.
-const GRACE_MIN: Duration = Duration::from_secs(5);
 
 /// Reason why a night cannot begin or go on.
 #[derive(Debug, thiserror::Error)]
@@ -205,9 +201,7 @@ impl Night {
         logs.event(&Event::Start(&start));
         logs.event(&Event::Canary(canary));
         let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
-        let time = plan.time.unwrap_or_default();
-        let mut summary =
-            within(time + GRACE_MIN.max(time / 10), &control, || campaign::run(&plan, &subjects, &sinks));
+        let mut summary = campaign::run(&plan, &subjects, &sinks);
         if profile == Profile::Large {
             lift_floors(&mut summary);
         }
@@ -236,21 +230,6 @@ impl Night {
         let Orders { seed, jobs, .. } = self.orders;
         Plan { seed, profile, cases: None, time: Some(time), shard: Shard::WHOLE, jobs }
     }
-}
-
-/// Does the work, and asks it to stop after this time: a shrink then ends with the smallest case so far.
-fn within<T>(time: Duration, control: &Control, work: impl FnOnce() -> T) -> T {
-    let (end, wait) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            if wait.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
-                control.stop();
-            }
-        });
-        let result = work();
-        drop(end);
-        result
-    })
 }
 
 /// Takes the floors of the census off what was missed. They are for hundreds of cases, and a night on a CPU runs some
@@ -311,17 +290,6 @@ mod tests {
         night.orders.seconds = 240.0;
         assert_eq!(night.shares(), [(Profile::Quick, 120.0), (Profile::Seams, 60.0), (Profile::Large, 60.0)]);
         assert_eq!(night.left_out(), None);
-    }
-
-    #[test]
-    fn work_is_asked_to_stop_when_its_time_is_over() {
-        let control = Control::default();
-        within(Duration::from_secs(3600), &control, || assert!(!control.stopped()));
-        within(Duration::ZERO, &control, || {
-            while !control.stopped() {
-                thread::yield_now();
-            }
-        });
     }
 
     #[test]
