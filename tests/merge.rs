@@ -387,10 +387,7 @@ fn what_a_shard_found_that_did_not_end_is_named() {
         );
         let left =
             format!("shard-1 did not end and left {} findings; shard-1/findings/torn.json", found.len());
-        assert!(
-            said.contains(&left) && said.contains("replay: seamproof replay shard-1/findings\n"),
-            "{said}"
-        );
+        assert!(said.contains(&left) && said.contains("seamproof replay shard-1/findings\n"), "{said}");
         let suites = quick_junit::Report::deserialize_from_str(
             &fs::read_to_string(dir.join("j.xml")).expect("a report is written"),
         );

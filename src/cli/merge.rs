@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::exit::Exit;
 use super::output::{complain, leave_stdout, print_line};
-use super::run::{RunOutcome, announce, conclude, opened, recorded, stopped_by_signals};
+use super::run::{RunOutcome, announce, conclude, look_for_canary, opened, recorded, stopped_by_signals};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Event, Left, Logs, MergeError, Observer, OnDisk, Part, Plan, Registered, Shard, Sinks, Start,
@@ -127,9 +127,7 @@ fn merged(
     left.iter().for_each(|left| logs.event(&Event::Left(left)));
     announce(&start, &dir);
     // The canary is looked for again. It is the same for every part, and says that this program is theirs.
-    let canary = campaign::canary(&plan, &dir.canary()?, &control);
-    logs.event(&Event::Canary(&canary));
-    print_line(&canary);
+    let canary = look_for_canary(&plan, &dir, &logs, &control)?;
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
     let missed = missing.iter().map(|shard| format!("shard {shard} is missing")).chain(torn);

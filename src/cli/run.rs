@@ -189,23 +189,36 @@ fn campaign(
     control: &Control,
 ) -> Result<RunOutcome, CliError> {
     let begun = Instant::now();
-    // Its cases are not the campaign's.
-    let looking = control.sibling();
-    let found_in = dir.canary()?;
-    let canary = progress::of_canary(&looking, || campaign::canary(plan, &found_in, &looking));
+    let canary = look_for_canary(plan, dir, logs, control)?;
     let took = begun.elapsed();
-    logs.event(&Event::Canary(&canary));
     let found = canary.finding.is_some();
-    // Whoever stops the search has not shown that there is nothing to find.
-    if found || !control.stopped() {
-        let text = format!("{canary} · {:.1} s", took.as_secs_f64());
-        print_report(&[Line { tone: if found { Tone::Plain } else { Tone::Bad }, text }]);
-    }
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
     let plan = Plan { time: plan.time.map(|time| time.saturating_sub(took)), ..plan.clone() };
     let summary = found.then(|| progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks)));
     Ok(RunOutcome { canary, summary, interrupted: control.stopped() })
+}
+
+/// Looks for the planted fault, and tells everybody who listens how that ended.
+pub(super) fn look_for_canary(
+    plan: &Plan,
+    dir: &RunDir,
+    logs: &Logs,
+    control: &Control,
+) -> Result<Canary, CliError> {
+    let begun = Instant::now();
+    // Its cases are not the campaign's.
+    let looking = control.sibling();
+    let found_in = dir.canary()?;
+    let canary = progress::of_canary(&looking, || campaign::canary(plan, &found_in, &looking));
+    logs.event(&Event::Canary(&canary));
+    let tone = if canary.finding.is_some() { Tone::Plain } else { Tone::Bad };
+    // Whoever stops the search has not shown that there is nothing to find.
+    if tone == Tone::Plain || !control.stopped() {
+        let text = format!("{canary} · {:.1} s", begun.elapsed().as_secs_f64());
+        print_report(&[Line { tone, text }]);
+    }
+    Ok(canary)
 }
 
 /// Tells everybody who listens how the campaign ended.
