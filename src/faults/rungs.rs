@@ -4,27 +4,9 @@
 //! said. It sees the fault *first* when it was the first to catch it on the first seed. On one case the proof comes
 //! before the judge's ladder. A rung sees a fault *alone* when no other rung sees it on any examined case.
 
-use std::collections::BTreeSet;
-
-use seamproof_oracle::Problem;
 use seamproof_simulator::faults::Catcher;
 
 use super::score::Score;
-use seamproof_judge::evaluate::findings;
-use seamproof_judge::ladder::Judge;
-use seamproof_judge::subject::Backend;
-
-/// Returns every rung of the judge that condemns a subject on a case. The judge stops at a structural fault. A judge
-/// without the structure check says which other rungs would have seen the fault.
-pub(super) fn seen_by(subject: &dyn Backend, problem: &Problem) -> BTreeSet<Catcher> {
-    let seen =
-        |judge: &Judge| findings(judge, subject, problem).into_iter().map(|found| found.check.catcher());
-    let mut rungs: BTreeSet<Catcher> = seen(&Judge::default()).collect();
-    if rungs.contains(&Catcher::Structure) {
-        rungs.extend(seen(&Judge { structure: |_, _, _, _| None, ..Judge::default() }));
-    }
-    rungs
-}
 
 /// Worth of one rung.
 #[derive(Clone, Debug)]

@@ -7,14 +7,14 @@ use rayon::prelude::*;
 use seamproof_oracle::{Problem, TensorName};
 use seamproof_simulator::faults::Catcher;
 
-use super::rungs::seen_by;
 use super::suspect::Suspect;
 use super::{DRAWN_MAX, by_checker, planted, rejection};
 use crate::backends::BackendError;
 use crate::campaign::SHRINK_EVALUATIONS_MAX;
-use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::evaluate::{evaluate, findings};
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::Finding;
+use seamproof_judge::ladder::Judge;
 use seamproof_judge::ladder::faults::JudgeScore;
 use seamproof_judge::shrink;
 use seamproof_judge::subject::{Backend, Refusal};
@@ -95,6 +95,18 @@ impl Effort {
     pub fn whole(seeds: u64) -> Effort {
         Effort { seeds, examined: 3, shrinks: true }
     }
+}
+
+/// Returns every rung of the judge that condemns a subject on a case. The judge stops at a structural fault. A judge
+/// without the structure check says which other rungs would have seen the fault.
+fn seen_by(subject: &dyn Backend, problem: &Problem) -> BTreeSet<Catcher> {
+    let seen =
+        |judge: &Judge| findings(judge, subject, problem).into_iter().map(|found| found.check.catcher());
+    let mut rungs: BTreeSet<Catcher> = seen(&Judge::default()).collect();
+    if rungs.contains(&Catcher::Structure) {
+        rungs.extend(seen(&Judge { structure: |_, _, _, _| None, ..Judge::default() }));
+    }
+    rungs
 }
 
 /// Score of one fault.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::miscalled::{Miscall, miscall};
+use super::miscalls::{Miscall, miscall};
 use super::options::{OptionError, Options, listed, read};
 use crate::case::Subject;
 
