@@ -25,7 +25,7 @@ use seamproof_oracle::{
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
-use super::raw::WIDEST_BUDGET;
+use super::limits::WIDEST_BUDGET;
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
 use crate::subject::Needs;

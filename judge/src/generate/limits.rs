@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Choice of a budget that stands for the largest entry of any table ([`Limits`]). No draw has it.
+pub(super) const WIDEST_BUDGET: u32 = u32::MAX;
+
 /// A named set of [`Limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Profile {

@@ -12,9 +12,6 @@ use super::Limits;
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 
-/// Value of [`RawProblem::budget`] that stands for the largest entry of any table. No draw has it.
-pub(super) const WIDEST_BUDGET: u32 = u32::MAX;
-
 /// Rows of one sequence: all counts, no positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

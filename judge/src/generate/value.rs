@@ -3,7 +3,7 @@
 use seamproof_oracle::{Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
 
 use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
-use super::raw::WIDEST_BUDGET;
+use super::limits::WIDEST_BUDGET;
 use super::{RawProblem, RawSequence};
 
 /// Returns integers from which [`super::fixup`] makes this problem, as far as integers can express it. They always
