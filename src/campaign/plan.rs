@@ -197,7 +197,7 @@ impl Deadline {
 ///
 /// The pace is seconds for each unit of work, a rough measure by which a case's time is foretold. A case is turned away
 /// where its work at that pace takes longer than the time left. The caller lets the first case begin whatever its work
-/// is, so that a campaign that is run in slices gets on.
+/// is, so that a short campaign is not turned away as a whole.
 #[derive(Debug)]
 pub(super) struct Budget {
     deadline: Deadline,
