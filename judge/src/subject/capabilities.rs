@@ -139,8 +139,8 @@ impl Capabilities {
 
     /// Returns the nearest problem that no row of the table refuses. It changes only what a row refuses: formats
     /// become the first ones of the table, a head dimension moves to the nearest end of the range, and context
-    /// parallelism becomes one rank. A soft cap or the backward pass is left out, and a sink becomes the first one of
-    /// the table. A problem that its algorithm cannot cut stays as it is, because every subject refuses it.
+    /// parallelism becomes one rank, also where its algorithm cannot cut the problem. A soft cap or the backward pass
+    /// is left out, and a sink becomes the first one of the table.
     pub fn fitted(&self, problem: Problem) -> Problem {
         let mut fields: ProblemFields = problem.into();
         if self.refused_element(&fields.precision).is_some() {
@@ -160,7 +160,11 @@ impl Capabilities {
         if !self.backward {
             fields.pass = Pass::Forward;
         }
-        Problem::new(fields).expect("each of these fields is legal with all others")
+        let fitted = legal(fields);
+        match broken_rule(&fitted) {
+            None => fitted,
+            Some(_) => legal(ProblemFields { parallel: ContextParallel::single(), ..fitted.into() }),
+        }
     }
 
     fn nearest_precision(&self, drawn: Precision) -> Precision {
@@ -213,4 +217,8 @@ impl Capabilities {
         }
         (problem.pass == Pass::Backward && !self.backward).then_some(Refusal::Backward)
     }
+}
+
+fn legal(fields: ProblemFields) -> Problem {
+    Problem::new(fields).expect("each field that was fitted is legal with all others")
 }

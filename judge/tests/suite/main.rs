@@ -4,6 +4,7 @@ mod any_order;
 mod approximate;
 mod broken_backends;
 mod emulated_bytes;
+mod fitted;
 mod identity;
 mod judge;
 mod many_sequences;
