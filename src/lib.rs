@@ -7,6 +7,7 @@ pub mod cli;
 pub mod explain;
 pub mod faults;
 pub mod fuzz;
+pub mod geometry;
 pub(crate) mod nightly;
 pub mod paste;
 pub mod power;

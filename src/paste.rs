@@ -4,6 +4,13 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use seamproof_judge::case::Case;
+use seamproof_judge::prose::SEQUENCES_NAMED_MAX;
+use seamproof_judge::subjects::SubjectName;
+
+use crate::geometry::Geometry;
+use crate::replay::is_foreign;
+
 /// Name of this program in commands that are stored.
 const NAME: &str = "seamproof";
 
@@ -48,6 +55,20 @@ pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     let path = if path.starts_with('-') { format!("./{path}") } else { path };
     let backend = subject.map_or(String::new(), |subject| format!(" --backend {}", quoted(subject)));
     format!("{NAME} replay {}{backend}", quoted(&path))
+}
+
+/// Returns the command that judges a case from options alone, without its file. There is none for a subject that this
+/// program cannot make, for a case that needs runs before it, and for more sequences than a person reads.
+pub fn try_command(case: &Case) -> Option<String> {
+    let is_short = case.problem.sequences.len() <= SEQUENCES_NAMED_MAX && case.before.is_empty();
+    let subject = SubjectName::from(&case.subject).to_string();
+    let backend = format!(" --backend {}", quoted(&subject));
+    let seed = match case.schedule_seed {
+        0 => String::new(),
+        seed => format!(" --schedule-seed {seed}"),
+    };
+    let options = || format!("{NAME} try {}{backend}{seed}", Geometry::of(&case.problem));
+    (is_short && !is_foreign(case)).then(options)
 }
 
 /// Returns a word as a POSIX shell takes it: in single quotes where it has anything but letters, digits and harmless

@@ -14,7 +14,7 @@ use seamproof_oracle::Problem;
 
 use crate::case::{Case, Found, Subject};
 use crate::census::{Census, MissedFloor};
-use crate::evaluate::evaluate;
+use crate::evaluate::{evaluate, quiet_caught_panics};
 use crate::failure::{FailureKey, Symptom, features, same_failure};
 use crate::finding::Finding;
 use crate::generate::{self, Draw, Profile};
@@ -60,8 +60,10 @@ impl Campaign {
         Campaign { seed: 0, cases, profile: Profile::Quick }
     }
 
-    /// Judges the subject on every case. A panic of the subject is a finding; a crash takes this process with it.
+    /// Judges the subject on every case. A panic of the subject is a finding, and is not printed; a crash takes this
+    /// process with it.
     pub fn run(&self, subject: &dyn Backend) -> CampaignSummary {
+        quiet_caught_panics();
         let mut summary = CampaignSummary { canary: self.canary(subject), ..CampaignSummary::new(self) };
         for first in (0..self.cases).step_by(BATCH as usize) {
             let batch = first..self.cases.min(first + BATCH);

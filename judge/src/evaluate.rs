@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
 
 use seamproof_oracle::Problem;
 
@@ -54,14 +55,17 @@ pub fn evaluate_malformed(malformed: &Malformed) -> Verdict {
 }
 
 /// Keeps panics that become verdicts off the terminal; all others are reported as before. A program calls this at its
-/// start.
+/// start, and a campaign in memory at its own. It wraps the process's panic hook once.
 pub fn quiet_caught_panics() {
-    let report = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        if !CAUGHT.get() {
-            report(info);
-        }
-    }));
+    static WRAPPED: Once = Once::new();
+    WRAPPED.call_once(|| {
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !CAUGHT.get() {
+                report(info);
+            }
+        }));
+    });
 }
 
 /// Returns the judge's answer, or the message of its panic.

@@ -58,9 +58,7 @@ impl Inputs {
         }
         Ok(())
     }
-}
 
-impl Inputs {
     /// Asserts the shapes of the tensors that a pass reads. Without the check, a tensor with more rows or heads would
     /// be read in part, without an error.
     pub(crate) fn assert_shapes(&self, problem: &Problem, pass: Pass) {

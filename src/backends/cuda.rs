@@ -242,7 +242,7 @@ impl Place {
     fn open(self) -> Result<CudaRunner, KernelError> {
         let sources = match self.fault {
             None => Some(sources()),
-            Some(id) => faults::by_id(id).and_then(SourceFault::sources),
+            Some(id) => faults::by_id(id).and_then(|fault| fault.edit.sources()),
         };
         let sources =
             sources.ok_or_else(|| KernelError::Shape("the fault is about a text that is no more".into()))?;

@@ -15,6 +15,7 @@ use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
 use super::{Plan, Sinks, Subjects};
+use crate::paste::try_command;
 use crate::record::RecordError;
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::census::Census;
@@ -244,6 +245,7 @@ impl<'a> Ledger<'a> {
             size: None,
             name: None,
             replay,
+            try_command: None,
         };
         self.keep(key, distinct);
     }
@@ -388,6 +390,7 @@ impl<'a> Ledger<'a> {
             size: Some(shrink::size(&case.problem)),
             name: Some(name.clone()),
             replay: findings.replay(&name, &case),
+            try_command: try_command(&case),
         };
         self.smallest.insert(key.clone(), case);
         self.keep(key, distinct);

@@ -30,7 +30,7 @@ pub enum Tone {
     Doubt,
     /// Everything else.
     Plain,
-    /// The label `replay:` and a command, which must stay on one line to be pasted.
+    /// The label `replay:` or `try:` and a command, which must stay on one line to be pasted.
     Command,
 }
 
@@ -56,13 +56,16 @@ impl Distinct {
         let said = format!("{} ({}; first in case {})", self.key, self.met(), self.first_case);
         let state = if self.found.minimal { "minimal" } else { "not minimal" };
         let evaluations = counted(self.found.evaluations, "evaluation");
-        vec![
+        let mut lines = vec![
             Line::new(Tone::Bad, "FAIL", said),
             Line::new(Tone::Plain, "", &self.problem),
             Line::new(Tone::Plain, "", &self.found),
             Line::new(Tone::Plain, "", format!("{state} after {evaluations}")),
             Line::new(Tone::Command, "", format!("replay: {}", self.replay)),
-        ]
+        ];
+        let typed = self.try_command.iter();
+        lines.extend(typed.map(|command| Line::new(Tone::Command, "", format!("try: {command}"))));
+        lines
     }
 
     /// Returns how often the failure was met, as in `1 failing case` or `312 failing cases, 8 of them shrunk`.

@@ -177,7 +177,7 @@ fn build_faults() -> Result<Exit, CliError> {
         let turn = std::iter::repeat_with(|| faults.get(next.fetch_add(1, Ordering::Relaxed)));
         // One instance of a file is enough: the others have the same text.
         let compile = |sources: Vec<Source>| sources.first().map_or(Ok(()), |s| nvrtc::compile(s).map(drop));
-        let build = |fault: &&SourceFault| (fault.id, fault.edited().map(compile));
+        let build = |fault: &&SourceFault| (fault.id, fault.edit.edited().map(compile));
         turn.map_while(|fault| fault.map(build)).collect::<Vec<_>>()
     };
     let built: Vec<_> = std::thread::scope(|scope| {
@@ -387,12 +387,12 @@ fn compare_calls(gpu: usize, calls: u64, seed: u64) -> Result<Exit, CliError> {
 
 /// Returns the faults that are meant: one by its id, or all that a comparison shows.
 fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
-    let all = || source_faults().filter(|fault| fault.seen.is_compared());
+    let all = || source_faults().filter(|fault| fault.edit.seen.is_compared());
     if id == "all" {
         return Ok(all().collect());
     }
     match faults::by_id(id) {
-        Some(fault) if fault.seen.is_compared() => Ok(vec![fault]),
+        Some(fault) if fault.edit.seen.is_compared() => Ok(vec![fault]),
         Some(_) => Err(CliError::Usage(format!(
             "--plant: no comparison shows the fault '{id}'; plant it in a campaign, `{}`",
             typed(&format!("seamproof run --backend cuda+{id}"))
@@ -409,7 +409,7 @@ fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
 fn plant(gpu: usize, faults: &[&SourceFault], cases: u64, seed: u64) -> Result<Exit, CliError> {
     let mut seen = 0;
     for fault in faults {
-        let Some(sources) = fault.sources() else {
+        let Some(sources) = fault.edit.sources() else {
             print_line(&format_args!("{:<32} WRONG: its text is not in the source exactly once", fault.id));
             continue;
         };

@@ -22,6 +22,7 @@ mod prove;
 mod replay;
 mod run;
 mod shrink;
+mod tried;
 mod values;
 mod worker;
 
@@ -61,6 +62,8 @@ enum Command {
     Nightly(nightly::Args),
     /// Judge stored cases again
     Replay(replay::Args),
+    /// Judge one case that the options describe
+    Try(tried::Args),
     /// Minimise a failing case
     Shrink(shrink::Args),
     /// Check schedules symbolically, without arithmetic
@@ -153,6 +156,7 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Merge(args)) => merge::run(&args),
         Some(Command::Nightly(args)) => nightly::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
+        Some(Command::Try(args)) => tried::run(&args),
         Some(Command::Shrink(args)) => shrink::run(&args),
         Some(Command::Prove(args)) => prove::run(&args),
         Some(Command::Explain(args)) => explain::run(&args),

@@ -119,10 +119,10 @@ fn style(tone: Tone) -> Style {
     }
 }
 
-/// Returns a line `replay: COMMAND` with the command as it is typed here.
+/// Returns a line `LABEL: COMMAND` with the command as it is typed here.
 fn as_typed(line: &str) -> String {
-    match line.split_once("replay: ") {
-        Some((label, command)) => format!("{label}replay: {}", typed(command)),
+    match line.split_once(": ") {
+        Some((label, command)) => format!("{label}: {}", typed(command)),
         None => line.to_owned(),
     }
 }

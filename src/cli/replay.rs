@@ -1,5 +1,6 @@
 //! `seamproof replay`: judges stored cases again.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
@@ -36,7 +37,7 @@ pub(super) struct Args {
 
 /// Counts of cases by outcome.
 #[derive(Default)]
-struct Tally {
+pub(super) struct Tally {
     held: usize,
     refused: usize,
     failed: usize,
@@ -58,7 +59,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     tally.unreadable = unread.len();
     for path in all {
         match judged(&path, args.backend.as_deref()) {
-            Ok((case, verdict)) => print_line(&tally.line(&path, &case, &verdict)),
+            Ok((case, verdict)) => print_line(&tally.line(&path.display(), &case, &verdict)),
             Err(error) => {
                 // One bad file must not hide what the others show.
                 complain(&error);
@@ -121,8 +122,9 @@ fn files_in(path: &Path) -> Result<Vec<PathBuf>, CliError> {
 }
 
 impl Tally {
-    fn line(&mut self, path: &Path, case: &Case, verdict: &Verdict) -> String {
-        let (path, problem) = (path.display(), prose::describe(&case.problem));
+    /// Counts a verdict, and returns it as a line about the case of this name.
+    pub(super) fn line(&mut self, path: &dyn Display, case: &Case, verdict: &Verdict) -> String {
+        let problem = prose::describe(&case.problem);
         match verdict {
             Verdict::Pass(margin) => {
                 self.held += 1;
@@ -155,7 +157,8 @@ impl Tally {
         )
     }
 
-    fn exit(&self) -> Exit {
+    /// Returns the exit code of all that was counted.
+    pub(super) fn exit(&self) -> Exit {
         match self {
             Tally { failed: 1.., .. } => Exit::Finding,
             Tally { crashed: 1.., .. } => Exit::Crash,

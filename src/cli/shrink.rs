@@ -9,7 +9,7 @@ use super::output::print_line;
 use super::run::stopped_by_signals;
 use super::{CliError, load, tell_if_long, worker};
 use crate::campaign::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
-use crate::paste::{replay_command, typed};
+use crate::paste::{replay_command, try_command, typed};
 use crate::record::write_whole;
 use crate::replay::replay_as;
 use seamproof_judge::prose::{self, counted};
@@ -110,5 +110,8 @@ fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), Cli
         }
     };
     print_line(&format_args!("replay:  {}", typed(&replay)));
+    if let Some(command) = try_command(case) {
+        print_line(&format_args!("try:     {}", typed(&command)));
+    }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use seamproof_kernels::forward::{self, AttentionKernels, TileShape};
-use seamproof_lab::faults::{Detector, SourceFault, source_faults};
+use seamproof_lab::faults::{SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::faults::{self, Catcher, Fault, FaultRecord, Plant};
 
@@ -104,7 +104,7 @@ impl Suspect {
 
     /// Returns every fault in the kernels for a GPU that a campaign's judge must find.
     pub fn on_gpu() -> impl Iterator<Item = Suspect> {
-        source_faults().filter(|fault| matches!(fault.seen, Detector::Rungs(_))).map(Suspect::Source)
+        source_faults().filter(|fault| !fault.caught_by.is_empty()).map(Suspect::Source)
     }
 
     /// Returns the fault with this id.
@@ -118,14 +118,7 @@ impl Suspect {
             Suspect::Planted(fault) => fault.record(),
             Suspect::Call(call) => call.miscall.record(),
             Suspect::Table(fault) => fault.record(),
-            Suspect::Source(fault) => FaultRecord {
-                id: fault.id,
-                imitates: fault.imitates,
-                source: fault.file,
-                entries: &[],
-                caught_by: if let Detector::Rungs(rungs) = fault.seen { rungs } else { &[] },
-                edit: (),
-            },
+            Suspect::Source(fault) => fault.record(),
         }
     }
 
@@ -155,7 +148,7 @@ impl Suspect {
             Suspect::Call(call) => Box::new(call.wrong(seed)?),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
             Suspect::Source(fault) => {
-                let attention = fault.attention;
+                let attention = fault.edit.attention;
                 backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
             }
         })
@@ -204,7 +197,7 @@ impl Suspect {
             Suspect::Source(fault) => {
                 let taken = Cuda::default().declaration().capabilities;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
-                match fault.attention != AttentionKernels::Simple {
+                match fault.edit.attention != AttentionKernels::Simple {
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
                     true => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
@@ -225,9 +218,9 @@ fn emulated(seed: u64) -> Emulated {
 /// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
     let packs = |shape: TileShape| shape.packed(problem.group(), [problem.dims.qk, problem.dims.v]) > 1;
-    match fault.attention {
+    match fault.edit.attention {
         AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
-        _ => fault.file != "backward.cu" || problem.pass == Pass::Backward,
+        _ => fault.edit.file != "backward.cu" || problem.pass == Pass::Backward,
     }
 }
 

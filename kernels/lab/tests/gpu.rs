@@ -134,8 +134,8 @@ fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
 #[ignore = "needs a Hopper GPU"]
 fn a_planted_fault_is_seen() {
     // Other tests look at campaigns. The remaining faults end the process that runs them.
-    for fault in source_faults().filter(|fault| fault.seen.is_compared()) {
-        let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &fault.sources().unwrap()));
+    for fault in source_faults().filter(|fault| fault.edit.seen.is_compared()) {
+        let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &fault.edit.sources().unwrap()));
         let (found, _) = done(seen(&gpu, fault, 1700, 2)).unwrap();
         assert!(found, "{} was not seen, or elsewhere", fault.id);
     }

@@ -23,6 +23,7 @@ use crate::{AttentionCall, RowPolicy, Segment};
 
 /// Rows of a segment, from row `at` on, that make one piece.
 struct SegmentRows {
+    buffer: BufferId,
     at: usize,
     len: usize,
     tokens: Tokens,
@@ -101,7 +102,7 @@ impl Machine<'_> {
     }
 
     fn applies_sink(&mut self, place: OperationId, call: &AttentionCall, sink: Option<BufferId>) {
-        self.sink_is_right(place, sink);
+        self.check_sink(place, sink);
         if call.softmax.sink != self.problem.softmax.sink {
             let fault = FormError::Plain("the launch's sink is not the problem's");
             self.errors.push(CheckError::Malformed { at: place, fault });
@@ -113,7 +114,7 @@ impl Machine<'_> {
         let pieces = self.read_run(site.buffer, run, &site.heads);
         let rows = pieces.into_iter().filter_map(|SymbolRows { at, len, symbol }| {
             let site = Site { row: run.row(at), ..site.clone() };
-            Some(SegmentRows { at, len, tokens: self.input(&site, &symbol)? })
+            Some(SegmentRows { buffer: site.buffer, at, len, tokens: self.expect_input(&site, &symbol)? })
         });
         rows.collect()
     }
@@ -137,13 +138,13 @@ impl Machine<'_> {
                 row: row_of(&segment.kv, at),
                 heads: heads.kv.clone(),
             });
-            let k = self.input(&sites[0], &symbols[0]);
-            let v = self.input(&sites[1], &symbols[1]);
+            let k = self.expect_input(&sites[0], &symbols[0]);
+            let v = self.expect_input(&sites[1], &symbols[1]);
             let (Some(k), Some(v)) = (k, v) else { return };
             if !k.same_rows(&v, len) {
                 self.mismatch(&sites[1], &symbols[1], format!("the values of {} are needed", symbols[0]));
             }
-            rows.push(SegmentRows { at, len, tokens: k });
+            rows.push(SegmentRows { buffer: buffers[0], at, len, tokens: k });
         });
         rows
     }
@@ -157,12 +158,10 @@ impl Machine<'_> {
         keys: &[SegmentRows],
         heads: &LaunchHeads,
     ) -> Vec<Vec<Patch>> {
-        if queries.len().saturating_mul(keys.len()) > PATCHES_MAX {
-            let fault = FormError::TooMany {
-                what: "pieces of a segment",
-                got: queries.len(),
-                max: queries.len() / keys.len().max(1),
-            };
+        let pairs = queries.len().saturating_mul(keys.len());
+        if pairs > PATCHES_MAX {
+            let fault =
+                FormError::TooMany { what: "pairs of pieces of a segment", got: pairs, max: PATCHES_MAX };
             self.errors.push(CheckError::Malformed { at: place, fault });
             return queries.iter().map(|_| Vec::new()).collect();
         }
@@ -173,7 +172,7 @@ impl Machine<'_> {
             let mut mine = Vec::with_capacity(keys.len());
             for k in keys {
                 let offset = q.at as i64 - k.at as i64;
-                let Some(group) = self.pairing(place, segment, q, k, heads) else { continue };
+                let Some(group) = self.paired_heads(place, segment, q, k, heads) else { continue };
                 let patch = Patch {
                     place,
                     sequence: q.tokens.sequence,
@@ -194,7 +193,7 @@ impl Machine<'_> {
 
     /// Checks that queries and keys are of one sequence and of heads that belong together. Returns the query heads
     /// within their group.
-    fn pairing(
+    fn paired_heads(
         &mut self,
         place: OperationId,
         segment: &Segment,
@@ -215,16 +214,14 @@ impl Machine<'_> {
             } else {
                 format!("the segment's queries are of sequence {}", q.tokens.sequence)
             };
-            let (tensor, row) = (TensorName::K, row_of(&segment.kv, k.at));
-            let error = CheckError::Content {
-                at: place,
-                buffer: tensor.to_string(),
-                row,
+            let site = Site {
+                place: Some(place),
+                tensor: TensorName::K,
+                buffer: k.buffer,
+                row: row_of(&segment.kv, k.at),
                 heads: heads.kv.clone(),
-                found: Symbol::Tokens(k.tokens.clone()).to_string(),
-                needed,
             };
-            self.errors.push(error);
+            self.mismatch(&site, &Symbol::Tokens(k.tokens.clone()), needed);
             return None;
         }
         let within = first.rem_euclid(group) as usize;
@@ -269,7 +266,7 @@ impl Machine<'_> {
     pub(super) fn attend_backward(&mut self, place: OperationId, attend: &AttendBackward) {
         let AttendBackward { call, q, k, v, dout, out, lse, sink, dq, dk, dv, .. } = attend;
         if let Some((sink, _)) = sink {
-            self.sink_is_right(place, Some(*sink));
+            self.check_sink(place, Some(*sink));
         }
         let mut side = vec![*q, *dout, *out, *lse, *dq];
         side.extend(sink.iter().flat_map(|(sink, dsink)| [*sink, *dsink]));
@@ -329,14 +326,15 @@ impl Machine<'_> {
                 row: segment.q.row(at),
                 heads: heads.q.clone(),
             };
-            let (q, dout) = (self.input(&site(0), &symbols[0]), self.input(&site(1), &symbols[1]));
+            let (q, dout) =
+                (self.expect_input(&site(0), &symbols[0]), self.expect_input(&site(1), &symbols[1]));
             let (Some(tokens), Some(dout)) = (q, dout) else { return };
             if !tokens.same_rows(&dout, len) {
                 self.mismatch(&site(1), &symbols[1], format!("the dout of {} is needed", symbols[0]));
             }
             self.finished(&site(2), &tokens, len, &symbols[2]);
             self.finished(&site(3), &tokens, len, &symbols[3]);
-            append(&mut rows, SegmentRows { at, len, tokens });
+            append(&mut rows, SegmentRows { buffer: buffers[0], at, len, tokens });
         });
         rows
     }

@@ -143,7 +143,7 @@ impl<'a> Machine<'a> {
 
     /// Returns the tokens of a symbol. The symbol must be the input of the site's tensor, in the form that attention
     /// takes.
-    pub(super) fn input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
+    pub(super) fn expect_input(&mut self, site: &Site, symbol: &Symbol) -> Option<Tokens> {
         let form = Form::inside(self.schedule, site.tensor);
         match symbol.tokens() {
             Some(tokens) if tokens.what == What::Input(site.tensor) && tokens.form == form => {

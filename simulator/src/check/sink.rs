@@ -30,7 +30,7 @@ impl Machine<'_> {
     }
 
     /// Reports an error if an operation applies another sink than the problem's.
-    pub(super) fn sink_is_right(&mut self, place: OperationId, sink: Option<BufferId>) {
+    pub(super) fn check_sink(&mut self, place: OperationId, sink: Option<BufferId>) {
         let kind = self.problem.softmax.sink;
         if kind == Sink::None || (kind == Sink::Learnable) != sink.is_some() {
             let fault = FormError::Plain("applies a sink that is not the problem's");
@@ -45,7 +45,7 @@ impl Machine<'_> {
         [out, lse]: [BufferId; 2],
         rows: &[Run],
     ) {
-        self.sink_is_right(place, sink);
+        self.check_sink(place, sink);
         let sinks: Vec<Range<usize>> =
             sink.map_or(Vec::new(), |sink| self.bands(&[(sink, 0)], self.heads(sink)));
         self.cells([out, lse], rows.iter().map(|run| [*run, *run]), |machine, cell, symbols| {
@@ -75,7 +75,7 @@ impl Machine<'_> {
         dsink: BufferId,
         rows: &[Run],
     ) {
-        self.sink_is_right(place, Some(sink));
+        self.check_sink(place, Some(sink));
         let operands = [(sink, 0), (dout, 0), (out, 0), (lse, 0), (dsink, 0)];
         for heads in self.bands(&operands, self.heads(out)) {
             let mut patches = Vec::new();
@@ -90,7 +90,9 @@ impl Machine<'_> {
                         row: run.row(at),
                         heads: heads.clone(),
                     };
-                    let Some(tokens) = self.input(&site(dout, TensorName::Dout), &symbols[0]) else { return };
+                    let Some(tokens) = self.expect_input(&site(dout, TensorName::Dout), &symbols[0]) else {
+                        return;
+                    };
                     if head != Some(tokens.head) {
                         self.mismatch(
                             &site(dout, TensorName::Dout),

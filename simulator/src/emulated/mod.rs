@@ -142,7 +142,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
             let placed = self.place(Pass::Forward, segment);
             let mut keys = Columns::new(self.tiles.kv);
             for head in 0..heads {
-                keys.of(self.stages.kv_head(head, heads / tensors.k.shape()[1]));
+                keys.turn_to(self.stages.kv_head(head, heads / tensors.k.shape()[1]));
                 for rows in tiles_of(0..segment.q.len, self.tiles.q) {
                     self.forward_tile(call, &placed, head, rows, &mut keys, &mut tensors);
                 }
@@ -297,7 +297,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let mut dk = vec![T::ZERO; placed.k.len() * tensors.k.shape()[2]];
         let mut dv = vec![T::ZERO; placed.v.len() * tensors.v.shape()[2]];
         let mut columns = [(); 2].map(|()| Columns::new(self.tiles.kv));
-        columns.iter_mut().for_each(|columns| columns.of(kv_head));
+        columns.iter_mut().for_each(|columns| columns.turn_to(kv_head));
         for head in stages.query_heads(kv_head, group) {
             for rows in tiles_of(0..placed.segment.q.len, self.tiles.q) {
                 let sums = [&mut dk[..], &mut dv[..]];
@@ -411,7 +411,7 @@ impl<T: Real> Columns<T> {
     }
 
     /// Sets the head of the next tiles.
-    fn of(&mut self, head: usize) {
+    fn turn_to(&mut self, head: usize) {
         if head != self.head {
             self.tiles.clear();
         }

@@ -22,7 +22,7 @@ pub fn seen(
     cases: u64,
     seed: u64,
 ) -> Result<Option<(bool, Option<Mismatch>)>, KernelError> {
-    let found = match fault.seen {
+    let found = match fault.edit.seen {
         Detector::Bits(_) => check_until(gpu, cases, seed, 1)?.mismatches,
         Detector::Large => check_large(gpu)?,
         Detector::Levels => check_levels(gpu)?,
@@ -30,7 +30,7 @@ pub fn seen(
         Detector::Rungs(_) | Detector::IllegalAddress | Detector::Deadline => return Ok(None),
     };
     let first = found.into_iter().next();
-    let named = first.as_ref().is_some_and(|first| match fault.seen {
+    let named = first.as_ref().is_some_and(|first| match fault.edit.seen {
         Detector::Bits(operations) => operations.contains(&first.operation),
         _ => true,
     });

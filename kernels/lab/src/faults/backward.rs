@@ -1,12 +1,14 @@
 //! Planted faults of the backward on tensor cores. A campaign's judge must find them.
 
-use super::entry::{BugClass, FORGETS, READS, SPREADS, SourceFault, TUNED, VALUES, WRITES, faults};
+use super::entry::{
+    BugClass, BugSource, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TUNED, VALUES, WRITES, faults,
+};
 
 /// NaN and infinities of padding rows in the gradients of real ones.
-const FA_1990: &str = "padding between sequences in the backward: \
-    https://github.com/Dao-AILab/flash-attention/issues/1990";
+const FA_1990: BugSource =
+    ("padding between sequences in the backward", "https://github.com/Dao-AILab/flash-attention/issues/1990");
 /// The formula of each product of a backward.
-const FORMULA: &str = "a term of the gradients: https://arxiv.org/abs/2307.08691";
+const FORMULA: BugSource = ("a term of the gradients", "https://arxiv.org/abs/2307.08691");
 
 /// The faults of `backward.cu`.
 pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
@@ -22,23 +24,23 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "clear_rows(shared.k(), tile.real, KEYS);"
             => ";",
         SPREADS;
-    "keys-behind-the-end-weigh", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "backward.cu",
+    "keys-behind-the-end-weigh", WrongSeam, ("keys behind the sequence's end are seen", "https://github.com/flashinfer-ai/flashinfer/pull/5090"), "backward.cu",
         "r < tile.real ? min(key"
             => "true ? min(key",
         READS;
-    "lse-of-the-first-rows-for-all", WrongSeam, "lse of other rows: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "lse-of-the-first-rows-for-all", WrongSeam, ("lse of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "part_of(a, q_tile + t, head) * 2 * ROWS, shared"
             => "part_of(a, q_tile, head) * 2 * ROWS, shared",
         VALUES;
-    "d-of-the-next-row", WrongSeam, "statistics of other rows: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "d-of-the-next-row", WrongSeam, ("statistics of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "statistics[ROWS + row] = d;"
             => "statistics[ROWS + (row ^ 1)] = d;",
         VALUES;
-    "gradient-diagonal-not-seen", WrongSeam, "≥ for > at the bound: https://github.com/SandAI-org/MagiAttention/pull/117", "backward.cu",
+    "gradient-diagonal-not-seen", WrongSeam, ("≥ for > at the bound", "https://github.com/SandAI-org/MagiAttention/pull/117"), "backward.cu",
         "bound(segment.lo), bound(segment.hi),"
             => "bound(segment.lo), bound(segment.hi - 1),",
         VALUES;
-    "gradient-window-one-short", WrongSeam, "a window one key short: https://github.com/NVIDIA/TransformerEngine/pull/1212", "backward.cu",
+    "gradient-window-one-short", WrongSeam, ("a window one key short", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "backward.cu",
         "min(key - tile.lo, tile.rows - 1)"
             => "min(key - tile.lo - 1, tile.rows - 1)",
         VALUES;
@@ -54,75 +56,75 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "(dp[4 * j + i] - (i % 2 == 0 ? of.x : of.y))"
             => "dp[4 * j + i]",
         VALUES;
-    "a-groups-first-head-for-all", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
+    "a-groups-first-head-for-all", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "backward.cu",
         "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
             => "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
         VALUES;
-    "sums-not-cleared", Arithmetic, "dq is added to what was there: https://github.com/Dao-AILab/flash-attention/pull/1893", "backward.cu",
+    "sums-not-cleared", Arithmetic, ("dq is added to what was there", "https://github.com/Dao-AILab/flash-attention/pull/1893"), "backward.cu",
         "add_part(shared, turn, sums, opens);"
             => "add_part(shared, turn, sums, false);",
         READS;
-    "sums-of-other-keys-forgotten", Arithmetic, "dq of the last tile of keys alone, not a sum: https://arxiv.org/abs/2307.08691", "backward.cu",
+    "sums-of-other-keys-forgotten", Arithmetic, ("dq of the last tile of keys alone, not a sum", "https://arxiv.org/abs/2307.08691"), "backward.cu",
         "add_sums(shared.dq(group), dq);"
             => ";",
         VALUES;
-    "sums-opened-twice", WrongSeam, "which tile of keys adds first, by a bound that is off: https://github.com/Dao-AILab/flash-attention/pull/2549", "backward.cu",
+    "sums-opened-twice", WrongSeam, ("which tile of keys adds first, by a bound that is off", "https://github.com/Dao-AILab/flash-attention/pull/2549"), "backward.cu",
         "const bool opens = left > tile.opens"
             => "const bool opens = left >= tile.opens",
         READS;
-    "accumulated-for-overwritten", Arithmetic, "gradients of the step before: https://github.com/NVIDIA/TransformerEngine/pull/3063", "backward.cu",
+    "accumulated-for-overwritten", Arithmetic, ("gradients of the step before", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "backward.cu",
         "put_eight(view, place + column, value, a.accumulate);"
             => "put_eight(view, place + column, value, true);",
         FORGETS;
-    "padding-of-gradients-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
+    "padding-of-gradients-left", WrongSeam, ("padding keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/1009"), "backward.cu",
         "done.real, done.owned};"
             => "done.real, done.real};",
         WRITES;
-    "padding-of-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/3205", "backward.cu",
+    "padding-of-dq-left", WrongSeam, ("padding keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/3205"), "backward.cu",
         "segment.len - first, segment.span - first};"
             => "segment.len - first, segment.len - first};",
         WRITES;
-    "padding-of-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/3205", "backward.cu",
+    "padding-of-direct-dq-left", WrongSeam, ("padding keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/3205"), "backward.cu",
         "tile.rows - first, tile.q_owned - first};"
             => "tile.rows - first, tile.rows - first};",
         WRITES;
-    "direct-dq-of-one-head-of-a-group", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "backward.cu",
+    "direct-dq-of-one-head-of-a-group", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "backward.cu",
         "head = tile.head * a.group + member;"
             => "head = tile.head * a.group + 0 * member;",
         FORGETS;
-    "rows-beside-direct-dq-left", WrongSeam, "padding keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "backward.cu",
+    "rows-beside-direct-dq-left", WrongSeam, ("padding keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/1009"), "backward.cu",
         "const bool seeing = sees_keys(segment, t);"
             => "const bool seeing = segment.seeing < segment.seeing_end;",
         FORGETS;
-    "dim-of-keys-taken-for-dv", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "backward.cu",
+    "dim-of-keys-taken-for-dv", WrongSeam, ("dqk taken for dv", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "backward.cu",
         "store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);"
             => "store(a.dv, a, keys, place, dv, 1.0f, min(a.dim, a.dim_v) - 8 * (a.dim_v > 8));",
         FORGETS;
-    "phase-of-queries-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "backward.cu",
+    "phase-of-queries-forgotten", GlobalOffset, ("rows of another batch entry", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "backward.cu",
         "const int phase = tile.q_phase,"
             => "const int phase = 0,",
         READS;
-    "stale-stage-of-dout", WrongSeam, "a stage's rows from the turn before: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "stale-stage-of-dout", WrongSeam, ("a stage's rows from the turn before", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "values(dv, p, descriptor(shared.dout(stage), ROWS * 128));"
             => "values(dv, p, descriptor(shared.dout(stage ^ 1), ROWS * 128));",
         READS;
-    "second-group-adds-the-firsts-lanes", WrongSeam, "half of dq twice: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "second-group-adds-the-firsts-lanes", WrongSeam, ("half of dq twice", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "panel = group * KEYS * 128,"
             => "panel = 0 * group,",
         FORGETS;
-    "described-d-of-the-next-row", WrongSeam, "statistics of other rows: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "described-d-of-the-next-row", WrongSeam, ("statistics of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "shared.statistics(stage) + 4 * (ROWS + r),"
             => "shared.statistics(stage) + 4 * (ROWS + (r ^ 1)),",
         VALUES;
-    "described-by-another-heads-out", WrongSeam, "statistics of the first head for all: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "described-by-another-heads-out", WrongSeam, ("statistics of the first head for all", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "ROWS, rows.head, rows.phase, rows.index);"
             => "ROWS, 0, rows.phase, rows.index);",
         VALUES;
-    "shared-statistics-of-other-rows", WrongSeam, "lse of other rows: https://github.com/Dao-AILab/flash-attention/pull/2573", "backward.cu",
+    "shared-statistics-of-other-rows", WrongSeam, ("lse of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "a.statistics + part * STATISTICS + threadIdx.x"
             => "a.statistics + part / 2 * 2 * STATISTICS + threadIdx.x",
         VALUES;
-    "rows-around-not-closed", WrongSeam, "which tile of keys adds last, by a bound that is off: https://github.com/Dao-AILab/flash-attention/pull/2549", "backward.cu",
+    "rows-around-not-closed", WrongSeam, ("which tile of keys adds last, by a bound that is off", "https://github.com/Dao-AILab/flash-attention/pull/2549"), "backward.cu",
         "closes = walk.start - behind;"
             => "closes = walk.start - behind - 1;",
         FORGETS;

@@ -2,7 +2,7 @@
 
 use seamproof_kernels::forward::{AttentionKernels, TileShape};
 use seamproof_kernels::source::{Source, sources};
-use seamproof_simulator::faults::Catcher;
+use seamproof_simulator::faults::{Catcher, Fault};
 
 /// A class of bugs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +49,11 @@ impl Detector {
     pub fn is_compared(self) -> bool {
         !matches!(self, Detector::Rungs(_) | Detector::IllegalAddress | Detector::Deadline)
     }
+
+    /// Returns the rungs of a campaign's judge that show the fault.
+    pub(super) const fn rungs(self) -> &'static [Catcher] {
+        if let Detector::Rungs(rungs) = self { rungs } else { &[] }
+    }
 }
 
 /// The rungs that see wrong numbers in real rows.
@@ -70,28 +75,30 @@ pub(super) const FORGETS: Detector =
 /// The rung that sees padding other than the contract's.
 pub(super) const WRITES: Detector = Detector::Rungs(&[Catcher::Structure]);
 
-/// A planted fault: an edit of a source.
+/// A planted fault of a kernel.
+pub type SourceFault = Fault<SourceEdit>;
+
+/// A bug and its public source.
+pub(super) type BugSource = (&'static str, &'static str);
+
+/// An edit of a source's text that plants a fault.
 #[derive(Clone, Copy, Debug)]
-pub struct SourceFault {
-    /// The name.
-    pub id: &'static str,
-    /// The class that it is an example of.
+pub struct SourceEdit {
+    /// The class that the fault is an example of.
     pub kind: BugClass,
-    /// The bug that it imitates.
-    pub imitates: &'static str,
-    /// The source that is compiled with it.
+    /// The source that is compiled with the edit.
     pub file: &'static str,
     /// The text that is replaced, in the source or in a header of it.
     pub find: &'static str,
     /// The text that replaces it.
     pub replace: &'static str,
-    /// The check that shows it.
+    /// The check that shows the fault.
     pub seen: Detector,
     /// The attention kernels with which a campaign's judge shows it.
     pub attention: AttentionKernels,
 }
 
-impl SourceFault {
+impl SourceEdit {
     /// Returns how often the text is in the source.
     pub fn matches(&self) -> usize {
         whole(self.file).map_or(0, |text| text.matches(self.find).count())
@@ -121,16 +128,24 @@ pub(super) fn whole(file: &str) -> Option<String> {
 }
 
 /// A bug that several catalogues imitate.
-pub(super) const TE_1230: &str = "ragged offsets times heads and dim wrap in 32 bits: \
-    https://github.com/NVIDIA/TransformerEngine/pull/1230";
+pub(super) const TE_1230: BugSource = (
+    "ragged offsets times heads and dim wrap in 32 bits",
+    "https://github.com/NVIDIA/TransformerEngine/pull/1230",
+);
 
 /// Makes a catalogue. It takes the attention kernels that show its entries. Each entry has an id, a class, what it
-/// imitates, a source, `text => text`, and the check that shows it.
+/// imitates with its public source, a file, `text => text`, and the check that shows it.
 macro_rules! faults {
     ($attention:expr; $($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
         &[$(SourceFault {
-            id: $id, kind: BugClass::$kind, imitates: $imitates, file: $file, find: $find, replace: $replace, seen: $seen,
-            attention: $attention,
+            id: $id,
+            imitates: $imitates.0,
+            source: $imitates.1,
+            entries: &[],
+            caught_by: $seen.rungs(),
+            edit: SourceEdit {
+                kind: BugClass::$kind, file: $file, find: $find, replace: $replace, seen: $seen, attention: $attention,
+            },
         }),*]
     };
 }

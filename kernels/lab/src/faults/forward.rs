@@ -1,89 +1,89 @@
 //! Planted faults of the forward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{
-    BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SourceFault, TE_1230, TUNED, VALUES, WRITES,
-    faults,
+    BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SourceEdit, SourceFault, TE_1230, TUNED,
+    VALUES, WRITES, faults,
 };
 
 /// The faults of every tile.
 pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
-    "tail-block-unmasked", WrongSeam, "keys behind the sequence's end are seen: https://github.com/flashinfer-ai/flashinfer/pull/5090", "forward.cu",
+    "tail-block-unmasked", WrongSeam, ("keys behind the sequence's end are seen", "https://github.com/flashinfer-ai/flashinfer/pull/5090"), "forward.cu",
         "keys_below(min(r + bounds.hi + 1, block.end) - first_key"
             => "keys_below(r + bounds.hi + 1 - first_key",
         READS;
-    "tail-of-values-not-cleared", MissingGuard, "0 · NaN of V behind the end: https://github.com/Dao-AILab/flash-attention/issues/2374", "forward.cu",
+    "tail-of-values-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
         "if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);"
             => ";",
         READS;
-    "run-past-its-end", WrongSeam, "a block takes the next sequence's keys: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
+    "run-past-its-end", WrongSeam, ("a block takes the next sequence's keys", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
         "run.first + min(key + C::KEYS, run.len)"
             => "run.first + key + C::KEYS",
         READS;
-    "tile-diagonal-not-seen", WrongSeam, "≥ for > at the right bound: https://github.com/SandAI-org/MagiAttention/pull/117", "forward.cu",
+    "tile-diagonal-not-seen", WrongSeam, ("≥ for > at the right bound", "https://github.com/SandAI-org/MagiAttention/pull/117"), "forward.cu",
         "min(r + bounds.hi + 1, block.end)"
             => "min(r + bounds.hi, block.end)",
         VALUES;
-    "tile-window-one-short", WrongSeam, "a window one key short: https://github.com/NVIDIA/TransformerEngine/pull/1212", "forward.cu",
+    "tile-window-one-short", WrongSeam, ("a window one key short", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "forward.cu",
         "keys_below(r + bounds.lo - first_key"
             => "keys_below(r + bounds.lo + 1 - first_key",
         VALUES;
-    "lowest-block-skipped", WrongSeam, "the first block of keys is skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
+    "lowest-block-skipped", WrongSeam, ("the first block of keys is skipped", "https://github.com/intel/sycl-tla/pull/489"), "forward.cu",
         "low = (u32)seen.from / C::KEYS, high"
             => "low = (u32)seen.from / C::KEYS + (seen.to - seen.from > 2 * C::KEYS), high",
         VALUES;
-    "tile-out-not-rescaled", Arithmetic, "out is not rescaled: https://arxiv.org/abs/1805.02867", "forward.cu",
+    "tile-out-not-rescaled", Arithmetic, ("out is not rescaled", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "o[i] *= factor[i / 2 % 2];"
             => "o[i] *= 1.0f;",
         VALUES;
-    "tile-sum-not-rescaled", Arithmetic, "the row sum is not rescaled: https://arxiv.org/abs/1805.02867", "forward.cu",
+    "tile-sum-not-rescaled", Arithmetic, ("the row sum is not rescaled", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "rows.sum[1] * factor[1] +"
             => "rows.sum[1] +",
         VALUES;
-    "tile-sum-in-bf16", Arithmetic, "the row sum in 16 bits: https://github.com/tenstorrent/tt-metal/pull/41683", "forward.cu",
+    "tile-sum-in-bf16", Arithmetic, ("the row sum in 16 bits", "https://github.com/tenstorrent/tt-metal/pull/41683"), "forward.cu",
         "            sum[i] += x;"
             => "            sum[i] = rounded<BF16>(sum[i] + x);",
         VALUES;
-    "stale-maximum", Arithmetic, "weights by the maximum before: https://arxiv.org/abs/1805.02867", "forward.cu",
+    "stale-maximum", Arithmetic, ("weights by the maximum before", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "const Level second = level_of(rows.largest[1], scale_log2);"
             => "const Level second = level_of(old[1] == neg_infinity() ? rows.largest[1] : old[1], scale_log2);",
         VALUES;
-    "scale-off-by-a-256th", Arithmetic, "a scale other than the caller's: https://github.com/NVIDIA/TransformerEngine/pull/3063", "forward.cu",
+    "scale-off-by-a-256th", Arithmetic, ("a scale other than the caller's", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "forward.cu",
         "x = exp2_of(level.exponent_of(x));"
             => "x = exp2_of(1.00390625f * level.exponent_of(x));",
         VALUES;
-    "half-of-the-lanes-scored", WrongSeam, "the tail of the head dim is left out: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
+    "half-of-the-lanes-scored", WrongSeam, ("the tail of the head dim is left out", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "step < DIM / 16; ++step"
             => "step < DIM / 32; ++step",
         VALUES;
-    "tile-kv-head-by-remainder", WrongSeam, "KV heads by remainder: https://github.com/FlashML-org/FreeToken/pull/177", "forward.cu",
+    "tile-kv-head-by-remainder", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "forward.cu",
         "kv_head = pack / a.group;"
             => "kv_head = pack % (a.heads / a.group);",
         VALUES;
-    "tile-lse-of-head-0", WrongSeam, "lse of the wrong head: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+    "tile-lse-of-head-0", WrongSeam, ("lse of the wrong head", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
         "place_of(a.lse, at, head)"
             => "place_of(a.lse, at, 0)",
         FORGETS;
-    "dim-of-keys-taken-for-values", WrongSeam, "dqk taken for dv: https://github.com/Dao-AILab/flash-attention/commit/6d199aa2", "forward.cu",
+    "dim-of-keys-taken-for-values", WrongSeam, ("dqk taken for dv", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)"
             => "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v - 8 * (a.dim_v > 8))",
         FORGETS;
-    "padding-rows-left", WrongSeam, "padding of out keeps what was there: https://github.com/NVIDIA/TransformerEngine/pull/1009", "forward.cu",
+    "padding-rows-left", WrongSeam, ("padding of out keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/1009"), "forward.cu",
         "write = real || (a.clear && r < tile.owned);"
             => "write = real;",
         WRITES;
-    "padding-rows-computed", WrongSeam, "padding rows hold what their queries gave: https://github.com/NVIDIA/TransformerEngine/pull/3205", "forward.cu",
+    "padding-rows-computed", WrongSeam, ("padding rows hold what their queries gave", "https://github.com/NVIDIA/TransformerEngine/pull/3205"), "forward.cu",
         "const bool real = r < tile.real,"
             => "const bool real = r < tile.owned,",
         WRITES;
-    "sink-forgotten-in-the-sum", Arithmetic, "the sink is not in the sum: https://github.com/NVIDIA/TransformerEngine/pull/3551", "forward.cu",
+    "sink-forgotten-in-the-sum", Arithmetic, ("the sink is not in the sum", "https://github.com/NVIDIA/TransformerEngine/pull/3551"), "forward.cu",
         "total = sum * weight + exact_exp(sink - top);"
             => "total = sum * weight;",
         VALUES;
-    "tile-sink-of-none-subtracted", MissingGuard, "−∞ less −∞ in rows without keys: https://github.com/vllm-project/vllm/issues/39148", "forward.cu",
+    "tile-sink-of-none-subtracted", MissingGuard, ("−∞ less −∞ in rows without keys", "https://github.com/vllm-project/vllm/issues/39148"), "forward.cu",
         "if (sink != neg_infinity()) {"
             => "{",
         Detector::Calls;
-    "phase-forgotten", GlobalOffset, "rows of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
+    "phase-forgotten", GlobalOffset, ("rows of another batch entry", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
         "(i64)a.q_step * (tile.index + r) + tile.phase;"
             => "(i64)a.q_step * (tile.index + r);",
         FORGETS;
@@ -91,43 +91,43 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "return row * view.row + head * view.head;"
             => "return (int)(row * view.row) + head * view.head;",
         Detector::Large;
-    "last-tile-not-taken", LastSequence, "the last tile is left out: https://github.com/NVIDIA/cudnn-frontend/issues/752", "forward.cu",
+    "last-tile-not-taken", LastSequence, ("the last tile is left out", "https://github.com/NVIDIA/cudnn-frontend/issues/752"), "forward.cu",
         "a.plan->tiles = tiles.of[0];"
             => "a.plan->tiles = tiles.of[0] - (tiles.of[0] > 1);",
         FORGETS;
-    "second-group-reads-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+    "second-group-reads-the-firsts-rows", WrongSeam, ("rows of the tile's other half", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
         "descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);"
             => "descriptor(shared.q(q_ring().stage()), 0);",
         VALUES;
-    "second-group-passes-over-the-firsts-blocks", WrongSeam, "blocks of keys are skipped: https://github.com/intel/sycl-tla/pull/489", "forward.cu",
+    "second-group-passes-over-the-firsts-blocks", WrongSeam, ("blocks of keys are skipped", "https://github.com/intel/sycl-tla/pull/489"), "forward.cu",
         "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);"
             => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w, rows_of_group);",
         VALUES;
-    "level-of-no-key", MissingGuard, "−∞ − −∞ in rows that have seen no key yet: https://github.com/pytorch/pytorch/issues/103963", "forward.cu",
+    "level-of-no-key", MissingGuard, ("−∞ − −∞ in rows that have seen no key yet", "https://github.com/pytorch/pytorch/issues/103963"), "forward.cu",
         "level.base = largest == neg_infinity() ? 0.0f : largest;"
             => "level.base = largest;",
         VALUES;
-    "row-without-keys-divided", MissingGuard, "out of a row without keys is 0 / 0: https://github.com/pytorch/pytorch/issues/103963", "forward.cu",
+    "row-without-keys-divided", MissingGuard, ("out of a row without keys is 0 / 0", "https://github.com/pytorch/pytorch/issues/103963"), "forward.cu",
         "const bool empty = !real || sum == 0.0f;"
             => "const bool empty = !real;",
         FORGETS;
-    "rest-of-a-level-forgotten", Arithmetic, "large logits: https://github.com/NVIDIA/TransformerEngine/pull/716", "forward.cu",
+    "rest-of-a-level-forgotten", Arithmetic, ("large logits", "https://github.com/NVIDIA/TransformerEngine/pull/716"), "forward.cu",
         "return exp2_of(level.exponent_of(old) - rest);"
             => "return exp2_of(old * level.scale + level.shift);",
         Detector::Levels;
-    "level-past-its-bound", Arithmetic, "large logits: https://github.com/NVIDIA/TransformerEngine/pull/716", "forward.cu",
+    "level-past-its-bound", Arithmetic, ("large logits", "https://github.com/NVIDIA/TransformerEngine/pull/716"), "forward.cu",
         "__uint_as_float(min(__float_as_uint(scale_log2), power))"
             => "scale_log2",
         Detector::Levels;
-    "largest-logit-of-padding", WrongSeam, "the largest logit of rows that are not real: https://github.com/NVIDIA/TransformerEngine/pull/2829", "forward.cu",
+    "largest-logit-of-padding", WrongSeam, ("the largest logit of rows that are not real", "https://github.com/NVIDIA/TransformerEngine/pull/2829"), "forward.cu",
         "raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);"
             => "raise_head(a.max_logit, head, largest, packed);",
         READS;
-    "keys-of-a-run-counted-from-0", WrongSeam, "a later run's keys take the places of the first one's: https://github.com/NVIDIA/TransformerEngine/pull/2829", "forward.cu",
+    "keys-of-a-run-counted-from-0", WrongSeam, ("a later run's keys take the places of the first one's", "https://github.com/NVIDIA/TransformerEngine/pull/2829"), "forward.cu",
         "{run.first + key, run.first + min(key + C::KEYS, run.len)}"
             => "{key, min(key + C::KEYS, run.len)}",
         Detector::Calls;
-    "values-of-the-first-phase", GlobalOffset, "values of another batch entry: https://github.com/NVIDIA/TransformerEngine/pull/2596", "forward.cu",
+    "values-of-the-first-phase", GlobalOffset, ("values of another batch entry", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
         "v_index = run.index + key, v_phase = run.phase;"
             => "v_index = run.index + key;",
         READS;
@@ -135,15 +135,15 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
 
 /// The faults of tiles with rows of several heads.
 pub(super) const PACKED_FAULTS: &[SourceFault] = faults! { PACKED;
-    "packed-rows-of-one-head", WrongSeam, "head indexing and storage of packed heads: https://github.com/HKUSTDial/flash-sparse-attention/pull/224", "forward.cu",
+    "packed-rows-of-one-head", WrongSeam, ("head indexing and storage of packed heads", "https://github.com/HKUSTDial/flash-sparse-attention/pull/224"), "forward.cu",
         "const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);"
             => "const int head = tile.head;",
         FORGETS;
-    "packed-rows-masked-as-rows", WrongSeam, "rows and packed rows confused in the mask: https://github.com/Dao-AILab/flash-attention/pull/2528", "forward.cu",
+    "packed-rows-masked-as-rows", WrongSeam, ("rows and packed rows confused in the mask", "https://github.com/Dao-AILab/flash-attention/pull/2528"), "forward.cu",
         "const int r = row + 8 * half >> packed;"
             => "const int r = row + 8 * half;",
         VALUES;
-    "largest-logit-of-the-pack", WrongSeam, "one head's statistic in the place of another's: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+    "largest-logit-of-the-pack", WrongSeam, ("one head's statistic in the place of another's", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
         "if (step >= 4 << packed) value = fmaxf(value, other);"
             => "value = fmaxf(value, other);",
         VALUES;
@@ -151,11 +151,11 @@ pub(super) const PACKED_FAULTS: &[SourceFault] = faults! { PACKED;
 
 /// The faults of two blocks of threads that share keys.
 pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
-    "half-of-the-keys-asked-for-twice", WrongSeam, "an offset applied by one loader and not by the other: https://github.com/Dao-AILab/flash-attention/pull/2368", "forward.cu",
+    "half-of-the-keys-asked-for-twice", WrongSeam, ("an offset applied by one loader and not by the other", "https://github.com/Dao-AILab/flash-attention/pull/2368"), "forward.cu",
         "const int first = cluster_rank() * PART;"
             => "const int first = 0;",
         READS;
-    "second-block-takes-the-firsts-rows", WrongSeam, "rows of the tile's other half: https://github.com/Dao-AILab/flash-attention/pull/2573", "forward.cu",
+    "second-block-takes-the-firsts-rows", WrongSeam, ("rows of the tile's other half", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
         "(C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);"
             => "0;",
         Detector::Calls;
@@ -163,7 +163,7 @@ pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
 
 /// The faults of teams that share a block of threads.
 pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
-    "teams-counted-as-one", WrongSeam, "more threads than rows: https://github.com/Dao-AILab/flash-attention/commit/eeca63a7", "forward.cu",
+    "teams-counted-as-one", WrongSeam, ("more threads than rows", "https://github.com/Dao-AILab/flash-attention/commit/eeca63a7"), "forward.cu",
         "kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM)"
             => "kept(threadIdx.x)",
         FORGETS;

@@ -1,32 +1,49 @@
 //! Planted faults of the kernels for packed slots. The comparison with the twins must find them.
 
-use super::entry::{BugClass, Detector, SIMPLE, SourceFault, TE_1230, faults};
+use super::entry::{BugClass, BugSource, Detector, SIMPLE, SourceEdit, SourceFault, TE_1230, faults};
 
-const TE_2596: &str = "global padded offsets on a rank's shard: \
-    https://github.com/NVIDIA/TransformerEngine/pull/2596";
-const TE_2829: &str = "first padded offset assumed 0, offset table read at -1: \
-    https://github.com/NVIDIA/TransformerEngine/pull/2829";
-const VLLM_39148: &str =
-    "NaN from merging two empty states: https://github.com/vllm-project/vllm/issues/39148";
-const FLASHINFER_4051: &str =
-    "merge lacks the case empty and empty: https://github.com/flashinfer-ai/flashinfer/issues/4051";
-const VLLM_49294: &str =
-    "an empty range's undefined out merged as if valid: https://github.com/vllm-project/vllm/issues/49294";
-const TE_2548: &str = "a row times a length in int: https://github.com/NVIDIA/TransformerEngine/issues/2548";
-const MAGI_28: &str = "a table of ranges read one entry too far, or one too few: \
-    https://github.com/SandAI-org/MagiAttention/pull/28";
-const FA_A3A257C7: &str = "a store bounded by the tile's end and not by the sequence's: \
-    https://github.com/Dao-AILab/flash-attention/commit/a3a257c7";
-const TE_2892: &str = "one table in the roles of real and padded offsets: \
-    https://github.com/NVIDIA/TransformerEngine/issues/2892";
-const TE_2186: &str = "a last chunk of nothing but padding: \
-    https://github.com/NVIDIA/TransformerEngine/issues/2186";
-const TE_CORRECTION: &str = "the product rounded before it is added is part of the contract: \
-    https://github.com/NVIDIA/TransformerEngine, common/fused_attn/context_parallel.cu";
-const TE_STRIPED: &str = "lengths from ids and offsets from positions: \
-    https://github.com/NVIDIA/TransformerEngine, transformer_engine/jax/attention.py";
-const PYTORCH_186142: &str =
-    "illegal address, scratch sized from the wrong axis: https://github.com/pytorch/pytorch/issues/186142";
+const TE_2596: BugSource =
+    ("global padded offsets on a rank's shard", "https://github.com/NVIDIA/TransformerEngine/pull/2596");
+const TE_2829: BugSource = (
+    "first padded offset assumed 0, offset table read at -1",
+    "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+);
+const VLLM_39148: BugSource =
+    ("NaN from merging two empty states", "https://github.com/vllm-project/vllm/issues/39148");
+const FLASHINFER_4051: BugSource =
+    ("merge lacks the case empty and empty", "https://github.com/flashinfer-ai/flashinfer/issues/4051");
+const VLLM_49294: BugSource = (
+    "an empty range's undefined out merged as if valid",
+    "https://github.com/vllm-project/vllm/issues/49294",
+);
+const TE_2548: BugSource =
+    ("a row times a length in int", "https://github.com/NVIDIA/TransformerEngine/issues/2548");
+const MAGI_28: BugSource = (
+    "a table of ranges read one entry too far, or one too few",
+    "https://github.com/SandAI-org/MagiAttention/pull/28",
+);
+const FA_A3A257C7: BugSource = (
+    "a store bounded by the tile's end and not by the sequence's",
+    "https://github.com/Dao-AILab/flash-attention/commit/a3a257c7",
+);
+const TE_2892: BugSource = (
+    "one table in the roles of real and padded offsets",
+    "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+);
+const TE_2186: BugSource =
+    ("a last chunk of nothing but padding", "https://github.com/NVIDIA/TransformerEngine/issues/2186");
+const TE_CORRECTION: BugSource = (
+    "the product rounded before it is added is part of the contract",
+    "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
+);
+const TE_STRIPED: BugSource = (
+    "lengths from ids and offsets from positions",
+    "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/attention.py",
+);
+const PYTORCH_186142: BugSource = (
+    "illegal address, scratch sized from the wrong axis",
+    "https://github.com/pytorch/pytorch/issues/186142",
+);
 
 const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
 const HALVES: &[&str] =
@@ -134,8 +151,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "wild-address", PastTheEnd, PYTORCH_186142, "rows.cu",
         "if (first >= slots.rows) return;" => "if (first >= slots.rows) return;\n    mask += 1ll << 46;",
         Detector::IllegalAddress;
-    "endless-search", WrongSeam, "a search that does not close in: \
-        https://github.com/SandAI-org/MagiAttention/pull/28", "rows.cu",
+    "endless-search", WrongSeam, ("a search that does not close in", "https://github.com/SandAI-org/MagiAttention/pull/28"), "rows.cu",
         "else high = middle;" => "else high = middle + 1;",
         Detector::Deadline;
 };

@@ -10,7 +10,9 @@ mod entry;
 mod forward;
 mod helpers;
 
-pub use entry::{BugClass, Detector, SourceFault};
+use seamproof_simulator::faults::find;
+
+pub use entry::{BugClass, Detector, SourceEdit, SourceFault};
 
 /// Returns every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
@@ -28,7 +30,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
 
 /// Returns the planted fault of this name.
 pub fn by_id(id: &str) -> Option<&'static SourceFault> {
-    source_faults().find(|fault| fault.id == id)
+    find(source_faults(), id)
 }
 
 #[cfg(test)]
@@ -39,10 +41,10 @@ mod tests {
     #[test]
     fn every_edit_is_about_one_text_that_is_there() {
         for fault in source_faults() {
-            assert_eq!(fault.matches(), 1, "{}: {:?} in {}", fault.id, fault.find, fault.file);
-            let edited = fault.edited().and_then(|edited| Some(edited.first()?.text.clone()));
-            assert_ne!(edited, whole(fault.file), "{}", fault.id);
-            assert!(fault.edited().is_some_and(|edited| edited.iter().all(|source| source.planted)));
+            assert_eq!(fault.edit.matches(), 1, "{}: {:?} in {}", fault.id, fault.edit.find, fault.edit.file);
+            let edited = fault.edit.edited().and_then(|edited| Some(edited.first()?.text.clone()));
+            assert_ne!(edited, whole(fault.edit.file), "{}", fault.id);
+            assert!(fault.edit.edited().is_some_and(|edited| edited.iter().all(|source| source.planted)));
         }
     }
 
@@ -52,10 +54,10 @@ mod tests {
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), source_faults().count());
-        let mut kinds: Vec<_> = source_faults().map(|fault| fault.kind).collect();
+        let mut kinds: Vec<_> = source_faults().map(|fault| fault.edit.kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
         assert_eq!(kinds.len(), 8);
-        assert!(source_faults().all(|fault| fault.imitates.contains("https://")));
+        assert!(source_faults().all(|fault| fault.source.starts_with("https://")));
     }
 }

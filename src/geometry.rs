@@ -1,0 +1,611 @@
+//! A problem as options of a command: `--lengths 17,0,300 --padded 32,16,304 --heads 8/2 --causal --cp ring:4`.
+//!
+//! Every problem can be written so, and the options of a problem give the same problem again. An option that is left out
+//! has the value that most problems have: packed sequences, one head of 64 lanes, every key visible, bf16, one rank.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use seamproof_oracle::limits::WORLD_MAX;
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
+    Precision, Problem, ProblemError, ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Head dimension that is left out.
+const DIM: usize = 64;
+/// Word for a bound that there is none of.
+const UNBOUNDED: &str = "inf";
+
+/// Options that make a problem.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq)]
+pub struct Geometry {
+    /// Real rows of each sequence: of queries and keys alike, or QUERIESxKEYS; '' is no sequence
+    #[arg(long, value_name = "17,0x5,300")]
+    lengths: Sides,
+    /// Owned rows of each sequence, its padding included [default: the real ones]
+    #[arg(long, value_name = "32,16,304")]
+    padded: Option<Sides>,
+    /// First row of each sequence [default: behind the one before]
+    #[arg(long, value_name = "0,32,48")]
+    offsets: Option<Sides>,
+    /// Rows from one position of a sequence to the next; the batch size in SBHD [default: 1]
+    #[arg(long, value_name = "1,1,1")]
+    steps: Option<Sides>,
+    /// Rows of the tensors [default: all that a sequence owns]
+    #[arg(long, value_name = "ROWS")]
+    rows: Option<Pair>,
+    /// Names of the sequences' values [default: 0,1,2,…]
+    #[arg(long, value_name = "0,1,2")]
+    ids: Option<List<u32>>,
+    /// Query heads, or query heads/KV heads [default: 1]
+    #[arg(long, value_name = "8/2")]
+    heads: Option<Ratio>,
+    /// Head dimension, or that of queries and keys/that of values [default: 64]
+    #[arg(long, value_name = "128")]
+    dim: Option<Ratio>,
+    /// Keys visible to the left and right of the diagonal; 'inf' is no bound
+    #[arg(long, value_name = "3,0", conflicts_with = "causal")]
+    window: Option<Window>,
+    /// No key to the right of the diagonal is visible
+    #[arg(long)]
+    causal: bool,
+    /// The last query sits on the last key, not the first on the first
+    #[arg(long)]
+    bottom_right: bool,
+    /// Factor of the logits [default: 1/√dim]
+    #[arg(long)]
+    scale: Option<f32>,
+    /// Soft cap
+    #[arg(long)]
+    softcap: Option<f32>,
+    /// Sink: none, off-by-one, learnable
+    #[arg(long, value_parser = word::<Sink>)]
+    sink: Option<Sink>,
+    /// Format of all tensors [default: bf16]
+    #[arg(long)]
+    format: Option<Format>,
+    /// Formats of single quantities: q, k, v, p, out, dout, ds, gradients
+    #[arg(long, value_name = "p=f32,…")]
+    precision: Option<List<Quantity>>,
+    /// Algorithm of context parallelism and number of ranks; ranks of one all-to-all in hierarchical:4:2
+    #[arg(long, value_name = "ring:4")]
+    cp: Option<Group>,
+    /// Rows of each rank: contiguous, dual-chunk, striped:ROWS [default: dual-chunk over several ranks]
+    #[arg(long)]
+    balance: Option<Dealing>,
+    /// Ranks of the world [default: those of the group]
+    #[arg(long)]
+    world: Option<usize>,
+    /// Members of the group, in order [default: 0,1,2,…]
+    #[arg(long, value_name = "0,1,2,3")]
+    ranks: Option<List<usize>>,
+    /// Kind of values: flat, peaked, large, uniform-count, …
+    #[arg(long, value_parser = word::<InputMode>)]
+    mode: Option<InputMode>,
+    /// Seed of the values
+    #[arg(long)]
+    data_seed: Option<u64>,
+    /// Judge the forward alone
+    #[arg(long)]
+    forward: bool,
+}
+
+/// Reason why options make no problem.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GeometryError {
+    /// A list with a value too many or too few.
+    #[error("--{option} has {got} values; write one for each of the {expected} in --{of}")]
+    Count {
+        /// Option of the list.
+        option: &'static str,
+        /// Number of its values.
+        got: usize,
+        /// Option that the list goes with.
+        of: &'static str,
+        /// Number of the values of that option.
+        expected: usize,
+    },
+    /// Rows beyond every bound.
+    #[error("the rows of sequence {0} overflow; use fewer")]
+    Overflow(usize),
+    /// A problem that is none.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+/// Numbers of both sides, as in `17` or `17x20`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pair {
+    q: usize,
+    kv: usize,
+}
+
+/// Pairs, one for each sequence.
+type Sides = List<Pair>;
+
+/// Values with commas between them; the empty text is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct List<T>(Vec<T>);
+
+/// Numbers as in `8/2`, or one that stands for two alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ratio(usize, usize);
+
+/// Both bounds of a mask, as in `3,0` or `inf,5`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    left: Option<u32>,
+    right: Option<u32>,
+}
+
+/// Format of a quantity, as in `p=f32`.
+#[derive(Clone, Debug, PartialEq)]
+struct Quantity {
+    name: &'static str,
+    element: Element,
+}
+
+/// Algorithm and size of a group, as in `ring:4`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Group {
+    algorithm: Algorithm,
+    size: usize,
+}
+
+/// Balance, as in `striped:2`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Dealing(Balance);
+
+impl Geometry {
+    /// Returns the options that make a problem.
+    pub fn of(problem: &Problem) -> Geometry {
+        let sides = |of: fn(&Run) -> usize| {
+            let pairs = problem.sequences.iter().map(|s| Pair { q: of(&s.q), kv: of(&s.kv) });
+            List(pairs.collect())
+        };
+        let ProblemFields { heads, dims, mask, softmax, precision, parallel, .. } = &**problem;
+        let format = precision.q.format;
+        let narrower = Precision::uniform(format).elements().into_iter().zip(precision.elements());
+        let quantities: Vec<Quantity> = narrower
+            .filter(|(plain, own)| plain != own)
+            .map(|(_, (name, element))| Quantity { name, element })
+            .collect();
+        let size = parallel.size();
+        let is_causal = (mask.left, mask.right) == (None, Some(0));
+        let is_bounded = (mask.left, mask.right) != (None, None) && !is_causal;
+        let whole = Geometry {
+            lengths: sides(|run| run.len),
+            padded: Some(sides(|run| run.span)),
+            offsets: Some(sides(|run| run.offset)),
+            steps: Some(sides(|run| run.step)),
+            rows: Some(Pair { q: problem.rows.q, kv: problem.rows.kv }),
+            ids: Some(List(problem.sequences.iter().map(|sequence| sequence.id).collect())),
+            heads: Some(Ratio(heads.q, heads.kv)),
+            dim: Some(Ratio(dims.qk, dims.v)),
+            window: is_bounded.then_some(Window { left: mask.left, right: mask.right }),
+            causal: is_causal,
+            bottom_right: mask.align == Alignment::BottomRight,
+            scale: Some(softmax.scale),
+            softcap: softmax.softcap,
+            sink: Some(softmax.sink),
+            format: Some(format),
+            precision: (!quantities.is_empty()).then_some(List(quantities)),
+            cp: Some(Group { algorithm: parallel.algorithm, size }),
+            balance: Some(Dealing(parallel.balance)),
+            world: Some(parallel.world),
+            ranks: Some(List(parallel.ranks.clone())),
+            mode: Some(problem.mode),
+            data_seed: Some(problem.data_seed),
+            forward: problem.pass == Pass::Forward,
+        };
+        whole.without_defaults(problem)
+    }
+
+    /// Returns the options without those that change nothing.
+    fn without_defaults(self, problem: &Problem) -> Geometry {
+        let drops: [fn(&mut Geometry); 15] = [
+            |g| g.ranks = None,
+            |g| g.world = None,
+            |g| g.balance = None,
+            |g| g.cp = None,
+            |g| g.rows = None,
+            |g| g.offsets = None,
+            |g| g.steps = None,
+            |g| g.padded = None,
+            |g| g.ids = None,
+            |g| g.heads = None,
+            |g| g.dim = None,
+            |g| g.scale = None,
+            |g| (g.sink, g.format) = (g.sink.filter(|sink| *sink != Sink::None), g.format),
+            |g| g.format = None,
+            |g| {
+                (g.mode, g.data_seed) =
+                    (g.mode.filter(|mode| *mode != InputMode::Flat), g.data_seed.filter(|seed| *seed != 0))
+            },
+        ];
+        drops.into_iter().fold(self, |geometry, drop| {
+            let mut fewer = geometry.clone();
+            drop(&mut fewer);
+            if fewer.problem().as_ref() == Ok(problem) { fewer } else { geometry }
+        })
+    }
+
+    /// Returns the problem that the options make.
+    pub fn problem(&self) -> Result<Problem, GeometryError> {
+        let Ratio(qk, v) = self.dim.unwrap_or(Ratio(DIM, DIM));
+        let Ratio(q, kv) = self.heads.unwrap_or(Ratio(1, 1));
+        let fields = ProblemFields::of(self.sequences()?, qk);
+        let rows = self.rows.map_or(fields.rows, |rows| TensorRows { q: rows.q, kv: rows.kv });
+        let scale = self.scale.unwrap_or(fields.softmax.scale);
+        Ok(Problem::new(ProblemFields {
+            rows,
+            heads: Heads { q, kv },
+            dims: Dims { qk, v },
+            mask: self.mask(),
+            softmax: Softmax { scale, softcap: self.softcap, sink: self.sink.unwrap_or(Sink::None) },
+            precision: self.precision(),
+            parallel: self.parallel()?,
+            mode: self.mode.unwrap_or(InputMode::Flat),
+            data_seed: self.data_seed.unwrap_or(0),
+            pass: if self.forward { Pass::Forward } else { Pass::Backward },
+            ..fields
+        })?)
+    }
+
+    fn sequences(&self) -> Result<Vec<Sequence>, GeometryError> {
+        let lengths = &self.lengths.0;
+        let count = |option, got: usize| match got == lengths.len() {
+            true => Ok(()),
+            false => Err(GeometryError::Count { option, got, of: "lengths", expected: lengths.len() }),
+        };
+        for (option, list) in [("padded", &self.padded), ("offsets", &self.offsets), ("steps", &self.steps)] {
+            list.as_ref().map_or(Ok(()), |list| count(option, list.0.len()))?;
+        }
+        self.ids.as_ref().map_or(Ok(()), |ids| count("ids", ids.0.len()))?;
+        let mut sequences = Vec::with_capacity(lengths.len());
+        let mut ends = Pair::default();
+        for (index, &length) in lengths.iter().enumerate() {
+            let at =
+                |list: &Option<Sides>, default: Pair| list.as_ref().map_or(default, |list| list.0[index]);
+            let (spans, steps) = (at(&self.padded, length), at(&self.steps, Pair { q: 1, kv: 1 }));
+            let offsets = at(&self.offsets, ends);
+            let run = |side| {
+                let run = Run {
+                    offset: offsets.of(side),
+                    step: steps.of(side),
+                    len: length.of(side),
+                    span: spans.of(side),
+                };
+                let end = run.end().ok_or(GeometryError::Overflow(index))?;
+                Ok::<_, GeometryError>((run, end))
+            };
+            let ((q, q_end), (kv, kv_end)) = (run(Side::Q)?, run(Side::Kv)?);
+            ends = Pair { q: q_end, kv: kv_end };
+            let id = self.ids.as_ref().map_or(index as u32, |ids| ids.0[index]);
+            sequences.push(Sequence { id, q, kv });
+        }
+        Ok(sequences)
+    }
+
+    fn mask(&self) -> Mask {
+        let align = if self.bottom_right { Alignment::BottomRight } else { Alignment::TopLeft };
+        let Window { left, right } = match self.window {
+            Some(window) => window,
+            None => Window { left: None, right: self.causal.then_some(0) },
+        };
+        Mask { left, right, align }
+    }
+
+    fn precision(&self) -> Precision {
+        let mut precision = Precision::uniform(self.format.unwrap_or(Format::Bf16));
+        for Quantity { name, element } in self.precision.iter().flat_map(|list| &list.0) {
+            if let Some(quantity) = field(&mut precision, name) {
+                *quantity = *element;
+            }
+        }
+        precision
+    }
+
+    fn parallel(&self) -> Result<ContextParallel, GeometryError> {
+        let Group { algorithm, size } = self.cp.unwrap_or(Group { algorithm: Algorithm::Single, size: 1 });
+        let default = if size > 1 { Balance::DualChunk } else { Balance::Contiguous };
+        let balance = self.balance.map_or(default, |Dealing(balance)| balance);
+        let whole = ContextParallel::over(size, algorithm, balance);
+        let ranks = self.ranks.as_ref().map_or(whole.ranks, |ranks| ranks.0.clone());
+        match ranks.len() == size {
+            true => Ok(ContextParallel { world: self.world.unwrap_or(size), ranks, ..whole }),
+            false => {
+                Err(GeometryError::Count { option: "ranks", got: ranks.len(), of: "cp", expected: size })
+            }
+        }
+    }
+}
+
+impl Pair {
+    fn of(self, side: Side) -> usize {
+        if side == Side::Q { self.q } else { self.kv }
+    }
+}
+
+/// Returns the element of the quantity with this name.
+fn field<'a>(precision: &'a mut Precision, name: &str) -> Option<&'a mut Element> {
+    Some(match name {
+        "q" => &mut precision.q,
+        "k" => &mut precision.k,
+        "v" => &mut precision.v,
+        "p" => &mut precision.p,
+        "out" => &mut precision.out,
+        "dout" => &mut precision.dout,
+        "ds" => &mut precision.ds,
+        "gradients" => &mut precision.gradients,
+        _ => return None,
+    })
+}
+
+/// Reads a word of case files.
+fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
+}
+
+/// Returns the word of case files for a value.
+fn word_of(value: impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn number<N: FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("'{text}' is not a number that fits"))
+}
+
+/// Reads one value, or two with `between` between them.
+fn two<T: Copy>(
+    text: &str,
+    between: char,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<(T, T), String> {
+    match text.split_once(between) {
+        Some((first, second)) => Ok((read(first)?, read(second)?)),
+        None => read(text).map(|both| (both, both)),
+    }
+}
+
+impl FromStr for Pair {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Pair, String> {
+        two(text, 'x', number).map(|(q, kv)| Pair { q, kv })
+    }
+}
+
+impl<T: FromStr<Err: Display>> FromStr for List<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<List<T>, String> {
+        let values = text.split(',').filter(|_| !text.is_empty());
+        let read = |value: &str| value.parse().map_err(|error| format!("'{value}': {error}"));
+        values.map(read).collect::<Result<_, _>>().map(List)
+    }
+}
+
+impl FromStr for Ratio {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ratio, String> {
+        two(text, '/', number).map(|(first, second)| Ratio(first, second))
+    }
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Window, String> {
+        let (left, right) = text.split_once(',').ok_or("write the left bound, a comma and the right one")?;
+        let bound = |text: &str| if text == UNBOUNDED { Ok(None) } else { number(text).map(Some) };
+        Ok(Window { left: bound(left)?, right: bound(right)? })
+    }
+}
+
+impl FromStr for Quantity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Quantity, String> {
+        let (quantity, element) = text.split_once('=').ok_or("write QUANTITY=FORMAT, as in p=f32")?;
+        let all = Precision::uniform(Format::F32).elements().map(|(name, _)| name);
+        let name = all.into_iter().find(|name| *name == quantity);
+        let name =
+            name.ok_or_else(|| format!("there is no quantity '{quantity}'; known: {}", all.join(", ")))?;
+        let element = element.parse::<Element>().map_err(|error| error.to_string())?;
+        Ok(Quantity { name, element })
+    }
+}
+
+impl FromStr for Group {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Group, String> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let known = || Algorithm::ALL.map(Algorithm::name).join(", ");
+        let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name);
+        let algorithm =
+            algorithm.ok_or_else(|| format!("there is no algorithm '{name}'; known: {}", known()))?;
+        let size = parts.next().map_or(Ok(1), number)?;
+        if size > WORLD_MAX {
+            return Err(format!("{size} ranks are too many; use at most {WORLD_MAX}"));
+        }
+        let algorithm = match (algorithm.parameter(), parts.next()) {
+            (Some(_), Some(parameter)) => algorithm.with_parameter(number(parameter)?),
+            (None, Some(_)) => return Err(format!("{name} has no parameter; write {name}:{size}")),
+            (_, None) => algorithm,
+        };
+        match parts.next() {
+            Some(_) => Err("write ALGORITHM:RANKS".to_owned()),
+            None => Ok(Group { algorithm, size }),
+        }
+    }
+}
+
+impl FromStr for Dealing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Dealing, String> {
+        match text.split_once(':') {
+            Some(("striped", rows)) => Ok(Dealing(Balance::Striped { stripe: number(rows)? })),
+            _ if text == "striped" => Ok(Dealing(Balance::Striped { stripe: 1 })),
+            _ => word(text).map(Dealing),
+        }
+    }
+}
+
+impl Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.q == self.kv { write!(f, "{}", self.q) } else { write!(f, "{}x{}", self.q, self.kv) }
+    }
+}
+
+impl<T: Display> Display for List<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values: Vec<String> = self.0.iter().map(T::to_string).collect();
+        if values.is_empty() { write!(f, "''") } else { f.write_str(&values.join(",")) }
+    }
+}
+
+impl Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == self.1 { write!(f, "{}", self.0) } else { write!(f, "{}/{}", self.0, self.1) }
+    }
+}
+
+impl Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bound = |bound: Option<u32>| bound.map_or(UNBOUNDED.to_owned(), |keys| keys.to_string());
+        write!(f, "{},{}", bound(self.left), bound(self.right))
+    }
+}
+
+impl Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.element)
+    }
+}
+
+impl Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.algorithm.name(), self.size)?;
+        self.algorithm.parameter().map_or(Ok(()), |parameter| write!(f, ":{parameter}"))
+    }
+}
+
+impl Display for Dealing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Balance::Striped { stripe } => write!(f, "striped:{stripe}"),
+            balance => f.write_str(&word_of(balance)),
+        }
+    }
+}
+
+impl Display for Geometry {
+    /// Writes the options as a shell takes them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--lengths {}", self.lengths)?;
+        option(f, "padded", self.padded.as_ref())?;
+        option(f, "offsets", self.offsets.as_ref())?;
+        option(f, "steps", self.steps.as_ref())?;
+        option(f, "rows", self.rows)?;
+        option(f, "ids", self.ids.as_ref())?;
+        option(f, "heads", self.heads)?;
+        option(f, "dim", self.dim)?;
+        option(f, "window", self.window)?;
+        f.write_str(if self.causal { " --causal" } else { "" })?;
+        f.write_str(if self.bottom_right { " --bottom-right" } else { "" })?;
+        option(f, "scale", self.scale)?;
+        option(f, "softcap", self.softcap)?;
+        option(f, "sink", self.sink.map(word_of))?;
+        option(f, "format", self.format)?;
+        option(f, "precision", self.precision.as_ref())?;
+        option(f, "cp", self.cp)?;
+        option(f, "balance", self.balance)?;
+        option(f, "world", self.world)?;
+        option(f, "ranks", self.ranks.as_ref())?;
+        option(f, "mode", self.mode.map(word_of))?;
+        option(f, "data-seed", self.data_seed)?;
+        f.write_str(if self.forward { " --forward" } else { "" })
+    }
+}
+
+fn option(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl Display>) -> fmt::Result {
+    value.map_or(Ok(()), |value| write!(f, " --{name} {value}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, Command, FromArgMatches};
+    use seamproof_judge::generate::{self, Draw, Limits};
+
+    use super::*;
+
+    fn read(options: &str) -> Result<Geometry, clap::Error> {
+        let words = options.split_whitespace().map(|word| if word == "''" { "" } else { word });
+        let command = Geometry::augment_args(Command::new("try").no_binary_name(true));
+        Geometry::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
+
+    fn problem(options: &str) -> Result<Problem, GeometryError> {
+        read(options).expect("options").problem()
+    }
+
+    /// Test that the options of every problem give the problem again, its layout and its group included.
+    #[test]
+    fn every_problem_is_read_as_it_is_written() {
+        for (limits, seed) in [(Limits::fuzz(), 5), (Limits::seams(), 6)] {
+            for index in 0..500 {
+                let Draw::Problem(drawn) = generate::draw(seed, index, &limits) else { continue };
+                let options = Geometry::of(&drawn).to_string();
+                assert_eq!(problem(&options), Ok(drawn), "{options}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_usual_is_left_out() {
+        let usual = "--lengths 17,0x5,300 --padded 32,16x5,304 --heads 8/2 --dim 128 --causal --cp ring:4";
+        let there = problem("--lengths 16,0x8,304 --heads 8/2 --dim 128 --causal --cp ring:4").unwrap();
+        assert_eq!(
+            Geometry::of(&there).to_string(),
+            "--lengths 16,0x8,304 --heads 8/2 --dim 128 --causal --cp ring:4"
+        );
+        assert_eq!(problem(usual).unwrap().tokens(), 317);
+        assert_eq!(problem("--lengths ''").unwrap().sequences, []);
+    }
+
+    #[test]
+    fn wrong_options_are_told_with_what_to_do() {
+        for (wrong, said) in [
+            ("--lengths 3,x", "'x': '' is not a number"),
+            ("--lengths 3 --window 3", "a comma and the right one"),
+            ("--lengths 3 --cp rings:4", "there is no algorithm 'rings'; known: single, ring"),
+            ("--lengths 3 --cp ring:99999999999", "ranks are too many; use at most"),
+            ("--lengths 3 --cp ring:4:2", "ring has no parameter; write ring:4"),
+            ("--lengths 3 --precision w=f32", "there is no quantity 'w'; known: q, k"),
+            ("--lengths 3 --sink many", "unknown variant `many`, expected one of `none`"),
+        ] {
+            let error = read(wrong).expect_err(wrong).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        for (wrong, said) in [
+            ("--lengths 3,4 --padded 3", "--padded has 1 values; write one for each of the 2 in --lengths"),
+            (
+                "--lengths 3 --cp ring:2 --ranks 0",
+                "--ranks has 1 values; write one for each of the 2 in --cp",
+            ),
+            ("--lengths 3 --padded 2", "sequences[0].q: len 3 is more than span 2"),
+            ("--lengths 1,1 --padded 18446744073709551615,1", "the rows of sequence"),
+        ] {
+            let error = problem(wrong).expect_err(wrong).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
