@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rayon::prelude::*;
-use seamproof_oracle::envelope::{KeyOrder, Merges, NumericProfile};
+use seamproof_oracle::envelope::{Delta, GroupSums, KeyOrder, Merges, NumericProfile, WeightRounding};
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -102,6 +102,9 @@ impl ForwardFacts {
             scales_queries: self.scales_queries,
             kv_tile: self.kv_tile.unwrap_or(declared_tile),
             kv_order: if self.descending { KeyOrder::Descending } else { KeyOrder::Ascending },
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
         }
     }
 }
@@ -117,7 +120,16 @@ impl BackwardFacts {
     fn profile(self) -> NumericProfile {
         let BackwardFacts { rounds_weights, scales_logit_gradients } = self;
         let kv_order = KeyOrder::Ascending;
-        NumericProfile { rounds_weights, scales_logit_gradients, scales_queries: false, kv_tile: 1, kv_order }
+        NumericProfile {
+            rounds_weights,
+            scales_logit_gradients,
+            scales_queries: false,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
+            kv_tile: 1,
+            kv_order,
+        }
     }
 }
 

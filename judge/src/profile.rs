@@ -5,7 +5,9 @@
 //! have changed. A subject without a file is judged by tiers W and T alone.
 
 use seamproof_oracle::Problem;
-use seamproof_oracle::envelope::{KeyOrder, Merges, NumericProfile, Partition};
+use seamproof_oracle::envelope::{
+    Delta, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
+};
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
@@ -53,6 +55,9 @@ impl Lock {
             scales_queries: self.scales_queries,
             kv_tile: self.kv_tile.unwrap_or(declared),
             kv_order: self.kv_order,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
         }
     }
 }

@@ -105,8 +105,10 @@ impl Refusal {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Formats of q, k, v, out, dout, dS and gradients. A problem has one format for all of them.
+    /// Formats of q, k, v, out, dout, dS and gradients. A problem has one format for all of them, apart from f32 results.
     pub formats: Vec<Format>,
+    /// Whether out and gradients are in f32, whatever the format of the inputs.
+    pub f32_results: bool,
     /// Formats of P, the weights.
     pub weight_formats: Vec<Format>,
     /// Head dimensions of queries and keys, and of values.
@@ -172,7 +174,18 @@ impl Capabilities {
         let kept =
             |format, formats: &[Format]| if formats.contains(&format) { format } else { first(formats) };
         let io = kept(drawn.q.format, &self.formats);
-        Precision { p: kept(drawn.p.format, &self.weight_formats).into(), ..Precision::uniform(io) }
+        let result = self.result(io).into();
+        Precision {
+            p: kept(drawn.p.format, &self.weight_formats).into(),
+            out: result,
+            gradients: result,
+            ..Precision::uniform(io)
+        }
+    }
+
+    /// Returns the format of out and gradients, where the inputs are in `io`.
+    fn result(&self, io: Format) -> Format {
+        if self.f32_results { Format::F32 } else { io }
     }
 
     fn refused_element(&self, precision: &Precision) -> Option<Refusal> {
@@ -183,6 +196,7 @@ impl Capabilities {
             }
             let taken = match quantity {
                 "p" => self.weight_formats.contains(&element.format),
+                "out" | "gradients" => element.format == self.result(io),
                 _ => element.format == io && self.formats.contains(&element.format),
             };
             if !taken {

@@ -1,6 +1,6 @@
 //! The subject: a kernel, or a whole context-parallel program, that is judged against the oracle.
 //!
-//! A [`Backend`] declares what it takes, how it treats padding, what it promises and how it accumulates (a
+//! A [`Backend`] declares what it takes, how it treats padding, what it promises and how it rounds and sums (a
 //! [`Declaration`]). It then either refuses a problem with a reason, or is right.
 
 mod capabilities;
@@ -8,7 +8,7 @@ mod outputs;
 mod parallel;
 mod promises;
 
-use seamproof_oracle::envelope::{Accumulation, Partition};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{Format, Inputs, Problem, Sink};
@@ -38,21 +38,23 @@ pub struct Declaration {
     pub padding: PaddingContract,
     /// Promises about the bits of the results. [`Promises::default`] promises nothing.
     pub promises: Promises,
-    /// Accumulation of the subject's sums. [`Accumulation::F32Serial`] stands for f32 on ordinary units, in any
-    /// order.
-    pub accumulation: Accumulation,
+    /// Choices of the subject's arithmetic: how it sums, and what it rounds when. What is not declared has the weakest
+    /// bounds.
+    pub arithmetic: Arithmetic,
 }
 
 impl Declaration {
     /// Returns the declaration of a kernel that runs on one rank and promises nothing more. It takes all tensors in
     /// one format, weights (P) in another, any head dimension, forward and backward, no soft cap and no sink, and it
     /// returns an LSE. Padding rows of its inputs hold finite numbers, and it may write anything into those of its
-    /// outputs. Its sums are f32, in any order.
+    /// outputs. Its sums are f32, in any order, and its roundings are a FlashAttention's
+    /// ([`Arithmetic::flash_attention`]).
     pub fn single_rank(tensors: Format, weights: Format) -> Declaration {
         Declaration {
             capabilities: Capabilities {
                 formats: vec![tensors],
                 weight_formats: vec![weights],
+                f32_results: false,
                 head_dims: 1..=HEAD_DIM_MAX,
                 algorithms: vec!["single"],
                 sub_groups: false,
@@ -63,7 +65,7 @@ impl Declaration {
             },
             padding: PaddingContract { inputs: PaddingInputs::Finite, outputs: PaddingOutputs::Unspecified },
             promises: Promises::default(),
-            accumulation: Accumulation::F32Serial,
+            arithmetic: Arithmetic::flash_attention(Accumulation::F32Serial),
         }
     }
 
@@ -85,7 +87,12 @@ impl Declaration {
 
     /// Returns the declaration with another accumulation.
     pub fn with_accumulation(self, accumulation: Accumulation) -> Declaration {
-        Declaration { accumulation, ..self }
+        Declaration { arithmetic: Arithmetic { accumulation, ..self.arithmetic }, ..self }
+    }
+
+    /// Returns the declaration with another arithmetic.
+    pub fn with_arithmetic(self, arithmetic: Arithmetic) -> Declaration {
+        Declaration { arithmetic, ..self }
     }
 }
 

@@ -206,7 +206,7 @@ fn largest<'a>(
 /// Returns the errors of an out and an LSE in the tiers of the emulated kernel.
 fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f32>) -> (Seen, Seen) {
     let inputs = values::inputs(problem);
-    let model = Model::new(problem, kernel.declaration().accumulation, kernel.partition(problem));
+    let model = Model::new(problem, kernel.declaration().arithmetic, kernel.partition(problem));
     let answer = blocked::forward(problem, &inputs, Some(&model));
     let bound = answer.bound.expect("a model gives bounds");
     let replay = kernel.replay(problem).expect("the emulated profile is locked");
@@ -273,7 +273,7 @@ fn inputs_that_repeat_have_no_dithered_tier() {
     let kernel = Emulated::default();
     for mode in [InputMode::Equal, InputMode::Integers] {
         let problem = edited(&problem(40, 300), |fields| fields.mode = mode);
-        let model = Model::new(&problem, kernel.declaration().accumulation, kernel.partition(&problem));
+        let model = Model::new(&problem, kernel.declaration().arithmetic, kernel.partition(&problem));
         let inputs = values::inputs(&problem);
         let forward = blocked::forward(&problem, &inputs, Some(&model));
         let bound = forward.bound.expect("a model gives bounds").dithered;

@@ -41,6 +41,7 @@
 //! independent roundings.
 
 mod accumulation;
+mod arithmetic;
 mod constants;
 pub(crate) mod dither;
 mod model;
@@ -49,6 +50,7 @@ mod profile;
 mod sums;
 
 pub use accumulation::Accumulation;
+pub use arithmetic::{Arithmetic, Delta, GroupSums, WeightRounding};
 pub use constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_ERROR};
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
