@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::LazyLock;
 
+use seamproof_oracle::envelope::{Accumulation, Arithmetic};
 use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence, Side, Sink,
@@ -376,8 +377,9 @@ fn window_at_length(problem: &Problem) -> bool {
 fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
     let count = if parallel(problem) { problem.parallel.size() + 1 } else { 0 };
     let merging = Merging { count, narrow_out: false, narrow_sums: false };
+    let flash = Arithmetic::flash_attention(Accumulation::Unknown);
     let seen = problem.pairs() > 0;
-    seen && problem.mode == mode && eligible(mode, problem).is_ok() && parts(mode, problem, merging).gradients
+    seen && problem.mode == mode && eligible(mode, problem).is_ok() && parts(mode, problem, merging, &flash).gradients
 }
 
 fn exact_ranks(problem: &Problem, mode: InputMode) -> bool {

@@ -6,7 +6,7 @@
 
 use seamproof_oracle::Problem;
 use seamproof_oracle::envelope::{
-    Delta, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
+    Arithmetic, Delta, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
 };
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_simulator::emulated::Tiles;
@@ -14,7 +14,7 @@ use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format that this program reads and writes.
-pub const LOCK_VERSION: u32 = 2;
+pub const LOCK_VERSION: u32 = 3;
 
 /// Profile files by the name of the subject.
 const LOCKED: [(&str, &str); 1] = [("emulated", include_str!("../profiles/emulated.json"))];
@@ -33,6 +33,12 @@ pub struct Lock {
     pub scales_logit_gradients: bool,
     /// Whether queries are scaled and rounded before the product, [`NumericProfile::scales_queries`].
     pub scales_queries: bool,
+    /// Order of rounding weights and normalising them; `null` where each instance declares its own.
+    pub weights: Option<WeightRounding>,
+    /// Source of D; `null` where each instance declares its own.
+    pub delta: Option<Delta>,
+    /// Format of the gradients of one query head; `null` where each instance declares its own.
+    pub group_sums: Option<GroupSums>,
     /// Keys of a tile; `null` where each instance declares its own. The options of the emulated backend choose it.
     pub kv_tile: Option<usize>,
     /// Order in which a launch takes its tiles, [`NumericProfile::kv_order`].
@@ -47,18 +53,25 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Returns the profile of an instance that declares tiles of `declared` keys.
-    pub fn profile(&self, declared: usize) -> NumericProfile {
-        NumericProfile {
+    /// Returns the profile of an instance that declares this arithmetic and tiles of `declared` keys; `None` where the
+    /// lock leaves a choice to the instance, and the instance does not declare it.
+    pub fn profile(&self, arithmetic: &Arithmetic, declared: usize) -> Option<NumericProfile> {
+        let weights = self.weights.unwrap_or(arithmetic.weights);
+        let delta = self.delta.unwrap_or(arithmetic.delta);
+        let group_sums = self.group_sums.unwrap_or(arithmetic.group_sums);
+        let is_known = weights != WeightRounding::Unknown
+            && delta != Delta::Unknown
+            && group_sums != GroupSums::Unknown;
+        is_known.then(|| NumericProfile {
             rounds_weights: self.rounds_weights,
             scales_logit_gradients: self.scales_logit_gradients,
             scales_queries: self.scales_queries,
             kv_tile: self.kv_tile.unwrap_or(declared),
             kv_order: self.kv_order,
-            weights: WeightRounding::BeforeNormalisation,
-            delta: Delta::StoredOut,
-            group_sums: GroupSums::F32,
-        }
+            weights,
+            delta,
+            group_sums,
+        })
     }
 }
 
@@ -67,17 +80,19 @@ pub fn merges(problem: &Problem, order: MergeOrder) -> Option<Merges> {
     Some(build_with(problem, order).ok()?.partition(Tiles { q: 1, kv: 1 }).merges)
 }
 
-/// Returns what tier R replays for a subject of this name, with its partition and launches; `None` without a locked
-/// profile or without launches.
+/// Returns what tier R replays for a subject of this name, with its arithmetic, partition and launches; `None` without a
+/// locked profile or without launches.
 pub fn replay(
     backend: &str,
     problem: &Problem,
+    arithmetic: &Arithmetic,
     partition: Partition,
     launches: impl FnOnce() -> Option<Vec<ReplayedLaunch>>,
 ) -> Option<Replay> {
     let lock = locked(backend)?;
     let merges = lock.merge.and_then(|order| merges(problem, order));
-    Some(Replay { profile: lock.profile(partition.kv_tile), launches: launches()?, merges })
+    let profile = lock.profile(arithmetic, partition.kv_tile)?;
+    Some(Replay { profile, launches: launches()?, merges })
 }
 
 /// Returns the locked profile of a subject of this name. A file of another version counts as none; a test reads all

@@ -148,7 +148,8 @@ pub trait Backend: Sync {
     /// Returns the replay behind tier R: the profile that was locked for a subject of this name, where the launches
     /// are known. A wrapper has a name of its own, so it has no profile unless one is locked for that name.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
-        profile::replay(self.name(), problem, self.partition(problem), || self.launches(problem))
+        let (arithmetic, partition) = (self.declaration().arithmetic, self.partition(problem));
+        profile::replay(self.name(), problem, &arithmetic, partition, || self.launches(problem))
     }
 
     /// Returns the schedule that the subject runs. The default is the schedule of the problem's own algorithm.

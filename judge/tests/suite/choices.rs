@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use seamproof_judge::calibrate::{Calibration, CalibrationOutcome};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::judge;
+use seamproof_judge::profile::Lock;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::Verdict;
-use seamproof_oracle::envelope::Arithmetic;
+use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, WeightRounding};
 use seamproof_oracle::{Inputs, Problem};
 
 /// Returns the emulated kernel of a case with these options besides the drawn ones.
@@ -128,5 +130,34 @@ fn a_choice_that_is_not_declared_is_condemned() {
             matches!(judge(&claims, &problem), Verdict::Finding(_))
         });
         assert!(condemned.is_some(), "{choice:?}");
+    }
+}
+
+/// Returns the profile that is found of a kernel with these options that declares nothing.
+fn found(options: &[(&str, &str)]) -> Lock {
+    let options: Vec<(&str, &str)> = options.iter().copied().chain([("declares", "nothing")]).collect();
+    let make = |index: u64| Ok(Box::new(kernel(index, &options)) as Box<dyn Backend>);
+    let calibration = Calibration::run(make, 40, 5).expect("the kernel runs");
+    assert!(calibration.doubt() < 1e-2, "{calibration}");
+    match calibration.outcome("emulated", 5) {
+        CalibrationOutcome::Unique(lock) => *lock,
+        outcome => panic!("{options:?}: {outcome:?}\n{calibration}"),
+    }
+}
+
+#[test]
+fn calibration_finds_the_choices_of_a_kernel_that_declares_nothing() {
+    use {Delta::*, GroupSums::*, WeightRounding::*};
+    let kernels: [(&[(&str, &str)], _); 4] = [
+        (&[], (BeforeNormalisation, StoredOut, F32)),
+        (CHOICES[5], (AfterNormalisation, WeightedDots, Stored)),
+        (CHOICES[2], (BeforeNormalisation, UnroundedOut, F32)),
+        (CHOICES[3], (BeforeNormalisation, StoredOut, Stored)),
+    ];
+    for (options, (weights, delta, group_sums)) in kernels {
+        let lock = found(options);
+        let got = (lock.weights, lock.delta, lock.group_sums);
+        assert_eq!(got, (Some(weights), Some(delta), Some(group_sums)), "{options:?}");
+        assert!(lock.rounds_weights && lock.kv_tile.is_none(), "{options:?}: {lock:?}");
     }
 }

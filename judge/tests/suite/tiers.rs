@@ -318,7 +318,7 @@ fn calibration_tells_other_numerics_apart() {
     let calibration = calibrate(scaled_queries);
     assert_eq!(calibration.outcome("changed", 4), CalibrationOutcome::Refused(Unlockable::ScaledQueries));
     let fits: Vec<&ForwardFacts> =
-        calibration.forward.iter().filter(|(_, score)| **score <= 1.0).map(|(facts, _)| facts).collect();
+        calibration.forward.iter().filter(|(_, score)| score.explains()).map(|(facts, _)| facts).collect();
     assert!(
         !fits.is_empty() && fits.iter().all(|facts| facts.scales_queries && facts.kv_tile.is_none()),
         "{fits:?}"
