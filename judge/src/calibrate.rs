@@ -122,6 +122,8 @@ pub struct Calibration {
     pub backward: BTreeMap<BackwardFacts, Score>,
     /// Choices that the instances declared, with an unknown one where a choice is.
     pub declared: BTreeSet<(WeightRounding, Delta, GroupSums)>,
+    /// Versions of what ran, [`Backend::versions`].
+    pub versions: BTreeMap<String, String>,
 }
 
 impl ForwardFacts {
@@ -299,6 +301,7 @@ impl Calibration {
                 .filter_map(|facts| Some((facts, Score::of_case(trial.gradients(facts.profile())?))))
                 .collect(),
             declared: BTreeSet::from([(weights, delta, group_sums)]),
+            versions: backend.versions(),
         })
     }
 
@@ -310,6 +313,7 @@ impl Calibration {
         raise(&mut self.backward, other.backward);
         self.other_orders.extend(other.other_orders);
         self.declared.extend(other.declared);
+        self.versions.extend(other.versions);
         self
     }
 
@@ -413,6 +417,7 @@ impl Calibration {
                 merge: forward.merge,
                 seed,
                 cases: self.cases,
+                versions: self.versions.clone(),
             })),
             _ => CalibrationOutcome::Several(fits.len()),
         }

@@ -93,8 +93,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
     let failed = |source| CliError::Lock { file: file.display().to_string(), source };
-    let text = serde_json::to_string_pretty(lock).map_err(|error| failed(error.into()))?;
-    std::fs::write(file, text + "\n").map_err(failed)?;
+    std::fs::write(file, lock.text()).map_err(failed)?;
     print_line(&format_args!("locked    {}", file.display()));
     Ok(())
 }

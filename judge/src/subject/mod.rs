@@ -8,6 +8,8 @@ mod outputs;
 mod parallel;
 mod promises;
 
+use std::collections::BTreeMap;
+
 use seamproof_oracle::envelope::{Accumulation, Arithmetic, Partition};
 use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
@@ -25,7 +27,7 @@ pub use promises::{
 };
 pub use seamproof_oracle::TensorName;
 
-use crate::profile;
+use crate::profile::{self, Lock};
 
 /// A subject's statement about itself, which holds for each of its runs. It begins as [`Declaration::single_rank`] or as
 /// the declaration of another subject, and its fields are edited, so that a field may be added later.
@@ -140,16 +142,33 @@ pub trait Backend: Sync {
     }
 
     /// Returns the keys that each launch processes together, so that its roundings can be replayed; `None` where they
-    /// are not known.
+    /// are not known. The default is one launch for all keys of a sequence, on one rank, and unknown on several.
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
-        self.inner().and_then(|inner| inner.launches(problem))
+        match self.inner() {
+            Some(inner) => inner.launches(problem),
+            None => profile::whole_launches(problem),
+        }
     }
 
-    /// Returns the replay behind tier R: the profile that was locked for a subject of this name, where the launches
-    /// are known. A wrapper has a name of its own, so it has no profile unless one is locked for that name.
+    /// Returns the versions of what runs, by name, for which a profile is locked; empty where this program's own
+    /// version says it all.
+    fn versions(&self) -> BTreeMap<String, String> {
+        self.inner().map_or(BTreeMap::new(), Backend::versions)
+    }
+
+    /// Returns the numeric profile that was locked for the subject. The default is the one that is built into this
+    /// program for its name: a wrapper has a name of its own, so it has no profile unless one is locked for that name.
+    /// A subject with a lock file of its own returns that one ([`Lock::read`]).
+    fn lock(&self) -> Option<Lock> {
+        profile::locked(self.name())
+    }
+
+    /// Returns the replay behind tier R: that of the locked profile, where it holds for the versions that run and the
+    /// launches are known.
     fn replay(&self, problem: &Problem) -> Option<Replay> {
+        let lock = self.lock().filter(|lock| lock.versions == self.versions())?;
         let (arithmetic, partition) = (self.declaration().arithmetic, self.partition(problem));
-        profile::replay(self.name(), problem, &arithmetic, partition, || self.launches(problem))
+        lock.replay(problem, &arithmetic, partition, || self.launches(problem))
     }
 
     /// Returns the schedule that the subject runs. The default is the schedule of the problem's own algorithm.

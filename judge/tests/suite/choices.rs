@@ -2,6 +2,7 @@
 //! condemned on one that makes it and declares another.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use seamproof_judge::calibrate::{Calibration, CalibrationOutcome};
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -9,9 +10,9 @@ use seamproof_judge::ladder::judge;
 use seamproof_judge::profile::Lock;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
-use seamproof_judge::verdict::Verdict;
+use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, WeightRounding};
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Format, Inputs, Problem, TensorName};
 
 /// Returns the emulated kernel of a case with these options besides the drawn ones.
 fn kernel(case: u64, options: &[(&str, &str)]) -> Emulated {
@@ -42,14 +43,19 @@ const CHOICES: [&[(&str, &str)]; 10] = [
     &[("delta", "unrounded-out"), ("group_sums", "stored"), ("declares", "nothing")],
 ];
 
-/// Number of cases for each choice. More are judged where this variable says so.
-fn cases() -> u64 {
-    std::env::var("SEAMPROOF_CHOICE_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(120)
-}
+/// Number of cases for each choice.
+const CASES: u64 = 200;
+/// Number of cases for each choice where many are asked for.
+const MANY: u64 = 10_000;
 
 fn every_case_holds(choice: usize) {
-    let (mut judged, seed) = (0, 40 + choice as u64);
-    for case in 0..cases() {
+    cases_hold(choice, 0..CASES);
+}
+
+/// Asserts that the kernel with a choice holds in cases of its own seed.
+fn cases_hold(choice: usize, cases: Range<u64>) {
+    let (mut judged, seed, all) = (0, 40 + choice as u64, cases.end - cases.start);
+    for case in cases {
         let kernel = kernel(case, CHOICES[choice]);
         let Some(problem) = problem(seed, case, &kernel) else { continue };
         match judge(&kernel, &problem) {
@@ -57,7 +63,13 @@ fn every_case_holds(choice: usize) {
             verdict => panic!("case {case} of {:?}: {verdict:?}\n{problem:?}", CHOICES[choice]),
         }
     }
-    assert!(judged > cases() * 4 / 5, "only {judged} cases of {:?}", CHOICES[choice]);
+    assert!(judged > all * 4 / 5, "only {judged} cases of {:?}", CHOICES[choice]);
+}
+
+#[test]
+#[ignore = "takes minutes: run it alone"]
+fn every_choice_holds_in_many_cases() {
+    (0..CHOICES.len()).for_each(|choice| cases_hold(choice, CASES..CASES + MANY));
 }
 
 #[test]
@@ -93,6 +105,117 @@ fn choices_together_hold() {
 #[test]
 fn what_declares_nothing_holds() {
     (7..10).for_each(every_case_holds);
+}
+
+/// A kernel that keeps its LSE to itself.
+struct Hides(Emulated);
+
+impl Backend for Hides {
+    fn name(&self) -> &str {
+        "hides"
+    }
+
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.0.declaration();
+        declaration.capabilities.statistics.retain(|statistic| *statistic != TensorName::Lse);
+        declaration
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.0)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = self.0.run(problem, inputs)?;
+        outputs.ranks.iter_mut().for_each(|rank| rank.lse = None);
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn choices_hold_where_the_lse_is_hidden() {
+    for choice in [1, 2, 5, 8] {
+        for case in 0..CASES {
+            let kernel = Hides(kernel(case, CHOICES[choice]));
+            let Some(problem) = problem(60, case, &kernel) else { continue };
+            let verdict = judge(&kernel, &problem);
+            assert!(matches!(verdict, Verdict::Pass(_)), "case {case} of {choice}: {verdict:?}\n{problem:?}");
+        }
+    }
+}
+
+/// A kernel from elsewhere, on one rank. It tells nothing about its arithmetic and its launches, and has a lock file's
+/// profile.
+struct Outside {
+    kernel: Emulated,
+    lock: Option<Lock>,
+    version: &'static str,
+}
+
+impl Outside {
+    fn new(options: &[(&str, &str)], lock: Option<Lock>) -> Outside {
+        Outside { kernel: kernel(0, options), lock, version: "1.0" }
+    }
+}
+
+impl Backend for Outside {
+    fn name(&self) -> &str {
+        "outside"
+    }
+
+    fn declaration(&self) -> Declaration {
+        Declaration::single_rank(Format::Bf16, Format::Bf16).with_arithmetic(Arithmetic::default())
+    }
+
+    fn versions(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([("library".to_owned(), self.version.to_owned())])
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        self.lock.clone()
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.declaration().capabilities.check(problem)?;
+        let mut outputs = self.kernel.run(problem, inputs)?;
+        outputs.ranks.iter_mut().for_each(|rank| rank.max_logit = None);
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn a_kernel_from_elsewhere_is_calibrated_locked_and_held_to_its_lock() {
+    let one_tile = ("kv_tile", "4096");
+    let unfused = [CHOICES[5], &[one_tile]].concat();
+    let make = |_| Ok(Box::new(Outside::new(&unfused, None)) as Box<dyn Backend>);
+    let calibration = Calibration::run(make, 40, 6).expect("the kernel runs");
+    let CalibrationOutcome::Unique(lock) = calibration.outcome("outside", 6) else { panic!("{calibration}") };
+    assert_eq!(lock.weights, Some(WeightRounding::AfterNormalisation));
+    assert_eq!(lock.delta, Some(Delta::WeightedDots));
+    assert_eq!(lock.group_sums, Some(GroupSums::Stored));
+    assert_eq!(lock.versions["library"], "1.0");
+
+    let verdicts = |subject: &Outside| -> Vec<Verdict> {
+        (0..60).filter_map(|case| Some(judge(subject, &problem(8, case, subject)?))).collect()
+    };
+    let tier = |verdicts: &[Verdict]| {
+        let worst = |verdict: &Verdict| match verdict {
+            Verdict::Pass(margin) => margin.tier(Tier::R).worst(),
+            verdict => panic!("{verdict:?}"),
+        };
+        verdicts.iter().map(worst).fold(0.0, f64::max)
+    };
+    let locked = Outside::new(&unfused, Some(*lock));
+    let replayed = tier(&verdicts(&locked));
+    assert!(replayed > 0.5 && replayed <= 1.0, "tier R speaks: {replayed}");
+    let newer = Outside { version: "1.1", ..Outside::new(&unfused, locked.lock.clone()) };
+    assert_eq!(tier(&verdicts(&newer)), 0.0, "the lock is of another version");
+    let fused = Outside::new(&[one_tile], locked.lock.clone());
+    let changed = |verdict: &Verdict| match verdict {
+        Verdict::Finding(finding) => finding.what.contains("numerics changed"),
+        _ => false,
+    };
+    assert!(verdicts(&fused).iter().any(changed));
 }
 
 /// A kernel under another's declaration.

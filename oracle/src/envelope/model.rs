@@ -356,10 +356,12 @@ impl Model {
         1.01 * self.heads.count as f64 * self.heads.format.unit_roundoff()
     }
 
-    /// Returns the most that storing dk and dv of single query heads loses below the format's normal range.
+    /// Returns the most that storing dk and dv of single query heads loses below the format's normal range. Each launch
+    /// stores its own, and there are at most as many launches as partial sums.
     #[inline]
     pub fn heads_floor(&self) -> f64 {
-        1.01 * self.heads.count as f64 * self.heads.format.tiny_half()
+        let stored = self.heads.count * self.partition.sums.count.max(1);
+        1.01 * stored as f64 * self.heads.format.tiny_half()
     }
 
     /// Returns the model of a row's weights: what their errors have in common.
