@@ -379,7 +379,9 @@ fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
     let merging = Merging { count, narrow_out: false, narrow_sums: false };
     let flash = Arithmetic::flash_attention(Accumulation::Unknown);
     let seen = problem.pairs() > 0;
-    seen && problem.mode == mode && eligible(mode, problem).is_ok() && parts(mode, problem, merging, &flash).gradients
+    seen && problem.mode == mode
+        && eligible(mode, problem).is_ok()
+        && parts(mode, problem, merging, &flash).gradients
 }
 
 fn exact_ranks(problem: &Problem, mode: InputMode) -> bool {

@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Algorithm, Positions, Problem, Side};
 use seamproof_oracle::envelope::{
     Arithmetic, Delta, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
 };
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
+use seamproof_oracle::sharding::run_of;
+use seamproof_oracle::{Algorithm, Positions, Problem, Side};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -139,9 +139,8 @@ impl Lock {
         let weights = self.weights.unwrap_or(arithmetic.weights);
         let delta = self.delta.unwrap_or(arithmetic.delta);
         let group_sums = self.group_sums.unwrap_or(arithmetic.group_sums);
-        let is_known = weights != WeightRounding::Unknown
-            && delta != Delta::Unknown
-            && group_sums != GroupSums::Unknown;
+        let is_known =
+            weights != WeightRounding::Unknown && delta != Delta::Unknown && group_sums != GroupSums::Unknown;
         is_known.then(|| NumericProfile {
             rounds_weights: self.rounds_weights,
             scales_logit_gradients: self.scales_logit_gradients,

@@ -8,7 +8,8 @@ use common::{Draws, inputs, random};
 use ndarray::{Array3, Axis};
 use proptest::prelude::*;
 use seamproof_oracle::envelope::{
-    Accumulation, Arithmetic, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS, WeightRounding, largest_multiplicity,
+    Accumulation, Arithmetic, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS,
+    WeightRounding, largest_multiplicity,
 };
 use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, blocked};
 

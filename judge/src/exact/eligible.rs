@@ -308,7 +308,8 @@ pub(crate) fn out_error(
 /// of which is 1.
 ///
 /// The weights are `w / l` for powers of two w, so that all are rounded by the same factor `l · RN(1 / l)` where all are
-/// normal numbers. Near a tie each may be rounded to either side. P in f32 has no such factor.
+/// normal numbers. Below the normal range a weight is off by twice half a smallest spacing at most. Near a tie each may
+/// be rounded to either side. P in f32 has no such factor.
 ///
 /// Products of 16-bit weights and values are integers in units of the smallest weight's last place. Sums below 2²⁴ units
 /// are exact. Others err with each addition. In the modes with values of one sign that error is relative to the sum, and
@@ -322,18 +323,18 @@ pub(crate) fn normalised(
     let format = problem.precision.p.format;
     let count = active as f64;
     let units = count * largest * 2f64.powi(format.precision_bits());
-    let added = if is_uniform(mode) && units >= (1 << 24) as f64 { ADDITION * count * largest } else { 0.0 };
+    let is_exact = !is_uniform(mode) || units < 2f64.powi(24);
+    let added = if is_exact { 0.0 } else { ADDITION * count * largest };
     if format == Format::F32 {
         return ((1.0, 1.0), added);
     }
     let weight = 1.0 / sum;
-    let smallest = if is_uniform(mode) || has_codes(mode) { weight } else { weight * STEP_MIN };
-    if !is_uniform(mode) && smallest < 2f64.powi(format.exponent_min()) {
-        return ((1.0, 1.0), f64::INFINITY);
-    }
+    let has_steps = !is_uniform(mode) && !has_codes(mode);
+    let is_subnormal = has_steps && weight * STEP_MIN < 2f64.powi(format.exponent_min());
+    let floor = if is_subnormal { 2.0 * format.tiny_half() * count * largest } else { 0.0 };
     let error = NORMALISED + sum_error(mode, logit, active) + weight_error(mode, logit);
     let rounded = |error: f64| format.round(weight * (1.0 + error)) * sum;
-    ((rounded(-error), rounded(error)), added)
+    ((rounded(-error), rounded(error)), added + floor)
 }
 
 /// Returns the absolute error of an LSE of `active` keys with a weight among `keys` visible ones.

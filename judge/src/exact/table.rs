@@ -40,8 +40,8 @@ group of heads and every sink is allowed in every mode.
 The table is of a FlashAttention's arithmetic: weights `exp(s − max)` are rounded to the format of P *before* they are
 divided by their sum, and D comes from the stored out. Other declared choices change it so:
 
-- *Weights normalised first* (`after-normalisation`): `out` of `uniform-count`, `endpoints` and `staircase` is that of the
-  rounded `1/sum`, in one launch alone. Merged, it is left to the envelope. Nothing changes with P in f32.
+- *Weights normalised first* (`after-normalisation`): `out` of `uniform-count`, `endpoints` and `staircase` is that of
+  the rounded `1/sum`, in one launch alone. Merged, it is left to the envelope. Nothing changes with P in f32.
 - *An unknown order*: `out` of these modes is left to the envelope, except with P in f32.
 - *D from an unrounded out or from Σ P·dP, or unknown*: dq and dk of `routing` and `pairs` are left to the envelope.
 - *dk and dv of single heads stored*, or unknown: for a group of several heads, sums are those of 16 bits.

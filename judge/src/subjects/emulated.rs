@@ -12,9 +12,9 @@ use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{
     Algorithm, Element, Format, Inputs, Problem, ProblemFields, Scaling, Sink, TensorName,
 };
-use seamproof_simulator::is_unwritten;
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Roundings, Tiles, Units, Variant};
+use seamproof_simulator::is_unwritten;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use serde::de::DeserializeOwned;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use seamproof_judge::calibrate::{Calibration, CalibrationOutcome};
+use seamproof_judge::finding::Check;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::judge;
 use seamproof_judge::profile::Lock;
@@ -12,7 +13,7 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, WeightRounding};
-use seamproof_oracle::{Format, Inputs, Problem, TensorName};
+use seamproof_oracle::{Format, InputMode, Inputs, Precision, Problem, ProblemFields, Softmax, TensorName};
 
 /// Returns the emulated kernel of a case with these options besides the drawn ones.
 fn kernel(case: u64, options: &[(&str, &str)]) -> Emulated {
@@ -253,6 +254,44 @@ fn a_choice_that_is_not_declared_is_condemned() {
             matches!(judge(&claims, &problem), Verdict::Finding(_))
         });
         assert!(condemned.is_some(), "{choice:?}");
+    }
+}
+
+#[test]
+fn exact_modes_tell_the_orders_of_normalising_apart() {
+    use InputMode::{Endpoints, Staircase, UniformCount};
+    for mode in [UniformCount, Endpoints, Staircase] {
+        for format in [Format::Bf16, Format::Fp16] {
+            let fields = ProblemFields {
+                mode,
+                data_seed: 3,
+                softmax: Softmax::scaled(std::f32::consts::LN_2),
+                precision: Precision::uniform(format),
+                ..ProblemFields::packed(&[(40, 40), (9, 23)], 16)
+            };
+            let problem = Problem::new(fields).expect("the fields are legal");
+            let verdict = |made: &str, declared: WeightRounding| {
+                let kernel = kernel(1, &[("weights", made)]);
+                let arithmetic = kernel.declaration().arithmetic;
+                judge(
+                    &Claims { kernel, arithmetic: Arithmetic { weights: declared, ..arithmetic } },
+                    &problem,
+                )
+            };
+            let (before, after) = (WeightRounding::BeforeNormalisation, WeightRounding::AfterNormalisation);
+            for (made, own, other) in
+                [("before-normalisation", before, after), ("after-normalisation", after, before)]
+            {
+                let right = verdict(made, own);
+                assert!(matches!(right, Verdict::Pass(_)), "{mode:?} {format} {made}: {right:?}");
+                let unknown = verdict(made, WeightRounding::Unknown);
+                assert!(matches!(unknown, Verdict::Pass(_)), "{mode:?} {format} {made}: {unknown:?}");
+                let Verdict::Finding(finding) = verdict(made, other) else {
+                    panic!("{mode:?} {format} {made}")
+                };
+                assert_eq!(finding.check, Check::Exact, "{mode:?} {format} {made}: {finding}");
+            }
+        }
     }
 }
 

@@ -166,7 +166,8 @@ impl Forward<'_> {
         }
         let row = self.got_out(plan, place);
         let is_plain = self.weights == WeightRounding::BeforeNormalisation;
-        if is_plain && row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right)) {
+        if is_plain && row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right))
+        {
             tally.worst.held(row.len());
             return true;
         }
