@@ -286,10 +286,13 @@ fn exact_modes_tell_the_orders_of_normalising_apart() {
                 assert!(matches!(right, Verdict::Pass(_)), "{mode:?} {format} {made}: {right:?}");
                 let unknown = verdict(made, WeightRounding::Unknown);
                 assert!(matches!(unknown, Verdict::Pass(_)), "{mode:?} {format} {made}: {unknown:?}");
-                let Verdict::Finding(finding) = verdict(made, other) else {
-                    panic!("{mode:?} {format} {made}")
-                };
-                assert_eq!(finding.check, Check::Exact, "{mode:?} {format} {made}: {finding}");
+                // The sums of a staircase are mostly powers of two, whose reciprocals have no rounding.
+                if mode != Staircase {
+                    let Verdict::Finding(finding) = verdict(made, other) else {
+                        panic!("{mode:?} {format} {made}")
+                    };
+                    assert_eq!(finding.check, Check::Exact, "{mode:?} {format} {made}: {finding}");
+                }
             }
         }
     }
