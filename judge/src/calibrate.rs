@@ -41,8 +41,9 @@ const KV_TILES: [usize; 4] = [16, 32, 64, 128];
 const DRAWS_MAX: u64 = 100;
 
 /// Smallest share of dithered cases that condemn a wrong candidate. Of 100 cases of an emulated kernel that stores the
-/// gradients of single heads, 30 condemn that it does not, since the others have no groups or no rounding that shows. No
-/// other wrong candidate survives as often. If the true share were a fifth, that count would have a chance of one in 90.
+/// gradients of single heads, 30 condemn that it does not, since the others have no groups or no rounding that shows.
+/// Apart from orders of merging, which few cases have, no other wrong candidate survives as often. If the true share
+/// were a fifth, that count would have a chance of one in 90.
 const CONDEMNING_SHARE: f64 = 1.0 / 5.0;
 /// Largest chance of locking a profile that is not the subject's.
 const WRONG_LOCK_CHANCE: f64 = 1e-6;

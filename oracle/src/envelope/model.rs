@@ -122,8 +122,8 @@ fn may_normalise_first(weights: WeightRounding, p: Format) -> bool {
     weights != WeightRounding::BeforeNormalisation || p == Format::F32
 }
 
-/// Returns the roundings of dk and dv of single query heads: one for each head of a group, and one less for the sums of
-/// heads that are stored.
+/// Returns the roundings of dk and dv of single query heads: as many as a group has heads, whether the stored gradients
+/// are added in f32 or one after the other in their format.
 fn stored_heads(sums: GroupSums, problem: &Problem) -> GradientSums {
     let count = match sums {
         GroupSums::F32 => 0,
