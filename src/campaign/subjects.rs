@@ -1,6 +1,10 @@
 //! Subjects of campaigns, whose options are drawn for each case.
 
+use super::plan::Plan;
+use super::{asked, canary_plan};
 use crate::backends::{self, BackendError};
+use seamproof_judge::asked::Asked;
+use seamproof_judge::campaign::canary_call;
 use seamproof_judge::subject::{Backend, Declaration};
 pub use seamproof_judge::subjects::Options;
 use seamproof_judge::subjects::SubjectName;
@@ -49,6 +53,20 @@ impl Registered {
         &self.fixed
     }
 
+    /// Returns the subject with the fault that its canary looks for; `None` where no wrong call shows on what it takes.
+    /// The emulated kernel has its fault planted. Any other subject is called wrongly, in the first way that changes
+    /// the exact answer of a problem that it takes.
+    pub fn canary(&self, plan: &Plan) -> Result<Option<Box<dyn Subjects>>, BackendError> {
+        if backends::is_emulated(&self.name) {
+            return Ok(Some(Box::new(PlantedSubjects::default())));
+        }
+        let (plan, subject) = (canary_plan(plan), self.backend(&self.options(0))?);
+        let inside = |index| asked(&plan, self, index).ok().and_then(Asked::inside);
+        let Some(call) = canary_call(subject.as_ref(), inside) else { return Ok(None) };
+        let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
+        Ok(Some(Box::new(Registered::with(wrong.name(), wrong.options)?)))
+    }
+
     /// Prepares everything that the subject's runs need, or says why that is not possible.
     pub fn ready(&self) -> Result<(), String> {
         let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
@@ -72,7 +90,7 @@ impl Subjects for Registered {
     }
 }
 
-/// Subject of the canary: the emulated one with a planted fault.
+/// Subject of the emulated kernel's canary: the kernel with a planted fault.
 #[derive(Clone, Debug)]
 pub struct PlantedSubjects(String);
 

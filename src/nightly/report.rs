@@ -164,6 +164,7 @@ impl Report {
         let point = Point::of(self.night, &campaign);
         let named = |what: String| format!("{subject} {profile}: {what}");
         self.missed.extend(few(&summary.missed).into_iter().map(named));
+        self.missed.extend(summary.adapter.iter().cloned().map(named));
         self.internal.extend(summary.infrastructure.iter().cloned().map(named));
         self.seconds += summary.seconds;
         self.unexplained += point.unexplained;
