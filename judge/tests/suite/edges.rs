@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use seamproof_judge::campaign::{Campaign, CampaignSummary};
+use seamproof_judge::finding::Check;
 use seamproof_judge::prelude::*;
 use seamproof_judge::subject::BalanceKind;
 use seamproof_judge::subjects::Emulated;
@@ -165,7 +166,9 @@ fn a_kernel_that_is_wrong_at_an_edge_of_its_table_is_found() {
         for failure in &summary.failures {
             let problem = &failure.case.problem;
             assert_eq!(subject.table.refusal(problem), None, "{row}: {problem:?}");
-            assert!(wrong(problem), "{row}: {problem:?}");
+            // An identity may have asked the problem at the edge.
+            let by_identity = failure.key.check == Check::Identity;
+            assert!(wrong(problem) || by_identity, "{row}: {problem:?}");
             assert!(problem.tokens() <= 12, "{row}: {problem:?}");
         }
     }
@@ -188,7 +191,8 @@ fn what_cannot_be_asked_is_counted() {
     table.masks.window_most = 3;
     let narrow = campaign(&Behind::new(table, false, |_| false), 2, 300);
     let named: Vec<&str> = narrow.not_asked.keys().map(|relation| relation.name()).collect();
-    assert_eq!(named, ["padding-amount", "empty-sequence", "closing-offsets", "wide-window"], "{narrow}");
+    let expected = ["padding-amount", "empty-sequence", "closing-offsets", "wide-window", "narrower-window"];
+    assert_eq!(named, expected, "{narrow}");
     assert!(narrow.to_string().contains("not asked: padding-amount ("), "{narrow}");
     let wide = campaign(&Behind::new(Table::widest(), true, |_| false), 2, 300);
     assert!(wide.not_asked.is_empty(), "{wide}");
