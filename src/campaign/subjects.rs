@@ -113,3 +113,34 @@ impl Subjects for PlantedSubjects {
         Ok(backends::canary())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Shard;
+    use super::*;
+    use seamproof_judge::generate::Profile;
+
+    /// Test that the emulated kernel has its own fault, and that any other subject is called wrongly: with its own
+    /// options, and by a name that replays.
+    #[test]
+    fn the_canary_of_a_subject_is_its_own() {
+        let plan = Plan {
+            seed: 1,
+            profile: Profile::Large,
+            cases: Some(1),
+            time: None,
+            shard: Shard::WHOLE,
+            jobs: 1,
+        };
+        let wrong = |name: &str| {
+            let subject = Registered::new(name).expect("a subject");
+            subject.canary(&plan).expect("it can be made").expect("a wrong call shows")
+        };
+        for name in ["emulated", "emulated@worker", "emulated:merge=deferred"] {
+            assert_eq!(wrong(name).name(), "window-off-by-one", "{name}");
+        }
+        let called = wrong("cuda:attention=simple");
+        assert_eq!(called.name(), "cuda~call-window-narrower");
+        assert_eq!(called.options(7).get("attention").map(String::as_str), Some("simple"));
+    }
+}

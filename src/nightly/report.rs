@@ -19,7 +19,7 @@ const LINES_MAX: usize = 4;
 
 /// Explanation of the columns.
 const LEGEND: &str = "\
-*cases*: all that were run. *refused*: those outside the subject's capability table. *malformed*: those that no subject may
+*cases*: all that were run. *refused*: those outside the subject's table. *malformed*: those that no subject may
 take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
 *against the night before*: cases per second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
 

@@ -198,6 +198,21 @@ fn what_cannot_be_asked_is_counted() {
     assert!(wide.not_asked.is_empty(), "{wide}");
 }
 
+/// Test that a subject that refuses nothing by itself never sees a problem outside its table, whoever asks.
+#[test]
+fn a_subject_that_refuses_nothing_is_not_asked_outside_its_table() {
+    let mut table = Table::widest();
+    table.softcap = false;
+    let softmax = Softmax { softcap: Some(20.0), ..Softmax::scaled(0.5) };
+    let problem = Problem::new(ProblemFields { softmax, ..ProblemFields::packed(&[(2, 2)], 8) });
+    let problem = problem.expect("it is legal");
+    for (refuses, outside) in [(false, 0), (true, 1)] {
+        let subject = Behind::new(table.clone(), refuses, |_| false);
+        assert_eq!(judge(&subject, &problem), Verdict::Refused(Refusal::Softcap));
+        assert_eq!(subject.outside.into_inner(), outside);
+    }
+}
+
 /// Test that an adapter whose table and kernel do not fit each other is told so.
 #[test]
 fn an_adapter_at_fault_is_told() {

@@ -164,7 +164,7 @@ fn numbers_and_masks_move_to_the_nearest() {
     use Alignment::{BottomRight, TopLeft};
     let two_sided = mask(Some(3), Some(2), TopLeft);
     let causal = |table: &mut Table| {
-        table.masks.forms = vec![MaskForm::Full, MaskForm::Causal, MaskForm::CausalWindow]
+        table.masks.forms = vec![MaskForm::Full, MaskForm::Causal, MaskForm::CausalWindow];
     };
     assert_eq!(masked(two_sided, &causal), mask(Some(3), Some(0), TopLeft));
     assert_eq!(masked(mask(Some(3), None, TopLeft), &causal), Mask::FULL);
