@@ -221,8 +221,8 @@ pub enum CalibrationOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unlockable {
-    /// A capability table that refuses every case.
-    #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]
+    /// A table that refuses every case.
+    #[error("its table refuses all {0} dithered cases: run more, or widen the table")]
     NoCase(u64),
     /// A subject that tells nothing about its launches.
     #[error(
@@ -271,9 +271,9 @@ impl Calibration {
     }
 
     fn of_case(backend: &dyn Backend, problem: &Problem) -> Result<Calibration, RunError> {
-        let problem = &backend.fitted(problem.clone());
-        let is_refused = backend.declaration().capabilities.refusal(problem).is_some();
-        if is_refused || problem.pass == Pass::Forward {
+        let table = backend.declaration().table;
+        let problem = &table.fitted(problem.clone());
+        if table.refusal(problem).is_some() || problem.pass == Pass::Forward {
             return Ok(Calibration { refused: 1, ..Calibration::default() });
         }
         let Some(trial) = Trial::run(backend, problem)? else {

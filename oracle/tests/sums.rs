@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
 use common::{Draws, inputs, random};
 use ndarray::{Array3, Axis};
@@ -136,7 +137,7 @@ fn compare(problem: &Problem, inputs: &Inputs, model: &Model) -> [f64; 4] {
 fn model_of(problem: &Problem, draws: &mut Draws) -> Model {
     let accumulation = draws.pick(&[
         Accumulation::F32Serial,
-        Accumulation::F32Tree(4),
+        Accumulation::F32Tree(NonZeroUsize::MIN.saturating_add(3)),
         Accumulation::WgmmaTruncating,
         Accumulation::Unknown,
     ]);

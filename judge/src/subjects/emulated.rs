@@ -6,12 +6,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use seamproof_oracle::envelope::{self, Accumulation, Delta, GroupSums, Partition, WeightRounding};
-use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{
-    Algorithm, Element, Format, Inputs, Problem, ProblemFields, Scaling, Sink, TensorName,
-};
+use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scaling, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Roundings, Tiles, Units, Variant};
 use seamproof_simulator::is_unwritten;
@@ -23,8 +20,8 @@ use super::built::built;
 use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
-    ParallelRule, Promises, Refusal, RunError,
+    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Promises,
+    Refusal, RunError, START_SECONDS, Table,
 };
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
@@ -215,7 +212,7 @@ impl Emulated {
         Problem::new(fields).map_or(Cow::Borrowed(problem), Cow::Owned)
     }
 
-    /// Returns the schedule of a problem, or the refusal in the words of the capability table.
+    /// Returns the schedule of a problem, or the refusal as a row of the table.
     pub fn launchable(&self, problem: &Problem) -> Result<Rc<Schedule>, RunError> {
         check_launch(problem, self.results)?;
         if self.delta == Delta::WeightedDots && !WHOLE_ROWS.contains(&problem.parallel.algorithm.name()) {
@@ -258,41 +255,37 @@ impl Emulated {
 /// Algorithms whose backward launches see all keys of their rows, which `Σ P·dP` needs.
 const WHOLE_ROWS: [&str; 2] = ["single", "all-to-all"];
 
-/// Refuses the problems that the launcher itself cannot run. It is written without the capability table on purpose:
-/// the judge compares the two, and thus finds a table that promises too much or too little.
+/// Refuses the problems that the launcher itself cannot run. It is written without the table on purpose: the judge
+/// compares the two, and thus finds a table that promises too much or too little.
 fn check_launch(problem: &Problem, results: Results) -> Result<(), Refusal> {
     let io = problem.precision.q.format;
     let result = if results == Results::F32 { Format::F32 } else { io };
     for (quantity, element) in problem.precision.elements() {
-        if element.scaling != Scaling::None {
-            return Err(Refusal::Scaling { quantity });
-        }
         let format = element.format;
         let runs = match quantity {
-            "p" => matches!(format, Format::F32 | Format::Bf16 | Format::Fp16),
+            "p" => format == io || format == Format::F32,
             "out" | "gradients" => format == result,
             _ => matches!(format, Format::Bf16 | Format::Fp16) && format == io,
         };
-        if !runs {
-            return Err(Refusal::Format { quantity, format: format.name() });
+        if !runs || element.scaling != Scaling::None {
+            return Err(Refusal::Precision { quantity, element });
         }
     }
     Ok(())
 }
 
-/// Returns the schedule of a problem whose tensors are all in one format, or the refusal in the words of the capability
-/// table.
+/// Returns the schedule of a problem whose tensors are all in one format, or the refusal as a row of the table.
 pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     check_launch(problem, Results::Inputs)?;
     scheduled(problem, order)
 }
 
-/// Returns the schedule of a problem, or the builder's refusal in the words of the capability table.
+/// Returns the schedule of a problem, or the builder's refusal as a row of the table.
 fn scheduled(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 
-/// Returns the rule of the capability table that a builder's refusal stands for.
+/// Returns the rule that a builder's refusal stands for.
 fn rule(error: &BuildError) -> ParallelRule {
     match error {
         BuildError::Shard(ShardingError::Span { .. }) => ParallelRule::SpanMultiple,
@@ -324,26 +317,22 @@ impl Backend for Emulated {
             delta: self.delta,
             group_sums: self.group_sums,
         };
-        let algorithms = match self.delta {
-            Delta::WeightedDots => WHOLE_ROWS.to_vec(),
-            _ => Algorithm::ALL.map(Algorithm::name).to_vec(),
-        };
+        let mut table = Table { statistics: vec![TensorName::Lse, TensorName::MaxLogit], ..Table::widest() };
+        if self.delta == Delta::WeightedDots {
+            table.parallel.algorithms = WHOLE_ROWS.to_vec();
+        }
+        if self.results == Results::F32 {
+            for precision in &mut table.precisions {
+                (precision.out, precision.gradients) = (Format::F32.into(), Format::F32.into());
+            }
+        }
         Declaration {
-            capabilities: Capabilities {
-                formats: vec![Format::Bf16, Format::Fp16],
-                weight_formats: vec![Format::F32, Format::Bf16, Format::Fp16],
-                f32_results: self.results == Results::F32,
-                head_dims: 1..=HEAD_DIM_MAX,
-                algorithms,
-                sub_groups: true,
-                softcap: true,
-                sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
-                backward: true,
-                statistics: vec![TensorName::Lse, TensorName::MaxLogit],
-            },
+            table,
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
             promises,
             arithmetic: if self.declares { arithmetic } else { envelope::Arithmetic::default() },
+            refuses: true,
+            start_seconds: START_SECONDS,
         }
     }
 

@@ -25,7 +25,7 @@ fn kernel(case: u64, options: &[(&str, &str)]) -> Emulated {
 /// Returns the drawn problem of a case that is nearest to what a kernel takes.
 fn problem(seed: u64, case: u64, kernel: &dyn Backend) -> Option<Problem> {
     match generate::draw(seed, case, &Limits::quick()) {
-        Draw::Problem(problem) => Some(kernel.fitted(problem)),
+        Draw::Problem(problem) => Some(kernel.declaration().table.fitted(problem)),
         Draw::Malformed(_) => None,
     }
 }
@@ -118,7 +118,7 @@ impl Backend for Hides {
 
     fn declaration(&self) -> Declaration {
         let mut declaration = self.0.declaration();
-        declaration.capabilities.statistics.retain(|statistic| *statistic != TensorName::Lse);
+        declaration.table.statistics.retain(|statistic| *statistic != TensorName::Lse);
         declaration
     }
 
@@ -177,7 +177,7 @@ impl Backend for Outside {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.declaration().capabilities.check(problem)?;
+        self.declaration().table.check(problem)?;
         let mut outputs = self.kernel.run(problem, inputs)?;
         outputs.ranks.iter_mut().for_each(|rank| rank.max_logit = None);
         Ok(outputs)

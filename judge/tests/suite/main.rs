@@ -4,6 +4,7 @@ mod any_order;
 mod approximate;
 mod broken_backends;
 mod choices;
+mod edges;
 mod emulated_bytes;
 mod fitted;
 mod identity;
@@ -12,4 +13,6 @@ mod many_sequences;
 mod odd_shapes;
 mod sample;
 mod shrink;
+
+mod tables;
 mod tiers;

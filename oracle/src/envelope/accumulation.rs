@@ -1,5 +1,7 @@
 //! Accumulation: how a subject sums, and the factors of a sum's magnitudes that bound its error.
 
+use std::num::NonZeroUsize;
+
 use serde::{Deserialize, Serialize};
 
 use super::constants::{F32_ROUNDOFF, ROW_SUM_TAIL};
@@ -18,9 +20,9 @@ pub enum Accumulation {
     /// through more roundings in any other order, nor with fused multiplication and addition, nor in f64. The bounds
     /// therefore hold for any mix of these, where subnormals are kept.
     F32Serial,
-    /// This number of serial partial sums in f32, at least 1, and a binary tree over them, in every sum. The bounds are
+    /// This number of serial partial sums in f32, and a binary tree over them, in every sum. The bounds are
     /// tighter than those of serial sums.
-    F32Tree(usize),
+    F32Tree(NonZeroUsize),
     /// Sums of Hopper's `wgmma`: 16 products and the addend are aligned to the largest exponent and cut to 25
     /// fractional bits, and the result is truncated to f32. Row sums are FlashAttention-3's: four threads for each row,
     /// then a shuffle.
@@ -144,8 +146,8 @@ impl Accumulation {
     }
 }
 
-fn tree_roundings(n: usize, width: usize) -> usize {
-    let width = width.max(1);
+fn tree_roundings(n: usize, width: NonZeroUsize) -> usize {
+    let width = width.get();
     n.div_ceil(width) + width.next_power_of_two().trailing_zeros() as usize
 }
 

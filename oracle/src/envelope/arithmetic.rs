@@ -79,12 +79,16 @@ impl Arithmetic {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
+
+    const EIGHT: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
     #[test]
     fn choices_are_written_as_the_protocol_says() {
         let declared = Arithmetic {
-            accumulation: Accumulation::F32Tree(8),
+            accumulation: Accumulation::F32Tree(EIGHT),
             weights: WeightRounding::AfterNormalisation,
             delta: Delta::WeightedDots,
             group_sums: GroupSums::Stored,
@@ -93,6 +97,8 @@ mod tests {
         assert_eq!(serde_json::to_string(&declared).expect("plain data"), text);
         assert_eq!(serde_json::from_str::<Arithmetic>(text).expect("what was written"), declared);
         assert_eq!(serde_json::from_str::<Arithmetic>("{}").expect("all unknown"), Arithmetic::default());
-        assert!(serde_json::from_str::<Arithmetic>(r#"{"weight":"unknown"}"#).is_err());
+        for wrong in [r#"{"weight":"unknown"}"#, r#"{"accumulation":{"f32-tree":0}}"#] {
+            assert!(serde_json::from_str::<Arithmetic>(wrong).is_err(), "{wrong}");
+        }
     }
 }
