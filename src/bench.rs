@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ndarray::{Array1, Array2, Array3, Zip};
 use rayon::prelude::*;
-use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, Model, Partition};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Problem, ProblemError, ProblemFields, Run,
     Saved, Sequence, Softmax, TensorRows, blocked,
@@ -69,7 +69,8 @@ fn gemm_rate(threads: usize) -> f64 {
 /// Runs the oracle's forward and backward, with the envelope of a subject that sums serially where `envelope` is set.
 fn run_oracle(problem: &Problem, inputs: &Inputs, envelope: bool) {
     let tiles = Partition::single(128, 128);
-    let model = envelope.then(|| Model::new(problem, Accumulation::F32Serial, tiles));
+    let arithmetic = Arithmetic::flash_attention(Accumulation::F32Serial);
+    let model = envelope.then(|| Model::new(problem, arithmetic, tiles));
     let forward = blocked::forward(problem, inputs, model.as_ref());
     let saved = Saved::from(&forward.exact);
     std::hint::black_box(blocked::backward(problem, inputs, &saved, model.as_ref()));

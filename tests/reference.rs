@@ -13,7 +13,7 @@ use seamproof_kernels::cache::Cache;
 use seamproof_kernels::view::View;
 use seamproof_lab::large::{self, Rows};
 use seamproof_lab::reference::{self, Answers, Query, Questions, ReferenceTensors};
-use seamproof_oracle::envelope::{Accumulation, Model, Partition, SLOTS};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, Model, Partition, SLOTS};
 use seamproof_oracle::{Format, Inputs, Problem, TensorName, blocked};
 
 /// Unit roundoff of f64.
@@ -89,7 +89,8 @@ fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: 
 /// the largest logit, 4ε of the difference, and 2 ulp of `e^x`. A sum is off by a rounding for each key, and by two
 /// and an `e^x` for each tile of 64 keys.
 fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 2]) {
-    let model = Model::new(problem, Accumulation::WgmmaTruncating, Partition::single(64, 64));
+    let arithmetic = Arithmetic::flash_attention(Accumulation::WgmmaTruncating);
+    let model = Model::new(problem, arithmetic, Partition::single(64, 64));
     let asked = queries(problem);
     let (queries, positions): (Vec<Query>, Vec<usize>) = asked.into_iter().unzip();
     let answers = ask(gpu, problem, inputs, &queries, &model);
@@ -272,7 +273,7 @@ fn a_forward_is_judged_by_the_reference() {
     for (problem, inputs) in problems(Profile::Quick, 200) {
         let Ok(outputs) = subject.run(&problem, &inputs) else { continue };
         let [got] = outputs.ranks.as_slice() else { continue };
-        let model = Model::new(&problem, subject.declaration().accumulation, subject.partition(&problem));
+        let model = Model::new(&problem, subject.declaration().arithmetic, subject.partition(&problem));
         let judge = |got, rows| {
             let forward = large::Forward { problem: &problem, inputs: &inputs, got, model: &model };
             large::forward(&gpu, &forward, rows).unwrap()

@@ -8,15 +8,25 @@
 //!
 //! The way of merging partial results changes bounds alone, and the bounds of the merge orders are nested. Several
 //! candidates may explain everything and differ in their merges alone. The profile is then the tightest of them:
-//! merges kept in f32, then what the subject declares, then merges rounded to the result's format.
+//! merges kept in f32, then what the subject declares, then merges rounded to the result's format. The source of D and
+//! the format of single heads' gradients are found in the same way, in the order of [`BackwardFacts`]: a stored out
+//! leaves D no error to speak of, and an unrounded out leaves it that of the last rounding.
+//!
+//! A choice that the cases show, and that every instance declared so, is left to the declaration in the lock. What a
+//! subject declares as unknown is locked as it was found.
+//!
+//! How sure a profile is follows from the cases that condemned each other candidate ([`Calibration::doubt`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rayon::prelude::*;
-use seamproof_oracle::envelope::{KeyOrder, Merges, NumericProfile};
+use seamproof_oracle::envelope::{
+    Arithmetic, Delta, GroupSums, KeyOrder, Merges, NumericProfile, WeightRounding,
+};
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
+use serde::Serialize;
 
 use crate::generate::{self, Draw, Limits};
 use crate::ladder::Trial;
@@ -30,12 +40,15 @@ const KV_TILES: [usize; 4] = [16, 32, 64, 128];
 /// Largest number of draws of the generator for each dithered case.
 const DRAWS_MAX: u64 = 100;
 
-/// Smallest share of dithered cases that condemn a wrong candidate. Of 139 cases of the emulated kernel, 62 condemn
-/// the wrong candidate that survives most often (scaled queries, which differ only where the scale is no power of
-/// two). If the true share were a third, that count would have a chance of one in 300.
-const CONDEMNING_SHARE: f64 = 1.0 / 3.0;
+/// Smallest share of dithered cases that condemn a wrong candidate. Of 100 cases of an emulated kernel that stores the
+/// gradients of single heads, 30 condemn that it does not, since the others have no groups or no rounding that shows.
+/// Apart from orders of merging, which few cases have, no other wrong candidate survives as often. If the true share
+/// were a fifth, that count would have a chance of one in 90.
+const CONDEMNING_SHARE: f64 = 1.0 / 5.0;
 /// Largest chance of locking a profile that is not the subject's.
 const WRONG_LOCK_CHANCE: f64 = 1e-6;
+/// Largest [`Calibration::doubt`] with which a profile is locked.
+pub const DOUBT_MAX: f64 = 1e-4;
 
 /// Properties of a profile that the forward shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +61,8 @@ pub struct ForwardFacts {
     pub kv_tile: Option<usize>,
     /// Whether tiles are taken from the last to the first.
     pub descending: bool,
+    /// Whether weights are normalised before they are rounded, [`NumericProfile::weights`].
+    pub normalises_first: bool,
     /// Order of merging, [`Lock::merge`]; `None` for what the subject declares.
     pub merge: Option<MergeOrder>,
 }
@@ -59,6 +74,38 @@ pub struct BackwardFacts {
     pub rounds_weights: bool,
     /// Whether logit gradients are scaled before they are rounded, [`NumericProfile::scales_logit_gradients`].
     pub scales_logit_gradients: bool,
+    /// Format of the gradients of one query head, [`NumericProfile::group_sums`]. The tighter choice comes first.
+    pub group_sums: GroupSums,
+    /// Source of D, [`NumericProfile::delta`]. A tighter choice comes before a weaker one.
+    pub delta: Delta,
+}
+
+/// Score of a candidate over all cases.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Largest error ÷ bound of any case.
+    pub worst: f64,
+    /// Number of cases with an error past its bound.
+    pub condemned: u64,
+}
+
+impl Score {
+    fn of_case(ratio: f64) -> Score {
+        Score { worst: ratio, condemned: u64::from(!explains(ratio)) }
+    }
+
+    /// Whether the candidate explains every case.
+    pub fn explains(&self) -> bool {
+        self.condemned == 0
+    }
+
+    fn and(self, other: Score) -> Score {
+        Score { worst: self.worst.max(other.worst), condemned: self.condemned + other.condemned }
+    }
+}
+
+fn explains(ratio: f64) -> bool {
+    ratio <= 1.0
 }
 
 /// Scores of all candidates, each the largest error ÷ bound.
@@ -66,33 +113,49 @@ pub struct BackwardFacts {
 pub struct Calibration {
     /// Number of cases that were judged.
     pub cases: u64,
-    /// Number of cases that the subject's table refuses.
+    /// Number of cases that the subject's table refuses, or whose backward it does.
     pub refused: u64,
     /// Number of cases whose launches the subject does not tell, or for which it gave no whole result.
     pub untold: u64,
     /// Score of each forward candidate, from out.
-    pub forward: BTreeMap<ForwardFacts, f64>,
+    pub forward: BTreeMap<ForwardFacts, Score>,
     /// Orders of merging that differ in some case from what the subject declares.
     pub other_orders: BTreeSet<MergeOrder>,
     /// Score of each backward candidate, from dq, dk and dv; empty where the subject shows no LSE.
-    pub backward: BTreeMap<BackwardFacts, f64>,
+    pub backward: BTreeMap<BackwardFacts, Score>,
+    /// Choices that the instances declared, with an unknown one where a choice is.
+    pub declared: BTreeSet<(WeightRounding, Delta, GroupSums)>,
+    /// Versions of what ran, [`Backend::versions`].
+    pub versions: BTreeMap<String, String>,
 }
 
 impl ForwardFacts {
-    /// Returns every candidate that merges as declared. Weights that are not rounded tell nothing about tiles and
-    /// their order, so they get one candidate for all of these.
+    /// Returns every candidate that merges as declared. Weights that are not rounded, or that are normalised first, tell
+    /// nothing about tiles and their order, so they get one candidate for all of these. Weights that are not rounded
+    /// tell nothing about the order of normalising them either.
     fn all() -> impl Iterator<Item = ForwardFacts> {
         let tiles = [None].into_iter().chain(KV_TILES.map(Some));
         let all = tiles.flat_map(|kv_tile| {
-            (0..8u32).map(move |bits| ForwardFacts {
+            (0..16u32).map(move |bits| ForwardFacts {
                 rounds_weights: bits & 1 == 0,
                 scales_queries: bits & 2 != 0,
                 kv_tile,
                 descending: bits & 4 != 0,
+                normalises_first: bits & 8 != 0,
                 merge: None,
             })
         });
-        all.filter(|facts| facts.rounds_weights || (facts.kv_tile.is_none() && !facts.descending))
+        let is_told = |facts: &ForwardFacts| facts.rounds_weights || !facts.normalises_first;
+        let has_tiles = |facts: &ForwardFacts| facts.rounds_weights && !facts.normalises_first;
+        let has_one = |facts: &ForwardFacts| facts.kv_tile.is_none() && !facts.descending;
+        all.filter(move |facts| is_told(facts) && (has_tiles(facts) || has_one(facts)))
+    }
+
+    fn weights(self) -> WeightRounding {
+        match self.normalises_first {
+            true => WeightRounding::AfterNormalisation,
+            false => WeightRounding::BeforeNormalisation,
+        }
     }
 
     fn profile(self, declared_tile: usize) -> NumericProfile {
@@ -102,22 +165,42 @@ impl ForwardFacts {
             scales_queries: self.scales_queries,
             kv_tile: self.kv_tile.unwrap_or(declared_tile),
             kv_order: if self.descending { KeyOrder::Descending } else { KeyOrder::Ascending },
+            weights: self.weights(),
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
         }
     }
 }
 
 impl BackwardFacts {
     fn all() -> impl Iterator<Item = BackwardFacts> {
-        (0..4u32).map(|bits| BackwardFacts {
-            rounds_weights: bits & 1 == 0,
-            scales_logit_gradients: bits & 2 != 0,
+        let choices = [GroupSums::F32, GroupSums::Stored].into_iter().flat_map(|group_sums| {
+            let deltas = [Delta::StoredOut, Delta::WeightedDots, Delta::UnroundedOut];
+            deltas.map(|delta| (group_sums, delta))
+        });
+        choices.flat_map(|(group_sums, delta)| {
+            (0..4u32).map(move |bits| BackwardFacts {
+                rounds_weights: bits & 1 == 0,
+                scales_logit_gradients: bits & 2 != 0,
+                group_sums,
+                delta,
+            })
         })
     }
 
     fn profile(self) -> NumericProfile {
-        let BackwardFacts { rounds_weights, scales_logit_gradients } = self;
+        let BackwardFacts { rounds_weights, scales_logit_gradients, delta, group_sums } = self;
         let kv_order = KeyOrder::Ascending;
-        NumericProfile { rounds_weights, scales_logit_gradients, scales_queries: false, kv_tile: 1, kv_order }
+        NumericProfile {
+            rounds_weights,
+            scales_logit_gradients,
+            scales_queries: false,
+            weights: WeightRounding::BeforeNormalisation,
+            delta,
+            group_sums,
+            kv_tile: 1,
+            kv_order,
+        }
     }
 }
 
@@ -138,8 +221,8 @@ pub enum CalibrationOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unlockable {
-    /// A capability table that refuses every case.
-    #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]
+    /// A table that refuses every case.
+    #[error("its table refuses all {0} dithered cases: run more, or widen the table")]
     NoCase(u64),
     /// A subject that tells nothing about its launches.
     #[error(
@@ -171,8 +254,8 @@ pub fn lock_cases_min() -> u64 {
 }
 
 impl Calibration {
-    /// Scores every candidate on `cases` dithered problems of `seed`. The function `backend` makes the instance for a
-    /// case.
+    /// Scores every candidate on `cases` dithered problems of `seed`, each fitted to what the subject takes. The function
+    /// `backend` makes the instance for a case.
     pub fn run(
         backend: impl Fn(u64) -> Result<Box<dyn Backend>, RunError> + Sync,
         cases: u64,
@@ -188,7 +271,9 @@ impl Calibration {
     }
 
     fn of_case(backend: &dyn Backend, problem: &Problem) -> Result<Calibration, RunError> {
-        if backend.declaration().capabilities.refusal(problem).is_some() {
+        let table = backend.declaration().table;
+        let problem = &table.fitted(problem.clone());
+        if table.refusal(problem).is_some() || problem.pass == Pass::Forward {
             return Ok(Calibration { refused: 1, ..Calibration::default() });
         }
         let Some(trial) = Trial::run(backend, problem)? else {
@@ -200,13 +285,15 @@ impl Calibration {
         let others: BTreeMap<MergeOrder, Merges> = others.collect();
         let mut forward = BTreeMap::new();
         for facts in ForwardFacts::all() {
-            let declared = trial.out(facts.profile(tile), None);
+            let declared = Score::of_case(trial.out(facts.profile(tile), None));
             forward.insert(facts, declared);
             for order in MergeOrder::ALL {
                 let other = others.get(&order).map(|merges| trial.out(facts.profile(tile), Some(*merges)));
+                let other = other.map(Score::of_case);
                 forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));
             }
         }
+        let Arithmetic { weights, delta, group_sums, .. } = backend.declaration().arithmetic;
         Ok(Calibration {
             cases: 1,
             refused: 0,
@@ -214,8 +301,10 @@ impl Calibration {
             forward,
             other_orders: others.into_keys().collect(),
             backward: BackwardFacts::all()
-                .filter_map(|facts| Some((facts, trial.gradients(facts.profile())?)))
+                .filter_map(|facts| Some((facts, Score::of_case(trial.gradients(facts.profile())?))))
                 .collect(),
+            declared: BTreeSet::from([(weights, delta, group_sums)]),
+            versions: backend.versions(),
         })
     }
 
@@ -226,6 +315,8 @@ impl Calibration {
         raise(&mut self.forward, other.forward);
         raise(&mut self.backward, other.backward);
         self.other_orders.extend(other.other_orders);
+        self.declared.extend(other.declared);
+        self.versions.extend(other.versions);
         self
     }
 
@@ -235,8 +326,56 @@ impl Calibration {
         let known = |merge: &Option<MergeOrder>| merge.is_none_or(|order| self.other_orders.contains(&order));
         let by_bound = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
         let candidates = by_bound.into_iter().filter(known).map(|merge| ForwardFacts { merge, ..facts });
-        let explains = |facts: &ForwardFacts| self.forward.get(facts).is_some_and(|score| *score <= 1.0);
+        let explains = |facts: &ForwardFacts| self.forward.get(facts).is_some_and(Score::explains);
         candidates.into_iter().find(explains)
+    }
+
+    /// Returns the backward candidates that explain every case, each with the tightest of its sums and sources of D.
+    fn tightest_backward(&self) -> Vec<BackwardFacts> {
+        let explaining = self.backward.iter().filter(|(_, score)| score.explains()).map(|(facts, _)| *facts);
+        let mut tightest: BTreeMap<(bool, bool), BackwardFacts> = BTreeMap::new();
+        // In the order of candidates, tighter choices come before weaker ones.
+        for facts in explaining {
+            tightest.entry((facts.rounds_weights, facts.scales_logit_gradients)).or_insert(facts);
+        }
+        tightest.into_values().collect()
+    }
+
+    /// Returns the chance that a candidate other than a subject's own is left, as these cases tell it: each candidate
+    /// that was condemned in k of n cases would be left by n cases with the chance `(1 − k/n)^n`. It is the sum over
+    /// them.
+    pub fn doubt(&self) -> f64 {
+        let cases = self.cases as f64;
+        let left = |condemned: u64| libm::pow(1.0 - condemned as f64 / cases, cases);
+        self.condemnations().map(left).sum::<f64>().min(1.0)
+    }
+
+    /// Returns the number of cases that condemned each candidate that was condemned. A candidate that is weaker than one
+    /// that explains every case is left out: it would not have been taken.
+    fn condemnations(&self) -> impl Iterator<Item = u64> {
+        let tightest = self.tightest_backward();
+        let is_weaker = move |facts: &BackwardFacts| {
+            let key = |facts: &BackwardFacts| (facts.rounds_weights, facts.scales_logit_gradients);
+            tightest.iter().any(|taken| key(taken) == key(facts) && taken < facts)
+        };
+        let backward =
+            self.backward.iter().filter(move |(facts, _)| !is_weaker(facts)).map(|(_, score)| score);
+        self.forward.values().chain(backward).filter(|score| !score.explains()).map(|score| score.condemned)
+    }
+
+    /// Returns the fewest cases that condemned any candidate that was condemned at all.
+    pub fn nearest(&self) -> Option<u64> {
+        self.condemnations().min()
+    }
+
+    /// Returns a choice for the lock: `None` where every instance declared what was found.
+    fn undeclared<T: PartialEq>(
+        &self,
+        found: T,
+        of: fn(&(WeightRounding, Delta, GroupSums)) -> T,
+    ) -> Option<T> {
+        let is_declared = self.declared.iter().all(|declared| of(declared) == found);
+        (!is_declared).then_some(found)
     }
 
     /// Returns why nothing can be locked, if the cases show it.
@@ -258,11 +397,12 @@ impl Calibration {
         if let Some(why) = self.unlockable(&forward) {
             return CalibrationOutcome::Refused(why);
         }
+        let backward = self.tightest_backward();
         let fits = forward.into_iter().flat_map(|forward| {
-            let agree = self.backward.iter().filter(move |(facts, score)| {
-                **score <= 1.0 && facts.rounds_weights == forward.rounds_weights && !forward.scales_queries
-            });
-            agree.map(move |(backward, _)| (forward, *backward))
+            let agrees = move |facts: &&BackwardFacts| {
+                facts.rounds_weights == forward.rounds_weights && !forward.scales_queries
+            };
+            backward.iter().filter(agrees).map(move |backward| (forward, *backward))
         });
         let fits: Vec<(ForwardFacts, BackwardFacts)> = fits.collect();
         match fits[..] {
@@ -273,23 +413,32 @@ impl Calibration {
                 rounds_weights: forward.rounds_weights,
                 scales_logit_gradients: backward.scales_logit_gradients,
                 scales_queries: forward.scales_queries,
+                weights: self.undeclared(forward.weights(), |declared| declared.0),
+                delta: self.undeclared(backward.delta, |declared| declared.1),
+                group_sums: self.undeclared(backward.group_sums, |declared| declared.2),
                 kv_tile: forward.kv_tile,
                 kv_order: forward.profile(1).kv_order,
                 merge: forward.merge,
                 seed,
                 cases: self.cases,
+                versions: self.versions.clone(),
             })),
             _ => CalibrationOutcome::Several(fits.len()),
         }
     }
 }
 
-/// Keeps the larger score of each candidate.
-fn raise<Facts: Ord>(scores: &mut BTreeMap<Facts, f64>, others: BTreeMap<Facts, f64>) {
+/// Joins the scores of each candidate.
+fn raise<Facts: Ord>(scores: &mut BTreeMap<Facts, Score>, others: BTreeMap<Facts, Score>) {
     for (facts, score) in others {
-        let worst = scores.entry(facts).or_default();
-        *worst = worst.max(score);
+        let joined = scores.entry(facts).or_default();
+        *joined = joined.and(score);
     }
+}
+
+/// Returns the name of a choice, as a declaration has it.
+fn name_of<T: Serialize>(choice: T) -> String {
+    serde_json::to_value(choice).ok().and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default()
 }
 
 /// Returns a drawn problem with a backward pass whose inputs have a continuous distribution, if the draw is one.
@@ -314,19 +463,33 @@ impl fmt::Display for Calibration {
         writeln!(f, "; the largest error ÷ bound of each candidate")?;
         let head = ["rounds P", "scales q", "kv tile", "order", "merges"];
         head.iter().try_for_each(|head| write!(f, "{head:<12}"))?;
-        writeln!(f, "{:>12}", "out")?;
+        writeln!(f, "{:<22}{:>12}{:>11}", "P normalised", "out", "condemned")?;
         let shown = |facts: &ForwardFacts| facts.merge.is_none_or(|order| self.other_orders.contains(&order));
         for (facts, score) in self.forward.iter().filter(|(facts, _)| shown(facts)) {
             let tile = facts.kv_tile.map_or("declared".to_owned(), |tile| tile.to_string());
             let order = if facts.descending { "descending" } else { "ascending" };
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_queries));
             let merge = facts.merge.map_or("declared", MergeOrder::name);
-            writeln!(f, "{rounds:<12}{scales:<12}{tile:<12}{order:<12}{merge:<12}{score:>12.3}")?;
+            let normalised = if facts.normalises_first { "before rounding" } else { "after rounding" };
+            let Score { worst, condemned } = score;
+            write!(f, "{rounds:<12}{scales:<12}{tile:<12}{order:<12}{merge:<12}{normalised:<22}")?;
+            writeln!(f, "{worst:>12.3}{condemned:>11}")?;
         }
-        writeln!(f, "{:<12}{:<48}{:>12}", "rounds P", "scales dS before rounding", "gradients")?;
-        for (facts, score) in &self.backward {
+        let head = ["rounds P", "scales dS before rounding", "heads of a group", "D"];
+        let [rounds, scales, heads, delta] = head;
+        writeln!(f, "{rounds:<12}{scales:<28}{heads:<20}{delta:<22}{:>12}{:>11}", "gradients", "condemned")?;
+        for (facts, Score { worst, condemned }) in &self.backward {
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_logit_gradients));
-            writeln!(f, "{rounds:<12}{scales:<48}{score:>12.3}")?;
+            let (heads, delta) = (name_of(facts.group_sums), name_of(facts.delta));
+            writeln!(f, "{rounds:<12}{scales:<28}{heads:<20}{delta:<22}{worst:>12.3}{condemned:>11}")?;
+        }
+        if let Some(nearest) = self.nearest() {
+            writeln!(
+                f,
+                "sure      the nearest other candidate was condemned in {nearest} of {cases} cases; the chance that one \
+                 which is not the subject's is left: {:.0e}",
+                self.doubt()
+            )?;
         }
         Ok(())
     }

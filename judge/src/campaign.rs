@@ -12,15 +12,17 @@ use std::fmt;
 use rayon::prelude::*;
 use seamproof_oracle::Problem;
 
+use crate::asked::Asked;
 use crate::case::{Case, Found, Subject};
-use crate::census::{Census, MissedFloor};
+use crate::census::{Census, Floors, MissedFloor};
 use crate::evaluate::{evaluate, quiet_caught_panics};
+use crate::exercise::Exercise;
 use crate::failure::{FailureKey, Symptom, features, same_failure};
-use crate::finding::Finding;
-use crate::generate::{self, Draw, Profile};
+use crate::finding::{Finding, Relation};
+use crate::generate::Profile;
 use crate::prose::{counted, describe};
 use crate::shrink;
-use crate::subject::Backend;
+use crate::subject::{Backend, Declaration};
 use crate::subjects::{Borrowed, MISCALLS, Miscall, Miscalled};
 use crate::values;
 use crate::verdict::Verdict;
@@ -64,7 +66,8 @@ impl Campaign {
     /// process with it.
     pub fn run(&self, subject: &dyn Backend) -> CampaignSummary {
         quiet_caught_panics();
-        let mut summary = CampaignSummary { canary: self.canary(subject), ..CampaignSummary::new(self) };
+        let mut summary = CampaignSummary::new(self, subject.declaration());
+        summary.canary = self.canary(subject);
         for first in (0..self.cases).step_by(BATCH as usize) {
             let batch = first..self.cases.min(first + BATCH);
             let judged: Vec<Judged> =
@@ -74,51 +77,55 @@ impl Campaign {
         summary
     }
 
-    /// Returns the problem that the subject takes and that is nearest to draw `index`; `None` where the draw was
-    /// malformed.
-    fn problem(&self, subject: &dyn Backend, index: u64) -> Option<Problem> {
-        match generate::draw(self.seed, index, &self.profile.limits()) {
-            Draw::Problem(problem) => Some(subject.fitted(problem)),
-            Draw::Malformed(_) => None,
-        }
+    /// Returns what the subject is asked in place of draw `index`.
+    fn asked(&self, subject: &dyn Backend, index: u64) -> Asked {
+        Asked::drawn(self.seed, index, &self.profile.limits(), &subject.declaration())
     }
 
     fn judged(&self, subject: &dyn Backend, index: u64) -> Judged {
-        let judged = self.problem(subject, index).map(|problem| (evaluate(subject, &problem), problem));
-        judged.map_or(Judged::Malformed, |(verdict, problem)| Judged::Problem(Box::new(problem), verdict))
+        let asked = self.asked(subject, index);
+        let verdict = match &asked {
+            Asked::Problem(problem) | Asked::Probe(problem) => Some(evaluate(subject, problem)),
+            Asked::Malformed(_) => None,
+        };
+        Judged { asked, verdict }
     }
 
     /// Returns the result for the first wrong call that shows on the problems that the subject takes.
     fn canary(&self, subject: &dyn Backend) -> CanaryOutcome {
-        let calls = MISCALLS.iter().map(|call| self.wrong_call(subject, call));
-        calls.into_iter().find(|canary| *canary != CanaryOutcome::Silent).unwrap_or(CanaryOutcome::Silent)
-    }
-
-    /// Returns the first case on which the judge finds a wrong call of the subject. The call is missed if it shows on
-    /// some case and is found on none.
-    fn wrong_call(&self, subject: &dyn Backend, call: &'static Miscall) -> CanaryOutcome {
+        let inside = |index| self.asked(subject, index).inside();
+        let Some(call) = canary_call(subject, inside) else { return CanaryOutcome::Silent };
         let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
-        let mut shown = false;
-        for index in 0..CANARY_CASES_MAX {
-            let Some(problem) = self.problem(subject, index) else { continue };
-            if subject.declaration().capabilities.refusal(&problem).is_some()
-                || !wrong.shows(&problem, &values::inputs(&problem))
+        for case in 0..CANARY_CASES_MAX {
+            let Some(problem) = inside(case) else { continue };
+            if wrong.shows(&problem, &values::inputs(&problem))
+                && matches!(evaluate(&wrong, &problem), Verdict::Finding(_))
             {
-                continue;
-            }
-            shown = true;
-            if matches!(evaluate(&wrong, &problem), Verdict::Finding(_)) {
-                return CanaryOutcome::Found { call: call.id, case: index };
+                return CanaryOutcome::Found { call: call.id, case };
             }
         }
-        if shown { CanaryOutcome::Missed { call: call.id } } else { CanaryOutcome::Silent }
+        CanaryOutcome::Missed { call: call.id }
     }
 }
 
+/// Returns the first wrong call that shows on what a subject takes: it changes the exact answer of one of its first
+/// problems, which `inside` returns by their index.
+pub fn canary_call(
+    subject: &dyn Backend,
+    inside: impl Fn(u64) -> Option<Problem>,
+) -> Option<&'static Miscall> {
+    MISCALLS.iter().find(|call| {
+        let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
+        let mut problems = (0..CANARY_CASES_MAX).filter_map(&inside);
+        problems.any(|problem| wrong.shows(&problem, &values::inputs(&problem)))
+    })
+}
+
 /// Result of one case.
-enum Judged {
-    Malformed,
-    Problem(Box<Problem>, Verdict),
+struct Judged {
+    asked: Asked,
+    /// Verdict on the subject; none where no subject was asked.
+    verdict: Option<Verdict>,
 }
 
 /// Result of the canary.
@@ -169,6 +176,8 @@ pub struct CampaignSummary {
     pub held: u64,
     /// Number of cases that the subject refused as its table says, by the row of the table.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Number of cases that held without an identity, because its second problem lies outside the subject's table.
+    pub not_asked: BTreeMap<Relation, u64>,
     /// Distinct failures, in the order of the cases that showed them.
     pub failures: Vec<Failure>,
     /// Number of failing cases left unshrunk because [`SHRINKS_PER_SYMPTOM_MAX`] others of their symptom had been
@@ -178,44 +187,75 @@ pub struct CampaignSummary {
     pub internal: Vec<String>,
     /// Counts of the problems drawn.
     pub census: Census,
+    exercise: Exercise,
+    declaration: Declaration,
     profile: Profile,
     shrinks: BTreeMap<Symptom, usize>,
 }
 
 impl CampaignSummary {
-    fn new(campaign: &Campaign) -> CampaignSummary {
+    fn new(campaign: &Campaign, declaration: Declaration) -> CampaignSummary {
         CampaignSummary {
             canary: CanaryOutcome::Silent,
             held: 0,
             refused: BTreeMap::new(),
+            not_asked: BTreeMap::new(),
             failures: Vec::new(),
             unshrunk: 0,
             internal: Vec::new(),
             census: Census::default(),
+            exercise: Exercise::default(),
+            declaration,
             profile: campaign.profile,
             shrinks: BTreeMap::new(),
         }
     }
 
-    /// Whether nothing failed, everything could be judged, some case held, and the judge saw its canary.
+    /// Whether nothing failed, everything could be judged, some case held, the judge saw its canary, and nothing is
+    /// wrong with the subject's adapter.
     pub fn holds(&self) -> bool {
         let canary = matches!(self.canary, CanaryOutcome::Found { .. });
-        canary && self.held > 0 && self.failures.is_empty() && self.internal.is_empty()
+        let right = self.failures.is_empty() && self.internal.is_empty() && self.adapter().is_empty();
+        canary && self.held > 0 && right
     }
 
-    /// Returns the classes of problems that were drawn less often than a campaign over all problems draws them. The
-    /// campaign says little about these.
+    /// Returns what is wrong with the subject's adapter, in words.
+    pub fn adapter(&self) -> Vec<String> {
+        self.exercise.faults(&self.declaration.table)
+    }
+
+    /// Returns the classes of problems that were asked less often than a campaign over the subject's table asks them.
+    /// The campaign says little about these.
     pub fn missed(&self) -> Vec<MissedFloor> {
-        self.census.missed(self.profile)
+        self.census.below(&self.floors())
+    }
+
+    /// Returns the classes of problems that the subject's table keeps out, or makes too rare. The campaign says
+    /// nothing about these.
+    pub fn kept_out(&self) -> Vec<&'static str> {
+        self.floors().kept_out(self.profile)
+    }
+
+    fn floors(&self) -> Floors {
+        Floors::of(&self.declaration, self.profile)
     }
 
     fn add(&mut self, subject: &dyn Backend, judged: Judged) {
-        let Judged::Problem(problem, verdict) = judged else { return };
-        self.census.add(&problem);
+        judged.asked.count(&mut self.census);
+        let (Asked::Problem(problem) | Asked::Probe(problem), Some(verdict)) = (judged.asked, judged.verdict)
+        else {
+            return;
+        };
+        self.exercise.add(&self.declaration.table, &problem, &verdict);
         match verdict {
-            Verdict::Pass(_) => self.held += 1,
+            Verdict::Pass(margin) => {
+                self.held += 1;
+                for relation in margin.not_asked.iter() {
+                    *self.not_asked.entry(relation).or_default() += 1;
+                }
+            }
             Verdict::Refused(refusal) => *self.refused.entry(refusal.row()).or_default() += 1,
-            Verdict::Finding(finding) => self.fail(subject, *problem, *finding),
+            Verdict::Finding(finding) => self.fail(subject, problem, *finding),
             other => self.internal.push(other.to_string()),
         }
     }
@@ -244,12 +284,8 @@ impl CampaignSummary {
 impl Failure {
     fn shrunk(subject: &dyn Backend, drawn: Problem, start: &Finding) -> Failure {
         let mut last = start.clone();
-        let shrunk = shrink::shrink(&drawn, EVALUATIONS_MAX, |candidate| {
-            // A shrinking step may leave what the subject takes. The nearest problem that it takes is a candidate of
-            // its own.
-            if subject.fitted(candidate.clone()) != *candidate {
-                return false;
-            }
+        let table = subject.declaration().table;
+        let shrunk = shrink::shrink_within(table, &drawn, EVALUATIONS_MAX, |candidate| {
             let same = same_failure(start, evaluate(subject, candidate));
             same.map(|finding| last = finding).is_some()
         });
@@ -290,6 +326,10 @@ impl fmt::Display for CampaignSummary {
             writeln!(f, "  {failure}")?;
             writeln!(f, "    {} came to the same", counted(failure.repeats, "later case"))?;
         }
+        if let Some(not_asked) = crate::prose::not_asked(&self.not_asked) {
+            writeln!(f, "  {not_asked}")?;
+        }
+        self.adapter().iter().try_for_each(|what| writeln!(f, "  adapter: {what}"))?;
         self.internal.iter().try_for_each(|what| writeln!(f, "  not judged: {what}"))?;
         match self.canary {
             CanaryOutcome::Found { call, case } => write!(f, "canary: {call} was found in case {case}"),

@@ -15,24 +15,26 @@
 //! |---|---|
 //! | [`subject`] | what a subject declares, runs and returns |
 //! | [`subjects`] | the emulated kernel, right and with planted faults; wrong calls of any subject |
-//! | [`generate`], [`census`] | problems made from choices, and counts of the problems drawn |
+//! | [`generate`], [`asked`], [`census`] | problems made from choices, what a subject is asked of them, and counts |
 //! | [`values`], [`exact`], [`hash`] | the inputs of a problem |
 //! | [`ladder`], [`identity`] | the judge: its rungs, and relations between results of the subject alone |
 //! | [`finding`], [`verdict`], [`failure`] | the judge's answers |
 //! | [`shrink`], [`strategy`] | from a failing problem to a small one, alone and as a proptest strategy |
-//! | [`campaign`] | a whole campaign in memory |
+//! | [`campaign`], [`exercise`] | a whole campaign in memory, and what it showed of a subject's table |
 //! | [`calibrate`], [`profile`] | what a subject rounds, found from outside and locked |
 //! | [`case`](mod@case), [`files`], [`prose`] | what is stored, and how it reads |
 
 // The example is a test of `tests/first_kernel`. Here it only has to compile.
 #![allow(clippy::test_attr_in_doctest)]
 
+pub mod asked;
 pub mod calibrate;
 pub mod campaign;
 pub mod case;
 pub mod census;
 pub mod evaluate;
 pub mod exact;
+pub mod exercise;
 pub mod failure;
 pub mod files;
 pub mod finding;

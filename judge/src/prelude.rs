@@ -1,6 +1,6 @@
 //! Names that a test of a kernel usually needs.
 
-pub use seamproof_oracle::envelope::Accumulation;
+pub use seamproof_oracle::envelope::{Accumulation, Arithmetic, Delta, GroupSums, WeightRounding};
 pub use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
     ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
@@ -11,10 +11,10 @@ pub use crate::campaign::{Campaign, CampaignSummary};
 pub use crate::case::Case;
 pub use crate::generate::{Limits, Profile};
 pub use crate::ladder::judge;
-pub use crate::strategy::problems;
+pub use crate::strategy::{problems, problems_for};
 pub use crate::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
-    RankGradients, RankOutputs, Refusal, RunError, TensorName,
+    Backend, Declaration, MaskForm, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
+    RankGradients, RankOutputs, Refusal, RunError, Sizes, Table, TensorName,
 };
 pub use crate::subjects::{Miscalled, miscall};
 pub use crate::verdict::Verdict;

@@ -16,13 +16,18 @@ use seamproof_oracle::Problem;
 
 use crate::generate::{self, Draw, Limits, RawProblem};
 use crate::shrink::Shrinker;
+use crate::subject::Table;
 
 /// Number of bytes of choices behind one value. The number is fixed and larger than what is read, so no choice is
 /// starved.
 const CHOICE_BYTES: usize = 4096;
 
-/// Returns problems within the limits, some of them outside a subject's capability table.
-/// [`Backend::fitted`](crate::subject::Backend::fitted) moves them inside.
+/// Returns problems within the limits, some of them outside a subject's table. [`problems_for`] has those inside.
+pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
+    Problems { limits, table: None }
+}
+
+/// Returns problems within the limits that a table takes. What they shrink to is inside as well.
 ///
 /// ```
 /// use seamproof_judge::prelude::*;
@@ -32,21 +37,22 @@ const CHOICE_BYTES: usize = 4096;
 ///
 /// let kernel = Emulated::default();
 /// let mut runner = TestRunner::new(ProptestConfig { cases: 8, failure_persistence: None, ..Default::default() });
-/// let property = problems(Limits::fuzz()).prop_map(|drawn| kernel.fitted(drawn));
-/// runner.run(&property, |problem| {
+/// runner.run(&problems_for(&kernel.declaration().table, Limits::fuzz()), |problem| {
 ///     let verdict = judge(&kernel, &problem);
 ///     prop_assert!(matches!(verdict, Verdict::Pass(_)), "{}", verdict);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
-    Problems { limits }
+pub fn problems_for(table: &Table, limits: Limits) -> impl Strategy<Value = Problem> + use<> {
+    Problems { limits, table: Some(table.clone()) }
 }
 
 #[derive(Clone, Debug)]
 struct Problems {
     limits: Limits,
+    /// Table that the problems are inside of, if there is one.
+    table: Option<Table>,
 }
 
 impl Strategy for Problems {
@@ -59,7 +65,10 @@ impl Strategy for Problems {
         let drawn = generate::raw(&mut Unstructured::new(&bytes), &self.limits);
         let legal = RawProblem { malformed: 0, ..drawn };
         match generate::fixup(&legal, &self.limits) {
-            Draw::Problem(problem) => Ok(ProblemTree::new(problem)),
+            Draw::Problem(problem) => Ok(match &self.table {
+                Some(table) => ProblemTree::within(table.clone(), problem),
+                None => ProblemTree::new(problem),
+            }),
             Draw::Malformed(malformed) => {
                 Err(format!("nothing malformed was asked for: {malformed:?}").into())
             }
@@ -77,6 +86,12 @@ impl ProblemTree {
     /// Returns a tree whose current value is `start`.
     pub fn new(start: Problem) -> ProblemTree {
         ProblemTree { shrinker: Shrinker::new(start) }
+    }
+
+    /// Returns a tree inside a table, whose current value is the problem that is nearest to `drawn`.
+    pub fn within(table: Table, drawn: Problem) -> ProblemTree {
+        let start = table.fitted(drawn);
+        ProblemTree { shrinker: Shrinker::within(table, start) }
     }
 }
 
@@ -104,6 +119,7 @@ mod tests {
     use proptest::test_runner::{Config, TestCaseError, TestError};
 
     use super::*;
+    use crate::subject::{MaskForm, Sizes};
 
     fn runner() -> TestRunner {
         TestRunner::new(Config { failure_persistence: None, max_shrink_iters: u32::MAX, ..Config::default() })
@@ -119,6 +135,25 @@ mod tests {
         let Err(TestError::Fail(reason, smallest)) = result else { panic!("{result:?}") };
         assert_eq!(reason.message(), "1 pairs");
         assert_eq!((smallest.sequences.len(), smallest.tokens(), smallest.elements()), (1, 1, 4));
+    }
+
+    #[test]
+    fn what_is_inside_a_table_shrinks_inside() {
+        let mut table = Table::widest();
+        table.masks.forms = vec![MaskForm::CausalWindow];
+        table.lengths.empty_kv = false;
+        table.dims.qk = Sizes::only(16);
+        let inside = table.clone();
+        let test = move |problem: Problem| {
+            assert_eq!(inside.refusal(&problem), None, "{problem:?}");
+            match problem.group() {
+                1 => Ok(()),
+                group => Err(TestCaseError::fail(format!("a group of {group}"))),
+            }
+        };
+        let result = runner().run(&problems_for(&table, Limits::quick()), test);
+        let Err(TestError::Fail(reason, smallest)) = result else { panic!("{result:?}") };
+        assert_eq!((reason.message(), smallest.dims.qk, smallest.sequences.len()), ("a group of 2", 16, 0));
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //! near-tie counts in full, and where all weights are alike all of them may be near-ties.
 //!
 //! A forward's weight is rounded relative to the running maximum, which starts anew with each launch and grows tile by
-//! tile. A backward's weight is absolute, and its replay needs no order.
+//! tile. Where it is normalised first, it is rounded relative to the LSE of its launch instead, and tiles and their order
+//! say nothing. A backward's weight is absolute, and its replay needs no order.
 
 use std::ops::Range;
 
@@ -94,6 +95,7 @@ pub(crate) fn of_head<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::envelope::{Delta, GroupSums, WeightRounding};
 
     fn launch(queries: Positions, keys: Vec<(usize, Positions)>) -> ReplayedLaunch {
         ReplayedLaunch { sequence: 0, heads: 0..1, queries, keys }
@@ -109,6 +111,9 @@ mod tests {
             rounds_weights: true,
             scales_logit_gradients: false,
             scales_queries: false,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
             kv_tile: 2,
             kv_order: KeyOrder::Ascending,
         };

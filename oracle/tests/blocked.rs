@@ -7,7 +7,7 @@ use common::{Draws, inputs, plain, random};
 use ndarray::{Array1, Array2, Array3};
 use proptest::prelude::*;
 use seamproof_oracle::blocked::Answer;
-use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::envelope::{Arithmetic, Model, Partition};
 use seamproof_oracle::{
     ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Side, blocked, exact,
 };
@@ -120,7 +120,7 @@ proptest! {
 /// for none.
 fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
     let saved = Saved::from(&exact::forward(problem, inputs));
-    let model = Model::new(problem, Accumulation::Unknown, Partition::single(64, 64));
+    let model = Model::new(problem, Arithmetic::default(), Partition::single(64, 64));
     let of = |side| blocked::backward_of(problem, inputs, (&saved, None), side, &model);
     let (whole, q, kv) =
         (blocked::backward(problem, inputs, &saved, Some(&model)), of(Some(Side::Q)), of(Some(Side::Kv)));
@@ -177,6 +177,6 @@ fn threads_do_not_change_a_bit() {
 fn errors_of_another_problem_are_not_read() {
     let (problem, inputs) = large(&[(4, 4)], Mask::FULL, Heads { q: 1, kv: 1 });
     let saved = Saved::from(&exact::forward(&problem, &inputs));
-    let model = Model::new(&problem, Accumulation::Unknown, Partition::single(4, 4));
+    let model = Model::new(&problem, Arithmetic::default(), Partition::single(4, 4));
     blocked::backward_of_hidden_lse(&problem, &inputs, &saved, &Array2::zeros((1, 5)), &model);
 }

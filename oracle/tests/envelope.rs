@@ -3,7 +3,7 @@
 mod common;
 
 use common::plain;
-use seamproof_oracle::envelope::{Accumulation, GradientPair, Model, Partition};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, GradientPair, Model, Partition};
 use seamproof_oracle::{Format, Problem};
 
 /// A subject may round dS times the scale. Kernels in bf16 were 1.69 times over their bound with a scale of 1/2 where
@@ -18,7 +18,8 @@ fn a_logit_gradient_may_be_scaled_before_it_is_rounded() {
         fields.softmax.scale = scale;
         let problem = Problem::new(fields).expect("a legal problem");
         let [kept, flushed] = [Accumulation::F32Serial, Accumulation::Unknown]
-            .map(|accumulation| Model::new(&problem, accumulation, Partition::single(1, 1)));
+            .map(Arithmetic::flash_attention)
+            .map(|arithmetic| Model::new(&problem, arithmetic, Partition::single(1, 1)));
         // The numbers go from those that vanish to ordinary ones, a quarter of a binade apart.
         for step in 0..160 {
             let ds = format.tiny_half() / 8.0 * f64::exp2(f64::from(step) / 4.0);

@@ -3,12 +3,14 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
 use common::{Draws, inputs, random};
 use ndarray::{Array3, Axis};
 use proptest::prelude::*;
 use seamproof_oracle::envelope::{
-    Accumulation, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS, largest_multiplicity,
+    Accumulation, Arithmetic, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS,
+    WeightRounding, largest_multiplicity,
 };
 use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, blocked};
 
@@ -135,14 +137,20 @@ fn compare(problem: &Problem, inputs: &Inputs, model: &Model) -> [f64; 4] {
 fn model_of(problem: &Problem, draws: &mut Draws) -> Model {
     let accumulation = draws.pick(&[
         Accumulation::F32Serial,
-        Accumulation::F32Tree { width: 4 },
+        Accumulation::F32Tree(NonZeroUsize::MIN.saturating_add(3)),
         Accumulation::WgmmaTruncating,
         Accumulation::Unknown,
     ]);
     let merges = Merges { count: 3, step: Format::Bf16, running: Format::F32, product_rounded: true };
     let single = Partition::single(1 + draws.below(8), 1 + draws.below(40));
     let partition = draws.pick(&[single, Partition { merges, ..single }]);
-    Model::new(problem, accumulation, partition)
+    let weights = draws.pick(&[
+        WeightRounding::BeforeNormalisation,
+        WeightRounding::AfterNormalisation,
+        WeightRounding::Unknown,
+    ]);
+    let arithmetic = Arithmetic { weights, ..Arithmetic::flash_attention(accumulation) };
+    Model::new(problem, arithmetic, partition)
 }
 
 proptest! {
@@ -169,7 +177,8 @@ fn little_is_lost() {
     };
     let problem = Problem::new(fields).expect("valid");
     let inputs = inputs(&problem, &mut Draws(7));
-    let model = Model::new(&problem, Accumulation::WgmmaTruncating, Partition::single(64, 128));
+    let arithmetic = Arithmetic::flash_attention(Accumulation::WgmmaTruncating);
+    let model = Model::new(&problem, arithmetic, Partition::single(64, 128));
     let ratios = compare(&problem, &inputs, &model);
     assert!(
         ratios.iter().zip([1.05, 1.5, 1.05, 1.5]).all(|(ratio, most)| *ratio > 1.0 - SLACK && *ratio < most),

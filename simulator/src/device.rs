@@ -16,7 +16,7 @@ use seamproof_oracle::{Format, Run};
 pub use buffers::{Buffers, reduce};
 pub use error::DeviceError;
 
-use crate::emulated::{self, Kernel, Right, Serial, TiledKernel, Tiles};
+use crate::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};
 use crate::schedule::{Attend, AttendBackward, BufferId, Reduction, Region, Work};
 use crate::{GuardedTensor, Real};
 
@@ -117,7 +117,7 @@ pub struct Cpu<T> {
 impl<T: Real> Cpu<T> {
     /// Returns a device with the right kernel in serial arithmetic, with the given tiles and roundings of P and dS.
     pub fn new(tiles: Tiles, p: Format, ds: Format) -> Cpu<T> {
-        Cpu::with(Box::new(TiledKernel::new(tiles, p, ds, Serial, &Right)))
+        Cpu::with(Box::new(TiledKernel::new(tiles, Roundings::new(p, ds), Serial, &Right)))
     }
 
     /// Returns a device with this kernel.

@@ -141,6 +141,12 @@ pub fn unscheduled(name: &str) -> Vec<String> {
     in_kernel.into_iter().chain(at_call).collect()
 }
 
+/// Whether a subject runs on the emulated kernel, in this process or in workers, right or with a fault.
+pub(crate) fn is_emulated(name: &str) -> bool {
+    let base = SubjectName::from(name).base;
+    base == "emulated" || base == mock::NAME || base == faults::WINDOW_OFF_BY_ONE.id
+}
+
 /// Returns options for a case of a campaign, from its seed. Tile sizes vary, so that every edge is met with few
 /// tokens.
 pub fn draw_options(name: &str, seed: u64) -> Options {

@@ -7,8 +7,9 @@
 //! Time ends a campaign in three ways: no case begins after the plan's time, none begins that the time left clearly
 //! cannot hold, and shrinking ends some time later. A campaign that is limited by its cases alone knows none of these.
 //!
-//! The canary is a small campaign of its own, against a subject with a planted fault, through the same code. A campaign
-//! that does not find it proves nothing and is not begun.
+//! The canary is a small campaign of its own, against a subject with a planted fault, through the same code: the
+//! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows on
+//! what it takes. A campaign that does not find its canary proves nothing and is not begun.
 
 mod event;
 mod histogram;
@@ -48,15 +49,18 @@ pub use summary::{
 };
 pub use ways::{Share, Ways};
 
+use crate::backends::BackendError;
 use crate::record::Findings;
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
 use plan::{Budget, Deadline};
 use queue::Queue;
+use seamproof_judge::asked::Asked;
 use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
+use seamproof_judge::exercise::Exercise;
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{self, Draw, Malformed, Profile};
+use seamproof_judge::generate::{Malformed, Profile};
 use seamproof_judge::verdict::Verdict;
 
 /// Work of an element, in products.
@@ -74,19 +78,24 @@ pub struct Sinks<'a> {
     pub control: &'a Control,
 }
 
-/// Looks for the planted fault with the plan's own seed and sizes. In place of large cases, which take seconds each,
-/// it looks in quick ones: they go the same way through this code.
-pub fn canary(plan: &Plan, findings: &Findings, control: &Control) -> Canary {
-    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
-    let cases = Some(CANARY_CASES_MAX);
-    let plan = Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() };
+/// Looks for the fault of a subject's canary ([`Registered::canary`]) with the plan's own seed and sizes. In place of
+/// large cases, which take seconds each, it looks in quick ones: they go the same way through this code.
+pub fn canary(plan: &Plan, wrong: &dyn Subjects, findings: &Findings, control: &Control) -> Canary {
+    let plan = canary_plan(plan);
     let sinks = Sinks { findings, observer: &Silent, control };
-    let summary = sweep(&plan, &PlantedSubjects::default(), &sinks, Some(1));
+    let summary = sweep(&plan, wrong, &sinks, Some(1));
     Canary {
         cases: summary.cases,
         finding: summary.distinct.into_iter().next(),
         infrastructure: summary.infrastructure,
     }
+}
+
+/// Returns the plan of the search for the canary.
+fn canary_plan(plan: &Plan) -> Plan {
+    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
+    let cases = Some(CANARY_CASES_MAX);
+    Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() }
 }
 
 /// Runs the plan's cases against one kind of subject.
@@ -178,10 +187,10 @@ impl Worker<'_> {
 
     /// Whether the time left may hold the case of this index. What cannot be drawn is for [`Worker::case`] to tell.
     fn fits(&self, index: u64) -> bool {
-        let drawn = panic::catch_unwind(AssertUnwindSafe(|| drawn(self.plan, self.subjects, index)));
-        match drawn {
-            Ok(Draw::Problem(problem)) => self.budget.holds(work(&problem)),
-            Ok(Draw::Malformed(_)) | Err(_) => true,
+        let asked = panic::catch_unwind(AssertUnwindSafe(|| asked(self.plan, self.subjects, index)));
+        match asked {
+            Ok(Ok(Asked::Problem(problem) | Asked::Probe(problem))) => self.budget.holds(work(&problem)),
+            Ok(Ok(Asked::Malformed(_)) | Err(_)) | Err(_) => true,
         }
     }
 
@@ -193,11 +202,14 @@ impl Worker<'_> {
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
-            let draw = drawn(self.plan, self.subjects, index);
-            census.add_draw(&draw);
-            match draw {
-                Draw::Problem(problem) => self.problem(index, problem),
-                Draw::Malformed(malformed) => self.malformed(index, &malformed),
+            let asked = match asked(self.plan, self.subjects, index) {
+                Ok(asked) => asked,
+                Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
+            };
+            asked.count(census);
+            match asked {
+                Asked::Problem(problem) | Asked::Probe(problem) => self.problem(index, problem),
+                Asked::Malformed(malformed) => self.malformed(index, &malformed),
             }
         }));
         attempt.unwrap_or_else(|_| Outcome::untouched(index, Judged::internal(&"the case's thread panicked")))
@@ -212,6 +224,8 @@ impl Worker<'_> {
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
         let (elements, work) = (result_elements(&problem), work(&problem));
         let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
+        let mut exercise = Exercise::default();
+        exercise.add(&backend.declaration().table, &problem, &verdict);
         let mut ways = Ways::default();
         if matches!(verdict, Verdict::Pass(_) | Verdict::Finding(_)) {
             ways.add(&problem, &backend.ways(&problem));
@@ -235,7 +249,7 @@ impl Worker<'_> {
                 Judged::Failed(Box::new(self.record(index, case, *finding)))
             }
         };
-        Outcome { index, tokens, products, elements, work, cost, ways, judged }
+        Outcome { index, tokens, products, elements, work, cost, ways, exercise, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {
@@ -259,12 +273,10 @@ impl Worker<'_> {
     }
 }
 
-/// Returns the problem of this index, as the subject can take it.
-fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
-    match generate::draw(plan.seed, index, &plan.profile.limits()) {
-        Draw::Problem(problem) => Draw::Problem(subjects.fitted(problem)),
-        malformed => malformed,
-    }
+/// Returns what the subject is asked in the case of this index.
+fn asked(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Result<Asked, BackendError> {
+    let declaration = subjects.declaration(&subjects.options(plan.draw(index, "options")))?;
+    Ok(Asked::drawn(plan.seed, index, &plan.profile.limits(), &declaration))
 }
 
 /// Returns the case that a campaign makes of the problem of this index.

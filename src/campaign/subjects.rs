@@ -1,9 +1,11 @@
 //! Subjects of campaigns, whose options are drawn for each case.
 
-use seamproof_oracle::Problem;
-
+use super::plan::Plan;
+use super::{asked, canary_plan};
 use crate::backends::{self, BackendError};
-use seamproof_judge::subject::Backend;
+use seamproof_judge::asked::Asked;
+use seamproof_judge::campaign::canary_call;
+use seamproof_judge::subject::{Backend, Declaration};
 pub use seamproof_judge::subjects::Options;
 use seamproof_judge::subjects::SubjectName;
 
@@ -18,10 +20,9 @@ pub trait Subjects: Sync {
     /// Returns the subject with these options.
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError>;
 
-    /// Returns the problem that is judged in place of a drawn one: for a subject that takes few problems, the nearest
-    /// one that it takes.
-    fn fitted(&self, problem: Problem) -> Problem {
-        problem
+    /// Returns the declaration of the subject with these options.
+    fn declaration(&self, options: &Options) -> Result<Declaration, BackendError> {
+        self.backend(options).map(|backend| backend.declaration())
     }
 }
 
@@ -52,6 +53,20 @@ impl Registered {
         &self.fixed
     }
 
+    /// Returns the subject with the fault that its canary looks for; `None` where no wrong call shows on what it takes.
+    /// The emulated kernel has its fault planted. Any other subject is called wrongly, in the first way that changes
+    /// the exact answer of a problem that it takes.
+    pub fn canary(&self, plan: &Plan) -> Result<Option<Box<dyn Subjects>>, BackendError> {
+        if backends::is_emulated(&self.name) {
+            return Ok(Some(Box::new(PlantedSubjects::default())));
+        }
+        let (plan, subject) = (canary_plan(plan), self.backend(&self.options(0))?);
+        let inside = |index| asked(&plan, self, index).ok().and_then(Asked::inside);
+        let Some(call) = canary_call(subject.as_ref(), inside) else { return Ok(None) };
+        let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
+        Ok(Some(Box::new(Registered::with(wrong.name(), wrong.options)?)))
+    }
+
     /// Prepares everything that the subject's runs need, or says why that is not possible.
     pub fn ready(&self) -> Result<(), String> {
         let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
@@ -75,7 +90,7 @@ impl Subjects for Registered {
     }
 }
 
-/// Subject of the canary: the emulated one with a planted fault.
+/// Subject of the emulated kernel's canary: the kernel with a planted fault.
 #[derive(Clone, Debug)]
 pub struct PlantedSubjects(String);
 
@@ -96,5 +111,36 @@ impl Subjects for PlantedSubjects {
 
     fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
         Ok(backends::canary())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Shard;
+    use super::*;
+    use seamproof_judge::generate::Profile;
+
+    /// Test that the emulated kernel has its own fault, and that any other subject is called wrongly: with its own
+    /// options, and by a name that replays.
+    #[test]
+    fn the_canary_of_a_subject_is_its_own() {
+        let plan = Plan {
+            seed: 1,
+            profile: Profile::Large,
+            cases: Some(1),
+            time: None,
+            shard: Shard::WHOLE,
+            jobs: 1,
+        };
+        let wrong = |name: &str| {
+            let subject = Registered::new(name).expect("a subject");
+            subject.canary(&plan).expect("it can be made").expect("a wrong call shows")
+        };
+        for name in ["emulated", "emulated@worker", "emulated:merge=deferred"] {
+            assert_eq!(wrong(name).name(), "window-off-by-one", "{name}");
+        }
+        let called = wrong("cuda:attention=simple");
+        assert_eq!(called.name(), "cuda~call-window-narrower");
+        assert_eq!(called.options(7).get("attention").map(String::as_str), Some("simple"));
     }
 }

@@ -8,7 +8,7 @@ use super::options::seed;
 use super::output::{print, print_line};
 use crate::backends;
 use crate::campaign::{Registered, Subjects};
-use seamproof_judge::calibrate::{CASES, Calibration, CalibrationOutcome, lock_cases_min};
+use seamproof_judge::calibrate::{CASES, Calibration, CalibrationOutcome, DOUBT_MAX, lock_cases_min};
 use seamproof_judge::profile::{Lock, locked};
 use seamproof_judge::prose::counted;
 use seamproof_judge::subject::RunError;
@@ -26,7 +26,7 @@ pub(super) struct Args {
     /// The subject, NAME or NAME:OPTION=VALUE,…
     #[arg(value_name = "BACKEND")]
     backend: String,
-    /// Number of dithered cases to run; --lock needs at least 48, as fewer may not tell a wrong profile from the right one
+    /// Number of dithered cases to run; --lock needs at least 96, as fewer may not tell a wrong profile from the right one
     #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
@@ -75,6 +75,14 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         )),
     }
     match (&args.lock, outcome) {
+        (Some(_), CalibrationOutcome::Unique(_)) if calibration.doubt() > DOUBT_MAX => {
+            print_line(&format_args!(
+                "locked    nothing: the chance that another candidate is left is {:.0e}, and {DOUBT_MAX:.0e} is taken; \
+                 give more --cases",
+                calibration.doubt()
+            ));
+            Ok(Exit::TooLittle)
+        }
         (Some(file), CalibrationOutcome::Unique(lock)) if lock.cases >= least => {
             write(file, &lock).map(|()| Exit::Held)
         }
@@ -93,8 +101,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
     let failed = |source| CliError::Lock { file: file.display().to_string(), source };
-    let text = serde_json::to_string_pretty(lock).map_err(|error| failed(error.into()))?;
-    std::fs::write(file, text + "\n").map_err(failed)?;
+    std::fs::write(file, lock.text()).map_err(failed)?;
     print_line(&format_args!("locked    {}", file.display()));
     Ok(())
 }

@@ -146,7 +146,7 @@ impl Bench {
                 return Ok(());
             }
         };
-        let model = Model::new(problem, subject.declaration().accumulation, subject.partition(problem));
+        let model = Model::new(problem, subject.declaration().arithmetic, subject.partition(problem));
         let of_run = start.elapsed().as_secs_f64();
         let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
         let judged = large::forward(&self.gpu, &forward, self.rows)?;

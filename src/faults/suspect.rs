@@ -13,6 +13,7 @@ use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
 use crate::backends::{self, BackendError, Cuda};
 use crate::campaign::{Options, Registered, Subjects};
+use seamproof_judge::asked::Asked;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::subject::{Backend, Refusal};
 use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
@@ -25,7 +26,7 @@ pub enum Suspect {
     Planted(&'static Fault),
     /// Fault at the call.
     Call(Call),
-    /// Fault in the capability table.
+    /// Fault in the table.
     Table(&'static TableFault),
     /// Fault in the source of a kernel for a GPU.
     Source(&'static SourceFault),
@@ -175,7 +176,7 @@ impl Suspect {
     /// shows.
     pub(super) fn excluded(&self, seed: u64) -> Result<Option<Refusal>, BackendError> {
         let Suspect::Call(call) = self else { return Ok(None) };
-        let table = call.right(seed)?.declaration().capabilities;
+        let table = call.right(seed)?.declaration().table;
         let refused = drawn(seed, call.limits()).filter(|problem| table.refusal(problem).is_some());
         // The problem alone decides whether the fault shows, and the emulated kernel takes what the other subject
         // refuses.
@@ -195,7 +196,7 @@ impl Suspect {
             }
             // Only a GPU could say whether the fault shows.
             Suspect::Source(fault) => {
-                let taken = Cuda::default().declaration().capabilities;
+                let taken = Cuda::default().declaration().table;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
                 match fault.edit.attention != AttentionKernels::Simple {
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
@@ -266,14 +267,14 @@ pub fn call_stream(
     Box::new(shown(subject, taken(subject, seed, limits)).take(CASES_MAX))
 }
 
-/// Returns the problems of a seed that a subject takes.
+/// Returns the problems of a seed that a campaign asks a subject inside its table.
 fn taken(
     subject: &Rc<Miscalled<'static>>,
     seed: u64,
     limits: &Limits,
 ) -> impl Iterator<Item = Problem> + use<> {
-    let table = subject.declaration().capabilities;
-    drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
+    let (declaration, limits) = (subject.declaration(), limits.clone());
+    (0..DRAWN_MAX).filter_map(move |index| Asked::drawn(seed, index, &limits, &declaration).inside())
 }
 
 /// Returns those problems on which a fault at the call shows.

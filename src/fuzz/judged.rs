@@ -89,7 +89,7 @@ struct Answer {
 impl Answer {
     fn new(judge: &Judge, kernel: &Emulated, problem: &Problem, honest: &Outputs) -> Option<Answer> {
         let inputs = values::inputs(problem);
-        let model = Model::new(problem, kernel.declaration().accumulation, kernel.partition(problem));
+        let model = Model::new(problem, kernel.declaration().arithmetic, kernel.partition(problem));
         let bounds = blocked::forward(problem, &inputs, Some(&model)).bound?;
         let mut answer = Answer {
             forward: exact::forward(problem, &inputs),

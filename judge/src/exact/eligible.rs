@@ -22,7 +22,7 @@
 //! A result is right when it is one of the format's numbers from `RN(x − error)` to `RN(x + error)`. This is almost
 //! always one number, or the two next to a tie.
 
-use seamproof_oracle::envelope::Partition;
+use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, Partition, WeightRounding};
 use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
 
 use super::plan::{Code, ExactPlan, code_lanes, has_codes, is_uniform};
@@ -40,6 +40,8 @@ const NORMALISED: f64 = 8.0 * EPSILON;
 /// Relative error of one addition in a tensor core: 17 addends are truncated at 2⁻²⁵ of the largest, and the result
 /// at 2⁻²³.
 const ADDITION: f64 = 10.5 * EPSILON;
+/// Smallest weight of a step of the staircase, relative to the largest.
+const STEP_MIN: f64 = 1.0 / (1_u64 << LEVEL_MAX) as f64;
 /// Number of rescalings of a staircase.
 const RESCALINGS: f64 = 13.0;
 
@@ -51,7 +53,7 @@ pub enum Why {
     #[error("the mode is not exact")]
     Mode,
     /// A format in which integers of the mode need not be exact.
-    #[error("{quantity} is {element}; exact modes take unscaled bf16 and fp16, and P in f32")]
+    #[error("{quantity} is {element}; exact modes take unscaled bf16 and fp16, and P and results in f32")]
     Format {
         /// Name of the quantity.
         quantity: &'static str,
@@ -105,6 +107,16 @@ impl From<Partition> for Merging {
     }
 }
 
+impl Merging {
+    /// Returns the merging of a subject with this arithmetic. Gradients of single query heads that may be stored are
+    /// partial gradients too.
+    pub fn with_heads(self, arithmetic: &Arithmetic, problem: &Problem) -> Merging {
+        let is_narrow = problem.precision.gradients.format != Format::F32;
+        let stored = arithmetic.group_sums != GroupSums::F32 && problem.group() > 1 && is_narrow;
+        Merging { narrow_sums: self.narrow_sums || stored, ..self }
+    }
+}
+
 /// Results that are exact in a mode. The LSE always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
@@ -112,6 +124,8 @@ pub struct Parts {
     pub out: bool,
     /// Whether dq, dk, dv and dsink are exact.
     pub gradients: bool,
+    /// Whether dv is exact. It is wherever all gradients are.
+    pub dv: bool,
     /// Whether dk alone is exact: it is 0, because all queries are.
     pub zero_dk: bool,
 }
@@ -151,8 +165,8 @@ pub fn eligible(mode: InputMode, problem: &Problem) -> Result<(), Why> {
 
 fn formats(problem: &Problem) -> Result<(), Why> {
     let exact = |quantity: &str, element: Element| {
-        let p = quantity == "p" && element.format == Format::F32;
-        element.scaling == Scaling::None && (p || matches!(element.format, Format::Bf16 | Format::Fp16))
+        let wide = matches!(quantity, "p" | "out" | "gradients") && element.format == Format::F32;
+        element.scaling == Scaling::None && (wide || matches!(element.format, Format::Bf16 | Format::Fp16))
     };
     match problem.precision.elements().into_iter().find(|(quantity, element)| !exact(quantity, *element)) {
         None => Ok(()),
@@ -194,15 +208,22 @@ fn amplitude(code: &Code, format: Format) -> Result<(), Why> {
     }
 }
 
-/// Returns which results of an eligible problem are exact, given how partial results are merged.
+/// Returns which results of an eligible problem are exact, given how partial results are merged and the choices of the
+/// subject's arithmetic.
 ///
+/// - *Weights* of 1 and ½ are numbers of every format, and rounding them before or after they are normalised gives the
+///   same. Other modes have weights `w / l` of a known row sum `l`. Normalised before they are rounded to 16 bits, they
+///   are `w · RN(1 / l)` for a power of two w: out is then known in one launch ([`normalised`]), and not where several
+///   launches have sums of their own. If the order is unknown, out is not known either.
+/// - *D* of an unrounded out, or of unrounded weights, is off by f32's errors, and so is `dP − D`. Where that is 0, or
+///   has few bits, dS shows them: dq and dk are left to the envelope. dv has no part in this.
 /// - *Out*, merged in 16 bits, is exact only where a partial out, weighted or not, is itself a number of the format.
 ///   That is so in `pairs` and `routing`, where a step's out is the row's, half of it, or of no weight. The errors
 ///   must also stay below half an ulp, so that each store rounds them away.
 /// - *Gradients*: P is a power of two (2⁰, 2⁻¹) up to a relative error below half an ulp, so its rounding is exact. D
 ///   is exact, since it comes from an exact out. `dS = P · (dP − D)` is exact, since it is a multiple of ¼ of at most
 ///   dv quarters. All sums of such multiples are exact while they have no more bits than their format holds.
-pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
+pub fn parts(mode: InputMode, problem: &Problem, merging: Merging, arithmetic: &Arithmetic) -> Parts {
     let coded = has_codes(mode);
     let precision = &problem.precision;
     let bits = |element: Element| element.format.precision_bits();
@@ -219,11 +240,19 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging) -> Parts {
         let (relative, merged) = out_error(mode, logit, 2, sequence.kv.len, merging);
         relative + merged < out_half_ulp
     });
-    let out = !merging.narrow_out || coded && steady;
+    let is_known = match arithmetic.weights {
+        _ if coded || precision.p.format == Format::F32 => true,
+        WeightRounding::BeforeNormalisation => true,
+        WeightRounding::AfterNormalisation => merging.count == 0,
+        WeightRounding::Unknown => false,
+    };
+    let out = is_known && (!merging.narrow_out || coded && steady);
     let backward = problem.pass == Pass::Backward;
+    let dv = backward && out && coded && problem.dims.v as f64 <= quarters && weights;
     Parts {
         out,
-        gradients: backward && out && coded && problem.dims.v as f64 <= quarters && weights,
+        gradients: dv && arithmetic.delta == Delta::StoredOut,
+        dv,
         zero_dk: backward && is_uniform(mode),
     }
 }
@@ -272,6 +301,40 @@ pub(crate) fn out_error(
     let merged = merge_error(partial_lse(logit, keys), merging);
     let terms = if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + ADDITION * active as f64 };
     (NORMALISED + sum_error(mode, logit, active) + terms, merged)
+}
+
+/// Returns the smallest and the largest factor by which weights that are normalised before they are rounded differ from
+/// the exact ones, and the error of their sum relative to the largest value. `sum` is that of the weights, the largest
+/// of which is 1.
+///
+/// The weights are `w / l` for powers of two w, so that all are rounded by the same factor `l · RN(1 / l)` where all are
+/// normal numbers. Below the normal range a weight is off by twice half a smallest spacing at most. Near a tie each may
+/// be rounded to either side. P in f32 has no such factor.
+///
+/// Products of 16-bit weights and values are integers in units of the smallest weight's last place. Sums below 2²⁴ units
+/// are exact. Others err with each addition. In the modes with values of one sign that error is relative to the sum, and
+/// counted there ([`out_error`]).
+pub(crate) fn normalised(
+    mode: InputMode,
+    problem: &Problem,
+    (sum, logit, active): (f64, f64, usize),
+    largest: f64,
+) -> ((f64, f64), f64) {
+    let format = problem.precision.p.format;
+    let count = active as f64;
+    let units = count * largest * 2f64.powi(format.precision_bits());
+    let is_exact = !is_uniform(mode) || units < 2f64.powi(24);
+    let added = if is_exact { 0.0 } else { ADDITION * count * largest };
+    if format == Format::F32 {
+        return ((1.0, 1.0), added);
+    }
+    let weight = 1.0 / sum;
+    let has_steps = !is_uniform(mode) && !has_codes(mode);
+    let is_subnormal = has_steps && weight * STEP_MIN < 2f64.powi(format.exponent_min());
+    let floor = if is_subnormal { 2.0 * format.tiny_half() * count * largest } else { 0.0 };
+    let error = NORMALISED + sum_error(mode, logit, active) + weight_error(mode, logit);
+    let rounded = |error: f64| format.round(weight * (1.0 + error)) * sum;
+    ((rounded(-error), rounded(error)), added + floor)
 }
 
 /// Returns the absolute error of an LSE of `active` keys with a weight among `keys` visible ones.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use seamproof_oracle::envelope::{Accumulation, Arithmetic};
 use seamproof_oracle::{
     Alignment, Element, Format, InputMode, Mask, Precision, Problem, ProblemFields, Softmax,
 };
@@ -36,8 +37,15 @@ soft cap), by how partial results are merged. The LSE is exact in every one of t
 listed is left to the envelope. `uniform-count` and `endpoints` allow a soft cap; no other mode does. Every mask, every
 group of heads and every sink is allowed in every mode.
 
-Weights are `exp(s − max)`, rounded to the format of P *before* they are divided by their sum: that is what these results
-are of. A kernel that normalises first and then rounds has others, and is condemned here, although the envelope takes it.
+The table is of a FlashAttention's arithmetic: weights `exp(s − max)` are rounded to the format of P *before* they are
+divided by their sum, and D comes from the stored out. Other declared choices change it so:
+
+- *Weights normalised first* (`after-normalisation`): `out` of `uniform-count`, `endpoints` and `staircase` is that of
+  the rounded `1/sum`, in one launch alone. Merged, it is left to the envelope. Nothing changes with P in f32.
+- *An unknown order*: `out` of these modes is left to the envelope, except with P in f32.
+- *D from an unrounded out or from Σ P·dP, or unknown*: dq and dk of `routing` and `pairs` are left to the envelope.
+- *dk and dv of single heads stored*, or unknown: for a group of several heads, sums are those of 16 bits.
+- *out and gradients in f32*: the same results, rounded to f32. `out` is then one of a few neighbouring numbers.
 
 ";
 
@@ -82,7 +90,8 @@ fn cells(problem: &Problem) -> String {
     if let Err(why) = eligible(problem.mode, problem) {
         return format!("{why} | | ");
     }
-    MERGINGS.map(|merging| words(parts(problem.mode, problem, merging))).join(" | ")
+    let flash = Arithmetic::flash_attention(Accumulation::Unknown);
+    MERGINGS.map(|merging| words(parts(problem.mode, problem, merging, &flash))).join(" | ")
 }
 
 fn words(parts: Parts) -> String {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::{
-    BoundTier, F32_ROUNDOFF, GradientPair, GradientSums, Merges, Model, Partition, RowStatistics,
+    BoundTier, Delta, F32_ROUNDOFF, GradientPair, GradientSums, Merges, Model, Partition, RowStatistics,
 };
 use seamproof_oracle::{Inputs, Problem};
 
@@ -86,8 +86,8 @@ impl<'a> Bounds<'a> {
         let own = std::ptr::eq(problem, evidence.problem) && std::ptr::eq(inputs, evidence.inputs);
         let shared = own.then_some(&evidence.told.norms);
         let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
-        let model = Model::new(problem, backend.declaration().accumulation, partition);
-        let underflow = backend.declaration().accumulation.underflow();
+        let model = Model::new(problem, backend.declaration().arithmetic, partition);
+        let underflow = backend.declaration().arithmetic.accumulation.underflow();
         Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
     }
 
@@ -98,10 +98,46 @@ impl<'a> Bounds<'a> {
         self.norms.get_or_init(|| self.shared.map_or_else(make, |shared| shared.get_or_init(make).clone()))
     }
 
-    /// Returns the most that roundings of partial gradients may lose below the normal range of their format.
+    /// Returns the most that roundings of partial gradients, and of single heads' gradients, may lose below the normal
+    /// range of their format.
     pub(super) fn sum_floor(&self) -> f64 {
         let GradientSums { count, format } = self.partition.sums;
-        count as f64 * format.tiny_half()
+        count as f64 * format.tiny_half() + self.model.heads_floor()
+    }
+
+    /// Returns the error of a row's D against the value that follows from the saved out and lse. It is that of
+    /// `Σ dout·out` where D comes from an out, and otherwise that of `Σ P·dP`, whose right value follows from the saved
+    /// lse alone. Two runs of a subject make D in the same way, so an unknown way has the larger of both errors.
+    fn d_error(&self, worst: &Worst, error: &RowError, dout: f64, out: f64) -> f64 {
+        let lanes = self.problem.dims.v as f64;
+        let format = self.problem.precision.out.format;
+        // Half spacings of a row are its unit roundoffs, and at least half a smallest spacing each.
+        let roundings = 1.01 * format.unit_roundoff() * out + 2.0 * format.tiny_half() * lanes.sqrt();
+        let of_out = self.model.out_dot_error(dout * out, dout * roundings);
+        let of_dots = || {
+            let b = dout * worst.norms.v;
+            let total = libm::exp(error.lse);
+            let pair = GradientPair { x: b, b, ..whole_weight(&worst.row, worst.a) };
+            let (magnitude, errors) = self.model.weighted_dot(&pair);
+            let floor = worst.keys as f64 * 4.0 * self.underflow * (1.0 + b);
+            self.model.weighted_dots_error(worst.keys, total * magnitude, total * 1.01 * errors) + floor
+        };
+        match self.model.delta() {
+            Delta::StoredOut | Delta::UnroundedOut => of_out,
+            Delta::WeightedDots => of_dots(),
+            Delta::Unknown => of_out.max(of_dots()),
+        }
+    }
+
+    /// Returns how far the D that follows from the saved out and lse may lie from the exact one.
+    fn saved_d_error(&self, worst: &Worst, error: &RowError, dout: f64, dout_sum: f64) -> f64 {
+        let of_out = dout_sum * error.out;
+        let of_dots = libm::expm1(error.lse) * dout * worst.norms.v;
+        match self.model.delta() {
+            Delta::StoredOut | Delta::UnroundedOut => of_out,
+            Delta::WeightedDots => of_dots,
+            Delta::Unknown => of_out.max(of_dots),
+        }
     }
 
     /// Returns the most that roundings of partial outs, and of their merged sums, may lose below the normal range.
@@ -196,16 +232,19 @@ impl<'a> Bounds<'a> {
     ) -> f64 {
         let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
         let Worst { row, a, keys, norms } = worst;
-        let (x, b) = (dout * (norms.v + out), dout * norms.v);
+        // D is a product with out, or a mean of products with values.
+        let mean = if self.model.weighs_dots() { out.max(norms.v) } else { out };
+        let (x, b) = (dout * (norms.v + mean), dout * norms.v);
         let error = self.row_of(&worst);
         let sums = self.sums(sequence, keys);
-        let d_error = self.model.d_error(dout * out);
+        let d_error = self.d_error(&worst, &error, dout, out);
         let pair = GradientPair { x, b, d_error, ..whole_weight(&row, a) };
         let pair = self.model.gradient_pair(&pair, sums);
         let floor = self.model.logit_gradient_floor() + 4.0 * self.underflow * (1.0 + x);
         let total = libm::exp(error.lse);
-        // D comes from the returned out, not from the exact one, so the error of out counts.
-        total * (1.01 * (pair.dk + pair.ds.most) + dout_sum * error.out) + keys as f64 * floor
+        // D does not come from the exact out, so the error of what it comes from counts.
+        let saved = self.saved_d_error(&worst, &error, dout, dout_sum);
+        total * (1.01 * (pair.dk + pair.ds.most) + saved) + keys as f64 * floor
     }
 
     /// Returns the errors of one query's contributions in the backward, from the norms of its dout and of the `out`
@@ -225,14 +264,10 @@ impl<'a> Bounds<'a> {
         let dout = dout + self.raise(self.problem.dims.v);
         // The exact out lies in the convex hull of the values.
         let x = dout * (norms.v + out.max(norms.v));
-        let pair = GradientPair {
-            x,
-            b: dout * norms.v,
-            d_error: self.model.d_error(dout * out),
-            ..whole_weight(&row, a)
-        };
-        let pair = self.model.gradient_pair(&pair, self.sums(sequence, keys));
         let error = self.row_of(&worst);
+        let d_error = self.d_error(&worst, &error, dout, out);
+        let pair = GradientPair { x, b: dout * norms.v, d_error, ..whole_weight(&row, a) };
+        let pair = self.model.gradient_pair(&pair, self.sums(sequence, keys));
         let total = libm::exp(error.lse);
         let floor = |of_format: f64, x: f64| keys as f64 * (of_format + 4.0 * self.underflow * (1.0 + x));
         let own = GivenError {
@@ -248,7 +283,7 @@ impl<'a> Bounds<'a> {
                 weights: own.weights + libm::expm1(error.lse),
                 logit_gradients: own.logit_gradients
                     + libm::expm1(error.lse) * x
-                    + total * dout_sum * error.out,
+                    + total * self.saved_d_error(&worst, &error, dout, dout_sum),
             },
         }
     }

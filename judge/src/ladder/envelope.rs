@@ -27,7 +27,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let Evidence { backend, problem, layout, inputs, .. } = *evidence;
     let rank = evidence.first;
     margin.compared = results(rank).len();
-    let model = Model::new(problem, backend.declaration().accumulation, evidence.partition());
+    let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
     if let Some(mut finding) = forward(&compare, rank, &answer, &FORWARD, margin) {

@@ -10,7 +10,8 @@
 //!
 //! The identities compare the subject with itself, so a factor on all of a gradient escapes nearly every one of them.
 //! The sample compares values. Where a subject hides its LSE, dk, dv and dsink are not examined, because the exact
-//! LSE of every query would be needed.
+//! LSE of every query would be needed. Where its D may be `Σ P·dP`, dk and dsink are not examined, because all keys of
+//! every query would be needed.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -61,7 +62,7 @@ struct Sample<'a> {
 impl<'a> Sample<'a> {
     fn new(evidence: &'a Evidence<'a>) -> Sample<'a> {
         let Evidence { backend, problem, first, .. } = *evidence;
-        let model = Model::new(problem, backend.declaration().accumulation, evidence.partition());
+        let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
         let hidden = ndarray::Array2::zeros(problem.lse_shape());
         Sample { evidence, model, saved: bounds::saved(first, &hidden) }
     }
@@ -88,7 +89,7 @@ impl<'a> Sample<'a> {
                 }
             }
         }
-        if !has_saved || problem.learnable_sinks() == 0 {
+        if !has_saved || problem.learnable_sinks() == 0 || self.model.weighs_dots() {
             return Ok(None);
         }
         Ok(self.gradients(&Part::of_sinks(problem)?, None, margin))
@@ -115,6 +116,7 @@ impl<'a> Sample<'a> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let tensors: &[TensorName] = match side {
             Some(Side::Q) => &[TensorName::Dq],
+            Some(Side::Kv) if self.model.weighs_dots() => &[TensorName::Dv],
             Some(Side::Kv) => &[TensorName::Dv, TensorName::Dk],
             None => &[TensorName::Dsink],
         };

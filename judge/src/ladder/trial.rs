@@ -42,7 +42,7 @@ impl Trial {
         let hidden = Array2::zeros(problem.lse_shape());
         let saved = results.lse.is_some().then(|| bounds::saved(&results, &hidden));
         Ok(Some(Trial {
-            model: Model::new(problem, backend.declaration().accumulation, partition),
+            model: Model::new(problem, backend.declaration().arithmetic, partition),
             declared_tile: partition.kv_tile,
             declared_merges: partition.merges,
             problem: problem.clone(),

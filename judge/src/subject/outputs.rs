@@ -32,7 +32,8 @@ pub struct RankOutputs {
 
 /// Gradients of one rank, taken at the out and lse that the same run returned, in the form in which it returned them.
 ///
-/// For query i and key j, with `out_i` in its stored format and `lse_i` in f32:
+/// For query i and key j, with `out_i` in its stored format and `lse_i` in f32, for a subject that declares
+/// [`Delta::StoredOut`](seamproof_oracle::envelope::Delta::StoredOut):
 ///
 /// ```text
 /// D_i = ⟨dout_i, out_i⟩
@@ -42,11 +43,10 @@ pub struct RankOutputs {
 /// ```
 ///
 /// The bounds cover the f32 errors in these formulas, the rounding of p to its format (for dv), the rounding of ds or
-/// of `scale · ds`, and the rounding of the result. Some kernels take `D` from an out before it was rounded, or as
-/// `Σ_j p_ij · ⟨dout_i, v_j⟩`. Their gradients differ from these by the rounding of out. No bound has room for that,
-/// and the judge condemns it, although such gradients may be nearer to those of an exact out: the bounds are not for
-/// such a kernel. Where the subject hides its LSE, the exact one takes its place, and the bounds grow by the error
-/// that the forward may have.
+/// of `scale · ds`, and the rounding of the result. A kernel that takes `D` from an out before it was rounded, or as
+/// `Σ_j p_ij · ⟨dout_i, v_j⟩`, declares so in [`Declaration::arithmetic`](super::Declaration::arithmetic), and its D is
+/// judged as such. So does one that stores the gradients of each query head before it sums them over a group. Where the
+/// subject hides its LSE, the exact one takes its place, and the bounds grow by the error that the forward may have.
 #[derive(Clone, Debug)]
 pub struct RankGradients {
     /// Tensor `[q rows, q heads, qk dim]`.

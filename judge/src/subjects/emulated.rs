@@ -1,24 +1,27 @@
 //! The emulated kernel as a subject: it runs the schedule of a problem's own algorithm on the CPU device, with all
 //! ranks in one process.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::limits::HEAD_DIM_MAX;
+use seamproof_oracle::envelope::{self, Accumulation, Delta, GroupSums, Partition, WeightRounding};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink, TensorName};
+use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scaling, TensorName};
 use seamproof_simulator::device::Cpu;
-use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
+use seamproof_simulator::emulated::{Right, Roundings, Tiles, Units, Variant};
+use seamproof_simulator::is_unwritten;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
+
+use serde::de::DeserializeOwned;
 
 use super::built::built;
 use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
-    ParallelRule, Promises, Refusal, RunError,
+    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Promises,
+    Refusal, RunError, START_SECONDS, Table,
 };
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
@@ -39,6 +42,25 @@ pub struct Emulated {
     pub merge: MergeOrder,
     /// Units that the kernel computes on.
     pub arithmetic: Arithmetic,
+    /// Order of rounding weights and normalising them.
+    pub weights: WeightRounding,
+    /// Source of D.
+    pub delta: Delta,
+    /// Format of the gradients of one query head of a group.
+    pub group_sums: GroupSums,
+    /// Format of out and of the gradients.
+    pub results: Results,
+    /// Whether the kernel declares its arithmetic. If not, everything about it is unknown.
+    pub declares: bool,
+}
+
+/// Format of out and of the gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Results {
+    /// Format of the inputs.
+    Inputs,
+    /// f32.
+    F32,
 }
 
 /// Units that the emulated kernel computes on.
@@ -67,8 +89,18 @@ impl Default for Emulated {
             order: 0,
             merge: MergeOrder::Running,
             arithmetic: Arithmetic::F32,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
+            results: Results::Inputs,
+            declares: true,
         }
     }
+}
+
+/// Returns the choice of a kernel by its name in a declaration. A kernel has a choice, so `unknown` is none.
+fn choice<T: DeserializeOwned + Default + PartialEq>(name: &str) -> Option<T> {
+    serde_json::from_value(name.into()).ok().filter(|choice| *choice != T::default())
 }
 
 /// Returns the values that an option takes, in words.
@@ -77,8 +109,21 @@ fn expected(option: &str) -> &'static str {
         "order" => "a whole number",
         "merge" => "running or deferred",
         "arithmetic" => "f32 or hopper",
+        "weights" => "before-normalisation or after-normalisation",
+        "delta" => "stored-out, weighted-dots or unrounded-out",
+        "group_sums" => "f32 or stored",
+        "results" => "inputs or f32",
+        "declares" => "all or nothing",
         _ => "a whole number from 1 to 4096",
     }
+}
+
+/// Options that the kernel has.
+const KNOWN: &str =
+    "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, results, declares";
+
+fn one_of<T: Copy>(name: &str, of: [(&str, T); 2]) -> Option<T> {
+    of.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
 }
 
 /// Returns options for one case of a campaign.
@@ -99,6 +144,10 @@ pub fn draw_options(seed: u64) -> BTreeMap<String, String> {
 impl Emulated {
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `order`, `merge` (`running` or
     /// `deferred`) and `arithmetic` (`f32` or `hopper`). The defaults are 4, 4, 0, `running` and `f32`.
+    ///
+    /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
+    /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `results` (`inputs` or `f32`: the format
+    /// of out and gradients) and `declares` (`all`, or `nothing` of its arithmetic). The first of each is the default.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
@@ -109,8 +158,15 @@ impl Emulated {
                 "order" => value.parse().ok().map(|order| backend.order = order),
                 "merge" => MergeOrder::by_name(value).map(|order| backend.merge = order),
                 "arithmetic" => Arithmetic::by_name(value).map(|units| backend.arithmetic = units),
+                "weights" => choice(value).map(|weights| backend.weights = weights),
+                "delta" => choice(value).map(|delta| backend.delta = delta),
+                "group_sums" => choice(value).map(|sums| backend.group_sums = sums),
+                "results" => one_of(value, [("inputs", Results::Inputs), ("f32", Results::F32)])
+                    .map(|results| backend.results = results),
+                "declares" => one_of(value, [("all", true), ("nothing", false)])
+                    .map(|declares| backend.declares = declares),
                 _ => {
-                    let (option, known) = (option.clone(), "q_tile, kv_tile, order, merge, arithmetic");
+                    let (option, known) = (option.clone(), KNOWN);
                     return Err(OptionError::Unknown { backend: "emulated", option, known });
                 }
             };
@@ -126,14 +182,43 @@ impl Emulated {
 
     /// Returns the device of a problem, with the right kernel.
     pub fn device(&self, problem: &Problem) -> Cpu<f32> {
-        let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
-        Cpu::with(self.units().kernel(self.tiles, p, ds, &Right))
+        Cpu::with(self.units().kernel(self.tiles, self.roundings(problem), &Right))
     }
 
     /// Returns the device of a problem, with another kernel.
     pub fn variant(&self, problem: &Problem, kernel: &'static dyn Variant) -> Cpu<f32> {
+        Cpu::with(self.units().kernel(self.tiles, self.roundings(problem), kernel))
+    }
+
+    fn roundings(&self, problem: &Problem) -> Roundings {
         let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
-        Cpu::with(self.units().kernel(self.tiles, p, ds, kernel))
+        Roundings {
+            normalises_first: self.weights == WeightRounding::AfterNormalisation,
+            weighs_dots: self.delta == Delta::WeightedDots,
+            stored_heads: (self.group_sums == GroupSums::Stored)
+                .then_some(problem.precision.gradients.format),
+            ..Roundings::new(p, ds)
+        }
+    }
+
+    /// Returns the problem that the schedule is built for. A kernel that takes D from an unrounded out keeps it in f32
+    /// up to the end.
+    fn scheduled<'a>(&self, problem: &'a Problem) -> Cow<'a, Problem> {
+        if self.delta != Delta::UnroundedOut {
+            return Cow::Borrowed(problem);
+        }
+        let mut fields = ProblemFields::from(problem.clone());
+        fields.precision.out = Element::from(Format::F32);
+        Problem::new(fields).map_or(Cow::Borrowed(problem), Cow::Owned)
+    }
+
+    /// Returns the schedule of a problem, or the refusal as a row of the table.
+    pub fn launchable(&self, problem: &Problem) -> Result<Rc<Schedule>, RunError> {
+        check_launch(problem, self.results)?;
+        if self.delta == Delta::WeightedDots && !WHOLE_ROWS.contains(&problem.parallel.algorithm.name()) {
+            return Err(RunError::Refused(Refusal::Algorithm(problem.parallel.algorithm.name())));
+        }
+        scheduled(&self.scheduled(problem), self.merge)
     }
 
     fn units(&self) -> Units {
@@ -151,37 +236,56 @@ impl Emulated {
         schedule: &Schedule,
         device: &Cpu<f32>,
     ) -> Result<Outputs, RunError> {
-        on_device::run_schedule(device, problem, inputs, schedule, self.order, &mut |_| {})
+        let scheduled = self.scheduled(problem);
+        let mut outputs =
+            on_device::run_schedule(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?;
+        if self.delta == Delta::UnroundedOut {
+            let format = problem.precision.out.format;
+            let round = |out: &mut f32| {
+                if !is_unwritten(*out) {
+                    *out = format.round_f32(*out);
+                }
+            };
+            outputs.ranks.iter_mut().for_each(|rank| rank.out.iter_mut().for_each(round));
+        }
+        Ok(outputs)
     }
 }
 
-/// Refuses the problems that the launcher itself cannot run. It is written without the capability table on purpose:
-/// the judge compares the two, and thus finds a table that promises too much or too little.
-fn check_launch(problem: &Problem) -> Result<(), Refusal> {
+/// Algorithms whose backward launches see all keys of their rows, which `Σ P·dP` needs.
+const WHOLE_ROWS: [&str; 2] = ["single", "all-to-all"];
+
+/// Refuses the problems that the launcher itself cannot run. It is written without the table on purpose: the judge
+/// compares the two, and thus finds a table that promises too much or too little.
+fn check_launch(problem: &Problem, results: Results) -> Result<(), Refusal> {
     let io = problem.precision.q.format;
+    let result = if results == Results::F32 { Format::F32 } else { io };
     for (quantity, element) in problem.precision.elements() {
-        if element.scaling != Scaling::None {
-            return Err(Refusal::Scaling { quantity });
-        }
         let format = element.format;
         let runs = match quantity {
-            "p" => matches!(format, Format::F32 | Format::Bf16 | Format::Fp16),
+            "p" => format == io || format == Format::F32,
+            "out" | "gradients" => format == result,
             _ => matches!(format, Format::Bf16 | Format::Fp16) && format == io,
         };
-        if !runs {
-            return Err(Refusal::Format { quantity, format: format.name() });
+        if !runs || element.scaling != Scaling::None {
+            return Err(Refusal::Precision { quantity, element });
         }
     }
     Ok(())
 }
 
-/// Returns the schedule of a problem, or the builder's refusal in the words of the capability table.
+/// Returns the schedule of a problem whose tensors are all in one format, or the refusal as a row of the table.
 pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
-    check_launch(problem)?;
+    check_launch(problem, Results::Inputs)?;
+    scheduled(problem, order)
+}
+
+/// Returns the schedule of a problem, or the builder's refusal as a row of the table.
+fn scheduled(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 
-/// Returns the rule of the capability table that a builder's refusal stands for.
+/// Returns the rule that a builder's refusal stands for.
 fn rule(error: &BuildError) -> ParallelRule {
     match error {
         BuildError::Shard(ShardingError::Span { .. }) => ParallelRule::SpanMultiple,
@@ -207,40 +311,47 @@ impl Backend for Emulated {
                 Accumulation::WgmmaTruncating,
             ),
         };
+        let arithmetic = envelope::Arithmetic {
+            accumulation,
+            weights: self.weights,
+            delta: self.delta,
+            group_sums: self.group_sums,
+        };
+        let mut table = Table { statistics: vec![TensorName::Lse, TensorName::MaxLogit], ..Table::widest() };
+        if self.delta == Delta::WeightedDots {
+            table.parallel.algorithms = WHOLE_ROWS.to_vec();
+        }
+        if self.results == Results::F32 {
+            for precision in &mut table.precisions {
+                (precision.out, precision.gradients) = (Format::F32.into(), Format::F32.into());
+            }
+        }
         Declaration {
-            capabilities: Capabilities {
-                formats: vec![Format::Bf16, Format::Fp16],
-                weight_formats: vec![Format::F32, Format::Bf16, Format::Fp16],
-                head_dims: 1..=HEAD_DIM_MAX,
-                algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
-                sub_groups: true,
-                softcap: true,
-                sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
-                backward: true,
-                statistics: vec![TensorName::Lse, TensorName::MaxLogit],
-            },
+            table,
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
             promises,
-            accumulation,
+            arithmetic: if self.declares { arithmetic } else { envelope::Arithmetic::default() },
+            refuses: true,
+            start_seconds: START_SECONDS,
         }
     }
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        built(problem, self.merge).map_or(single, |schedule| schedule.partition(self.tiles))
+        built(&self.scheduled(problem), self.merge).map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        built(problem, self.merge).map(|schedule| (*schedule).clone())
+        built(&self.scheduled(problem), self.merge).map(|schedule| (*schedule).clone())
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
-        let forward = problem.forward();
+        let forward = self.scheduled(problem).forward();
         built(&forward, self.merge).ok()?.launches(&forward)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let schedule = launchable(problem, self.merge)?;
+        let schedule = self.launchable(problem)?;
         self.run_schedule(problem, inputs, &schedule, &self.device(problem))
     }
 }

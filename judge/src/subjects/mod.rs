@@ -16,7 +16,7 @@ mod planted;
 pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
-pub use emulated::{Arithmetic, Emulated, draw_options, launchable};
+pub use emulated::{Arithmetic, Emulated, Results, draw_options, launchable};
 pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, Miscall, WrongCall, miscall};
 pub use name::SubjectName;

@@ -58,7 +58,7 @@ impl Backend for Planted {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut schedule = (*super::emulated::launchable(problem, self.inner.merge)?).clone();
+        let mut schedule = (*self.inner.launchable(problem)?).clone();
         self.fault.plant(problem, &mut schedule);
         let device = match self.fault.edit {
             Plant::Schedule(_) => self.inner.device(problem),

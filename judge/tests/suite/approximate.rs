@@ -11,14 +11,14 @@ use std::ops::Range;
 
 use seamproof_judge::values;
 use seamproof_oracle::blocked::{self, Answer};
-use seamproof_oracle::envelope::{Accumulation, Model, Partition};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, Model, Partition};
 use seamproof_oracle::{
     Alignment, Format, ForwardResults, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Softmax,
     TensorName,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::device::{Cpu, Device};
-use seamproof_simulator::emulated::{Finished, Right, Stages, Tiles, UnitArithmetic, Units};
+use seamproof_simulator::emulated::{Finished, Right, Roundings, Stages, Tiles, UnitArithmetic, Units};
 use seamproof_simulator::executor::{ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::build;
 
@@ -142,7 +142,8 @@ fn largest<'a>(
 
 /// Returns error ÷ bound of out and lse, in tiers W and T.
 fn ratios(problem: &Problem, device: &Cpu<f32>) -> [f64; 4] {
-    let model = Model::new(problem, Accumulation::WgmmaTruncating, Partition::single(TILES.q, TILES.kv));
+    let arithmetic = Arithmetic::flash_attention(Accumulation::WgmmaTruncating);
+    let model = Model::new(problem, arithmetic, Partition::single(TILES.q, TILES.kv));
     let [out, lse] = run(problem, device);
     let Answer { exact, bound } = blocked::forward(problem, &values::inputs(problem), Some(&model));
     let bound = bound.expect("a model gives bounds");
@@ -161,10 +162,10 @@ fn approximate_instructions_stay_within_the_bounds_in_either_order() {
     ];
     let mut worst = [0.0f64; 4];
     for format in [Format::Bf16, Format::Fp16] {
-        let (p, ds) = (format, format);
+        let roundings = Roundings::new(format, format);
         let devices = [
-            Cpu::with(Units::Hopper(0).kernel(TILES, p, ds, &Descending)),
-            Cpu::with(Units::Hopper(0).kernel(TILES, p, ds, &Ascending)),
+            Cpu::with(Units::Hopper(0).kernel(TILES, roundings, &Descending)),
+            Cpu::with(Units::Hopper(0).kernel(TILES, roundings, &Ascending)),
         ];
         for mode in InputMode::ALL {
             for (index, mask) in masks.into_iter().enumerate() {

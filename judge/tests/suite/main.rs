@@ -3,6 +3,8 @@
 mod any_order;
 mod approximate;
 mod broken_backends;
+mod choices;
+mod edges;
 mod emulated_bytes;
 mod fitted;
 mod identity;
@@ -11,4 +13,6 @@ mod many_sequences;
 mod odd_shapes;
 mod sample;
 mod shrink;
+
+mod tables;
 mod tiers;

@@ -72,7 +72,7 @@ fn merges_deferred(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
 impl Backend for Changed {
     fn declaration(&self) -> Declaration {
         let mut declaration = self.inner.declaration();
-        let statistics = &mut declaration.capabilities.statistics;
+        let statistics = &mut declaration.table.statistics;
         statistics.retain(|statistic| !(self.hides_lse && *statistic == TensorName::Lse));
         declaration
     }
@@ -206,7 +206,7 @@ fn largest<'a>(
 /// Returns the errors of an out and an LSE in the tiers of the emulated kernel.
 fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f32>) -> (Seen, Seen) {
     let inputs = values::inputs(problem);
-    let model = Model::new(problem, kernel.declaration().accumulation, kernel.partition(problem));
+    let model = Model::new(problem, kernel.declaration().arithmetic, kernel.partition(problem));
     let answer = blocked::forward(problem, &inputs, Some(&model));
     let bound = answer.bound.expect("a model gives bounds");
     let replay = kernel.replay(problem).expect("the emulated profile is locked");
@@ -273,7 +273,7 @@ fn inputs_that_repeat_have_no_dithered_tier() {
     let kernel = Emulated::default();
     for mode in [InputMode::Equal, InputMode::Integers] {
         let problem = edited(&problem(40, 300), |fields| fields.mode = mode);
-        let model = Model::new(&problem, kernel.declaration().accumulation, kernel.partition(&problem));
+        let model = Model::new(&problem, kernel.declaration().arithmetic, kernel.partition(&problem));
         let inputs = values::inputs(&problem);
         let forward = blocked::forward(&problem, &inputs, Some(&model));
         let bound = forward.bound.expect("a model gives bounds").dithered;
@@ -318,7 +318,7 @@ fn calibration_tells_other_numerics_apart() {
     let calibration = calibrate(scaled_queries);
     assert_eq!(calibration.outcome("changed", 4), CalibrationOutcome::Refused(Unlockable::ScaledQueries));
     let fits: Vec<&ForwardFacts> =
-        calibration.forward.iter().filter(|(_, score)| **score <= 1.0).map(|(facts, _)| facts).collect();
+        calibration.forward.iter().filter(|(_, score)| score.explains()).map(|(facts, _)| facts).collect();
     assert!(
         !fits.is_empty() && fits.iter().all(|facts| facts.scales_queries && facts.kv_tile.is_none()),
         "{fits:?}"

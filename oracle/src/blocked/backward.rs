@@ -348,25 +348,78 @@ impl Context<'_> {
         let run = self.problem.sequences[self.group.sequence].q;
         let q = gather(&self.inputs.q, &run, rows.clone(), head);
         let dout = gather(&self.inputs.dout, &run, rows.clone(), head);
-        let statistics = rows
+        let mut statistics: Vec<Statistics> = rows
             .clone()
             .zip(dout.outer_iter())
             .map(|(position, dout)| {
                 let row = run.row(position);
-                let out = self.saved.out.slice(s![row, head, ..]);
-                let d = dout.dot(&out);
-                let magnitudes: f64 = dout.iter().zip(out).map(|(a, b)| (a * b).abs()).sum();
-                let d_error = self.model.map_or(0.0, |model| model.d_error(magnitudes));
+                let (d, d_error) = self.out_dot(dout, self.saved.out.slice(s![row, head, ..]));
                 let lse_error = self.lse_error.map_or(0.0, |errors| errors[[head, row]]);
                 Statistics { lse: self.saved.lse[[head, row]], lse_error, d, d_error }
             })
             .collect();
+        if let Some(model) = self.model.filter(|model| model.weighs_dots()) {
+            let dots = self.weighted_dots(model, rows.clone(), [&q, &dout], &statistics);
+            for (row, dots) in statistics.iter_mut().zip(dots) {
+                (row.d, row.d_error) = model.row_delta((row.d, row.d_error), Some(dots));
+            }
+        }
         let first = (head % self.problem.group()) * run.len;
         let copies = match self.copies {
             [] => Vec::new(),
             copies => copies[first + rows.start..first + rows.end].to_vec(),
         };
         QueryTile { rows, q, dout, statistics, copies }
+    }
+
+    /// Returns `Σ dout·out` of the saved out, and the error of D against it.
+    fn out_dot(&self, dout: ArrayView1<'_, f64>, out: ArrayView1<'_, f64>) -> (f64, f64) {
+        let d = dout.dot(&out);
+        let Some(model) = self.model else { return (d, 0.0) };
+        let (mut magnitudes, mut roundings) = (0.0, 0.0);
+        for (dout, out) in dout.iter().zip(out) {
+            magnitudes += (dout * out).abs();
+            roundings += dout.abs() * model.last_rounding(*out);
+        }
+        (d, model.out_dot_error(magnitudes, roundings))
+    }
+
+    /// Returns `Σ P·dP` of each row over all keys that it sees, and the error of that sum.
+    fn weighted_dots(
+        &self,
+        model: &Model,
+        rows: Range<usize>,
+        [q, dout]: [&Array2<f64>; 2],
+        statistics: &[Statistics],
+    ) -> Vec<(f64, f64)> {
+        let (problem, keys) = (self.problem, self.keys);
+        let sequence = &problem.sequences[self.group.sequence];
+        let visible = |i: usize| problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+        let mut sums = vec![(0.0, 0.0, 0.0); rows.len()];
+        for columns in tiles(visible_union(problem, self.group.sequence, rows.clone()), KEY_TILE) {
+            let products = product_transposed(&q.view(), &keys.k.slice(s![columns.clone(), ..]));
+            let dots = product_transposed(&dout.view(), &keys.v.slice(s![columns.clone(), ..]));
+            let [a, b] = self.magnitudes(model, [q, dout], &columns);
+            for (local, (i, sums)) in rows.clone().zip(&mut sums).enumerate() {
+                let Statistics { lse, lse_error, .. } = statistics[local];
+                let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
+                let seen = visible(i);
+                let seen = if lse == f64::NEG_INFINITY { 0..0 } else { clip(seen.start)..clip(seen.end) };
+                for at in seen.map(|column| [local, column]) {
+                    let logit = problem.softmax.cap(f64::from(problem.softmax.scale) * products[at]);
+                    let (p, x) = (libm::exp(logit - lse), dots[at]);
+                    let weight = GradientPair::of_weight(logit, lse, p, a[at]);
+                    let pair = GradientPair { lse_error, x, b: b[at], ..weight };
+                    let (magnitude, error) = model.weighted_dot(&pair);
+                    *sums = (sums.0 + p * x, sums.1 + magnitude, sums.2 + error);
+                }
+            }
+        }
+        rows.zip(sums)
+            .map(|(i, (value, magnitudes, errors))| {
+                (value, model.weighted_dots_error(visible(i).len(), magnitudes, errors))
+            })
+            .collect()
     }
 
     fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
@@ -389,7 +442,7 @@ impl Context<'_> {
         let (problem, keys) = (self.problem, self.keys);
         let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
         let mut ds = product_transposed(&tile.dout.view(), &keys.v.slice(s![columns.clone(), ..]));
-        let mut hidden = self.model.map(|model| self.magnitudes(model, tile, columns));
+        let mut hidden = self.model.map(|model| self.magnitudes(model, [&tile.q, &tile.dout], columns));
         let sequence = &problem.sequences[self.group.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
@@ -438,11 +491,16 @@ impl Context<'_> {
     }
 
     /// Returns `Σ|q||k|` and `Σ|dout||v|` of a tile.
-    fn magnitudes(&self, model: &Model, tile: &QueryTile, columns: &Range<usize>) -> [Array2<f64>; 2] {
+    fn magnitudes(
+        &self,
+        model: &Model,
+        [q, dout]: [&Array2<f64>; 2],
+        columns: &Range<usize>,
+    ) -> [Array2<f64>; 2] {
         self.keys.assert_magnitudes();
         let (k, v) = (&self.keys.k_abs, &self.keys.v_abs);
         let magnitude = |input: f64| model.magnitude(input);
-        [(&tile.q, k), (&tile.dout, v)].map(|(rows, keys)| {
+        [(q, k), (dout, v)].map(|(rows, keys)| {
             product_transposed(&rows.mapv(magnitude).view(), &keys.slice(s![columns.clone(), ..]))
         })
     }

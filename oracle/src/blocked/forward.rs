@@ -8,7 +8,7 @@ use super::pieces::{
     Group, Keys, QueryRange, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
-use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics};
+use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
 use crate::replay::{Replay, ReplayedLaunch, of_head};
 use crate::{ForwardResults, Inputs, Problem, Run};
 
@@ -185,24 +185,37 @@ impl Tile {
         left[..visible.start].fill(0.0);
         left[visible.end..].fill(0.0);
         let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
-        let mut max_error = 0.0f64;
+        let (mut max_error, mut largest) = (0.0f64, 0.0f64);
         for column in visible {
-            errors.weights[local] +=
-                of_row.pair(logits[column], weights[column] / row.sum, left[column], g).weight;
+            let weight = weights[column] / row.sum;
+            let error = of_row.pair(logits[column], weight, left[column], g).weight;
+            errors.weights[local] += error;
+            largest = largest.max(if weight > 0.0 { error / weight } else { 0.0 });
             left[column] = model.logit_error(left[column], logits[column]);
             max_error = max_error.max(left[column]);
         }
         let relative = model.replayed_row_error(row, max_error, walk.iter().map(Vec::len).sum());
+        let profile = &replay.profile;
+        let sum_error = model.replayed_sum_error(row, largest);
+        // A kernel that merges adds the sink after the last merge, and others add it to their only launch.
+        let sink = row.sink.filter(|_| !model.merges());
         for launch in walk {
+            let seen = || launch.iter().flatten().map(|key| logits[key - self.keys.start]);
+            let own_lse = (profile.weights == WeightRounding::AfterNormalisation)
+                .then(|| log_sum_exp(seen().chain(sink)));
             let mut running_max = f64::NEG_INFINITY;
             for tile in launch {
                 let columns = || tile.iter().map(|key| key - self.keys.start);
                 running_max = columns().map(|column| logits[column]).fold(running_max, f64::max);
-                let share = libm::exp(running_max - row.max);
+                let share = libm::exp(own_lse.unwrap_or(running_max) - row.max);
                 for column in columns() {
-                    let at = [logits[column], running_max];
-                    let (weight, tie) =
-                        model.replayed_weight(&replay.profile, row, at, [left[column], max_error]);
+                    let (logit, error) = (logits[column], left[column]);
+                    let (weight, tie) = match own_lse {
+                        Some(lse) => {
+                            model.replayed_normalised_weight(profile, row, [logit, lse], [error, sum_error])
+                        }
+                        None => model.replayed_weight(profile, row, [logit, running_max], [error, max_error]),
+                    };
                     weights[column] = weight * share;
                     let near = tie * share / row.sum;
                     let weight = weight * share / row.sum;
@@ -342,6 +355,12 @@ impl Errors {
         worst += &rounding;
         (worst, Some(dithered))
     }
+}
+
+/// Returns `ln Σ e^x`.
+fn log_sum_exp(logits: impl Iterator<Item = f64> + Clone) -> f64 {
+    let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
+    max + libm::log(logits.map(|logit| libm::exp(logit - max)).sum::<f64>())
 }
 
 /// Turns products into logits, fills the weights and sums them up. The sink enters as a key without a value. Returns

@@ -41,6 +41,7 @@ pub fn replayed_forward(
     replay: &Replay,
 ) -> Result<Answer<ForwardResults>, ProblemError> {
     let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
+    let model = &model.with_profile(problem, &replay.profile);
     if !replay.profile.scales_queries {
         return Ok(all_forward(problem, inputs, Some(model), Some(replay)));
     }
@@ -103,7 +104,8 @@ pub fn backward(
 }
 
 /// Returns dsink and the gradients of one side: dq, or dk and dv. Without a side it returns dsink alone. All other
-/// gradients, and their bounds, are 0.
+/// gradients, and their bounds, are 0. Where D may be `Σ P·dP` ([`Model::weighs_dots`]), it is that of the problem's own
+/// keys, and dq, dk and dsink hold for a problem with all keys of its queries.
 pub fn backward_of(
     problem: &Problem,
     inputs: &Inputs,
@@ -136,6 +138,7 @@ pub fn replayed_backward(
     model: &Model,
     profile: &NumericProfile,
 ) -> Option<Answer<Gradients>> {
+    let model = &model.with_profile(problem, profile);
     let replay = || all_backward(problem, inputs, (saved, None), Sides::BOTH, Some(model), Some(profile));
     (!profile.scales_queries).then(replay)
 }

@@ -1,5 +1,9 @@
 //! Accumulation: how a subject sums, and the factors of a sum's magnitudes that bound its error.
 
+use std::num::NonZeroUsize;
+
+use serde::{Deserialize, Serialize};
+
 use super::constants::{F32_ROUNDOFF, ROW_SUM_TAIL};
 
 /// The smallest normal f32, which a unit that flushes subnormals to zero may lose.
@@ -9,24 +13,23 @@ const F32_SUBNORMAL_STEP: f64 = 1.401_298_464_324_817e-45;
 
 /// The way in which a subject makes all of its sums, as declared. A subject that makes sums in several ways declares
 /// one whose bounds hold for each. Sums in less than f32 fit none of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Accumulation {
     /// Serial sums in f32: each product and each sum is rounded to nearest, and subnormals are kept. No term passes
     /// through more roundings in any other order, nor with fused multiplication and addition, nor in f64. The bounds
     /// therefore hold for any mix of these, where subnormals are kept.
     F32Serial,
-    /// `width` serial partial sums in f32 and a binary tree over them, in every sum. The bounds are tighter than those
-    /// of serial sums.
-    F32Tree {
-        /// The number of partial sums; at least 1.
-        width: usize,
-    },
+    /// This number of serial partial sums in f32, and a binary tree over them, in every sum. The bounds are
+    /// tighter than those of serial sums.
+    F32Tree(NonZeroUsize),
     /// Sums of Hopper's `wgmma`: 16 products and the addend are aligned to the largest exponent and cut to 25
     /// fractional bits, and the result is truncated to f32. Row sums are FlashAttention-3's: four threads for each row,
     /// then a shuffle.
     WgmmaTruncating,
     /// An undeclared way: each sum has the weaker bound of the serial sum and the tensor core's. It also fits a subject
     /// that has both, and one on ordinary units that flushes subnormals to zero.
+    #[default]
     Unknown,
 }
 
@@ -59,7 +62,7 @@ impl Accumulation {
     pub fn products(self, n: usize) -> f64 {
         match self {
             Accumulation::F32Serial => gamma(n + 1),
-            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + 1),
+            Accumulation::F32Tree(width) => gamma(tree_roundings(n, width) + 1),
             Accumulation::WgmmaTruncating => n.div_ceil(STEP) as f64 * KAPPA,
             Accumulation::Unknown => {
                 Accumulation::F32Serial.products(n).max(Accumulation::WgmmaTruncating.products(n))
@@ -96,16 +99,22 @@ impl Accumulation {
     fn row_sum_roundings(self, n: usize, tiles: usize) -> usize {
         match self {
             Accumulation::F32Serial | Accumulation::Unknown => n + tiles + 1,
-            Accumulation::F32Tree { width } => tree_roundings(n, width) + tiles + 1,
+            Accumulation::F32Tree(width) => tree_roundings(n, width) + tiles + 1,
             Accumulation::WgmmaTruncating => n.div_ceil(4) + tiles + 4,
         }
+    }
+
+    /// Returns the error of a sum of `n` products that are added tile by tile on ordinary units, relative to the sum of
+    /// magnitudes: that of a row sum, and the rounding of each product.
+    pub fn tiled_dot(self, n: usize, tiles: usize) -> f64 {
+        gamma(self.row_sum_roundings(n, tiles) + 1)
     }
 
     /// Returns the error of `rowsum(dout · out)` over `n` lanes on ordinary units, relative to the sum of magnitudes.
     pub fn row_dot(self, n: usize) -> f64 {
         match self {
             Accumulation::F32Serial | Accumulation::Unknown => gamma(n + 1),
-            Accumulation::F32Tree { width } => gamma(tree_roundings(n, width) + 1),
+            Accumulation::F32Tree(width) => gamma(tree_roundings(n, width) + 1),
             Accumulation::WgmmaTruncating => gamma(n.div_ceil(16) + 6),
         }
     }
@@ -131,14 +140,14 @@ impl Accumulation {
     #[inline]
     pub fn underflow(self) -> f64 {
         match self {
-            Accumulation::F32Serial | Accumulation::F32Tree { .. } => F32_SUBNORMAL_STEP,
+            Accumulation::F32Serial | Accumulation::F32Tree(_) => F32_SUBNORMAL_STEP,
             Accumulation::WgmmaTruncating | Accumulation::Unknown => F32_NORMAL_MIN,
         }
     }
 }
 
-fn tree_roundings(n: usize, width: usize) -> usize {
-    let width = width.max(1);
+fn tree_roundings(n: usize, width: NonZeroUsize) -> usize {
+    let width = width.get();
     n.div_ceil(width) + width.next_power_of_two().trailing_zeros() as usize
 }
 

@@ -3,7 +3,7 @@
 //! [`crate::replay`].
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
-//! f32 between, and sums as it declares ([`Accumulation`], [`Partition`]). The bound is a sum of named rounding terms
+//! f32 between, and sums and rounds as it declares ([`Arithmetic`], [`Partition`]). The bound is a sum of named rounding terms
 //! evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit roundoff, a count
 //! of roundings, or a documented accuracy of an instruction.
 //!
@@ -18,6 +18,11 @@
 //! | `gamma` | relative error of the row sum |
 //! | `g(n)` | error of a sum of n products relative to the sum of their magnitudes. A tensor core cuts a subnormal factor off like a factor of its format's smallest exponent, and such a factor counts as the smallest normal number |
 //! | half spacing | the final rounding to the stored format |
+//!
+//! Further terms follow from the choices of an [`Arithmetic`]; docs/judge.md derives them. Weights that are normalised
+//! before they are rounded add `4ε·p` each, and the floors of P and of aligned products are no longer divided by `l`.
+//! [`Model::row_delta`] gives D's value and error for each source. Stored gradients of the n heads of a group add
+//! `n·u` and n floors to dk and dv.
 //!
 //! These terms hold the cost of a GPU's approximate instructions, and a kernel that uses them need not declare them.
 //! `ex2.approx` (2 ulp) is [`EXP_ERROR`]. Its argument `fma(S, c, −fl(m·c))`, with `c = fl(scale·log₂e)`, is off by
@@ -41,6 +46,7 @@
 //! independent roundings.
 
 mod accumulation;
+mod arithmetic;
 mod constants;
 pub(crate) mod dither;
 mod model;
@@ -49,6 +55,7 @@ mod profile;
 mod sums;
 
 pub use accumulation::Accumulation;
+pub use arithmetic::{Arithmetic, Delta, GroupSums, WeightRounding};
 pub use constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_ERROR};
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};

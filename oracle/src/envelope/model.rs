@@ -4,6 +4,7 @@
 pub(super) mod gradients;
 
 use super::accumulation::Accumulation;
+use super::arithmetic::{Arithmetic, Delta, GroupSums, WeightRounding};
 use super::constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_ERROR};
 use super::partition::{GradientSums, Merges, Partition};
 use super::profile::NumericProfile;
@@ -18,6 +19,11 @@ const DENOMINATOR_ERROR_MAX: f64 = 0.5;
 #[derive(Clone, Copy, Debug)]
 pub struct Model {
     accumulation: Accumulation,
+    /// Whether the forward may divide weights by the row's sum before it rounds them.
+    may_normalise_first: bool,
+    delta: Delta,
+    /// Roundings of dk and dv of single query heads, before they are summed over a group.
+    heads: GradientSums,
     partition: Partition,
     p: Format,
     out: Format,
@@ -111,6 +117,22 @@ fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
     (rounded, apart(value + error).max(apart((value - error).max(0.0))))
 }
 
+/// Whether weights may be divided by the row's sum before they are rounded. The order is left open where P is in f32.
+fn may_normalise_first(weights: WeightRounding, p: Format) -> bool {
+    weights != WeightRounding::BeforeNormalisation || p == Format::F32
+}
+
+/// Returns the roundings of dk and dv of single query heads: as many as a group has heads, whether the stored gradients
+/// are added in f32 or one after the other in their format.
+fn stored_heads(sums: GroupSums, problem: &Problem) -> GradientSums {
+    let count = match sums {
+        GroupSums::F32 => 0,
+        _ if problem.group() == 1 => 0,
+        GroupSums::Stored | GroupSums::Unknown => problem.group(),
+    };
+    GradientSums { count, format: problem.precision.gradients.format }
+}
+
 /// Returns the smallest normal number of a format where products are aligned by their factors' exponents, and 0
 /// elsewhere.
 fn smallest_normal(accumulation: Accumulation, format: Format) -> f64 {
@@ -137,6 +159,9 @@ pub struct RowModel<'a> {
     row: &'a RowStatistics,
     /// The relative error of every weight, apart from its exponent's.
     relative: f64,
+    /// The relative error of dividing each weight by the row's sum before the product with the values; 0 where only
+    /// the product is divided.
+    normalisation: f64,
     /// The most that rounding a weight may lose below the normal range.
     rounding_floor: f64,
     /// The least magnitude that a weight counts as in sums of products.
@@ -174,19 +199,24 @@ impl RowModel<'_> {
     #[inline]
     pub fn pair(&self, logit: f64, p: f64, a: f64, g: f64) -> PairError {
         let error = self.weight_error(p, logit, self.model.logit_error(a, logit));
-        let computed = p + error;
+        let normalised = error + self.normalisation * (p + error);
+        let computed = p + normalised;
         let rounding = rounding(self.model.p, computed, self.rounding_floor);
         let factor = factor(computed + rounding.most, self.factor_floor);
-        PairError { weight: error, value: error + g * factor, rounding }
+        PairError { weight: error, value: normalised + g * factor, rounding }
     }
 }
 
 impl Model {
-    /// Returns the model of a subject that declares `accumulation` and `partition` for `problem`.
-    pub fn new(problem: &Problem, accumulation: Accumulation, partition: Partition) -> Model {
+    /// Returns the model of a subject that declares `arithmetic` and `partition` for `problem`.
+    pub fn new(problem: &Problem, arithmetic: Arithmetic, partition: Partition) -> Model {
         let Precision { q, k, v, dout, .. } = problem.precision;
+        let Arithmetic { accumulation, weights, delta, group_sums } = arithmetic;
         Model {
             accumulation,
+            may_normalise_first: may_normalise_first(weights, problem.precision.p.format),
+            delta,
+            heads: stored_heads(group_sums, problem),
             partition,
             p: problem.precision.p.format,
             out: problem.precision.out.format,
@@ -216,12 +246,26 @@ impl Model {
     /// Returns the magnitude that a weight counts as in sums of products, relative to a row's sum.
     #[inline]
     pub fn weight_factor(&self, magnitude: f64, row_sum: f64) -> f64 {
-        factor(magnitude, self.p_floor / row_sum)
+        factor(magnitude, self.p_floor / self.least_divisor(row_sum))
+    }
+
+    /// Returns the least number by which a weight is divided between its rounding and the row: the row's sum, or 1
+    /// where it was divided before.
+    #[inline]
+    fn least_divisor(&self, row_sum: f64) -> f64 {
+        if self.may_normalise_first { 1.0 } else { row_sum }
     }
 
     /// Returns the model of the subject at another scale.
     pub fn with_scale(self, scale: f64) -> Model {
         Model { scale, ..self }
+    }
+
+    /// Returns the model of the subject with the choices of a profile, in place of those that it declares.
+    pub fn with_profile(self, problem: &Problem, profile: &NumericProfile) -> Model {
+        let &NumericProfile { weights, delta, group_sums, .. } = profile;
+        let may_normalise_first = may_normalise_first(weights, self.weight_format(profile));
+        Model { may_normalise_first, delta, heads: stored_heads(group_sums, problem), ..self }
     }
 
     /// Returns the model with other merges of partial results.
@@ -307,6 +351,19 @@ impl Model {
         1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
     }
 
+    /// Returns the error that storing dk and dv of single query heads adds to them, relative to the sum of magnitudes.
+    fn heads_error(&self) -> f64 {
+        1.01 * self.heads.count as f64 * self.heads.format.unit_roundoff()
+    }
+
+    /// Returns the most that storing dk and dv of single query heads loses below the format's normal range. Each launch
+    /// stores its own, and there are at most as many launches as partial sums.
+    #[inline]
+    pub fn heads_floor(&self) -> f64 {
+        let stored = self.heads.count * self.partition.sums.count.max(1);
+        1.01 * stored as f64 * self.heads.format.tiny_half()
+    }
+
     /// Returns the model of a row's weights: what their errors have in common.
     pub fn of_row<'a>(&'a self, row: &'a RowStatistics) -> RowModel<'a> {
         // R is how often the running maximum can grow, the sink's turn at the end included.
@@ -317,9 +374,13 @@ impl Model {
             relative: EXP_ERROR * (1.0 + rescalings)
                 + 3.0 * F32_ROUNDOFF * rescalings
                 + self.merge_theta(row),
-            // The kernel rounds exp(s − running max), so the formats' floors are relative to the row's sum.
-            rounding_floor: self.p.tiny_half().max(self.accumulation.underflow()) / row.sum,
-            factor_floor: self.p_floor / row.sum,
+            // A reciprocal of 1 ulp, its product with a rescaling, and the weight's product with it.
+            normalisation: if self.may_normalise_first { 4.0 * F32_ROUNDOFF } else { 0.0 },
+            // A kernel that rounds exp(s − running max) has floors relative to the row's sum. One that divides first
+            // has the formats' own, and its share in a merged row is 1 at most.
+            rounding_floor: self.p.tiny_half().max(self.accumulation.underflow())
+                / self.least_divisor(row.sum),
+            factor_floor: self.p_floor / self.least_divisor(row.sum),
         }
     }
 
@@ -360,7 +421,10 @@ impl Model {
             // With any weights, the output stays in the values' hull, apart from roundings and from shares of merged
             // steps that add up to more than 1.
             let shares = libm::exp(self.merge_theta(row).min(EXPONENT_MAX));
-            (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff())
+            // Weights that are divided first may each be rounded up from below the format's normal range.
+            let floors = row.keys as f64 * self.p.tiny_half();
+            let floors = if self.may_normalise_first { floors * value_max * shares } else { 0.0 };
+            (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff()) + floors
         };
         error + final_rounding(self.out, out.abs() + error)
     }
@@ -400,6 +464,41 @@ impl Model {
             + weight * EXP_ERROR
             + weight.min(self.accumulation.underflow());
         replayed(self.weight_format(profile), weight, error)
+    }
+
+    /// Returns the rounded `exp(logit − lse)` of a weight that is divided by its launch's own sum first, and the error
+    /// that near-ties leave. `lse` is that of the launch's keys, and `sum_error` the relative error of their sum.
+    #[inline]
+    pub fn replayed_normalised_weight(
+        &self,
+        profile: &NumericProfile,
+        row: &RowStatistics,
+        [logit, lse]: [f64; 2],
+        [logit_error, sum_error]: [f64; 2],
+    ) -> (f64, f64) {
+        let weight = libm::exp(logit - lse);
+        let of_row = self.of_row(row);
+        let eta = of_row.eta(logit, logit_error);
+        let unnormalised = exponential_error(weight, logit - lse, eta) * (1.0 + of_row.relative)
+            + weight * of_row.relative
+            + weight.min(self.accumulation.underflow());
+        let relative = sum_error / (1.0 - sum_error.min(DENOMINATOR_ERROR_MAX)) + of_row.normalisation;
+        let error = unnormalised + (weight + unnormalised) * relative;
+        // Neither the exact weight nor the subject's is much larger than 1.
+        let error = error.min(2.0);
+        replayed(self.weight_format(profile), weight, error)
+    }
+
+    /// Returns the relative error of the row sum of a launch that sees these keys, given the largest relative error of
+    /// any weight of the row.
+    pub fn replayed_sum_error(&self, row: &RowStatistics, largest: f64) -> f64 {
+        let lost = row.keys as f64 * self.accumulation.underflow();
+        largest + self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys)) + lost
+    }
+
+    /// Whether partial results of several launches are merged.
+    pub fn merges(&self) -> bool {
+        self.partition.merges.count > 0
     }
 
     /// Returns the relative error of a rounded weight on its way into the row: the running maximum's error, `tiles`

@@ -38,8 +38,8 @@ pub struct GradientSums {
     /// The number of roundings to `format` of one element's partial sums, and of what they are added up to; 0 where one
     /// launch makes the final gradient. Each rounding allows a unit roundoff of the sum of all terms' magnitudes, and
     /// half a smallest spacing. N stored partial sums count as N, whether they are added in f32 or one after the other
-    /// in `format`: no term passes through more roundings. Where each query head of a group stores its own dk and dv,
-    /// which are then added, the count is the number of the group's query heads.
+    /// in `format`: no term passes through more roundings. Query heads of a group that store their own dk and dv are
+    /// declared in [`Arithmetic::group_sums`](super::Arithmetic::group_sums), and do not count here.
     pub count: usize,
     /// The format of the roundings.
     pub format: Format,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::arithmetic::{Delta, GroupSums, WeightRounding};
+
 /// The roundings of a subject, and the order in which it takes the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -12,6 +14,13 @@ pub struct NumericProfile {
     pub scales_logit_gradients: bool,
     /// Whether queries are multiplied by the scale and rounded to their format before the product with the keys.
     pub scales_queries: bool,
+    /// Whether weights are rounded before or after they are divided by their sum. An unknown order cannot be replayed,
+    /// and counts as that of FlashAttention.
+    pub weights: WeightRounding,
+    /// The source of D.
+    pub delta: Delta,
+    /// The format of dk and dv of one query head.
+    pub group_sums: GroupSums,
     /// The number of keys of a tile.
     pub kv_tile: usize,
     /// The order in which a launch takes its tiles.

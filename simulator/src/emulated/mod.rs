@@ -2,7 +2,8 @@
 //!
 //! Inputs are in a narrow format, and products and sums are in f32 one after the other. The softmax is online over
 //! tiles of keys, and P is rounded before the product with the values. The backward recomputes P from the saved LSE,
-//! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. Rows are addressed only through runs (offset,
+//! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. A kernel with other [`Roundings`] normalises P
+//! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Rows are addressed only through runs (offset,
 //! step, real length, span). Padding rows are never read; they are zeroed or left, as the call says. Production kernels
 //! are compared with this CPU twin. The twin is itself compared with the oracle and shares no code with it.
 //!
@@ -13,7 +14,7 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Pass, Run, Sink, TensorName};
+use seamproof_oracle::{Format, Pass, Run, Sink, Softmax, TensorName};
 
 use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 
@@ -93,6 +94,30 @@ pub trait Variant: Stages<f32, Serial> + Stages<f32, Hopper> + Debug {}
 
 impl<S: Stages<f32, Serial> + Stages<f32, Hopper> + Debug> Variant for S {}
 
+/// Roundings of a kernel, and the places where it makes them. [`Roundings::new`] are those of a FlashAttention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roundings {
+    /// Format of the rounded weights.
+    pub p: Format,
+    /// Format of the rounded logit gradients.
+    pub ds: Format,
+    /// Whether weights are divided by the row's sum before they are rounded. The forward then goes over its tiles twice.
+    pub normalises_first: bool,
+    /// Whether D is `Σ P·dP` over the keys of a launch, which must be all keys of its rows. Otherwise it is
+    /// `rowsum(dout · out)` of the out that is stored.
+    pub weighs_dots: bool,
+    /// Format in which dk and dv of each query head are stored before they are summed over a group; `None` where they
+    /// stay in registers.
+    pub stored_heads: Option<Format>,
+}
+
+impl Roundings {
+    /// Returns the roundings of a FlashAttention with these formats of P and dS.
+    pub const fn new(p: Format, ds: Format) -> Roundings {
+        Roundings { p, ds, normalises_first: false, weighs_dots: false, stored_heads: None }
+    }
+}
+
 /// The units of a kernel in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Units {
@@ -103,14 +128,14 @@ pub enum Units {
 }
 
 impl Units {
-    /// Returns a kernel on these units. `p` and `ds` are the formats of the rounded weights and logit gradients.
-    pub fn kernel<S>(self, tiles: Tiles, p: Format, ds: Format, stages: &'static S) -> Box<dyn Kernel<f32>>
+    /// Returns a kernel on these units.
+    pub fn kernel<S>(self, tiles: Tiles, roundings: Roundings, stages: &'static S) -> Box<dyn Kernel<f32>>
     where
         S: Stages<f32, Serial> + Stages<f32, Hopper> + ?Sized,
     {
         match self {
-            Units::F32 => Box::new(TiledKernel::new(tiles, p, ds, Serial, stages)),
-            Units::Hopper(order) => Box::new(TiledKernel::new(tiles, p, ds, Hopper { order }, stages)),
+            Units::F32 => Box::new(TiledKernel::new(tiles, roundings, Serial, stages)),
+            Units::Hopper(order) => Box::new(TiledKernel::new(tiles, roundings, Hopper { order }, stages)),
         }
     }
 }
@@ -119,11 +144,18 @@ impl Units {
 #[derive(Debug)]
 pub struct TiledKernel<'a, T, A, S: ?Sized> {
     tiles: Tiles,
-    p: Format,
-    ds: Format,
+    roundings: Roundings,
     units: A,
     stages: &'a S,
     real: PhantomData<fn() -> T>,
+}
+
+/// A tile of queries of one head, whose scores are asked for.
+struct ScoredRows<'a> {
+    placed: &'a Placed<'a>,
+    head: usize,
+    rows: Range<usize>,
+    softmax: &'a Softmax,
 }
 
 /// A segment with the rows from which its operands are loaded.
@@ -169,9 +201,9 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
 }
 
 impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a, T, A, S> {
-    /// Returns a kernel with the given tiles. `p` and `ds` are the formats of the rounded weights and logit gradients.
-    pub fn new(tiles: Tiles, p: Format, ds: Format, units: A, stages: &'a S) -> TiledKernel<'a, T, A, S> {
-        TiledKernel { tiles, p, ds, units, stages, real: PhantomData }
+    /// Returns a kernel with the given tiles and roundings.
+    pub fn new(tiles: Tiles, roundings: Roundings, units: A, stages: &'a S) -> TiledKernel<'a, T, A, S> {
+        TiledKernel { tiles, roundings, units, stages, real: PhantomData }
     }
 
     fn place<'s>(&self, pass: Pass, segment: &'s Segment) -> Placed<'s> {
@@ -223,68 +255,115 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         keys: &mut Columns<T>,
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
-        let TiledKernel { units, stages, p, .. } = self;
+        let TiledKernel { units, stages, roundings, .. } = self;
         let softmax = &call.softmax;
-        let kv_head = keys.head;
         let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
-        let mut scores = vec![T::ZERO; self.tiles.kv];
         let mut largest = T::NEG_INFINITY;
-        for columns in stages.tiles(Pass::Forward, placed.segment, &rows, placed.k.len(), self.tiles.kv) {
+        let scored = ScoredRows { placed, head, rows: rows.clone(), softmax };
+        self.each_scored(&scored, keys, tensors, |local, columns, seen, scores, values| {
+            let state: &mut Online<T> = &mut states[local];
+            let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
+            largest = largest.larger(max);
+            stages.grow(units, softmax, state, max);
+            scores.iter_mut().for_each(|score| *score = stages.weight(units, softmax, *score, state.max));
+            stages.add_weights(units, &mut state.sum, columns.start + seen.start, scores);
+            if !roundings.normalises_first {
+                self.add_weighted(&mut state.acc, scores, seen.start, values);
+            }
+        });
+        let max_logit = &mut tensors.max_logit.lane_mut(head, 0)[0];
+        *max_logit = stages.max_logit(*max_logit, units.logit(softmax, largest));
+        let maxima: Vec<T> = states.iter().map(|state| state.max).collect();
+        let mut tile: Vec<Finished<T>> =
+            states.into_iter().map(|state| self.finish(call, head, state, tensors.sink)).collect();
+        if roundings.normalises_first {
+            self.each_scored(&scored, keys, tensors, |local, _, seen, scores, values| {
+                let (max, row) = (maxima[local], &mut tile[local]);
+                // The sink may be larger than every logit.
+                let share = units.exp(units.logit(softmax, max) - row.max) * (T::ONE / row.sum);
+                for score in scores.iter_mut() {
+                    *score = stages.weight(units, softmax, *score, max) * share;
+                }
+                self.add_weighted(&mut row.acc, scores, seen.start, values);
+            });
+        }
+        self.write_tile(placed, head, rows, &tile, tensors);
+    }
+
+    /// Calls `visit` with the scores of each row of a tile of queries against each tile of keys: the row's place in the
+    /// tile, the tile's columns, those that the row sees, their scores, and their values.
+    fn each_scored(
+        &self,
+        ScoredRows { placed, head, rows, softmax }: &ScoredRows<'_>,
+        keys: &mut Columns<T>,
+        tensors: &ForwardLaunch<'_, T>,
+        mut visit: impl FnMut(usize, &Range<usize>, &Range<usize>, &mut [T], HeadRows<'_, T>),
+    ) {
+        let TiledKernel { units, stages, .. } = self;
+        let kv_head = keys.head;
+        let mut scores = vec![T::ZERO; self.tiles.kv];
+        for columns in stages.tiles(Pass::Forward, placed.segment, rows, placed.k.len(), self.tiles.kv) {
             let k = keys.tile(tensors.k, &placed.k, &columns);
             let values = HeadRows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
-            for (i, state) in rows.clone().zip(&mut states) {
+            for (local, i) in rows.clone().enumerate() {
                 let seen = clip(stages.visible(Pass::Forward, placed.segment, i), &columns);
                 if seen.is_empty() {
                     continue;
                 }
-                let (q, format) = (tensors.q.lane(placed.q[i], head), tensors.q.format());
+                let (q, format) = (tensors.q.lane(placed.q[i], *head), tensors.q.format());
                 stages.products(units, Pass::Forward, format, q, k, &mut scores[..columns.len()]);
                 let scores = &mut scores[seen.clone()];
                 stages.scores(units, Pass::Forward, softmax, scores);
-                let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
-                largest = largest.larger(max);
-                stages.grow(units, softmax, state, max);
-                scores.iter_mut().for_each(|score| *score = stages.weight(units, softmax, *score, state.max));
-                stages.add_weights(units, &mut state.sum, columns.start + seen.start, scores);
-                scores.iter_mut().for_each(|weight| *weight = stages.round(Pass::Forward, *weight, *p));
-                let weights = Weights { values: scores, format: *p, first: seen.start };
-                stages.add_values(units, &mut state.acc, weights, values.slice(seen));
+                visit(local, &columns, &seen, scores, values.slice(seen.clone()));
             }
         }
-        let max_logit = &mut tensors.max_logit.lane_mut(head, 0)[0];
-        *max_logit = stages.max_logit(*max_logit, units.logit(softmax, largest));
-        self.finish_tile(call, placed, head, rows, states, tensors);
+    }
+
+    /// Rounds weights and adds the weighted values to a row. The first weight is that of column `first` of the tile.
+    fn add_weighted(&self, acc: &mut [T], weights: &mut [T], first: usize, values: HeadRows<'_, T>) {
+        let TiledKernel { units, stages, roundings: Roundings { p, .. }, .. } = self;
+        weights.iter_mut().for_each(|weight| *weight = stages.round(Pass::Forward, *weight, *p));
+        stages.add_values(units, acc, Weights { values: weights, format: *p, first }, values);
+    }
+
+    /// Returns a row after all its keys, with the sink.
+    fn finish(&self, call: &AttentionCall, head: usize, state: Online<T>, sinks: &[T]) -> Finished<T> {
+        let TiledKernel { units, stages, .. } = self;
+        let Online { max, sum, acc } = state;
+        let (max, sum) = (units.logit(&call.softmax, max), units.total(&sum));
+        let mut row = Finished { max, sum, acc };
+        if let Some(sink) = sink(call.softmax.sink, sinks, head) {
+            stages.sink(units, &mut row, sink);
+        }
+        row
     }
 
     /// Writes the rows of a tile once all its keys are added.
-    fn finish_tile(
+    fn write_tile(
         &self,
-        call: &AttentionCall,
         placed: &Placed<'_>,
         head: usize,
         rows: Range<usize>,
-        states: Vec<Online<T>>,
+        tile: &[Finished<T>],
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
-        let TiledKernel { units, stages, .. } = self;
-        let finish = |Online { max, sum, acc }| {
-            let (max, sum) = (units.logit(&call.softmax, max), units.total(&sum));
-            let mut row = Finished { max, sum, acc };
-            if let Some(sink) = sink(call.softmax.sink, tensors.sink, head) {
-                stages.sink(units, &mut row, sink);
-            }
-            row
-        };
-        let tile: Vec<Finished<T>> = states.into_iter().map(finish).collect();
+        let stages = self.stages;
         let format = tensors.out.format();
+        // Weights that were divided first leave nothing to divide by.
+        let divided = self.roundings.normalises_first.then(|| {
+            let undivided = |row: &Finished<T>| Finished { sum: T::ONE, ..row.clone() };
+            tile.iter().map(undivided).collect::<Vec<_>>()
+        });
         for (local, i) in rows.enumerate() {
             let row = placed.segment.q.row(i);
-            stages.out(&tile, local, format, tensors.out.lane_mut(row, head));
-            tensors.lse.lane_mut(head, row)[0] = stages.lse(&tile, local);
+            let sums = divided.as_deref().unwrap_or(tile);
+            stages.out(sums, local, format, tensors.out.lane_mut(row, head));
+            tensors.lse.lane_mut(head, row)[0] = stages.lse(tile, local);
         }
     }
 
-    /// Runs all query heads of one KV head. dk and dv are summed over them and rounded once.
+    /// Runs all query heads of one KV head. dk and dv are summed over them and rounded once, or rounded for each head
+    /// and then summed.
     fn backward_segment(
         &self,
         call: &AttentionCall,
@@ -298,19 +377,44 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let mut dv = vec![T::ZERO; placed.v.len() * tensors.v.shape()[2]];
         let mut columns = [(); 2].map(|()| Columns::new(self.tiles.kv));
         columns.iter_mut().for_each(|columns| columns.turn_to(kv_head));
+        let stored = self.roundings.stored_heads.filter(|_| group > 1);
+        let mut of_group = stored.map(|_| [vec![T::ZERO; dk.len()], vec![T::ZERO; dv.len()]]);
         for head in stages.query_heads(kv_head, group) {
             for rows in tiles_of(0..placed.segment.q.len, self.tiles.q) {
                 let sums = [&mut dk[..], &mut dv[..]];
                 self.backward_tile(call, placed, (head, kv_head), rows, &mut columns, sums, tensors);
             }
+            if let Some((format, of_group)) = stored.zip(of_group.as_mut()) {
+                self.store_head(call, format, [&mut dk, &mut dv], of_group);
+            }
         }
+        let is_scaled = of_group.is_some();
+        let [dk, dv] = of_group.unwrap_or([dk, dv]);
         let keys = placed.segment.kv.iter().flat_map(Run::real_rows);
         for (j, row) in keys.enumerate() {
             for (name, sums, to) in
                 [(TensorName::Dk, &dk, &mut *tensors.dk), (TensorName::Dv, &dv, &mut *tensors.dv)]
             {
-                let (factor, format) = (stages.factor(name, &call.softmax), to.format());
-                stages.store(name, factor, sums, j, format, to.lane_mut(row, kv_head));
+                let factor = if is_scaled { T::ONE } else { stages.factor(name, &call.softmax) };
+                stages.store(name, factor, sums, j, to.format(), to.lane_mut(row, kv_head));
+            }
+        }
+    }
+
+    /// Stores dk and dv of one query head in a format, adds them to those of its group, and clears them for the next
+    /// head.
+    fn store_head(
+        &self,
+        call: &AttentionCall,
+        format: Format,
+        [dk, dv]: [&mut Vec<T>; 2],
+        [dk_of_group, dv_of_group]: &mut [Vec<T>; 2],
+    ) {
+        for (name, sums, to) in [(TensorName::Dk, dk, dk_of_group), (TensorName::Dv, dv, dv_of_group)] {
+            let factor = self.stages.factor(name, &call.softmax);
+            for (sum, to) in sums.iter_mut().zip(to) {
+                *to += (factor * *sum).round(format);
+                *sum = T::ZERO;
             }
         }
     }
@@ -330,11 +434,20 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let real = &placed.q[rows.clone()];
         let q = HeadRows { tensor: tensors.q, rows: real, head };
         let dout = HeadRows { tensor: tensors.dout, rows: &placed.dout[rows.clone()], head };
-        let row_dots = stages.row_dots(units, dout, HeadRows { tensor: tensors.out, rows: real, head });
+        let mut row_dots = stages.row_dots(units, dout, HeadRows { tensor: tensors.out, rows: real, head });
         let lse = stages.saved_lse(tensors.lse, head, real);
         let mut dq = vec![T::ZERO; rows.len() * dim_qk];
         let segment = placed.segment;
         let mut tiles = stages.tiles(Pass::Backward, segment, &rows, placed.k.len(), self.tiles.kv);
+        if self.roundings.weighs_dots {
+            let mut sums = vec![[T::ZERO; 4]; rows.len()];
+            for columns in &tiles {
+                let operands =
+                    [keys.tile(tensors.k, &placed.k, columns), values.tile(tensors.v, &placed.v, columns)];
+                self.add_dots(call, segment, rows.clone(), columns, [q, dout], operands, &lse, &mut sums);
+            }
+            row_dots = sums.iter().map(|sum| units.total(sum)).collect();
+        }
         units.order([head, rows.start], &mut tiles);
         for columns in tiles {
             let k = HeadRows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
@@ -357,6 +470,37 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
+    /// Adds `P·dP` of a tile's pairs to the sums of its rows.
+    fn add_dots(
+        &self,
+        call: &AttentionCall,
+        segment: &Segment,
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        [q, dout]: [HeadRows<'_, T>; 2],
+        [k, v]: [&[T]; 2],
+        lse: &[T],
+        sums: &mut [RowSum<T>],
+    ) {
+        let TiledKernel { units, stages, .. } = self;
+        let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
+        let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
+        for (local, i) in rows.enumerate() {
+            let seen = clip(stages.visible(pass, segment, i), columns);
+            if seen.is_empty() {
+                continue;
+            }
+            stages.products(units, pass, format, q.lane(local), k, &mut scores);
+            stages.products(units, pass, format, dout.lane(local), v, &mut dp);
+            let scores = &mut scores[seen.clone()];
+            stages.scores(units, pass, softmax, scores);
+            for (score, dp) in scores.iter_mut().zip(&dp[seen.clone()]) {
+                *score = stages.probability(units, softmax, *score, lse[local]) * *dp;
+            }
+            units.add_weights(&mut sums[local], columns.start + seen.start, scores);
+        }
+    }
+
     /// Returns P and dS of a tile, rounded.
     fn weigh_tile(
         &self,
@@ -372,7 +516,8 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let TiledKernel { units, stages, .. } = self;
         let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
         let new = |format| TileWeights::new(rows.len(), columns.len(), format);
-        let (mut p, mut ds) = (new(self.p), new(self.ds));
+        let Roundings { p: p_format, ds: ds_format, .. } = self.roundings;
+        let (mut p, mut ds) = (new(p_format), new(ds_format));
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.clone().enumerate() {
             let seen = clip(stages.visible(pass, segment, i), columns);
@@ -386,8 +531,8 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             for j in seen.clone() {
                 let weight = stages.probability(units, softmax, scores[j], lse[local]);
                 let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
-                p_row[j] = stages.round(pass, weight, self.p);
-                ds_row[j] = stages.round(pass, stages.logit_gradient(units, softmax, pair), self.ds);
+                p_row[j] = stages.round(pass, weight, p_format);
+                ds_row[j] = stages.round(pass, stages.logit_gradient(units, softmax, pair), ds_format);
             }
             (p.seen[local], ds.seen[local]) = (seen.clone(), seen);
         }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use seamproof_oracle::InputMode;
+use seamproof_oracle::envelope::WeightRounding;
 
 use super::super::stories::{LANES_MIN, WORK_MAX, other_heads};
 use super::row::{Allowed, Head, KeySet, Shown};
@@ -16,13 +17,14 @@ pub(super) struct Row<'a> {
     pub(super) lse: Option<f32>,
     pub(super) out: Option<Cow<'a, [f32]>>,
     pub(super) merging: Merging,
+    pub(super) weights: WeightRounding,
 }
 
 impl Row<'_> {
     /// Returns what a query that sees `keys` of a KV head shows, if it is this row.
     fn shown(&self, head: &Head<'_>, keys: &KeySet, scratch: &mut [f64]) -> Option<Shown> {
         let shown = head.row(self.query, self.query_head, keys, scratch)?;
-        let allowed = Allowed::new(head.plan, &shown, self.merging);
+        let allowed = Allowed::new(head.plan, &shown, self.merging, self.weights);
         let lse = self.lse.is_none_or(|lse| allowed.holds_lse(lse, shown.lse()));
         let out = |out: &Cow<'_, [f32]>| {
             out.iter().zip(&*scratch).all(|(got, right)| allowed.holds_out(*got, *right))

@@ -66,7 +66,7 @@ impl Backward<'_> {
         if self.parts.zero_dk {
             return self.zero_dk(plans, got);
         }
-        if !self.parts.gradients || !self.out_is_exact {
+        if !self.parts.dv || !self.out_is_exact {
             return None;
         }
         let mut tallies = [TensorName::Dv, TensorName::Dk, TensorName::Dq].map(Tally::new);
@@ -75,7 +75,8 @@ impl Backward<'_> {
                 self.head(plan, sequence, kv_head, got, &mut tallies);
             }
         }
-        let found = tallies.iter().find_map(|tally| Some((tally, tally.at?)));
+        let known = if self.parts.gradients { &tallies[..] } else { &tallies[..1] };
+        let found = known.iter().find_map(|tally| Some((tally, tally.at?)));
         found.map(|(tally, wrong)| self.finding(plans, got, tally, wrong)).or_else(|| sinks(got))
     }
 

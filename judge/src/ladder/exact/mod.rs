@@ -13,6 +13,7 @@ mod row;
 
 use std::borrow::Cow;
 
+use seamproof_oracle::envelope::WeightRounding;
 use seamproof_oracle::{Side, TensorName};
 
 use super::compare::{Worst, lanes};
@@ -28,11 +29,12 @@ pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
     if eligible(problem.mode, problem).is_err() {
         return Look::Held;
     }
-    let merging = Merging::from(evidence.partition());
-    let parts = parts(problem.mode, problem, merging);
+    let arithmetic = evidence.backend.declaration().arithmetic;
+    let merging = Merging::from(evidence.partition()).with_heads(&arithmetic, problem);
+    let parts = parts(problem.mode, problem, merging, &arithmetic);
     let plans: Vec<ExactPlan<'_>> =
         (0..problem.sequences.len()).map(|index| ExactPlan::new(problem, index)).collect();
-    let forward = Forward { evidence, merging, parts };
+    let forward = Forward { evidence, merging, weights: arithmetic.weights, parts };
     match forward.check(&plans) {
         Err(finding) => Some(*finding).into(),
         Ok(is_exact) => {
@@ -107,6 +109,7 @@ fn allowed_text((least, largest): (f64, f64)) -> String {
 struct Forward<'a> {
     evidence: &'a Evidence<'a>,
     merging: Merging,
+    weights: WeightRounding,
     parts: Parts,
 }
 
@@ -143,7 +146,7 @@ impl Forward<'_> {
 
     fn lse(&self, plan: &ExactPlan<'_>, place: Wrong, shown: &Shown, tally: &mut Tally) {
         if let Some(got) = self.got_lse(plan, place) {
-            let allowed = Allowed::new(plan, shown, self.merging);
+            let allowed = self.allowed(plan, shown);
             let exact = shown.lse();
             tally.add(allowed.holds_lse(got, exact), (f64::from(got) - exact).abs(), || place);
         }
@@ -162,19 +165,25 @@ impl Forward<'_> {
             return false;
         }
         let row = self.got_out(plan, place);
-        if row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right)) {
+        let is_plain = self.weights == WeightRounding::BeforeNormalisation;
+        if is_plain && row.iter().zip(right).fold(true, |all, (got, right)| all & (f64::from(*got) == *right))
+        {
             tally.worst.held(row.len());
             return true;
         }
-        let allowed = Allowed::new(plan, shown, self.merging);
+        let allowed = self.allowed(plan, shown);
         let mut is_exact = true;
         for (lane, (got, right)) in row.iter().zip(right).enumerate() {
             let value = f64::from(*got);
             is_exact &= value == *right;
-            let holds = value == *right || allowed.holds_out(*got, *right);
+            let holds = is_plain && value == *right || allowed.holds_out(*got, *right);
             tally.add(holds, (value - right).abs(), || Wrong { lane: Some(lane), ..place });
         }
         is_exact
+    }
+
+    fn allowed(&self, plan: &ExactPlan<'_>, shown: &Shown) -> Allowed {
+        Allowed::new(plan, shown, self.merging, self.weights)
     }
 
     fn got_lse(&self, plan: &ExactPlan<'_>, place: Wrong) -> Option<f32> {
@@ -197,6 +206,7 @@ impl Forward<'_> {
             lse: self.got_lse(plan, wrong),
             out: self.parts.out.then(|| self.got_out(plan, wrong)),
             merging: self.merging,
+            weights: self.weights,
         };
         decode::story(&row, plans, &KeySet::all(plan.visible(wrong.position)))
     }
@@ -224,7 +234,7 @@ impl Forward<'_> {
         match wrong.lane {
             None => (self.got_lse(plan, wrong).map(number), Some(number(shown.lse()))),
             Some(lane) => {
-                let allowed = Allowed::new(plan, &shown, self.merging).out(right[lane]);
+                let allowed = self.allowed(plan, &shown).out(right[lane]);
                 (Some(number(self.got_out(plan, wrong)[lane])), Some(allowed_text(allowed)))
             }
         }

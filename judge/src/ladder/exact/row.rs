@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use seamproof_oracle::envelope::WeightRounding;
 use seamproof_oracle::{Format, Inputs, Side};
 
 use super::super::compare::lanes;
@@ -223,6 +224,9 @@ impl<'a> Head<'a> {
 /// Right results of one row: an interval around each exact value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
+    /// Smallest and largest factor between the right out and the exact one: that of weights that were rounded after
+    /// they were normalised.
+    factor: (f64, f64),
     /// Allowed relative error of an element of out.
     relative: f64,
     /// Allowed absolute error of an element of out, besides the relative one.
@@ -233,19 +237,29 @@ pub(super) struct Allowed {
 }
 
 impl Allowed {
-    pub(super) fn new(plan: &ExactPlan<'_>, shown: &Shown, merging: Merging) -> Allowed {
+    pub(super) fn new(
+        plan: &ExactPlan<'_>,
+        shown: &Shown,
+        merging: Merging,
+        weights: WeightRounding,
+    ) -> Allowed {
         let (mode, format) = (plan.problem.mode, plan.problem.precision.out.format);
         let Shown { logit, active, keys, .. } = *shown;
         if shown.sum == 0.0 {
-            return Allowed { relative: 0.0, absolute: 0.0, format, lse: 0.0 };
+            return Allowed { factor: (1.0, 1.0), relative: 0.0, absolute: 0.0, format, lse: 0.0 };
         }
         let (relative, merged) = exact::out_error(mode, logit, active, keys, merging);
         let largest = f64::from(exact::COUNT_VALUE.max(exact::TABLE_MAX));
         let (relative, absolute) =
             if is_uniform(mode) { (relative, merged * largest) } else { (relative + merged, 0.0) };
+        let (factor, added) = match weights {
+            WeightRounding::BeforeNormalisation => ((1.0, 1.0), 0.0),
+            _ => exact::normalised(mode, plan.problem, (shown.sum, logit, active), largest),
+        };
         Allowed {
+            factor,
             relative,
-            absolute,
+            absolute: absolute + added,
             format,
             lse: exact::lse_error(mode, logit, shown.lse(), active, keys, merging),
         }
@@ -253,8 +267,10 @@ impl Allowed {
 
     /// Returns the smallest and the largest right element of out.
     pub(super) fn out(&self, exact: f64) -> (f64, f64) {
-        let error = self.relative * exact.abs() + self.absolute;
-        (self.format.round(exact - error), self.format.round(exact + error))
+        let ends = [exact * self.factor.0, exact * self.factor.1];
+        let (least, largest) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
+        let error = self.relative * least.abs().max(largest.abs()) + self.absolute;
+        (self.format.round(least - error), self.format.round(largest + error))
     }
 
     pub(super) fn holds_out(&self, got: f32, exact: f64) -> bool {

@@ -12,7 +12,7 @@ use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
-use seamproof_simulator::emulated::{self, Kernel, Right, Serial, TiledKernel, Tiles};
+use seamproof_simulator::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};
 use seamproof_simulator::{AttentionCall, GuardedTensor, RowPolicy, Segment};
 
 use super::draw::CaseDraw;
@@ -192,7 +192,7 @@ impl Case {
     fn twin(&self, [q, k, v, dout]: &[GuardedTensor; 4], sink: &[f32]) -> [GuardedTensor; 6] {
         let [mut out, mut lse, mut max_logit, mut dq, mut dk, mut dv] = self.results();
         let tiles = Tiles { q: 1, kv: KEY_TILE };
-        let kernel = TiledKernel::new(tiles, self.format, self.format, Serial, &Right);
+        let kernel = TiledKernel::new(tiles, Roundings::new(self.format, self.format), Serial, &Right);
         let forward = emulated::ForwardLaunch {
             q,
             k,

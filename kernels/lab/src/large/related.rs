@@ -124,7 +124,7 @@ mod tests {
 
     fn asked(problem: &Problem, inputs: &Inputs, got: &RankOutputs, count: usize) -> Related {
         let subject = Emulated::default();
-        let model = Model::new(problem, subject.declaration().accumulation, subject.partition(problem));
+        let model = Model::new(problem, subject.declaration().arithmetic, subject.partition(problem));
         let forward = Forward { problem, inputs, got, model: &model };
         related(&subject, &forward, count).expect("it can be asked")
     }

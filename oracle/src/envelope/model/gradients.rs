@@ -2,6 +2,7 @@
 
 use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
 use crate::envelope::accumulation::Accumulation;
+use crate::envelope::arithmetic::Delta;
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 use crate::envelope::profile::NumericProfile;
 
@@ -24,7 +25,7 @@ pub struct GradientPair {
     pub a: f64,
     /// `Σ|dout||v|`.
     pub b: f64,
-    /// [`Model::d_error`] of the row.
+    /// The error of the row's D, [`Model::row_delta`].
     pub d_error: f64,
 }
 
@@ -75,10 +76,66 @@ impl Model {
         exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
     }
 
-    /// Returns the error of `D = rowsum(dout · out)`; `magnitudes` is `Σ|dout||out|`.
-    pub fn d_error(&self, magnitudes: f64) -> f64 {
+    /// Returns the error of a sum `rowsum(dout · out)` whose magnitudes add up to `magnitudes`.
+    fn row_dot_error(&self, magnitudes: f64) -> f64 {
         self.accumulation.row_dot(self.dims_v) * magnitudes
             + self.dims_v as f64 * self.accumulation.underflow()
+    }
+
+    /// Returns the magnitude of the largest change by which the last rounding may have made this element of out.
+    pub fn last_rounding(&self, out: f64) -> f64 {
+        let (unit, least) = (self.out.unit_roundoff(), self.out.tiny_half());
+        final_rounding(self.out, out.abs() * (1.0 + 2.0 * unit) + 2.0 * least)
+    }
+
+    /// Whether D may be `Σ P·dP`, which takes all keys of a row.
+    pub fn weighs_dots(&self) -> bool {
+        matches!(self.delta, Delta::WeightedDots | Delta::Unknown)
+    }
+
+    /// Returns the error of `D` as [`Delta::StoredOut`] and [`Delta::UnroundedOut`] make it, against `Σ dout·out` of
+    /// the stored out. `magnitudes` is `Σ|dout||out|`, and `roundings` is `Σ|dout|` times [`Model::last_rounding`].
+    pub fn out_dot_error(&self, magnitudes: f64, roundings: f64) -> f64 {
+        match self.delta {
+            Delta::StoredOut | Delta::WeightedDots => self.row_dot_error(magnitudes),
+            Delta::UnroundedOut | Delta::Unknown => roundings + self.row_dot_error(magnitudes + roundings),
+        }
+    }
+
+    /// Returns the value and the error of a row's D, from those of the two ways of making it: `Σ dout·out` of the
+    /// stored out, and `Σ P·dP` where it counts.
+    pub fn row_delta(&self, stored: (f64, f64), dots: Option<(f64, f64)>) -> (f64, f64) {
+        match (self.delta, dots) {
+            (Delta::WeightedDots, Some(dots)) => dots,
+            (Delta::Unknown, Some((dots, error))) => {
+                (stored.0, stored.1.max((dots - stored.0).abs() + error))
+            }
+            _ => stored,
+        }
+    }
+
+    /// Returns the magnitude and the error that one pair adds to `Σ P·dP`, before the sum's own: `|P·dP|` and that of
+    /// both factors. The pair's `x` is dP itself here.
+    #[inline]
+    pub fn weighted_dot(&self, pair: &GradientPair) -> (f64, f64) {
+        let &GradientPair { logit, lse, lse_error, p, x, a, b, .. } = pair;
+        let underflow = self.accumulation.underflow();
+        let p_error = self.backward_weight_error(p, logit, lse, self.logit_error(a, logit) + lse_error);
+        let x_error = self.products_v * b + underflow;
+        (p * x.abs(), p_error * x.abs() + (p + p_error) * x_error + underflow)
+    }
+
+    /// Returns the error of `Σ P·dP` over `keys` keys, from the sums of [`Model::weighted_dot`].
+    pub fn weighted_dots_error(&self, keys: usize, magnitudes: f64, errors: f64) -> f64 {
+        let tiles = self.tiles(keys);
+        errors
+            + self.accumulation.tiled_dot(keys, tiles) * (magnitudes + errors)
+            + (keys + tiles) as f64 * self.accumulation.underflow()
+    }
+
+    /// Returns the choice of D's source.
+    pub fn delta(&self) -> Delta {
+        self.delta
     }
 
     /// Returns the errors of sums over queries and over keys that [`Model::gradient_pair`] needs: `g` of dk and dv for
@@ -91,7 +148,8 @@ impl Model {
                 (head * self.group as f64).max(self.accumulation.products(queries))
             }
             _ => self.accumulation.products(queries),
-        } + self.sum_error();
+        } + self.sum_error()
+            + self.heads_error();
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
@@ -176,11 +234,12 @@ impl Model {
         }
     }
 
-    /// Returns the bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations and the
-    /// rounding.
+    /// Returns the bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations, roundings
+    /// of partial sums below the normal range, and the rounding.
     #[inline]
     pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
-        let underflow = (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor();
+        let underflow =
+            (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor() + self.heads_floor();
         let error = errors + underflow;
         error + final_rounding(self.gradients, exact.abs() + error)
     }

@@ -1,0 +1,104 @@
+//! Arithmetic: what a right subject may do differently, as it declares it. Each choice has its own term in the bounds.
+
+use serde::{Deserialize, Serialize};
+
+use super::accumulation::Accumulation;
+
+/// The choices of a subject's arithmetic, as declared. The default is unknown in everything, which is the weakest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Arithmetic {
+    /// The way of all sums.
+    pub accumulation: Accumulation,
+    /// The forward's order of rounding P and dividing by the row's sum.
+    pub weights: WeightRounding,
+    /// The source of D.
+    pub delta: Delta,
+    /// The format of dk and dv of one query head, before they are summed over the group.
+    pub group_sums: GroupSums,
+}
+
+/// The order in which a forward rounds its weights and divides them by the row's sum.
+///
+/// With P in f32 the order matters to f32's own errors alone. The bounds hold for both orders there, whatever is
+/// declared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WeightRounding {
+    /// `exp(s − max)` is rounded, and the product with the values is divided by the sum of unrounded weights, as in
+    /// FlashAttention. The maximum may be a running one.
+    BeforeNormalisation,
+    /// `exp(s − max) / sum` is rounded, as in an unfused softmax. With partial results on several launches, each
+    /// launch divides by its own sum.
+    AfterNormalisation,
+    /// An undeclared order: the bounds hold for both.
+    #[default]
+    Unknown,
+}
+
+/// The source of a row's `D`, the number that the backward subtracts from each dP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Delta {
+    /// `rowsum(dout · out)` of the out that is returned, as in FlashAttention.
+    StoredOut,
+    /// `Σ P·dP` over the row's keys, of unrounded P and dP, as in an unfused softmax's backward.
+    WeightedDots,
+    /// `rowsum(dout · out)` of an out that was kept before its rounding to the returned format.
+    UnroundedOut,
+    /// An undeclared source: the bounds hold for each of these.
+    #[default]
+    Unknown,
+}
+
+/// The format in which dk and dv of each query head are kept before they are summed over the heads of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupSums {
+    /// f32: the sum over the group is rounded once.
+    F32,
+    /// The gradients' own format. The stored gradients are then added, in f32 or one after the other in this format.
+    Stored,
+    /// An undeclared format: the bounds hold for both.
+    #[default]
+    Unknown,
+}
+
+impl Arithmetic {
+    /// Returns the choices of a FlashAttention-style kernel with this accumulation: weights are rounded before they are
+    /// normalised, D comes from the stored out, and a group is summed in f32.
+    pub const fn flash_attention(accumulation: Accumulation) -> Arithmetic {
+        Arithmetic {
+            accumulation,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+
+    const EIGHT: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+
+    #[test]
+    fn choices_are_written_as_the_protocol_says() {
+        let declared = Arithmetic {
+            accumulation: Accumulation::F32Tree(EIGHT),
+            weights: WeightRounding::AfterNormalisation,
+            delta: Delta::WeightedDots,
+            group_sums: GroupSums::Stored,
+        };
+        let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored"}"#;
+        assert_eq!(serde_json::to_string(&declared).expect("plain data"), text);
+        assert_eq!(serde_json::from_str::<Arithmetic>(text).expect("what was written"), declared);
+        assert_eq!(serde_json::from_str::<Arithmetic>("{}").expect("all unknown"), Arithmetic::default());
+        for wrong in [r#"{"weight":"unknown"}"#, r#"{"accumulation":{"f32-tree":0}}"#] {
+            assert!(serde_json::from_str::<Arithmetic>(wrong).is_err(), "{wrong}");
+        }
+    }
+}
