@@ -1,8 +1,12 @@
 //! The subjects that this program knows, by name.
 
+mod called;
 mod cuda;
+mod outside;
 
+pub use called::Called;
 pub use cuda::{Cuda, CudaRunner};
+pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
 use seamproof_judge::subjects::{
     self, Emulated, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, miscall,
 };
@@ -20,7 +24,7 @@ pub const NAMES: [&str; 3] = ["emulated", "cuda", faults::WINDOW_OFF_BY_ONE.id];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// A name that is not in [`NAMES`].
-    #[error("unknown backend '{name}'; known: {known}, each also as NAME@worker; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
+    #[error("unknown backend '{name}'; known: {known}, each also as NAME@worker; python:FILE, python:FILE:NAME and exec:COMMAND; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
     Unknown {
         /// Name that was given.
         name: String,
@@ -38,6 +42,9 @@ pub enum BackendError {
     /// An option that the subject does not take.
     #[error(transparent)]
     Option(#[from] OptionError),
+    /// A subject outside of this program that cannot be used.
+    #[error(transparent)]
+    Outside(#[from] OutsideError),
 }
 
 /// Makes a backend from its name and options. The name is that of a subject of this process, or of one behind the worker
@@ -45,9 +52,12 @@ pub enum BackendError {
 pub fn by_name(name: &str, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
     let name = SubjectName::new(name, options.clone());
     let called = name.called();
-    let called: Box<dyn Backend> = match served(&called)? {
-        Some(served) => Box::new(Remote::new(&called.name(), served, worker::shared())),
-        None => in_process(&called)?,
+    let called: Box<dyn Backend> = if called.is_outside() {
+        Box::new(outside::subject(&called, worker::shared())?)
+    } else if let Some(served) = served(&called)? {
+        Box::new(Remote::new(&called.name(), served, worker::shared()))
+    } else {
+        in_process(&called)?
     };
     let wrongly = |called, miscall: &&'static Miscall| -> Box<dyn Backend> {
         Box::new(Miscalled::new(called, miscall))

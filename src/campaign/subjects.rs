@@ -73,6 +73,16 @@ impl Subjects for Registered {
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
         backends::by_name(&self.name, options)
     }
+
+    /// Returns the problem itself for a subject of this program, which refuses what it does not take. A subject outside
+    /// is asked what it takes.
+    fn fitted(&self, problem: Problem) -> Problem {
+        if !SubjectName::from(self.name.as_str()).is_outside() {
+            return problem;
+        }
+        let backend = self.backend(&self.options(0));
+        backend.map_or(problem.clone(), |backend| backend.fitted(problem))
+    }
 }
 
 /// Subject of the canary: the emulated one with a planted fault.

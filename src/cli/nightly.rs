@@ -14,6 +14,7 @@ use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, progress, worker};
 use crate::campaign::Registered;
+use crate::worker::end_all;
 use crate::nightly::{Known, Night, Orders, Report, Watch, regressions_of};
 
 /// Subjects that a night looks for where none is named.
@@ -114,6 +115,7 @@ fn stop_on_signal(watch: &Arc<Watch>) -> Result<(), CliError> {
     let watch = Arc::clone(watch);
     Ok(ctrlc::set_handler(move || {
         if watch.stop() {
+            end_all();
             std::process::exit(Exit::Internal.code().into());
         }
         note("stopping after the cases in flight; once more to stop at once");

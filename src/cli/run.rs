@@ -13,6 +13,7 @@ use crate::campaign::{
     self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
     Summary, Tone,
 };
+use crate::worker::end_all;
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 use seamproof_judge::generate::Profile;
 
@@ -129,7 +130,7 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let plan = args.plan();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
     let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
-    let start = Start::of(&plan, &subjects);
+    let start = Start::of(&plan, subjects.name(), subjects.fixed());
     let logs = Logs::new(logs, control);
     logs.event(&Event::Start(&start));
     if let Some(error) = logs.trouble() {
@@ -278,6 +279,7 @@ pub(super) fn stopped_by_signals() -> Result<Arc<Control>, CliError> {
     let told = Arc::clone(&control);
     ctrlc::set_handler(move || {
         if told.stopped() {
+            end_all();
             std::process::exit(Exit::Internal.code().into());
         }
         told.stop();

@@ -19,8 +19,10 @@ pub mod frame;
 pub mod message;
 pub mod mock;
 
+mod caller;
 mod confirm;
 mod history;
+mod peer;
 mod pool;
 mod process;
 mod remote;
@@ -31,14 +33,16 @@ mod served;
 mod session;
 mod settings;
 
+pub use caller::Caller;
 pub use history::{BYTES_MAX, RUNS_MAX, smallest};
+pub use message::Ready;
 pub use pool::{Pool, STARTS_MAX, configure, shared};
-pub use process::STDERR_MAX;
+pub use process::{STDERR_MAX, end_all};
 pub use remote::Remote;
 pub use runner::{Open, OpenError, Opened, Runner};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
-pub use served::{Served, subject};
+pub use served::{Served, WorkerCommand, subject};
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
 /// Answers requests from stdin until the supervisor is gone, for subjects that `open` makes. Returns the exit code.

@@ -23,7 +23,7 @@ const LENGTHS: [usize; 3] = [65, 3, 60];
 /// Data seed of the sentinel, by which a reader of a log knows it.
 pub const SENTINEL_SEED: u64 = 0x5e17_1e1d;
 
-/// Returns the fixed problem.
+/// Returns the fixed problem, which a subject that does not take it runs in the form that it takes.
 pub fn problem() -> Result<Problem, ProblemError> {
     Problem::new(ProblemFields {
         heads: Heads { q: 2, kv: 1 },
@@ -37,9 +37,14 @@ pub fn problem() -> Result<Problem, ProblemError> {
     })
 }
 
+/// Returns the fixed problem as a subject takes it.
+fn fitted(declaration: &dyn Backend) -> Result<Problem, ProblemError> {
+    problem().map(|problem| declaration.fitted(problem))
+}
+
 /// Returns the body of the request that runs the sentinel.
-pub(super) fn body() -> Result<Vec<u8>, ProblemError> {
-    let problem = problem()?;
+pub(super) fn body(declaration: &dyn Backend) -> Result<Vec<u8>, ProblemError> {
+    let problem = fitted(declaration)?;
     Ok(message::encode_run(&problem, &values::inputs(&problem)))
 }
 
@@ -53,7 +58,7 @@ pub(super) fn digest(outputs: &Outputs) -> [u8; blake3::OUT_LEN] {
 pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> Option<bool> {
     let direct = Direct { declaration, session: Mutex::new(session) };
     let judge = Judge { identities: Vec::new(), ..Judge::default() };
-    let judged = problem().map(|problem| judge.examine(&direct, &problem, Depth::First).verdict);
+    let judged = fitted(declaration).map(|problem| judge.examine(&direct, &problem, Depth::First).verdict);
     match judged {
         Ok(Verdict::Pass(_)) => Some(true),
         Ok(Verdict::Finding(finding)) if !finding.check.is_end() => Some(false),
@@ -63,8 +68,8 @@ pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> Opti
 }
 
 /// Returns the digest of the sentinel's results on a worker that has the subject open.
-pub(super) fn run(session: &mut Session) -> Option<[u8; blake3::OUT_LEN]> {
-    let outputs = session.run(&body().ok()?).ok()?.ok()?;
+pub(super) fn run(declaration: &dyn Backend, session: &mut Session) -> Option<[u8; blake3::OUT_LEN]> {
+    let outputs = session.run(&body(declaration).ok()?).ok()?.ok()?;
     Some(digest(&outputs))
 }
 

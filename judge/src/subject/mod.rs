@@ -16,7 +16,7 @@ use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::Serialize;
 
 pub use capabilities::{Capabilities, Refusal, Word};
-pub use outputs::{Ended, Outputs, RankGradients, RankOutputs, RunError};
+pub use outputs::{Costs, Ended, Outputs, RankGradients, RankOutputs, RunError};
 pub(crate) use parallel::Needs;
 pub use parallel::{ParallelRule, broken_rule};
 pub use promises::{

@@ -74,7 +74,7 @@ mod tests {
             max_logit: None,
             gradients: None,
         };
-        Outputs { ranks: vec![rank], damage: Vec::new() }
+        rank.into()
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(said, "rank 0, lse[0]: 1e0, the twin has 2e0; 1 differ");
         assert!(difference(&zero, &outputs(0.0, None)).is_some(), "a tensor less");
         assert!(
-            difference(&zero, &Outputs { ranks: Vec::new(), damage: Vec::new() }).is_some(),
+            difference(&zero, &Outputs { ranks: Vec::new(), ..zero.clone() }).is_some(),
             "a rank less"
         );
     }
