@@ -32,7 +32,7 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
         }
         Draw::Malformed(_) => None,
     });
-    drawn.filter(|(problem, subject)| subject.declaration().capabilities.refusal(problem).is_none())
+    drawn.filter(|(problem, subject)| subject.declaration().table.refusal(problem).is_none())
 }
 
 /// Test that no launch of any schedule names a key twice or a row outside of its tensors, so that the launcher takes

@@ -152,7 +152,7 @@ fn problems(cases: u64) -> impl Iterator<Item = (Problem, Schedule)> {
     });
     drawn.filter(|problem| problem.parallel.size() > 1).filter_map(|problem| {
         let subject = Emulated::default();
-        let taken = subject.declaration().capabilities.refusal(&problem).is_none();
+        let taken = subject.declaration().table.refusal(&problem).is_none();
         let schedule = taken.then(|| subject.schedule(&problem).ok()).flatten()?;
         Some((problem, schedule))
     })

@@ -188,7 +188,7 @@ impl Calibration {
     }
 
     fn of_case(backend: &dyn Backend, problem: &Problem) -> Result<Calibration, RunError> {
-        if backend.declaration().capabilities.refusal(problem).is_some() {
+        if backend.declaration().table.refusal(problem).is_some() {
             return Ok(Calibration { refused: 1, ..Calibration::default() });
         }
         let Some(trial) = Trial::run(backend, problem)? else {

@@ -76,7 +76,7 @@ impl Campaign {
     /// malformed.
     fn problem(&self, subject: &dyn Backend, index: u64) -> Option<Problem> {
         match generate::draw(self.seed, index, &self.profile.limits()) {
-            Draw::Problem(problem) => Some(subject.fitted(problem)),
+            Draw::Problem(problem) => Some(subject.declaration().table.fitted(problem)),
             Draw::Malformed(_) => None,
         }
     }
@@ -99,7 +99,7 @@ impl Campaign {
         let mut shown = false;
         for index in 0..CANARY_CASES_MAX {
             let Some(problem) = self.problem(subject, index) else { continue };
-            if subject.declaration().capabilities.refusal(&problem).is_some()
+            if subject.declaration().table.refusal(&problem).is_some()
                 || !wrong.shows(&problem, &values::inputs(&problem))
             {
                 continue;
@@ -245,7 +245,7 @@ impl Failure {
         let shrunk = shrink::shrink(&drawn, EVALUATIONS_MAX, |candidate| {
             // A shrinking step may leave what the subject takes. The nearest problem that it takes is a candidate of
             // its own.
-            if subject.fitted(candidate.clone()) != *candidate {
+            if subject.declaration().table.fitted(candidate.clone()) != *candidate {
                 return false;
             }
             let same = same_failure(start, evaluate(subject, candidate));

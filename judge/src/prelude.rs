@@ -13,8 +13,8 @@ pub use crate::generate::{Limits, Profile};
 pub use crate::ladder::judge;
 pub use crate::strategy::problems;
 pub use crate::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
-    RankGradients, RankOutputs, Refusal, RunError, TensorName,
+    Backend, Declaration, MaskForm, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
+    RankGradients, RankOutputs, Refusal, RunError, Sizes, Table, TensorName,
 };
 pub use crate::subjects::{Miscalled, miscall};
 pub use crate::verdict::Verdict;

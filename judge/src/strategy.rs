@@ -21,8 +21,8 @@ use crate::shrink::Shrinker;
 /// starved.
 const CHOICE_BYTES: usize = 4096;
 
-/// Returns problems within the limits, some of them outside a subject's capability table.
-/// [`Backend::fitted`](crate::subject::Backend::fitted) moves them inside.
+/// Returns problems within the limits, some of them outside a subject's table.
+/// [`Table::fitted`](crate::subject::Table::fitted) moves them inside.
 ///
 /// ```
 /// use seamproof_judge::prelude::*;
@@ -32,7 +32,8 @@ const CHOICE_BYTES: usize = 4096;
 ///
 /// let kernel = Emulated::default();
 /// let mut runner = TestRunner::new(ProptestConfig { cases: 8, failure_persistence: None, ..Default::default() });
-/// let property = problems(Limits::fuzz()).prop_map(|drawn| kernel.fitted(drawn));
+/// let table = kernel.declaration().table;
+/// let property = problems(Limits::fuzz()).prop_map(|drawn| table.fitted(drawn));
 /// runner.run(&property, |problem| {
 ///     let verdict = judge(&kernel, &problem);
 ///     prop_assert!(matches!(verdict, Verdict::Pass(_)), "{}", verdict);

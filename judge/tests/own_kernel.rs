@@ -146,7 +146,7 @@ impl Backend for Own {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.declaration().capabilities.check(problem)?;
+        self.declaration().table.check(problem)?;
         let mut got = RankOutputs::unwritten(problem);
         let lse = got.lse.as_mut().expect("it was made with one");
         forward(*self, problem, inputs, &mut got.out, lse);
@@ -160,13 +160,13 @@ impl Backend for Own {
 /// Returns the smallest problem found that does not hold, and why; `None` where all drawn problems hold.
 fn failure(backend: &dyn Backend, limits: Limits) -> Option<TestError<Problem>> {
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
-    let every_problem_holds =
-        runner.run(&problems(limits).prop_map(|drawn| backend.fitted(drawn)), |problem| {
-            match judge(backend, &problem) {
-                Verdict::Pass(_) => Ok(()),
-                verdict => Err(TestCaseError::fail(verdict.to_string())),
-            }
-        });
+    let every_problem_holds = runner.run(
+        &problems(limits).prop_map(|drawn| backend.declaration().table.fitted(drawn)),
+        |problem| match judge(backend, &problem) {
+            Verdict::Pass(_) => Ok(()),
+            verdict => Err(TestCaseError::fail(verdict.to_string())),
+        },
+    );
     every_problem_holds.err()
 }
 

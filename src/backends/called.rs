@@ -98,6 +98,6 @@ impl crate::campaign::Subjects for Called {
     }
 
     fn fitted(&self, problem: Problem) -> Problem {
-        Backend::fitted(self, problem)
+        self.itself.declared.fitted(problem)
     }
 }

@@ -16,8 +16,7 @@ use std::time::Duration;
 use seamproof_judge::case::Subject;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
-use seamproof_oracle::{Format, Inputs, Problem};
-use serde::Deserialize;
+use seamproof_oracle::{Inputs, Problem};
 
 use crate::worker::{Pool, Ready, Remote, Served, WorkerCommand};
 
@@ -186,13 +185,7 @@ fn checkout() -> Option<PathBuf> {
 
 /// What a subject says about itself.
 #[derive(Clone, Debug)]
-pub(super) struct Declared {
-    declaration: Declaration,
-    /// Whether the subject itself refuses what its table does not take.
-    refuses: bool,
-    /// Time for the start of a worker.
-    start: Option<Duration>,
-}
+pub(super) struct Declared(Declaration);
 
 impl Declared {
     /// Reads the declaration in a worker's answer.
@@ -200,31 +193,8 @@ impl Declared {
         let Some(value) = &ready.declared else {
             return Err("its worker declares nothing; the answer to Open needs the field declared".into());
         };
-        let wrong = |error: serde_path_to_error::Error<serde_json::Error>| {
-            let path = error.path().to_string();
-            let at = if path == "." { String::new() } else { format!(".{path}") };
-            format!("its declaration{at}: {}", error.inner())
-        };
-        let StandIn { refuses, start_seconds, .. } = serde_path_to_error::deserialize(value).map_err(wrong)?;
-        let declaration = Declaration::single_rank(Format::Bf16, Format::F32);
-        let start = start_seconds.map(|seconds| Duration::from_secs(seconds.clamp(1, START_SECONDS_MAX)));
-        Ok(Declared { declaration, refuses, start })
+        Declaration::from_json(&value.to_string()).map(Declared).map_err(|error| error.to_string())
     }
-}
-
-/// Longest time that a subject may declare for the start of its workers, in seconds.
-const START_SECONDS_MAX: u64 = 900;
-
-/// A declaration as a worker writes it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct StandIn {
-    table: serde_json::Value,
-    padding: serde_json::Value,
-    promises: serde_json::Value,
-    arithmetic: serde_json::Value,
-    refuses: bool,
-    start_seconds: Option<u64>,
 }
 
 /// A subject outside of this program, behind its workers.
@@ -243,7 +213,7 @@ impl Outside {
             sentinel_declaration: declaration(),
             subject,
             worker,
-            start: declared.start,
+            start: Some(Duration::from_secs(declared.0.start_seconds.into())),
         };
         Outside { remote: Remote::new(&name.base, served, pool), declared }
     }
@@ -255,7 +225,7 @@ impl Backend for Outside {
     }
 
     fn declaration(&self) -> Declaration {
-        self.declared.declaration.clone()
+        self.declared.0.clone()
     }
 
     fn inner(&self) -> Option<&dyn Backend> {
@@ -268,19 +238,21 @@ impl Backend for Outside {
 }
 
 impl Declared {
+    /// Returns the nearest problem that the subject takes.
+    pub(super) fn fitted(&self, problem: Problem) -> Problem {
+        self.0.table.fitted(problem)
+    }
+
     /// Returns the subject's answer to a problem. What its table does not take is refused here, unless the subject
-    /// says that it refuses it itself. A row that it then names stands for the refusal of its table.
+    /// says that it refuses it itself.
     pub(super) fn asked(
         &self,
         problem: &Problem,
         run: impl FnOnce() -> Result<Outputs, RunError>,
     ) -> Result<Outputs, RunError> {
-        match self.declaration.capabilities.refusal(problem) {
-            Some(refusal) if !self.refuses => Err(refusal.into()),
-            refusal => run().map_err(|error| match (error, refusal) {
-                (RunError::RefusedByName(row), Some(refusal)) if refusal.row() == row => refusal.into(),
-                (error, _) => error,
-            }),
+        match self.0.table.refusal(problem) {
+            Some(refusal) if !self.0.refuses => Err(refusal.into()),
+            _ => run(),
         }
     }
 }
@@ -297,7 +269,7 @@ impl Backend for Itself {
     }
 
     fn declaration(&self) -> Declaration {
-        self.declared.declaration.clone()
+        self.declared.0.clone()
     }
 
     fn run(&self, _: &Problem, _: &Inputs) -> Result<Outputs, RunError> {

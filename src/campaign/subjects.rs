@@ -81,7 +81,7 @@ impl Subjects for Registered {
             return problem;
         }
         let backend = self.backend(&self.options(0));
-        backend.map_or(problem.clone(), |backend| backend.fitted(problem))
+        backend.map_or(problem.clone(), |backend| backend.declaration().table.fitted(problem))
     }
 }
 

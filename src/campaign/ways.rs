@@ -120,7 +120,7 @@ mod tests {
     /// The ways of the cases of a profile that the kernels take, with tensor cores asked for.
     fn drawn(profile: Profile, cases: u64) -> Ways {
         let subject = Cuda { attention: AttentionKernels::Tuned, ..Cuda::default() };
-        let (table, limits) = (subject.declaration().capabilities, profile.limits());
+        let (table, limits) = (subject.declaration().table, profile.limits());
         let mut ways = Ways::default();
         for index in 0..cases {
             if let Draw::Problem(problem) = generate::draw(3, index, &limits)

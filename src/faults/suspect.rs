@@ -182,7 +182,7 @@ impl Suspect {
     /// shows.
     pub(super) fn excluded(&self, seed: u64) -> Result<Option<Refusal>, BackendError> {
         let Suspect::Call(call) = self else { return Ok(None) };
-        let table = call.right(seed)?.declaration().capabilities;
+        let table = call.right(seed)?.declaration().table;
         let refused = drawn(seed, call.limits()).filter(|problem| table.refusal(problem).is_some());
         // The problem alone decides whether the fault shows, and the emulated kernel takes what the other subject
         // refuses.
@@ -202,7 +202,7 @@ impl Suspect {
             }
             // Only a GPU could say whether the fault shows.
             Suspect::Source(fault) => {
-                let taken = Cuda::default().declaration().capabilities;
+                let taken = Cuda::default().declaration().table;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
                 match fault.attention != AttentionKernels::Simple {
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
@@ -279,7 +279,7 @@ fn taken(
     seed: u64,
     limits: &Limits,
 ) -> impl Iterator<Item = Problem> + use<> {
-    let table = subject.declaration().capabilities;
+    let table = subject.declaration().table;
     drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
 }
 

@@ -1,13 +1,13 @@
-//! Faults in capability tables.
+//! Faults in tables.
 
-use seamproof_oracle::{Format, Inputs, Problem};
+use seamproof_oracle::{Format, Inputs, Precision, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};
 
-use seamproof_judge::subject::{Backend, Capabilities, Declaration, Outputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, Sizes, Table};
 use seamproof_judge::subjects::Emulated;
 
-/// A planted fault of a capability table. The subject runs and refuses as before, but declares something else.
-pub type TableFault = Fault<fn(&mut Capabilities)>;
+/// A planted fault of a table. The subject runs and refuses as before, but declares something else.
+pub type TableFault = Fault<fn(&mut Table)>;
 
 /// Tables that promise too much or too little. The judge's capability check must see both.
 pub const TABLE_FAULTS: &[TableFault] = &[
@@ -18,8 +18,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         entries: &[1, 10],
         caught_by: &[Catcher::Capability],
         edit: |table| {
-            table.formats.extend([Format::E4m3, Format::E5m2]);
-            table.weight_formats.extend([Format::E4m3, Format::E5m2]);
+            table.precisions.extend([Format::E4m3, Format::E5m2].map(Precision::uniform));
         },
     },
     TableFault {
@@ -28,7 +27,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
         entries: &[11, 202],
         caught_by: &[Catcher::Capability],
-        edit: |table| table.head_dims = *table.head_dims.start()..=64,
+        edit: |table| (table.dims.qk, table.dims.v) = (Sizes::up_to(64), Sizes::up_to(64)),
     },
 ];
 
@@ -47,7 +46,7 @@ impl Tabled {
 
     /// Whether the faulty table answers differently from the right one on a problem.
     pub fn shows(&self, problem: &Problem) -> bool {
-        let said = |subject: &dyn Backend| subject.declaration().capabilities.refusal(problem);
+        let said = |subject: &dyn Backend| subject.declaration().table.refusal(problem);
         said(self) != said(&self.inner)
     }
 }
@@ -55,7 +54,7 @@ impl Tabled {
 impl Backend for Tabled {
     fn declaration(&self) -> Declaration {
         let mut declaration = self.inner.declaration();
-        (self.fault.edit)(&mut declaration.capabilities);
+        (self.fault.edit)(&mut declaration.table);
         declaration
     }
 

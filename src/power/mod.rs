@@ -144,7 +144,7 @@ fn pool<T: Send>(plan: &PowerPlan, candidate: impl Fn(usize) -> Option<T> + Sync
 
 /// Returns the modes of a campaign's cases.
 fn campaign_modes(plan: &PowerPlan) -> Vec<InputMode> {
-    let (limits, table) = (Limits::quick(), Emulated::default().declaration().capabilities);
+    let (limits, table) = (Limits::quick(), Emulated::default().declaration().table);
     let mode = |index: u64| match generate::draw(plan.seed, index, &limits) {
         Draw::Problem(problem) if table.refusal(&problem).is_none() => Some(problem.mode),
         _ => None,

@@ -273,9 +273,9 @@ impl fmt::Display for NoOutputs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Refused {
-    /// The refusal itself, from a worker of this program.
+    /// The row of a table that says no.
     Refusal(Refusal),
-    /// The name of the table's row that says no, from any other worker.
+    /// A reason that is no row of a table.
     Row(String),
 }
 

@@ -92,7 +92,7 @@ impl Backend for Narrow {
 
     fn declaration(&self) -> Declaration {
         let mut declaration = self.0.declaration();
-        declaration.capabilities.sinks = vec![Sink::None];
+        declaration.table.sinks = vec![Sink::None];
         declaration
     }
 

@@ -39,7 +39,7 @@ pub fn problem() -> Result<Problem, ProblemError> {
 
 /// Returns the fixed problem as a subject takes it.
 fn fitted(declaration: &dyn Backend) -> Result<Problem, ProblemError> {
-    problem().map(|problem| declaration.fitted(problem))
+    problem().map(|problem| declaration.declaration().table.fitted(problem))
 }
 
 /// Returns the body of the request that runs the sentinel.

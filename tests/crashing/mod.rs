@@ -25,7 +25,7 @@ impl Backend for Broken {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        if let Some(refusal) = self.0.declaration().capabilities.refusal(problem) {
+        if let Some(refusal) = self.0.declaration().table.refusal(problem) {
             return Err(refusal.into());
         }
         if problem.tokens() > TOKENS_MAX {

@@ -92,6 +92,19 @@ fn make_exact(fields: &mut ProblemFields, exact: u32) {
     }
 }
 
+/// Gives fields whose exact mode lost its preconditions the next mode of the table that has them, with the scale that
+/// the mode needs; without such a mode, flat values. Fields in any other mode stay as they are.
+pub(crate) fn with_legal_mode(problem: Problem) -> Problem {
+    let lost = problem.mode.is_exact() && exact::eligible(problem.mode, &problem).is_err();
+    if !lost {
+        return problem;
+    }
+    let own = EXACT_MODES.iter().position(|mode| *mode == problem.mode).unwrap_or(0);
+    let mut fields = ProblemFields { mode: InputMode::Flat, ..problem.clone().into() };
+    make_exact(&mut fields, own as u32 + 1);
+    Problem::new(fields).unwrap_or(problem)
+}
+
 /// Returns entry `index − 1`; `None` for 0 and past the end.
 fn entry<T: Copy>(table: &[T], index: u32) -> Option<T> {
     table.get((index as usize).checked_sub(1)?).copied()

@@ -36,6 +36,7 @@ mod tiny;
 mod value;
 
 pub use fixup::fixup;
+pub(crate) use fixup::with_legal_mode;
 pub use flaws::Malformed;
 pub use limits::{Limits, Profile, ProfileNameError};
 pub use raw::{RawProblem, RawSequence, raw};

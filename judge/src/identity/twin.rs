@@ -108,7 +108,7 @@ impl Twin {
     /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it.
     pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: TwinOrigin) -> Option<Twin> {
         let problem = Problem::new(fields).ok()?;
-        let taken = evidence.backend.declaration().capabilities.refusal(&problem).is_none();
+        let taken = evidence.backend.declaration().table.refusal(&problem).is_none();
         if !taken || problem.elements() > evidence.judge.elements_max {
             return None;
         }

@@ -10,7 +10,7 @@ use crate::values::{self, Poison};
 use crate::verdict::Verdict;
 
 pub(crate) fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Option<Refusal> {
-    backend.declaration().capabilities.refusal(problem)
+    backend.declaration().table.refusal(problem)
 }
 
 /// Returns the two fills that a subject's padding contract allows, the stronger one first.

@@ -39,7 +39,7 @@ pub(crate) fn check(
         1 => finding,
         _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
     };
-    let statistics = backend.declaration().capabilities.statistics;
+    let statistics = backend.declaration().table.statistics;
     if let Some(finding) = ranks().find_map(|(rank, (layout, outputs))| {
         let wrong = wrong_statistics(&statistics, outputs).or_else(|| wrong_shape(problem, layout, outputs));
         wrong.map(|finding| on_rank(rank, finding))

@@ -10,7 +10,7 @@
 //! The caller decides what counts as a failure: the same check on the same tensor, m of r runs, a stricter threshold.
 
 mod passes;
-mod shape;
+pub(crate) mod shape;
 mod size;
 
 use std::collections::HashSet;
@@ -18,6 +18,7 @@ use std::collections::HashSet;
 use seamproof_oracle::{Problem, ProblemFields};
 
 use passes::{PASSES, Proposal};
+pub(crate) use passes::{fewer_ranks, renumber};
 pub use size::{Size, size};
 
 /// A shrink in progress.

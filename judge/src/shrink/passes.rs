@@ -300,7 +300,7 @@ fn parallel(best: &Problem, cursor: usize) -> Proposal {
 const SMALL_PARAMETERS: [usize; 2] = [1, 2];
 
 /// Makes the group the whole world, in order.
-fn renumber(parallel: &mut ContextParallel) {
+pub(crate) fn renumber(parallel: &mut ContextParallel) {
     parallel.world = parallel.size();
     parallel.ranks = (0..parallel.size()).collect();
 }
@@ -328,7 +328,7 @@ fn ranks(best: &Problem, cursor: usize) -> Proposal {
 }
 
 /// Keeps the first `size` ranks. The algorithm's parameter shrinks until it divides that number.
-fn fewer_ranks(parallel: &mut ContextParallel, size: usize) {
+pub(crate) fn fewer_ranks(parallel: &mut ContextParallel, size: usize) {
     parallel.ranks.truncate(size);
     let mut numbers = (1..=parallel.algorithm.parameter().unwrap_or(1)).rev();
     let divisor = numbers.find(|&number| size.is_multiple_of(number)).unwrap_or(1);

@@ -12,39 +12,46 @@ use seamproof_oracle::{Problem, ProblemFields, Run, Sequence, TensorRows};
 
 /// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Arrangement {
+pub(crate) struct Arrangement {
     /// Ids, in the problem's order.
-    pub(super) ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// Layout of the rows of q, out, dout, dq.
-    pub(super) q: Layout,
+    pub(crate) q: Layout,
     /// Layout of the rows of k, v, dk, dv.
-    pub(super) kv: Layout,
+    pub(crate) kv: Layout,
 }
 
 /// One side of an [`Arrangement`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// Number of rows before the first piece.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// Number of rows after the last piece.
-    pub(super) slack: usize,
+    pub(crate) slack: usize,
     /// Whether position p of every piece lies next to position p of the others, as in an SBHD tensor.
-    pub(super) interleaved: bool,
+    pub(crate) interleaved: bool,
     /// Pieces, one per sequence, in the problem's order.
-    pub(super) pieces: Vec<SequenceRows>,
+    pub(crate) pieces: Vec<SequenceRows>,
 }
 
 /// Rows of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SequenceRows {
+pub(crate) struct SequenceRows {
     /// Number of free rows between the preceding piece in memory and this one; 0 for the first.
-    pub(super) gap: usize,
+    pub(crate) gap: usize,
     /// Number of real rows.
-    pub(super) len: usize,
+    pub(crate) len: usize,
     /// Number of owned rows past the real ones.
-    pub(super) pad: usize,
+    pub(crate) pad: usize,
     /// Place of the piece in memory order.
-    pub(super) place: usize,
+    pub(crate) place: usize,
+}
+
+impl SequenceRows {
+    /// Makes a piece without real rows hold one: a padding row, or a new one.
+    pub(crate) fn hold_one(&mut self) {
+        (self.len, self.pad) = (1, self.pad.saturating_sub(1));
+    }
 }
 
 /// Smallest step of an interleaved layout. A sequence left alone keeps its stride.
@@ -52,7 +59,7 @@ const STEP_MIN: usize = 2;
 
 impl Arrangement {
     /// Reads a problem's layout.
-    pub(super) fn of(problem: &Problem) -> Arrangement {
+    pub(crate) fn of(problem: &Problem) -> Arrangement {
         let side = |run: fn(&Sequence) -> Run, rows| {
             Layout::of(&problem.sequences.iter().map(run).collect::<Vec<_>>(), rows)
         };
@@ -63,18 +70,24 @@ impl Arrangement {
         }
     }
 
+    /// Adds a sequence of one query and one key where there is none.
+    pub(crate) fn add_one(&mut self) {
+        self.ids.push(0);
+        self.sides().into_iter().for_each(Layout::hold_one_piece);
+    }
+
     /// Returns both sides.
-    pub(super) fn sides(&mut self) -> [&mut Layout; 2] {
+    pub(crate) fn sides(&mut self) -> [&mut Layout; 2] {
         [&mut self.q, &mut self.kv]
     }
 
     /// Removes every seam on both sides.
-    pub(super) fn plain(&mut self) {
+    pub(crate) fn plain(&mut self) {
         self.sides().into_iter().for_each(Layout::plain);
     }
 
     /// Keeps the sequences whose index passes.
-    pub(super) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
         retain(&mut self.ids, &keep);
         for side in self.sides() {
             retain(&mut side.pieces, &keep);
@@ -82,7 +95,7 @@ impl Arrangement {
     }
 
     /// Cuts every length of either side to at most `most`.
-    pub(super) fn cap_lengths(&mut self, most: usize) {
+    pub(crate) fn cap_lengths(&mut self, most: usize) {
         for piece in self.sides().into_iter().flat_map(|side| &mut side.pieces) {
             piece.len = piece.len.min(most);
         }
@@ -90,7 +103,7 @@ impl Arrangement {
 
     /// Gives every sequence with real rows `span` rows on that side, real ones as far as it has them. A sequence
     /// without real rows owns none.
-    pub(super) fn own(&mut self, span: usize) {
+    pub(crate) fn own(&mut self, span: usize) {
         for piece in self.sides().into_iter().flat_map(|side| &mut side.pieces) {
             piece.len = piece.len.min(span);
             piece.pad = if piece.len > 0 { span - piece.len } else { 0 };
@@ -98,7 +111,7 @@ impl Arrangement {
     }
 
     /// Puts this layout into a problem's fields.
-    pub(super) fn write(&self, fields: &mut ProblemFields) {
+    pub(crate) fn write(&self, fields: &mut ProblemFields) {
         let (q, q_rows) = self.q.runs();
         let (kv, kv_rows) = self.kv.runs();
         let runs = q.into_iter().zip(kv);
@@ -108,6 +121,30 @@ impl Arrangement {
 }
 
 impl Layout {
+    /// Puts one piece of one row where there is none; a free row becomes its own.
+    fn hold_one_piece(&mut self) {
+        self.slack = self.slack.saturating_sub(1);
+        self.pieces.push(SequenceRows { gap: 0, len: 1, pad: 0, place: self.pieces.len() });
+    }
+
+    /// Makes every span a multiple of `unit`.
+    pub(crate) fn round_spans(&mut self, unit: usize) {
+        for piece in &mut self.pieces {
+            piece.pad += (piece.len + piece.pad).next_multiple_of(unit) - (piece.len + piece.pad);
+        }
+    }
+
+    /// Returns the number of rows of the tensor.
+    pub(crate) fn rows(&self) -> usize {
+        self.runs().1
+    }
+
+    /// Whether rows between two interleaved pieces belong to none.
+    pub(crate) fn leaves_rows_between(&self) -> bool {
+        let owned: usize = self.pieces.iter().map(|piece| piece.len + piece.pad).sum();
+        self.interleaved && self.first + owned + self.slack != self.rows()
+    }
+
     fn of(runs: &[Run], rows: usize) -> Layout {
         let mut order: Vec<usize> = (0..runs.len()).collect();
         // An empty run may share its offset with the one behind it.
@@ -126,7 +163,7 @@ impl Layout {
     }
 
     /// Returns the runs in the problem's order, and the number of rows of the tensor.
-    fn runs(&self) -> (Vec<Run>, usize) {
+    pub(crate) fn runs(&self) -> (Vec<Run>, usize) {
         let order = self.memory_order();
         let step = if self.interleaved { order.len().max(STEP_MIN) } else { 1 };
         let mut runs = vec![Run::packed(0, 0, 0); order.len()];
@@ -146,12 +183,12 @@ impl Layout {
     }
 
     /// Packs the rows of an interleaved layout one sequence after the other.
-    pub(super) fn pack(&mut self) {
+    pub(crate) fn pack(&mut self) {
         self.interleaved = false;
     }
 
     /// Makes the memory order the listed one. Gaps stay where they are in memory.
-    pub(super) fn sort(&mut self) {
+    pub(crate) fn sort(&mut self) {
         let gaps: Vec<usize> = self.memory_order().iter().map(|&index| self.pieces[index].gap).collect();
         for (index, (piece, gap)) in self.pieces.iter_mut().zip(gaps).enumerate() {
             (piece.place, piece.gap) = (index, gap);
@@ -165,27 +202,27 @@ impl Layout {
     }
 
     /// Cuts padding to at most `most` rows a piece.
-    pub(super) fn cap_padding(&mut self, most: usize) {
+    pub(crate) fn cap_padding(&mut self, most: usize) {
         self.pieces.iter_mut().for_each(|piece| piece.pad = piece.pad.min(most));
     }
 
     /// Cuts gaps to at most `most` rows.
-    pub(super) fn cap_gaps(&mut self, most: usize) {
+    pub(crate) fn cap_gaps(&mut self, most: usize) {
         self.pieces.iter_mut().for_each(|piece| piece.gap = piece.gap.min(most));
     }
 
     /// Cuts the first offset to at most `most`.
-    pub(super) fn cap_first(&mut self, most: usize) {
+    pub(crate) fn cap_first(&mut self, most: usize) {
         self.first = self.first.min(most);
     }
 
     /// Cuts slack to at most `most` rows.
-    pub(super) fn cap_slack(&mut self, most: usize) {
+    pub(crate) fn cap_slack(&mut self, most: usize) {
         self.slack = self.slack.min(most);
     }
 
     /// Cuts the rows that are not real to at most `most` at each place.
-    pub(super) fn cap_all(&mut self, most: usize) {
+    pub(crate) fn cap_all(&mut self, most: usize) {
         self.cap_padding(most);
         self.cap_gaps(most);
         self.cap_first(most);
@@ -193,7 +230,7 @@ impl Layout {
     }
 
     /// Removes every seam: the rows are packed, in order, and all real.
-    pub(super) fn plain(&mut self) {
+    pub(crate) fn plain(&mut self) {
         self.cap_all(0);
         self.pack();
         self.sort();

@@ -3,19 +3,19 @@
 //! A [`Backend`] declares what it takes, how it treats padding, what it promises and how it accumulates (a
 //! [`Declaration`]). It then either refuses a problem with a reason, or is right.
 
-mod capabilities;
+mod declared;
 mod outputs;
 mod parallel;
 mod promises;
+mod table;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
-use seamproof_oracle::{Format, Inputs, Problem, Sink};
+use seamproof_oracle::{Format, Inputs, Precision, Problem};
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-pub use capabilities::{Capabilities, Refusal, Word};
+pub use declared::DeclarationError;
 pub use outputs::{Costs, Ended, Outputs, RankGradients, RankOutputs, RunError};
 pub(crate) use parallel::Needs;
 pub use parallel::{ParallelRule, broken_rule};
@@ -24,16 +24,26 @@ pub use promises::{
     Promises, Way,
 };
 pub use seamproof_oracle::TensorName;
+pub use table::{
+    BalanceKind, HeadCounts, HeadDims, Layouts, Lengths, MaskForm, Masks, Parallelism, Refusal, Sizes,
+    SizesError, Table, TableError,
+};
 
 use crate::profile;
 
+/// A word from this program's own vocabulary.
+pub type Word = &'static str;
+
 /// A subject's statement about itself, which holds for each of its runs. It begins as [`Declaration::single_rank`] or as
 /// the declaration of another subject, and its fields are edited, so that a field may be added later.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// In JSON it is the declaration of `docs/protocol.md`. [`Declaration::from_json`] says where a text is wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "declared::Declared", into = "declared::Declared")]
 #[non_exhaustive]
 pub struct Declaration {
     /// Table of the problems that the subject takes.
-    pub capabilities: Capabilities,
+    pub table: Table,
     /// Padding contract of the subject.
     pub padding: PaddingContract,
     /// Promises about the bits of the results. [`Promises::default`] promises nothing.
@@ -41,36 +51,41 @@ pub struct Declaration {
     /// Accumulation of the subject's sums. [`Accumulation::F32Serial`] stands for f32 on ordinary units, in any
     /// order.
     pub accumulation: Accumulation,
+    /// Whether the subject itself refuses what its table does not take. Only then is it asked for such problems.
+    pub refuses: bool,
+    /// Number of seconds that opening the subject may take.
+    pub start_seconds: u16,
 }
+
+/// Number of seconds that opening a subject may take, where it does not say.
+pub const START_SECONDS: u16 = 120;
 
 impl Declaration {
     /// Returns the declaration of a kernel that runs on one rank and promises nothing more. It takes all tensors in
-    /// one format, weights (P) in another, any head dimension, forward and backward, no soft cap and no sink, and it
-    /// returns an LSE. Padding rows of its inputs hold finite numbers, and it may write anything into those of its
-    /// outputs. Its sums are f32, in any order.
+    /// one format, weights (P) in another, and any geometry and mask, forward and backward. It takes no soft cap and
+    /// no sink, returns an LSE, and refuses everything else by itself. Padding rows of its inputs hold finite numbers,
+    /// and it may write anything into those of its outputs. Its sums are f32, in any order.
     pub fn single_rank(tensors: Format, weights: Format) -> Declaration {
+        let precision = Precision { p: weights.into(), ..Precision::uniform(tensors) };
         Declaration {
-            capabilities: Capabilities {
-                formats: vec![tensors],
-                weight_formats: vec![weights],
-                head_dims: 1..=HEAD_DIM_MAX,
-                algorithms: vec!["single"],
-                sub_groups: false,
-                softcap: false,
-                sinks: vec![Sink::None],
-                backward: true,
-                statistics: vec![TensorName::Lse],
-            },
-            padding: PaddingContract { inputs: PaddingInputs::Finite, outputs: PaddingOutputs::Unspecified },
+            table: Table { precisions: vec![precision], ..Table::default() },
+            padding: PaddingContract::default(),
             promises: Promises::default(),
             accumulation: Accumulation::F32Serial,
+            refuses: true,
+            start_seconds: START_SECONDS,
         }
     }
 
     /// Returns the declaration without the backward pass.
     pub fn forward_only(mut self) -> Declaration {
-        self.capabilities.backward = false;
+        self.table.backward = false;
         self
+    }
+
+    /// Returns the declaration with another table.
+    pub fn with_table(self, table: Table) -> Declaration {
+        Declaration { table, ..self }
     }
 
     /// Returns the declaration with another padding contract.
@@ -103,25 +118,15 @@ pub trait Backend: Sync {
     /// Runs the problem: the forward pass, and the backward pass where the problem asks for it. Padding and slack
     /// rows of `inputs` hold what the padding contract allows.
     ///
-    /// The judge also runs problems that the capability table refuses. The subject refuses these here, before
-    /// anything else, for the reason that its table gives: usually
-    /// `self.declaration().capabilities.refusal(problem)`. [`RankOutputs`] and [`RankGradients`] say what the results
-    /// must hold.
+    /// Where the declaration says that the subject `refuses`, the judge also runs problems that the table refuses. The
+    /// subject refuses these here, before anything else, for a row of its table: usually
+    /// `self.declaration().table.check(problem)?`. [`RankOutputs`] and [`RankGradients`] say what the results must
+    /// hold.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 
     /// Returns the subject that this one wraps, if it wraps one.
     fn inner(&self) -> Option<&dyn Backend> {
         None
-    }
-
-    /// Returns the nearest problem that the subject takes. A property or a campaign in memory judges it in place of
-    /// the drawn one. The default is the nearest problem that the capability table takes. A subject whose limits the
-    /// table cannot express (no window, no empty sequences) narrows the problem further.
-    fn fitted(&self, problem: Problem) -> Problem {
-        match self.inner() {
-            Some(inner) => inner.fitted(problem),
-            None => self.declaration().capabilities.fitted(problem),
-        }
     }
 
     /// Returns how this problem's sums are cut into separately rounded pieces. The default is one rank without tiles.

@@ -121,8 +121,7 @@ pub enum RunError {
     /// A refusal: the subject does not take this problem.
     #[error("refused: {0}")]
     Refused(#[from] Refusal),
-    /// A refusal by the name of the table's row alone, from a subject in another language, where the table does not
-    /// refuse the problem by this row.
+    /// A refusal for a reason that is no row of a table, from a subject in another language.
     #[error("refused: {0}")]
     RefusedByName(String),
     /// A crash, as the subject itself reports it.

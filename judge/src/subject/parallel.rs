@@ -3,13 +3,10 @@
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
-use serde::{Deserialize, Serialize};
 
 /// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it, because the algorithm
 /// cannot run it or does not support it.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelRule {
     /// Every span must be a multiple of the number of pieces that the balance makes of it.
@@ -33,6 +30,16 @@ pub enum ParallelRule {
 }
 
 impl ParallelRule {
+    /// Every rule.
+    pub(super) const ALL: [ParallelRule; 6] = [
+        ParallelRule::SpanMultiple,
+        ParallelRule::ConsecutiveRows,
+        ParallelRule::QueryHeads,
+        ParallelRule::KvHeads,
+        ParallelRule::RingStripe,
+        ParallelRule::HierarchicalBalance,
+    ];
+
     /// Returns the name that refusals are counted by.
     pub(super) fn name(self) -> &'static str {
         match self {

@@ -1,9 +1,12 @@
 //! Promises of a subject about its padding rows and about the bits of its results.
 
+use serde::{Deserialize, Serialize};
+
 use super::Word;
 
 /// Values that a subject allows in padding and slack rows of its inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PaddingInputs {
     /// Anything, NaN and infinities included.
     Anything,
@@ -13,7 +16,8 @@ pub enum PaddingInputs {
 
 /// Values that a subject leaves in padding rows of its outputs (the owned rows past the real ones). Rows that no
 /// sequence owns are excluded: with each of these variants they stay as [`RankOutputs`](super::RankOutputs) says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PaddingOutputs {
     /// Exact zeros; −∞ in the LSE.
     Zero,
@@ -23,8 +27,9 @@ pub enum PaddingOutputs {
     Unspecified,
 }
 
-/// Both sides of a subject's padding contract.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Both sides of a subject's padding contract. The default is the weakest one: finite inputs, unspecified outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct PaddingContract {
     /// Rule for padding rows of inputs.
     pub inputs: PaddingInputs,
@@ -32,11 +37,18 @@ pub struct PaddingContract {
     pub outputs: PaddingOutputs,
 }
 
+impl Default for PaddingContract {
+    fn default() -> PaddingContract {
+        PaddingContract { inputs: PaddingInputs::Finite, outputs: PaddingOutputs::Unspecified }
+    }
+}
+
 /// Promises about the bits of the results, beyond being right: a right subject may leave all of them open. A relation
 /// that needs a promise is asked only of a subject that makes it.
 ///
 /// No promise is needed for the forward: every subject must give the same bits for the same inputs there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Promises {
     /// Equal inputs give equal bits of the gradients as well: no sum depends on an order that chance decides.
     pub deterministic_backward: bool,

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use seamproof_oracle::envelope::{Accumulation, Partition};
-use seamproof_oracle::limits::HEAD_DIM_MAX;
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{Algorithm, Format, Inputs, Problem, Scaling, Sink, TensorName};
+use seamproof_oracle::{Format, Inputs, Precision, Problem, Scaling, Sink, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
@@ -17,8 +16,8 @@ use super::built::built;
 use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
-    ParallelRule, Promises, Refusal, RunError,
+    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Parallelism,
+    Promises, Refusal, RunError, START_SECONDS, Table,
 };
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
@@ -155,33 +154,28 @@ impl Emulated {
     }
 }
 
-/// Refuses the problems that the launcher itself cannot run. It is written without the capability table on purpose:
-/// the judge compares the two, and thus finds a table that promises too much or too little.
+/// Refuses the problems that the launcher itself cannot run. It is written without the table on purpose: the judge
+/// compares the two, and thus finds a table that promises too much or too little.
 fn check_launch(problem: &Problem) -> Result<(), Refusal> {
     let io = problem.precision.q.format;
     for (quantity, element) in problem.precision.elements() {
-        if element.scaling != Scaling::None {
-            return Err(Refusal::Scaling { quantity });
-        }
         let format = element.format;
-        let runs = match quantity {
-            "p" => matches!(format, Format::F32 | Format::Bf16 | Format::Fp16),
-            _ => matches!(format, Format::Bf16 | Format::Fp16) && format == io,
-        };
-        if !runs {
-            return Err(Refusal::Format { quantity, format: format.name() });
+        let runs = matches!(format, Format::Bf16 | Format::Fp16) && format == io
+            || quantity == "p" && format == Format::F32;
+        if !runs || element.scaling != Scaling::None {
+            return Err(Refusal::Precision { quantity, element });
         }
     }
     Ok(())
 }
 
-/// Returns the schedule of a problem, or the builder's refusal in the words of the capability table.
+/// Returns the schedule of a problem, or the builder's refusal as a row of the table.
 pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     check_launch(problem)?;
     built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 
-/// Returns the rule of the capability table that a builder's refusal stands for.
+/// Returns the rule that a builder's refusal stands for.
 fn rule(error: &BuildError) -> ParallelRule {
     match error {
         BuildError::Shard(ShardingError::Span { .. }) => ParallelRule::SpanMultiple,
@@ -191,6 +185,15 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::RingStripe { .. } => ParallelRule::RingStripe,
         BuildError::HierarchicalBalance => ParallelRule::HierarchicalBalance,
     }
+}
+
+/// Returns the precisions that the kernel takes: one 16-bit format, with weights in f32 or in that.
+fn precisions() -> Vec<Precision> {
+    let of = |format: Format| {
+        let same = Precision::uniform(format);
+        [Precision { p: Format::F32.into(), ..same }, same]
+    };
+    [Format::Bf16, Format::Fp16].into_iter().flat_map(of).collect()
 }
 
 impl Backend for Emulated {
@@ -208,20 +211,19 @@ impl Backend for Emulated {
             ),
         };
         Declaration {
-            capabilities: Capabilities {
-                formats: vec![Format::Bf16, Format::Fp16],
-                weight_formats: vec![Format::F32, Format::Bf16, Format::Fp16],
-                head_dims: 1..=HEAD_DIM_MAX,
-                algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
-                sub_groups: true,
+            table: Table {
+                precisions: precisions(),
                 softcap: true,
                 sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
-                backward: true,
                 statistics: vec![TensorName::Lse, TensorName::MaxLogit],
+                parallel: Parallelism::all(),
+                ..Table::default()
             },
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
             promises,
             accumulation,
+            refuses: true,
+            start_seconds: START_SECONDS,
         }
     }
 

@@ -28,7 +28,7 @@ impl Backend for Ideal<'_> {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         inputs.check(problem).map_err(|error| RunError::Infrastructure(error.to_string()))?;
         let exact = blocked::forward(problem, inputs, None).exact;
-        let returned = self.declaration().capabilities.statistics;
+        let returned = self.declaration().table.statistics;
         let rank = RankOutputs {
             gradients: (problem.pass == Pass::Backward).then(|| gradients(problem, inputs, &exact)),
             lse: returned.contains(&TensorName::Lse).then(|| narrow(&exact.lse)),

@@ -334,7 +334,7 @@ fn told(
     let mut fields: ProblemFields = problem.clone().into();
     edit(&mut fields);
     let other = Problem::new(fields).ok();
-    let other = other.filter(|other| backend.declaration().capabilities.refusal(other).is_none());
+    let other = other.filter(|other| backend.declaration().table.refusal(other).is_none());
     backend.run(other.as_ref().unwrap_or(problem), inputs)
 }
 

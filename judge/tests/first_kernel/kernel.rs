@@ -13,7 +13,7 @@ impl Backend for Mine {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.declaration().capabilities.check(problem)?;
+        self.declaration().table.check(problem)?;
         let mut got = RankOutputs::unwritten(problem);
         for Sequence { q, kv, .. } in &problem.sequences {
             for (i, head) in (0..q.len).flat_map(|i| (0..problem.heads.q).map(move |head| (i, head))) {

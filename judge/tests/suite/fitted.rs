@@ -1,21 +1,28 @@
 //! The nearest problem that a subject takes.
 
+use seamproof_judge::exact::eligible;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
 use seamproof_judge::subject::broken_rule;
-use seamproof_judge::subjects::Emulated;
+
+use crate::tables::{random, widest};
+
+/// Returns well-formed problems, legal ones and others.
+fn drawn(seed: u64, count: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
+    let limits = limits.clone();
+    (0..count).filter_map(move |index| match generate::draw(seed, index, &limits) {
+        Draw::Problem(problem) => Some(problem),
+        Draw::Malformed(_) => None,
+    })
+}
 
 /// Test that fitted problems are inside the table, also where the drawn algorithm cannot cut the drawn problem.
 #[test]
 fn every_fitted_problem_is_taken() {
-    let narrow = Declaration::single_rank(Format::Bf16, Format::F32).forward_only().capabilities;
-    let tables = [narrow, Emulated::default().declaration().capabilities];
-    let drawn = (0..2_000).filter_map(|index| match generate::draw(3, index, &Limits::fuzz()) {
-        Draw::Problem(problem) => Some(problem),
-        Draw::Malformed(_) => None,
-    });
+    let narrow = Declaration::single_rank(Format::Bf16, Format::F32).forward_only().table;
+    let tables = [narrow, widest()];
     let mut uncut = 0;
-    for problem in drawn {
+    for problem in drawn(3, 2_000, &Limits::fuzz()) {
         uncut += u32::from(broken_rule(&problem).is_some());
         for table in &tables {
             let fitted = table.fitted(problem.clone());
@@ -24,4 +31,199 @@ fn every_fitted_problem_is_taken() {
         }
     }
     assert!(uncut > 10, "{uncut}");
+}
+
+#[test]
+fn fitting_is_total_and_idempotent_for_random_tables() {
+    for seed in 0..3_000 {
+        let table = random(seed);
+        let limits = if seed % 4 == 0 { Limits::quick() } else { Limits::fuzz() };
+        for problem in drawn(seed, 12, &limits) {
+            let fitted = table.fitted(problem.clone());
+            let refusals: Vec<_> = table.refusals(&fitted).collect();
+            assert!(refusals.is_empty(), "{refusals:?}\n{table:?}\n{problem:?}\n{fitted:?}");
+            assert_eq!(table.fitted(fitted.clone()), fitted);
+            assert_eq!(fitted.data_seed, problem.data_seed);
+            let lost = fitted.mode.is_exact() && eligible(fitted.mode, &fitted).is_err();
+            assert!(!lost || fitted == problem, "{fitted:?}");
+        }
+    }
+}
+
+#[test]
+fn a_problem_inside_is_its_own_fitted_problem() {
+    let wide = widest();
+    let mut inside = 0;
+    for problem in drawn(5, 2_000, &Limits::quick()) {
+        if wide.refusal(&problem).is_none() {
+            inside += 1;
+            assert_eq!(wide.fitted(problem.clone()), problem);
+        }
+    }
+    assert!(inside > 1_800, "{inside}");
+}
+
+/// Returns the fields of a problem with every seam: padding, a gap, a first offset, slack, and lengths that differ.
+fn seams() -> ProblemFields {
+    let run = |offset, len, span| Run::packed(offset, len, span);
+    let sequences = vec![
+        Sequence { id: 4, q: run(1, 5, 6), kv: run(2, 3, 4) },
+        Sequence { id: 7, q: run(9, 0, 0), kv: run(6, 2, 2) },
+        Sequence { id: 8, q: run(9, 2, 2), kv: run(8, 6, 7) },
+    ];
+    let rows = seamproof_oracle::TensorRows { q: 13, kv: 16 };
+    ProblemFields { rows, heads: Heads { q: 6, kv: 2 }, ..ProblemFields::of(sequences, 24) }
+}
+
+fn fitted(fields: ProblemFields, narrow: impl FnOnce(&mut Table)) -> Problem {
+    let mut table = widest();
+    narrow(&mut table);
+    table.validated().expect("some problem passes").fitted(Problem::new(fields).expect("it is legal"))
+}
+
+fn runs(problem: &Problem) -> Vec<[usize; 4]> {
+    let both = |s: &Sequence| [s.q, s.kv].map(|run| [run.offset, run.step, run.len, run.span]);
+    problem.sequences.iter().flat_map(both).collect()
+}
+
+#[test]
+fn each_row_changes_only_what_it_refuses() {
+    let own = Problem::new(seams()).expect("it is legal");
+    let table = widest();
+    assert_eq!(table.fitted(own.clone()), own);
+    let padding = fitted(seams(), |table| table.layout.padding = false);
+    assert_eq!(
+        runs(&padding),
+        [[1, 1, 5, 5], [2, 1, 3, 3], [8, 1, 0, 0], [5, 1, 2, 2], [8, 1, 2, 2], [7, 1, 6, 6]]
+    );
+    let gaps = fitted(seams(), |table| table.layout.gaps = false);
+    assert_eq!(
+        runs(&gaps),
+        [[1, 1, 5, 6], [2, 1, 3, 4], [7, 1, 0, 0], [6, 1, 2, 2], [7, 1, 2, 2], [8, 1, 6, 7]]
+    );
+    assert_eq!((gaps.rows.q, gaps.rows.kv), (11, 16));
+    let first = fitted(seams(), |table| table.layout.first_offset = false);
+    assert_eq!((first.sequences[0].q.offset, first.sequences[0].kv.offset, first.rows.q), (0, 0, 12));
+    let slack = fitted(seams(), |table| table.layout.slack = false);
+    assert_eq!((slack.rows.q, slack.rows.kv), (11, 15));
+    let equal = fitted(seams(), |table| table.lengths.equal = true);
+    assert_eq!(
+        equal.sequences.iter().map(|s| (s.q.len, s.kv.len)).collect::<Vec<_>>(),
+        [(5, 5), (0, 0), (2, 2)]
+    );
+    let filled = fitted(seams(), |table| table.lengths.empty_q = false);
+    assert_eq!(filled.sequences.iter().map(|s| s.q.len).collect::<Vec<_>>(), [5, 1, 2]);
+    let short = fitted(seams(), |table| table.lengths.most = 4);
+    assert_eq!(
+        short.sequences.iter().map(|s| (s.q.len, s.kv.len)).collect::<Vec<_>>(),
+        [(4, 3), (0, 2), (2, 4)]
+    );
+    let few = fitted(seams(), |table| table.lengths.sequences_most = 2);
+    assert_eq!(few.sequences.iter().map(|s| s.id).collect::<Vec<_>>(), [4, 7]);
+    let small = fitted(seams(), |table| table.lengths.rows_most = 6);
+    assert_eq!((small.sequences.len(), small.rows.q, small.rows.kv), (2, 5, 5));
+    for problem in [&padding, &gaps, &first, &slack, &equal, &filled, &short, &few, &small] {
+        let same =
+            ProblemFields { sequences: own.sequences.clone(), rows: own.rows, ..(*problem).clone().into() };
+        assert_eq!(same, own.clone().into(), "only rows change");
+    }
+}
+
+#[test]
+fn rows_apart_are_packed_and_another_order_is_sorted() {
+    let interleaved = |offset, len| Run { offset, step: 2, len, span: 3 };
+    let both = |id, offset, len| Sequence { id, q: interleaved(offset, len), kv: interleaved(offset, len) };
+    let fields = ProblemFields::of(vec![both(0, 0, 3), both(1, 1, 2)], 8);
+    let packed = fitted(fields, |table| table.layout.steps = false);
+    assert_eq!(runs(&packed), [[0, 1, 3, 3], [0, 1, 3, 3], [3, 1, 2, 3], [3, 1, 2, 3]]);
+    let run = |offset, len| Run::packed(offset, len, len);
+    let sequence = |id, offset, len| Sequence { id, q: run(offset, len), kv: run(offset, len) };
+    let reversed = ProblemFields::of(vec![sequence(0, 2, 1), sequence(1, 0, 2)], 8);
+    let sorted = fitted(reversed, |table| table.layout.order = false);
+    assert_eq!(runs(&sorted), [[0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 2, 2], [1, 1, 2, 2]]);
+}
+
+#[test]
+fn numbers_and_masks_move_to_the_nearest() {
+    let dims = |qk, v| Dims { qk, v };
+    let multiples = |most| Sizes::multiples(8, most, 8).expect("there are some");
+    let near = fitted(seams(), |table| (table.dims.qk, table.dims.v) = (multiples(16), Sizes::only(64)));
+    assert_eq!(near.dims, dims(16, 64));
+    let mut fields = seams();
+    fields.dims = dims(24, 40);
+    let equal = fitted(fields.clone(), |table| table.dims.equal = true);
+    assert_eq!(equal.dims, dims(24, 24));
+    let group = fitted(seams(), |table| table.heads.groups = Sizes::new([1, 2, 8]).expect("sizes"));
+    assert_eq!(group.heads, Heads { q: 4, kv: 2 });
+    let heads = fitted(seams(), |table| table.heads.most = 4);
+    assert_eq!(heads.heads, Heads { q: 3, kv: 1 });
+
+    let mask = |left, right, align| Mask { left, right, align };
+    let masked =
+        |own: Mask, narrow: &dyn Fn(&mut Table)| fitted(ProblemFields { mask: own, ..seams() }, narrow).mask;
+    use Alignment::{BottomRight, TopLeft};
+    let two_sided = mask(Some(3), Some(2), TopLeft);
+    let causal = |table: &mut Table| {
+        table.masks.forms = vec![MaskForm::Full, MaskForm::Causal, MaskForm::CausalWindow]
+    };
+    assert_eq!(masked(two_sided, &causal), mask(Some(3), Some(0), TopLeft));
+    assert_eq!(masked(mask(Some(3), None, TopLeft), &causal), Mask::FULL);
+    let windows = |table: &mut Table| table.masks.forms = vec![MaskForm::TwoSided];
+    assert_eq!(masked(Mask::CAUSAL, &windows), mask(Some(8), Some(8), TopLeft));
+    let bounded = |table: &mut Table| table.masks.window_most = 1;
+    assert_eq!(masked(two_sided, &bounded), mask(Some(1), Some(1), TopLeft));
+    let corner = |table: &mut Table| table.masks.alignments = vec![BottomRight];
+    assert_eq!(masked(two_sided, &corner), mask(Some(3), Some(2), BottomRight));
+}
+
+#[test]
+fn a_blind_query_gets_the_key_at_its_own_place() {
+    let fields = ProblemFields { mask: Mask { align: Alignment::BottomRight, ..Mask::CAUSAL }, ..seams() };
+    let seeing = fitted(fields, |table| table.lengths.blind_queries = false);
+    let lengths: Vec<_> = seeing.sequences.iter().map(|s| (s.q.len, s.kv.len)).collect();
+    assert_eq!(lengths, [(5, 5), (0, 2), (2, 6)]);
+}
+
+#[test]
+fn ranks_stay_as_far_as_the_table_allows() {
+    use seamproof_oracle::{Algorithm, Balance};
+    let fields = |cp| ProblemFields {
+        parallel: ContextParallel::over(cp, Algorithm::AllGather, Balance::DualChunk),
+        ..ProblemFields::padded(&[(5, 8), (8, 8)], 8)
+    };
+    let parallel = |cp, narrow: &dyn Fn(&mut Table)| fitted(fields(cp), narrow).parallel.clone();
+    let ring = |table: &mut Table| table.parallel.algorithms = vec!["single", "ring"];
+    assert_eq!(parallel(4, &ring), ContextParallel::over(4, Algorithm::Ring, Balance::DualChunk));
+    let small = |table: &mut Table| table.parallel.ranks_most = 2;
+    assert_eq!(parallel(4, &small), ContextParallel::over(2, Algorithm::AllGather, Balance::DualChunk));
+    let single = |table: &mut Table| table.parallel.algorithms = vec!["single"];
+    assert_eq!(parallel(2, &single), ContextParallel::single());
+    // Without padding a span of 5 cannot be cut.
+    let packed = |table: &mut Table| table.layout.padding = false;
+    assert_eq!(parallel(2, &packed), ContextParallel::single());
+    let striped =
+        |table: &mut Table| table.parallel.balances = vec![seamproof_judge::subject::BalanceKind::Striped];
+    assert_eq!(parallel(2, &striped).balance, Balance::Striped { stripe: 1 });
+    let own = fields(2);
+    let kept = fitted(own.clone(), |table| table.lengths.most = 7);
+    assert_eq!(kept.parallel, own.parallel);
+    assert_eq!(kept.sequences.iter().map(|s| (s.q.len, s.q.span)).collect::<Vec<_>>(), [(5, 8), (7, 8)]);
+}
+
+/// Test that an exact mode that lost its preconditions becomes another exact one, and any other mode stays.
+#[test]
+fn an_exact_mode_keeps_its_preconditions() {
+    let fields = |mode| ProblemFields {
+        mode,
+        softmax: Softmax::scaled(0.25),
+        heads: Heads { q: 1, kv: 1 },
+        ..ProblemFields::packed(&[(40, 40)], 64)
+    };
+    let narrow = |table: &mut Table| table.dims.qk = Sizes::only(1);
+    let kept = fitted(fields(InputMode::UniformCount), narrow);
+    assert_eq!(kept.mode, InputMode::UniformCount);
+    let other = fitted(fields(InputMode::Pairs), narrow);
+    assert!(other.mode.is_exact() && other.mode != InputMode::Pairs, "{:?}", other.mode);
+    assert!(eligible(other.mode, &other).is_ok());
+    assert_eq!(fitted(fields(InputMode::Peaked), narrow).mode, InputMode::Peaked);
 }

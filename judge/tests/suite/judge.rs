@@ -6,8 +6,7 @@ use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::{judge, judge_malformed};
 use seamproof_judge::subject::{
-    Backend, Capabilities, Declaration, Outputs, PaddingOutputs, RankGradients, RankOutputs, Refusal,
-    RunError,
+    Backend, Declaration, Outputs, PaddingOutputs, RankGradients, RankOutputs, Refusal, RunError, Table,
 };
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
@@ -55,22 +54,22 @@ type Spoil = Box<dyn Fn(&Inputs, &mut Outputs) + Sync>;
 struct Spoilt {
     inner: Emulated,
     spoil: Spoil,
-    capabilities: Capabilities,
+    table: Table,
     outputs: PaddingOutputs,
 }
 
 impl Spoilt {
     fn new(spoil: impl Fn(&Inputs, &mut Outputs) + Sync + 'static) -> Spoilt {
         let inner = Emulated::default();
-        let capabilities = inner.declaration().capabilities;
-        Spoilt { inner, spoil: Box::new(spoil), capabilities, outputs: PaddingOutputs::Zero }
+        let table = inner.declaration().table;
+        Spoilt { inner, spoil: Box::new(spoil), table, outputs: PaddingOutputs::Zero }
     }
 }
 
 impl Backend for Spoilt {
     fn declaration(&self) -> Declaration {
         let mut declaration = self.inner.declaration();
-        declaration.capabilities = self.capabilities.clone();
+        declaration.table = self.table.clone();
         declaration.padding.outputs = self.outputs;
         declaration
     }
@@ -152,7 +151,7 @@ fn right_results_hold() {
 #[test]
 fn capability_a_refusal_is_as_the_table_says() {
     let mut uncapped = Spoilt::new(|_, _| {});
-    uncapped.capabilities.softcap = false;
+    uncapped.table.softcap = false;
     let capped = problem(|fields| fields.softmax.softcap = Some(8.0));
     let ran = finding(&uncapped, &capped);
     assert_eq!(
@@ -165,7 +164,7 @@ fn capability_a_refusal_is_as_the_table_says() {
     impl Backend for Refusing {
         fn declaration(&self) -> Declaration {
             let mut declaration = self.1.declaration();
-            declaration.capabilities.sinks = vec![Sink::None];
+            declaration.table.sinks = vec![Sink::None];
             declaration
         }
 

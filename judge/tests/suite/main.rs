@@ -11,4 +11,6 @@ mod many_sequences;
 mod odd_shapes;
 mod sample;
 mod shrink;
+
+mod tables;
 mod tiers;

@@ -72,7 +72,7 @@ fn merges_deferred(kernel: &Emulated, problem: &Problem, inputs: &Inputs) -> Res
 impl Backend for Changed {
     fn declaration(&self) -> Declaration {
         let mut declaration = self.inner.declaration();
-        let statistics = &mut declaration.capabilities.statistics;
+        let statistics = &mut declaration.table.statistics;
         statistics.retain(|statistic| !(self.hides_lse && *statistic == TensorName::Lse));
         declaration
     }

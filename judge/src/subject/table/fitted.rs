@@ -1,0 +1,295 @@
+//! The nearest problem that a table takes.
+//!
+//! A problem that no row refuses is its own fitted problem. Any other changes as follows, field by field, and only
+//! where a row refuses it:
+//!
+//! - *Precision* becomes the one of the table with the most equal quantities; of several, the first.
+//! - *Head dimensions* and the *group* become the nearest sizes, of two the smaller. Where both dimensions must be the
+//!   same, they become the size that is nearest to both. KV heads are kept as far as the number of query heads allows.
+//! - *The mask* takes the form for which the fewest bounds change; of several, the first of the table. A bound that
+//!   is new reaches as far as the longest sequence. Bounds above the largest become the largest. Another alignment
+//!   becomes the first one of the table.
+//! - *The soft cap* and the *backward pass* are left out. The *sink* becomes the first one of the table.
+//! - *The group of ranks* becomes the whole world, and loses the ranks that are too many. An algorithm becomes the
+//!   first one of the table that can deal the heads, and the balance the first one of the table. Where that leaves a
+//!   rule of the algorithm broken, and where the table takes no algorithm of several ranks, there is one rank.
+//! - *Lengths* are cut to the largest, and sequences past the largest number are dropped. A side that may not be empty
+//!   gets one row. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
+//!   Where there must be a sequence, there is one of one query and one key.
+//! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
+//!   lie in their listed order. Where padding is taken, spans grow to what several ranks need. A tensor that is too
+//!   large loses free rows, then padding, then its last sequences, then the ends of the others.
+//! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
+//!
+//! Values, ids, the data seed and the scale stay, but for the scale that a new mode needs. The result is inside the
+//! table, and fitting it again changes nothing.
+
+use seamproof_oracle::sharding::span_multiple;
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Dims, Format, Heads, Mask, Pass, Precision, Problem, ProblemFields,
+    Run, Sequence, Sink, TensorRows,
+};
+
+use super::refusal::has_blind_query;
+use super::{MaskForm, Seams, Table};
+use crate::generate::with_legal_mode;
+use crate::shrink::shape::{Arrangement, Layout};
+use crate::shrink::{fewer_ranks, renumber};
+use crate::subject::parallel::Needs;
+
+/// What of a problem is given up, besides what single rows refuse.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GivenUp {
+    /// Nothing.
+    Nothing,
+    /// All ranks but one.
+    Ranks,
+    /// All ranks but one, and every row that is not real.
+    FreeRows,
+}
+
+impl Table {
+    /// Returns the nearest problem that no row of the table refuses. The module's text says what changes.
+    pub fn fitted(&self, problem: Problem) -> Problem {
+        if self.refusal(&problem).is_none() {
+            return problem;
+        }
+        let attempts = [GivenUp::Nothing, GivenUp::Ranks, GivenUp::FreeRows];
+        let fitted = attempts.map(|given_up| self.fit(problem.clone().into(), given_up));
+        let inside = fitted.iter().flatten().find(|fitted| self.refusal(fitted).is_none());
+        with_legal_mode(inside.cloned().unwrap_or(problem))
+    }
+
+    /// Returns the problem that fits after giving something up; `None` where that is no problem.
+    fn fit(&self, mut fields: ProblemFields, given_up: GivenUp) -> Option<Problem> {
+        fields.precision = self.nearest_precision(&fields.precision);
+        fields.dims = self.nearest_dims(fields.dims);
+        fields.heads = self.nearest_heads(fields.heads);
+        fields.mask = self.nearest_mask(fields.mask, &fields.sequences);
+        fields.softmax.softcap = fields.softmax.softcap.filter(|_| self.softcap);
+        if !self.sinks.contains(&fields.softmax.sink) {
+            fields.softmax.sink = self.sinks.first().copied().unwrap_or(Sink::None);
+        }
+        if !self.backward {
+            fields.pass = Pass::Forward;
+        }
+        fields.parallel = match given_up {
+            GivenUp::Nothing => self.nearest_parallel(&fields.parallel, fields.heads),
+            GivenUp::Ranks | GivenUp::FreeRows => self.one_rank(),
+        };
+        let before = Problem::new(fields).ok()?;
+        let mut shape = Arrangement::of(&before);
+        self.fit_lengths(&mut shape, before.mask);
+        self.fit_rows(&mut shape, &before, given_up);
+        Problem::new(self.written(&before, &shape)).ok()
+    }
+
+    /// Returns the precision of the table with the most equal quantities.
+    pub(super) fn nearest_precision(&self, precision: &Precision) -> Precision {
+        let unlike = |other: &&Precision| {
+            let both = precision.elements().into_iter().zip(other.elements());
+            both.filter(|(own, other)| own != other).count()
+        };
+        self.precisions.iter().min_by_key(unlike).copied().unwrap_or(Precision::uniform(Format::F32))
+    }
+
+    fn nearest_dims(&self, Dims { qk, v }: Dims) -> Dims {
+        let (taken, inside) = (&self.dims, self.dims.qk.contains(qk) && self.dims.v.contains(v));
+        if !taken.equal {
+            return Dims { qk: taken.qk.nearest(qk), v: taken.v.nearest(v) };
+        }
+        if inside && qk == v {
+            return Dims { qk, v };
+        }
+        let both = taken.qk.iter().filter(|size| taken.v.contains(*size));
+        let nearest = both.min_by_key(|size| size.abs_diff(qk) + size.abs_diff(v)).unwrap_or(qk);
+        Dims { qk: nearest, v: nearest }
+    }
+
+    fn nearest_heads(&self, heads: Heads) -> Heads {
+        let (drawn, most) = (heads.q / heads.kv, self.heads.most);
+        let fitting = self.heads.groups.iter().filter(|group| *group <= most);
+        let group = fitting.min_by_key(|group| group.abs_diff(drawn)).unwrap_or(drawn);
+        let kv = heads.kv.min((most / group).max(1));
+        Heads { q: kv * group, kv }
+    }
+
+    fn nearest_mask(&self, mask: Mask, sequences: &[Sequence]) -> Mask {
+        let taken = &self.masks;
+        let align = match taken.alignments.first() {
+            Some(&first) if !taken.alignments.contains(&mask.align) => first,
+            _ => mask.align,
+        };
+        let longest = sequences.iter().map(|s| s.q.len + s.kv.len).max().unwrap_or(0);
+        let far = u32::try_from(longest.max(1)).unwrap_or(u32::MAX);
+        let most = |bound: Option<u32>| bound.map(|bound| bound.min(taken.window_most));
+        let forms = taken.forms.iter().map(|form| {
+            let (left, right) = form.bounds(&mask, far);
+            Mask { left, right, align }
+        });
+        let changed =
+            |other: &Mask| usize::from(mask.left != other.left) + usize::from(mask.right != other.right);
+        let nearest = forms.min_by_key(changed).unwrap_or(mask);
+        Mask { left: most(nearest.left), right: most(nearest.right), align }
+    }
+
+    /// Returns the group with the rows of the table, which may still break a rule of its algorithm.
+    fn nearest_parallel(&self, parallel: &ContextParallel, heads: Heads) -> ContextParallel {
+        let (taken, mut fitted) = (&self.parallel, parallel.clone());
+        let is_part = fitted.world != fitted.size();
+        if fitted.size() > taken.ranks_most {
+            fewer_ranks(&mut fitted, taken.ranks_most);
+        }
+        let is_cut = fitted.size() < parallel.size();
+        if is_part && !taken.sub_groups || is_cut && !is_part {
+            renumber(&mut fitted);
+        }
+        if !taken.takes(fitted.algorithm) {
+            let size = fitted.size();
+            let mut others = Algorithm::of_several_ranks().filter(|_| size > 1);
+            let fits = |other: &Algorithm| {
+                taken.takes(*other) && Needs::of(*other, size).broken_by_heads(heads).is_none()
+            };
+            let Some(other) = others.find(fits) else { return self.one_rank() };
+            fitted.algorithm = other;
+        }
+        if fitted.algorithm != Algorithm::Single {
+            fitted.balance = self.nearest_balance(&fitted);
+        }
+        fitted
+    }
+
+    /// Returns the balance of a group if it can stay, or else the first balance of the table that the algorithm can
+    /// use.
+    fn nearest_balance(&self, parallel: &ContextParallel) -> Balance {
+        let needs = Needs::of(parallel.algorithm, parallel.size());
+        let taken = &self.parallel.balances;
+        let usable = |balance: &Balance| needs.broken_by_balance(*balance).is_none();
+        let kept = Some(parallel.balance)
+            .filter(|balance| taken.contains(&super::BalanceKind::of(*balance)))
+            .filter(usable);
+        let others = || taken.iter().map(|kind| kind.simplest()).find(usable);
+        kept.or_else(others).unwrap_or(parallel.balance)
+    }
+
+    /// Returns one rank, with the first algorithm of the table where it does not take the plain call.
+    fn one_rank(&self) -> ContextParallel {
+        let taken = |algorithm: &Algorithm| self.parallel.takes(*algorithm);
+        let first = || Algorithm::of_several_ranks().find(taken);
+        let plain = Some(Algorithm::Single).filter(taken).or_else(first).unwrap_or(Algorithm::Single);
+        ContextParallel::over(1, plain, Balance::Contiguous)
+    }
+
+    fn fit_lengths(&self, shape: &mut Arrangement, mask: Mask) {
+        let taken = &self.lengths;
+        shape.retain(|index| index < taken.sequences_most);
+        if shape.ids.is_empty() && !taken.no_sequences {
+            shape.add_one();
+        }
+        shape.cap_lengths(taken.most);
+        let empty_q = taken.empty_q && (taken.empty_kv || !taken.equal);
+        for (q, kv) in shape.q.pieces.iter_mut().zip(&mut shape.kv.pieces) {
+            if q.len == 0 && !empty_q {
+                q.hold_one();
+            }
+            if taken.equal && q.len != kv.len {
+                (kv.len, kv.pad) = (q.len, q.pad);
+            }
+            if kv.len == 0 && !taken.empty_kv {
+                kv.hold_one();
+            }
+            if !taken.blind_queries && has_blind_query(mask, q.len, kv.len) {
+                (kv.len, kv.pad) = (q.len, q.pad);
+            }
+        }
+    }
+
+    fn fit_rows(&self, shape: &mut Arrangement, problem: &Problem, given_up: GivenUp) {
+        let (taken, parallel) = (&self.layout, &problem.parallel);
+        let cut = parallel.algorithm != Algorithm::Single;
+        for side in shape.sides() {
+            if !taken.padding {
+                side.cap_padding(0);
+            }
+            if !taken.gaps {
+                side.cap_gaps(0);
+            }
+            if !taken.first_offset {
+                side.cap_first(0);
+            }
+            if !taken.slack {
+                side.cap_slack(0);
+            }
+            if !taken.steps || cut || !taken.gaps && side.leaves_rows_between() {
+                side.pack();
+            }
+            if !taken.order {
+                side.sort();
+            }
+            if given_up == GivenUp::FreeRows {
+                side.plain();
+            }
+            if cut && taken.padding {
+                side.round_spans(span_multiple(parallel.balance, parallel.size()));
+            }
+        }
+        self.fit_tensors(shape);
+    }
+
+    /// Cuts tensors to the largest number of rows.
+    fn fit_tensors(&self, shape: &mut Arrangement) {
+        let most = self.lengths.rows_most;
+        let too_large = |side: &Layout| side.rows() > most;
+        for side in shape.sides() {
+            if too_large(side) {
+                side.cap_gaps(0);
+                side.cap_first(0);
+                side.cap_slack(0);
+                side.pack();
+            }
+            if too_large(side) {
+                side.cap_padding(0);
+            }
+        }
+        while shape.ids.len() > 1 && shape.sides().into_iter().any(|side| too_large(side)) {
+            let last = shape.ids.len() - 1;
+            shape.retain(|index| index < last);
+        }
+        if shape.sides().into_iter().any(|side| too_large(side)) {
+            shape.cap_lengths(most);
+        }
+    }
+
+    /// Returns the problem's fields with this arrangement. A side of which nothing changed stays as it is.
+    fn written(&self, problem: &Problem, shape: &Arrangement) -> ProblemFields {
+        let (own, mut fields) = (Arrangement::of(problem), ProblemFields::from(problem.clone()));
+        let side = |own_side: &Layout, new: &Layout, run: fn(&Sequence) -> Run, rows: usize| {
+            let runs: Vec<Run> = problem.sequences.iter().map(run).collect();
+            let refused = Seams::of_side(&runs, rows).refused(&self.layout).next().is_some();
+            if own_side == new && !refused { (runs, rows) } else { new.runs() }
+        };
+        let (q, q_rows) = side(&own.q, &shape.q, |sequence| sequence.q, problem.rows.q);
+        let (kv, kv_rows) = side(&own.kv, &shape.kv, |sequence| sequence.kv, problem.rows.kv);
+        let runs = q.into_iter().zip(kv);
+        fields.sequences = shape.ids.iter().zip(runs).map(|(&id, (q, kv))| Sequence { id, q, kv }).collect();
+        fields.rows = TensorRows { q: q_rows, kv: kv_rows };
+        fields
+    }
+}
+
+impl MaskForm {
+    /// Returns the bounds of this form that are nearest to those of a mask. A bound that the mask has not reaches
+    /// `far` keys.
+    fn bounds(self, mask: &Mask, far: u32) -> (Option<u32>, Option<u32>) {
+        let left = Some(mask.left.unwrap_or(far));
+        let right = Some(mask.right.filter(|right| *right > 0).unwrap_or(far));
+        match self {
+            MaskForm::Full => (None, None),
+            MaskForm::Causal => (None, Some(0)),
+            MaskForm::LeftWindow => (left, None),
+            MaskForm::RightWindow => (None, right),
+            MaskForm::CausalWindow => (left, Some(0)),
+            MaskForm::TwoSided => (left, right),
+        }
+    }
+}

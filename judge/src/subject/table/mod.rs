@@ -1,0 +1,432 @@
+//! The table: what a subject takes, as data.
+//!
+//! A subject refuses a problem with a reason, or is right. There is no third answer: a table that promises too much
+//! is a fault, and so is one that promises too little. `refusal` says which row of the table refuses a problem, and
+//! `fitted` returns the nearest problem that no row refuses.
+//!
+//! In JSON a table is the one of `docs/protocol.md`, row by row.
+
+mod fitted;
+mod refusal;
+mod seams;
+mod sizes;
+
+use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
+use seamproof_oracle::{Algorithm, Alignment, Balance, Format, Mask, Precision, Sink, TensorName};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use refusal::Refusal;
+pub(crate) use seams::Seams;
+pub use sizes::{Sizes, SizesError};
+
+use super::Word;
+
+/// Table of a subject, as data: it can be printed, checked, and compared with the subject's behaviour. It begins as
+/// [`Table::default`], and its rows are edited.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Table {
+    /// Formats that the subject takes together.
+    pub precisions: Vec<Precision>,
+    /// Head dimensions.
+    pub dims: HeadDims,
+    /// Numbers of heads.
+    pub heads: HeadCounts,
+    /// Masks.
+    pub masks: Masks,
+    /// Lengths and number of the sequences.
+    pub lengths: Lengths,
+    /// Places of the rows in memory.
+    pub layout: Layouts,
+    /// Whether a soft cap is taken.
+    pub softcap: bool,
+    /// Kinds of sink.
+    pub sinks: Vec<Sink>,
+    /// Whether the backward pass is taken; the forward always is.
+    pub backward: bool,
+    /// Statistics (lse, max_logit) that the subject returns on every run. A subject cannot show a statistic when it
+    /// is right and hide it when it is wrong.
+    pub statistics: Vec<TensorName>,
+    /// Context parallelism.
+    pub parallel: Parallelism,
+}
+
+/// Head dimensions of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HeadDims {
+    /// Dimensions of queries and keys.
+    pub qk: Sizes,
+    /// Dimensions of values.
+    pub v: Sizes,
+    /// Whether both must be the same.
+    pub equal: bool,
+}
+
+/// Numbers of heads of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HeadCounts {
+    /// Numbers of query heads for each KV head.
+    pub groups: Sizes,
+    /// Largest number of query heads.
+    pub most: usize,
+}
+
+/// Masks of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Masks {
+    /// Forms of masks.
+    pub forms: Vec<MaskForm>,
+    /// Alignments of the diagonal. Any other is refused, also where both mean the same.
+    pub alignments: Vec<Alignment>,
+    /// Largest bound of a window.
+    pub window_most: u32,
+}
+
+/// Form of a mask, which follows from its bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MaskForm {
+    /// No bound.
+    Full,
+    /// A right bound of 0 alone.
+    Causal,
+    /// A left bound alone.
+    LeftWindow,
+    /// A right bound above 0 alone.
+    RightWindow,
+    /// A left bound, and a right one of 0.
+    CausalWindow,
+    /// A left bound, and a right one above 0.
+    TwoSided,
+}
+
+impl MaskForm {
+    /// Every form.
+    pub const ALL: [MaskForm; 6] = [
+        MaskForm::Full,
+        MaskForm::Causal,
+        MaskForm::LeftWindow,
+        MaskForm::RightWindow,
+        MaskForm::CausalWindow,
+        MaskForm::TwoSided,
+    ];
+
+    /// Returns the form of a mask.
+    pub fn of(mask: &Mask) -> MaskForm {
+        match (mask.left, mask.right) {
+            (None, None) => MaskForm::Full,
+            (None, Some(0)) => MaskForm::Causal,
+            (Some(_), None) => MaskForm::LeftWindow,
+            (None, Some(_)) => MaskForm::RightWindow,
+            (Some(_), Some(0)) => MaskForm::CausalWindow,
+            (Some(_), Some(_)) => MaskForm::TwoSided,
+        }
+    }
+
+    /// Returns the name in texts and files.
+    pub fn name(self) -> Word {
+        match self {
+            MaskForm::Full => "full",
+            MaskForm::Causal => "causal",
+            MaskForm::LeftWindow => "left-window",
+            MaskForm::RightWindow => "right-window",
+            MaskForm::CausalWindow => "causal-window",
+            MaskForm::TwoSided => "two-sided",
+        }
+    }
+
+    /// Whether a mask of this form has a right bound above 0.
+    fn looks_ahead(self) -> bool {
+        matches!(self, MaskForm::RightWindow | MaskForm::TwoSided)
+    }
+}
+
+/// Lengths of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lengths {
+    /// Whether a sequence must have as many keys as queries.
+    pub equal: bool,
+    /// Whether a sequence may have no queries.
+    pub empty_q: bool,
+    /// Whether a sequence may have no keys.
+    pub empty_kv: bool,
+    /// Whether a query may see no key.
+    pub blind_queries: bool,
+    /// Whether there may be no sequence.
+    pub no_sequences: bool,
+    /// Largest length of a sequence, on either side.
+    pub most: usize,
+    /// Largest number of sequences.
+    pub sequences_most: usize,
+    /// Largest number of rows of a tensor.
+    pub rows_most: usize,
+}
+
+/// Places of rows of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Layouts {
+    /// Whether a sequence may own rows past its real ones, between it and the next.
+    pub padding: bool,
+    /// Whether rows between sequences may belong to none.
+    pub gaps: bool,
+    /// Whether the first sequence may begin after row 0.
+    pub first_offset: bool,
+    /// Whether rows may follow the last sequence.
+    pub slack: bool,
+    /// Whether rows of a sequence may lie apart (SBHD).
+    pub steps: bool,
+    /// Whether sequences may lie in memory in another order than they are listed in.
+    pub order: bool,
+}
+
+/// Context parallelism of a [`Table`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Parallelism {
+    /// Algorithms, by [`Algorithm::name`].
+    #[serde(serialize_with = "words", deserialize_with = "algorithm_names")]
+    pub algorithms: Vec<Word>,
+    /// Ways to deal rows to ranks; a single rank needs none.
+    pub balances: Vec<BalanceKind>,
+    /// Largest number of ranks in a group.
+    pub ranks_most: usize,
+    /// Whether a group may be a part of a larger world.
+    pub sub_groups: bool,
+}
+
+/// Kind of a [`Balance`]: whatever its stripes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum BalanceKind {
+    Contiguous,
+    DualChunk,
+    Striped,
+}
+
+impl BalanceKind {
+    /// Every kind.
+    pub const ALL: [BalanceKind; 3] = [BalanceKind::Contiguous, BalanceKind::DualChunk, BalanceKind::Striped];
+
+    /// Returns the kind of a balance.
+    pub fn of(balance: Balance) -> BalanceKind {
+        match balance {
+            Balance::Contiguous => BalanceKind::Contiguous,
+            Balance::DualChunk => BalanceKind::DualChunk,
+            Balance::Striped { .. } => BalanceKind::Striped,
+        }
+    }
+
+    /// Returns the simplest balance of the kind.
+    fn simplest(self) -> Balance {
+        match self {
+            BalanceKind::Contiguous => Balance::Contiguous,
+            BalanceKind::DualChunk => Balance::DualChunk,
+            BalanceKind::Striped => Balance::Striped { stripe: 1 },
+        }
+    }
+
+    /// Returns the name in texts and files.
+    pub fn name(self) -> Word {
+        match self {
+            BalanceKind::Contiguous => "contiguous",
+            BalanceKind::DualChunk => "dual-chunk",
+            BalanceKind::Striped => "striped",
+        }
+    }
+}
+
+fn words<S: Serializer>(words: &[Word], serializer: S) -> Result<S::Ok, S::Error> {
+    words.serialize(serializer)
+}
+
+fn algorithm_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Word>, D::Error> {
+    let known = Algorithm::ALL.map(Algorithm::name);
+    let word = |name: String| {
+        let found = known.into_iter().find(|known| *known == name);
+        found.ok_or_else(|| {
+            D::Error::custom(format!("'{}' is no algorithm; known: {}", shortened(&name), known.join(", ")))
+        })
+    };
+    Vec::<String>::deserialize(deserializer)?.into_iter().map(word).collect()
+}
+
+/// Returns the beginning of a text from outside.
+fn shortened(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
+impl Default for Table {
+    /// Returns the table that takes everything on one rank in bf16, with weights in f32, but no soft cap and no sink.
+    fn default() -> Table {
+        Table {
+            precisions: vec![Precision { p: Format::F32.into(), ..Precision::uniform(Format::Bf16) }],
+            dims: HeadDims::default(),
+            heads: HeadCounts::default(),
+            masks: Masks::default(),
+            lengths: Lengths::default(),
+            layout: Layouts::default(),
+            softcap: false,
+            sinks: vec![Sink::None],
+            backward: true,
+            statistics: vec![TensorName::Lse],
+            parallel: Parallelism::default(),
+        }
+    }
+}
+
+impl Default for HeadDims {
+    fn default() -> HeadDims {
+        HeadDims { qk: Sizes::up_to(HEAD_DIM_MAX), v: Sizes::up_to(HEAD_DIM_MAX), equal: false }
+    }
+}
+
+impl Default for HeadCounts {
+    fn default() -> HeadCounts {
+        HeadCounts { groups: Sizes::up_to(HEADS_MAX), most: HEADS_MAX }
+    }
+}
+
+impl Default for Masks {
+    fn default() -> Masks {
+        Masks {
+            forms: MaskForm::ALL.to_vec(),
+            alignments: vec![Alignment::TopLeft, Alignment::BottomRight],
+            window_most: u32::MAX,
+        }
+    }
+}
+
+impl Default for Lengths {
+    fn default() -> Lengths {
+        Lengths {
+            equal: false,
+            empty_q: true,
+            empty_kv: true,
+            blind_queries: true,
+            no_sequences: true,
+            most: ROWS_MAX,
+            sequences_most: SEQUENCES_MAX,
+            rows_most: ROWS_MAX,
+        }
+    }
+}
+
+impl Default for Layouts {
+    fn default() -> Layouts {
+        Layouts { padding: true, gaps: true, first_offset: true, slack: true, steps: true, order: true }
+    }
+}
+
+impl Default for Parallelism {
+    fn default() -> Parallelism {
+        Parallelism {
+            algorithms: vec![Algorithm::Single.name()],
+            balances: BalanceKind::ALL.to_vec(),
+            ranks_most: WORLD_MAX,
+            sub_groups: false,
+        }
+    }
+}
+
+impl Parallelism {
+    /// Returns every algorithm, balance and group.
+    pub fn all() -> Parallelism {
+        Parallelism {
+            algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
+            sub_groups: true,
+            ..Parallelism::default()
+        }
+    }
+
+    /// Whether an algorithm is taken.
+    fn takes(&self, algorithm: Algorithm) -> bool {
+        self.algorithms.contains(&algorithm.name())
+    }
+}
+
+/// A row that no problem could pass, or whose value is out of its range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("table.{row}: {what}")]
+pub struct TableError {
+    /// Name of the row.
+    pub row: Word,
+    /// What is wrong with its value, and what to do.
+    pub what: String,
+}
+
+impl Table {
+    /// Returns the table if some problem passes all of its rows. [`Table::fitted`] is total for such a table.
+    pub fn validated(self) -> Result<Table, TableError> {
+        self.lists()?;
+        self.bounds()?;
+        self.combinations()?;
+        Ok(self)
+    }
+
+    fn lists(&self) -> Result<(), TableError> {
+        let lists = [
+            ("precisions", self.precisions.is_empty()),
+            ("masks.forms", self.masks.forms.is_empty()),
+            ("masks.alignments", self.masks.alignments.is_empty()),
+            ("sinks", self.sinks.is_empty()),
+            ("parallel.algorithms", self.parallel.algorithms.is_empty()),
+        ];
+        match lists.into_iter().find(|(_, empty)| *empty) {
+            Some((row, _)) => Err(wrong(row, "the list is empty; name at least one")),
+            None => Ok(()),
+        }
+    }
+
+    fn bounds(&self) -> Result<(), TableError> {
+        let bounds = [
+            ("dims.qk", self.dims.qk.most(), HEAD_DIM_MAX),
+            ("dims.v", self.dims.v.most(), HEAD_DIM_MAX),
+            ("heads.most", self.heads.most, HEADS_MAX),
+            ("lengths.most", self.lengths.most, ROWS_MAX),
+            ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),
+            ("lengths.rows_most", self.lengths.rows_most, ROWS_MAX),
+            ("parallel.ranks_most", self.parallel.ranks_most, WORLD_MAX),
+        ];
+        match bounds.into_iter().find(|(_, got, most)| !(1..=*most).contains(got)) {
+            Some((row, got, most)) => Err(wrong(row, &format!("{got} is out of range; use 1 to {most}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn combinations(&self) -> Result<(), TableError> {
+        let HeadDims { qk, v, equal } = &self.dims;
+        if *equal && !qk.iter().any(|size| v.contains(size)) {
+            return Err(wrong("dims.equal", "no size is in both dims.qk and dims.v"));
+        }
+        if self.heads.groups.least() > self.heads.most {
+            return Err(wrong("heads.groups", "every group has more query heads than heads.most"));
+        }
+        if self.masks.window_most == 0 && self.masks.forms.iter().any(|form| form.looks_ahead()) {
+            let what =
+                "0 leaves no bound above 0; drop right-window and two-sided from masks.forms, or raise it";
+            return Err(wrong("masks.window_most", what));
+        }
+        let statistic = |name: &TensorName| matches!(name, TensorName::Lse | TensorName::MaxLogit);
+        if let Some(other) = self.statistics.iter().find(|name| !statistic(name)) {
+            return Err(wrong("statistics", &format!("{other} is no statistic; use lse and max_logit")));
+        }
+        let one_rank = self.parallel.takes(Algorithm::Single);
+        if !one_rank && !self.parallel.balances.contains(&BalanceKind::Contiguous) {
+            let what = "without single among the algorithms, contiguous is needed for a group of one rank";
+            return Err(wrong("parallel.balances", what));
+        }
+        Ok(())
+    }
+}
+
+fn wrong(row: Word, what: &str) -> TableError {
+    TableError { row, what: what.to_owned() }
+}

@@ -1,0 +1,191 @@
+//! Sets of sizes: head dimensions, and query heads of a KV head.
+
+use std::fmt;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Largest size that a set may hold. No dimension and no number of heads is larger.
+const SIZE_MAX: usize = seamproof_oracle::limits::HEADS_MAX;
+/// Largest number of sizes that are written as a list where a range would do.
+const LISTED_MAX: usize = 2;
+
+/// A set of sizes, ascending and never empty.
+///
+/// In JSON it is a list, or the multiples of a number within a range: `{"from": 8, "to": 256, "multiple": 8}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes(Vec<usize>);
+
+/// Reason why numbers are no set of sizes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizesError {
+    /// No size at all.
+    #[error("there is no size in it; name at least one")]
+    Empty,
+    /// A number that is no size.
+    #[error("{0} is no size; use 1 to {SIZE_MAX}")]
+    OutOfRange(usize),
+}
+
+impl Sizes {
+    /// Returns the set of these sizes.
+    pub fn new(sizes: impl IntoIterator<Item = usize>) -> Result<Sizes, SizesError> {
+        let mut sizes: Vec<usize> = sizes.into_iter().collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        if sizes.is_empty() {
+            return Err(SizesError::Empty);
+        }
+        match sizes.iter().find(|size| !(1..=SIZE_MAX).contains(*size)) {
+            Some(&size) => Err(SizesError::OutOfRange(size)),
+            None => Ok(Sizes(sizes)),
+        }
+    }
+
+    /// Returns every size from 1 to `most`. A number that is no size becomes the nearest one.
+    pub fn up_to(most: usize) -> Sizes {
+        Sizes((1..=most.clamp(1, SIZE_MAX)).collect())
+    }
+
+    /// Returns the set of one size. A number that is no size becomes the nearest one.
+    pub fn only(size: usize) -> Sizes {
+        Sizes(vec![size.clamp(1, SIZE_MAX)])
+    }
+
+    /// Returns the multiples of a number from `from` to `to`, both inclusive.
+    pub fn multiples(from: usize, to: usize, multiple: usize) -> Result<Sizes, SizesError> {
+        if !(1..=SIZE_MAX).contains(&to) {
+            return Err(SizesError::OutOfRange(to));
+        }
+        if multiple == 0 {
+            return Err(SizesError::OutOfRange(multiple));
+        }
+        Sizes::new((from..=to).filter(|size| *size > 0 && size.is_multiple_of(multiple)))
+    }
+
+    /// Whether a size is in the set.
+    pub fn contains(&self, size: usize) -> bool {
+        self.0.binary_search(&size).is_ok()
+    }
+
+    /// Returns the sizes in ascending order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Returns the smallest size.
+    pub fn least(&self) -> usize {
+        self.0[0]
+    }
+
+    /// Returns the largest size.
+    pub fn most(&self) -> usize {
+        self.0[self.0.len() - 1]
+    }
+
+    /// Returns the size that is nearest to a number; of two, the smaller.
+    pub fn nearest(&self, number: usize) -> usize {
+        self.iter().min_by_key(|size| size.abs_diff(number)).unwrap_or(number)
+    }
+
+    /// Returns the number of which these are all multiples from the first to the last, if there is one.
+    fn step(&self) -> Option<usize> {
+        let multiple = self.0.windows(2).map(|pair| pair[1] - pair[0]).min()?;
+        let all = self.0.iter().all(|size| size.is_multiple_of(multiple));
+        (all && self.0.windows(2).all(|pair| pair[1] - pair[0] == multiple)).then_some(multiple)
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.step().filter(|_| self.0.len() > LISTED_MAX) {
+            Some(1) => write!(f, "{} to {}", self.least(), self.most()),
+            Some(multiple) => write!(f, "multiples of {multiple} from {} to {}", self.least(), self.most()),
+            None => f.write_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        }
+    }
+}
+
+/// The two forms of a set in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Stored {
+    List(Vec<usize>),
+    Range(StoredRange),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredRange {
+    from: usize,
+    to: usize,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    multiple: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(number: &usize) -> bool {
+    *number == 1
+}
+
+impl Serialize for Sizes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let stored = match self.step().filter(|_| self.0.len() > LISTED_MAX) {
+            Some(multiple) => Stored::Range(StoredRange { from: self.least(), to: self.most(), multiple }),
+            None => Stored::List(self.0.clone()),
+        };
+        stored.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Sizes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Sizes, D::Error> {
+        let form = "write a list of sizes, or {\"from\": 8, \"to\": 256, \"multiple\": 8}";
+        let stored = Stored::deserialize(deserializer).map_err(|_| D::Error::custom(form))?;
+        let sizes = match stored {
+            Stored::List(sizes) => Sizes::new(sizes),
+            Stored::Range(StoredRange { from, to, multiple }) => Sizes::multiples(from, to, multiple),
+        };
+        sizes.map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<Sizes, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn lists_and_ranges_read_back() {
+        for json in
+            ["[64]", "[64,128]", "[1,3,8]", r#"{"from":8,"to":256,"multiple":8}"#, r#"{"from":1,"to":4}"#]
+        {
+            let sizes = read(json).expect("a set of sizes");
+            assert_eq!(serde_json::to_string(&sizes).expect("it is JSON"), json);
+        }
+        assert_eq!(read(r#"{"from":5,"to":20,"multiple":8}"#), Ok(Sizes(vec![8, 16])));
+        assert_eq!(read("[8, 2, 8]"), Ok(Sizes(vec![2, 8])));
+    }
+
+    #[test]
+    fn no_set_is_empty_or_out_of_range() {
+        for json in ["[]", "[0]", "[5000]", r#"{"from":9,"to":15,"multiple":8}"#, r#"{"from":1,"to":5000}"#] {
+            assert!(read(json).is_err(), "{json}");
+        }
+        for json in [r#"{"from":1,"to":8,"multiple":0}"#, r#"{"from":1,"to":8,"step":2}"#, "64", "null"] {
+            assert!(read(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_of_two_is_the_smaller() {
+        let sizes = Sizes(vec![8, 16, 64]);
+        assert_eq!([1, 12, 13, 40, 41, 900].map(|number| sizes.nearest(number)), [8, 8, 16, 16, 64, 64]);
+    }
+}
