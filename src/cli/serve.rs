@@ -15,7 +15,7 @@ use super::options::{duration, positive_duration, random_seed, seed};
 use super::output::note;
 use super::run::stopped_by_signals;
 use crate::backends::Called;
-use crate::campaign::{self, Canary, Control, Distinct, Event, Logs, Observer, Plan, Shard, Sinks, Start, Summary};
+use crate::campaign::{self, Canary, Control, Distinct, Event, Logs, Observer, Plan, Shard, Sinks, Start, Summary, Tone};
 use crate::record::{RunDir, write_whole};
 use crate::worker::{Caller, Deadlines};
 use seamproof_judge::case::{Case, Found};
@@ -198,23 +198,33 @@ fn of_summary(args: &Args, summary: &Summary, path: &dyn Fn(&str) -> PathBuf) ->
         findings: summary.distinct.iter().map(|distinct| of_distinct(args, distinct, path)).collect(),
         missed: summary.missed.clone(),
         trouble: summary.infrastructure.clone(),
-        lines: summary.lines().into_iter().map(|line| line.text).collect(),
+        lines: told_lines(args, summary),
         ..Outcome::default()
     }
+}
+
+/// Whether a shell can judge a stored case of the subject again.
+fn replays(args: &Args) -> bool {
+    args.out.is_some() && SubjectName::from(args.name.as_str()).is_outside()
+}
+
+/// Returns the report's lines, without commands that would not find the subject or the case.
+fn told_lines(args: &Args, summary: &Summary) -> Vec<String> {
+    let lines = summary.lines().into_iter().filter(|line| line.tone != Tone::Command || replays(args));
+    lines.map(|line| line.text).collect()
 }
 
 fn of_distinct(args: &Args, distinct: &Distinct, path: &dyn Fn(&str) -> PathBuf) -> ToldFinding {
     let file = distinct.name.as_deref().map(path);
     let case = file.as_deref().and_then(read);
     let kept = file.filter(|_| args.out.is_some());
-    let replay = kept.as_ref().filter(|_| SubjectName::from(args.name.as_str()).is_outside());
     ToldFinding {
         what: distinct.found.to_string(),
         problem: distinct.problem.clone(),
         key: distinct.key.to_string(),
         seen: distinct.cases(),
         minimal: distinct.found.minimal,
-        replay: replay.map(|_| distinct.replay.clone()),
+        replay: replays(args).then(|| distinct.replay.clone()),
         file: kept,
         case: case.unwrap_or(Value::Null),
     }

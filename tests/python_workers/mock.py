@@ -1,7 +1,8 @@
 """A worker in plain Python for the tests: attention on lists of floats, right and small, with failures on demand.
 
 It speaks the protocol of docs/protocol.md and uses the standard library alone. Run it as `mock.py [FAULT [WHEN]]`; FAULTS
-names the faults. WHEN is `always`, `others` (every run but the sentinel), or the number of a run of the process.
+names the faults. WHEN is `always`, `others` (every run but the sentinel), or the number of a run of the process. Further
+arguments are ignored; a test tells its processes by them.
 """
 
 import array
@@ -43,6 +44,8 @@ DECLARATION = {
     },
     "start_seconds": 30,
 }
+# A declaration without limits of size, for measurements.
+LARGE = {**DECLARATION, "table": {"precisions": DECLARATION["table"]["precisions"], "statistics": ["lse", "max_logit"]}}
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -58,12 +61,16 @@ def frame(kind, sequence, body, version=VERSION):
 class Pipe:
     """The two ends of the pipes, taken away from everything that prints or reads."""
 
-    def __init__(self):
-        self.requests = os.fdopen(os.dup(0), "rb", buffering=1 << 20)
-        self.answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    def __init__(self, requests, answers):
+        self.requests, self.answers = requests, answers
+
+    @classmethod
+    def own(cls):
+        pipe = cls(os.fdopen(os.dup(0), "rb", buffering=1 << 20), os.fdopen(os.dup(1), "wb", buffering=0))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(2, 1)
+        return pipe
 
     def exactly(self, count):
         got = self.requests.read(count)
@@ -176,8 +183,9 @@ class Attention:
         self.q, self.k, self.v, self.dout, self.sink = tensors
         heads, dims, rows = problem["heads"], problem["dims"], problem["rows"]
         self.group = heads["q"] // heads["kv"]
-        self.scale = problem["softmax"]["scale"]
-        self.softcap = problem["softmax"].get("softcap")
+        # They are f32 numbers, written with no more digits than it takes to tell them from others.
+        self.scale = f32(problem["softmax"]["scale"])
+        self.softcap = problem["softmax"].get("softcap") and f32(problem["softmax"]["softcap"])
         self.out = Tensor(rows["q"], heads["q"], dims["v"])
         self.lse = Tensor(heads["q"], rows["q"], 1)
         self.max_logit = [-math.inf] * heads["q"]
@@ -322,6 +330,7 @@ FAULTS = {
     "wrong": "the results are wrong",
     "history": "the results are wrong after a run with a soft cap in the same process",
     "deaf": "the end of the requests is not noticed",
+    "idle": "the results are there at once, and nothing is computed",
 }
 
 
@@ -330,11 +339,11 @@ class Failure(Exception):
 
 
 class Worker:
-    def __init__(self, fault="none", when="always", attention=Attention, declaration=DECLARATION):
+    def __init__(self, fault="none", when="always", attention=Attention, declaration=DECLARATION, pipe=None):
         self.fault, self.when = fault, when
         self.attention, self.declaration = attention, declaration
         self.runs, self.capped = 0, False
-        self.pipe = Pipe()
+        self.pipe = pipe or Pipe.own()
 
     def is_now(self, fault, problem):
         if fault != self.fault:
@@ -363,6 +372,8 @@ class Worker:
         return got
 
     def open(self, sequence):
+        if self.fault == "idle":
+            self.declaration = LARGE
         ready = {"devices": 1, "name": "python", "versions": {"python": "%d.%d" % sys.version_info[:2]}}
         if self.fault == "nonsense":
             ready["declared"] = {**self.declaration, "softcaps": True}
@@ -387,7 +398,9 @@ class Worker:
             self.fail(sequence, problem)
         except Failure:
             return
-        result = self.attention(problem, tensors).run()
+        result = self.attention(problem, tensors)
+        if not self.is_now("idle", problem):
+            result.run()
         self.tamper(problem, result)
         self.pipe.phase(sequence, DONE, {"peak_bytes": len(body), "launches": 1})
         self.answer(sequence, problem, result)
@@ -462,4 +475,4 @@ class Worker:
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] not in FAULTS:
         sys.exit(f"no such fault; there are {', '.join(FAULTS)}")
-    Worker(*sys.argv[1:]).live()
+    Worker(*sys.argv[1:3]).live()
