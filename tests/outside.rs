@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use seamproof::worker;
 use seamproof_judge::case::{Case, Subject};
+use seamproof_judge::subject::Table;
 use seamproof_oracle::{Pass, Problem, ProblemFields, Run, Sequence};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -100,7 +101,7 @@ fn running(mark: &[u8]) -> Option<String> {
 /// Returns a problem that the mock takes, edited.
 fn small(edit: impl FnOnce(&mut ProblemFields)) -> Problem {
     let run = |len| Run { offset: 0, step: 1, len, span: len };
-    let mut fields: ProblemFields = worker::sentinel_problem().expect("a problem").into();
+    let mut fields: ProblemFields = worker::sentinel_problem(&Table::default()).expect("a problem").into();
     fields.sequences = vec![Sequence { id: 0, q: run(5), kv: run(7) }];
     (fields.rows.q, fields.rows.kv, fields.data_seed, fields.pass) = (5, 7, 1, Pass::Backward);
     (fields.dims.qk, fields.dims.v) = (8, 4);

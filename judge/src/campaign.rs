@@ -12,12 +12,13 @@ use std::fmt;
 use rayon::prelude::*;
 use seamproof_oracle::Problem;
 
+use crate::asked::Asked;
 use crate::case::{Case, Found, Subject};
 use crate::census::{Census, MissedFloor};
 use crate::evaluate::evaluate;
 use crate::failure::{FailureKey, Symptom, features, same_failure};
-use crate::finding::Finding;
-use crate::generate::{self, Draw, Profile};
+use crate::finding::{Finding, Relation};
+use crate::generate::Profile;
 use crate::prose::{counted, describe};
 use crate::shrink;
 use crate::subject::Backend;
@@ -72,18 +73,18 @@ impl Campaign {
         summary
     }
 
-    /// Returns the problem that the subject takes and that is nearest to draw `index`; `None` where the draw was
-    /// malformed.
-    fn problem(&self, subject: &dyn Backend, index: u64) -> Option<Problem> {
-        match generate::draw(self.seed, index, &self.profile.limits()) {
-            Draw::Problem(problem) => Some(subject.declaration().table.fitted(problem)),
-            Draw::Malformed(_) => None,
-        }
+    /// Returns what the subject is asked in place of draw `index`.
+    fn asked(&self, subject: &dyn Backend, index: u64) -> Asked {
+        Asked::drawn(self.seed, index, &self.profile.limits(), &subject.declaration())
     }
 
     fn judged(&self, subject: &dyn Backend, index: u64) -> Judged {
-        let judged = self.problem(subject, index).map(|problem| (evaluate(subject, &problem), problem));
-        judged.map_or(Judged::Malformed, |(verdict, problem)| Judged::Problem(Box::new(problem), verdict))
+        let asked = self.asked(subject, index);
+        let verdict = match &asked {
+            Asked::Problem(problem) | Asked::Probe(problem) => Some(evaluate(subject, problem)),
+            Asked::Malformed(_) => None,
+        };
+        Judged { asked, verdict }
     }
 
     /// Returns the result for the first wrong call that shows on the problems that the subject takes.
@@ -98,10 +99,8 @@ impl Campaign {
         let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
         let mut shown = false;
         for index in 0..CANARY_CASES_MAX {
-            let Some(problem) = self.problem(subject, index) else { continue };
-            if subject.declaration().table.refusal(&problem).is_some()
-                || !wrong.shows(&problem, &values::inputs(&problem))
-            {
+            let Some(problem) = self.asked(subject, index).inside() else { continue };
+            if !wrong.shows(&problem, &values::inputs(&problem)) {
                 continue;
             }
             shown = true;
@@ -114,9 +113,10 @@ impl Campaign {
 }
 
 /// Result of one case.
-enum Judged {
-    Malformed,
-    Problem(Box<Problem>, Verdict),
+struct Judged {
+    asked: Asked,
+    /// Verdict on the subject; none where no subject was asked.
+    verdict: Option<Verdict>,
 }
 
 /// Result of the canary.
@@ -167,6 +167,8 @@ pub struct CampaignSummary {
     pub held: u64,
     /// Number of cases that the subject refused as its table says, by the row of the table.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Number of cases that held without an identity, because its second problem lies outside the subject's table.
+    pub not_asked: BTreeMap<Relation, u64>,
     /// Distinct failures, in the order of the cases that showed them.
     pub failures: Vec<Failure>,
     /// Number of failing cases left unshrunk because [`SHRINKS_PER_SYMPTOM_MAX`] others of their symptom had been
@@ -186,6 +188,7 @@ impl CampaignSummary {
             canary: CanaryOutcome::Silent,
             held: 0,
             refused: BTreeMap::new(),
+            not_asked: BTreeMap::new(),
             failures: Vec::new(),
             unshrunk: 0,
             internal: Vec::new(),
@@ -208,12 +211,20 @@ impl CampaignSummary {
     }
 
     fn add(&mut self, subject: &dyn Backend, judged: Judged) {
-        let Judged::Problem(problem, verdict) = judged else { return };
-        self.census.add(&problem);
+        judged.asked.count(&mut self.census);
+        let (Asked::Problem(problem) | Asked::Probe(problem), Some(verdict)) = (judged.asked, judged.verdict)
+        else {
+            return;
+        };
         match verdict {
-            Verdict::Pass(_) => self.held += 1,
+            Verdict::Pass(margin) => {
+                self.held += 1;
+                for relation in margin.not_asked.iter() {
+                    *self.not_asked.entry(relation).or_default() += 1;
+                }
+            }
             Verdict::Refused(refusal) => *self.refused.entry(refusal.row()).or_default() += 1,
-            Verdict::Finding(finding) => self.fail(subject, *problem, *finding),
+            Verdict::Finding(finding) => self.fail(subject, problem, *finding),
             other => self.internal.push(other.to_string()),
         }
     }
@@ -242,12 +253,8 @@ impl CampaignSummary {
 impl Failure {
     fn shrunk(subject: &dyn Backend, drawn: Problem, start: &Finding) -> Failure {
         let mut last = start.clone();
-        let shrunk = shrink::shrink(&drawn, EVALUATIONS_MAX, |candidate| {
-            // A shrinking step may leave what the subject takes. The nearest problem that it takes is a candidate of
-            // its own.
-            if subject.declaration().table.fitted(candidate.clone()) != *candidate {
-                return false;
-            }
+        let table = subject.declaration().table;
+        let shrunk = shrink::shrink_within(table, &drawn, EVALUATIONS_MAX, |candidate| {
             let same = same_failure(start, evaluate(subject, candidate));
             same.map(|finding| last = finding).is_some()
         });
@@ -287,6 +294,9 @@ impl fmt::Display for CampaignSummary {
         for failure in &self.failures {
             writeln!(f, "  {failure}")?;
             writeln!(f, "    {} came to the same", counted(failure.repeats, "later case"))?;
+        }
+        if let Some(not_asked) = crate::prose::not_asked(&self.not_asked) {
+            writeln!(f, "  {not_asked}")?;
         }
         self.internal.iter().try_for_each(|what| writeln!(f, "  not judged: {what}"))?;
         match self.canary {

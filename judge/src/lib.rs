@@ -15,7 +15,7 @@
 //! |---|---|
 //! | [`subject`] | what a subject declares, runs and returns |
 //! | [`subjects`] | the emulated kernel, right and with planted faults; wrong calls of any subject |
-//! | [`generate`], [`census`] | problems made from choices, and counts of the problems drawn |
+//! | [`generate`], [`asked`], [`census`] | problems made from choices, what a subject is asked of them, and counts |
 //! | [`values`], [`exact`], [`hash`] | the inputs of a problem |
 //! | [`ladder`], [`identity`] | the judge: its rungs, and relations between results of the subject alone |
 //! | [`finding`], [`verdict`], [`failure`] | the judge's answers |
@@ -27,6 +27,7 @@
 // The example is a test of `tests/first_kernel`. Here it only has to compile.
 #![allow(clippy::test_attr_in_doctest)]
 
+pub mod asked;
 pub mod calibrate;
 pub mod campaign;
 pub mod case;

@@ -11,7 +11,7 @@ pub use crate::campaign::{Campaign, CampaignSummary};
 pub use crate::case::Case;
 pub use crate::generate::{Limits, Profile};
 pub use crate::ladder::judge;
-pub use crate::strategy::problems;
+pub use crate::strategy::{problems, problems_for};
 pub use crate::subject::{
     Backend, Declaration, MaskForm, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
     RankGradients, RankOutputs, Refusal, RunError, Sizes, Table, TensorName,

@@ -1,8 +1,11 @@
 //! Description of a problem in one line of words, for people who read findings.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use seamproof_oracle::{Alignment, Mask, Pass, Problem, Sequence, Sink};
+
+use crate::finding::Relation;
 
 /// Largest number of sequences that are named one by one; more are only counted.
 pub const SEQUENCES_NAMED_MAX: usize = 8;
@@ -11,6 +14,15 @@ pub const SEQUENCES_NAMED_MAX: usize = 8;
 pub fn counted<N: Display + PartialEq + From<u8>>(count: N, what: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {what}{plural}")
+}
+
+/// Returns which identities could not be asked of how many cases, such as `not asked: one-rank (12 cases)`; `None`
+/// where all could be.
+pub fn not_asked(counts: &BTreeMap<Relation, u64>) -> Option<String> {
+    let each =
+        counts.iter().map(|(relation, count)| format!("{} ({})", relation.name(), counted(*count, "case")));
+    let all = each.collect::<Vec<_>>().join(", ");
+    (!all.is_empty()).then(|| format!("not asked: {all}"))
 }
 
 /// Returns the problem in one line.

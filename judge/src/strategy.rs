@@ -16,13 +16,18 @@ use seamproof_oracle::Problem;
 
 use crate::generate::{self, Draw, Limits, RawProblem};
 use crate::shrink::Shrinker;
+use crate::subject::Table;
 
 /// Number of bytes of choices behind one value. The number is fixed and larger than what is read, so no choice is
 /// starved.
 const CHOICE_BYTES: usize = 4096;
 
-/// Returns problems within the limits, some of them outside a subject's table.
-/// [`Table::fitted`](crate::subject::Table::fitted) moves them inside.
+/// Returns problems within the limits, some of them outside a subject's table. [`problems_for`] has those inside.
+pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
+    Problems { limits, table: None }
+}
+
+/// Returns problems within the limits that a table takes. What they shrink to is inside as well.
 ///
 /// ```
 /// use seamproof_judge::prelude::*;
@@ -32,22 +37,22 @@ const CHOICE_BYTES: usize = 4096;
 ///
 /// let kernel = Emulated::default();
 /// let mut runner = TestRunner::new(ProptestConfig { cases: 8, failure_persistence: None, ..Default::default() });
-/// let table = kernel.declaration().table;
-/// let property = problems(Limits::fuzz()).prop_map(|drawn| table.fitted(drawn));
-/// runner.run(&property, |problem| {
+/// runner.run(&problems_for(&kernel.declaration().table, Limits::fuzz()), |problem| {
 ///     let verdict = judge(&kernel, &problem);
 ///     prop_assert!(matches!(verdict, Verdict::Pass(_)), "{}", verdict);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn problems(limits: Limits) -> impl Strategy<Value = Problem> {
-    Problems { limits }
+pub fn problems_for(table: &Table, limits: Limits) -> impl Strategy<Value = Problem> + use<> {
+    Problems { limits, table: Some(table.clone()) }
 }
 
 #[derive(Clone, Debug)]
 struct Problems {
     limits: Limits,
+    /// Table that the problems are inside of, if there is one.
+    table: Option<Table>,
 }
 
 impl Strategy for Problems {
@@ -60,7 +65,10 @@ impl Strategy for Problems {
         let drawn = generate::raw(&mut Unstructured::new(&bytes), &self.limits);
         let legal = RawProblem { malformed: 0, ..drawn };
         match generate::fixup(&legal, &self.limits) {
-            Draw::Problem(problem) => Ok(ProblemTree::new(problem)),
+            Draw::Problem(problem) => Ok(match &self.table {
+                Some(table) => ProblemTree::within(table.clone(), problem),
+                None => ProblemTree::new(problem),
+            }),
             Draw::Malformed(malformed) => {
                 Err(format!("nothing malformed was asked for: {malformed:?}").into())
             }
@@ -78,6 +86,12 @@ impl ProblemTree {
     /// Returns a tree whose current value is `start`.
     pub fn new(start: Problem) -> ProblemTree {
         ProblemTree { shrinker: Shrinker::new(start) }
+    }
+
+    /// Returns a tree inside a table, whose current value is the problem that is nearest to `drawn`.
+    pub fn within(table: Table, drawn: Problem) -> ProblemTree {
+        let start = table.fitted(drawn);
+        ProblemTree { shrinker: Shrinker::within(table, start) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::finding::Finding;
+use crate::finding::{Finding, Relation};
 use crate::subject::{Refusal, TensorName};
 
 /// The envelope's tiers, from the weakest assumption to the tightest bound.
@@ -56,6 +56,26 @@ pub struct Margin {
     /// was compared.
     #[serde(default)]
     pub compared: usize,
+    /// Identities that were not asked, because their second problem lies outside the subject's table.
+    #[serde(default)]
+    pub not_asked: Relations,
+}
+
+/// A set of relations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Relations(u32);
+
+impl Relations {
+    /// Adds a relation.
+    pub fn insert(&mut self, relation: Relation) {
+        self.0 |= 1 << relation as u32;
+    }
+
+    /// Returns the relations, in order.
+    pub fn iter(self) -> impl Iterator<Item = Relation> {
+        Relation::ALL.into_iter().filter(move |relation| self.0 >> *relation as u32 & 1 == 1)
+    }
 }
 
 impl Margin {

@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use seamproof_judge::ndarray::{Array1, Array2, Array3, ArrayView1, Axis, Zip, s};
 use seamproof_judge::prelude::*;
-use seamproof_judge::proptest::strategy::Strategy;
 use seamproof_judge::proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 /// The kernel under the judge.
@@ -160,13 +159,12 @@ impl Backend for Own {
 /// Returns the smallest problem found that does not hold, and why; `None` where all drawn problems hold.
 fn failure(backend: &dyn Backend, limits: Limits) -> Option<TestError<Problem>> {
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
-    let every_problem_holds = runner.run(
-        &problems(limits).prop_map(|drawn| backend.declaration().table.fitted(drawn)),
-        |problem| match judge(backend, &problem) {
+    let every_problem_holds = runner.run(&problems_for(&backend.declaration().table, limits), |problem| {
+        match judge(backend, &problem) {
             Verdict::Pass(_) => Ok(()),
             verdict => Err(TestCaseError::fail(verdict.to_string())),
-        },
-    );
+        }
+    });
     every_problem_holds.err()
 }
 

@@ -96,8 +96,4 @@ impl crate::campaign::Subjects for Called {
     fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, super::BackendError> {
         Ok(Box::new(seamproof_judge::subjects::Borrowed(self)))
     }
-
-    fn fitted(&self, problem: Problem) -> Problem {
-        self.itself.declared.fitted(problem)
-    }
 }

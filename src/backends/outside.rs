@@ -238,11 +238,6 @@ impl Backend for Outside {
 }
 
 impl Declared {
-    /// Returns the nearest problem that the subject takes.
-    pub(super) fn fitted(&self, problem: Problem) -> Problem {
-        self.0.table.fitted(problem)
-    }
-
     /// Returns the subject's answer to a problem. What its table does not take is refused here, unless the subject
     /// says that it refuses it itself.
     pub(super) fn asked(

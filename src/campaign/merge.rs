@@ -24,11 +24,11 @@ use super::plan::{Plan, Shard};
 use super::summary::{Summary, Sums};
 use super::{Sinks, Subjects, case_of, merged};
 use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS};
+use seamproof_judge::asked::Asked;
 use seamproof_judge::case::Case;
 use seamproof_judge::evaluate::evaluate_malformed;
 use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Ending, Finding, Relation};
-use seamproof_judge::generate::Draw;
 use seamproof_judge::subject::TensorName;
 use seamproof_judge::subjects::listed;
 use seamproof_judge::verdict::Verdict;
@@ -239,12 +239,12 @@ fn failed(
     shrunk: Option<Box<Case>>,
 ) -> Result<Judged, String> {
     let index = record.index;
-    match super::drawn(plan, subjects, index) {
-        Draw::Malformed(malformed) => match evaluate_malformed(&malformed) {
+    match super::asked(plan, subjects, index).map_err(|error| error.to_string())? {
+        Asked::Malformed(malformed) => match evaluate_malformed(&malformed) {
             Verdict::Finding(finding) => Ok(Judged::Accepted(malformed.rule, finding)),
             _ => Err(format!("case {index} failed in its part of the campaign and does not fail here")),
         },
-        Draw::Problem(problem) => {
+        Asked::Problem(problem) | Asked::Probe(problem) => {
             let check = record.check.ok_or_else(|| format!("case {index} failed in no check"))?;
             let Record { tensor, identity, ending, .. } = *record;
             Ok(Judged::Failed(Box::new(Failed {

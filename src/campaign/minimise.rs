@@ -33,7 +33,7 @@ pub struct Minimised {
 }
 
 /// Returns the smallest case that shows the failure `start` of `case`, within `budget` evaluations. `step` sees each
-/// case on the way. Runs that the case needs before it are made before each candidate. Once `is_over` says so, the
+/// case on the way. A case inside the subject's table stays inside. Runs that the case needs before it are made before each candidate. Once `is_over` says so, the
 /// smallest case so far is returned.
 ///
 /// A story tells of the case as the field reported it, so that a smaller case has none.
@@ -57,7 +57,7 @@ pub fn minimise(
         last = finding;
         true
     };
-    let shrunk = shrink::shrink(&case.problem, budget, fails);
+    let shrunk = shrink::shrink_within(backend.declaration().table, &case.problem, budget, fails);
     let minimal = shrunk.complete && !ended;
     let mut found = Found { minimal, evaluations: shrunk.evaluations, ..Found::drawn(last.storable()) };
     found.remember(unshrunk(case, start));

@@ -48,15 +48,17 @@ pub use summary::{
 };
 pub use ways::{Share, Ways};
 
+use crate::backends::BackendError;
 use crate::record::Findings;
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
 use plan::{Budget, Deadline};
 use queue::Queue;
+use seamproof_judge::asked::Asked;
 use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{self, Draw, Malformed, Profile};
+use seamproof_judge::generate::{Malformed, Profile};
 use seamproof_judge::verdict::Verdict;
 
 /// Work of an element, in products.
@@ -178,10 +180,10 @@ impl Worker<'_> {
 
     /// Whether the time left may hold the case of this index. What cannot be drawn is for [`Worker::case`] to tell.
     fn fits(&self, index: u64) -> bool {
-        let drawn = panic::catch_unwind(AssertUnwindSafe(|| drawn(self.plan, self.subjects, index)));
-        match drawn {
-            Ok(Draw::Problem(problem)) => self.budget.holds(work(&problem)),
-            Ok(Draw::Malformed(_)) | Err(_) => true,
+        let asked = panic::catch_unwind(AssertUnwindSafe(|| asked(self.plan, self.subjects, index)));
+        match asked {
+            Ok(Ok(Asked::Problem(problem) | Asked::Probe(problem))) => self.budget.holds(work(&problem)),
+            Ok(Ok(Asked::Malformed(_)) | Err(_)) | Err(_) => true,
         }
     }
 
@@ -193,11 +195,14 @@ impl Worker<'_> {
     /// such instead of ending the campaign.
     fn case(&self, index: u64, census: &mut Census) -> Outcome {
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
-            let draw = drawn(self.plan, self.subjects, index);
-            census.add_draw(&draw);
-            match draw {
-                Draw::Problem(problem) => self.problem(index, problem),
-                Draw::Malformed(malformed) => self.malformed(index, &malformed),
+            let asked = match asked(self.plan, self.subjects, index) {
+                Ok(asked) => asked,
+                Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
+            };
+            asked.count(census);
+            match asked {
+                Asked::Problem(problem) | Asked::Probe(problem) => self.problem(index, problem),
+                Asked::Malformed(malformed) => self.malformed(index, &malformed),
             }
         }));
         attempt.unwrap_or_else(|_| Outcome::untouched(index, Judged::internal(&"the case's thread panicked")))
@@ -259,12 +264,10 @@ impl Worker<'_> {
     }
 }
 
-/// Returns the problem of this index, as the subject can take it.
-fn drawn(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Draw {
-    match generate::draw(plan.seed, index, &plan.profile.limits()) {
-        Draw::Problem(problem) => Draw::Problem(subjects.fitted(problem)),
-        malformed => malformed,
-    }
+/// Returns what the subject is asked in the case of this index.
+fn asked(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Result<Asked, BackendError> {
+    let declaration = subjects.declaration(&subjects.options(plan.draw(index, "options")))?;
+    Ok(Asked::drawn(plan.seed, index, &plan.profile.limits(), &declaration))
 }
 
 /// Returns the case that a campaign makes of the problem of this index.

@@ -1,9 +1,7 @@
 //! Subjects of campaigns, whose options are drawn for each case.
 
-use seamproof_oracle::Problem;
-
 use crate::backends::{self, BackendError};
-use seamproof_judge::subject::Backend;
+use seamproof_judge::subject::{Backend, Declaration};
 pub use seamproof_judge::subjects::Options;
 use seamproof_judge::subjects::SubjectName;
 
@@ -18,10 +16,9 @@ pub trait Subjects: Sync {
     /// Returns the subject with these options.
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError>;
 
-    /// Returns the problem that is judged in place of a drawn one: for a subject that takes few problems, the nearest
-    /// one that it takes.
-    fn fitted(&self, problem: Problem) -> Problem {
-        problem
+    /// Returns the declaration of the subject with these options.
+    fn declaration(&self, options: &Options) -> Result<Declaration, BackendError> {
+        self.backend(options).map(|backend| backend.declaration())
     }
 }
 
@@ -72,16 +69,6 @@ impl Subjects for Registered {
 
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
         backends::by_name(&self.name, options)
-    }
-
-    /// Returns the problem itself for a subject of this program, which refuses what it does not take. A subject outside
-    /// is asked what it takes.
-    fn fitted(&self, problem: Problem) -> Problem {
-        if !SubjectName::from(self.name.as_str()).is_outside() {
-            return problem;
-        }
-        let backend = self.backend(&self.options(0));
-        backend.map_or(problem.clone(), |backend| backend.declaration().table.fitted(problem))
     }
 }
 

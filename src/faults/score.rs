@@ -276,8 +276,9 @@ fn seen_of(suspect: &Suspect, seed: u64, problem: &Problem) -> BTreeSet<Catcher>
 
 /// Returns the repro of the first seed.
 fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
+    let table = suspect.subject(0).ok()?.declaration().table;
     let small = |problem: &Problem, fails: &mut dyn FnMut(&Problem) -> bool| {
-        let small = shrink::shrink(problem, SHRINK_EVALUATIONS_MAX, fails).problem;
+        let small = shrink::shrink_within(table.clone(), problem, SHRINK_EVALUATIONS_MAX, fails).problem;
         Repro { sequences: small.sequences.len(), tokens: small.tokens(), cp: small.parallel.size() }
     };
     if let Some((first, start)) = campaign {

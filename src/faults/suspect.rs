@@ -13,6 +13,7 @@ use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
 use crate::backends::{self, BackendError, Cuda};
 use crate::campaign::{Options, Registered, Subjects};
+use seamproof_judge::asked::Asked;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::subject::{Backend, Refusal};
 use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
@@ -273,14 +274,14 @@ pub fn call_stream(
     Box::new(shown(subject, taken(subject, seed, limits)).take(CASES_MAX))
 }
 
-/// Returns the problems of a seed that a subject takes.
+/// Returns the problems of a seed that a campaign asks a subject inside its table.
 fn taken(
     subject: &Rc<Miscalled<'static>>,
     seed: u64,
     limits: &Limits,
 ) -> impl Iterator<Item = Problem> + use<> {
-    let table = subject.declaration().table;
-    drawn(seed, limits.clone()).filter(move |problem| table.refusal(problem).is_none())
+    let (declaration, limits) = (subject.declaration(), limits.clone());
+    (0..DRAWN_MAX).filter_map(move |index| Asked::drawn(seed, index, &limits, &declaration).inside())
 }
 
 /// Returns those problems on which a fault at the call shows.

@@ -10,10 +10,11 @@ use std::thread;
 use crate::backends::{self, Cuda};
 use crate::campaign::{minimise, shrink_budget};
 use crate::record::Findings;
+use seamproof_judge::asked::Asked;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
+use seamproof_judge::generate::{Limits, RawProblem};
 use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
@@ -110,13 +111,18 @@ impl Hunter {
         Hunter { subject, backend: Box::new(Cuda::default()), findings: folder() }
     }
 
+    /// Returns what the subject is asked in place of a value.
+    fn asked(&self, raw: &RawProblem) -> Asked {
+        Asked::of(raw, &Limits::fuzz(), &self.backend.declaration())
+    }
+
     /// Judges the case that a value makes, and first compares every element with the result of the GPU's twin on the
     /// CPU.
     ///
     /// # Panics
     /// Panics as [`Hunter::case`] does, and where an element differs.
     pub fn differential(&self, raw: &RawProblem) {
-        if let Draw::Problem(problem) = generate::fixup(raw, &Limits::fuzz()) {
+        if let Asked::Problem(problem) | Asked::Probe(problem) = self.asked(raw) {
             let subject = Cuda::default().with_twins_bits(&problem);
             let inputs = values::inputs(&problem);
             let both = (subject.run(&problem, &inputs), subject.twin().run(&problem, &inputs));
@@ -141,17 +147,19 @@ impl Hunter {
     /// # Panics
     /// Panics on a finding, whose shrunk case is then on disk, and where the judge itself fails.
     pub fn case(&self, raw: &RawProblem) {
-        match generate::fixup(raw, &Limits::fuzz()) {
-            Draw::Problem(problem) => match evaluate(self.backend.as_ref(), &problem) {
-                Verdict::Finding(finding) => {
-                    let case = Case::new(self.subject.clone(), problem.data_seed, problem);
-                    panic_any(Told(self.store(&case, &finding)))
+        match self.asked(raw) {
+            Asked::Problem(problem) | Asked::Probe(problem) => {
+                match evaluate(self.backend.as_ref(), &problem) {
+                    Verdict::Finding(finding) => {
+                        let case = Case::new(self.subject.clone(), problem.data_seed, problem);
+                        panic_any(Told(self.store(&case, &finding)))
+                    }
+                    Verdict::Infrastructure(what) => panic!("{what}: {problem:?}"),
+                    Verdict::RefusedMalformed(rule) => panic!("a problem was taken for malformed: {rule}"),
+                    Verdict::Pass(_) | Verdict::Refused(_) | Verdict::TooLarge(_) => {}
                 }
-                Verdict::Infrastructure(what) => panic!("{what}: {problem:?}"),
-                Verdict::RefusedMalformed(rule) => panic!("a problem was taken for malformed: {rule}"),
-                Verdict::Pass(_) | Verdict::Refused(_) | Verdict::TooLarge(_) => {}
-            },
-            Draw::Malformed(malformed) => {
+            }
+            Asked::Malformed(malformed) => {
                 let verdict = evaluate_malformed(&malformed);
                 assert!(matches!(verdict, Verdict::RefusedMalformed(_)), "{verdict:?} of {malformed:?}");
             }

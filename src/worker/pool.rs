@@ -231,9 +231,8 @@ impl Pool {
         }
         for _ in 0..SENTINEL_TRIES {
             let mut session = bench.session(&served.sentinel)?;
-            let declaration = served.sentinel_declaration.as_ref();
-            let digest = match sentinel::is_right(declaration, &mut session) {
-                Some(true) => sentinel::run(declaration, &mut session),
+            let digest = match sentinel::is_right(served.sentinel_declaration.as_ref(), &mut session) {
+                Some(true) => sentinel::run(served.sentinel_declaration.as_ref(), &mut session),
                 Some(false) => break,
                 None => None,
             };
@@ -406,7 +405,8 @@ impl Seat {
         self.since_sentinel = 0;
         let bench = self.bench(pool, served);
         let Some(known) = self.started(pool.known(served, &bench))? else { return Ok(()) };
-        let body = sentinel::body(served.sentinel_declaration.as_ref()).map_err(|error| RunError::Infrastructure(error.to_string()))?;
+        let body = sentinel::body(served.sentinel_declaration.as_ref());
+        let body = body.map_err(|error| RunError::Infrastructure(error.to_string()))?;
         let target = PastRun { subject: Arc::clone(&served.sentinel), body: Arc::new(body) };
         // The results of the run that shows the change do not count: the judge sees the error alone.
         match self.attempt(pool, served, target.clone()) {

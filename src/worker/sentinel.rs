@@ -1,4 +1,4 @@
-//! The sentinel: a fixed problem that a worker runs now and then between the others. The judge has found its results
+//! The sentinel: a fixed problem, fitted to the subject's table, that a worker runs now and then between the others. The judge has found its results
 //! right once; from then on they must keep the same bits. Where they change, the worker or its device has gone bad,
 //! and every run since the last good sentinel is doubtful.
 //!
@@ -14,7 +14,7 @@ use seamproof_oracle::{
 use super::message;
 use super::session::Session;
 use seamproof_judge::ladder::{Depth, Judge};
-use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, Table};
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 
@@ -23,9 +23,9 @@ const LENGTHS: [usize; 3] = [65, 3, 60];
 /// Data seed of the sentinel, by which a reader of a log knows it.
 pub const SENTINEL_SEED: u64 = 0x5e17_1e1d;
 
-/// Returns the fixed problem, which a subject that does not take it runs in the form that it takes.
-pub fn problem() -> Result<Problem, ProblemError> {
-    Problem::new(ProblemFields {
+/// Returns the fixed problem, or the nearest one that a table takes.
+pub fn problem(table: &Table) -> Result<Problem, ProblemError> {
+    let fixed = Problem::new(ProblemFields {
         heads: Heads { q: 2, kv: 1 },
         mask: Mask::CAUSAL,
         softmax: Softmax::scaled(0.125),
@@ -34,17 +34,13 @@ pub fn problem() -> Result<Problem, ProblemError> {
         data_seed: SENTINEL_SEED,
         pass: Pass::Forward,
         ..ProblemFields::packed(&LENGTHS.map(|len| (len, len)), 64)
-    })
+    });
+    fixed.map(|fixed| table.fitted(fixed))
 }
 
-/// Returns the fixed problem as a subject takes it.
-fn fitted(declaration: &dyn Backend) -> Result<Problem, ProblemError> {
-    problem().map(|problem| declaration.declaration().table.fitted(problem))
-}
-
-/// Returns the body of the request that runs the sentinel.
+/// Returns the body of the request that runs the sentinel of a subject.
 pub(super) fn body(declaration: &dyn Backend) -> Result<Vec<u8>, ProblemError> {
-    let problem = fitted(declaration)?;
+    let problem = problem(&declaration.declaration().table)?;
     Ok(message::encode_run(&problem, &values::inputs(&problem)))
 }
 
@@ -58,7 +54,8 @@ pub(super) fn digest(outputs: &Outputs) -> [u8; blake3::OUT_LEN] {
 pub(super) fn is_right(declaration: &dyn Backend, session: &mut Session) -> Option<bool> {
     let direct = Direct { declaration, session: Mutex::new(session) };
     let judge = Judge { identities: Vec::new(), ..Judge::default() };
-    let judged = fitted(declaration).map(|problem| judge.examine(&direct, &problem, Depth::First).verdict);
+    let table = declaration.declaration().table;
+    let judged = problem(&table).map(|problem| judge.examine(&direct, &problem, Depth::First).verdict);
     match judged {
         Ok(Verdict::Pass(_)) => Some(true),
         Ok(Verdict::Finding(finding)) if !finding.check.is_end() => Some(false),

@@ -177,6 +177,7 @@ mod tests {
     use super::*;
     use crate::worker::{OpenError, sentinel_problem};
     use seamproof_judge::subject::RunError;
+    use seamproof_judge::subject::Table;
     use seamproof_judge::subjects::Emulated;
     use seamproof_judge::values;
 
@@ -208,7 +209,7 @@ mod tests {
     }
 
     fn running() -> Frame {
-        let problem = sentinel_problem().expect("a problem");
+        let problem = sentinel_problem(&Table::default()).expect("a problem");
         let body = message::encode_run(&problem, &values::inputs(&problem));
         Frame { kind: Kind::Run, sequence: 6, body }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process_group};
 use seamproof::worker;
+use seamproof_judge::subject::Table;
 use seamproof_oracle::{Pass, Problem, ProblemFields, Sink};
 
 /// The program under test.
@@ -24,7 +25,7 @@ pub(crate) fn options(listed: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 /// Returns the sentinel's problem with other numbers: small, legal, and not the sentinel.
 fn plain() -> ProblemFields {
-    let problem = worker::sentinel_problem().expect("a problem");
+    let problem = worker::sentinel_problem(&Table::default()).expect("a problem");
     ProblemFields { data_seed: 1, pass: Pass::Backward, ..problem.into() }
 }
 

@@ -101,6 +101,13 @@ pub struct RawProblem {
     pub exact: u32,
 }
 
+impl RawProblem {
+    /// Whether the integers ask for a problem that the emulated kernel's table refuses.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        (1..=UNSUPPORTED.len()).contains(&(self.unsupported as usize))
+    }
+}
+
 impl<'a> Arbitrary<'a> for RawProblem {
     /// Runs the generator itself, in the quick profile.
     fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<RawProblem> {

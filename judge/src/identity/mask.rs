@@ -25,13 +25,18 @@ fn with_mask(evidence: &Evidence<'_>, mask: Mask) -> Option<Twin> {
     Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))
 }
 
-/// Asks for all results under another form of the same visible keys.
-fn agrees(evidence: &Evidence<'_>, relation: Relation, mask: Mask) -> Option<Look> {
-    let twin = with_mask(evidence, mask)?;
+/// Asks for all results under another form of the same visible keys: the first that the subject takes.
+fn agrees(
+    evidence: &Evidence<'_>,
+    relation: Relation,
+    forms: impl IntoIterator<Item = Mask>,
+) -> Option<Look> {
+    let twin = forms.into_iter().find_map(|mask| with_mask(evidence, mask))?;
     Some(twin.agrees(evidence, relation, &same(&everything(evidence))))
 }
 
-/// Asks the same problem with each absent window bound at the distance of the longest sequence or more.
+/// Asks the same problem with each absent window bound at the distance of the longest sequence or more; with one of
+/// them alone where the subject does not take both.
 pub(super) fn wide_window(evidence: &Evidence<'_>) -> Option<Look> {
     let mask = evidence.problem.mask;
     if mask.left.is_some() && mask.right.is_some() {
@@ -39,8 +44,9 @@ pub(super) fn wide_window(evidence: &Evidence<'_>) -> Option<Look> {
     }
     let longest = evidence.problem.sequences.iter().map(|s| s.q.len + s.kv.len).max()?;
     let far = u32::try_from(longest).ok()?;
-    let wide = Mask { left: mask.left.or(Some(far)), right: mask.right.or(Some(far)), ..mask };
-    agrees(evidence, Relation::WideWindow, wide)
+    let (left, right) = (mask.left.or(Some(far)), mask.right.or(Some(far)));
+    let wide = [Mask { left, right, ..mask }, Mask { left, ..mask }, Mask { right, ..mask }];
+    agrees(evidence, Relation::WideWindow, wide.into_iter().filter(|wide| *wide != mask))
 }
 
 /// Asks the first other form of the same visible keys: without a bound that hides nothing, or from the other corner.
@@ -51,8 +57,8 @@ pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
         Alignment::BottomRight => Alignment::TopLeft,
     };
     let forms = [Mask { left: None, ..mask }, Mask { right: None, ..mask }, Mask { align, ..mask }];
-    let form = forms.into_iter().find(|form| *form != mask && same_sight(problem, form, &mask))?;
-    agrees(evidence, Relation::MaskForm, form)
+    let same = forms.into_iter().filter(|form| *form != mask && same_sight(problem, form, &mask));
+    agrees(evidence, Relation::MaskForm, same)
 }
 
 /// Returns the mask with one key less on one side; `None` where no query would see less.

@@ -7,6 +7,9 @@
 //! evaluated with norms of the inputs (`bound`), and never a tolerance. The content of padding is a rung of its own
 //! (poison), and every twin's padding is poisoned too.
 //!
+//! A twin that the subject's table refuses is fitted where the relation survives that: where only rows move. Otherwise
+//! the identity is not asked, and counted ([`Margin::not_asked`]).
+//!
 //! The data seed of a case alone decides which identities it meets, so that a finding keeps its identity while the
 //! geometry shrinks. Those without a second run are always asked. Scoring asks all identities, and so does a case
 //! that is too large for the oracle.
@@ -167,14 +170,16 @@ pub fn identity(relation: Relation) -> &'static Identity {
 }
 
 /// Asks the identities of a case. The first broken one is the finding.
-pub(crate) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
+pub(crate) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let promises = evidence.backend.declaration().promises;
     let all = evidence.depth == Depth::All || !evidence.has_oracle();
     let asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
     let known = &evidence.judge.identities;
     let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
     for identity in asked.filter(|identity| (identity.needs)(&promises)) {
+        evidence.told.outside.set(false);
         match identity.answer(evidence) {
+            None if evidence.told.outside.get() => margin.not_asked.insert(identity.relation),
             None | Some(Look::Held) => {}
             Some(broken_or_failed) => return broken_or_failed,
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ndarray::{Array3, Axis};
-use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields, Side};
+use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields, Run, Side};
 
 use super::asked::broken;
 use crate::finding::Relation;
@@ -107,9 +107,8 @@ pub(super) struct Twin {
 impl Twin {
     /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it.
     pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: TwinOrigin) -> Option<Twin> {
-        let problem = Problem::new(fields).ok()?;
-        let taken = evidence.backend.declaration().table.refusal(&problem).is_none();
-        if !taken || problem.elements() > evidence.judge.elements_max {
+        let problem = inside(evidence, Problem::new(fields).ok()?)?;
+        if problem.elements() > evidence.judge.elements_max {
             return None;
         }
         let inputs = evidence.making(|| gather(evidence.problem, evidence.inputs, &problem, &source));
@@ -260,6 +259,37 @@ impl Twin {
         });
         worst.finding()
     }
+}
+
+/// Returns the twin's problem, or the nearest one that the subject takes, where the relation survives that. Otherwise
+/// notes that the identity cannot be asked.
+fn inside(evidence: &Evidence<'_>, problem: Problem) -> Option<Problem> {
+    let table = evidence.backend.declaration().table;
+    if table.refusal(&problem).is_none() {
+        return Some(problem);
+    }
+    let fitted = table.fitted(problem.clone());
+    let survives = only_rows_moved(&problem, &fitted) && fitted != *evidence.problem;
+    if !survives {
+        evidence.told.outside.set(true);
+    }
+    survives.then_some(fitted)
+}
+
+/// Whether two problems differ in nothing but the places of their rows. On several ranks a sequence's cut follows from
+/// its span, which stays then.
+fn only_rows_moved(one: &Problem, other: &Problem) -> bool {
+    let cut = one.parallel.algorithm != Algorithm::Single;
+    let same_run = |a: Run, b: Run| a.len == b.len && (!cut || a.span == b.span);
+    let mut pairs = one.sequences.iter().zip(&other.sequences);
+    let placed = ProblemFields {
+        sequences: other.sequences.clone(),
+        rows: other.rows,
+        ..ProblemFields::from(one.clone())
+    };
+    one.sequences.len() == other.sequences.len()
+        && pairs.all(|(a, b)| a.id == b.id && same_run(a.q, b.q) && same_run(a.kv, b.kv))
+        && placed == ProblemFields::from(other.clone())
 }
 
 /// Returns the elements of consecutive rows of a tensor, as ranges of [`ResultTensor::flat`].

@@ -52,6 +52,8 @@ pub struct Evidence<'a> {
 pub struct Told {
     partition: OnceCell<Partition>,
     pub(crate) norms: OnceCell<Rc<Norms>>,
+    /// Whether a second problem of the identity in question lay outside the subject's table.
+    pub(crate) outside: Cell<bool>,
 }
 
 impl Evidence<'_> {
@@ -117,7 +119,8 @@ impl From<Option<Finding>> for Look {
     }
 }
 
-/// A rung: a check, and the function that makes it. Only the envelope writes the margin.
+/// A rung: a check, and the function that makes it. The envelope writes the margin's ratios, the identities those that
+/// were not asked.
 #[derive(Clone, Copy)]
 pub struct Rung {
     /// Check that the rung makes.

@@ -2,7 +2,7 @@
 //!
 //! It asks a ladder of checks, the cheapest and sharpest first. The first one that breaks is the finding.
 //!
-//! - *Capability*: the subject refuses what its table refuses, for that reason, and nothing else.
+//! - *Capability*: the subject refuses what its table refuses, for such a row, and nothing else.
 //! - *Structure*: shapes and guard bands are right, every real row is written, padding rows are as the subject's
 //!   contract says, and rows that nobody owns are untouched.
 //! - *Poison*: two runs differ only in what padding and slack rows of the inputs hold. They agree in every bit of
@@ -42,7 +42,7 @@ use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};
 pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, MeasureRatios, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
-use runs::{capability_verdict, expected_refusal, fills, poisoned, run, whole_case};
+use runs::{capability_verdict, expected_refusals, fills, poisoned, run, whole_case};
 use seamproof_oracle::sharding as layout;
 pub use trial::Trial;
 
@@ -209,12 +209,11 @@ impl Judge {
         let fills = fills(backend, problem);
         let mut poisoned = meter.inputs(|| poisoned(inputs, problem, fills[0]));
         let first = meter.subject(|| run(backend, problem, &poisoned));
-        let first = match (first, expected_refusal(backend, problem)) {
-            (Ok(outputs), None) => outputs,
-            (Err(RunError::Refused(got)), Some(expected)) if got == expected => {
-                return Err(Verdict::Refused(got));
-            }
-            (result, expected) => return Err(capability_verdict(result, expected)),
+        let expected = expected_refusals(backend, problem);
+        let first = match first {
+            Ok(outputs) if expected.is_empty() => outputs,
+            Err(RunError::Refused(got)) if expected.contains(&got) => return Err(Verdict::Refused(got)),
+            result => return Err(capability_verdict(result, expected.into_iter().next())),
         };
         meter.inputs(|| values::poison(&mut poisoned, problem, fills[1]));
         match meter.subject(|| run(backend, problem, &poisoned)) {

@@ -9,8 +9,10 @@ use crate::subject::{Backend, Outputs, PaddingInputs, Refusal, RunError};
 use crate::values::{self, Poison};
 use crate::verdict::Verdict;
 
-pub(crate) fn expected_refusal(backend: &dyn Backend, problem: &Problem) -> Option<Refusal> {
-    backend.declaration().table.refusal(problem)
+/// Returns every row of the subject's table that refuses a problem. The subject may name any of them, because nobody
+/// says in which order it looks.
+pub(crate) fn expected_refusals(backend: &dyn Backend, problem: &Problem) -> Vec<Refusal> {
+    backend.declaration().table.refusals(problem).collect()
 }
 
 /// Returns the two fills that a subject's padding contract allows, the stronger one first.

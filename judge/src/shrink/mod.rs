@@ -5,6 +5,9 @@
 //! before. The caller says whether it fails. If it does, it becomes the best and the cursor stays; otherwise the
 //! cursor moves on. The end is a *fixed point*: no step of any pass makes the best smaller and still fails.
 //!
+//! A machine that starts inside a subject's table stays inside: each candidate is the nearest problem that the table
+//! takes ([`Table::fitted`]), and counts if that is still smaller and new.
+//!
 //! The machine holds no closure, so the same code serves as a loop ([`shrink`]), as a loop over batches
 //! ([`Shrinker::propose_batch`]) and as a proptest `ValueTree` ([`crate::strategy`]). All three walk the same path.
 //! The caller decides what counts as a failure: the same check on the same tensor, m of r runs, a stricter threshold.
@@ -21,9 +24,13 @@ use passes::{PASSES, Proposal};
 pub(crate) use passes::{fewer_ranks, renumber};
 pub use size::{Size, size};
 
+use crate::subject::Table;
+
 /// A shrink in progress.
 #[derive(Clone, Debug)]
 pub struct Shrinker {
+    /// Table that takes every candidate; none where any problem may be one.
+    table: Option<Table>,
     best: Problem,
     best_size: Size,
     at: Position,
@@ -55,6 +62,7 @@ impl Shrinker {
     /// Starts from a problem that fails.
     pub fn new(start: Problem) -> Shrinker {
         Shrinker {
+            table: None,
             best_size: size(&start),
             tried: HashSet::from([digest(&start)]),
             best: start,
@@ -63,6 +71,13 @@ impl Shrinker {
             proposed_at: Vec::new(),
             accepted: vec![0; PASSES.len()],
         }
+    }
+
+    /// Starts from a problem that fails on a subject with a table. The table takes every candidate, unless it refuses
+    /// the start: then the failure is about a refusal.
+    pub fn within(table: Table, start: Problem) -> Shrinker {
+        let inside = table.refusal(&start).is_none();
+        Shrinker { table: Some(table).filter(|_| inside), ..Shrinker::new(start) }
     }
 
     /// Returns the smallest problem known to fail.
@@ -141,6 +156,10 @@ impl Shrinker {
     /// Returns a legal, smaller, new problem; `None` for anything else.
     fn admit(&mut self, fields: ProblemFields) -> Option<Problem> {
         let problem = Problem::new(fields).ok()?;
+        let problem = match &self.table {
+            Some(table) => table.fitted(problem),
+            None => problem,
+        };
         let smaller = size(&problem) < self.best_size;
         (smaller && self.tried.insert(digest(&problem))).then_some(problem)
     }
@@ -160,8 +179,21 @@ pub struct Shrunk {
 }
 
 /// Shrinks a problem that fails, judging at most `budget` candidates.
-pub fn shrink(start: &Problem, budget: usize, mut fails: impl FnMut(&Problem) -> bool) -> Shrunk {
-    let mut shrinker = Shrinker::new(start.clone());
+pub fn shrink(start: &Problem, budget: usize, fails: impl FnMut(&Problem) -> bool) -> Shrunk {
+    run(Shrinker::new(start.clone()), budget, fails)
+}
+
+/// Shrinks a problem that fails on a subject with a table ([`Shrinker::within`]), judging at most `budget` candidates.
+pub fn shrink_within(
+    table: Table,
+    start: &Problem,
+    budget: usize,
+    fails: impl FnMut(&Problem) -> bool,
+) -> Shrunk {
+    run(Shrinker::within(table, start.clone()), budget, fails)
+}
+
+fn run(mut shrinker: Shrinker, budget: usize, mut fails: impl FnMut(&Problem) -> bool) -> Shrunk {
     let mut evaluations = 0;
     let complete = loop {
         let Some(candidate) = shrinker.propose() else { break true };

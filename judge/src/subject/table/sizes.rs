@@ -7,14 +7,23 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Largest size that a set may hold. No dimension and no number of heads is larger.
 const SIZE_MAX: usize = seamproof_oracle::limits::HEADS_MAX;
-/// Largest number of sizes that are written as a list where a range would do.
+/// Largest number of sizes that are a list where a range would do.
 const LISTED_MAX: usize = 2;
 
-/// A set of sizes, ascending and never empty.
+/// A set of sizes, never empty.
 ///
 /// In JSON it is a list, or the multiples of a number within a range: `{"from": 8, "to": 256, "multiple": 8}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sizes(Vec<usize>);
+pub struct Sizes(Set);
+
+/// The form of a set, which follows from its sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Set {
+    /// The multiples of a number from one size to another, both of them multiples.
+    Multiples { first: usize, last: usize, multiple: usize },
+    /// Sizes in ascending order.
+    List(Vec<usize>),
+}
 
 /// Reason why numbers are no set of sizes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,18 +47,22 @@ impl Sizes {
         }
         match sizes.iter().find(|size| !(1..=SIZE_MAX).contains(*size)) {
             Some(&size) => Err(SizesError::OutOfRange(size)),
-            None => Ok(Sizes(sizes)),
+            None => Ok(Sizes(Set::of(sizes))),
         }
     }
 
     /// Returns every size from 1 to `most`. A number that is no size becomes the nearest one.
     pub fn up_to(most: usize) -> Sizes {
-        Sizes((1..=most.clamp(1, SIZE_MAX)).collect())
+        let last = most.clamp(1, SIZE_MAX);
+        match last {
+            ..=LISTED_MAX => Sizes(Set::List((1..=last).collect())),
+            _ => Sizes(Set::Multiples { first: 1, last, multiple: 1 }),
+        }
     }
 
     /// Returns the set of one size. A number that is no size becomes the nearest one.
     pub fn only(size: usize) -> Sizes {
-        Sizes(vec![size.clamp(1, SIZE_MAX)])
+        Sizes(Set::List(vec![size.clamp(1, SIZE_MAX)]))
     }
 
     /// Returns the multiples of a number from `from` to `to`, both inclusive.
@@ -65,43 +78,70 @@ impl Sizes {
 
     /// Whether a size is in the set.
     pub fn contains(&self, size: usize) -> bool {
-        self.0.binary_search(&size).is_ok()
+        match &self.0 {
+            Set::Multiples { first, last, multiple } => {
+                (*first..=*last).contains(&size) && size.is_multiple_of(*multiple)
+            }
+            Set::List(sizes) => sizes.contains(&size),
+        }
     }
 
     /// Returns the sizes in ascending order.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
-        self.0.iter().copied()
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (self.least()..=self.most()).filter(|size| self.contains(*size))
     }
 
     /// Returns the smallest size.
     pub fn least(&self) -> usize {
-        self.0[0]
+        match &self.0 {
+            Set::Multiples { first, .. } => *first,
+            Set::List(sizes) => sizes.first().copied().unwrap_or(1),
+        }
     }
 
     /// Returns the largest size.
     pub fn most(&self) -> usize {
-        self.0[self.0.len() - 1]
+        match &self.0 {
+            Set::Multiples { last, .. } => *last,
+            Set::List(sizes) => sizes.last().copied().unwrap_or(1),
+        }
     }
 
     /// Returns the size that is nearest to a number; of two, the smaller.
     pub fn nearest(&self, number: usize) -> usize {
-        self.iter().min_by_key(|size| size.abs_diff(number)).unwrap_or(number)
+        match self.contains(number) {
+            true => number,
+            false => self.iter().min_by_key(|size| size.abs_diff(number)).unwrap_or(number),
+        }
     }
+}
 
-    /// Returns the number of which these are all multiples from the first to the last, if there is one.
-    fn step(&self) -> Option<usize> {
-        let multiple = self.0.windows(2).map(|pair| pair[1] - pair[0]).min()?;
-        let all = self.0.iter().all(|size| size.is_multiple_of(multiple));
-        (all && self.0.windows(2).all(|pair| pair[1] - pair[0] == multiple)).then_some(multiple)
+impl Set {
+    /// Returns the set of ascending sizes.
+    fn of(sizes: Vec<usize>) -> Set {
+        let (first, last) = match sizes[..] {
+            [first, _, .., last] if sizes.len() > LISTED_MAX => (first, last),
+            _ => return Set::List(sizes),
+        };
+        let multiple = sizes[1] - first;
+        let even = sizes.windows(2).all(|pair| pair[1] - pair[0] == multiple);
+        match even && first.is_multiple_of(multiple) {
+            true => Set::Multiples { first, last, multiple },
+            false => Set::List(sizes),
+        }
     }
 }
 
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.step().filter(|_| self.0.len() > LISTED_MAX) {
-            Some(1) => write!(f, "{} to {}", self.least(), self.most()),
-            Some(multiple) => write!(f, "multiples of {multiple} from {} to {}", self.least(), self.most()),
-            None => f.write_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        match &self.0 {
+            Set::Multiples { first, last, multiple: 1 } => write!(f, "{first} to {last}"),
+            Set::Multiples { first, last, multiple } => {
+                write!(f, "multiples of {multiple} from {first} to {last}")
+            }
+            Set::List(sizes) => {
+                f.write_str(&sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
+            }
         }
     }
 }
@@ -133,9 +173,11 @@ fn is_one(number: &usize) -> bool {
 
 impl Serialize for Sizes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let stored = match self.step().filter(|_| self.0.len() > LISTED_MAX) {
-            Some(multiple) => Stored::Range(StoredRange { from: self.least(), to: self.most(), multiple }),
-            None => Stored::List(self.0.clone()),
+        let stored = match self.0.clone() {
+            Set::Multiples { first: from, last: to, multiple } => {
+                Stored::Range(StoredRange { from, to, multiple })
+            }
+            Set::List(sizes) => Stored::List(sizes),
         };
         stored.serialize(serializer)
     }
@@ -169,8 +211,8 @@ mod tests {
             let sizes = read(json).expect("a set of sizes");
             assert_eq!(serde_json::to_string(&sizes).expect("it is JSON"), json);
         }
-        assert_eq!(read(r#"{"from":5,"to":20,"multiple":8}"#), Ok(Sizes(vec![8, 16])));
-        assert_eq!(read("[8, 2, 8]"), Ok(Sizes(vec![2, 8])));
+        assert_eq!(read(r#"{"from":5,"to":20,"multiple":8}"#), Ok(Sizes(Set::List(vec![8, 16]))));
+        assert_eq!(read("[8, 2, 8]"), Ok(Sizes(Set::List(vec![2, 8]))));
     }
 
     #[test]
@@ -185,7 +227,7 @@ mod tests {
 
     #[test]
     fn the_nearest_of_two_is_the_smaller() {
-        let sizes = Sizes(vec![8, 16, 64]);
+        let sizes = Sizes::new([8, 16, 64]).expect("sizes");
         assert_eq!([1, 12, 13, 40, 41, 900].map(|number| sizes.nearest(number)), [8, 8, 16, 16, 64, 64]);
     }
 }
