@@ -49,7 +49,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [Kind::Open, Kind::Run, Kind::Ready, Kind::Phase, Kind::Outputs, Kind::Failed];
+    /// Every kind, in order.
+    pub const ALL: [Kind; 6] = [Kind::Open, Kind::Run, Kind::Ready, Kind::Phase, Kind::Outputs, Kind::Failed];
 
     fn of(byte: u8) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u8 == byte)

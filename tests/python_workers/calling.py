@@ -22,6 +22,8 @@ class Caller(mock.Worker):
         super().fail(sequence, problem)
 
 
+# Nobody kills this process, so that it hangs for a while alone.
+mock.HANG = 3
 program, fault, when, *options = sys.argv[1:]
 serving = subprocess.Popen([program, "serve", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 pipe = mock.Pipe(os.fdopen(os.dup(serving.stdout.fileno()), "rb"), serving.stdin)

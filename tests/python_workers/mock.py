@@ -21,6 +21,8 @@ OPEN, RUN, READY, PHASE, OUTPUTS, FAILED = 1, 2, 3, 4, 5, 6
 RECEIVED, UPLOADED, COMPILING, LAUNCHED, DONE = range(5)
 UNWRITTEN = struct.pack("<I", 0x7FE5EA11)
 SENTINEL_SEED = 0x5E171E1D
+# Seconds for which a worker hangs.
+HANG = 600
 
 DECLARATION = {
     "table": {
@@ -355,7 +357,7 @@ class Worker:
         if self.fault == "dead":
             sys.exit("the mock is dead")
         if self.fault == "never-reads":
-            time.sleep(600)
+            time.sleep(HANG)
         if self.fault == "deaf":
             self.pipe.exactly = self.exactly_or_never
         while True:
@@ -368,7 +370,7 @@ class Worker:
     def exactly_or_never(self, count):
         got = self.pipe.requests.read(count)
         while len(got) < count:
-            time.sleep(600)
+            time.sleep(HANG)
         return got
 
     def open(self, sequence):
@@ -417,7 +419,7 @@ class Worker:
         if now("exit"):
             os._exit(7)
         if now("hang"):
-            time.sleep(600)
+            time.sleep(HANG)
         if now("late"):
             time.sleep(30)
         if now("print"):
@@ -434,7 +436,7 @@ class Worker:
         if now("huge"):
             head = MAGIC + bytes([VERSION, OUTPUTS, 0, 0, 0]) + struct.pack("<QQ", sequence, 1 << 62)
             self.pipe.raw(head + bytes(32))
-            time.sleep(600)
+            time.sleep(HANG)
         failures = {
             "raise": {"Raised": "ValueError: a mask that nobody knows\nkernel.py, line 7"},
             "long-text": {"Raised": "x" * (2 << 20)},
