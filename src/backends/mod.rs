@@ -7,13 +7,15 @@ mod outside;
 pub use called::Called;
 pub use cuda::{Cuda, CudaRunner};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
+use std::sync::Arc;
+
 use seamproof_judge::subjects::{
     self, Emulated, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, miscall,
 };
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
-use crate::worker::{self, OpenError, Opened, Remote, Served, mock};
+use crate::worker::{self, OpenError, Opened, Pool, Remote, Served, mock};
 use seamproof_judge::subject::Backend;
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
@@ -50,12 +52,17 @@ pub enum BackendError {
 /// Makes a backend from its name and options. The name is that of a subject of this process, or of one behind the worker
 /// processes of [`worker::shared`], with or without faults at its call.
 pub fn by_name(name: &str, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
+    in_pool(name, options, worker::shared())
+}
+
+/// Makes a backend from its name and options, which runs in the workers of a pool, if it runs in any.
+pub fn in_pool(name: &str, options: &Options, pool: Arc<Pool>) -> Result<Box<dyn Backend>, BackendError> {
     let name = SubjectName::new(name, options.clone());
     let called = name.called();
     let called: Box<dyn Backend> = if called.is_outside() {
-        Box::new(outside::subject(&called, worker::shared())?)
+        Box::new(outside::subject(&called, pool)?)
     } else if let Some(served) = served(&called)? {
-        Box::new(Remote::new(&called.name(), served, worker::shared()))
+        Box::new(Remote::new(&called.name(), served, pool))
     } else {
         in_process(&called)?
     };

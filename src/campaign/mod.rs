@@ -10,6 +10,7 @@
 //! The canary is a small campaign of its own, against a subject with a planted fault, through the same code. A campaign
 //! that does not find it proves nothing and is not begun.
 
+mod confirm;
 mod event;
 mod histogram;
 mod ledger;
@@ -237,7 +238,8 @@ impl Worker<'_> {
             }
             Verdict::Finding(finding) => {
                 let case = case_of(self.plan, self.subjects, index, problem);
-                Judged::Failed(Box::new(self.record(index, case, *finding)))
+                let recall = backend.host().and_then(|host| host.recall());
+                Judged::Failed(Box::new(Failed { recall, ..self.record(index, case, *finding) }))
             }
         };
         Outcome { index, tokens, products, elements, work, cost, ways, judged }
@@ -260,7 +262,7 @@ impl Worker<'_> {
         case.before.clone_from(&finding.before);
         case.found = Some(Found::drawn(finding.clone().storable()));
         let recorded = self.sinks.findings.record(&name, &case);
-        Failed { name, case, finding, recorded: Recorded::Now(recorded) }
+        Failed { name, case, finding, recall: None, recorded: Recorded::Now(recorded) }
     }
 }
 

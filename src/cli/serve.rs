@@ -224,7 +224,7 @@ fn of_distinct(args: &Args, distinct: &Distinct, path: &dyn Fn(&str) -> PathBuf)
         key: distinct.key.to_string(),
         seen: distinct.cases(),
         minimal: distinct.found.minimal,
-        replay: replays(args).then(|| distinct.replay.clone()),
+        replay: (replays(args) && distinct.found.unconfirmed.is_none()).then(|| distinct.replay.clone()),
         file: kept,
         case: case.unwrap_or(Value::Null),
     }

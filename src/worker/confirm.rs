@@ -177,12 +177,20 @@ impl Suspicion {
 
 /// Returns runs as a case stores them; none where there are too many.
 fn stored(entries: &[PastRun]) -> Vec<Earlier> {
-    let earlier = |entry: &PastRun| {
-        let (problem, _) = message::decode_run(&entry.body).ok()?;
-        Some(Earlier { options: entry.subject.options.clone(), problem })
-    };
     let all: Option<Vec<Earlier>> = entries.iter().map(earlier).collect();
     all.filter(|all| all.len() <= EARLIER_MAX).unwrap_or_default()
+}
+
+/// Returns all runs as cases store them. Runs of the same problem one after the other are one.
+pub(super) fn told(entries: &[PastRun]) -> Vec<Earlier> {
+    let mut all: Vec<Earlier> = entries.iter().filter_map(earlier).collect();
+    all.dedup();
+    all
+}
+
+fn earlier(entry: &PastRun) -> Option<Earlier> {
+    let (problem, _) = message::decode_run(&entry.body).ok()?;
+    Some(Earlier { options: entry.subject.options.clone(), problem })
 }
 
 /// Returns runs in words.

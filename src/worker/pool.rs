@@ -143,6 +143,23 @@ impl Pool {
         Ok(ready)
     }
 
+    /// Returns a pool of one worker, which is started afresh. What the sentinel must give is known there as well.
+    pub fn aside(&self) -> Pool {
+        let pool = Pool::new(Settings { workers: Some(1), ..self.settings.clone() });
+        lock(&pool.known).clone_from(&lock(&self.known));
+        pool
+    }
+
+    /// Returns the runs of the worker that this thread would get.
+    pub(super) fn runs(&self) -> Vec<PastRun> {
+        let seats = lock(&self.seats);
+        let first = rayon::current_thread_index().unwrap_or(0) % seats.all.len();
+        match &seats.all[first] {
+            Place::Free(seat) => seat.history.entries(),
+            Place::Taken | Place::Retired(_) => Vec::new(),
+        }
+    }
+
     /// Returns the seats that were given up: the device of each, and the reason.
     pub fn retired(&self) -> Vec<String> {
         let retired = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };

@@ -29,6 +29,7 @@ pub use table::{
     SizesError, Table, TableError,
 };
 
+use crate::finding::Earlier;
 use crate::profile;
 
 /// A word from this program's own vocabulary.
@@ -186,7 +187,16 @@ pub trait Host {
 
     /// Returns the devices that ran something.
     fn devices(&self) -> Vec<DeviceRuns>;
+
+    /// Returns what the process has run that served this thread last; `None` where that is not kept.
+    fn recall(&self) -> Option<Recall> {
+        None
+    }
 }
+
+/// The runs that a process has made, which are written out only if somebody asks. Runs of the same problem one after
+/// the other are one.
+pub type Recall = Box<dyn FnOnce() -> Vec<Earlier> + Send>;
 
 /// A device, and the number of runs on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
