@@ -11,9 +11,11 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use seamproof::worker;
+use seamproof::backends;
+use seamproof::worker::{self, frame, message};
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::subject::Table;
+use seamproof_judge::values;
 use seamproof_oracle::{Pass, Problem, ProblemFields, Run, Sequence};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -243,6 +245,82 @@ fn a_python_that_is_not_there_is_named() {
     }
     let nowhere = place.command(&["run", "--backend", &backend]).env("PATH", "").output().expect("it runs");
     assert!(said(&nowhere).contains("there is no Python"), "{}", said(&nowhere));
+}
+
+/// Test that a result which is wrong only after another run is stored with that run, and replays; and that nothing is
+/// promised about one that is not seen again.
+#[test]
+fn a_wrong_result_is_looked_at_again_in_a_fresh_worker() {
+    let place = Place::new();
+    let run = |fault: &str, when: &str, cases: &str| {
+        let mock = place.mock(fault, when);
+        let usual = ["run", "--backend", &mock, "--cases", cases, "--seed", "1", "--workers", "1", "--jobs", "1"];
+        place.run(&usual)
+    };
+    let output = run("history", "always", "12");
+    let told = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(code(&output), 2, "{told}");
+    assert!(told.contains("alone in a fresh worker it is right; it fails after 1 of the"), "{told}");
+    let findings = fs::read_dir(place.path().join("seamproof.out/findings")).expect("the findings");
+    let files = findings.map(|entry| entry.expect("a file").path());
+    let cases = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let cases: Vec<Case> = cases.map(|path| Case::load(&path).expect("a case")).collect();
+    let needs = cases.iter().find(|case| case.before.len() == 1).expect("a case with the run that it needs");
+    assert!(needs.before[0].problem.softmax.softcap.is_some());
+    let again = place.run(&["replay", "seamproof.out", "--workers", "1"]);
+    assert_eq!(code(&again), 2, "{}", said(&again));
+    let output = run("wrong", "40", "30");
+    let told = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(code(&output), 2, "{told}");
+    assert!(told.contains("replay: none, as it was not seen to fail again: not reproducible alone"), "{told}");
+}
+
+/// Measurement of the protocol: a small run on a worker in Python that computes nothing, and 100 MB from one process
+/// to another.
+#[test]
+#[ignore = "a measurement: run it alone, with --nocapture"]
+fn what_the_protocol_costs() {
+    let place = Place::new();
+    let backend = backends::by_name(&place.mock("idle", "always"), &Default::default()).expect("it opens");
+    let best = |problem: &Problem, count: usize| {
+        let inputs = values::inputs(problem);
+        let once = |_| {
+            let start = Instant::now();
+            let _ = backend.run(problem, &inputs);
+            start.elapsed()
+        };
+        (0..count).map(once).min().expect("a time")
+    };
+    eprintln!("a small run: {:?}", best(&small(|fields| fields.pass = Pass::Forward), 300));
+    let large = small(|fields| {
+        (fields.rows.q, fields.rows.kv, fields.pass) = (5000, 5000, Pass::Forward);
+        (fields.heads.q, fields.heads.kv) = (16, 2);
+        (fields.dims.qk, fields.dims.v) = (256, 8);
+    });
+    let bytes = message::encode_run(&large, &values::inputs(&large));
+    eprintln!("{} MB there and {} MB back: {:?}", bytes.len() >> 20, 4 * 5000 * 16 * 8 >> 20, best(&large, 5));
+    let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
+    let times = std::thread::scope(|scope| {
+        let reading = scope.spawn(move || {
+            let mut ends = Vec::new();
+            while frame::read(&mut reader, frame::BODY_MAX).is_ok() {
+                ends.push(Instant::now());
+            }
+            ends
+        });
+        let starts: Vec<Instant> = (0..5)
+            .map(|sequence| {
+                let start = Instant::now();
+                frame::write(&mut writer, frame::Kind::Run, sequence, &bytes).expect("it is written");
+                std::thread::sleep(Duration::from_millis(200));
+                start
+            })
+            .collect();
+        drop(writer);
+        let ends = reading.join().expect("it reads");
+        starts.into_iter().zip(ends).map(|(start, end)| end - start).min()
+    });
+    eprintln!("{} MB one way between two threads of this program: {times:?}", bytes.len() >> 20);
 }
 
 /// Test that the other commands take such a subject, with a fault at its call too.

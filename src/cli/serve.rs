@@ -322,7 +322,9 @@ fn tell(args: &Args, called: Option<&Called>, outcome: Outcome) -> Result<Exit, 
         missed: outcome.missed,
         trouble: outcome.trouble,
         ended,
-        declared: ready.declared.unwrap_or(Value::Null),
+        declared: called.map_or(Value::Null, |called| {
+            serde_json::to_value(called.declaration()).unwrap_or(Value::Null)
+        }),
         versions: ready.versions,
         text: text.clone(),
     };
