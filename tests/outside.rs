@@ -8,11 +8,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use seamproof::backends;
-use seamproof::worker::{self, frame, message};
+use seamproof::worker::{self, Pool, Settings, frame, message};
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::subject::Table;
 use seamproof_judge::values;
@@ -61,7 +62,8 @@ impl Place {
     /// Stores a small case, and returns its name.
     fn case(&self, edit: impl FnOnce(&mut ProblemFields)) -> &'static str {
         let subject = Subject { name: "emulated".into(), options: Default::default() };
-        fs::write(self.path().join("case.json"), Case::new(subject, 0, small(edit)).to_json()).expect("a file");
+        fs::write(self.path().join("case.json"), Case::new(subject, 0, small(edit)).to_json())
+            .expect("a file");
         "case.json"
     }
 
@@ -125,13 +127,15 @@ fn a_right_worker_holds_in_a_campaign() {
     for (fault, when) in [("print", "always"), ("flood-stderr", "7"), ("none", "always")] {
         let place = Place::new();
         let mock = place.mock(fault, when);
-        let usual = ["run", "--backend", &mock, "--cases", "30", "--seed", "1", "--jobs", "2", "--workers", "1"];
+        let usual =
+            ["run", "--backend", &mock, "--cases", "30", "--seed", "1", "--jobs", "2", "--workers", "1"];
         let output = place.run(&usual);
         let said = said(&output);
         // Thirty cases are too few for most floors of the census.
         assert_eq!(code(&output), 4, "{said}");
         assert!(said.contains("cases     30 · held 30 ·"), "{fault}: {said}");
-        let runs = said.lines().find(|line| line.starts_with("device    0: ") && line.ends_with("runs · python"));
+        let runs =
+            said.lines().find(|line| line.starts_with("device    0: ") && line.ends_with("runs · python"));
         assert!(runs.is_some(), "{said}");
     }
 }
@@ -181,7 +185,10 @@ fn a_subject_that_does_not_open_is_an_error() {
         ("undeclared", "its worker declares nothing"),
         ("nonsense", "the declaration's softcaps: unknown field"),
         ("not-json", "key must be a string"),
-        ("closed", "ImportError: no such kernel\n  Traceback (most recent call last):\n    File \"kernel.py\", line 1\n"),
+        (
+            "closed",
+            "ImportError: no such kernel\n  Traceback (most recent call last):\n    File \"kernel.py\", line 1\n",
+        ),
         ("dead", "exit code 1; its stderr ends: the mock is dead"),
         ("never-reads", "did not start in 2s"),
     ];
@@ -190,7 +197,10 @@ fn a_subject_that_does_not_open_is_an_error() {
         let output = place.run(&["run", "--backend", &mock, "--cases", "3", "--start-deadline", "2s"]);
         let said = said(&output);
         assert_eq!(code(&output), 1, "{fault}: {said}");
-        assert!(said.starts_with("error: --backend: exec:python3 ") && said.contains(words), "{fault}: {said}");
+        assert!(
+            said.starts_with("error: --backend: exec:python3 ") && said.contains(words),
+            "{fault}: {said}"
+        );
         assert!(!place.path().join("seamproof.out").exists(), "{fault}");
     }
     for wrong in ["exec:", "exec:no-such-program", "exec:python3 'x", "exec:true"] {
@@ -207,7 +217,10 @@ fn a_python_file_is_a_subject() {
     let broken = place.path().join("broken.py");
     fs::write(&broken, "import numpee\n").expect("a file");
     let run = |backend: &str, more: &[&str]| {
-        place.run(&[&["run", "--backend", backend, "--cases", "40", "--seed", "2", "--workers", "1"], more].concat())
+        place.run(
+            &[&["run", "--backend", backend, "--cases", "40", "--seed", "2", "--workers", "1"], more]
+                .concat(),
+        )
     };
     let right = run(&format!("python:{kernels}:Right"), &[]);
     assert!(said(&right).contains("held 37 · refused 0 · malformed 3 · failed 0"), "{}", said(&right));
@@ -219,7 +232,10 @@ fn a_python_file_is_a_subject() {
     for (backend, words) in [
         (format!("python:{kernels}"), "has 2 subjects; name one of Right, Short"),
         (format!("python:{kernels}:Wrong"), "has no subject Wrong; it has Right, Short"),
-        (format!("python:{}", broken.display()), "ModuleNotFoundError: No module named 'numpee'\n  Traceback"),
+        (
+            format!("python:{}", broken.display()),
+            "ModuleNotFoundError: No module named 'numpee'\n  Traceback",
+        ),
         ("python:none.py".to_owned(), "there is no file none.py"),
         ("python:".to_owned(), "write python:FILE or python:FILE:NAME"),
         (format!("python:{kernels}:Right:tile"), "write python:FILE or python:FILE:NAME"),
@@ -238,7 +254,9 @@ fn a_python_that_is_not_there_is_named() {
         let mut command = place.command(&["run", "--backend", &backend, "--cases", "3"]);
         command.env("SEAMPROOF_PYTHON", python).output().expect("the program runs")
     };
-    for (python, words) in [("no-such-python", "no-such-python cannot be started"), ("false", "is no Python that runs")] {
+    for (python, words) in
+        [("no-such-python", "no-such-python cannot be started"), ("false", "is no Python that runs")]
+    {
         let output = started(python);
         assert_eq!(code(&output), 1, "{}", said(&output));
         assert!(said(&output).contains(words), "{}", said(&output));
@@ -254,10 +272,11 @@ fn a_wrong_result_is_looked_at_again_in_a_fresh_worker() {
     let place = Place::new();
     let run = |fault: &str, when: &str, cases: &str| {
         let mock = place.mock(fault, when);
-        let usual = ["run", "--backend", &mock, "--cases", cases, "--seed", "1", "--workers", "1", "--jobs", "1"];
+        let usual =
+            ["run", "--backend", &mock, "--cases", cases, "--seed", "1", "--workers", "1", "--jobs", "1"];
         place.run(&usual)
     };
-    let output = run("history", "always", "12");
+    let output = run("history", "always", "5");
     let told = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(code(&output), 2, "{told}");
     assert!(told.contains("alone in a fresh worker it is right; it fails after 1 of the"), "{told}");
@@ -272,7 +291,10 @@ fn a_wrong_result_is_looked_at_again_in_a_fresh_worker() {
     let output = run("wrong", "40", "30");
     let told = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(code(&output), 2, "{told}");
-    assert!(told.contains("replay: none, as it was not seen to fail again: not reproducible alone"), "{told}");
+    assert!(
+        told.contains("replay: none, as it was not seen to fail again: not reproducible alone"),
+        "{told}"
+    );
 }
 
 /// Measurement of the protocol: a small run on a worker in Python that computes nothing, and 100 MB from one process
@@ -281,7 +303,9 @@ fn a_wrong_result_is_looked_at_again_in_a_fresh_worker() {
 #[ignore = "a measurement: run it alone, with --nocapture"]
 fn what_the_protocol_costs() {
     let place = Place::new();
-    let backend = backends::by_name(&place.mock("idle", "always"), &Default::default()).expect("it opens");
+    let pool = Arc::new(Pool::new(Settings { workers: Some(1), ..Settings::default() }));
+    let idle = backends::in_pool(&place.mock("idle", "always"), &Default::default(), pool);
+    let backend = idle.expect("it opens");
     let best = |problem: &Problem, count: usize| {
         let inputs = values::inputs(problem);
         let once = |_| {
@@ -298,7 +322,12 @@ fn what_the_protocol_costs() {
         (fields.dims.qk, fields.dims.v) = (256, 8);
     });
     let bytes = message::encode_run(&large, &values::inputs(&large));
-    eprintln!("{} MB there and {} MB back: {:?}", bytes.len() >> 20, 4 * 5000 * 16 * 8 >> 20, best(&large, 5));
+    eprintln!(
+        "{} MB there and {} MB back: {:?}",
+        bytes.len() >> 20,
+        4 * 5000 * 16 * 8 >> 20,
+        best(&large, 5)
+    );
     let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
     let times = std::thread::scope(|scope| {
         let reading = scope.spawn(move || {
@@ -341,7 +370,8 @@ fn every_command_takes_a_subject_outside() {
     assert_eq!(code(&output), 0, "{}", said(&output));
     let output = place.run(&["calibrate", &right, "--cases", "4"]);
     assert_eq!(code(&output), 0, "{}", said(&output));
-    let score = ["faults", "--score", "--backend", &right, "--only", "call-scale-off", "--quick", "--workers", "1"];
+    let score =
+        ["faults", "--score", "--backend", &right, "--only", "call-scale-off", "--quick", "--workers", "1"];
     let output = place.run(&score);
     assert_eq!(code(&output), 0, "{}", said(&output));
     fs::create_dir(place.path().join("regressions")).expect("a folder");
@@ -398,7 +428,8 @@ fn number(field: &Value) -> u64 {
 #[test]
 fn a_process_has_its_own_subject_judged() {
     let place = Place::new();
-    let (output, summary) = served(&place, "none", "always", &["--cases", "30", "--seed", "1", "--text", "text"]);
+    let (output, summary) =
+        served(&place, "none", "always", &["--cases", "30", "--seed", "1", "--text", "text"]);
     assert_eq!((code(&output), text(&summary["outcome"])), (4, "too-little-run"), "{}", said(&output));
     assert_eq!((number(&summary["held"]), number(&summary["exit"]), text(&summary["seed"])), (30, 4, "0x1"));
     assert!(summary["declared"]["table"]["softcap"].as_bool().expect("the table"));
@@ -431,7 +462,9 @@ fn the_end_of_the_calling_process_is_the_end_of_the_campaign() {
     let (_, summary) = served(&place, "shapes", "5", &options);
     assert_eq!((text(&summary["outcome"]), number(&summary["failed"])), ("crash", 1), "{summary}");
     assert!(text(&summary["ended"]).contains("garbage"), "{summary}");
-    for (fault, words) in [("undeclared", "declares nothing"), ("version", "version 1"), ("closed", "no such kernel")] {
+    for (fault, words) in
+        [("undeclared", "declares nothing"), ("version", "version 1"), ("closed", "no such kernel")]
+    {
         let (output, summary) = served(&place, fault, "always", &options);
         assert_eq!((code(&output), text(&summary["outcome"])), (1, "input"), "{fault}: {summary}");
         assert!(text(&summary["trouble"][0]).contains(words), "{fault}: {summary}");

@@ -128,7 +128,10 @@ fn find_python() -> Result<Python, String> {
     let program = match &named {
         Some(program) => program.clone(),
         None => on_path().ok_or_else(|| {
-            format!("there is no Python: neither {} is on the PATH; name one with {PYTHON_VARIABLE}", PYTHONS.join(" nor "))
+            format!(
+                "there is no Python: neither {} is on the PATH; name one with {PYTHON_VARIABLE}",
+                PYTHONS.join(" nor ")
+            )
         })?,
     };
     let shown = program.display();
@@ -282,7 +285,8 @@ mod tests {
 
     #[test]
     fn an_error_is_a_line_and_its_traceback_stands_behind_it() {
-        let traceback = "Traceback (most recent call last):\n  File \"k.py\", line 1\nModuleNotFoundError: no x";
+        let traceback =
+            "Traceback (most recent call last):\n  File \"k.py\", line 1\nModuleNotFoundError: no x";
         let told = error(traceback);
         assert_eq!(told.to_string(), "exec:x: ModuleNotFoundError: no x");
         assert_eq!(told.detail, "Traceback (most recent call last):\n  File \"k.py\", line 1");
@@ -293,10 +297,13 @@ mod tests {
 
     #[test]
     fn a_command_is_split_as_a_shell_splits_it() {
-        let WorkerCommand { program, arguments, .. } = command("exec:./w --name 'a b' x:y=z").expect("a command");
+        let WorkerCommand { program, arguments, .. } =
+            command("exec:./w --name 'a b' x:y=z").expect("a command");
         assert_eq!(program, Some("./w".into()));
         assert_eq!(arguments, ["--name", "a b", "x:y=z"]);
-        for wrong in ["exec:", "exec:  ", "exec:a 'b", "python:", "python::x", "python:a:b:c", "python:no/such.py"] {
+        for wrong in
+            ["exec:", "exec:  ", "exec:a 'b", "python:", "python::x", "python:a:b:c", "python:no/such.py"]
+        {
             assert!(command(wrong).is_err(), "{wrong}");
         }
     }

@@ -81,10 +81,13 @@ pub(super) fn stays(subjects: &dyn Subjects, case: &Case, finding: &Finding) -> 
 fn in_this_process(subjects: &dyn Subjects, case: &Case, finding: &Finding) -> Confirmation {
     let Ok(backend) = subjects.backend(&case.subject.options) else { return Confirmation::Alone };
     // A process that is gone shows nothing more.
-    if backend.ready().is_err() || same_failure(finding, evaluate(backend.as_ref(), &case.problem)).is_some() {
+    if backend.ready().is_err() || same_failure(finding, evaluate(backend.as_ref(), &case.problem)).is_some()
+    {
         return Confirmation::Alone;
     }
-    Confirmation::Never("not seen again: a second look in this process shows nothing; seen 1 of 2 times in all".into())
+    Confirmation::Never(
+        "not seen again: a second look in this process shows nothing; seen 1 of 2 times in all".into(),
+    )
 }
 
 /// Whether a case fails in a fresh worker after these runs.

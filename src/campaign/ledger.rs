@@ -365,7 +365,11 @@ impl<'a> Ledger<'a> {
                 let small = self.minimised(case.clone(), &finding);
                 let shown = small.found.as_ref().map_or(&finding, |found| &found.finding);
                 // The worker that shrank the case may have been spoilt on the way.
-                if small.problem == case.problem || confirm::stays(subjects, &small, shown) { small } else { case }
+                if small.problem == case.problem || confirm::stays(subjects, &small, shown) {
+                    small
+                } else {
+                    case
+                }
             }
             Confirmation::After(before, how) => {
                 finding.what = format!("{}; {how}", finding.what);

@@ -14,8 +14,8 @@ use super::options::{duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::{CliError, progress, worker};
 use crate::campaign::Registered;
-use crate::worker::end_all;
 use crate::nightly::{Known, Night, Orders, Report, Watch, regressions_of};
+use crate::worker::end_all;
 
 /// Subjects that a night looks for where none is named.
 const SUBJECTS: [&str; 2] = ["emulated", "cuda"];

@@ -13,8 +13,8 @@ use crate::campaign::{
     self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
     Summary, Tone,
 };
-use crate::worker::end_all;
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
+use crate::worker::end_all;
 use seamproof_judge::generate::Profile;
 
 /// Time of a campaign that neither cases nor time limit.

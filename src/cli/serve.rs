@@ -15,7 +15,9 @@ use super::options::{duration, positive_duration, random_seed, seed};
 use super::output::note;
 use super::run::stopped_by_signals;
 use crate::backends::Called;
-use crate::campaign::{self, Canary, Control, Distinct, Event, Logs, Observer, Plan, Shard, Sinks, Start, Summary, Tone};
+use crate::campaign::{
+    self, Canary, Control, Distinct, Event, Logs, Observer, Plan, Shard, Sinks, Start, Summary, Tone,
+};
 use crate::record::{RunDir, write_whole};
 use crate::worker::{Caller, Deadlines};
 use seamproof_judge::case::{Case, Found};
@@ -146,7 +148,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let stop = Arc::clone(&control);
     let called = match Called::open(&args.name, caller, Box::new(move || stop.stop())) {
         Ok(called) => called,
-        Err(what) => return tell(args, None, Outcome { exit: Some(Exit::Input), ..Outcome::of_error(&what) }),
+        Err(what) => {
+            return tell(args, None, Outcome { exit: Some(Exit::Input), ..Outcome::of_error(&what) });
+        }
     };
     let outcome = match cases.is_empty() {
         true => drawn(args, &called, &control)?,
@@ -241,7 +245,8 @@ fn of_canary(canary: &Canary, was_stopped: bool) -> Outcome {
         true if was_stopped => Exit::TooLittle,
         true => Exit::CanaryMissed,
     };
-    let missed = if was_stopped { vec!["interrupted before the canary was found".to_owned()] } else { Vec::new() };
+    let missed =
+        if was_stopped { vec!["interrupted before the canary was found".to_owned()] } else { Vec::new() };
     Outcome { exit: Some(exit), missed, trouble: canary.infrastructure.clone(), ..Outcome::default() }
 }
 
@@ -322,9 +327,8 @@ fn tell(args: &Args, called: Option<&Called>, outcome: Outcome) -> Result<Exit, 
         missed: outcome.missed,
         trouble: outcome.trouble,
         ended,
-        declared: called.map_or(Value::Null, |called| {
-            serde_json::to_value(called.declaration()).unwrap_or(Value::Null)
-        }),
+        declared: called
+            .map_or(Value::Null, |called| serde_json::to_value(called.declaration()).unwrap_or(Value::Null)),
         versions: ready.versions,
         text: text.clone(),
     };

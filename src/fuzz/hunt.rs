@@ -90,10 +90,10 @@ impl Hunter {
     /// there is one. An unknown subject or fault ends the process, because a target that hunts nothing must not pass.
     pub fn from_environment() -> Hunter {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let named = variable(BACKEND_VARIABLE).map(|text| (BACKEND_VARIABLE, Hunter::named(&text, &folder())));
-        let (variable, hunter) = named.unwrap_or_else(|| {
-            (FAULT_VARIABLE, Hunter::new(variable(FAULT_VARIABLE).as_deref(), &folder()))
-        });
+        let named =
+            variable(BACKEND_VARIABLE).map(|text| (BACKEND_VARIABLE, Hunter::named(&text, &folder())));
+        let (variable, hunter) = named
+            .unwrap_or_else(|| (FAULT_VARIABLE, Hunter::new(variable(FAULT_VARIABLE).as_deref(), &folder())));
         hunter.unwrap_or_else(|what| panic_any(Told(format!("{variable}: {what}"))))
     }
 
@@ -225,7 +225,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let named = |text: &str| Hunter::named(text, folder.path());
         named("emulated~call-scale-off:q_tile=4,kv_tile=4").expect("a subject");
-        for (wrong, words) in [("emulate", "unknown backend"), ("emulated:tile", "no list"), ("exec:", "no command")] {
+        for (wrong, words) in
+            [("emulate", "unknown backend"), ("emulated:tile", "no list"), ("exec:", "no command")]
+        {
             assert!(named(wrong).err().expect("it is none").contains(words), "{wrong}");
         }
     }

@@ -71,7 +71,8 @@ impl Caller {
         let (answers, requests) = pipes()?;
         // Without this, writing more than the pipe has room for would wait for the worker, whatever the deadline.
         ioctl_fionbio(&requests, true)?;
-        let session = Session::over(Box::new(Calling { answers, requests, watch: Watch::default() }), deadlines);
+        let session =
+            Session::over(Box::new(Calling { answers, requests, watch: Watch::default() }), deadlines);
         Ok(Caller { session: Mutex::new(session), ended: Mutex::new(None) })
     }
 
@@ -115,7 +116,9 @@ fn error_of(Death { ending, said }: Death) -> RunError {
         // The device ran out of memory. A subject is not at fault for memory that others hold.
         Cause::OutOfMemory => RunError::OutOfMemory(said),
         // It did not even begin with the run.
-        Cause::Failed if ending.after.is_none() => RunError::Infrastructure(format!("between two runs{said}")),
+        Cause::Failed if ending.after.is_none() => {
+            RunError::Infrastructure(format!("between two runs{said}"))
+        }
         _ => {
             let what = format!("and not tried again: there is no other process with this subject{said}");
             RunError::Ended(Box::new(Ended { ending, what, before: Vec::new() }))

@@ -7,7 +7,7 @@
 
 use std::io::{self, Read, Write};
 
-use blake2b_simd::Params;
+use blake2b_simd::{Params, State};
 
 /// First bytes of every frame, before the version.
 const MAGIC: [u8; 3] = *b"SMP";
@@ -27,6 +27,8 @@ pub const BODY_MAX: u64 = 1 << 30;
 pub const TEXT_BODY_MAX: u64 = 1 << 20;
 /// Number of bytes that are reserved for a body before they arrive.
 const ROOM: u64 = 1 << 20;
+/// Number of bytes of a body that are read and hashed at once.
+const PIECE: u64 = 1 << 18;
 /// Largest size of a frame that is written at once.
 const AT_ONCE: usize = 1 << 16;
 
@@ -112,16 +114,16 @@ fn head(kind: Kind, sequence: u64, body: &[u8]) -> [u8; HEAD] {
     head[OPENING] = kind as u8;
     head[8..16].copy_from_slice(&sequence.to_le_bytes());
     head[16..PREFIX].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    let digest = digest(&head[..PREFIX], body);
-    head[PREFIX..].copy_from_slice(&digest);
+    let digest = hash(&head[..PREFIX]).update(body).finalize();
+    head[PREFIX..].copy_from_slice(digest.as_bytes());
     head
 }
 
-fn digest(prefix: &[u8], body: &[u8]) -> [u8; DIGEST] {
-    let mut digest = [0; DIGEST];
-    let hash = Params::new().hash_length(DIGEST).to_state().update(prefix).update(body).finalize();
-    digest.copy_from_slice(hash.as_bytes());
-    digest
+/// Returns the hash of a frame that begins with these bytes.
+fn hash(prefix: &[u8]) -> State {
+    let mut hash = Params::new().hash_length(DIGEST).to_state();
+    hash.update(prefix);
+    hash
 }
 
 /// Reads the next frame, whose body may have at most `limit` bytes, and no more than its kind allows.
@@ -129,10 +131,12 @@ pub fn read(input: &mut dyn Read, limit: u64) -> Result<Frame, FrameError> {
     let mut head = [0; HEAD];
     // A frame of another version may be shorter than this head, so its version is looked at before more is awaited.
     input.read_exact(&mut head[..OPENING]).map_err(ended)?;
-    if let Some(version) = head.strip_prefix(&MAGIC).map(|rest| rest[0]).filter(|version| *version != VERSION) {
+    if let Some(version) = head.strip_prefix(&MAGIC).map(|rest| rest[0]).filter(|version| *version != VERSION)
+    {
         return Err(FrameError::Version(version));
     }
-    let noise = |seen: &[u8]| FrameError::Garbage(format!("it begins with {:?}", seen.escape_ascii().to_string()));
+    let noise =
+        |seen: &[u8]| FrameError::Garbage(format!("it begins with {:?}", seen.escape_ascii().to_string()));
     if !head.starts_with(&MAGIC) {
         return Err(noise(&head[..OPENING]));
     }
@@ -141,18 +145,25 @@ pub fn read(input: &mut dyn Read, limit: u64) -> Result<Frame, FrameError> {
     if prefix[OPENING + 1..8] != [0; 3] {
         return Err(noise(&prefix[..8]));
     }
-    let kind = Kind::of(prefix[OPENING]).ok_or_else(|| FrameError::Garbage(format!("kind {}", prefix[OPENING])))?;
+    let kind =
+        Kind::of(prefix[OPENING]).ok_or_else(|| FrameError::Garbage(format!("kind {}", prefix[OPENING])))?;
     let (sequence, length) = (number(&prefix[8..16]), number(&prefix[16..]));
     let limit = limit.min(kind.body_max());
     if length > limit {
         return Err(FrameError::Garbage(format!("a body of {length} bytes; at most {limit} are taken")));
     }
     let mut body = Vec::with_capacity(length.min(ROOM) as usize);
-    let got = input.take(length).read_to_end(&mut body)? as u64;
-    if got < length {
-        return Err(FrameError::Ended);
+    let mut hash = hash(prefix);
+    // Each piece is hashed while it is in the cache, and while the other side writes the next one.
+    while (body.len() as u64) < length {
+        let start = body.len();
+        let piece = PIECE.min(length - start as u64);
+        if (&mut *input).take(piece).read_to_end(&mut body)? as u64 != piece {
+            return Err(FrameError::Ended);
+        }
+        hash.update(&body[start..]);
     }
-    if digest(prefix, &body) != expected {
+    if hash.finalize().as_bytes() != expected {
         return Err(FrameError::Digest);
     }
     Ok(Frame { kind, sequence, body })
@@ -224,8 +235,9 @@ mod tests {
             bytes[3] = version;
             for kept in [4, 10, bytes.len()] {
                 let error = read(&mut &bytes[..kept], BODY_MAX).expect_err("another version");
-                let expected =
-                    format!("the other side speaks version {version} of the worker protocol, and this program version 2");
+                let expected = format!(
+                    "the other side speaks version {version} of the worker protocol, and this program version 2"
+                );
                 assert_eq!(error.to_string(), expected);
             }
         }

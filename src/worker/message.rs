@@ -472,7 +472,8 @@ mod tests {
             assert!(text.len() < TEXT_MAX + 20 && text.ends_with('…'), "{} bytes", text.len());
         }
         let versions = (0..2 * VERSIONS_MAX).map(|index| (format!("{index}{long}"), long.clone())).collect();
-        let ready = decode_ready(&encode(&Ready { devices: 1, versions, ..Ready::default() })).expect("it is ready");
+        let ready =
+            decode_ready(&encode(&Ready { devices: 1, versions, ..Ready::default() })).expect("it is ready");
         assert_eq!(ready.versions.len(), VERSIONS_MAX);
         assert!(ready.versions.iter().all(|(name, version)| name.len().max(version.len()) <= TEXT_MAX + 3));
     }
@@ -482,7 +483,9 @@ mod tests {
         let costs = Costs { peak_bytes: Some(7), ..Costs::default() };
         assert_eq!(decode_phase(b"\x04{\"peak_bytes\": 7}"), Ok((Phase::Done, costs)));
         assert_eq!(decode_phase(&[4]), Ok((Phase::Done, Costs::default())));
-        for wrong in [&b""[..], b"\x05", b"\x03{}", b"\x04{\"peak_bytes\": -1}", b"\x04{\"bytes\": 1}", b"\x04x"] {
+        for wrong in
+            [&b""[..], b"\x05", b"\x03{}", b"\x04{\"peak_bytes\": -1}", b"\x04{\"bytes\": 1}", b"\x04x"]
+        {
             assert!(decode_phase(wrong).is_err(), "{wrong:?}");
         }
     }

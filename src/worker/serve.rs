@@ -231,7 +231,10 @@ mod tests {
         let phases = frames[1..].iter().filter(|frame| frame.kind == Kind::Phase);
         let phases: Vec<Phase> =
             phases.map(|frame| message::decode_phase(&frame.body).expect("a phase").0).collect();
-        assert_eq!(phases, Phase::ALL.into_iter().filter(|phase| *phase != Phase::Compiling).collect::<Vec<_>>());
+        assert_eq!(
+            phases,
+            Phase::ALL.into_iter().filter(|phase| *phase != Phase::Compiling).collect::<Vec<_>>()
+        );
         let last = frames.last().expect("an answer");
         assert_eq!((last.kind, last.sequence), (Kind::Outputs, 6));
     }

@@ -145,7 +145,9 @@ impl Session {
                     let outputs = message::decode_outputs(&frame.body).map_err(garbage)?;
                     return Ok(Answer::Outputs(Box::new(outputs)));
                 }
-                Kind::Failed => return message::decode_failed(&frame.body).map(Answer::Failed).map_err(garbage),
+                Kind::Failed => {
+                    return message::decode_failed(&frame.body).map(Answer::Failed).map_err(garbage);
+                }
                 Kind::Ready => {
                     return message::decode_ready(&frame.body).map(Answer::Ready).map_err(garbage);
                 }
