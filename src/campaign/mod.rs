@@ -60,6 +60,7 @@ use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::{Malformed, Profile};
+use seamproof_judge::subject::Host;
 use seamproof_judge::verdict::Verdict;
 
 /// Work of an element, in products.
@@ -238,7 +239,7 @@ impl Worker<'_> {
             }
             Verdict::Finding(finding) => {
                 let case = case_of(self.plan, self.subjects, index, problem);
-                let recall = backend.host().and_then(|host| host.recall());
+                let recall = backend.host().and_then(Host::recall);
                 Judged::Failed(Box::new(Failed { recall, ..self.record(index, case, *finding) }))
             }
         };

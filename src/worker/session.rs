@@ -158,7 +158,7 @@ impl Session {
 
     /// Returns the death of a worker that said why it ends.
     fn dismissed(&mut self, after: Option<Phase>, failure: NoOutputs) -> Death {
-        let stderr = self.peer.take().map(|peer| peer.dismiss()).unwrap_or_default();
+        let stderr = self.peer.take().map(Peer::dismiss).unwrap_or_default();
         let (cause, what) = match failure {
             NoOutputs::OutOfMemory(what) => (Cause::OutOfMemory, what),
             other => (Cause::Failed, other.to_string()),
