@@ -239,7 +239,7 @@ fn a_stopped_campaign_runs_nothing_more_and_says_so() {
 fn the_canary_is_found_and_nothing_else_is_left_behind() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let findings = Findings::create(place.path()).expect("the directory is made");
-    let canary = campaign::canary(&plan(3), &findings, &Control::default());
+    let canary = campaign::canary(&plan(3), &PlantedSubjects::default(), &findings, &Control::default());
     let finding = canary.finding.expect("the canary is found");
     assert!(finding.found.minimal);
     assert_eq!(cases(place.path()).len(), 1);

@@ -48,7 +48,8 @@ impl Asked {
     /// Counts the question.
     pub fn count(&self, census: &mut Census) {
         match self {
-            Asked::Problem(problem) | Asked::Probe(problem) => census.add(problem),
+            Asked::Problem(problem) => census.add_as(problem, true),
+            Asked::Probe(problem) => census.add_as(problem, false),
             Asked::Malformed(malformed) => census.add_malformed(malformed.rule),
         }
     }

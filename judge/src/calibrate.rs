@@ -138,8 +138,8 @@ pub enum CalibrationOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unlockable {
-    /// A capability table that refuses every case.
-    #[error("its capability table refuses all {0} dithered cases: run more, or widen the table")]
+    /// A table that refuses every case.
+    #[error("its table refuses all {0} dithered cases: run more, or widen the table")]
     NoCase(u64),
     /// A subject that tells nothing about its launches.
     #[error(

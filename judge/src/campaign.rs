@@ -14,14 +14,15 @@ use seamproof_oracle::Problem;
 
 use crate::asked::Asked;
 use crate::case::{Case, Found, Subject};
-use crate::census::{Census, MissedFloor};
+use crate::census::{Census, Floors, MissedFloor};
 use crate::evaluate::evaluate;
+use crate::exercise::Exercise;
 use crate::failure::{FailureKey, Symptom, features, same_failure};
 use crate::finding::{Finding, Relation};
 use crate::generate::Profile;
 use crate::prose::{counted, describe};
 use crate::shrink;
-use crate::subject::Backend;
+use crate::subject::{Backend, Declaration};
 use crate::subjects::{Borrowed, MISCALLS, Miscall, Miscalled};
 use crate::values;
 use crate::verdict::Verdict;
@@ -63,7 +64,8 @@ impl Campaign {
 
     /// Judges the subject on every case. A panic of the subject is a finding; a crash takes this process with it.
     pub fn run(&self, subject: &dyn Backend) -> CampaignSummary {
-        let mut summary = CampaignSummary { canary: self.canary(subject), ..CampaignSummary::new(self) };
+        let mut summary = CampaignSummary::new(self, subject.declaration());
+        summary.canary = self.canary(subject);
         for first in (0..self.cases).step_by(BATCH as usize) {
             let batch = first..self.cases.min(first + BATCH);
             let judged: Vec<Judged> =
@@ -89,27 +91,32 @@ impl Campaign {
 
     /// Returns the result for the first wrong call that shows on the problems that the subject takes.
     fn canary(&self, subject: &dyn Backend) -> CanaryOutcome {
-        let calls = MISCALLS.iter().map(|call| self.wrong_call(subject, call));
-        calls.into_iter().find(|canary| *canary != CanaryOutcome::Silent).unwrap_or(CanaryOutcome::Silent)
-    }
-
-    /// Returns the first case on which the judge finds a wrong call of the subject. The call is missed if it shows on
-    /// some case and is found on none.
-    fn wrong_call(&self, subject: &dyn Backend, call: &'static Miscall) -> CanaryOutcome {
+        let inside = |index| self.asked(subject, index).inside();
+        let Some(call) = canary_call(subject, inside) else { return CanaryOutcome::Silent };
         let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
-        let mut shown = false;
-        for index in 0..CANARY_CASES_MAX {
-            let Some(problem) = self.asked(subject, index).inside() else { continue };
-            if !wrong.shows(&problem, &values::inputs(&problem)) {
-                continue;
-            }
-            shown = true;
-            if matches!(evaluate(&wrong, &problem), Verdict::Finding(_)) {
-                return CanaryOutcome::Found { call: call.id, case: index };
+        for case in 0..CANARY_CASES_MAX {
+            let Some(problem) = inside(case) else { continue };
+            if wrong.shows(&problem, &values::inputs(&problem))
+                && matches!(evaluate(&wrong, &problem), Verdict::Finding(_))
+            {
+                return CanaryOutcome::Found { call: call.id, case };
             }
         }
-        if shown { CanaryOutcome::Missed { call: call.id } } else { CanaryOutcome::Silent }
+        CanaryOutcome::Missed { call: call.id }
     }
+}
+
+/// Returns the first wrong call that shows on what a subject takes: it changes the exact answer of one of its first
+/// problems, which `inside` returns by their index.
+pub fn canary_call(
+    subject: &dyn Backend,
+    inside: impl Fn(u64) -> Option<Problem>,
+) -> Option<&'static Miscall> {
+    MISCALLS.iter().find(|call| {
+        let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
+        let mut problems = (0..CANARY_CASES_MAX).filter_map(&inside);
+        problems.any(|problem| wrong.shows(&problem, &values::inputs(&problem)))
+    })
 }
 
 /// Result of one case.
@@ -178,12 +185,14 @@ pub struct CampaignSummary {
     pub internal: Vec<String>,
     /// Counts of the problems drawn.
     pub census: Census,
+    exercise: Exercise,
+    declaration: Declaration,
     profile: Profile,
     shrinks: BTreeMap<Symptom, usize>,
 }
 
 impl CampaignSummary {
-    fn new(campaign: &Campaign) -> CampaignSummary {
+    fn new(campaign: &Campaign, declaration: Declaration) -> CampaignSummary {
         CampaignSummary {
             canary: CanaryOutcome::Silent,
             held: 0,
@@ -193,21 +202,40 @@ impl CampaignSummary {
             unshrunk: 0,
             internal: Vec::new(),
             census: Census::default(),
+            exercise: Exercise::default(),
+            declaration,
             profile: campaign.profile,
             shrinks: BTreeMap::new(),
         }
     }
 
-    /// Whether nothing failed, everything could be judged, some case held, and the judge saw its canary.
+    /// Whether nothing failed, everything could be judged, some case held, the judge saw its canary, and nothing is
+    /// wrong with the subject's adapter.
     pub fn holds(&self) -> bool {
         let canary = matches!(self.canary, CanaryOutcome::Found { .. });
-        canary && self.held > 0 && self.failures.is_empty() && self.internal.is_empty()
+        let right = self.failures.is_empty() && self.internal.is_empty() && self.adapter().is_empty();
+        canary && self.held > 0 && right
     }
 
-    /// Returns the classes of problems that were drawn less often than a campaign over all problems draws them. The
-    /// campaign says little about these.
+    /// Returns what is wrong with the subject's adapter, in words.
+    pub fn adapter(&self) -> Vec<String> {
+        self.exercise.faults(&self.declaration.table)
+    }
+
+    /// Returns the classes of problems that were asked less often than a campaign over the subject's table asks them.
+    /// The campaign says little about these.
     pub fn missed(&self) -> Vec<MissedFloor> {
-        self.census.missed(self.profile)
+        self.census.below(&self.floors())
+    }
+
+    /// Returns the classes of problems that the subject's table keeps out, or makes too rare. The campaign says
+    /// nothing about these.
+    pub fn kept_out(&self) -> Vec<&'static str> {
+        self.floors().kept_out(self.profile)
+    }
+
+    fn floors(&self) -> Floors {
+        Floors::of(&self.declaration, self.profile)
     }
 
     fn add(&mut self, subject: &dyn Backend, judged: Judged) {
@@ -216,6 +244,7 @@ impl CampaignSummary {
         else {
             return;
         };
+        self.exercise.add(&self.declaration.table, &problem, &verdict);
         match verdict {
             Verdict::Pass(margin) => {
                 self.held += 1;
@@ -298,6 +327,7 @@ impl fmt::Display for CampaignSummary {
         if let Some(not_asked) = crate::prose::not_asked(&self.not_asked) {
             writeln!(f, "  {not_asked}")?;
         }
+        self.adapter().iter().try_for_each(|what| writeln!(f, "  adapter: {what}"))?;
         self.internal.iter().try_for_each(|what| writeln!(f, "  not judged: {what}"))?;
         match self.canary {
             CanaryOutcome::Found { call, case } => write!(f, "canary: {call} was found in case {case}"),

@@ -6,6 +6,8 @@
 //! lies lower, out of reach of chance (see [`Class::floor`]). It therefore holds for every seed, and an empty
 //! generator cannot pass.
 //!
+//! A subject's table narrows what a campaign can reach, and its floors follow ([`Floors::of`]).
+//!
 //! Classes consist of *legal* problems, unless they say that they are of refused ones. A legal problem is in one
 //! unscaled 16-bit format, and its algorithm can cut and deal it. Problems outside that, and malformed fields, are
 //! counted separately as well.
@@ -20,10 +22,11 @@ use seamproof_oracle::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::asked::Asked;
 use crate::exact::{Merging, eligible, parts};
-use crate::generate::{Draw, Malformed, Profile};
+use crate::generate::{self, Draw, Malformed, Profile};
 use crate::prose::counted;
-use crate::subject::{Needs, ParallelRule, broken_rule};
+use crate::subject::{Declaration, Needs, ParallelRule, Table, broken_rule};
 use crate::values::{Poison, real_kv_rows, real_q_rows};
 
 /// A kind of problem that campaigns must reach.
@@ -460,7 +463,7 @@ pub struct CensusRow {
 }
 
 /// Line for well-formed problems that are not legal.
-const OUTSIDE: &str = "outside the capability table";
+const OUTSIDE: &str = "outside the table";
 /// Beginning of the lines for malformed fields.
 const MALFORMED: &str = "malformed: ";
 
@@ -482,9 +485,13 @@ impl Census {
         }
     }
 
-    /// Counts a well-formed problem.
+    /// Counts a well-formed problem. It is legal if the emulated kernel takes it.
     pub fn add(&mut self, problem: &Problem) {
-        let legal = is_legal(problem);
+        self.add_as(problem, is_legal(problem));
+    }
+
+    /// Counts a problem that a subject takes, or, if it is not legal, one that the subject must refuse.
+    pub(crate) fn add_as(&mut self, problem: &Problem, legal: bool) {
         for class in CLASSES.iter().filter(|class| class.has(problem, legal)) {
             increment(&mut self.classes, class.name, 1);
         }
@@ -582,12 +589,18 @@ impl Census {
         self.malformed.get(rule).copied().unwrap_or(0)
     }
 
-    /// Returns the classes below their floors, including the two classes of illegal cases.
+    /// Returns the classes below their floors in a campaign over all problems, including the two classes of illegal
+    /// cases.
     pub fn missed(&self, profile: Profile) -> Vec<MissedFloor> {
+        self.below(&Floors::of_profile(profile))
+    }
+
+    /// Returns the classes below these floors.
+    pub fn below(&self, floors: &Floors) -> Vec<MissedFloor> {
         let total = self.total();
-        let classes =
-            CLASSES.iter().map(|class| (class.name, self.count(class.name), class.floor(profile, total)));
-        let refused = [OUTSIDE_CLASS, MALFORMED_CLASS].map(|class| class.floor(profile, total));
+        let classes = CLASSES.iter().zip(&floors.classes);
+        let classes = classes.map(|(class, &rate)| (class.name, self.count(class.name), floor(rate, total)));
+        let refused = [floors.outside, floors.malformed].map(|rate| floor(rate, total));
         classes
             .chain([
                 (OUTSIDE, self.outside, refused[0]),
@@ -596,6 +609,70 @@ impl Census {
             .filter(|(_, count, floor)| count < floor)
             .map(|(class, count, floor)| MissedFloor { class: class.to_owned(), count, floor })
             .collect()
+    }
+}
+
+/// Least rates that the classes must have among the cases of a campaign, in tenths of a percent.
+///
+/// A table keeps some classes out, and makes others rarer. How much rarer is measured on the same draws, with and
+/// without the table; a class that becomes too rare for a thousand cases is not asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Floors {
+    /// Rate of each class, in the order of [`CLASSES`].
+    classes: Vec<u16>,
+    outside: u16,
+    malformed: u16,
+}
+
+/// Number of draws on which floors of a table are measured.
+const MEASURED: u64 = 1500;
+/// Least rate of a class that is asked for. A thousand cases without a member are out of reach of chance.
+const RATE_MIN: u16 = 12;
+
+impl Floors {
+    /// Returns the floors of a campaign over all problems of a profile.
+    pub fn of_profile(profile: Profile) -> Floors {
+        let rate = |class: &Class| class.rates[profile as usize];
+        Floors {
+            classes: CLASSES.iter().map(rate).collect(),
+            outside: rate(&OUTSIDE_CLASS),
+            malformed: rate(&MALFORMED_CLASS),
+        }
+    }
+
+    /// Returns the floors of a campaign over the problems that a subject is asked.
+    pub fn of(declaration: &Declaration, profile: Profile) -> Floors {
+        let whole = Floors::of_profile(profile);
+        let table = Table { statistics: Table::widest().statistics, ..declaration.table.clone() };
+        if declaration.refuses && table == Table::widest() {
+            return whole;
+        }
+        let (mut drawn, mut asked) = (Census::default(), Census::default());
+        let limits = profile.limits();
+        for index in 0..MEASURED {
+            drawn.add_draw(&generate::draw(0, index, &limits));
+            Asked::drawn(0, index, &limits, declaration).count(&mut asked);
+        }
+        let rarer = |rate: u16, drawn: u64, asked: u64| match asked < drawn {
+            true => {
+                Some((u64::from(rate) * asked / drawn) as u16).filter(|rate| *rate >= RATE_MIN).unwrap_or(0)
+            }
+            false => rate,
+        };
+        let class =
+            |(class, &rate): (&Class, &u16)| rarer(rate, drawn.count(class.name), asked.count(class.name));
+        Floors {
+            classes: CLASSES.iter().zip(&whole.classes).map(class).collect(),
+            outside: rarer(whole.outside, drawn.outside, asked.outside),
+            malformed: whole.malformed,
+        }
+    }
+
+    /// Returns the classes that are asked for in a campaign over all problems, but not here.
+    pub fn kept_out(&self, profile: Profile) -> Vec<&'static str> {
+        let whole = Floors::of_profile(profile);
+        let classes = CLASSES.iter().zip(self.classes.iter().zip(&whole.classes));
+        classes.filter(|(_, (own, all))| **own == 0 && **all > 0).map(|(class, _)| class.name).collect()
     }
 }
 

@@ -20,7 +20,7 @@
 //! | [`ladder`], [`identity`] | the judge: its rungs, and relations between results of the subject alone |
 //! | [`finding`], [`verdict`], [`failure`] | the judge's answers |
 //! | [`shrink`], [`strategy`] | from a failing problem to a small one, alone and as a proptest strategy |
-//! | [`campaign`] | a whole campaign in memory |
+//! | [`campaign`], [`exercise`] | a whole campaign in memory, and what it showed of a subject's table |
 //! | [`calibrate`], [`profile`] | what a subject rounds, found from outside and locked |
 //! | [`case`](mod@case), [`files`], [`prose`] | what is stored, and how it reads |
 
@@ -34,6 +34,7 @@ pub mod case;
 pub mod census;
 pub mod evaluate;
 pub mod exact;
+pub mod exercise;
 pub mod failure;
 pub mod files;
 pub mod finding;

@@ -119,6 +119,7 @@ mod tests {
     use proptest::test_runner::{Config, TestCaseError, TestError};
 
     use super::*;
+    use crate::subject::{MaskForm, Sizes};
 
     fn runner() -> TestRunner {
         TestRunner::new(Config { failure_persistence: None, max_shrink_iters: u32::MAX, ..Config::default() })
@@ -134,6 +135,25 @@ mod tests {
         let Err(TestError::Fail(reason, smallest)) = result else { panic!("{result:?}") };
         assert_eq!(reason.message(), "1 pairs");
         assert_eq!((smallest.sequences.len(), smallest.tokens(), smallest.elements()), (1, 1, 4));
+    }
+
+    #[test]
+    fn what_is_inside_a_table_shrinks_inside() {
+        let mut table = Table::widest();
+        table.masks.forms = vec![MaskForm::CausalWindow];
+        table.lengths.empty_kv = false;
+        table.dims.qk = Sizes::only(16);
+        let inside = table.clone();
+        let test = move |problem: Problem| {
+            assert_eq!(inside.refusal(&problem), None, "{problem:?}");
+            match problem.group() {
+                1 => Ok(()),
+                group => Err(TestCaseError::fail(format!("a group of {group}"))),
+            }
+        };
+        let result = runner().run(&problems_for(&table, Limits::quick()), test);
+        let Err(TestError::Fail(reason, smallest)) = result else { panic!("{result:?}") };
+        assert_eq!((reason.message(), smallest.dims.qk, smallest.sequences.len()), ("a group of 2", 16, 0));
     }
 
     #[test]

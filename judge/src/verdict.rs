@@ -166,7 +166,7 @@ pub enum Verdict {
     Pass(Box<Margin>),
     /// Malformed fields, refused by the rule that they break.
     RefusedMalformed(&'static str),
-    /// A refusal, exactly as the capability table says.
+    /// A refusal, exactly as the table says.
     Refused(Refusal),
     /// A broken check. A crash of the subject is a finding of check `Check::Crash`, a hang one of
     /// `Check::Timeout`.

@@ -18,7 +18,7 @@ macro_rules! algorithms {
             /// Every algorithm in the order of the table, each with its least parameter.
             pub const ALL: [Algorithm; [$($name),*].len()] = [$(Algorithm::$variant $({ $parameter: $least })?),*];
 
-            /// Returns the name in texts and capability tables, without the parameter.
+            /// Returns the name in texts and tables, without the parameter.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Algorithm::$variant { .. } => $name,)*

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use seamproof_judge::subject::{Backend, Declaration, DeviceRuns, Host, Outputs, RunError};
-use seamproof_judge::subjects::Options;
+use seamproof_judge::subjects::{Borrowed, Miscall, Miscalled, Options, SubjectName};
 use seamproof_oracle::{Inputs, Problem};
 
+use super::BackendError;
 use super::outside::{Declared, Itself};
+use crate::campaign::Subjects;
 use crate::worker::{Caller, Ready};
 
 /// A subject whose runs are made by the process that started this one.
@@ -84,7 +86,7 @@ impl Host for Called {
     }
 }
 
-impl crate::campaign::Subjects for Called {
+impl Subjects for Called {
     fn name(&self) -> &str {
         self.itself.name()
     }
@@ -93,7 +95,36 @@ impl crate::campaign::Subjects for Called {
         Options::new()
     }
 
-    fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, super::BackendError> {
-        Ok(Box::new(seamproof_judge::subjects::Borrowed(self)))
+    fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(Borrowed(self)))
+    }
+}
+
+/// The subject in the calling process, called wrongly: its canary.
+pub struct WronglyCalled<'a> {
+    called: &'a Called,
+    call: &'static Miscall,
+    name: String,
+}
+
+impl<'a> WronglyCalled<'a> {
+    /// Returns the subject with a fault at its call.
+    pub fn new(called: &'a Called, call: &'static Miscall) -> WronglyCalled<'a> {
+        let name = SubjectName::from(called.itself.name()).called_wrongly(call).name();
+        WronglyCalled { called, call, name }
+    }
+}
+
+impl Subjects for WronglyCalled<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn options(&self, _seed: u64) -> Options {
+        Options::new()
+    }
+
+    fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(Miscalled::new(Box::new(Borrowed(self.called)), self.call)))
     }
 }

@@ -4,7 +4,7 @@ mod called;
 mod cuda;
 mod outside;
 
-pub use called::Called;
+pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
 use std::sync::Arc;
@@ -156,6 +156,12 @@ pub fn unscheduled(name: &str) -> Vec<String> {
     let in_kernel = imitates.map(|imitates| format!("the fault in its kernels: {imitates}"));
     let at_call = name.miscalls.iter().map(|fault| format!("the fault at the call: {}", fault.imitates));
     in_kernel.into_iter().chain(at_call).collect()
+}
+
+/// Whether a subject runs on the emulated kernel, in this process or in workers, right or with a fault.
+pub(crate) fn is_emulated(name: &str) -> bool {
+    let base = SubjectName::from(name).base;
+    base == "emulated" || base == mock::NAME || base == faults::WINDOW_OFF_BY_ONE.id
 }
 
 /// Returns options for a case of a campaign, from its seed. Tile sizes vary, so that every edge is met with few

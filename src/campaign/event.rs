@@ -87,7 +87,7 @@ pub struct CaseEvent<'a> {
     /// Largest error ÷ bound of a case that held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
-    /// Row of the capability table, or rule that a malformed problem breaks.
+    /// Row of the table, or rule that a malformed problem breaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'a str>,
     /// Check that broke.

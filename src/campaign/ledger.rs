@@ -20,6 +20,7 @@ use crate::record::RecordError;
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::exercise::Exercise;
 use seamproof_judge::failure::{FailureKey, Symptom, features};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose;
@@ -51,12 +52,14 @@ pub(super) struct Outcome {
     pub(super) cost: Cost,
     /// The ways that a judged case went.
     pub(super) ways: Ways,
+    /// What a judged case showed of the subject's table.
+    pub(super) exercise: Exercise,
     pub(super) judged: Judged,
 }
 
 pub(super) enum Judged {
     Held(Box<Margin>),
-    /// By a row of the capability table.
+    /// By a row of the table.
     Refused(&'static str),
     /// A malformed problem, refused by the rule that it breaks.
     Malformed(&'static str),
@@ -87,8 +90,8 @@ pub(super) enum Recorded {
 impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
-        let (cost, ways) = (Cost::default(), Ways::default());
-        Outcome { index, tokens: 0, products: 0, elements: 0, work: 0, cost, ways, judged }
+        let (cost, ways, exercise) = (Cost::default(), Ways::default(), Exercise::default());
+        Outcome { index, tokens: 0, products: 0, elements: 0, work: 0, cost, ways, exercise, judged }
     }
 
     fn event(&self) -> CaseEvent<'_> {
@@ -165,6 +168,7 @@ impl<'a> Ledger<'a> {
         self.summary.count(outcome.tokens, outcome.products);
         self.summary.spent(outcome.elements, outcome.cost);
         self.summary.ways.merge(&outcome.ways);
+        self.summary.exercise.merge(&outcome.exercise);
         match outcome.judged {
             Judged::Held(margin) => self.summary.held(&margin),
             Judged::Refused(row) => *self.summary.refused.entry(row.to_owned()).or_default() += 1,
@@ -229,7 +233,8 @@ impl<'a> Ledger<'a> {
         lost.into_iter().for_each(|what| self.summary.trouble(format!("given up: {what}")));
         self.summary.distinct = self.distinct.into_values().collect();
         self.summary.interrupted |= self.sinks.control.stopped();
-        self.summary.close(census, self.plan, elapsed);
+        let declaration = self.subjects.declaration(&self.subjects.options(0)).ok();
+        self.summary.close(census, self.plan, declaration.as_ref(), elapsed);
         self.summary
     }
 

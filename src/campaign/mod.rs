@@ -7,8 +7,9 @@
 //! Time ends a campaign in three ways: no case begins after the plan's time, none begins that the time left clearly
 //! cannot hold, and shrinking ends some time later. A campaign that is limited by its cases alone knows none of these.
 //!
-//! The canary is a small campaign of its own, against a subject with a planted fault, through the same code. A campaign
-//! that does not find it proves nothing and is not begun.
+//! The canary is a small campaign of its own, against a subject with a planted fault, through the same code: the
+//! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows on
+//! what it takes. A campaign that does not find its canary proves nothing and is not begun.
 
 mod confirm;
 mod event;
@@ -43,7 +44,7 @@ pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
 pub use report::{LABEL_COLUMNS, Line, Tone};
-pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
+pub use subjects::{Options, PlantedSubjects, Registered, Subjects, wrong_call};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };
@@ -58,6 +59,7 @@ use seamproof_judge::asked::Asked;
 use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
+use seamproof_judge::exercise::Exercise;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::{Malformed, Profile};
 use seamproof_judge::subject::Host;
@@ -78,19 +80,24 @@ pub struct Sinks<'a> {
     pub control: &'a Control,
 }
 
-/// Looks for the planted fault with the plan's own seed and sizes. In place of large cases, which take seconds each,
-/// it looks in quick ones: they go the same way through this code.
-pub fn canary(plan: &Plan, findings: &Findings, control: &Control) -> Canary {
-    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
-    let cases = Some(CANARY_CASES_MAX);
-    let plan = Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() };
+/// Looks for the fault of a subject's canary ([`Registered::canary`]) with the plan's own seed and sizes. In place of
+/// large cases, which take seconds each, it looks in quick ones: they go the same way through this code.
+pub fn canary(plan: &Plan, wrong: &dyn Subjects, findings: &Findings, control: &Control) -> Canary {
+    let plan = canary_plan(plan);
     let sinks = Sinks { findings, observer: &Silent, control };
-    let summary = sweep(&plan, &PlantedSubjects::default(), &sinks, Some(1));
+    let summary = sweep(&plan, wrong, &sinks, Some(1));
     Canary {
         cases: summary.cases,
         finding: summary.distinct.into_iter().next(),
         infrastructure: summary.infrastructure,
     }
+}
+
+/// Returns the plan of the search for the canary.
+fn canary_plan(plan: &Plan) -> Plan {
+    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
+    let cases = Some(CANARY_CASES_MAX);
+    Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() }
 }
 
 /// Runs the plan's cases against one kind of subject.
@@ -219,6 +226,8 @@ impl Worker<'_> {
         let (tokens, products) = (problem.tokens() as u64, products(&problem));
         let (elements, work) = (result_elements(&problem), work(&problem));
         let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
+        let mut exercise = Exercise::default();
+        exercise.add(&backend.declaration().table, &problem, &verdict);
         let mut ways = Ways::default();
         if matches!(verdict, Verdict::Pass(_) | Verdict::Finding(_)) {
             ways.add(&problem, &backend.ways(&problem));
@@ -243,7 +252,7 @@ impl Worker<'_> {
                 Judged::Failed(Box::new(Failed { recall, ..self.record(index, case, *finding) }))
             }
         };
-        Outcome { index, tokens, products, elements, work, cost, ways, judged }
+        Outcome { index, tokens, products, elements, work, cost, ways, exercise, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {

@@ -8,7 +8,7 @@ use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
 use seamproof_judge::census::CLASSES;
-use seamproof_judge::prose::counted;
+use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::DeviceRuns;
 use seamproof_judge::verdict::Cost;
 
@@ -100,6 +100,10 @@ impl Display for Canary {
                     finding.problem
                 )
             }
+            None if self.cases == 0 && self.infrastructure.is_empty() => {
+                let what = "no wrong call shows on what the subject takes: this campaign proves nothing";
+                write!(f, "canary    {what}")
+            }
             None => {
                 let cases = counted(self.cases, "case");
                 write!(f, "canary    NOT FOUND in {cases}: this campaign proves nothing")
@@ -138,6 +142,8 @@ impl Summary {
         } else if self.infrastructure_count > 0 {
             let faults = counted(self.infrastructure_count, "fault");
             (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
+        } else if !self.adapter.is_empty() {
+            (Tone::Doubt, format!("the subject's adapter is at fault: {run} say little"))
         } else if !self.missed.is_empty() {
             let more = if self.interrupted { "" } else { "; give it more --cases or --time" };
             (Tone::Doubt, format!("too little run: {run} say nothing yet{more}"))
@@ -167,6 +173,7 @@ impl Summary {
     fn doubts(&self) -> Vec<Line> {
         let doubt = |label: &str, text: &str| Line::new(Tone::Doubt, label, text);
         let mut lines: Vec<Line> = self.infrastructure.iter().map(|what| doubt("internal", what)).collect();
+        lines.extend(self.adapter.iter().map(|what| doubt("adapter", what)));
         if self.ended_early {
             lines.push(doubt("ended", "before its time: the time left was too short for the next case"));
         }
@@ -201,6 +208,7 @@ impl Summary {
         }
         lines.extend(by_name("refused", &self.refused));
         lines.extend(by_name("malformed", &self.malformed));
+        lines.extend(prose::not_asked(&self.not_asked).map(|what| plain("identity", what)));
         let ways = self.ways.to_string();
         lines.extend(ways.lines().map(|line| Line { tone: Tone::Plain, text: line.to_owned() }));
         for DeviceRuns { device, name, runs } in &self.devices {

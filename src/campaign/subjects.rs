@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use super::plan::Plan;
+use super::{asked, canary_plan};
 use crate::backends::{self, BackendError};
 use crate::worker::{self, Pool};
+use seamproof_judge::asked::Asked;
+use seamproof_judge::campaign::canary_call;
 use seamproof_judge::subject::{Backend, Declaration};
 pub use seamproof_judge::subjects::Options;
-use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::subjects::{Miscall, SubjectName};
 
 /// Source of the subject of each case.
 pub trait Subjects: Sync {
@@ -58,11 +62,30 @@ impl Registered {
         &self.fixed
     }
 
+    /// Returns the subject with the fault that its canary looks for; `None` where no wrong call shows on what it takes.
+    /// The emulated kernel has its fault planted. Any other subject is called wrongly, in the first way that changes
+    /// the exact answer of a problem that it takes.
+    pub fn canary(&self, plan: &Plan) -> Result<Option<Box<dyn Subjects>>, BackendError> {
+        if backends::is_emulated(&self.name) {
+            return Ok(Some(Box::new(PlantedSubjects::default())));
+        }
+        let Some(call) = wrong_call(plan, self)? else { return Ok(None) };
+        let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
+        Ok(Some(Box::new(Registered::with(wrong.name(), wrong.options)?)))
+    }
+
     /// Prepares everything that the subject's runs need, or says why that is not possible.
     pub fn ready(&self) -> Result<(), String> {
         let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
         backend.ready()
     }
+}
+
+/// Returns the first wrong call that changes the exact answer of a problem of the plan which the subject takes.
+pub fn wrong_call(plan: &Plan, subjects: &dyn Subjects) -> Result<Option<&'static Miscall>, BackendError> {
+    let (plan, subject) = (canary_plan(plan), subjects.backend(&subjects.options(0))?);
+    let inside = |index| asked(&plan, subjects, index).ok().and_then(Asked::inside);
+    Ok(canary_call(subject.as_ref(), inside))
 }
 
 impl Subjects for Registered {
@@ -117,7 +140,7 @@ impl FreshProcess {
     }
 }
 
-/// Subject of the canary: the emulated one with a planted fault.
+/// Subject of the emulated kernel's canary: the kernel with a planted fault.
 #[derive(Clone, Debug)]
 pub struct PlantedSubjects(String);
 
@@ -138,5 +161,36 @@ impl Subjects for PlantedSubjects {
 
     fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
         Ok(backends::canary())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Shard;
+    use super::*;
+    use seamproof_judge::generate::Profile;
+
+    /// Test that the emulated kernel has its own fault, and that any other subject is called wrongly: with its own
+    /// options, and by a name that replays.
+    #[test]
+    fn the_canary_of_a_subject_is_its_own() {
+        let plan = Plan {
+            seed: 1,
+            profile: Profile::Large,
+            cases: Some(1),
+            time: None,
+            shard: Shard::WHOLE,
+            jobs: 1,
+        };
+        let wrong = |name: &str| {
+            let subject = Registered::new(name).expect("a subject");
+            subject.canary(&plan).expect("it can be made").expect("a wrong call shows")
+        };
+        for name in ["emulated", "emulated@worker", "emulated:merge=deferred"] {
+            assert_eq!(wrong(name).name(), "window-off-by-one", "{name}");
+        }
+        let called = wrong("cuda:attention=simple");
+        assert_eq!(called.name(), "cuda~call-window-narrower");
+        assert_eq!(called.options(7).get("attention").map(String::as_str), Some("simple"));
     }
 }

@@ -10,12 +10,14 @@ use super::histogram::{Histogram, Quantiles};
 use super::plan::{Plan, Shard};
 use super::ways::Ways;
 use seamproof_judge::case::Found;
-use seamproof_judge::census::Census;
+use seamproof_judge::census::{Census, Floors, MissedFloor};
+use seamproof_judge::exercise::Exercise;
 use seamproof_judge::failure::FailureKey;
-use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::finding::{Check, Finding, Relation};
+use seamproof_judge::generate::Profile;
 use seamproof_judge::prose::counted;
 use seamproof_judge::shrink::Size;
-use seamproof_judge::subject::{DeviceRuns, TensorName};
+use seamproof_judge::subject::{Declaration, DeviceRuns, TensorName};
 use seamproof_judge::verdict::{Cost, Margin, Tier};
 
 /// Least share of the legal cases that a subject must be judged on. One that refuses more is not verified.
@@ -76,7 +78,7 @@ struct FailureCount<'a> {
 }
 
 /// Result of the search for the planted fault.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Canary {
     /// Number of cases that were run.
     pub cases: u64,
@@ -98,7 +100,7 @@ pub struct Sums {
     pub held: u64,
     /// Number of held cases whose envelope judged a sample of rows, as the oracle is too slow for all.
     pub without_envelope: u64,
-    /// Number of cases refused as the capability table says, by its row.
+    /// Number of cases refused as the table says, by its row.
     pub refused: BTreeMap<String, u64>,
     /// Number of malformed problems refused, by the rule that they break.
     pub malformed: BTreeMap<String, u64>,
@@ -118,6 +120,12 @@ pub struct Sums {
     /// Kernels on which the judged cases ran, where the subject says so.
     #[serde(default)]
     pub ways: Ways,
+    /// What the judged cases showed of the subject's table.
+    #[serde(default)]
+    pub exercise: Exercise,
+    /// Number of held cases of which an identity was not asked, because its second problem lies outside the table.
+    #[serde(default)]
+    pub not_asked: BTreeMap<Relation, u64>,
     /// Census of the drawn problems.
     pub census: Census,
     /// Faults of this program itself that are no case's, in words.
@@ -140,6 +148,10 @@ impl Sums {
         self.element_count += part.element_count;
         self.cost += part.cost;
         self.ways.merge(&part.ways);
+        self.exercise.merge(&part.exercise);
+        for (&relation, count) in &part.not_asked {
+            *self.not_asked.entry(relation).or_default() += count;
+        }
         let counts = [(&mut self.refused, &part.refused), (&mut self.malformed, &part.malformed)];
         for (all, part) in counts {
             part.iter().for_each(|(name, count)| *all.entry(name.clone()).or_default() += count);
@@ -176,6 +188,10 @@ pub struct Summary {
     pub devices: Vec<DeviceRuns>,
     /// One line for everything of which there was too little.
     pub missed: Vec<String>,
+    /// One line for everything that is wrong with the subject's adapter.
+    pub adapter: Vec<String>,
+    /// Floors of the census, where they are not those of all problems.
+    floors: Option<Floors>,
     /// Whether it ended before its time, as the time left could not hold the next case.
     pub ended_early: bool,
 }
@@ -210,6 +226,9 @@ impl Summary {
     pub(super) fn held(&mut self, margin: &Margin) {
         self.held += 1;
         self.without_envelope += u64::from(margin.compared == 0);
+        for relation in margin.not_asked.iter() {
+            *self.not_asked.entry(relation).or_default() += 1;
+        }
         for tier in Tier::ALL {
             let histograms = self.margins.entry(tier).or_default();
             for (tensor, ratio) in margin.tier(tier).named() {
@@ -247,16 +266,37 @@ impl Summary {
         self.sums.clone()
     }
 
-    pub(super) fn close(&mut self, census: Census, plan: &Plan, elapsed: Duration) {
+    /// Ends the campaign of a subject with this declaration; without one, its floors are those of all problems.
+    pub(super) fn close(
+        &mut self,
+        census: Census,
+        plan: &Plan,
+        declaration: Option<&Declaration>,
+        elapsed: Duration,
+    ) {
         self.seconds = elapsed.as_secs_f64();
+        self.floors = declaration.map(|declaration| Floors::of(declaration, plan.profile));
+        self.census = census;
+        let whole = plan.shard == Shard::WHOLE;
+        if let Some(declaration) = declaration.filter(|_| whole) {
+            self.adapter = self.exercise.faults(&declaration.table);
+        }
         if self.interrupted && !plan.fulfilled(self.cases, elapsed) {
             self.missed.push(format!("interrupted after {}, before its end", counted(self.cases, "case")));
         }
         self.check_judged_share();
-        let missed = census.missed(plan.profile).into_iter().chain(self.ways.missed(plan.profile));
-        let asked = missed.filter(|missed| plan.shard == Shard::WHOLE || missed.floor > CHANCE_FLOOR);
-        self.missed.extend(asked.map(|missed| missed.to_string()));
-        self.census = census;
+        let missed = self.missed_floors(plan.profile).into_iter().chain(self.ways.missed(plan.profile));
+        let asked = missed.filter(|missed| whole || missed.floor > CHANCE_FLOOR);
+        let asked: Vec<String> = asked.map(|missed| missed.to_string()).collect();
+        self.missed.extend(asked);
+    }
+
+    /// Returns the classes of problems that were asked too seldom.
+    pub(crate) fn missed_floors(&self, profile: Profile) -> Vec<MissedFloor> {
+        match &self.floors {
+            Some(floors) => self.census.below(floors),
+            None => self.census.missed(profile),
+        }
     }
 
     fn check_judged_share(&mut self) {
@@ -314,7 +354,9 @@ impl Summary {
             product_count: self.product_count,
             element_count: self.element_count,
             ways: &self.ways,
+            not_asked: &self.not_asked,
             missed: &self.missed,
+            adapter: &self.adapter,
             interrupted: self.interrupted,
             times: Times {
                 seconds: self.seconds,
@@ -361,7 +403,11 @@ pub struct SummaryEvent<'a> {
     element_count: u64,
     #[serde(skip_serializing_if = "Ways::is_empty")]
     ways: &'a Ways,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    not_asked: &'a BTreeMap<Relation, u64>,
     missed: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    adapter: &'a [String],
     interrupted: bool,
     times: Times,
 }

@@ -52,7 +52,7 @@ impl Exit {
             Exit::Crash
         } else if summary.infrastructure_count > 0 {
             Exit::Internal
-        } else if summary.missed.is_empty() {
+        } else if summary.missed.is_empty() && summary.adapter.is_empty() {
             Exit::Held
         } else {
             Exit::TooLittle

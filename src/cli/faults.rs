@@ -36,7 +36,7 @@ Examples:
   seamproof faults --score --backend emulated@worker:arithmetic=hopper --only call-scale-off
 
 With --backend only the faults at the call (call-…) are scored, on that backend. Faults in schedules, stages of a kernel and
-capability tables are planted in the emulated kernel, where these are data; faults in kernel sources are scored with --gpu;
+tables are planted in the emulated kernel, where these are data; faults in kernel sources are scored with --gpu;
 and the judge's own faults know no backend. A problem counts where the fault changes the exact answer in its formats, and
 where nothing is found without the fault. Options that BACKEND does not fix are drawn for each fault and seed; sizes are
 those of `seamproof run`.

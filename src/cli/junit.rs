@@ -102,10 +102,11 @@ pub(super) fn of_canary(canary: &Canary) -> TestCase {
 /// broke is skipped.
 pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool) -> Vec<TestCase> {
     let missed = (!summary.missed.is_empty()).then(|| ("too little run", summary.missed.join("; ")));
+    let adapter = (!summary.adapter.is_empty()).then(|| ("adapter at fault", summary.adapter.join("; ")));
     let internal =
         (summary.infrastructure_count > 0).then(|| ("internal", summary.infrastructure.join("; ")));
-    let doubts =
-        [test("enough was run", missed, String::new()), test("no internal fault", internal, String::new())];
+    let doubts = [("enough was run", missed.or(adapter)), ("no internal fault", internal)];
+    let doubts = doubts.map(|(name, doubt)| test(name, doubt, String::new()));
     Check::ALL.map(|check| of_check(summary, check, known)).into_iter().chain(doubts).collect()
 }
 

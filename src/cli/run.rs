@@ -190,7 +190,7 @@ fn campaign(
     control: &Control,
 ) -> Result<RunOutcome, CliError> {
     let begun = Instant::now();
-    let canary = look_for_canary(plan, dir, logs, control)?;
+    let canary = look_for_canary(plan, subjects, dir, logs, control)?;
     let took = begun.elapsed();
     let found = canary.finding.is_some();
     let findings = dir.findings()?;
@@ -203,6 +203,7 @@ fn campaign(
 /// Looks for the planted fault, and tells everybody who listens how that ended.
 pub(super) fn look_for_canary(
     plan: &Plan,
+    subjects: &Registered,
     dir: &RunDir,
     logs: &Logs,
     control: &Control,
@@ -211,7 +212,11 @@ pub(super) fn look_for_canary(
     // Its cases are not the campaign's.
     let looking = control.sibling();
     let found_in = dir.canary()?;
-    let canary = progress::of_canary(&looking, || campaign::canary(plan, &found_in, &looking));
+    let canary = progress::of_canary(&looking, || -> Result<Canary, CliError> {
+        let wrong = subjects.canary(plan)?;
+        let found = wrong.map(|wrong| campaign::canary(plan, wrong.as_ref(), &found_in, &looking));
+        Ok(found.unwrap_or_default())
+    })?;
     logs.event(&Event::Canary(&canary));
     let tone = if canary.finding.is_some() { Tone::Plain } else { Tone::Bad };
     // Whoever stops the search has not shown that there is nothing to find.

@@ -14,7 +14,7 @@ use super::exit::Exit;
 use super::options::{duration, positive_duration, random_seed, seed};
 use super::output::note;
 use super::run::stopped_by_signals;
-use crate::backends::Called;
+use crate::backends::{Called, WronglyCalled};
 use crate::campaign::{
     self, Canary, Control, Distinct, Event, Logs, Observer, Plan, Shard, Sinks, Start, Summary, Tone,
 };
@@ -175,9 +175,18 @@ fn drawn(args: &Args, called: &Called, control: &Control) -> Result<Outcome, Cli
     let start = Start::of(&plan, &args.name, &BTreeMap::new());
     let logs = Logs::new(vec![dir.events()?], control);
     logs.event(&Event::Start(&start));
-    let canary = campaign::canary(&plan, &dir.canary()?, &control.sibling());
+    let (findings, canaries) = (dir.findings()?, dir.canary()?);
+    let wrong = campaign::wrong_call(&plan, called)?.map(|call| WronglyCalled::new(called, call));
+    let found = wrong.map(|wrong| campaign::canary(&plan, &wrong, &canaries, &control.sibling()));
+    let canary = found.unwrap_or_default();
     logs.event(&Event::Canary(&canary));
-    let findings = dir.findings()?;
+    if let (Some(_), Some(distinct)) = (called.ended(), &canary.finding) {
+        // Nothing is left to run the campaign on. What ended the process is all that is known of it.
+        let findings = vec![of_distinct(args, distinct, &|name| canaries.path(name))];
+        let lines = vec![canary.to_string()];
+        let exit = if distinct.key.check.is_end() { Exit::Crash } else { Exit::TooLittle };
+        return Ok(Outcome { exit: Some(exit), seed: plan.seed, failed: 1, findings, lines, ..Outcome::default() });
+    }
     let sinks = Sinks { findings: &findings, observer: &logs, control };
     let summary = canary.finding.is_some().then(|| campaign::run(&plan, called, &sinks));
     let written = campaign::conclude(&dir, &start, &canary, summary.as_ref(), &logs);

@@ -26,7 +26,7 @@ pub enum Suspect {
     Planted(&'static Fault),
     /// Fault at the call.
     Call(Call),
-    /// Fault in the capability table.
+    /// Fault in the table.
     Table(&'static TableFault),
     /// Fault in the source of a kernel for a GPU.
     Source(&'static SourceFault),

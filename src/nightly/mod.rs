@@ -30,8 +30,8 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Canary, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects as _, Summary,
-    conclude,
+    self, Canary, Event, Logs, Observer, Plan, PlantedSubjects, Registered, Shard, Sinks, Start, Subjects as _,
+    Summary, conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
@@ -123,7 +123,8 @@ impl Night {
         let left = home::left(self.home.path(), self.number)?;
         left.iter().for_each(|left| note(&format!("{left}: {}", left.replay)));
         let findings = Findings::create(&self.dir.join("canary"))?;
-        let canary = campaign::canary(&self.plan(Profile::Quick, 0.0), &findings, &watch.begin("canary"));
+        let (plan, wrong) = (self.plan(Profile::Quick, 0.0), PlantedSubjects::default());
+        let canary = campaign::canary(&plan, &wrong, &findings, &watch.begin("canary"));
         let is_found = canary.finding.is_some();
         if !is_found && watch.stopped() {
             return Ok(None);
@@ -236,7 +237,7 @@ impl Night {
 /// Takes the floors of the census off what was missed. They are for hundreds of cases, and a night on a CPU runs some
 /// tens of large ones. A subject that refuses most cases, or an end before the time, is still too little run.
 fn lift_floors(summary: &mut Summary) {
-    let floors: Vec<String> = summary.census.missed(Profile::Large).iter().map(ToString::to_string).collect();
+    let floors: Vec<String> = summary.missed_floors(Profile::Large).iter().map(ToString::to_string).collect();
     summary.missed.retain(|what| !floors.contains(what));
 }
 

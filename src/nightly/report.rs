@@ -19,7 +19,7 @@ const LINES_MAX: usize = 4;
 
 /// Explanation of the columns.
 const LEGEND: &str = "\
-*cases*: all that were run. *refused*: those outside the subject's capability table. *malformed*: those that no subject may
+*cases*: all that were run. *refused*: those outside the subject's table. *malformed*: those that no subject may
 take, refused as such. *failed*: those in which a check broke. *different*: failures, each with a key of its own.
 *against the night before*: cases per second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
 
@@ -164,6 +164,7 @@ impl Report {
         let point = Point::of(self.night, &campaign);
         let named = |what: String| format!("{subject} {profile}: {what}");
         self.missed.extend(few(&summary.missed).into_iter().map(named));
+        self.missed.extend(summary.adapter.iter().cloned().map(named));
         self.internal.extend(summary.infrastructure.iter().cloned().map(named));
         self.seconds += summary.seconds;
         self.unexplained += point.unexplained;

@@ -28,7 +28,7 @@ pub(crate) struct Point {
     pub(crate) subject: String,
     pub(crate) profile: String,
     pub(crate) cases: u64,
-    /// Number of cases that the subject refused as its capability table says.
+    /// Number of cases that the subject refused as its table says.
     #[serde(default)]
     pub(crate) refused: u64,
     /// Number of cases that no subject may take and that were refused.

@@ -1,8 +1,9 @@
 """A worker in plain Python for the tests: attention on lists of floats, right and small, with failures on demand.
 
 It speaks the protocol of docs/protocol.md and uses the standard library alone. Run it as `mock.py [FAULT [WHEN]]`; FAULTS
-names the faults. WHEN is `always`, `others` (every run but the sentinel), or the number of a run of the process. Further
-arguments are ignored; a test tells its processes by them.
+names the faults. WHEN is `always`, `others` (every run but the sentinel), `softcap` (the runs whose problem has one), the
+number of a run of the process, or `once:SEED` (the first run of all processes with that data seed). A third argument is a
+folder, by which a test tells its processes.
 """
 
 import array
@@ -350,8 +351,19 @@ class Worker:
     def is_now(self, fault, problem):
         if fault != self.fault:
             return False
+        if self.when.startswith("once:"):
+            return problem["data_seed"] == int(self.when[5:]) and self.is_first()
         others = problem["data_seed"] != SENTINEL_SEED
-        return {"always": True, "others": others}.get(self.when, str(self.runs) == self.when)
+        softcap = problem["softmax"].get("softcap") is not None
+        known = {"always": True, "others": others, "softcap": softcap}
+        return known.get(self.when, str(self.runs) == self.when)
+
+    def is_first(self):
+        try:
+            os.close(os.open(os.path.join(sys.argv[3], "once"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
     def live(self):
         if self.fault == "dead":

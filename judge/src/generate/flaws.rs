@@ -39,7 +39,7 @@ impl Malformed {
     }
 }
 
-/// Function that turns legal fields into ones that the emulated backend's capability table refuses. The number
+/// Function that turns legal fields into ones that the emulated backend's table refuses. The number
 /// selects a variant.
 pub(super) type Unsupport = fn(&mut ProblemFields, usize);
 
@@ -113,8 +113,7 @@ fn fp8_somewhere(fields: &mut ProblemFields, detail: usize) {
     element(fields, detail).format = fp8(detail / 8);
 }
 
-/// Puts one quantity into the other 16-bit format. P is left out, because the capability table lists its formats
-/// apart from the others.
+/// Puts one quantity into the other 16-bit format. P is left out, because its format may differ from the others'.
 fn mixed_formats(fields: &mut ProblemFields, detail: usize) {
     let other = if fields.precision.q.format == Format::Bf16 { Format::Fp16 } else { Format::Bf16 };
     let which = if detail % 8 == 3 { 0 } else { detail };

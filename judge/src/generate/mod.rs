@@ -9,7 +9,7 @@
 //! simplest. [`fixup`] makes a case of *any* integers, and documents its repairs. [`draw`] returns case `index` of
 //! campaign `seed`, the same on every machine, whatever was drawn before.
 //!
-//! One case in twenty is illegal. Half of these are well-formed problems outside the emulated backend's capability
+//! One case in twenty is illegal. Half of these are well-formed problems outside the emulated backend's
 //! table, which must be refused. The other half are [`Malformed`] fields that break one rule of
 //! [`Problem::new`](seamproof_oracle::Problem::new). All other cases are legal: they have one 16-bit format
 //! throughout (P in it or in f32), and an algorithm that can cut and deal them.

@@ -75,7 +75,7 @@ pub struct RawProblem {
     /// Index of the entry of `Limits::products` that bounds the case, modulo their number. `u32::MAX` stands for the
     /// largest entry, of whatever table.
     pub budget: u32,
-    /// Problem that the capability table refuses: n for entry n − 1 of a table; none for any other value.
+    /// Problem that the emulated kernel's table refuses: n for entry n − 1 of a table; none for any other value.
     pub unsupported: u32,
     /// Rule of validation to break: n for entry n − 1 of a table; none for any other value.
     pub malformed: u32,

@@ -207,9 +207,13 @@ impl Judge {
         meter: &Meter,
     ) -> Result<[Outputs; 2], Verdict> {
         let fills = fills(backend, problem);
+        let expected = expected_refusals(backend, problem);
+        if let (Some(refusal), false) = (expected.first(), backend.declaration().refuses) {
+            // The subject refuses nothing by itself, so that it must not see the problem.
+            return Err(Verdict::Refused(refusal.clone()));
+        }
         let mut poisoned = meter.inputs(|| poisoned(inputs, problem, fills[0]));
         let first = meter.subject(|| run(backend, problem, &poisoned));
-        let expected = expected_refusals(backend, problem);
         let first = match first {
             Ok(outputs) if expected.is_empty() => outputs,
             Err(RunError::Refused(got)) if expected.contains(&got) => return Err(Verdict::Refused(got)),

@@ -40,12 +40,22 @@ pub(crate) fn run(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> 
     })
 }
 
+/// Beginning of the words of a finding about a refusal that no row of the table explains.
+const REFUSED_INSIDE: &str = "refused what its table takes";
+
+impl Finding {
+    /// Whether the subject refused a problem that its table takes.
+    pub fn is_refusal_inside(&self) -> bool {
+        self.check == Check::Capability && self.what.starts_with(REFUSED_INSIDE)
+    }
+}
+
 /// Returns the verdict on a run that was neither refused exactly as the table says nor made as the table says.
 pub(crate) fn capability_verdict(result: Result<Outputs, RunError>, expected: Option<Refusal>) -> Verdict {
     let what = match (result, expected) {
         (Err(RunError::Infrastructure(what)), _) => return Verdict::Infrastructure(what),
         (Err(error @ RunError::OutOfMemory(_)), _) => return Verdict::Infrastructure(error.to_string()),
-        (Err(RunError::Refused(got)), None) => format!("refused what its table takes: {got}"),
+        (Err(RunError::Refused(got)), None) => format!("{REFUSED_INSIDE}: {got}"),
         (Err(RunError::Refused(got)), Some(expected)) => {
             format!("refused because «{got}»; its table says «{expected}»")
         }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{Format, Inputs, Precision, Problem, Scaling, Sink, TensorName};
+use seamproof_oracle::{Format, Inputs, Problem, Scaling, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Right, Tiles, Units, Variant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
@@ -16,8 +16,8 @@ use super::built::built;
 use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
-    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Parallelism,
-    Promises, Refusal, RunError, START_SECONDS, Table,
+    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Promises,
+    Refusal, RunError, START_SECONDS, Table,
 };
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
@@ -187,15 +187,6 @@ fn rule(error: &BuildError) -> ParallelRule {
     }
 }
 
-/// Returns the precisions that the kernel takes: one 16-bit format, with weights in f32 or in that.
-fn precisions() -> Vec<Precision> {
-    let of = |format: Format| {
-        let same = Precision::uniform(format);
-        [Precision { p: Format::F32.into(), ..same }, same]
-    };
-    [Format::Bf16, Format::Fp16].into_iter().flat_map(of).collect()
-}
-
 impl Backend for Emulated {
     fn name(&self) -> &str {
         "emulated"
@@ -211,14 +202,7 @@ impl Backend for Emulated {
             ),
         };
         Declaration {
-            table: Table {
-                precisions: precisions(),
-                softcap: true,
-                sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
-                statistics: vec![TensorName::Lse, TensorName::MaxLogit],
-                parallel: Parallelism::all(),
-                ..Table::default()
-            },
+            table: Table { statistics: vec![TensorName::Lse, TensorName::MaxLogit], ..Table::widest() },
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
             promises,
             accumulation,

@@ -5,7 +5,7 @@ use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
 use seamproof_judge::subject::broken_rule;
 
-use crate::tables::{random, widest};
+use crate::tables::random;
 
 /// Returns well-formed problems, legal ones and others.
 fn drawn(seed: u64, count: u64, limits: &Limits) -> impl Iterator<Item = Problem> + use<> {
@@ -20,7 +20,7 @@ fn drawn(seed: u64, count: u64, limits: &Limits) -> impl Iterator<Item = Problem
 #[test]
 fn every_fitted_problem_is_taken() {
     let narrow = Declaration::single_rank(Format::Bf16, Format::F32).forward_only().table;
-    let tables = [narrow, widest()];
+    let tables = [narrow, Table::widest()];
     let mut uncut = 0;
     for problem in drawn(3, 2_000, &Limits::fuzz()) {
         uncut += u32::from(broken_rule(&problem).is_some());
@@ -52,7 +52,7 @@ fn fitting_is_total_and_idempotent_for_random_tables() {
 
 #[test]
 fn a_problem_inside_is_its_own_fitted_problem() {
-    let wide = widest();
+    let wide = Table::widest();
     let mut inside = 0;
     for problem in drawn(5, 2_000, &Limits::quick()) {
         if wide.refusal(&problem).is_none() {
@@ -76,7 +76,7 @@ fn seams() -> ProblemFields {
 }
 
 fn fitted(fields: ProblemFields, narrow: impl FnOnce(&mut Table)) -> Problem {
-    let mut table = widest();
+    let mut table = Table::widest();
     narrow(&mut table);
     table.validated().expect("some problem passes").fitted(Problem::new(fields).expect("it is legal"))
 }
@@ -89,7 +89,7 @@ fn runs(problem: &Problem) -> Vec<[usize; 4]> {
 #[test]
 fn each_row_changes_only_what_it_refuses() {
     let own = Problem::new(seams()).expect("it is legal");
-    let table = widest();
+    let table = Table::widest();
     assert_eq!(table.fitted(own.clone()), own);
     let padding = fitted(seams(), |table| table.layout.padding = false);
     assert_eq!(
@@ -164,7 +164,7 @@ fn numbers_and_masks_move_to_the_nearest() {
     use Alignment::{BottomRight, TopLeft};
     let two_sided = mask(Some(3), Some(2), TopLeft);
     let causal = |table: &mut Table| {
-        table.masks.forms = vec![MaskForm::Full, MaskForm::Causal, MaskForm::CausalWindow]
+        table.masks.forms = vec![MaskForm::Full, MaskForm::Causal, MaskForm::CausalWindow];
     };
     assert_eq!(masked(two_sided, &causal), mask(Some(3), Some(0), TopLeft));
     assert_eq!(masked(mask(Some(3), None, TopLeft), &causal), Mask::FULL);

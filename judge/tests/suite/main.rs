@@ -3,6 +3,7 @@
 mod any_order;
 mod approximate;
 mod broken_backends;
+mod edges;
 mod emulated_bytes;
 mod fitted;
 mod identity;

@@ -40,11 +40,6 @@ impl Draws {
     }
 }
 
-/// Returns the widest table: everything that the generator draws.
-pub(crate) fn widest() -> Table {
-    seamproof_judge::subjects::Emulated::default().declaration().table
-}
-
 /// Returns a table that some problem passes, drawn from a seed.
 pub(crate) fn random(seed: u64) -> Table {
     let mut draws = Draws(mix(seed));
@@ -56,7 +51,7 @@ pub(crate) fn random(seed: u64) -> Table {
 }
 
 fn drawn(draws: &mut Draws) -> Table {
-    let mut table = widest();
+    let mut table = Table::widest();
     if !draws.wide() {
         table.precisions = draws.some(&table.precisions);
     }

@@ -9,6 +9,7 @@
 mod fitted;
 mod refusal;
 mod seams;
+mod shown;
 mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
@@ -363,6 +364,22 @@ pub struct TableError {
 }
 
 impl Table {
+    /// Returns the widest table that the generator draws for: one 16-bit format with weights in it or in f32, and
+    /// everything else.
+    pub fn widest() -> Table {
+        let of = |format: Format| {
+            let same = Precision::uniform(format);
+            [Precision { p: Format::F32.into(), ..same }, same]
+        };
+        Table {
+            precisions: [Format::Bf16, Format::Fp16].into_iter().flat_map(of).collect(),
+            softcap: true,
+            sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
+            parallel: Parallelism::all(),
+            ..Table::default()
+        }
+    }
+
     /// Returns the table if some problem passes all of its rows. [`Table::fitted`] is total for such a table.
     pub fn validated(self) -> Result<Table, TableError> {
         self.lists()?;

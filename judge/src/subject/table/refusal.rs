@@ -198,6 +198,11 @@ impl Refusal {
         }
     }
 
+    /// Returns every row of a table that can refuse, in order, without the rules of context parallelism.
+    pub fn table_rows() -> impl Iterator<Item = Word> {
+        ROWS.into_iter()
+    }
+
     /// Returns the refusal of a row with this name; `None` where no row has it.
     pub fn of_row(name: &str) -> Option<Refusal> {
         let rules = ParallelRule::ALL.map(ParallelRule::name);
