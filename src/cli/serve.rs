@@ -185,7 +185,14 @@ fn drawn(args: &Args, called: &Called, control: &Control) -> Result<Outcome, Cli
         let findings = vec![of_distinct(args, distinct, &|name| canaries.path(name))];
         let lines = vec![canary.to_string()];
         let exit = if distinct.key.check.is_end() { Exit::Crash } else { Exit::TooLittle };
-        return Ok(Outcome { exit: Some(exit), seed: plan.seed, failed: 1, findings, lines, ..Outcome::default() });
+        return Ok(Outcome {
+            exit: Some(exit),
+            seed: plan.seed,
+            failed: 1,
+            findings,
+            lines,
+            ..Outcome::default()
+        });
     }
     let sinks = Sinks { findings: &findings, observer: &logs, control };
     let summary = canary.finding.is_some().then(|| campaign::run(&plan, called, &sinks));

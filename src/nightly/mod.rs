@@ -30,8 +30,8 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Canary, Event, Logs, Observer, Plan, PlantedSubjects, Registered, Shard, Sinks, Start, Subjects as _,
-    Summary, conclude,
+    self, Canary, Event, Logs, Observer, Plan, PlantedSubjects, Registered, Shard, Sinks, Start,
+    Subjects as _, Summary, conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
