@@ -139,6 +139,8 @@ pub(super) struct Ledger<'a> {
     needs: BTreeMap<FailureKey, (Symptom, Features)>,
     /// The end of all shrinking.
     shrinking: Deadline,
+    /// Whether a wrong result is looked at again before it is shrunk.
+    confirms: bool,
 }
 
 impl<'a> Ledger<'a> {
@@ -154,7 +156,13 @@ impl<'a> Ledger<'a> {
             shrinks: BTreeMap::new(),
             needs: BTreeMap::new(),
             shrinking: Deadline::default(),
+            confirms: true,
         }
+    }
+
+    /// Takes each failure as it was seen: for a search that wants to see one, whatever it is.
+    pub(super) fn without_confirmation(self) -> Ledger<'a> {
+        Ledger { confirms: false, ..self }
     }
 
     /// Shrinks nothing further once this time has come.
@@ -287,7 +295,7 @@ impl<'a> Ledger<'a> {
                 }
                 None => return Ok(()),
             },
-            None => self.confirmed(case, finding, recall),
+            None => self.confirmed(case, finding, recall, known.is_some()),
         };
         self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
         self.learn(symptom, &drawn, &case);
@@ -356,13 +364,20 @@ impl<'a> Ledger<'a> {
     }
 
     /// The smallest case that shows the same failure, once the failure was seen again; otherwise the case as it was
-    /// drawn, with the words for that. The end of a process was looked at again when it came.
-    fn confirmed(&mut self, case: Case, mut finding: Finding, recall: Option<Recall>) -> Case {
+    /// drawn, with the words for that. The end of a process was looked at again when it came. Of a failure that
+    /// `is_known` the smallest case alone is looked at, unless it shows nothing.
+    fn confirmed(&mut self, case: Case, mut finding: Finding, recall: Option<Recall>, is_known: bool) -> Case {
         let is_over = self.sinks.control.stopped() || self.shrinking.passed();
-        if finding.ending.is_some() || finding.check == Check::Sentinel || is_over {
+        if !self.confirms || finding.ending.is_some() || finding.check == Check::Sentinel || is_over {
             return self.minimised(case, &finding);
         }
         let subjects = self.subjects;
+        if is_known {
+            let small = self.minimised(case.clone(), &finding);
+            if small.found.as_ref().is_some_and(|found| confirm::stays(subjects, &small, &found.finding)) {
+                return small;
+            }
+        }
         let look = || confirm::confirmed(subjects, &case, &finding, recall);
         let confirmation = panic::catch_unwind(AssertUnwindSafe(look)).unwrap_or(Confirmation::Alone);
         match confirmation {

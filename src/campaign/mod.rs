@@ -109,6 +109,7 @@ pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
 fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
     let start = Instant::now();
     let ledger = Ledger::new(plan, subjects, sinks).shrinking_until(Deadline::after(plan.shrinking()));
+    let ledger = if distinct_max.is_some() { ledger.without_confirmation() } else { ledger };
     let queue = Queue::new(ledger, distinct_max);
     let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
     let worker = Worker { plan, subjects, sinks, budget, turns };
