@@ -82,7 +82,8 @@ impl Host for Called {
 
     fn devices(&self) -> Vec<DeviceRuns> {
         let runs = self.runs.load(Ordering::Relaxed);
-        vec![DeviceRuns { device: 0, name: self.ready.name.clone(), runs }]
+        let Ready { name, versions, .. } = self.ready.clone();
+        vec![DeviceRuns { device: 0, name, runs, versions }]
     }
 }
 

@@ -366,7 +366,13 @@ impl<'a> Ledger<'a> {
     /// The smallest case that shows the same failure, once the failure was seen again; otherwise the case as it was
     /// drawn, with the words for that. The end of a process was looked at again when it came. Of a failure that
     /// `is_known` the smallest case alone is looked at, unless it shows nothing.
-    fn confirmed(&mut self, case: Case, mut finding: Finding, recall: Option<Recall>, is_known: bool) -> Case {
+    fn confirmed(
+        &mut self,
+        case: Case,
+        mut finding: Finding,
+        recall: Option<Recall>,
+        is_known: bool,
+    ) -> Case {
         let is_over = self.sinks.control.stopped() || self.shrinking.passed();
         if !self.confirms || finding.ending.is_some() || finding.check == Check::Sentinel || is_over {
             return self.minimised(case, &finding);

@@ -174,7 +174,8 @@ impl Pool {
     /// Notes that a worker on a device has opened something.
     fn opened(&self, device: usize, ready: Ready) {
         self.count(ready.devices);
-        lock(&self.used).entry(device).or_insert(DeviceRuns { device, name: ready.name, runs: 0 });
+        let Ready { name, versions, .. } = ready;
+        lock(&self.used).entry(device).or_insert(DeviceRuns { device, name, runs: 0, versions });
     }
 
     /// Counts a run on a device.

@@ -9,6 +9,8 @@ mod parallel;
 mod promises;
 mod table;
 
+use std::collections::BTreeMap;
+
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{Format, Inputs, Precision, Problem};
@@ -207,4 +209,7 @@ pub struct DeviceRuns {
     pub name: String,
     /// Number of runs since the program's start, without sentinels.
     pub runs: u64,
+    /// Versions of what runs there, by name, where the worker says so.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, String>,
 }
