@@ -13,7 +13,7 @@ def test_attention():
 `docs/python.md` has the rest.
 """
 
-from .check import Report, check
+from .checking import Report, check
 from .declare import both_alignments, bottom_right, multiples, packed, top_left
 from .errors import (
     CannotJudge,

@@ -323,8 +323,9 @@ class Problem:
         lengths = ", ".join(f"{s.q.len}×{s.kv.len}" for s in self.sequences[:6])
         more = ", …" if len(self.sequences) > 6 else ""
         return (
-            f"{len(self.sequences)} sequences of queries × keys ({lengths}{more}); heads {self.heads_q}/{self.heads_kv}; "
-            f"dims {self.dim_qk}/{self.dim_v}; window {self.window('fa')} {self.align}; {self.format}"
+            f"{len(self.sequences)} sequences of queries × keys ({lengths}{more}); "
+            f"heads {self.heads_q}/{self.heads_kv}; dims {self.dim_qk}/{self.dim_v}; "
+            f"window {self.window('fa')} {self.align}; {self.format}"
         )
 
 

@@ -71,20 +71,22 @@ def finding_of(finding: dict[str, Any], inputs: Inputs) -> Finding:
 
 def write(subject: Subject, finding: Finding, path: Path) -> str:
     """Writes the script of a finding, runs it, and returns what to say about it."""
-    problems = []
+    problems, scripts = [], []
     for kernel_of in (_embedded, _by_file):
         try:
             kernel = kernel_of(subject)
         except source.NoSource as error:
             problems.append(str(error))
             continue
-        path.write_text("".join(_script(subject, finding, kernel)))
+        scripts.append("".join(_script(subject, finding, kernel)))
+        path.write_text(scripts[-1])
         shows, why = _run(path, finding)
         if shows:
             return ""
         problems.append(why)
-    if not path.is_file():
+    if not scripts:
         return f"there is none: {problems[0]}"
+    path.write_text(scripts[0])
     return f"it does not show the failure when it runs alone: {problems[-1]}"
 
 
@@ -124,7 +126,8 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield _title(subject, finding)
     future, text = _without_future(kernel.text)
     yield from future
-    yield "import base64\nimport sys\nimport traceback\nimport zlib\nfrom types import SimpleNamespace\n\nimport numpy as np\n"
+    yield "import base64\nimport sys\nimport traceback\nimport zlib\nfrom types import SimpleNamespace\n\n"
+    yield "import numpy as np\n"
     yield {"torch": "import torch\n", "jax": "import jax\n", "cupy": "import cupy\n"}.get(
         subject.library_name, ""
     )
@@ -313,7 +316,8 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
         )
         return (
             f"SimpleNamespace(lengths=ints({lengths}), offsets=ints({np.cumsum([0, *lengths]).tolist()}), "
-            f"padded_offsets={padded}, max_length={of.max_length}, max_span={of.max_span}, rows={of.rows}, runs=[{runs}])"
+            f"padded_offsets={padded}, max_length={of.max_length}, max_span={of.max_span}, rows={of.rows}, "
+            f"runs=[{runs}])"
         )
 
     windows = {}

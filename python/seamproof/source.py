@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 PACKAGE = "seamproof"
@@ -72,10 +73,10 @@ def embedded(functions: list[Callable[..., Any]]) -> Kernel:
     if any("<" in getattr(item, "__qualname__", "<") for item in functions):
         raise NoSource("the kernel is defined inside a function, so that no script can define it alone")
     try:
-        text = inspect.getsource(inspect.getmodule(function) or function)
+        text = Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8")
     except (OSError, TypeError) as error:
         raise NoSource(f"the kernel's source cannot be read: {error}") from error
-    file = _File(text)
+    file = _File(text, function.__globals__)
     kept = file.needed([item.__name__ for item in functions])
     return Kernel("".join(kept), function.__name__)
 
@@ -83,7 +84,8 @@ def embedded(functions: list[Callable[..., Any]]) -> Kernel:
 class _File:
     """The statements at the top of a file, by the names that they bind."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, values: dict[str, Any]):
+        self._values = values
         self._lines = text.splitlines(keepends=True)
         self._body = ast.parse(text).body
         self._aliases = {name for node in self._body for name in _package_names(node)}
@@ -118,6 +120,8 @@ class _File:
             last = node
 
     def _used(self, node: ast.stmt) -> set[str]:
+        if self._constant(node) is not None:
+            return set()
         parts: list[ast.AST] = [node]
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             ours = [item for item in node.decorator_list if self._is_ours(item)]
@@ -132,7 +136,24 @@ class _File:
         decorators = [item for item in getattr(node, "decorator_list", []) if not self._is_ours(item)]
         return min([node.lineno, *(item.lineno for item in decorators)])
 
+    def _constant(self, node: ast.stmt) -> str | None:
+        """Returns a plain value as it is now, which no option and no variable of the environment changes."""
+        if (
+            not isinstance(node, ast.Assign)
+            or len(node.targets) != 1
+            or not isinstance(node.targets[0], ast.Name)
+        ):
+            return None
+        name = node.targets[0].id
+        value = self._values.get(name, ...)
+        if value is None or type(value) in (bool, int, str):
+            return f"{name} = {value!r}\n"
+        return None
+
     def _source(self, node: ast.stmt) -> str:
+        constant = self._constant(node)
+        if constant is not None:
+            return constant
         return "".join(self._lines[self._first_line(node) - 1 : node.end_lineno]).rstrip("\n") + "\n"
 
 

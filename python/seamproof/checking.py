@@ -111,9 +111,9 @@ def check(
 
     `budget` is a time, `"20s"` where neither it nor `cases` is given; a number counts seconds. `profile` is `"quick"`,
     `"seams"` or `"large"`. The same `seed` draws the same cases. With `strict` a check that ran too little fails, where
-    it only warns otherwise. The kernel runs in this process; with `isolate` it runs in workers, which may crash or hang,
-    and the kernel must be a name in its file. `replay` judges a stored case instead of drawing any. Further arguments
-    narrow what the kernel is asked, as `masks="window"` or `backward=False`: `declare.narrowed` lists them.
+    it only warns otherwise. The kernel runs in this process; with `isolate` it runs in workers, which may crash or
+    hang, and the kernel must be a name in its file. `replay` judges a stored case instead of drawing any. Further
+    arguments narrow what the kernel is asked, as `masks="window"` or `backward=False`: `declare.narrowed` lists them.
     """
     global lost
     asked = Settings(_time(budget), cases, profile, seed, strict, isolate, out, replay, narrowing)
@@ -298,7 +298,8 @@ def _read_case(path: Any) -> dict[str, Any]:
 
 
 def _words_of_failure(command: list[str], code: int, said: str) -> str:
-    return f"the program gave no result (exit code {code}): {said.strip() or 'it said nothing'}\n  {program.quoted(command)}"
+    said = said.strip() or "it said nothing"
+    return f"the program gave no result (exit code {code}): {said}\n  {program.quoted(command)}"
 
 
 def _conclude(subject: Subject, settings: Settings, report: Report, session: Session | None) -> Report:
@@ -309,7 +310,8 @@ def _conclude(subject: Subject, settings: Settings, report: Report, session: Ses
     if report.outcome == "held":
         return report
     if report.outcome == "too-little-run":
-        words = f"{report.subject}: nothing was found, but too little was run: {'; '.join(report.missed) or report.text}"
+        why = "; ".join(report.missed) or report.text
+        words = f"{report.subject}: nothing was found, but too little was run: {why}"
         if settings.strict:
             raise AssertionError(words)
         warnings.warn(TooLittleRun(words), stacklevel=3)
