@@ -29,6 +29,8 @@ BUDGET = "20s"
 PROFILE = "quick"
 # Where cases and scripts of findings go, unless told otherwise.
 FOLDER = "seamproof.findings"
+# How many reasons a message names.
+MISSED_MOST = 4
 
 
 @dataclass
@@ -166,7 +168,8 @@ def _in_process(
     subject.open()
     with tempfile.TemporaryDirectory(prefix="seamproof-") as folder:
         summary, said = Path(folder, "summary.json"), Path(folder, "said.txt")
-        command = [program.find(), "serve", "--name", name, "--json", str(summary), "--text", os.devnull]
+        text = Path(folder, "text.txt")
+        command = [program.find(), "serve", "--name", name, "--json", str(summary), "--text", str(text)]
         command += ["--replay", str(settings.replay)] if settings.replay else settings.arguments()
         with open(said, "wb") as errors:
             process = subprocess.Popen(
@@ -310,7 +313,8 @@ def _conclude(subject: Subject, settings: Settings, report: Report, session: Ses
     if report.outcome == "held":
         return report
     if report.outcome == "too-little-run":
-        why = "; ".join(report.missed) or report.text
+        more = f"; and {len(report.missed) - MISSED_MOST} more" if len(report.missed) > MISSED_MOST else ""
+        why = "; ".join(report.missed[:MISSED_MOST]) + more or report.text
         words = f"{report.subject}: nothing was found, but too little was run: {why}"
         if settings.strict:
             raise AssertionError(words)
@@ -330,7 +334,8 @@ def _conclude(subject: Subject, settings: Settings, report: Report, session: Ses
 def _finding_text(subject: Subject, settings: Settings, report: Report) -> str:
     if not report.findings:
         return f"{report.subject}: {'; '.join(report.trouble) or report.text}"
-    first, *others = report.findings
+    # An identity compares two runs; other checks say more about one.
+    first, *others = sorted(report.findings, key=lambda finding: finding["what"].startswith("identity"))
     lines = [f"{subject.name}: {first['what']}"]
     if first.get("problem"):
         lines.append(f"on        {first['problem']}")

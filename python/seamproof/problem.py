@@ -165,8 +165,8 @@ class Problem:
             left=mask.get("left"),
             right=mask.get("right"),
             align=mask["align"],
-            scale=softmax["scale"],
-            softcap=softmax.get("softcap"),
+            scale=_f32(softmax["scale"]),
+            softcap=None if softmax.get("softcap") is None else _f32(softmax["softcap"]),
             sink=softmax["sink"],
             precision=raw["precision"],
             backward=raw["pass"] == "backward",
@@ -327,6 +327,11 @@ class Problem:
             f"heads {self.heads_q}/{self.heads_kv}; dims {self.dim_qk}/{self.dim_v}; "
             f"window {self.window('fa')} {self.align}; {self.format}"
         )
+
+
+def _f32(value: float) -> float:
+    """Returns the f32 that a number of JSON stands for: its shortest decimal form is not the number itself."""
+    return float(np.float32(value))
 
 
 def contiguous(runs: Items[Run]) -> bool:

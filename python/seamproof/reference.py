@@ -9,7 +9,10 @@ def reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, 
     `sequences` has the rows of each sequence's queries and keys, as two slices. `left` and `right` bound the keys that
     a query sees, both inclusive; `None` is no bound. `sink` is None, or one more logit for each head.
     """
-    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    # NaN of any kind may lie in rows that hold no token.
+    with np.errstate(invalid="ignore"):
+        q, k, v = (x.astype(np.float64) for x in (q, k, v))
+        dout = None if dout is None else dout.astype(np.float64)
     (rows, heads, _), group = q.shape, q.shape[1] // k.shape[1]
     found = {
         "out": np.full((rows, heads, v.shape[2]), np.nan),
@@ -17,7 +20,6 @@ def reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, 
         "max_logit": np.full(heads, -np.inf),
     }
     if dout is not None:
-        dout = dout.astype(np.float64)
         found |= {"d" + name: np.full(x.shape, np.nan) for name, x in (("q", q), ("k", k), ("v", v))}
         found["dsink"] = np.zeros(0 if sink is None else heads)
     for q_rows, k_rows in sequences:

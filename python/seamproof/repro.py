@@ -25,6 +25,7 @@ from .varlen import Varlen, memory_order
 # Arrays up to this size are written as numbers.
 LITERAL_MOST = 64
 RUN_SECONDS = 120
+_RAISES = "the call raises an error"
 
 Inputs = dict[str, np.ndarray]
 
@@ -119,7 +120,9 @@ def _run(path: Path, finding: Finding) -> tuple[bool, str]:
     shows = done.returncode == 1 and "the failure shows" in done.stdout
     shows |= finding.check == "crash" and done.returncode not in (0, 1)
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return shows, lines[-1] if lines else f"exit code {done.returncode}"
+    # Behind an error of the call stand two lines that say less.
+    told = [line for line in lines if line not in (_RAISES, "the failure does not show")]
+    return shows, (told or lines or [f"exit code {done.returncode}"])[-1]
 
 
 def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator[str]:
@@ -140,7 +143,11 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield "\n\n"
     yield from _call(subject, finding, kernel)
     yield "\n\n# What is wrong.\n\n\n"
-    yield _VERDICT.replace("TENSOR", repr(finding.tensor)).replace("CHECK", repr(finding.check))
+    yield (
+        _VERDICT.replace("TENSOR", repr(finding.tensor))
+        .replace("CHECK", repr(finding.check))
+        .replace("RAISES", _RAISES)
+    )
 
 
 def _title(subject: Subject, finding: Finding) -> str:
@@ -196,12 +203,13 @@ def _slice(rows: slice) -> str:
 
 
 def _conversions(subject: Subject, problem: Problem) -> Iterator[str]:
-    """Yields `put`, `ints` and `get`: from arrays of f32 to the kernel's, and back."""
+    """Yields `put`, `put_f32`, `ints` and `get`: from arrays of f32 to the kernel's, and back."""
     form, kind = problem.format, subject.library_name
     if kind == "torch":
         device = str(subject.open().device)
         dtype = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}[form]
         yield f"def put(x):\n    return torch.from_numpy(x).to(torch.{dtype}).to({device!r})\n\n\n"
+        yield f"def put_f32(x):\n    return torch.from_numpy(x).to({device!r})\n\n\n"
         yield f"def ints(x):\n    return torch.tensor(x, dtype=torch.int32, device={device!r})\n\n\n"
         yield "def get(x):\n    return x.detach().double().cpu().numpy()\n"
         return
@@ -210,6 +218,7 @@ def _conversions(subject: Subject, problem: Problem) -> Iterator[str]:
     if form == "bf16" and kind == "numpy":
         dtype = '__import__("ml_dtypes").bfloat16'
     yield f"def put(x):\n    return {module}.asarray(x).astype({dtype})\n\n\n"
+    yield f"def put_f32(x):\n    return {module}.asarray(x)\n\n\n"
     yield f"def ints(x):\n    return {module}.asarray(x, np.int32)\n\n\n"
     get = "cupy.asnumpy(x)" if kind == "cupy" else "np.asarray(x)"
     yield f"def get(x):\n    return {get}.astype(np.float64)\n"
@@ -221,13 +230,7 @@ def _call(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator
     yield "def call(q, k, v, dout, sink):\n"
     yield "    q, k, v = put(q), put(k), put(v)\n"
     if learnable:
-        to_sink = f".to({str(subject.open().device)!r})" if subject.library_name == "torch" else ""
-        of = {
-            "torch": "torch.from_numpy(sink)",
-            "jax": "jax.numpy.asarray(sink)",
-            "cupy": "cupy.asarray(sink)",
-        }
-        yield f"    sink = {of.get(subject.library_name, 'sink')}{to_sink}\n"
+        yield "    sink = put_f32(sink)\n"
     leaves = "q, k, v, sink" if learnable else "q, k, v"
     if problem.backward:
         yield "    dout = put(dout)\n"
@@ -320,38 +323,33 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
             f"runs=[{runs}])"
         )
 
-    windows = {}
-    for style in WINDOW_STYLES:
-        windows[style] = problem.window(style)
-    shapes = {name: problem.shape(name) for name in ("out", "lse", "dq", "dk", "dv")}
+    windows = {style: problem.window(style) for style in WINDOW_STYLES}
     yield f"    p = SimpleNamespace(q={side(problem.q)}, kv={side(problem.kv)})\n"
     yield f"    p.window = lambda style: {windows}[style]\n"
-    plain = (
-        "heads_q",
-        "heads_kv",
-        "dim_qk",
-        "dim_v",
-        "left",
-        "right",
-        "align",
-        "scale",
-        "softcap",
-        "sink",
-        "backward",
-    )
-    derived = ("causal", "bottom_right", "group", "format")
-    for name in (*plain, *derived):
+    shapes = {name: problem.shape(name) for name in ("out", "lse", "dq", "dk", "dv")}
+    yield "    runs = zip(p.q.runs, p.kv.runs)\n"
+    yield "    p.sequences = [SimpleNamespace(q=of_q, kv=of_kv) for of_q, of_kv in runs]\n"
+    for name in (*_PLAIN, *_DERIVED):
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
     yield f"    p.shape = lambda name: {shapes}[name]\n"
-    if subject.library_name in ("torch", "numpy", "cupy"):
-        zeros = f"put(np.full({shapes}[name], np.nan, np.float32))"
-        if subject.library_name == "torch":
-            device = str(subject.open().device)
-            lse = f"torch.full({shapes['lse']}, float('nan'), device={device!r})"
-        else:
-            module = "cupy" if subject.library_name == "cupy" else "np"
-            lse = f"{module}.full({shapes['lse']}, np.nan, np.float32)"
-        yield f'    p.empty = lambda name="out": {lse} if name == "lse" else {zeros}\n    p.empty_out = p.empty\n'
+    if subject.library_name != "jax":
+        yield '    p.empty = lambda name="out": guarded(p.shape(name), name)\n    p.empty_out = p.empty\n'
+
+
+_PLAIN = (
+    "heads_q",
+    "heads_kv",
+    "dim_qk",
+    "dim_v",
+    "left",
+    "right",
+    "align",
+    "scale",
+    "softcap",
+    "sink",
+    "backward",
+)
+_DERIVED = ("causal", "bottom_right", "group", "format")
 
 
 def _lse_lines(subject: Subject, problem: Problem) -> Iterator[str]:
@@ -383,13 +381,24 @@ def fields(returned):
     return dict(zip(("out", "lse"), split(returned, True)))
 
 
+guards = []
+
+
+def guarded(shape, name):
+    """Returns memory for a result, full of NaN, between two bands of NaN."""
+    count = int(np.prod(shape))
+    whole = (put_f32 if name == "lse" else put)(np.full(count + 2048, nan, np.float32))
+    guards.append((name, whole))
+    return whole[1024 : 1024 + count].reshape(shape)
+
+
 def main():
     tensor, check = TENSOR, CHECK
     try:
         got = call(q, k, v, dout, sink)
     except Exception:
         traceback.print_exc(file=sys.stdout)
-        print("the call raises an error")
+        print("RAISES")
         return check == "crash"
     exact = reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, softcap)
     shows = False
@@ -411,6 +420,11 @@ def main():
             print(f"{name}: {int(wrong.sum())} of {wrong.size} elements are wrong, the worst at {at}:")
             print(f"  got      {has[at]}")
             print(f"  exact    {want[at]}" + (f" ± {bound}" if bound else ""))
+            shows = True
+    for name, whole in guards:
+        bands = np.concatenate([get(whole)[:1024], get(whole)[-1024:]])
+        if not np.isnan(bands).all():
+            print(f"{int((~np.isnan(bands)).sum())} elements were written outside {name}")
             shows = True
     again = call(q, k, v, dout, sink)
     for name in got:
