@@ -42,17 +42,14 @@ def attention(
         logits = softmax_scale * (qs @ ks.transpose(1, 2))
         if softcap:
             logits = softcap * torch.tanh(logits / softcap)
-        blind = hidden.all(1, keepdim=True)
+        blind = hidden.all(1, keepdim=True) if lk else torch.ones(lq, 1, dtype=torch.bool)
         # A row that sees nothing would have NaN here, in its gradients too.
         logits = logits.masked_fill(hidden & ~blind, -torch.inf)
-        lse = (
-            torch.logsumexp(logits, 2, keepdim=True)
-            if lk
-            else logits.new_full((*logits.shape[:2], 1), -torch.inf)
-        )
-        weights = torch.exp(logits - lse).masked_fill(blind, 0) if lk else logits
-        outs.append((weights @ vs).transpose(0, 1))
-        lses.append(lse.masked_fill(blind, -torch.inf)[..., 0])
+        top = logits.amax(2, keepdim=True).detach() if lk else logits.new_zeros(*logits.shape[:2], 1)
+        weights = torch.exp(logits - top)
+        total = weights.sum(2, keepdim=True).masked_fill(blind, 1)
+        outs.append(((weights @ vs) / total).masked_fill(blind, 0).transpose(0, 1))
+        lses.append((top + total.log()).masked_fill(blind, -torch.inf)[..., 0])
     out = torch.cat([*outs, q.new_zeros(len(q) - offsets_q[-1], q.shape[1], v.shape[2])]).to(q.dtype)
     lse = torch.cat([*lses, q.new_zeros(q.shape[1], len(q) - offsets_q[-1], dtype=torch.float32)], 1)
     return out, lse

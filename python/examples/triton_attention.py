@@ -35,10 +35,11 @@ def row(
         d, dv, kv_heads = tl.arange(0, D), tl.arange(0, DV), H // G
         query = tl.load(q + ((first_q + i) * H + head) * D + d).to(tl.float32)
         top, total, acc = -float("inf"), 0.0, tl.zeros([DV], tl.float32)
-        at = i + lk - lq
+        low = tl.where(left < 0, 0, i + lk - lq - left)
+        high = tl.where(right < 0, lk - 1, i + lk - lq + right)
         for start in range(0, lk, B):
             j = start + tl.arange(0, B)
-            seen = (j < lk) & ((left < 0) | (j >= at - left)) & ((right < 0) | (j <= at + right))
+            seen = (j < lk) & (j >= low) & (j <= high)
             at_row = ((first_k + j) * kv_heads + head // G)[:, None]
             keys = tl.load(k + at_row * D + d[None, :], mask=seen[:, None], other=0).to(tl.float32)
             values = tl.load(v + at_row * DV + dv[None, :], mask=seen[:, None], other=0).to(tl.float32)
