@@ -71,6 +71,13 @@ class Numpy:
     def synchronise(self) -> None:
         """Waits until everything that was started is done."""
 
+    def begin(self) -> None:
+        """Begins to measure the cost of a run."""
+
+    def costs(self) -> dict[str, int]:
+        """Returns what a run has cost since `begin`, as far as it is known: `peak_bytes`."""
+        return {}
+
     def versions(self) -> dict[str, str]:
         """Returns the versions of what runs."""
         return {"python": platform.python_version(), "numpy": np.__version__}
@@ -153,6 +160,15 @@ class Torch(Numpy):
     def synchronise(self) -> None:
         if self.device.type == "cuda":
             self.torch.cuda.synchronize(self.device)
+
+    def begin(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.reset_peak_memory_stats(self.device)
+
+    def costs(self) -> dict[str, int]:
+        if self.device.type != "cuda":
+            return {}
+        return {"peak_bytes": self.torch.cuda.max_memory_allocated(self.device)}
 
     def versions(self) -> dict[str, str]:
         found = {**super().versions(), "torch": str(self.torch.__version__)}
@@ -357,7 +373,7 @@ def as_f32(array: np.ndarray, what: str) -> np.ndarray:
     """Returns an array of f32, or one of f64 rounded to it: numpy's own rules make f64 of f32 easily."""
     if array.dtype not in (np.float32, np.float64):
         raise wrong_dtype(what, array.dtype, "f32")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(array, np.float32)
 
 

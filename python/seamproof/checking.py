@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import program, repro
-from .errors import CannotJudge, DeclarationError, DeviceLost, TooLittleRun
+from .errors import CannotJudge, DeclarationError, DeviceLost, OtherSubject, TooLittleRun
 from .frames import Channel
 from .session import Observer, Session
 from .subject import Subject
@@ -118,9 +118,12 @@ def check(
     arguments narrow what the kernel is asked, as `masks="window"` or `backward=False`: `declare.narrowed` lists them.
     """
     global lost
+    __tracebackhide__ = True  # pytest shows the caller's line.
     asked = Settings(_time(budget), cases, profile, seed, strict, isolate, out, replay, narrowing)
     settings = forced.over(asked).over(marked)
     subject = _subject(kernel).narrowed(settings.narrowing)
+    if forced.replay is not None:
+        _of_this_subject(subject, forced.replay)
     if settings.isolate:
         report, session = _isolated(subject, settings), None
     else:
@@ -144,6 +147,13 @@ def _subject(kernel: Subject | Callable[..., Any]) -> Subject:
     if callable(kernel):
         return dataclasses.replace(flash_varlen(kernel), scope=getattr(kernel, "__globals__", {}))
     raise DeclarationError(f"check takes a function, not a {type(kernel).__name__}")
+
+
+def _of_this_subject(subject: Subject, path: str | os.PathLike[str]) -> None:
+    """Refuses a case of the command line that another test's subject failed."""
+    name, of_case = subject_name(subject), _read_case(path)["subject"]["name"]
+    if "called" not in (name, of_case) and Path(name).name != Path(of_case).name:
+        raise OtherSubject(f"{path} is a case of {of_case}, and this test checks {name}")
 
 
 def _on_cpu(subject: Subject) -> bool:
@@ -307,6 +317,7 @@ def _words_of_failure(command: list[str], code: int, said: str) -> str:
 
 def _conclude(subject: Subject, settings: Settings, report: Report, session: Session | None) -> Report:
     """Returns a report that holds; raises, or warns, for any other."""
+    __tracebackhide__ = True
     if report.findings or report.outcome in ("finding", "crash"):
         error = AssertionError(_finding_text(subject, settings, report))
         raise error from (session.raised if session is not None else None)

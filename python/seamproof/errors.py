@@ -27,6 +27,10 @@ class DeviceLost(SeamproofError):
     """A GPU that an earlier kernel left in error: nothing can run on it in this process any more."""
 
 
+class OtherSubject(SeamproofError):
+    """A stored case of another subject than the one that a test checks."""
+
+
 class Refused(Exception):
     """A problem that the subject does not take; `row` is the row of its table that says so, as `"softcap"`.
 

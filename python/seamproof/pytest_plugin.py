@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from .errors import DeviceLost
+from .errors import DeviceLost, OtherSubject
 
 MARKER = "seamproof"
 
@@ -69,10 +69,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         outcome = yield
     finally:
         checking.forced, checking.marked = before
-    if outcome.excinfo is not None and isinstance(outcome.excinfo[1], DeviceLost):
-        outcome.force_exception(
-            pytest.skip.Exception("the GPU was lost in an earlier test", _use_item_location=True)
-        )
+    error = outcome.excinfo[1] if outcome.excinfo is not None else None
+    if isinstance(error, (DeviceLost, OtherSubject)):
+        why = "the GPU was lost in an earlier test" if isinstance(error, DeviceLost) else str(error)
+        outcome.force_exception(pytest.skip.Exception(why, _use_item_location=True))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

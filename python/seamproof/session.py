@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .subject import INPUTS, RoundTripError, Subject
 
 RECEIVED, UPLOADED, COMPILING, LAUNCHED, DONE = range(5)
 FRAMES_MOST = 20
+_OWN = os.path.dirname(__file__) + os.sep
 
 # Called with each problem and its inputs, as they arrive.
 Observer = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
@@ -43,7 +45,7 @@ class Session:
         self._strict = strict
         self.subject: Subject | None = None
         self.runs = 0
-        # The last error that the kernel raised.
+        # The last error that the kernel raised, with `strict`.
         self.raised: BaseException | None = None
         # Why the process cannot go on: the key and text of the last `Failed`.
         self.spoilt: tuple[str, str] | None = None
@@ -88,7 +90,8 @@ class Session:
         except Exception as error:
             self._failed(frame, self.subject, error)
         else:
-            self._phase(frame, DONE)
+            costs = self.subject.open().costs()
+            self._channel.write(PHASE, frame.sequence, bytes([DONE]), frames.to_json(costs) if costs else b"")
             body = [frames.headed(answer.head()), *frames.floats(answer.parts())]
             self._channel.write(OUTPUTS, frame.sequence, *body)
 
@@ -105,7 +108,8 @@ class Session:
         return subject.run(problem, tensors, launched=lambda: self._phase(frame, LAUNCHED))
 
     def _failed(self, frame: Frame, subject: Subject, error: Exception) -> None:
-        self.raised = error
+        if self._strict:
+            self.raised = error.with_traceback(_theirs(error.__traceback__))
         library = subject.open()
         if library.out_of_memory(error):
             key = "OutOfMemory"
@@ -147,9 +151,8 @@ def describe(error: BaseException) -> str:
     """Returns an error's type and message, and the last frames of its traceback that are not of this package."""
     lines = [_headline(error)]
     steps = traceback.extract_tb(error.__traceback__)
-    own = os.path.dirname(__file__) + os.sep
     # The frames above the kernel are of this package; those below it may be too, where the kernel calls it.
-    while steps and steps[0].filename.startswith(own):
+    while steps and steps[0].filename.startswith(_OWN):
         steps.pop(0)
     for step in steps[-FRAMES_MOST:]:
         lines.append(
@@ -158,6 +161,14 @@ def describe(error: BaseException) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _theirs(frames: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from the kernel's own frame on."""
+    kept = frames
+    while kept is not None and kept.tb_frame.f_code.co_filename.startswith(_OWN):
+        kept = kept.tb_next
+    return kept or frames
 
 
 def _headline(error: BaseException) -> str:

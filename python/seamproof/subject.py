@@ -90,7 +90,8 @@ class Subject:
     _library: arrays.Numpy | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        functools.update_wrapper(self, self.function)
+        # Attributes of the function are not taken over: they could hide the fields above.
+        functools.update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -163,6 +164,7 @@ class Subject:
             )
 
         library.dirty(problem.results())
+        library.begin()
         if problem.backward:
             result, pullback = library.record(call, leaves)
         else:

@@ -11,7 +11,10 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from .session import Observer, Session
 
 # A fault of the subject's device that no further run can outlive.
 SPOILT = 70
+# How long a run may go on after nobody waits for it any more.
+GRACE_SECONDS = 5
 
 
 def recorder(folder: str) -> Observer:
@@ -41,6 +46,21 @@ def recorder(folder: str) -> Observer:
     return observe
 
 
+def watch(reader: int) -> None:
+    """Ends this process a while after the other end of its requests is gone, whatever the kernel does."""
+    if not hasattr(select, "poll"):
+        return
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(reader, 0)  # Only the end is reported; data waits for the main thread.
+        poll.poll()
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Serves one subject; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m seamproof.worker", description=__doc__.splitlines()[0])
@@ -49,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--options", default="{}", type=json.loads, metavar="JSON", help="options of the subject"
     )
     given = parser.parse_args(arguments)
-    channel = Channel.over(*duplicated_standard_streams())
+    reader, writer = duplicated_standard_streams()
+    channel = Channel.over(reader, writer)
+    watch(reader)
     faulthandler.enable(file=2)
     folder = os.environ.get("SEAMPROOF_RECORD")
     session = Session(

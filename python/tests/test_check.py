@@ -171,3 +171,6 @@ def test_the_plugin(fake_program, pytester, monkeypatch, budget):
         "-p", "seamproof.pytest_plugin", f"--seamproof-replay={case}", "-k", "wrong"
     )
     again.assert_outcomes(failed=1)
+    # The other tests check another file's subject.
+    again = pytester.runpytest_subprocess("-p", "seamproof.pytest_plugin", f"--seamproof-replay={case}")
+    again.assert_outcomes(failed=1, skipped=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from supervisor import Worker, expected, frame, inputs, problem
+from supervisor import RUN, Worker, expected, frame, inputs, problem, run_body, split_frame
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 UNWRITTEN = 0x7FE5EA11
@@ -114,6 +114,16 @@ def test_memory_and_refusals(tmp_path):
     assert worker.process.wait(20) == 70
 
 
+def test_a_hung_kernel_does_not_outlive_the_supervisor(tmp_path):
+    body = "    import time\n    time.sleep(600)\n"
+    worker = Worker(file(tmp_path, SUBJECT + "def kernel(p, q, k, v, dout, sink):\n" + body))
+    worker.open()
+    raw = problem([(1, 1)])
+    worker.process.stdin.write(frame(RUN, 2, run_body(raw, inputs(raw))))
+    worker.process.stdin.close()
+    assert worker.process.wait(30) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -182,15 +192,11 @@ def test_a_hundred_megabytes_take_a_third_of_a_second(tmp_path):
     values = inputs(raw)
     raw_small = problem([(1, 1)], heads=(1, 1), dims=(256, 1))
     worker.run(raw_small, inputs(raw_small))
-    from supervisor import RUN, run_body
-
     whole = frame(RUN, worker.sequence + 1, run_body(raw, values))
     worker.sequence += 1
     start = time.perf_counter()
     worker.process.stdin.write(whole)
     worker.process.stdin.flush()
-    from supervisor import split_frame
-
     while split_frame(worker.process.stdout.read)[0] == 4:
         pass
     took = time.perf_counter() - start
