@@ -3,9 +3,14 @@
 seamproof run --backend python:python/examples/torch_varlen_attn.py:attention
 """
 
+import inspect
+
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 import seamproof
+
+# Grouped heads have to be asked for in newer versions, and cannot be in older ones.
+MORE = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @seamproof.subject(
@@ -23,7 +28,7 @@ import seamproof
 def attention(p, q, k, v, dout=None, sink=None):
     out, lse = varlen_attn(
         q, k, v, p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length,
-        return_aux=AuxRequest(lse=True), scale=p.scale, window_size=p.window("fa"),
+        return_aux=AuxRequest(lse=True), scale=p.scale, window_size=p.window("fa"), **MORE,
     )  # fmt: skip
     return seamproof.Result(out, lse=lse, grads=seamproof.autograd)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,9 +73,7 @@ class Side:
             raise ValueError("rows of a sequence lie apart (SBHD), so offsets do not say where: use runs")
         ends = [run.offset for run in self.runs] + [self.runs[-1].end if self.runs else 0]
         if ends != sorted(ends):
-            raise ValueError(
-                "sequences do not lie in the order of the list, so offsets do not say where: use runs"
-            )
+            raise ValueError("keys lie in another order than queries, so offsets do not say where: use runs")
         return ends
 
     @property
@@ -149,10 +148,12 @@ class Problem:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any], library: Numpy | None = None) -> Problem:
-        """Returns the problem of a case file's JSON."""
+        """Returns the problem of a case file's JSON, its sequences in the order in which their rows lie."""
         library = library or Numpy()
         pairs = raw["sequences"]
-        sequences = tuple(Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs)
+        sequences = in_memory_order(
+            [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
+        )
         mask, softmax = raw["mask"], raw["softmax"]
         return cls(
             sequences=sequences,
@@ -327,6 +328,19 @@ class Problem:
             f"heads {self.heads_q}/{self.heads_kv}; dims {self.dim_qk}/{self.dim_v}; "
             f"window {self.window('fa')} {self.align}; {self.format}"
         )
+
+
+def in_memory_order(sequences: list[Sequence]) -> tuple[Sequence, ...]:
+    """Returns sequences in the order in which their rows lie; offsets can say no other."""
+
+    def before(one: Sequence, other: Sequence) -> bool:
+        return one.q.end <= other.q.offset and one.kv.end <= other.kv.offset
+
+    def place(sequence: Sequence) -> tuple[int, ...]:
+        return (sequence.q.offset, sequence.q.end, sequence.kv.offset, sequence.kv.end)
+
+    ordered = all(before(one, other) for one, other in itertools.pairwise(sequences))
+    return tuple(sequences if ordered else sorted(sequences, key=place))
 
 
 def _f32(value: float) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from . import reference, source
 from .problem import WINDOW_STYLES, Problem, Side
 from .subject import INPUTS, Subject
-from .varlen import Varlen, memory_order
+from .varlen import Varlen
 
 # Arrays up to this size are written as numbers.
 LITERAL_MOST = 64
@@ -249,9 +249,8 @@ def _varlen_call(subject: Subject, finding: Finding, name: str, leaves: str) -> 
         f"cu_seqlens_{to}": f"ints({call.offsets(problem, side)})" for to, side in (("q", "q"), ("k", "kv"))
     }
     if call.seqused:
-        order = memory_order(problem)
         lists |= {
-            f"seqused_{to}": f"ints({[side.runs[i].len for i in order]})"
+            f"seqused_{to}": f"ints({[run.len for run in side.runs]})"
             for to, side in (("q", problem.q), ("k", problem.kv))
         }
     values = call.values(problem, None, None)

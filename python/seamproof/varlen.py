@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from .declare import SINKS, Sizes, bottom_right, declaration, multiples, packed
 from .errors import DeclarationError
 from .lse import LseForm
-from .problem import Problem, Run, contiguous
+from .problem import Problem, contiguous
 from .subject import Result, Subject, as_result, autograd, of_scope
 
 # The names that libraries give to each argument; the first is FlashAttention's.
@@ -197,7 +196,6 @@ class Varlen:
 
     def values(self, p: Problem, cu_seqlens_q: Any, cu_seqlens_k: Any) -> dict[str, Any]:
         """Returns the values of the arguments, by our words."""
-        order = memory_order(p)
         values = {
             "cu_seqlens_q": cu_seqlens_q,
             "cu_seqlens_k": cu_seqlens_k,
@@ -209,8 +207,8 @@ class Varlen:
             "return_lse": self.returns_lse,
         }
         if self.seqused:
-            values["seqused_q"] = p.library.integers([p.q.runs[i].len for i in order])
-            values["seqused_k"] = p.library.integers([p.kv.runs[i].len for i in order])
+            values["seqused_q"] = p.library.integers([run.len for run in p.q.runs])
+            values["seqused_k"] = p.library.integers([run.len for run in p.kv.runs])
         if p.softcap is not None:
             values["softcap"] = p.softcap
         return values
@@ -224,31 +222,13 @@ class Varlen:
 
     def offsets(self, p: Problem, side: str) -> list[int]:
         """Returns `cu_seqlens` of one side."""
-        runs = [getattr(p, side).runs[i] for i in memory_order(p)]
+        runs = getattr(p, side).runs
         if not self.seqused and not contiguous(runs):
             raise DeclarationError(
                 "the sequences of this problem have padding, gaps or another order of keys than of queries, which "
                 "cu_seqlens cannot say: the table of a flash_varlen subject must not take them"
             )
         return [run.offset for run in runs] + [runs[-1].end if runs else 0]
-
-
-def memory_order(p: Problem) -> list[int]:
-    """Returns the sequences in the order in which their rows lie."""
-
-    def place(index: int) -> tuple[int, ...]:
-        def of(run: Run) -> tuple[int, int]:
-            return (run.offset, run.end)
-
-        return (*of(p.q.runs[index]), *of(p.kv.runs[index]))
-
-    order = list(range(len(p.sequences)))
-    ordered = all(_before(p, a, b) for a, b in itertools.pairwise(order))
-    return order if ordered else sorted(order, key=place)
-
-
-def _before(p: Problem, one: int, other: int) -> bool:
-    return all(side.runs[one].end <= side.runs[other].offset for side in (p.q, p.kv))
 
 
 def _sinks(signature: Signature, sinks: Iterable[str] | bool | None) -> list[str]:

@@ -33,9 +33,13 @@ def test_rows_that_offsets_cannot_say():
     with pytest.raises(ValueError, match="SBHD"):
         _ = p.q.padded_offsets
     raw = problem([(2, 2), (2, 2)])
-    raw["sequences"].reverse()
+    runs = [sequence["kv"] for sequence in raw["sequences"]]
+    runs[0]["offset"], runs[1]["offset"] = 2, 0
     with pytest.raises(ValueError, match="order"):
-        _ = Problem.from_json(raw).q.padded_offsets
+        _ = Problem.from_json(raw).kv.padded_offsets
+    raw = problem([(2, 3), (0, 0), (1, 1)])
+    raw["sequences"].reverse()
+    assert Problem.from_json(raw).kv.padded_offsets.tolist() == [0, 3, 3, 4]
 
 
 @pytest.mark.parametrize(
