@@ -99,9 +99,12 @@ class Numpy:
         return False
 
     def record(self, function: Any, inputs: list[Any]) -> tuple[Any, Any]:
-        """Returns what the function returns for the inputs, and a function from dout to the inputs' gradients."""
+        """Returns what the function returns for the inputs, and a function that gives the inputs' gradients.
 
-        def pullback(dout: Any) -> Any:
+        That one takes dout, and whether any query sees a key: only then must out depend on the inputs.
+        """
+
+        def pullback(dout: Any, depends: bool) -> Any:
             raise DeclarationError(
                 f"{self.name} has no automatic differentiation: return dq, dk and dv, or declare backward=False"
             )
@@ -200,7 +203,9 @@ class Torch(Numpy):
         leaves = [tensor.detach().requires_grad_() for tensor in inputs]
         result = function(*leaves)
 
-        def pullback(dout: Any) -> Any:
+        def pullback(dout: Any, depends: bool) -> Any:
+            if not result.out.requires_grad and not depends:
+                return [torch.zeros_like(leaf) for leaf in leaves]
             if not result.out.requires_grad:
                 raise RuntimeError(
                     "out has no gradient: the function leaves torch's automatic differentiation; return dq, dk and "
@@ -278,7 +283,7 @@ class Jax(Numpy):
             return out, {name: value for name, value in fields.items() if name not in ("out", "grads")}
 
         out, pullback, rest = self.jax.vjp(traced, *inputs, has_aux=True)
-        return kinds[0](out, grads=kinds[1], **rest), lambda dout: pullback(dout[: out.shape[0]])
+        return kinds[0](out, grads=kinds[1], **rest), lambda dout, depends: pullback(dout[: out.shape[0]])
 
 
 class Cupy(Numpy):

@@ -319,16 +319,6 @@ class Problem:
                     )
         return found
 
-    def summary(self) -> str:
-        """Returns the problem in one line."""
-        lengths = ", ".join(f"{s.q.len}×{s.kv.len}" for s in self.sequences[:6])
-        more = ", …" if len(self.sequences) > 6 else ""
-        return (
-            f"{len(self.sequences)} sequences of queries × keys ({lengths}{more}); "
-            f"heads {self.heads_q}/{self.heads_kv}; dims {self.dim_qk}/{self.dim_v}; "
-            f"window {self.window('fa')} {self.align}; {self.format}"
-        )
-
 
 def in_memory_order(sequences: list[Sequence]) -> tuple[Sequence, ...]:
     """Returns sequences in the order in which their rows lie; offsets can say no other."""

@@ -24,6 +24,8 @@ from .varlen import Varlen
 
 # Arrays up to this size are written as numbers.
 LITERAL_MOST = 64
+# Inputs of more elements than this make no script that anyone can paste.
+ELEMENTS_MOST = 2_000_000
 RUN_SECONDS = 120
 _RAISES = "the call raises an error"
 
@@ -35,6 +37,7 @@ class Finding:
     """What a script has to show."""
 
     what: str
+    words: str
     check: str
     tensor: str | None
     bound: float
@@ -62,6 +65,7 @@ def finding_of(finding: dict[str, Any], inputs: Inputs) -> Finding:
     found = case.get("found", {}).get("finding", {})
     return Finding(
         what=finding["what"],
+        words=finding.get("problem", ""),
         check=found.get("check", ""),
         tensor=found.get("tensor"),
         bound=float(found.get("bound") or 0.0),
@@ -72,6 +76,8 @@ def finding_of(finding: dict[str, Any], inputs: Inputs) -> Finding:
 
 def write(subject: Subject, finding: Finding, path: Path) -> str:
     """Writes the script of a finding, runs it, and returns what to say about it."""
+    if sum(values.size for values in finding.inputs.values()) > ELEMENTS_MOST:
+        return "there is none: the inputs of the case are too large for a script"
     problems, scripts = [], []
     for kernel_of in (_embedded, _by_file):
         try:
@@ -130,10 +136,9 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     future, text = _without_future(kernel.text)
     yield from future
     yield "import base64\nimport sys\nimport traceback\nimport zlib\nfrom types import SimpleNamespace\n\n"
-    yield "import numpy as np\n"
-    yield {"torch": "import torch\n", "jax": "import jax\n", "cupy": "import cupy\n"}.get(
-        subject.library_name, ""
-    )
+    modules = ["numpy as np", *([] if subject.library_name == "numpy" else [subject.library_name])]
+    # The kernel's own lines may import the same.
+    yield from (f"import {module}\n" for module in modules if f"import {module}\n" not in text)
     yield f"\n# The kernel.\n\n{text}\n\n# The problem.\n\n"
     yield from _values(finding)
     yield "\n\n# The right answer, from the definition.\n\n\n"
@@ -155,7 +160,7 @@ def _title(subject: Subject, finding: Finding) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in subject.ready()["versions"].items())
     what = finding.what.replace("\\", "/").replace('"""', "'''")
     return (
-        f'"""{what}\n\n{finding.problem.summary()}\n\nNeeds {needs} and the kernel. Found with {versions}.\n'
+        f'"""{what}\n\n{finding.words}\n\nNeeds {needs} and the kernel. Found with {versions}.\n'
         'Prints what is wrong, and ends with exit code 1 if the failure shows.\n"""\n\n'
     )
 

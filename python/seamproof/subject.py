@@ -171,7 +171,8 @@ class Subject:
             result, pullback = call(*leaves), None
         if problem.backward and result.grads == autograd:
             names = GRADIENTS if learnable else GRADIENTS[:3]
-            result = dataclasses.replace(result, **dict(zip(names, pullback(dout), strict=True)))
+            depends = any(sequence.q.len and sequence.kv.len for sequence in problem.sequences)
+            result = dataclasses.replace(result, **dict(zip(names, pullback(dout, depends), strict=True)))
         launched()
         library.synchronise()
         return self.collect(problem, result)
