@@ -63,10 +63,3 @@ def reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, 
             if sink is not None:
                 found["dsink"][head] -= (np.exp(more - lse) * delta).sum()
     return found
-
-
-def differing(got, expected, slack):
-    """Returns which elements are further from the expected ones than `slack`; NaN is far from everything."""
-    with np.errstate(invalid="ignore"):
-        near = (np.abs(got - expected) <= slack) | (got == expected)
-    return ~near & ~np.isnan(expected)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import reference, source
+from . import reference, source, verdict
 from .problem import WINDOW_STYLES, Problem, Side
 from .subject import INPUTS, Subject
 from .varlen import Varlen
@@ -27,7 +27,8 @@ LITERAL_MOST = 64
 # Inputs of more elements than this make no script that anyone can paste.
 ELEMENTS_MOST = 2_000_000
 RUN_SECONDS = 120
-_RAISES = "the call raises an error"
+# Lines of a script's output that say less than the one before them.
+_EMPTY_WORDS = ("the call raises an error", "the failure does not show")
 
 Inputs = dict[str, np.ndarray]
 
@@ -126,8 +127,7 @@ def _run(path: Path, finding: Finding) -> tuple[bool, str]:
     shows = done.returncode == 1 and "the failure shows" in done.stdout
     shows |= finding.check == "crash" and done.returncode not in (0, 1)
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    # Behind an error of the call stand two lines that say less.
-    told = [line for line in lines if line not in (_RAISES, "the failure does not show")]
+    told = [line for line in lines if line not in _EMPTY_WORDS]
     return shows, (told or lines or [f"exit code {done.returncode}"])[-1]
 
 
@@ -142,17 +142,32 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield f"\n# The kernel.\n\n{text}\n\n# The problem.\n\n"
     yield from _values(finding)
     yield "\n\n# The right answer, from the definition.\n\n\n"
-    yield inspect.getsource(reference.reference) + "\n\n" + inspect.getsource(reference.differing)
+    yield inspect.getsource(reference.reference)
     yield "\n\n# The call.\n\n\n"
     yield from _conversions(subject, finding.problem)
     yield "\n\n"
     yield from _call(subject, finding, kernel)
-    yield "\n\n# What is wrong.\n\n\n"
-    yield (
-        _VERDICT.replace("TENSOR", repr(finding.tensor))
-        .replace("CHECK", repr(finding.check))
-        .replace("RAISES", _RAISES)
-    )
+    yield "\n\n# What is wrong.\n\n"
+    yield inspect.getsource(verdict).partition(_CARRIED)[2].lstrip("\n")
+    yield _END.format(tensor=finding.tensor, check=finding.check)
+
+
+_CARRIED = "# --- what a script carries begins here\n"
+_END = """
+
+shows = verdict(
+    call,
+    get,
+    (q, k, v, dout, sink),
+    extra,
+    sequences,
+    (left, right, bottom_right),
+    (scale, softcap),
+    ({tensor!r}, {check!r}, bound),
+)
+print("the failure shows" if shows else "the failure does not show")
+sys.exit(1 if shows else 0)
+"""
 
 
 def _title(subject: Subject, finding: Finding) -> str:
@@ -183,6 +198,8 @@ def _values(finding: Finding) -> Iterator[str]:
     for name in INPUTS:
         absent = (name == "dout" and not problem.backward) or (name == "sink" and problem.sink != "learnable")
         yield f"{name} = " + ("None" if absent else literal(finding.inputs[name])) + "\n"
+    extra = {"none": "None", "off-by-one": f"np.zeros({problem.heads_q})", "learnable": "sink"}[problem.sink]
+    yield f"extra = {extra}  # one more logit for each head\n"
     yield "# Rows of each sequence's queries and keys.\n"
     rows = [f"({_slice(s.q.real_rows())}, {_slice(s.kv.real_rows())})" for s in problem.sequences]
     yield "sequences = [" + ", ".join(rows) + "]\n"
@@ -266,44 +283,40 @@ def _varlen_call(subject: Subject, finding: Finding, name: str, leaves: str) -> 
     arguments += [f"{word}={value!r}" for word, value in call.more.items()]
     joined = ", ".join(arguments)
     yield f"    arguments = dict({joined})\n"
-    if subject.library_name == "jax" and problem.backward and call.backward is True:
-        yield f"    out, pullback, rest = jax.vjp(lambda *x: split({name}(*x, **arguments)), q, k, v, has_aux=True)\n"
-        yield '    got = {"out": out, "lse": rest[0] if rest else None}\n'
-        yield '    got["dq"], got["dk"], got["dv"] = pullback(dout[: out.shape[0]])\n'
+    made = f"{name}(q, k, v, **arguments)"
+    if problem.backward and call.backward is True:
+        yield from _differentiated(subject, made, leaves)
         return
-    yield f"    out, *rest = split({name}(q, k, v, **arguments), True)\n"
-    yield '    got = {"out": out, "lse": rest[0] if rest else None}\n'
-    if not problem.backward:
-        return
-    if callable(call.backward):
+    yield f"    got = fields({made})\n"
+    if problem.backward:
         back = call.backward.__name__
-        yield f'    got["dq"], got["dk"], got["dv"] = {back}(dout, q, k, v, out, got["lse"], **arguments)[:3]\n'
-    else:
-        yield from _torch_gradients(leaves)
+        yield f'    gradients = {back}(dout, q, k, v, got["out"], got.get("lse"), **arguments)\n'
+        yield '    got["dq"], got["dk"], got["dv"] = gradients[:3]\n'
 
 
-def _torch_gradients(leaves: str) -> Iterator[str]:
+def _differentiated(subject: Subject, made: str, leaves: str) -> Iterator[str]:
+    """Yields a call and the gradients that the library finds, where the kernel does not give its own."""
     names = ", ".join(f'got["d{leaf}"]' for leaf in leaves.split(", "))
-    yield f"    {names} = torch.autograd.grad(got['out'], ({leaves}), dout[: got['out'].shape[0]])\n".replace(
-        "'", '"'
-    )
+    if subject.library_name == "torch":
+        yield f"    got = fields({made})\n    if got.get('dq') is None:\n".replace("'", '"')
+        yield f'        {names} = torch.autograd.grad(got["out"], ({leaves}), dout[: len(got["out"])])\n'
+        return
+    yield f"    def forward({leaves}):\n        got = fields({made})\n"
+    yield '        return got.pop("out"), {name: x for name, x in got.items() if name != "grads"}\n\n'
+    yield f"    out, pullback, got = jax.vjp(forward, {leaves}, has_aux=True)\n"
+    yield '    got["out"] = out\n    if got.get("dq") is None:\n'
+    yield f"        {names} = pullback(dout[: len(out)])\n"
 
 
 def _subject_call(subject: Subject, finding: Finding, name: str, leaves: str) -> Iterator[str]:
     problem = finding.problem
     yield from _namespace(subject, problem)
     more = ("dout" if problem.backward else "None") + ", " + ("sink" if "sink" in leaves else "None")
-    if subject.library_name == "jax" and problem.backward:
-        yield f"    def forward(q, k, v):\n        got = fields({name}(p, q, k, v, {more}))\n"
-        yield '        return got.pop("out"), {key: x for key, x in got.items() if key != "grads"}\n\n'
-        yield "    out, pullback, got = jax.vjp(forward, q, k, v, has_aux=True)\n"
-        yield '    got["out"] = out\n    if got.get("dq") is None:\n'
-        yield '        got["dq"], got["dk"], got["dv"] = pullback(dout[: out.shape[0]])\n'
-        return
-    yield f"    got = fields({name}(p, q, k, v, {more}))\n"
-    if problem.backward and subject.library_name == "torch":
-        yield '    if got.pop("grads", None) == "autograd":\n'
-        yield from (f"    {line}" for line in _torch_gradients(leaves))
+    made = f"{name}(p, q, k, v, {more})"
+    if problem.backward and subject.library_name in ("torch", "jax"):
+        yield from _differentiated(subject, made, leaves)
+    else:
+        yield f"    got = fields({made})\n"
     yield '    got.pop("grads", None)\n'
 
 
@@ -337,7 +350,8 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
     yield f"    p.shape = lambda name: {shapes}[name]\n"
     if subject.library_name != "jax":
-        yield '    p.empty = lambda name="out": guarded(p.shape(name), name)\n    p.empty_out = p.empty\n'
+        yield '    p.empty = lambda name="out": guarded(p.shape(name), name, put_f32 if name == "lse" else put)\n'
+        yield "    p.empty_out = p.empty\n"
 
 
 _PLAIN = (
@@ -370,99 +384,3 @@ def _lse_lines(subject: Subject, problem: Problem) -> Iterator[str]:
         yield '    got["lse"] = got["lse"] * np.log(2)  # the kernel returns it to base 2\n'
     if form.empty == "+inf":
         yield '    got["lse"] = np.where(got["lse"] == np.inf, -np.inf, got["lse"])  # a row without keys\n'
-
-
-_VERDICT = '''def split(returned, whole=False):
-    """Returns what the kernel returned: out, and the rest."""
-    returned = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return tuple(returned) if whole else (returned[0], tuple(returned[1:]))
-
-
-def fields(returned):
-    """Returns what the kernel returned, by name."""
-    if hasattr(returned, "out"):
-        return {name: x for name, x in vars(returned).items() if x is not None}
-    return dict(zip(("out", "lse"), split(returned, True)))
-
-
-guards = []
-
-
-def guarded(shape, name):
-    """Returns memory for a result, full of NaN, between two bands of NaN."""
-    count = int(np.prod(shape))
-    whole = (put_f32 if name == "lse" else put)(np.full(count + 2048, nan, np.float32))
-    guards.append((name, whole))
-    return whole[1024 : 1024 + count].reshape(shape)
-
-
-def main():
-    tensor, check = TENSOR, CHECK
-    try:
-        got = call(q, k, v, dout, sink)
-    except Exception:
-        traceback.print_exc(file=sys.stdout)
-        print("RAISES")
-        return check == "crash"
-    exact = reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, softcap)
-    shows = False
-    for name in [tensor] if tensor in got else got:
-        rows = exact[name].shape[0]
-        has = got[name][:, : exact[name].shape[1]] if name == "lse" else got[name][:rows]
-        want = exact[name][:, : has.shape[1]] if name == "lse" else exact[name][: has.shape[0]]
-        if has.shape != want.shape:
-            print(f"{name} has shape {got[name].shape}, not {exact[name].shape}")
-            shows = True
-            continue
-        slack = max(bound, 0.0) if bound else 1e-6 * np.abs(want) + 1e-30
-        if check not in ("exact", "envelope"):
-            slack = 2.0**-6 * np.nanmax(np.abs(np.where(np.isfinite(want), want, 0)), initial=1e-3)
-        wrong = differing(has, want, slack)
-        if wrong.any():
-            error = np.where(wrong, np.abs(np.nan_to_num(has - want, nan=np.inf)), -1.0)
-            at = tuple(int(i) for i in np.unravel_index(error.argmax(), error.shape))
-            print(f"{name}: {int(wrong.sum())} of {wrong.size} elements are wrong, the worst at {at}:")
-            print(f"  got      {has[at]}")
-            print(f"  exact    {want[at]}" + (f" ± {bound}" if bound else ""))
-            shows = True
-    for name, whole in guards:
-        bands = np.concatenate([get(whole)[:1024], get(whole)[-1024:]])
-        if not np.isnan(bands).all():
-            print(f"{int((~np.isnan(bands)).sum())} elements were written outside {name}")
-            shows = True
-    again = call(q, k, v, dout, sink)
-    for name in got:
-        if check != "envelope" and not np.array_equal(got[name], again[name], equal_nan=True):
-            print(f"{name} differs when the same call is made again")
-            shows |= name in ("out", "lse")
-    if not shows and check in ("poison", "identity", "structure"):
-        shows = depends_on_other_rows(got)
-    return shows
-
-
-def depends_on_other_rows(got):
-    """Calls again with zeros in all rows that hold no token, and says whether a row with one changes."""
-    real = [np.zeros(len(x), bool) for x in (q, k)]
-    for pair in sequences:
-        for rows, mask in zip(pair, real):
-            mask[rows] = True
-    of_q, of_k = real
-    changed = {"q": q.copy(), "k": k.copy(), "v": v.copy(), "dout": None if dout is None else dout.copy()}
-    for name, mask in (("q", of_q), ("k", of_k), ("v", of_k), ("dout", of_q)):
-        if changed[name] is not None:
-            changed[name][~mask] = 0
-    other = call(changed["q"], changed["k"], changed["v"], changed["dout"], sink)
-    shows = False
-    for name in got:
-        mask = of_k if name in ("dk", "dv") else of_q
-        pick = (lambda x: x[:, mask[: x.shape[1]]]) if name == "lse" else (lambda x: x[mask[: len(x)]])
-        if name not in ("max_logit", "dsink") and not np.array_equal(pick(got[name]), pick(other[name])):
-            print(f"{name} changes where rows that hold no token change")
-            shows = True
-    return shows
-
-
-shows = main()
-print("the failure shows" if shows else "the failure does not show")
-sys.exit(1 if shows else 0)
-'''
