@@ -3,7 +3,8 @@
 seamproof run --backend python:python/examples/flash_attention_4.py:attention
 """
 
-import torch
+from importlib.metadata import version
+
 from flash_attn.cute import flash_attn_varlen_func
 
 import seamproof
@@ -19,10 +20,7 @@ attention = seamproof.flash_varlen(
     sinks=False,  # some of its versions take sinks in bf16 alone, and those of a problem are f32
     padding_inputs="finite",  # NaN in padding rows is multiplied by a weight of 0
     start_seconds=300,
-    versions={
-        "flash_attn.cute": getattr(flash_attn_varlen_func, "__module__", ""),
-        "cuda": str(torch.version.cuda),
-    },
+    versions={"flash-attn-4": version("flash-attn-4")},
 )(flash_attn_varlen_func)
 
 

@@ -81,8 +81,7 @@ class Channel:
 
     def write(self, kind: int, sequence: int, *parts: Bytes) -> None:
         """Writes a frame whose body is these parts, one after the other, without joining them first."""
-        views = [memoryview(part).cast("B") for part in parts if len(part) or isinstance(part, memoryview)]
-        views = [view for view in views if view.nbytes]
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
         length = sum(view.nbytes for view in views)
         if length > BODY_MOST:
             raise ProtocolError(f"the results have {length} bytes; a frame holds at most {BODY_MOST}")
