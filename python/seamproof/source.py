@@ -46,7 +46,7 @@ def installed(function: Callable[..., Any]) -> bool:
 def importing(function: Callable[..., Any]) -> Kernel:
     """Returns the import of a function of an installed library."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or "<" in name:
+    if not module or not all(part.isidentifier() for part in name.split(".")):
         raise NoSource("the kernel has no name that a script can import")
     first = name.partition(".")[0]
     return Kernel(f"from {module} import {first}\n", name)

@@ -215,10 +215,10 @@ class Varlen:
 
     def window(self, p: Problem) -> tuple[int | None, int | None]:
         """Returns the window as FlashAttention's callers write it; `causal` alone says that there is nothing right."""
-        unbounded = self.signature.unbounded
+        none = self.signature.unbounded
         if p.causal and p.left is None and self.signature.has("causal"):
-            return (unbounded, unbounded)
-        return tuple(unbounded if bound is None else bound for bound in (p.left, p.right))
+            return (none, none)
+        return (none if p.left is None else p.left, none if p.right is None else p.right)
 
     def offsets(self, p: Problem, side: str) -> list[int]:
         """Returns `cu_seqlens` of one side."""

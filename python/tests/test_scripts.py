@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,14 @@ def test_a_kernel_that_needs_its_neighbours(fake_program, tmp_path):
     assert "does not show" not in str(caught.value)
     (script,) = Path("seamproof.findings").glob("*.py")
     assert "spec_from_file_location" in script.read_text()
+
+
+def test_functions_without_a_name_that_can_be_imported():
+    import functools
+
+    from seamproof import source
+
+    assert source.importing(json.dumps).text == "from json import dumps\n"
+    for function in (functools.partial(json.dumps), lambda: None):
+        with pytest.raises(source.NoSource, match="no name"):
+            source.importing(function)
