@@ -187,7 +187,9 @@ class Torch(Numpy):
         return max(1, self.torch.cuda.device_count()) if self.device.type == "cuda" else 1
 
     def out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, (self.torch.cuda.OutOfMemoryError, MemoryError))
+        kinds = (self.torch.cuda.OutOfMemoryError, MemoryError)
+        # The CPU's allocator has no error of its own.
+        return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
     def lost(self, error: BaseException) -> bool:
         if self.device.type != "cuda":
