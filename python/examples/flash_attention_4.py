@@ -1,0 +1,28 @@
+"""FlashAttention 4 (`flash_attn.cute`) on a Hopper GPU, with padding between sequences.
+
+seamproof run --backend python:python/examples/flash_attention_4.py:attention
+"""
+
+from importlib.metadata import version
+
+from flash_attn.cute import flash_attn_varlen_func
+
+import seamproof
+
+attention = seamproof.flash_varlen(
+    arrays="torch",
+    device="cuda",
+    formats=["bf16", "fp16"],
+    seqused=True,  # real lengths beside padded offsets
+    d=seamproof.multiples(8, to=128),
+    d_v=seamproof.multiples(8, to=128),
+    d_equal=True,
+    sinks=False,  # some of its versions take sinks in bf16 alone, and those of a problem are f32
+    padding_inputs="finite",  # NaN in padding rows is multiplied by a weight of 0
+    start_seconds=300,
+    versions={"flash-attn-4": version("flash-attn-4")},
+)(flash_attn_varlen_func)
+
+
+def test_attention():
+    seamproof.check(attention, budget="60s")

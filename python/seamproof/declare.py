@@ -1,0 +1,212 @@
+"""What a subject declares: the JSON of the protocol's declaration, from a few words."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .errors import DeclarationError
+from .formats import FORMATS
+
+FORMS = ("full", "causal", "left-window", "right-window", "causal-window", "two-sided")
+WINDOWS = FORMS[2:]
+ALIGNMENTS = ("top-left", "bottom-right")
+SINKS = ("none", "off-by-one", "learnable")
+PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
+ARITHMETIC = ("accumulation", "weights", "delta", "group_sums")
+
+Sizes = int | Iterable[int] | Mapping[str, int]
+
+
+def multiples(of: int, to: int, start: int | None = None) -> dict[str, int]:
+    """Returns the head dimensions `start`, `start + of`, … up to `to`; `start` is `of` where it is left out."""
+    return {"from": of if start is None else start, "to": to, "multiple": of}
+
+
+def bottom_right(windows: bool | str | Iterable[str] = True) -> dict[str, list[str]]:
+    """Returns masks whose diagonal ends at the last query and the last key, as FlashAttention's.
+
+    `windows` is `True` for all, `False` for full and causal masks alone, or says which: names of forms, such as
+    `"causal-window"`.
+    """
+    return {"forms": _forms(windows), "alignments": ["bottom-right"]}
+
+
+def top_left(windows: bool | str | Iterable[str] = True) -> dict[str, list[str]]:
+    """Returns masks whose diagonal begins at the first query and the first key; `windows` as in `bottom_right`."""
+    return {"forms": _forms(windows), "alignments": ["top-left"]}
+
+
+def both_alignments(windows: bool | str | Iterable[str] = True) -> dict[str, list[str]]:
+    """Returns masks of either alignment; `windows` as in `bottom_right`."""
+    return {"forms": _forms(windows), "alignments": list(ALIGNMENTS)}
+
+
+def packed(
+    padding: bool = False, slack: bool = True, gaps: bool = False, first_offset: bool = False
+) -> dict[str, bool]:
+    """Returns the layout of packed sequences (THD).
+
+    `padding` are rows that a sequence owns past its real ones, `gaps` rows between two sequences that neither owns,
+    `slack` rows after the last one; with `first_offset` the first sequence may begin after row 0.
+    """
+    return {"padding": padding, "gaps": gaps, "first_offset": first_offset, "slack": slack, "steps": False}
+
+
+def declaration(
+    *,
+    formats: Iterable[str] = ("bf16",),
+    p: str = "io",
+    ds: str = "io",
+    gradients: str = "io",
+    d: Sizes | None = None,
+    d_v: Sizes | None = None,
+    d_equal: bool = False,
+    groups: Sizes | None = None,
+    heads_most: int | None = None,
+    masks: Mapping[str, list[str]] | None = None,
+    lengths: Mapping[str, Any] | None = None,
+    layout: Mapping[str, bool] | None = None,
+    softcap: bool = False,
+    sinks: Iterable[str] = ("none",),
+    backward: bool = True,
+    statistics: Iterable[str] = ("lse",),
+    padding_inputs: str = "finite",
+    padding_outputs: str = "unspecified",
+    promises: Iterable[str] = (),
+    arithmetic: Mapping[str, Any] | None = None,
+    refuses: bool = False,
+    start_seconds: int | None = None,
+    table: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns a declaration as the protocol writes it.
+
+    `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `table` adds rows of the table as the protocol
+    names them, or replaces them.
+    """
+    dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
+    rows: dict[str, Any] = {
+        "precisions": [_precision(form, p, ds, gradients) for form in _known(formats, FORMATS, "formats")],
+        "dims": dims,
+        "heads": _given(groups=_sizes(groups), most=heads_most),
+        "masks": dict(masks or {}),
+        "lengths": dict(lengths or {}),
+        "layout": dict(layout or packed()),
+        "softcap": softcap,
+        "sinks": _known(sinks, SINKS, "sinks"),
+        "backward": backward,
+        "statistics": _known(statistics, ("lse", "max_logit"), "statistics"),
+    }
+    declared = {
+        "table": _merged(rows, table or {}),
+        "padding": {
+            "inputs": _known([padding_inputs], ("anything", "finite"), "padding_inputs")[0],
+            "outputs": _known([padding_outputs], ("zero", "untouched", "unspecified"), "padding_outputs")[0],
+        },
+        "promises": dict.fromkeys(_known(promises, PROMISES, "promises"), True),
+        "arithmetic": {
+            name: (arithmetic or {})[name] for name in _known(arithmetic or (), ARITHMETIC, "arithmetic")
+        },
+        "refuses": refuses,
+    }
+    return declared | _given(start_seconds=start_seconds)
+
+
+def narrowed(declared: Mapping[str, Any], narrowing: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a declaration that takes less, for a check of a part.
+
+    Known words are `masks` (`"full"`, `"causal"`, `"window"` or names of forms), `formats`, `d`, `d_v`, `backward`,
+    `softcap`, `sinks`, `alignments`, `length_most`, `sequences_most`, `rows_most`, and `table` with rows of the
+    protocol.
+    """
+    declared = copy.deepcopy(dict(declared))
+    table = declared["table"]
+    for word, value in narrowing.items():
+        if word == "masks":
+            asked = [form for name in _list(value) for form in (WINDOWS if name == "window" else [name])]
+            _known(asked, FORMS, "masks")
+            table["masks"]["forms"] = _part(table["masks"].get("forms", FORMS), asked, "masks")
+        elif word == "alignments":
+            table["masks"]["alignments"] = _part(
+                table["masks"].get("alignments", ALIGNMENTS), _list(value), word
+            )
+        elif word == "formats":
+            kept = _part([precision["q"] for precision in table["precisions"]], _list(value), word)
+            table["precisions"] = [row for row in table["precisions"] if row["q"] in kept]
+        elif word in ("d", "d_v"):
+            table["dims"]["qk" if word == "d" else "v"] = _sizes(value)
+        elif word == "sinks":
+            table["sinks"] = _part(table["sinks"], _list(value), word)
+        elif word in ("backward", "softcap"):
+            if value and not table[word]:
+                raise DeclarationError(f"{word}={value!r}: the subject declares that it has none")
+            table[word] = bool(value)
+        elif word in ("length_most", "sequences_most", "rows_most"):
+            table["lengths"]["most" if word == "length_most" else word] = int(value)
+        elif word == "table":
+            declared["table"] = table = _merged(table, value)
+        else:
+            raise DeclarationError(
+                f"a check cannot be narrowed by {word!r}; use masks, alignments, formats, d, d_v, sinks, backward, "
+                "softcap, length_most, sequences_most, rows_most or table"
+            )
+    return declared
+
+
+def _precision(form: str, p: str, ds: str, gradients: str) -> dict[str, str]:
+    def chosen(word: str, name: str) -> str:
+        return form if word == "io" else _known([word], FORMATS, name)[0]
+
+    of_inputs = dict.fromkeys(("q", "k", "v", "out", "dout"), form)
+    return of_inputs | {
+        "p": chosen(p, "p"),
+        "ds": chosen(ds, "ds"),
+        "gradients": chosen(gradients, "gradients"),
+    }
+
+
+def _forms(windows: bool | str | Iterable[str]) -> list[str]:
+    if windows is True:
+        return list(FORMS)
+    asked = [] if windows is False else _known(_list(windows), WINDOWS, "windows")
+    return [*FORMS[:2], *asked]
+
+
+def _sizes(sizes: Sizes | None) -> list[int] | dict[str, int] | None:
+    if sizes is None or isinstance(sizes, Mapping):
+        return None if sizes is None else dict(sizes)
+    return [sizes] if isinstance(sizes, int) else [int(size) for size in sizes]
+
+
+def _list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _known(words: Iterable[str], known: Iterable[str], name: str) -> list[str]:
+    known = list(known)
+    words = _list(words)
+    for word in words:
+        if word not in known:
+            raise DeclarationError(f"{name}: {word!r} is not known; use {', '.join(map(repr, known))}")
+    return words
+
+
+def _part(declared: Iterable[str], asked: list[str], name: str) -> list[str]:
+    declared = list(declared)
+    kept = [word for word in declared if word in asked]
+    if not kept:
+        raise DeclarationError(f"{name}: the subject takes {declared}, and none of {asked}")
+    return kept
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in more.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged

@@ -1,0 +1,47 @@
+"""Errors and warnings of the package."""
+
+from __future__ import annotations
+
+
+class SeamproofError(Exception):
+    """An error of the set-up, not of the kernel: a wrong declaration, a missing program, a broken exchange."""
+
+
+class DeclarationError(SeamproofError, ValueError):
+    """A declaration that cannot be, or that the function does not keep."""
+
+
+class ProtocolError(SeamproofError):
+    """An exchange with the program that does not follow the protocol."""
+
+
+class ProgramMissing(SeamproofError):
+    """A `seamproof` program that is nowhere to be found."""
+
+
+class CannotJudge(SeamproofError):
+    """A check that says nothing about the kernel: its own test failed, or the program did."""
+
+
+class DeviceLost(SeamproofError):
+    """A GPU that an earlier kernel left in error: nothing can run on it in this process any more."""
+
+
+class OtherSubject(SeamproofError):
+    """A stored case of another subject than the one that a test checks."""
+
+
+class Refused(Exception):
+    """A problem that the subject does not take; `row` is the row of its table that says so, as `"softcap"`.
+
+    Only a subject that declares `refuses=True` is asked for such problems. A refusal of a problem inside the table is
+    a finding.
+    """
+
+    def __init__(self, row: str):
+        super().__init__(row)
+        self.row = row
+
+
+class TooLittleRun(UserWarning):
+    """A check that found nothing, but ran too little to say that nothing is wrong."""

@@ -1,0 +1,79 @@
+"""Subjects by the name of their file, and the options that such a name carries."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import DeclarationError
+from .subject import Subject
+
+# Options of the subject being loaded; `options` returns them.
+_options: dict[str, str] = {}
+
+
+def options() -> dict[str, str]:
+    """Returns the options that the subject's name carries: `python:FILE:NAME:tile=64` gives `{"tile": "64"}`.
+
+    They are there while the subject's file is being loaded, and empty in any other process.
+    """
+    return dict(_options)
+
+
+def load_file(path: str) -> ModuleType:
+    """Returns a Python file as a module, its folder being where it finds its neighbours."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise DeclarationError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise DeclarationError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def find_subject(module: ModuleType, name: str | None, path: str) -> Subject:
+    """Returns the subject of that name, or the only one of a file."""
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Subject)}
+    if name is None:
+        distinct = list({id(value): key for key, value in found.items()}.values())
+        if len(distinct) != 1:
+            which = (
+                f"has the subjects {', '.join(distinct)}: name one, as {path}:{distinct[0]}"
+                if distinct
+                else (
+                    "has no subject: decorate a function with @seamproof.flash_varlen or @seamproof.subject"
+                )
+            )
+            raise DeclarationError(f"{path} {which}")
+        name = distinct[0]
+    value = getattr(module, name, None)
+    if isinstance(value, Subject):
+        return value
+    if value is None:
+        raise DeclarationError(f"{path} has no {name!r}; its subjects are: {', '.join(found) or 'none'}")
+    raise DeclarationError(
+        f"{name!r} in {path} is no subject: decorate it with @seamproof.flash_varlen or subject"
+    )
+
+
+def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject:
+    """Returns the subject that a request opens."""
+    # A name is an identifier, so that C:\\file.py is a path.
+    path, colon, name = target.rpartition(":")
+    if not colon or not name.isidentifier():
+        path, name = target, ""
+    _options.clear()
+    _options.update(given | request.get("options", {}))
+    subject = find_subject(load_file(path), name or None, path)
+    subject.open(request.get("device", 0))
+    narrowing = os.environ.get("SEAMPROOF_NARROW")
+    return subject.narrowed(json.loads(narrowing)) if narrowing else subject

@@ -1,0 +1,348 @@
+"""A problem as a kernel sees it: lengths, offsets, masks as several libraries write them, memory for results."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .arrays import GUARD, Numpy
+from .errors import DeclarationError
+from .formats import is_unwritten
+
+WINDOW_STYLES = ("fa", "fa4", "te", "cudnn", "jax", "jax-cudnn")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of one sequence on one side: `offset, offset + step, …`; `len` real ones, `span` owned ones."""
+
+    offset: int
+    len: int
+    span: int
+    step: int = 1
+
+    @property
+    def end(self) -> int:
+        """One past the last owned row."""
+        return self.offset + (self.step * (self.span - 1) + 1 if self.span else 0)
+
+    def real_rows(self) -> slice:
+        """Returns the rows that hold tokens."""
+        return slice(self.offset, self.offset + self.step * self.len, self.step)
+
+    def owned_rows(self) -> slice:
+        """Returns the rows that the sequence owns, its padding included."""
+        return slice(self.offset, self.offset + self.step * self.span, self.step)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of all sequences, queries or keys; the arrays are i32 of the subject's library, on its device."""
+
+    runs: tuple[Run, ...]
+    rows: int
+    library: Numpy = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def lengths(self) -> Any:
+        """Real rows of each sequence: `[sequences]`, as `seqused_q`."""
+        return self.library.integers([run.len for run in self.runs])
+
+    @functools.cached_property
+    def offsets(self) -> Any:
+        """Sums of the real lengths before each sequence, and their total: `[sequences + 1]`.
+
+        They are where rows lie only in a layout without padding, gaps and a first offset, as `cu_seqlens` there.
+        """
+        return self.library.integers(np.cumsum([0, *(run.len for run in self.runs)]).tolist())
+
+    @functools.cached_property
+    def padded_offsets(self) -> Any:
+        """First row of each sequence, and the end of the last: `[sequences + 1]`, as a padded `cu_seqlens`."""
+        return self.library.integers(self.padded)
+
+    @property
+    def padded(self) -> list[int]:
+        """`padded_offsets` as a list of Python."""
+        if any(run.step != 1 for run in self.runs):
+            raise ValueError("rows of a sequence lie apart (SBHD), so offsets do not say where: use runs")
+        ends = [run.offset for run in self.runs] + [self.runs[-1].end if self.runs else 0]
+        if ends != sorted(ends):
+            raise ValueError("keys lie in another order than queries, so offsets do not say where: use runs")
+        return ends
+
+    @property
+    def max_length(self) -> int:
+        """The longest real length; 0 without sequences."""
+        return max((run.len for run in self.runs), default=0)
+
+    @property
+    def max_span(self) -> int:
+        """The longest span, padding included; 0 without sequences."""
+        return max((run.span for run in self.runs), default=0)
+
+    def owned(self) -> np.ndarray:
+        """Returns which rows a sequence owns, as booleans of numpy."""
+        return self._marked(Run.owned_rows)
+
+    def real(self) -> np.ndarray:
+        """Returns which rows hold a token, as booleans of numpy."""
+        return self._marked(Run.real_rows)
+
+    def _marked(self, rows_of: Any) -> np.ndarray:
+        marked = np.zeros(self.rows, bool)
+        for run in self.runs:
+            marked[rows_of(run)] = True
+        return marked
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence: its identity, its queries, its keys."""
+
+    id: int
+    q: Run
+    kv: Run
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A result that the adapter took from `Problem.empty`: its memory lies between two guard bands."""
+
+    whole: Any
+    inner: Any
+    form: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem: the `problem` of a case file, and what wrappers of kernels want of it.
+
+    Query i of a sequence sees key j iff `i + shift − left ≤ j ≤ i + shift + right`, both bounds inclusive, where
+    `shift` is 0 (top-left) or `real keys − real queries` (bottom-right). `None` is no bound.
+    """
+
+    sequences: tuple[Sequence, ...]
+    q: Side
+    kv: Side
+    heads_q: int
+    heads_kv: int
+    dim_qk: int
+    dim_v: int
+    left: int | None
+    right: int | None
+    align: str
+    scale: float
+    softcap: float | None
+    sink: str
+    precision: dict[str, str]
+    backward: bool
+    raw: dict[str, Any] = field(repr=False, compare=False)
+    library: Numpy = field(repr=False, compare=False)
+    guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any], library: Numpy | None = None) -> Problem:
+        """Returns the problem of a case file's JSON, its sequences in the order in which their rows lie."""
+        library = library or Numpy()
+        pairs = raw["sequences"]
+        sequences = in_memory_order(
+            [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
+        )
+        mask, softmax = raw["mask"], raw["softmax"]
+        return cls(
+            sequences=sequences,
+            q=Side(tuple(sequence.q for sequence in sequences), raw["rows"]["q"], library),
+            kv=Side(tuple(sequence.kv for sequence in sequences), raw["rows"]["kv"], library),
+            heads_q=raw["heads"]["q"],
+            heads_kv=raw["heads"]["kv"],
+            dim_qk=raw["dims"]["qk"],
+            dim_v=raw["dims"]["v"],
+            left=mask.get("left"),
+            right=mask.get("right"),
+            align=mask["align"],
+            scale=_f32(softmax["scale"]),
+            softcap=None if softmax.get("softcap") is None else _f32(softmax["softcap"]),
+            sink=softmax["sink"],
+            precision=raw["precision"],
+            backward=raw["pass"] == "backward",
+            raw=raw,
+            library=library,
+        )
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees past its diagonal."""
+        return self.right == 0
+
+    @property
+    def bottom_right(self) -> bool:
+        """Whether the diagonal ends at each sequence's last query and last key."""
+        return self.align == "bottom-right"
+
+    @property
+    def group(self) -> int:
+        """Query heads for each KV head."""
+        return self.heads_q // self.heads_kv
+
+    @property
+    def format(self) -> str:
+        """Format of q."""
+        return self.precision["q"]
+
+    def window(self, style: str) -> Any:
+        """Returns the mask's bounds as a library writes them.
+
+        | style | returns |
+        |---|---|
+        | `"fa"`, `"te"` | `(left, right)`, both inclusive, −1 for no bound: FlashAttention 2 and 3, TransformerEngine |
+        | `"fa4"` | `(left, right)` with `None` for no bound: FlashAttention 4 |
+        | `"cudnn"` | `(left + 1, right)` with `None` for no bound: bounds of the diagonal band, the left counts it |
+        | `"jax"` | `(left, right)`, the longest length for no bound, and `None` without any: `local_window_size` |
+        | `"jax-cudnn"` | `left + 1`, and `None` for no bound: `sliding_window_length`, which is causal |
+        """
+        left, right = self.left, self.right
+        if style in ("fa", "te"):
+            return (-1 if left is None else left, -1 if right is None else right)
+        if style == "fa4":
+            return (left, right)
+        if style == "cudnn":
+            return (None if left is None else left + 1, right)
+        if style == "jax":
+            far = max(self.q.max_span, self.kv.max_span)
+            return (
+                None
+                if left is right is None
+                else (far if left is None else left, far if right is None else right)
+            )
+        if style == "jax-cudnn":
+            return None if left is None else left + 1
+        raise ValueError(f"window style {style!r} is not known; use one of {', '.join(WINDOW_STYLES)}")
+
+    def shift(self, sequence: int) -> int:
+        """Returns how far the diagonal of a sequence is moved to the right."""
+        of = self.sequences[sequence]
+        return of.kv.len - of.q.len if self.bottom_right else 0
+
+    def visible(self, sequence: int) -> np.ndarray:
+        """Returns which keys the queries of a sequence see: booleans of numpy, `[real queries, real keys]`."""
+        of = self.sequences[sequence]
+        distance = np.arange(of.kv.len)[None, :] - np.arange(of.q.len)[:, None] - self.shift(sequence)
+        seen = np.ones(distance.shape, bool)
+        if self.left is not None:
+            seen &= distance >= -self.left
+        if self.right is not None:
+            seen &= distance <= self.right
+        return seen
+
+    def blind_rows(self) -> np.ndarray:
+        """Returns which rows of q hold a query that sees no key, as booleans of numpy."""
+        blind = np.zeros(self.q.rows, bool)
+        for index, (of, run) in enumerate(zip(self.sequences, self.q.runs, strict=True)):
+            at = np.arange(run.len) + self.shift(index)
+            first = np.maximum(0, at - self.left) if self.left is not None else np.zeros(run.len, int)
+            last = np.minimum(of.kv.len - 1, at + self.right) if self.right is not None else of.kv.len - 1
+            blind[run.real_rows()] = first > last
+        return blind
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an input or a result: `q`, `out`, `lse`, `dk` and so on."""
+        q, kv, heads, kv_heads = self.q.rows, self.kv.rows, self.heads_q, self.heads_kv
+        shapes = {
+            "q": (q, heads, self.dim_qk),
+            "k": (kv, kv_heads, self.dim_qk),
+            "v": (kv, kv_heads, self.dim_v),
+            "out": (q, heads, self.dim_v),
+            "lse": (heads, q),
+            "max_logit": (heads,),
+            "sink": (heads if self.sink == "learnable" else 0,),
+        }
+        shapes |= {"d" + name: shapes[name] for name in ("q", "k", "v", "out", "sink")}
+        if name not in shapes:
+            raise ValueError(f"there is no tensor {name!r}; use one of {', '.join(shapes)}")
+        return shapes[name]
+
+    def form(self, name: str) -> str:
+        """Returns the format of an input or a result."""
+        if name in ("lse", "max_logit", "sink", "dsink"):
+            return "f32"
+        return self.precision["gradients" if name in ("dq", "dk", "dv") else name]
+
+    def results(self) -> list[tuple[int, str]]:
+        """Returns the number of elements and the format of each result that has rows."""
+        names = ("out", "lse", *(("dq", "dk", "dv") if self.backward else ()))
+        return [(int(np.prod(self.shape(name))), self.form(name)) for name in names]
+
+    def empty(self, name: str = "out") -> Any:
+        """Returns memory for a result (`out`, `lse`, `dq`, `dk`, `dv`), full of the sentinel, between guard bands.
+
+        What the kernel forgets to write, what it writes into rows that no sequence owns, and what it writes before or
+        behind the tensor is then seen. Return the very array.
+        """
+        shape, form = self.shape(name), self.form(name)
+        if not self.library.mutable:
+            raise DeclarationError(f"arrays of {self.library.name} cannot be written to: return new ones")
+        elements = int(np.prod(shape))
+        whole = self.library.unwritten(elements + 2 * GUARD, form)
+        inner = whole[GUARD : GUARD + elements].reshape(shape)
+        self.guarded.append((name, Guarded(whole, inner, form)))
+        return inner
+
+    def empty_out(self) -> Any:
+        """Returns memory for out, as `empty("out")`."""
+        return self.empty("out")
+
+    def took(self, array: Any) -> bool:
+        """Returns whether an array is memory that `empty` gave."""
+        return any(array is guarded.inner for _, guarded in self.guarded)
+
+    def damage(self) -> list[dict[str, Any]]:
+        """Returns the guard bands that the kernel wrote into, as the protocol writes them."""
+        found = []
+        for name, guarded in self.guarded:
+            for before, band in ((True, guarded.whole[:GUARD]), (False, guarded.whole[-GUARD:])):
+                changed = np.flatnonzero(~is_unwritten(self.library.get(band, guarded.form, name)))
+                if changed.size:
+                    distance = GUARD - 1 - changed[-1] if before else changed[0]
+                    found.append(
+                        {
+                            "tensor": name,
+                            "before": before,
+                            "distance": int(distance),
+                            "elements": int(changed.size),
+                        }
+                    )
+        return found
+
+
+def in_memory_order(sequences: list[Sequence]) -> tuple[Sequence, ...]:
+    """Returns sequences in the order in which their rows lie; offsets can say no other."""
+
+    def before(one: Sequence, other: Sequence) -> bool:
+        return one.q.end <= other.q.offset and one.kv.end <= other.kv.offset
+
+    def place(sequence: Sequence) -> tuple[int, ...]:
+        return (sequence.q.offset, sequence.q.end, sequence.kv.offset, sequence.kv.end)
+
+    ordered = all(before(one, other) for one, other in itertools.pairwise(sequences))
+    return tuple(sequences if ordered else sorted(sequences, key=place))
+
+
+def _f32(value: float) -> float:
+    """Returns the f32 that a number of JSON stands for: its shortest decimal form is not the number itself."""
+    return float(np.float32(value))
+
+
+def contiguous(runs: Items[Run]) -> bool:
+    """Returns whether runs lie one behind the other from row 0 on, without padding and gaps."""
+    end = 0
+    for run in runs:
+        if run.offset != end or run.len != run.span or (run.step != 1 and run.span > 1):
+            return False
+        end = run.end
+    return True

@@ -1,0 +1,192 @@
+"""The part of a Python file that one function needs: what a repro carries with it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "seamproof"
+# Stands in for the package where a function names it: results are read by name, and the mark of autograd is a text.
+STAND_IN = """class _Seamproof:  # stands in for the package that found this
+    Problem, autograd, Refused = object, "autograd", RuntimeError
+
+    class Result:
+        def __init__(self, out, lse=None, max_logit=None, dq=None, dk=None, dv=None, dsink=None, grads=None):
+            self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
+
+
+"""
+
+
+class NoSource(Exception):
+    """A function whose source cannot stand alone; the text says why."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a script gets at a function: the lines that define or import it, and its name there."""
+
+    text: str
+    name: str
+
+
+def installed(function: Callable[..., Any]) -> bool:
+    """Returns whether a function is of an installed library, so that a script can import it by its name."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function)) or ""
+    except TypeError:
+        return True
+    return "site-packages" in file or "dist-packages" in file
+
+
+def importing(function: Callable[..., Any]) -> Kernel:
+    """Returns the import of a function of an installed library."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        raise NoSource("the kernel has no name that a script can import")
+    first = name.partition(".")[0]
+    return Kernel(f"from {module} import {first}\n", name)
+
+
+def from_file(file: str, name: str) -> Kernel:
+    """Returns the import of a function of a file that may import this package."""
+    text = f"""import importlib.util, os, sys
+
+FILE = {file!r}
+sys.path.insert(0, os.path.dirname(FILE))
+_spec = importlib.util.spec_from_file_location("kernel_file", FILE)
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+kernel = _module.{name}
+kernel = getattr(kernel, "function", kernel)
+"""
+    return Kernel(text, "kernel")
+
+
+def embedded(functions: list[Callable[..., Any]]) -> Kernel:
+    """Returns the source of functions of one file with all that they need of it, without this package."""
+    function = functions[0]
+    if any("<" in getattr(item, "__qualname__", "<") for item in functions):
+        raise NoSource("the kernel is defined inside a function, so that no script can define it alone")
+    try:
+        text = Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8")
+    except (OSError, TypeError) as error:
+        raise NoSource(f"the kernel's source cannot be read: {error}") from error
+    file = _File(text, function.__globals__)
+    kept = file.needed([item.__name__ for item in functions])
+    return Kernel("".join(kept), function.__name__)
+
+
+class _File:
+    """The statements at the top of a file, by the names that they bind."""
+
+    def __init__(self, text: str, values: dict[str, Any]):
+        self._values = values
+        self._lines = text.splitlines(keepends=True)
+        self._body = ast.parse(text).body
+        self._aliases = {name for node in self._body for name in _package_names(node)}
+
+    def needed(self, names: list[str]) -> Iterator[str]:
+        """Yields the source of the statements that bind these names or any that they use, in their order."""
+        chosen: set[int] = set()
+        open_names, seen = list(names), set(names)
+        while open_names:
+            name = open_names.pop()
+            for index, node in enumerate(self._body):
+                if index not in chosen and name in _bound(node) and not _package_names(node):
+                    chosen.add(index)
+                    fresh = self._used(node) - seen
+                    seen |= fresh
+                    open_names += fresh
+        future = [
+            node for node in self._body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        ]
+        yield from (self._source(node) for node in future)
+        if seen & self._aliases:
+            yield STAND_IN
+            for node in self._body:
+                yield from _stand_ins(node, seen)
+        last = None
+        for index in sorted(chosen):
+            node = self._body[index]
+            # A blank line where the file has one.
+            if last is not None and self._first_line(node) > last.end_lineno + 1:
+                yield "\n\n" if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else "\n"
+            yield self._source(node)
+            last = node
+
+    def _used(self, node: ast.stmt) -> set[str]:
+        if self._constant(node) is not None:
+            return set()
+        parts: list[ast.AST] = [node]
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            ours = [item for item in node.decorator_list if self._is_ours(item)]
+            parts = [part for part in ast.iter_child_nodes(node) if part not in ours]
+        walked = (item for part in parts for item in ast.walk(part))
+        return {item.id for item in walked if isinstance(item, ast.Name)}
+
+    def _is_ours(self, decorator: ast.expr) -> bool:
+        return any(isinstance(item, ast.Name) and item.id in self._aliases for item in ast.walk(decorator))
+
+    def _first_line(self, node: ast.stmt) -> int:
+        decorators = [item for item in getattr(node, "decorator_list", []) if not self._is_ours(item)]
+        return min([node.lineno, *(item.lineno for item in decorators)])
+
+    def _constant(self, node: ast.stmt) -> str | None:
+        """Returns a plain value as it is now, which no option and no variable of the environment changes."""
+        if (
+            not isinstance(node, ast.Assign)
+            or len(node.targets) != 1
+            or not isinstance(node.targets[0], ast.Name)
+        ):
+            return None
+        name = node.targets[0].id
+        value = self._values.get(name, ...)
+        if value is None or type(value) in (bool, int, str):
+            return f"{name} = {value!r}\n"
+        return None
+
+    def _source(self, node: ast.stmt) -> str:
+        constant = self._constant(node)
+        if constant is not None:
+            return constant
+        return "".join(self._lines[self._first_line(node) - 1 : node.end_lineno]).rstrip("\n") + "\n"
+
+
+def _package_names(node: ast.stmt) -> set[str]:
+    """Returns the names that an import of this package binds."""
+    if isinstance(node, ast.Import):
+        ours = [item for item in node.names if item.name.partition(".")[0] == PACKAGE]
+        return {item.asname or PACKAGE for item in ours}
+    if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
+        return {item.asname or item.name for item in node.names}
+    return set()
+
+
+def _stand_ins(node: ast.stmt, used: set[str]) -> Iterator[str]:
+    names = _package_names(node) & used
+    if isinstance(node, ast.Import):
+        yield from (f"{name} = _Seamproof\n" for name in sorted(names))
+    elif names and isinstance(node, ast.ImportFrom):
+        for item in node.names:
+            if (item.asname or item.name) in names:
+                yield f"{item.asname or item.name} = getattr(_Seamproof, {item.name!r}, None)\n"
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """Returns the names that a statement binds."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {item.asname or item.name.partition(".")[0] for item in node.names}
+    names = set()
+    for item in ast.walk(node):
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store):
+            names.add(item.id)
+        elif isinstance(item, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
+            names |= _bound(item)
+    return names

@@ -1,0 +1,296 @@
+"""Subjects: a function that calls a kernel, with what it declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import arrays
+from .declare import declaration, narrowed
+from .errors import DeclarationError, SeamproofError
+from .formats import same, unwritten
+from .lse import LseForm
+from .problem import Problem
+
+# Says that gradients come from the library's automatic differentiation.
+autograd = "autograd"
+
+INPUTS = ("q", "k", "v", "dout", "sink")
+GRADIENTS = ("dq", "dk", "dv", "dsink")
+
+
+@dataclass
+class Result:
+    """What a kernel returned for one problem.
+
+    Give `dq`, `dk`, `dv` (and `dsink`, where the sink is learnable) in a backward, or `grads=seamproof.autograd` where
+    the function can be differentiated by torch or JAX.
+    """
+
+    out: Any
+    lse: Any = None
+    max_logit: Any = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dsink: Any = None
+    grads: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The results of one run, as f32 of numpy."""
+
+    tensors: dict[str, np.ndarray | None]
+    backward: bool
+    damage: list[dict[str, Any]]
+
+    def head(self) -> dict[str, Any]:
+        """Returns the shapes, as the protocol writes them."""
+
+        def shape(name: str) -> list[int] | None:
+            tensor = self.tensors.get(name)
+            return None if tensor is None else list(tensor.shape)
+
+        gradients = {name: shape(name) for name in GRADIENTS} if self.backward else None
+        rank = {name: shape(name) for name in ("out", "lse", "max_logit")} | {"gradients": gradients}
+        return {"ranks": [rank], "damage": self.damage}
+
+    def parts(self) -> list[np.ndarray]:
+        """Returns the arrays in the protocol's order."""
+        names = ("out", "lse", "max_logit", *(GRADIENTS if self.backward else ()))
+        return [tensor for name in names if (tensor := self.tensors.get(name)) is not None]
+
+
+class RoundTripError(SeamproofError):
+    """Inputs that did not survive the way into the subject's format and back: a fault of this package or its set-up."""
+
+
+@dataclass
+class Subject:
+    """A function under test. It can still be called as before."""
+
+    function: Callable[..., Any]
+    call: Callable[..., Result]
+    name: str
+    library_name: str
+    device: str | None
+    declared: dict[str, Any]
+    lse: LseForm
+    compiles: bool
+    versions: dict[str, str] = field(default_factory=dict)
+    # The names of the file that declares the subject.
+    scope: dict[str, Any] = field(default_factory=dict, repr=False)
+    _library: arrays.Numpy | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        # Attributes of the function are not taken over: they could hide the fields above.
+        functools.update_wrapper(self, self.function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def narrowed(self, narrowing: dict[str, Any]) -> Subject:
+        """Returns the subject with a declaration that takes less; see `declare.narrowed`."""
+        return dataclasses.replace(self, declared=narrowed(self.declared, narrowing)) if narrowing else self
+
+    def file(self) -> str | None:
+        """Returns the file that declares the subject."""
+        return self.scope.get("__file__")
+
+    def path(self) -> str | None:
+        """Returns the subject's name in its file; `None` where another process cannot find it there."""
+        ours = (
+            name for name, value in list(self.scope.items()) if isinstance(value, Subject) and self._is(value)
+        )
+        return next(ours, None)
+
+    def _is(self, other: Subject) -> bool:
+        return other.function is self.function and other.name == self.name
+
+    def open(self, ordinal: int = 0) -> arrays.Numpy:
+        """Opens the array library and its device, once."""
+        if self._library is None:
+            self._library = arrays.library(self.library_name)(self.device, ordinal)
+            for precision in self.declared["table"]["precisions"]:
+                for form in set(precision.values()):
+                    self._library.dtype(form)
+        return self._library
+
+    def ready(self) -> dict[str, Any]:
+        """Returns the answer to `Open`."""
+        library = self.open()
+        return {
+            "devices": library.devices(),
+            "name": library.device_name(),
+            "versions": library.versions() | self.versions,
+            "declared": self.declared,
+        }
+
+    def put(self, problem: Problem, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Returns inputs as the library's arrays, and holds each against its f32 bits."""
+        library = self.open()
+        tensors = {}
+        for name, values in inputs.items():
+            form = problem.form(name)
+            tensors[name] = library.put(values, form)
+            if not same(library.get(tensors[name], form, name), values):
+                raise RoundTripError(
+                    f"{name} changes on its way into {form} and back: the program sent numbers of another format, "
+                    f"or {library.name} reads {form} wrongly"
+                )
+        return tensors
+
+    def run(
+        self, problem: Problem, tensors: dict[str, Any], launched: Callable[[], None] = lambda: None
+    ) -> Answer:
+        """Calls the kernel, and returns its results as f32."""
+        library = self.open()
+        leaves = [tensors[name] for name in ("q", "k", "v")]
+        learnable = problem.sink == "learnable"
+        if learnable:
+            leaves.append(tensors["sink"])
+        dout = tensors["dout"] if problem.backward else None
+
+        def call(*leaves: Any) -> Result:
+            return as_result(
+                self.call(problem, *leaves[:3], dout=dout, sink=leaves[3] if learnable else None)
+            )
+
+        library.dirty(problem.results())
+        library.begin()
+        if problem.backward:
+            result, pullback = library.record(call, leaves)
+        else:
+            result, pullback = call(*leaves), None
+        if problem.backward and result.grads == autograd:
+            names = GRADIENTS if learnable else GRADIENTS[:3]
+            depends = any(sequence.q.len and sequence.kv.len for sequence in problem.sequences)
+            result = dataclasses.replace(result, **dict(zip(names, pullback(dout, depends), strict=True)))
+        launched()
+        library.synchronise()
+        return self.collect(problem, result)
+
+    def collect(self, problem: Problem, result: Result) -> Answer:
+        """Returns a kernel's results in the forms of the protocol."""
+        names = ["out", "max_logit", *(GRADIENTS if problem.backward else ())]
+        tensors = {name: self._read(problem, name, getattr(result, name)) for name in names}
+        if problem.backward and problem.sink != "learnable":
+            tensors["dsink"] = np.zeros(0, np.float32)
+        if result.lse is not None:
+            values = self.open().get(result.lse, "f32", "lse")
+            tensors["lse"] = self.lse.standard(values, problem)
+            if not problem.took(result.lse):
+                tensors["lse"] = _without_foreign(tensors["lse"], problem.q.owned(), axis=1)
+        for name in self._missing(problem, tensors):
+            raise DeclarationError(_missing_words(name, problem))
+        return Answer(tensors, problem.backward, problem.damage())
+
+    def _missing(self, problem: Problem, tensors: dict[str, Any]) -> list[str]:
+        wanted = ["out", *self.declared["table"]["statistics"], *(GRADIENTS if problem.backward else ())]
+        return [name for name in wanted if tensors.get(name) is None]
+
+    def _read(self, problem: Problem, name: str, array: Any) -> np.ndarray | None:
+        if array is None:
+            return None
+        values = self.open().get(array, problem.form(name), name)
+        if name in ("max_logit", "dsink"):
+            return values
+        side = problem.q if name in ("out", "dq") else problem.kv
+        values = _whole(values, problem.shape(name))
+        return values if problem.took(array) else _without_foreign(values, side.owned(), axis=0)
+
+
+def subject(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    arrays: str | None = None,
+    device: str | None = None,
+    lse: LseForm | None = None,
+    compiles: bool | None = None,
+    versions: dict[str, str] | None = None,
+    statistics: Iterable[str] = ("lse",),
+    **declared: Any,
+) -> Any:
+    """Declares a function as a subject: `@seamproof.subject(formats=["bf16"], …)`.
+
+    The function is called as `function(p, q, k, v, dout=None, sink=None)`: `p` is the `Problem`, the others are arrays
+    `[rows, heads, dim]` of the library `arrays` (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`) on `device`. It returns a
+    `Result`, or out alone, or `(out, lse)`. All other arguments are those of `declare.declaration`.
+    """
+    scope = sys._getframe(1).f_globals
+
+    def declare(function: Callable[..., Any]) -> Subject:
+        library = arrays or of_scope(function, scope)
+        return Subject(
+            function=function,
+            call=function,
+            name=name or getattr(function, "__name__", "kernel"),
+            library_name=library,
+            device=device,
+            declared=declaration(statistics=statistics, **declared),
+            lse=lse or LseForm(),
+            compiles=library != "numpy" if compiles is None else compiles,
+            versions=versions or {},
+            scope=scope,
+        )
+
+    return declare if function is None else declare(function)
+
+
+def of_scope(function: Callable[..., Any], scope: dict[str, Any]) -> str:
+    """Returns the array library that a function's file imports, or the file that declares it."""
+    found = arrays.of_function(function)
+    return found if found != "numpy" else arrays.of_names(scope)
+
+
+def as_result(returned: Any) -> Result:
+    """Returns what a function returned as a `Result`."""
+    if isinstance(returned, Result):
+        return returned
+    if isinstance(returned, (tuple, list)):
+        if not returned:
+            raise DeclarationError(
+                "the function returned an empty tuple; return out, or (out, lse), or a Result"
+            )
+        return Result(returned[0], *returned[1:2])
+    if returned is None:
+        raise DeclarationError("the function returned None; return out, or (out, lse), or a Result")
+    return Result(returned)
+
+
+def _whole(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns results with the rows of slack that the kernel did not return."""
+    if values.ndim != len(shape) or values.shape[1:] != shape[1:] or values.shape[0] >= shape[0]:
+        return values
+    whole = unwritten(shape)
+    whole[: values.shape[0]] = values
+    return whole
+
+
+def _without_foreign(values: np.ndarray, owned: np.ndarray, axis: int) -> np.ndarray:
+    """Returns results of a kernel that allocates them itself, without the rows that no sequence owns.
+
+    Such a kernel has to put something there, so those rows say nothing.
+    """
+    if owned.all() or values.ndim <= axis or values.shape[axis] != owned.size:
+        return values
+    values = values.copy()
+    values[(slice(None),) * axis + (~owned,)] = unwritten((1,))[0]
+    return values
+
+
+def _missing_words(name: str, problem: Problem) -> str:
+    if name == "lse":
+        return "no lse came back: return (out, lse), or declare statistics=[]"
+    if name in GRADIENTS:
+        return f"no {name} came back in a backward: return it, or grads=seamproof.autograd, or declare backward=False"
+    return f"no {name} came back, though it is declared"

@@ -1,0 +1,254 @@
+"""Functions of FlashAttention's signature for packed sequences, as subjects."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .declare import SINKS, Sizes, bottom_right, declaration, multiples, packed
+from .errors import DeclarationError
+from .lse import LseForm
+from .problem import Problem, contiguous
+from .subject import Result, Subject, as_result, autograd, of_scope
+
+# The names that libraries give to each argument; the first is FlashAttention's.
+ALIASES = {
+    "cu_seqlens_q": ("cu_seqlens_q", "cu_seq_q"),
+    "cu_seqlens_k": ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_k"),
+    "max_seqlen_q": ("max_seqlen_q", "max_q"),
+    "max_seqlen_k": ("max_seqlen_k", "max_seqlen_kv", "max_k"),
+    "softmax_scale": ("softmax_scale", "scale", "sm_scale"),
+    "causal": ("causal", "is_causal"),
+    "window_size": ("window_size", "window"),
+    "softcap": ("softcap", "logits_soft_cap"),
+    "sink": ("learnable_sink", "sinks", "sink", "s_aux"),
+    "seqused_q": ("seqused_q",),
+    "seqused_k": ("seqused_k", "seqused_kv"),
+    "return_lse": ("return_lse", "return_softmax_lse", "return_attn_probs"),
+}
+NEEDED = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Which arguments a function takes, by our word and by its own; and how it writes a window without bounds."""
+
+    names: dict[str, str]
+    unbounded: int | None
+
+    def has(self, word: str) -> bool:
+        """Returns whether the function takes an argument."""
+        return word in self.names
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Signature:
+        """Returns the signature of a function; of one that does not tell it, FlashAttention's."""
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            return cls({word: names[0] for word, names in ALIASES.items() if word != "sink"}, -1)
+        names = {}
+        for word, aliases in ALIASES.items():
+            own = next((alias for alias in aliases if alias in parameters), None)
+            if own is not None:
+                names[word] = own
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            for word in (*NEEDED, "max_seqlen_q", "max_seqlen_k", "causal", "window_size"):
+                names.setdefault(word, ALIASES[word][0])
+        default = (
+            parameters[names["window_size"]].default if names.get("window_size") in parameters else (-1, -1)
+        )
+        missing = [ALIASES[word][0] for word in NEEDED if word not in names]
+        if missing:
+            raise DeclarationError(
+                f"{getattr(function, '__name__', 'the function')} has no argument {', '.join(missing)}: "
+                "flash_varlen calls functions of FlashAttention's signature; use seamproof.subject for others"
+            )
+        return cls(names, None if default in (None, (None, None), [None, None]) else -1)
+
+
+def flash_varlen(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    arrays: str | None = None,
+    formats: Iterable[str] | None = None,
+    backward: bool | Callable[..., Any] | None = None,
+    device: str | None = None,
+    seqused: bool = False,
+    slack: bool = True,
+    windows: bool | str | Iterable[str] | None = None,
+    softcap: bool | None = None,
+    sinks: Iterable[str] | bool | None = None,
+    lse: LseForm | bool = True,
+    d: Sizes | None = None,
+    d_v: Sizes | None = None,
+    d_equal: bool | None = None,
+    no_sequences: bool = False,
+    name: str | None = None,
+    compiles: bool | None = None,
+    versions: dict[str, str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    **declared: Any,
+) -> Any:
+    """Declares a function of FlashAttention's signature for packed sequences as a subject.
+
+    The function is called with q `[Tq, Hq, D]`, k `[Tk, Hkv, D]`, v `[Tk, Hkv, Dv]` and by name `cu_seqlens_q`,
+    `cu_seqlens_k`, `max_seqlen_q`, `max_seqlen_k`, `softmax_scale`, `causal`, `window_size` and what else its
+    signature has. Masks are aligned to the bottom right, windows are inclusive on both sides. It returns out
+    `[Tq, Hq, Dv]` and lse `[Hq, Tq]`, a natural logarithm. A row that sees no key has 0 in out and −∞ in lse.
+
+    `arrays`: `"numpy"`, `"torch"`, `"jax"` or `"cupy"`; by default what the function's file imports.
+    `formats`: by default f32 for numpy, and bf16 and fp16 for the others.
+    `backward`: `True` for automatic differentiation (torch, JAX: the default), `False`, or a function
+    `(dout, q, k, v, out, lse, **same arguments)` that returns `(dq, dk, dv)`.
+    `seqused`: sequences may have padding; the function gets `seqused_q` and `seqused_k` beside padded `cu_seqlens`.
+    `slack`: tensors may be longer than the last of `cu_seqlens`.
+    `windows`, `softcap`, `sinks`: by default what the signature has.
+    `lse`: its form, or `False` where only out is returned.
+    `arguments`: further arguments for every call.
+    Everything else is an argument of `declare.declaration`.
+    """
+    scope = sys._getframe(1).f_globals
+
+    def declare(function: Callable[..., Any]) -> Subject:
+        signature = Signature.of(function)
+        library = arrays or of_scope(function, scope)
+        gradient = library in ("torch", "jax") if backward is None else backward
+        masks = signature.has("window_size") if windows is None else windows
+        taken = _sinks(signature, sinks)
+        on_gpu = library in ("torch", "cupy") and _on_gpu(library, device)
+        table = dict(declared.get("table", {}))
+        table["lengths"] = {"no_sequences": no_sequences, **table.get("lengths", {})}
+        forms = bottom_right(masks)
+        if not signature.has("causal"):
+            forms["forms"] = [
+                form for form in forms["forms"] if form != "causal" or signature.has("window_size")
+            ]
+        kernel = Varlen(function, signature, seqused, gradient, lse is not False, dict(arguments or {}))
+        return Subject(
+            function=function,
+            call=kernel,
+            name=name or getattr(function, "__name__", "kernel"),
+            library_name=library,
+            device=device,
+            declared=declaration(
+                **{
+                    "formats": formats or (["f32"] if library == "numpy" else ["bf16", "fp16"]),
+                    "d": d or (multiples(8, to=256) if on_gpu else None),
+                    "d_v": d_v or (multiples(8, to=256) if on_gpu else None),
+                    "d_equal": on_gpu if d_equal is None else d_equal,
+                    "masks": forms,
+                    "layout": packed(padding=seqused, slack=slack),
+                    "softcap": signature.has("softcap") if softcap is None else softcap,
+                    "sinks": taken,
+                    "backward": bool(gradient),
+                    "statistics": ["lse"] if lse is not False else [],
+                    **declared,
+                    "table": table,
+                }
+            ),
+            lse=lse if isinstance(lse, LseForm) else LseForm(),
+            compiles=library != "numpy" if compiles is None else compiles,
+            versions=versions or {},
+            scope=scope,
+        )
+
+    return declare if function is None else declare(function)
+
+
+@dataclass(frozen=True)
+class Varlen:
+    """Calls a function of FlashAttention's signature for a problem."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    seqused: bool
+    backward: bool | Callable[..., Any]
+    returns_lse: bool
+    more: dict[str, Any]
+
+    def __call__(self, p: Problem, q: Any, k: Any, v: Any, dout: Any = None, sink: Any = None) -> Result:
+        arguments = self.arguments(p)
+        if sink is not None:
+            arguments[self.signature.names["sink"]] = sink
+        result = as_result(self.function(q, k, v, **arguments))
+        if not self.returns_lse:
+            result.lse = None
+        if dout is None or result.dq is not None:
+            return result
+        if self.backward is True:
+            result.grads = autograd
+        else:
+            result.dq, result.dk, result.dv, *rest = self.backward(
+                dout, q, k, v, result.out, result.lse, **arguments
+            )
+            result.dsink = rest[0] if rest else None
+        return result
+
+    def arguments(self, p: Problem) -> dict[str, Any]:
+        """Returns the arguments of the call that have a name, by the function's own names."""
+        values = self.values(p, *(p.library.integers(self.offsets(p, side)) for side in ("q", "kv")))
+        return {own: values[word] for word, own in self.signature.names.items() if word in values} | self.more
+
+    def values(self, p: Problem, cu_seqlens_q: Any, cu_seqlens_k: Any) -> dict[str, Any]:
+        """Returns the values of the arguments, by our words."""
+        values = {
+            "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k,
+            "max_seqlen_q": p.q.max_span if self.seqused else p.q.max_length,
+            "max_seqlen_k": p.kv.max_span if self.seqused else p.kv.max_length,
+            "softmax_scale": p.scale,
+            "causal": p.causal,
+            "window_size": self.window(p),
+            "return_lse": self.returns_lse,
+        }
+        if self.seqused:
+            values["seqused_q"] = p.library.integers([run.len for run in p.q.runs])
+            values["seqused_k"] = p.library.integers([run.len for run in p.kv.runs])
+        if p.softcap is not None:
+            values["softcap"] = p.softcap
+        return values
+
+    def window(self, p: Problem) -> tuple[int | None, int | None]:
+        """Returns the window as FlashAttention's callers write it; `causal` alone says that there is nothing right."""
+        none = self.signature.unbounded
+        if p.causal and p.left is None and self.signature.has("causal"):
+            return (none, none)
+        return (none if p.left is None else p.left, none if p.right is None else p.right)
+
+    def offsets(self, p: Problem, side: str) -> list[int]:
+        """Returns `cu_seqlens` of one side."""
+        runs = getattr(p, side).runs
+        if not self.seqused and not contiguous(runs):
+            raise DeclarationError(
+                "the sequences of this problem have padding, gaps or another order of keys than of queries, which "
+                "cu_seqlens cannot say: the table of a flash_varlen subject must not take them"
+            )
+        return [run.offset for run in runs] + [runs[-1].end if runs else 0]
+
+
+def _sinks(signature: Signature, sinks: Iterable[str] | bool | None) -> list[str]:
+    if sinks is None or sinks is True:
+        sinks = ["none", "learnable"] if signature.has("sink") else ["none"]
+    taken = ["none"] if sinks is False else list(sinks)
+    if "learnable" in taken and not signature.has("sink"):
+        raise DeclarationError(f"sinks={taken}: the function has no argument {', '.join(ALIASES['sink'])}")
+    if "off-by-one" in taken:
+        raise DeclarationError(
+            f'sinks={taken}: FlashAttention\'s signature has no "off-by-one"; use {SINKS[2]!r}'
+        )
+    return taken
+
+
+def _on_gpu(library: str, device: str | None) -> bool:
+    if device is not None:
+        return device != "cpu"
+    if library == "cupy":
+        return True
+    import torch
+
+    return torch.cuda.is_available()

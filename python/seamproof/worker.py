@@ -1,0 +1,97 @@
+"""The worker process: `python -m seamproof.worker FILE[:NAME] [--options JSON]`.
+
+`seamproof run --backend python:FILE[:NAME]` starts it; it is not for people. It loads FILE, takes the subject NAME from
+it (or the only one that there is), and answers requests on its standard streams until they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .errors import SeamproofError
+from .frames import Channel, duplicated_standard_streams
+from .loading import load
+from .session import Observer, Session
+
+# A fault of the subject's device that no further run can outlive.
+SPOILT = 70
+# How long a run may go on after nobody waits for it any more.
+GRACE_SECONDS = 5
+
+
+def recorder(folder: str) -> Observer:
+    """Returns an observer that writes the first runs of a process: what a repro is made from."""
+    import numpy as np
+
+    count = 0
+
+    def observe(raw: dict[str, Any], inputs: dict[str, np.ndarray]) -> None:
+        nonlocal count
+        if count < 64:
+            to = Path(folder) / f"run-{os.getpid()}-{count:04}"
+            np.savez(to.with_suffix(".npz"), **inputs)
+            to.with_suffix(".json").write_text(json.dumps(raw))
+        count += 1
+
+    return observe
+
+
+def watch(reader: int) -> None:
+    """Ends this process a while after the other end of its requests is gone, whatever the kernel does."""
+    if not hasattr(select, "poll"):
+        return
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(reader, 0)  # Only the end is reported; data waits for the main thread.
+        poll.poll()
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves one subject; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m seamproof.worker", description=__doc__.splitlines()[0])
+    parser.add_argument("target", metavar="FILE[:NAME]")
+    parser.add_argument(
+        "--options", default="{}", type=json.loads, metavar="JSON", help="options of the subject"
+    )
+    given = parser.parse_args(arguments)
+    reader, writer = duplicated_standard_streams()
+    channel = Channel.over(reader, writer)
+    watch(reader)
+    faulthandler.enable(file=2)
+    folder = os.environ.get("SEAMPROOF_RECORD")
+    session = Session(
+        channel,
+        lambda request: load(given.target, given.options, request),
+        observe=recorder(folder) if folder else None,
+    )
+    try:
+        session.serve()
+    except SeamproofError as error:
+        print(f"seamproof.worker: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0  # The supervisor has gone.
+    return SPOILT if session.spoilt else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    # A library's own clean-up may hang on a device in error.
+    os._exit(code)

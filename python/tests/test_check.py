@@ -1,0 +1,176 @@
+"""`seamproof.check` against a program that stands in for the real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import seamproof
+from seamproof import checking
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch, fault: str = "none"):
+    """Returns an example's subject."""
+    monkeypatch.setenv("SEAMPROOF_FAULT", fault)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.attention
+
+
+def test_a_right_kernel_holds(fake_program, monkeypatch):
+    report = seamproof.check(example("numpy_attention", monkeypatch), seed=7, profile="seams", cases=9)
+    assert (report.outcome, report.cases, report.held, report.seed) == ("held", 3, 3, "7")
+    options = report.raw["options"]
+    assert options["--profile"] == "seams" and options["--cases"] == "9" and "--budget" not in options
+    assert seamproof.check(example("numpy_attention", monkeypatch)).raw["options"]["--budget"] == "20s"
+    assert (
+        seamproof.check(example("numpy_attention", monkeypatch), budget=1.5).raw["options"]["--budget"]
+        == "1500ms"
+    )
+
+
+@pytest.mark.parametrize("fault", ["window", "base"])
+def test_a_finding_is_an_assertion_with_all_that_one_needs(fake_program, monkeypatch, tmp_path, fault):
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(example("numpy_wrong", monkeypatch, fault))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("attention: envelope · ")
+    told = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:]}
+    case = json.loads(Path(told["case"]).read_text())
+    assert case["found"]["finding"]["check"] == "envelope"
+    assert told["replay"].endswith(f"replay {told['case']}")
+    assert told["script"] == f"python {Path(told['case']).with_suffix('.py')}"
+    text = Path(told["script"].split()[1]).read_text()
+    assert "import seamproof" not in text and "def reference" in text and "def attention" in text
+    done = subprocess.run([sys.executable, told["script"].split()[1]], capture_output=True, text=True)
+    assert done.returncode == 1 and "the failure shows" in done.stdout and "got" in done.stdout, done.stdout
+
+
+def test_a_finding_is_replayed(fake_program, monkeypatch):
+    wrong = example("numpy_wrong", monkeypatch, "base")
+    with pytest.raises(AssertionError, match="case "):
+        seamproof.check(wrong)
+    (case,) = Path("seamproof.findings").glob("*.json")
+    with pytest.raises(AssertionError, match="lse is wrong"):
+        seamproof.check(wrong, replay=case)
+    assert seamproof.check(example("numpy_attention", monkeypatch), replay=case).outcome == "held"
+
+
+def test_an_error_of_the_kernel_is_the_cause(fake_program):
+    @seamproof.flash_varlen(backward=False)
+    def attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):
+        raise IndexError("one too far")
+
+    with pytest.raises(AssertionError, match="IndexError: one too far") as caught:
+        seamproof.check(attention)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert "there is none: the kernel is defined inside a function" in str(caught.value)
+    assert "--seamproof-replay" in str(caught.value)
+
+
+def test_a_result_that_is_not_declared_ends_the_check(fake_program):
+    @seamproof.subject(formats=["f32"], arrays="numpy", backward=False)
+    def attention(p, q, k, v, dout, sink):
+        return np.zeros(p.shape("out"), np.float32)
+
+    with pytest.raises(seamproof.DeclarationError, match="no lse came back"):
+        seamproof.check(attention)
+
+
+def test_too_little_run_warns_or_fails(fake_program, monkeypatch):
+    monkeypatch.setenv("FAKE", "too-little-run")
+    right = example("numpy_attention", monkeypatch)
+    with pytest.warns(seamproof.TooLittleRun, match="too few windows"):
+        seamproof.check(right)
+    with pytest.raises(AssertionError, match="too few windows"):
+        seamproof.check(right, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("canary-missed", seamproof.CannotJudge, "void"),
+        ("internal", seamproof.CannotJudge, "trouble"),
+        ("input", seamproof.DeclarationError, "does not understand"),
+        ("usage", seamproof.CannotJudge, "unexpected argument"),
+    ],
+)
+def test_what_says_nothing_is_an_error(fake_program, monkeypatch, mode, error, words):
+    monkeypatch.setenv("FAKE", mode)
+    with pytest.raises(error, match=words):
+        seamproof.check(example("numpy_attention", monkeypatch))
+
+
+def test_narrowing(fake_program, monkeypatch):
+    right = example("numpy_attention", monkeypatch)
+    narrowed = right.narrowed({"masks": "window", "d": 64, "rows_most": 100}).declared["table"]
+    assert narrowed["masks"]["forms"] == ["left-window", "right-window", "causal-window", "two-sided"]
+    assert narrowed["dims"]["qk"] == [64] and narrowed["lengths"]["rows_most"] == 100
+    with pytest.raises(seamproof.DeclarationError, match="cannot be narrowed by 'mask'"):
+        seamproof.check(right, mask="window")
+    with pytest.raises(seamproof.DeclarationError, match="none of"):
+        seamproof.check(right, formats=["bf16"])
+
+
+def test_no_program(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEAMPROOF", str(tmp_path / "nothing"))
+    with pytest.raises(seamproof.ProgramMissing, match="nothing"):
+        seamproof.check(example("numpy_attention", monkeypatch))
+
+
+def test_a_lost_device_ends_checks_on_it(fake_program, monkeypatch):
+    monkeypatch.setattr(checking, "lost", "RuntimeError: CUDA error")
+    right = example("numpy_attention", monkeypatch)
+    assert seamproof.check(right).outcome == "held"  # The CPU is as well as before.
+    monkeypatch.setattr(checking, "_on_cpu", lambda subject: False)
+    with pytest.raises(seamproof.DeviceLost, match="CUDA error"):
+        seamproof.check(right)
+
+
+PLUGIN_TEST = """
+import sys
+sys.path.insert(0, {examples!r})
+import pytest
+from numpy_attention import attention
+from numpy_wrong import attention as wrong
+import seamproof
+
+def test_direct():
+    seamproof.check(attention)
+
+@pytest.mark.seamproof(cases=5, masks="window")
+def test_marker(seamproof):
+    report = seamproof.check(attention, seed=3)
+    assert report.raw["options"]["--cases"] == "5"
+    assert report.raw["options"].get("--budget") == {budget!r}
+
+def test_wrong(seamproof):
+    seamproof.check(wrong)
+"""
+
+
+@pytest.mark.parametrize("budget", [None, "5s"])
+def test_the_plugin(fake_program, pytester, monkeypatch, budget):
+    monkeypatch.setenv("SEAMPROOF_FAULT", "base")
+    pytester.makepyfile(PLUGIN_TEST.format(examples=str(EXAMPLES), budget=budget))
+    arguments = ["-p", "seamproof.pytest_plugin"] + ([f"--seamproof-budget={budget}"] if budget else [])
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: attention: envelope*", "*replay *", "*script *python*"])
+    case = next(Path(pytester.path).glob("seamproof.findings/*.json"))
+    again = pytester.runpytest_subprocess(
+        "-p", "seamproof.pytest_plugin", f"--seamproof-replay={case}", "-k", "wrong"
+    )
+    again.assert_outcomes(failed=1)
+    # The other tests check another file's subject.
+    again = pytester.runpytest_subprocess("-p", "seamproof.pytest_plugin", f"--seamproof-replay={case}")
+    again.assert_outcomes(failed=1, skipped=2)

@@ -1,0 +1,176 @@
+"""Problems, formats and forms of the LSE."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from supervisor import expected, inputs, problem
+
+from seamproof import DeclarationError, LseForm, Problem, lse
+from seamproof.arrays import GUARD, Numpy, library
+from seamproof.formats import UNWRITTEN, is_unwritten, narrow, same, unwritten, widen
+
+
+def test_lengths_and_offsets():
+    p = Problem.from_json(problem([(3, 5), (0, 2), (4, 0)], padding=2, slack=3))
+    assert p.q.lengths.tolist() == [3, 0, 4] and p.q.lengths.dtype == np.int32
+    assert p.q.offsets.tolist() == [0, 3, 3, 7]
+    assert p.q.padded_offsets.tolist() == [0, 5, 7, 13]
+    assert (p.q.max_length, p.q.max_span, p.q.rows, p.kv.max_length) == (4, 6, 16, 5)
+    assert p.q.real().sum() == 7 and p.q.owned().sum() == 13
+    assert (p.shape("lse"), p.shape("dv"), p.shape("sink")) == ((2, 16), (13 + 3, 1, 3), (0,))
+
+
+def test_rows_that_offsets_cannot_say():
+    raw = problem([(2, 2), (2, 2)])
+    for run, offset in zip((s["q"] for s in raw["sequences"]), (0, 1), strict=True):
+        run |= {"offset": offset, "step": 2}
+    p = Problem.from_json(raw)
+    assert [run.real_rows() for run in p.q.runs] == [slice(0, 4, 2), slice(1, 5, 2)]
+    assert p.q.owned().all()
+    with pytest.raises(ValueError, match="SBHD"):
+        _ = p.q.padded_offsets
+    raw = problem([(2, 2), (2, 2)])
+    runs = [sequence["kv"] for sequence in raw["sequences"]]
+    runs[0]["offset"], runs[1]["offset"] = 2, 0
+    with pytest.raises(ValueError, match="order"):
+        _ = Problem.from_json(raw).kv.padded_offsets
+    raw = problem([(2, 3), (0, 0), (1, 1)])
+    raw["sequences"].reverse()
+    assert Problem.from_json(raw).kv.padded_offsets.tolist() == [0, 3, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "windows"),
+    [
+        (None, None, [(-1, -1), (None, None), (-1, -1), (None, None), None, None]),
+        (None, 0, [(-1, 0), (None, 0), (-1, 0), (None, 0), (5, 0), None]),
+        (2, 0, [(2, 0), (2, 0), (2, 0), (3, 0), (2, 0), 3]),
+        (0, 3, [(0, 3), (0, 3), (0, 3), (1, 3), (0, 3), 1]),
+        (2, None, [(2, -1), (2, None), (2, -1), (3, None), (2, 5), 3]),
+    ],
+)
+def test_windows(left, right, windows):
+    p = Problem.from_json(problem([(3, 5)], left=left, right=right))
+    styles = ("fa", "fa4", "te", "cudnn", "jax", "jax-cudnn")
+    assert [p.window(style) for style in styles] == windows
+    with pytest.raises(ValueError, match="jaxx"):
+        p.window("jaxx")
+
+
+def test_what_is_visible():
+    p = Problem.from_json(problem([(3, 2), (0, 4), (1, 0)], left=1, right=0))
+    assert p.visible(0).tolist() == [[False, False], [True, False], [True, True]]
+    assert p.blind_rows().tolist() == [True, False, False, True]
+    p = Problem.from_json(problem([(3, 2)], left=0, align="top-left"))
+    assert p.visible(0).tolist() == [[True, True], [False, True], [False, False]]
+    assert p.blind_rows().tolist() == [False, False, True]
+    for index in range(3):
+        p = Problem.from_json(problem([(5, 3), (2, 6), (4, 4)], left=1, right=1))
+        assert (~p.visible(index).any(axis=1) == p.blind_rows()[p.q.runs[index].real_rows()]).all()
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16"])
+def test_formats_there_and_back(form):
+    codes = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    values = widen(codes, form)
+    assert is_unwritten(values).sum() == 1 and values.view(np.uint32)[0x7FE5] == UNWRITTEN
+    plain = ~np.isnan(values)
+    assert (narrow(values, form)[plain] == codes[plain]).all()
+    assert np.isnan(widen(narrow(values, form), form)[~plain]).all()
+
+
+def test_same_bits():
+    one = np.array([1.0, -0.0, np.nan], np.float32)
+    assert same(one, one.copy())
+    assert same(one, np.array([1.0, -0.0, -np.nan], np.float32))
+    assert not same(one, np.array([1.0, 0.0, np.nan], np.float32))
+    assert not same(one, np.array([1.0, -0.0, 0.0], np.float32))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("form", ["f32", "bf16", "fp16"])
+def test_libraries_change_no_bit(name, form):
+    pytest.importorskip(name)
+    if form == "bf16" and name == "numpy":
+        pytest.importorskip("ml_dtypes")
+    arrays = library(name)("cpu")
+    if form == "f32":
+        values = np.random.default_rng(0).integers(0, 1 << 32, 9000, dtype=np.uint32).view(np.float32)
+        values[np.isnan(values)] = np.nan
+    else:
+        values = widen(np.arange(1 << 16, dtype=np.uint32).astype(np.uint16), form)
+    values = values[: len(values) // 30 * 30].reshape(-1, 3, 10)
+    assert same(arrays.get(arrays.put(values, form), form, "q"), values)
+    if arrays.mutable:
+        assert is_unwritten(arrays.get(arrays.unwritten(5, form), form, "out")).all()
+    wrong = arrays.put(values, "fp16" if form != "fp16" else "f32")
+    with pytest.raises(TypeError, match="out came back as"):
+        arrays.get(wrong, form, "out")
+
+
+def test_guard_bands():
+    p = Problem.from_json(problem([(2, 2)]))
+    out = p.empty_out()
+    assert out.shape == (2, 2, 3) and is_unwritten(out).all() and p.took(out) and not p.took(out.copy())
+    assert p.damage() == []
+    whole = p.guarded[0][1].whole
+    whole[GUARD + 12 + 4 : GUARD + 12 + 6] = 0
+    assert p.damage() == [{"tensor": "out", "before": False, "distance": 4, "elements": 2}]
+    with pytest.raises(ValueError, match="no tensor"):
+        p.empty("output")
+
+
+@pytest.mark.parametrize("base", ["e", "2"])
+@pytest.mark.parametrize("order", ["ht", "th", "bhs"])
+@pytest.mark.parametrize("empty", ["-inf", "+inf"])
+def test_forms_of_the_lse(base, order, empty):
+    raw = problem([(3, 5), (4, 1), (0, 2), (2, 0)], right=0)
+    p = Problem.from_json(raw)
+    right = expected(raw, inputs(raw))["lse"].astype(np.float32)
+    returned = right / (np.float32(np.log(2)) if base == "2" else np.float32(1))
+    if empty == "+inf":
+        returned = np.where(np.isneginf(returned), np.float32(np.inf), returned)
+    if order == "th":
+        returned = np.ascontiguousarray(returned.T)
+    if order == "bhs":
+        batch = np.full((4, 2, 32), np.nan, np.float32)
+        for index, run in enumerate(p.q.runs):
+            batch[index, :, : run.len] = returned[:, run.real_rows()]
+        returned = batch
+    got = lse(base, order, empty).standard(returned, p)
+    assert got.dtype == np.float32 and got.shape == (2, 9)
+    np.testing.assert_allclose(got, right, rtol=1e-6)
+    if base == "e":
+        np.testing.assert_array_equal(got, right)
+
+
+def test_an_infinity_that_is_no_empty_row_stays():
+    p = Problem.from_json(problem([(2, 2)]))
+    returned = np.full((2, 2), np.inf, np.float32)
+    assert np.isposinf(lse(empty="+inf").standard(returned, p)).all()
+    assert is_unwritten(lse(base="2").standard(unwritten((2, 2)), p)).all()
+    short = lse().standard(np.zeros((2, 2), np.float32), Problem.from_json(problem([(2, 2)], slack=1)))
+    assert is_unwritten(short[:, 2]).all() and (short[:, :2] == 0).all()
+
+
+def test_words_that_are_not_known():
+    for wrong in ({"base": "10"}, {"order": "hht"}, {"empty": "nan"}):
+        with pytest.raises(DeclarationError, match="is not known"):
+            LseForm(**wrong)
+    with pytest.raises(DeclarationError, match="tensorflow"):
+        library("tensorflow")
+    with pytest.raises(DeclarationError, match="on the CPU"):
+        Numpy("cuda")
+
+
+def test_a_problem_is_the_same_whatever_is_left_out():
+    raw = problem([(2, 2)], right=0)
+    full = problem([(2, 2)], right=0)
+    full["mask"]["left"] = None
+    full["softmax"]["softcap"] = None
+    full["sequences"][0]["q"]["step"] = 1
+    assert Problem.from_json(raw) == Problem.from_json(full)
+    assert Problem.from_json(raw) != dataclasses.replace(Problem.from_json(raw), scale=1.0)

@@ -1,0 +1,65 @@
+"""The examples under the real program, where there is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_check import example
+
+import seamproof
+from seamproof import program
+
+try:
+    program.find()
+except seamproof.ProgramMissing:
+    pytest.skip("there is no program; name one in $SEAMPROOF", allow_module_level=True)
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+pytestmark = pytest.mark.filterwarnings("ignore::seamproof.TooLittleRun")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Lets cases and scripts go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEAMPROOF_PYTHON", sys.executable)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_right_kernel_holds(monkeypatch, isolate):
+    if isolate:
+        monkeypatch.chdir(EXAMPLES)
+    report = seamproof.check(example("numpy_attention", monkeypatch), cases=60, isolate=isolate)
+    assert report.cases == 60 and report.outcome in ("held", "too-little-run")
+
+
+@pytest.mark.parametrize("fault", ["window", "alignment", "group", "offsets", "base", "overflow"])
+def test_every_fault_is_found_and_shown(monkeypatch, fault):
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(example("numpy_wrong", monkeypatch, fault), budget="3s", seed=1)
+    told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
+    assert "does not show" not in told["script"]
+    done = subprocess.run([sys.executable, *told["script"].split()[1:]], capture_output=True, text=True)
+    assert done.returncode == 1 and "the failure shows" in done.stdout
+    case = json.loads(Path(told["case"]).read_text())
+    with pytest.raises(AssertionError):
+        seamproof.check(example("numpy_wrong", monkeypatch, fault), replay=told["case"])
+    assert seamproof.check(example("numpy_wrong", monkeypatch, "none"), replay=told["case"]).outcome == "held"
+    assert case["subject"]["name"].startswith("python:")
+
+
+def test_a_fault_is_an_option_of_the_name(tmp_path):
+    name = f"python:{EXAMPLES / 'numpy_wrong.py'}:attention:fault=base"
+    command = [program.find(), "run", "--backend", name, "--cases", "10", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+
+
+def _environment() -> dict[str, str]:
+    from seamproof.checking import worker_environment
+
+    return worker_environment({})

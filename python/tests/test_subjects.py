@@ -1,0 +1,269 @@
+"""Subjects in numpy, torch and JAX: calls, gradients, slack, signatures."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from supervisor import expected, inputs, problem
+
+import seamproof
+from seamproof import DeclarationError, Problem
+from seamproof.formats import is_unwritten
+from seamproof.subject import RoundTripError
+from seamproof.varlen import Signature
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name: str):
+    """Returns an example's subject."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.attention
+
+
+def run(subject, raw, values):
+    """Returns a subject's results by name."""
+    p = Problem.from_json(raw, subject.open())
+    answer = subject.run(p, subject.put(p, values))
+    return answer.tensors | {"damage": answer.damage}
+
+
+def compare(raw, values, got, atol):
+    """Holds results against the right answer in all rows that hold tokens."""
+    for name, right in expected(raw, values).items():
+        if got.get(name) is not None:
+            token = ~np.isnan(right)
+            np.testing.assert_allclose(got[name][token], right[token], atol=atol, err_msg=name)
+
+
+MASKS = [
+    {},
+    {"right": 0},
+    {"left": 1, "right": 0},
+    {"left": 2, "right": 1, "slack": 1},
+    {"slack": 7, "heads": (4, 2)},
+]
+
+
+@pytest.mark.parametrize("options", MASKS)
+@pytest.mark.parametrize("form", ["f32", "bf16"])
+def test_torch_with_gradients(options, form):
+    pytest.importorskip("torch")
+    subject = load("torch_attention")
+    raw = problem([(3, 5), (0, 2), (4, 0), (1, 1), (6, 2)], backward=True, form=form, **options)
+    values = inputs(raw)
+    got = run(subject, raw, values)
+    compare(raw, values, got, 1e-5 if form == "f32" else 0.1)
+    if "slack" in options:
+        assert is_unwritten(got["out"][-options["slack"] :]).all() and is_unwritten(got["dv"][-1]).all()
+    assert got["dsink"].shape == (0,)
+
+
+def test_torch_with_a_soft_cap():
+    pytest.importorskip("torch")
+    subject = load("torch_attention")
+    assert subject.declared["table"]["softcap"] is True
+    raw = problem([(3, 5), (2, 2)], backward=True, softcap=1.5, right=0)
+    values = inputs(raw)
+    compare(raw, values, run(subject, raw, values), 1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": 1, "right": 0}, {"left": 1, "right": 2}])
+def test_jax_with_gradients(options):
+    pytest.importorskip("jax")
+    subject = load("jax_attention")
+    raw = problem(
+        [(3, 5), (4, 4), (1, 6)], align="top-left", dims=(4, 4), padding=1, slack=2, backward=True, **options
+    )
+    values = inputs(raw)
+    for name in ("q", "k", "v", "dout"):
+        values[name] = np.nan_to_num(values[name], nan=1e30)
+    got = run(subject, raw, values)
+    compare(raw, values, got, 1e-4)
+    assert got.get("lse") is None and is_unwritten(got["out"][-2:]).all()
+
+
+def backward(dout, q, k, v, out, lse, cu_seqlens_q, **more):
+    """Returns gradients of a kernel that copies q."""
+    return dout * 1, k * 0, v * 0
+
+
+@seamproof.flash_varlen(backward=backward, lse=False)
+def copies(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale):
+    """Copies q, without the slack that it was given."""
+    return q[: cu_seqlens_q[-1]]
+
+
+def test_a_kernel_that_gives_its_gradients():
+    raw = problem([(3, 5)], dims=(3, 3), slack=2, backward=True)
+    values = inputs(raw)
+    got = run(copies, raw, values)
+    np.testing.assert_array_equal(got["out"][:3], values["q"][:3])
+    np.testing.assert_array_equal(got["dq"][:3], values["dout"][:3])
+    assert got["out"].shape == (5, 2, 3) and is_unwritten(got["out"][3:]).all() and got.get("lse") is None
+    assert copies.declared["table"]["masks"]["forms"] == ["full"]
+    assert copies.declared["table"]["statistics"] == []
+
+
+def test_sinks_and_max_logit():
+    @seamproof.subject(arrays="numpy", formats=["f32"], sinks=["learnable"], statistics=["lse", "max_logit"])
+    def kernel(p, q, k, v, dout, sink):
+        right = expected(p.raw, {"q": q, "k": k, "v": v, "dout": dout, "sink": sink})
+        return seamproof.Result(**{name: array.astype(np.float32) for name, array in right.items()})
+
+    raw = problem([(3, 5), (1, 0)], sink="learnable", backward=True)
+    values = inputs(raw)
+    got = run(kernel, raw, values)
+    compare(raw, values, got, 1e-5)
+    assert got["dsink"].shape == (2,) and got["max_logit"].shape == (2,)
+
+
+def test_defaults_follow_the_signature():
+    def plain(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal):
+        pass
+
+    def rich(
+        q,
+        k,
+        v,
+        cu_seq_q,
+        cu_seq_k,
+        max_q,
+        max_k,
+        *,
+        scale,
+        is_causal,
+        window_size=(None, None),
+        softcap,
+        s_aux,
+    ):
+        pass
+
+    table = seamproof.flash_varlen(plain).declared["table"]
+    assert table["masks"] == {"forms": ["full", "causal"], "alignments": ["bottom-right"]}
+    assert table["softcap"] is False and table["sinks"] == ["none"] and table["backward"] is False
+    assert table["layout"] == {
+        "padding": False, "gaps": False, "first_offset": False, "slack": True, "steps": False
+    }  # fmt: skip
+    assert [precision["q"] for precision in table["precisions"]] == ["f32"]
+    subject = seamproof.flash_varlen(arrays="numpy", backward=False, arguments={"extra": 1})(rich)
+    assert (
+        subject.declared["table"]["sinks"] == ["none", "learnable"] and subject.declared["table"]["softcap"]
+    )
+    p = Problem.from_json(problem([(3, 5), (1, 1)], left=2, right=0))
+    arguments = subject.call.arguments(p)
+    assert arguments["cu_seq_q"].tolist() == [0, 3, 4] and arguments["cu_seq_k"].tolist() == [0, 5, 6]
+    assert (arguments["is_causal"], arguments["window_size"], arguments["max_q"]) == (True, (2, 0), 3)
+    assert arguments["extra"] == 1 and "softcap" not in arguments
+    assert subject.call.arguments(Problem.from_json(problem([(3, 5)], right=0)))["window_size"] == (
+        None,
+        None,
+    )
+
+
+def test_signatures_that_are_none():
+    with pytest.raises(DeclarationError, match="no argument cu_seqlens_q, cu_seqlens_k, softmax_scale"):
+        seamproof.flash_varlen(lambda q, k, v: None)
+    assert Signature.of(lambda q, k, v, **more: None).has("causal")
+    with pytest.raises(DeclarationError, match="learnable_sink"):
+        seamproof.flash_varlen(sinks=["learnable"])(lambda q, k, v, **more: None)
+
+
+def test_padding_goes_with_seqused():
+    def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, softmax_scale):
+        pass
+
+    subject = seamproof.flash_varlen(seqused=True)(kernel)
+    assert subject.declared["table"]["layout"]["padding"] is True
+    arguments = subject.call.arguments(Problem.from_json(problem([(3, 5), (1, 1)], padding=2)))
+    assert arguments["cu_seqlens_q"].tolist() == [0, 5, 8] and arguments["seqused_q"].tolist() == [3, 1]
+    with pytest.raises(DeclarationError, match="must not take"):
+        seamproof.flash_varlen(kernel).call.arguments(Problem.from_json(problem([(3, 5)], padding=2)))
+
+
+def test_sequences_in_another_order_of_memory():
+    raw = problem([(3, 5), (0, 0), (2, 1)])
+    raw["sequences"].reverse()
+    values = inputs(raw)
+    compare(raw, values, run(load("numpy_attention"), raw, values), 1e-5)
+
+
+def test_declarations():
+    declared = seamproof.subject(
+        formats=["bf16"], p="f32", ds="fp16", d=seamproof.multiples(8, to=128), d_v=64, groups=[1, 4],
+        promises=["rows_alone"], arithmetic={"accumulation": "f32-serial"}, start_seconds=300, arrays="torch",
+        table={"lengths": {"most": 9}, "softcap": True},
+    )(copies.function).declared  # fmt: skip
+    table = declared["table"]
+    assert table["precisions"] == [
+        {"q": "bf16", "k": "bf16", "v": "bf16", "out": "bf16", "dout": "bf16", "p": "f32", "ds": "fp16",
+         "gradients": "bf16"}
+    ]  # fmt: skip
+    assert table["dims"] == {"equal": False, "qk": {"from": 8, "to": 128, "multiple": 8}, "v": [64]}
+    assert (
+        table["heads"] == {"groups": [1, 4]} and table["lengths"] == {"most": 9} and table["softcap"] is True
+    )
+    assert declared["promises"] == {"rows_alone": True} and declared["start_seconds"] == 300
+    assert declared["padding"] == {"inputs": "finite", "outputs": "unspecified"}
+    for wrong in (
+        {"formats": ["bf17"]},
+        {"promises": ["fast"]},
+        {"padding_inputs": "zero"},
+        {"arithmetic": {"x": 1}},
+    ):
+        with pytest.raises(DeclarationError, match="is not known"):
+            seamproof.subject(arrays="numpy", **wrong)(copies.function)
+    with pytest.raises(DeclarationError, match="use 'left-window'"):
+        seamproof.bottom_right(windows="left")
+
+
+def test_results_that_are_wrong_in_kind():
+    raw = problem([(2, 2)], dims=(3, 3), backward=True)
+
+    def subject_of(result):
+        return seamproof.subject(arrays="numpy", formats=["f32"])(lambda p, q, k, v, dout, sink: result)
+
+    lse = np.zeros((2, 2), np.float32)
+    out = np.zeros((2, 2, 3), np.float32)
+    for result, error, words in [
+        (None, DeclarationError, "returned None"),
+        ((), DeclarationError, "empty tuple"),
+        ((out, lse), DeclarationError, "no dq came back"),
+        (
+            seamproof.Result(out, lse, grads=seamproof.autograd),
+            DeclarationError,
+            "no automatic differentiation",
+        ),
+        ((out.astype(np.float16), lse), TypeError, "out came back as float16"),
+    ]:
+        with pytest.raises(error, match=words):
+            run(subject_of(result), raw, inputs(raw))
+
+
+def test_numbers_of_another_format_are_noticed():
+    raw = problem([(2, 2)], form="fp16")
+    values = inputs(raw)
+    values["q"][0, 0, 0] = 1 + 2**-15
+    subject = seamproof.subject(arrays="numpy", formats=["fp16"], backward=False)(lambda *a, **b: None)
+    with pytest.raises(RoundTripError, match="q changes on its way into fp16"):
+        run(subject, raw, values)
+
+
+def test_what_was_not_written_is_seen():
+    torch = pytest.importorskip("torch")
+
+    @seamproof.subject(arrays="torch", formats=["bf16"], device="cpu", backward=False)
+    def kernel(p, q, k, v, dout, sink):
+        out = p.empty()
+        out[1:] = 1
+        return out, torch.zeros(p.shape("lse"))
+
+    raw = problem([(3, 3)], form="bf16", slack=1)
+    got = run(kernel, raw, inputs(raw))
+    assert is_unwritten(got["out"][0]).all() and (got["out"][1:] == 1).all()
+    assert is_unwritten(got["lse"][:, 3]).all()
