@@ -206,7 +206,7 @@ impl Geometry {
 
     /// Returns the options without those that change nothing.
     fn without_defaults(self, problem: &Problem) -> Geometry {
-        let drops: [fn(&mut Geometry); 15] = [
+        let drops: [fn(&mut Geometry); 16] = [
             |g| g.ranks = None,
             |g| g.world = None,
             |g| g.balance = None,
@@ -219,12 +219,10 @@ impl Geometry {
             |g| g.heads = None,
             |g| g.dim = None,
             |g| g.scale = None,
-            |g| (g.sink, g.format) = (g.sink.filter(|sink| *sink != Sink::None), g.format),
+            |g| g.sink = None,
             |g| g.format = None,
-            |g| {
-                (g.mode, g.data_seed) =
-                    (g.mode.filter(|mode| *mode != InputMode::Flat), g.data_seed.filter(|seed| *seed != 0))
-            },
+            |g| g.mode = None,
+            |g| g.data_seed = None,
         ];
         drops.into_iter().fold(self, |geometry, drop| {
             let mut fewer = geometry.clone();

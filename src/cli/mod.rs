@@ -65,7 +65,7 @@ enum Command {
     /// Judge stored cases again
     Replay(replay::Args),
     /// Judge one case that the options describe
-    Try(tried::Args),
+    Try(Box<tried::Args>),
     /// Minimise a failing case
     Shrink(shrink::Args),
     /// Check schedules symbolically, without arithmetic
