@@ -128,11 +128,15 @@ fn findings_are_told_in_lines_that_fit() {
     assert!(["canary", "verdict", "FAIL", "cases"].map(begins).is_sorted(), "{said}");
     let told = said.lines().filter(|line| line.starts_with("FAIL")).count();
     assert!(said.contains(&format!("\nverdict   {told} findings: ")), "{said}");
-    let (commands, others): (Vec<_>, Vec<_>) = said.lines().partition(|line| line.contains(" replay: "));
+    let replays = format!("          replay: {}", typed("replay seamproof.out/findings/"));
+    let tries = format!("          try: {}", typed("try --lengths "));
+    let is_command = |line: &&str| line.contains(" replay: ") || line.contains(" try: ");
+    let (commands, others): (Vec<_>, Vec<_>) = said.lines().partition(is_command);
     assert!(others.iter().all(|line| line.chars().count() <= 100), "{said}");
-    assert_eq!(commands.len(), told, "{said}");
-    let start = format!("          replay: {}", typed("replay seamproof.out/findings/"));
-    assert!(commands.iter().all(|line| line.starts_with(&start)), "{said}");
+    let pairs: Vec<&[&str]> = commands.chunks(2).collect();
+    assert_eq!(pairs.len(), told, "{said}");
+    let is_pair = |pair: &&[&str]| pair[0].starts_with(&replays) && pair[1].starts_with(&tries);
+    assert!(pairs.iter().all(is_pair), "{said}");
     // Files and events say the name, whatever the program is called here.
     let events = events(&place.path().join("seamproof.out/events.jsonl"));
     let named = named(&events, "finding");

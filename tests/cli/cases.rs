@@ -212,10 +212,33 @@ fn a_minimal_case_is_not_written_again() {
         "{said}"
     );
     let replay = typed("replay case.min.json --backend window-off-by-one");
-    assert!(said.ends_with(&format!("replay:  {replay}\n")), "{said}");
+    assert!(said.contains(&format!("\nreplay:  {replay}\ntry:     {}", typed("try --lengths "))), "{said}");
     assert!(!place.path().join("case.min.min.json").exists());
     let replayed = seamproof(place.path(), &["replay", ".", "--backend", subject]);
     assert!(stdout(&replayed).contains("failed 2"), "{}", stdout(&replayed));
+}
+
+/// Test that options make a case, which fails on a wrong subject and holds on a right one, and can be stored.
+#[test]
+fn a_case_is_judged_from_options_alone() {
+    let place = place();
+    let options =
+        ["try", "--lengths", "17,0x5,300", "--padded", "32,16x5,304", "--heads", "4/2", "--dim", "16"];
+    let run = |more: &[&str]| seamproof(place.path(), &[&options[..], more].concat());
+    let held = run(&["--window", "3,0", "--cp", "ring:2", "--padded", "32,16x8,304"]);
+    assert_eq!(code(&held), 1, "--padded stands twice: {}", stderr(&held));
+    let held = run(&["--window", "3,0"]);
+    assert!(code(&held) == 0 && stdout(&held).starts_with("held     this case · "), "{}", stdout(&held));
+    let failed = run(&["--window", "3,0", "--backend", "window-off-by-one", "--out", "case.json"]);
+    assert!(
+        code(&failed) == 2 && stdout(&failed).starts_with("FAIL     case.json · "),
+        "{}",
+        stdout(&failed)
+    );
+    let replayed = seamproof(place.path(), &["replay", "case.json"]);
+    assert_eq!(code(&replayed), 2, "{}", stdout(&replayed));
+    let wrong = run(&["--window", "3"]);
+    assert!(code(&wrong) == 1 && stderr(&wrong).contains("a comma and the right one"), "{}", stderr(&wrong));
 }
 
 /// Test of each stored defect: `explain` shows what is computed beside what should be, and the step in which it goes
