@@ -301,6 +301,10 @@ impl Findings {
     fn words(&self, name: &str, case: &Case) -> String {
         let finding = case.found.as_ref().map(ToString::to_string).unwrap_or_default();
         let problem = prose::describe(&case.problem);
+        // A command that was not seen to show anything would send its reader on a false trail.
+        if case.found.as_ref().is_some_and(|found| found.unconfirmed.is_some()) {
+            return format!("{problem}: {finding}\n");
+        }
         format!("{problem}: {finding}\nreplay: {}\n", self.replay(name, case))
     }
 }

@@ -38,7 +38,9 @@ pub fn subject_of(case: &Case) -> Result<Box<dyn Backend>, ReplayError> {
 /// crate can judge the case on it.
 pub fn is_foreign(case: &Case) -> bool {
     use BackendError::{Fault, Unknown};
-    matches!(subject_of(case), Err(ReplayError::Subject(Unknown { .. } | Fault { .. })))
+    // Whether a subject outside of this program can be made is not asked: its workers would start.
+    !SubjectName::from(&case.subject).is_outside()
+        && matches!(subject_of(case), Err(ReplayError::Subject(Unknown { .. } | Fault { .. })))
 }
 
 /// Judges a stored case on its subject, after the runs that the case needs before it.

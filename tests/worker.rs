@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seamproof::backends;
-use seamproof::worker::{self, Deadlines, Pool, Remote, Served, Settings, mock};
+use seamproof::worker::{self, Deadlines, Pool, Remote, Served, Settings, WorkerCommand, mock};
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::finding::Phase;
 use seamproof_judge::finding::{Cause, Check, Ending};
@@ -414,7 +414,8 @@ fn one_worker_for_each_device_where_nobody_says_otherwise() {
         subject: worker::subject("emulated", &none),
         sentinel: worker::subject("emulated", &none),
         sentinel_declaration: emulated(),
-        arguments: vec!["worker".into()],
+        worker: WorkerCommand::own(&["worker"]),
+        start: None,
     };
     let remote = Remote::new("emulated", served, Arc::clone(&pool));
     let problem = problem(|_| {});

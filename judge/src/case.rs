@@ -104,12 +104,15 @@ pub struct Found {
     /// minimal case often has too few lanes, heads or rows to tell faults apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unshrunk: Option<String>,
+    /// How often the failure was looked for again and not seen, in words; absent where it was seen again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unconfirmed: Option<String>,
 }
 
 impl Found {
     /// Returns a finding in a case that nobody has shrunk.
     pub fn drawn(finding: Finding) -> Found {
-        Found { finding, minimal: false, evaluations: 0, unshrunk: None }
+        Found { finding, minimal: false, evaluations: 0, unshrunk: None, unconfirmed: None }
     }
 
     /// Keeps the words of the finding before shrinking, unless some are kept already or they say no more than the

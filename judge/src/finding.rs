@@ -402,6 +402,8 @@ pub enum Phase {
     Received,
     /// The inputs are on the device.
     Uploaded,
+    /// A kernel is built for this shape. It may come several times, once for each kernel.
+    Compiling,
     /// All launches are made; the rest of the run waits for the device.
     Launched,
     /// The results are back.
@@ -410,13 +412,15 @@ pub enum Phase {
 
 impl Phase {
     /// Every phase, in order.
-    pub const ALL: [Phase; 4] = [Phase::Received, Phase::Uploaded, Phase::Launched, Phase::Done];
+    pub const ALL: [Phase; 5] =
+        [Phase::Received, Phase::Uploaded, Phase::Compiling, Phase::Launched, Phase::Done];
 
     /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Received => "received",
             Phase::Uploaded => "uploaded",
+            Phase::Compiling => "compiling",
             Phase::Launched => "launched",
             Phase::Done => "done",
         }

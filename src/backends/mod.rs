@@ -1,15 +1,22 @@
 //! The subjects that this program knows, by name.
 
+mod called;
 mod cuda;
+mod outside;
 
+pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
+pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use seamproof_judge::subjects::{
     self, Emulated, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, miscall,
 };
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
-use crate::worker::{self, OpenError, Opened, Remote, Served, mock};
+use crate::worker::{self, OpenError, Opened, Pool, Remote, Served, mock};
 use seamproof_judge::subject::Backend;
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
@@ -20,7 +27,7 @@ pub const NAMES: [&str; 3] = ["emulated", "cuda", faults::WINDOW_OFF_BY_ONE.id];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// A name that is not in [`NAMES`].
-    #[error("unknown backend '{name}'; known: {known}, each also as NAME@worker; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
+    #[error("unknown backend '{name}'; known: {known}, each also as NAME@worker; python:FILE, python:FILE:NAME and exec:COMMAND; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
     Unknown {
         /// Name that was given.
         name: String,
@@ -38,16 +45,27 @@ pub enum BackendError {
     /// An option that the subject does not take.
     #[error(transparent)]
     Option(#[from] OptionError),
+    /// A subject outside of this program that cannot be used.
+    #[error(transparent)]
+    Outside(#[from] OutsideError),
 }
 
 /// Makes a backend from its name and options. The name is that of a subject of this process, or of one behind the worker
 /// processes of [`worker::shared`], with or without faults at its call.
 pub fn by_name(name: &str, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
+    in_pool(name, options, worker::shared())
+}
+
+/// Makes a backend from its name and options, which runs in the workers of a pool, if it runs in any.
+pub fn in_pool(name: &str, options: &Options, pool: Arc<Pool>) -> Result<Box<dyn Backend>, BackendError> {
     let name = SubjectName::new(name, options.clone());
     let called = name.called();
-    let called: Box<dyn Backend> = match served(&called)? {
-        Some(served) => Box::new(Remote::new(&called.name(), served, worker::shared())),
-        None => in_process(&called)?,
+    let called: Box<dyn Backend> = if called.is_outside() {
+        Box::new(outside::subject(&called, pool)?)
+    } else if let Some(served) = served(&called)? {
+        Box::new(Remote::new(&called.name(), served, pool))
+    } else {
+        in_process(&called)?
     };
     let wrongly = |called, miscall: &&'static Miscall| -> Box<dyn Backend> {
         Box::new(Miscalled::new(called, miscall))
@@ -139,6 +157,11 @@ pub fn unscheduled(name: &str) -> Vec<String> {
     let in_kernel = imitates.map(|imitates| format!("the fault in its kernels: {imitates}"));
     let at_call = name.miscalls.iter().map(|fault| format!("the fault at the call: {}", fault.imitates));
     in_kernel.into_iter().chain(at_call).collect()
+}
+
+/// Returns the place of the lock file of a subject outside of this program, where it has an adapter.
+pub fn lock_file(name: &str) -> Option<PathBuf> {
+    outside::lock_file(name)
 }
 
 /// Whether a subject runs on the emulated kernel, in this process or in workers, right or with a fault.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::left::Left;
 use super::plan::{Plan, Shard};
-use super::subjects::{Options, Registered, Subjects};
+use super::subjects::Options;
 use super::summary::{Canary, Distinct, SummaryEvent};
 use seamproof_judge::case::Case;
 use seamproof_judge::finding::{Check, Ending, Relation};
@@ -61,13 +61,13 @@ pub struct Start {
 }
 
 impl Start {
-    /// Returns the description of a plan on a subject.
-    pub fn of(plan: &Plan, subjects: &Registered) -> Start {
+    /// Returns the description of a plan on a subject of this name, with these options fixed.
+    pub fn of(plan: &Plan, backend: &str, options: &Options) -> Start {
         Start {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             seed: format!("{:#x}", plan.seed),
-            backend: subjects.name().to_owned(),
-            options: subjects.fixed().clone(),
+            backend: backend.to_owned(),
+            options: options.clone(),
             profile: plan.profile.name().to_owned(),
             cases: plan.cases,
             seconds: plan.time.map(|time| time.as_secs_f64()),

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
 
+use super::confirm::{self, Confirmation};
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
 use super::minimise::{minimise, shrink_budget};
 use super::plan::Deadline;
@@ -24,6 +25,7 @@ use seamproof_judge::failure::{FailureKey, Symptom, features};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose;
 use seamproof_judge::shrink;
+use seamproof_judge::subject::Recall;
 use seamproof_judge::verdict::{Cost, Margin, Verdict};
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
@@ -72,6 +74,8 @@ pub(super) struct Failed {
     pub(super) name: String,
     pub(super) case: Case,
     pub(super) finding: Finding,
+    /// What the process had run that ran the case, where the subject is in one.
+    pub(super) recall: Option<Recall>,
     pub(super) recorded: Recorded,
 }
 
@@ -135,6 +139,8 @@ pub(super) struct Ledger<'a> {
     needs: BTreeMap<FailureKey, (Symptom, Features)>,
     /// The end of all shrinking.
     shrinking: Deadline,
+    /// Whether a wrong result is looked at again before it is shrunk.
+    confirms: bool,
 }
 
 impl<'a> Ledger<'a> {
@@ -150,7 +156,13 @@ impl<'a> Ledger<'a> {
             shrinks: BTreeMap::new(),
             needs: BTreeMap::new(),
             shrinking: Deadline::default(),
+            confirms: true,
         }
+    }
+
+    /// Takes each failure as it was seen: for a search that wants to see one, whatever it is.
+    pub(super) fn without_confirmation(self) -> Ledger<'a> {
+        Ledger { confirms: false, ..self }
     }
 
     /// Shrinks nothing further once this time has come.
@@ -255,7 +267,7 @@ impl<'a> Ledger<'a> {
 
     fn failed(&mut self, index: u64, failed: Failed) -> Result<(), RecordError> {
         self.summary.failed(&failed.finding);
-        let Failed { name, case, mut finding, recorded } = failed;
+        let Failed { name, case, mut finding, recall, recorded } = failed;
         let earlier = match recorded {
             Recorded::Now(recorded) => recorded.map(|()| None)?,
             Recorded::Earlier(shrunk) => Some(shrunk),
@@ -283,7 +295,7 @@ impl<'a> Ledger<'a> {
                 }
                 None => return Ok(()),
             },
-            None => self.minimised(case, &finding),
+            None => self.confirmed(case, finding, recall, known.is_some()),
         };
         self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
         self.learn(symptom, &drawn, &case);
@@ -351,6 +363,52 @@ impl<'a> Ledger<'a> {
         Ok(kept)
     }
 
+    /// The smallest case that shows the same failure, once the failure was seen again; otherwise the case as it was
+    /// drawn, with the words for that. The end of a process was looked at again when it came. Of a failure that
+    /// `is_known` the smallest case alone is looked at, unless it shows nothing.
+    fn confirmed(
+        &mut self,
+        case: Case,
+        mut finding: Finding,
+        recall: Option<Recall>,
+        is_known: bool,
+    ) -> Case {
+        let is_over = self.sinks.control.stopped() || self.shrinking.passed();
+        if !self.confirms || finding.ending.is_some() || finding.check == Check::Sentinel || is_over {
+            return self.minimised(case, &finding);
+        }
+        let subjects = self.subjects;
+        if is_known {
+            let small = self.minimised(case.clone(), &finding);
+            if small.found.as_ref().is_some_and(|found| confirm::stays(subjects, &small, &found.finding)) {
+                return small;
+            }
+        }
+        let look = || confirm::confirmed(subjects, &case, &finding, recall);
+        let confirmation = panic::catch_unwind(AssertUnwindSafe(look)).unwrap_or(Confirmation::Alone);
+        match confirmation {
+            Confirmation::Alone => {
+                let small = self.minimised(case.clone(), &finding);
+                let shown = small.found.as_ref().map_or(&finding, |found| &found.finding);
+                // The worker that shrank the case may have been spoilt on the way.
+                if small.problem == case.problem || confirm::stays(subjects, &small, shown) {
+                    small
+                } else {
+                    case
+                }
+            }
+            Confirmation::After(before, how) => {
+                finding.what = format!("{}; {how}", finding.what);
+                Case { before, found: Some(Found::drawn(finding.storable())), ..case }
+            }
+            Confirmation::Never(how) => {
+                finding.what = format!("{}; {how}", finding.what);
+                let found = Found { unconfirmed: Some(how), ..Found::drawn(finding.storable()) };
+                Case { found: Some(found), ..case }
+            }
+        }
+    }
+
     /// The smallest case that shows the same failure, within the budget; the case itself where shrinking fails.
     fn minimised(&mut self, case: Case, start: &Finding) -> Case {
         let (subjects, control, end) = (self.subjects, self.sinks.control, self.shrinking);
@@ -392,7 +450,10 @@ impl<'a> Ledger<'a> {
             problem: prose::describe(&case.problem),
             size: Some(shrink::size(&case.problem)),
             name: Some(name.clone()),
-            replay: findings.replay(&name, &case),
+            replay: match &found.unconfirmed {
+                Some(how) => format!("none, as it was not seen to fail again: {how}"),
+                None => findings.replay(&name, &case),
+            },
         };
         self.smallest.insert(key.clone(), case);
         self.keep(key, distinct);

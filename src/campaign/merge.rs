@@ -251,6 +251,7 @@ fn failed(
                 name: super::name_of(index),
                 case: case_of(plan, subjects, index, problem),
                 finding: Finding { identity, ending, ..Finding::new(check, tensor, String::new()) },
+                recall: None,
                 recorded: Recorded::Earlier(shrunk),
             })))
         }

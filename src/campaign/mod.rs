@@ -11,6 +11,7 @@
 //! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows on
 //! what it takes. A campaign that does not find its canary proves nothing and is not begun.
 
+mod confirm;
 mod event;
 mod histogram;
 mod ledger;
@@ -43,7 +44,7 @@ pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
 pub use report::{LABEL_COLUMNS, Line, Tone};
-pub use subjects::{Options, PlantedSubjects, Registered, Subjects};
+pub use subjects::{Options, PlantedSubjects, Registered, Subjects, wrong_call};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };
@@ -61,6 +62,7 @@ use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::exercise::Exercise;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::{Malformed, Profile};
+use seamproof_judge::subject::Host;
 use seamproof_judge::verdict::Verdict;
 
 /// Work of an element, in products.
@@ -107,6 +109,7 @@ pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
 fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
     let start = Instant::now();
     let ledger = Ledger::new(plan, subjects, sinks).shrinking_until(Deadline::after(plan.shrinking()));
+    let ledger = if distinct_max.is_some() { ledger.without_confirmation() } else { ledger };
     let queue = Queue::new(ledger, distinct_max);
     let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
     let worker = Worker { plan, subjects, sinks, budget, turns };
@@ -246,7 +249,8 @@ impl Worker<'_> {
             }
             Verdict::Finding(finding) => {
                 let case = case_of(self.plan, self.subjects, index, problem);
-                Judged::Failed(Box::new(self.record(index, case, *finding)))
+                let recall = backend.host().and_then(Host::recall);
+                Judged::Failed(Box::new(Failed { recall, ..self.record(index, case, *finding) }))
             }
         };
         Outcome { index, tokens, products, elements, work, cost, ways, exercise, judged }
@@ -269,7 +273,7 @@ impl Worker<'_> {
         case.before.clone_from(&finding.before);
         case.found = Some(Found::drawn(finding.clone().storable()));
         let recorded = self.sinks.findings.record(&name, &case);
-        Failed { name, case, finding, recorded: Recorded::Now(recorded) }
+        Failed { name, case, finding, recall: None, recorded: Recorded::Now(recorded) }
     }
 }
 

@@ -211,9 +211,11 @@ impl Summary {
         lines.extend(prose::not_asked(&self.not_asked).map(|what| plain("identity", what)));
         let ways = self.ways.to_string();
         lines.extend(ways.lines().map(|line| Line { tone: Tone::Plain, text: line.to_owned() }));
-        for DeviceRuns { device, name, runs } in &self.devices {
-            let named = if name.is_empty() { String::new() } else { format!(" · {name}") };
-            lines.push(plain("device", format!("{device}: {runs} runs{named}")));
+        for DeviceRuns { device, name, runs, versions } in &self.devices {
+            let mut told = vec![format!("{device}: {runs} runs")];
+            told.extend((!name.is_empty()).then(|| name.clone()));
+            told.extend(versions.iter().map(|(what, version)| format!("{what} {version}")));
+            lines.push(plain("device", told.join(" · ")));
         }
         lines
     }

@@ -1,13 +1,16 @@
 //! Subjects of campaigns, whose options are drawn for each case.
 
+use std::sync::Arc;
+
 use super::plan::Plan;
 use super::{asked, canary_plan};
 use crate::backends::{self, BackendError};
+use crate::worker::{self, Pool};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::campaign::canary_call;
 use seamproof_judge::subject::{Backend, Declaration};
 pub use seamproof_judge::subjects::Options;
-use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::subjects::{Miscall, SubjectName};
 
 /// Source of the subject of each case.
 pub trait Subjects: Sync {
@@ -19,6 +22,12 @@ pub trait Subjects: Sync {
 
     /// Returns the subject with these options.
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError>;
+
+    /// Returns the source of fresh processes with the subject; `None` where it runs in this one, or where there is no
+    /// other.
+    fn fresh(&self) -> Option<Fresh> {
+        None
+    }
 
     /// Returns the declaration of the subject with these options.
     fn declaration(&self, options: &Options) -> Result<Declaration, BackendError> {
@@ -60,9 +69,7 @@ impl Registered {
         if backends::is_emulated(&self.name) {
             return Ok(Some(Box::new(PlantedSubjects::default())));
         }
-        let (plan, subject) = (canary_plan(plan), self.backend(&self.options(0))?);
-        let inside = |index| asked(&plan, self, index).ok().and_then(Asked::inside);
-        let Some(call) = canary_call(subject.as_ref(), inside) else { return Ok(None) };
+        let Some(call) = wrong_call(plan, self)? else { return Ok(None) };
         let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
         Ok(Some(Box::new(Registered::with(wrong.name(), wrong.options)?)))
     }
@@ -72,6 +79,13 @@ impl Registered {
         let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
         backend.ready()
     }
+}
+
+/// Returns the first wrong call that changes the exact answer of a problem of the plan which the subject takes.
+pub fn wrong_call(plan: &Plan, subjects: &dyn Subjects) -> Result<Option<&'static Miscall>, BackendError> {
+    let (plan, subject) = (canary_plan(plan), subjects.backend(&subjects.options(0))?);
+    let inside = |index| asked(&plan, subjects, index).ok().and_then(Asked::inside);
+    Ok(canary_call(subject.as_ref(), inside))
 }
 
 impl Subjects for Registered {
@@ -87,6 +101,42 @@ impl Subjects for Registered {
 
     fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
         backends::by_name(&self.name, options)
+    }
+
+    fn fresh(&self) -> Option<Fresh> {
+        let is_hosted = self.backend(&self.options(0)).is_ok_and(|backend| backend.host().is_some());
+        is_hosted.then(|| Fresh(self.name.clone()))
+    }
+}
+
+/// Source of fresh processes with a subject of this name.
+#[derive(Clone, Debug)]
+pub struct Fresh(String);
+
+impl Fresh {
+    /// Returns a process that starts with its first run.
+    pub(super) fn process(&self) -> FreshProcess {
+        FreshProcess { name: self.0.clone(), pool: Arc::new(worker::shared().aside()) }
+    }
+}
+
+/// A process with a subject, which ends with this value.
+#[derive(Debug)]
+pub(super) struct FreshProcess {
+    name: String,
+    pool: Arc<Pool>,
+}
+
+impl FreshProcess {
+    /// Returns the subject with these options.
+    pub(super) fn backend(&self, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
+        backends::in_pool(&self.name, options, Arc::clone(&self.pool))
+    }
+
+    /// Returns the subject without the faults at its call: earlier runs are stored as it was called.
+    pub(super) fn called(&self, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
+        let called = SubjectName::from(self.name.as_str()).called();
+        backends::in_pool(&called.name(), options, Arc::clone(&self.pool))
     }
 }
 

@@ -328,6 +328,7 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
             let stretch = match phase {
                 Phase::Received => "",
                 Phase::Uploaded => "inputs dealt and uploaded",
+                Phase::Compiling => "kernels compiled",
                 Phase::Launched => "forward launched",
                 Phase::Done => "waited for; the backward launched and waited for",
             };

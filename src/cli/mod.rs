@@ -21,6 +21,7 @@ mod progress;
 mod prove;
 mod replay;
 mod run;
+mod serve;
 mod shrink;
 mod values;
 mod worker;
@@ -35,6 +36,7 @@ use crate::backends::BackendError;
 use crate::nightly::found_by;
 use crate::record::{RecordError, findings_of};
 use crate::replay::{ReplayError, subject_of};
+use crate::worker as worker_processes;
 use exit::Exit;
 use output::{complain, note, print};
 use seamproof_judge::case::{Case, CaseError};
@@ -82,6 +84,9 @@ enum Command {
     /// The subject's process; not for people
     #[command(hide = true)]
     Worker(worker::Args),
+    /// A campaign whose subject is in the process that starts this program; not for people
+    #[command(hide = true)]
+    Serve(serve::Args),
 }
 
 /// Reason why a command could not do its work. Each is one line.
@@ -120,8 +125,23 @@ enum CliError {
     Bench(#[from] seamproof_lab::bench::BenchError),
     #[error("the subject or its twin: {0}")]
     Twins(seamproof_judge::subject::RunError),
+    #[error("the pipes to the calling process: {0}")]
+    Pipes(std::io::Error),
     #[error("signals cannot be handled: {0}")]
     Signals(#[from] ctrlc::Error),
+}
+
+impl CliError {
+    /// Returns the lines that stand below the error's own: where in a file a subject outside of this program failed to
+    /// load.
+    fn detail(&self) -> &str {
+        use BackendError::Outside;
+        match self {
+            CliError::Backend(Outside(error)) => &error.detail,
+            CliError::Replay { source: ReplayError::Subject(Outside(error)), .. } => &error.detail,
+            _ => "",
+        }
+    }
 }
 
 /// Runs the program and gives its exit code.
@@ -132,6 +152,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => dispatch(cli),
         Err(error) => usage(&error),
     });
+    worker_processes::end_all();
     ExitCode::from(ran.unwrap_or(Exit::Internal).code())
 }
 
@@ -163,9 +184,11 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Kernels(args)) => kernels::run(&args),
         Some(Command::Worker(args)) => return worker::run(&args),
+        Some(Command::Serve(args)) => serve::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);
+        error.detail().lines().for_each(|line| note(&format_args!("  {line}")));
         Exit::Input
     })
 }

@@ -15,6 +15,7 @@ use super::output::{note, print_line};
 use super::{CliError, progress, worker};
 use crate::campaign::Registered;
 use crate::nightly::{Known, Night, Orders, Report, Watch, regressions_of};
+use crate::worker::end_all;
 
 /// Subjects that a night looks for where none is named.
 const SUBJECTS: [&str; 2] = ["emulated", "cuda"];
@@ -114,6 +115,7 @@ fn stop_on_signal(watch: &Arc<Watch>) -> Result<(), CliError> {
     let watch = Arc::clone(watch);
     Ok(ctrlc::set_handler(move || {
         if watch.stop() {
+            end_all();
             std::process::exit(Exit::Internal.code().into());
         }
         note("stopping after the cases in flight; once more to stop at once");

@@ -14,6 +14,7 @@ use crate::campaign::{
     Summary, Tone,
 };
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
+use crate::worker::end_all;
 use seamproof_judge::generate::Profile;
 
 /// Time of a campaign that neither cases nor time limit.
@@ -129,7 +130,7 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let plan = args.plan();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
     let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
-    let start = Start::of(&plan, &subjects);
+    let start = Start::of(&plan, subjects.name(), subjects.fixed());
     let logs = Logs::new(logs, control);
     logs.event(&Event::Start(&start));
     if let Some(error) = logs.trouble() {
@@ -283,6 +284,7 @@ pub(super) fn stopped_by_signals() -> Result<Arc<Control>, CliError> {
     let told = Arc::clone(&control);
     ctrlc::set_handler(move || {
         if told.stopped() {
+            end_all();
             std::process::exit(Exit::Internal.code().into());
         }
         told.stop();

@@ -30,7 +30,7 @@ pub(super) struct WorkerOptions {
     /// Longest time for each phase of a run in a worker [default: one or two minutes]
     #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     deadline: Option<Duration>,
-    /// Longest time for the start of a worker [default: 2m]
+    /// Longest time for the start of a worker [default: 2m, or as long as the subject declares]
     #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     start_deadline: Option<Duration>,
 }
@@ -46,6 +46,7 @@ impl WorkerOptions {
         };
         let workers = self.workers.map(|count| count as usize);
         // A command does this once, before anything runs.
-        worker::configure(Settings { workers, deadlines, ..usual });
+        let is_start_fixed = self.start_deadline.is_some();
+        worker::configure(Settings { workers, deadlines, is_start_fixed, ..usual });
     }
 }

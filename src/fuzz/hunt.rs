@@ -16,11 +16,14 @@ use seamproof_judge::evaluate::{evaluate, evaluate_malformed, quiet_caught_panic
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::{Limits, RawProblem};
 use seamproof_judge::subject::{Backend, RunError};
+use seamproof_judge::subjects::{OptionError, SubjectName};
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 
 /// Variable that names a fault of the catalogue, which is planted in the emulated kernel.
 pub const FAULT_VARIABLE: &str = "SEAMPROOF_FAULT";
+/// Variable that names the subject, as `--backend` does; the emulated kernel without it.
+pub const BACKEND_VARIABLE: &str = "SEAMPROOF_BACKEND";
 /// Variable that names the folder of stored cases.
 pub const FINDINGS_VARIABLE: &str = "SEAMPROOF_FINDINGS";
 const DEFAULT_FINDINGS: &str = "fuzz/artifacts/findings";
@@ -59,7 +62,8 @@ pub fn start() {
 fn tell(info: &PanicHookInfo<'_>, report: &dyn Fn(&PanicHookInfo<'_>)) {
     let Some(Told(text)) = info.payload().downcast_ref() else { return report(info) };
     eprintln!("{text}");
-    let is_last = |line: &&str| [REPLAY, FAULT_VARIABLE].iter().any(|start| line.starts_with(start));
+    let is_last =
+        |line: &&str| [REPLAY, FAULT_VARIABLE, BACKEND_VARIABLE].iter().any(|start| line.starts_with(start));
     let Some(last) = text.lines().next_back().filter(is_last) else { return };
     if let Err(error) = say_last(last) {
         eprintln!("the line above is not said again: {error}");
@@ -82,12 +86,22 @@ fn folder() -> PathBuf {
 }
 
 impl Hunter {
-    /// Returns the emulated kernel, with the fault of [`FAULT_VARIABLE`] if there is one. An unknown fault ends the
-    /// process, because a target that hunts nothing must not pass.
+    /// Returns the subject of [`BACKEND_VARIABLE`], or else the emulated kernel, with the fault of [`FAULT_VARIABLE`] if
+    /// there is one. An unknown subject or fault ends the process, because a target that hunts nothing must not pass.
     pub fn from_environment() -> Hunter {
-        let fault = std::env::var(FAULT_VARIABLE).ok().filter(|id| !id.is_empty());
-        Hunter::new(fault.as_deref(), &folder())
-            .unwrap_or_else(|what| panic_any(Told(format!("{FAULT_VARIABLE}: {what}"))))
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let named =
+            variable(BACKEND_VARIABLE).map(|text| (BACKEND_VARIABLE, Hunter::named(&text, &folder())));
+        let (variable, hunter) = named
+            .unwrap_or_else(|| (FAULT_VARIABLE, Hunter::new(variable(FAULT_VARIABLE).as_deref(), &folder())));
+        hunter.unwrap_or_else(|what| panic_any(Told(format!("{variable}: {what}"))))
+    }
+
+    /// Returns the subject of a name, with or without options.
+    pub fn named(text: &str, findings: &Path) -> Result<Hunter, String> {
+        let name: SubjectName = text.parse().map_err(|error: OptionError| error.to_string())?;
+        let backend = backends::by_name(&name.name(), &name.options).map_err(|error| error.to_string())?;
+        Ok(Hunter { subject: name.into(), backend, findings: findings.to_owned() })
     }
 
     /// Returns the emulated kernel, with this fault in its schedule, its arithmetic or at its call.
@@ -203,6 +217,19 @@ mod tests {
         let case = Case::load(Path::new(path)).unwrap();
         assert!(case.problem.tokens() <= 12, "{} tokens", case.problem.tokens());
         assert!(matches!(crate::replay::replay(&case), Ok(Verdict::Finding(_))));
+    }
+
+    /// Test that a subject behind a worker is hunted, and that one which is not there is told.
+    #[test]
+    fn a_subject_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = |text: &str| Hunter::named(text, folder.path());
+        named("emulated~call-scale-off:q_tile=4,kv_tile=4").expect("a subject");
+        for (wrong, words) in
+            [("emulate", "unknown backend"), ("emulated:tile", "no list"), ("exec:", "no command")]
+        {
+            assert!(named(wrong).err().expect("it is none").contains(words), "{wrong}");
+        }
     }
 
     const FOLDER: &str = "SEAMPROOF_HUNT_TEST_FINDINGS";

@@ -5,10 +5,12 @@
 //! libFuzzer expects. A finding of the judge is first shrunk and stored, so that the panic's text is a command that
 //! replays it.
 //!
-//! Two environment variables are read. [`FAULT_VARIABLE`] plants a fault of the catalogue in the subject, to see that
-//! a target finds it. [`FINDINGS_VARIABLE`] names the folder of stored cases.
+//! Three environment variables are read. [`BACKEND_VARIABLE`] names the subject of the targets that run one.
+//! [`FAULT_VARIABLE`] plants a fault of the catalogue in the emulated kernel, to see that a target finds it.
+//! [`FINDINGS_VARIABLE`] names the folder of stored cases.
 
 mod descriptor;
+mod frames;
 mod hunt;
 mod judged;
 mod masks;
@@ -16,7 +18,8 @@ mod property;
 mod value;
 
 pub use descriptor::{described, descriptor};
-pub use hunt::{FAULT_VARIABLE, FINDINGS_VARIABLE, Hunter, start};
+pub use frames::frames;
+pub use hunt::{BACKEND_VARIABLE, FAULT_VARIABLE, FINDINGS_VARIABLE, Hunter, start};
 pub use judged::judged;
 pub use masks::masks;
 pub use property::{formats, interleaving, layout, schedule};

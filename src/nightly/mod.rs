@@ -30,8 +30,8 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Canary, Event, Logs, Observer, Plan, PlantedSubjects, Registered, Shard, Sinks, Start, Summary,
-    conclude,
+    self, Canary, Event, Logs, Observer, Plan, PlantedSubjects, Registered, Shard, Sinks, Start,
+    Subjects as _, Summary, conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
@@ -198,7 +198,7 @@ impl Night {
         let control = watch.begin(&format!("{subject} {profile}"));
         let (plan, subjects) = (self.plan(profile, seconds), Registered::new(subject)?);
         let dir = RunDir::create(&home::run_of(&self.dir, subject, profile.name()))?;
-        let (findings, start) = (dir.findings()?, Start::of(&plan, &subjects));
+        let (findings, start) = (dir.findings()?, Start::of(&plan, subjects.name(), subjects.fixed()));
         let logs = Logs::new(vec![dir.events()?], &control);
         logs.event(&Event::Start(&start));
         logs.event(&Event::Canary(canary));

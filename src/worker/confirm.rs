@@ -10,7 +10,7 @@ use super::history::{History, PastRun, smallest};
 use super::message;
 use super::sentinel;
 use super::session::{Death, Session, StartError};
-use super::settings::{Launch, Settings};
+use super::settings::{Deadlines, Launch};
 use seamproof_judge::case::{EARLIER_MAX, Subject};
 use seamproof_judge::finding::Cause;
 use seamproof_judge::finding::Earlier;
@@ -28,16 +28,16 @@ const HANG_SEARCH_MAX: usize = 4;
 const SHOWN_MAX: usize = 3;
 
 /// Source of fresh workers.
-pub(super) struct Bench<'a> {
+pub(super) struct Bench {
     pub(super) launch: Launch,
     pub(super) device: usize,
-    pub(super) pool: &'a Settings,
+    pub(super) deadlines: Deadlines,
 }
 
-impl Bench<'_> {
+impl Bench {
     /// Returns a fresh worker with a subject open.
     pub(super) fn session(&self, subject: &Subject) -> Result<Session, StartError> {
-        let mut session = Session::start(&self.launch, self.device, self.pool.deadlines)?;
+        let mut session = Session::start(&self.launch, self.device, self.deadlines)?;
         session.open(subject)?;
         Ok(session)
     }
@@ -77,13 +77,13 @@ pub(super) enum Drift {
 }
 
 /// A run that failed, and all runs of its worker before it.
-pub(super) struct Suspicion<'a> {
-    pub(super) bench: Bench<'a>,
+pub(super) struct Suspicion {
+    pub(super) bench: Bench,
     pub(super) history: History,
     pub(super) target: PastRun,
 }
 
-impl Suspicion<'_> {
+impl Suspicion {
     /// Returns the ending of a death, after trying to confirm it.
     pub(super) fn confirmed(self, first: Death) -> Ended {
         let ended = |death: &Death, how: &str| Ended {
@@ -177,12 +177,20 @@ impl Suspicion<'_> {
 
 /// Returns runs as a case stores them; none where there are too many.
 fn stored(entries: &[PastRun]) -> Vec<Earlier> {
-    let earlier = |entry: &PastRun| {
-        let (problem, _) = message::decode_run(&entry.body).ok()?;
-        Some(Earlier { options: entry.subject.options.clone(), problem })
-    };
     let all: Option<Vec<Earlier>> = entries.iter().map(earlier).collect();
     all.filter(|all| all.len() <= EARLIER_MAX).unwrap_or_default()
+}
+
+/// Returns all runs as cases store them. Runs of the same problem one after the other are one.
+pub(super) fn told(entries: &[PastRun]) -> Vec<Earlier> {
+    let mut all: Vec<Earlier> = entries.iter().filter_map(earlier).collect();
+    all.dedup();
+    all
+}
+
+fn earlier(entry: &PastRun) -> Option<Earlier> {
+    let (problem, _) = message::decode_run(&entry.body).ok()?;
+    Some(Earlier { options: entry.subject.options.clone(), problem })
 }
 
 /// Returns runs in words.

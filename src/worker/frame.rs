@@ -2,21 +2,33 @@
 //!
 //! A *frame* is a head of fixed size (magic, kind, sequence number, length of the body, digest) and a body. The
 //! digest covers all of it. Nothing that comes in is trusted: a length is checked against its limit before it is
-//! believed, and memory grows with the bytes that arrive, not with those that are announced.
+//! believed, and memory grows with the bytes that arrive, not with those that are announced. `docs/protocol.md` is the
+//! contract with workers in other languages.
 
 use std::io::{self, Read, Write};
 
-/// First bytes of every frame. The last one is the version.
-const MAGIC: [u8; 4] = *b"SMP\x01";
+use blake2b_simd::{Params, State};
+
+/// First bytes of every frame, before the version.
+const MAGIC: [u8; 3] = *b"SMP";
+/// Version of the protocol that this program speaks.
+pub const VERSION: u8 = 2;
+/// Number of bytes of magic and version, which every version begins with.
+const OPENING: usize = MAGIC.len() + 1;
 /// Number of bytes of magic, kind, three zeros, sequence number, and length.
 const PREFIX: usize = 24;
-const DIGEST: usize = blake3::OUT_LEN;
+/// Number of bytes of the digest, BLAKE2b-256: every Python has it in its standard library.
+const DIGEST: usize = 32;
 /// Number of bytes of a head.
 pub const HEAD: usize = PREFIX + DIGEST;
 /// Size of the largest body, in bytes: twice the tensors of the largest judged case.
 pub const BODY_MAX: u64 = 1 << 30;
+/// Size of the largest body without tensors, in bytes.
+pub const TEXT_BODY_MAX: u64 = 1 << 20;
 /// Number of bytes that are reserved for a body before they arrive.
 const ROOM: u64 = 1 << 20;
+/// Number of bytes of a body that are read and hashed at once.
+const PIECE: u64 = 1 << 18;
 /// Largest size of a frame that is written at once.
 const AT_ONCE: usize = 1 << 16;
 
@@ -39,10 +51,16 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [Kind::Open, Kind::Run, Kind::Ready, Kind::Phase, Kind::Outputs, Kind::Failed];
+    /// Every kind, in order.
+    pub const ALL: [Kind; 6] = [Kind::Open, Kind::Run, Kind::Ready, Kind::Phase, Kind::Outputs, Kind::Failed];
 
     fn of(byte: u8) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u8 == byte)
+    }
+
+    /// Returns the size of the largest body of this kind, in bytes.
+    pub fn body_max(self) -> u64 {
+        if matches!(self, Kind::Run | Kind::Outputs) { BODY_MAX } else { TEXT_BODY_MAX }
     }
 }
 
@@ -63,6 +81,9 @@ pub enum FrameError {
     /// A pipe whose other side is gone.
     #[error("the pipe ended")]
     Ended,
+    /// A frame of another version of the protocol.
+    #[error("the other side speaks version {0} of the worker protocol, and this program version {VERSION}")]
+    Version(u8),
     /// Bytes that are not a frame.
     #[error("no frame: {0}")]
     Garbage(String),
@@ -88,41 +109,61 @@ pub fn write(out: &mut dyn Write, kind: Kind, sequence: u64, body: &[u8]) -> io:
 
 fn head(kind: Kind, sequence: u64, body: &[u8]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
-    head[..4].copy_from_slice(&MAGIC);
-    head[4] = kind as u8;
+    head[..MAGIC.len()].copy_from_slice(&MAGIC);
+    head[MAGIC.len()] = VERSION;
+    head[OPENING] = kind as u8;
     head[8..16].copy_from_slice(&sequence.to_le_bytes());
     head[16..PREFIX].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    let digest = digest(&head[..PREFIX], body);
-    head[PREFIX..].copy_from_slice(&digest);
+    let digest = hash(&head[..PREFIX]).update(body).finalize();
+    head[PREFIX..].copy_from_slice(digest.as_bytes());
     head
 }
 
-fn digest(prefix: &[u8], body: &[u8]) -> [u8; DIGEST] {
-    *blake3::Hasher::new().update(prefix).update(body).finalize().as_bytes()
+/// Returns the hash of a frame that begins with these bytes.
+fn hash(prefix: &[u8]) -> State {
+    let mut hash = Params::new().hash_length(DIGEST).to_state();
+    hash.update(prefix);
+    hash
 }
 
-/// Reads the next frame, whose body may have at most `limit` bytes.
+/// Reads the next frame, whose body may have at most `limit` bytes, and no more than its kind allows.
 pub fn read(input: &mut dyn Read, limit: u64) -> Result<Frame, FrameError> {
     let mut head = [0; HEAD];
-    input.read_exact(&mut head).map_err(ended)?;
-    let (prefix, expected) = head.split_at(PREFIX);
-    if prefix[..4] != MAGIC || prefix[5..8] != [0; 3] {
-        return Err(FrameError::Garbage(format!(
-            "it begins with {:?}",
-            prefix[..8].escape_ascii().to_string()
-        )));
+    // A frame of another version may be shorter than this head, so its version is looked at before more is awaited.
+    input.read_exact(&mut head[..OPENING]).map_err(ended)?;
+    if let Some(version) = head.strip_prefix(&MAGIC).map(|rest| rest[0]).filter(|version| *version != VERSION)
+    {
+        return Err(FrameError::Version(version));
     }
-    let kind = Kind::of(prefix[4]).ok_or_else(|| FrameError::Garbage(format!("kind {}", prefix[4])))?;
+    let noise =
+        |seen: &[u8]| FrameError::Garbage(format!("it begins with {:?}", seen.escape_ascii().to_string()));
+    if !head.starts_with(&MAGIC) {
+        return Err(noise(&head[..OPENING]));
+    }
+    input.read_exact(&mut head[OPENING..]).map_err(ended)?;
+    let (prefix, expected) = head.split_at(PREFIX);
+    if prefix[OPENING + 1..8] != [0; 3] {
+        return Err(noise(&prefix[..8]));
+    }
+    let kind =
+        Kind::of(prefix[OPENING]).ok_or_else(|| FrameError::Garbage(format!("kind {}", prefix[OPENING])))?;
     let (sequence, length) = (number(&prefix[8..16]), number(&prefix[16..]));
+    let limit = limit.min(kind.body_max());
     if length > limit {
         return Err(FrameError::Garbage(format!("a body of {length} bytes; at most {limit} are taken")));
     }
     let mut body = Vec::with_capacity(length.min(ROOM) as usize);
-    let got = input.take(length).read_to_end(&mut body)? as u64;
-    if got < length {
-        return Err(FrameError::Ended);
+    let mut hash = hash(prefix);
+    // Each piece is hashed while it is in the cache, and while the other side writes the next one.
+    while (body.len() as u64) < length {
+        let start = body.len();
+        let piece = PIECE.min(length - start as u64);
+        if (&mut *input).take(piece).read_to_end(&mut body)? as u64 != piece {
+            return Err(FrameError::Ended);
+        }
+        hash.update(&body[start..]);
     }
-    if digest(prefix, &body) != expected {
+    if hash.finalize().as_bytes() != expected {
         return Err(FrameError::Digest);
     }
     Ok(Frame { kind, sequence, body })
@@ -173,6 +214,42 @@ mod tests {
         #[test]
         fn noise_is_no_frame(noise in proptest::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(read(&mut &noise[..], BODY_MAX).is_err());
+        }
+    }
+
+    /// Test that a frame is what the page on the protocol says, byte by byte.
+    #[test]
+    fn a_frame_is_as_documented() {
+        let bytes = bytes(Kind::Phase, 0x0102, &[4]);
+        let prefix = *b"SMP\x02\x04\0\0\0\x02\x01\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
+        assert_eq!((&bytes[..24], bytes.len()), (&prefix[..], 57));
+        // hashlib.blake2b(prefix + body, digest_size=32).hexdigest()
+        let digest: String = bytes[24..56].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(digest, "944d679574b250c15ce13ea87f55612c21ce5b6e5a19cee3c06cf9a05339968f");
+    }
+
+    #[test]
+    fn a_frame_of_another_version_names_both() {
+        for version in [0, 1, 3, 255] {
+            let mut bytes = bytes(Kind::Run, 7, &[3; 40]);
+            bytes[3] = version;
+            for kept in [4, 10, bytes.len()] {
+                let error = read(&mut &bytes[..kept], BODY_MAX).expect_err("another version");
+                let expected = format!(
+                    "the other side speaks version {version} of the worker protocol, and this program version 2"
+                );
+                assert_eq!(error.to_string(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_without_tensors_is_short() {
+        for kind in Kind::ALL {
+            let mut head = head(kind, 1, &[]);
+            head[16..PREFIX].copy_from_slice(&(TEXT_BODY_MAX + 1).to_le_bytes());
+            let is_garbage = matches!(read(&mut &head[..], BODY_MAX), Err(FrameError::Garbage(_)));
+            assert_eq!(is_garbage, !matches!(kind, Kind::Run | Kind::Outputs), "{kind:?}");
         }
     }
 

@@ -2,7 +2,7 @@
 //! little-endian f32, one tensor after the other.
 //!
 //! Decoding trusts nothing: every shape is checked against the bytes that are there before anything is allocated for
-//! it.
+//! it, and texts are cut.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +13,26 @@ use seamproof_oracle::{Inputs, Pass, Problem};
 use seamproof_simulator::{Damage, Guard};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use seamproof_judge::finding::Phase;
-use seamproof_judge::subject::{Outputs, RankGradients, RankOutputs, Refusal, RunError};
+use seamproof_judge::subject::{Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError};
+
+/// Largest number of bytes that are kept of a text from a worker.
+pub const TEXT_MAX: usize = 4096;
+/// Largest number of versions that are kept of a worker's answer.
+pub const VERSIONS_MAX: usize = 64;
+/// Number of times that a run may build a kernel, and so renew the deadline of its launch.
+pub const COMPILING_MAX: u32 = 20;
+
+/// Returns the beginning of a text, at most [`TEXT_MAX`] bytes of it.
+pub(super) fn cut(mut text: String) -> String {
+    if text.len() > TEXT_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_MAX));
+        text.push('…');
+    }
+    text
+}
 
 /// Error of a body that does not match its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,12 +55,35 @@ pub struct OpenRequest {
 }
 
 /// The answer that a subject is open.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ready {
     /// Number of devices that there are for the subject.
+    #[serde(default = "one")]
     pub devices: usize,
     /// Name of the device that the subject is on; empty for a CPU core.
+    #[serde(default)]
     pub name: String,
+    /// Versions of what runs, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, String>,
+    /// Declaration of a subject that is not built into this program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Value>,
+}
+
+fn one() -> usize {
+    1
+}
+
+/// Decodes the body of [`super::frame::Kind::Ready`].
+pub fn decode_ready(body: &[u8]) -> Result<Ready, MessageError> {
+    let ready: Ready = decode(body)?;
+    if ready.devices == 0 {
+        return wrong("a subject on 0 devices");
+    }
+    let versions = ready.versions.into_iter().take(VERSIONS_MAX);
+    let versions = versions.map(|(name, version)| (cut(name), cut(version))).collect();
+    Ok(Ready { name: cut(ready.name), versions, ..ready })
 }
 
 /// Encodes a request or an answer without tensors.
@@ -62,13 +102,16 @@ pub fn encode_phase(phase: Phase) -> [u8; 1] {
     [phase as u8]
 }
 
-/// Decodes the body of [`super::frame::Kind::Phase`].
-pub fn decode_phase(body: &[u8]) -> Result<Phase, MessageError> {
-    match body {
-        [byte] => Phase::ALL.get(usize::from(*byte)).copied(),
-        _ => None,
+/// Decodes the body of [`super::frame::Kind::Phase`]: a phase, and for the last one the costs of the run.
+pub fn decode_phase(body: &[u8]) -> Result<(Phase, Costs), MessageError> {
+    let none = || MessageError("no such phase".into());
+    let (byte, costs) = body.split_first().ok_or_else(none)?;
+    let phase = Phase::ALL.get(usize::from(*byte)).copied().ok_or_else(none)?;
+    match (phase, costs) {
+        (_, []) => Ok((phase, Costs::default())),
+        (Phase::Done, costs) => Ok((phase, decode(costs)?)),
+        _ => wrong(format!("{} bytes after phase {phase}", costs.len())),
     }
-    .ok_or_else(|| MessageError("no such phase".into()))
 }
 
 /// Encodes the body of [`super::frame::Kind::Run`].
@@ -181,14 +224,16 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
         distance: damage.distance,
         elements: damage.elements,
     });
-    Ok(Outputs { ranks, damage: damage.collect() })
+    Ok(Outputs { ranks, damage: damage.collect(), costs: Costs::default() })
 }
 
 /// Reason why a run gave no outputs, as a worker reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NoOutputs {
     /// A refusal of the problem. The worker continues.
-    Refused(Refusal),
+    Refused(Refused),
+    /// An error that the subject raised, and that leaves its process sound. The worker continues.
+    Raised(String),
     /// A failure of the subject, from a driver's error or its own. The worker ends.
     Crash(String),
     /// A subject that ran out of memory. The worker ends.
@@ -200,7 +245,8 @@ pub enum NoOutputs {
 impl From<RunError> for NoOutputs {
     fn from(error: RunError) -> NoOutputs {
         match error {
-            RunError::Refused(refusal) => NoOutputs::Refused(refusal),
+            RunError::Refused(refusal) => NoOutputs::Refused(Refused::Refusal(refusal)),
+            RunError::RefusedByName(row) => NoOutputs::Refused(Refused::Row(row)),
             RunError::Crash(what) => NoOutputs::Crash(what),
             RunError::OutOfMemory(what) => NoOutputs::OutOfMemory(what),
             RunError::Infrastructure(what) => NoOutputs::Infrastructure(what),
@@ -216,9 +262,42 @@ impl fmt::Display for NoOutputs {
         match self {
             NoOutputs::Refused(refusal) => write!(f, "refused: {refusal}"),
             NoOutputs::OutOfMemory(what) => write!(f, "out of memory: {what}"),
-            NoOutputs::Crash(what) | NoOutputs::Infrastructure(what) => write!(f, "{what}"),
+            NoOutputs::Raised(what) | NoOutputs::Crash(what) | NoOutputs::Infrastructure(what) => {
+                write!(f, "{what}")
+            }
         }
     }
+}
+
+/// A refusal, as a worker reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Refused {
+    /// The row of a table that says no.
+    Refusal(Refusal),
+    /// A reason that is no row of a table.
+    Row(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Refusal(refusal) => write!(f, "{refusal}"),
+            Refused::Row(row) => write!(f, "{row}"),
+        }
+    }
+}
+
+/// Decodes the body of [`super::frame::Kind::Failed`].
+pub fn decode_failed(body: &[u8]) -> Result<NoOutputs, MessageError> {
+    Ok(match decode(body)? {
+        NoOutputs::Refused(Refused::Row(row)) => NoOutputs::Refused(Refused::Row(cut(row))),
+        NoOutputs::Refused(refused) => NoOutputs::Refused(refused),
+        NoOutputs::Raised(what) => NoOutputs::Raised(cut(what)),
+        NoOutputs::Crash(what) => NoOutputs::Crash(cut(what)),
+        NoOutputs::OutOfMemory(what) => NoOutputs::OutOfMemory(cut(what)),
+        NoOutputs::Infrastructure(what) => NoOutputs::Infrastructure(cut(what)),
+    })
 }
 
 impl NoOutputs {
@@ -341,7 +420,7 @@ mod tests {
                 }
                 Err(RunError::Refused(refusal)) => {
                     refused += 1;
-                    let failure = NoOutputs::Refused(refusal);
+                    let failure = NoOutputs::Refused(Refused::Refusal(refusal));
                     assert_eq!(decode(&encode(&failure)), Ok(failure));
                 }
                 Err(error) => panic!("{error}"),
@@ -359,7 +438,7 @@ mod tests {
             let body = [&length.to_le_bytes()[..], &noise].concat();
             for bytes in [&body[..], &noise] {
                 prop_assert!(decode_run(bytes).is_err());
-                let _ = (decode_outputs(bytes), decode::<NoOutputs>(bytes), decode_phase(bytes));
+                let _ = (decode_outputs(bytes), decode_failed(bytes), decode_phase(bytes), decode_ready(bytes));
             }
         }
 
@@ -382,6 +461,32 @@ mod tests {
                 }
                 let _ = decode_run(&body);
             }
+        }
+    }
+
+    #[test]
+    fn texts_from_a_worker_are_cut() {
+        let long = "é".repeat(TEXT_MAX);
+        for failure in [NoOutputs::Raised(long.clone()), NoOutputs::Refused(Refused::Row(long.clone()))] {
+            let text = decode_failed(&encode(&failure)).expect("a failure").to_string();
+            assert!(text.len() < TEXT_MAX + 20 && text.ends_with('…'), "{} bytes", text.len());
+        }
+        let versions = (0..2 * VERSIONS_MAX).map(|index| (format!("{index}{long}"), long.clone())).collect();
+        let ready =
+            decode_ready(&encode(&Ready { devices: 1, versions, ..Ready::default() })).expect("it is ready");
+        assert_eq!(ready.versions.len(), VERSIONS_MAX);
+        assert!(ready.versions.iter().all(|(name, version)| name.len().max(version.len()) <= TEXT_MAX + 3));
+    }
+
+    #[test]
+    fn only_the_last_phase_brings_costs() {
+        let costs = Costs { peak_bytes: Some(7), ..Costs::default() };
+        assert_eq!(decode_phase(b"\x04{\"peak_bytes\": 7}"), Ok((Phase::Done, costs)));
+        assert_eq!(decode_phase(&[4]), Ok((Phase::Done, Costs::default())));
+        for wrong in
+            [&b""[..], b"\x05", b"\x03{}", b"\x04{\"peak_bytes\": -1}", b"\x04{\"bytes\": 1}", b"\x04x"]
+        {
+            assert!(decode_phase(wrong).is_err(), "{wrong:?}");
         }
     }
 

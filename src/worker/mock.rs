@@ -48,7 +48,7 @@ use seamproof_oracle::{Inputs, Problem, Sink};
 use super::runner::{OpenError, Opened, Runner};
 use super::sentinel::SENTINEL_SEED;
 use super::serve::{self, leashed, pipes};
-use super::served::Served;
+use super::served::{Served, WorkerCommand};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::subjects::OptionError;
@@ -77,7 +77,8 @@ pub fn served(options: &BTreeMap<String, String>) -> Result<Served, OptionError>
         sentinel: subject.clone(),
         sentinel_declaration: Box::new(Emulated::default()),
         subject,
-        arguments: vec!["worker".into(), "--mock".into()],
+        worker: WorkerCommand::own(&["worker", "--mock"]),
+        start: None,
     })
 }
 

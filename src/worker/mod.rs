@@ -2,25 +2,27 @@
 //!
 //! The *supervisor* is the process that judges. It holds a [`Pool`] of *workers*, which run subjects and nothing
 //! else. The two exchange [`frame`]s over the worker's stdin and stdout. A run goes through phases, each with its
-//! own deadline. The last phase that was reached says where a dead worker stood. Inside a worker a subject is a
-//! [`Runner`]. In the supervisor it is a [`Remote`], a backend whose declaration is made here and whose runs are made
-//! there.
+//! own deadline. The last phase that was reached says where a dead worker stood. Inside a worker of this program a
+//! subject is a [`Runner`]; workers in other languages speak the same protocol (`docs/protocol.md`). In the supervisor a
+//! subject is a [`Remote`], a backend whose declaration is here and whose runs are made there. A [`Caller`] is the
+//! protocol turned round: the worker is the process that started this program.
 //!
 //! Whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
 //! continues. No process outlives the supervisor, except one that a driver protects from being killed. A device that
 //! lacks memory, or does not work at all, is not held against the subject.
 //!
 //! Two things are *confirmed* in a fresh worker: the end of a worker during a run (a crash, a hang, garbage in place
-//! of an answer), and a sentinel that came out differently. Wrong results are not. Whether their subject ran in a
-//! worker or in the supervisor, their finding stands as it was seen, and no fresh process runs it again unless somebody
-//! replays the case.
+//! of an answer), and a sentinel that came out differently. A campaign confirms wrong results in the same way before it
+//! shrinks them, by a pool [aside](Pool::aside).
 
 pub mod frame;
 pub mod message;
 pub mod mock;
 
+mod caller;
 mod confirm;
 mod history;
+mod peer;
 mod pool;
 mod process;
 mod remote;
@@ -31,14 +33,16 @@ mod served;
 mod session;
 mod settings;
 
+pub use caller::Caller;
 pub use history::{BYTES_MAX, RUNS_MAX, smallest};
+pub use message::Ready;
 pub use pool::{Pool, STARTS_MAX, configure, shared};
-pub use process::STDERR_MAX;
+pub use process::{STDERR_MAX, end_all};
 pub use remote::Remote;
 pub use runner::{Open, OpenError, Opened, Runner};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
-pub use served::{Served, subject};
+pub use served::{Served, WorkerCommand, subject};
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
 /// Answers requests from stdin until the supervisor is gone, for subjects that `open` makes. Returns the exit code.

@@ -16,7 +16,7 @@ use seamproof_oracle::{Inputs, Problem};
 use super::confirm::{Bench, Drift, Suspicion};
 use super::history::{History, PastRun};
 use super::message::Ready;
-use super::served::Served;
+use super::served::{Served, WorkerCommand};
 use super::session::{Session, StartError};
 use super::settings::Settings;
 use super::{message, sentinel};
@@ -65,6 +65,9 @@ enum Place {
 struct Seat {
     device: usize,
     session: Option<Session>,
+    /// Whether the seat's worker has begun, with the sentinel where there is one. One that was only asked for a
+    /// declaration has not.
+    has_begun: bool,
     history: History,
     since_sentinel: u64,
     /// Whether the seat's worker has run the sentinel. A subject that it cannot open then is no fault of the seat.
@@ -125,6 +128,38 @@ impl Pool {
         })
     }
 
+    /// Returns the answer of a worker that opens a subject of which nothing is known yet. The worker stays on its seat,
+    /// where it will run the subject.
+    pub fn describe(&self, worker: &WorkerCommand, subject: &Subject) -> Result<Ready, StartError> {
+        let mut taken = self.take().map_err(|error| error.to_string())?;
+        // What a worker declares comes with its first answer, and another worker may leave no room for it.
+        taken.seat.replace();
+        let device = taken.seat.device;
+        let mut session = Session::start(&worker.launch(&self.settings), device, self.settings.deadlines)?;
+        let ready = session.open(subject)?.unwrap_or_default();
+        taken.seat.session = Some(session);
+        drop(taken);
+        self.opened(device, ready.clone());
+        Ok(ready)
+    }
+
+    /// Returns a pool of one worker, which is started afresh. What the sentinel must give is known there as well.
+    pub fn aside(&self) -> Pool {
+        let pool = Pool::new(Settings { workers: Some(1), ..self.settings.clone() });
+        lock(&pool.known).clone_from(&lock(&self.known));
+        pool
+    }
+
+    /// Returns the runs of the worker that this thread would get.
+    pub(super) fn runs(&self) -> Vec<PastRun> {
+        let seats = lock(&self.seats);
+        let first = rayon::current_thread_index().unwrap_or(0) % seats.all.len();
+        match &seats.all[first] {
+            Place::Free(seat) => seat.history.entries(),
+            Place::Taken | Place::Retired(_) => Vec::new(),
+        }
+    }
+
     /// Returns the seats that were given up: the device of each, and the reason.
     pub fn retired(&self) -> Vec<String> {
         let retired = |place: &Place| if let Place::Retired(why) = place { Some(why.clone()) } else { None };
@@ -139,7 +174,8 @@ impl Pool {
     /// Notes that a worker on a device has opened something.
     fn opened(&self, device: usize, ready: Ready) {
         self.count(ready.devices);
-        lock(&self.used).entry(device).or_insert(DeviceRuns { device, name: ready.name, runs: 0 });
+        let Ready { name, versions, .. } = ready;
+        lock(&self.used).entry(device).or_insert(DeviceRuns { device, name, runs: 0, versions });
     }
 
     /// Counts a run on a device.
@@ -205,7 +241,7 @@ impl Pool {
     /// Returns the digest of the sentinel's results. They are judged when they are first asked for, on a worker of
     /// their own. The answer is `None` where the judge finds them wrong, or where there are none twice. Such a
     /// subject has no sentinel, and its cases show what is wrong with it.
-    fn known(&self, served: &Served, bench: &Bench<'_>) -> Result<Option<Digest>, StartError> {
+    fn known(&self, served: &Served, bench: &Bench) -> Result<Option<Digest>, StartError> {
         let mut known = lock(&self.known);
         let key = format!("{:?}", served.sentinel);
         if let Some(digest) = known.get(&key) {
@@ -271,10 +307,10 @@ impl Seat {
     /// Makes sure that there is a worker with the subject open.
     fn ready(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         let launch = served.launch(&pool.settings);
-        if self.session.as_ref().is_some_and(|session| *session.launch() != launch) {
+        if self.session.as_ref().is_some_and(|session| !session.is_of(&launch)) {
             self.replace();
         }
-        if self.session.is_none() {
+        if self.session.is_none() || !self.has_begun {
             self.begin(pool, served)?;
         }
         self.open(pool, &served.subject)?;
@@ -283,16 +319,23 @@ impl Seat {
     }
 
     /// Returns the source of fresh workers for this seat's device.
-    fn bench<'a>(&self, pool: &'a Pool, served: &Served) -> Bench<'a> {
-        Bench { launch: served.launch(&pool.settings), device: self.device, pool: &pool.settings }
+    fn bench(&self, pool: &Pool, served: &Served) -> Bench {
+        Bench {
+            launch: served.launch(&pool.settings),
+            device: self.device,
+            deadlines: served.deadlines(&pool.settings),
+        }
     }
 
-    /// Starts a worker, whose first run is the sentinel.
+    /// Starts a worker, unless one is there that has only declared its subject. Its first run is the sentinel.
     fn begin(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
         let bench = self.bench(pool, served);
         let known = self.started(pool.known(served, &bench))?;
-        self.session =
-            Some(self.started(Session::start(&bench.launch, self.device, pool.settings.deadlines))?);
+        if self.session.is_none() {
+            let session = Session::start(&bench.launch, self.device, bench.deadlines);
+            self.session = Some(self.started(session)?);
+        }
+        self.has_begun = true;
         if known.is_some() {
             self.watch(pool, served)?;
             self.is_proven = true;
@@ -342,6 +385,7 @@ impl Seat {
         self.history = History::default();
         self.since_sentinel = 0;
         self.is_proven = false;
+        self.has_begun = false;
     }
 
     /// Makes one run, kept in the worker's history. If the run ends the worker, the ending is confirmed.

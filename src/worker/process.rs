@@ -7,33 +7,38 @@
 //! the worker kills itself (see [`super::serve`]).
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, ioctl_fionbio};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::io::ioctl_fionbio;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
+use super::peer::{End, GRACE, Peer, Watch, Watched, broken, kill_group};
 use super::settings::Launch;
 use seamproof_judge::finding::Cause;
 
 /// Number of bytes that are kept of a worker's stderr, from its end.
 pub const STDERR_MAX: usize = 4096;
-/// Time in which a worker whose pipe ended must end itself, so that its own signal or exit code is seen. The pipe of
-/// a killed worker has the same time to end.
-const GRACE: Duration = Duration::from_secs(2);
 /// Time in which a killed process must be gone. A process that waits for a device may not go at all, and is left.
 const REAP_MAX: Duration = Duration::from_secs(10);
 /// Time for which the rest of the worker's stderr is awaited.
 const STDERR_WAIT: Duration = Duration::from_millis(500);
 /// Time between two checks whether a process is gone.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// Groups of the workers that run.
+static LIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Kills every worker of this process. It is called where this process ends without dropping its pools: a worker that
+/// reads nothing more would not notice the end of its stdin.
+pub fn end_all() {
+    lock(&LIVE).iter().for_each(|group| kill_group(*group));
+}
 
 /// A running worker.
 #[derive(Debug)]
@@ -43,23 +48,8 @@ pub(super) struct Process {
     stdin: ChildStdin,
     stdout: ChildStdout,
     stderr: Tail,
-    watch: Watch,
-}
-
-/// A deadline, and whether it has passed.
-#[derive(Debug)]
-struct Watch {
     group: Pid,
-    deadline: Option<Instant>,
-    /// Time at which the group was killed because of the deadline.
-    fired: Option<Instant>,
-}
-
-/// Ending of a worker.
-pub(super) struct End {
-    pub(super) cause: Cause,
-    /// End of the worker's stderr, and a note where its process did not go.
-    pub(super) said: String,
+    watch: Watch,
 }
 
 impl Process {
@@ -67,6 +57,7 @@ impl Process {
     pub(super) fn spawn(launch: &Launch) -> io::Result<Process> {
         let mut child = Command::new(&launch.program)
             .args(&launch.arguments)
+            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -78,60 +69,9 @@ impl Process {
         let stderr = Tail::of(child.stderr.take().ok_or_else(missing)?);
         // Without this, writing more than the pipe has room for would wait for the worker, whatever the deadline.
         ioctl_fionbio(&stdin, true)?;
-        let watch = Watch { group: Pid::from_child(&child), deadline: None, fired: None };
-        Ok(Process { child: Some(child), stdin, stdout, stderr, watch })
-    }
-
-    /// Returns the id of the process, which is also its group's.
-    pub(super) fn id(&self) -> u32 {
-        self.watch.group.as_raw_nonzero().get().unsigned_abs()
-    }
-
-    /// Gives the worker this long from now on, until [`Process::rest`].
-    pub(super) fn arm(&mut self, time: Duration) {
-        self.watch.deadline = Instant::now().checked_add(time);
-    }
-
-    /// Removes the deadline. Returns whether it had passed, so that the worker is as good as dead.
-    pub(super) fn rest(&mut self) -> bool {
-        self.watch.deadline = None;
-        self.watch.fired.is_some()
-    }
-
-    pub(super) fn write(&mut self, kind: Kind, sequence: u64, body: &[u8]) -> io::Result<()> {
-        frame::write(&mut Watched { pipe: &mut self.stdin, watch: &mut self.watch }, kind, sequence, body)
-    }
-
-    pub(super) fn read(&mut self) -> Result<Frame, FrameError> {
-        frame::read(&mut Watched { pipe: &mut self.stdout, watch: &mut self.watch }, BODY_MAX)
-    }
-
-    /// Ends a worker that broke the protocol, or that ended by itself.
-    pub(super) fn end(mut self, error: &FrameError) -> End {
-        let known = match error {
-            FrameError::Garbage(_) => Some(Cause::Garbage),
-            FrameError::Digest => Some(Cause::Digest),
-            FrameError::Ended | FrameError::Io(_) => None,
-        };
-        let ended = known.is_none() && self.watch.fired.is_none() && self.wait_for_exit(GRACE);
-        let status = self.kill();
-        let cause = match (self.watch.fired, known, status) {
-            (Some(_), ..) => Cause::Hang,
-            (None, Some(cause), _) => cause,
-            (None, None, Some(status)) if ended => cause_of(status),
-            // It closed its pipe and did not end in time. It wrote nothing wrong, and the signal came from this
-            // supervisor.
-            (None, None, _) => Cause::Hang,
-        };
-        let left = if status.is_none() { "its process does not go though killed, and is left; " } else { "" };
-        End { cause, said: format!("{left}{}", self.stderr.text()) }
-    }
-
-    /// Ends a worker that has said why it ends.
-    pub(super) fn dismiss(mut self) -> String {
-        self.wait_for_exit(GRACE);
-        self.kill();
-        self.stderr.text()
+        let group = Pid::from_child(&child);
+        lock(&LIVE).push(group);
+        Ok(Process { child: Some(child), stdin, stdout, stderr, group, watch: Watch::killing(group) })
     }
 
     /// Waits until the process has ended, without taking its status, so that its group's number stays its own.
@@ -140,7 +80,7 @@ impl Process {
         let start = Instant::now();
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         while start.elapsed() < time {
-            match waitid(WaitId::Pid(self.watch.group), options) {
+            match waitid(WaitId::Pid(self.group), options) {
                 Ok(None) => thread::sleep(PAUSE),
                 Ok(Some(_)) | Err(_) => return true,
             }
@@ -152,7 +92,9 @@ impl Process {
     /// before.
     fn kill(&mut self) -> Option<ExitStatus> {
         let mut child = self.child.take()?;
-        kill_group(self.watch.group);
+        kill_group(self.group);
+        // Its number may be another group's once the status is taken.
+        lock(&LIVE).retain(|group| *group != self.group);
         let start = Instant::now();
         loop {
             match child.try_wait() {
@@ -175,55 +117,43 @@ impl Drop for Process {
     }
 }
 
-impl Watch {
-    /// Waits until the pipe is ready. Past the deadline it kills the group; it returns an error if even that does not
-    /// end the pipe.
-    fn wait(&mut self, pipe: BorrowedFd<'_>, ready: PollFlags) -> io::Result<()> {
-        loop {
-            let limit = self.fired.and_then(|fired| fired.checked_add(GRACE)).or(self.deadline);
-            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-            // Bytes that are there count, however late, so the pipe is checked before the time is.
-            let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
-            match poll(&mut [PollFd::from_borrowed_fd(pipe, ready)], left.as_ref()) {
-                Ok(0) if self.fired.is_some() => return Err(io::ErrorKind::TimedOut.into()),
-                Ok(0) => {
-                    self.fired = Some(Instant::now());
-                    kill_group(self.group);
-                }
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-/// A pipe on which no wait is longer than the worker's deadline.
-struct Watched<'a, P> {
-    pipe: &'a mut P,
-    watch: &'a mut Watch,
-}
-
-impl<P: Read + AsFd> Read for Watched<'_, P> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.watch.wait(self.pipe.as_fd(), PollFlags::IN)?;
-        self.pipe.read(bytes)
-    }
-}
-
-impl<P: Write + AsFd> Write for Watched<'_, P> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            self.watch.wait(self.pipe.as_fd(), PollFlags::OUT)?;
-            match self.pipe.write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                written => return written,
-            }
-        }
+impl Peer for Process {
+    fn id(&self) -> Option<u32> {
+        Some(self.group.as_raw_nonzero().get().unsigned_abs())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.pipe.flush()
+    fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
+    }
+
+    fn write(&mut self, kind: Kind, sequence: u64, body: &[u8]) -> io::Result<()> {
+        frame::write(&mut Watched { pipe: &mut self.stdin, watch: &mut self.watch }, kind, sequence, body)
+    }
+
+    fn read(&mut self) -> Result<Frame, FrameError> {
+        frame::read(&mut Watched { pipe: &mut self.stdout, watch: &mut self.watch }, BODY_MAX)
+    }
+
+    fn end(mut self: Box<Self>, error: &FrameError) -> End {
+        let known = broken(error);
+        let ended = known.is_none() && !self.watch.has_fired() && self.wait_for_exit(GRACE);
+        let status = self.kill();
+        let cause = match (self.watch.has_fired(), known, status) {
+            (true, ..) => Cause::Hang,
+            (false, Some(cause), _) => cause,
+            (false, None, Some(status)) if ended => cause_of(status),
+            // It closed its pipe and did not end in time. It wrote nothing wrong, and the signal came from this
+            // supervisor.
+            (false, None, _) => Cause::Hang,
+        };
+        let left = if status.is_none() { "its process does not go though killed, and is left; " } else { "" };
+        End { cause, said: format!("{left}{}", self.stderr.text()) }
+    }
+
+    fn dismiss(mut self: Box<Self>) -> String {
+        self.wait_for_exit(GRACE);
+        self.kill();
+        self.stderr.text()
     }
 }
 
@@ -232,11 +162,6 @@ fn cause_of(status: ExitStatus) -> Cause {
         (Some(signal), _) => Cause::Signal(signal),
         (None, code) => Cause::Exit(code.unwrap_or_default()),
     }
-}
-
-fn kill_group(group: Pid) {
-    // A group that is gone already needs no signal.
-    let _ = kill_process_group(group, Signal::KILL);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

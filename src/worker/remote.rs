@@ -5,9 +5,10 @@ use std::sync::Arc;
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 
+use super::confirm;
 use super::pool::Pool;
 use super::served::Served;
-use seamproof_judge::subject::{Backend, Declaration, DeviceRuns, Host, Outputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, DeviceRuns, Host, Outputs, Recall, RunError};
 
 /// A subject whose declaration is made here, and whose runs are made in a worker of a pool.
 ///
@@ -64,5 +65,10 @@ impl Host for Remote {
 
     fn devices(&self) -> Vec<DeviceRuns> {
         self.pool.used()
+    }
+
+    fn recall(&self) -> Option<Recall> {
+        let runs = self.pool.runs();
+        Some(Box::new(move || confirm::told(&runs)))
     }
 }

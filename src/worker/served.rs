@@ -1,12 +1,15 @@
 //! A subject as the supervisor serves it from worker processes.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use seamproof_judge::case::Subject;
 use seamproof_judge::subject::Backend;
 
-use super::settings::{Launch, Settings};
+use super::settings::{Deadlines, Launch, Settings};
 
 /// A subject as a pool serves it.
 pub struct Served {
@@ -19,8 +22,37 @@ pub struct Served {
     pub sentinel: Arc<Subject>,
     /// Declaration of the sentinel's subject.
     pub sentinel_declaration: Box<dyn Backend>,
-    /// Arguments of the worker's program.
+    /// Command of the worker.
+    pub worker: WorkerCommand,
+    /// Time for the start of a worker, as the subject declares it.
+    pub start: Option<Duration>,
+}
+
+/// Command that starts a subject's worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerCommand {
+    /// Program; `None` for this one.
+    pub program: Option<PathBuf>,
+    /// Arguments of the program.
     pub arguments: Vec<String>,
+    /// Variables of the program's environment beside those of this process.
+    pub environment: Vec<(String, OsString)>,
+}
+
+impl WorkerCommand {
+    /// Returns the command of a worker that is this program.
+    pub fn own(arguments: &[&str]) -> WorkerCommand {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        WorkerCommand { arguments, ..WorkerCommand::default() }
+    }
+
+    pub(super) fn launch(&self, settings: &Settings) -> Launch {
+        Launch {
+            program: self.program.clone().unwrap_or_else(|| settings.program.clone()),
+            arguments: self.arguments.clone(),
+            environment: self.environment.clone(),
+        }
+    }
 }
 
 impl Served {
@@ -36,7 +68,8 @@ impl Served {
             subject: subject(name, options),
             sentinel: subject(name, &BTreeMap::new()),
             sentinel_declaration,
-            arguments: vec!["worker".into()],
+            worker: WorkerCommand::own(&["worker"]),
+            start: None,
         }
     }
 
@@ -46,7 +79,14 @@ impl Served {
     }
 
     pub(super) fn launch(&self, settings: &Settings) -> Launch {
-        Launch { program: settings.program.clone(), arguments: self.arguments.clone() }
+        self.worker.launch(settings)
+    }
+
+    /// Returns the times that a worker of this subject may take. A start may take as long as the subject declares,
+    /// unless a person said how long.
+    pub(super) fn deadlines(&self, settings: &Settings) -> Deadlines {
+        let start = self.start.filter(|_| !settings.is_start_fixed).unwrap_or(settings.deadlines.start);
+        Deadlines { start, ..settings.deadlines }
     }
 }
 

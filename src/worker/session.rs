@@ -1,13 +1,14 @@
 //! A [`Session`] is a started worker, which is asked one thing at a time.
 
 use super::frame::{FrameError, Kind};
-use super::message::{self, MessageError, NoOutputs, OpenRequest, Ready};
-use super::process::{End, Process};
+use super::message::{self, COMPILING_MAX, MessageError, NoOutputs, OpenRequest, Ready, Refused};
+use super::peer::{End, Peer};
+use super::process::Process;
 use super::settings::{Deadlines, Launch};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Phase;
 use seamproof_judge::finding::{Cause, Ending};
-use seamproof_judge::subject::{Outputs, RunError};
+use seamproof_judge::subject::{Costs, Outputs, RunError};
 
 /// The death of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +23,10 @@ pub(super) type StartError = String;
 
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Process of the worker; `None` once it has died.
-    process: Option<Process>,
-    launch: Launch,
+    /// The worker; `None` once it has died.
+    peer: Option<Box<dyn Peer>>,
+    /// How the worker was started; `None` where it was not started from here.
+    launch: Option<Launch>,
     deadlines: Deadlines,
     device: usize,
     sequence: u64,
@@ -36,15 +38,21 @@ pub(super) struct Session {
 impl Session {
     /// Starts a worker for a device, without asking anything of it.
     pub(super) fn start(launch: &Launch, device: usize, deadlines: Deadlines) -> Result<Session, StartError> {
-        let mut process = Process::spawn(launch)
+        let process = Process::spawn(launch)
             .map_err(|error| format!("the worker {} cannot be started: {error}", launch.program.display()))?;
-        process.arm(deadlines.start);
-        let (launch, process) = (launch.clone(), Some(process));
-        Ok(Session { process, launch, deadlines, device, sequence: 0, open: None, is_spent: false })
+        Ok(Session { launch: Some(launch.clone()), device, ..Session::over(Box::new(process), deadlines) })
     }
 
-    pub(super) fn launch(&self) -> &Launch {
-        &self.launch
+    /// Returns a session with a worker that is there already, on the first device.
+    pub(super) fn over(mut peer: Box<dyn Peer>, deadlines: Deadlines) -> Session {
+        peer.watch().arm(deadlines.start);
+        let peer = Some(peer);
+        Session { peer, launch: None, deadlines, device: 0, sequence: 0, open: None, is_spent: false }
+    }
+
+    /// Whether the worker was started in this way.
+    pub(super) fn is_of(&self, launch: &Launch) -> bool {
+        self.launch.as_ref() == Some(launch)
     }
 
     /// Whether the worker answered so late that it was killed meanwhile.
@@ -54,7 +62,7 @@ impl Session {
 
     /// Returns the id of the process, while there is one.
     pub(super) fn id(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::id)
+        self.peer.as_ref().and_then(|peer| peer.id())
     }
 
     /// Opens a subject, unless it is open. Returns the worker's answer about its devices where the subject was not
@@ -77,7 +85,7 @@ impl Session {
                 self.open = Some(subject.clone());
                 Ok(Some(ready))
             }
-            Answer::Failed(NoOutputs::Infrastructure(what)) => Err(what),
+            Answer::Failed(NoOutputs::Infrastructure(what) | NoOutputs::Raised(what)) => Err(what),
             _ => Err("the worker answered something else than that the subject is open".into()),
         }
     }
@@ -86,7 +94,9 @@ impl Session {
     pub(super) fn run(&mut self, body: &[u8]) -> Result<Result<Outputs, RunError>, Death> {
         Ok(match self.ask(Kind::Run, body)? {
             Answer::Outputs(outputs) => Ok(*outputs),
-            Answer::Failed(NoOutputs::Refused(refusal)) => Err(RunError::Refused(refusal)),
+            Answer::Failed(NoOutputs::Refused(Refused::Refusal(refusal))) => Err(RunError::Refused(refusal)),
+            Answer::Failed(NoOutputs::Refused(Refused::Row(row))) => Err(RunError::RefusedByName(row)),
+            Answer::Failed(NoOutputs::Raised(what)) => Err(RunError::Crash(what)),
             Answer::Failed(failure) => Err(RunError::Infrastructure(failure.to_string())),
             Answer::Ready(_) => Err(RunError::Infrastructure("the worker opened what it was to run".into())),
         })
@@ -95,46 +105,52 @@ impl Session {
     /// Sends a request and waits for its answer, phase by phase.
     fn ask(&mut self, kind: Kind, body: &[u8]) -> Result<Answer, Death> {
         self.sequence += 1;
-        let mut after = None;
-        match self.exchange(kind, body, &mut after) {
+        let mut progress = Progress::default();
+        let answer = self.exchange(kind, body, &mut progress);
+        let after = progress.after;
+        match answer {
             Ok(Answer::Failed(failure)) if failure.ends_worker() => Err(self.dismissed(after, failure)),
+            Ok(Answer::Outputs(outputs)) => {
+                Ok(Answer::Outputs(Box::new(Outputs { costs: progress.costs, ..*outputs })))
+            }
             Ok(answer) => Ok(answer),
             Err(error) => Err(self.died(after, &error)),
         }
     }
 
-    fn exchange(&mut self, kind: Kind, body: &[u8], after: &mut Option<Phase>) -> Result<Answer, FrameError> {
-        let process = self.process.as_mut().ok_or(FrameError::Ended)?;
+    fn exchange(&mut self, kind: Kind, body: &[u8], progress: &mut Progress) -> Result<Answer, FrameError> {
+        let peer = self.peer.as_mut().ok_or(FrameError::Ended)?;
         let time =
             |after| if kind == Kind::Open { self.deadlines.start } else { self.deadlines.after(after) };
-        process.arm(time(*after));
-        process.write(kind, self.sequence, body)?;
+        peer.watch().arm(time(None));
+        peer.write(kind, self.sequence, body)?;
         loop {
-            let frame = process.read()?;
+            let frame = peer.read()?;
             if frame.sequence != self.sequence {
                 let (got, expected) = (frame.sequence, self.sequence);
                 return Err(FrameError::Garbage(format!("an answer to request {got} instead of {expected}")));
             }
             let garbage = |error: MessageError| FrameError::Garbage(error.to_string());
             // A whole answer counts, however late. A further request to a late worker would only meet its death.
-            if frame.kind != Kind::Phase && process.rest() {
+            if frame.kind != Kind::Phase && peer.watch().rest() {
                 self.is_spent = true;
             }
             match frame.kind {
                 Kind::Phase => {
-                    let phase = message::decode_phase(&frame.body).map_err(garbage)?;
-                    if after.is_some_and(|last| phase <= last) {
-                        return Err(FrameError::Garbage(format!("phase {phase} a second time")));
-                    }
-                    *after = Some(phase);
-                    process.arm(time(*after));
+                    let (phase, costs) = message::decode_phase(&frame.body).map_err(garbage)?;
+                    progress.reach(phase, costs)?;
+                    peer.watch().arm(time(progress.after));
                 }
                 Kind::Outputs => {
                     let outputs = message::decode_outputs(&frame.body).map_err(garbage)?;
                     return Ok(Answer::Outputs(Box::new(outputs)));
                 }
-                Kind::Failed => return message::decode(&frame.body).map(Answer::Failed).map_err(garbage),
-                Kind::Ready => return message::decode(&frame.body).map(Answer::Ready).map_err(garbage),
+                Kind::Failed => {
+                    return message::decode_failed(&frame.body).map(Answer::Failed).map_err(garbage);
+                }
+                Kind::Ready => {
+                    return message::decode_ready(&frame.body).map(Answer::Ready).map_err(garbage);
+                }
                 Kind::Open | Kind::Run => return Err(FrameError::Garbage("a request for an answer".into())),
             }
         }
@@ -142,26 +158,51 @@ impl Session {
 
     /// Returns the death of a worker that said why it ends.
     fn dismissed(&mut self, after: Option<Phase>, failure: NoOutputs) -> Death {
-        let stderr = self.process.take().map(Process::dismiss).unwrap_or_default();
+        let stderr = self.peer.take().map(Peer::dismiss).unwrap_or_default();
         let (cause, what) = match failure {
             NoOutputs::OutOfMemory(what) => (Cause::OutOfMemory, what),
-            NoOutputs::Crash(what) | NoOutputs::Infrastructure(what) => (Cause::Failed, what),
-            NoOutputs::Refused(refusal) => (Cause::Failed, refusal.to_string()),
+            other => (Cause::Failed, other.to_string()),
         };
         Death { ending: Ending { cause, after }, said: said(&what, &stderr) }
     }
 
     fn died(&mut self, after: Option<Phase>, error: &FrameError) -> Death {
-        let Some(process) = self.process.take() else {
+        let Some(peer) = self.peer.take() else {
             return Death { ending: Ending { cause: Cause::Garbage, after }, said: "; it was dead".into() };
         };
-        let End { cause, said: stderr } = process.end(error);
+        let End { cause, said: stderr } = peer.end(error);
         let what = match (cause, error) {
             (Cause::Hang, _) => format!("no sign of life for {:?}", self.deadlines.after(after)),
             (_, FrameError::Garbage(what)) => what.clone(),
+            (_, FrameError::Version(_)) => error.to_string(),
             _ => String::new(),
         };
         Death { ending: Ending { cause, after }, said: said(&what, &stderr) }
+    }
+}
+
+/// Progress of a run.
+#[derive(Debug, Default)]
+struct Progress {
+    after: Option<Phase>,
+    /// Number of kernels that were built.
+    compiled: u32,
+    costs: Costs,
+}
+
+impl Progress {
+    /// Notes a phase. Phases come in order and once each, but for that of building a kernel.
+    fn reach(&mut self, phase: Phase, costs: Costs) -> Result<(), FrameError> {
+        let again = phase == Phase::Compiling && self.after == Some(phase);
+        if self.after.is_some_and(|last| phase <= last) && !again {
+            return Err(FrameError::Garbage(format!("phase {phase} too late, or a second time")));
+        }
+        self.compiled += u32::from(phase == Phase::Compiling);
+        if self.compiled > COMPILING_MAX {
+            return Err(FrameError::Garbage(format!("phase {phase} more than {COMPILING_MAX} times")));
+        }
+        (self.after, self.costs) = (Some(phase), costs);
+        Ok(())
     }
 }
 

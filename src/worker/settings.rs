@@ -1,5 +1,6 @@
 //! Settings of workers: how they are started, and how long they may take.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ pub struct Launch {
     pub program: PathBuf,
     /// Arguments of the program.
     pub arguments: Vec<String>,
+    /// Variables of the program's environment beside those of this process.
+    pub environment: Vec<(String, OsString)>,
 }
 
 /// Settings of a pool.
@@ -26,6 +29,8 @@ pub struct Settings {
     pub workers: Option<usize>,
     /// Times that a worker may take.
     pub deadlines: Deadlines,
+    /// Whether the time for a start is one that a person named, so that no declaration changes it.
+    pub is_start_fixed: bool,
     /// Number of runs of a worker between two sentinels.
     pub sentinel_every: u64,
 }
@@ -36,6 +41,7 @@ impl Default for Settings {
             program: own_program(),
             workers: None,
             deadlines: Deadlines::default(),
+            is_start_fixed: false,
             sentinel_every: SENTINEL_EVERY,
         }
     }
@@ -80,7 +86,7 @@ impl Deadlines {
     pub(super) fn after(&self, phase: Option<Phase>) -> Duration {
         match phase {
             None | Some(Phase::Received) => self.upload,
-            Some(Phase::Uploaded) => self.launch,
+            Some(Phase::Uploaded | Phase::Compiling) => self.launch,
             Some(Phase::Launched | Phase::Done) => self.finish,
         }
     }

@@ -65,7 +65,13 @@ fn case() -> Case {
         inputs: InputSource::Recorded { file: "inputs.safetensors".to_owned(), digest: "00".to_owned() },
         problem: problem.clone(),
         before: vec![Earlier { options, problem }],
-        found: Some(Found { finding, minimal: true, evaluations: 1, unshrunk: Some("wrong".to_owned()) }),
+        found: Some(Found {
+            finding,
+            minimal: true,
+            evaluations: 1,
+            unshrunk: Some("wrong".to_owned()),
+            unconfirmed: Some("not again".to_owned()),
+        }),
     }
 }
 

@@ -139,8 +139,8 @@ impl Twin {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
             Err(error @ RunError::OutOfMemory(_)) => return Err(Look::Failed(error.to_string())),
-            // A process that ended is a failure of its own, whoever asked it.
-            Err(error @ (RunError::Ended(_) | RunError::Sentinel(_))) => {
+            // A process that ended, or an error that was raised, is a failure of its own, whoever asked for the run.
+            Err(error @ (RunError::Ended(_) | RunError::Sentinel(_) | RunError::Crash(_))) => {
                 let finding = death(error);
                 let what = format!("in the second run of {relation}: {}", finding.what);
                 return Err(Look::Broken(Box::new(Finding { what, ..finding })));

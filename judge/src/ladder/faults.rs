@@ -158,6 +158,7 @@ pub const FAULTS: [JudgeFault; 18] = [
                 let but_last = Outputs {
                     ranks: outputs.ranks.iter().take(ranks).cloned().collect(),
                     damage: Vec::new(),
+                    ..outputs.clone()
                 };
                 structure::check(backend, problem, &layouts[..ranks.min(layouts.len())], &but_last)
             }

@@ -59,6 +59,10 @@ pub(crate) fn capability_verdict(result: Result<Outputs, RunError>, expected: Op
         (Err(RunError::Refused(got)), Some(expected)) => {
             format!("refused because «{got}»; its table says «{expected}»")
         }
+        (Err(RunError::RefusedByName(got)), None) => format!("refused what its table takes: {got}"),
+        (Err(RunError::RefusedByName(got)), Some(expected)) => {
+            format!("refused because of «{got}»; its table says «{expected}»")
+        }
         (Err(error), _) => return death(error).into(),
         (Ok(_), Some(expected)) => format!("ran what its table refuses: {expected}"),
         (Ok(_), None) => return Verdict::Infrastructure("a run was judged twice".into()),

@@ -18,7 +18,7 @@ use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::{Deserialize, Serialize};
 
 pub use declared::DeclarationError;
-pub use outputs::{Ended, Outputs, RankGradients, RankOutputs, RunError};
+pub use outputs::{Costs, Ended, Outputs, RankGradients, RankOutputs, RunError};
 pub(crate) use parallel::Needs;
 pub use parallel::{ParallelRule, broken_rule};
 pub use promises::{
@@ -31,6 +31,7 @@ pub use table::{
     SizesError, Table, TableError,
 };
 
+use crate::finding::Earlier;
 use crate::profile::{self, Lock};
 
 /// A word from this program's own vocabulary.
@@ -212,7 +213,16 @@ pub trait Host {
 
     /// Returns the devices that ran something.
     fn devices(&self) -> Vec<DeviceRuns>;
+
+    /// Returns what the process has run that served this thread last; `None` where that is not kept.
+    fn recall(&self) -> Option<Recall> {
+        None
+    }
 }
+
+/// The runs that a process has made, which are written out only if somebody asks. Runs of the same problem one after
+/// the other are one.
+pub type Recall = Box<dyn FnOnce() -> Vec<Earlier> + Send>;
 
 /// A device, and the number of runs on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -223,4 +233,7 @@ pub struct DeviceRuns {
     pub name: String,
     /// Number of runs since the program's start, without sentinels.
     pub runs: u64,
+    /// Versions of what runs there, by name, where the worker says so.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, String>,
 }

@@ -3,6 +3,7 @@
 use ndarray::{Array, Array1, Array2, Array3, ShapeBuilder};
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::{Damage, UNWRITTEN_BITS};
+use serde::{Deserialize, Serialize};
 
 use super::Refusal;
 use crate::finding::{Earlier, Ending};
@@ -59,6 +60,21 @@ pub struct RankGradients {
     pub dsink: Array1<f32>,
 }
 
+/// Costs of a run, as far as the subject reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Costs {
+    /// Largest number of bytes of device memory that the run held at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// Number of kernel launches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launches: Option<u64>,
+    /// Number of times that the host waited for the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_synchronisations: Option<u64>,
+}
+
 /// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Outputs {
@@ -66,6 +82,8 @@ pub struct Outputs {
     pub ranks: Vec<RankOutputs>,
     /// Guard bands that were overwritten.
     pub damage: Vec<Damage>,
+    /// Costs of the run.
+    pub costs: Costs,
 }
 
 impl RankOutputs {
@@ -91,9 +109,9 @@ fn unwritten<S: ShapeBuilder>(shape: S) -> Array<f32, S::Dim> {
 }
 
 impl From<RankOutputs> for Outputs {
-    /// Returns the results of a subject on one rank, without damage to guard bands.
+    /// Returns the results of a subject on one rank, without damage to guard bands and with unknown costs.
     fn from(rank: RankOutputs) -> Outputs {
-        Outputs { ranks: vec![rank], damage: Vec::new() }
+        Outputs { ranks: vec![rank], damage: Vec::new(), costs: Costs::default() }
     }
 }
 
@@ -103,6 +121,9 @@ pub enum RunError {
     /// A refusal: the subject does not take this problem.
     #[error("refused: {0}")]
     Refused(#[from] Refusal),
+    /// A refusal for a reason that is no row of a table, from a subject in another language.
+    #[error("refused: {0}")]
+    RefusedByName(String),
     /// A crash, as the subject itself reports it.
     #[error("crashed: {0}")]
     Crash(String),

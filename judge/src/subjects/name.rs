@@ -16,6 +16,10 @@ const CALLED: char = '~';
 
 /// `BASE[+ID][@worker][~ID…][:OPTION=VALUE,…]`; faults at the call may stand behind the options instead.
 ///
+/// A subject *outside* of this project is `python:FILE[:NAME][~ID…][:OPTION=VALUE,…]` or `exec:COMMAND[~ID…]`. It always
+/// runs in worker processes, and a fault can be planted only at its call, so `+` and `@worker` mean nothing in a path or
+/// a command. The options of a command are its own.
+///
 /// Reading is total but for the options: what follows no part of this form is in the base, as the whole name of a subject
 /// that nobody knows is, and writing gives back what was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,15 +37,28 @@ pub struct SubjectName {
 }
 
 impl SubjectName {
+    /// Beginning of the name of a subject in a Python file.
+    pub const PYTHON: &str = "python:";
+    /// Beginning of the name of a subject that a command serves.
+    pub const EXEC: &str = "exec:";
+
     /// The name of a subject, which has no options in it, and options.
     pub fn new(name: &str, options: Options) -> SubjectName {
         let (name, miscalls) = without_miscalls(name);
+        if is_outside(name) {
+            return SubjectName { base: name.to_owned(), miscalls, options, ..SubjectName::default() };
+        }
         let (name, at_worker) = name.strip_suffix(AT_WORKER).map_or((name, false), |name| (name, true));
         let (base, planted) = match name.split_once(PLANTED) {
             Some((base, id)) => (base, Some(id.to_owned())),
             None => (name, None),
         };
         SubjectName { base: base.to_owned(), planted, at_worker, miscalls, options }
+    }
+
+    /// Whether the subject is outside of this project.
+    pub fn is_outside(&self) -> bool {
+        is_outside(&self.base)
     }
 
     /// The subject with a fault in its schedule or its kernels.
@@ -89,6 +106,28 @@ impl SubjectName {
     }
 }
 
+/// Whether a name begins as that of a subject outside of this project.
+fn is_outside(name: &str) -> bool {
+    name.starts_with(SubjectName::PYTHON) || name.starts_with(SubjectName::EXEC)
+}
+
+/// A text in its name and its list of options, where it has one.
+fn split(text: &str) -> (&str, Option<&str>) {
+    if text.starts_with(SubjectName::EXEC) {
+        return (text, None);
+    }
+    let Some(place) = text.strip_prefix(SubjectName::PYTHON) else {
+        return text.split_once(':').map_or((text, None), |(name, list)| (name, Some(list)));
+    };
+    // The file is always there, and behind it the last part is the list if it holds an option.
+    match place.rsplit_once(':') {
+        Some((name, list)) if list.contains('=') => {
+            (&text[..SubjectName::PYTHON.len() + name.len()], Some(list))
+        }
+        _ => (text, None),
+    }
+}
+
 /// A text without the faults at a call that it ends with, and these in their order.
 fn without_miscalls(text: &str) -> (&str, Vec<&'static Miscall>) {
     let last = text.rsplit_once(CALLED).and_then(|(before, id)| Some((before, miscall(id)?)));
@@ -122,7 +161,7 @@ impl FromStr for SubjectName {
     type Err = OptionError;
 
     fn from_str(text: &str) -> Result<SubjectName, OptionError> {
-        let Some((name, list)) = text.split_once(':') else { return Ok(SubjectName::from(text)) };
+        let (name, Some(list)) = split(text) else { return Ok(SubjectName::from(text)) };
         let (list, miscalls) = without_miscalls(list);
         let mut name = SubjectName::new(name, read(list)?);
         name.miscalls.extend(miscalls);
@@ -144,7 +183,10 @@ mod tests {
     use super::*;
 
     /// Parts of names and of their options.
-    const PARTS: [&str; 17] = [
+    const PARTS: [&str; 20] = [
+        "python:",
+        "exec:",
+        "dir/kernel.py",
         "emulated",
         "cuda",
         "my kernel",
@@ -171,6 +213,16 @@ mod tests {
 
     proptest! {
         #[test]
+        fn a_name_outside_reads_the_same_once_written(text in texts()) {
+            for text in ["python:", "exec:"].map(|prefix| format!("{prefix}{text}")) {
+                if let Ok(name) = text.parse::<SubjectName>() {
+                    prop_assert!(name.is_outside() && name.planted.is_none() && !name.at_worker);
+                    prop_assert_eq!(name.to_string().parse(), Ok(name));
+                }
+            }
+        }
+
+        #[test]
         fn a_name_is_written_as_it_was_read(text in texts()) {
             prop_assert_eq!(SubjectName::from(text.as_str()).name(), text);
         }
@@ -181,6 +233,27 @@ mod tests {
                 prop_assert_eq!(name.to_string().parse(), Ok(name));
             }
         }
+    }
+
+    #[test]
+    fn a_subject_outside_has_a_place_options_and_faults_at_its_call() {
+        let read = |text: &str| -> (String, Vec<&str>, String) {
+            let name: SubjectName = text.parse().expect("a name");
+            let ids = name.miscalls.iter().map(|miscall| miscall.id).collect();
+            (name.base, ids, listed(&name.options))
+        };
+        let plain = |base: &str| (base.to_owned(), Vec::new(), String::new());
+        let with =
+            |base: &str, ids: &[&'static str], list: &str| (base.to_owned(), ids.to_vec(), list.to_owned());
+        for base in ["python:k.py", "python:a+b/k@worker.py:x", "python:a=b.py", "exec:env A=b ./w x:y=z,q"] {
+            assert_eq!(read(base), plain(base));
+            assert_eq!(read(&format!("{base}~call-dk-off")), with(base, &["call-dk-off"], ""));
+        }
+        assert_eq!(read("python:k.py:tile=64,x=1"), with("python:k.py", &[], "tile=64,x=1"));
+        for text in ["python:k.py:f~call-dk-off:tile=64", "python:k.py:f:tile=64~call-dk-off"] {
+            assert_eq!(read(text), with("python:k.py:f", &["call-dk-off"], "tile=64"));
+        }
+        assert!("python:k.py:tile=64,x".parse::<SubjectName>().is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use seamproof_simulator::device::{Buffers, Device, DeviceError};
 use seamproof_simulator::executor::{ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::Schedule;
 
-use crate::subject::{Outputs, RankGradients, RankOutputs, RunError};
+use crate::subject::{Costs, Outputs, RankGradients, RankOutputs, RunError};
 use crate::values;
 
 /// Progress of a run on a device.
@@ -52,7 +52,7 @@ pub fn run_schedule<D: Device<Real = f32>>(
         .collect::<Option<Vec<_>>>()
         .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
     if problem.pass == Pass::Forward {
-        return Ok(Outputs { ranks, damage: image.damage() });
+        return Ok(Outputs { ranks, damage: image.damage(), costs: Costs::default() });
     }
     poison_saved(schedule, device, slack(problem, inputs), &mut memory).map_err(failed)?;
     pass(ExecutedPasses::Backward, &mut memory)?;
@@ -60,7 +60,7 @@ pub fn run_schedule<D: Device<Real = f32>>(
     for (rank, outputs) in ranks.iter_mut().enumerate() {
         outputs.gradients = gradients(problem, schedule, image, rank);
     }
-    Ok(Outputs { ranks, damage: image.damage() })
+    Ok(Outputs { ranks, damage: image.damage(), costs: Costs::default() })
 }
 
 fn failed(error: DeviceError) -> RunError {
