@@ -7,6 +7,7 @@ mod outside;
 pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use seamproof_judge::subjects::{
@@ -156,6 +157,11 @@ pub fn unscheduled(name: &str) -> Vec<String> {
     let in_kernel = imitates.map(|imitates| format!("the fault in its kernels: {imitates}"));
     let at_call = name.miscalls.iter().map(|fault| format!("the fault at the call: {}", fault.imitates));
     in_kernel.into_iter().chain(at_call).collect()
+}
+
+/// Returns the place of the lock file of a subject outside of this program, where it has an adapter.
+pub fn lock_file(name: &str) -> Option<PathBuf> {
+    outside::lock_file(name)
 }
 
 /// Whether a subject runs on the emulated kernel, in this process or in workers, right or with a fault.

@@ -5,7 +5,7 @@
 //! process holds the declaration, and the judge asks nothing outside of it. A subject that says that it refuses what
 //! its table does not take is asked for that, too.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use seamproof_judge::case::Subject;
+use seamproof_judge::profile::{self, Lock};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_oracle::{Inputs, Problem};
@@ -67,7 +68,9 @@ static DECLARED: LazyLock<Mutex<HashMap<String, Arc<Declared>>>> = LazyLock::new
 pub(super) fn subject(name: &SubjectName, pool: Arc<Pool>) -> Result<Outside, OutsideError> {
     let worker = command(&name.base).map_err(|what| OutsideError::new(name, &what))?;
     let declared = declared(name, &worker, &pool)?;
-    Ok(Outside::new(name, worker, declared, pool))
+    let lock = lock_file(&name.base).map_or(Ok(None), |file| Lock::read(&file));
+    let lock = lock.map_err(|error| OutsideError::new(name, &error.to_string()))?;
+    Ok(Outside::new(name, worker, (declared, lock), pool))
 }
 
 /// Returns what a subject declares. Its first worker is asked, and the answer kept.
@@ -82,6 +85,18 @@ fn declared(name: &SubjectName, worker: &WorkerCommand, pool: &Pool) -> Result<A
     let declared = Arc::new(Declared::read(&ready).map_err(wrong)?);
     all.insert(key, Arc::clone(&declared));
     Ok(declared)
+}
+
+/// Returns the place of a subject's lock file, beside its adapter: `kernel.lock.json` for `python:kernel.py`, and
+/// `kernel.NAME.lock.json` for `python:kernel.py:NAME`. A command has no such place.
+pub(super) fn lock_file(base: &str) -> Option<PathBuf> {
+    let place = base.strip_prefix(SubjectName::PYTHON)?;
+    let (file, name) = place.split_once(':').unwrap_or((place, ""));
+    let adapter = Path::new(file);
+    Some(match name {
+        "" => profile::beside(adapter),
+        name => profile::beside(&adapter.with_extension(format!("{name}.py"))),
+    })
 }
 
 /// Returns the subject as a worker is asked to open it.
@@ -188,7 +203,11 @@ fn checkout() -> Option<PathBuf> {
 
 /// What a subject says about itself.
 #[derive(Clone, Debug)]
-pub(super) struct Declared(Declaration);
+pub(super) struct Declared {
+    declaration: Declaration,
+    /// Versions of what runs, as its worker told them.
+    versions: BTreeMap<String, String>,
+}
 
 impl Declared {
     /// Reads the declaration in a worker's answer.
@@ -196,7 +215,8 @@ impl Declared {
         let Some(value) = &ready.declared else {
             return Err("its worker declares nothing; the answer to Open needs the field declared".into());
         };
-        Declaration::from_json(&value.to_string()).map(Declared).map_err(|error| error.to_string())
+        let declaration = Declaration::from_json(&value.to_string()).map_err(|error| error.to_string())?;
+        Ok(Declared { declaration, versions: ready.versions.clone() })
     }
 }
 
@@ -204,10 +224,16 @@ impl Declared {
 pub struct Outside {
     remote: Remote,
     declared: Arc<Declared>,
+    lock: Option<Lock>,
 }
 
 impl Outside {
-    fn new(name: &SubjectName, worker: WorkerCommand, declared: Arc<Declared>, pool: Arc<Pool>) -> Outside {
+    fn new(
+        name: &SubjectName,
+        worker: WorkerCommand,
+        (declared, lock): (Arc<Declared>, Option<Lock>),
+        pool: Arc<Pool>,
+    ) -> Outside {
         let declaration = || Box::new(Itself { name: name.base.clone(), declared: Arc::clone(&declared) });
         let subject = Arc::new(asked(name));
         let served = Served {
@@ -216,9 +242,9 @@ impl Outside {
             sentinel_declaration: declaration(),
             subject,
             worker,
-            start: Some(Duration::from_secs(declared.0.start_seconds.into())),
+            start: Some(Duration::from_secs(declared.declaration.start_seconds.into())),
         };
-        Outside { remote: Remote::new(&name.base, served, pool), declared }
+        Outside { remote: Remote::new(&name.base, served, pool), declared, lock }
     }
 }
 
@@ -228,11 +254,19 @@ impl Backend for Outside {
     }
 
     fn declaration(&self) -> Declaration {
-        self.declared.0.clone()
+        self.declared.declaration.clone()
     }
 
     fn inner(&self) -> Option<&dyn Backend> {
         Some(&self.remote)
+    }
+
+    fn versions(&self) -> BTreeMap<String, String> {
+        self.declared.versions.clone()
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        self.lock.clone()
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
@@ -248,8 +282,8 @@ impl Declared {
         problem: &Problem,
         run: impl FnOnce() -> Result<Outputs, RunError>,
     ) -> Result<Outputs, RunError> {
-        match self.0.table.refusal(problem) {
-            Some(refusal) if !self.0.refuses => Err(refusal.into()),
+        match self.declaration.table.refusal(problem) {
+            Some(refusal) if !self.declaration.refuses => Err(refusal.into()),
             _ => run(),
         }
     }
@@ -267,7 +301,7 @@ impl Backend for Itself {
     }
 
     fn declaration(&self) -> Declaration {
-        self.declared.0.clone()
+        self.declared.declaration.clone()
     }
 
     fn run(&self, _: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
@@ -293,6 +327,14 @@ mod tests {
         let told = error("two subjects\nname one of a, b\n");
         assert_eq!((told.what.as_str(), told.detail.as_str()), ("two subjects", "name one of a, b"));
         assert_eq!(error("one line").detail, "");
+    }
+
+    #[test]
+    fn a_lock_file_lies_beside_the_adapter() {
+        let place = |base: &str| lock_file(base).map(|file| file.display().to_string());
+        assert_eq!(place("python:a/kernel.py").as_deref(), Some("a/kernel.lock.json"));
+        assert_eq!(place("python:a/kernel.py:short").as_deref(), Some("a/kernel.short.lock.json"));
+        assert_eq!(place("exec:./kernel"), None);
     }
 
     #[test]

@@ -9,16 +9,17 @@ use super::output::{print, print_line};
 use crate::backends;
 use crate::campaign::{Registered, Subjects};
 use seamproof_judge::calibrate::{CASES, Calibration, CalibrationOutcome, DOUBT_MAX, lock_cases_min};
-use seamproof_judge::profile::{Lock, locked};
+use seamproof_judge::profile::Lock;
 use seamproof_judge::prose::counted;
-use seamproof_judge::subject::RunError;
+use seamproof_judge::subject::{Backend, RunError};
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof calibrate emulated                                         the table alone
   seamproof calibrate emulated --lock judge/profiles/emulated.json    and the file, to be committed
   seamproof calibrate emulated --check                                 whether the locked profile still holds
-  seamproof calibrate emulated:kv_tile=32                              the table of these options; nothing to lock";
+  seamproof calibrate emulated:kv_tile=32                              the table of these options; nothing to lock
+  seamproof calibrate python:kernel.py --lock                          and kernel.lock.json beside it";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -32,9 +33,9 @@ pub(super) struct Args {
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
     #[arg(long, value_name = "S", value_parser = seed, default_value = "1")]
     seed: u64,
-    /// Write the profile to this file, if it is unique
-    #[arg(long, value_name = "FILE", conflicts_with = "check")]
-    lock: Option<PathBuf>,
+    /// Write the profile to this file, if it is unique; without FILE, to the lock file beside a Python subject's adapter
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "check")]
+    lock: Option<Option<PathBuf>>,
     /// Compare with the locked profile
     #[arg(long)]
     check: bool,
@@ -52,6 +53,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         )));
     }
     let make = |index: u64| backends::by_name(name, &subject.options(index));
+    let file = match args.lock.clone() {
+        Some(None) => Some(backends::lock_file(name).ok_or_else(|| {
+            CliError::Usage(format!(
+                "--lock: {name} has no adapter that a lock file could lie beside; name a FILE"
+            ))
+        })?),
+        Some(file) => file,
+        None => None,
+    };
     let least = lock_cases_min();
     if args.lock.is_some() && args.cases < least {
         return Err(CliError::Usage(format!(
@@ -74,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             "profile   {several} candidates explain every case: run more cases to tell them apart"
         )),
     }
-    match (&args.lock, outcome) {
+    match (&file, outcome) {
         (Some(_), CalibrationOutcome::Unique(_)) if calibration.doubt() > DOUBT_MAX => {
             print_line(&format_args!(
                 "locked    nothing: the chance that another candidate is left is {:.0e}, and {DOUBT_MAX:.0e} is taken; \
@@ -94,7 +104,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             Ok(Exit::TooLittle)
         }
         (Some(_), _) => Ok(Exit::TooLittle),
-        (None, outcome) if args.check => Ok(check(name, &outcome)),
+        (None, outcome) if args.check => {
+            let subject = make(0).map_err(|error| CliError::Usage(format!("BACKEND: {error}")))?;
+            Ok(check(&*subject, &outcome))
+        }
         (None, _) => Ok(Exit::Held),
     }
 }
@@ -107,14 +120,23 @@ fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
 }
 
 /// Whether what was found is what is locked, whatever the cases that found it.
-fn check(backend: &str, outcome: &CalibrationOutcome) -> Exit {
-    let same =
-        |found: &Lock, lock: &Lock| Lock { seed: lock.seed, cases: lock.cases, ..found.clone() } == *lock;
-    let Some(lock) = locked(backend) else {
-        print_line(&format_args!(
-            "check     no profile of {backend} is locked: there is nothing to hold it to"
-        ));
+fn check(backend: &dyn Backend, outcome: &CalibrationOutcome) -> Exit {
+    let Some(lock) = backend.lock() else {
+        let name = backend.name();
+        print_line(&format_args!("check     no profile of {name} is locked: there is nothing to hold it to"));
         return Exit::TooLittle;
+    };
+    if lock.versions != backend.versions() {
+        print_line(&format_args!(
+            "check     locked for other versions: {:?}, and {:?} run; tier R is silent",
+            lock.versions,
+            backend.versions()
+        ));
+    }
+    let same = |found: &Lock, lock: &Lock| {
+        let (seed, cases, versions) = (lock.seed, lock.cases, lock.versions.clone());
+        // The name of a file depends on where it is named from.
+        Lock { seed, cases, versions, backend: lock.backend.clone(), ..found.clone() } == *lock
     };
     let held = matches!(outcome, CalibrationOutcome::Unique(found) if same(found, &lock));
     print_line(if held {
