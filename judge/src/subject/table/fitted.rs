@@ -55,7 +55,8 @@ impl Table {
             return problem;
         }
         let attempts = [GivenUp::Nothing, GivenUp::Ranks, GivenUp::FreeRows];
-        let mut fitted = attempts.into_iter().filter_map(|given_up| self.fit(problem.clone().into(), given_up));
+        let mut fitted =
+            attempts.into_iter().filter_map(|given_up| self.fit(problem.clone().into(), given_up));
         let inside = fitted.find(|fitted| self.refusal(fitted).is_none());
         with_legal_mode(inside.unwrap_or(problem))
     }
