@@ -5,6 +5,7 @@ mod crashing;
 use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use seamproof::backends::BackendError;
 use seamproof::campaign::{
@@ -17,7 +18,7 @@ use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::failure::Symptom;
 use seamproof_judge::finding::Check;
 use seamproof_judge::generate::Profile;
-use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, MaskForm, Outputs, RunError, Table};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
 
@@ -243,4 +244,80 @@ fn the_canary_is_found_and_nothing_else_is_left_behind() {
     let finding = canary.finding.expect("the canary is found");
     assert!(finding.found.minimal);
     assert_eq!(cases(place.path()).len(), 1);
+}
+
+/// A kernel of a narrow table that refuses nothing by itself, with a fault where there is a learnable sink.
+struct Narrow {
+    table: Table,
+    /// Number of problems outside the table that were asked.
+    outside: AtomicU64,
+}
+
+struct NarrowKernel<'a>(&'a Narrow, Emulated);
+
+impl Subjects for Narrow {
+    fn name(&self) -> &str {
+        "narrow"
+    }
+
+    fn options(&self, _seed: u64) -> Options {
+        Options::new()
+    }
+
+    fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        Ok(Box::new(NarrowKernel(self, Emulated::default())))
+    }
+}
+
+impl Backend for NarrowKernel<'_> {
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.1.declaration().with_table(self.0.table.clone());
+        declaration.refuses = false;
+        declaration
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.1)
+    }
+
+    fn name(&self) -> &str {
+        "narrow"
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.0.outside.fetch_add(u64::from(self.0.table.refusal(problem).is_some()), Ordering::Relaxed);
+        let mut outputs = self.1.run(problem, inputs)?;
+        if problem.softmax.sink == Sink::Learnable {
+            outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(shifted));
+        }
+        Ok(outputs)
+    }
+}
+
+/// Test that a campaign asks a narrow kernel inside its table alone, shrinks to a case inside, and asks no more floors
+/// of it than its table can show.
+#[test]
+fn a_narrow_kernel_is_asked_inside_its_table() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let findings = Findings::create(place.path()).expect("the directory is made");
+    let control = Control::default();
+    let sinks = Sinks { findings: &findings, observer: &Silent, control: &control };
+    let mut table = Emulated::default().declaration().table;
+    table.masks.forms = vec![MaskForm::Causal];
+    table.lengths.equal = true;
+    table.layout.padding = false;
+    table.parallel.algorithms = vec!["single"];
+    let narrow = Narrow { table, outside: AtomicU64::new(0) };
+    let plan = Plan { cases: Some(1200), profile: Profile::Seams, ..plan(2) };
+    let summary = campaign::run(&plan, &narrow, &sinks);
+    assert_eq!(narrow.outside.load(Ordering::Relaxed), 0, "{summary}");
+    assert!(summary.refused.is_empty() && summary.infrastructure.is_empty(), "{summary}");
+    assert!(summary.missed.is_empty() && summary.adapter.is_empty(), "{summary}");
+    assert!(summary.to_string().contains("not asked: padding-amount ("), "{summary}");
+    let stored = cases(place.path());
+    assert!(!stored.is_empty());
+    for case in stored {
+        assert_eq!(narrow.table.refusal(&case.problem), None, "{:?}", case.problem);
+        assert_eq!(case.problem.softmax.sink, Sink::Learnable);
+    }
 }

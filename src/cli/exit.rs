@@ -69,6 +69,9 @@ mod tests {
     fn a_finding_outweighs_a_crash_and_both_whatever_makes_the_campaign_doubtful() {
         let mut summary = Summary::default();
         assert_eq!(Exit::of(&summary).code(), 0);
+        summary.adapter.push("a row that no case showed".to_owned());
+        assert_eq!(Exit::of(&summary).code(), 4);
+        summary.adapter.clear();
         summary.missed.push("cases".to_owned());
         assert_eq!(Exit::of(&summary).code(), 4);
         summary.infrastructure_count = 1;

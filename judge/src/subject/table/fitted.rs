@@ -55,9 +55,10 @@ impl Table {
             return problem;
         }
         let attempts = [GivenUp::Nothing, GivenUp::Ranks, GivenUp::FreeRows];
-        let fitted = attempts.map(|given_up| self.fit(problem.clone().into(), given_up));
-        let inside = fitted.iter().flatten().find(|fitted| self.refusal(fitted).is_none());
-        with_legal_mode(inside.cloned().unwrap_or(problem))
+        let mut fitted =
+            attempts.into_iter().filter_map(|given_up| self.fit(problem.clone().into(), given_up));
+        let inside = fitted.find(|fitted| self.refusal(fitted).is_none());
+        with_legal_mode(inside.unwrap_or(problem))
     }
 
     /// Returns the problem that fits after giving something up; `None` where that is no problem.
