@@ -252,7 +252,7 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         sum
     };
     let of = (Relation::SumOfDv, TensorName::Dv);
-    Some(sums(evidence, of, (&gradients.dv, bounds.sum_floor()), expected, [&bound, &largest]))
+    Some(sums(evidence, of, (&gradients.dv, bounds.gradient_floor()), expected, [&bound, &largest]))
 }
 
 /// Asks for the sum of the rows of dk. It is 0, because one vector added to all keys moves every logit of a row alike
@@ -294,5 +294,5 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
         sum
     };
     let of = (Relation::SumOfDk, TensorName::Dk);
-    Some(sums(evidence, of, (&gradients.dk, bounds.sum_floor()), expected, [&bound, &largest]))
+    Some(sums(evidence, of, (&gradients.dk, bounds.gradient_floor()), expected, [&bound, &largest]))
 }

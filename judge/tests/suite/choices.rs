@@ -11,9 +11,12 @@ use seamproof_judge::ladder::judge;
 use seamproof_judge::profile::Lock;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
+use seamproof_judge::values;
 use seamproof_judge::verdict::{Tier, Verdict};
 use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, WeightRounding};
-use seamproof_oracle::{Format, InputMode, Inputs, Precision, Problem, ProblemFields, Softmax, TensorName};
+use seamproof_oracle::{
+    Format, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Softmax, TensorName,
+};
 
 /// Returns the emulated kernel of a case with these options besides the drawn ones.
 fn kernel(case: u64, options: &[(&str, &str)]) -> Emulated {
@@ -325,4 +328,52 @@ fn calibration_finds_the_choices_of_a_kernel_that_declares_nothing() {
         assert_eq!(got, (Some(weights), Some(delta), Some(group_sums)), "{options:?}");
         assert!(lock.rounds_weights && lock.kv_tile.is_none(), "{options:?}: {lock:?}");
     }
+}
+
+/// The emulated kernel on a unit that flushes subnormal results to zero. It declares nothing of its arithmetic.
+struct Flushing(Emulated);
+
+impl Backend for Flushing {
+    fn name(&self) -> &str {
+        "flushing"
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.0)
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.0.declaration().with_arithmetic(Arithmetic::default())
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = self.0.run(problem, inputs)?;
+        let flush = |value: &mut f32| *value = if value.is_subnormal() { 0.0 } else { *value };
+        for rank in &mut outputs.ranks {
+            rank.out.iter_mut().for_each(flush);
+            if let Some(of) = &mut rank.gradients {
+                [&mut of.dq, &mut of.dk, &mut of.dv].into_iter().for_each(|x| x.iter_mut().for_each(flush));
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+/// Test that each row of a gradient may lose its own subnormal result: the sums of dk's and dv's rows then lose one for
+/// each row, and not one for each query. XLA on a CPU flushes so.
+#[test]
+fn a_unit_that_flushes_subnormals_is_legal() {
+    let (mut asked, mut flushed) = (0, 0);
+    for case in 0..400 {
+        let subject = Flushing(kernel(case, &[]));
+        let Some(drawn) = problem(31, case, &subject) else { continue };
+        let fields = ProblemFields { mode: InputMode::Tiny, pass: Pass::Backward, ..drawn.into() };
+        let Ok(tiny) = Problem::new(fields) else { continue };
+        asked += 1;
+        let run = |of: &dyn Backend| of.run(&tiny, &values::inputs(&tiny)).map(|got| format!("{got:?}")).ok();
+        flushed += u32::from(run(&subject) != run(&subject.0));
+        let verdict = judge(&subject, &tiny);
+        assert!(!matches!(verdict, Verdict::Finding(_)), "{tiny:?}: {verdict}");
+    }
+    assert!(asked > 200 && flushed > 20, "{flushed} of {asked}");
 }
