@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -162,15 +163,15 @@ def test_wrong(seamproof):
 def test_the_plugin(fake_program, pytester, monkeypatch, budget):
     monkeypatch.setenv("SEAMPROOF_FAULT", "base")
     pytester.makepyfile(PLUGIN_TEST.format(examples=str(EXAMPLES), budget=budget))
-    arguments = ["-p", "seamproof.pytest_plugin"] + ([f"--seamproof-budget={budget}"] if budget else [])
+    # Where the wheel is installed, pytest finds the plugin by itself.
+    named = [] if entry_points(group="pytest11", name="seamproof") else ["-p", "seamproof.pytest_plugin"]
+    arguments = named + ([f"--seamproof-budget={budget}"] if budget else [])
     result = pytester.runpytest_subprocess(*arguments)
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*AssertionError: attention: envelope*", "*replay *", "*script *python*"])
     case = next(Path(pytester.path).glob("seamproof.findings/*.json"))
-    again = pytester.runpytest_subprocess(
-        "-p", "seamproof.pytest_plugin", f"--seamproof-replay={case}", "-k", "wrong"
-    )
+    again = pytester.runpytest_subprocess(*named, f"--seamproof-replay={case}", "-k", "wrong")
     again.assert_outcomes(failed=1)
     # The other tests check another file's subject.
-    again = pytester.runpytest_subprocess("-p", "seamproof.pytest_plugin", f"--seamproof-replay={case}")
+    again = pytester.runpytest_subprocess(*named, f"--seamproof-replay={case}")
     again.assert_outcomes(failed=1, skipped=2)
