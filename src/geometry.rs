@@ -11,8 +11,9 @@ use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
     Precision, Problem, ProblemError, ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use seamproof_judge::prose;
 
 /// Head dimension that is left out.
 const DIM: usize = 64;
@@ -348,11 +349,6 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(text.into()).map_err(|error| error.to_string())
 }
 
-/// Returns the word of case files for a value.
-fn word_of(value: impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
 fn number<N: FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| format!("'{text}' is not a number that fits"))
 }
@@ -500,7 +496,7 @@ impl Display for Dealing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Balance::Striped { stripe } => write!(f, "striped:{stripe}"),
-            balance => f.write_str(&word_of(balance)),
+            balance => f.write_str(&prose::word(&balance)),
         }
     }
 }
@@ -521,14 +517,14 @@ impl Display for Geometry {
         f.write_str(if self.bottom_right { " --bottom-right" } else { "" })?;
         option(f, "scale", self.scale)?;
         option(f, "softcap", self.softcap)?;
-        option(f, "sink", self.sink.map(word_of))?;
+        option(f, "sink", self.sink.map(|sink| prose::word(&sink)))?;
         option(f, "format", self.format)?;
         option(f, "precision", self.precision.as_ref())?;
         option(f, "cp", self.cp)?;
         option(f, "balance", self.balance)?;
         option(f, "world", self.world)?;
         option(f, "ranks", self.ranks.as_ref())?;
-        option(f, "mode", self.mode.map(word_of))?;
+        option(f, "mode", self.mode.map(|mode| prose::word(&mode)))?;
         option(f, "data-seed", self.data_seed)?;
         f.write_str(if self.forward { " --forward" } else { "" })
     }

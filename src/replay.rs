@@ -61,7 +61,12 @@ fn run_before(case: &Case) -> Result<(), ReplayError> {
     for Earlier { options, problem } in &case.before {
         let called = SubjectName::from(&case.subject).called();
         let backend = backends::by_name(&called.name(), options)?;
-        let _ = caught(|| backend.run(problem, &values::inputs(problem)));
+        run_earlier(backend.as_ref(), problem);
     }
     Ok(())
+}
+
+/// Makes a run that comes before a case, for what it leaves behind. Its own results do not count.
+pub(crate) fn run_earlier(backend: &dyn Backend, problem: &Problem) {
+    let _ = caught(|| backend.run(problem, &values::inputs(problem)));
 }

@@ -88,7 +88,7 @@ fn describe_mask(mask: &Mask) -> String {
 }
 
 /// Returns the name of a unit variant in case files.
-fn word(value: &impl serde::Serialize) -> String {
+pub fn word(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,
         _ => String::new(),

@@ -90,13 +90,17 @@ fn declared(name: &SubjectName, worker: &WorkerCommand, pool: &Pool) -> Result<A
 /// Returns the place of a subject's lock file, beside its adapter: `kernel.lock.json` for `python:kernel.py`, and
 /// `kernel.NAME.lock.json` for `python:kernel.py:NAME`. A command has no such place.
 pub(super) fn lock_file(base: &str) -> Option<PathBuf> {
-    let place = base.strip_prefix(SubjectName::PYTHON)?;
-    let (file, name) = place.split_once(':').unwrap_or((place, ""));
+    let (file, name) = file_and_name(base.strip_prefix(SubjectName::PYTHON)?);
     let adapter = Path::new(file);
     Some(match name {
         "" => profile::beside(adapter),
         name => profile::beside(&adapter.with_extension(format!("{name}.py"))),
     })
+}
+
+/// Returns the file and the name in `FILE[:NAME]`. A name that is left out is empty.
+fn file_and_name(place: &str) -> (&str, &str) {
+    place.split_once(':').unwrap_or((place, ""))
 }
 
 /// Returns the subject as a worker is asked to open it.
@@ -113,7 +117,7 @@ fn command(base: &str) -> Result<WorkerCommand, String> {
         return Ok(WorkerCommand { program, arguments, environment: Vec::new() });
     }
     let place = base.strip_prefix(SubjectName::PYTHON).unwrap_or_default();
-    let (file, name) = place.split_once(':').unwrap_or((place, ""));
+    let (file, name) = file_and_name(place);
     if file.is_empty() || name.contains(':') {
         return Err("write python:FILE or python:FILE:NAME, with options behind one more colon".into());
     }

@@ -8,14 +8,14 @@
 //! In a process of its own nothing can be fresh. There the case is judged a second time.
 
 use seamproof_judge::case::{Case, EARLIER_MAX};
-use seamproof_judge::evaluate::{caught, evaluate};
+use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Earlier, Finding};
 use seamproof_judge::prose::counted;
 use seamproof_judge::subject::Recall;
-use seamproof_judge::values;
 
 use super::subjects::{Fresh, Subjects};
+use crate::replay::run_earlier;
 use crate::worker::smallest;
 
 /// Number of fresh workers in which a failure that does not show at once is looked for, in either way.
@@ -96,7 +96,7 @@ fn fails(fresh: &Fresh, case: &Case, finding: &Finding, before: &[Earlier]) -> b
     let alone = fresh.process();
     for Earlier { options, problem } in before {
         let Ok(called) = alone.called(options) else { return false };
-        let _ = caught(|| called.run(problem, &values::inputs(problem)));
+        run_earlier(called.as_ref(), problem);
     }
     let Ok(backend) = alone.backend(&case.subject.options) else { return false };
     same_failure(finding, evaluate(backend.as_ref(), &case.problem)).is_some()

@@ -19,16 +19,16 @@ use crate::campaign::{
     self, Canary, Control, Distinct, Event, Logs, Observer, Plan, Shard, Sinks, Start, Summary, Tone,
 };
 use crate::record::{RunDir, write_whole};
+use crate::replay::run_earlier;
 use crate::worker::{Caller, Deadlines};
 use seamproof_judge::case::{Case, Found};
-use seamproof_judge::evaluate::{caught, evaluate};
+use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::Profile;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::SubjectName;
-use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 
 /// Time of a campaign that neither cases nor a budget limit.
@@ -93,14 +93,8 @@ struct Told {
     outcome: &'static str,
     exit: u8,
     seed: String,
-    cases: u64,
-    held: u64,
-    refused: BTreeMap<String, u64>,
-    malformed: u64,
-    failed: u64,
-    findings: Vec<ToldFinding>,
-    missed: Vec<String>,
-    trouble: Vec<String>,
+    #[serde(flatten)]
+    found: Outcome,
     ended: Option<String>,
     declared: Value,
     versions: BTreeMap<String, String>,
@@ -121,9 +115,11 @@ struct ToldFinding {
 }
 
 /// Everything that a campaign or a replay found out.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 struct Outcome {
+    #[serde(skip)]
     exit: Option<Exit>,
+    #[serde(skip)]
     seed: u64,
     cases: u64,
     held: u64,
@@ -133,6 +129,7 @@ struct Outcome {
     findings: Vec<ToldFinding>,
     missed: Vec<String>,
     trouble: Vec<String>,
+    #[serde(skip)]
     lines: Vec<String>,
 }
 
@@ -270,9 +267,7 @@ fn of_canary(canary: &Canary, was_stopped: bool) -> Outcome {
 fn replayed(args: &Args, called: &Called, cases: &[Case]) -> Outcome {
     let mut outcome = Outcome::default();
     for (file, case) in args.replay.iter().zip(cases) {
-        for earlier in &case.before {
-            let _ = caught(|| called.run(&earlier.problem, &values::inputs(&earlier.problem)));
-        }
+        case.before.iter().for_each(|earlier| run_earlier(called, &earlier.problem));
         outcome.cases += 1;
         let words = prose::describe(&case.problem);
         let verdict = evaluate(called, &case.problem);
@@ -321,10 +316,10 @@ impl Outcome {
 }
 
 /// Writes the summary and the text for people.
-fn tell(args: &Args, called: Option<&Called>, outcome: Outcome) -> Result<Exit, CliError> {
+fn tell(args: &Args, called: Option<&Called>, mut outcome: Outcome) -> Result<Exit, CliError> {
     let exit = outcome.exit.unwrap_or(Exit::Internal);
     let ended = called.and_then(Called::ended);
-    let mut lines = outcome.lines;
+    let mut lines = std::mem::take(&mut outcome.lines);
     lines.extend(ended.iter().map(|how| format!("the calling process ended the campaign: {how}")));
     lines.push(format!("{}: {} after {}", args.name, outcome_of(exit), counted(outcome.cases, "case")));
     let text = lines.join("\n") + "\n";
@@ -334,14 +329,7 @@ fn tell(args: &Args, called: Option<&Called>, outcome: Outcome) -> Result<Exit, 
         outcome: outcome_of(exit),
         exit: exit.code(),
         seed: format!("{:#x}", outcome.seed),
-        cases: outcome.cases,
-        held: outcome.held,
-        refused: outcome.refused,
-        malformed: outcome.malformed,
-        failed: outcome.failed,
-        findings: outcome.findings,
-        missed: outcome.missed,
-        trouble: outcome.trouble,
+        found: outcome,
         ended,
         declared: called
             .map_or(Value::Null, |called| serde_json::to_value(called.declaration()).unwrap_or(Value::Null)),

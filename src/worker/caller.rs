@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use rustix::io::ioctl_fionbio;
 use seamproof_oracle::{Inputs, Problem};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
+use super::lock;
 use super::message::{self, Ready};
 use super::peer::{End, Peer, Watch, Watched, broken};
 use super::serve::pipes;
@@ -124,8 +125,4 @@ fn error_of(Death { ending, said }: Death) -> RunError {
             RunError::Ended(Box::new(Ended { ending, what, before: Vec::new() }))
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

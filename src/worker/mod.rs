@@ -15,6 +15,8 @@
 //! of an answer), and a sentinel that came out differently. A campaign confirms wrong results in the same way before it
 //! shrinks them, by a pool [aside](Pool::aside).
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub mod frame;
 pub mod message;
 pub mod mock;
@@ -44,6 +46,11 @@ pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use served::{Served, WorkerCommand, subject};
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
+
+/// Returns what a mutex guards, also after a thread panicked with it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Answers requests from stdin until the supervisor is gone, for subjects that `open` makes. Returns the exit code.
 pub fn live(open: Open) -> u8 {

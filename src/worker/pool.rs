@@ -9,12 +9,13 @@
 //! is no failure of the seat.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use seamproof_oracle::{Inputs, Problem};
 
 use super::confirm::{Bench, Drift, Suspicion};
 use super::history::{History, PastRun};
+use super::lock;
 use super::message::Ready;
 use super::served::{Served, WorkerCommand};
 use super::session::{Session, StartError};
@@ -450,8 +451,4 @@ impl Seat {
             Err(error) => Err(error),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use super::frame::{self, BODY_MAX, Frame, FrameError, Kind};
+use super::lock;
 use super::peer::{End, GRACE, Peer, Watch, Watched, broken, kill_group};
 use super::settings::Launch;
 use seamproof_judge::finding::Cause;
@@ -162,10 +163,6 @@ fn cause_of(status: ExitStatus) -> Cause {
         (Some(signal), _) => Cause::Signal(signal),
         (None, code) => Cause::Exit(code.unwrap_or_default()),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// End of a process's stderr. A thread of its own reads it, so that the process never waits.

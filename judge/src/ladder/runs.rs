@@ -59,7 +59,7 @@ pub(crate) fn capability_verdict(result: Result<Outputs, RunError>, expected: Op
         (Err(RunError::Refused(got)), Some(expected)) => {
             format!("refused because «{got}»; its table says «{expected}»")
         }
-        (Err(RunError::RefusedByName(got)), None) => format!("refused what its table takes: {got}"),
+        (Err(RunError::RefusedByName(got)), None) => format!("{REFUSED_INSIDE}: {got}"),
         (Err(RunError::RefusedByName(got)), Some(expected)) => {
             format!("refused because of «{got}»; its table says «{expected}»")
         }
