@@ -29,7 +29,7 @@ impl Asked {
         if declaration.refuses && raw.is_unsupported() && table.refusal(&problem).is_some() {
             return Asked::Probe(problem);
         }
-        Asked::Problem(table.fitted(problem))
+        Asked::Problem(table.asked(problem))
     }
 
     /// Returns the question of case `index` of campaign `seed`.

@@ -90,7 +90,7 @@ impl ProblemTree {
 
     /// Returns a tree inside a table, whose current value is the problem that is nearest to `drawn`.
     pub fn within(table: Table, drawn: Problem) -> ProblemTree {
-        let start = table.fitted(drawn);
+        let start = table.asked(drawn);
         ProblemTree { shrinker: Shrinker::within(table, start) }
     }
 }

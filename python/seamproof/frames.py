@@ -80,7 +80,7 @@ class Channel:
         return Frame(kind, sequence, body)
 
     def write(self, kind: int, sequence: int, *parts: Bytes) -> None:
-        """Writes a frame whose body is these parts, one after the other, without joining them first."""
+        """Writes a frame whose body is these parts, one after the other; large ones are not joined first."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         length = sum(view.nbytes for view in views)
         if length > BODY_MOST:
@@ -89,7 +89,10 @@ class Channel:
         digest = hashlib.blake2b(head, digest_size=_DIGEST)
         for view in views:
             digest.update(view)
-        for view in (memoryview(head + digest.digest()), *views):
+        views.insert(0, memoryview(head + digest.digest()))
+        if length < _CHUNK:
+            views = [memoryview(b"".join(views))]
+        for view in views:
             self._write_all(view)
 
     def write_json(self, kind: int, sequence: int, value: Any) -> None:

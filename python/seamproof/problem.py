@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,7 +277,7 @@ class Problem:
     def results(self) -> list[tuple[int, str]]:
         """Returns the number of elements and the format of each result that has rows."""
         names = ("out", "lse", *(("dq", "dk", "dv") if self.backward else ()))
-        return [(int(np.prod(self.shape(name))), self.form(name)) for name in names]
+        return [(math.prod(self.shape(name)), self.form(name)) for name in names]
 
     def empty(self, name: str = "out") -> Any:
         """Returns memory for a result (`out`, `lse`, `dq`, `dk`, `dv`), full of the sentinel, between guard bands.
@@ -287,7 +288,7 @@ class Problem:
         shape, form = self.shape(name), self.form(name)
         if not self.library.mutable:
             raise DeclarationError(f"arrays of {self.library.name} cannot be written to: return new ones")
-        elements = int(np.prod(shape))
+        elements = math.prod(shape)
         whole = self.library.unwritten(elements + 2 * GUARD, form)
         inner = whole[GUARD : GUARD + elements].reshape(shape)
         self.guarded.append((name, Guarded(whole, inner, form)))

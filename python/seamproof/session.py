@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Callable
@@ -134,14 +135,14 @@ def read_inputs(problem: Problem, numbers: memoryview) -> dict[str, np.ndarray]:
     shapes = {name: problem.shape(name) for name in INPUTS}
     if not problem.backward:
         shapes["dout"] = (0, *shapes["dout"][1:])
-    elements = sum(int(np.prod(shape)) for shape in shapes.values())
+    elements = sum(math.prod(shape) for shape in shapes.values())
     if 4 * elements != numbers.nbytes:
         raise ProtocolError(
             f"a run has {numbers.nbytes} bytes of numbers; its problem asks for {4 * elements}"
         )
     values, at, inputs = np.frombuffer(numbers, "<f4"), 0, {}
     for name, shape in shapes.items():
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         inputs[name] = values[at : at + count].reshape(shape)
         at += count
     return inputs

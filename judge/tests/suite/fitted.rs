@@ -227,3 +227,26 @@ fn an_exact_mode_keeps_its_preconditions() {
     assert!(eligible(other.mode, &other).is_ok());
     assert_eq!(fitted(fields(InputMode::Peaked), narrow).mode, InputMode::Peaked);
 }
+
+/// Test that every precision of a table is asked for, also those that nothing draws and that are never the nearest.
+#[test]
+fn every_precision_of_a_table_is_asked_for() {
+    let [bf16, f32] = [Format::Bf16, Format::F32].map(Precision::uniform);
+    let precisions = vec![bf16, f32, Precision { gradients: Format::F32.into(), ..bf16 }];
+    let mut table = Table::widest();
+    table.precisions.clone_from(&precisions);
+    let asked: Vec<Problem> = drawn(7, 400, &Limits::quick()).map(|problem| table.asked(problem)).collect();
+    for precision in precisions {
+        let share = asked.iter().filter(|problem| problem.precision == precision).count();
+        assert!((80..190).contains(&share), "{precision:?}: {share} of {}", asked.len());
+    }
+    assert!(asked.iter().all(|problem| table.refusal(problem).is_none()));
+    for problem in drawn(7, 400, &Limits::quick()) {
+        let wide = Table::widest();
+        assert_eq!(
+            wide.asked(problem.clone()),
+            wide.fitted(problem),
+            "drawn precisions are left to the draw"
+        );
+    }
+}

@@ -33,9 +33,13 @@ use seamproof_oracle::{
 use super::refusal::has_blind_query;
 use super::{MaskForm, Seams, Table};
 use crate::generate::with_legal_mode;
+use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
 use crate::shrink::{fewer_ranks, renumber};
 use crate::subject::parallel::Needs;
+
+/// Constant that sets the choice of a precision apart from other uses of the data seed.
+const DRAW: u64 = 0xf0a3_27ec;
 
 /// What of a problem is given up, besides what single rows refuse.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,6 +53,18 @@ enum GivenUp {
 }
 
 impl Table {
+    /// Returns the problem that is asked in place of a drawn one: the nearest in the table. Precisions that nothing
+    /// draws, such as f32 in all of its quantities, are not the nearest to any draw where the table has others too. Each
+    /// of them takes its share of the data seeds instead.
+    pub fn asked(&self, drawn: Problem) -> Problem {
+        let count = self.precisions.len() as u32;
+        let chosen = self.precisions.get(below(count, mix(drawn.data_seed ^ DRAW)) as usize);
+        match chosen.filter(|precision| !Table::widest().precisions.contains(precision)) {
+            Some(&precision) => Table { precisions: vec![precision], ..self.clone() }.fitted(drawn),
+            None => self.fitted(drawn),
+        }
+    }
+
     /// Returns the nearest problem that no row of the table refuses. The module's text says what changes.
     pub fn fitted(&self, problem: Problem) -> Problem {
         if self.refusal(&problem).is_none() {
