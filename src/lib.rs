@@ -14,4 +14,5 @@ pub mod power;
 pub mod prove;
 pub mod record;
 pub mod replay;
+pub mod script;
 pub mod worker;

@@ -73,7 +73,7 @@ pub fn try_command(case: &Case) -> Option<String> {
 
 /// Returns a word as a POSIX shell takes it: in single quotes where it has anything but letters, digits and harmless
 /// signs.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "_@%+=:,./-~".contains(letter);
     match !word.is_empty() && !word.starts_with('~') && word.chars().all(is_plain) {
         true => word.to_owned(),

@@ -5,8 +5,9 @@
 //! DIR/run.json            what was run and, once the campaign has ended, its summary
 //! DIR/events.jsonl        one event a line (docs/events.md)
 //! DIR/sums.json           once the campaign has ended, the sums that `seamproof merge` adds up
-//! DIR/findings/NAME.json  a finding: a case to replay; with NAME.rs (a test to paste) and NAME.txt (one line of
-//!                         words and what replays it) once it is minimal
+//! DIR/findings/NAME.json  a finding: a case to replay; with NAME.txt (one line of words and what replays it) and
+//!                         NAME.rs (a test to paste) once it is minimal. A subject in a Python file has no NAME.rs, and
+//!                         gets NAME.py after the last case: a script that shows the finding without this project
 //! DIR/canary/NAME.json    the planted fault, found
 //! ```
 //!
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::replay::is_foreign;
+use crate::script::{Script, is_python};
 use seamproof_judge::case::Case;
 use seamproof_judge::files;
 use seamproof_judge::prose;
@@ -262,15 +264,28 @@ impl Findings {
         write_whole(&self.path(name), &case.to_json())
     }
 
-    /// Writes the files that a reader needs beside the case: a test to paste, and a description.
+    /// Writes the files that a reader needs beside the case: a description, and a test to paste, unless the subject is
+    /// in a Python file, whose script comes later ([`Findings::tell_script`]).
     pub fn explain(&self, name: &str, case: &Case) -> Result<(), RecordError> {
-        write_whole(&self.test(name), &test_to_paste(name, case))?;
-        write_whole(&self.dir.join(format!("{name}.txt")), &self.words(name, case))
+        if !is_python(case) {
+            write_whole(&self.test(name), &test_to_paste(name, case))?;
+        }
+        self.describe(name, case, None)
+    }
+
+    /// Adds a finding's script to its description.
+    pub fn tell_script(&self, name: &str, case: &Case, script: &Script) -> Result<(), RecordError> {
+        self.describe(name, case, Some(script))
+    }
+
+    fn describe(&self, name: &str, case: &Case, script: Option<&Script>) -> Result<(), RecordError> {
+        let script = script.map_or(String::new(), |script| format!("script: {script}\n"));
+        write_whole(&self.dir.join(format!("{name}.txt")), &(self.words(name, case) + &script))
     }
 
     /// Removes a finding that another one stands for.
     pub fn remove(&self, name: &str) -> Result<(), RecordError> {
-        for extension in ["json", "rs", "txt"] {
+        for extension in ["json", "rs", "txt", "py"] {
             let path = self.dir.join(format!("{name}.{extension}"));
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).at(&path, "removed"),

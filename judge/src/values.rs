@@ -25,6 +25,7 @@
 
 use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
+use crate::subject::PaddingInputs;
 use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis};
 use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, Sequence, Side};
 
@@ -284,6 +285,14 @@ impl Poison {
         /// Constant that sets this draw apart from other uses of the data seed.
         const DRAW: u64 = 0x9015_0201;
         if mix(problem.data_seed ^ DRAW).is_multiple_of(4) { Poison::Infinity } else { Poison::Nan }
+    }
+
+    /// Returns the two fills that a padding contract allows, the stronger one first: the judge runs a case under both.
+    pub fn fills(allowed: PaddingInputs, problem: &Problem) -> [Poison; 2] {
+        match allowed {
+            PaddingInputs::Anything => [Poison::strongest(problem), Poison::Large],
+            PaddingInputs::Finite => [Poison::Large, Poison::Zero],
+        }
     }
 
     /// Returns the element for a hash.

@@ -16,12 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import program, repro
 from .errors import CannotJudge, DeclarationError, DeviceLost, OtherSubject, TooLittleRun
 from .frames import Channel
-from .session import Observer, Session
+from .session import Session
 from .subject import Subject
 from .varlen import flash_varlen
 
@@ -170,9 +168,7 @@ def subject_name(subject: Subject) -> str:
     return "called" if set(":,") & set(file) else f"python:{file}:{path}"
 
 
-def _in_process(
-    subject: Subject, settings: Settings, observe: Observer | None = None
-) -> tuple[Report, Session]:
+def _in_process(subject: Subject, settings: Settings) -> tuple[Report, Session]:
     """Runs the program as the supervisor of this process."""
     name = subject_name(subject)
     subject.open()
@@ -187,7 +183,7 @@ def _in_process(
             )
         try:
             channel = Channel(process.stdout, process.stdin)
-            session = Session(channel, lambda request: subject, observe=observe, strict=True)
+            session = Session(channel, lambda request: subject, strict=True)
             with contextlib.suppress(BrokenPipeError):
                 session.serve()
             channel.close()
@@ -217,6 +213,8 @@ def _isolated(subject: Subject, settings: Settings) -> Report:
         else:
             command += ["run", "--backend", name, "--json", str(events), "--out", str(left)]
             command += settings.arguments(budget="time")
+            # One script is enough, and it is made here.
+            command += ["--scripts", "0"]
         done = subprocess.run(
             command, env=worker_environment(settings.narrowing), capture_output=True, text=True
         )
@@ -229,9 +227,9 @@ def _isolated(subject: Subject, settings: Settings) -> Report:
         return _report_of_events(name, said, left, done)
 
 
-def worker_environment(narrowing: dict[str, Any], **more: str) -> dict[str, str]:
+def worker_environment(narrowing: dict[str, Any]) -> dict[str, str]:
     """Returns the environment in which the program starts workers of this very Python."""
-    found = {**os.environ, "SEAMPROOF_PYTHON": sys.executable, **more}
+    found = {**os.environ, "SEAMPROOF_PYTHON": sys.executable}
     # A worker must find this package as this process does.
     here = str(Path(__file__).parent.parent)
     found["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -369,45 +367,12 @@ def _evidence(subject: Subject, settings: Settings, report: Report, finding: dic
     case.write_text(json.dumps(finding["case"], indent=1) + "\n")
     yield f"case      {program.relative(case)}"
     yield f"replay    {replay_command(report.subject, case)}"
-    script = case.with_suffix(".py")
-    inputs = _inputs_of(subject, settings, report.subject, case, finding["case"])
-    if inputs is None:
-        yield "script    there is none: the inputs of the case could not be read back"
-        return
-    doubt = repro.write(subject, repro.finding_of(finding, inputs), script)
-    if script.is_file():
-        yield f"script    python {program.relative(script)}" + (f" ({doubt})" if doubt else "")
+    made = repro.of_case(subject, case)
+    if made.written:
+        told = f"python {program.relative(repro.beside(case))}"
+        yield f"script    {told}" + (f" ({made.doubt})" if made.doubt else "")
     else:
-        yield f"script    {doubt}"
-
-
-def _inputs_of(subject: Subject, settings: Settings, name: str, case: Path, stored: dict[str, Any]) -> Any:
-    """Returns the inputs of a stored case, which the program draws again; `None` where that fails."""
-    kept: list[dict[str, Any]] = []
-
-    def observe(raw: dict[str, Any], inputs: dict[str, Any]) -> None:
-        if not kept and repro.same_problem(raw, stored["problem"]):
-            kept.append({key: values.copy() for key, values in inputs.items()})
-
-    # Nothing more can run in a process without a device, and a crash would take this one along.
-    if settings.isolate or lost is not None:
-        if name != "called":
-            _recorded(name, settings, case, observe)
-    else:
-        with contextlib.suppress(Exception):
-            _in_process(subject, Settings(replay=case), observe)
-    return kept[0] if kept else None
-
-
-def _recorded(name: str, settings: Settings, case: Path, observe: Observer) -> None:
-    """Replays a case in a worker that writes its inputs to files, and gives them to the observer."""
-    with tempfile.TemporaryDirectory(prefix="seamproof-") as folder:
-        command = [program.find(), "replay", str(case), "--backend", name]
-        environment = worker_environment(settings.narrowing, SEAMPROOF_RECORD=folder)
-        subprocess.run(command, env=environment, capture_output=True)
-        for file in sorted(Path(folder).glob("run-*.json")):
-            with np.load(file.with_suffix(".npz")) as inputs:
-                observe(json.loads(file.read_text()), dict(inputs))
+        yield f"script    {made.doubt}"
 
 
 def _file_name(subject: Subject, case: dict[str, Any]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from .errors import ProgramMissing
 
@@ -54,7 +57,31 @@ def relative(path: str | Path) -> str:
         return str(path)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def run_in_group(command: list[str], environment: dict[str, str], seconds: float) -> tuple[int, str, str]:
+    """Runs a command, and returns its exit code, its output and its errors. All that it started ends with it."""
+    # Whoever runs the leader of a group ends the whole group, so that this process leaves its own together.
+    apart = hasattr(os, "killpg") and os.getpgrp() != os.getpid()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=apart,
+    )
+    try:
+        said, complained = process.communicate(timeout=seconds)
+        return process.returncode, said, complained
+    finally:
+        if apart:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
     """Ends a process that is still there."""
     if process.poll() is None:
         process.kill()

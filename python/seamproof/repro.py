@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import inspect
+import io
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from . import reference, source, verdict
+from . import program, reference, source, verdict
+from .errors import ProtocolError, SeamproofError
+from .frames import Channel, split
 from .problem import WINDOW_STYLES, Problem, Side
+from .session import read_inputs
 from .subject import INPUTS, Subject
 from .varlen import Varlen
 
@@ -26,11 +32,23 @@ from .varlen import Varlen
 LITERAL_MOST = 64
 # Inputs of more elements than this make no script that anyone can paste.
 ELEMENTS_MOST = 2_000_000
-RUN_SECONDS = 120
+# Time in which a script is made and shows its failure.
+SECONDS = 120
 # Lines of a script's output that say less than the one before them.
 _EMPTY_WORDS = ("the call raises an error", "the failure does not show")
+# A line of every script, by which one is known.
+_MARK = "Prints what is wrong, and ends with exit code 1 if the failure shows."
 
 Inputs = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a finding's script."""
+
+    written: bool
+    # What makes it doubtful, or why there is none; `None` where it was seen to show the failure.
+    doubt: str | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,8 @@ class Finding:
     bound: float
     problem: Problem
     inputs: Inputs
+    # The same with other numbers in the rows that hold no token.
+    other: Inputs
 
 
 def digest(case: dict[str, Any]) -> str:
@@ -52,33 +72,71 @@ def digest(case: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def same_problem(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Returns whether two problems of JSON are the same, whichever optional fields are written."""
-    names = ("mode", "data_seed")
-    return Problem.from_json(one) == Problem.from_json(other) and all(
-        one.get(n) == other.get(n) for n in names
-    )
+def beside(case: Path) -> Path:
+    """Returns the place of a stored case's script."""
+    return case.with_suffix(".py")
 
 
-def finding_of(finding: dict[str, Any], inputs: Inputs) -> Finding:
-    """Returns a finding of a summary, with the inputs of its case."""
-    case = finding["case"]
-    found = case.get("found", {}).get("finding", {})
+def of_case(subject: Subject, case: Path, seconds: float = SECONDS) -> Made:
+    """Writes the script of a stored case beside it, and runs it, all within some seconds."""
+    until = time.monotonic() + seconds
+    stored = json.loads(case.read_text())
+    why = hopeless(stored)
+    if why is not None:
+        return Made(False, f"there is none: {why}")
+    path = beside(case)
+    if path.is_file() and _MARK not in path.read_text(errors="replace"):
+        return Made(False, f"there is none: {path} is another file, which stays")
+    try:
+        finding = _finding(subject, case, stored)
+    except SeamproofError as error:
+        return Made(False, f"there is none: the inputs of the case could not be read back: {error}")
+    return _write(subject, finding, path, until)
+
+
+def hopeless(stored: dict[str, Any]) -> str | None:
+    """Returns why no script can show what a stored case does, where that is known before one is written."""
+    found = stored.get("found") or {}
+    if "~" in stored["subject"]["name"].rpartition(":")[2]:
+        return "the fault is planted at the call, not in the kernel"
+    if found.get("unconfirmed"):
+        return "the failure was not seen again"
+    if stored.get("before"):
+        return f"the failure needs {len(stored['before'])} earlier runs in the same process"
+    problem = Problem.from_json(stored["problem"])
+    if sum(math.prod(problem.shape(name)) for name in INPUTS) > ELEMENTS_MOST:
+        return "the inputs of the case are too large for a script"
+    return None
+
+
+def _finding(subject: Subject, case: Path, stored: dict[str, Any]) -> Finding:
+    """Returns the finding of a stored case, whose inputs the program draws again."""
+    command = [program.find(), "inputs", str(case)]
+    if subject.declared["padding"]["inputs"] == "finite":
+        command.append("--finite")
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode:
+        raise ProtocolError(done.stderr.decode(errors="replace").strip())
+    head, _, rest = done.stdout.partition(b"\n")
+    words, problem = json.loads(head), Problem.from_json(stored["problem"])
+    channel, runs = Channel(io.BytesIO(rest), io.BytesIO()), []
+    while (frame := channel.read()) is not None:
+        runs.append(read_inputs(problem, split(frame.body)[1]))
+    found = (stored.get("found") or {}).get("finding", {})
+    inputs, other = runs
     return Finding(
-        what=finding["what"],
-        words=finding.get("problem", ""),
+        what=words["finding"],
+        words=words["problem"],
         check=found.get("check", ""),
         tensor=found.get("tensor"),
         bound=float(found.get("bound") or 0.0),
-        problem=Problem.from_json(case["problem"]),
+        problem=problem,
         inputs=inputs,
+        other=other,
     )
 
 
-def write(subject: Subject, finding: Finding, path: Path) -> str:
-    """Writes the script of a finding, runs it, and returns what to say about it."""
-    if sum(values.size for values in finding.inputs.values()) > ELEMENTS_MOST:
-        return "there is none: the inputs of the case are too large for a script"
+def _write(subject: Subject, finding: Finding, path: Path, until: float) -> Made:
     problems, scripts = [], []
     for kernel_of in (_embedded, _by_file):
         try:
@@ -88,14 +146,18 @@ def write(subject: Subject, finding: Finding, path: Path) -> str:
             continue
         scripts.append("".join(_script(subject, finding, kernel)))
         path.write_text(scripts[-1])
-        shows, why = _run(path, finding)
+        shows, why = _run(path, finding, until)
         if shows:
-            return ""
+            return Made(True, None)
         problems.append(why)
     if not scripts:
-        return f"there is none: {problems[0]}"
+        return Made(False, f"there is none: {problems[0]}")
     path.write_text(scripts[0])
-    return f"it does not show the failure when it runs alone: {problems[-1]}"
+    return Made(True, ": ".join(filter(None, [_NOT_SHOWN, problems[-1]])))
+
+
+_NOT_SHOWN = "it does not show the failure when it runs alone"
+_IDENTITY = "an identity compares the runs of two problems, and it makes those of one"
 
 
 def _embedded(subject: Subject) -> source.Kernel:
@@ -114,21 +176,22 @@ def _by_file(subject: Subject) -> source.Kernel:
     return source.from_file(str(Path(file).resolve()), path)
 
 
-def _run(path: Path, finding: Finding) -> tuple[bool, str]:
-    """Runs a script; returns whether it shows the failure, and otherwise its last line."""
+def _run(path: Path, finding: Finding, until: float) -> tuple[bool, str]:
+    """Runs a script; returns whether it shows the failure, and otherwise what it says of that, if anything."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SEAMPROOF")}
+    seconds = max(1.0, until - time.monotonic())
     try:
-        done = subprocess.run(
-            [sys.executable, str(path)], capture_output=True, text=True, timeout=RUN_SECONDS, env=environment
-        )
+        code, said, complained = program.run_in_group([sys.executable, str(path)], environment, seconds)
     except subprocess.TimeoutExpired:
-        return finding.check == "timeout", f"it did not end within {RUN_SECONDS} seconds"
+        return finding.check == "timeout", f"it did not end within {seconds:.0f} seconds"
     # A crash shows itself: the process is gone.
-    shows = done.returncode == 1 and "the failure shows" in done.stdout
-    shows |= finding.check == "crash" and done.returncode not in (0, 1)
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    shows = code == 1 and "the failure shows" in said
+    shows |= finding.check == "crash" and code not in (0, 1)
+    lines = (complained.strip() or said.strip()).splitlines() if code else []
     told = [line for line in lines if line not in _EMPTY_WORDS]
-    return shows, (told or lines or [f"exit code {done.returncode}"])[-1]
+    if code == 0:
+        return shows, _IDENTITY if finding.check == "identity" else ""
+    return shows, (told or [f"exit code {code}"])[-1]
 
 
 def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator[str]:
@@ -140,7 +203,7 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     # The kernel's own lines may import the same.
     yield from (f"import {module}\n" for module in modules if f"import {module}\n" not in text)
     yield f"\n# The kernel.\n\n{text}\n\n# The problem.\n\n"
-    yield from _values(finding)
+    yield from _values(subject, finding)
     yield "\n\n# The right answer, from the definition.\n\n\n"
     yield inspect.getsource(reference.reference)
     yield "\n\n# The call.\n\n\n"
@@ -159,8 +222,9 @@ shows = verdict(
     call,
     get,
     (q, k, v, dout, sink),
+    other,
     extra,
-    sequences,
+    (sequences, owned, padding),
     (left, right, bottom_right),
     (scale, softcap),
     ({tensor!r}, {check!r}, bound),
@@ -176,7 +240,7 @@ def _title(subject: Subject, finding: Finding) -> str:
     what = finding.what.replace("\\", "/").replace('"""', "'''")
     return (
         f'"""{what}\n\n{finding.words}\n\nNeeds {needs} and the kernel. Found with {versions}.\n'
-        'Prints what is wrong, and ends with exit code 1 if the failure shows.\n"""\n\n'
+        f'{_MARK}\n"""\n\n'
     )
 
 
@@ -186,7 +250,11 @@ def _without_future(text: str) -> tuple[list[str], str]:
     return future, "".join(line for line in lines if line not in future)
 
 
-def _values(finding: Finding) -> Iterator[str]:
+# Checks whose failure may show where rows that hold no token have other numbers.
+_OF_PADDING = ("poison", "identity", "structure")
+
+
+def _values(subject: Subject, finding: Finding) -> Iterator[str]:
     problem = finding.problem
     packed = [name for name in INPUTS if finding.inputs[name].size > LITERAL_MOST]
     if packed:
@@ -195,17 +263,34 @@ def _values(finding: Finding) -> Iterator[str]:
             '    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f4").reshape(shape).copy()\n\n\n'
         )
     yield "nan, inf = np.nan, np.inf\n"
-    for name in INPUTS:
-        absent = (name == "dout" and not problem.backward) or (name == "sink" and problem.sink != "learnable")
-        yield f"{name} = " + ("None" if absent else literal(finding.inputs[name])) + "\n"
+    sides = [problem.q.real().all(), problem.kv.real().all()]
+    yield from (f"{name} = {_input(finding, name, finding.inputs)}\n" for name in INPUTS)
+    if finding.check in _OF_PADDING and not all(sides):
+        yield "# The same with other numbers in rows that hold no token.\nother = (\n"
+        yield from (f"    {_input(finding, name, finding.other)},\n" for name in INPUTS)
+        yield ")\n"
+    else:
+        yield "other = None\n"
     extra = {"none": "None", "off-by-one": f"np.zeros({problem.heads_q})", "learnable": "sink"}[problem.sink]
     yield f"extra = {extra}  # one more logit for each head\n"
     yield "# Rows of each sequence's queries and keys.\n"
     rows = [f"({_slice(s.q.real_rows())}, {_slice(s.kv.real_rows())})" for s in problem.sequences]
     yield "sequences = [" + ", ".join(rows) + "]\n"
+    owned = [f"({_slice(s.q.owned_rows())}, {_slice(s.kv.owned_rows())})" for s in problem.sequences]
+    yield "owned = " + (
+        "sequences" if owned == rows else "[" + ", ".join(owned) + "]  # their padding included"
+    )
+    contract = subject.declared["padding"]["outputs"]
+    yield f"\npadding = {contract!r}  # what the results hold there\n"
     yield f"left, right, bottom_right = {problem.left}, {problem.right}, {problem.bottom_right}\n"
     yield f"scale, softcap = {problem.scale!r}, {problem.softcap!r}\n"
     yield f"bound = {finding.bound!r}  # the largest error that an honest kernel can show there; 0: none is allowed\n"
+
+
+def _input(finding: Finding, name: str, inputs: Inputs) -> str:
+    problem = finding.problem
+    absent = (name == "dout" and not problem.backward) or (name == "sink" and problem.sink != "learnable")
+    return "None" if absent else literal(inputs[name])
 
 
 def literal(values: np.ndarray) -> str:

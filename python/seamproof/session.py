@@ -21,9 +21,6 @@ RECEIVED, UPLOADED, COMPILING, LAUNCHED, DONE = range(5)
 FRAMES_MOST = 20
 _OWN = os.path.dirname(__file__) + os.sep
 
-# Called with each problem and its inputs, as they arrive.
-Observer = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
-
 
 class Session:
     """Answers the requests of one supervisor until they end.
@@ -37,12 +34,10 @@ class Session:
         channel: Channel,
         load: Callable[[dict[str, Any]], Subject],
         *,
-        observe: Observer | None = None,
         strict: bool = False,
     ):
         self._channel = channel
         self._load = load
-        self._observe = observe
         self._strict = strict
         self.subject: Subject | None = None
         self.runs = 0
@@ -100,8 +95,6 @@ class Session:
         raw, numbers = frames.split(frame.body)
         problem = Problem.from_json(raw, subject.open())
         inputs = read_inputs(problem, numbers)
-        if self._observe is not None:
-            self._observe(raw, inputs)
         tensors = subject.put(problem, inputs)
         self._phase(frame, UPLOADED)
         if subject.compiles:

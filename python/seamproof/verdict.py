@@ -10,14 +10,14 @@ from .reference import reference
 # --- what a script carries begins here
 
 BAND = 1024
-# Memory that `guarded` gave, with its name: a result between two bands of NaN.
+# Memory that `guarded` gave, with its name and shape: a result between two bands of NaN.
 guards = []
 
 
 def guarded(shape, name, put):
     """Returns memory for a result, full of NaN."""
     whole = put(np.full(int(np.prod(shape)) + 2 * BAND, np.nan, np.float32))
-    guards.append((name, whole))
+    guards.append((name, whole, shape))
     return whole[BAND : len(whole) - BAND].reshape(shape)
 
 
@@ -68,58 +68,102 @@ def is_wrong(name, got, exact, check, bound):
     return True
 
 
-def outside_is_written(get):
-    """Returns whether a kernel wrote in front of or behind the memory that it was given."""
+def outside_is_written(get, owned_q, owned_k):
+    """Returns whether a kernel wrote outside of the memory that it was given, or into rows that no sequence owns."""
     found = False
-    for name, whole in guards:
-        bands = np.concatenate([get(whole)[:BAND], get(whole)[-BAND:]])
+    for name, whole, shape in guards:
+        values = get(whole)
+        bands = np.concatenate([values[:BAND], values[-BAND:]])
         if not np.isnan(bands).all():
             print(f"{int((~np.isnan(bands)).sum())} elements were written outside {name}")
+            found = True
+        inner = values[BAND:-BAND].reshape(shape)
+        rows = (inner.T if name == "lse" else inner)[~(owned_k if name in ("dk", "dv") else owned_q)]
+        if not np.isnan(rows).all():
+            print(
+                f"{name}: {int((~np.isnan(rows)).sum())} elements were written in rows that no sequence owns"
+            )
             found = True
     return found
 
 
-def differs(one, other, rows_q, rows_k, what):
-    """Returns whether two runs differ in rows that hold tokens."""
+def padding_is_broken(got, padding_q, padding_k, contract):
+    """Returns whether results hold something else than they must in padding: zeros, or what was there before."""
     found = False
+    for name in got:
+        if contract == "unspecified" or name in ("max_logit", "dsink"):
+            continue
+        values = got[name].T if name == "lse" else got[name]
+        values = values[(padding_k if name in ("dk", "dv") else padding_q)[: len(values)]]
+        neutral = -np.inf if name == "lse" else 0
+        wrong = ~np.isnan(values) if contract == "untouched" else values != neutral
+        if wrong.any():
+            told = "was written to" if contract == "untouched" else f"is not {neutral}"
+            print(f"{name} {told} in padding rows: {int(wrong.sum())} elements, such as {values[wrong][0]}")
+            found = True
+    return found
+
+
+def differing_results(one, other, rows_q, rows_k, bits=None):
+    """Returns the results that differ between two runs in rows that hold tokens, each with the first such element.
+
+    Of results that `bits` does not name, only whether an element is NaN is compared.
+    """
+    found = {}
     for name in one:
         if name in ("max_logit", "dsink"):
             continue
         rows = rows_k if name in ("dk", "dv") else rows_q
-        pair = [x[name].T if name == "lse" else x[name] for x in (one, other)]
-        pair = [x[rows[: len(x)]] for x in pair]
-        if not np.array_equal(*pair, equal_nan=True):
-            print(f"{name} {what}")
-            found |= name in ("out", "lse") or "again" not in what
+        first, second = (x[name].T if name == "lse" else x[name] for x in (one, other))
+        first, second = (
+            np.where(rows[: len(x)].reshape(-1, *[1] * (x.ndim - 1)), x, 0) for x in (first, second)
+        )
+        unequal = np.isnan(first) != np.isnan(second)
+        if bits is None or name in bits:
+            unequal |= (first != second) & ~np.isnan(first)
+        if unequal.any():
+            at = tuple(int(i) for i in np.argwhere(unequal)[0])
+            found[name] = f"row {at[0]}: {first[at]} and {second[at]}"
     return found
 
 
-def verdict(call, get, inputs, extra, sequences, mask, softmax, finding):
+def marked(count, slices):
+    """Returns which rows are in one of these slices."""
+    rows = np.zeros(count, bool)
+    for at in slices:
+        rows[at] = True
+    return rows
+
+
+def verdict(call, get, inputs, other, extra, rows, mask, softmax, finding):
     """Prints what is wrong with a kernel, and returns whether the failure shows."""
     tensor, check, bound = finding
     try:
         got = call(*inputs)
+        again = call(*inputs) if check != "envelope" else got
+        under_other = got if other is None else call(*other)
     except Exception:
         traceback.print_exc(file=sys.stdout)
         print("the call raises an error")
-        return check == "crash"
-    q, k, v, dout, sink = inputs
+        return check in ("crash", "capability")
+    q, k, v, dout, _ = inputs
+    sequences, owned, contract = rows
+    rows_q, rows_k = (marked(len(x), [s[at] for s in sequences]) for at, x in enumerate((q, k)))
+    owned_q, owned_k = (marked(len(x), [s[at] for s in owned]) for at, x in enumerate((q, k)))
     exact = reference(q, k, v, dout, extra, sequences, *mask, *softmax)
     names = [tensor] if tensor in got else [name for name in got if name in exact]
     wrong = [is_wrong(name, got[name], exact[name], check, bound) for name in names]
     shows = any(wrong)
-    shows |= outside_is_written(get)
-    rows_q, rows_k = np.zeros(len(q), bool), np.zeros(len(k), bool)
-    for of_q, of_k in sequences:
-        rows_q[of_q], rows_k[of_k] = True, True
-    if check != "envelope":
-        shows |= differs(got, call(*inputs), rows_q, rows_k, "differs when the same call is made again")
-    if not shows and check in ("poison", "identity", "structure"):
-        clean = [
-            np.where(rows[:, None, None], x, 0).astype(x.dtype)
-            for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k))
-        ]
-        clean.append(None if dout is None else np.where(rows_q[:, None, None], dout, 0).astype(dout.dtype))
-        other = call(*clean, sink)
-        shows |= differs(got, other, rows_q, rows_k, "changes where rows that hold no token change")
+    shows |= outside_is_written(get, owned_q, owned_k)
+    if check == "structure":
+        shows |= padding_is_broken(got, owned_q & ~rows_q, owned_k & ~rows_k, contract)
+    # Gradients may be summed in any order.
+    unsteady = differing_results(got, again, rows_q, rows_k)
+    for name, where in unsteady.items():
+        print(f"{name} differs when the same call is made again, in {where}")
+        shows |= name in ("out", "lse")
+    steady = [name for name in got if name not in unsteady]
+    for name, where in differing_results(got, under_other, rows_q, rows_k, steady).items():
+        print(f"{name} changes where rows that hold no token change, in {where}")
+        shows = True
     return shows

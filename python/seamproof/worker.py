@@ -15,35 +15,16 @@ import select
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 from .errors import SeamproofError
 from .frames import Channel, duplicated_standard_streams
 from .loading import load
-from .session import Observer, Session
+from .session import Session
 
 # A fault of the subject's device that no further run can outlive.
 SPOILT = 70
 # How long a run may go on after nobody waits for it any more.
 GRACE_SECONDS = 5
-
-
-def recorder(folder: str) -> Observer:
-    """Returns an observer that writes the first runs of a process: what a repro is made from."""
-    import numpy as np
-
-    count = 0
-
-    def observe(raw: dict[str, Any], inputs: dict[str, np.ndarray]) -> None:
-        nonlocal count
-        if count < 64:
-            to = Path(folder) / f"run-{os.getpid()}-{count:04}"
-            np.savez(to.with_suffix(".npz"), **inputs)
-            to.with_suffix(".json").write_text(json.dumps(raw))
-        count += 1
-
-    return observe
 
 
 def watch(reader: int) -> None:
@@ -73,12 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     channel = Channel.over(reader, writer)
     watch(reader)
     faulthandler.enable(file=2)
-    folder = os.environ.get("SEAMPROOF_RECORD")
-    session = Session(
-        channel,
-        lambda request: load(given.target, given.options, request),
-        observe=recorder(folder) if folder else None,
-    )
+    session = Session(channel, lambda request: load(given.target, given.options, request))
     try:
         session.serve()
     except SeamproofError as error:

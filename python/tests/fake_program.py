@@ -54,9 +54,23 @@ def judged(sequence: int, raw: dict) -> dict | None:
     return None
 
 
+def drawn_again(file: str) -> int:
+    """Writes the numbers of a case as `seamproof inputs` does."""
+    case = json.loads(Path(file).read_text())
+    found = case["found"]["finding"]
+    words = {"problem": "a problem", "finding": f"{found['check']} · {found['what']}"}
+    sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
+    for sequence in (1, 2):
+        body = run_body(case["problem"], inputs(case["problem"]))
+        sys.stdout.buffer.write(frame(RUN, sequence, body))
+    return 0
+
+
 def main() -> int:
     """Serves as `seamproof serve` does; `FAKE` says what becomes of it."""
     words = sys.argv[1:]
+    if words[0] == "inputs":
+        return drawn_again(words[1])
     options = dict(zip(words[1::2], words[2::2], strict=True))
     mode = os.environ.get("FAKE", "judge")
     if mode == "usage":

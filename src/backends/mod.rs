@@ -6,6 +6,7 @@ mod outside;
 
 pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
+pub(crate) use outside::python_module;
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -27,6 +27,8 @@ pub const PYTHON_VARIABLE: &str = "SEAMPROOF_PYTHON";
 const PYTHONS: [&str; 2] = ["python3", "python"];
 /// Name of the Python package.
 const PACKAGE: &str = "seamproof";
+/// Module of the package that serves a subject.
+const WORKER_MODULE: &str = "seamproof.worker";
 /// Program that looks for the package without importing it. A folder that happens to have its name is none.
 const FIND_PACKAGE: &str = "import importlib.util as u; s = u.find_spec('seamproof'); \
     raise SystemExit(0 if s and s.origin else 9)";
@@ -124,8 +126,13 @@ fn command(base: &str) -> Result<WorkerCommand, String> {
     if !Path::new(file).is_file() {
         return Err(format!("there is no file {file}"));
     }
+    python_module(WORKER_MODULE, &[place])
+}
+
+/// Returns the command that runs a module of the package, as the workers of Python subjects are run.
+pub(crate) fn python_module(module: &str, arguments: &[&str]) -> Result<WorkerCommand, String> {
     let Python { program, environment } = python()?;
-    let arguments = ["-m", "seamproof.worker", place].map(str::to_owned).to_vec();
+    let arguments = ["-m", module].iter().chain(arguments).map(|word| (*word).to_owned()).collect();
     Ok(WorkerCommand { program: Some(program), arguments, environment })
 }
 

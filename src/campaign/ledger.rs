@@ -263,6 +263,7 @@ impl<'a> Ledger<'a> {
             name: None,
             replay,
             try_command: None,
+            script: None,
         };
         self.keep(key, distinct);
     }
@@ -457,6 +458,7 @@ impl<'a> Ledger<'a> {
                 None => findings.replay(&name, &case),
             },
             try_command: try_command(&case).filter(|_| found.unconfirmed.is_none()),
+            script: None,
         };
         self.smallest.insert(key.clone(), case);
         self.keep(key, distinct);

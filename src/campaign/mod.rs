@@ -22,6 +22,7 @@ mod minimise;
 mod plan;
 mod queue;
 mod report;
+mod scripts;
 mod subjects;
 mod summary;
 mod ways;
@@ -44,6 +45,7 @@ pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
 pub use report::{LABEL_COLUMNS, Line, Tone};
+pub use scripts::{SCRIPTS_MAX, write_scripts};
 pub use subjects::{Options, PlantedSubjects, Registered, Subjects, wrong_call};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use super::summary::{Canary, Distinct, Summary};
+use crate::script::Script;
 use seamproof_judge::census::CLASSES;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::DeviceRuns;
@@ -30,7 +31,7 @@ pub enum Tone {
     Doubt,
     /// Everything else.
     Plain,
-    /// The label `replay:` or `try:` and a command, which must stay on one line to be pasted.
+    /// The label `replay:`, `try:` or `script:` and a command, which must stay on one line to be pasted.
     Command,
 }
 
@@ -65,6 +66,7 @@ impl Distinct {
         ];
         let typed = self.try_command.iter();
         lines.extend(typed.map(|command| Line::new(Tone::Command, "", format!("try: {command}"))));
+        lines.extend(self.script.iter().flat_map(script_lines));
         lines
     }
 
@@ -77,6 +79,19 @@ impl Distinct {
 impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.lines().iter().try_for_each(|line| writeln!(f, "{}", line.text))
+    }
+}
+
+/// Returns a script's command on a line that can be pasted, and what is to be said about it on the next.
+fn script_lines(script: &Script) -> Vec<Line> {
+    let doubt = script.doubt.iter();
+    match script.command() {
+        Some(command) => {
+            let command = Line::new(Tone::Command, "", format!("script: {command}"));
+            let doubt = doubt.map(|doubt| Line::new(Tone::Plain, "", format!("        {doubt}")));
+            std::iter::once(command).chain(doubt).collect()
+        }
+        None => doubt.map(|doubt| Line::new(Tone::Plain, "", format!("script: {doubt}"))).collect(),
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::histogram::{Histogram, Quantiles};
 use super::plan::{Plan, Shard};
 use super::ways::Ways;
+use crate::script::Script;
 use seamproof_judge::case::Found;
 use seamproof_judge::census::{Census, Floors, MissedFloor};
 use seamproof_judge::exercise::Exercise;
@@ -57,6 +58,10 @@ pub struct Distinct {
     /// Command that judges the problem from options alone; absent where there is none (see [`try_command`](crate::paste::try_command)).
     #[serde(rename = "try")]
     pub try_command: Option<String>,
+    /// Script that shows it without this project; absent where the subject is in no Python file, and before the last
+    /// case has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub script: Option<Script>,
 }
 
 impl Distinct {

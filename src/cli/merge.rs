@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::exit::Exit;
 use super::output::{complain, leave_stdout, print_line};
-use super::run::{RunOutcome, announce, conclude, look_for_canary, opened, recorded, stopped_by_signals};
+use super::run::{
+    RunOutcome, announce, conclude, look_for_canary, opened, recorded, scripts, stopped_by_signals,
+};
 use super::{CliError, junit, worker};
 use crate::campaign::{
     self, Event, Left, Logs, MergeError, Observer, OnDisk, Part, Plan, Registered, Shard, Sinks, Start,
@@ -138,7 +140,8 @@ fn merged(
         Some(_) => Some(campaign::merge(&plan, &subjects, parts, missed, &sinks)?),
         None => None,
     };
-    let outcome = RunOutcome { canary, summary, interrupted: control.stopped() };
+    let mut outcome = RunOutcome { canary, summary, interrupted: control.stopped() };
+    scripts(&mut outcome, &dir, &logs, &control, campaign::SCRIPTS_MAX)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
     let RunOutcome { canary, summary, .. } = &outcome;
     let written =

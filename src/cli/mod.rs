@@ -10,6 +10,7 @@ mod census;
 mod exit;
 mod explain;
 mod faults;
+mod inputs;
 mod junit;
 mod kernels;
 mod large;
@@ -90,6 +91,9 @@ enum Command {
     /// A campaign whose subject is in the process that starts this program; not for people
     #[command(hide = true)]
     Serve(serve::Args),
+    /// The numbers of a stored case, as a worker gets them; not for people
+    #[command(hide = true)]
+    Inputs(inputs::Args),
 }
 
 /// Reason why a command could not do its work. Each is one line.
@@ -189,6 +193,7 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Kernels(args)) => kernels::run(&args),
         Some(Command::Worker(args)) => return worker::run(&args),
         Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Inputs(args)) => inputs::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&error);

@@ -65,6 +65,9 @@ pub(super) struct Args {
     /// Directory of findings [default: seamproof.out]. That of an earlier campaign is renamed to DIR.1, DIR.2, …
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Most findings of a subject in a Python file for which a script is written, after the last case
+    #[arg(long, value_name = "N", default_value_t = campaign::SCRIPTS_MAX)]
+    scripts: usize,
     /// Show how many cases of each class of problems were drawn
     #[arg(long)]
     census: bool,
@@ -137,7 +140,8 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
         return Err(error.into());
     }
     announce(&start, &dir);
-    let outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
+    let mut outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
+    scripts(&mut outcome, &dir, &logs, control, args.scripts)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
     if let Some(summary) = outcome.summary.as_ref().filter(|_| args.census) {
         print_line(&summary.census);
@@ -198,6 +202,23 @@ fn campaign(
     let plan = Plan { time: plan.time.map(|time| time.saturating_sub(took)), ..plan.clone() };
     let summary = found.then(|| progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks)));
     Ok(RunOutcome { canary, summary, interrupted: control.stopped() })
+}
+
+/// Writes the scripts of a campaign's findings.
+pub(super) fn scripts(
+    outcome: &mut RunOutcome,
+    dir: &RunDir,
+    logs: &Logs,
+    control: &Control,
+    most: usize,
+) -> Result<(), CliError> {
+    let Some(summary) = &mut outcome.summary else { return Ok(()) };
+    let findings = dir.findings()?;
+    let sinks = Sinks { findings: &findings, observer: logs, control };
+    campaign::write_scripts(summary, &sinks, most, &|number, of| {
+        note(&format_args!("progress scripts of findings: {number} of {of}"));
+    });
+    Ok(())
 }
 
 /// Looks for the planted fault, and tells everybody who listens how that ended.

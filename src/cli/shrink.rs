@@ -12,6 +12,7 @@ use crate::campaign::{Minimised, SHRINK_EVALUATIONS_MAX, minimise};
 use crate::paste::{replay_command, try_command, typed};
 use crate::record::write_whole;
 use crate::replay::replay_as;
+use crate::script::{self, SCRIPT_LIMIT, is_python};
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::verdict::Verdict;
 
@@ -66,6 +67,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     let small = minimise(&case, &start, backend.as_ref(), args.budget, &|| control.stopped(), step);
     save(args, &small)?;
+    if let Some(out) = written_to(args, &small).filter(|_| is_python(&small.case)) {
+        print_line(&format_args!("script:  {}", script::write(&out, SCRIPT_LIMIT, &|| control.stopped())));
+    }
     Ok(if start.check.is_end() { Exit::Crash } else { Exit::Finding })
 }
 
@@ -89,9 +93,14 @@ fn nothing_to_do(args: &Args, verdict: &Verdict) -> Result<Exit, CliError> {
     Ok(Exit::Held)
 }
 
-fn save(args: &Args, Minimised { case, accepted }: &Minimised) -> Result<(), CliError> {
-    // A second file of the same case would count as a second case wherever a folder is replayed.
-    let out = args.out.clone().or_else(|| (*accepted > 0).then(|| args.file.with_extension("min.json")));
+/// Returns the file of the smaller case. A second file of the same case would count as a second case wherever a folder is
+/// replayed.
+fn written_to(args: &Args, small: &Minimised) -> Option<PathBuf> {
+    args.out.clone().or_else(|| (small.accepted > 0).then(|| args.file.with_extension("min.json")))
+}
+
+fn save(args: &Args, small: &Minimised) -> Result<(), CliError> {
+    let (out, Minimised { case, accepted }) = (written_to(args, small), small);
     if let Some(out) = &out {
         write_whole(out, &case.to_json())?;
     }

@@ -10,6 +10,7 @@ use std::thread;
 use crate::backends::{self, Cuda};
 use crate::campaign::{minimise, shrink_budget};
 use crate::record::Findings;
+use crate::script::{self, SCRIPT_LIMIT, is_python};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::{evaluate, evaluate_malformed, quiet_caught_panics};
@@ -188,10 +189,18 @@ impl Hunter {
         let stored = Findings::create(&self.findings).and_then(|findings| {
             findings.record(&name, &small)?;
             findings.explain(&name, &small)?;
-            Ok(findings.replay(&name, &small))
+            let script =
+                is_python(&small).then(|| script::write(&findings.path(&name), SCRIPT_LIMIT, &|| false));
+            if let Some(script) = &script {
+                findings.tell_script(&name, &small, script)?;
+            }
+            Ok((findings.replay(&name, &small), script))
         });
         match stored {
-            Ok(command) => format!("{finding}\n{REPLAY}{command}"),
+            Ok((command, script)) => {
+                let script = script.map_or(String::new(), |script| format!("script: {script}\n"));
+                format!("{finding}\n{script}{REPLAY}{command}")
+            }
             Err(error) => format!("{finding}\nnot stored: {error}\n{}", small.to_json()),
         }
     }

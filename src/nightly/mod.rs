@@ -207,6 +207,7 @@ impl Night {
         if profile == Profile::Large {
             lift_floors(&mut summary);
         }
+        campaign::write_scripts(&mut summary, &sinks, campaign::SCRIPTS_MAX, &|_, _| {});
         conclude(&dir, &start, canary, Some(&summary), &logs)?;
         Ok(summary)
     }

@@ -23,6 +23,7 @@ pub mod mock;
 
 mod caller;
 mod confirm;
+mod errand;
 mod history;
 mod peer;
 mod pool;
@@ -36,6 +37,7 @@ mod session;
 mod settings;
 
 pub use caller::Caller;
+pub use errand::{ErrandError, errand};
 pub use history::{BYTES_MAX, RUNS_MAX, smallest};
 pub use message::Ready;
 pub use pool::{Pool, STARTS_MAX, configure, shared};

@@ -47,10 +47,10 @@ pub(super) struct Process {
     /// Child process; `None` once its status was taken, or once it was left.
     child: Option<Child>,
     stdin: ChildStdin,
-    stdout: ChildStdout,
-    stderr: Tail,
+    pub(super) stdout: ChildStdout,
+    pub(super) stderr: Tail,
     group: Pid,
-    watch: Watch,
+    pub(super) watch: Watch,
 }
 
 impl Process {
@@ -79,19 +79,24 @@ impl Process {
     /// Returns whether it has ended.
     fn wait_for_exit(&self, time: Duration) -> bool {
         let start = Instant::now();
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         while start.elapsed() < time {
-            match waitid(WaitId::Pid(self.group), options) {
-                Ok(None) => thread::sleep(PAUSE),
-                Ok(Some(_)) | Err(_) => return true,
+            if self.has_ended() {
+                return true;
             }
+            thread::sleep(PAUSE);
         }
         false
     }
 
+    /// Whether the process has ended. Its status is not taken, so that its group's number stays its own.
+    pub(super) fn has_ended(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        !matches!(waitid(WaitId::Pid(self.group), options), Ok(None))
+    }
+
     /// Kills the whole group and takes the process's exit status; `None` where the process does not go, or went
     /// before.
-    fn kill(&mut self) -> Option<ExitStatus> {
+    pub(super) fn kill(&mut self) -> Option<ExitStatus> {
         let mut child = self.child.take()?;
         kill_group(self.group);
         // Its number may be another group's once the status is taken.
@@ -167,7 +172,7 @@ fn cause_of(status: ExitStatus) -> Cause {
 
 /// End of a process's stderr. A thread of its own reads it, so that the process never waits.
 #[derive(Debug)]
-struct Tail {
+pub(super) struct Tail {
     bytes: Arc<Mutex<VecDeque<u8>>>,
     done: mpsc::Receiver<()>,
 }
@@ -191,7 +196,7 @@ impl Tail {
     }
 
     /// Returns the bytes that are there when the pipe ends, as one line.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         // The sender sends nothing; it is dropped when the pipe ends.
         let _ = self.done.recv_timeout(STDERR_WAIT);
         let bytes: Vec<u8> = lock(&self.bytes).iter().copied().collect();

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use seamproof_oracle::{Inputs, Problem};
 
 use crate::finding::{Check, Finding};
-use crate::subject::{Backend, Outputs, PaddingInputs, Refusal, RunError};
+use crate::subject::{Backend, Outputs, Refusal, RunError};
 use crate::values::{self, Poison};
 use crate::verdict::Verdict;
 
@@ -17,10 +17,7 @@ pub(crate) fn expected_refusals(backend: &dyn Backend, problem: &Problem) -> Vec
 
 /// Returns the two fills that a subject's padding contract allows, the stronger one first.
 pub(crate) fn fills(backend: &dyn Backend, problem: &Problem) -> [Poison; 2] {
-    match backend.declaration().padding.inputs {
-        PaddingInputs::Anything => [Poison::strongest(problem), Poison::Large],
-        PaddingInputs::Finite => [Poison::Large, Poison::Zero],
-    }
+    Poison::fills(backend.declaration().padding.inputs, problem)
 }
 
 pub(crate) fn poisoned(inputs: &Inputs, problem: &Problem, poison: Poison) -> Inputs {

@@ -61,6 +61,11 @@ impl SubjectName {
         is_outside(&self.base)
     }
 
+    /// Whether the subject is in a Python file.
+    pub fn is_python(&self) -> bool {
+        self.base.starts_with(SubjectName::PYTHON)
+    }
+
     /// The subject with a fault in its schedule or its kernels.
     pub fn planted(base: &str, id: &str) -> SubjectName {
         SubjectName { base: base.to_owned(), planted: Some(id.to_owned()), ..SubjectName::default() }

@@ -1,0 +1,136 @@
+//! Scripts of findings of Python subjects.
+//!
+//! A script shows a finding with the library under test and numpy or torch alone, so that it can be pasted into an issue
+//! of that library. The Python package writes it and runs it at once (`python -m seamproof.script`), in the interpreter
+//! and the environment of the subject's workers; it has the case's numbers from `seamproof inputs`. Whatever goes wrong
+//! there is told beside the finding, and is no error of whoever found it.
+
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backends::python_module;
+use crate::worker::{WorkerCommand, errand};
+use seamproof_judge::case::Case;
+use seamproof_judge::subjects::SubjectName;
+
+/// Module of the package that writes scripts.
+const MODULE: &str = "seamproof.script";
+/// Variable by which the package finds this program.
+const PROGRAM_VARIABLE: &str = "SEAMPROOF";
+/// Longest time that the writing of a script takes, with its runs: libraries are imported twice, kernels compiled.
+pub const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
+/// Time that the package leaves to this program's own limit, so that it can say what was too slow.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// Script of a finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Script {
+    /// Path of the script; absent where there is none.
+    pub path: Option<String>,
+    /// Whether the script was run and showed the failure.
+    pub shows: bool,
+    /// What makes it doubtful, or why there is none.
+    pub doubt: Option<String>,
+}
+
+/// Answer of the package.
+#[derive(Deserialize)]
+struct Answer {
+    /// Whether there is a script.
+    written: bool,
+    /// What is to be said about it; absent where it shows the failure.
+    doubt: Option<String>,
+}
+
+impl Script {
+    /// Returns what stands in the place of a script, and why.
+    pub fn none(why: impl Display) -> Script {
+        Script { path: None, shows: false, doubt: Some(format!("there is none: {why}")) }
+    }
+
+    /// Returns the command that runs the script, where there is one.
+    pub fn command(&self) -> Option<String> {
+        self.path.as_deref().map(|path| format!("python {}", crate::paste::quoted(path)))
+    }
+}
+
+impl Display for Script {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match (self.command(), &self.doubt) {
+            (Some(command), None) => f.write_str(&command),
+            (Some(command), Some(doubt)) => write!(f, "{command} ({doubt})"),
+            (None, doubt) => f.write_str(doubt.as_deref().unwrap_or("there is none")),
+        }
+    }
+}
+
+/// Whether a case's subject is in a Python file.
+pub fn is_python(case: &Case) -> bool {
+    SubjectName::from(&case.subject).is_python()
+}
+
+/// Returns the place of a stored case's script.
+pub fn beside(case: &Path) -> PathBuf {
+    case.with_extension("py")
+}
+
+/// Returns the command with which a person has the script of a stored case written.
+pub fn by_hand(case: &Path) -> String {
+    format!("python -m {MODULE} {}", crate::paste::quoted(&case.display().to_string()))
+}
+
+/// Writes the script of a stored case of a Python subject beside it, and runs it, within `limit` and until `stop` says
+/// so.
+pub fn write(case: &Path, limit: Duration, stop: &dyn Fn() -> bool) -> Script {
+    let path = beside(case);
+    let before = path.exists();
+    let answer = match command(case, limit) {
+        Ok(command) => errand(&command, limit, stop).map_err(|error| error.to_string()),
+        Err(what) => Err(what),
+    };
+    let read = |said: String| serde_json::from_str(&said).map_err(|_| format!("it said {said:?}"));
+    let shown = path.display().to_string();
+    match answer.and_then(read) {
+        Ok(Answer { written: true, doubt }) => Script { path: Some(shown), shows: doubt.is_none(), doubt },
+        Ok(Answer { written: false, doubt }) => Script { path: None, shows: false, doubt },
+        // It may have been ended while the script ran.
+        Err(what) if !before && path.exists() => {
+            let doubt = format!("not seen to show the failure: python -m {MODULE}: {what}");
+            Script { path: Some(shown), shows: false, doubt: Some(doubt) }
+        }
+        Err(what) => Script::none(format_args!("python -m {MODULE}: {what}")),
+    }
+}
+
+/// Returns the command that writes and runs a script.
+fn command(case: &Path, limit: Duration) -> Result<WorkerCommand, String> {
+    let own = limit.saturating_sub(MARGIN).max(limit / 2).as_secs_f64().to_string();
+    let case = case.display().to_string();
+    let mut command = python_module(MODULE, &["--limit", &own, "--", &case])?;
+    command.environment.push((PROGRAM_VARIABLE.to_owned(), own_program().into()));
+    Ok(command)
+}
+
+/// Returns a path to this program itself, not to the file that may have taken its place by now.
+fn own_program() -> PathBuf {
+    let running = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+    if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_told_with_its_doubt() {
+        let path = Some("a b.py".to_owned());
+        let shows = Script { path: path.clone(), shows: true, doubt: None };
+        assert_eq!(shows.to_string(), "python 'a b.py'");
+        let doubtful = Script { path, shows: false, doubt: Some("it holds".to_owned()) };
+        assert_eq!(doubtful.to_string(), "python 'a b.py' (it holds)");
+        assert_eq!(Script::none("no time").to_string(), "there is none: no time");
+    }
+}
