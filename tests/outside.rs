@@ -500,3 +500,87 @@ fn a_campaign_whose_caller_dies_ends() {
         assert!(text(&summary["ended"]).contains("went away"), "{summary}");
     }
 }
+
+/// Returns what a campaign on the mock whose window is short says, its events and its findings' files, with a fault in
+/// what writes scripts.
+fn scripted(place: &Place, how: &str, more: &[&str]) -> (Output, Vec<Value>, Vec<String>) {
+    let backend = format!("python:{}:Short", workers().join("kernels.py").display());
+    let usual =
+        ["run", "--backend", &backend, "--cases", "40", "--seed", "2", "--workers", "1", "--json", "e.jsonl"];
+    let mut command = place.command(&[&usual[..], more].concat());
+    let output = command.env("SCRIPT", how).output().expect("the program runs");
+    let events = fs::read_to_string(place.path().join("e.jsonl")).expect("the events");
+    let events = events.lines().map(|line| serde_json::from_str(line).expect("an event")).collect();
+    let files = fs::read_dir(place.path().join("seamproof.out/findings")).expect("the findings");
+    let name = |file: std::io::Result<fs::DirEntry>| file.expect("a file").file_name().into_string();
+    (output, events, files.map(|file| name(file).expect("a name")).collect())
+}
+
+/// Test that a finding of a Python subject comes with a script in place of a Rust test, and that what goes wrong with it
+/// is told at the finding.
+#[test]
+fn a_finding_in_python_comes_with_a_script() {
+    let doubts = [
+        ("", None),
+        ("doubt", Some("it holds")),
+        ("none", Some("there is none: no source")),
+        ("fail", Some("there is none: python -m seamproof.script: it failed: no such library")),
+    ];
+    for (how, doubt) in doubts {
+        let place = Place::new();
+        let (output, events, files) = scripted(&place, how, &[]);
+        let told = said(&output);
+        assert_eq!(code(&output), 2, "{how}: {told}");
+        assert!(files.iter().all(|file| !file.ends_with(".rs")), "{files:?}");
+        let of_name = |name: &str| {
+            let of = |event: &&Value| event["event"] == "finding" && event["name"] == name;
+            events.iter().rev().find(of).expect("its event")["script"].clone()
+        };
+        let cases: Vec<&str> = files.iter().filter_map(|file| file.strip_suffix(".json")).collect();
+        assert!(!cases.is_empty(), "{told}");
+        for name in cases {
+            let is_written = how.is_empty() || how == "doubt";
+            assert_eq!(files.contains(&format!("{name}.py")), is_written, "{how}: {files:?}");
+            let script = of_name(name);
+            let path = format!("seamproof.out/findings/{name}.py");
+            assert_eq!(script["path"].as_str(), is_written.then_some(path.as_str()), "{how}: {script}");
+            assert_eq!(
+                (&script["shows"], script["doubt"].as_str()),
+                (&Value::Bool(doubt.is_none()), doubt)
+            );
+            let words = fs::read_to_string(place.path().join(&path).with_extension("txt")).expect("words");
+            let last = words.lines().next_back().unwrap_or_default();
+            assert!(last.starts_with("script: ") && last.contains(doubt.unwrap_or(&path)), "{words}");
+            assert!(!is_written || told.contains(&format!("script: python {path}\n")), "{told}");
+        }
+        assert!(told.contains(doubt.unwrap_or("progress scripts of findings: 1 of ")), "{told}");
+    }
+    let (output, events, files) = scripted(&Place::new(), "fail", &["--scripts", "0"]);
+    assert!(!said(&output).contains("script"), "{}", said(&output));
+    assert!(events.iter().all(|event| event["script"].is_null()));
+    assert!(files.iter().all(|file| !file.ends_with(".py") && !file.ends_with(".rs")), "{files:?}");
+}
+
+/// Test that a script which hangs is left at the first signal, with everything that it started, and the campaign's
+/// summary is still there.
+#[test]
+fn a_script_that_hangs_is_left_at_a_signal() {
+    let place = Place::new();
+    let backend = format!("python:{}:Short", workers().join("kernels.py").display());
+    let mut command =
+        place.command(&["run", "--backend", &backend, "--cases", "40", "--seed", "2", "--workers", "1"]);
+    command.env("SCRIPT", "hang").stdout(Stdio::piped()).stderr(Stdio::null());
+    let program = command.spawn().expect("it starts");
+    let start = Instant::now();
+    while !place.path().join("begun").exists() {
+        assert!(start.elapsed() < WAIT, "no script is begun");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let start = Instant::now();
+    kill_process(Pid::from_child(&program), Signal::INT).expect("it is told");
+    let output = program.wait_with_output().expect("it ends");
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert_eq!(code(&output), 2, "{}", said(&output));
+    assert!(said(&output).contains("python -m seamproof.script: it was interrupted"), "{}", said(&output));
+    assert!(place.path().join("seamproof.out/sums.json").exists());
+}

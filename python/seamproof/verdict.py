@@ -10,6 +10,8 @@ from .reference import reference
 # --- what a script carries begins here
 
 BAND = 1024
+# Keys of a problem of which every stretch is tried.
+KEYS_MOST = 96
 # Memory that `guarded` gave, with its name and shape: a result between two bands of NaN.
 guards = []
 
@@ -36,8 +38,11 @@ def differing(got, exact, slack):
     return ~near & ~np.isnan(exact)
 
 
-def is_wrong(name, got, exact, check, bound):
-    """Prints the worst element of a result, and returns whether there is a wrong one."""
+def is_wrong(name, got, exact, check, bound, tell_keys):
+    """Prints the worst element of a result, and returns whether there is a wrong one.
+
+    `tell_keys` is called with the row and the head of a wrong out or lse.
+    """
     if name == "lse":
         got, exact = got.T, exact.T
     # A kernel may leave out the rows behind the last sequence.
@@ -65,7 +70,53 @@ def is_wrong(name, got, exact, check, bound):
     print(f"{name}: {int(wrong.sum())} of {wrong.size} elements are wrong, the worst in {row}:")
     print(f"  got    {got[at]}")
     print(f"  exact  {exact[at]}" + (f" ± {bound}" if bound else ""))
+    if name in ("out", "lse"):
+        tell_keys(*at[:2])
     return True
+
+
+def tell_keys(row, head, got, inputs, extra, sequences, mask, softmax):
+    """Prints which rows of k a row of q seems to have seen, where one stretch of them explains its results."""
+    q, k, v = (np.nan_to_num(x.astype(np.float64), nan=1e9, posinf=1e9, neginf=-1e9) for x in inputs[:3])
+    (left, right, bottom_right), (scale, softcap) = mask, softmax
+    query, of = q[row, head], head // (q.shape[1] // k.shape[1])
+    own = [(np.arange(len(q))[a].tolist(), np.arange(len(k))[b]) for a, b in sequences]
+    own = [(queries, keys) for queries, keys in own if row in queries]
+    if not own or len(k) > KEYS_MOST or (np.diff(own[0][1]) != 1).any():
+        return
+    queries, keys = own[0]
+    at = queries.index(row) + (len(keys) - len(queries) if bottom_right else 0)
+    begin = min(len(keys), 0 if left is None else max(0, at - left))
+    end = max(begin, len(keys) if right is None else min(len(keys), at + right + 1))
+    first = int(keys[0]) if len(keys) else 0
+    right_one = (first + begin, first + end)
+    logits = scale * k[:, of] @ query
+    if softcap is not None:
+        logits = softcap * np.tanh(logits / softcap)
+    results = [x for x in ("out", "lse") if x in got]
+    told = np.concatenate([got[x][row, head] if x == "out" else got[x][head, [row]] for x in results])
+
+    def error(begin, end):
+        every = np.append(logits[begin:end], [] if extra is None else extra[head])
+        top = every.max(initial=-np.inf)
+        base = top if np.isfinite(top) else 0.0
+        weights = np.exp(every - base)
+        total = weights.sum()
+        out = weights[: end - begin] @ v[begin:end, of] / (total or 1.0)
+        lse = [base + np.log(total)]
+        made = np.concatenate([out if x == "out" else lse for x in results])
+        unequal = made != told
+        return np.abs(made - told, where=unequal, out=np.zeros(len(made))).max(initial=0.0)
+
+    with np.errstate(all="ignore"):
+        near = min(error(*right_one) / 8, 2.0**-7 * max(1e-3, np.abs(told).max(initial=0.0)))
+        stretches = (
+            (a, b) for a in range(len(k) + 1) for b in range(a, len(k) + 1) if a < b or a == right_one[0]
+        )
+        fitting = [stretch for stretch in stretches if error(*stretch) <= near]
+    if fitting and np.isfinite(told).all():
+        a, b = min(fitting, key=lambda s: abs(s[0] - right_one[0]) + abs(s[1] - right_one[1]))
+        print(f"  as if it saw k[{a}:{b}], where it must see k[{right_one[0]}:{right_one[1]}]")
 
 
 def outside_is_written(get, owned_q, owned_k):
@@ -152,7 +203,11 @@ def verdict(call, get, inputs, other, extra, rows, mask, softmax, finding):
     owned_q, owned_k = (marked(len(x), [s[at] for s in owned]) for at, x in enumerate((q, k)))
     exact = reference(q, k, v, dout, extra, sequences, *mask, *softmax)
     names = [tensor] if tensor in got else [name for name in got if name in exact]
-    wrong = [is_wrong(name, got[name], exact[name], check, bound) for name in names]
+
+    def tell(row, head):
+        tell_keys(row, head, got, inputs, extra, sequences, mask, softmax)
+
+    wrong = [is_wrong(name, got[name], exact[name], check, bound, tell) for name in names]
     shows = any(wrong)
     shows |= outside_is_written(get, owned_q, owned_k)
     if check == "structure":
