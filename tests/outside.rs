@@ -544,10 +544,7 @@ fn a_finding_in_python_comes_with_a_script() {
             let script = of_name(name);
             let path = format!("seamproof.out/findings/{name}.py");
             assert_eq!(script["path"].as_str(), is_written.then_some(path.as_str()), "{how}: {script}");
-            assert_eq!(
-                (&script["shows"], script["doubt"].as_str()),
-                (&Value::Bool(doubt.is_none()), doubt)
-            );
+            assert_eq!((&script["shows"], script["doubt"].as_str()), (&Value::Bool(doubt.is_none()), doubt));
             let words = fs::read_to_string(place.path().join(&path).with_extension("txt")).expect("words");
             let last = words.lines().next_back().unwrap_or_default();
             assert!(last.starts_with("script: ") && last.contains(doubt.unwrap_or(&path)), "{words}");

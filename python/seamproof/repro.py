@@ -137,23 +137,25 @@ def _finding(subject: Subject, case: Path, stored: dict[str, Any]) -> Finding:
 
 
 def _write(subject: Subject, finding: Finding, path: Path, until: float) -> Made:
-    problems, scripts = [], []
+    """Writes the first script that shows the failure, or else the first that runs to its end, or else the first."""
+    tried, without = [], []
     for kernel_of in (_embedded, _by_file):
         try:
             kernel = kernel_of(subject)
         except source.NoSource as error:
-            problems.append(str(error))
+            without.append(str(error))
             continue
-        scripts.append("".join(_script(subject, finding, kernel)))
-        path.write_text(scripts[-1])
-        shows, why = _run(path, finding, until)
+        text = "".join(_script(subject, finding, kernel))
+        path.write_text(text)
+        shows, ends, why = _run(path, finding, until)
         if shows:
             return Made(True, None)
-        problems.append(why)
-    if not scripts:
-        return Made(False, f"there is none: {problems[0]}")
-    path.write_text(scripts[0])
-    return Made(True, ": ".join(filter(None, [_NOT_SHOWN, problems[-1]])))
+        tried.append((not ends, text, why))
+    if not tried:
+        return Made(False, f"there is none: {without[0]}")
+    _, text, why = min(tried, key=lambda script: script[0])
+    path.write_text(text)
+    return Made(True, ": ".join(filter(None, [_NOT_SHOWN, why])))
 
 
 _NOT_SHOWN = "it does not show the failure when it runs alone"
@@ -176,22 +178,22 @@ def _by_file(subject: Subject) -> source.Kernel:
     return source.from_file(str(Path(file).resolve()), path)
 
 
-def _run(path: Path, finding: Finding, until: float) -> tuple[bool, str]:
-    """Runs a script; returns whether it shows the failure, and otherwise what it says of that, if anything."""
+def _run(path: Path, finding: Finding, until: float) -> tuple[bool, bool, str]:
+    """Runs a script; returns whether it shows the failure, whether it came to its end, and what it says of that."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SEAMPROOF")}
     seconds = max(1.0, until - time.monotonic())
     try:
         code, said, complained = program.run_in_group([sys.executable, str(path)], environment, seconds)
     except subprocess.TimeoutExpired:
-        return finding.check == "timeout", f"it did not end within {seconds:.0f} seconds"
+        return finding.check == "timeout", False, f"it did not end within {seconds:.0f} seconds"
+    if code == 0:
+        return False, True, _IDENTITY if finding.check == "identity" else ""
     # A crash shows itself: the process is gone.
     shows = code == 1 and "the failure shows" in said
-    shows |= finding.check == "crash" and code not in (0, 1)
-    lines = (complained.strip() or said.strip()).splitlines() if code else []
+    shows |= finding.check == "crash" and code != 1
+    lines = (complained.strip() or said.strip()).splitlines()
     told = [line for line in lines if line not in _EMPTY_WORDS]
-    if code == 0:
-        return shows, _IDENTITY if finding.check == "identity" else ""
-    return shows, (told or [f"exit code {code}"])[-1]
+    return shows, False, (told or [f"exit code {code}"])[-1]
 
 
 def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator[str]:

@@ -121,21 +121,18 @@ def tell_keys(row, head, got, inputs, extra, sequences, mask, softmax):
 
 def outside_is_written(get, owned_q, owned_k):
     """Returns whether a kernel wrote outside of the memory that it was given, or into rows that no sequence owns."""
-    found = False
+    told = []
     for name, whole, shape in guards:
         values = get(whole)
-        bands = np.concatenate([values[:BAND], values[-BAND:]])
-        if not np.isnan(bands).all():
-            print(f"{int((~np.isnan(bands)).sum())} elements were written outside {name}")
-            found = True
         inner = values[BAND:-BAND].reshape(shape)
         rows = (inner.T if name == "lse" else inner)[~(owned_k if name in ("dk", "dv") else owned_q)]
-        if not np.isnan(rows).all():
-            print(
-                f"{name}: {int((~np.isnan(rows)).sum())} elements were written in rows that no sequence owns"
-            )
-            found = True
-    return found
+        bands = np.concatenate([values[:BAND], values[-BAND:]])
+        for place, elements in (("outside its memory", bands), ("in rows that no sequence owns", rows)):
+            if not np.isnan(elements).all():
+                told.append(f"{name}: {int((~np.isnan(elements)).sum())} elements were written {place}")
+    # The kernel was called more than once.
+    print("".join(f"{words}\n" for words in dict.fromkeys(told)), end="")
+    return bool(told)
 
 
 def padding_is_broken(got, padding_q, padding_k, contract):

@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from supervisor import problem
 
 import seamproof
 from seamproof.loading import load_file
+from seamproof.reference import reference
+from seamproof.verdict import tell_keys
 
 # A reference of the kernel's own, as a script cannot have this package's.
 PLAIN = """
@@ -154,3 +158,127 @@ def test_functions_without_a_name_that_can_be_imported():
     for function in (functools.partial(json.dumps), lambda: None):
         with pytest.raises(source.NoSource, match="no name"):
             source.importing(function)
+
+
+# Kernels with one fault each, which a check of its own finds.
+KINDS = """
+import numpy as np
+import seamproof as sp
+
+def plain(p, q, k, v, far=0):
+    out, lse = np.zeros(p.shape("out"), np.float32), np.full(p.shape("lse"), -np.inf, np.float32)
+    for s in p.sequences:
+        for head in range(p.heads_q):
+            keys = slice(s.kv.offset, s.kv.offset + s.kv.len + far)
+            logits = p.scale * q[s.q.real_rows(), head] @ k[keys, head // p.group].T
+            logits[:, s.kv.len :] = -np.inf
+            weights = np.exp(logits)
+            total = weights.sum(1, keepdims=True)
+            out[s.q.real_rows(), head] = weights / total @ v[keys, head // p.group]
+            lse[head, s.q.real_rows()] = np.log(total[:, 0])
+    return out, lse
+
+def declared(**more):
+    return sp.subject(arrays="numpy", formats=["f32"], backward=False, layout=sp.packed(slack=True), **more)
+
+@declared(padding_inputs="anything")
+def poison(p, q, k, v, dout=None, sink=None):
+    return plain(p, q, k, v, far=1)
+
+@declared()
+def structure(p, q, k, v, dout=None, sink=None):
+    out, lse = plain(p, q, k, v)
+    to = p.empty()
+    to[:] = out
+    return to, lse
+
+@declared()
+def capability(p, q, k, v, dout=None, sink=None):
+    raise sp.Refused("lengths")
+
+@declared()
+def identity(p, q, k, v, dout=None, sink=None):
+    return plain(p, q, k, v)
+
+@declared()
+def lost(p, q, k, v, dout=None, sink=None):
+    import os
+    os._exit(9)
+
+print("printed by the file")
+"""
+SHOWN = {
+    "poison": "out changes where rows that hold no token change, in row 0: nan and ",
+    "structure": "out: 12 elements were written in rows that no sequence owns",
+    "capability": "the call raises an error",
+    "crash": "",
+}
+
+
+def stored(name: str, check: str, folder: Path, **more) -> Path:
+    """Stores a case of a subject among the kinds, in which that check broke."""
+    path = folder / "kinds.py"
+    path.write_text(KINDS)
+    found = {"finding": {"check": check, "tensor": "out" if check == "poison" else None, "what": "words"}}
+    case = {"version": 1, "subject": {"name": f"python:{path}:{name}"}, "found": found} | more
+    case["problem"] = problem([(2, 3)], heads=(2, 1), dims=(4, 3), slack=2)
+    file = folder / f"case-{name}.json"
+    file.write_text(json.dumps(case))
+    return file
+
+
+def made(case: Path) -> dict:
+    """Has the script of a stored case made, as the program does, and returns what is said of it."""
+    command = [sys.executable, "-m", "seamproof.script", "--limit", "60", "--", str(case)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "printed" not in done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("check", SHOWN)
+def test_a_stored_case(fake_program, tmp_path, check):
+    case = stored("lost" if check == "crash" else check, check, tmp_path)
+    assert made(case) == {"written": True, "doubt": None}
+    script = case.with_suffix(".py")
+    assert "import seamproof" not in script.read_text()
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == (9 if check == "crash" else 1) and SHOWN[check] in done.stdout, done.stdout
+
+
+def test_an_identity_is_in_doubt(fake_program, tmp_path):
+    answer = made(stored("identity", "identity", tmp_path))
+    assert answer["written"] and "an identity compares the runs of two problems" in answer["doubt"]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"subject": {"name": "python:kinds.py:poison~call-scale-off"}}, "planted at the call"),
+        ({"subject": {"name": "emulated"}}, "in no Python file"),
+        ({"subject": {"name": "python:none.py:poison"}}, "there is no file none.py"),
+        ({"before": [{}, {}]}, "needs 2 earlier runs"),
+        ({"found": {"unconfirmed": "seen once"}}, "not seen again"),
+    ],
+)
+def test_why_there_is_no_script(fake_program, tmp_path, more, why):
+    answer = made(stored("poison", "poison", tmp_path, **more))
+    assert not answer["written"] and answer["doubt"].startswith("there is none: ") and why in answer["doubt"]
+
+
+def test_another_file_of_the_name_stays(fake_program, tmp_path):
+    case = stored("poison", "poison", tmp_path)
+    case.with_suffix(".py").write_text("mine = 1\n")
+    assert "which stays" in made(case)["doubt"]
+    assert case.with_suffix(".py").read_text() == "mine = 1\n"
+
+
+def test_the_keys_that_a_row_saw_are_told(capsys):
+    draw = np.random.default_rng(1)
+    q, k, v = (draw.normal(size=shape) for shape in ((4, 2, 8), (6, 1, 8), (6, 1, 5)))
+    sequences, mask, softmax = [(slice(0, 4), slice(1, 6))], (None, 0, True), (0.5, 3.0)
+    for right, sees in ((1, "k[1:4]"), (-1, "k[1:2]")):
+        wrong = reference(q, k, v, None, None, sequences, None, right, True, *softmax)
+        tell_keys(0, 1, wrong, (q, k, v), None, sequences, mask, softmax)
+        assert capsys.readouterr().out == f"  as if it saw {sees}, where it must see k[1:3]\n"
+    tell_keys(0, 1, {name: x * 2 for name, x in wrong.items()}, (q, k, v), None, sequences, mask, softmax)
+    assert capsys.readouterr().out == ""

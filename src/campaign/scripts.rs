@@ -28,8 +28,7 @@ pub fn write_scripts(summary: &mut Summary, sinks: &Sinks, most: usize, begun: &
     for (number, (index, name, case)) in found.into_iter().enumerate() {
         let path = sinks.findings.path(&name);
         let left = time.saturating_sub(start.elapsed()).min(SCRIPT_LIMIT);
-        let none =
-            |why: &str| Script::none(format_args!("{why}; {} writes it", script::by_hand(&path)));
+        let none = |why: &str| Script::none(format_args!("{why}; {} writes it", script::by_hand(&path)));
         let script = if sinks.control.stopped() {
             none("the campaign was interrupted")
         } else if number >= most {
