@@ -139,8 +139,9 @@ pub(super) fn of_regressions(all: &Regressions) -> Vec<TestCase> {
 
 /// Returns the test case of a night's failure.
 pub(super) fn of_failure(name: &str, failure: &ReportedFailure) -> TestCase {
-    let ReportedFailure { key, cases, shrunk, problem, finding, replay, .. } = failure;
-    let details = format!("{key}\n{}\n{problem}\n{finding}\nreplay: {replay}", met(*cases, *shrunk));
+    let ReportedFailure { key, cases, shrunk, problem, finding, replay, script, .. } = failure;
+    let script = script.iter().map(|script| format!("\nscript: {script}")).collect::<String>();
+    let details = format!("{key}\n{}\n{problem}\n{finding}\nreplay: {replay}{script}", met(*cases, *shrunk));
     test(name, Some(("finding", finding.clone())), details)
 }
 

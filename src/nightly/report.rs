@@ -38,6 +38,9 @@ pub(crate) struct ReportedFailure {
     pub(crate) finding: String,
     /// Command that shows it again.
     pub(crate) replay: String,
+    /// Script that shows it without this project, or why there is none; absent where the subject is in no Python file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) script: Option<String>,
     /// The reason why it is known, and its source.
     pub(crate) known: Option<(String, String)>,
 }
@@ -54,18 +57,19 @@ impl ReportedFailure {
     ) -> ReportedFailure {
         let (is_end, key) = (key.check.is_end(), key.to_string());
         let known = known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone()));
-        ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, known }
+        ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, script: None, known }
     }
 }
 
 impl Display for ReportedFailure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let ReportedFailure { key, cases, shrunk, problem, finding, replay, known, .. } = self;
+        let ReportedFailure { key, cases, shrunk, problem, finding, replay, script, known, .. } = self;
         write!(f, "**{key}** ({}).", met(*cases, *shrunk))?;
         if let Some((why, source)) = known {
             write!(f, " Known: {why} ({source})")?;
         }
-        write!(f, " {problem}: {finding}\n  {}", code(replay))
+        write!(f, " {problem}: {finding}\n  {}", code(replay))?;
+        script.iter().try_for_each(|script| write!(f, "\n  script: {}", code(script)))
     }
 }
 
@@ -249,8 +253,11 @@ fn failures(campaigns: &[NightCampaign], known: &Known) -> Vec<ReportedFailure> 
             *smallest = distinct;
         }
     }
-    let failure = |(met, Distinct { key, problem, found, replay, .. }): ((u64, u64), &Distinct)| {
-        ReportedFailure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known)
+    let failure = |(met, distinct): ((u64, u64), &Distinct)| {
+        let Distinct { key, problem, found, replay, script, .. } = distinct;
+        let failure =
+            ReportedFailure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known);
+        ReportedFailure { script: script.as_ref().map(ToString::to_string), ..failure }
     };
     all.into_values().map(failure).collect()
 }
@@ -335,7 +342,8 @@ mod tests {
     fn failure(key: &str, cases: u64, shrunk: u64) -> ReportedFailure {
         let [key, problem, finding, replay] =
             [key, "1 sequence", "wrong", "seamproof replay f.json"].map(str::to_owned);
-        ReportedFailure { key, cases, shrunk, is_end: false, problem, finding, replay, known: None }
+        let (is_end, script, known) = (false, None, None);
+        ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, script, known }
     }
 
     fn listed() -> Option<(String, String)> {
