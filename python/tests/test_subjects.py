@@ -145,7 +145,11 @@ def test_defaults_follow_the_signature():
         pass
 
     table = seamproof.flash_varlen(plain).declared["table"]
-    assert table["masks"] == {"forms": ["full", "causal"], "alignments": ["bottom-right"]}
+    wide = seamproof.flash_varlen(plain, table={"masks": {"window_most": 7}}).declared["table"]
+    assert wide["masks"] == {**table["masks"], "window_most": 7}
+    assert table["masks"] == {
+        "forms": ["full", "causal"], "alignments": ["bottom-right"], "window_most": 2**30
+    }  # fmt: skip
     assert table["softcap"] is False and table["sinks"] == ["none"] and table["backward"] is False
     assert table["layout"] == {
         "padding": False, "gaps": False, "first_offset": False, "slack": True, "steps": False
