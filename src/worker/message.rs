@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use seamproof_judge::finding::Phase;
-use seamproof_judge::subject::{Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError};
+use seamproof_judge::subject::{ChangedInput, Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError};
 
 /// Largest number of bytes that are kept of a text from a worker.
 pub const TEXT_MAX: usize = 4096;
@@ -166,12 +166,12 @@ struct OutputsHead {
     damage: Vec<DamageHead>,
 }
 
+/// Something that was overwritten: an input, or a guard band.
 #[derive(Serialize, Deserialize)]
-struct DamageHead {
-    tensor: String,
-    before: bool,
-    distance: usize,
-    elements: usize,
+#[serde(untagged)]
+enum DamageHead {
+    Input(ChangedInput),
+    Band { tensor: String, before: bool, distance: usize, elements: usize },
 }
 
 /// Encodes the body of [`super::frame::Kind::Outputs`].
@@ -187,14 +187,16 @@ pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
             dsink: [of.dsink.len()],
         }),
     };
-    let damage = |damage: &Damage| DamageHead {
+    let band = |damage: &Damage| DamageHead::Band {
         tensor: damage.tensor.clone(),
         before: damage.guard == Guard::Before,
         distance: damage.distance,
         elements: damage.elements,
     };
     let ranks = outputs.ranks.iter().map(shapes).collect();
-    let mut body = Body::new(&OutputsHead { ranks, damage: outputs.damage.iter().map(damage).collect() });
+    let inputs = outputs.changed.iter().cloned().map(DamageHead::Input);
+    let damage = outputs.damage.iter().map(band).chain(inputs).collect();
+    let mut body = Body::new(&OutputsHead { ranks, damage });
     for rank in &outputs.ranks {
         body.array(rank.out.view());
         rank.lse.iter().for_each(|lse| body.array(lse.view()));
@@ -218,13 +220,17 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
     }
     let ranks = head.ranks.iter().map(|shapes| tensors.rank(shapes)).collect::<Result<_, _>>()?;
     tensors.end()?;
-    let damage = head.damage.into_iter().map(|damage| Damage {
-        tensor: damage.tensor,
-        guard: if damage.before { Guard::Before } else { Guard::After },
-        distance: damage.distance,
-        elements: damage.elements,
-    });
-    Ok(Outputs { ranks, damage: damage.collect(), costs: Costs::default() })
+    let (mut damage, mut changed) = (Vec::new(), Vec::new());
+    for overwritten in head.damage {
+        match overwritten {
+            DamageHead::Input(input) => changed.push(input),
+            DamageHead::Band { tensor, before, distance, elements } => {
+                let guard = if before { Guard::Before } else { Guard::After };
+                damage.push(Damage { tensor, guard, distance, elements });
+            }
+        }
+    }
+    Ok(Outputs { ranks, damage, changed, costs: Costs::default() })
 }
 
 /// Reason why a run gave no outputs, as a worker reports it.
