@@ -395,6 +395,7 @@ mod tests {
     use seamproof_judge::subject::Backend;
     use seamproof_judge::subjects::Emulated;
     use seamproof_judge::values;
+    use seamproof_oracle::TensorName;
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|index| match generate::draw(3, index, &Limits::seams()) {
@@ -433,6 +434,21 @@ mod tests {
             }
         }
         assert!(refused > 0);
+    }
+
+    #[test]
+    fn what_was_overwritten_arrives() {
+        let problem = drawn().find(|problem| problem.tokens() > 8).expect("one of them");
+        let mut outputs = Emulated::default().run(&problem, &values::inputs(&problem)).expect("it runs");
+        let band = Damage { tensor: "out".into(), guard: Guard::Before, distance: 3, elements: 2 };
+        let input = ChangedInput { tensor: TensorName::V, first: vec![4, 0, 1], elements: 7 };
+        outputs.damage.push(band.clone());
+        outputs.changed.push(input.clone());
+        let body = encode_outputs(&outputs);
+        let told = r#""damage":[{"tensor":"out","before":true,"distance":3,"elements":2},{"tensor":"v","first":[4,0,1],"elements":7}]"#;
+        assert!(String::from_utf8_lossy(&body).contains(told));
+        let got = decode_outputs(&body).expect("it is read");
+        assert_eq!((got.damage, got.changed), (vec![band], vec![input]));
     }
 
     proptest! {

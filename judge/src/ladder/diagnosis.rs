@@ -30,7 +30,7 @@ use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequen
 
 use super::compare::lanes;
 use super::stories::{LANES_MIN, other_heads};
-use crate::finding::{Finding, Place};
+use crate::finding::{Finding, LOOKS, Place};
 use crate::subject::{RankGradients, RankOutputs};
 
 /// Smallest share of the error's energy that one pair must explain. A pair that is the whole fault leaves only
@@ -218,7 +218,7 @@ pub(super) fn explain(
         let Some(saw) = head_of_out(&pairs, rank, exact, (query, head)).or_else(of_key) else { return };
         saw
     };
-    finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
+    finding.what += &format!(": {LOOKS}query {query} of sequence {sequence} {saw}");
 }
 
 /// Returns in words the other KV head for which a row of out is right, if there is one.
@@ -321,7 +321,7 @@ pub(super) fn explain_gradient(
             (_, true) => format!("key {key} of sequence {sequence} received nothing from {of_head}"),
             (_, false) => format!("key {key} of sequence {sequence} received from hidden {of_head}"),
         };
-        finding.what += &format!(": looks as if in the backward {took} (weight {weight:.1e})");
+        finding.what += &format!(": {LOOKS}in the backward {took} (weight {weight:.1e})");
     }
 }
 

@@ -19,7 +19,7 @@ use super::bounds::{Comparison, FORWARD, forward};
 use super::compare::lanes;
 use super::diagnosis::dot;
 use super::evidence::{Depth, Evidence, products};
-use crate::finding::number;
+use crate::finding::{LOOKS, number};
 use crate::subject::RankOutputs;
 use crate::verdict::Margin;
 
@@ -99,11 +99,14 @@ const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
     },
 ];
 
-/// Scales that are taken in place of the one that was asked for, each with where it comes from.
-const SCALES: [(&str, fn(&Problem) -> f64); 6] = [
-    ("none", |_| 1.0),
+/// Where a wrong scale comes from, and the function that returns it.
+type WrongScale = (&'static str, fn(&Problem) -> f64);
+
+/// Scales that are taken in place of the one that was asked for.
+const SCALES: [WrongScale; 6] = [
+    ("forgotten", |_| 1.0),
     ("applied twice", |problem| f64::from(problem.softmax.scale).powi(2)),
-    ("1/√ of the head dimension of q and k", |problem| 1.0 / (problem.dims.qk as f64).sqrt()),
+    ("1/√ of the head dimension", |problem| 1.0 / (problem.dims.qk as f64).sqrt()),
     ("1/√ of the head dimension of v", |problem| 1.0 / (problem.dims.v as f64).sqrt()),
     ("powers of 2 in place of e", |problem| f64::from(problem.softmax.scale) * std::f64::consts::LN_2),
     ("converted to base 2 twice", |problem| f64::from(problem.softmax.scale) / std::f64::consts::LN_2),
@@ -146,7 +149,7 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
         return None;
     }
     let told = [case.lse(&right), case.softmax(&right), case.scale(), case.formats()].concat();
-    (!told.is_empty()).then(|| format!("looks as if {}", told.join(", or as if ")))
+    (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
 }
 
 /// A case whose results are wrong.
@@ -267,6 +270,8 @@ impl Case<'_> {
         for (origin, scale) in SCALES {
             let scale = scale(self.evidence.problem) as f32;
             match scales.iter_mut().find(|(other, _)| *other == scale) {
+                // Nearly always both dimensions are the same, which needs no word.
+                Some((_, origins)) if origins.last().is_some_and(|last| origin.starts_with(last)) => {}
                 Some((_, origins)) => origins.push(origin),
                 None => scales.push((scale, vec![origin])),
             }

@@ -50,7 +50,7 @@ pub(crate) fn check(
         return Some(guard_finding(damage));
     }
     if let Some(changed) = outputs.changed.first() {
-        return Some(changed_finding(layouts, changed));
+        return Some(changed_finding(problem, layouts, changed));
     }
     ranks().find_map(|(rank, (layout, outputs))| {
         let (q, kv) = (outside(&layout.q), outside(&layout.kv));
@@ -109,7 +109,7 @@ fn guard_finding(damage: &Damage) -> Finding {
 
 /// Returns the finding about an input that the subject wrote into. The index is one of the problem's own layout, which
 /// one rank alone has.
-fn changed_finding(layouts: &[RankLayout], changed: &ChangedInput) -> Finding {
+fn changed_finding(problem: &Problem, layouts: &[RankLayout], changed: &ChangedInput) -> Finding {
     let &ChangedInput { tensor, ref first, elements } = changed;
     let place = match (first[..].as_ref(), layouts) {
         (&[row, head, lane], [layout]) => {
@@ -120,9 +120,15 @@ fn changed_finding(layouts: &[RankLayout], changed: &ChangedInput) -> Finding {
         (&[head], _) => Place { head: Some(head), ..Place::default() },
         _ => Place::default(),
     };
-    let count = if elements == 1 { "1 element".to_owned() } else { format!("{elements} elements") };
-    let what = format!("the kernel changed its input {tensor}: {count}, this one first");
-    Finding { place, ..Finding::new(Check::Structure, Some(tensor), what) }
+    let compared = match tensor {
+        TensorName::Q => problem.q_shape().iter().product(),
+        TensorName::K => problem.k_shape().iter().product(),
+        TensorName::V => problem.v_shape().iter().product(),
+        TensorName::Dout => problem.out_shape().iter().product(),
+        _ => problem.learnable_sinks(),
+    };
+    let what = format!("the kernel changed its input {tensor}, here first");
+    Finding { place, failed: elements, compared, ..Finding::new(Check::Structure, Some(tensor), what) }
 }
 
 fn place_of_row(side: &SideLayout, row: usize) -> Place {
