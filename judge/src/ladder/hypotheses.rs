@@ -112,7 +112,7 @@ const SCALES: [WrongScale; 6] = [
     ("converted to base 2 twice", |problem| f64::from(problem.softmax.scale) / std::f64::consts::LN_2),
 ];
 
-/// A reading of 16-bit codes in the other 16-bit format.
+/// A reading of 16-bit codes in the other 16-bit format. The more frequent ones stand first.
 struct Reading {
     inputs: bool,
     out: bool,
@@ -143,39 +143,54 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
     if !asks {
         return None;
     }
-    let case = Case { evidence, largest: OnceCell::new() };
-    let right = case.answer(evidence.problem, evidence.inputs)?;
-    if case.explains(evidence.problem, evidence.first, &right) {
+    let right = answer(evidence, evidence.problem, evidence.inputs)?;
+    if holds(evidence, evidence.problem, evidence.first, &right) {
         return None;
     }
-    let told = [case.lse(&right), case.softmax(&right), case.scale(), case.formats()].concat();
+    let case = Case { evidence, right, largest: OnceCell::new() };
+    let mut told = [case.lse(), case.softmax(), case.scale()].concat();
+    told.extend(case.reading());
     (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
+}
+
+/// Returns the right results of a problem, with the bounds of tier W in both tiers: a mistake may undo a dither.
+fn answer(evidence: &Evidence<'_>, problem: &Problem, inputs: &Inputs) -> Option<Answer<ForwardResults>> {
+    let model = Model::new(problem, evidence.backend.declaration().arithmetic, evidence.partition());
+    let Answer { exact, bound } = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
+    let worst = bound?.worst;
+    Some(Answer { exact, bound: Some(Tiers { dithered: worst.clone(), worst }) })
+}
+
+/// Whether results lie within the bounds of an answer, in every element of the forward.
+fn holds(
+    evidence: &Evidence<'_>,
+    problem: &Problem,
+    results: &RankOutputs,
+    answer: &Answer<ForwardResults>,
+) -> bool {
+    let compare = Comparison { problem, layout: evidence.layout, ratio: evidence.judge.ratio };
+    forward(&compare, results, answer, &FORWARD, &mut Margin::default()).is_none()
 }
 
 /// A case whose results are wrong.
 struct Case<'a> {
     evidence: &'a Evidence<'a>,
+    right: Answer<ForwardResults>,
     /// Largest logit of each row, once it was asked for.
     largest: OnceCell<Array2<f64>>,
 }
 
 impl Case<'_> {
-    /// Returns the right results of a problem, with the bounds of tier W in both tiers: a mistake leaves nothing
-    /// dithered that was.
+    /// Returns the results that another problem, or other inputs, would have.
     fn answer(&self, problem: &Problem, inputs: &Inputs) -> Option<Answer<ForwardResults>> {
-        let Evidence { backend, .. } = *self.evidence;
-        let model = Model::new(problem, backend.declaration().arithmetic, self.evidence.partition());
-        let Answer { exact, bound } =
-            self.evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
-        let worst = bound?.worst;
-        Some(Answer { exact, bound: Some(Tiers { dithered: worst.clone(), worst }) })
+        answer(self.evidence, problem, inputs)
     }
 
-    /// Whether results lie within the bounds of an answer, in every element of the forward.
+    /// Whether an answer explains results. Bounds so wide that the right results would do as well explain nothing.
     fn explains(&self, problem: &Problem, results: &RankOutputs, answer: &Answer<ForwardResults>) -> bool {
-        let Evidence { layout, judge, .. } = *self.evidence;
-        let compare = Comparison { problem, layout, ratio: judge.ratio };
-        forward(&compare, results, answer, &FORWARD, &mut Margin::default()).is_none()
+        let of_right = || Answer { exact: self.right.exact.clone(), bound: answer.bound.clone() };
+        holds(self.evidence, problem, results, answer)
+            && !holds(self.evidence, problem, self.evidence.first, &of_right())
     }
 
     /// Whether the subject's results are right for another problem.
@@ -192,28 +207,24 @@ impl Case<'_> {
         is_other.then(|| Problem::new(fields).ok())?
     }
 
-    fn lse(&self, right: &Answer<ForwardResults>) -> Vec<String> {
+    fn lse(&self) -> Vec<String> {
         if self.evidence.first.lse.is_none() {
             return Vec::new();
         }
         let explains = |mistake: &&LseMistake| {
-            let answer = self.with_lse(right, mistake);
+            let answer = self.with_lse(mistake);
             answer.is_some_and(|answer| self.explains(self.evidence.problem, self.evidence.first, &answer))
         };
         LSE_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
     }
 
     /// Returns the right results with a mistake in the LSE. A row without a sum keeps its −∞.
-    fn with_lse(
-        &self,
-        right: &Answer<ForwardResults>,
-        mistake: &LseMistake,
-    ) -> Option<Answer<ForwardResults>> {
+    fn with_lse(&self, mistake: &LseMistake) -> Option<Answer<ForwardResults>> {
         let largest = self.largest();
-        if mistake.needs_spread && spread(&right.exact.lse, largest) < SPREAD_MIN {
+        if mistake.needs_spread && spread(&self.right.exact.lse, largest) < SPREAD_MIN {
             return None;
         }
-        let mut answer = right.clone();
+        let mut answer = self.right.clone();
         let bound = answer.bound.as_mut()?;
         Zip::from(&mut answer.exact.lse).and(&mut bound.worst.lse).and(largest).for_each(
             |lse, bound, &largest| {
@@ -249,13 +260,15 @@ impl Case<'_> {
         })
     }
 
-    fn softmax(&self, right: &Answer<ForwardResults>) -> Vec<String> {
+    fn softmax(&self) -> Vec<String> {
         let explains = |mistake: &&SoftmaxMistake| {
             let Some(problem) = self.edited(mistake.edit) else { return false };
             let Some(mut answer) = self.answer(&problem, self.evidence.inputs) else { return false };
             if mistake.in_lse_alone {
-                let (Some(bound), Some(of_right)) = (&mut answer.bound, &right.bound) else { return false };
-                answer.exact.out.clone_from(&right.exact.out);
+                let (Some(bound), Some(of_right)) = (&mut answer.bound, &self.right.bound) else {
+                    return false;
+                };
+                answer.exact.out.clone_from(&self.right.exact.out);
                 bound.worst.out.clone_from(&of_right.worst.out);
                 bound.dithered.out.clone_from(&of_right.worst.out);
             }
@@ -290,13 +303,14 @@ impl Case<'_> {
         scales.into_iter().filter(solves).map(words).collect()
     }
 
-    fn formats(&self) -> Vec<String> {
+    /// Returns the first reading in the other format that explains the results.
+    fn reading(&self) -> Option<String> {
         let precision = self.evidence.problem.precision;
         let own = precision.q.format;
         let is_one = [precision.k, precision.v, precision.out].iter().all(|of| of.format == own);
-        let Some(other) = other_16_bits(own).filter(|_| is_one) else { return Vec::new() };
-        let told = READINGS.iter().filter(|reading| self.is_read(reading, own, other));
-        told.map(|reading| (reading.words)(own, other)).collect()
+        let other = other_16_bits(own).filter(|_| is_one)?;
+        let told = READINGS.iter().find(|reading| self.is_read(reading, own, other))?;
+        Some((told.words)(own, other))
     }
 
     /// Whether a reading in the other format explains the results.

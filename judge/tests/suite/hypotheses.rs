@@ -260,3 +260,15 @@ fn nothing_is_told_that_leaves_an_element_unexplained() {
         finding(&problem, |fields, _| fields.softmax.scale = 1.0, |_, rank| rank.out[[13, 3, 7]] += 1.0);
     assert!(!scaled.what.contains("scale"), "{scaled}");
 }
+
+/// Test of a subject that shows out alone. Codes in the other format make logits so large that the bounds of out are
+/// infinite.
+#[test]
+fn infinite_bounds_explain_nothing() {
+    let fp16 = problem(InputMode::Large, |fields| fields.precision = Precision::uniform(Format::Fp16));
+    let finding = finding(&fp16, nothing, |_, rank| {
+        rank.out.mapv_inplace(|out| out * 0.5);
+        lse(rank, |lse| lse + 1.0);
+    });
+    assert!(!finding.what.contains("read as"), "{finding}");
+}
