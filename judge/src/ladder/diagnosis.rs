@@ -40,9 +40,9 @@ const ENERGY_MIN: f64 = 0.8;
 /// factor of two that a gradient of half its size gives in a row of one pair.
 const FACTOR_MAX: f64 = 1.25;
 
-/// Largest share of an error's size that may be left where another KV head explains the row: the roundings of a
-/// 16-bit format.
-const REST_MAX: f64 = 1.0 / 16.0;
+/// Largest share of an error's size that may be left where another KV head, or a mistake in the whole case, explains
+/// it: the roundings of a 16-bit format.
+pub(super) const REST_MAX: f64 = 1.0 / 16.0;
 
 /// A pair, and the error that it would explain.
 struct Suspect {

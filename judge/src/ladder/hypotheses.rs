@@ -8,7 +8,7 @@
 
 use std::cell::OnceCell;
 
-use ndarray::{Array2, Array3, Zip};
+use ndarray::{Array, Array2, Array3, Dimension, Zip};
 use seamproof_oracle::blocked::{self, Answer, Tiers};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
@@ -17,7 +17,7 @@ use seamproof_oracle::{
 
 use super::bounds::{Comparison, FORWARD, forward};
 use super::compare::lanes;
-use super::diagnosis::dot;
+use super::diagnosis::{REST_MAX, dot};
 use super::evidence::{Depth, Evidence, products};
 use crate::finding::{LOOKS, number};
 use crate::subject::RankOutputs;
@@ -33,6 +33,9 @@ const SPREAD_MIN: f64 = 0.25;
 
 /// Relative error that an edit adds to an LSE: a few operations in f32.
 const EDIT_ERROR: f64 = 1.0 / (1 << 22) as f64;
+
+/// Relative error of a 16-bit format's rounding.
+const ROUNDING: f64 = 1.0 / (1 << 8) as f64;
 
 /// The LSE of a row, and the largest logit of its keys.
 #[derive(Clone, Copy)]
@@ -187,16 +190,31 @@ impl Case<'_> {
     }
 
     /// Whether an answer explains results. Bounds so wide that the right results would do as well explain nothing.
-    fn explains(&self, problem: &Problem, results: &RankOutputs, answer: &Answer<ForwardResults>) -> bool {
-        let of_right = || Answer { exact: self.right.exact.clone(), bound: answer.bound.clone() };
-        holds(self.evidence, problem, results, answer)
-            && !holds(self.evidence, problem, self.evidence.first, &of_right())
+    fn explains(&self, problem: &Problem, results: &RankOutputs, mut answer: Answer<ForwardResults>) -> bool {
+        self.narrow(&mut answer);
+        if !holds(self.evidence, problem, results, &answer) {
+            return false;
+        }
+        let of_right = Answer { exact: self.right.exact.clone(), ..answer };
+        !holds(self.evidence, problem, self.evidence.first, &of_right)
+    }
+
+    /// Bounds the elements whose bound says nothing, which very large logits give: nearly all of the error must be
+    /// explained there.
+    fn narrow(&self, answer: &mut Answer<ForwardResults>) {
+        let Answer { exact, bound: Some(bound) } = answer else { return };
+        let right = &self.right.exact;
+        for tier in [&mut bound.worst, &mut bound.dithered] {
+            narrow(&mut tier.out, &exact.out, &right.out);
+            narrow(&mut tier.lse, &exact.lse, &right.lse);
+            narrow(&mut tier.max_logit, &exact.max_logit, &right.max_logit);
+        }
     }
 
     /// Whether the subject's results are right for another problem.
     fn solves(&self, problem: &Problem) -> bool {
         let answer = self.answer(problem, self.evidence.inputs);
-        answer.is_some_and(|answer| self.explains(problem, self.evidence.first, &answer))
+        answer.is_some_and(|answer| self.explains(problem, self.evidence.first, answer))
     }
 
     /// Returns the problem with an edited softmax; `None` where the edit changes nothing or gives no problem.
@@ -213,7 +231,7 @@ impl Case<'_> {
         }
         let explains = |mistake: &&LseMistake| {
             let answer = self.with_lse(mistake);
-            answer.is_some_and(|answer| self.explains(self.evidence.problem, self.evidence.first, &answer))
+            answer.is_some_and(|answer| self.explains(self.evidence.problem, self.evidence.first, answer))
         };
         LSE_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
     }
@@ -272,7 +290,7 @@ impl Case<'_> {
                 bound.worst.out.clone_from(&of_right.worst.out);
                 bound.dithered.out.clone_from(&of_right.worst.out);
             }
-            self.explains(&problem, self.evidence.first, &answer)
+            self.explains(&problem, self.evidence.first, answer)
         };
         SOFTMAX_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
     }
@@ -330,8 +348,19 @@ impl Case<'_> {
             read_as(&mut results.out, own, other);
         }
         let answer = self.answer(&problem, &inputs);
-        answer.is_some_and(|answer| self.explains(&problem, &results, &answer))
+        answer.is_some_and(|answer| self.explains(&problem, &results, answer))
     }
+}
+
+/// Replaces each bound that is wider than every value of its tensor.
+fn narrow<D: Dimension>(bound: &mut Array<f64, D>, exact: &Array<f64, D>, right: &Array<f64, D>) {
+    let sizes = exact.iter().chain(right).map(|value| value.abs()).filter(|size| size.is_finite());
+    let largest = sizes.fold(0.0, f64::max);
+    Zip::from(bound).and(exact).and(right).for_each(|bound, exact, right| {
+        if bound.is_nan() || *bound > largest {
+            *bound = REST_MAX * (exact - right).abs() + ROUNDING * exact.abs();
+        }
+    });
 }
 
 /// Returns the largest difference between rows in how far the LSE lies above the largest logit.

@@ -222,8 +222,14 @@ fn read(own: Format, other: Format) -> impl Fn(f32) -> f32 {
 fn codes_that_are_read_in_the_other_format() {
     let formats = [(Format::Fp16, Format::Bf16), (Format::Bf16, Format::Fp16)];
     for (own, other) in formats {
-        for mode in [InputMode::Flat, InputMode::Routing] {
-            let problem = problem(mode, |fields| fields.precision = Precision::uniform(own));
+        // With codes in another format, logits of routing are about 1e19. Among several keys, an f32 cannot say which
+        // one is the largest.
+        let one_key = Mask { left: Some(0), ..Mask::CAUSAL };
+        for (mode, mask) in [(InputMode::Flat, Mask::CAUSAL), (InputMode::Routing, one_key)] {
+            let problem = problem(mode, |fields| {
+                fields.precision = Precision::uniform(own);
+                fields.mask = mask;
+            });
             let inputs = |fields: &mut ProblemFields, inputs: &mut Inputs| {
                 fields.precision = Precision::uniform(other);
                 let tensors = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
