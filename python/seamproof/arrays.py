@@ -25,6 +25,8 @@ class Numpy:
 
     name = "numpy"
     mutable = True
+    # Whether a kernel may still run when its call has returned.
+    asynchronous = False
 
     def __init__(self, device: str | None = None, ordinal: int = 0):
         if device not in (None, "cpu"):
@@ -68,8 +70,23 @@ class Numpy:
             # All at once, so that each is another piece of memory.
             _ = [self.unwritten(elements, form) for elements, form in shapes]
 
+    def copy(self, array: Any) -> Any:
+        """Returns a copy of an array on the same device, made as the array is when the caller's stream comes to it."""
+        return np.array(array)
+
+    def differ(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+        """Returns for each pair of an array and its copy whether they differ in a bit."""
+        return [not np.array_equal(_bits(one), _bits(other)) for one, other in pairs]
+
+    def is_array(self, value: Any) -> bool:
+        """Returns whether a value is an array of the library."""
+        return isinstance(value, np.ndarray)
+
     def synchronise(self) -> None:
-        """Waits until everything that was started is done."""
+        """Waits as a caller does who reads the results: for the current stream alone."""
+
+    def finish(self) -> None:
+        """Waits until the whole device is idle, whichever stream a kernel chose."""
 
     def begin(self) -> None:
         """Begins to measure the cost of a run."""
@@ -126,7 +143,8 @@ class Torch(Numpy):
         if device == "cuda":
             device = f"cuda:{ordinal}"
         self.device = torch.device(device)
-        if self.device.type == "cuda":
+        self.asynchronous = self.device.type == "cuda"
+        if self.asynchronous:
             torch.cuda.set_device(self.device)
 
     def dtype(self, form: str) -> Any:
@@ -160,8 +178,29 @@ class Torch(Numpy):
         kind, code = (torch.int32, UNWRITTEN) if form == "f32" else (torch.int16, UNWRITTEN_16)
         return torch.full((elements,), code, dtype=kind, device=self.device).view(self.dtype(form))
 
+    def copy(self, array: Any) -> Any:
+        return array.detach().clone()
+
+    def differ(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+        torch = self.torch
+        kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+        def bits(array: Any) -> Any:
+            return array.detach().contiguous().view(kinds[array.element_size()])
+
+        found = [(bits(one) != bits(other)).any() for one, other in pairs]
+        # All together, so that the host waits once.
+        return torch.stack(found).tolist() if found else []
+
+    def is_array(self, value: Any) -> bool:
+        return self.torch.is_tensor(value)
+
     def synchronise(self) -> None:
-        if self.device.type == "cuda":
+        if self.asynchronous:
+            self.torch.cuda.current_stream(self.device).synchronize()
+
+    def finish(self) -> None:
+        if self.asynchronous:
             self.torch.cuda.synchronize(self.device)
 
     def begin(self) -> None:
@@ -194,10 +233,8 @@ class Torch(Numpy):
         return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
     def lost(self, error: BaseException) -> bool:
-        if self.device.type != "cuda":
-            return False
         try:
-            self.synchronise()
+            self.finish()
         except RuntimeError:
             return True
         return False
@@ -256,7 +293,7 @@ class Jax(Numpy):
     def unwritten(self, elements: int, form: str) -> Any:
         raise DeclarationError("arrays of JAX cannot be written to: return new ones")
 
-    def synchronise(self) -> None:
+    def finish(self) -> None:
         self.jax.effects_barrier()
 
     def versions(self) -> dict[str, str]:
@@ -294,6 +331,7 @@ class Cupy(Numpy):
     """CuPy on a GPU, in f32 and fp16."""
 
     name = "cupy"
+    asynchronous = True
 
     def __init__(self, device: str | None = None, ordinal: int = 0):
         import cupy
@@ -319,7 +357,20 @@ class Cupy(Numpy):
     def unwritten(self, elements: int, form: str) -> Any:
         return self.cupy.asarray(super().unwritten(elements, form))
 
+    def copy(self, array: Any) -> Any:
+        return self.cupy.array(array)
+
+    def differ(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+        found = [(_bits(one) != _bits(other)).any() for one, other in pairs]
+        return self.cupy.stack(found).tolist() if found else []
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.cupy.ndarray)
+
     def synchronise(self) -> None:
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def finish(self) -> None:
         self.cupy.cuda.Device().synchronize()
 
     def versions(self) -> dict[str, str]:
@@ -337,7 +388,7 @@ class Cupy(Numpy):
 
     def lost(self, error: BaseException) -> bool:
         try:
-            self.synchronise()
+            self.finish()
         except self.cupy.cuda.runtime.CUDARuntimeError:
             return True
         return False
@@ -376,6 +427,11 @@ def of_names(scope: dict[str, Any]) -> str:
     """Returns the library among the modules that a file's names stand for; numpy where there is none of the others."""
     modules = {value.__name__.partition(".")[0] for value in list(scope.values()) if type(value) is type(sys)}
     return next((name for name in ("torch", "jax", "cupy") if name in modules), "numpy")
+
+
+def _bits(array: Any) -> Any:
+    """Returns the elements of an array of numpy or CuPy as integers, so that NaN are compared too."""
+    return array.ravel().view(f"u{array.dtype.itemsize}")
 
 
 def as_f32(array: np.ndarray, what: str) -> np.ndarray:

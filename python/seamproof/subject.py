@@ -13,7 +13,7 @@ import numpy as np
 
 from . import arrays
 from .declare import declaration, narrowed
-from .errors import DeclarationError, SeamproofError
+from .errors import DeclarationError, NotReady, SeamproofError
 from .formats import same, unwritten
 from .lse import LseForm
 from .problem import Problem
@@ -49,7 +49,8 @@ class Answer:
 
     tensors: dict[str, np.ndarray | None]
     backward: bool
-    damage: list[dict[str, Any]]
+    damage: list[dict[str, Any]] = field(default_factory=list)
+    costs: dict[str, int] = field(default_factory=dict)
 
     def head(self) -> dict[str, Any]:
         """Returns the shapes, as the protocol writes them."""
@@ -163,6 +164,7 @@ class Subject:
                 self.call(problem, *leaves[:3], dout=dout, sink=leaves[3] if learnable else None)
             )
 
+        given = {name: library.copy(tensor) for name, tensor in tensors.items()} if library.mutable else {}
         library.dirty(problem.results())
         library.begin()
         if problem.backward:
@@ -175,7 +177,45 @@ class Subject:
             result = dataclasses.replace(result, **dict(zip(names, pullback(dout, depends), strict=True)))
         launched()
         library.synchronise()
-        return self.collect(problem, result)
+        costs = library.costs()
+        if "peak_bytes" in costs:
+            costs["peak_bytes"] -= sum(copy.nbytes for copy in given.values())
+        early = self._early(result)
+        answer = self.collect(problem, result)
+        library.finish()
+        self._hold(result, early)
+        damage = [*problem.damage(), *self._changed(problem, tensors, given)]
+        return dataclasses.replace(answer, damage=damage, costs=costs)
+
+    def _early(self, result: Result) -> dict[str, Any]:
+        """Returns copies of the results, as a caller finds them who waits for the current stream alone."""
+        library = self.open()
+        found = vars(result).items() if library.asynchronous else ()
+        return {name: library.copy(array) for name, array in found if library.is_array(array)}
+
+    def _hold(self, result: Result, early: dict[str, Any]) -> None:
+        """Raises an error where results are others than the caller's stream found."""
+        differ = self.open().differ([(getattr(result, name), copy) for name, copy in early.items()])
+        late = [name for name, differs in zip(early, differ, strict=True) if differs]
+        if late:
+            raise NotReady(late)
+
+    def _changed(
+        self, problem: Problem, tensors: dict[str, Any], given: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Returns the inputs that the kernel changed, as the protocol writes them."""
+        library = self.open()
+        differ = library.differ([(tensors[name], copy) for name, copy in given.items()])
+        found = []
+        for name in (name for name, differs in zip(given, differ, strict=True) if differs):
+            now, before = (
+                library.get(array, problem.form(name), name) for array in (tensors[name], given[name])
+            )
+            places = np.argwhere(now.view(np.uint32) != before.view(np.uint32))
+            # Two NaN of 16 bits may be one of f32.
+            if len(places):
+                found.append({"tensor": name, "first": places[0].tolist(), "elements": len(places)})
+        return found
 
     def collect(self, problem: Problem, result: Result) -> Answer:
         """Returns a kernel's results in the forms of the protocol."""
@@ -190,7 +230,7 @@ class Subject:
                 tensors["lse"] = _without_foreign(tensors["lse"], problem.q.owned(), axis=1)
         for name in self._missing(problem, tensors):
             raise DeclarationError(_missing_words(name, problem))
-        return Answer(tensors, problem.backward, problem.damage())
+        return Answer(tensors, problem.backward)
 
     def _missing(self, problem: Problem, tensors: dict[str, Any]) -> list[str]:
         wanted = ["out", *self.declared["table"]["statistics"], *(GRADIENTS if problem.backward else ())]

@@ -12,6 +12,8 @@ from .reference import reference
 BAND = 1024
 # Memory that `guarded` gave, with its name: a result between two bands of NaN.
 guards = []
+# Names of inputs that the kernel changed.
+changed = set()
 
 
 def guarded(shape, name, put):
@@ -19,6 +21,11 @@ def guarded(shape, name, put):
     whole = put(np.full(int(np.prod(shape)) + 2 * BAND, np.nan, np.float32))
     guards.append((name, whole))
     return whole[BAND : len(whole) - BAND].reshape(shape)
+
+
+def watch(before, after):
+    """Notes which inputs a call changed."""
+    changed.update(name for name in before if not np.array_equal(before[name], after[name], equal_nan=True))
 
 
 def fields(returned):
@@ -109,6 +116,9 @@ def verdict(call, get, inputs, extra, sequences, mask, softmax, finding):
     wrong = [is_wrong(name, got[name], exact[name], check, bound) for name in names]
     shows = any(wrong)
     shows |= outside_is_written(get)
+    if changed:
+        print(f"the call changes its inputs: {', '.join(sorted(changed))}")
+        shows = True
     rows_q, rows_k = np.zeros(len(q), bool), np.zeros(len(k), bool)
     for of_q, of_k in sequences:
         rows_q[of_q], rows_k[of_k] = True, True

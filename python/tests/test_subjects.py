@@ -11,6 +11,8 @@ from supervisor import expected, inputs, problem
 
 import seamproof
 from seamproof import DeclarationError, Problem
+from seamproof.arrays import Numpy
+from seamproof.errors import NotReady
 from seamproof.formats import is_unwritten
 from seamproof.subject import RoundTripError
 from seamproof.varlen import Signature
@@ -271,3 +273,77 @@ def test_what_was_not_written_is_seen():
     got = run(kernel, raw, inputs(raw))
     assert is_unwritten(got["out"][0]).all() and (got["out"][1:] == 1).all()
     assert is_unwritten(got["lse"][:, 3]).all()
+
+
+@pytest.mark.parametrize(("library", "form"), [("numpy", "f32"), ("numpy", "fp16"), ("torch", "bf16")])
+def test_an_input_that_the_kernel_writes_into_is_told(library, form):
+    pytest.importorskip(library)
+
+    @seamproof.subject(arrays=library, formats=[form], backward=False, statistics=[])
+    def kernel(p, q, k, v, dout, sink):
+        v[1, 0, 2] = 7
+        v[3, 0, 0] = 7
+        return v[: p.q.rows]
+
+    raw = problem([(2, 4)], heads=(1, 1), form=form)
+    got = run(kernel, raw, inputs(raw))
+    assert got["damage"] == [{"tensor": "v", "first": [1, 0, 2], "elements": 2}]
+
+
+def test_inputs_that_hold_nan_and_stay_are_no_damage():
+    subject = load("numpy_attention")
+    raw = problem([(2, 4)], slack=1)
+    assert run(subject, raw, inputs(raw))["damage"] == []
+
+
+class Streams(Numpy):
+    """numpy as if on a device: what a kernel starts on a stream of its own is done when the device is idle."""
+
+    asynchronous = True
+
+    def __init__(self):
+        super().__init__()
+        self.started = []
+
+    def finish(self):
+        while self.started:
+            self.started.pop()()
+
+
+def on_a_stream(waits):
+    """Returns a kernel that fills its results on a stream of its own, for which it waits or does not."""
+
+    @seamproof.subject(arrays="numpy", formats=["f32"], backward=False)
+    def kernel(p, q, k, v, dout, sink):
+        out, lse = p.empty(), p.empty("lse")
+        library = kernel.open()
+        library.started += [lambda: out.fill(1), lambda: lse.fill(2)]
+        if waits:
+            library.finish()
+        return out, lse
+
+    kernel._library = Streams()
+    return kernel
+
+
+def test_results_of_a_stream_that_nobody_waits_for_are_told():
+    raw = problem([(2, 4)])
+    assert (run(on_a_stream(True), raw, inputs(raw))["out"] == 1).all()
+    subject = on_a_stream(False)
+    with pytest.raises(
+        NotReady, match=r"caller's stream had ended \(out, lse\): the kernel works on a stream"
+    ):
+        run(subject, raw, inputs(raw))
+    assert not subject.open().started, "nothing leaks into the next run"
+
+
+def test_a_late_error_of_the_device_belongs_to_its_run():
+    subject = on_a_stream(False)
+
+    def fails():
+        raise RuntimeError("an illegal memory access")
+
+    subject._library.started.append(fails)
+    raw = problem([(2, 4)])
+    with pytest.raises(RuntimeError, match="illegal"):
+        run(subject, raw, inputs(raw))

@@ -7,6 +7,7 @@ mod choices;
 mod edges;
 mod emulated_bytes;
 mod fitted;
+mod hypotheses;
 mod identity;
 mod judge;
 mod many_sequences;
