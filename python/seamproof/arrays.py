@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .copies import Copies, TorchCopies
 from .errors import DeclarationError
 from .formats import UNWRITTEN, UNWRITTEN_16, narrow, widen
 
@@ -70,16 +71,16 @@ class Numpy:
             # All at once, so that each is another piece of memory.
             _ = [self.unwritten(elements, form) for elements, form in shapes]
 
-    def copy(self, array: Any) -> Any:
-        """Returns a copy of an array on the same device, made as the array is when the caller's stream comes to it."""
-        return np.array(array)
+    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+        """Returns copies on the same device, made as the arrays are when the caller's stream comes to them."""
+        return Copies({name: np.array(array) for name, array in arrays.items()})
 
-    def differ(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-        """Returns for each pair of an array and its copy whether they differ in a bit."""
-        return [not np.array_equal(_bits(one), _bits(other)) for one, other in pairs]
+    def differ(self, pairs: Sequence[tuple[Copies, Copies]]) -> list[bool]:
+        """Returns for each pair of copies of the same arrays whether they differ in a bit."""
+        return [bool(one.differing(other)) for one, other in pairs]
 
     def is_array(self, value: Any) -> bool:
-        """Returns whether a value is an array of the library."""
+        """Returns whether a value is an array of the library on its device."""
         return isinstance(value, np.ndarray)
 
     def synchronise(self) -> None:
@@ -178,22 +179,17 @@ class Torch(Numpy):
         kind, code = (torch.int32, UNWRITTEN) if form == "f32" else (torch.int16, UNWRITTEN_16)
         return torch.full((elements,), code, dtype=kind, device=self.device).view(self.dtype(form))
 
-    def copy(self, array: Any) -> Any:
-        return array.detach().clone()
+    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+        return TorchCopies.of(self.torch, arrays)
 
-    def differ(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-        torch = self.torch
-        kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-        def bits(array: Any) -> Any:
-            return array.detach().contiguous().view(kinds[array.element_size()])
-
-        found = [(bits(one) != bits(other)).any() for one, other in pairs]
+    def differ(self, pairs: Sequence[tuple[Copies, Copies]]) -> list[bool]:
+        found = [(one.bytes != other.bytes).any() for one, other in pairs if one.arrays]
         # All together, so that the host waits once.
-        return torch.stack(found).tolist() if found else []
+        told = iter(self.torch.stack(found).tolist() if found else [])
+        return [bool(one.arrays) and next(told) for one, _ in pairs]
 
     def is_array(self, value: Any) -> bool:
-        return self.torch.is_tensor(value)
+        return self.torch.is_tensor(value) and value.device.type == self.device.type
 
     def synchronise(self) -> None:
         if self.asynchronous:
@@ -357,12 +353,8 @@ class Cupy(Numpy):
     def unwritten(self, elements: int, form: str) -> Any:
         return self.cupy.asarray(super().unwritten(elements, form))
 
-    def copy(self, array: Any) -> Any:
-        return self.cupy.array(array)
-
-    def differ(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-        found = [(_bits(one) != _bits(other)).any() for one, other in pairs]
-        return self.cupy.stack(found).tolist() if found else []
+    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+        return Copies({name: self.cupy.array(array) for name, array in arrays.items()})
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.cupy.ndarray)
@@ -427,11 +419,6 @@ def of_names(scope: dict[str, Any]) -> str:
     """Returns the library among the modules that a file's names stand for; numpy where there is none of the others."""
     modules = {value.__name__.partition(".")[0] for value in list(scope.values()) if type(value) is type(sys)}
     return next((name for name in ("torch", "jax", "cupy") if name in modules), "numpy")
-
-
-def _bits(array: Any) -> Any:
-    """Returns the elements of an array of numpy or CuPy as integers, so that NaN are compared too."""
-    return array.ravel().view(f"u{array.dtype.itemsize}")
 
 
 def as_f32(array: np.ndarray, what: str) -> np.ndarray:

@@ -296,6 +296,28 @@ def test_inputs_that_hold_nan_and_stay_are_no_damage():
     assert run(subject, raw, inputs(raw))["damage"] == []
 
 
+@pytest.mark.parametrize("form", ["f32", "bf16"])
+def test_copies_of_torch_hold_what_the_arrays_hold(form):
+    torch = pytest.importorskip("torch")
+
+    @seamproof.subject(arrays="torch", formats=[form], device="cpu", backward=False)
+    def kernel(p, q, k, v, dout, sink):
+        dtype = p.library.dtype(form)
+        # Every other lane of a larger tensor, and a transposed one of f64.
+        out = torch.arange(4 * 2 * 6).reshape(4, 2, 6).to(dtype)[:, :, ::2]
+        return out, torch.arange(8, dtype=torch.float64).reshape(4, 2).T
+
+    raw = problem([(4, 2)], dims=(3, 3), form=form)
+    plain = run(kernel, raw, inputs(raw))
+    # As on a device, where results are read from copies.
+    library = kernel.open()
+    library.asynchronous, library.synchronise, library.finish = True, lambda: None, lambda: None
+    copied = run(kernel, raw, inputs(raw))
+    for name in ("out", "lse"):
+        np.testing.assert_array_equal(plain[name], copied[name])
+    assert copied["out"][0, 0].tolist() == [0, 2, 4] and copied["lse"][0].tolist() == [0, 2, 4, 6]
+
+
 class Streams(Numpy):
     """numpy as if on a device: what a kernel starts on a stream of its own is done when the device is idle."""
 
