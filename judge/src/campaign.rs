@@ -241,7 +241,7 @@ impl CampaignSummary {
     }
 
     fn add(&mut self, subject: &dyn Backend, judged: Judged) {
-        judged.asked.count(&mut self.census);
+        self.census.add_asked(&judged.asked);
         let (Asked::Problem(problem) | Asked::Probe(problem), Some(verdict)) = (judged.asked, judged.verdict)
         else {
             return;

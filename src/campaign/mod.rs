@@ -209,7 +209,7 @@ impl Worker<'_> {
                 Ok(asked) => asked,
                 Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
             };
-            asked.count(census);
+            census.add_asked(&asked);
             match asked {
                 Asked::Problem(problem) | Asked::Probe(problem) => self.problem(index, problem),
                 Asked::Malformed(malformed) => self.malformed(index, &malformed),
