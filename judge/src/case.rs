@@ -386,8 +386,9 @@ mod tests {
         assert!(says_more(&missed, NONE) && says_more(&missed, &read) && says_more(&read, &missed));
         assert!(!says_more(&missed, &again) && !says_more(&missed, &missed));
         assert!(!says_more(NONE, &missed) && !says_more(NONE, NONE), "what is wrong now says more");
-        let [base, any] = ["looks as if the LSE had base 2", "looks as if the LSE had base 2, or as if not"];
-        assert!(says_more(base, any) && says_more(any, base) && !says_more(NONE, any));
+        let base = format!("{NONE}: looks as if the LSE had base 2");
+        let any = format!("{base}, or as if logits were larger");
+        assert!(says_more(&base, &any) && says_more(&any, &base) && !says_more(NONE, &any));
         let [saw, as_if] = ["query 1: saw keys 0..9", "query 0: as if it saw keys 0..1"];
         assert!(!says_more(saw, as_if) && says_more(as_if, saw));
 

@@ -8,7 +8,7 @@
 
 use std::cell::OnceCell;
 
-use ndarray::{Array, Array2, Array3, Dimension, Zip};
+use ndarray::{Array, Array1, Array2, Array3, Dimension, Zip};
 use seamproof_oracle::blocked::{self, Answer, Tiers};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
@@ -184,9 +184,14 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Returns the results that another problem, or other inputs, would have.
+    /// Returns the results that another problem, or other inputs, would have. A problem without a learnable sink has
+    /// none among its inputs.
     fn answer(&self, problem: &Problem, inputs: &Inputs) -> Option<Answer<ForwardResults>> {
-        answer(self.evidence, problem, inputs)
+        if inputs.sink.len() == problem.learnable_sinks() {
+            return answer(self.evidence, problem, inputs);
+        }
+        let inputs = Inputs { sink: Array1::zeros(problem.learnable_sinks()), ..inputs.clone() };
+        answer(self.evidence, problem, &inputs)
     }
 
     /// Whether an answer explains results. Bounds so wide that the right results would do as well explain nothing.

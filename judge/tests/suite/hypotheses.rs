@@ -177,6 +177,12 @@ fn a_sink_or_a_soft_cap_that_is_missing() {
     told(&sink, before, nothing, |_, rank| {
         lse(rank, |lse| if lse > f32::NEG_INFINITY { lse.exp_m1().ln() } else { lse });
     });
+    let learnable = problem(InputMode::Flat, |fields| fields.softmax.sink = Sink::Learnable);
+    let emptied = |fields: &mut ProblemFields, inputs: &mut Inputs| {
+        without(fields, inputs);
+        inputs.sink = ndarray::Array1::zeros(0);
+    };
+    told(&learnable, "the sink was left out", emptied, as_they_are);
     let capped = problem(InputMode::Large, |fields| fields.softmax.softcap = Some(2.0));
     told(&capped, "the soft cap was left out", |fields, _| fields.softmax.softcap = None, as_they_are);
 }
