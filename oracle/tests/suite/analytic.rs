@@ -1,8 +1,7 @@
 //! `exact` against answers that are known without computing a softmax over many keys.
 
-mod common;
+use crate::common::{Draws, inputs, plain, random};
 
-use common::{Draws, inputs, plain, random};
 use ndarray::{Axis, s};
 use seamproof_oracle::{Alignment, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Sink, Softmax, exact};
 

@@ -1,9 +1,8 @@
 //! `blocked` compared with `exact`. Each element is within 1e-12 · (1 + max|logit|) · Σ|terms|, and has the same bits
 //! on any number of threads.
 
-mod common;
+use crate::common::{Draws, inputs, plain, random};
 
-use common::{Draws, inputs, plain, random};
 use ndarray::{Array1, Array2, Array3};
 use proptest::prelude::*;
 use seamproof_oracle::blocked::Answer;

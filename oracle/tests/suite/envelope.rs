@@ -1,8 +1,7 @@
 //! Choices of honest subjects: none costs more than its bound.
 
-mod common;
+use crate::common::plain;
 
-use common::plain;
 use seamproof_oracle::envelope::{Accumulation, Arithmetic, GradientPair, Model, Partition};
 use seamproof_oracle::{Format, Problem};
 

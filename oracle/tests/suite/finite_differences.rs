@@ -4,9 +4,8 @@
 //! drawn here), and Richardson's combination `(4·D(h/2) − D(h)) / 3` of the central differences has an error of order
 //! h⁴ ≈ 6e-14 beside the rounding 2^-53 / h ≈ 2e-13.
 
-mod common;
+use crate::common::random;
 
-use common::random;
 use seamproof_oracle::{Inputs, Problem, Saved, exact};
 
 const STEP: f32 = 1.0 / 2048.0;

@@ -1,9 +1,8 @@
 //! `exact` against 256-bit arithmetic on small problems, masks and sinks included.
 
-mod common;
+use crate::common::random;
 
 use astro_float::{BigFloat, Consts, RoundingMode};
-use common::random;
 use ndarray::Array3;
 use seamproof_oracle::{Inputs, Problem, Saved, exact};
 

@@ -1,8 +1,7 @@
 //! Layouts of ranks: the places of slots, sides that cannot be cut, and the layouts of many sequences and of long ones.
 
-mod common;
+use crate::common::plain;
 
-use common::plain;
 use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError, layouts, whole};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Problem, ProblemFields, Run, Sequence, Side, TensorRows,

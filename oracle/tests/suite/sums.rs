@@ -1,11 +1,10 @@
 //! The envelope from sums over a row's pairs, compared with the envelope that looks at every pair.
 
-mod common;
+use crate::common::{Draws, inputs, random};
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use common::{Draws, inputs, random};
 use ndarray::{Array3, Axis};
 use proptest::prelude::*;
 use seamproof_oracle::envelope::{

@@ -1,7 +1,6 @@
 //! Random problems for the oracle's own tests. The campaign's generator lies above this crate. The generator here is
 //! small, and aims at what can go wrong inside the oracle: empty rows and sequences, gaps, odd head ratios, sinks and
 //! caps.
-#![allow(dead_code, unreachable_pub)]
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{
@@ -10,38 +9,38 @@ use seamproof_oracle::{
 };
 
 /// The generator splitmix64.
-pub struct Draws(pub u64);
+pub(crate) struct Draws(pub(crate) u64);
 
 impl Draws {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
     /// Returns a multiple of 2^-6 in [-2, 2]. It is exact in f32, bf16 and fp16, and its sum with 2^-12 is exact in
     /// f32.
-    pub fn value(&mut self) -> f32 {
+    pub(crate) fn value(&mut self) -> f32 {
         (self.below(257) as f32 - 128.0) / 64.0
     }
 }
 
 /// Returns packed sequences of one head, whose logits are the products themselves.
-pub fn plain(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
+pub(crate) fn plain(lengths: &[(usize, usize)], dim: usize) -> ProblemFields {
     ProblemFields { softmax: Softmax::scaled(1.0), ..ProblemFields::packed(lengths, dim) }
 }
 
 /// Returns inputs that are multiples of 2^-6. Rows that are not real hold NaN, which nothing may read.
-pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
+pub(crate) fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     let mut tensor = |shape: [usize; 3], side: fn(&Sequence) -> Run| {
         let mut array = Array3::from_elem(shape, f32::NAN);
         for row in problem.sequences.iter().flat_map(|sequence| side(sequence).real_rows()) {
@@ -60,7 +59,7 @@ pub fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
 }
 
 /// Returns a random problem with its inputs. `length_max` bounds each sequence.
-pub fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
+pub(crate) fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
     let mut draws = Draws(seed);
     let count = draws.below(4);
     let mut rows = TensorRows { q: draws.below(3), kv: draws.below(3) };
