@@ -1,14 +1,13 @@
 //! The problems that each builder takes, found by asking it. `src/schedule/CAPABILITIES.md` is made here and must be up
 //! to date.
 //!
-//! `UPDATE_CAPABILITIES=1 cargo test -p seamproof-simulator --test capabilities` writes it anew.
+//! `UPDATE_CAPABILITIES=1 cargo test -p seamproof-simulator --test suite capabilities` writes it anew.
 
-mod common;
+use crate::common::{Draws, problem};
 
 use std::fmt::Write;
 use std::path::Path;
 
-use common::{Draws, problem};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Heads, Mask, Problem, ProblemFields, Run, Sequence, Sink, TensorRows,
 };
@@ -166,7 +165,7 @@ impl Asked {
 }
 
 fn table() -> String {
-    let mut text = "What each builder takes. Made by `simulator/tests/capabilities.rs`, which asks the builders; of what is refused \
+    let mut text = "What each builder takes. Made by `simulator/tests/suite/capabilities.rs`, which asks the builders; of what is refused \
                     each builder's own text says why.\n\n\
                     Asked: groups of 4 ranks (a single one for `single`), forward and backward; heads as query/KV 4/4, 4/2, \
                     4/1, 8/8, 6/6, 6/2, 12/3, 3/3; both alignments of full, causal, and windows (3, 0), (3, 5), (3, ∞), (∞, 5); \

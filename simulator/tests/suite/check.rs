@@ -1,8 +1,7 @@
 //! Right schedules under the checker: it accepts the builders' schedules.
 
-mod common;
+use crate::common::{Draws, problem};
 
-use common::{Draws, problem};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Pass, Problem, ProblemFields, Run, Sequence,
     Sink, Softmax,

@@ -1,10 +1,9 @@
 //! Every schedule gives the exact answer in f64. This tests the logic of a context-parallel algorithm without rounding.
 
-mod common;
-mod symbolic;
+use crate::common::hold::hold;
+use crate::common::{Draws, problem};
+use crate::symbolic;
 
-use common::hold::hold;
-use common::{Draws, problem};
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, ProblemFields};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Operation, Work, build, build_with};
 

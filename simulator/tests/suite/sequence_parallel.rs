@@ -1,9 +1,8 @@
 //! Sequence-parallel regions: they are proved, run in f64, and refused if heads cannot be dealt.
 
-mod common;
+use crate::common::hold::hold;
+use crate::common::{Draws, problem};
 
-use common::hold::hold;
-use common::{Draws, problem};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Mask, Pass, Problem, ProblemFields, Run, Sequence, Sink,
     TensorRows,

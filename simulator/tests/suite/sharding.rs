@@ -1,10 +1,9 @@
 //! The cut of the schedules' builders is the oracle's cut, and both are TransformerEngine's.
 
-mod common;
+use crate::common::{Draws, problem};
 
 use std::collections::BTreeMap;
 
-use common::{Draws, problem};
 use seamproof_oracle::sharding::{PlacedRun, RankLayout, SideLayout, layouts, run_of, span_multiple};
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
 use seamproof_simulator::check::check;

@@ -58,7 +58,7 @@ fn turn_inputs_back(schedule: &Schedule, buffers: &mut Buffers<f64>) {
 }
 
 /// Runs the schedule in f64, in an order drawn from `draws`, and compares every placed row with the exact answer.
-pub fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
+pub(crate) fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
     let inputs = inputs(problem, draws);
     let forward = exact::forward(problem, &inputs);
     let gradients = exact::backward(problem, &inputs, &Saved::from(&forward));

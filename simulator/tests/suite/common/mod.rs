@@ -1,7 +1,6 @@
 //! Random problems whose spans a balance divides, and the random numbers behind them.
-#![allow(dead_code, unreachable_pub)]
 
-pub mod hold;
+pub(crate) mod hold;
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
@@ -10,21 +9,21 @@ use seamproof_oracle::{
 };
 
 /// The generator splitmix64.
-pub struct Draws(pub u64);
+pub(crate) struct Draws(pub(crate) u64);
 
 impl Draws {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 }
@@ -43,7 +42,7 @@ fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
 }
 
 /// Returns a random problem whose spans the balance divides.
-pub fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
+pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
     let unit = span_multiple(balance, cp);
     let mut rows = TensorRows { q: cp * draws.below(2), kv: cp * draws.below(3) };
     let mut sequences = Vec::new();
