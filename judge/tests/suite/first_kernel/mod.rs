@@ -7,5 +7,5 @@ include!("kernel.rs");
 fn readme_shows_this_kernel() {
     let lines = include_str!("kernel.rs").lines().filter(|line| !line.contains("should_panic"));
     let shown: String = lines.map(|line| format!("{line}\n")).collect();
-    assert!(include_str!("../../../README.md").contains(&shown), "README shows another kernel");
+    assert!(include_str!("../../../../README.md").contains(&shown), "README shows another kernel");
 }
