@@ -1,9 +1,20 @@
-//! The command line from outside: exit codes, texts, files.
+//! The program from outside: exit codes, texts, files, worker processes. Most of these tests wait for a process, so they
+//! are one program: while one waits, another computes.
 
 mod arguments;
 mod campaigns;
 mod cases;
 mod faults;
+mod merge;
+#[cfg(unix)]
+mod mocking;
+mod nightly;
+#[cfg(unix)]
+mod outside;
+#[cfg(unix)]
+mod worker;
+#[cfg(unix)]
+mod worker_commands;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +24,9 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// The program under test.
+#[cfg(unix)]
+const PROGRAM: &str = env!("CARGO_BIN_EXE_seamproof");
 /// Exit codes of a campaign without findings. A small campaign may be too short to meet every floor of the census.
 const NOTHING_FOUND: [i32; 2] = [0, 4];
 

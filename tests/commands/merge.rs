@@ -6,8 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use assert_cmd::Command;
 use serde_json::Value;
+
+use super::seamproof;
 
 /// Subjects whose failures have one symptom, or several, and the right one.
 const SUBJECTS: [&str; 5] = [
@@ -21,11 +22,6 @@ const SUBJECTS: [&str; 5] = [
 /// faults.
 const OTHER_HEAD: &str = "emulated~call-kv-heads-rotated";
 const CASES: &str = "240";
-
-fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::cargo_bin("seamproof").expect("the program is built");
-    command.current_dir(dir).args(arguments).output().expect("the program runs")
-}
 
 /// A campaign's directory and reports, without times and numbers of threads.
 #[derive(Debug, PartialEq)]

@@ -3,8 +3,6 @@
 //!
 //! Whatever the worker does is a finding or a clear error, and no process is left.
 
-#![cfg(unix)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -22,8 +20,8 @@ use seamproof_oracle::{Pass, Problem, ProblemFields, Run, Sequence};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The program under test.
-const PROGRAM: &str = env!("CARGO_BIN_EXE_seamproof");
+use super::{PROGRAM, code};
+
 /// Longest time that anything here waits for.
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -116,10 +114,6 @@ fn small(edit: impl FnOnce(&mut ProblemFields)) -> Problem {
 
 fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("an exit code")
 }
 
 /// Test that plain Python which is right holds, whatever it prints, through every door.

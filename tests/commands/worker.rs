@@ -2,10 +2,6 @@
 //!
 //! Whatever the mock does, the failure is recorded as what it was, the other runs continue, and no process is left.
 
-#![cfg(unix)]
-
-mod mocking;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
@@ -23,7 +19,8 @@ use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, Sink};
 
-use mocking::{PROGRAM, START, capped, is_gone, options, problem, wait_until, with_sink};
+use super::PROGRAM;
+use super::mocking::{START, capped, is_gone, options, problem, wait_until, with_sink};
 
 /// Deadline of a run that does not hang, which takes less.
 const RUN: Duration = Duration::from_secs(10);

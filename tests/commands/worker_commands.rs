@@ -3,15 +3,11 @@
 //! Whatever a worker does, the command ends and says what happened, and its exit code tells a crash or a hang from a
 //! wrong result. However a command ends, no process is left.
 
-#![cfg(unix)]
-
-mod mocking;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use seamproof::worker::{self, mock};
 use seamproof_judge::case::{Case, Subject};
@@ -20,19 +16,8 @@ use seamproof_judge::shrink::size;
 use seamproof_oracle::Problem;
 use serde_json::Value;
 
-use mocking::{PROGRAM, capped, is_gone, options, problem, wait_until, with_sink};
-
-fn seamproof(dir: &Path, arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).current_dir(dir).args(arguments).output().expect("the program runs")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("an exit code")
-}
+use super::mocking::{capped, is_gone, options, problem, wait_until, with_sink};
+use super::{PROGRAM, code, seamproof, stdout};
 
 fn events(file: &Path) -> Vec<Value> {
     let text = fs::read_to_string(file).expect("the events");

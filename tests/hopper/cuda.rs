@@ -1,5 +1,5 @@
 //! The CUDA device. Tests that need a Hopper GPU are ignored unless asked for, and fail without one:
-//! `cargo test --release --test cuda -- --ignored`
+//! `cargo test --release --test hopper cuda -- --ignored`
 
 use std::collections::BTreeMap;
 

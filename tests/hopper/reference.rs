@@ -1,5 +1,5 @@
 //! The reference kernel on a GPU, compared with the oracle on the CPU. It needs a Hopper GPU, a driver and NVRTC, and
-//! fails without them: `cargo test --release --test reference -- --ignored`
+//! fails without them: `cargo test --release --test hopper reference -- --ignored`
 
 use std::collections::{BTreeMap, BTreeSet};
 

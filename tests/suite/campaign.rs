@@ -1,12 +1,11 @@
 //! Findings of a campaign: they are recorded, shrunk, counted once, and the same with any number of threads.
 
-mod crashing;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::crashing::Crashing;
 use seamproof::backends::BackendError;
 use seamproof::campaign::{
     self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
@@ -21,10 +20,7 @@ use seamproof_judge::generate::Profile;
 use seamproof_judge::subject::{Backend, Declaration, MaskForm, Outputs, RunError, Table};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
-
 use seamproof_oracle::{Inputs, Problem, Sink};
-
-use crashing::Crashing;
 
 const CASES: u64 = 200;
 
@@ -133,7 +129,7 @@ fn a_test_to_paste_is_that_of_the_module_above() {
         let case = Case { subject: Subject { name: subject.to_owned(), options }, ..case.clone() };
         findings.explain(name, &case).expect("the test is written");
         let left = fs::read_to_string(place.path().join(format!("{name}.rs"))).expect("a test to paste");
-        assert!(left == text, "tests/pasted/{name}.rs is to hold:\n{left}");
+        assert!(left == text, "tests/suite/pasted/{name}.rs is to hold:\n{left}");
         let is_told = findings.replay(name, &case).starts_with("seamproof replay ");
         assert_eq!(is_told, subject == "emulated");
     }

@@ -3,8 +3,6 @@
 //! The test starts itself again as a child that runs a campaign against a broken subject, so that findings are
 //! written all the time, and kills it. A hash draws the moments, so a run can be repeated as far as a clock allows.
 
-mod crashing;
-
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
@@ -14,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::crashing::Crashing;
 use seamproof::backends::BackendError;
 use seamproof::campaign::{self, Control, Event, Observer, Options, Plan, Shard, Sinks, Subjects};
 use seamproof::record::{EventLog, RunDir};
@@ -23,8 +22,6 @@ use seamproof_judge::generate::Profile;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Inputs, Problem};
-
-use crashing::Crashing;
 
 const KILLS: u64 = 50;
 /// Longest time from the child's first sign of life until it is killed.
@@ -76,7 +73,7 @@ fn spawn(test: &str, place: &Path, crashes: u64) -> Child {
 
 /// Runs a child and kills it at the moment that this number draws.
 fn run_and_kill(number: u64, place: &Path) {
-    let mut child = spawn("child", place, 0);
+    let mut child = spawn("kill::child", place, 0);
     let start = Instant::now();
     while !place.join("events.jsonl").exists() {
         assert!(start.elapsed() < PATIENCE, "the child shows no life");
@@ -196,7 +193,7 @@ fn a_failing_case_is_on_disk_before_the_subject_is_called_again() {
     let parent = tempfile::tempdir().expect("a temporary directory");
     for crashes in [1, 2, 3, 5, 10] {
         let place = parent.path().join(crashes.to_string());
-        let status = spawn("deadly_child", &place, crashes).wait().expect("the child ends");
+        let status = spawn("kill::deadly_child", &place, crashes).wait().expect("the child ends");
         assert!(!status.success(), "the child was to end itself");
         let dir = place.join("findings");
         assert_eq!(check_findings(&dir), 1, "after {crashes} crashes");

@@ -1,5 +1,4 @@
-//! Common parts of the tests of subjects behind worker processes: the program, the mock's options, and small
-//! problems.
+//! Common parts of the tests of subjects behind worker processes: the mock's options, and small problems.
 //!
 //! Each problem differs from the plain one in the one thing of its name, on which the mock is told to fail. None is
 //! the sentinel's.
@@ -13,8 +12,6 @@ use seamproof::worker;
 use seamproof_judge::subject::Table;
 use seamproof_oracle::{Pass, Problem, ProblemFields, Sink};
 
-/// The program under test.
-pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_seamproof");
 /// Longest time for the start of a mock. No start takes nearly this long, whatever else the machine does.
 pub(crate) const START: Duration = Duration::from_secs(30);
 
