@@ -172,6 +172,66 @@ fn every_failure_of_a_run_is_a_finding() {
     assert_eq!(code(&output), 0, "{}", said(&output));
 }
 
+/// Test that a campaign on a subject with accidents finds its canary past them, judges every case, and ends with the
+/// accident as its finding.
+#[test]
+fn accidents_are_findings_of_a_campaign_and_no_canary() {
+    let accidents = [
+        ("crash", "crash: SIGSEGV after launched", "30"),
+        ("kill", "crash: SIGKILL after launched", "30"),
+        ("exit", "crash: exit code 7 after launched", "30"),
+        ("raise", "crash: ValueError: a mask that nobody knows", "30"),
+        ("hang", "timeout: hung after launched", "12"),
+    ];
+    for (fault, words, cases) in accidents {
+        let place = Place::new();
+        let mock = place.mock(fault, "softcap");
+        let usual = ["--seed", "1", "--jobs", "2", "--workers", "1", "--deadline", "700ms"];
+        let output = place.run(&[&["run", "--backend", &mock, "--cases", cases], &usual[..]].concat());
+        let said = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(code(&output), 3, "{fault}: {said}");
+        assert!(said.contains(&format!("cases {cases} · held ")) && said.contains(words), "{fault}: {said}");
+        assert!(said.contains("canary found in case "), "{fault}: {said}");
+        let canary = cases_in(&place.path().join("seamproof.out/canary"));
+        let minimal = |case: &&Case| case.found.as_ref().is_some_and(|found| found.minimal);
+        let found: Vec<&Case> = canary.iter().filter(minimal).collect();
+        let [found] = found[..] else { panic!("{fault}: one canary") };
+        let check = found.found.as_ref().map(|found| found.finding.check);
+        assert!(check.is_some_and(|check| !check.is_end()), "{fault}: {check:?}");
+    }
+}
+
+/// Test that a subject which is wrong everywhere has findings and no canary, and that one which hangs everywhere ends in
+/// a verdict all the same.
+#[test]
+fn a_subject_that_always_fails_has_findings_and_no_canary() {
+    for (fault, expected, share, cases) in
+        [("wrong", 2, "4 of 4 cases", "20"), ("hang", 3, "4 of 4 cases", "5")]
+    {
+        let place = Place::new();
+        let mock = place.mock(fault, "others");
+        let usual =
+            ["--seed", "1", "--jobs", "2", "--workers", "1", "--deadline", "700ms", "--junit", "j.xml"];
+        let output = place.run(&[&["run", "--backend", &mock, "--cases", cases], &usual[..]].concat());
+        let said = said(&output);
+        assert_eq!(code(&output), expected, "{said}");
+        let canary = format!("canary    not told: the subject fails by itself: {share} ");
+        assert!(said.contains(&canary) && said.contains("FAIL"), "{said}");
+        assert_eq!(cases_in(&place.path().join("seamproof.out/canary")).len(), 4, "{said}");
+        let events = fs::read_to_string(place.path().join("seamproof.out/events.jsonl")).expect("the events");
+        assert!(events.contains("\"not_told\":\"the subject fails by itself"), "{events}");
+        let report = fs::read_to_string(place.path().join("j.xml")).expect("the report");
+        assert!(report.contains("type=\"not told\""), "{report}");
+    }
+}
+
+/// Returns the stored cases of a folder.
+fn cases_in(folder: &Path) -> Vec<Case> {
+    let files = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("a file").path());
+    let cases = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    cases.map(|path| Case::load(&path).expect("a case")).collect()
+}
+
 /// Test that a worker with which no campaign can begin is an error of the user's, on a line of its own.
 #[test]
 fn a_subject_that_does_not_open_is_an_error() {
@@ -276,10 +336,7 @@ fn a_wrong_result_is_looked_at_again_in_a_fresh_worker() {
     let told = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(code(&output), 2, "{told}");
     assert!(told.contains("alone in a fresh worker it is right; it fails after 1 of the"), "{told}");
-    let findings = fs::read_dir(place.path().join("seamproof.out/findings")).expect("the findings");
-    let files = findings.map(|entry| entry.expect("a file").path());
-    let cases = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let cases: Vec<Case> = cases.map(|path| Case::load(&path).expect("a case")).collect();
+    let cases = cases_in(&place.path().join("seamproof.out/findings"));
     let needs = cases.iter().find(|case| case.before.len() == 1).expect("a case with the run that it needs");
     assert!(needs.before[0].problem.softmax.softcap.is_some());
     let again = place.run(&["replay", "seamproof.out", "--workers", "1"]);
@@ -382,10 +439,13 @@ fn every_command_takes_a_subject_outside() {
     assert!(said(&output).contains("held"), "{}", said(&output));
 }
 
-/// Test that a program which is asked to stop, once or twice, leaves no worker, not even one that notices nothing.
+/// Test that a program which is asked to stop, once or twice, ends soon and leaves no worker, not even one that notices
+/// nothing. A run that hangs has minutes left by its deadline.
 #[test]
 fn a_stopped_program_leaves_no_process() {
-    for (fault, when, signals) in [("deaf", "always", 1), ("hang", "softcap", 2), ("deaf", "always", 0)] {
+    let stopped =
+        [("deaf", "always", 1), ("hang", "softcap", 1), ("hang", "softcap", 2), ("deaf", "always", 0)];
+    for (fault, when, signals) in stopped {
         let place = Place::new();
         let mock = place.mock(fault, when);
         let cases = if signals == 0 { "10" } else { "1000000" };
@@ -398,11 +458,17 @@ fn a_stopped_program_leaves_no_process() {
         }
         std::thread::sleep(Duration::from_secs(1));
         let id = Pid::from_child(&program);
+        let asked = Instant::now();
         for _ in 0..signals {
             kill_process(id, Signal::INT).expect("it is told");
             std::thread::sleep(Duration::from_millis(300));
         }
         program.wait().expect("it ends");
+        assert!(
+            signals == 0 || asked.elapsed() < WAIT / 2,
+            "{fault} {when} {signals}: {:?}",
+            asked.elapsed()
+        );
         place.is_left_by_all();
     }
 }

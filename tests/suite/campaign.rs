@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::crashing::Crashing;
-use seamproof::backends::BackendError;
+use seamproof::backends::{self, BackendError};
 use seamproof::campaign::{
-    self, Control, Distinct, Event, Observer, Options, Plan, PlantedSubjects, Shard, Silent, Sinks, Subjects,
-    Summary,
+    self, Canary, Control, Distinct, Event, OWN_FAILURES_MAX, Observer, Options, Plan, PlantedSubjects,
+    Shard, Silent, Sinks, Subjects, Summary, Wrong,
 };
 use seamproof::record::Findings;
 use seamproof_judge::case::{Case, Subject};
@@ -236,10 +236,124 @@ fn a_stopped_campaign_runs_nothing_more_and_says_so() {
 fn the_canary_is_found_and_nothing_else_is_left_behind() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let findings = Findings::create(place.path()).expect("the directory is made");
-    let canary = campaign::canary(&plan(3), &PlantedSubjects::default(), &findings, &Control::default());
+    let canary = campaign::canary(&plan(3), &Wrong::planted(), &findings, &Control::default());
     let finding = canary.finding.expect("the canary is found");
     assert!(finding.found.minimal);
     assert_eq!(cases(place.path()).len(), 1);
+}
+
+/// What a subject does on some problems.
+#[derive(Clone, Copy)]
+enum Accident {
+    /// It raises an error on problems with an odd number of tokens.
+    Raises,
+    /// Its results are wrong wherever there are any.
+    Wrong,
+}
+
+/// A subject with an accident, with the canary's fault or without it.
+struct Accidental(Accident, bool);
+
+struct AccidentalKernel(Accident, Box<dyn Backend>);
+
+impl Subjects for Accidental {
+    fn name(&self) -> &str {
+        if self.1 { "accidental~wrong" } else { "accidental" }
+    }
+
+    fn options(&self, _seed: u64) -> Options {
+        Options::new()
+    }
+
+    fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        let right = || Box::new(Emulated::default()) as Box<dyn Backend>;
+        Ok(Box::new(AccidentalKernel(self.0, if self.1 { backends::canary() } else { right() })))
+    }
+}
+
+impl Backend for AccidentalKernel {
+    fn declaration(&self) -> Declaration {
+        self.1.as_ref().declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.1.as_ref())
+    }
+
+    fn name(&self) -> &str {
+        "accidental"
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = self.1.run(problem, inputs)?;
+        match self.0 {
+            Accident::Raises if problem.tokens() % 2 == 1 => return Err(RunError::Crash("bad luck".into())),
+            Accident::Raises => {}
+            Accident::Wrong => outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(shifted)),
+        }
+        Ok(outputs)
+    }
+}
+
+/// Looks for the canary of a subject with an accident.
+fn canary_of(accident: Accident, plan: &Plan, dir: &Path) -> Canary {
+    let findings = Findings::create(dir).expect("the directory is made");
+    let [wrong, right] = [true, false].map(|is_wrong| Box::new(Accidental(accident, is_wrong)));
+    campaign::canary(plan, &Wrong { wrong, right }, &findings, &Control::default())
+}
+
+/// Test that a subject's own errors are neither taken for the canary nor shrunk, with any number of threads.
+#[test]
+fn an_error_of_the_subject_is_no_canary() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let told = |seed: u64, jobs: usize| {
+        let dir = place.path().join(format!("{seed}-{jobs}"));
+        let canary = canary_of(Accident::Raises, &Plan { seed, ..plan(jobs) }, &dir);
+        let own: Vec<u64> = canary.own.iter().map(|own| own.first_case).collect();
+        assert!(canary.own.iter().all(|own| own.key.check == Check::Crash && !own.found.minimal));
+        assert_eq!(cases(&dir).len(), own.len() + usize::from(canary.finding.is_some()));
+        let finding = canary.finding.map(|finding| {
+            assert!(finding.found.minimal && finding.key.check != Check::Crash, "{finding}");
+            (finding.first_case, finding.problem)
+        });
+        assert_eq!(canary.not_told.is_some(), finding.is_none());
+        (canary.cases, finding, own)
+    };
+    let all = (0..8).map(|seed| {
+        let one = told(seed, 1);
+        assert_eq!(one, told(seed, 3));
+        one
+    });
+    let past_errors = all.filter(|(_, finding, own)| finding.is_some() && !own.is_empty()).count();
+    assert!(past_errors > 0, "no seed has an error before its canary");
+}
+
+/// Test that a failure which the right call has as well is no canary. A few of them end the search, and the campaign
+/// meets them.
+#[test]
+fn a_canary_is_not_told_of_a_subject_that_is_wrong_everywhere() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let canary = canary_of(Accident::Wrong, &plan(3), &place.path().join("canary"));
+    assert!(canary.finding.is_none() && canary.permits());
+    assert_eq!(canary.own.len() as u64, OWN_FAILURES_MAX);
+    let words = format!("canary    not told: the subject fails by itself: 4 of {} cases", canary.cases);
+    assert_eq!(canary.to_string(), words);
+    for case in cases(&place.path().join("canary")) {
+        assert_eq!(case.subject.name, "accidental", "the right call fails");
+        assert!(!case.found.expect("a finding").minimal);
+    }
+    let findings = Findings::create(&place.path().join("findings")).expect("the directory is made");
+    let control = Control::default();
+    let sinks = Sinks { findings: &findings, observer: &Silent, control: &control };
+    let wrong = Accidental(Accident::Wrong, false);
+    let mut summary = campaign::run(&Plan { cases: Some(20), ..plan(2) }, &wrong, &sinks);
+    summary.heed(&canary);
+    assert!(!summary.distinct.is_empty() && summary.void.is_none() && summary.own.is_empty(), "{summary}");
+    let right = PlantedSubjects::default();
+    let mut held = campaign::run(&Plan { cases: Some(0), ..plan(1) }, &right, &sinks);
+    held.heed(&canary);
+    assert_eq!(held.own.len(), canary.own.len(), "what the campaign does not show is told");
+    assert!(held.to_string().contains("no pass: 0 cases"), "{held}");
 }
 
 /// A kernel of a narrow table that refuses nothing by itself, with a fault where there is a learnable sink.
