@@ -2,7 +2,6 @@
 
 use seamproof_oracle::Problem;
 
-use crate::census::Census;
 use crate::generate::{self, Draw, Limits, Malformed, RawProblem};
 use crate::subject::Declaration;
 
@@ -42,15 +41,6 @@ impl Asked {
         match self {
             Asked::Problem(problem) => Some(problem),
             Asked::Probe(_) | Asked::Malformed(_) => None,
-        }
-    }
-
-    /// Counts the question.
-    pub fn count(&self, census: &mut Census) {
-        match self {
-            Asked::Problem(problem) => census.add_as(problem, true),
-            Asked::Probe(problem) => census.add_as(problem, false),
-            Asked::Malformed(malformed) => census.add_malformed(malformed.rule),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! and number of cases give the same summary on every machine, with any number of threads.
 //!
 //! The *canary* comes first. The subject itself is called wrongly (a window one key short, a key lost, …), and the
-//! judge must see it. A campaign that misses its canary proves nothing.
+//! judge must see it, by a failure that the right call does not have. A campaign that misses its canary proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,6 +35,8 @@ const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
 const EVALUATIONS_MAX: usize = 1000;
 /// Number of drawn problems among which a wrong call must show and be found.
 const CANARY_CASES_MAX: u64 = 200;
+/// Number of problems on which the subject fails by itself that end the search for the canary.
+const OWN_FAILURES_MAX: u64 = 4;
 
 /// Plan of a campaign.
 ///
@@ -96,16 +98,32 @@ impl Campaign {
         let inside = |index| self.asked(subject, index).inside();
         let Some(call) = canary_call(subject, inside) else { return CanaryOutcome::Silent };
         let wrong = Miscalled::new(Box::new(Borrowed(subject)), call);
+        let mut own = 0;
         for case in 0..CANARY_CASES_MAX {
             let Some(problem) = inside(case) else { continue };
-            if wrong.shows(&problem, &values::inputs(&problem))
-                && matches!(evaluate(&wrong, &problem), Verdict::Finding(_))
-            {
+            if !wrong.shows(&problem, &values::inputs(&problem)) {
+                continue;
+            }
+            let Verdict::Finding(finding) = evaluate(&wrong, &problem) else { continue };
+            if !fails_by_itself(subject, &problem, &finding) {
                 return CanaryOutcome::Found { call: call.id, case };
             }
+            own += 1;
+            if own == OWN_FAILURES_MAX {
+                break;
+            }
         }
-        CanaryOutcome::Missed { call: call.id }
+        match own {
+            0 => CanaryOutcome::Missed { call: call.id },
+            own => CanaryOutcome::NotTold { call: call.id, own },
+        }
     }
+}
+
+/// Whether a failure of a wrong call is the subject's own: an error, which no wrong call asks for, or one that the right
+/// call has as well.
+fn fails_by_itself(subject: &dyn Backend, problem: &Problem, finding: &Finding) -> bool {
+    finding.check.is_end() || matches!(evaluate(subject, problem), Verdict::Finding(_))
 }
 
 /// Returns the first wrong call that shows on what a subject takes: it changes the exact answer of one of its first
@@ -142,6 +160,13 @@ pub enum CanaryOutcome {
     Missed {
         /// Id of the wrong call in [`MISCALLS`].
         call: &'static str,
+    },
+    /// A wrong call of which nothing can be said, because the subject fails without it.
+    NotTold {
+        /// Id of the wrong call in [`MISCALLS`].
+        call: &'static str,
+        /// Number of problems on which the subject failed by itself.
+        own: u64,
     },
     /// No wrong call: none changed the exact answer of any problem that the subject takes.
     Silent,
@@ -241,7 +266,7 @@ impl CampaignSummary {
     }
 
     fn add(&mut self, subject: &dyn Backend, judged: Judged) {
-        judged.asked.count(&mut self.census);
+        self.census.add_asked(&judged.asked);
         let (Asked::Problem(problem) | Asked::Probe(problem), Some(verdict)) = (judged.asked, judged.verdict)
         else {
             return;
@@ -335,6 +360,10 @@ impl fmt::Display for CampaignSummary {
             CanaryOutcome::Found { call, case } => write!(f, "canary: {call} was found in case {case}"),
             CanaryOutcome::Missed { call } => {
                 write!(f, "canary: {call} was missed: this campaign proves nothing")
+            }
+            CanaryOutcome::NotTold { call, own } => {
+                let own = counted(own, "problem");
+                write!(f, "canary: {call} was not told, as the subject fails by itself on {own}")
             }
             CanaryOutcome::Silent => write!(f, "canary: no wrong call shows on what the subject takes"),
         }

@@ -13,7 +13,7 @@ use seamproof_oracle::Problem;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::finding::{Earlier, Finding};
+use crate::finding::{Earlier, Finding, LOOKS};
 
 /// Version of the format that this program writes.
 pub const CASE_VERSION: u32 = 1;
@@ -125,9 +125,13 @@ impl Found {
 }
 
 /// Whether the words before shrinking say more than the present ones, or something different: whether some of them
-/// are missing now, or stand in another order. Words with a digit are not compared, since a smaller case has other
-/// rows, keys and weights.
+/// are missing now, or stand in another order, or whether several explanations stand now in place of fewer. Words with
+/// a digit are not compared, since a smaller case has other rows, keys and weights.
 fn says_more(before: &str, now: &str) -> bool {
+    let choices = |text: &str| text.matches(", or ").count();
+    if before.contains(LOOKS) && choices(before) < choices(now) {
+        return true;
+    }
     let mut now = words(now);
     !words(before).all(|word| now.any(|other| other == word))
 }
@@ -382,6 +386,9 @@ mod tests {
         assert!(says_more(&missed, NONE) && says_more(&missed, &read) && says_more(&read, &missed));
         assert!(!says_more(&missed, &again) && !says_more(&missed, &missed));
         assert!(!says_more(NONE, &missed) && !says_more(NONE, NONE), "what is wrong now says more");
+        let base = format!("{NONE}: looks as if the LSE had base 2");
+        let any = format!("{base}, or as if logits were larger");
+        assert!(says_more(&base, &any) && says_more(&any, &base) && !says_more(NONE, &any));
         let [saw, as_if] = ["query 1: saw keys 0..9", "query 0: as if it saw keys 0..1"];
         assert!(!says_more(saw, as_if) && says_more(as_if, saw));
 

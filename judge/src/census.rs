@@ -494,8 +494,17 @@ impl Census {
         self.add_as(problem, is_legal(problem));
     }
 
+    /// Counts what a subject was asked.
+    pub fn add_asked(&mut self, asked: &Asked) {
+        match asked {
+            Asked::Problem(problem) => self.add_as(problem, true),
+            Asked::Probe(problem) => self.add_as(problem, false),
+            Asked::Malformed(malformed) => self.add_malformed(malformed.rule),
+        }
+    }
+
     /// Counts a problem that a subject takes, or, if it is not legal, one that the subject must refuse.
-    pub(crate) fn add_as(&mut self, problem: &Problem, legal: bool) {
+    fn add_as(&mut self, problem: &Problem, legal: bool) {
         for class in CLASSES.iter().filter(|class| class.has(problem, legal)) {
             increment(&mut self.classes, class.name, 1);
         }
@@ -655,7 +664,7 @@ impl Floors {
         let limits = profile.limits();
         for index in 0..MEASURED {
             drawn.add_draw(&generate::draw(0, index, &limits));
-            Asked::drawn(0, index, &limits, declaration).count(&mut asked);
+            asked.add_asked(&Asked::drawn(0, index, &limits, declaration));
         }
         let rarer = |rate: u16, drawn: u64, asked: u64| match asked < drawn {
             true => {

@@ -226,6 +226,9 @@ pub struct Finding {
     pub before: Vec<Earlier>,
 }
 
+/// Beginning of the words for a mistake that would explain a finding.
+pub(crate) const LOOKS: &str = "looks as if ";
+
 /// Sizes of a number that are written without an exponent.
 const PLAIN: std::ops::Range<f64> = 1e-4..1e6;
 

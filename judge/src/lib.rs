@@ -8,7 +8,7 @@
 //! and runs a [`Campaign`](campaign::Campaign):
 //!
 //! ```
-#![doc = include_str!("../tests/first_kernel/kernel.rs")]
+#![doc = include_str!("../tests/suite/first_kernel/kernel.rs")]
 //! ```
 //!
 //! | module | holds |
@@ -24,7 +24,7 @@
 //! | [`calibrate`], [`profile`] | what a subject rounds, found from outside and locked |
 //! | [`case`](mod@case), [`files`], [`prose`] | what is stored, and how it reads |
 
-// The example is a test of `tests/first_kernel`. Here it only has to compile.
+// The example is a test of `tests/suite/first_kernel`. Here it only has to compile.
 #![allow(clippy::test_attr_in_doctest)]
 
 pub mod asked;

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .copies import Copies, TorchCopies
 from .errors import DeclarationError
 from .formats import UNWRITTEN, UNWRITTEN_16, narrow, widen
 
@@ -25,6 +26,8 @@ class Numpy:
 
     name = "numpy"
     mutable = True
+    # Whether a kernel may still run when its call has returned.
+    asynchronous = False
 
     def __init__(self, device: str | None = None, ordinal: int = 0):
         if device not in (None, "cpu"):
@@ -68,8 +71,23 @@ class Numpy:
             # All at once, so that each is another piece of memory.
             _ = [self.unwritten(elements, form) for elements, form in shapes]
 
+    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+        """Returns copies on the same device, made as the arrays are when the caller's stream comes to them."""
+        return Copies({name: np.array(array) for name, array in arrays.items()})
+
+    def differ(self, pairs: Sequence[tuple[Copies, Copies]]) -> list[bool]:
+        """Returns for each pair of copies of the same arrays whether they differ in a bit."""
+        return [bool(one.differing(other)) for one, other in pairs]
+
+    def is_array(self, value: Any) -> bool:
+        """Returns whether a value is an array of the library on its device."""
+        return isinstance(value, np.ndarray)
+
     def synchronise(self) -> None:
-        """Waits until everything that was started is done."""
+        """Waits as a caller does who reads the results: for the current stream alone."""
+
+    def finish(self) -> None:
+        """Waits until the whole device is idle, whichever stream a kernel chose."""
 
     def begin(self) -> None:
         """Begins to measure the cost of a run."""
@@ -126,7 +144,8 @@ class Torch(Numpy):
         if device == "cuda":
             device = f"cuda:{ordinal}"
         self.device = torch.device(device)
-        if self.device.type == "cuda":
+        self.asynchronous = self.device.type == "cuda"
+        if self.asynchronous:
             torch.cuda.set_device(self.device)
 
     def dtype(self, form: str) -> Any:
@@ -160,8 +179,24 @@ class Torch(Numpy):
         kind, code = (torch.int32, UNWRITTEN) if form == "f32" else (torch.int16, UNWRITTEN_16)
         return torch.full((elements,), code, dtype=kind, device=self.device).view(self.dtype(form))
 
+    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+        return TorchCopies.of(self.torch, arrays)
+
+    def differ(self, pairs: Sequence[tuple[Copies, Copies]]) -> list[bool]:
+        found = [(one.bytes != other.bytes).any() for one, other in pairs if one.arrays]
+        # All together, so that the host waits once.
+        told = iter(self.torch.stack(found).tolist() if found else [])
+        return [bool(one.arrays) and next(told) for one, _ in pairs]
+
+    def is_array(self, value: Any) -> bool:
+        return self.torch.is_tensor(value) and value.device.type == self.device.type
+
     def synchronise(self) -> None:
-        if self.device.type == "cuda":
+        if self.asynchronous:
+            self.torch.cuda.current_stream(self.device).synchronize()
+
+    def finish(self) -> None:
+        if self.asynchronous:
             self.torch.cuda.synchronize(self.device)
 
     def begin(self) -> None:
@@ -194,10 +229,8 @@ class Torch(Numpy):
         return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
     def lost(self, error: BaseException) -> bool:
-        if self.device.type != "cuda":
-            return False
         try:
-            self.synchronise()
+            self.finish()
         except RuntimeError:
             return True
         return False
@@ -256,7 +289,7 @@ class Jax(Numpy):
     def unwritten(self, elements: int, form: str) -> Any:
         raise DeclarationError("arrays of JAX cannot be written to: return new ones")
 
-    def synchronise(self) -> None:
+    def finish(self) -> None:
         self.jax.effects_barrier()
 
     def versions(self) -> dict[str, str]:
@@ -294,6 +327,7 @@ class Cupy(Numpy):
     """CuPy on a GPU, in f32 and fp16."""
 
     name = "cupy"
+    asynchronous = True
 
     def __init__(self, device: str | None = None, ordinal: int = 0):
         import cupy
@@ -319,7 +353,16 @@ class Cupy(Numpy):
     def unwritten(self, elements: int, form: str) -> Any:
         return self.cupy.asarray(super().unwritten(elements, form))
 
+    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+        return Copies({name: self.cupy.array(array) for name, array in arrays.items()})
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.cupy.ndarray)
+
     def synchronise(self) -> None:
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def finish(self) -> None:
         self.cupy.cuda.Device().synchronize()
 
     def versions(self) -> dict[str, str]:
@@ -337,7 +380,7 @@ class Cupy(Numpy):
 
     def lost(self, error: BaseException) -> bool:
         try:
-            self.synchronise()
+            self.finish()
         except self.cupy.cuda.runtime.CUDARuntimeError:
             return True
         return False

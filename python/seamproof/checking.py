@@ -258,28 +258,37 @@ OUTCOMES = {0: "held", 1: "input", 2: "finding", 3: "crash", 4: "too-little-run"
 
 def _report_of_events(name: str, said: list[dict[str, Any]], left: Path, done: Any) -> Report:
     summary, findings = said[-1], {}
+    outcome = OUTCOMES.get(done.returncode, "internal")
     for event in said:
         if event["event"] == "finding" and event.get("name"):
-            file = left / "findings" / (event["name"] + ".json")
-            finding = {
-                "what": _finding_words(event["finding"]),
-                "problem": event["problem"],
-                "minimal": event.get("minimal", False),
-                "case": json.loads(file.read_text()) if file.is_file() else None,
-            }
-            findings[json.dumps(event["key"], sort_keys=True)] = finding
+            findings[json.dumps(event["key"], sort_keys=True)] = _finding_of(event, left / "findings")
+        if event["event"] == "canary" and outcome == "canary-missed":
+            # No case of the campaign showed them.
+            for number, own in enumerate(event.get("own", [])):
+                findings[f"canary {number}"] = _finding_of(own, left / "canary")
     return Report(
         subject=name,
-        outcome=OUTCOMES.get(done.returncode, "internal"),
+        outcome=outcome,
         cases=summary.get("cases", 0),
         held=summary.get("held", 0),
         seed=said[0].get("seed"),
         findings=list(findings.values()),
         missed=summary.get("missed", []),
-        trouble=summary.get("infrastructure", []),
+        trouble=[*summary.get("infrastructure", []), *filter(None, [summary.get("void")])],
         text=done.stdout,
         raw=summary,
     )
+
+
+def _finding_of(told: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns a finding as a summary has it, from an event and the folder of its case."""
+    file = folder / f"{told.get('name')}.json"
+    return {
+        "what": _finding_words(told["finding"]),
+        "problem": told["problem"],
+        "minimal": told.get("minimal", False),
+        "case": json.loads(file.read_text()) if file.is_file() else None,
+    }
 
 
 def _finding_words(finding: dict[str, Any]) -> str:
@@ -332,8 +341,8 @@ def _conclude(subject: Subject, settings: Settings, report: Report, session: Ses
     trouble = "; ".join(report.trouble) or report.text
     if report.outcome == "canary-missed":
         raise CannotJudge(
-            "the check is void: it did not find the fault that it plants to test itself (a window off by one), so "
-            f"finding nothing else says nothing. {trouble}".rstrip()
+            "the check is void: it did not find the wrong call by which it tests itself, so finding nothing else says "
+            f"nothing. {trouble}".rstrip()
         )
     if report.outcome == "input":
         raise DeclarationError(f"{report.subject} declares what the program does not understand: {trouble}")

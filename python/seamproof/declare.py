@@ -24,23 +24,23 @@ def multiples(of: int, to: int, start: int | None = None) -> dict[str, int]:
     return {"from": of if start is None else start, "to": to, "multiple": of}
 
 
-def bottom_right(windows: bool | str | Iterable[str] = True) -> dict[str, list[str]]:
+def bottom_right(windows: bool | str | Iterable[str] = True, most: int | None = None) -> dict[str, Any]:
     """Returns masks whose diagonal ends at the last query and the last key, as FlashAttention's.
 
     `windows` is `True` for all, `False` for full and causal masks alone, or says which: names of forms, such as
-    `"causal-window"`.
+    `"causal-window"`. `most` is the largest bound of a window, 2³² − 1 where it is left out.
     """
-    return {"forms": _forms(windows), "alignments": ["bottom-right"]}
+    return {"forms": _forms(windows), "alignments": ["bottom-right"], **_given(window_most=most)}
 
 
-def top_left(windows: bool | str | Iterable[str] = True) -> dict[str, list[str]]:
-    """Returns masks whose diagonal begins at the first query and the first key; `windows` as in `bottom_right`."""
-    return {"forms": _forms(windows), "alignments": ["top-left"]}
+def top_left(windows: bool | str | Iterable[str] = True, most: int | None = None) -> dict[str, Any]:
+    """Returns masks whose diagonal begins at the first query and the first key; arguments as in `bottom_right`."""
+    return {**bottom_right(windows, most), "alignments": ["top-left"]}
 
 
-def both_alignments(windows: bool | str | Iterable[str] = True) -> dict[str, list[str]]:
-    """Returns masks of either alignment; `windows` as in `bottom_right`."""
-    return {"forms": _forms(windows), "alignments": list(ALIGNMENTS)}
+def both_alignments(windows: bool | str | Iterable[str] = True, most: int | None = None) -> dict[str, Any]:
+    """Returns masks of either alignment; arguments as in `bottom_right`."""
+    return {**bottom_right(windows, most), "alignments": list(ALIGNMENTS)}
 
 
 def packed(
@@ -65,7 +65,7 @@ def declaration(
     d_equal: bool = False,
     groups: Sizes | None = None,
     heads_most: int | None = None,
-    masks: Mapping[str, list[str]] | None = None,
+    masks: Mapping[str, Any] | None = None,
     lengths: Mapping[str, Any] | None = None,
     layout: Mapping[str, bool] | None = None,
     softcap: bool = False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class SeamproofError(Exception):
     """An error of the set-up, not of the kernel: a wrong declaration, a missing program, a broken exchange."""
@@ -29,6 +31,16 @@ class DeviceLost(SeamproofError):
 
 class OtherSubject(SeamproofError):
     """A stored case of another subject than the one that a test checks."""
+
+
+class NotReady(Exception):
+    """Results that changed after the caller's stream had ended: a fault of the kernel."""
+
+    def __init__(self, names: Iterable[str]):
+        super().__init__(
+            f"results changed after the caller's stream had ended ({', '.join(names)}): the kernel works on a stream "
+            "that the caller does not wait for"
+        )
 
 
 class Refused(Exception):

@@ -343,10 +343,16 @@ def _call(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator
     leaves = "q, k, v, sink" if learnable else "q, k, v"
     if problem.backward:
         yield "    dout = put(dout)\n"
+    watched = [*leaves.split(", "), *(["dout"] if problem.backward else [])]
+    watches = finding.check == "structure" and finding.tensor in watched
+    if watches:
+        yield "    given = {" + ", ".join(f'"{name}": get({name})' for name in watched) + "}\n"
     if problem.backward and subject.library_name == "torch":
         yield f"    {leaves} = (x.requires_grad_() for x in ({leaves}))\n"
     body = _varlen_call if isinstance(subject.call, Varlen) else _subject_call
     yield from body(subject, finding, kernel.name, leaves)
+    if watches:
+        yield "    watch(given, {" + ", ".join(f'"{name}": get({name})' for name in watched) + "})\n"
     yield "    got = {name: get(x) for name, x in got.items() if x is not None}\n"
     yield from _lse_lines(subject, problem)
     yield "    return got\n"

@@ -86,8 +86,8 @@ class Session:
         except Exception as error:
             self._failed(frame, self.subject, error)
         else:
-            costs = self.subject.open().costs()
-            self._channel.write(PHASE, frame.sequence, bytes([DONE]), frames.to_json(costs) if costs else b"")
+            costs = frames.to_json(answer.costs) if answer.costs else b""
+            self._channel.write(PHASE, frame.sequence, bytes([DONE]), costs)
             body = [frames.headed(answer.head()), *frames.floats(answer.parts())]
             self._channel.write(OUTPUTS, frame.sequence, *body)
 

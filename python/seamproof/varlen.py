@@ -29,6 +29,8 @@ ALIASES = {
     "seqused_k": ("seqused_k", "seqused_kv"),
     "return_lse": ("return_lse", "return_softmax_lse", "return_attn_probs"),
 }
+# Libraries of this signature pass windows as i32, and add positions to them. A bound beyond is no question to a kernel.
+WINDOW_MOST = 2**30
 NEEDED = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale")
 
 
@@ -123,7 +125,7 @@ def flash_varlen(
         on_gpu = library in ("torch", "cupy") and _on_gpu(library, device)
         table = dict(declared.get("table", {}))
         table["lengths"] = {"no_sequences": no_sequences, **table.get("lengths", {})}
-        forms = bottom_right(masks)
+        forms = bottom_right(masks, most=WINDOW_MOST)
         if not signature.has("causal"):
             forms["forms"] = [
                 form for form in forms["forms"] if form != "causal" or signature.has("window_size")

@@ -14,6 +14,8 @@ BAND = 1024
 KEYS_MOST = 96
 # Memory that `guarded` gave, with its name and shape: a result between two bands of NaN.
 guards = []
+# Names of inputs that the kernel changed.
+changed = set()
 
 
 def guarded(shape, name, put):
@@ -21,6 +23,11 @@ def guarded(shape, name, put):
     whole = put(np.full(int(np.prod(shape)) + 2 * BAND, np.nan, np.float32))
     guards.append((name, whole, shape))
     return whole[BAND : len(whole) - BAND].reshape(shape)
+
+
+def watch(before, after):
+    """Notes which inputs a call changed."""
+    changed.update(name for name in before if not np.array_equal(before[name], after[name], equal_nan=True))
 
 
 def fields(returned):
@@ -207,6 +214,9 @@ def verdict(call, get, inputs, other, extra, rows, mask, softmax, finding):
     wrong = [is_wrong(name, got[name], exact[name], check, bound, tell) for name in names]
     shows = any(wrong)
     shows |= outside_is_written(get, owned_q, owned_k)
+    if changed:
+        print(f"the call changes its inputs: {', '.join(sorted(changed))}")
+        shows = True
     if check == "structure":
         shows |= padding_is_broken(got, owned_q & ~rows_q, owned_k & ~rows_k, contract)
     # Gradients may be summed in any order.

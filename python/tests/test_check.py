@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,6 +110,27 @@ def test_what_says_nothing_is_an_error(fake_program, monkeypatch, mode, error, w
     monkeypatch.setenv("FAKE", mode)
     with pytest.raises(error, match=words):
         seamproof.check(example("numpy_attention", monkeypatch))
+
+
+def test_failures_of_the_search_for_the_canary_are_told_where_the_campaign_shows_none(tmp_path):
+    (tmp_path / "canary").mkdir()
+    (tmp_path / "canary" / "case-00000000.json").write_text('{"version": 1}')
+    own = {"finding": {"check": "crash", "what": "it died"}, "problem": "1 sequence", "name": "case-00000000"}
+    said = [
+        {"event": "start", "seed": "0x1"},
+        {"event": "canary", "finding": None, "own": [own], "not_told": "the subject fails by itself"},
+        {"event": "summary", "cases": 3, "held": 3, "void": "the canary was not told", "infrastructure": []},
+    ]
+    report = checking._report_of_events("mine", said, tmp_path, SimpleNamespace(returncode=5, stdout=""))
+    assert (report.outcome, report.trouble) == ("canary-missed", ["the canary was not told"])
+    assert report.findings == [
+        {"what": "crash: it died", "problem": "1 sequence", "minimal": False, "case": {"version": 1}}
+    ]
+    # A campaign that fails shows its own findings, and any other held.
+    said[2].pop("void")
+    assert not checking._report_of_events(
+        "mine", said, tmp_path, SimpleNamespace(returncode=0, stdout="")
+    ).findings
 
 
 def test_narrowing(fake_program, monkeypatch):

@@ -11,6 +11,8 @@ from supervisor import expected, inputs, problem
 
 import seamproof
 from seamproof import DeclarationError, Problem
+from seamproof.arrays import Numpy
+from seamproof.errors import NotReady
 from seamproof.formats import is_unwritten
 from seamproof.subject import RoundTripError
 from seamproof.varlen import Signature
@@ -145,7 +147,11 @@ def test_defaults_follow_the_signature():
         pass
 
     table = seamproof.flash_varlen(plain).declared["table"]
-    assert table["masks"] == {"forms": ["full", "causal"], "alignments": ["bottom-right"]}
+    wide = seamproof.flash_varlen(plain, table={"masks": {"window_most": 7}}).declared["table"]
+    assert wide["masks"] == {**table["masks"], "window_most": 7}
+    assert table["masks"] == {
+        "forms": ["full", "causal"], "alignments": ["bottom-right"], "window_most": 2**30
+    }  # fmt: skip
     assert table["softcap"] is False and table["sinks"] == ["none"] and table["backward"] is False
     assert table["layout"] == {
         "padding": False, "gaps": False, "first_offset": False, "slack": True, "steps": False
@@ -267,3 +273,99 @@ def test_what_was_not_written_is_seen():
     got = run(kernel, raw, inputs(raw))
     assert is_unwritten(got["out"][0]).all() and (got["out"][1:] == 1).all()
     assert is_unwritten(got["lse"][:, 3]).all()
+
+
+@pytest.mark.parametrize(("library", "form"), [("numpy", "f32"), ("numpy", "fp16"), ("torch", "bf16")])
+def test_an_input_that_the_kernel_writes_into_is_told(library, form):
+    pytest.importorskip(library)
+
+    @seamproof.subject(arrays=library, formats=[form], backward=False, statistics=[])
+    def kernel(p, q, k, v, dout, sink):
+        v[1, 0, 2] = 7
+        v[3, 0, 0] = 7
+        return v[: p.q.rows]
+
+    raw = problem([(2, 4)], heads=(1, 1), form=form)
+    got = run(kernel, raw, inputs(raw))
+    assert got["damage"] == [{"tensor": "v", "first": [1, 0, 2], "elements": 2}]
+
+
+def test_inputs_that_hold_nan_and_stay_are_no_damage():
+    subject = load("numpy_attention")
+    raw = problem([(2, 4)], slack=1)
+    assert run(subject, raw, inputs(raw))["damage"] == []
+
+
+@pytest.mark.parametrize("form", ["f32", "bf16"])
+def test_copies_of_torch_hold_what_the_arrays_hold(form):
+    torch = pytest.importorskip("torch")
+
+    @seamproof.subject(arrays="torch", formats=[form], device="cpu", backward=False)
+    def kernel(p, q, k, v, dout, sink):
+        dtype = p.library.dtype(form)
+        # Every other lane of a larger tensor, and a transposed one of f64.
+        out = torch.arange(4 * 2 * 6).reshape(4, 2, 6).to(dtype)[:, :, ::2]
+        return out, torch.arange(8, dtype=torch.float64).reshape(4, 2).T
+
+    raw = problem([(4, 2)], dims=(3, 3), form=form)
+    plain = run(kernel, raw, inputs(raw))
+    # As on a device, where results are read from copies.
+    library = kernel.open()
+    library.asynchronous, library.synchronise, library.finish = True, lambda: None, lambda: None
+    copied = run(kernel, raw, inputs(raw))
+    for name in ("out", "lse"):
+        np.testing.assert_array_equal(plain[name], copied[name])
+    assert copied["out"][0, 0].tolist() == [0, 2, 4] and copied["lse"][0].tolist() == [0, 2, 4, 6]
+
+
+class Streams(Numpy):
+    """numpy as if on a device: what a kernel starts on a stream of its own is done when the device is idle."""
+
+    asynchronous = True
+
+    def __init__(self):
+        super().__init__()
+        self.started = []
+
+    def finish(self):
+        while self.started:
+            self.started.pop()()
+
+
+def on_a_stream(waits):
+    """Returns a kernel that fills its results on a stream of its own, for which it waits or does not."""
+
+    @seamproof.subject(arrays="numpy", formats=["f32"], backward=False)
+    def kernel(p, q, k, v, dout, sink):
+        out, lse = p.empty(), p.empty("lse")
+        library = kernel.open()
+        library.started += [lambda: out.fill(1), lambda: lse.fill(2)]
+        if waits:
+            library.finish()
+        return out, lse
+
+    kernel._library = Streams()
+    return kernel
+
+
+def test_results_of_a_stream_that_nobody_waits_for_are_told():
+    raw = problem([(2, 4)])
+    assert (run(on_a_stream(True), raw, inputs(raw))["out"] == 1).all()
+    subject = on_a_stream(False)
+    with pytest.raises(
+        NotReady, match=r"caller's stream had ended \(out, lse\): the kernel works on a stream"
+    ):
+        run(subject, raw, inputs(raw))
+    assert not subject.open().started, "nothing leaks into the next run"
+
+
+def test_a_late_error_of_the_device_belongs_to_its_run():
+    subject = on_a_stream(False)
+
+    def fails():
+        raise RuntimeError("an illegal memory access")
+
+    subject._library.started.append(fails)
+    raw = problem([(2, 4)])
+    with pytest.raises(RuntimeError, match="illegal"):
+        run(subject, raw, inputs(raw))

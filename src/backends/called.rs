@@ -9,7 +9,7 @@ use seamproof_oracle::{Inputs, Problem};
 
 use super::BackendError;
 use super::outside::{Declared, Itself};
-use crate::campaign::Subjects;
+use crate::campaign::{Subjects, Wrong};
 use crate::worker::{Caller, Ready};
 
 /// A subject whose runs are made by the process that started this one.
@@ -87,7 +87,7 @@ impl Host for Called {
     }
 }
 
-impl Subjects for Called {
+impl Subjects for &Called {
     fn name(&self) -> &str {
         self.itself.name()
     }
@@ -97,7 +97,7 @@ impl Subjects for Called {
     }
 
     fn backend(&self, _options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
-        Ok(Box::new(Borrowed(self)))
+        Ok(Box::new(Borrowed(*self)))
     }
 }
 
@@ -109,10 +109,10 @@ pub struct WronglyCalled<'a> {
 }
 
 impl<'a> WronglyCalled<'a> {
-    /// Returns the subject with a fault at its call.
-    pub fn new(called: &'a Called, call: &'static Miscall) -> WronglyCalled<'a> {
+    /// Returns the subject with a fault at its call, and the subject.
+    pub fn of(called: &'a Called, call: &'static Miscall) -> Wrong<'a> {
         let name = SubjectName::from(called.itself.name()).called_wrongly(call).name();
-        WronglyCalled { called, call, name }
+        Wrong { wrong: Box::new(WronglyCalled { called, call, name }), right: Box::new(called) }
     }
 }
 

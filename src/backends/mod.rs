@@ -20,9 +20,12 @@ use seamproof_simulator::faults;
 use crate::worker::{self, OpenError, Opened, Pool, Remote, Served, mock};
 use seamproof_judge::subject::Backend;
 
+/// Name of the emulated kernel.
+pub(crate) const EMULATED: &str = "emulated";
+
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
 /// a GPU, and the emulated kernel with the canary's fault planted in it.
-pub const NAMES: [&str; 3] = ["emulated", "cuda", faults::WINDOW_OFF_BY_ONE.id];
+pub const NAMES: [&str; 3] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id];
 
 /// Reason why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,10 +120,8 @@ fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
     match (base.as_str(), planted.as_deref().map(faults::by_id)) {
         // The faults are planted where the kernels are compiled, not here.
         _ if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
-        ("emulated", None) => Ok(Box::new(Emulated::from_options(options)?)),
-        ("emulated", Some(Some(fault))) => {
-            Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault)))
-        }
+        (EMULATED, None) => Ok(Box::new(Emulated::from_options(options)?)),
+        (EMULATED, Some(Some(fault))) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
         // A finding with the planted canary must replay.
         (id, None) if id == faults::WINDOW_OFF_BY_ONE.id && options.is_empty() => Ok(canary()),
         _ => Err(unknown(name)),
@@ -133,12 +134,12 @@ fn unknown(name: &SubjectName) -> BackendError {
     let (subject, id) = name.last_id();
     match (miscall(&id), faults::by_id(&id)) {
         (Some(fault), _) => {
-            let subject = if NAMES.contains(&subject.as_str()) { &subject } else { "emulated" };
+            let subject = if NAMES.contains(&subject.as_str()) { &subject } else { EMULATED };
             let write = format!("{subject}~{}, or any other BACKEND~{}", fault.id, fault.id);
             BackendError::Fault { name: shown(), place: "at the call", write }
         }
         (None, Some(fault)) => {
-            let write = SubjectName::planted("emulated", fault.id).name();
+            let write = SubjectName::planted(EMULATED, fault.id).name();
             BackendError::Fault { name: shown(), place: "of the emulated kernel or its schedule", write }
         }
         _ => BackendError::Unknown { name: shown() },
@@ -153,7 +154,7 @@ const NAME_SHOWN: usize = 40;
 pub fn unscheduled(name: &str) -> Vec<String> {
     let name = SubjectName::from(name);
     let in_kernel = |fault: &&faults::Fault| matches!(fault.edit, faults::Plant::Kernel(_));
-    let emulated = name.planted.as_deref().filter(|_| name.base == "emulated").and_then(faults::by_id);
+    let emulated = name.planted.as_deref().filter(|_| name.base == EMULATED).and_then(faults::by_id);
     let imitates = emulated.filter(in_kernel).map(|fault| fault.imitates).or_else(|| cuda::imitated(&name));
     let in_kernel = imitates.map(|imitates| format!("the fault in its kernels: {imitates}"));
     let at_call = name.miscalls.iter().map(|fault| format!("the fault at the call: {}", fault.imitates));
@@ -168,7 +169,7 @@ pub fn lock_file(name: &str) -> Option<PathBuf> {
 /// Whether a subject runs on the emulated kernel, in this process or in workers, right or with a fault.
 pub(crate) fn is_emulated(name: &str) -> bool {
     let base = SubjectName::from(name).base;
-    base == "emulated" || base == mock::NAME || base == faults::WINDOW_OFF_BY_ONE.id
+    base == EMULATED || base == mock::NAME || base == faults::WINDOW_OFF_BY_ONE.id
 }
 
 /// Returns options for a case of a campaign, from its seed. Tile sizes vary, so that every edge is met with few
@@ -176,7 +177,7 @@ pub(crate) fn is_emulated(name: &str) -> bool {
 pub fn draw_options(name: &str, seed: u64) -> Options {
     let name = SubjectName::from(name);
     match (name.base.as_str(), cuda::is_named(&name)) {
-        ("emulated", _) => subjects::draw_options(seed),
+        (EMULATED, _) => subjects::draw_options(seed),
         (_, true) => cuda::draw_options(seed),
         _ => Options::new(),
     }

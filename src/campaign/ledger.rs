@@ -7,32 +7,36 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::confirm::{self, Confirmation};
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
 use super::minimise::{minimise, shrink_budget};
 use super::plan::Deadline;
+use super::search::OWN_FAILURES_MAX;
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
 use super::{Plan, Sinks, Subjects};
 use crate::paste::try_command;
 use crate::record::RecordError;
+use crate::worker::is_abandoned;
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exercise::Exercise;
-use seamproof_judge::failure::{FailureKey, Symptom, features};
+use seamproof_judge::failure::{FailureKey, Symptom, features, same_failure};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose;
 use seamproof_judge::shrink;
-use seamproof_judge::subject::Recall;
+use seamproof_judge::subject::{Backend, Recall};
 use seamproof_judge::verdict::{Cost, Margin, Verdict};
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
-/// The same where the subject hangs.
-pub const HANG_SHRINKS_MAX: usize = 1;
+/// Failing cases of one symptom that are shrunk where the subject's process ends: each candidate costs a process.
+pub const ENDED_SHRINKS_MAX: usize = 1;
+/// Part of a campaign's time in which cases are shrunk that end the subject's process. Each takes half of what is left.
+const ENDED_SHRINKING: u32 = 2;
 /// Different failures that are kept, and cases of one symptom that are shrunk at most.
 pub const DISTINCT_MAX: usize = 64;
 /// Failing cases that stay on disk as they were drawn.
@@ -67,7 +71,11 @@ pub(super) enum Judged {
     /// A malformed problem that was not refused by its rule.
     Accepted(&'static str, Box<Finding>),
     Failed(Box<Failed>),
+    /// In a search for the canary, a failure that is the subject's own.
+    Own(Box<Failed>),
     Infrastructure(String),
+    /// Nothing, as the program was asked to end and did not wait for the run.
+    Abandoned,
 }
 
 /// A failing case, on disk as it was drawn.
@@ -113,7 +121,8 @@ impl Outcome {
                 CaseEvent { verdict: "infrastructure", reason: Some(what), ..event }
             }
             Judged::Accepted(_, broken) => finding(broken),
-            Judged::Failed(failed) => finding(&failed.finding),
+            Judged::Failed(failed) | Judged::Own(failed) => finding(&failed.finding),
+            Judged::Abandoned => event,
         }
     }
 }
@@ -140,8 +149,10 @@ pub(super) struct Ledger<'a> {
     needs: BTreeMap<FailureKey, (Symptom, Features)>,
     /// The end of all shrinking.
     shrinking: Deadline,
-    /// Whether a wrong result is looked at again before it is shrunk.
-    confirms: bool,
+    /// Time left for shrinking cases that end the subject's process; `None` where there is no limit.
+    ended_shrinking: Option<Duration>,
+    /// Longest time of one shrink in a search for the canary; `None` in a campaign.
+    search: Option<Duration>,
 }
 
 impl<'a> Ledger<'a> {
@@ -157,13 +168,19 @@ impl<'a> Ledger<'a> {
             shrinks: BTreeMap::new(),
             needs: BTreeMap::new(),
             shrinking: Deadline::default(),
-            confirms: true,
+            ended_shrinking: None,
+            search: None,
         }
     }
 
-    /// Takes each failure as it was seen: for a search that wants to see one, whatever it is.
-    pub(super) fn without_confirmation(self) -> Ledger<'a> {
-        Ledger { confirms: false, ..self }
+    /// Makes it that of a search for the canary. The first failure is taken as it was seen, and shrunk for this long.
+    pub(super) fn of_search(self, shrinking: Duration) -> Ledger<'a> {
+        Ledger { search: Some(shrinking), ..self }
+    }
+
+    /// Leaves most of a campaign's time to its cases, whatever the failures cost.
+    pub(super) fn sharing(self, time: Option<Duration>) -> Ledger<'a> {
+        Ledger { ended_shrinking: time.map(|time| time / ENDED_SHRINKING), ..self }
     }
 
     /// Shrinks nothing further once this time has come.
@@ -171,8 +188,13 @@ impl<'a> Ledger<'a> {
         Ledger { shrinking, ..self }
     }
 
-    /// Adds the next case; returns the number of different failures so far.
-    pub(super) fn fold(&mut self, outcome: Outcome) -> usize {
+    /// Adds the next case; returns whether it ends a search.
+    pub(super) fn fold(&mut self, outcome: Outcome) -> bool {
+        if matches!(outcome.judged, Judged::Abandoned) {
+            let what = format!("case {} was in flight at the interruption and had not ended", outcome.index);
+            self.missed(what);
+            return false;
+        }
         self.note(outcome.event());
         self.summary.count(outcome.tokens, outcome.products);
         self.summary.spent(outcome.elements, outcome.cost);
@@ -184,7 +206,8 @@ impl<'a> Ledger<'a> {
             Judged::Malformed(rule) => *self.summary.malformed.entry(rule.to_owned()).or_default() += 1,
             other => self.settle(outcome.index, other),
         }
-        self.distinct.len()
+        let failures = self.summary.own.len() as u64 + self.summary.infrastructure_count;
+        self.search.is_some() && (!self.distinct.is_empty() || failures >= OWN_FAILURES_MAX)
     }
 
     /// Tells of a case.
@@ -216,22 +239,31 @@ impl<'a> Ledger<'a> {
     /// Adds the next case that did not hold.
     pub(super) fn settle(&mut self, index: u64, judged: Judged) {
         match judged {
-            Judged::Held(_) | Judged::Refused(_) | Judged::Malformed(_) => {}
+            Judged::Held(_) | Judged::Refused(_) | Judged::Malformed(_) | Judged::Abandoned => {}
             Judged::Infrastructure(what) => self.summary.infrastructure(what),
             Judged::Accepted(rule, finding) => self.accepted(index, rule, *finding),
             Judged::Failed(failed) => {
-                if let Err(error) = self.failed(index, *failed) {
-                    // Nothing more can be recorded: going on would lose findings.
-                    self.summary.trouble(error.to_string());
-                    self.sinks.control.stop();
-                }
+                let recorded = self.failed(index, *failed);
+                self.told(recorded);
             }
+            Judged::Own(failed) => {
+                let recorded = self.own(index, *failed);
+                self.told(recorded);
+            }
+        }
+    }
+
+    /// Ends the campaign where nothing more can be recorded: going on would lose findings.
+    fn told(&mut self, recorded: Result<(), RecordError>) {
+        if let Err(error) = recorded {
+            self.summary.trouble(error.to_string());
+            self.sinks.control.stop();
         }
     }
 
     /// Forgets a case past the end of the campaign.
     pub(super) fn discard(&mut self, outcome: &Outcome) {
-        if let Judged::Failed(failed) = &outcome.judged
+        if let Judged::Failed(failed) | Judged::Own(failed) = &outcome.judged
             && let Err(error) = self.sinks.findings.remove(&failed.name)
         {
             self.summary.trouble(error.to_string());
@@ -265,7 +297,22 @@ impl<'a> Ledger<'a> {
             try_command: None,
             script: None,
         };
-        self.keep(key, distinct);
+        match self.search {
+            Some(_) => self.summary.own.push(distinct),
+            None => self.keep(key, distinct),
+        }
+    }
+
+    /// Keeps a failure of the subject's own, as it was drawn.
+    fn own(&mut self, index: u64, failed: Failed) -> Result<(), RecordError> {
+        let Failed { name, case, recorded, .. } = failed;
+        if let Recorded::Now(recorded) = recorded {
+            recorded?;
+        }
+        self.sinks.findings.explain(&name, &case)?;
+        let distinct = case.found.as_ref().map(|found| self.distinct_of(index, name, &case, found));
+        self.summary.own.extend(distinct);
+        Ok(())
     }
 
     fn failed(&mut self, index: u64, failed: Failed) -> Result<(), RecordError> {
@@ -279,9 +326,9 @@ impl<'a> Ledger<'a> {
         let drawn = features(&case.problem);
         let known = self.known(symptom, &drawn);
         let shrinks = self.shrinks.entry(symptom).or_default();
-        let most = match (&known, finding.check) {
-            (Some(_), Check::Timeout) => HANG_SHRINKS_MAX,
-            (Some(_), _) => SHRINKS_PER_SYMPTOM_MAX,
+        let most = match (&known, finding.ending) {
+            (Some(_), Some(_)) => ENDED_SHRINKS_MAX,
+            (Some(_), None) => SHRINKS_PER_SYMPTOM_MAX,
             (None, _) => DISTINCT_MAX,
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
@@ -377,7 +424,7 @@ impl<'a> Ledger<'a> {
         is_known: bool,
     ) -> Case {
         let is_over = self.sinks.control.stopped() || self.shrinking.passed();
-        if !self.confirms || finding.ending.is_some() || finding.check == Check::Sentinel || is_over {
+        if self.search.is_some() || finding.ending.is_some() || finding.check == Check::Sentinel || is_over {
             return self.minimised(case, &finding);
         }
         let subjects = self.subjects;
@@ -389,6 +436,10 @@ impl<'a> Ledger<'a> {
         }
         let look = || confirm::confirmed(subjects, &case, &finding, recall);
         let confirmation = panic::catch_unwind(AssertUnwindSafe(look)).unwrap_or(Confirmation::Alone);
+        if is_abandoned() {
+            // A look that was broken off has shown nothing.
+            return case;
+        }
         match confirmation {
             Confirmation::Alone => {
                 let small = self.minimised(case.clone(), &finding);
@@ -414,17 +465,45 @@ impl<'a> Ledger<'a> {
 
     /// The smallest case that shows the same failure, within the budget; the case itself where shrinking fails.
     fn minimised(&mut self, case: Case, start: &Finding) -> Case {
-        let (subjects, control, end) = (self.subjects, self.sinks.control, self.shrinking);
-        let is_over = || control.stopped() || end.passed();
-        let attempt = panic::catch_unwind(AssertUnwindSafe(|| {
-            let backend = subjects.backend(&case.subject.options).map_err(|error| error.to_string())?;
-            let budget = shrink_budget(start.check);
-            Ok(minimise(&case, start, backend.as_ref(), budget, &is_over, |_| {}).case)
-        }));
+        let begun = Instant::now();
+        let has_ended = start.ending.is_some();
+        let most = self.search.or(self.ended_shrinking.filter(|_| has_ended).map(|left| left / 2));
+        let end = self.shrinking.or_sooner(Deadline::after(most));
+        let attempt = panic::catch_unwind(AssertUnwindSafe(|| self.shrunk(&case, start, end)));
+        if has_ended {
+            let left = |left: Duration| left.saturating_sub(begun.elapsed());
+            self.ended_shrinking = self.ended_shrinking.map(left);
+        }
         attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned())).unwrap_or_else(|what| {
             self.summary.trouble(what);
             case
         })
+    }
+
+    /// The smallest case until this time. Candidates that may end the subject's process are run in one of their own,
+    /// beside the campaign's cases, and none is confirmed but the smallest.
+    fn shrunk(&self, case: &Case, start: &Finding, end: Deadline) -> Result<Case, String> {
+        let (options, control) = (&case.subject.options, self.sinks.control);
+        let is_over = || control.stopped() || end.passed();
+        let within = |backend: &dyn Backend| {
+            minimise(case, start, backend, shrink_budget(start.check), &is_over, |_| {}).case
+        };
+        let backend = self.subjects.backend(options).map_err(|error| error.to_string())?;
+        let is_alone = start.ending.is_some() && case.before.is_empty();
+        let Some(fresh) = self.subjects.fresh().filter(|_| is_alone) else {
+            return Ok(within(backend.as_ref()));
+        };
+        let beside = fresh.hasty();
+        let small = within(beside.backend(options).map_err(|error| error.to_string())?.as_ref());
+        if small.problem == case.problem {
+            return Ok(found_again(small, start.clone()));
+        }
+        if control.stopped() {
+            return Ok(case.clone());
+        }
+        // The process may have been spoilt on the way.
+        let again = same_failure(start, evaluate(backend.as_ref(), &small.problem));
+        Ok(again.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
     }
 
     /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.
@@ -444,25 +523,30 @@ impl<'a> Ledger<'a> {
                 findings.remove(&beaten)?;
             }
         }
-        let distinct = Distinct {
-            key: key.clone(),
+        let distinct = self.distinct_of(index, name, &case, found);
+        self.smallest.insert(key.clone(), case);
+        self.keep(key, distinct);
+        findings.remove(drawn)
+    }
+
+    /// The failure that a case of this name shows.
+    fn distinct_of(&self, index: u64, name: String, case: &Case, found: &Found) -> Distinct {
+        Distinct {
+            key: FailureKey::of(&found.finding, &case.subject.name, &case.problem),
             seen: 1,
             counted: 0,
             first_case: index,
             found: found.clone(),
             problem: prose::describe(&case.problem),
             size: Some(shrink::size(&case.problem)),
-            name: Some(name.clone()),
             replay: match &found.unconfirmed {
                 Some(how) => format!("none, as it was not seen to fail again: {how}"),
-                None => findings.replay(&name, &case),
+                None => self.sinks.findings.replay(&name, case),
             },
-            try_command: try_command(&case).filter(|_| found.unconfirmed.is_none()),
+            name: Some(name),
+            try_command: try_command(case).filter(|_| found.unconfirmed.is_none()),
             script: None,
-        };
-        self.smallest.insert(key.clone(), case);
-        self.keep(key, distinct);
-        findings.remove(drawn)
+        }
     }
 
     fn keep(&mut self, key: FailureKey, mut new: Distinct) {
@@ -476,6 +560,16 @@ impl<'a> Ledger<'a> {
         self.sinks.observer.event(&Event::Finding(&new));
         self.distinct.insert(key, new);
     }
+}
+
+/// A case that was shrunk, with its failure as it was seen again.
+fn found_again(small: Case, finding: Finding) -> Case {
+    let found = small.found.map(|found| {
+        let mut again = Found { finding: finding.storable(), unshrunk: None, ..found };
+        found.unshrunk.iter().for_each(|before| again.remember(before));
+        again
+    });
+    Case { found, ..small }
 }
 
 /// The smaller of two cases of a failure; what was wrong before shrinking may be known of the other one alone.

@@ -9,7 +9,8 @@
 //!
 //! The canary is a small campaign of its own, against a subject with a planted fault, through the same code: the
 //! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows on
-//! what it takes. A campaign that does not find its canary proves nothing and is not begun.
+//! what it takes. A campaign that misses its canary proves nothing and is not begun. One whose subject fails by itself too
+//! often to tell is run for what it finds ([`search`]).
 
 mod confirm;
 mod event;
@@ -23,6 +24,7 @@ mod plan;
 mod queue;
 mod report;
 mod scripts;
+mod search;
 mod subjects;
 mod summary;
 mod ways;
@@ -30,13 +32,13 @@ mod ways;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use seamproof_oracle::{Pass, Problem};
 
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
 pub use histogram::{ABOVE_MIN, Histogram, Quantiles, tells};
-pub use ledger::{DISTINCT_MAX, HANG_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
+pub use ledger::{DISTINCT_MAX, ENDED_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use left::{Left, OnDisk};
 pub use logs::{Logs, conclude};
 pub use merge::{MergeError, Part, Stored, campaign_of, merge};
@@ -46,7 +48,8 @@ pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
 pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use scripts::{SCRIPTS_MAX, write_scripts};
-pub use subjects::{Options, PlantedSubjects, Registered, Subjects, wrong_call};
+pub use search::{CANARY_CASES_MAX, OWN_FAILURES_MAX, canary};
+pub use subjects::{Options, PlantedSubjects, Registered, Subjects, Wrong, wrong_call};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };
@@ -54,6 +57,7 @@ pub use ways::{Share, Ways};
 
 use crate::backends::BackendError;
 use crate::record::Findings;
+use crate::worker::is_abandoned;
 use ledger::{Failed, Judged, Ledger, Outcome, Recorded};
 use plan::{Budget, Deadline};
 use queue::Queue;
@@ -63,14 +67,13 @@ use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::exercise::Exercise;
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{Malformed, Profile};
+use seamproof_judge::generate::Malformed;
 use seamproof_judge::subject::Host;
 use seamproof_judge::verdict::Verdict;
+use search::Search;
 
 /// Work of an element, in products.
 const ELEMENT_WORK: u64 = 16;
-/// Most cases that the search for the canary runs.
-pub const CANARY_CASES_MAX: u64 = 500;
 
 /// Destinations of a campaign's results.
 pub struct Sinks<'a> {
@@ -82,39 +85,22 @@ pub struct Sinks<'a> {
     pub control: &'a Control,
 }
 
-/// Looks for the fault of a subject's canary ([`Registered::canary`]) with the plan's own seed and sizes. In place of
-/// large cases, which take seconds each, it looks in quick ones: they go the same way through this code.
-pub fn canary(plan: &Plan, wrong: &dyn Subjects, findings: &Findings, control: &Control) -> Canary {
-    let plan = canary_plan(plan);
-    let sinks = Sinks { findings, observer: &Silent, control };
-    let summary = sweep(&plan, wrong, &sinks, Some(1));
-    Canary {
-        cases: summary.cases,
-        finding: summary.distinct.into_iter().next(),
-        infrastructure: summary.infrastructure,
-    }
-}
-
-/// Returns the plan of the search for the canary.
-fn canary_plan(plan: &Plan) -> Plan {
-    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
-    let cases = Some(CANARY_CASES_MAX);
-    Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() }
-}
-
 /// Runs the plan's cases against one kind of subject.
 pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
     sweep(plan, subjects, sinks, None)
 }
 
-/// Runs cases until the plan ends, somebody asks to stop, or `distinct_max` different failures are known.
-fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, distinct_max: Option<usize>) -> Summary {
+/// Runs cases until the plan ends, somebody asks to stop, or a search is over.
+fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, search: Option<&Search>) -> Summary {
     let start = Instant::now();
     let ledger = Ledger::new(plan, subjects, sinks).shrinking_until(Deadline::after(plan.shrinking()));
-    let ledger = if distinct_max.is_some() { ledger.without_confirmation() } else { ledger };
-    let queue = Queue::new(ledger, distinct_max);
+    let ledger = match search {
+        Some(search) => ledger.of_search(search.shrinking),
+        None => ledger.sharing(plan.time),
+    };
+    let queue = Queue::new(ledger);
     let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
-    let worker = Worker { plan, subjects, sinks, budget, turns };
+    let worker = Worker { plan, subjects, sinks, search, budget, turns };
     let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
         Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
         // A machine without room for threads still has this one.
@@ -142,6 +128,7 @@ struct Worker<'a> {
     plan: &'a Plan,
     subjects: &'a dyn Subjects,
     sinks: &'a Sinks<'a>,
+    search: Option<&'a Search<'a>>,
     budget: Budget,
     turns: Mutex<Turns>,
 }
@@ -166,20 +153,34 @@ impl Worker<'_> {
             }
             let begun = Instant::now();
             let outcome = self.case(index, &mut census);
-            self.budget.add(outcome.work, begun.elapsed());
-            self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
-            if matches!(outcome.judged, Judged::Failed(_)) {
-                self.sinks.control.failed.fetch_add(1, Ordering::Relaxed);
-            }
+            self.count(&outcome, begun.elapsed());
             queue.finish(turn, outcome);
         }
         census
     }
 
-    /// Takes the next turn, and returns it with the index of its case; `None` where the plan has no further case, or
-    /// the time left cannot hold it. No later turn is taken then, so that no case is left out.
+    /// Counts a case for whoever watches, and for the times of those to come.
+    fn count(&self, outcome: &Outcome, took: Duration) {
+        self.search.inspect(|search| search.met(&outcome.judged));
+        self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
+        let failed = match &outcome.judged {
+            Judged::Failed(failed) | Judged::Own(failed) => Some(failed),
+            _ => None,
+        };
+        self.sinks.control.failed.fetch_add(u64::from(failed.is_some()), Ordering::Relaxed);
+        // What a deadline and fresh workers took of a case says nothing about the next one.
+        if failed.is_none_or(|failed| failed.finding.ending.is_none()) {
+            self.budget.add(outcome.work, took);
+        }
+    }
+
+    /// Takes the next turn, and returns it with the index of its case; `None` where the plan has no further case, the
+    /// search is over, or the time left cannot hold it. No later turn is taken then, so that no case is left out.
     fn take(&self) -> Option<(u64, u64)> {
         let mut turns = self.turns();
+        if self.search.is_some_and(Search::is_over) {
+            return None;
+        }
         if turns.ended {
             return None;
         }
@@ -211,7 +212,7 @@ impl Worker<'_> {
                 Ok(asked) => asked,
                 Err(error) => return Outcome::untouched(index, Judged::internal(&error)),
             };
-            asked.count(census);
+            census.add_asked(&asked);
             match asked {
                 Asked::Problem(problem) | Asked::Probe(problem) => self.problem(index, problem),
                 Asked::Malformed(malformed) => self.malformed(index, &malformed),
@@ -241,6 +242,9 @@ impl Worker<'_> {
             // The generator's limits are far below the judge's: a larger case is this program's fault.
             Verdict::TooLarge(what) | Verdict::Infrastructure(what) => {
                 // Without anything left to run them on, no further cases are begun.
+                if is_abandoned() {
+                    return Outcome::untouched(index, Judged::Abandoned);
+                }
                 if backend.ready().is_err() {
                     self.sinks.control.stop();
                 }
@@ -252,7 +256,11 @@ impl Worker<'_> {
             Verdict::Finding(finding) => {
                 let case = case_of(self.plan, self.subjects, index, problem);
                 let recall = backend.host().and_then(Host::recall);
-                Judged::Failed(Box::new(Failed { recall, ..self.record(index, case, *finding) }))
+                let record = |case, finding| Failed { recall, ..self.record(index, case, finding) };
+                match self.search {
+                    Some(search) => search.judged(self.plan, index, case, *finding, record),
+                    None => Judged::Failed(Box::new(record(case, *finding))),
+                }
             }
         };
         Outcome { index, tokens, products, elements, work, cost, ways, exercise, judged }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::summary::Canary;
 use seamproof_judge::generate::Profile;
 
 /// Parts of a campaign, at most: whoever joins them names those that are missing.
@@ -118,6 +119,14 @@ impl Plan {
         self.cases.map(|cases| cases.saturating_sub(self.shard.index).div_ceil(self.shard.count))
     }
 
+    /// Returns the plan after the search for this canary, which took some of its time. Half of the time stays for the
+    /// cases, and four fifths where the subject fails by itself: the cases show more of that.
+    pub fn after(&self, canary: &Canary, took: Duration) -> Plan {
+        let least = |time: Duration| if canary.own.is_empty() { time / 2 } else { time * 4 / 5 };
+        let left = |time: Duration| time.saturating_sub(took).max(least(time));
+        Plan { time: self.time.map(left), ..self.clone() }
+    }
+
     /// Whether this many cases in this time are all that was asked for. A plan without limits ends on request.
     pub(super) fn fulfilled(&self, cases: u64, elapsed: Duration) -> bool {
         let enough = self.turns().is_some_and(|turns| cases >= turns);
@@ -180,6 +189,11 @@ impl Deadline {
     /// Returns the point that lies this long from now.
     pub(super) fn after(time: Option<Duration>) -> Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
+    }
+
+    /// Returns the earlier of two points.
+    pub(super) fn or_sooner(self, other: Deadline) -> Deadline {
+        Deadline(self.0.into_iter().chain(other.0).min())
     }
 
     /// Whether it lies in the past.

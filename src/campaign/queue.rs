@@ -16,7 +16,6 @@ pub(super) struct Queue<'a> {
     line: Mutex<Line>,
     moved: Condvar,
     ledger: Mutex<Ledger<'a>>,
-    distinct_max: Option<usize>,
 }
 
 struct Line {
@@ -28,9 +27,9 @@ struct Line {
 }
 
 impl<'a> Queue<'a> {
-    pub(super) fn new(ledger: Ledger<'a>, distinct_max: Option<usize>) -> Queue<'a> {
+    pub(super) fn new(ledger: Ledger<'a>) -> Queue<'a> {
         let line = Line { next: 0, waiting: BTreeMap::new(), folding: false, closed: false };
-        Queue { line: Mutex::new(line), moved: Condvar::new(), ledger: Mutex::new(ledger), distinct_max }
+        Queue { line: Mutex::new(line), moved: Condvar::new(), ledger: Mutex::new(ledger) }
     }
 
     /// Waits until this turn may begin; false when no further case is wanted.
@@ -50,10 +49,10 @@ impl<'a> Queue<'a> {
         line.folding = true;
         while let Some(outcome) = line.take_next() {
             drop(line);
-            let distinct = self.ledger().fold(outcome);
+            let is_over = self.ledger().fold(outcome);
             line = self.line();
             line.next += 1;
-            line.closed |= self.distinct_max.is_some_and(|max| distinct >= max);
+            line.closed |= is_over;
             self.moved.notify_all();
         }
         line.folding = false;

@@ -116,12 +116,19 @@ impl Display for Canary {
                     "canary    found in case {case}, shrunk in {} to {}",
                     counted(evaluations, "evaluation"),
                     finding.problem
-                )
+                )?;
+                let own = counted(self.own.len(), "case");
+                if self.own.is_empty() {
+                    Ok(())
+                } else {
+                    write!(f, " · the subject fails by itself in {own}")
+                }
             }
             None if self.cases == 0 && self.infrastructure.is_empty() => {
                 let what = "no wrong call shows on what the subject takes: this campaign proves nothing";
                 write!(f, "canary    {what}")
             }
+            None if let Some(why) = &self.not_told => write!(f, "canary    not told: {why}"),
             None => {
                 let cases = counted(self.cases, "case");
                 write!(f, "canary    NOT FOUND in {cases}: this campaign proves nothing")
@@ -141,7 +148,7 @@ impl Summary {
     /// Returns the report: the verdict, what was found, what makes it doubtful, then numbers.
     pub fn lines(&self) -> Vec<Line> {
         let mut lines = vec![self.verdict()];
-        lines.extend(self.distinct.iter().flat_map(Distinct::lines));
+        lines.extend(self.distinct.iter().chain(&self.own).flat_map(Distinct::lines));
         lines.extend(self.not_shrunk());
         lines.extend(self.doubts());
         lines.extend(self.counts());
@@ -160,6 +167,8 @@ impl Summary {
         } else if self.infrastructure_count > 0 {
             let faults = counted(self.infrastructure_count, "fault");
             (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
+        } else if let Some(why) = self.void.as_ref().filter(|_| !self.interrupted) {
+            (Tone::Doubt, format!("no pass: {run} found nothing, but {why}"))
         } else if !self.adapter.is_empty() {
             (Tone::Doubt, format!("the subject's adapter is at fault: {run} say little"))
         } else if !self.missed.is_empty() {

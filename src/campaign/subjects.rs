@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::asked;
 use super::plan::Plan;
-use super::{asked, canary_plan};
+use super::search::canary_plan;
 use crate::backends::{self, BackendError};
 use crate::worker::{self, Pool};
 use seamproof_judge::asked::Asked;
@@ -65,19 +66,36 @@ impl Registered {
     /// Returns the subject with the fault that its canary looks for; `None` where no wrong call shows on what it takes.
     /// The emulated kernel has its fault planted. Any other subject is called wrongly, in the first way that changes
     /// the exact answer of a problem that it takes.
-    pub fn canary(&self, plan: &Plan) -> Result<Option<Box<dyn Subjects>>, BackendError> {
+    pub fn canary(&self, plan: &Plan) -> Result<Option<Wrong<'static>>, BackendError> {
         if backends::is_emulated(&self.name) {
-            return Ok(Some(Box::new(PlantedSubjects::default())));
+            return Ok(Some(Wrong::planted()));
         }
         let Some(call) = wrong_call(plan, self)? else { return Ok(None) };
         let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
-        Ok(Some(Box::new(Registered::with(wrong.name(), wrong.options)?)))
+        let wrong = Box::new(Registered::with(wrong.name(), wrong.options)?);
+        Ok(Some(Wrong { wrong, right: Box::new(self.clone()) }))
     }
 
     /// Prepares everything that the subject's runs need, or says why that is not possible.
     pub fn ready(&self) -> Result<(), String> {
         let backend = self.backend(&self.options(0)).map_err(|error| error.to_string())?;
         backend.ready()
+    }
+}
+
+/// A subject with the fault of a canary, and the one that the fault was put into.
+pub struct Wrong<'a> {
+    /// The subject with the fault.
+    pub wrong: Box<dyn Subjects + 'a>,
+    /// The subject without it.
+    pub right: Box<dyn Subjects + 'a>,
+}
+
+impl Wrong<'_> {
+    /// Returns the emulated kernel with its planted fault, whatever a campaign's own subject is.
+    pub fn planted() -> Wrong<'static> {
+        let right = Registered { name: backends::EMULATED.to_owned(), fixed: Options::new() };
+        Wrong { wrong: Box::new(PlantedSubjects::default()), right: Box::new(right) }
     }
 }
 
@@ -117,6 +135,11 @@ impl Fresh {
     /// Returns a process that starts with its first run.
     pub(super) fn process(&self) -> FreshProcess {
         FreshProcess { name: self.0.clone(), pool: Arc::new(worker::shared().aside()) }
+    }
+
+    /// Returns a process that is replaced where it ends, without a second look at the end.
+    pub(super) fn hasty(&self) -> FreshProcess {
+        FreshProcess { name: self.0.clone(), pool: Arc::new(worker::shared().aside().hasty()) }
     }
 }
 
@@ -184,7 +207,7 @@ mod tests {
         };
         let wrong = |name: &str| {
             let subject = Registered::new(name).expect("a subject");
-            subject.canary(&plan).expect("it can be made").expect("a wrong call shows")
+            subject.canary(&plan).expect("it can be made").expect("a wrong call shows").wrong
         };
         for name in ["emulated", "emulated@worker", "emulated:merge=deferred"] {
             assert_eq!(wrong(name).name(), "window-off-by-one", "{name}");

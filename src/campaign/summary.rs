@@ -92,9 +92,35 @@ pub struct Canary {
     pub cases: u64,
     /// The planted fault, if it was found.
     pub finding: Option<Distinct>,
+    /// Failures that are the subject's own, as they were drawn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<Distinct>,
+    /// Reason, in words, why the search ended without showing whether the judge sees the fault; `None` where the fault
+    /// was found, or missed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_told: Option<String>,
     /// Faults of this program during the search.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub infrastructure: Vec<String>,
+}
+
+impl Canary {
+    /// Whether the campaign is worth running: the canary was found, or the search could not tell.
+    pub fn permits(&self) -> bool {
+        self.finding.is_some() || self.not_told.is_some()
+    }
+
+    /// Returns, in words, why a campaign that finds nothing is no pass; `None` where it is one.
+    fn doubt(&self) -> Option<String> {
+        let own = counted(self.own.len(), "case");
+        match (&self.not_told, self.own.is_empty()) {
+            (Some(why), _) => Some(format!("the canary was not told: {why}")),
+            (None, false) => {
+                Some(format!("the subject failed by itself in {own} of the search for the canary"))
+            }
+            (None, true) => None,
+        }
+    }
 }
 
 /// Sums of a campaign that do not depend on the order of its cases. Parts of a campaign are merged by their sums, and
@@ -188,6 +214,10 @@ pub struct Summary {
     pub dropped: u64,
     /// Different failures.
     pub distinct: Vec<Distinct>,
+    /// Failures of the search for the canary that are the subject's own, as they were drawn.
+    pub own: Vec<Distinct>,
+    /// Reason, in words, why the search for the canary keeps the campaign from being a pass.
+    pub void: Option<String>,
     /// First messages about faults of this program or of a device.
     pub infrastructure: Vec<String>,
     /// Number of such faults.
@@ -318,6 +348,13 @@ impl Summary {
         }
     }
 
+    /// Takes what the search for the canary says of this campaign. A failure of the campaign says it better.
+    pub fn heed(&mut self, canary: &Canary) {
+        if self.failed.is_empty() {
+            (self.own, self.void) = (canary.own.clone(), canary.doubt());
+        }
+    }
+
     /// Returns the number of failed cases.
     pub fn failed_count(&self) -> u64 {
         self.failed.values().sum()
@@ -363,6 +400,7 @@ impl Summary {
             element_count: self.element_count,
             ways: &self.ways,
             not_asked: &self.not_asked,
+            void: self.void.as_deref(),
             missed: &self.missed,
             adapter: &self.adapter,
             interrupted: self.interrupted,
@@ -413,6 +451,8 @@ pub struct SummaryEvent<'a> {
     ways: &'a Ways,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     not_asked: &'a BTreeMap<Relation, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    void: Option<&'a str>,
     missed: &'a [String],
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     adapter: &'a [String],

@@ -26,7 +26,7 @@ Exit codes:
   2   a finding
   3   the backend crashed or hung, and nothing else was found
   4   too little was run to say anything, or it was interrupted
-  5   the canary (a planted fault) was missed
+  5   the canary (a planted fault) was missed, or not told as the subject fails by itself, and nothing was found
   70  a fault of this program, or a device without memory or without a worker";
 
 impl Exit {
@@ -52,7 +52,9 @@ impl Exit {
             Exit::Crash
         } else if summary.infrastructure_count > 0 {
             Exit::Internal
-        } else if summary.missed.is_empty() && summary.adapter.is_empty() {
+        } else if summary.void.is_some() && !summary.interrupted {
+            Exit::CanaryMissed
+        } else if summary.void.is_none() && summary.missed.is_empty() && summary.adapter.is_empty() {
             Exit::Held
         } else {
             Exit::TooLittle
@@ -74,6 +76,14 @@ mod tests {
         summary.adapter.clear();
         summary.missed.push("cases".to_owned());
         assert_eq!(Exit::of(&summary).code(), 4);
+        summary.void = Some("the canary was not told".to_owned());
+        assert_eq!(Exit::of(&summary).code(), 5);
+        summary.interrupted = true;
+        assert_eq!(
+            Exit::of(&summary).code(),
+            4,
+            "whoever stops it has not shown that there is nothing to find"
+        );
         summary.infrastructure_count = 1;
         assert_eq!(Exit::of(&summary).code(), 70);
         summary.failed.insert(Check::Crash, 1);

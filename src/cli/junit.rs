@@ -94,8 +94,9 @@ pub(super) fn time_of(summary: &Summary) -> Duration {
 
 /// Returns the test case of the planted fault.
 pub(super) fn of_canary(canary: &Canary) -> TestCase {
-    let missed = canary.finding.is_none().then(|| ("missed", canary.to_string()));
-    test("canary", missed, String::new())
+    let kind = if canary.not_told.is_some() { "not told" } else { "missed" };
+    let missed = canary.finding.is_none().then(|| (kind, canary.to_string()));
+    test("canary", missed, canary.own.iter().map(ToString::to_string).collect())
 }
 
 /// Returns a test case for each check, and two for what makes a campaign doubtful. A check that only known failures
@@ -103,9 +104,10 @@ pub(super) fn of_canary(canary: &Canary) -> TestCase {
 pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool) -> Vec<TestCase> {
     let missed = (!summary.missed.is_empty()).then(|| ("too little run", summary.missed.join("; ")));
     let adapter = (!summary.adapter.is_empty()).then(|| ("adapter at fault", summary.adapter.join("; ")));
+    let void = summary.void.clone().map(|why| ("proves nothing", why));
     let internal =
         (summary.infrastructure_count > 0).then(|| ("internal", summary.infrastructure.join("; ")));
-    let doubts = [("enough was run", missed.or(adapter)), ("no internal fault", internal)];
+    let doubts = [("enough was run", void.or(missed).or(adapter)), ("no internal fault", internal)];
     let doubts = doubts.map(|(name, doubt)| test(name, doubt, String::new()));
     Check::ALL.map(|check| of_check(summary, check, known)).into_iter().chain(doubts).collect()
 }

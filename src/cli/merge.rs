@@ -136,10 +136,9 @@ fn merged(
     let told = counted(left.iter().map(Left::count).sum::<usize>() as u64, "finding");
     let told = (!left.is_empty()).then(|| format!("not counted: {told} of shards that did not end"));
     let missed = missed.chain(told).collect();
-    let summary = match canary.finding {
-        Some(_) => Some(campaign::merge(&plan, &subjects, parts, missed, &sinks)?),
-        None => None,
-    };
+    let merge = || campaign::merge(&plan, &subjects, parts, missed, &sinks);
+    let mut summary = canary.permits().then(merge).transpose()?;
+    summary.iter_mut().for_each(|summary| summary.heed(&canary));
     let mut outcome = RunOutcome { canary, summary, interrupted: control.stopped() };
     scripts(&mut outcome, &dir, &logs, &control, campaign::SCRIPTS_MAX)?;
     let exit = conclude(&dir, &start, &outcome, &logs);

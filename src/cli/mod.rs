@@ -159,7 +159,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => dispatch(cli),
         Err(error) => usage(&error),
     });
-    worker_processes::end_all();
+    worker_processes::abandon_all();
     ExitCode::from(ran.unwrap_or(Exit::Internal).code())
 }
 

@@ -11,11 +11,11 @@ use super::junit::{
     of_canary, of_failure, of_left, of_regressions, of_summary, suite_of, test, time_of, write_suites,
 };
 use super::options::{duration, random_seed, seed};
-use super::output::{note, print_line};
+use super::output::print_line;
+use super::run::stop_or_end;
 use super::{CliError, progress, worker};
 use crate::campaign::Registered;
 use crate::nightly::{Known, Night, Orders, Report, Watch, regressions_of};
-use crate::worker::end_all;
 
 /// Subjects that a night looks for where none is named.
 const SUBJECTS: [&str; 2] = ["emulated", "cuda"];
@@ -114,11 +114,8 @@ fn subjects(named: &[String]) -> Result<(Vec<String>, Absent), CliError> {
 fn stop_on_signal(watch: &Arc<Watch>) -> Result<(), CliError> {
     let watch = Arc::clone(watch);
     Ok(ctrlc::set_handler(move || {
-        if watch.stop() {
-            end_all();
-            std::process::exit(Exit::Internal.code().into());
-        }
-        note("stopping after the cases in flight; once more to stop at once");
+        let was_stopped = watch.stop();
+        stop_or_end(was_stopped, || ());
     })?)
 }
 
@@ -144,7 +141,7 @@ fn suites(report: &Report, known: &Known) -> Vec<TestSuite> {
 
 /// Returns how the program ends: news before everything, then what makes a night doubtful. Known failures are neither.
 fn exit(report: &Report) -> Exit {
-    if report.canary.finding.is_none() {
+    if !report.canary.permits() {
         Exit::CanaryMissed
     } else if report.has_news(false) {
         Exit::Finding
@@ -154,6 +151,8 @@ fn exit(report: &Report) -> Exit {
         Exit::Input
     } else if !report.internal.is_empty() {
         Exit::Internal
+    } else if report.canary.finding.is_none() {
+        Exit::CanaryMissed
     } else if report.missed.is_empty() {
         Exit::Held
     } else {

@@ -14,11 +14,13 @@ use crate::campaign::{
     Summary, Tone,
 };
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
-use crate::worker::end_all;
+use crate::worker::abandon_all;
 use seamproof_judge::generate::Profile;
 
 /// Time of a campaign that neither cases nor time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
+/// Time after the first signal in which workers may finish what they run.
+const IN_FLIGHT: Duration = Duration::from_secs(3);
 /// Most threads that may be asked for.
 const JOBS_MAX: u32 = 1024;
 
@@ -129,7 +131,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
-    subjects.ready().map_err(|what| CliError::Start { name: subjects.name().to_owned(), what })?;
+    if let Err(what) = subjects.ready() {
+        if control.stopped() {
+            verdict(Tone::Doubt, "too little run: interrupted before the subject was ready");
+            return Ok(Exit::TooLittle);
+        }
+        return Err(CliError::Start { name: subjects.name().to_owned(), what });
+    }
     let plan = args.plan();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
     let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
@@ -181,7 +189,7 @@ const GPU_BACKEND: &str = "cuda";
 /// Result of a campaign and its canary.
 pub(super) struct RunOutcome {
     pub(super) canary: Canary,
-    /// `None` where the canary was missed, or the campaign was stopped before it was found.
+    /// `None` where the canary was missed, or the search for it was stopped.
     pub(super) summary: Option<Summary>,
     pub(super) interrupted: bool,
 }
@@ -195,12 +203,12 @@ fn campaign(
 ) -> Result<RunOutcome, CliError> {
     let begun = Instant::now();
     let canary = look_for_canary(plan, subjects, dir, logs, control)?;
-    let took = begun.elapsed();
-    let found = canary.finding.is_some();
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
-    let plan = Plan { time: plan.time.map(|time| time.saturating_sub(took)), ..plan.clone() };
-    let summary = found.then(|| progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks)));
+    let plan = plan.after(&canary, begun.elapsed());
+    let run = || progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks));
+    let mut summary = canary.permits().then(run);
+    summary.iter_mut().for_each(|summary| summary.heed(&canary));
     Ok(RunOutcome { canary, summary, interrupted: control.stopped() })
 }
 
@@ -235,13 +243,17 @@ pub(super) fn look_for_canary(
     let found_in = dir.canary()?;
     let canary = progress::of_canary(&looking, || -> Result<Canary, CliError> {
         let wrong = subjects.canary(plan)?;
-        let found = wrong.map(|wrong| campaign::canary(plan, wrong.as_ref(), &found_in, &looking));
+        let found = wrong.map(|wrong| campaign::canary(plan, &wrong, &found_in, &looking));
         Ok(found.unwrap_or_default())
     })?;
     logs.event(&Event::Canary(&canary));
-    let tone = if canary.finding.is_some() { Tone::Plain } else { Tone::Bad };
+    let tone = match (&canary.finding, &canary.not_told) {
+        (Some(_), _) => Tone::Plain,
+        (None, Some(_)) => Tone::Doubt,
+        (None, None) => Tone::Bad,
+    };
     // Whoever stops the search has not shown that there is nothing to find.
-    if tone == Tone::Plain || !control.stopped() {
+    if canary.permits() || !control.stopped() {
         let text = format!("{canary} · {:.1} s", begun.elapsed().as_secs_f64());
         print_report(&[Line { tone, text }]);
     }
@@ -303,15 +315,22 @@ pub(super) fn announce(start: &Start, dir: &RunDir) {
 pub(super) fn stopped_by_signals() -> Result<Arc<Control>, CliError> {
     let control = Arc::new(Control::default());
     let told = Arc::clone(&control);
-    ctrlc::set_handler(move || {
-        if told.stopped() {
-            end_all();
-            std::process::exit(Exit::Internal.code().into());
-        }
-        told.stop();
-        note("stopping after the cases in flight; once more to stop at once");
-    })?;
+    ctrlc::set_handler(move || stop_or_end(told.stopped(), || told.stop()))?;
     Ok(control)
+}
+
+/// Has the program stop at the first signal, and ends it at the second.
+pub(super) fn stop_or_end(is_second: bool, stop: impl FnOnce()) {
+    if is_second {
+        abandon_all();
+        std::process::exit(Exit::Internal.code().into());
+    }
+    stop();
+    note("stopping after the cases in flight; once more to stop at once");
+    std::thread::spawn(|| {
+        std::thread::sleep(IN_FLIGHT);
+        abandon_all();
+    });
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -173,15 +173,16 @@ fn drawn(args: &Args, called: &Called, control: &Control) -> Result<Outcome, Cli
     let logs = Logs::new(vec![dir.events()?], control);
     logs.event(&Event::Start(&start));
     let (findings, canaries) = (dir.findings()?, dir.canary()?);
-    let wrong = campaign::wrong_call(&plan, called)?.map(|call| WronglyCalled::new(called, call));
+    let wrong = campaign::wrong_call(&plan, &called)?.map(|call| WronglyCalled::of(called, call));
+    let begun = Instant::now();
     let found = wrong.map(|wrong| campaign::canary(&plan, &wrong, &canaries, &control.sibling()));
     let canary = found.unwrap_or_default();
     logs.event(&Event::Canary(&canary));
-    if let (Some(_), Some(distinct)) = (called.ended(), &canary.finding) {
+    if let (Some(_), Some(own)) = (called.ended(), canary.own.last()) {
         // Nothing is left to run the campaign on. What ended the process is all that is known of it.
-        let findings = vec![of_distinct(args, distinct, &|name| canaries.path(name))];
+        let findings = vec![of_distinct(args, own, &|name| canaries.path(name))];
         let lines = vec![canary.to_string()];
-        let exit = if distinct.key.check.is_end() { Exit::Crash } else { Exit::TooLittle };
+        let exit = if own.key.check.is_end() { Exit::Crash } else { Exit::Finding };
         return Ok(Outcome {
             exit: Some(exit),
             seed: plan.seed,
@@ -192,12 +193,16 @@ fn drawn(args: &Args, called: &Called, control: &Control) -> Result<Outcome, Cli
         });
     }
     let sinks = Sinks { findings: &findings, observer: &logs, control };
-    let summary = canary.finding.is_some().then(|| campaign::run(&plan, called, &sinks));
+    let plan = plan.after(&canary, begun.elapsed());
+    let mut summary = canary.permits().then(|| campaign::run(&plan, &called, &sinks));
+    summary.iter_mut().for_each(|summary| summary.heed(&canary));
     let written = campaign::conclude(&dir, &start, &canary, summary.as_ref(), &logs);
     let mut outcome = match &summary {
         Some(summary) => of_summary(args, summary, &|name| findings.path(name)),
         None => of_canary(&canary, control.stopped()),
     };
+    let own = summary.iter().flat_map(|summary| &summary.own);
+    outcome.findings.extend(own.map(|own| of_distinct(args, own, &|name| canaries.path(name))));
     outcome.seed = plan.seed;
     outcome.lines.insert(0, canary.to_string());
     outcome.trouble.extend(written.err().map(|error| error.to_string()));
@@ -214,7 +219,7 @@ fn of_summary(args: &Args, summary: &Summary, path: &dyn Fn(&str) -> PathBuf) ->
         failed: summary.failed_count(),
         findings: summary.distinct.iter().map(|distinct| of_distinct(args, distinct, path)).collect(),
         missed: summary.missed.clone(),
-        trouble: summary.infrastructure.clone(),
+        trouble: summary.infrastructure.iter().chain(&summary.void).cloned().collect(),
         lines: told_lines(args, summary),
         ..Outcome::default()
     }

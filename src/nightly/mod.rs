@@ -30,8 +30,8 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Canary, Event, Logs, Observer, Plan, PlantedSubjects, Registered, Shard, Sinks, Start,
-    Subjects as _, Summary, conclude,
+    self, Canary, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects as _, Summary,
+    Wrong, conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
@@ -123,15 +123,15 @@ impl Night {
         let left = home::left(self.home.path(), self.number)?;
         left.iter().for_each(|left| note(&format!("{left}: {}", left.replay)));
         let findings = Findings::create(&self.dir.join("canary"))?;
-        let (plan, wrong) = (self.plan(Profile::Quick, 0.0), PlantedSubjects::default());
-        let canary = campaign::canary(&plan, &wrong, &findings, &watch.begin("canary"));
-        let is_found = canary.finding.is_some();
-        if !is_found && watch.stopped() {
+        let plan = Plan { time: None, ..self.plan(Profile::Quick, 0.0) };
+        let canary = campaign::canary(&plan, &Wrong::planted(), &findings, &watch.begin("canary"));
+        let permits = canary.permits();
+        if !permits && watch.stopped() {
             return Ok(None);
         }
         note(&canary.to_string());
         let mut report = Report::new(self, left, canary);
-        if is_found {
+        if permits {
             self.run_all(&mut report, stored, known, watch, note)?;
         }
         report.finish(known.listed(watch), known);
@@ -260,7 +260,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let begun = night(place.path(), 60.0);
         fs::create_dir(place.path().join("trend.jsonl")).unwrap();
-        let canary = Canary { cases: 0, finding: None, infrastructure: Vec::new() };
+        let canary = Canary::default();
         let mut report = Report::new(&begun, Vec::new(), canary);
         begun.tell(&mut report).unwrap();
         let [what] = &report.internal[..] else { panic!("one fault") };

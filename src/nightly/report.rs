@@ -209,9 +209,9 @@ impl Report {
 
     /// Returns what the exit code says, in a few words.
     fn title(&self) -> String {
-        match self.canary.finding {
-            Some(_) => self.news_title(),
-            None => "proves nothing, as the canary was missed".to_owned(),
+        match self.canary.permits() {
+            true => self.news_title(),
+            false => "proves nothing, as the canary was missed".to_owned(),
         }
     }
 
@@ -226,6 +226,8 @@ impl Report {
         tell(self.left.iter().map(Left::count).sum(), "finding", " left behind");
         tell(self.stale().len(), "known failure", " not seen any more");
         told.extend((!self.internal.is_empty()).then(|| "faults of Seamproof or of a device".to_owned()));
+        let not_told = self.canary.not_told.is_some();
+        told.extend(not_told.then(|| "the canary was not told".to_owned()));
         told.extend((!self.missed.is_empty()).then(|| "too little was run".to_owned()));
         match (self.has_news(false) || self.has_news(true), told.is_empty()) {
             (true, _) => told.join(", "),
@@ -266,9 +268,9 @@ impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "# Night {}: {}\n", self.night, self.title())?;
         writeln!(f, "Seamproof {}, seed {}, {:.0} s of campaigns.\n", self.program, self.seed, self.seconds)?;
-        match &self.canary.finding {
-            Some(_) => writeln!(f, "- {}", self.canary)?,
-            None => writeln!(f, "- **The canary was missed: this night proves nothing.**")?,
+        match self.canary.permits() {
+            true => writeln!(f, "- {}", self.canary)?,
+            false => writeln!(f, "- **The canary was missed: this night proves nothing.**")?,
         }
         self.absent.iter().try_for_each(|(name, why)| writeln!(f, "- **{name} is not there**: {why}"))?;
         self.regressions.iter().try_for_each(|all| writeln!(f, "- {all}"))?;
@@ -359,7 +361,7 @@ mod tests {
         summary.malformed = [("offsets".to_owned(), 2)].into();
         summary.failed = [(Check::Exact, 313)].into();
         let (subject, profile) = ("cuda".to_owned(), Profile::Quick);
-        let canary = Canary { cases: 1, finding: None, infrastructure: Vec::new() };
+        let canary = Canary { cases: 1, ..Canary::default() };
         let mut report = Report::new(&night(home.path(), 2.0), Vec::new(), canary);
         report.add_campaign(NightCampaign { subject, profile, summary }, &Trend::default());
         report
@@ -434,6 +436,9 @@ mod tests {
             assert_eq!(report.news_title(), title);
             assert_eq!(report.title(), "proves nothing, as the canary was missed");
         }
+        let canary = Canary { not_told: Some("the subject fails by itself".to_owned()), ..Canary::default() };
+        let title = Report { canary, ..right() }.title();
+        assert_eq!(title, "nothing new, but the canary was not told");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use seamproof_judge::finding::Phase;
-use seamproof_judge::subject::{Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError};
+use seamproof_judge::subject::{ChangedInput, Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError};
 
 /// Largest number of bytes that are kept of a text from a worker.
 pub const TEXT_MAX: usize = 4096;
@@ -166,12 +166,12 @@ struct OutputsHead {
     damage: Vec<DamageHead>,
 }
 
+/// Something that was overwritten: an input, or a guard band.
 #[derive(Serialize, Deserialize)]
-struct DamageHead {
-    tensor: String,
-    before: bool,
-    distance: usize,
-    elements: usize,
+#[serde(untagged)]
+enum DamageHead {
+    Input(ChangedInput),
+    Band { tensor: String, before: bool, distance: usize, elements: usize },
 }
 
 /// Encodes the body of [`super::frame::Kind::Outputs`].
@@ -187,14 +187,16 @@ pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
             dsink: [of.dsink.len()],
         }),
     };
-    let damage = |damage: &Damage| DamageHead {
+    let band = |damage: &Damage| DamageHead::Band {
         tensor: damage.tensor.clone(),
         before: damage.guard == Guard::Before,
         distance: damage.distance,
         elements: damage.elements,
     };
     let ranks = outputs.ranks.iter().map(shapes).collect();
-    let mut body = Body::new(&OutputsHead { ranks, damage: outputs.damage.iter().map(damage).collect() });
+    let inputs = outputs.changed.iter().cloned().map(DamageHead::Input);
+    let damage = outputs.damage.iter().map(band).chain(inputs).collect();
+    let mut body = Body::new(&OutputsHead { ranks, damage });
     for rank in &outputs.ranks {
         body.array(rank.out.view());
         rank.lse.iter().for_each(|lse| body.array(lse.view()));
@@ -218,13 +220,17 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
     }
     let ranks = head.ranks.iter().map(|shapes| tensors.rank(shapes)).collect::<Result<_, _>>()?;
     tensors.end()?;
-    let damage = head.damage.into_iter().map(|damage| Damage {
-        tensor: damage.tensor,
-        guard: if damage.before { Guard::Before } else { Guard::After },
-        distance: damage.distance,
-        elements: damage.elements,
-    });
-    Ok(Outputs { ranks, damage: damage.collect(), costs: Costs::default() })
+    let (mut damage, mut changed) = (Vec::new(), Vec::new());
+    for overwritten in head.damage {
+        match overwritten {
+            DamageHead::Input(input) => changed.push(input),
+            DamageHead::Band { tensor, before, distance, elements } => {
+                let guard = if before { Guard::Before } else { Guard::After };
+                damage.push(Damage { tensor, guard, distance, elements });
+            }
+        }
+    }
+    Ok(Outputs { ranks, damage, changed, costs: Costs::default() })
 }
 
 /// Reason why a run gave no outputs, as a worker reports it.
@@ -389,6 +395,7 @@ mod tests {
     use seamproof_judge::subject::Backend;
     use seamproof_judge::subjects::Emulated;
     use seamproof_judge::values;
+    use seamproof_oracle::TensorName;
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|index| match generate::draw(3, index, &Limits::seams()) {
@@ -427,6 +434,21 @@ mod tests {
             }
         }
         assert!(refused > 0);
+    }
+
+    #[test]
+    fn what_was_overwritten_arrives() {
+        let problem = drawn().find(|problem| problem.tokens() > 8).expect("one of them");
+        let mut outputs = Emulated::default().run(&problem, &values::inputs(&problem)).expect("it runs");
+        let band = Damage { tensor: "out".into(), guard: Guard::Before, distance: 3, elements: 2 };
+        let input = ChangedInput { tensor: TensorName::V, first: vec![4, 0, 1], elements: 7 };
+        outputs.damage.push(band.clone());
+        outputs.changed.push(input.clone());
+        let body = encode_outputs(&outputs);
+        let told = r#""damage":[{"tensor":"out","before":true,"distance":3,"elements":2},{"tensor":"v","first":[4,0,1],"elements":7}]"#;
+        assert!(String::from_utf8_lossy(&body).contains(told));
+        let got = decode_outputs(&body).expect("it is read");
+        assert_eq!((got.damage, got.changed), (vec![band], vec![input]));
     }
 
     proptest! {

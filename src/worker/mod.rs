@@ -41,7 +41,7 @@ pub use errand::{ErrandError, errand};
 pub use history::{BYTES_MAX, RUNS_MAX, smallest};
 pub use message::Ready;
 pub use pool::{Pool, STARTS_MAX, configure, shared};
-pub use process::{STDERR_MAX, end_all};
+pub use process::{STDERR_MAX, abandon_all, is_abandoned};
 pub use remote::Remote;
 pub use runner::{Open, OpenError, Opened, Runner};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};

@@ -17,13 +17,14 @@ use super::confirm::{Bench, Drift, Suspicion};
 use super::history::{History, PastRun};
 use super::lock;
 use super::message::Ready;
+use super::process::is_abandoned;
 use super::served::{Served, WorkerCommand};
 use super::session::{Session, StartError};
 use super::settings::Settings;
 use super::{message, sentinel};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Cause;
-use seamproof_judge::subject::{DeviceRuns, Outputs, RunError};
+use seamproof_judge::subject::{DeviceRuns, Ended, Outputs, RunError};
 
 /// Number of workers on which the sentinel is tried before a subject counts as having none.
 const SENTINEL_TRIES: u32 = 2;
@@ -34,6 +35,8 @@ pub const STARTS_MAX: u32 = 2;
 #[derive(Debug)]
 pub struct Pool {
     settings: Settings,
+    /// Whether the end of a worker is looked at again in a fresh one.
+    confirms: bool,
     seats: Mutex<Seats>,
     free: Condvar,
     /// Digests of the sentinel's right results, by subject; `None` where the judge does not find the results right.
@@ -111,7 +114,13 @@ impl Pool {
         let count = settings.workers.unwrap_or(1).max(1);
         let all = (0..count).map(|_| Place::Free(Box::default())).collect();
         let seats = Mutex::new(Seats { all, counted: settings.workers.is_some() });
-        Pool { settings, seats, free: Condvar::new(), known: Mutex::default(), used: Mutex::default() }
+        let (free, known, used) = (Condvar::new(), Mutex::default(), Mutex::default());
+        Pool { settings, confirms: true, seats, free, known, used }
+    }
+
+    /// Makes it take the end of a worker as it was seen.
+    pub fn hasty(self) -> Pool {
+        Pool { confirms: false, ..self }
     }
 
     /// Runs a problem on a worker, when one is free. An ending of the worker is confirmed before this returns.
@@ -273,6 +282,11 @@ impl Seats {
     }
 }
 
+/// Returns the end of a run that nobody waits for.
+fn abandoned() -> Stop {
+    RunError::Infrastructure("the program was asked to end, and does not wait for the run".into()).into()
+}
+
 /// A seat that a thread holds.
 struct Taken<'a> {
     pool: &'a Pool,
@@ -307,6 +321,9 @@ impl Seat {
 
     /// Makes sure that there is a worker with the subject open.
     fn ready(&mut self, pool: &Pool, served: &Served) -> Result<(), Stop> {
+        if is_abandoned() {
+            return Err(abandoned());
+        }
         let launch = served.launch(&pool.settings);
         if self.session.as_ref().is_some_and(|session| !session.is_of(&launch)) {
             self.replace();
@@ -408,7 +425,13 @@ impl Seat {
                 let history = std::mem::take(&mut self.history);
                 self.replace();
                 let bench = self.bench(pool, served);
-                let ended = Suspicion { bench, history, target: entry }.confirmed(death);
+                let ended = match pool.confirms && !is_abandoned() {
+                    true => Suspicion { bench, history, target: entry }.confirmed(death),
+                    false => Ended { ending: death.ending, what: death.said, before: Vec::new() },
+                };
+                if is_abandoned() {
+                    return Err(abandoned());
+                }
                 Err(match ended.ending.cause {
                     // The device ran out of memory. A subject is not at fault for memory that others hold.
                     Cause::OutOfMemory => RunError::OutOfMemory(ended.what),

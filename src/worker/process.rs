@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,11 +35,20 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Groups of the workers that run.
 static LIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+/// Whether no run is waited for any more.
+static ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Kills every worker of this process. It is called where this process ends without dropping its pools: a worker that
-/// reads nothing more would not notice the end of its stdin.
-pub fn end_all() {
+/// Kills every worker of this process, and starts no other. Runs in flight give no result that counts. It is called
+/// where this process ends without waiting for them: a worker that reads nothing more would not notice the end of its
+/// stdin.
+pub fn abandon_all() {
+    ABANDONED.store(true, Ordering::SeqCst);
     lock(&LIVE).iter().for_each(|group| kill_group(*group));
+}
+
+/// Whether the workers were killed by [`abandon_all`].
+pub fn is_abandoned() -> bool {
+    ABANDONED.load(Ordering::SeqCst)
 }
 
 /// A running worker.
@@ -72,6 +82,9 @@ impl Process {
         ioctl_fionbio(&stdin, true)?;
         let group = Pid::from_child(&child);
         lock(&LIVE).push(group);
+        if is_abandoned() {
+            kill_group(group);
+        }
         Ok(Process { child: Some(child), stdin, stdout, stderr, group, watch: Watch::killing(group) })
     }
 

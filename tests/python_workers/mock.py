@@ -313,6 +313,7 @@ FAULTS = {
     "dead": "the process ends before it answers",
     "never-reads": "nothing is read and nothing is answered",
     "crash": "the process gets a SIGSEGV",
+    "kill": "the process gets a SIGKILL",
     "exit": "the process ends with code 7",
     "raise": "the subject raises an error, and its process is sound",
     "oom": "memory runs out",
@@ -428,6 +429,8 @@ class Worker:
         self.pipe.phase(sequence, LAUNCHED)
         if now("crash"):
             os.kill(os.getpid(), signal.SIGSEGV)
+        if now("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if now("exit"):
             os._exit(7)
         if now("hang"):

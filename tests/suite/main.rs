@@ -2,11 +2,14 @@
 
 #[path = "../../judge/tests/suite/any_order/mod.rs"]
 mod any_order;
+mod campaign;
 mod case_file;
 mod corpus;
+mod crashing;
 mod defects;
 mod diagnosis;
 mod exact;
 mod explain;
 mod faults;
+mod kill;
 mod power;

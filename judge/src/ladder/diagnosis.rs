@@ -30,7 +30,7 @@ use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequen
 
 use super::compare::lanes;
 use super::stories::{LANES_MIN, other_heads};
-use crate::finding::{Finding, Place};
+use crate::finding::{Finding, LOOKS, Place};
 use crate::subject::{RankGradients, RankOutputs};
 
 /// Smallest share of the error's energy that one pair must explain. A pair that is the whole fault leaves only
@@ -40,9 +40,9 @@ const ENERGY_MIN: f64 = 0.8;
 /// factor of two that a gradient of half its size gives in a row of one pair.
 const FACTOR_MAX: f64 = 1.25;
 
-/// Largest share of an error's size that may be left where another KV head explains the row: the roundings of a
-/// 16-bit format.
-const REST_MAX: f64 = 1.0 / 16.0;
+/// Largest share of an error's size that may be left where another KV head, or a mistake in the whole case, explains
+/// it: the roundings of a 16-bit format.
+pub(super) const REST_MAX: f64 = 1.0 / 16.0;
 
 /// A pair, and the error that it would explain.
 struct Suspect {
@@ -180,7 +180,7 @@ impl<'a> Pairs<'a> {
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
@@ -218,7 +218,7 @@ pub(super) fn explain(
         let Some(saw) = head_of_out(&pairs, rank, exact, (query, head)).or_else(of_key) else { return };
         saw
     };
-    finding.what += &format!(": looks as if query {query} of sequence {sequence} {saw}");
+    finding.what += &format!(": {LOOKS}query {query} of sequence {sequence} {saw}");
 }
 
 /// Returns in words the other KV head for which a row of out is right, if there is one.
@@ -321,7 +321,7 @@ pub(super) fn explain_gradient(
             (_, true) => format!("key {key} of sequence {sequence} received nothing from {of_head}"),
             (_, false) => format!("key {key} of sequence {sequence} received from hidden {of_head}"),
         };
-        finding.what += &format!(": looks as if in the backward {took} (weight {weight:.1e})");
+        finding.what += &format!(": {LOOKS}in the backward {took} (weight {weight:.1e})");
     }
 }
 

@@ -14,7 +14,7 @@ use super::bounds::{
 };
 use super::evidence::{Evidence, Look};
 use super::structure::results;
-use super::{diagnosis, sample};
+use super::{diagnosis, hypotheses, sample};
 use crate::verdict::Margin;
 
 /// Examines the forward, LSE first, then the backward on the out and lse that the subject returned. Where the subject
@@ -31,7 +31,10 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
     if let Some(mut finding) = forward(&compare, rank, &answer, &FORWARD, margin) {
-        diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
+        match hypotheses::told(evidence) {
+            Some(told) => finding.what += &format!(": {told}"),
+            None => diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding),
+        }
         return Some(finding).into();
     }
     let replay = evidence.replay();

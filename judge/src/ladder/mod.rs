@@ -23,6 +23,7 @@ mod envelope;
 pub mod evidence;
 mod exact;
 pub mod faults;
+mod hypotheses;
 mod poison;
 pub(crate) mod runs;
 mod sample;

@@ -5,7 +5,7 @@ use seamproof_simulator::{Damage, is_unwritten};
 
 use super::compare::{ResultTensor, Worst};
 use crate::finding::{Check, Finding, Place, number};
-use crate::subject::{Backend, Outputs, PaddingOutputs, RankOutputs, TensorName};
+use crate::subject::{Backend, ChangedInput, Outputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_oracle::sharding::{RankLayout, SideLayout};
 
 /// Returns every result of a rank with its name, without those that the subject hides.
@@ -48,6 +48,9 @@ pub(crate) fn check(
     }
     if let Some(damage) = outputs.damage.first() {
         return Some(guard_finding(damage));
+    }
+    if let Some(changed) = outputs.changed.first() {
+        return Some(changed_finding(problem, layouts, changed));
     }
     ranks().find_map(|(rank, (layout, outputs))| {
         let (q, kv) = (outside(&layout.q), outside(&layout.kv));
@@ -102,6 +105,38 @@ fn guard_finding(damage: &Damage) -> Finding {
         "{elements} elements written outside {tensor}, {distance} elements {side} its edge at nearest"
     );
     super::whole_case(Check::Structure, what)
+}
+
+/// Returns the finding about an input that the subject wrote into. The index is one of the problem's own layout, which
+/// one rank alone has.
+fn changed_finding(problem: &Problem, layouts: &[RankLayout], changed: &ChangedInput) -> Finding {
+    let &ChangedInput { tensor, ref first, elements } = changed;
+    let place = match (first[..].as_ref(), layouts) {
+        (&[row, head, lane], [layout]) => {
+            let side = if matches!(tensor, TensorName::K | TensorName::V) { &layout.kv } else { &layout.q };
+            let place = place_of_row(side, row);
+            Place { head: Some(head), lane: Some(lane), ..place }
+        }
+        (&[head], _) => Place { head: Some(head), ..Place::default() },
+        _ => Place::default(),
+    };
+    let compared = match tensor {
+        TensorName::Q => problem.q_shape().iter().product(),
+        TensorName::K => problem.k_shape().iter().product(),
+        TensorName::V => problem.v_shape().iter().product(),
+        TensorName::Dout => problem.out_shape().iter().product(),
+        _ => problem.learnable_sinks(),
+    };
+    let what = format!("the kernel changed its input {tensor}, here first");
+    Finding { place, failed: elements, compared, ..Finding::new(Check::Structure, Some(tensor), what) }
+}
+
+fn place_of_row(side: &SideLayout, row: usize) -> Place {
+    let of_run = side.runs.iter().find_map(|placed| {
+        let i = placed.local.real_rows().position(|real| real == row)?;
+        Some((placed.sequence, placed.piece.start + i * placed.piece.step))
+    });
+    Outside { row, owner: of_run }.place()
 }
 
 fn unwritten(layout: &RankLayout, tensor: TensorName, view: &ResultTensor<'_, f32>) -> Option<Finding> {

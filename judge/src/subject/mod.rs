@@ -18,7 +18,7 @@ use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::{Deserialize, Serialize};
 
 pub use declared::DeclarationError;
-pub use outputs::{Costs, Ended, Outputs, RankGradients, RankOutputs, RunError};
+pub use outputs::{ChangedInput, Costs, Ended, Outputs, RankGradients, RankOutputs, RunError};
 pub(crate) use parallel::Needs;
 pub use parallel::{ParallelRule, broken_rule};
 pub use promises::{

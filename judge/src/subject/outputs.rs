@@ -5,7 +5,7 @@ use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::{Damage, UNWRITTEN_BITS};
 use serde::{Deserialize, Serialize};
 
-use super::Refusal;
+use super::{Refusal, TensorName};
 use crate::finding::{Earlier, Ending};
 
 /// Results of one rank in the rank's own layout, padding included.
@@ -75,6 +75,18 @@ pub struct Costs {
     pub host_synchronisations: Option<u64>,
 }
 
+/// An input that the subject changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangedInput {
+    /// The input.
+    pub tensor: TensorName,
+    /// Index of the first changed element: row, head and lane, or the head of a sink.
+    pub first: Vec<usize>,
+    /// Number of changed elements.
+    pub elements: usize,
+}
+
 /// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Outputs {
@@ -82,6 +94,9 @@ pub struct Outputs {
     pub ranks: Vec<RankOutputs>,
     /// Guard bands that were overwritten.
     pub damage: Vec<Damage>,
+    /// Inputs that were overwritten, where the subject's side has compared them. A [`Backend`](super::Backend) in
+    /// this process cannot write into its inputs.
+    pub changed: Vec<ChangedInput>,
     /// Costs of the run.
     pub costs: Costs,
 }
@@ -109,9 +124,9 @@ fn unwritten<S: ShapeBuilder>(shape: S) -> Array<f32, S::Dim> {
 }
 
 impl From<RankOutputs> for Outputs {
-    /// Returns the results of a subject on one rank, without damage to guard bands and with unknown costs.
+    /// Returns the results of a subject on one rank, without damage and with unknown costs.
     fn from(rank: RankOutputs) -> Outputs {
-        Outputs { ranks: vec![rank], damage: Vec::new(), costs: Costs::default() }
+        Outputs { ranks: vec![rank], damage: Vec::new(), changed: Vec::new(), costs: Costs::default() }
     }
 }
 

@@ -21,6 +21,14 @@ fn first(got: &Outputs, want: &Outputs, same: fn(f32, f32) -> bool) -> Option<St
         };
         return Some(format!("guard bands damaged: [{}], the twin's: [{}]", bands(got), bands(want)));
     }
+    if got.changed != want.changed {
+        let inputs = |outputs: &Outputs| {
+            let told =
+                outputs.changed.iter().map(|changed| format!("{} {}", changed.tensor, changed.elements));
+            told.collect::<Vec<_>>().join(", ")
+        };
+        return Some(format!("inputs changed: [{}], the twin's: [{}]", inputs(got), inputs(want)));
+    }
     if got.ranks.len() != want.ranks.len() {
         return Some(format!("{} ranks, the twin has {}", got.ranks.len(), want.ranks.len()));
     }

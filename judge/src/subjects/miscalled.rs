@@ -4,14 +4,17 @@
 //! the call and not the subject has the fault, and they keep it open from one fault to the next. The runs of a worker
 //! before it dies are therefore the wrong calls themselves, on the subject that is [called](SubjectName::called).
 
-use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Inputs, Problem};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::difference;
+use ndarray::{Array1, Array3};
+use seamproof_oracle::replay::Replay;
+use seamproof_oracle::{Inputs, Problem, TensorName};
+
 use super::ideal::Ideal;
 use super::miscalls::Miscall;
 use super::name::SubjectName;
-use crate::subject::{Backend, Declaration, Outputs, RunError};
+use super::{difference, same_bits};
+use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 
 /// A subject with a fault at its call. It declares what the subject declares.
 pub struct Miscalled<'a> {
@@ -31,6 +34,9 @@ impl<'a> Miscalled<'a> {
     /// equivalent to the right call. The subject itself is not run, because two runs of one that sums in any order
     /// differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
+        if !self.does_anything(problem, inputs) {
+            return false;
+        }
         let ideal = Ideal(self.inner.as_ref());
         match (Backend::run(&ideal, problem, inputs), (self.miscall.edit)(&ideal, problem, inputs)) {
             (Ok(right), Ok(wrong)) => difference(&wrong, &right).is_some(),
@@ -38,6 +44,81 @@ impl<'a> Miscalled<'a> {
             (Err(_), _) => false,
         }
     }
+
+    /// Whether the fault asks another question, or changes results that are no special numbers. This needs no answer,
+    /// and a fault of sinks does nothing on most problems.
+    fn does_anything(&self, problem: &Problem, inputs: &Inputs) -> bool {
+        let probe =
+            Probe { of: self.inner.as_ref(), right: (problem, inputs), asked_otherwise: false.into() };
+        let changed = (self.miscall.edit)(&probe, problem, inputs);
+        let results = probe.results(problem);
+        probe.asked_otherwise.into_inner() || !changed.is_ok_and(|changed| same_bits(&changed, &results))
+    }
+}
+
+/// A subject that notes whether it is asked anything but the right question. Its results are numbers that no narrower
+/// format holds, each with another mantissa than its neighbours.
+struct Probe<'a> {
+    of: &'a dyn Backend,
+    right: (&'a Problem, &'a Inputs),
+    asked_otherwise: AtomicBool,
+}
+
+impl Probe<'_> {
+    fn results(&self, problem: &Problem) -> Outputs {
+        let mut rank = RankOutputs::unwritten(problem);
+        let returned = self.of.declaration().table.statistics;
+        rank.lse = rank.lse.filter(|_| returned.contains(&TensorName::Lse));
+        rank.max_logit = returned.contains(&TensorName::MaxLogit).then(|| Array1::zeros(problem.heads.q));
+        let mut state = 1u32;
+        let mut draw = || {
+            state = state.wrapping_mul(0x9e37_79b1).wrapping_add(2);
+            f32::from_bits(1f32.to_bits() | state >> 9 | 1)
+        };
+        rank.out.map_inplace(|x| *x = draw());
+        rank.lse.iter_mut().for_each(|lse| lse.map_inplace(|x| *x = draw()));
+        rank.max_logit.iter_mut().for_each(|max| max.map_inplace(|x| *x = draw()));
+        if let Some(RankGradients { dq, dk, dv, dsink }) = &mut rank.gradients {
+            [dq, dk, dv].into_iter().for_each(|gradient| gradient.map_inplace(|x| *x = draw()));
+            dsink.map_inplace(|x| *x = draw());
+        }
+        rank.into()
+    }
+}
+
+impl Backend for Probe<'_> {
+    fn name(&self) -> &str {
+        self.of.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.of.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.of)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let (right, given) = self.right;
+        if problem != right || !same_inputs(inputs, given) {
+            self.asked_otherwise.store(true, Ordering::Relaxed);
+        }
+        Ok(self.results(problem))
+    }
+}
+
+/// Whether two inputs agree in every bit.
+fn same_inputs(a: &Inputs, b: &Inputs) -> bool {
+    let same = |a: &Array3<f32>, b: &Array3<f32>| {
+        a.shape() == b.shape() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+    };
+    same(&a.q, &b.q)
+        && same(&a.k, &b.k)
+        && same(&a.v, &b.v)
+        && same(&a.dout, &b.dout)
+        && a.sink.len() == b.sink.len()
+        && a.sink.iter().zip(&b.sink).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 impl Backend for Miscalled<'_> {
@@ -60,5 +141,42 @@ impl Backend for Miscalled<'_> {
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         (self.miscall.edit)(self.inner.as_ref(), problem, inputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Emulated, MISCALLS};
+    use super::*;
+    use crate::generate::{Draw, Limits, draw};
+    use crate::values;
+
+    /// Test that a fault which does nothing leaves the exact answer as it is, too, and that the question spares most
+    /// answers.
+    #[test]
+    fn a_fault_that_does_nothing_does_not_show() {
+        let limits = Limits::seams();
+        let problems: Vec<Problem> = (0..60)
+            .filter_map(|index| match draw(3, index, &limits) {
+                Draw::Problem(problem) => Some(problem),
+                Draw::Malformed(_) => None,
+            })
+            .collect();
+        let mut idle = 0;
+        for miscall in &MISCALLS {
+            let subject = Miscalled::new(Box::new(Emulated::default()), miscall);
+            for problem in &problems {
+                let inputs = values::inputs(problem);
+                if subject.does_anything(problem, &inputs) {
+                    continue;
+                }
+                let ideal = Ideal(subject.inner.as_ref());
+                let (right, wrong) = (ideal.run(problem, &inputs), (miscall.edit)(&ideal, problem, &inputs));
+                let shows = right.is_ok_and(|right| difference(&wrong.unwrap(), &right).is_some());
+                assert!(!shows, "{}: {problem:?}", miscall.id);
+                idle += 1;
+            }
+        }
+        assert!(idle * 5 > problems.len() * MISCALLS.len(), "{idle}");
     }
 }

@@ -52,7 +52,7 @@ pub fn run_schedule<D: Device<Real = f32>>(
         .collect::<Option<Vec<_>>>()
         .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
     if problem.pass == Pass::Forward {
-        return Ok(Outputs { ranks, damage: image.damage(), costs: Costs::default() });
+        return Ok(Outputs { ranks, damage: image.damage(), changed: Vec::new(), costs: Costs::default() });
     }
     poison_saved(schedule, device, slack(problem, inputs), &mut memory).map_err(failed)?;
     pass(ExecutedPasses::Backward, &mut memory)?;
@@ -60,7 +60,7 @@ pub fn run_schedule<D: Device<Real = f32>>(
     for (rank, outputs) in ranks.iter_mut().enumerate() {
         outputs.gradients = gradients(problem, schedule, image, rank);
     }
-    Ok(Outputs { ranks, damage: image.damage(), costs: Costs::default() })
+    Ok(Outputs { ranks, damage: image.damage(), changed: Vec::new(), costs: Costs::default() })
 }
 
 fn failed(error: DeviceError) -> RunError {

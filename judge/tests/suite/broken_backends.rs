@@ -1,6 +1,7 @@
 //! Deliberately broken copies of the emulated backend. Each is caught, and shrunk to a case that a person can read,
 //! the same one on every run.
 
+use seamproof_judge::campaign::{Campaign, CanaryOutcome};
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -318,4 +319,15 @@ fn an_empty_row_with_an_lse_of_0_is_caught() {
 #[test]
 fn the_right_backend_is_not_caught() {
     assert_eq!(first_failure(&emulated(), 1), None);
+}
+
+/// Test that a failure which the right call has as well is no canary, and that the campaign shows it.
+#[test]
+fn a_canary_is_not_told_of_a_subject_that_is_wrong_everywhere() {
+    let spoil: Spoil = |_, _, _, outputs| {
+        outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(|value| value + 8.0));
+    };
+    let summary = Campaign::quick(20).run(&Spoilt { inner: emulated(), spoil });
+    assert!(matches!(summary.canary, CanaryOutcome::NotTold { own: 4, .. }), "{summary}");
+    assert!(!summary.failures.is_empty() && !summary.holds(), "{summary}");
 }

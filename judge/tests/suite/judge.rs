@@ -6,7 +6,8 @@ use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::{judge, judge_malformed};
 use seamproof_judge::subject::{
-    Backend, Declaration, Outputs, PaddingOutputs, RankGradients, RankOutputs, Refusal, RunError, Table,
+    Backend, ChangedInput, Declaration, Outputs, PaddingOutputs, RankGradients, RankOutputs, Refusal,
+    RunError, Table,
 };
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
@@ -233,6 +234,23 @@ fn structure_shapes_and_guard_bands() {
     seen(&problem(|_| {}), Check::Structure, "written outside dk", |_, outputs| {
         outputs.damage.push(Damage { tensor: "dk".into(), guard: Guard::After, distance: 0, elements: 1 });
     });
+}
+
+#[test]
+fn structure_inputs_that_are_changed() {
+    for (tensor, first, row, all) in [
+        (TensorName::V, vec![2, 0, 3], (Some(0), Some(1)), ROWS * 4),
+        (TensorName::Q, vec![FREE_ROW, 1, 0], (None, Some(FREE_ROW)), ROWS * 8),
+        (TensorName::Sink, vec![1], (None, None), 2),
+    ] {
+        let what = format!("the kernel changed its input {tensor}, here first");
+        let head = first[first.len().min(2) - 1];
+        let told = seen(&problem(|_| {}), Check::Structure, &what, move |_, outputs| {
+            outputs.changed.push(ChangedInput { tensor, first: first.clone(), elements: 2 });
+        });
+        assert_eq!((told.tensor, told.failed, told.compared), (Some(tensor), 2, all), "{told}");
+        assert_eq!(((told.place.sequence, told.place.row), told.place.head), (row, Some(head)), "{told}");
+    }
 }
 
 /// Test of a padding row in either of the two runs, and of a row that nobody owns, in every tensor that has rows.

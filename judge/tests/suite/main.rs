@@ -6,13 +6,15 @@ mod broken_backends;
 mod choices;
 mod edges;
 mod emulated_bytes;
+mod first_kernel;
 mod fitted;
+mod hypotheses;
 mod identity;
 mod judge;
 mod many_sequences;
 mod odd_shapes;
+mod own_kernel;
 mod sample;
 mod shrink;
-
 mod tables;
 mod tiers;

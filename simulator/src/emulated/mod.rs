@@ -20,6 +20,7 @@ use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 
 mod arithmetic;
 pub mod hopper;
+mod right;
 mod stages;
 
 pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};

@@ -9,6 +9,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Pass, Run, Softmax, TensorName};
 
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
+use super::right;
 use crate::{GuardedTensor, Real, Segment};
 
 /// Running state of one query row.
@@ -43,6 +44,7 @@ pub struct Finished<T> {
 impl<T: Real> Finished<T> {
     /// Adds the sink, after the sums are scaled for it. A sink of −∞ weighs nothing. This includes a row without keys,
     /// in which −∞ − −∞ would be no number.
+    #[inline(never)]
     pub fn add_sink<A: UnitArithmetic<T>>(&mut self, units: &A, sink: T) {
         if sink == T::NEG_INFINITY {
             return;
@@ -74,10 +76,7 @@ pub struct Pair<T> {
 pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     /// Returns the row of each local query or key in the tensor that is loaded (q, k, v or dout).
     fn rows(&self, _pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
-        match tensor {
-            TensorName::K | TensorName::V => segment.kv.iter().flat_map(Run::real_rows).collect(),
-            _ => segment.q.real_rows().collect(),
-        }
+        right::rows(tensor, segment)
     }
 
     /// Returns the local keys that local query `i` sees.
@@ -94,11 +93,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         keys: usize,
         size: usize,
     ) -> Vec<Range<usize>> {
-        let seen: Vec<Range<usize>> =
-            rows.clone().map(|i| self.visible(pass, segment, i)).filter(|keys| !keys.is_empty()).collect();
-        let first = seen.iter().map(|keys| keys.start).min().unwrap_or(0);
-        let end = seen.iter().map(|keys| keys.end).max().unwrap_or(0);
-        tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
+        right::tiles(&|i| self.visible(pass, segment, i), rows, keys, size)
     }
 
     /// Returns the KV head of a query head. `group` query heads share one.
@@ -118,12 +113,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
 
     /// Scales a row's state for scores up to `max`.
     fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<T>, max: T) {
-        if max > state.max {
-            let factor = units.rescale(softmax, state.max, max);
-            state.sum.iter_mut().for_each(|sum| *sum *= factor);
-            state.acc.iter_mut().for_each(|acc| *acc *= factor);
-            state.max = max;
-        }
+        right::grow(units, softmax, state, max);
     }
 
     /// Returns the unrounded weight of a score.
@@ -138,7 +128,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
 
     /// Returns P, or dS, rounded as it enters a product.
     fn round(&self, _pass: Pass, value: T, format: Format) -> T {
-        value.round(format)
+        right::round(value, format)
     }
 
     /// Adds a tile's weighted values to a row.
@@ -153,16 +143,12 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
 
     /// Writes the output of local row `local`. The whole tile is given, as a thread block has it in registers.
     fn out(&self, tile: &[Finished<T>], local: usize, format: Format, to: &mut [T]) {
-        let Finished { sum, acc, .. } = &tile[local];
-        let inverse = if *sum == T::ZERO { T::ZERO } else { T::ONE / *sum };
-        to.iter_mut().zip(acc).for_each(|(to, acc)| *to = *acc * inverse);
-        T::round_all(to, format);
+        right::out(&tile[local], format, to);
     }
 
     /// Returns the LSE of local row `local`.
     fn lse(&self, tile: &[Finished<T>], local: usize) -> T {
-        let Finished { max, sum, .. } = &tile[local];
-        if *sum == T::ZERO { T::NEG_INFINITY } else { *max + sum.ln() }
+        right::lse(&tile[local])
     }
 
     /// Returns a head's largest logit after one more tile of queries.
@@ -177,12 +163,12 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
 
     /// Returns `D = ⟨dout, out⟩` of each row of a tile.
     fn row_dots(&self, units: &A, dout: HeadRows<'_, T>, out: HeadRows<'_, T>) -> Vec<T> {
-        dout.lanes().zip(out.lanes()).map(|(dout, out)| units.row_dot(dout, out)).collect()
+        right::row_dots(units, dout, out)
     }
 
     /// Returns the saved LSE of each row of a tile.
     fn saved_lse(&self, lse: &GuardedTensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
-        rows.iter().map(|&row| lse.lane(head, row)[0]).collect()
+        right::saved_lse(lse, head, rows)
     }
 
     /// Returns the recomputed weight of a score.
@@ -197,19 +183,17 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
 
     /// Adds a tile's share of dq. `to` is `[rows][dim]`.
     fn add_dq(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, keys: HeadRows<'_, T>) {
-        for (i, to) in to.chunks_exact_mut(keys.tensor.shape()[2]).enumerate() {
-            units.add_tile(to, ds.weights(i), keys.slice(ds.seen[i].clone()));
-        }
+        right::add_dq(units, to, ds, keys);
     }
 
     /// Adds a tile's share of dk. `to` is `[columns][dim]`.
     fn add_dk(&self, units: &A, to: &mut [T], ds: &TileWeights<T>, queries: HeadRows<'_, T>) {
-        units.add_columns(to, ds, queries);
+        right::add_columns(units, to, ds, queries);
     }
 
     /// Adds a tile's share of dv. `to` is `[columns][dim]`.
     fn add_dv(&self, units: &A, to: &mut [T], p: &TileWeights<T>, dout: HeadRows<'_, T>) {
-        units.add_columns(to, p, dout);
+        right::add_columns(units, to, p, dout);
     }
 
     /// Returns the factor by which a summed gradient is multiplied at the end.
@@ -227,10 +211,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         format: Format,
         to: &mut [T],
     ) {
-        let dim = to.len();
-        let sums = &sums[index * dim..(index + 1) * dim];
-        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = factor * *sum);
-        T::round_all(to, format);
+        right::store(factor, sums, index, format, to);
     }
 
     /// Returns the amount that a row with a finite LSE subtracts from dsink.
@@ -240,7 +221,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
 
     /// Returns the padding rows that become zero (−∞ in the LSE).
     fn padding(&self, _tensor: TensorName, run: &Run) -> Vec<usize> {
-        run.padding_rows().collect()
+        right::padding(run)
     }
 }
 

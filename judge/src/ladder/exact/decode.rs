@@ -63,9 +63,14 @@ impl Row<'_> {
         Some(lse.exp().round() - sink).filter(|count| count.is_finite())
     }
 
-    /// Returns the key whose value the row holds, anywhere in the problem.
+    /// Returns the key whose value the row holds, anywhere in the problem; `None` where the row holds that of its own
+    /// key.
     fn read(&self, plans: &[ExactPlan<'_>]) -> Option<(usize, usize, usize)> {
         let out = self.out.as_ref()?;
+        let mut own = self.head.plan.chosen(self.query, self.query_head);
+        if own.any(|key| *self.head.value(key) == **out) {
+            return None;
+        }
         let kv_heads = self.head.plan.problem.heads.kv;
         let places = plans.iter().enumerate().flat_map(|(sequence, plan)| {
             (0..kv_heads).flat_map(move |head| (0..plan.keys()).map(move |key| (sequence, head, key)))

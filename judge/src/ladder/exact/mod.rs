@@ -17,6 +17,7 @@ use seamproof_oracle::envelope::WeightRounding;
 use seamproof_oracle::{Side, TensorName};
 
 use super::compare::{Worst, lanes};
+use super::hypotheses;
 use crate::exact::{ExactPlan, Merging, Parts, eligible, parts};
 use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::{Evidence, Look};
@@ -211,13 +212,18 @@ impl Forward<'_> {
         decode::story(&row, plans, &KeySet::all(plan.visible(wrong.position)))
     }
 
-    /// Returns the finding about the worst row, or about the first that has an explanation where the worst one has
-    /// none.
+    /// Returns the finding about the worst row, or about the first that a set of keys explains where none explains
+    /// the worst one. Where none explains any, a mistake that explains the whole case is told.
     fn finding(&self, plans: &[ExactPlan<'_>], tally: &Tally, worst: Wrong) -> Finding {
         let stories = [worst].into_iter().chain(tally.rows.iter().copied());
         let mut told = stories.map(|wrong| (wrong, self.story(plans, wrong)));
-        let (wrong, (saw, _)) =
-            told.find(|(_, (_, is_set))| *is_set).unwrap_or_else(|| (worst, self.story(plans, worst)));
+        let (wrong, saw) = match told.find(|(_, (_, is_set))| *is_set) {
+            Some((wrong, (saw, _))) => (wrong, saw),
+            None => {
+                let of_case = hypotheses::told(self.evidence);
+                (worst, of_case.unwrap_or_else(|| self.story(plans, worst).0))
+            }
+        };
         let what = format!("sequence {}, query {}: {saw}", wrong.sequence, wrong.position);
         let (got, expected) = self.values(&plans[wrong.sequence], wrong);
         Finding { got, expected, ..tally.finding(wrong, what) }

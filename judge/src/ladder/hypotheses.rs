@@ -1,0 +1,410 @@
+//! Hypotheses: mistakes of kernels and of their callers that explain a whole case at once, such as an LSE with base 2
+//! or a forgotten scale. They are a part of a finding's text, and never a verdict.
+//!
+//! A hypothesis is an edit of the problem, of its inputs or of the expected results. The oracle computes what a
+//! subject with this one mistake returns. The hypothesis is told if every element of the forward lies within the
+//! envelope of that, and if some element lies outside the envelope of the right results. Where several mistakes give
+//! the same results, all of them are told.
+
+use std::cell::OnceCell;
+
+use ndarray::{Array, Array1, Array2, Array3, Dimension, Zip};
+use seamproof_oracle::blocked::{self, Answer, Tiers};
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::{
+    Element, Format, ForwardResults, Inputs, Precision, Problem, ProblemFields, Sink, Softmax,
+};
+
+use super::bounds::{Comparison, FORWARD, forward};
+use super::compare::lanes;
+use super::diagnosis::{REST_MAX, dot};
+use super::evidence::{Depth, Evidence, products};
+use crate::finding::{LOOKS, number};
+use crate::subject::RankOutputs;
+use crate::verdict::Margin;
+
+/// Largest number of visible products of a case in which hypotheses are asked. Each one takes the oracle a few
+/// milliseconds there.
+const HYPOTHESES_PRODUCTS_MAX: u64 = 1 << 22;
+
+/// Smallest difference between two rows in how far the LSE lies above the largest logit. Rows of equally many equal
+/// keys do not tell a lost maximum from lost keys.
+const SPREAD_MIN: f64 = 0.25;
+
+/// Relative error that an edit adds to an LSE: a few operations in f32.
+const EDIT_ERROR: f64 = 1.0 / (1 << 22) as f64;
+
+/// Relative error of a 16-bit format's rounding.
+const ROUNDING: f64 = 1.0 / (1 << 8) as f64;
+
+/// The LSE of a row, and the largest logit of its keys.
+#[derive(Clone, Copy)]
+struct RowLse {
+    lse: f64,
+    largest: f64,
+}
+
+/// A mistake in the LSE alone.
+struct LseMistake {
+    words: &'static str,
+    /// Function that returns the LSE of a row with this mistake.
+    of: fn(RowLse) -> f64,
+    /// Whether rows of different spread must be there.
+    needs_spread: bool,
+}
+
+const LSE_MISTAKES: [LseMistake; 4] = [
+    LseMistake {
+        words: "the LSE had base 2 (× 1.4427 everywhere)",
+        of: |row| row.lse / std::f64::consts::LN_2,
+        needs_spread: false,
+    },
+    LseMistake {
+        words: "a natural LSE was converted from base 2 (× 0.6931 everywhere)",
+        of: |row| row.lse * std::f64::consts::LN_2,
+        needs_spread: false,
+    },
+    LseMistake {
+        words: "the LSE lacked the row's largest logit (the logarithm of Σ exp(s − max) alone)",
+        of: |row| row.lse - row.largest,
+        needs_spread: true,
+    },
+    LseMistake {
+        words: "the row's largest logit stood in place of the LSE",
+        of: |row| row.largest,
+        needs_spread: true,
+    },
+];
+
+/// A mistake in the softmax, apart from the scale. It changes nothing where the problem has no such term.
+struct SoftmaxMistake {
+    words: &'static str,
+    edit: fn(&mut Softmax),
+    /// Whether out is right, and the LSE alone is not.
+    in_lse_alone: bool,
+}
+
+const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
+    SoftmaxMistake {
+        words: "the LSE was taken before the sink was added",
+        edit: |softmax| softmax.sink = Sink::None,
+        in_lse_alone: true,
+    },
+    SoftmaxMistake {
+        words: "the sink was left out",
+        edit: |softmax| softmax.sink = Sink::None,
+        in_lse_alone: false,
+    },
+    SoftmaxMistake {
+        words: "the soft cap was left out",
+        edit: |softmax| softmax.softcap = None,
+        in_lse_alone: false,
+    },
+];
+
+/// Where a wrong scale comes from, and the function that returns it.
+type WrongScale = (&'static str, fn(&Problem) -> f64);
+
+/// Scales that are taken in place of the one that was asked for.
+const SCALES: [WrongScale; 6] = [
+    ("forgotten", |_| 1.0),
+    ("applied twice", |problem| f64::from(problem.softmax.scale).powi(2)),
+    ("1/√ of the head dimension", |problem| 1.0 / (problem.dims.qk as f64).sqrt()),
+    ("1/√ of the head dimension of v", |problem| 1.0 / (problem.dims.v as f64).sqrt()),
+    ("powers of 2 in place of e", |problem| f64::from(problem.softmax.scale) * std::f64::consts::LN_2),
+    ("converted to base 2 twice", |problem| f64::from(problem.softmax.scale) / std::f64::consts::LN_2),
+];
+
+/// A reading of 16-bit codes in the other 16-bit format. The more frequent ones stand first.
+struct Reading {
+    inputs: bool,
+    out: bool,
+    words: fn(Format, Format) -> String,
+}
+
+const READINGS: [Reading; 3] = [
+    Reading { inputs: true, out: true, words: |own, other| format!("{own} codes were read as {other}") },
+    Reading {
+        inputs: true,
+        out: false,
+        words: |own, other| {
+            format!("{own} codes of q, k and v were read as {other}, and out was converted back")
+        },
+    },
+    Reading {
+        inputs: false,
+        out: true,
+        words: |own, other| format!("out held {other} codes, which are read as {own}"),
+    },
+];
+
+/// Returns in words the mistakes that explain all results of the forward; `None` where none does, or where the case
+/// is too large to ask.
+pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
+    // Scoring counts checks and reads no words.
+    let asks = evidence.depth == Depth::First && products(evidence.problem) <= HYPOTHESES_PRODUCTS_MAX;
+    if !asks {
+        return None;
+    }
+    let right = answer(evidence, evidence.problem, evidence.inputs)?;
+    if holds(evidence, evidence.problem, evidence.first, &right) {
+        return None;
+    }
+    let case = Case { evidence, right, largest: OnceCell::new() };
+    let mut told = [case.lse(), case.softmax(), case.scale()].concat();
+    told.extend(case.reading());
+    (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
+}
+
+/// Returns the right results of a problem, with the bounds of tier W in both tiers: a mistake may undo a dither.
+fn answer(evidence: &Evidence<'_>, problem: &Problem, inputs: &Inputs) -> Option<Answer<ForwardResults>> {
+    let model = Model::new(problem, evidence.backend.declaration().arithmetic, evidence.partition());
+    let Answer { exact, bound } = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
+    let worst = bound?.worst;
+    Some(Answer { exact, bound: Some(Tiers { dithered: worst.clone(), worst }) })
+}
+
+/// Whether results lie within the bounds of an answer, in every element of the forward.
+fn holds(
+    evidence: &Evidence<'_>,
+    problem: &Problem,
+    results: &RankOutputs,
+    answer: &Answer<ForwardResults>,
+) -> bool {
+    let compare = Comparison { problem, layout: evidence.layout, ratio: evidence.judge.ratio };
+    forward(&compare, results, answer, &FORWARD, &mut Margin::default()).is_none()
+}
+
+/// A case whose results are wrong.
+struct Case<'a> {
+    evidence: &'a Evidence<'a>,
+    right: Answer<ForwardResults>,
+    /// Largest logit of each row, once it was asked for.
+    largest: OnceCell<Array2<f64>>,
+}
+
+impl Case<'_> {
+    /// Returns the results that another problem, or other inputs, would have. A problem without a learnable sink has
+    /// none among its inputs.
+    fn answer(&self, problem: &Problem, inputs: &Inputs) -> Option<Answer<ForwardResults>> {
+        if inputs.sink.len() == problem.learnable_sinks() {
+            return answer(self.evidence, problem, inputs);
+        }
+        let inputs = Inputs { sink: Array1::zeros(problem.learnable_sinks()), ..inputs.clone() };
+        answer(self.evidence, problem, &inputs)
+    }
+
+    /// Whether an answer explains results. Bounds so wide that the right results would do as well explain nothing.
+    fn explains(&self, problem: &Problem, results: &RankOutputs, mut answer: Answer<ForwardResults>) -> bool {
+        self.narrow(&mut answer);
+        if !holds(self.evidence, problem, results, &answer) {
+            return false;
+        }
+        let of_right = Answer { exact: self.right.exact.clone(), ..answer };
+        !holds(self.evidence, problem, self.evidence.first, &of_right)
+    }
+
+    /// Bounds the elements whose bound says nothing, which very large logits give: nearly all of the error must be
+    /// explained there.
+    fn narrow(&self, answer: &mut Answer<ForwardResults>) {
+        let Answer { exact, bound: Some(bound) } = answer else { return };
+        let right = &self.right.exact;
+        for tier in [&mut bound.worst, &mut bound.dithered] {
+            narrow(&mut tier.out, &exact.out, &right.out);
+            narrow(&mut tier.lse, &exact.lse, &right.lse);
+            narrow(&mut tier.max_logit, &exact.max_logit, &right.max_logit);
+        }
+    }
+
+    /// Whether the subject's results are right for another problem.
+    fn solves(&self, problem: &Problem) -> bool {
+        let answer = self.answer(problem, self.evidence.inputs);
+        answer.is_some_and(|answer| self.explains(problem, self.evidence.first, answer))
+    }
+
+    /// Returns the problem with an edited softmax; `None` where the edit changes nothing or gives no problem.
+    fn edited(&self, edit: impl FnOnce(&mut Softmax)) -> Option<Problem> {
+        let mut fields = ProblemFields::from(self.evidence.problem.clone());
+        edit(&mut fields.softmax);
+        let is_other = fields.softmax != self.evidence.problem.softmax;
+        is_other.then(|| Problem::new(fields).ok())?
+    }
+
+    fn lse(&self) -> Vec<String> {
+        if self.evidence.first.lse.is_none() {
+            return Vec::new();
+        }
+        let explains = |mistake: &&LseMistake| {
+            let answer = self.with_lse(mistake);
+            answer.is_some_and(|answer| self.explains(self.evidence.problem, self.evidence.first, answer))
+        };
+        LSE_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
+    }
+
+    /// Returns the right results with a mistake in the LSE. A row without a sum keeps its −∞.
+    fn with_lse(&self, mistake: &LseMistake) -> Option<Answer<ForwardResults>> {
+        let largest = self.largest();
+        if mistake.needs_spread && spread(&self.right.exact.lse, largest) < SPREAD_MIN {
+            return None;
+        }
+        let mut answer = self.right.clone();
+        let bound = answer.bound.as_mut()?;
+        Zip::from(&mut answer.exact.lse).and(&mut bound.worst.lse).and(largest).for_each(
+            |lse, bound, &largest| {
+                if lse.is_finite() && largest.is_finite() {
+                    *bound = *bound / std::f64::consts::LN_2 + EDIT_ERROR * (lse.abs() + largest.abs());
+                    *lse = (mistake.of)(RowLse { lse: *lse, largest });
+                }
+            },
+        );
+        bound.dithered.lse.clone_from(&bound.worst.lse);
+        Some(answer)
+    }
+
+    /// Returns the largest logit of each row; −∞ for a row that sees no key, and for one that is not real.
+    fn largest(&self) -> &Array2<f64> {
+        self.largest.get_or_init(|| {
+            let Evidence { problem, inputs, .. } = *self.evidence;
+            let mut largest = Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
+            for sequence in &problem.sequences {
+                for (i, row) in sequence.q.real_rows().enumerate() {
+                    let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+                    for head in 0..problem.heads.q {
+                        let q = lanes(&inputs.q, row, head);
+                        let logit = |key: usize| {
+                            let k = lanes(&inputs.k, sequence.kv.row(key), head / problem.group());
+                            problem.softmax.cap(f64::from(problem.softmax.scale) * dot(&q, &k))
+                        };
+                        largest[[head, row]] = keys.clone().map(logit).fold(f64::NEG_INFINITY, f64::max);
+                    }
+                }
+            }
+            largest
+        })
+    }
+
+    fn softmax(&self) -> Vec<String> {
+        let explains = |mistake: &&SoftmaxMistake| {
+            let Some(problem) = self.edited(mistake.edit) else { return false };
+            let Some(mut answer) = self.answer(&problem, self.evidence.inputs) else { return false };
+            if mistake.in_lse_alone {
+                let (Some(bound), Some(of_right)) = (&mut answer.bound, &self.right.bound) else {
+                    return false;
+                };
+                answer.exact.out.clone_from(&self.right.exact.out);
+                bound.worst.out.clone_from(&of_right.worst.out);
+                bound.dithered.out.clone_from(&of_right.worst.out);
+            }
+            self.explains(&problem, self.evidence.first, answer)
+        };
+        SOFTMAX_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
+    }
+
+    fn scale(&self) -> Vec<String> {
+        let asked = self.evidence.problem.softmax.scale;
+        let mut scales: Vec<(f32, Vec<&str>)> = Vec::new();
+        for (origin, scale) in SCALES {
+            let scale = scale(self.evidence.problem) as f32;
+            match scales.iter_mut().find(|(other, _)| *other == scale) {
+                // Nearly always both dimensions are the same, which needs no word.
+                Some((_, origins)) if origins.last().is_some_and(|last| origin.starts_with(last)) => {}
+                Some((_, origins)) => origins.push(origin),
+                None => scales.push((scale, vec![origin])),
+            }
+        }
+        let solves = |(scale, _): &(f32, Vec<&str>)| {
+            self.edited(|softmax| softmax.scale = *scale).is_some_and(|problem| self.solves(&problem))
+        };
+        let words = |(scale, origins): (f32, Vec<&str>)| {
+            let times = short(f64::from(scale) / f64::from(asked));
+            let (scale, origins) = (number(scale), origins.join(", or "));
+            format!(
+                "logits were {times} times as large (softmax scale {scale} in place of {}: {origins})",
+                number(asked)
+            )
+        };
+        scales.into_iter().filter(solves).map(words).collect()
+    }
+
+    /// Returns the first reading in the other format that explains the results.
+    fn reading(&self) -> Option<String> {
+        let precision = self.evidence.problem.precision;
+        let own = precision.q.format;
+        let is_one = [precision.k, precision.v, precision.out].iter().all(|of| of.format == own);
+        let other = other_16_bits(own).filter(|_| is_one)?;
+        let told = READINGS.iter().find(|reading| self.is_read(reading, own, other))?;
+        Some((told.words)(own, other))
+    }
+
+    /// Whether a reading in the other format explains the results.
+    fn is_read(&self, reading: &Reading, own: Format, other: Format) -> bool {
+        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let mut fields = ProblemFields::from(problem.clone());
+        fields.precision = read_precision(problem.precision, reading, other);
+        let Ok(problem) = Problem::new(fields) else { return false };
+        let mut inputs = inputs.clone();
+        if reading.inputs {
+            for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
+                read_as(tensor, own, other);
+            }
+        }
+        let mut results = first.clone();
+        if reading.out {
+            read_as(&mut results.out, own, other);
+        }
+        let answer = self.answer(&problem, &inputs);
+        answer.is_some_and(|answer| self.explains(&problem, &results, answer))
+    }
+}
+
+/// Replaces each bound that is wider than every value of its tensor.
+fn narrow<D: Dimension>(bound: &mut Array<f64, D>, exact: &Array<f64, D>, right: &Array<f64, D>) {
+    let sizes = exact.iter().chain(right).map(|value| value.abs()).filter(|size| size.is_finite());
+    let largest = sizes.fold(0.0, f64::max);
+    Zip::from(bound).and(exact).and(right).for_each(|bound, exact, right| {
+        if bound.is_nan() || *bound > largest {
+            *bound = REST_MAX * (exact - right).abs() + ROUNDING * exact.abs();
+        }
+    });
+}
+
+/// Returns the largest difference between rows in how far the LSE lies above the largest logit.
+fn spread(lse: &Array2<f64>, largest: &Array2<f64>) -> f64 {
+    let above = lse.iter().zip(largest).map(|(lse, largest)| lse - largest).filter(|above| above.is_finite());
+    let (least, most) = above
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), above| (least.min(above), most.max(above)));
+    most - least
+}
+
+fn other_16_bits(format: Format) -> Option<Format> {
+    match format {
+        Format::Bf16 => Some(Format::Fp16),
+        Format::Fp16 => Some(Format::Bf16),
+        _ => None,
+    }
+}
+
+/// Returns the formats in which a subject with a wrong reading computes. Where out alone is right, it was rounded to
+/// one format after the other, and bf16 is the coarser one.
+fn read_precision(precision: Precision, reading: &Reading, other: Format) -> Precision {
+    let other = Element::from(other);
+    let out = if reading.out { other } else { Element::from(Format::Bf16) };
+    let read = Precision { out, ..precision };
+    if !reading.inputs {
+        return read;
+    }
+    let p = if other_16_bits(precision.p.format).is_some() { other } else { precision.p };
+    Precision { q: other, k: other, v: other, p, ..read }
+}
+
+/// Reads the codes of a tensor's numbers in another format.
+fn read_as(tensor: &mut Array3<f32>, own: Format, other: Format) {
+    tensor.mapv_inplace(|value| other.decode(own.encode(f64::from(value))) as f32);
+}
+
+/// Returns a number with four digits.
+fn short(value: f64) -> String {
+    let digits = 3 - value.abs().log10().floor() as i32;
+    let unit = 10f64.powi(digits);
+    number((value * unit).round() / unit)
+}

@@ -1,0 +1,181 @@
+//! `blocked` compared with `exact`. Each element is within 1e-12 · (1 + max|logit|) · Σ|terms|, and has the same bits
+//! on any number of threads.
+
+use crate::common::{Draws, inputs, plain, random};
+
+use ndarray::{Array1, Array2, Array3};
+use proptest::prelude::*;
+use seamproof_oracle::blocked::Answer;
+use seamproof_oracle::envelope::{Arithmetic, Model, Partition};
+use seamproof_oracle::{
+    ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Side, blocked, exact,
+};
+
+const TOLERANCE: f64 = 1e-12;
+
+/// Returns `Σ|terms|` of every element, by the definitions, and the largest |logit|.
+fn magnitudes(problem: &Problem, inputs: &Inputs, saved: &Saved) -> (ForwardResults, Gradients, f64) {
+    let mut forward = ForwardResults {
+        out: Array3::zeros(problem.out_shape()),
+        lse: Array2::from_elem(problem.lse_shape(), 1.0),
+        max_logit: Array1::from_elem(problem.heads.q, 1.0),
+    };
+    let mut gradients = Gradients {
+        dq: Array3::zeros(problem.q_shape()),
+        dk: Array3::zeros(problem.k_shape()),
+        dv: Array3::zeros(problem.v_shape()),
+        dsink: Array1::zeros(problem.learnable_sinks()),
+    };
+    let scale = f64::from(problem.softmax.scale);
+    let mut largest = 0.0f64;
+    for sequence in &problem.sequences {
+        for head in 0..problem.heads.q {
+            let kv_head = head / problem.group();
+            for i in 0..sequence.q.len {
+                let row = sequence.q.row(i);
+                let lse = saved.lse[[head, row]];
+                let d: f64 = (0..problem.dims.v)
+                    .map(|c| (f64::from(inputs.dout[[row, head, c]]) * saved.out[[row, head, c]]).abs())
+                    .sum();
+                for j in problem.mask.visible(i, sequence.q.len, sequence.kv.len) {
+                    let key = sequence.kv.row(j);
+                    let lane = |a: &Array3<f32>, at: [usize; 2], c| f64::from(a[[at[0], at[1], c]]);
+                    let product: f64 = (0..problem.dims.qk)
+                        .map(|c| lane(&inputs.q, [row, head], c) * lane(&inputs.k, [key, kv_head], c))
+                        .sum();
+                    let logit = problem.softmax.cap(scale * product);
+                    largest = largest.max(logit.abs()).max((scale * product).abs());
+                    let p = libm::exp(logit - lse);
+                    let dp: f64 = (0..problem.dims.v)
+                        .map(|c| {
+                            (lane(&inputs.dout, [row, head], c) * lane(&inputs.v, [key, kv_head], c)).abs()
+                        })
+                        .sum();
+                    let ds = scale * p * (dp + d);
+                    for c in 0..problem.dims.v {
+                        forward.out[[row, head, c]] += p * lane(&inputs.v, [key, kv_head], c).abs();
+                        gradients.dv[[key, kv_head, c]] += p * lane(&inputs.dout, [row, head], c).abs();
+                    }
+                    for c in 0..problem.dims.qk {
+                        gradients.dq[[row, head, c]] += ds * lane(&inputs.k, [key, kv_head], c).abs();
+                        gradients.dk[[key, kv_head, c]] += ds * lane(&inputs.q, [row, head], c).abs();
+                    }
+                }
+                if let Some(dsink) = gradients.dsink.get_mut(head) {
+                    *dsink += libm::exp(f64::from(inputs.sink[head]) - lse) * d;
+                }
+            }
+        }
+    }
+    (forward, gradients, largest)
+}
+
+fn assert_close<'a>(
+    what: &str,
+    got: impl IntoIterator<Item = &'a f64>,
+    exact: impl IntoIterator<Item = &'a f64>,
+    terms: impl IntoIterator<Item = &'a f64>,
+    factor: f64,
+) {
+    for (index, ((got, exact), terms)) in got.into_iter().zip(exact).zip(terms).enumerate() {
+        let allowed = TOLERANCE * factor * terms;
+        let error = (got - exact).abs();
+        assert!(
+            got == exact || error <= allowed,
+            "{what}[{index}]: {got} against {exact}, allowed {allowed}"
+        );
+    }
+}
+
+fn hold(problem: &Problem, inputs: &Inputs) {
+    let exact_forward = exact::forward(problem, inputs);
+    let saved = Saved::from(&exact_forward);
+    let exact_gradients = exact::backward(problem, inputs, &saved);
+    let forward = blocked::forward(problem, inputs, None).exact;
+    let gradients = blocked::backward(problem, inputs, &saved, None).exact;
+    let (terms, gradient_terms, largest) = magnitudes(problem, inputs, &saved);
+    let factor = 1.0 + largest;
+    assert_close("out", &forward.out, &exact_forward.out, &terms.out, factor);
+    assert_close("lse", &forward.lse, &exact_forward.lse, &terms.lse, factor);
+    assert_close("max_logit", &forward.max_logit, &exact_forward.max_logit, &terms.max_logit, factor);
+    assert_close("dq", &gradients.dq, &exact_gradients.dq, &gradient_terms.dq, factor);
+    assert_close("dk", &gradients.dk, &exact_gradients.dk, &gradient_terms.dk, factor);
+    assert_close("dv", &gradients.dv, &exact_gradients.dv, &gradient_terms.dv, factor);
+    assert_close("dsink", &gradients.dsink, &exact_gradients.dsink, &gradient_terms.dsink, factor);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn blocked_is_exact(seed in any::<u64>(), length_max in 1usize..40) {
+        let (problem, inputs) = random(seed, length_max);
+        hold(&problem, &inputs);
+        hold_by_sides(&problem, &inputs);
+    }
+}
+
+/// Asserts that one side's gradients and bounds are those of both sides, and that dsink is the same for either side and
+/// for none.
+fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
+    let saved = Saved::from(&exact::forward(problem, inputs));
+    let model = Model::new(problem, Arithmetic::default(), Partition::single(64, 64));
+    let of = |side| blocked::backward_of(problem, inputs, (&saved, None), side, &model);
+    let (whole, q, kv) =
+        (blocked::backward(problem, inputs, &saved, Some(&model)), of(Some(Side::Q)), of(Some(Side::Kv)));
+    let gradients = |answer: &Answer<Gradients>| {
+        let bound = answer.bound.clone().expect("a bound");
+        [answer.exact.clone(), bound.worst, bound.dithered]
+    };
+    let [whole, q, kv, none] = [&whole, &q, &kv, &of(None)].map(gradients);
+    for (((whole, q), kv), none) in whole.iter().zip(&q).zip(&kv).zip(&none) {
+        assert_eq!((&whole.dq, &whole.dk, &whole.dv), (&q.dq, &kv.dk, &kv.dv));
+        assert!(
+            [&q.dk, &q.dv, &kv.dq, &none.dq].into_iter().all(|gradient| gradient.iter().all(|x| *x == 0.0))
+        );
+        assert!([q, kv, none].into_iter().all(|part| part.dsink == whole.dsink));
+    }
+}
+
+/// Returns a problem of these lengths, and its inputs. Lengths past every tile of `blocked` make several row tiles,
+/// several key tiles, and two pieces of one head.
+fn large(lengths: &[(usize, usize)], mask: Mask, heads: Heads) -> (Problem, Inputs) {
+    let fields = ProblemFields { mask, heads, ..plain(lengths, 3) };
+    let problem = Problem::new(fields).unwrap();
+    let inputs = inputs(&problem, &mut Draws(7));
+    (problem, inputs)
+}
+
+#[test]
+fn blocked_is_exact_across_its_own_tiles() {
+    for mask in [Mask::FULL, Mask::CAUSAL, Mask { left: Some(130), ..Mask::CAUSAL }] {
+        let (problem, inputs) = large(&[(300, 700), (129, 513)], mask, Heads { q: 2, kv: 1 });
+        hold(&problem, &inputs);
+    }
+    let (problem, inputs) = large(&[(1500, 1030)], Mask::CAUSAL, Heads { q: 1, kv: 1 });
+    hold(&problem, &inputs);
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let (problem, inputs) = large(&[(1400, 1400)], Mask::CAUSAL, Heads { q: 2, kv: 1 });
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let forward = blocked::forward(&problem, &inputs, None).exact;
+            let gradients = blocked::backward(&problem, &inputs, &Saved::from(&forward), None).exact;
+            (forward, gradients)
+        })
+    };
+    assert!(run(1) == run(3));
+}
+
+/// Errors of the LSE with more rows than the problem are refused: they would be read in part, without an error.
+#[test]
+#[should_panic = "shape of the errors of the lse"]
+fn errors_of_another_problem_are_not_read() {
+    let (problem, inputs) = large(&[(4, 4)], Mask::FULL, Heads { q: 1, kv: 1 });
+    let saved = Saved::from(&exact::forward(&problem, &inputs));
+    let model = Model::new(&problem, Arithmetic::default(), Partition::single(4, 4));
+    blocked::backward_of_hidden_lse(&problem, &inputs, &saved, &Array2::zeros((1, 5)), &model);
+}

@@ -1,0 +1,13 @@
+//! The oracle's own tests. All are one program, since each program of tests takes seconds to link.
+
+mod analytic;
+mod blocked;
+mod common;
+mod corpus;
+mod envelope;
+mod finite_differences;
+mod format;
+mod high_precision;
+mod problem;
+mod sharding;
+mod sums;

@@ -1,0 +1,117 @@
+//! Stages of the right kernel that do more than ask the units. A kernel that differs in another stage calls them: as
+//! bodies of [`Stages`]'s provided methods they would be compiled once for every kernel, and there are eighty.
+//!
+//! [`Stages`]: super::Stages
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Run, Softmax, TensorName};
+
+use super::arithmetic::{HeadRows, TileWeights, UnitArithmetic};
+use super::stages::{Finished, Online, tiles_of};
+use crate::{GuardedTensor, Real, Segment};
+
+#[inline(never)]
+pub(super) fn rows(tensor: TensorName, segment: &Segment) -> Vec<usize> {
+    match tensor {
+        TensorName::K | TensorName::V => segment.kv.iter().flat_map(Run::real_rows).collect(),
+        _ => segment.q.real_rows().collect(),
+    }
+}
+
+#[inline(never)]
+pub(super) fn tiles(
+    visible: &dyn Fn(usize) -> Range<usize>,
+    rows: &Range<usize>,
+    keys: usize,
+    size: usize,
+) -> Vec<Range<usize>> {
+    let seen: Vec<Range<usize>> = rows.clone().map(visible).filter(|keys| !keys.is_empty()).collect();
+    let first = seen.iter().map(|keys| keys.start).min().unwrap_or(0);
+    let end = seen.iter().map(|keys| keys.end).max().unwrap_or(0);
+    tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
+}
+
+#[inline(never)]
+pub(super) fn grow<T: Real, A: UnitArithmetic<T>>(
+    units: &A,
+    softmax: &Softmax,
+    state: &mut Online<T>,
+    max: T,
+) {
+    if max > state.max {
+        let factor = units.rescale(softmax, state.max, max);
+        state.sum.iter_mut().for_each(|sum| *sum *= factor);
+        state.acc.iter_mut().for_each(|acc| *acc *= factor);
+        state.max = max;
+    }
+}
+
+#[inline(never)]
+pub(super) fn round<T: Real>(value: T, format: Format) -> T {
+    value.round(format)
+}
+
+#[inline(never)]
+pub(super) fn out<T: Real>(row: &Finished<T>, format: Format, to: &mut [T]) {
+    let Finished { sum, acc, .. } = row;
+    let inverse = if *sum == T::ZERO { T::ZERO } else { T::ONE / *sum };
+    to.iter_mut().zip(acc).for_each(|(to, acc)| *to = *acc * inverse);
+    T::round_all(to, format);
+}
+
+#[inline(never)]
+pub(super) fn lse<T: Real>(row: &Finished<T>) -> T {
+    let Finished { max, sum, .. } = row;
+    if *sum == T::ZERO { T::NEG_INFINITY } else { *max + sum.ln() }
+}
+
+#[inline(never)]
+pub(super) fn row_dots<T: Real, A: UnitArithmetic<T>>(
+    units: &A,
+    dout: HeadRows<'_, T>,
+    out: HeadRows<'_, T>,
+) -> Vec<T> {
+    dout.lanes().zip(out.lanes()).map(|(dout, out)| units.row_dot(dout, out)).collect()
+}
+
+#[inline(never)]
+pub(super) fn saved_lse<T: Real>(lse: &GuardedTensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
+    rows.iter().map(|&row| lse.lane(head, row)[0]).collect()
+}
+
+#[inline(never)]
+pub(super) fn add_dq<T: Real, A: UnitArithmetic<T>>(
+    units: &A,
+    to: &mut [T],
+    ds: &TileWeights<T>,
+    keys: HeadRows<'_, T>,
+) {
+    for (i, to) in to.chunks_exact_mut(keys.tensor.shape()[2]).enumerate() {
+        units.add_tile(to, ds.weights(i), keys.slice(ds.seen[i].clone()));
+    }
+}
+
+/// Adds a tile's share of dk or dv.
+#[inline(never)]
+pub(super) fn add_columns<T: Real, A: UnitArithmetic<T>>(
+    units: &A,
+    to: &mut [T],
+    weights: &TileWeights<T>,
+    rows: HeadRows<'_, T>,
+) {
+    units.add_columns(to, weights, rows);
+}
+
+#[inline(never)]
+pub(super) fn store<T: Real>(factor: T, sums: &[T], index: usize, format: Format, to: &mut [T]) {
+    let dim = to.len();
+    let sums = &sums[index * dim..(index + 1) * dim];
+    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = factor * *sum);
+    T::round_all(to, format);
+}
+
+#[inline(never)]
+pub(super) fn padding(run: &Run) -> Vec<usize> {
+    run.padding_rows().collect()
+}

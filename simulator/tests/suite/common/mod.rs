@@ -1,0 +1,92 @@
+//! Random problems whose spans a balance divides, and the random numbers behind them.
+
+pub(crate) mod hold;
+
+use seamproof_oracle::sharding::span_multiple;
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, Mask, Pass, Problem, ProblemFields, Run,
+    Sequence, Sink, Softmax, TensorRows,
+};
+
+/// The generator splitmix64.
+pub(crate) struct Draws(pub(crate) u64);
+
+impl Draws {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// Returns KV heads, and query heads for each KV head, that an all-to-all of `members` can deal. KV heads are split or
+/// replicated.
+fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
+    let divisors: Vec<usize> = (1..=members).filter(|n| members.is_multiple_of(*n)).collect();
+    match draws.below(2) {
+        0 => (members * (1 + draws.below(2)), 1 + draws.below(3)),
+        _ => {
+            let kv = draws.pick(&divisors);
+            (kv, members / kv * (1 + draws.below(2)))
+        }
+    }
+}
+
+/// Returns a random problem whose spans the balance divides.
+pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize) -> Problem {
+    let unit = span_multiple(balance, cp);
+    let mut rows = TensorRows { q: cp * draws.below(2), kv: cp * draws.below(3) };
+    let mut sequences = Vec::new();
+    for id in 0..draws.below(4) {
+        let square = draws.below(2) == 0;
+        let mut run = |end: &mut usize, like: Option<usize>| {
+            let span = unit * draws.below(4);
+            let len = like.unwrap_or_else(|| draws.below(span + 1)).min(span);
+            let run = Run::packed(*end + cp * draws.below(2), len, span);
+            *end = run.offset + span;
+            run
+        };
+        let q = run(&mut rows.q, None);
+        let kv = run(&mut rows.kv, square.then_some(q.len));
+        sequences.push(Sequence { id: id as u32, q, kv });
+    }
+    rows = TensorRows { q: rows.q + cp * draws.below(2), kv: rows.kv + cp * draws.below(2) };
+    let side = |draws: &mut Draws| match draws.below(3) {
+        0 => None,
+        1 => Some(draws.below(3) as u32),
+        _ => Some(draws.below(3 * unit + 1) as u32),
+    };
+    let (kv_heads, group) = match algorithm {
+        Algorithm::AllToAll => dealt(draws, cp),
+        Algorithm::Hierarchical { all_to_all } => dealt(draws, all_to_all),
+        _ => (1 + draws.below(2), 1 + draws.below(3)),
+    };
+    let fields = ProblemFields {
+        rows,
+        heads: Heads { q: kv_heads * group, kv: kv_heads },
+        dims: Dims { qk: 1 + draws.below(4), v: 1 + draws.below(4) },
+        mask: Mask {
+            left: side(draws),
+            right: side(draws),
+            align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+        },
+        softmax: Softmax {
+            scale: 0.5,
+            softcap: draws.pick(&[None, Some(3.0)]),
+            sink: draws.pick(&[Sink::None, Sink::OffByOne, Sink::Learnable]),
+        },
+        parallel: ContextParallel::over(cp, algorithm, balance),
+        pass: draws.pick(&[Pass::Forward, Pass::Backward, Pass::Backward]),
+        ..ProblemFields::of(sequences, 1)
+    };
+    Problem::new(fields).unwrap()
+}

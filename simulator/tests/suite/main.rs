@@ -1,0 +1,11 @@
+//! Schedules, their checker and their capabilities. All tests are one program, since each program of tests takes seconds
+//! to link.
+
+mod capabilities;
+mod check;
+mod check_rejects;
+mod common;
+mod schedules;
+mod sequence_parallel;
+mod sharding;
+mod symbolic;

@@ -1,0 +1,164 @@
+//! The search for a canary: a sweep against a wrong subject, which ends with the first failure that the right one does
+//! not have.
+//!
+//! A subject may fail by itself. Then the wrong call fails too, and says nothing about the judge. So a failing problem
+//! is judged once more with the right subject, and a failure that the right subject has as well is the subject's *own*.
+//! The end of a process, an error and a worker that went bad are its own without a second look: no wrong call asks for
+//! them, since the kernel is asked for a legal problem all the same. Own failures are kept as they were drawn. A few of
+//! them end the search, and the canary is *not told*.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use seamproof_oracle::Problem;
+
+use super::event::Silent;
+use super::ledger::{Failed, Judged};
+use super::plan::{Control, Deadline, Plan, Shard};
+use super::subjects::{Subjects, Wrong};
+use super::summary::{Canary, Summary};
+use super::{Sinks, case_of, sweep};
+use crate::record::Findings;
+use seamproof_judge::case::Case;
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::Profile;
+use seamproof_judge::prose::counted;
+use seamproof_judge::verdict::Verdict;
+
+/// Most cases that the search for the canary runs.
+pub const CANARY_CASES_MAX: u64 = 500;
+/// Cases that end the search where they fail by themselves, or by a fault of this program or of a device.
+pub const OWN_FAILURES_MAX: u64 = 4;
+/// Part of a campaign's time that the search takes where the subject fails by itself, and where it does not.
+const SEARCHING: [u32; 2] = [5, 2];
+/// Least time of the search.
+const SEARCHING_MIN: Duration = Duration::from_secs(10);
+/// Part of a campaign's time that the canary is shrunk for.
+const SHRINKING: u32 = 5;
+/// Least and most time that the canary is shrunk for. The most is that of a campaign without a limit of time.
+const SHRINKING_TIMES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(120)];
+
+/// Looks for the fault of a subject's canary ([`Registered::canary`](super::Registered::canary)) with the plan's own seed
+/// and sizes. In place of large cases, which take seconds each, it looks in quick ones: they go the same way through
+/// this code.
+pub fn canary(plan: &Plan, subjects: &Wrong, findings: &Findings, control: &Control) -> Canary {
+    let Wrong { wrong, right } = subjects;
+    let search = Search::new(plan, right.as_ref());
+    let sinks = Sinks { findings, observer: &Silent, control };
+    let summary = sweep(&canary_plan(plan), wrong.as_ref(), &sinks, Some(&search));
+    let not_told = search.not_told(&summary);
+    Canary {
+        cases: summary.cases,
+        finding: summary.distinct.into_iter().next(),
+        own: summary.own,
+        not_told,
+        infrastructure: summary.infrastructure,
+    }
+}
+
+/// Returns the plan of the search for the canary.
+pub(super) fn canary_plan(plan: &Plan) -> Plan {
+    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
+    let cases = Some(CANARY_CASES_MAX);
+    Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() }
+}
+
+/// State of a search, which its threads share.
+pub(super) struct Search<'a> {
+    right: &'a dyn Subjects,
+    /// Longest time that the canary is shrunk for.
+    pub(super) shrinking: Duration,
+    /// End of the search where the subject has failed by itself, and where it has not.
+    ends: [Deadline; 2],
+    /// Whether a case has failed that is not the subject's own failure.
+    is_found: AtomicBool,
+    /// Cases that count towards [`OWN_FAILURES_MAX`].
+    failures: AtomicU64,
+}
+
+impl<'a> Search<'a> {
+    fn new(plan: &Plan, right: &'a dyn Subjects) -> Search<'a> {
+        let [least, most] = SHRINKING_TIMES;
+        let share = |part: u32| plan.time.map(|time| (time / part).max(SEARCHING_MIN));
+        Search {
+            right,
+            shrinking: plan.time.map_or(most, |time| (time / SHRINKING).clamp(least, most)),
+            ends: SEARCHING.map(|part| Deadline::after(share(part))),
+            is_found: AtomicBool::default(),
+            failures: AtomicU64::default(),
+        }
+    }
+
+    /// Whether no further case is drawn. The cases that were drawn hold the one that ends the search: they are drawn in
+    /// order, and each is finished.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_found.load(Ordering::Relaxed)
+            || self.failures.load(Ordering::Relaxed) >= OWN_FAILURES_MAX
+            || self.is_late()
+    }
+
+    /// Whether the time of the search is over.
+    fn is_late(&self) -> bool {
+        let has_failed = self.failures.load(Ordering::Relaxed) > 0;
+        self.ends[usize::from(!has_failed)].passed()
+    }
+
+    /// Notes what became of a case.
+    pub(super) fn met(&self, judged: &Judged) {
+        match judged {
+            Judged::Failed(_) => self.is_found.store(true, Ordering::Relaxed),
+            Judged::Own(_) | Judged::Accepted(..) | Judged::Infrastructure(_) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+            }
+            Judged::Held(_) | Judged::Refused(_) | Judged::Malformed(_) | Judged::Abandoned => {}
+        }
+    }
+
+    /// Returns what becomes of a case that failed with the wrong subject. `record` puts the subject's own failure on
+    /// disk.
+    pub(super) fn judged(
+        &self,
+        plan: &Plan,
+        index: u64,
+        failed: Case,
+        finding: Finding,
+        record: impl FnOnce(Case, Finding) -> Failed,
+    ) -> Judged {
+        if is_own(&finding) {
+            return Judged::Own(Box::new(record(failed, finding)));
+        }
+        match self.judged_rightly(plan, index, failed.problem.clone()) {
+            Ok((case, Verdict::Finding(own))) => Judged::Own(Box::new(record(case, *own))),
+            Ok((_, Verdict::Infrastructure(what))) | Err(what) => Judged::Infrastructure(what),
+            Ok(_) => Judged::Failed(Box::new(record(failed, finding))),
+        }
+    }
+
+    fn judged_rightly(&self, plan: &Plan, index: u64, problem: Problem) -> Result<(Case, Verdict), String> {
+        let case = case_of(plan, self.right, index, problem);
+        let backend = self.right.backend(&case.subject.options).map_err(|error| error.to_string())?;
+        let verdict = evaluate(backend.as_ref(), &case.problem);
+        Ok((case, verdict))
+    }
+
+    /// Returns why the canary is not told, in words; `None` where it was found, or missed.
+    fn not_told(&self, summary: &Summary) -> Option<String> {
+        let (cases, own) = (counted(summary.cases, "case"), summary.own.len());
+        let faults = summary.infrastructure_count;
+        match (summary.distinct.is_empty(), own, faults) {
+            (false, ..) => None,
+            (true, 0, 0) if self.is_late() => Some(format!("its time was over after {cases}")),
+            (true, 0, 0) => None,
+            // Nothing is left to run on, or somebody stopped it.
+            (true, 0, _) if summary.interrupted => None,
+            (true, 0, _) => Some(format!("faults of this program or of a device: {faults} of {cases}")),
+            (true, ..) => Some(format!("the subject fails by itself: {own} of {cases}")),
+        }
+    }
+}
+
+/// Whether no wrong call explains a failure.
+fn is_own(finding: &Finding) -> bool {
+    finding.check.is_end() || finding.check == Check::Sentinel
+}
