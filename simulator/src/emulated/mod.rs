@@ -21,12 +21,14 @@ use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 mod arithmetic;
 pub mod hopper;
 mod right;
+mod row;
 mod stages;
 
 pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};
 pub use hopper::Hopper;
-use stages::tiles_of;
-pub use stages::{Finished, Online, Pair, Right, Stages};
+use row::tiles_of;
+pub use row::{Finished, Online};
+pub use stages::{Pair, Right, Stages};
 
 /// Tile sizes. They are parameters, and small ones put tile edges among few tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

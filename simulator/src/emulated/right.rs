@@ -8,7 +8,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Run, Softmax, TensorName};
 
 use super::arithmetic::{HeadRows, TileWeights, UnitArithmetic};
-use super::stages::{Finished, Online, tiles_of};
+use super::row::{Finished, Online, tiles_of};
 use crate::{GuardedTensor, Real, Segment};
 
 #[inline(never)]
