@@ -280,6 +280,10 @@ impl<'a> Ledger<'a> {
     }
 
     fn accepted(&mut self, index: u64, rule: &'static str, finding: Finding) {
+        // A search leaves it to the campaign: no subject was asked, so it is no failure of the subject's own.
+        if self.search.is_some() {
+            return;
+        }
         self.summary.failed(&finding);
         let mut key = FailureKey::without_problem(&finding, self.subjects.name());
         key.features.insert(rule);
@@ -297,10 +301,7 @@ impl<'a> Ledger<'a> {
             try_command: None,
             script: None,
         };
-        match self.search {
-            Some(_) => self.summary.own.push(distinct),
-            None => self.keep(key, distinct),
-        }
+        self.keep(key, distinct);
     }
 
     /// Keeps a failure of the subject's own, as it was drawn.

@@ -299,7 +299,7 @@ impl Backend for AccidentalKernel {
 fn canary_of(accident: Accident, plan: &Plan, dir: &Path) -> Canary {
     let findings = Findings::create(dir).expect("the directory is made");
     let [wrong, right] = [true, false].map(|is_wrong| Box::new(Accidental(accident, is_wrong)));
-    campaign::canary(plan, &Wrong { wrong, right }, &findings, &Control::default())
+    campaign::canary(plan, &Wrong { wrong, right, call: None }, &findings, &Control::default())
 }
 
 /// Test that a subject's own errors are neither taken for the canary nor shrunk, with any number of threads.
