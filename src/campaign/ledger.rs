@@ -482,7 +482,8 @@ impl<'a> Ledger<'a> {
     }
 
     /// The smallest case until this time. Candidates that may end the subject's process are run in one of their own,
-    /// beside the campaign's cases, and none is confirmed but the smallest.
+    /// beside the campaign's cases, and none is confirmed but the smallest. It takes the drawn case's place only where
+    /// it fails alone, in a fresh process.
     fn shrunk(&self, case: &Case, start: &Finding, end: Deadline) -> Result<Case, String> {
         let (options, control) = (&case.subject.options, self.sinks.control);
         let is_over = || control.stopped() || end.passed();
@@ -504,7 +505,10 @@ impl<'a> Ledger<'a> {
         }
         // The process may have been spoilt on the way.
         let again = same_failure(start, evaluate(backend.as_ref(), &small.problem));
-        Ok(again.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
+        let alone = again.filter(|finding| {
+            finding.before.is_empty() && confirm::stays(self.subjects, &small, finding)
+        });
+        Ok(alone.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
     }
 
     /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.
