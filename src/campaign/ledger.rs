@@ -96,6 +96,14 @@ pub(super) enum Recorded {
     Earlier(Option<Box<Case>>),
 }
 
+/// Result of a second look at a case that a part of the campaign judged.
+enum Again {
+    Fails(Box<Finding>),
+    Holds,
+    /// It could not be judged, for this reason.
+    NotLooked(String),
+}
+
 impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
@@ -334,17 +342,21 @@ impl<'a> Ledger<'a> {
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
             let kept = self.count_only(known.as_ref(), &name)?;
-            return if kept && earlier.is_some() { self.keep_drawn(&name, case, symptom) } else { Ok(()) };
+            return if kept && earlier.is_some() { self.keep_drawn(&name, case, finding) } else { Ok(()) };
         }
         *shrinks += 1;
         let case = match earlier {
             Some(Some(shrunk)) => *shrunk,
             Some(None) => match self.judged_again(&case, symptom) {
-                Some(again) => {
-                    finding = again;
+                Again::Fails(again) => {
+                    finding = *again;
                     self.minimised(case, &finding)
                 }
-                None => return Ok(()),
+                Again::Holds => return Ok(()),
+                Again::NotLooked(why) => {
+                    let kept = self.count_only(None, &name)?;
+                    return if kept { self.keep_unseen(&name, case, finding, why) } else { Ok(()) };
+                }
             },
             None => self.confirmed(case, finding, recall, known.is_some()),
         };
@@ -368,29 +380,57 @@ impl<'a> Ledger<'a> {
         needs.retain(|feature| drawn.contains(feature));
     }
 
-    /// The finding of a case that a part of the campaign judged; a fault where it does not fail so any more.
-    fn judged_again(&mut self, case: &Case, symptom: Symptom) -> Option<Finding> {
+    /// Judges a case once more that a part of the campaign judged. It is a fault if it does not fail so any more, or if
+    /// it cannot be judged.
+    fn judged_again(&mut self, case: &Case, symptom: Symptom) -> Again {
         let verdict =
             self.subjects.backend(&case.subject.options).map(|b| evaluate(b.as_ref(), &case.problem));
+        let problem = prose::describe(&case.problem);
         match verdict {
-            Ok(Verdict::Finding(finding)) if Symptom::of(&finding) == symptom => Some(*finding),
+            Ok(Verdict::Finding(finding)) if Symptom::of(&finding) == symptom => Again::Fails(finding),
+            Ok(Verdict::Infrastructure(_)) if is_abandoned() => {
+                self.missed(format!("{problem}: failed in its part of the campaign and was not looked at again"));
+                Again::NotLooked("the program was asked to end".to_owned())
+            }
+            Ok(Verdict::Infrastructure(what)) => {
+                self.summary.trouble(format!("{problem}: not looked at again: {what}"));
+                Again::NotLooked(what)
+            }
             Ok(_) => {
-                self.summary.trouble(format!(
-                    "{}: failed in its part of the campaign and does not fail here",
-                    prose::describe(&case.problem)
-                ));
-                None
+                let what = "failed in its part of the campaign and does not fail here";
+                self.summary.trouble(format!("{problem}: {what}"));
+                Again::Holds
             }
             Err(error) => {
                 self.summary.trouble(error.to_string());
-                None
+                Again::NotLooked(error.to_string())
             }
         }
     }
 
     /// Puts a case of a part on disk, as it was drawn.
-    fn keep_drawn(&mut self, name: &str, mut case: Case, symptom: Symptom) -> Result<(), RecordError> {
-        let Some(finding) = self.judged_again(&case, symptom) else { return Ok(()) };
+    fn keep_drawn(&mut self, name: &str, case: Case, mut finding: Finding) -> Result<(), RecordError> {
+        match self.judged_again(&case, Symptom::of(&finding)) {
+            Again::Fails(again) => finding = *again,
+            Again::Holds => return Ok(()),
+            Again::NotLooked(why) => return self.keep_unseen(name, case, finding, why),
+        }
+        self.put(name, case, finding)
+    }
+
+    /// Puts a case of a part on disk that could not be looked at again.
+    fn keep_unseen(
+        &mut self,
+        name: &str,
+        case: Case,
+        finding: Finding,
+        why: String,
+    ) -> Result<(), RecordError> {
+        let what = format!("failed in its part of the campaign; not looked at again ({why})");
+        self.put(name, case, Finding { what, ..finding })
+    }
+
+    fn put(&mut self, name: &str, mut case: Case, finding: Finding) -> Result<(), RecordError> {
         case.before.clone_from(&finding.before);
         case.found = Some(Found::drawn(finding.storable()));
         self.sinks.findings.record(name, &case)
