@@ -389,7 +389,9 @@ impl<'a> Ledger<'a> {
         match verdict {
             Ok(Verdict::Finding(finding)) if Symptom::of(&finding) == symptom => Again::Fails(finding),
             Ok(Verdict::Infrastructure(_)) if is_abandoned() => {
-                self.missed(format!("{problem}: failed in its part of the campaign and was not looked at again"));
+                self.missed(format!(
+                    "{problem}: failed in its part of the campaign and was not looked at again"
+                ));
                 Again::NotLooked("the program was asked to end".to_owned())
             }
             Ok(Verdict::Infrastructure(what)) => {
@@ -545,9 +547,8 @@ impl<'a> Ledger<'a> {
         }
         // The process may have been spoilt on the way.
         let again = same_failure(start, evaluate(backend.as_ref(), &small.problem));
-        let alone = again.filter(|finding| {
-            finding.before.is_empty() && confirm::stays(self.subjects, &small, finding)
-        });
+        let alone = again
+            .filter(|finding| finding.before.is_empty() && confirm::stays(self.subjects, &small, finding));
         Ok(alone.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
     }
 

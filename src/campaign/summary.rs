@@ -114,7 +114,7 @@ impl Canary {
     fn doubt(&self) -> Option<String> {
         let own = counted(self.own.len(), "case");
         match (&self.not_told, self.own.is_empty()) {
-            (Some(why), _) => Some(format!("the canary was not told: {why}")),
+            (Some(why), _) => Some(format!("the canary was inconclusive: {why}")),
             (None, false) => {
                 Some(format!("the subject failed by itself in {own} of the search for the canary"))
             }

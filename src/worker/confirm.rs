@@ -114,7 +114,8 @@ impl Suspicion {
                 let (how, needed) = self.in_company(&self.history.entries(), search, died);
                 // A search that was broken off has shown nothing.
                 if is_abandoned() {
-                    let how = format!("alone in a fresh worker it does not fail; not confirmed ({ASKED_TO_END})");
+                    let how =
+                        format!("alone in a fresh worker it does not fail; not confirmed ({ASKED_TO_END})");
                     return ended(&first, &how);
                 }
                 let ended = ended(&first, &format!("alone in a fresh worker it does not fail; {how}"));
