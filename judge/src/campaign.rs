@@ -363,7 +363,7 @@ impl fmt::Display for CampaignSummary {
             }
             CanaryOutcome::NotTold { call, own } => {
                 let own = counted(own, "problem");
-                write!(f, "canary: {call} was not told, as the subject fails by itself on {own}")
+                write!(f, "canary: {call} was inconclusive, as the subject fails by itself on {own}")
             }
             CanaryOutcome::Silent => write!(f, "canary: no wrong call shows on what the subject takes"),
         }

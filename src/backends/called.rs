@@ -112,7 +112,8 @@ impl<'a> WronglyCalled<'a> {
     /// Returns the subject with a fault at its call, and the subject.
     pub fn of(called: &'a Called, call: &'static Miscall) -> Wrong<'a> {
         let name = SubjectName::from(called.itself.name()).called_wrongly(call).name();
-        Wrong { wrong: Box::new(WronglyCalled { called, call, name }), right: Box::new(called) }
+        let wrong = Box::new(WronglyCalled { called, call, name });
+        Wrong { wrong, right: Box::new(called), call: Some(call) }
     }
 }
 

@@ -96,6 +96,14 @@ pub(super) enum Recorded {
     Earlier(Option<Box<Case>>),
 }
 
+/// Result of a second look at a case that a part of the campaign judged.
+enum Again {
+    Fails(Box<Finding>),
+    Holds,
+    /// It could not be judged, for this reason.
+    NotLooked(String),
+}
+
 impl Outcome {
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
@@ -280,6 +288,10 @@ impl<'a> Ledger<'a> {
     }
 
     fn accepted(&mut self, index: u64, rule: &'static str, finding: Finding) {
+        // A search leaves it to the campaign: no subject was asked, so it is no failure of the subject's own.
+        if self.search.is_some() {
+            return;
+        }
         self.summary.failed(&finding);
         let mut key = FailureKey::without_problem(&finding, self.subjects.name());
         key.features.insert(rule);
@@ -297,10 +309,7 @@ impl<'a> Ledger<'a> {
             try_command: None,
             script: None,
         };
-        match self.search {
-            Some(_) => self.summary.own.push(distinct),
-            None => self.keep(key, distinct),
-        }
+        self.keep(key, distinct);
     }
 
     /// Keeps a failure of the subject's own, as it was drawn.
@@ -333,17 +342,21 @@ impl<'a> Ledger<'a> {
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
             let kept = self.count_only(known.as_ref(), &name)?;
-            return if kept && earlier.is_some() { self.keep_drawn(&name, case, symptom) } else { Ok(()) };
+            return if kept && earlier.is_some() { self.keep_drawn(&name, case, finding) } else { Ok(()) };
         }
         *shrinks += 1;
         let case = match earlier {
             Some(Some(shrunk)) => *shrunk,
             Some(None) => match self.judged_again(&case, symptom) {
-                Some(again) => {
-                    finding = again;
+                Again::Fails(again) => {
+                    finding = *again;
                     self.minimised(case, &finding)
                 }
-                None => return Ok(()),
+                Again::Holds => return Ok(()),
+                Again::NotLooked(why) => {
+                    let kept = self.count_only(None, &name)?;
+                    return if kept { self.keep_unseen(&name, case, finding, why) } else { Ok(()) };
+                }
             },
             None => self.confirmed(case, finding, recall, known.is_some()),
         };
@@ -367,29 +380,59 @@ impl<'a> Ledger<'a> {
         needs.retain(|feature| drawn.contains(feature));
     }
 
-    /// The finding of a case that a part of the campaign judged; a fault where it does not fail so any more.
-    fn judged_again(&mut self, case: &Case, symptom: Symptom) -> Option<Finding> {
+    /// Judges a case once more that a part of the campaign judged. It is a fault if it does not fail so any more, or if
+    /// it cannot be judged.
+    fn judged_again(&mut self, case: &Case, symptom: Symptom) -> Again {
         let verdict =
             self.subjects.backend(&case.subject.options).map(|b| evaluate(b.as_ref(), &case.problem));
+        let problem = prose::describe(&case.problem);
         match verdict {
-            Ok(Verdict::Finding(finding)) if Symptom::of(&finding) == symptom => Some(*finding),
-            Ok(_) => {
-                self.summary.trouble(format!(
-                    "{}: failed in its part of the campaign and does not fail here",
-                    prose::describe(&case.problem)
+            Ok(Verdict::Finding(finding)) if Symptom::of(&finding) == symptom => Again::Fails(finding),
+            Ok(Verdict::Infrastructure(_)) if is_abandoned() => {
+                self.missed(format!(
+                    "{problem}: failed in its part of the campaign and was not looked at again"
                 ));
-                None
+                Again::NotLooked("the program was asked to end".to_owned())
+            }
+            Ok(Verdict::Infrastructure(what)) => {
+                self.summary.trouble(format!("{problem}: not looked at again: {what}"));
+                Again::NotLooked(what)
+            }
+            Ok(_) => {
+                let what = "failed in its part of the campaign and does not fail here";
+                self.summary.trouble(format!("{problem}: {what}"));
+                Again::Holds
             }
             Err(error) => {
                 self.summary.trouble(error.to_string());
-                None
+                Again::NotLooked(error.to_string())
             }
         }
     }
 
     /// Puts a case of a part on disk, as it was drawn.
-    fn keep_drawn(&mut self, name: &str, mut case: Case, symptom: Symptom) -> Result<(), RecordError> {
-        let Some(finding) = self.judged_again(&case, symptom) else { return Ok(()) };
+    fn keep_drawn(&mut self, name: &str, case: Case, mut finding: Finding) -> Result<(), RecordError> {
+        match self.judged_again(&case, Symptom::of(&finding)) {
+            Again::Fails(again) => finding = *again,
+            Again::Holds => return Ok(()),
+            Again::NotLooked(why) => return self.keep_unseen(name, case, finding, why),
+        }
+        self.put(name, case, finding)
+    }
+
+    /// Puts a case of a part on disk that could not be looked at again.
+    fn keep_unseen(
+        &mut self,
+        name: &str,
+        case: Case,
+        finding: Finding,
+        why: String,
+    ) -> Result<(), RecordError> {
+        let what = format!("failed in its part of the campaign; not looked at again ({why})");
+        self.put(name, case, Finding { what, ..finding })
+    }
+
+    fn put(&mut self, name: &str, mut case: Case, finding: Finding) -> Result<(), RecordError> {
         case.before.clone_from(&finding.before);
         case.found = Some(Found::drawn(finding.storable()));
         self.sinks.findings.record(name, &case)
@@ -481,7 +524,8 @@ impl<'a> Ledger<'a> {
     }
 
     /// The smallest case until this time. Candidates that may end the subject's process are run in one of their own,
-    /// beside the campaign's cases, and none is confirmed but the smallest.
+    /// beside the campaign's cases, and none is confirmed but the smallest. It takes the drawn case's place only where
+    /// it fails alone, in a fresh process.
     fn shrunk(&self, case: &Case, start: &Finding, end: Deadline) -> Result<Case, String> {
         let (options, control) = (&case.subject.options, self.sinks.control);
         let is_over = || control.stopped() || end.passed();
@@ -503,7 +547,9 @@ impl<'a> Ledger<'a> {
         }
         // The process may have been spoilt on the way.
         let again = same_failure(start, evaluate(backend.as_ref(), &small.problem));
-        Ok(again.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
+        let alone = again
+            .filter(|finding| finding.before.is_empty() && confirm::stays(self.subjects, &small, finding));
+        Ok(alone.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
     }
 
     /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.

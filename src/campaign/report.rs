@@ -128,7 +128,7 @@ impl Display for Canary {
                 let what = "no wrong call shows on what the subject takes: this campaign proves nothing";
                 write!(f, "canary    {what}")
             }
-            None if let Some(why) = &self.not_told => write!(f, "canary    not told: {why}"),
+            None if let Some(why) = &self.not_told => write!(f, "canary    inconclusive: {why}"),
             None => {
                 let cases = counted(self.cases, "case");
                 write!(f, "canary    NOT FOUND in {cases}: this campaign proves nothing")

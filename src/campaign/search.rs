@@ -4,8 +4,9 @@
 //! A subject may fail by itself. Then the wrong call fails too, and says nothing about the judge. So a failing problem
 //! is judged once more with the right subject, and a failure that the right subject has as well is the subject's *own*.
 //! The end of a process, an error and a worker that went bad are its own without a second look: no wrong call asks for
-//! them, since the kernel is asked for a legal problem all the same. Own failures are kept as they were drawn. A few of
-//! them end the search, and the canary is *not told*.
+//! them, since the kernel is asked for a legal problem all the same. So is a failure on a problem where the wrong call
+//! asks for nothing else than the right one: a second look at a race may show nothing. Own failures are kept as they were
+//! drawn. A few of them end the search, and the canary is *not told*. One that is looked for to the end is missed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,11 +20,14 @@ use super::subjects::{Subjects, Wrong};
 use super::summary::{Canary, Summary};
 use super::{Sinks, case_of, sweep};
 use crate::record::Findings;
+use crate::worker::is_abandoned;
 use seamproof_judge::case::Case;
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::finding::{Check, Finding, Relation};
 use seamproof_judge::generate::Profile;
 use seamproof_judge::prose::counted;
+use seamproof_judge::subjects::{Borrowed, Miscall, Miscalled};
+use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 
 /// Most cases that the search for the canary runs.
@@ -43,8 +47,8 @@ const SHRINKING_TIMES: [Duration; 2] = [Duration::from_secs(5), Duration::from_s
 /// and sizes. In place of large cases, which take seconds each, it looks in quick ones: they go the same way through
 /// this code.
 pub fn canary(plan: &Plan, subjects: &Wrong, findings: &Findings, control: &Control) -> Canary {
-    let Wrong { wrong, right } = subjects;
-    let search = Search::new(plan, right.as_ref());
+    let Wrong { wrong, right, call } = subjects;
+    let search = Search::new(plan, right.as_ref(), *call);
     let sinks = Sinks { findings, observer: &Silent, control };
     let summary = sweep(&canary_plan(plan), wrong.as_ref(), &sinks, Some(&search));
     let not_told = search.not_told(&summary);
@@ -67,6 +71,8 @@ pub(super) fn canary_plan(plan: &Plan) -> Plan {
 /// State of a search, which its threads share.
 pub(super) struct Search<'a> {
     right: &'a dyn Subjects,
+    /// Fault at the call of the wrong subject; `None` where its fault is in the kernel.
+    call: Option<&'static Miscall>,
     /// Longest time that the canary is shrunk for.
     pub(super) shrinking: Duration,
     /// End of the search where the subject has failed by itself, and where it has not.
@@ -78,11 +84,12 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(plan: &Plan, right: &'a dyn Subjects) -> Search<'a> {
+    fn new(plan: &Plan, right: &'a dyn Subjects, call: Option<&'static Miscall>) -> Search<'a> {
         let [least, most] = SHRINKING_TIMES;
         let share = |part: u32| plan.time.map(|time| (time / part).max(SEARCHING_MIN));
         Search {
             right,
+            call,
             shrinking: plan.time.map_or(most, |time| (time / SHRINKING).clamp(least, most)),
             ends: SEARCHING.map(|part| Deadline::after(share(part))),
             is_found: AtomicBool::default(),
@@ -108,9 +115,11 @@ impl<'a> Search<'a> {
     pub(super) fn met(&self, judged: &Judged) {
         match judged {
             Judged::Failed(_) => self.is_found.store(true, Ordering::Relaxed),
-            Judged::Own(_) | Judged::Accepted(..) | Judged::Infrastructure(_) => {
+            Judged::Own(_) | Judged::Infrastructure(_) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
             }
+            // No subject is asked a malformed problem.
+            Judged::Accepted(..) => {}
             Judged::Held(_) | Judged::Refused(_) | Judged::Malformed(_) | Judged::Abandoned => {}
         }
     }
@@ -128,11 +137,28 @@ impl<'a> Search<'a> {
         if is_own(&finding) {
             return Judged::Own(Box::new(record(failed, finding)));
         }
-        match self.judged_rightly(plan, index, failed.problem.clone()) {
-            Ok((case, Verdict::Finding(own))) => Judged::Own(Box::new(record(case, *own))),
-            Ok((_, Verdict::Infrastructure(what))) | Err(what) => Judged::Infrastructure(what),
-            Ok(_) => Judged::Failed(Box::new(record(failed, finding))),
+        let looked = self.judged_rightly(plan, index, failed.problem.clone());
+        let (case, verdict) = match looked {
+            Ok((_, Verdict::Infrastructure(_))) if is_abandoned() => return Judged::Abandoned,
+            Ok((_, Verdict::Infrastructure(what))) | Err(what) => return Judged::Infrastructure(what),
+            Ok(looked) => looked,
+        };
+        match (verdict, self.shows(&case)) {
+            (Verdict::Finding(own), _) => Judged::Own(Box::new(record(case, *own))),
+            (_, Err(what)) => Judged::Infrastructure(what),
+            (_, Ok(true)) => Judged::Failed(Box::new(record(failed, finding))),
+            // The fault may show on the second problem of an identity alone. Then nothing is to be said.
+            (_, Ok(false)) if asks_another_problem(&finding) => Judged::Held(Box::default()),
+            (_, Ok(false)) => Judged::Own(Box::new(record(case, finding))),
         }
+    }
+
+    /// Whether the fault at the call changes the exact answer of a case.
+    fn shows(&self, case: &Case) -> Result<bool, String> {
+        let Some(call) = self.call else { return Ok(true) };
+        let backend = self.right.backend(&case.subject.options).map_err(|error| error.to_string())?;
+        let wrong = Miscalled::new(Box::new(Borrowed(backend.as_ref())), call);
+        Ok(wrong.shows(&case.problem, &values::inputs(&case.problem)))
     }
 
     fn judged_rightly(&self, plan: &Plan, index: u64, problem: Problem) -> Result<(Case, Verdict), String> {
@@ -144,18 +170,24 @@ impl<'a> Search<'a> {
 
     /// Returns why the canary is not told, in words; `None` where it was found, or missed.
     fn not_told(&self, summary: &Summary) -> Option<String> {
-        let (cases, own) = (counted(summary.cases, "case"), summary.own.len());
+        let (cases, own) = (counted(summary.cases, "case"), summary.own.len() as u64);
         let faults = summary.infrastructure_count;
-        match (summary.distinct.is_empty(), own, faults) {
-            (false, ..) => None,
-            (true, 0, 0) if self.is_late() => Some(format!("its time was over after {cases}")),
-            (true, 0, 0) => None,
+        let is_cut = summary.cases < CANARY_CASES_MAX && (self.is_late() || summary.interrupted);
+        let ended_early = is_cut || own + faults >= OWN_FAILURES_MAX;
+        match (own, faults) {
+            _ if !summary.distinct.is_empty() || !ended_early => None,
             // Nothing is left to run on, or somebody stopped it.
-            (true, 0, _) if summary.interrupted => None,
-            (true, 0, _) => Some(format!("faults of this program or of a device: {faults} of {cases}")),
-            (true, ..) => Some(format!("the subject fails by itself: {own} of {cases}")),
+            (0, _) if summary.interrupted => None,
+            (0, 0) => Some(format!("its time was over after {cases}")),
+            (0, _) => Some(format!("faults of this program or of a device: {faults} of {cases}")),
+            _ => Some(format!("the subject fails by itself: {own} of {cases}")),
         }
     }
+}
+
+/// Whether a finding compares the results of a problem with those of another one.
+fn asks_another_problem(finding: &Finding) -> bool {
+    finding.identity.is_some_and(|identity| !matches!(identity, Relation::Rerun | Relation::History))
 }
 
 /// Whether no wrong call explains a failure.

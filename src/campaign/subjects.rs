@@ -73,7 +73,7 @@ impl Registered {
         let Some(call) = wrong_call(plan, self)? else { return Ok(None) };
         let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
         let wrong = Box::new(Registered::with(wrong.name(), wrong.options)?);
-        Ok(Some(Wrong { wrong, right: Box::new(self.clone()) }))
+        Ok(Some(Wrong { wrong, right: Box::new(self.clone()), call: Some(call) }))
     }
 
     /// Prepares everything that the subject's runs need, or says why that is not possible.
@@ -89,13 +89,15 @@ pub struct Wrong<'a> {
     pub wrong: Box<dyn Subjects + 'a>,
     /// The subject without it.
     pub right: Box<dyn Subjects + 'a>,
+    /// The fault, where it is one at the call; `None` where it is in the kernel.
+    pub call: Option<&'static Miscall>,
 }
 
 impl Wrong<'_> {
     /// Returns the emulated kernel with its planted fault, whatever a campaign's own subject is.
     pub fn planted() -> Wrong<'static> {
         let right = Registered { name: backends::EMULATED.to_owned(), fixed: Options::new() };
-        Wrong { wrong: Box::new(PlantedSubjects::default()), right: Box::new(right) }
+        Wrong { wrong: Box::new(PlantedSubjects::default()), right: Box::new(right), call: None }
     }
 }
 

@@ -114,7 +114,7 @@ impl Canary {
     fn doubt(&self) -> Option<String> {
         let own = counted(self.own.len(), "case");
         match (&self.not_told, self.own.is_empty()) {
-            (Some(why), _) => Some(format!("the canary was not told: {why}")),
+            (Some(why), _) => Some(format!("the canary was inconclusive: {why}")),
             (None, false) => {
                 Some(format!("the subject failed by itself in {own} of the search for the canary"))
             }
@@ -164,6 +164,9 @@ pub struct Sums {
     pub census: Census,
     /// Faults of this program itself that are no case's, in words.
     pub beside: Vec<String>,
+    /// Reason, in words, why the search for the canary keeps the campaign from being a pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub void: Option<String>,
     /// Whether somebody ended it early.
     pub interrupted: bool,
     /// Length of the campaign in seconds.
@@ -180,6 +183,7 @@ impl Sums {
         self.token_count += part.token_count;
         self.product_count = self.product_count.saturating_add(part.product_count);
         self.element_count += part.element_count;
+        self.void = self.void.take().or_else(|| part.void.clone());
         self.cost += part.cost;
         self.ways.merge(&part.ways);
         self.exercise.merge(&part.exercise);
@@ -216,8 +220,6 @@ pub struct Summary {
     pub distinct: Vec<Distinct>,
     /// Failures of the search for the canary that are the subject's own, as they were drawn.
     pub own: Vec<Distinct>,
-    /// Reason, in words, why the search for the canary keeps the campaign from being a pass.
-    pub void: Option<String>,
     /// First messages about faults of this program or of a device.
     pub infrastructure: Vec<String>,
     /// Number of such faults.
@@ -348,10 +350,14 @@ impl Summary {
         }
     }
 
-    /// Takes what the search for the canary says of this campaign. A failure of the campaign says it better.
+    /// Takes what the search for the canary says of this campaign, beside what those of its parts said. A failure of
+    /// the campaign says it better.
     pub fn heed(&mut self, canary: &Canary) {
         if self.failed.is_empty() {
-            (self.own, self.void) = (canary.own.clone(), canary.doubt());
+            self.own = canary.own.clone();
+            self.void = canary.doubt().or_else(|| self.void.take());
+        } else {
+            self.void = None;
         }
     }
 

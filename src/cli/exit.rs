@@ -76,7 +76,7 @@ mod tests {
         summary.adapter.clear();
         summary.missed.push("cases".to_owned());
         assert_eq!(Exit::of(&summary).code(), 4);
-        summary.void = Some("the canary was not told".to_owned());
+        summary.void = Some("the canary was inconclusive".to_owned());
         assert_eq!(Exit::of(&summary).code(), 5);
         summary.interrupted = true;
         assert_eq!(

@@ -102,12 +102,21 @@ pub(super) fn of_canary(canary: &Canary) -> TestCase {
 /// Returns a test case for each check, and two for what makes a campaign doubtful. A check that only known failures
 /// broke is skipped.
 pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool) -> Vec<TestCase> {
-    let missed = (!summary.missed.is_empty()).then(|| ("too little run", summary.missed.join("; ")));
-    let adapter = (!summary.adapter.is_empty()).then(|| ("adapter at fault", summary.adapter.join("; ")));
-    let void = summary.void.clone().map(|why| ("proves nothing", why));
+    let void: Vec<String> = summary.void.iter().cloned().collect();
+    let all = [
+        ("proves nothing", &void),
+        ("too little run", &summary.missed),
+        ("adapter at fault", &summary.adapter),
+    ];
+    let told = all.iter().filter(|(_, what)| !what.is_empty());
+    // The first names the kind of the failure, and none hides another.
+    let doubt = told.clone().next().map(|(kind, _)| {
+        let texts: Vec<String> = told.map(|(_, what)| what.join("; ")).collect();
+        (*kind, texts.join("; "))
+    });
     let internal =
         (summary.infrastructure_count > 0).then(|| ("internal", summary.infrastructure.join("; ")));
-    let doubts = [("enough was run", void.or(missed).or(adapter)), ("no internal fault", internal)];
+    let doubts = [("enough was run", doubt), ("no internal fault", internal)];
     let doubts = doubts.map(|(name, doubt)| test(name, doubt, String::new()));
     Check::ALL.map(|check| of_check(summary, check, known)).into_iter().chain(doubts).collect()
 }

@@ -128,8 +128,10 @@ fn merged(
     logs.event(&Event::Start(&start));
     left.iter().for_each(|left| logs.event(&Event::Left(left)));
     announce(&start, &dir);
-    // The canary is looked for again. It is the same for every part, and says that this program is theirs.
-    let canary = look_for_canary(&plan, &subjects, &dir, &logs, &control)?;
+    // The canary is looked for again. It is the same for every part, and says that this program is theirs. The parts'
+    // time is over, so no limit of theirs ends the search.
+    let unlimited = Plan { time: None, ..plan.clone() };
+    let canary = look_for_canary(&unlimited, &subjects, &dir, &logs, &control)?;
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
     let missed = missing.iter().map(|shard| format!("shard {shard} is missing")).chain(torn);

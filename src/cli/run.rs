@@ -14,7 +14,7 @@ use crate::campaign::{
     Summary, Tone,
 };
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
-use crate::worker::abandon_all;
+use crate::worker::{abandon_all, is_abandoned};
 use seamproof_judge::generate::Profile;
 
 /// Time of a campaign that neither cases nor time limit.
@@ -268,7 +268,8 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
             print_report(&summary.lines());
             Exit::of(summary)
         }
-        None if !outcome.canary.infrastructure.is_empty() => {
+        // What a run that nobody waits for says is no fault.
+        None if !outcome.canary.infrastructure.is_empty() && !(outcome.interrupted && is_abandoned()) => {
             outcome.canary.infrastructure.iter().for_each(complain);
             verdict(Tone::Doubt, "a fault of this program: the canary could not be looked for");
             Exit::Internal

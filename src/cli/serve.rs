@@ -20,7 +20,7 @@ use crate::campaign::{
 };
 use crate::record::{RunDir, write_whole};
 use crate::replay::run_earlier;
-use crate::worker::{Caller, Deadlines};
+use crate::worker::{Caller, Deadlines, is_abandoned};
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::failure::FailureKey;
@@ -259,6 +259,8 @@ fn read(path: &Path) -> Option<Value> {
 
 fn of_canary(canary: &Canary, was_stopped: bool) -> Outcome {
     let exit = match canary.infrastructure.is_empty() {
+        // What a run that nobody waits for says is no fault.
+        false if was_stopped && is_abandoned() => Exit::TooLittle,
         false => Exit::Internal,
         true if was_stopped => Exit::TooLittle,
         true => Exit::CanaryMissed,

@@ -227,7 +227,7 @@ impl Report {
         tell(self.stale().len(), "known failure", " not seen any more");
         told.extend((!self.internal.is_empty()).then(|| "faults of Seamproof or of a device".to_owned()));
         let not_told = self.canary.not_told.is_some();
-        told.extend(not_told.then(|| "the canary was not told".to_owned()));
+        told.extend(not_told.then(|| "the canary was inconclusive".to_owned()));
         told.extend((!self.missed.is_empty()).then(|| "too little was run".to_owned()));
         match (self.has_news(false) || self.has_news(true), told.is_empty()) {
             (true, _) => told.join(", "),
@@ -438,7 +438,7 @@ mod tests {
         }
         let canary = Canary { not_told: Some("the subject fails by itself".to_owned()), ..Canary::default() };
         let title = Report { canary, ..right() }.title();
-        assert_eq!(title, "nothing new, but the canary was not told");
+        assert_eq!(title, "nothing new, but the canary was inconclusive");
     }
 
     #[test]

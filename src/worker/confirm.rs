@@ -8,6 +8,7 @@
 
 use super::history::{History, PastRun, smallest};
 use super::message;
+use super::process::is_abandoned;
 use super::sentinel;
 use super::session::{Death, Session, StartError};
 use super::settings::{Deadlines, Launch};
@@ -26,6 +27,9 @@ const SEARCH_MAX: usize = 64;
 const HANG_SEARCH_MAX: usize = 4;
 /// Largest number of needed runs that are written out.
 const SHOWN_MAX: usize = 3;
+
+/// Reason why a failure is not confirmed once this program waits for no run.
+const ASKED_TO_END: &str = "the program was asked to end";
 
 /// Source of fresh workers.
 pub(super) struct Bench {
@@ -56,7 +60,11 @@ impl Bench {
             session.open(&target.subject)?;
             Ok(session.run(&target.body).map_or_else(Trial::Died, Trial::Answered))
         };
-        run().unwrap_or_else(Trial::Lost)
+        match run().unwrap_or_else(Trial::Lost) {
+            // The worker may have been killed because nobody waits for it.
+            Trial::Died(_) | Trial::Lost(_) if is_abandoned() => Trial::Lost(ASKED_TO_END.to_owned()),
+            trial => trial,
+        }
     }
 }
 
@@ -104,6 +112,12 @@ impl Suspicion {
                     |before: &[PastRun]| matches!(self.bench.trial(before, &self.target), Trial::Died(_));
                 let search = if first.ending.cause == Cause::Hang { HANG_SEARCH_MAX } else { SEARCH_MAX };
                 let (how, needed) = self.in_company(&self.history.entries(), search, died);
+                // A search that was broken off has shown nothing.
+                if is_abandoned() {
+                    let how =
+                        format!("alone in a fresh worker it does not fail; not confirmed ({ASKED_TO_END})");
+                    return ended(&first, &how);
+                }
                 let ended = ended(&first, &format!("alone in a fresh worker it does not fail; {how}"));
                 Ended { before: stored(&needed), ..ended }
             }
@@ -129,6 +143,10 @@ impl Suspicion {
             let bad = "in fresh workers it is wrong as well: the device went bad";
             return Drift::Device(format!("{what}; {bad}"));
         }
+        let broken_off = || Drift::Worker(format!("{what}; not confirmed ({ASKED_TO_END})"));
+        if is_abandoned() {
+            return broken_off();
+        }
         if wrong > 0 {
             let seldom =
                 format!("in fresh workers it is wrong {wrong} of {TRIES} times: bits change from run to run");
@@ -136,6 +154,9 @@ impl Suspicion {
         }
         let suspects = &entries[entries.len().saturating_sub(doubtful)..];
         let (how, _) = self.in_company(suspects, SEARCH_MAX, differs);
+        if is_abandoned() {
+            return broken_off();
+        }
         Drift::Worker(format!("{what}; in a fresh worker it is right; {how}"))
     }
 

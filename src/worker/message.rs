@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use seamproof_judge::finding::Phase;
-use seamproof_judge::subject::{ChangedInput, Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError};
+use seamproof_judge::subject::{
+    ChangedInput, Costs, Outputs, RankGradients, RankOutputs, Refusal, RunError, TensorName,
+};
 
 /// Largest number of bytes that are kept of a text from a worker.
 pub const TEXT_MAX: usize = 4096;
@@ -223,7 +225,7 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
     let (mut damage, mut changed) = (Vec::new(), Vec::new());
     for overwritten in head.damage {
         match overwritten {
-            DamageHead::Input(input) => changed.push(input),
+            DamageHead::Input(input) => changed.push(of_an_input(input)?),
             DamageHead::Band { tensor, before, distance, elements } => {
                 let guard = if before { Guard::Before } else { Guard::After };
                 damage.push(Damage { tensor, guard, distance, elements });
@@ -231,6 +233,23 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
         }
     }
     Ok(Outputs { ranks, damage, changed, costs: Costs::default() })
+}
+
+/// Returns what is said of a changed input, if the tensor is one and the place may be in it.
+fn of_an_input(changed: ChangedInput) -> Result<ChangedInput, MessageError> {
+    let ChangedInput { tensor, ref first, elements } = changed;
+    let dimensions = match tensor {
+        TensorName::Q | TensorName::K | TensorName::V | TensorName::Dout => 3,
+        TensorName::Sink => 1,
+        _ => return wrong(format!("{tensor} is no input that could have been changed")),
+    };
+    if first.len() != dimensions {
+        return wrong(format!("the place {first:?} in the input {tensor}; it takes {dimensions} numbers"));
+    }
+    if elements == 0 {
+        return wrong(format!("the input {tensor} with 0 changed elements"));
+    }
+    Ok(changed)
 }
 
 /// Reason why a run gave no outputs, as a worker reports it.
@@ -448,7 +467,16 @@ mod tests {
         let told = r#""damage":[{"tensor":"out","before":true,"distance":3,"elements":2},{"tensor":"v","first":[4,0,1],"elements":7}]"#;
         assert!(String::from_utf8_lossy(&body).contains(told));
         let got = decode_outputs(&body).expect("it is read");
-        assert_eq!((got.damage, got.changed), (vec![band], vec![input]));
+        assert_eq!((got.damage, got.changed), (vec![band], vec![input.clone()]));
+        for (tensor, first, elements) in [
+            (TensorName::Out, vec![4, 0, 1], 7),
+            (TensorName::V, vec![4, 0], 7),
+            (TensorName::Sink, vec![4, 0, 1], 7),
+            (TensorName::V, vec![4, 0, 1], 0),
+        ] {
+            outputs.changed = vec![ChangedInput { tensor, first, elements }];
+            assert!(decode_outputs(&encode_outputs(&outputs)).is_err(), "{:?}", outputs.changed);
+        }
     }
 
     proptest! {

@@ -422,16 +422,19 @@ impl Seat {
                 Ok(answer?)
             }
             Err(death) => {
+                // This program may have killed the worker itself. A death before that is the run's own, and stays one
+                // whatever comes while it is looked at again.
+                let is_killed = is_abandoned();
                 let history = std::mem::take(&mut self.history);
                 self.replace();
+                if is_killed {
+                    return Err(abandoned());
+                }
                 let bench = self.bench(pool, served);
-                let ended = match pool.confirms && !is_abandoned() {
+                let ended = match pool.confirms {
                     true => Suspicion { bench, history, target: entry }.confirmed(death),
                     false => Ended { ending: death.ending, what: death.said, before: Vec::new() },
                 };
-                if is_abandoned() {
-                    return Err(abandoned());
-                }
                 Err(match ended.ending.cause {
                     // The device ran out of memory. A subject is not at fault for memory that others hold.
                     Cause::OutOfMemory => RunError::OutOfMemory(ended.what),

@@ -215,7 +215,7 @@ fn a_subject_that_always_fails_has_findings_and_no_canary() {
         let output = place.run(&[&["run", "--backend", &mock, "--cases", cases], &usual[..]].concat());
         let said = said(&output);
         assert_eq!(code(&output), expected, "{said}");
-        let canary = format!("canary    not told: the subject fails by itself: {share} ");
+        let canary = format!("canary    inconclusive: the subject fails by itself: {share} ");
         assert!(said.contains(&canary) && said.contains("FAIL"), "{said}");
         assert_eq!(cases_in(&place.path().join("seamproof.out/canary")).len(), 4, "{said}");
         let events = fs::read_to_string(place.path().join("seamproof.out/events.jsonl")).expect("the events");

@@ -299,7 +299,7 @@ impl Backend for AccidentalKernel {
 fn canary_of(accident: Accident, plan: &Plan, dir: &Path) -> Canary {
     let findings = Findings::create(dir).expect("the directory is made");
     let [wrong, right] = [true, false].map(|is_wrong| Box::new(Accidental(accident, is_wrong)));
-    campaign::canary(plan, &Wrong { wrong, right }, &findings, &Control::default())
+    campaign::canary(plan, &Wrong { wrong, right, call: None }, &findings, &Control::default())
 }
 
 /// Test that a subject's own errors are neither taken for the canary nor shrunk, with any number of threads.
@@ -336,7 +336,7 @@ fn a_canary_is_not_told_of_a_subject_that_is_wrong_everywhere() {
     let canary = canary_of(Accident::Wrong, &plan(3), &place.path().join("canary"));
     assert!(canary.finding.is_none() && canary.permits());
     assert_eq!(canary.own.len() as u64, OWN_FAILURES_MAX);
-    let words = format!("canary    not told: the subject fails by itself: 4 of {} cases", canary.cases);
+    let words = format!("canary    inconclusive: the subject fails by itself: 4 of {} cases", canary.cases);
     assert_eq!(canary.to_string(), words);
     for case in cases(&place.path().join("canary")) {
         assert_eq!(case.subject.name, "accidental", "the right call fails");
