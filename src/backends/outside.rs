@@ -181,8 +181,10 @@ fn find_python() -> Result<Python, String> {
              {PYTHON_VARIABLE}"
         ));
     };
-    let before = env::var_os("PYTHONPATH").unwrap_or_default();
-    let path = env::join_paths(std::iter::once(folder.clone()).chain(env::split_paths(&before)))
+    // An empty list has one path, which stands for the working directory.
+    let before = env::var_os("PYTHONPATH").filter(|before| !before.is_empty());
+    let before = before.iter().flat_map(|before| env::split_paths(before));
+    let path = env::join_paths(std::iter::once(folder.clone()).chain(before))
         .map_err(|error| format!("{}: {error}", folder.display()))?;
     match has_package(&program, Some(&path))? {
         true => Ok(Python { program, environment: vec![("PYTHONPATH".into(), path)] }),
