@@ -11,13 +11,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backends::python_module;
+use crate::backends::{python_module, python_typed};
+use crate::paste::{quoted, typed};
+use crate::worker::message::cut;
 use crate::worker::{WorkerCommand, errand};
 use seamproof_judge::case::Case;
 use seamproof_judge::subjects::SubjectName;
 
 /// Module of the package that writes scripts.
 const MODULE: &str = "seamproof.script";
+/// Name of the program.
+const PROGRAM: &str = "seamproof";
 /// Variable by which the package finds this program.
 const PROGRAM_VARIABLE: &str = "SEAMPROOF";
 /// Longest time that the writing of a script takes, with its runs: libraries are imported twice, kernels compiled.
@@ -41,19 +45,21 @@ pub struct Script {
 struct Answer {
     /// Whether there is a script.
     written: bool,
-    /// What is to be said about it; absent where it shows the failure.
+    /// Whether it was run and showed the failure.
+    shows: bool,
+    /// What is to be said about it, or why there is none.
     doubt: Option<String>,
 }
 
 impl Script {
     /// Returns what stands in the place of a script, and why.
     pub fn none(why: impl Display) -> Script {
-        Script { path: None, shows: false, doubt: Some(format!("there is none: {why}")) }
+        Script { path: None, shows: false, doubt: Some(cut(format!("there is none: {why}"))) }
     }
 
     /// Returns the command that runs the script, where there is one.
     pub fn command(&self) -> Option<String> {
-        self.path.as_deref().map(|path| format!("python {}", crate::paste::quoted(path)))
+        self.path.as_deref().map(|path| format!("{} {}", python_typed().0, quoted(path)))
     }
 }
 
@@ -79,7 +85,13 @@ pub fn beside(case: &Path) -> PathBuf {
 
 /// Returns the command with which a person has the script of a stored case written.
 pub fn by_hand(case: &Path) -> String {
-    format!("python -m {MODULE} {}", crate::paste::quoted(&case.display().to_string()))
+    let (python, environment) = python_typed();
+    let program = match typed(PROGRAM) {
+        // The package finds it on the search path as well.
+        program if program == PROGRAM => String::new(),
+        program => format!("{PROGRAM_VARIABLE}={program} "),
+    };
+    format!("{environment}{program}{python} -m {MODULE} {}", quoted(&case.display().to_string()))
 }
 
 /// Writes the script of a stored case of a Python subject beside it, and runs it, within `limit` and until `stop` says
@@ -94,12 +106,13 @@ pub fn write(case: &Path, limit: Duration, stop: &dyn Fn() -> bool) -> Script {
     let read = |said: String| serde_json::from_str(&said).map_err(|_| format!("it said {said:?}"));
     let shown = path.display().to_string();
     match answer.and_then(read) {
-        Ok(Answer { written: true, doubt }) => Script { path: Some(shown), shows: doubt.is_none(), doubt },
-        Ok(Answer { written: false, doubt }) => Script { path: None, shows: false, doubt },
+        Ok(Answer { written, shows, doubt }) => {
+            Script { path: written.then_some(shown), shows: written && shows, doubt: doubt.map(cut) }
+        }
         // It may have been ended while the script ran.
         Err(what) if !before && path.exists() => {
             let doubt = format!("not seen to show the failure: python -m {MODULE}: {what}");
-            Script { path: Some(shown), shows: false, doubt: Some(doubt) }
+            Script { path: Some(shown), shows: false, doubt: Some(cut(doubt)) }
         }
         Err(what) => Script::none(format_args!("python -m {MODULE}: {what}")),
     }
@@ -109,7 +122,7 @@ pub fn write(case: &Path, limit: Duration, stop: &dyn Fn() -> bool) -> Script {
 fn command(case: &Path, limit: Duration) -> Result<WorkerCommand, String> {
     let own = limit.saturating_sub(MARGIN).max(limit / 2).as_secs_f64().to_string();
     let case = case.display().to_string();
-    let mut command = python_module(MODULE, &["--limit", &own, "--", &case])?;
+    let mut command = python_module(MODULE, &["--leashed", "--limit", &own, "--", &case])?;
     command.environment.push((PROGRAM_VARIABLE.to_owned(), own_program().into()));
     Ok(command)
 }
@@ -128,9 +141,10 @@ mod tests {
     fn a_script_is_told_with_its_doubt() {
         let path = Some("a b.py".to_owned());
         let shows = Script { path: path.clone(), shows: true, doubt: None };
-        assert_eq!(shows.to_string(), "python 'a b.py'");
+        let python = python_typed().0;
+        assert_eq!(shows.to_string(), format!("{python} 'a b.py'"));
         let doubtful = Script { path, shows: false, doubt: Some("it holds".to_owned()) };
-        assert_eq!(doubtful.to_string(), "python 'a b.py' (it holds)");
+        assert_eq!(doubtful.to_string(), format!("{python} 'a b.py' (it holds)"));
         assert_eq!(Script::none("no time").to_string(), "there is none: no time");
     }
 }

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -376,9 +377,9 @@ def _evidence(subject: Subject, settings: Settings, report: Report, finding: dic
     case.write_text(json.dumps(finding["case"], indent=1) + "\n")
     yield f"case      {program.relative(case)}"
     yield f"replay    {replay_command(report.subject, case)}"
-    made = repro.of_case(subject, case)
+    made = repro.of_case(subject, case, repro.Limits(time.monotonic() + repro.SECONDS))
     if made.written:
-        told = f"python {program.relative(repro.beside(case))}"
+        told = f"{program.python()} {program.quoted([program.relative(repro.beside(case))])}"
         yield f"script    {told}" + (f" ({made.doubt})" if made.doubt else "")
     else:
         yield f"script    {made.doubt}"

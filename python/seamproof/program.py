@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import ProgramMissing
 
 _NAME = "seamproof.exe" if os.name == "nt" else "seamproof"
+# Number of bytes that are kept of what a command says, from its end.
+_SAID_MOST = 64 << 10
 
 
 def find() -> str:
@@ -48,6 +51,14 @@ def typed() -> str:
     return _NAME if on_path and Path(on_path).resolve() == Path(path).resolve() else path
 
 
+def python() -> str:
+    """Returns this interpreter as one types it: its name where the PATH leads to it, or else its path."""
+    path = Path(sys.executable)
+    found = shutil.which(path.name)
+    # A virtual environment's interpreter is a link to another, which has other libraries.
+    return path.name if found and Path(found).absolute() == path else quoted([str(path)])
+
+
 def relative(path: str | Path) -> str:
     """Returns a path from the working directory where it lies below it, and the whole path elsewhere."""
     path = Path(path).resolve()
@@ -57,28 +68,40 @@ def relative(path: str | Path) -> str:
         return str(path)
 
 
-def run_in_group(command: list[str], environment: dict[str, str], seconds: float) -> tuple[int, str, str]:
-    """Runs a command, and returns its exit code, its output and its errors. All that it started ends with it."""
-    # Whoever runs the leader of a group ends the whole group, so that this process leaves its own together.
-    apart = hasattr(os, "killpg") and os.getpgrp() != os.getpid()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
-        errors="replace",
-        start_new_session=apart,
-    )
-    try:
-        said, complained = process.communicate(timeout=seconds)
-        return process.returncode, said, complained
-    finally:
-        if apart:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        end(process)
+def run_in_group(
+    command: list[str], environment: dict[str, str], seconds: float, leashed: bool = False
+) -> tuple[int, str, str]:
+    """Runs a command, and returns its exit code and the ends of its output and its errors.
+
+    All that it started ends with it. If this process is `leashed`, whoever started it ends its whole group, so that the
+    command stays in the group.
+    """
+    apart = not leashed and hasattr(os, "killpg")
+    # What the command started may keep a pipe open after its end, and a file does not wait for that.
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=complained,
+            env=environment,
+            start_new_session=apart,
+        )
+        try:
+            code = process.wait(timeout=seconds)
+            return code, _tail(said), _tail(complained)
+        finally:
+            if apart:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            end(process)
+
+
+def _tail(file: IO[bytes]) -> str:
+    """Returns the end of what a file holds."""
+    start = max(0, file.seek(0, os.SEEK_END) - _SAID_MOST)
+    file.seek(start)
+    return file.read(_SAID_MOST).decode(errors="replace")
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from . import program, reference, source, verdict
 from .errors import ProtocolError, SeamproofError
-from .frames import Channel, split
+from .frames import Channel, cut_text, split
 from .problem import WINDOW_STYLES, Problem, Side
 from .session import read_inputs
 from .subject import INPUTS, Subject
@@ -34,6 +34,8 @@ LITERAL_MOST = 64
 ELEMENTS_MOST = 2_000_000
 # Time in which a script is made and shows its failure.
 SECONDS = 120
+# Least time for a run of a script.
+_LEAST_SECONDS = 1
 # Lines of a script's output that say less than the one before them.
 _EMPTY_WORDS = ("the call raises an error", "the failure does not show")
 # A line of every script, by which one is known.
@@ -47,8 +49,25 @@ class Made:
     """What became of a finding's script."""
 
     written: bool
-    # What makes it doubtful, or why there is none; `None` where it was seen to show the failure.
+    # Whether it was seen to show the failure.
+    shows: bool
+    # What makes it doubtful, or why there is none.
     doubt: str | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a script may run, and what ends it."""
+
+    # Time of `time.monotonic`.
+    until: float
+    # Whether whoever started this process ends its whole group.
+    leashed: bool = False
+
+
+def none(why: str) -> Made:
+    """Returns what is said where there is no script, and why."""
+    return Made(False, False, cut_text(f"there is none: {why}"))
 
 
 @dataclass(frozen=True)
@@ -77,21 +96,20 @@ def beside(case: Path) -> Path:
     return case.with_suffix(".py")
 
 
-def of_case(subject: Subject, case: Path, seconds: float = SECONDS) -> Made:
-    """Writes the script of a stored case beside it, and runs it, all within some seconds."""
-    until = time.monotonic() + seconds
+def of_case(subject: Subject, case: Path, limits: Limits) -> Made:
+    """Writes the script of a stored case beside it, and runs it."""
     stored = json.loads(case.read_text())
     why = hopeless(stored)
     if why is not None:
-        return Made(False, f"there is none: {why}")
+        return none(why)
     path = beside(case)
     if path.is_file() and _MARK not in path.read_text(errors="replace"):
-        return Made(False, f"there is none: {path} is another file, which stays")
+        return none(f"{path} is another file, which stays")
     try:
         finding = _finding(subject, case, stored)
     except SeamproofError as error:
-        return Made(False, f"there is none: the inputs of the case could not be read back: {error}")
-    return _write(subject, finding, path, until)
+        return none(f"the inputs of the case could not be read back: {error}")
+    return _write(subject, finding, path, limits)
 
 
 def hopeless(stored: dict[str, Any]) -> str | None:
@@ -136,7 +154,7 @@ def _finding(subject: Subject, case: Path, stored: dict[str, Any]) -> Finding:
     )
 
 
-def _write(subject: Subject, finding: Finding, path: Path, until: float) -> Made:
+def _write(subject: Subject, finding: Finding, path: Path, limits: Limits) -> Made:
     """Writes the first script that shows the failure, or else the first that runs to its end, or else the first."""
     tried, without = [], []
     for kernel_of in (_embedded, _by_file):
@@ -147,18 +165,24 @@ def _write(subject: Subject, finding: Finding, path: Path, until: float) -> Made
             continue
         text = "".join(_script(subject, finding, kernel))
         path.write_text(text)
-        shows, ends, why = _run(path, finding, until)
+        shows, ends, why = _run(path, finding, limits)
         if shows:
-            return Made(True, None)
+            before = without + [why for *_, why in tried]
+            return Made(True, True, _told(_BY_FILE, before[0]) if kernel_of is _by_file else None)
         tried.append((not ends, text, why))
     if not tried:
-        return Made(False, f"there is none: {without[0]}")
+        return none(without[0])
     _, text, why = min(tried, key=lambda script: script[0])
     path.write_text(text)
-    return Made(True, ": ".join(filter(None, [_NOT_SHOWN, why])))
+    return Made(True, False, _told(_NOT_SHOWN, why))
+
+
+def _told(doubt: str, why: str) -> str:
+    return cut_text(": ".join(filter(None, [doubt, why])))
 
 
 _NOT_SHOWN = "it does not show the failure when it runs alone"
+_BY_FILE = "it imports the kernel's file, because the kernel's source does not work alone"
 _IDENTITY = "an identity compares the runs of two problems, and it makes those of one"
 
 
@@ -178,12 +202,16 @@ def _by_file(subject: Subject) -> source.Kernel:
     return source.from_file(str(Path(file).resolve()), path)
 
 
-def _run(path: Path, finding: Finding, until: float) -> tuple[bool, bool, str]:
+def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]:
     """Runs a script; returns whether it shows the failure, whether it came to its end, and what it says of that."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SEAMPROOF")}
-    seconds = max(1.0, until - time.monotonic())
+    seconds = limits.until - time.monotonic()
+    # A script that is ended before it calls the kernel says nothing about a hang.
+    if seconds < _LEAST_SECONDS:
+        return False, False, "no time was left to run it"
     try:
-        code, said, complained = program.run_in_group([sys.executable, str(path)], environment, seconds)
+        command = [sys.executable, str(path)]
+        code, said, complained = program.run_in_group(command, environment, seconds, limits.leashed)
     except subprocess.TimeoutExpired:
         return finding.check == "timeout", False, f"it did not end within {seconds:.0f} seconds"
     if code == 0:

@@ -15,6 +15,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from .errors import SeamproofError
 from .frames import Channel, duplicated_standard_streams
@@ -27,8 +28,8 @@ SPOILT = 70
 GRACE_SECONDS = 5
 
 
-def watch(reader: int) -> None:
-    """Ends this process a while after the other end of its requests is gone, whatever the kernel does."""
+def watch(reader: int, end: Callable[[], None]) -> None:
+    """Calls `end` once the other end of a pipe is gone, whatever the kernel does."""
     if not hasattr(select, "poll"):
         return
 
@@ -36,10 +37,15 @@ def watch(reader: int) -> None:
         poll = select.poll()
         poll.register(reader, 0)  # Only the end is reported; data waits for the main thread.
         poll.poll()
-        time.sleep(GRACE_SECONDS)
-        os._exit(1)
+        end()
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def _end_late() -> None:
+    """Ends this process after a while."""
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     reader, writer = duplicated_standard_streams()
     channel = Channel.over(reader, writer)
-    watch(reader)
+    watch(reader, _end_late)
     faulthandler.enable(file=2)
     session = Session(channel, lambda request: load(given.target, given.options, request))
     try:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import seamproof
-from seamproof import checking
+from seamproof import checking, program
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -50,7 +50,7 @@ def test_a_finding_is_an_assertion_with_all_that_one_needs(fake_program, monkeyp
     case = json.loads(Path(told["case"]).read_text())
     assert case["found"]["finding"]["check"] == "envelope"
     assert told["replay"].endswith(f"replay {told['case']}")
-    assert told["script"] == f"python {Path(told['case']).with_suffix('.py')}"
+    assert told["script"] == f"{program.python()} {Path(told['case']).with_suffix('.py')}"
     text = Path(told["script"].split()[1]).read_text()
     assert "import seamproof" not in text and "def reference" in text and "def attention" in text
     done = subprocess.run([sys.executable, told["script"].split()[1]], capture_output=True, text=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from supervisor import problem
 
 import seamproof
+from seamproof import program
 from seamproof.loading import load_file
 from seamproof.reference import reference
 from seamproof.verdict import tell_keys
@@ -165,6 +168,8 @@ KINDS = """
 import numpy as np
 import seamproof as sp
 
+DECLARED = dict(arrays="numpy", formats=["f32"], backward=False, layout=sp.packed(slack=True))
+
 def plain(p, q, k, v, far=0):
     out, lse = np.zeros(p.shape("out"), np.float32), np.full(p.shape("lse"), -np.inf, np.float32)
     for s in p.sequences:
@@ -178,32 +183,36 @@ def plain(p, q, k, v, far=0):
             lse[head, s.q.real_rows()] = np.log(total[:, 0])
     return out, lse
 
-def declared(**more):
-    return sp.subject(arrays="numpy", formats=["f32"], backward=False, layout=sp.packed(slack=True), **more)
-
-@declared(padding_inputs="anything")
+@sp.subject(**DECLARED, padding_inputs="anything")
 def poison(p, q, k, v, dout=None, sink=None):
     return plain(p, q, k, v, far=1)
 
-@declared()
+@sp.subject(**DECLARED)
 def structure(p, q, k, v, dout=None, sink=None):
     out, lse = plain(p, q, k, v)
     to = p.empty()
     to[:] = out
     return to, lse
 
-@declared()
+@sp.subject(**DECLARED)
 def capability(p, q, k, v, dout=None, sink=None):
     raise sp.Refused("lengths")
 
-@declared()
+@sp.subject(**DECLARED)
 def identity(p, q, k, v, dout=None, sink=None):
     return plain(p, q, k, v)
 
-@declared()
+@sp.subject(**DECLARED)
 def lost(p, q, k, v, dout=None, sink=None):
     import os
     os._exit(9)
+
+@sp.subject(**DECLARED)
+def hang(p, q, k, v, dout=None, sink=None):
+    import os, time
+    with open("calls", "w") as calls:
+        calls.write(f"{os.getpid()}\\n")
+    time.sleep(600)
 
 print("printed by the file")
 """
@@ -227,9 +236,9 @@ def stored(name: str, check: str, folder: Path, **more) -> Path:
     return file
 
 
-def made(case: Path) -> dict:
+def made(case: Path, seconds: int = 60) -> dict:
     """Has the script of a stored case made, as the program does, and returns what is said of it."""
-    command = [sys.executable, "-m", "seamproof.script", "--limit", "60", "--", str(case)]
+    command = [sys.executable, "-m", "seamproof.script", "--limit", str(seconds), "--", str(case)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "printed" not in done.stdout, done.stderr
     return json.loads(done.stdout)
@@ -238,7 +247,7 @@ def made(case: Path) -> dict:
 @pytest.mark.parametrize("check", SHOWN)
 def test_a_stored_case(fake_program, tmp_path, check):
     case = stored("lost" if check == "crash" else check, check, tmp_path)
-    assert made(case) == {"written": True, "doubt": None}
+    assert made(case) == {"written": True, "shows": True, "doubt": None}
     script = case.with_suffix(".py")
     assert "import seamproof" not in script.read_text()
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
@@ -247,7 +256,79 @@ def test_a_stored_case(fake_program, tmp_path, check):
 
 def test_an_identity_is_in_doubt(fake_program, tmp_path):
     answer = made(stored("identity", "identity", tmp_path))
-    assert answer["written"] and "an identity compares the runs of two problems" in answer["doubt"]
+    assert answer["written"] and not answer["shows"]
+    assert "an identity compares the runs of two problems" in answer["doubt"]
+
+
+def test_the_time_of_a_script_that_hangs_has_the_subjects_load_in_it(fake_program, tmp_path):
+    case = stored("hang", "timeout", tmp_path)
+    file = tmp_path / "kinds.py"
+    file.write_text(file.read_text() + "import time\ntime.sleep(1)\n")
+    start = time.monotonic()
+    assert made(case, 6) == {"written": True, "shows": True, "doubt": None}
+    assert time.monotonic() - start < 9
+
+
+def test_a_long_reason_is_cut(fake_program, tmp_path):
+    case = stored("poison", "poison", tmp_path)
+    (tmp_path / "kinds.py").write_text("raise RuntimeError('x' * 100_000)\n")
+    assert 4000 < len(made(case)["doubt"]) <= 4096
+
+
+def test_a_script_that_imports_the_kernels_file_is_in_doubt(fake_program, tmp_path):
+    case = stored("poison", "poison", tmp_path)
+    file = tmp_path / "kinds.py"
+    # The script has a variable of this name.
+    file.write_text(file.read_text().replace("def plain(", "def bound(").replace("plain(p,", "bound(p,"))
+    answer = made(case)
+    assert answer["written"] and answer["shows"]
+    assert answer["doubt"].startswith("it imports the kernel's file, because ")
+
+
+def is_there(process: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(done) -> None:
+    """Waits until something is true."""
+    start = time.monotonic()
+    while not done():
+        assert time.monotonic() - start < 20
+        time.sleep(0.05)
+
+
+HOLDS_ITS_PIPES = """
+import subprocess, sys
+print(subprocess.Popen(["sleep", "600"]).pid, file=sys.stderr)
+print("x" * 200_000 + "end")
+"""
+
+
+def test_a_command_is_not_waited_for_longer_than_it_runs():
+    start = time.monotonic()
+    code, said, process = program.run_in_group([sys.executable, "-c", HOLDS_ITS_PIPES], dict(os.environ), 60)
+    assert time.monotonic() - start < 20
+    assert code == 0 and said.endswith("xend\n") and len(said) == 64 << 10
+    if Path("/proc/self").exists():
+        wait_until(lambda: not is_there(int(process)))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up in /proc")
+def test_a_leashed_script_ends_with_whoever_started_it(fake_program, tmp_path):
+    case = stored("hang", "timeout", tmp_path)
+    command = [sys.executable, "-m", "seamproof.script", "--leashed", "--limit", "60", "--", str(case)]
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    calls = tmp_path / "calls"
+    wait_until(lambda: calls.exists() and calls.read_text().endswith("\n"))
+    script = int(calls.read_text())
+    assert is_there(script) and script != writer.pid
+    writer.stdin.close()
+    wait_until(lambda: not is_there(script))
+    assert writer.wait(10) == -9 and writer.stdout.read() == b""
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ mod outside;
 
 pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
-pub(crate) use outside::python_module;
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
+pub(crate) use outside::{python_module, python_typed};
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -19,6 +19,7 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_oracle::{Inputs, Problem};
 
+use crate::paste::quoted;
 use crate::worker::{Pool, Ready, Remote, Served, WorkerCommand};
 
 /// Variable that names the Python interpreter of the workers.
@@ -136,6 +137,16 @@ pub(crate) fn python_module(module: &str, arguments: &[&str]) -> Result<WorkerCo
     Ok(WorkerCommand { program: Some(program), arguments, environment })
 }
 
+/// Returns the interpreter of the workers as one types it, and what is typed before it so that it finds the package.
+pub(crate) fn python_typed() -> (String, String) {
+    // Nothing was run by it then.
+    let Ok(Python { program, environment }) = python() else { return (PYTHONS[0].to_owned(), String::new()) };
+    let name = program.file_name().map(Path::new).filter(|_| on_path().as_ref() == Some(&program));
+    let typed = |(name, value): &(String, OsString)| format!("{name}={} ", quoted(&value.to_string_lossy()));
+    let program = name.unwrap_or(&program).display().to_string();
+    (quoted(&program), environment.iter().map(typed).collect())
+}
+
 /// A Python interpreter that finds this project's package.
 #[derive(Clone, Debug)]
 struct Python {
@@ -170,8 +181,10 @@ fn find_python() -> Result<Python, String> {
              {PYTHON_VARIABLE}"
         ));
     };
-    let before = env::var_os("PYTHONPATH").unwrap_or_default();
-    let path = env::join_paths(std::iter::once(folder.clone()).chain(env::split_paths(&before)))
+    // An empty list has one path, which stands for the working directory.
+    let before = env::var_os("PYTHONPATH").filter(|before| !before.is_empty());
+    let before = before.iter().flat_map(|before| env::split_paths(before));
+    let path = env::join_paths(std::iter::once(folder.clone()).chain(before))
         .map_err(|error| format!("{}: {error}", folder.display()))?;
     match has_package(&program, Some(&path))? {
         true => Ok(Python { program, environment: vec![("PYTHONPATH".into(), path)] }),

@@ -189,6 +189,7 @@ impl Hunter {
         let stored = Findings::create(&self.findings).and_then(|findings| {
             findings.record(&name, &small)?;
             findings.explain(&name, &small)?;
+            // A signal ends this process, and what writes the script ends with it.
             let script =
                 is_python(&small).then(|| script::write(&findings.path(&name), SCRIPT_LIMIT, &|| false));
             if let Some(script) = &script {

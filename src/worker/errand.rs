@@ -1,18 +1,20 @@
 //! A program that does one thing beside the workers, and says its result on one line.
 
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::peer::{GRACE, Watched};
-use super::process::Process;
+use super::peer::GRACE;
+use super::process::{Process, Tail};
 use super::served::WorkerCommand;
 use super::settings::Settings;
 
 /// Time between two looks at a program that runs.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Largest number of bytes that are read of what a program says.
-const SAID_MAX: u64 = 64 << 10;
+/// Number of bytes that are kept of what a program says, from its end.
+const SAID_MAX: usize = 64 << 10;
 
 /// Reason why a program gave no result.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,9 @@ pub fn errand(
 ) -> Result<String, ErrandError> {
     let launch = command.launch(&Settings::default());
     let mut process = Process::spawn(&launch).map_err(ErrandError::Start)?;
+    // A program that says more than a pipe holds would never end if nobody read it.
+    let said = process.stdout.as_fd().try_clone_to_owned().map_err(ErrandError::Start)?;
+    let said = Tail::of(File::from(said), SAID_MAX);
     let start = Instant::now();
     while !process.has_ended() {
         if stop() {
@@ -51,16 +56,7 @@ pub fn errand(
         thread::sleep(PAUSE);
     }
     process.kill();
-    let said = said(&mut process);
+    // Its pipe may be open still in a process that left its group.
+    let said = String::from_utf8_lossy(&said.bytes(GRACE)).trim().to_owned();
     if said.is_empty() { Err(ErrandError::Failed(process.stderr.text())) } else { Ok(said) }
-}
-
-/// Returns what a program that is gone has said. Its pipe may be open still in a process that left its group.
-fn said(process: &mut Process) -> String {
-    process.watch.arm(GRACE);
-    let mut said = Vec::new();
-    let pipe = Watched { pipe: &mut process.stdout, watch: &mut process.watch };
-    // What came before an error counts.
-    let _ = pipe.take(SAID_MAX).read_to_end(&mut said);
-    String::from_utf8_lossy(&said).trim().to_owned()
 }

@@ -28,7 +28,7 @@ pub const VERSIONS_MAX: usize = 64;
 pub const COMPILING_MAX: u32 = 20;
 
 /// Returns the beginning of a text, at most [`TEXT_MAX`] bytes of it.
-pub(super) fn cut(mut text: String) -> String {
+pub(crate) fn cut(mut text: String) -> String {
     if text.len() > TEXT_MAX {
         text.truncate(text.floor_char_boundary(TEXT_MAX));
         text.push('…');

@@ -77,7 +77,7 @@ impl Process {
         let missing = || io::Error::other("a pipe is missing");
         let stdin = child.stdin.take().ok_or_else(missing)?;
         let stdout = child.stdout.take().ok_or_else(missing)?;
-        let stderr = Tail::of(child.stderr.take().ok_or_else(missing)?);
+        let stderr = Tail::of(child.stderr.take().ok_or_else(missing)?, STDERR_MAX);
         // Without this, writing more than the pipe has room for would wait for the worker, whatever the deadline.
         ioctl_fionbio(&stdin, true)?;
         let group = Pid::from_child(&child);
@@ -183,7 +183,7 @@ fn cause_of(status: ExitStatus) -> Cause {
     }
 }
 
-/// End of a process's stderr. A thread of its own reads it, so that the process never waits.
+/// End of what a process writes into a pipe. A thread of its own reads it, so that the process never waits.
 #[derive(Debug)]
 pub(super) struct Tail {
     bytes: Arc<Mutex<VecDeque<u8>>>,
@@ -191,7 +191,8 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    fn of(mut pipe: impl Read + Send + 'static) -> Tail {
+    /// Reads a pipe to its end, and keeps at most `most` bytes.
+    pub(super) fn of(mut pipe: impl Read + Send + 'static, most: usize) -> Tail {
         let bytes = Arc::new(Mutex::new(VecDeque::new()));
         let (ending, done) = mpsc::channel();
         let kept = Arc::clone(&bytes);
@@ -201,7 +202,7 @@ impl Tail {
             while let Ok(count @ 1..) = pipe.read(&mut block) {
                 let mut kept = lock(&kept);
                 kept.extend(&block[..count]);
-                let over = kept.len().saturating_sub(STDERR_MAX);
+                let over = kept.len().saturating_sub(most);
                 kept.drain(..over);
             }
         });
@@ -210,9 +211,13 @@ impl Tail {
 
     /// Returns the bytes that are there when the pipe ends, as one line.
     pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes(STDERR_WAIT)).trim().replace('\n', " | ")
+    }
+
+    /// Returns the bytes that are there when the pipe ends, or after `wait`.
+    pub(super) fn bytes(&self, wait: Duration) -> Vec<u8> {
         // The sender sends nothing; it is dropped when the pipe ends.
-        let _ = self.done.recv_timeout(STDERR_WAIT);
-        let bytes: Vec<u8> = lock(&self.bytes).iter().copied().collect();
-        String::from_utf8_lossy(&bytes).trim().replace('\n', " | ")
+        let _ = self.done.recv_timeout(wait);
+        lock(&self.bytes).iter().copied().collect()
     }
 }

@@ -1,4 +1,4 @@
-"""`python -m seamproof.script --limit SECONDS -- CASE.json`: a script that shows nothing, from the case's numbers.
+"""`python -m seamproof.script --leashed --limit SECONDS -- CASE.json`: a script that shows nothing, from the case's numbers.
 
 The variable SCRIPT says what goes wrong with it: `doubt`, `hang`, `fail` or `none`.
 """
@@ -17,11 +17,14 @@ if how == "hang":
 if how == "fail":
     sys.exit("no such library")
 if how == "none":
-    print(json.dumps({"written": False, "doubt": "there is none: no source"}))
+    print(json.dumps({"written": False, "shows": False, "doubt": "there is none: no source"}))
     sys.exit()
 said = subprocess.run([os.environ["SEAMPROOF"], "inputs", case], capture_output=True, check=True).stdout
 words, _, frames = said.partition(b"\n")
 assert frames.startswith(b"SMP") and frames.count(b"SMP") == 2 and json.loads(words)["problem"]
 with open(case.removesuffix("json") + "py", "w") as file:
     file.write("raise SystemExit(1)\n")
-print(json.dumps({"written": True, "doubt": "it holds" if how == "doubt" else None}))
+# More than a pipe holds.
+print(" " * 200_000)
+doubt = "it holds" if how == "doubt" else None
+print(json.dumps({"written": True, "shows": doubt is None, "doubt": doubt}))
