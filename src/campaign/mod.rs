@@ -43,12 +43,12 @@ pub use left::{Left, OnDisk};
 pub use logs::{Logs, conclude};
 pub use merge::{MergeError, Part, Stored, campaign_of, merge};
 pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, minimise, shrink_budget};
-pub use plan::{Control, Plan, SHARDS_MAX, Shard, ShardError};
+pub use plan::{CANARY_CASES_MAX, Control, OWN_FAILURES_MAX, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
 pub(crate) use report::met;
 pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use scripts::{SCRIPTS_MAX, write_scripts};
-pub use search::{CANARY_CASES_MAX, OWN_FAILURES_MAX, canary};
+pub use search::canary;
 pub use subjects::{Options, PlantedSubjects, Registered, Subjects, Wrong, wrong_call};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,

@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::summary::Canary;
 use seamproof_judge::generate::Profile;
 
 /// Parts of a campaign, at most: whoever joins them names those that are missing.
 pub const SHARDS_MAX: u64 = 1 << 20;
+
+/// Most cases that the search for the canary runs.
+pub const CANARY_CASES_MAX: u64 = 500;
+/// Cases that end the search where they fail by themselves, or by a fault of this program or of a device.
+pub const OWN_FAILURES_MAX: u64 = 4;
 
 /// Work that one thread does in a second, until cases have shown it: about that of a core with the emulated subject.
 const WORK_PER_SECOND: f64 = 4e7;
@@ -119,10 +123,17 @@ impl Plan {
         self.cases.map(|cases| cases.saturating_sub(self.shard.index).div_ceil(self.shard.count))
     }
 
-    /// Returns the plan after the search for this canary, which took some of its time. Half of the time stays for the
-    /// cases, and four fifths where the subject fails by itself: the cases show more of that.
-    pub fn after(&self, canary: &Canary, took: Duration) -> Plan {
-        let least = |time: Duration| if canary.own.is_empty() { time / 2 } else { time * 4 / 5 };
+    /// Returns the plan of the search for the canary.
+    pub(super) fn of_canary(&self) -> Plan {
+        let profile = if self.profile == Profile::Large { Profile::Quick } else { self.profile };
+        let cases = Some(CANARY_CASES_MAX);
+        Plan { profile, cases, time: None, shard: Shard::WHOLE, ..self.clone() }
+    }
+
+    /// Returns the plan after the search for the canary, which took some of its time. Half of the time stays for the
+    /// cases, and four fifths where the subject has failed by itself: the cases show more of that.
+    pub fn after_search(&self, took: Duration, has_failed: bool) -> Plan {
+        let least = |time: Duration| if has_failed { time * 4 / 5 } else { time / 2 };
         let left = |time: Duration| time.saturating_sub(took).max(least(time));
         Plan { time: self.time.map(left), ..self.clone() }
     }

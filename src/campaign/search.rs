@@ -15,7 +15,7 @@ use seamproof_oracle::Problem;
 
 use super::event::Silent;
 use super::ledger::{Failed, Judged};
-use super::plan::{Control, Deadline, Plan, Shard};
+use super::plan::{CANARY_CASES_MAX, Control, Deadline, OWN_FAILURES_MAX, Plan};
 use super::subjects::{Subjects, Wrong};
 use super::summary::{Canary, Summary};
 use super::{Sinks, case_of, sweep};
@@ -24,16 +24,11 @@ use crate::worker::is_abandoned;
 use seamproof_judge::case::Case;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::finding::{Check, Finding, Relation};
-use seamproof_judge::generate::Profile;
 use seamproof_judge::prose::counted;
 use seamproof_judge::subjects::{Borrowed, Miscall, Miscalled};
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 
-/// Most cases that the search for the canary runs.
-pub const CANARY_CASES_MAX: u64 = 500;
-/// Cases that end the search where they fail by themselves, or by a fault of this program or of a device.
-pub const OWN_FAILURES_MAX: u64 = 4;
 /// Part of a campaign's time that the search takes where the subject fails by itself, and where it does not.
 const SEARCHING: [u32; 2] = [5, 2];
 /// Least time of the search.
@@ -50,7 +45,7 @@ pub fn canary(plan: &Plan, subjects: &Wrong, findings: &Findings, control: &Cont
     let Wrong { wrong, right, call } = subjects;
     let search = Search::new(plan, right.as_ref(), *call);
     let sinks = Sinks { findings, observer: &Silent, control };
-    let summary = sweep(&canary_plan(plan), wrong.as_ref(), &sinks, Some(&search));
+    let summary = sweep(&plan.of_canary(), wrong.as_ref(), &sinks, Some(&search));
     let not_told = search.not_told(&summary);
     Canary {
         cases: summary.cases,
@@ -59,13 +54,6 @@ pub fn canary(plan: &Plan, subjects: &Wrong, findings: &Findings, control: &Cont
         not_told,
         infrastructure: summary.infrastructure,
     }
-}
-
-/// Returns the plan of the search for the canary.
-pub(super) fn canary_plan(plan: &Plan) -> Plan {
-    let profile = if plan.profile == Profile::Large { Profile::Quick } else { plan.profile };
-    let cases = Some(CANARY_CASES_MAX);
-    Plan { profile, cases, time: None, shard: Shard::WHOLE, ..plan.clone() }
 }
 
 /// State of a search, which its threads share.

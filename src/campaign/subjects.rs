@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::asked;
 use super::plan::Plan;
-use super::search::canary_plan;
 use crate::backends::{self, BackendError};
 use crate::worker::{self, Pool};
 use seamproof_judge::asked::Asked;
@@ -103,7 +102,7 @@ impl Wrong<'_> {
 
 /// Returns the first wrong call that changes the exact answer of a problem of the plan which the subject takes.
 pub fn wrong_call(plan: &Plan, subjects: &dyn Subjects) -> Result<Option<&'static Miscall>, BackendError> {
-    let (plan, subject) = (canary_plan(plan), subjects.backend(&subjects.options(0))?);
+    let (plan, subject) = (plan.of_canary(), subjects.backend(&subjects.options(0))?);
     let inside = |index| asked(&plan, subjects, index).ok().and_then(Asked::inside);
     Ok(canary_call(subject.as_ref(), inside))
 }

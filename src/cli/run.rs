@@ -205,7 +205,7 @@ fn campaign(
     let canary = look_for_canary(plan, subjects, dir, logs, control)?;
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
-    let plan = plan.after(&canary, begun.elapsed());
+    let plan = plan.after_search(begun.elapsed(), !canary.own.is_empty());
     let run = || progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks));
     let mut summary = canary.permits().then(run);
     summary.iter_mut().for_each(|summary| summary.heed(&canary));

@@ -193,7 +193,7 @@ fn drawn(args: &Args, called: &Called, control: &Control) -> Result<Outcome, Cli
         });
     }
     let sinks = Sinks { findings: &findings, observer: &logs, control };
-    let plan = plan.after(&canary, begun.elapsed());
+    let plan = plan.after_search(begun.elapsed(), !canary.own.is_empty());
     let mut summary = canary.permits().then(|| campaign::run(&plan, &called, &sinks));
     summary.iter_mut().for_each(|summary| summary.heed(&canary));
     let written = campaign::conclude(&dir, &start, &canary, summary.as_ref(), &logs);
