@@ -5,13 +5,14 @@
 //! and the environment of the subject's workers; it has the case's numbers from `seamproof inputs`. Whatever goes wrong
 //! there is told beside the finding, and is no error of whoever found it.
 
+use std::ffi::OsString;
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backends::{python_module, python_typed};
+use crate::backends::{python_by_name, python_module};
 use crate::paste::{quoted, typed};
 use crate::worker::message::cut;
 use crate::worker::{WorkerCommand, errand};
@@ -81,6 +82,13 @@ pub fn is_python(case: &Case) -> bool {
 /// Returns the place of a stored case's script.
 pub fn beside(case: &Path) -> PathBuf {
     case.with_extension("py")
+}
+
+/// Returns the interpreter of the workers as one types it, and what is typed before it so that it finds the package.
+fn python_typed() -> (String, String) {
+    let (program, environment) = python_by_name();
+    let typed = |(name, value): (String, OsString)| format!("{name}={} ", quoted(&value.to_string_lossy()));
+    (quoted(&program.display().to_string()), environment.into_iter().map(typed).collect())
 }
 
 /// Returns the command with which a person has the script of a stored case written.

@@ -342,8 +342,8 @@ def _conclude(subject: Subject, settings: Settings, report: Report, session: Ses
     trouble = "; ".join(report.trouble) or report.text
     if report.outcome == "canary-missed":
         raise CannotJudge(
-            "the check is void: it did not find the wrong call by which it tests itself, so finding nothing else says "
-            f"nothing. {trouble}".rstrip()
+            "the check is void: it did not even find the wrong call that it tests itself with, so finding nothing "
+            f"else says nothing. {trouble}".rstrip()
         )
     if report.outcome == "input":
         raise DeclarationError(f"{report.subject} declares what the program does not understand: {trouble}")

@@ -7,7 +7,7 @@ mod outside;
 pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
-pub(crate) use outside::{python_module, python_typed};
+pub(crate) use outside::{python_by_name, python_module};
 use std::path::PathBuf;
 use std::sync::Arc;
 

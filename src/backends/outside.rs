@@ -19,7 +19,6 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_oracle::{Inputs, Problem};
 
-use crate::paste::quoted;
 use crate::worker::{Pool, Ready, Remote, Served, WorkerCommand};
 
 /// Variable that names the Python interpreter of the workers.
@@ -137,14 +136,13 @@ pub(crate) fn python_module(module: &str, arguments: &[&str]) -> Result<WorkerCo
     Ok(WorkerCommand { program: Some(program), arguments, environment })
 }
 
-/// Returns the interpreter of the workers as one types it, and what is typed before it so that it finds the package.
-pub(crate) fn python_typed() -> (String, String) {
+/// Returns the interpreter of the workers, by its name where the search path leads to it, and the variables with which it
+/// finds the package.
+pub(crate) fn python_by_name() -> (PathBuf, Vec<(String, OsString)>) {
     // Nothing was run by it then.
-    let Ok(Python { program, environment }) = python() else { return (PYTHONS[0].to_owned(), String::new()) };
-    let name = program.file_name().map(Path::new).filter(|_| on_path().as_ref() == Some(&program));
-    let typed = |(name, value): &(String, OsString)| format!("{name}={} ", quoted(&value.to_string_lossy()));
-    let program = name.unwrap_or(&program).display().to_string();
-    (quoted(&program), environment.iter().map(typed).collect())
+    let Ok(Python { program, environment }) = python() else { return (PYTHONS[0].into(), Vec::new()) };
+    let name = program.file_name().filter(|_| on_path().as_ref() == Some(&program));
+    (name.map_or_else(|| program.clone(), PathBuf::from), environment)
 }
 
 /// A Python interpreter that finds this project's package.
