@@ -263,13 +263,14 @@ pub(super) fn look_for_canary(
 /// Tells everybody who listens how the campaign ended.
 pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: &Logs) -> Exit {
     let written = campaign::conclude(dir, start, &outcome.canary, outcome.summary.as_ref(), logs);
+    // What a run that nobody waits for says is no fault.
+    let is_cut_off = outcome.interrupted && is_abandoned();
     let exit = match &outcome.summary {
         Some(summary) => {
             print_report(&summary.lines());
             Exit::of(summary)
         }
-        // What a run that nobody waits for says is no fault.
-        None if !outcome.canary.infrastructure.is_empty() && !(outcome.interrupted && is_abandoned()) => {
+        None if !is_cut_off && !outcome.canary.infrastructure.is_empty() => {
             outcome.canary.infrastructure.iter().for_each(complain);
             verdict(Tone::Doubt, "a fault of this program: the canary could not be looked for");
             Exit::Internal
