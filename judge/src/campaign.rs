@@ -35,8 +35,8 @@ const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
 const EVALUATIONS_MAX: usize = 1000;
 /// Number of drawn problems among which a wrong call must show and be found.
 const CANARY_CASES_MAX: u64 = 200;
-/// Number of problems on which the subject fails by itself that end the search for the canary.
-const OWN_FAILURES_MAX: u64 = 4;
+/// Number of cases that end a search for the canary where the subject fails by itself, or something beside it.
+pub const OWN_FAILURES_MAX: u64 = 4;
 
 /// Plan of a campaign.
 ///

@@ -377,7 +377,7 @@ def _evidence(subject: Subject, settings: Settings, report: Report, finding: dic
     case.write_text(json.dumps(finding["case"], indent=1) + "\n")
     yield f"case      {program.relative(case)}"
     yield f"replay    {replay_command(report.subject, case)}"
-    made = repro.of_case(subject, case, repro.Limits(time.monotonic() + repro.SECONDS))
+    made = repro.of_case(case, lambda _: subject, repro.Limits(time.monotonic() + repro.SECONDS))
     if made.written:
         told = f"{program.python()} {program.quoted([program.relative(repro.beside(case))])}"
         yield f"script    {told}" + (f" ({made.doubt})" if made.doubt else "")

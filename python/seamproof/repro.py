@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,15 +96,23 @@ def beside(case: Path) -> Path:
     return case.with_suffix(".py")
 
 
-def of_case(subject: Subject, case: Path, limits: Limits) -> Made:
-    """Writes the script of a stored case beside it, and runs it."""
+def of_case(case: Path, subject_of: Callable[[dict[str, Any]], Subject], limits: Limits) -> Made:
+    """Writes the script of a stored case beside it, and runs it.
+
+    `subject_of` returns the subject for what the case says of it, and is called where a script can be written at all:
+    loading one takes long.
+    """
     stored = json.loads(case.read_text())
-    why = hopeless(stored)
+    why = _hopeless(stored)
     if why is not None:
         return none(why)
     path = beside(case)
     if path.is_file() and _MARK not in path.read_text(errors="replace"):
         return none(f"{path} is another file, which stays")
+    try:
+        subject = subject_of(stored["subject"])
+    except source.NoSource as error:
+        return none(str(error))
     try:
         finding = _finding(subject, case, stored)
     except SeamproofError as error:
@@ -112,7 +120,7 @@ def of_case(subject: Subject, case: Path, limits: Limits) -> Made:
     return _write(subject, finding, path, limits)
 
 
-def hopeless(stored: dict[str, Any]) -> str | None:
+def _hopeless(stored: dict[str, Any]) -> str | None:
     """Returns why no script can show what a stored case does, where that is known before one is written."""
     found = stored.get("found") or {}
     if "~" in stored["subject"]["name"].rpartition(":")[2]:

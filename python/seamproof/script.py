@@ -14,25 +14,23 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from . import repro
 from .frames import duplicated_standard_streams
 from .loading import load
 from .session import describe
+from .source import NoSource
+from .subject import Subject
 from .worker import watch
 
 
-def made(case: Path, limits: repro.Limits) -> repro.Made:
-    """Writes the script of a stored case, whose subject is loaded as a worker loads it."""
-    stored = json.loads(case.read_text())
-    subject = stored["subject"]
-    scheme, _, target = subject["name"].partition(":")
-    why = repro.hopeless(stored)
+def loaded(stored: dict[str, Any]) -> Subject:
+    """Returns the subject that a stored case names, loaded as a worker loads it."""
+    scheme, _, target = stored["name"].partition(":")
     if scheme != "python":
-        why = f"the case's subject is in no Python file: {subject['name']}"
-    if why is not None:
-        return repro.none(why)
-    return repro.of_case(load(target, subject.get("options", {}), {}), case, limits)
+        raise NoSource(f"the case's subject is in no Python file: {stored['name']}")
+    return load(target, stored.get("options", {}), {})
 
 
 def _end_group() -> None:
@@ -62,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.leashed:
         watch(reader, _end_group)
     try:
-        answer = made(given.case, limits)
+        answer = repro.of_case(given.case, loaded, limits)
     except Exception as error:
         answer = repro.none(describe(error).partition("\n")[0])
     os.write(writer, (json.dumps(vars(answer)) + "\n").encode())

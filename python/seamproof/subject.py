@@ -170,7 +170,8 @@ class Subject:
                 self.call(problem, *leaves[:3], dout=dout, sink=leaves[3] if learnable else None)
             )
 
-        given = library.copies(tensors if library.mutable else {})
+        inputs = tensors if library.mutable else {}
+        given = library.copies(inputs)
         library.dirty(problem.results())
         library.begin()
         if problem.backward:
@@ -192,11 +193,11 @@ class Subject:
         early = library.copies(results)
         answer = self.collect(problem, result, early.on_host())
         library.finish()
-        late, inputs = library.copies(results), library.copies(tensors if library.mutable else {})
-        is_late, is_changed = library.differ([(early, late), (given, inputs)])
+        late, now = library.copies(results), library.copies(inputs)
+        is_late, is_changed = library.differ([(early, late), (given, now)])
         if is_late:
             raise NotReady(early.differing(late))
-        damage = [*problem.damage(), *(self._changed(problem, given, inputs) if is_changed else ())]
+        damage = [*problem.damage(), *(self._changed(problem, given, now) if is_changed else ())]
         return dataclasses.replace(answer, damage=damage, costs=costs)
 
     def _changed(self, problem: Problem, given: Copies, now: Copies) -> list[dict[str, Any]]:

@@ -152,6 +152,19 @@ impl Cuda {
         ])
     }
 
+    /// Returns the subject of one of many cases that are compared with its twin: the order of ranks, the merges, the
+    /// streams and the helper kernels vary with the case.
+    pub fn of_case(case: u64, problem: &Problem) -> Cuda {
+        let subject = Cuda {
+            order: case,
+            merge: MergeOrder::ALL[(case % 2) as usize],
+            helpers: !case.is_multiple_of(3),
+            streams: 1 + 3 * ((case / 2 % 2) as usize),
+            ..Cuda::default()
+        };
+        subject.with_twins_bits(problem)
+    }
+
     /// Returns the subject with the simple attention kernels, and with kernels for packed slots only where they give
     /// the twin's bits. Merges of those kernels take other steps to e^x and ln x than the CPU device, within the same
     /// bounds.

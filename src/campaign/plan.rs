@@ -15,8 +15,6 @@ pub const SHARDS_MAX: u64 = 1 << 20;
 
 /// Most cases that the search for the canary runs.
 pub const CANARY_CASES_MAX: u64 = 500;
-/// Cases that end the search where they fail by themselves, or by a fault of this program or of a device.
-pub const OWN_FAILURES_MAX: u64 = 4;
 
 /// Work that one thread does in a second, until cases have shown it: about that of a core with the emulated subject.
 const WORK_PER_SECOND: f64 = 4e7;

@@ -15,12 +15,13 @@ use seamproof_oracle::Problem;
 
 use super::event::Silent;
 use super::ledger::{Failed, Judged};
-use super::plan::{CANARY_CASES_MAX, Control, Deadline, OWN_FAILURES_MAX, Plan};
+use super::plan::{CANARY_CASES_MAX, Control, Deadline, Plan};
 use super::subjects::{Subjects, Wrong};
 use super::summary::{Canary, Summary};
 use super::{Sinks, case_of, sweep};
 use crate::record::Findings;
 use crate::worker::is_abandoned;
+use seamproof_judge::campaign::OWN_FAILURES_MAX;
 use seamproof_judge::case::Case;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::finding::{Check, Finding, Relation};
@@ -106,9 +107,12 @@ impl<'a> Search<'a> {
             Judged::Own(_) | Judged::Infrastructure(_) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
             }
-            // No subject is asked a malformed problem.
-            Judged::Accepted(..) => {}
-            Judged::Held(_) | Judged::Refused(_) | Judged::Malformed(_) | Judged::Abandoned => {}
+            // No subject is asked a malformed problem, also where it is accepted.
+            Judged::Accepted(..)
+            | Judged::Held(_)
+            | Judged::Refused(_)
+            | Judged::Malformed(_)
+            | Judged::Abandoned => {}
         }
     }
 

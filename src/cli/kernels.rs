@@ -23,7 +23,6 @@ use seamproof_judge::prose;
 use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::subjects::difference;
 use seamproof_judge::values::{self, Poison};
-use seamproof_simulator::schedule::MergeOrder;
 
 use super::CliError;
 use super::exit::Exit;
@@ -307,15 +306,7 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     let (mut compared, mut wrong, mut time) = (0_u64, 0_usize, BTreeMap::new());
     for case in 0..cases {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits) else { continue };
-        let merge = MergeOrder::ALL[(case % 2) as usize];
-        let subject = Cuda {
-            order: case,
-            merge,
-            helpers: !case.is_multiple_of(3),
-            streams: 1 + 3 * (case as usize / 2 % 2),
-            ..Cuda::default()
-        }
-        .with_twins_bits(&problem);
+        let subject = Cuda::of_case(case, &problem);
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = match subject.twin().run(&problem, &inputs) {

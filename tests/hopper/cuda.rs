@@ -12,22 +12,14 @@ use seamproof_judge::values::{self, Poison};
 use seamproof_kernels::attend::CallTables;
 use seamproof_kernels::forward::AttentionKernels;
 use seamproof_oracle::{Algorithm, Pass, Problem};
-use seamproof_simulator::schedule::{MergeOrder, Work};
+use seamproof_simulator::schedule::Work;
 
 /// Returns random problems that the subject takes, with the subject.
 fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
     let limits = Profile::Seams.limits();
     let drawn = (0..cases).filter_map(move |case| match generate::draw(seed, case, &limits) {
         Draw::Problem(problem) => {
-            let merge = MergeOrder::ALL[case as usize % 2];
-            let subject = Cuda {
-                order: case,
-                merge,
-                helpers: !case.is_multiple_of(3),
-                streams: 1 + 3 * (case as usize / 2 % 2),
-                ..Cuda::default()
-            };
-            let subject = subject.with_twins_bits(&problem);
+            let subject = Cuda::of_case(case, &problem);
             Some((problem, subject))
         }
         Draw::Malformed(_) => None,

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ndarray::{Array1, Array3};
+use ndarray::Array1;
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem, TensorName};
 
@@ -14,6 +14,7 @@ use super::ideal::Ideal;
 use super::miscalls::Miscall;
 use super::name::SubjectName;
 use super::{difference, same_bits};
+use crate::ladder::compare;
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
 
 /// A subject with a fault at its call. It declares what the subject declares.
@@ -110,15 +111,11 @@ impl Backend for Probe<'_> {
 
 /// Whether two inputs agree in every bit.
 fn same_inputs(a: &Inputs, b: &Inputs) -> bool {
-    let same = |a: &Array3<f32>, b: &Array3<f32>| {
-        a.shape() == b.shape() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-    };
-    same(&a.q, &b.q)
-        && same(&a.k, &b.k)
-        && same(&a.v, &b.v)
-        && same(&a.dout, &b.dout)
-        && a.sink.len() == b.sink.len()
-        && a.sink.iter().zip(&b.sink).all(|(a, b)| a.to_bits() == b.to_bits())
+    let (sinks, of_b) = (a.sink.as_slice(), b.sink.as_slice());
+    let tensors = [(&a.q, &b.q), (&a.k, &b.k), (&a.v, &b.v), (&a.dout, &b.dout)];
+    let mut slices = tensors.map(|(a, b)| (a.as_slice(), b.as_slice())).into_iter().chain([(sinks, of_b)]);
+    tensors.iter().all(|(a, b)| a.shape() == b.shape())
+        && slices.all(|pair| matches!(pair, (Some(a), Some(b)) if compare::same_bits(a, b)))
 }
 
 impl Backend for Miscalled<'_> {
