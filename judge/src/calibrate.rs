@@ -121,6 +121,8 @@ pub struct Calibration {
     pub forward: BTreeMap<ForwardFacts, Score>,
     /// Orders of merging that differ in some case from what the subject declares.
     pub other_orders: BTreeSet<MergeOrder>,
+    /// Sizes of tiles, of those that are tried, that differ in some case from what the instance declares.
+    pub other_tiles: BTreeSet<usize>,
     /// Score of each backward candidate, from dq, dk and dv; empty where the subject shows no LSE.
     pub backward: BTreeMap<BackwardFacts, Score>,
     /// Choices that the instances declared, with an unknown one where a choice is.
@@ -300,6 +302,7 @@ impl Calibration {
             untold: 0,
             forward,
             other_orders: others.into_keys().collect(),
+            other_tiles: KV_TILES.into_iter().filter(|other| *other != tile).collect(),
             backward: BackwardFacts::all()
                 .filter_map(|facts| Some((facts, Score::of_case(trial.gradients(facts.profile())?))))
                 .collect(),
@@ -315,17 +318,24 @@ impl Calibration {
         raise(&mut self.forward, other.forward);
         raise(&mut self.backward, other.backward);
         self.other_orders.extend(other.other_orders);
+        self.other_tiles.extend(other.other_tiles);
         self.declared.extend(other.declared);
         self.versions.extend(other.versions);
         self
     }
 
+    /// Whether a candidate differs in some case from the one that takes tiles and merges as declared.
+    fn is_apart(&self, facts: &ForwardFacts) -> bool {
+        facts.merge.is_none_or(|order| self.other_orders.contains(&order))
+            && facts.kv_tile.is_none_or(|tile| self.other_tiles.contains(&tile))
+    }
+
     /// Returns the candidate with these facts and the tightest merges that explain out in every case, if any merges
     /// do.
     fn tightest(&self, facts: ForwardFacts) -> Option<ForwardFacts> {
-        let known = |merge: &Option<MergeOrder>| merge.is_none_or(|order| self.other_orders.contains(&order));
         let by_bound = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
-        let candidates = by_bound.into_iter().filter(known).map(|merge| ForwardFacts { merge, ..facts });
+        let candidates = by_bound.into_iter().map(|merge| ForwardFacts { merge, ..facts });
+        let candidates = candidates.filter(|facts| self.is_apart(facts));
         let explains = |facts: &ForwardFacts| self.forward.get(facts).is_some_and(Score::explains);
         candidates.into_iter().find(explains)
     }
@@ -360,7 +370,8 @@ impl Calibration {
         };
         let backward =
             self.backward.iter().filter(move |(facts, _)| !is_weaker(facts)).map(|(_, score)| score);
-        self.forward.values().chain(backward).filter(|score| !score.explains()).map(|score| score.condemned)
+        let forward = self.forward.iter().filter(|(facts, _)| self.is_apart(facts)).map(|(_, score)| score);
+        forward.chain(backward).filter(|score| !score.explains()).map(|score| score.condemned)
     }
 
     /// Returns the fewest cases that condemned any candidate that was condemned at all.
@@ -464,8 +475,7 @@ impl fmt::Display for Calibration {
         let head = ["rounds P", "scales q", "kv tile", "order", "merges"];
         head.iter().try_for_each(|head| write!(f, "{head:<12}"))?;
         writeln!(f, "{:<22}{:>12}{:>11}", "P normalised", "out", "condemned")?;
-        let shown = |facts: &ForwardFacts| facts.merge.is_none_or(|order| self.other_orders.contains(&order));
-        for (facts, score) in self.forward.iter().filter(|(facts, _)| shown(facts)) {
+        for (facts, score) in self.forward.iter().filter(|(facts, _)| self.is_apart(facts)) {
             let tile = facts.kv_tile.map_or("declared".to_owned(), |tile| tile.to_string());
             let order = if facts.descending { "descending" } else { "ascending" };
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_queries));

@@ -188,6 +188,12 @@ impl Cuda {
         }
     }
 
+    /// Returns for each forward launch whether it goes to tensor cores, and for each backward launch; `None` where one
+    /// has no tables, since it is refused.
+    fn on_tensor_cores(&self, schedule: &Schedule, problem: &Problem) -> Option<[Vec<bool>; 2]> {
+        device::on_tensor_cores(schedule, formats(problem), self.attention).ok()
+    }
+
     /// Returns the emulated kernel that gives the same bits as a subject from [`Cuda::with_twins_bits`].
     pub fn twin(&self) -> Emulated {
         Emulated { tiles: TILES, order: self.order, merge: self.merge, ..Emulated::default() }
@@ -362,24 +368,23 @@ impl Backend for Cuda {
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
-        if self.attention != AttentionKernels::Simple {
-            return None;
-        }
-        built(problem, self.merge).ok()?.launches(problem)
+        let schedule = built(problem, self.merge).ok()?;
+        let on_tensor_cores = self.on_tensor_cores(&schedule, problem)?;
+        // Tiles of the kernels on tensor cores depend on the shape of the whole launch.
+        let is_simple = !on_tensor_cores.concat().contains(&true);
+        is_simple.then(|| schedule.launches(problem))?
     }
 
     /// Returns the ways as the device decides them: by the schedule's launches.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
         let names = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES];
-        let taken = match self.schedule(problem) {
-            Ok(schedule) if self.attention != AttentionKernels::Simple => {
-                device::on_tensor_cores(&schedule, formats(problem), self.attention)
-            }
+        let schedule = match built(problem, self.merge) {
+            Ok(schedule) if self.attention != AttentionKernels::Simple => schedule,
             _ => return Vec::new(),
         };
-        // A launch without tables is refused, so it is no case's way.
-        let taken = taken.unwrap_or_default();
-        names.into_iter().zip(taken).filter_map(|(name, taken)| Some(Way { name, taken: taken? })).collect()
+        let launches = self.on_tensor_cores(&schedule, problem).unwrap_or_default();
+        let named = names.into_iter().zip(launches).filter(|(_, launches)| !launches.is_empty());
+        named.map(|(name, launches)| Way { name, taken: !launches.contains(&false) }).collect()
     }
 
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in

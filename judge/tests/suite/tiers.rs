@@ -301,6 +301,22 @@ fn calibration_finds_the_emulated_kernel_s_own_profile() {
     assert_eq!(profile::Lock { cases: lock.cases, ..*found }, lock);
 }
 
+/// Test that a size of tiles which every instance declares is no second candidate beside "as declared". The CUDA
+/// kernels that give the emulated one's bits take tiles of 32 keys always, and could not be locked.
+#[test]
+fn a_tile_that_is_always_the_declared_one_is_one_candidate() {
+    let make = |_: u64| {
+        let kernel = Emulated { tiles: Tiles { q: 16, kv: 16 }, ..Emulated::default() };
+        Ok(Box::new(kernel) as Box<dyn Backend>)
+    };
+    let calibration = Calibration::run(make, 30, 4).expect("the kernel runs");
+    let CalibrationOutcome::Unique(lock) = calibration.outcome("emulated", 4) else {
+        panic!("{calibration}")
+    };
+    assert!(lock.rounds_weights && lock.kv_tile.is_none());
+    assert!(!calibration.to_string().contains("yes         no          16 "), "{calibration}");
+}
+
 #[test]
 fn calibration_tells_other_numerics_apart() {
     let calibrate = |run: Change| {

@@ -23,19 +23,19 @@ pub(super) fn backward_operands(
     BackwardOperands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
 }
 
-/// Returns whether every forward launch of a schedule goes to the kernels on tensor cores, and whether every backward
-/// launch does; `None` where there is no such launch.
+/// Returns for each forward launch of a schedule whether it goes to the kernels on tensor cores, and for each backward
+/// launch.
 pub fn on_tensor_cores(
     schedule: &Schedule,
     formats: WeightFormats,
     attention: AttentionKernels,
-) -> Result<[Option<bool>; 2], KernelError> {
+) -> Result<[Vec<bool>; 2], KernelError> {
     let buffer = |id: BufferId| &schedule.buffers[id.0];
     let operand = |id: BufferId| (buffer(id).format, buffer(id).dim);
     let call = |call: &AttentionCall, q, k, backward| {
         CallTables::new(call, [buffer(q).rows, buffer(k).rows], backward)
     };
-    let mut taken = [None; 2];
+    let mut taken = [Vec::new(), Vec::new()];
     for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
         let (pass, here) = match &operation.work {
             Work::Attend(a) => {
@@ -50,7 +50,7 @@ pub fn on_tensor_cores(
             }
             _ => continue,
         };
-        taken[pass] = Some(here && taken[pass].unwrap_or(true));
+        taken[pass].push(here);
     }
     Ok(taken)
 }
