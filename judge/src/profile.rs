@@ -22,7 +22,10 @@ use serde::{Deserialize, Serialize};
 pub const LOCK_VERSION: u32 = 3;
 
 /// Profile files by the name of the subject.
-const LOCKED: [(&str, &str); 1] = [("emulated", include_str!("../profiles/emulated.json"))];
+const LOCKED: [(&str, &str); 2] = [
+    ("emulated", include_str!("../profiles/emulated.json")),
+    ("cuda", include_str!("../profiles/cuda.json")),
+];
 
 /// A profile as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

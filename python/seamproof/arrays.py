@@ -19,6 +19,8 @@ from .formats import UNWRITTEN, UNWRITTEN_16, narrow, widen
 
 # Elements of a guard band: 4096 bytes of f32, so that the array behind it is aligned as an allocation is.
 GUARD = 1024
+# Bytes to which inputs that lie in one allocation are aligned, and the least between two of them.
+ALIGNMENT, GAP = 512, 256
 
 
 class Numpy:
@@ -42,6 +44,10 @@ class Numpy:
         if form == "f32":
             return np.array(values)
         return narrow(values, form).view(self.dtype(form))
+
+    def put_all(self, values: Mapping[str, tuple[np.ndarray, str]]) -> dict[str, Any]:
+        """Returns arrays of f32 values and their formats, by name."""
+        return {name: self.put(array, form) for name, (array, form) in values.items()}
 
     def get(self, array: Any, form: str, what: str) -> np.ndarray:
         """Returns an array of a format as f32. An array of another format is an error that names it."""
@@ -75,16 +81,18 @@ class Numpy:
         """Returns copies on the same device, made as the arrays are when the caller's stream comes to them."""
         return Copies({name: np.array(array) for name, array in arrays.items()})
 
-    def differ(self, pairs: Sequence[tuple[Copies, Copies]]) -> list[bool]:
-        """Returns for each pair of copies of the same arrays whether they differ in a bit."""
-        return [bool(one.differing(other)) for one, other in pairs]
+    def fetched(
+        self, copies: Sequence[Copies], pairs: Sequence[tuple[Copies, Copies]]
+    ) -> tuple[list[dict[str, Any]], list[bool]]:
+        """Returns the arrays of copies, and for each pair of copies whether they differ in a bit.
+
+        The arrays are on the host where the library can move all of this there at once.
+        """
+        return [each.arrays for each in copies], [bool(one.differing(other)) for one, other in pairs]
 
     def is_array(self, value: Any) -> bool:
         """Returns whether a value is an array of the library on its device."""
         return isinstance(value, np.ndarray)
-
-    def synchronise(self) -> None:
-        """Waits as a caller does who reads the results: for the current stream alone."""
 
     def finish(self) -> None:
         """Waits until the whole device is idle, whichever stream a kernel chose."""
@@ -158,6 +166,29 @@ class Torch(Numpy):
         codes = self.torch.from_numpy(narrow(values, form).view(np.int16))
         return codes.view(self.dtype(form)).to(self.device)
 
+    def put_all(self, values: Mapping[str, tuple[np.ndarray, str]]) -> dict[str, Any]:
+        if not self.asynchronous:
+            return super().put_all(values)
+        named = {name: (self._codes(array, form), form) for name, (array, form) in values.items()}
+        places, end = {}, 0
+        for name, (codes, _) in named.items():
+            places[name] = slice(end, end + codes.nbytes)
+            end += -(-(codes.nbytes + GAP) // ALIGNMENT) * ALIGNMENT
+        # One copy in place of one for each. What lies between two inputs is NaN in any format, so that a kernel that
+        # reads beyond one does not find ordinary numbers there.
+        host = self.torch.full((end,), 0xFF, dtype=self.torch.uint8, pin_memory=self.device.type == "cuda")
+        for name, (codes, _) in named.items():
+            host.numpy()[places[name]] = codes.reshape(-1).view(np.uint8)
+        device = host.to(self.device, non_blocking=True)
+        return {
+            name: device[places[name]].view(self.dtype(form)).reshape(codes.shape)
+            for name, (codes, form) in named.items()
+        }
+
+    @staticmethod
+    def _codes(values: np.ndarray, form: str) -> np.ndarray:
+        return np.ascontiguousarray(values) if form == "f32" else narrow(values, form)
+
     def get(self, array: Any, form: str, what: str) -> np.ndarray:
         torch = self.torch
         if not torch.is_tensor(array):
@@ -182,18 +213,22 @@ class Torch(Numpy):
     def copies(self, arrays: Mapping[str, Any]) -> Copies:
         return TorchCopies.of(self.torch, arrays)
 
-    def differ(self, pairs: Sequence[tuple[Copies, Copies]]) -> list[bool]:
-        found = [(one.bytes != other.bytes).any() for one, other in pairs if one.arrays]
-        # All together, so that the host waits once.
-        told = iter(self.torch.stack(found).tolist() if found else [])
-        return [bool(one.arrays) and next(told) for one, _ in pairs]
+    def fetched(
+        self, copies: Sequence[Copies], pairs: Sequence[tuple[Copies, Copies]]
+    ) -> tuple[list[dict[str, Any]], list[bool]]:
+        told = [(one.bytes != other.bytes).any().view(1) for one, other in pairs if one.arrays]
+        parts = [each.bytes for each in copies if each.arrays] + [
+            each.view(self.torch.uint8) for each in told
+        ]
+        if not parts:
+            return [{} for _ in copies], [False for _ in pairs]
+        # All in one copy, so that the host waits once: other processes may have the device meanwhile.
+        whole = iter(self.torch.cat(parts).cpu().split([part.numel() for part in parts]))
+        moved = [each.moved(next(whole)) if each.arrays else {} for each in copies]
+        return moved, [bool(one.arrays) and bool(next(whole)) for one, _ in pairs]
 
     def is_array(self, value: Any) -> bool:
         return self.torch.is_tensor(value) and value.device.type == self.device.type
-
-    def synchronise(self) -> None:
-        if self.asynchronous:
-            self.torch.cuda.current_stream(self.device).synchronize()
 
     def finish(self) -> None:
         if self.asynchronous:
@@ -358,9 +393,6 @@ class Cupy(Numpy):
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.cupy.ndarray)
-
-    def synchronise(self) -> None:
-        self.cupy.cuda.get_current_stream().synchronize()
 
     def finish(self) -> None:
         self.cupy.cuda.Device().synchronize()

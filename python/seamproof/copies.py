@@ -13,10 +13,6 @@ class Copies:
 
     arrays: dict[str, Any]
 
-    def on_host(self) -> dict[str, Any]:
-        """Returns the arrays, on the host where the library can move them there at once."""
-        return self.arrays
-
     def differing(self, other: Copies) -> list[str]:
         """Returns the names of the arrays that differ in a bit from those of another set of copies."""
         pairs = ((name, _bits(array), _bits(other.arrays[name])) for name, array in self.arrays.items())
@@ -48,11 +44,11 @@ class TorchCopies(Copies):
             at += size
         return cls(arrays, whole)
 
-    def on_host(self) -> dict[str, Any]:
-        if not self.arrays:
-            return {}
+    def moved(self, whole: Any) -> dict[str, Any]:
+        """Returns the arrays out of their bytes elsewhere."""
         places = [(name, array.dtype, array.shape, array.nbytes) for name, array in self.arrays.items()]
-        return self._split(self.bytes.cpu(), places).arrays
+        # A view needs bytes that begin at a multiple of its elements' size.
+        return self._split(whole.clone(), places).arrays
 
     def differing(self, other: Copies) -> list[str]:
         def codes(array: Any) -> Any:

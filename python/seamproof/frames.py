@@ -22,7 +22,7 @@ TEXT_MOST = 4096
 
 OPEN, RUN, READY, PHASE, OUTPUTS, FAILED = range(1, 7)
 
-# Everything of the head that the digest covers; the digest itself follows.
+# What precedes the body. The digest of both follows it, so that each piece is hashed as it passes.
 _HEAD = struct.Struct("<3sBB3sQQ")
 _DIGEST = 32
 # Large enough to be quick, small enough to be still in the cache when it is hashed.
@@ -60,10 +60,10 @@ class Channel:
 
     def read(self) -> Frame | None:
         """Returns the next frame; `None` where the other side has closed its end between two frames."""
-        head = self._read_exactly(_HEAD.size + _DIGEST, ends=True)
+        head = self._read_exactly(_HEAD.size, ends=True)
         if head is None:
             return None
-        magic, version, kind, zeros, sequence, length = _HEAD.unpack_from(head)
+        magic, version, kind, zeros, sequence, length = _HEAD.unpack(head)
         if magic != MAGIC or zeros != b"\0\0\0":
             raise ProtocolError(f"this is no frame: it begins with {bytes(head[:8])!r}")
         if version != VERSION:
@@ -73,9 +73,9 @@ class Channel:
             )
         if length > BODY_MOST:
             raise ProtocolError(f"a frame of {length} bytes is announced; at most {BODY_MOST} are allowed")
-        digest = hashlib.blake2b(head[: _HEAD.size], digest_size=_DIGEST)
+        digest = hashlib.blake2b(head, digest_size=_DIGEST)
         body = self._read_exactly(length, digest=digest)
-        if digest.digest() != head[_HEAD.size :]:
+        if digest.digest() != self._read_exactly(_DIGEST):
             raise ProtocolError("a frame's digest is wrong: bytes were lost or changed on the way")
         return Frame(kind, sequence, body)
 
@@ -85,15 +85,16 @@ class Channel:
         length = sum(view.nbytes for view in views)
         if length > BODY_MOST:
             raise ProtocolError(f"the results have {length} bytes; a frame holds at most {BODY_MOST}")
-        head = _HEAD.pack(MAGIC, VERSION, kind, b"\0\0\0", sequence, length)
-        digest = hashlib.blake2b(head, digest_size=_DIGEST)
-        for view in views:
-            digest.update(view)
-        views.insert(0, memoryview(head + digest.digest()))
+        views.insert(0, memoryview(_HEAD.pack(MAGIC, VERSION, kind, b"\0\0\0", sequence, length)))
         if length < _CHUNK:
             views = [memoryview(b"".join(views))]
-        for view in views:
-            self._write_all(view)
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+        pieces = [view[at : at + _CHUNK] for view in views for at in range(0, view.nbytes, _CHUNK)]
+        for piece in pieces[:-1]:
+            digest.update(piece)
+            self._write_all(piece)
+        digest.update(pieces[-1])
+        self._write_all(memoryview(b"".join([pieces[-1], digest.digest()])))
 
     def write_json(self, kind: int, sequence: int, value: Any) -> None:
         """Writes a frame whose body is JSON."""

@@ -302,22 +302,30 @@ class Problem:
         """Returns whether an array is memory that `empty` gave."""
         return any(array is guarded.inner for _, guarded in self.guarded)
 
-    def damage(self) -> list[dict[str, Any]]:
+    def bands(self) -> dict[str, Any]:
+        """Returns the guard bands around memory that `empty` gave, by its number and the side."""
+        return {
+            f"{number} {side}": band
+            for number, (_, guarded) in enumerate(self.guarded)
+            for side, band in (("before", guarded.whole[:GUARD]), ("behind", guarded.whole[-GUARD:]))
+        }
+
+    def damage(self, bands: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Returns the guard bands that the kernel wrote into, as the protocol writes them."""
         found = []
-        for name, guarded in self.guarded:
-            for before, band in ((True, guarded.whole[:GUARD]), (False, guarded.whole[-GUARD:])):
-                changed = np.flatnonzero(~is_unwritten(self.library.get(band, guarded.form, name)))
-                if changed.size:
-                    distance = GUARD - 1 - changed[-1] if before else changed[0]
-                    found.append(
-                        {
-                            "tensor": name,
-                            "before": before,
-                            "distance": int(distance),
-                            "elements": int(changed.size),
-                        }
-                    )
+        for key, band in (self.bands() if bands is None else bands).items():
+            number, side = key.split()
+            name, guarded = self.guarded[int(number)]
+            changed = np.flatnonzero(~is_unwritten(self.library.get(band, guarded.form, name)))
+            if changed.size:
+                found.append(
+                    {
+                        "tensor": name,
+                        "before": side == "before",
+                        "distance": int(GUARD - 1 - changed[-1] if side == "before" else changed[0]),
+                        "elements": int(changed.size),
+                    }
+                )
         return found
 
 

@@ -336,7 +336,9 @@ def literal(values: np.ndarray) -> str:
     if values.size == 0:
         return f"np.zeros({values.shape}, np.float32)"
     if values.size <= LITERAL_MOST:
-        return f"np.array({values.astype(float).tolist()}, np.float32)"
+        # NaN of any kind may lie in rows that hold no token.
+        with np.errstate(invalid="ignore"):
+            return f"np.array({values.astype(float).tolist()}, np.float32)"
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(values, "<f4").tobytes(), 9)).decode()
     lines = "\n".join(f'    "{text[at : at + 100]}"' for at in range(0, len(text), 100))
     return f"unpacked(\n{lines},\n    {values.shape},\n)"

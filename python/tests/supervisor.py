@@ -23,16 +23,16 @@ def frame(kind: int, sequence: int, body: bytes, version: int = 2) -> bytes:
     """Returns a frame, byte by byte as `docs/protocol.md` has it."""
     head = b"SMP" + bytes([version, kind, 0, 0, 0])
     head += sequence.to_bytes(8, "little") + len(body).to_bytes(8, "little")
-    return head + hashlib.blake2b(head + body, digest_size=32).digest() + body
+    return head + body + hashlib.blake2b(head + body, digest_size=32).digest()
 
 
 def split_frame(read: Any) -> tuple[int, int, bytes]:
     """Reads a frame by `read(count)`, and returns its kind, its number and its body."""
-    head = read(56)
-    assert len(head) == 56 and head[:4] == b"SMP\x02" and head[5:8] == b"\0\0\0"
+    head = read(24)
+    assert len(head) == 24 and head[:4] == b"SMP\x02" and head[5:8] == b"\0\0\0"
     sequence, length = struct.unpack("<QQ", head[8:24])
     body = read(length)
-    assert hashlib.blake2b(head[:24] + body, digest_size=32).digest() == head[24:]
+    assert hashlib.blake2b(head + body, digest_size=32).digest() == read(32)
     return head[4], sequence, body
 
 

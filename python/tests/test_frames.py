@@ -18,8 +18,8 @@ READY = (
     "03000000"  # kind 3, zeros
     "0700000000000000"  # request 7
     "0200000000000000"  # two bytes
-    "DIGEST"
     "7b7d"
+    "DIGEST"
 )
 
 
@@ -40,8 +40,7 @@ def channel_of(data: bytes) -> frames.Channel:
 def test_a_frame_byte_by_byte():
     import hashlib
 
-    head = bytes.fromhex(READY.partition("DIGEST")[0])
-    digest = hashlib.blake2b(head + b"{}", digest_size=32).hexdigest()
+    digest = hashlib.blake2b(bytes.fromhex(READY.partition("DIGEST")[0]), digest_size=32).hexdigest()
     channel, reader = pipe()
     channel.write_json(frames.READY, 7, {})
     assert os.read(reader, 100).hex() == READY.replace("DIGEST", digest)
@@ -60,9 +59,10 @@ def test_frames_are_read_back():
     [
         (frame(1, 1, b"{}", version=1), "version 1"),
         (b"X" * 56, "no frame"),
-        (frame(1, 1, b"{}")[:30], "ended after 30 of 56"),
-        (frame(1, 1, b"{}")[:-1], "ended after 1 of 2"),
-        (frame(1, 1, b"{}")[:-1] + b"]", "digest"),
+        (frame(1, 1, b"{}")[:20], "ended after 20 of 24"),
+        (frame(1, 1, b"{}")[:25], "ended after 1 of 2"),
+        (frame(1, 1, b"{}")[:-1], "ended after 31 of 32"),
+        (frame(1, 1, b"{}")[:25] + b"]" + frame(1, 1, b"{}")[26:], "digest"),
         (b"SMP\x02\x01\0\0\0" + bytes(8) + (1 << 40).to_bytes(8, "little") + bytes(32), "announced"),
     ],
 )

@@ -311,11 +311,37 @@ def test_copies_of_torch_hold_what_the_arrays_hold(form):
     plain = run(kernel, raw, inputs(raw))
     # As on a device, where results are read from copies.
     library = kernel.open()
-    library.asynchronous, library.synchronise, library.finish = True, lambda: None, lambda: None
+    library.asynchronous, library.finish = True, lambda: None
     copied = run(kernel, raw, inputs(raw))
     for name in ("out", "lse"):
         np.testing.assert_array_equal(plain[name], copied[name])
     assert copied["out"][0, 0].tolist() == [0, 2, 4] and copied["lse"][0].tolist() == [0, 2, 4, 6]
+
+
+def test_inputs_of_torch_that_move_as_one_are_right_and_apart():
+    torch = pytest.importorskip("torch")
+    from seamproof.arrays import ALIGNMENT, Torch
+
+    library = Torch("cpu")
+    library.asynchronous = True  # as on a GPU
+    rng = np.random.default_rng(1)
+    values = {
+        "q": (rng.integers(-9, 9, (5, 3, 7)).astype(np.float32), "bf16"),
+        "k": (rng.standard_normal((4, 3)).astype(np.float32), "f32"),
+        "v": (rng.integers(-9, 9, (256,)).astype(np.float32), "fp16"),
+        "sink": (np.zeros(0, np.float32), "f32"),
+    }
+    put = library.put_all(values)
+    for name, (array, form) in values.items():
+        assert (
+            put[name].dtype == library.dtype(form)
+            and put[name].data_ptr() % ALIGNMENT == put["q"].data_ptr() % ALIGNMENT
+        )
+        np.testing.assert_array_equal(library.get(put[name], form, name), array)
+    # Behind an input, numbers are none.
+    q = put["q"]
+    behind = torch.as_strided(q, (64,), (1,), q.storage_offset() + q.numel())
+    assert behind.isnan().all()
 
 
 class Streams(Numpy):

@@ -1,9 +1,9 @@
 //! Frames: the units that pass through the pipes between supervisor and worker.
 //!
-//! A *frame* is a head of fixed size (magic, kind, sequence number, length of the body, digest) and a body. The
-//! digest covers all of it. Nothing that comes in is trusted: a length is checked against its limit before it is
-//! believed, and memory grows with the bytes that arrive, not with those that are announced. `docs/protocol.md` is the
-//! contract with workers in other languages.
+//! A *frame* is a head of fixed size (magic, kind, sequence number, length of the body), a body, and a digest of both.
+//! The digest comes last, so that each side hashes a piece while the other one has the next. Nothing that comes in is
+//! trusted: a length is checked against its limit before it is believed, and memory grows with the bytes that arrive,
+//! not with those that are announced. `docs/protocol.md` is the contract with workers in other languages.
 
 use std::io::{self, Read, Write};
 
@@ -15,21 +15,19 @@ const MAGIC: [u8; 3] = *b"SMP";
 pub const VERSION: u8 = 2;
 /// Number of bytes of magic and version, which every version begins with.
 const OPENING: usize = MAGIC.len() + 1;
-/// Number of bytes of magic, kind, three zeros, sequence number, and length.
-const PREFIX: usize = 24;
+/// Number of bytes of a head: magic, version, kind, three zeros, sequence number, and length.
+pub const HEAD: usize = 24;
 /// Number of bytes of the digest, BLAKE2b-256: every Python has it in its standard library.
 const DIGEST: usize = 32;
-/// Number of bytes of a head.
-pub const HEAD: usize = PREFIX + DIGEST;
 /// Size of the largest body, in bytes: twice the tensors of the largest judged case.
 pub const BODY_MAX: u64 = 1 << 30;
 /// Size of the largest body without tensors, in bytes.
 pub const TEXT_BODY_MAX: u64 = 1 << 20;
 /// Number of bytes that are reserved for a body before they arrive.
 const ROOM: u64 = 1 << 20;
-/// Number of bytes of a body that are read and hashed at once.
-const PIECE: u64 = 1 << 18;
-/// Largest size of a frame that is written at once.
+/// Number of bytes of a body that are hashed and passed on at once.
+const PIECE: usize = 1 << 18;
+/// Size of the largest body that is written together with its head and digest.
 const AT_ONCE: usize = 1 << 16;
 
 /// Kind of a frame.
@@ -97,32 +95,36 @@ pub enum FrameError {
 
 /// Writes a frame and flushes it.
 pub fn write(out: &mut dyn Write, kind: Kind, sequence: u64, body: &[u8]) -> io::Result<()> {
-    let head = head(kind, sequence, body);
-    if HEAD + body.len() <= AT_ONCE {
-        out.write_all(&[&head, body].concat())?;
+    let head = head(kind, sequence, body.len());
+    let mut hash = hash(&head);
+    if body.len() <= AT_ONCE {
+        let digest = hash.update(body).finalize();
+        out.write_all(&[&head, body, digest.as_bytes()].concat())?;
     } else {
         out.write_all(&head)?;
-        out.write_all(body)?;
+        for piece in body.chunks(PIECE) {
+            hash.update(piece);
+            out.write_all(piece)?;
+        }
+        out.write_all(hash.finalize().as_bytes())?;
     }
     out.flush()
 }
 
-fn head(kind: Kind, sequence: u64, body: &[u8]) -> [u8; HEAD] {
+fn head(kind: Kind, sequence: u64, length: usize) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..MAGIC.len()].copy_from_slice(&MAGIC);
     head[MAGIC.len()] = VERSION;
     head[OPENING] = kind as u8;
     head[8..16].copy_from_slice(&sequence.to_le_bytes());
-    head[16..PREFIX].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    let digest = hash(&head[..PREFIX]).update(body).finalize();
-    head[PREFIX..].copy_from_slice(digest.as_bytes());
+    head[16..].copy_from_slice(&(length as u64).to_le_bytes());
     head
 }
 
-/// Returns the hash of a frame that begins with these bytes.
-fn hash(prefix: &[u8]) -> State {
+/// Returns the hash of a frame with this head.
+fn hash(head: &[u8; HEAD]) -> State {
     let mut hash = Params::new().hash_length(DIGEST).to_state();
-    hash.update(prefix);
+    hash.update(head);
     hash
 }
 
@@ -141,28 +143,29 @@ pub fn read(input: &mut dyn Read, limit: u64) -> Result<Frame, FrameError> {
         return Err(noise(&head[..OPENING]));
     }
     input.read_exact(&mut head[OPENING..]).map_err(ended)?;
-    let (prefix, expected) = head.split_at(PREFIX);
-    if prefix[OPENING + 1..8] != [0; 3] {
-        return Err(noise(&prefix[..8]));
+    if head[OPENING + 1..8] != [0; 3] {
+        return Err(noise(&head[..8]));
     }
     let kind =
-        Kind::of(prefix[OPENING]).ok_or_else(|| FrameError::Garbage(format!("kind {}", prefix[OPENING])))?;
-    let (sequence, length) = (number(&prefix[8..16]), number(&prefix[16..]));
+        Kind::of(head[OPENING]).ok_or_else(|| FrameError::Garbage(format!("kind {}", head[OPENING])))?;
+    let (sequence, length) = (number(&head[8..16]), number(&head[16..]));
     let limit = limit.min(kind.body_max());
     if length > limit {
         return Err(FrameError::Garbage(format!("a body of {length} bytes; at most {limit} are taken")));
     }
     let mut body = Vec::with_capacity(length.min(ROOM) as usize);
-    let mut hash = hash(prefix);
+    let mut hash = hash(&head);
     // Each piece is hashed while it is in the cache, and while the other side writes the next one.
     while (body.len() as u64) < length {
         let start = body.len();
-        let piece = PIECE.min(length - start as u64);
+        let piece = (PIECE as u64).min(length - start as u64);
         if (&mut *input).take(piece).read_to_end(&mut body)? as u64 != piece {
             return Err(FrameError::Ended);
         }
         hash.update(&body[start..]);
     }
+    let mut expected = [0; DIGEST];
+    input.read_exact(&mut expected).map_err(ended)?;
     if hash.finalize().as_bytes() != expected {
         return Err(FrameError::Digest);
     }
@@ -199,14 +202,14 @@ mod tests {
         }
 
         #[test]
-        fn no_byte_can_change_unseen(at in 0..HEAD + 40, change in 1..=255_u8) {
+        fn no_byte_can_change_unseen(at in 0..HEAD + 40 + DIGEST, change in 1..=255_u8) {
             let mut bytes = bytes(Kind::Run, 7, &[3; 40]);
             bytes[at] ^= change;
             prop_assert!(read(&mut &bytes[..], BODY_MAX).is_err());
         }
 
         #[test]
-        fn a_cut_frame_is_no_frame(kept in 0..HEAD + 40) {
+        fn a_cut_frame_is_no_frame(kept in 0..HEAD + 40 + DIGEST) {
             let bytes = bytes(Kind::Run, 7, &[3; 40]);
             prop_assert!(matches!(read(&mut &bytes[..kept], BODY_MAX), Err(FrameError::Ended)));
         }
@@ -222,9 +225,9 @@ mod tests {
     fn a_frame_is_as_documented() {
         let bytes = bytes(Kind::Phase, 0x0102, &[4]);
         let prefix = *b"SMP\x02\x04\0\0\0\x02\x01\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
-        assert_eq!((&bytes[..24], bytes.len()), (&prefix[..], 57));
+        assert_eq!((&bytes[..24], bytes[24], bytes.len()), (&prefix[..], 4, 57));
         // hashlib.blake2b(prefix + body, digest_size=32).hexdigest()
-        let digest: String = bytes[24..56].iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest: String = bytes[25..].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(digest, "944d679574b250c15ce13ea87f55612c21ce5b6e5a19cee3c06cf9a05339968f");
     }
 
@@ -246,8 +249,7 @@ mod tests {
     #[test]
     fn a_body_without_tensors_is_short() {
         for kind in Kind::ALL {
-            let mut head = head(kind, 1, &[]);
-            head[16..PREFIX].copy_from_slice(&(TEXT_BODY_MAX + 1).to_le_bytes());
+            let head = head(kind, 1, TEXT_BODY_MAX as usize + 1);
             let is_garbage = matches!(read(&mut &head[..], BODY_MAX), Err(FrameError::Garbage(_)));
             assert_eq!(is_garbage, !matches!(kind, Kind::Run | Kind::Outputs), "{kind:?}");
         }
@@ -256,10 +258,9 @@ mod tests {
     /// Test that a frame which announces more than it brings takes no more memory than the bytes that it brings.
     #[test]
     fn an_announced_length_takes_no_memory() {
-        let mut head = head(Kind::Run, 1, &[]);
-        head[16..PREFIX].copy_from_slice(&BODY_MAX.to_le_bytes());
+        let mut head = head(Kind::Run, 1, BODY_MAX as usize);
         assert!(matches!(read(&mut &head[..], BODY_MAX), Err(FrameError::Ended)));
-        head[16..PREFIX].copy_from_slice(&u64::MAX.to_le_bytes());
+        head[16..].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(read(&mut &head[..], BODY_MAX), Err(FrameError::Garbage(_))));
     }
 }

@@ -58,7 +58,7 @@ def frame(kind, sequence, body, version=VERSION):
     head = MAGIC + bytes([version, kind, 0, 0, 0]) + struct.pack("<QQ", sequence, len(body))
     digest = hashlib.blake2b(head, digest_size=32)
     digest.update(body)
-    return head + digest.digest(), body
+    return head, body, digest.digest()
 
 
 class Pipe:
@@ -82,14 +82,14 @@ class Pipe:
         return got
 
     def read(self):
-        head = self.exactly(56)
+        head = self.exactly(24)
         if head[:3] != MAGIC or head[3] != VERSION:
             sys.exit(f"no frame of version {VERSION}: {head[:8]!r}")
         sequence, length = struct.unpack("<QQ", head[8:24])
         body = self.exactly(length)
-        digest = hashlib.blake2b(head[:24], digest_size=32)
+        digest = hashlib.blake2b(head, digest_size=32)
         digest.update(body)
-        if digest.digest() != head[24:]:
+        if digest.digest() != self.exactly(32):
             sys.exit("the frame's digest is wrong")
         return head[4], sequence, body
 
@@ -99,12 +99,9 @@ class Pipe:
             view = view[self.answers.write(view):]
 
     def write(self, kind, sequence, body, version=VERSION):
-        head, body = frame(kind, sequence, body, version)
-        if len(body) <= 1 << 16:
-            self.raw(head + body)
-        else:
-            self.raw(head)
-            self.raw(body)
+        parts = frame(kind, sequence, body, version)
+        for part in [b"".join(parts)] if len(body) <= 1 << 16 else parts:
+            self.raw(part)
 
     def say(self, kind, sequence, value, version=VERSION):
         self.write(kind, sequence, json.dumps(value).encode(), version)
@@ -483,7 +480,7 @@ class Worker:
 
         body = result.body(lie)
         if now("cut"):
-            head, body = frame(OUTPUTS, sequence, body)
+            head, body, _ = frame(OUTPUTS, sequence, body)
             self.pipe.raw(head + body[:len(body) // 2])
             sys.exit(0)
         self.pipe.write(OUTPUTS, sequence + now("sequence"), body)
