@@ -9,7 +9,6 @@ use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, Mask, Pass, Problem, ProblemFields, Run,
     Sequence, Side, Sink, Softmax, TensorName, TensorRows,
 };
-
 use seamproof_simulator::schedule::{
     Attend, AttendBackward, BufferId, BuildError, Merge, MergeOrder, Region, Role, RowPair, Schedule, Work,
     ring,
