@@ -4,6 +4,7 @@ mod any_order;
 mod approximate;
 mod broken_backends;
 mod built_schedules;
+mod case_file;
 mod census;
 mod choices;
 mod declarations;
