@@ -726,4 +726,17 @@ impl fmt::Display for Census {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_the_cases() {
+        let mut census = Census { legal: 4, ..Census::default() };
+        census.tokens = [(1, 1), (5, 2), (9, 1)].into();
+        assert_eq!(
+            [0.0, 0.25, 0.5, 0.75, 0.76, 1.0].map(|quantile| census.tokens(quantile)),
+            [1, 1, 5, 5, 9, 9]
+        );
+        assert_eq!(Census::default().tokens(0.5), 0);
+    }
+}

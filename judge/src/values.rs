@@ -338,6 +338,3 @@ pub fn poison_rows<D: RemoveAxis>(
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -511,6 +511,3 @@ fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
     });
     build::same_rows(&runs)
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,10 +1,15 @@
 //! Schedules, their checker and their capabilities. All tests are one program, since each program of tests takes seconds
 //! to link.
 
+mod all_gather;
+mod calls;
 mod capabilities;
 mod check;
 mod check_rejects;
 mod common;
+mod fault_catalogue;
+mod helpers;
+mod ring;
 mod schedules;
 mod sequence_parallel;
 mod sharding;

@@ -1,8 +1,14 @@
-use seamproof_oracle::Element;
-use seamproof_oracle::{Dims, Heads, Precision, ProblemFields, Sink, Softmax, TensorRows};
+//! Values of inputs, drawn and poisoned.
 
-use super::*;
-use crate::generate::{Draw, Limits, draw};
+use ndarray::{Array3, Axis};
+use seamproof_judge::hash::lane_hash;
+use seamproof_judge::oracle::{
+    Dims, Element, Format, Heads, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Run, Sequence,
+    Sink, Softmax, TensorRows,
+};
+use seamproof_judge::values::{Poison, inputs, poison, poison_rows, real_kv_rows, real_q_rows};
+
+use seamproof_judge::generate::{Draw, Limits, draw};
 
 /// Returns two sequences, the first with padding; there are a gap, a first offset, and slack on both sides.
 fn fields(mode: InputMode, format: Format) -> ProblemFields {

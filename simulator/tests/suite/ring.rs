@@ -2,14 +2,21 @@
 //! destination. Programs run in host order. Other orders are tested by the executor and the checker.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 
 use seamproof_oracle::sharding::{ShardingError, span_multiple};
 use seamproof_oracle::{
-    Algorithm, Alignment, ContextParallel, Dims, Heads, ProblemFields, Sequence, Side, TensorName, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, Mask, Pass, Problem, ProblemFields, Run,
+    Sequence, Side, Sink, Softmax, TensorName, TensorRows,
 };
+use seamproof_simulator::schedule::{
+    Attend, AttendBackward, BufferId, BuildError, Merge, MergeOrder, Region, Role, RowPair, Schedule, Work,
+    ring,
+};
+use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
-use super::*;
-use crate::schedule::{Region, Role};
+/// The stream on which a ring begins and ends.
+const MAIN: usize = 0;
 
 /// Sequence, query and key of a term, or `SINK`.
 type Term = (usize, usize, usize);
