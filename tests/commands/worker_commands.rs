@@ -215,7 +215,7 @@ fn the_case_after_a_hang_is_judged() {
     let dir = place.path();
     store(dir, "a", &[], with_sink());
     store(dir, "b", &[], problem(|_| {}));
-    let hanging = ["--backend", "mock:hang=sink", "--workers", "1", "--deadline", "1500ms"];
+    let hanging = ["--backend", "mock:hang=sink", "--workers", "1", "--deadline", "700ms"];
     let replayed = seamproof(dir, &[&["replay", "a.json", "b.json"][..], &hanging].concat());
     let said = stdout(&replayed);
     assert_eq!(code(&replayed), 3, "{said}");
