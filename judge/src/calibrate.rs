@@ -289,7 +289,8 @@ impl Calibration {
             let declared = replays.forward(facts.profile(tile), None);
             forward.insert(facts, declared);
             for order in MergeOrder::ALL {
-                let other = others.get(&order).map(|merges| replays.forward(facts.profile(tile), Some(*merges)));
+                let other =
+                    others.get(&order).map(|merges| replays.forward(facts.profile(tile), Some(*merges)));
                 forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));
             }
         }

@@ -19,10 +19,11 @@ const PAIRS: [&str; 2] = ["looks as if query", "looks as if in the backward"];
 
 /// Returns drawn problems with a backward, and the findings of a subject of this name on them.
 fn findings(subject: &str) -> Vec<(Problem, Finding)> {
-    let drawn = (0..CASES).into_par_iter().filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {
-        Draw::Problem(problem) if problem.pass == Pass::Backward => Some(problem),
-        _ => None,
-    });
+    let drawn =
+        (0..CASES).into_par_iter().filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {
+            Draw::Problem(problem) if problem.pass == Pass::Backward => Some(problem),
+            _ => None,
+        });
     let found = drawn.filter_map(|problem| {
         let subject = by_name(subject, &BTreeMap::new()).unwrap();
         match evaluate(subject.as_ref(), &problem) {

@@ -105,11 +105,9 @@ fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
         ("call-dk-doubled", vec![TensorName::Dk], any),
         ("call-dsink-halved", vec![TensorName::Dsink], |problem| problem.softmax.sink == Sink::Learnable),
         ("call-dv-of-half-the-queries", vec![TensorName::Dv], any),
-        (
-            "call-softcap-dropped",
-            vec![TensorName::Lse, TensorName::Out, TensorName::Dq],
-            |problem| problem.softmax.softcap.is_some(),
-        ),
+        ("call-softcap-dropped", vec![TensorName::Lse, TensorName::Out, TensorName::Dq], |problem| {
+            problem.softmax.softcap.is_some()
+        }),
     ];
     let (whole, sampled) = (envelope(u64::MAX), envelope(0));
     for (id, tensors, may_show) in faults {
