@@ -285,13 +285,14 @@ impl Calibration {
         let others =
             MergeOrder::ALL.into_iter().filter_map(|order| Some((order, trial.other_merges(order)?)));
         let others: BTreeMap<MergeOrder, Merges> = others.collect();
+        let mut replays = Replays { trial: &trial, forward: Vec::new(), backward: Vec::new() };
         let mut forward = BTreeMap::new();
         for facts in ForwardFacts::all() {
-            let declared = Score::of_case(trial.out(facts.profile(tile), None));
+            let declared = replays.forward(facts.profile(tile), None);
             forward.insert(facts, declared);
             for order in MergeOrder::ALL {
-                let other = others.get(&order).map(|merges| trial.out(facts.profile(tile), Some(*merges)));
-                let other = other.map(Score::of_case);
+                let other =
+                    others.get(&order).map(|merges| replays.forward(facts.profile(tile), Some(*merges)));
                 forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));
             }
         }
@@ -304,7 +305,7 @@ impl Calibration {
             other_orders: others.into_keys().collect(),
             other_tiles: KV_TILES.into_iter().filter(|other| *other != tile).collect(),
             backward: BackwardFacts::all()
-                .filter_map(|facts| Some((facts, Score::of_case(trial.gradients(facts.profile())?))))
+                .filter_map(|facts| Some((facts, replays.backward(facts.profile())?)))
                 .collect(),
             declared: BTreeSet::from([(weights, delta, group_sums)]),
             versions: backend.versions(),
@@ -437,6 +438,36 @@ impl Calibration {
             _ => CalibrationOutcome::Several(fits.len()),
         }
     }
+}
+
+/// Scores of one trial's replays. Profiles that this trial cannot tell apart are replayed once.
+struct Replays<'a> {
+    trial: &'a Trial,
+    forward: Vec<((NumericProfile, Option<Merges>), Score)>,
+    backward: Vec<(NumericProfile, Option<Score>)>,
+}
+
+impl Replays<'_> {
+    fn forward(&mut self, profile: NumericProfile, merges: Option<Merges>) -> Score {
+        let profile = self.trial.in_effect(profile);
+        once(&mut self.forward, (profile, merges), || Score::of_case(self.trial.out(profile, merges)))
+    }
+
+    /// Returns the score of a backward; `None` where it cannot be replayed.
+    fn backward(&mut self, profile: NumericProfile) -> Option<Score> {
+        let profile = self.trial.in_effect(profile);
+        once(&mut self.backward, profile, || self.trial.gradients(profile).map(Score::of_case))
+    }
+}
+
+/// Returns what is known of a key, and computes it where nothing is.
+fn once<Key: PartialEq, T: Copy>(known: &mut Vec<(Key, T)>, key: Key, compute: impl FnOnce() -> T) -> T {
+    if let Some((_, value)) = known.iter().find(|(before, _)| *before == key) {
+        return *value;
+    }
+    let value = compute();
+    known.push((key, value));
+    value
 }
 
 /// Joins the scores of each candidate.

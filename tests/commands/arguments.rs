@@ -102,7 +102,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
     refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
     refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 case ", "at least 96"]);
-    let with_options = ["calibrate", "emulated:kv_tile=32", "--cases", "60"];
+    let with_options = ["calibrate", "emulated:kv_tile=32", "--cases", "24"];
     refused(&[&with_options[..], &["--lock", "lock.json"]].concat(), &["--lock", "name emulated alone"]);
     refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
     refused(&["calibrate", "emulated:tiles=32"], &["no option 'tiles'"]);
@@ -110,7 +110,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     // A single tile for all cases is as good a candidate as the tile that each instance declares.
     let tabled = seamproof(place.path(), &with_options);
     assert!(code(&tabled) == 0 && stdout(&tabled).contains("2 candidates explain"), "{}", stdout(&tabled));
-    let locked = ["calibrate", "emulated", "--cases", "100", "--lock", "lock.json"];
+    let locked = ["calibrate", "emulated", "--cases", "96", "--lock", "lock.json"];
     assert_eq!(code(&seamproof(place.path(), &locked)), 0);
     assert!(place.path().join("lock.json").exists());
 }
@@ -120,7 +120,7 @@ fn a_reader_that_goes_away_is_no_error() {
     let place = place();
     let mut child = Process::new(assert_cmd::cargo::cargo_bin("seamproof"))
         .current_dir(place.path())
-        .args(["run", "--cases", "300", "--seed", "1"])
+        .args(["run", "--cases", "30", "--seed", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Number of nights that are killed.
 const KILLS: u64 = 5;
 /// Longest time from a night's start until it is killed.
-const MOMENT_MAX: Duration = Duration::from_secs(8);
+const MOMENT_MAX: Duration = Duration::from_secs(3);
 /// Time that is longer than the start of a night takes.
 const LONGEST: Duration = Duration::from_secs(300);
 /// Subject that fails, so that findings are written all the time.
@@ -333,7 +333,7 @@ fn the_workflow_takes_this_night_and_no_other() {
 fn a_night_shows_what_it_does() {
     let place = tempfile::tempdir().expect("a temporary directory");
     corpus(place.path(), "");
-    let output = night_of(place.path(), "12s", "emulated").output().expect("the night runs");
+    let output = night_of(place.path(), "8s", "emulated").output().expect("the night runs");
     let said = String::from_utf8_lossy(&output.stderr);
     let mut lines = said.lines().filter(|line| line.starts_with("progress "));
     let stage =

@@ -19,8 +19,8 @@ use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Pass, Problem, Sink};
 
-use super::PROGRAM;
 use super::mocking::{START, capped, is_gone, options, problem, wait_until, with_sink};
+use super::{PROGRAM, at_once};
 
 /// Deadline of a run that does not hang, which takes less.
 const RUN: Duration = Duration::from_secs(10);
@@ -136,7 +136,7 @@ fn each_end_of_a_worker_is_what_it_was_and_the_next_run_holds() {
         ("mute", Cause::Hang, Phase::Done, "hung after done"),
         ("hang", Cause::Hang, Phase::Launched, "no sign of life"),
     ];
-    for (option, cause, phase, text) in table {
+    at_once(table, |(option, cause, phase, text)| {
         let deadline = if cause == Cause::Hang { SHORT } else { RUN };
         let (remote, pool) = mocked(&[(option, "softcap"), ("print", "softcap")], settings(deadline));
         run(&remote, &problem(|_| {})).expect("it runs");
@@ -149,7 +149,7 @@ fn each_end_of_a_worker_is_what_it_was_and_the_next_run_holds() {
         }
         assert!(before.into_iter().all(is_gone), "{option}: the dead worker's group is left");
         run(&remote, &with_sink()).expect("the next run holds");
-    }
+    });
 }
 
 #[test]

@@ -189,7 +189,7 @@ fn a_rare_fault_is_not_lost_among_cases_of_a_frequent_one() {
     let findings = Findings::create(place.path()).expect("the directory is made");
     let control = Control::default();
     let sinks = Sinks { findings: &findings, observer: &Silent, control: &control };
-    let summary = campaign::run(&Plan { cases: Some(1000), ..plan(2) }, &TwoFaults, &sinks);
+    let summary = campaign::run(&Plan { cases: Some(500), ..plan(2) }, &TwoFaults, &sinks);
     let has = |distinct: &Distinct, feature| distinct.key.features.contains(feature);
     let of = |test: &dyn Fn(&Distinct) -> bool| summary.distinct.iter().any(test);
     assert!(of(&|distinct| has(distinct, "left window") && !has(distinct, "sink")), "{summary}");

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use seamproof::prove::{Proved, prove};
 use seamproof::replay::replay;
 use seamproof_judge::case::{CASE_VERSION, Case, InputSource};
@@ -196,9 +197,9 @@ fn names_are_plain() {
 fn every_regression_replays() {
     let files = files();
     assert!(files.len() >= 70, "only {} regressions", files.len());
-    for path in files {
+    files.par_iter().for_each(|path| {
         let name = path.display();
-        let case = Case::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        let case = Case::load(path).unwrap_or_else(|error| panic!("{error}"));
         match replay(&case) {
             Ok(Verdict::Pass(_)) => {}
             verdict => panic!("{name}: {verdict:?}"),
@@ -206,7 +207,7 @@ fn every_regression_replays() {
         for &order in MergeOrder::of(case.problem.parallel.algorithm) {
             assert!(matches!(prove(&case.problem, order), Proved::Held(_)), "{name}: not proved");
         }
-    }
+    });
 }
 
 /// Test that a stored case expresses every entry of the list of known bugs, or that there is a reason why none does.

@@ -2,7 +2,7 @@
 
 use ndarray::Array2;
 use seamproof_oracle::blocked;
-use seamproof_oracle::envelope::{Merges, Model, NumericProfile};
+use seamproof_oracle::envelope::{GroupSums, KeyOrder, Merges, Model, NumericProfile};
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
@@ -57,6 +57,20 @@ impl Trial {
     /// Returns the keys of a tile, as the instance that ran declares them.
     pub fn declared_tile(&self) -> usize {
         self.declared_tile
+    }
+
+    /// Returns a profile that rounds the same on this problem, and is one for all that do. Where all keys of every launch
+    /// are in one tile, neither its size nor the order of tiles makes a difference. Where each query head has a KV head
+    /// of its own, no gradients of single heads are added.
+    pub fn in_effect(&self, profile: NumericProfile) -> NumericProfile {
+        let ends = self.launches.iter().flat_map(|launch| &launch.keys).map(|(first, line)| first + line.len);
+        let keys = ends.max().unwrap_or_default().max(1);
+        let (kv_tile, kv_order) = match profile.kv_tile >= keys {
+            true => (keys, KeyOrder::Ascending),
+            false => (profile.kv_tile, profile.kv_order),
+        };
+        let group_sums = if self.problem.group() == 1 { GroupSums::F32 } else { profile.group_sums };
+        NumericProfile { kv_tile, kv_order, group_sums, ..profile }
     }
 
     /// Returns how partial results are merged in this order, where that differs from what the instance that ran

@@ -1,5 +1,9 @@
 //! Comparison of the results of two runs of one problem, in every element, padding rows included.
 
+use std::borrow::Cow;
+
+use ndarray::{Array, Dimension};
+
 use crate::subject::{Outputs, RankOutputs};
 
 /// Returns the first difference between the results of a subject and its twin, in words. Zeros of either sign are
@@ -40,33 +44,38 @@ fn first(got: &Outputs, want: &Outputs, same: fn(f32, f32) -> bool) -> Option<St
 
 fn of_rank(got: &RankOutputs, want: &RankOutputs, same: fn(f32, f32) -> bool) -> Option<String> {
     let (got, want) = (tensors(got), tensors(want));
-    let shapes = |tensors: &[(&'static str, Vec<f32>)]| -> Vec<(&'static str, usize)> {
+    let shapes = |tensors: &[(&'static str, Cow<'_, [f32]>)]| -> Vec<(&'static str, usize)> {
         tensors.iter().map(|(name, values)| (*name, values.len())).collect()
     };
     if shapes(&got) != shapes(&want) {
         return Some(format!("elements {:?}, the twin has {:?}", shapes(&got), shapes(&want)));
     }
     got.iter().zip(&want).find_map(|((name, got), (_, want))| {
-        let differs = |&place: &usize| !same(got[place], want[place]);
-        let place = (0..got.len()).find(differs)?;
-        let count = (0..got.len()).filter(differs).count();
+        let differs = |(got, want): (&f32, &f32)| !same(*got, *want);
+        let place = got.iter().zip(want.iter()).position(differs)?;
+        let count = got.iter().zip(want.iter()).filter(|(got, want)| differs((*got, *want))).count();
         let (got, want) = (got[place], want[place]);
         Some(format!("{name}[{place}]: {got:e}, the twin has {want:e}; {count} differ"))
     })
 }
 
 /// Returns a rank's results, by name.
-fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Vec<f32>)> {
-    let mut all = vec![("out", rank.out.iter().copied().collect())];
-    all.extend(rank.lse.iter().map(|lse| ("lse", lse.iter().copied().collect())));
-    all.extend(rank.max_logit.iter().map(|largest| ("max_logit", largest.to_vec())));
+fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Cow<'_, [f32]>)> {
+    let mut all = vec![("out", values(&rank.out))];
+    all.extend(rank.lse.iter().map(|lse| ("lse", values(lse))));
+    all.extend(rank.max_logit.iter().map(|largest| ("max_logit", values(largest))));
     if let Some(gradients) = &rank.gradients {
-        all.push(("dq", gradients.dq.iter().copied().collect()));
-        all.push(("dk", gradients.dk.iter().copied().collect()));
-        all.push(("dv", gradients.dv.iter().copied().collect()));
-        all.push(("dsink", gradients.dsink.to_vec()));
+        all.push(("dq", values(&gradients.dq)));
+        all.push(("dk", values(&gradients.dk)));
+        all.push(("dv", values(&gradients.dv)));
+        all.push(("dsink", values(&gradients.dsink)));
     }
     all
+}
+
+/// Returns the elements in logical order. They are copied only where memory has another order.
+fn values<D: Dimension>(tensor: &Array<f32, D>) -> Cow<'_, [f32]> {
+    tensor.as_slice().map_or_else(|| Cow::Owned(tensor.iter().copied().collect()), Cow::Borrowed)
 }
 
 #[cfg(test)]
