@@ -45,6 +45,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use seamproof_judge::finding::Phase;
 use seamproof_oracle::{Inputs, Problem, Sink};
 
+use super::frame::HEAD;
 use super::runner::{OpenError, Opened, Runner};
 use super::sentinel::SENTINEL_SEED;
 use super::serve::{self, leashed, pipes};
@@ -389,6 +390,8 @@ impl Write for Wire {
         let mut bytes = bytes.to_vec();
         match NEXT.swap(WHOLE, Ordering::Relaxed) {
             GARBAGE => bytes.fill(b'?'),
+            // A changed byte of the head would be another fault.
+            DIGEST if bytes.len() <= HEAD => NEXT.store(DIGEST, Ordering::Relaxed),
             DIGEST => bytes.iter_mut().next_back().into_iter().for_each(|last| *last ^= 1),
             MUTE => {
                 *pipe() = None;
