@@ -335,10 +335,9 @@ impl Calibration {
     /// do.
     fn tightest(&self, facts: ForwardFacts) -> Option<ForwardFacts> {
         let by_bound = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
-        let candidates = by_bound.into_iter().map(|merge| ForwardFacts { merge, ..facts });
-        let candidates = candidates.filter(|facts| self.is_apart(facts));
+        let candidates = by_bound.map(|merge| ForwardFacts { merge, ..facts });
         let explains = |facts: &ForwardFacts| self.forward.get(facts).is_some_and(Score::explains);
-        candidates.into_iter().find(explains)
+        candidates.into_iter().find(|facts| self.is_apart(facts) && explains(facts))
     }
 
     /// Returns the backward candidates that explain every case, each with the tightest of its sums and sources of D.

@@ -77,13 +77,13 @@ class Numpy:
             # All at once, so that each is another piece of memory.
             _ = [self.unwritten(elements, form) for elements, form in shapes]
 
-    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+    def copies(self, arrays: Mapping[Any, Any]) -> Copies:
         """Returns copies on the same device, made as the arrays are when the caller's stream comes to them."""
         return Copies({name: np.array(array) for name, array in arrays.items()})
 
     def fetched(
         self, copies: Sequence[Copies], pairs: Sequence[tuple[Copies, Copies]]
-    ) -> tuple[list[dict[str, Any]], list[bool]]:
+    ) -> tuple[list[dict[Any, Any]], list[bool]]:
         """Returns the arrays of copies, and for each pair of copies whether they differ in a bit.
 
         The arrays are on the host where the library can move all of this there at once.
@@ -210,12 +210,12 @@ class Torch(Numpy):
         kind, code = (torch.int32, UNWRITTEN) if form == "f32" else (torch.int16, UNWRITTEN_16)
         return torch.full((elements,), code, dtype=kind, device=self.device).view(self.dtype(form))
 
-    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+    def copies(self, arrays: Mapping[Any, Any]) -> Copies:
         return TorchCopies.of(self.torch, arrays)
 
     def fetched(
         self, copies: Sequence[Copies], pairs: Sequence[tuple[Copies, Copies]]
-    ) -> tuple[list[dict[str, Any]], list[bool]]:
+    ) -> tuple[list[dict[Any, Any]], list[bool]]:
         told = [(one.bytes != other.bytes).any().view(1) for one, other in pairs if one.arrays]
         parts = [each.bytes for each in copies if each.arrays] + [
             each.view(self.torch.uint8) for each in told
@@ -388,7 +388,7 @@ class Cupy(Numpy):
     def unwritten(self, elements: int, form: str) -> Any:
         return self.cupy.asarray(super().unwritten(elements, form))
 
-    def copies(self, arrays: Mapping[str, Any]) -> Copies:
+    def copies(self, arrays: Mapping[Any, Any]) -> Copies:
         return Copies({name: self.cupy.array(array) for name, array in arrays.items()})
 
     def is_array(self, value: Any) -> bool:

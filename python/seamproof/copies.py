@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of arrays by name."""
+    """Copies of arrays by name, or by another key."""
 
-    arrays: dict[str, Any]
+    arrays: dict[Any, Any]
 
     def differing(self, other: Copies) -> list[str]:
         """Returns the names of the arrays that differ in a bit from those of another set of copies."""
@@ -26,7 +26,7 @@ class TorchCopies(Copies):
     bytes: Any
 
     @classmethod
-    def of(cls, torch: Any, arrays: Mapping[str, Any]) -> TorchCopies:
+    def of(cls, torch: Any, arrays: Mapping[Any, Any]) -> TorchCopies:
         """Returns copies, made as the arrays are when the current stream comes to them."""
         # Wide elements first, so that each array begins at a multiple of its elements' size.
         named = sorted(arrays.items(), key=lambda item: -item[1].element_size())
@@ -37,14 +37,14 @@ class TorchCopies(Copies):
         return cls._split(whole, [(name, array.dtype, array.shape, array.nbytes) for name, array in named])
 
     @classmethod
-    def _split(cls, whole: Any, places: Iterable[tuple[str, Any, Any, int]]) -> TorchCopies:
+    def _split(cls, whole: Any, places: Iterable[tuple[Any, Any, Any, int]]) -> TorchCopies:
         arrays, at = {}, 0
         for name, dtype, shape, size in places:
             arrays[name] = whole[at : at + size].view(dtype).reshape(shape)
             at += size
         return cls(arrays, whole)
 
-    def moved(self, whole: Any) -> dict[str, Any]:
+    def moved(self, whole: Any) -> dict[Any, Any]:
         """Returns the arrays out of their bytes elsewhere."""
         places = [(name, array.dtype, array.shape, array.nbytes) for name, array in self.arrays.items()]
         # A view needs bytes that begin at a multiple of its elements' size.

@@ -302,27 +302,28 @@ class Problem:
         """Returns whether an array is memory that `empty` gave."""
         return any(array is guarded.inner for _, guarded in self.guarded)
 
-    def bands(self) -> dict[str, Any]:
-        """Returns the guard bands around memory that `empty` gave, by its number and the side."""
+    def bands(self) -> dict[tuple[int, bool], Any]:
+        """Returns the guard bands around memory that `empty` gave, by its number and whether they lie before it."""
         return {
-            f"{number} {side}": band
+            (number, before): guarded.whole[:GUARD] if before else guarded.whole[-GUARD:]
             for number, (_, guarded) in enumerate(self.guarded)
-            for side, band in (("before", guarded.whole[:GUARD]), ("behind", guarded.whole[-GUARD:]))
+            for before in (True, False)
         }
 
-    def damage(self, bands: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Returns the guard bands that the kernel wrote into, as the protocol writes them."""
-        found = []
-        for key, band in (self.bands() if bands is None else bands).items():
-            number, side = key.split()
-            name, guarded = self.guarded[int(number)]
+    def damage(self, bands: dict[tuple[int, bool], Any] | None = None) -> list[dict[str, Any]]:
+        """Returns the guard bands that the kernel wrote into, as the protocol writes them, in the order of `empty`."""
+        found, bands = [], bands or self.bands()
+        for number, before in self.bands():
+            name, guarded = self.guarded[number]
+            band = bands[number, before]
             changed = np.flatnonzero(~is_unwritten(self.library.get(band, guarded.form, name)))
             if changed.size:
+                distance = GUARD - 1 - changed[-1] if before else changed[0]
                 found.append(
                     {
                         "tensor": name,
-                        "before": side == "before",
-                        "distance": int(GUARD - 1 - changed[-1] if side == "before" else changed[0]),
+                        "before": before,
+                        "distance": int(distance),
                         "elements": int(changed.size),
                     }
                 )

@@ -369,10 +369,10 @@ impl Backend for Cuda {
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let schedule = built(problem, self.merge).ok()?;
-        let on_tensor_cores = self.on_tensor_cores(&schedule, problem)?;
         // Tiles of the kernels on tensor cores depend on the shape of the whole launch.
-        let is_simple = !on_tensor_cores.concat().contains(&true);
-        is_simple.then(|| schedule.launches(problem))?
+        let is_simple = self.attention == AttentionKernels::Simple
+            || !self.on_tensor_cores(&schedule, problem)?.concat().contains(&true);
+        if is_simple { schedule.launches(problem) } else { None }
     }
 
     /// Returns the ways as the device decides them: by the schedule's launches.
