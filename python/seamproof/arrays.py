@@ -81,6 +81,13 @@ class Numpy:
         """Returns copies on the same device, made as the arrays are when the caller's stream comes to them."""
         return Copies({name: np.array(array) for name, array in arrays.items()})
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 (a process has one library)
+    def intact_bands(self, forms: tuple[str, ...]) -> Copies:
+        """Returns copies of the untouched guard bands before and after arrays of these formats."""
+        bands = {form: self.unwritten(GUARD, form) for form in set(forms)}
+        sides = ((number, before) for number in range(len(forms)) for before in (True, False))
+        return self.copies({(number, before): bands[forms[number]] for number, before in sides})
+
     def fetched(
         self, copies: Sequence[Copies], pairs: Sequence[tuple[Copies, Copies]]
     ) -> tuple[list[dict[Any, Any]], list[bool]]:
@@ -203,7 +210,10 @@ class Torch(Numpy):
         return widen(array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16), form)
 
     def integers(self, values: Sequence[int]) -> Any:
-        return self.torch.tensor(list(values), dtype=self.torch.int32, device=self.device)
+        pinned = self.device.type == "cuda"
+        host = self.torch.tensor(list(values), dtype=self.torch.int32, pin_memory=pinned)
+        # The host does not wait for the copy: where other processes have the device meanwhile, each wait is long.
+        return host.to(self.device, non_blocking=True)
 
     def unwritten(self, elements: int, form: str) -> Any:
         torch = self.torch

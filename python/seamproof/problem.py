@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import GUARD, Numpy
+from .copies import Copies
 from .errors import DeclarationError
 from .formats import is_unwritten
 
@@ -309,6 +310,10 @@ class Problem:
             for number, (_, guarded) in enumerate(self.guarded)
             for before in (True, False)
         }
+
+    def intact_bands(self) -> Copies:
+        """Returns copies of guard bands that nothing was written into, one for each of `bands`."""
+        return self.library.intact_bands(tuple(guarded.form for _, guarded in self.guarded))
 
     def damage(self, bands: dict[tuple[int, bool], Any] | None = None) -> list[dict[str, Any]]:
         """Returns the guard bands that the kernel wrote into, as the protocol writes them, in the order of `empty`."""

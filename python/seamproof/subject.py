@@ -191,12 +191,13 @@ class Subject:
         early = library.copies(results)
         library.finish()
         late, now, bands = map(library.copies, (results, inputs, problem.bands()))
-        pairs = [(early, late), (given, now)]
-        (read, bands), (is_late, is_changed) = library.fetched([early, bands], pairs)
+        pairs = [(early, late), (given, now), (bands, problem.intact_bands())]
+        (read,), (is_late, is_changed, is_damaged) = library.fetched([early], pairs)
         answer = self.collect(problem, result, read)
         if is_late:
             raise NotReady(early.differing(late))
-        damage = [*problem.damage(bands), *(self._changed(problem, given, now) if is_changed else ())]
+        damage = problem.damage(bands.arrays) if is_damaged else []
+        damage += self._changed(problem, given, now) if is_changed else []
         return dataclasses.replace(answer, damage=damage, costs=costs)
 
     def _changed(self, problem: Problem, given: Copies, now: Copies) -> list[dict[str, Any]]:
