@@ -21,12 +21,15 @@
 //! `h`: with integers, at most one product in f32, and the rounding to the element's format. A GPU or a script makes
 //! the same bits.
 //!
+//! In mode `Sunk` lane 0 of q and k carries the depth of a row's logits and the other lanes are those of `Flat`: see
+//! `Depths`.
+//!
 //! Scaled elements are not supported: they hold the values of their bare format, and nothing runs them yet.
 
 use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
 use crate::subject::PaddingInputs;
-use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis};
+use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis, s};
 use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, Sequence, Side};
 
 /// Mean of the sum of four uniform 16-bit words, `4 · 65535 / 2`.
@@ -63,6 +66,13 @@ const TAIL_UP_VALUE: u32 = 3;
 const TINY_DOWN: i32 = 2;
 /// Distance in mode `Tiny` from the exponent of the smallest normal number up to the largest exponent drawn.
 const TINY_UP: i32 = 3;
+
+/// Depth in mode `Sunk` at which lane 0 of q and k would have the same magnitude.
+const DEPTH_MIDDLE: f64 = 20_000.0;
+/// Largest exponent of lane 0 of k in mode `Sunk`.
+const DEPTH_EXPONENT_MAX: f64 = 12.0;
+/// Largest magnitude of lane 0 of q in mode `Sunk`, which fp16 holds.
+const DEPTH_ELEMENT_MAX: f64 = 32_768.0;
 
 /// Rule by which a lane's hash h becomes a number, before it is rounded to its format.
 #[derive(Clone, Copy)]
@@ -134,7 +144,7 @@ impl Law {
         let logits = match problem.mode {
             InputMode::Integers => return Law::Integers { max: INTEGER_SMALL },
             InputMode::HeavyTailed => return Law::Tail { up: TAIL_UP },
-            InputMode::Flat | InputMode::Tiny => FLAT_LOGITS,
+            InputMode::Flat | InputMode::Tiny | InputMode::Sunk => FLAT_LOGITS,
             InputMode::Peaked => PEAKED_LOGITS,
             InputMode::Large => LARGE_LOGITS,
             InputMode::Equal => EQUAL_LOGITS,
@@ -163,6 +173,56 @@ impl Law {
             }),
             Law::Binades { first, count } => {
                 fill_each(row, format, lanes, |hash| scaled(hash, first + below(count, hash) as i32));
+            }
+        }
+    }
+}
+
+/// Lane 0 of q and k in mode `Sunk`. Every key has the same power of two there, and a query has what makes
+/// `scale · q · k` its depth: so all logits of a row are as deep, and differ as the other lanes make them differ.
+struct Depths {
+    scale: f64,
+    /// The keys' element.
+    key: f64,
+}
+
+impl Depths {
+    /// Returns the lanes of a problem, of like magnitude for q and k.
+    fn of(problem: &Problem) -> Depths {
+        let scale = f64::from(problem.softmax.scale);
+        let exponent = libm::round(libm::log2(DEPTH_MIDDLE / scale) / 2.0).clamp(0.0, DEPTH_EXPONENT_MAX);
+        Depths { scale, key: f64::from(1 << exponent as u32) }
+    }
+
+    /// Returns the element of a query. Three rows of four lie below 0. Three of eight are some way past 1,000, two past
+    /// 50,000: there a finite stand-in for minus infinity is larger than every logit.
+    fn query(&self, format: Format, hash: u64) -> f32 {
+        let part = f64::from((hash >> 8) as u16) / 65_536.0;
+        let depth = match below(8, hash) {
+            0 | 1 => 90.0 + 512.0 * part,
+            2..=4 => 1_000.0 + 512.0 * part,
+            5 | 6 => 50_000.0 + 4_096.0 * part,
+            _ => 200_000.0 / f64::from(1 << below(11, mix(hash))),
+        };
+        let sign = if hash & 3 == 0 { 1.0 } else { -1.0 };
+        let element = (depth / (self.scale * self.key)).min(DEPTH_ELEMENT_MAX);
+        format.round_f32((sign * element) as f32)
+    }
+
+    /// Writes lane 0 of the real rows.
+    fn write(&self, problem: &Problem, q: &mut Array3<f32>, k: &mut Array3<f32>) {
+        let of_tensor = absorb(absorb(0, problem.data_seed), Tensor::Q as u64);
+        for sequence in &problem.sequences {
+            let of_sequence = absorb(of_tensor, u64::from(sequence.id));
+            for (position, row) in sequence.q.real_rows().enumerate() {
+                let of_row = absorb(of_sequence, position as u64);
+                for head in 0..problem.heads.q {
+                    let hash = lane_hash(absorb(of_row, head as u64), problem.dims.qk);
+                    q[[row, head, 0]] = self.query(problem.precision.q.format, hash);
+                }
+            }
+            for row in sequence.kv.real_rows() {
+                k.slice_mut(s![row, .., 0]).fill(problem.precision.k.format.round_f32(self.key as f32));
             }
         }
     }
@@ -221,9 +281,14 @@ pub fn inputs(problem: &Problem) -> Inputs {
         constant: mode == InputMode::Equal && matches!(tensor, Tensor::K),
     };
     let dout = source(Tensor::Dout, precision.dout);
+    let mut q = source(Tensor::Q, precision.q).array(problem, Side::Q, problem.q_shape());
+    let mut k = source(Tensor::K, precision.k).array(problem, Side::Kv, problem.k_shape());
+    if mode == InputMode::Sunk {
+        Depths::of(problem).write(problem, &mut q, &mut k);
+    }
     Inputs {
-        q: source(Tensor::Q, precision.q).array(problem, Side::Q, problem.q_shape()),
-        k: source(Tensor::K, precision.k).array(problem, Side::Kv, problem.k_shape()),
+        q,
+        k,
         v: source(Tensor::V, precision.v).array(problem, Side::Kv, problem.v_shape()),
         dout: match problem.pass {
             Pass::Forward => Array3::zeros([0, problem.heads.q, problem.dims.v]),

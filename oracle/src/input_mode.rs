@@ -33,11 +33,14 @@ pub enum InputMode {
     Equal,
     /// Values and output gradients near the format's smallest normal number.
     Tiny,
+    /// All logits of a row are deep below 0, or as far above it: from 90 to 200,000, often beyond 1,000 or 50,000,
+    /// which kernels take for minus infinity.
+    Sunk,
 }
 
 impl InputMode {
     /// Every mode, the simplest first. The exact modes lead.
-    pub const ALL: [InputMode; 12] = [
+    pub const ALL: [InputMode; 13] = [
         InputMode::UniformCount,
         InputMode::Endpoints,
         InputMode::Routing,
@@ -50,6 +53,7 @@ impl InputMode {
         InputMode::HeavyTailed,
         InputMode::Equal,
         InputMode::Tiny,
+        InputMode::Sunk,
     ];
 
     /// The exact modes, the simplest first. The right answer is known bit for bit where a mode's preconditions hold.

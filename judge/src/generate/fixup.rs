@@ -37,7 +37,7 @@ pub(super) const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
 /// Table of sinks.
 pub(super) const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
 /// Table of modes that are not exact.
-pub(super) const MODES: [InputMode; 7] = [
+pub(super) const MODES: [InputMode; 8] = [
     InputMode::Integers,
     InputMode::Flat,
     InputMode::Peaked,
@@ -45,6 +45,7 @@ pub(super) const MODES: [InputMode; 7] = [
     InputMode::HeavyTailed,
     InputMode::Equal,
     InputMode::Tiny,
+    InputMode::Sunk,
 ];
 /// Table of exact modes. The modes with the strictest preconditions stand there most often.
 pub(super) const EXACT_MODES: [InputMode; 8] = [
@@ -309,7 +310,7 @@ impl Shape {
             &raw.sequences[..raw.sequences.len().min(limits.sequences_max as usize).min(SEQUENCES_MAX)];
         let q = |s: &RawSequence| piece(s.q_len, s.q_padding, s.q_gap);
         let kv = |s: &RawSequence| piece(s.kv_len, s.kv_padding, s.kv_gap);
-        let slack = |rows: u32| rows.min(limits.gap_max) as usize;
+        let slack = |rows: u32| rows.min(limits.slack_max) as usize;
         let one_to = |value: u32, max: u32| value.min(max).max(1) as usize;
         let heads_max = limits.q_heads_max.min(HEADS_MAX as u32);
         let dim = |value: u32| one_to(value, limits.head_dim_max.min(HEAD_DIM_MAX as u32));

@@ -74,6 +74,8 @@ pub struct Limits {
     pub padding_max: u32,
     /// Largest number of rows that nobody owns, in one place.
     pub gap_max: u32,
+    /// Largest number of rows after the last sequence.
+    pub slack_max: u32,
     /// Largest number of query heads.
     pub q_heads_max: u32,
     /// Largest head dimension, of keys or of values.
@@ -103,10 +105,11 @@ impl Limits {
     /// Returns the bounds of [`Profile::Quick`].
     pub fn quick() -> Limits {
         Limits {
-            sequences_max: 33,
+            sequences_max: 1100,
             length_max: 257,
             padding_max: 64,
             gap_max: 9,
+            slack_max: 257,
             q_heads_max: 24,
             head_dim_max: 256,
             reaches: &[4, 8, 16, 24, 32, 48, 64, 96, 128, 192],
@@ -125,6 +128,7 @@ impl Limits {
             length_max: 17,
             padding_max: 8,
             gap_max: 3,
+            slack_max: 9,
             q_heads_max: 4,
             head_dim_max: 16,
             reaches: &[2, 4, 8, 16],
@@ -138,10 +142,11 @@ impl Limits {
     /// Returns the bounds of [`Profile::Seams`].
     pub fn seams() -> Limits {
         Limits {
-            sequences_max: 33,
+            sequences_max: 1100,
             length_max: 33,
             padding_max: 32,
             gap_max: 5,
+            slack_max: 65,
             q_heads_max: 12,
             head_dim_max: 256,
             reaches: &[2, 4, 8, 8, 16, 32],
@@ -155,10 +160,11 @@ impl Limits {
     /// Returns the bounds of [`Profile::Large`].
     pub fn large() -> Limits {
         Limits {
-            sequences_max: 33,
+            sequences_max: 1100,
             length_max: 4096,
             padding_max: 2048,
             gap_max: 300,
+            slack_max: 1024,
             q_heads_max: 12,
             head_dim_max: 256,
             reaches: &[512, 1024, 1024, 2048, 4096],

@@ -17,6 +17,10 @@
 //! Nine cases in twenty ask for an exact mode ([`crate::exact`]), and get one where the problem meets its
 //! preconditions.
 //!
+//! One case in eight is then *aimed* at what production kernels were seen to get wrong: logits deep below 0, lengths
+//! around tiles of 64 and 128, one query with many keys, spans twice as long as what they hold, hundreds of sequences,
+//! unusual head dimensions of values, and slack of one or many rows.
+//!
 //! **The order of choices is a format.** A corpus of fuzzer bytes keeps its meaning only as long as every choice
 //! stays in its place. Choices and entries of tables are added at the end, and a retired one leaves a hole (a repeat
 //! of its neighbour). Stored findings are problems, not bytes, and outlive any change here.
@@ -28,6 +32,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_oracle::Problem;
 
+mod aims;
 mod fixup;
 mod flaws;
 mod limits;

@@ -8,9 +8,9 @@ use arbitrary::{Arbitrary, Unstructured};
 use seamproof_oracle::Algorithm;
 use serde::{Deserialize, Serialize};
 
-use super::Limits;
-use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
+use super::{Limits, aims};
 
 /// Rows of one sequence: all counts, no positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -149,22 +149,22 @@ enum Feature {
 }
 
 /// Draws that never fail. Where the bytes run out, every draw is the smallest number.
-struct Choices<'u, 'a>(&'u mut Unstructured<'a>);
+pub(super) struct Choices<'u, 'a>(&'u mut Unstructured<'a>);
 
 impl Choices<'_, '_> {
-    fn range(&mut self, least: u32, most: u32) -> u32 {
+    pub(super) fn range(&mut self, least: u32, most: u32) -> u32 {
         self.0.int_in_range(least..=most.max(least)).unwrap_or(least)
     }
 
-    fn below(&mut self, n: u32) -> u32 {
+    pub(super) fn below(&mut self, n: u32) -> u32 {
         self.range(0, n.saturating_sub(1))
     }
 
-    fn one_in(&mut self, n: u32) -> bool {
+    pub(super) fn one_in(&mut self, n: u32) -> bool {
         self.below(n) == n - 1
     }
 
-    fn of(&mut self, table: &[u32]) -> u32 {
+    pub(super) fn of(&mut self, table: &[u32]) -> u32 {
         let index = self.below(table.len() as u32);
         table.get(index as usize).copied().unwrap_or(0)
     }
@@ -174,7 +174,7 @@ impl Choices<'_, '_> {
         self.range(0, table.len() as u32)
     }
 
-    fn word(&mut self) -> u64 {
+    pub(super) fn word(&mut self) -> u64 {
         self.0.int_in_range(0..=u64::MAX).unwrap_or(0)
     }
 }
@@ -202,6 +202,7 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     window(choose, features, limits, &mut raw);
     parallel(choose, features, &mut raw);
     exact(choose, &mut raw);
+    aims::aim(choose, limits, &mut raw);
     raw
 }
 
@@ -267,11 +268,13 @@ fn softmax(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProble
 
 /// Number of simple modes (integers, flat, peaked), the modes of every other case.
 const SIMPLE_MODES: u32 = 3;
+/// Number of modes that any case may have; the others have an aim of their own.
+const ORDINARY_MODES: u32 = 7;
 
 fn numbers(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw: &mut RawProblem) {
     raw.fp16 = u32::from(features.on(Feature::Fp16));
     raw.weights_f32 = u32::from(features.on(Feature::WeightsF32) && choose.one_in(2));
-    let modes = if features.on(Feature::Modes) { MODES.len() as u32 } else { SIMPLE_MODES };
+    let modes = if features.on(Feature::Modes) { ORDINARY_MODES } else { SIMPLE_MODES };
     raw.mode = choose.below(modes);
     raw.backward = u32::from(!(features.on(Feature::ForwardOnly) && choose.one_in(2)));
     raw.budget = choose.below(limits.products.len() as u32);
@@ -316,7 +319,7 @@ fn length(choose: &mut Choices<'_, '_>, limits: &Limits, reach: u32) -> u32 {
     }
 }
 
-fn near_multiple(choose: &mut Choices<'_, '_>, table: &[u32], reach: u32) -> u32 {
+pub(super) fn near_multiple(choose: &mut Choices<'_, '_>, table: &[u32], reach: u32) -> u32 {
     let fitting = table.iter().filter(|&&size| size <= reach).count().max(1);
     let size = choose.of(table.get(..fitting).unwrap_or(table));
     let multiple = size.saturating_mul(choose.range(1, reach / size.max(1)));

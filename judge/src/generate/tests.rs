@@ -79,6 +79,7 @@ struct Extremes {
     length: usize,
     padding: usize,
     gap: usize,
+    slack: usize,
     q_heads: usize,
     dim: usize,
     products: u64,
@@ -98,6 +99,8 @@ impl Extremes {
                 raise(&mut self.gap, run.offset);
             }
         }
+        let end = problem.sequences.iter().filter_map(|sequence| sequence.q.end()).max().unwrap_or(0);
+        raise(&mut self.slack, problem.rows.q - end);
         raise(&mut self.q_heads, problem.heads.q);
         raise(&mut self.dim, problem.dims.qk.max(problem.dims.v));
         let width = (problem.heads.q * problem.dims.qk.max(problem.dims.v)) as u64;
@@ -112,6 +115,7 @@ impl Extremes {
             (self.length, limits.length_max),
             (self.padding, limits.padding_max),
             (self.gap, limits.gap_max),
+            (self.slack, limits.slack_max),
             (self.q_heads, limits.q_heads_max),
             (self.dim, limits.head_dim_max),
         ];
@@ -137,7 +141,7 @@ fn a_campaign_is_the_same_bytes_on_every_machine() {
         };
         hasher.update(&serde_json::to_vec(&(raw, fields)).expect("plain data"));
     }
-    assert_eq!(hasher.finalize().to_hex()[..16], *"69a34f54c3fac0e9");
+    assert_eq!(hasher.finalize().to_hex()[..16], *"63777ccc5186161e");
 }
 
 #[test]
@@ -174,6 +178,7 @@ fn fixup_is_total_for_any_limits() {
         length_max: 0,
         padding_max: 0,
         gap_max: 0,
+        slack_max: 0,
         q_heads_max: 0,
         head_dim_max: 0,
         reaches: &[],
@@ -182,7 +187,13 @@ fn fixup_is_total_for_any_limits() {
         products: &[],
         elements_max: 0,
     };
-    let wide = Limits { q_heads_max: u32::MAX, head_dim_max: u32::MAX, gap_max: u32::MAX, ..Limits::quick() };
+    let wide = Limits {
+        q_heads_max: u32::MAX,
+        head_dim_max: u32::MAX,
+        gap_max: u32::MAX,
+        slack_max: u32::MAX,
+        ..Limits::quick()
+    };
     for seed in 0..500 {
         for limits in [&none, &wide] {
             fixup(&random_raw(seed), limits);

@@ -1,6 +1,6 @@
 //! Values of inputs, drawn and poisoned.
 
-use ndarray::{Array3, Axis};
+use ndarray::{Array3, Axis, s};
 use seamproof_judge::hash::lane_hash;
 use seamproof_judge::oracle::{
     Dims, Element, Format, Heads, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Run, Sequence,
@@ -86,7 +86,7 @@ fn every_mode_is_pinned() {
         InputMode::ALL.map(digest),
         [
             "3eb63fb3", "9001a9e7", "3ca57dd5", "7e117354", "bb92fa4e", "679c2448", "05d25b41", "1d21eee4",
-            "27433b0f", "f3c69c5f", "8f1aa3e5", "78a02af9"
+            "27433b0f", "f3c69c5f", "8f1aa3e5", "78a02af9", "4b9f0a20"
         ]
     );
 }
@@ -151,6 +151,40 @@ fn logits_spread_as_the_mode_promises() {
             assert!((got / promised - 1.0).abs() < 0.15, "{mode:?} scale {scale} dim {qk}: {got}");
         }
     }
+}
+
+#[test]
+fn logits_of_a_sunk_row_are_far_from_0_and_alike() {
+    let (mut below, mut past) = (0, [0, 0]);
+    for (scale, qk, format) in [(0.125, 64, Format::Bf16), (1.7, 3, Format::Fp16), (0.01, 256, Format::Fp16)]
+    {
+        let mut fields = fields(InputMode::Sunk, format);
+        (fields.softmax.scale, fields.dims.qk) = (scale, qk);
+        let problem = problem(fields);
+        let inputs = inputs(&problem);
+        for (row, sequence) in problem.sequences.iter().flat_map(|s| s.q.real_rows().map(move |row| (row, s)))
+        {
+            let logits: Vec<f64> = sequence
+                .kv
+                .real_rows()
+                .map(|key| {
+                    let lanes =
+                        inputs.q.slice(s![row, 0, ..]).into_iter().zip(inputs.k.slice(s![key, 0, ..]));
+                    f64::from(scale) * lanes.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>()
+                })
+                .collect();
+            let (least, most) = logits.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
+            if logits.is_empty() {
+                continue;
+            }
+            assert!(least.abs() > 85.0 && most.abs() < 210_000.0, "{least} to {most}");
+            assert!(most - least < 5.0, "{least} to {most}");
+            below += usize::from(most < 0.0);
+            past[0] += usize::from(most < -1_000.0 && least > -2_000.0);
+            past[1] += usize::from(most < -50_000.0 && least > -60_000.0);
+        }
+    }
+    assert!(below > 4 && past[0] > 1 && past[1] > 0, "{below} {past:?}");
 }
 
 #[test]

@@ -37,6 +37,20 @@ pub(super) const FAULTS: &[Fault] = &[
     )
     .of(&[117]),
     fault(
+        "maximum-from-minus-1000",
+        "a row's maximum begins at -1000, as if that were minus infinity",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4451",
+        VALUES,
+        &MaximumFrom1000,
+    ),
+    fault(
+        "maximum-from-minus-50000",
+        "a row's maximum begins at -50000, as if that were minus infinity",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4451",
+        VALUES,
+        &MaximumFrom50000,
+    ),
+    fault(
         "maximum-of-the-first-tile",
         "the maximum of the first tile is kept, later ones are not rescaled to",
         ONLINE,
@@ -183,6 +197,16 @@ kernels! {
     NoMaximum {
         fn grow(&self, _: &A, _: &Softmax, state: &mut Online<f32>, _: f32) {
             state.max = 0.0;
+        }
+    }
+    MaximumFrom1000 {
+        fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<f32>, max: f32) {
+            right::<A>().grow(units, softmax, state, max.max(-1000.0));
+        }
+    }
+    MaximumFrom50000 {
+        fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<f32>, max: f32) {
+            right::<A>().grow(units, softmax, state, max.max(-50_000.0));
         }
     }
     FirstMaximum {

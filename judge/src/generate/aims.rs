@@ -1,0 +1,138 @@
+//! Aims: cases that go where production kernels were seen to fail, and where uniform draws hardly ever go.
+//!
+//! An aim changes a drawn case. It keeps what it does not need to change.
+
+use super::fixup::MODES;
+use super::raw::{Choices, near_multiple};
+use super::{Limits, RawProblem, RawSequence};
+use seamproof_oracle::InputMode;
+
+/// Number of cases among which one is aimed.
+const AIMED_ONE_IN: u32 = 8;
+
+/// What changes a drawn case.
+type Aim = fn(&mut Choices<'_, '_>, &Limits, &mut RawProblem);
+
+/// An entry that stands here twice is twice as likely.
+const AIMS: [Aim; 9] =
+    [sunk, sunk, sunk, tile_pairs, one_query, wide_padding, many_sequences, value_dims, slack];
+
+/// Aims a case, or leaves it as it is.
+pub(super) fn aim(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    if choose.one_in(AIMED_ONE_IN) {
+        let aim = AIMS[choose.below(AIMS.len() as u32) as usize];
+        aim(choose, limits, raw);
+    }
+}
+
+/// Values whose logits lie far below 0: see [`InputMode::Sunk`]. A soft cap would lift them.
+fn sunk(choose: &mut Choices<'_, '_>, _: &Limits, raw: &mut RawProblem) {
+    raw.mode = MODES.iter().position(|mode| *mode == InputMode::Sunk).unwrap_or(0) as u32;
+    raw.exact = 0;
+    if !choose.one_in(4) {
+        raw.softcap = 0;
+    }
+}
+
+/// Tiles of production kernels.
+const TILES: [u32; 2] = [64, 128];
+
+/// Lengths at most one off multiples of 64 and 128, drawn for each side: `length mod 128` is often 64.
+fn tile_pairs(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    few(choose, limits, raw, 2);
+    let equal = choose.one_in(2);
+    for sequence in &mut raw.sequences {
+        sequence.q_len = near_multiple(choose, &TILES, limits.length_max);
+        sequence.kv_len = sequence.q_len;
+        if !equal {
+            sequence.kv_len = near_multiple(choose, &TILES, limits.length_max);
+        }
+    }
+}
+
+/// One query and many keys, as in decoding.
+fn one_query(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    few(choose, limits, raw, 3);
+    for sequence in &mut raw.sequences {
+        sequence.q_len = 1;
+        sequence.kv_len = near_multiple(choose, &TILES, limits.length_max);
+    }
+}
+
+/// Padding that makes all spans together at least twice as long as what they hold.
+fn wide_padding(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    few(choose, limits, raw, 6);
+    for sequence in &mut raw.sequences {
+        let most = limits.padding_max / 2;
+        (sequence.q_len, sequence.kv_len) = (sequence.q_len.min(most), sequence.kv_len.min(most));
+        sequence.q_padding = sequence.q_len + choose.range(1, most);
+        sequence.kv_padding = sequence.kv_len + choose.range(1, most);
+    }
+}
+
+/// Numbers of sequences about those up to which kernels keep tables of fixed size, as many as a block has threads.
+const SEQUENCES: [u32; 8] = [257, 511, 512, 513, 1023, 1024, 1025, 1100];
+
+/// Hundreds of sequences of at most three tokens, on one rank.
+fn many_sequences(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    if limits.sequences_max < SEQUENCES[7] {
+        return;
+    }
+    let near = choose.of(&SEQUENCES);
+    let count = if choose.one_in(2) { choose.range(SEQUENCES[0], near) } else { near };
+    let equal = choose.one_in(2);
+    let mut words = std::iter::repeat_with(|| choose.word()).take(count.div_ceil(16) as usize);
+    let mut word = 0;
+    raw.sequences = (0..count)
+        .map(|index| {
+            word = if index % 16 == 0 { words.next().unwrap_or(0) } else { word >> 4 };
+            let (q_len, kv_len) = (word as u32 & 3, (word >> 2) as u32 & 3);
+            RawSequence { q_len, kv_len: if equal { q_len } else { kv_len }, ..RawSequence::default() }
+        })
+        .collect();
+    (raw.layout, raw.algorithm, raw.kv_heads, raw.group) = (0, 0, 1, 1);
+    (raw.qk_dim, raw.v_dim) = (8, 8);
+    widest(limits, raw);
+}
+
+/// Head dimensions of values for which kernels have no tile of their own.
+const VALUE_DIMS: [u32; 4] = [80, 96, 112, 192];
+
+/// Values of an unusual head dimension, often with a sink.
+fn value_dims(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    few(choose, limits, raw, 3);
+    for sequence in &mut raw.sequences {
+        (sequence.q_len, sequence.kv_len) = (sequence.q_len.min(24), sequence.kv_len.min(24));
+    }
+    raw.v_dim = choose.of(&VALUE_DIMS);
+    raw.qk_dim = choose.of(&[64, 128, 192, raw.v_dim]);
+    if choose.one_in(2) {
+        raw.sink = 2;
+    }
+}
+
+/// One row or many after the last sequence.
+fn slack(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    let many = limits.slack_max;
+    raw.layout = 0;
+    raw.q_slack = choose.of(&[1, many / 4, many / 2, many]);
+    raw.kv_slack = choose.of(&[1, many / 4, many / 2, many]);
+}
+
+/// Keeps the first sequences and few heads, so that what an aim asks for is within the budget.
+fn few(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem, sequences: u32) {
+    let count = choose.range(1, sequences) as usize;
+    raw.sequences.resize(
+        count.min(raw.sequences.len().max(1)),
+        RawSequence { q_len: 5, kv_len: 5, ..RawSequence::default() },
+    );
+    (raw.kv_heads, raw.group) = (1, raw.group.clamp(1, 2));
+    (raw.qk_dim, raw.v_dim) = (raw.qk_dim.min(64), raw.v_dim.min(64));
+    widest(limits, raw);
+}
+
+/// Gives a case the largest budget.
+fn widest(limits: &Limits, raw: &mut RawProblem) {
+    let largest = limits.products.iter().enumerate().max_by_key(|(_, products)| **products);
+    raw.budget = largest.map_or(0, |(index, _)| index as u32);
+}
