@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -182,11 +183,12 @@ class Torch(Numpy):
             places[name] = slice(end, end + codes.nbytes)
             end += -(-(codes.nbytes + GAP) // ALIGNMENT) * ALIGNMENT
         # One copy in place of one for each. What lies between two inputs is NaN in any format, so that a kernel that
-        # reads beyond one does not find ordinary numbers there.
-        host = self.torch.full((end,), 0xFF, dtype=self.torch.uint8, pin_memory=self.device.type == "cuda")
+        # reads beyond one does not find ordinary numbers there. numpy fills the host's side, as torch would with all
+        # cores: a dozen workers that did so took half of each other's time.
+        host = np.full(end, 0xFF, np.uint8)
         for name, (codes, _) in named.items():
-            host.numpy()[places[name]] = codes.reshape(-1).view(np.uint8)
-        device = host.to(self.device, non_blocking=True)
+            host[places[name]] = codes.reshape(-1).view(np.uint8)
+        device = self.torch.from_numpy(host).to(self.device)
         return {
             name: device[places[name]].view(self.dtype(form)).reshape(codes.shape)
             for name, (codes, form) in named.items()
@@ -210,10 +212,7 @@ class Torch(Numpy):
         return widen(array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16), form)
 
     def integers(self, values: Sequence[int]) -> Any:
-        pinned = self.device.type == "cuda"
-        host = self.torch.tensor(list(values), dtype=self.torch.int32, pin_memory=pinned)
-        # The host does not wait for the copy: where other processes have the device meanwhile, each wait is long.
-        return host.to(self.device, non_blocking=True)
+        return self.torch.tensor(list(values), dtype=self.torch.int32, device=self.device)
 
     def unwritten(self, elements: int, form: str) -> Any:
         torch = self.torch
@@ -233,9 +232,11 @@ class Torch(Numpy):
         if not parts:
             return [{} for _ in copies], [False for _ in pairs]
         # All in one copy, so that the host waits once: other processes may have the device meanwhile.
-        whole = iter(self.torch.cat(parts).cpu().split([part.numel() for part in parts]))
-        moved = [each.moved(next(whole)) if each.arrays else {} for each in copies]
-        return moved, [bool(one.arrays) and bool(next(whole)) for one, _ in pairs]
+        whole = self.torch.cat(parts).cpu().numpy()
+        ends = list(itertools.accumulate(part.numel() for part in parts))
+        pieces = iter(np.split(whole, ends[:-1]))
+        moved = [each.moved(self.torch, next(pieces)) if each.arrays else {} for each in copies]
+        return moved, [bool(one.arrays) and bool(next(pieces)) for one, _ in pairs]
 
     def is_array(self, value: Any) -> bool:
         return self.torch.is_tensor(value) and value.device.type == self.device.type

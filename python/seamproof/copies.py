@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Copies:
@@ -44,11 +46,11 @@ class TorchCopies(Copies):
             at += size
         return cls(arrays, whole)
 
-    def moved(self, whole: Any) -> dict[Any, Any]:
-        """Returns the arrays out of their bytes elsewhere."""
+    def moved(self, torch: Any, whole: np.ndarray) -> dict[Any, Any]:
+        """Returns the arrays out of their bytes on the host."""
         places = [(name, array.dtype, array.shape, array.nbytes) for name, array in self.arrays.items()]
         # A view needs bytes that begin at a multiple of its elements' size.
-        return self._split(whole.clone(), places).arrays
+        return self._split(torch.from_numpy(whole.copy()), places).arrays
 
     def differing(self, other: Copies) -> list[str]:
         def codes(array: Any) -> Any:
