@@ -13,3 +13,7 @@ mod explain;
 mod faults;
 mod kill;
 mod power;
+
+/// Allocator of the program. A case allocates thousands of small buffers.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -10,7 +10,7 @@ use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scaling, TensorName};
 use seamproof_simulator::device::Cpu;
-use seamproof_simulator::emulated::{Right, Roundings, Tiles, Units, Variant};
+use seamproof_simulator::emulated::{Roundings, Tiles, Units, Variant};
 use seamproof_simulator::is_unwritten;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
@@ -182,12 +182,12 @@ impl Emulated {
 
     /// Returns the device of a problem, with the right kernel.
     pub fn device(&self, problem: &Problem) -> Cpu<f32> {
-        Cpu::with(self.units().kernel(self.tiles, self.roundings(problem), &Right))
+        Cpu::with(self.units().right(self.tiles, self.roundings(problem)))
     }
 
     /// Returns the device of a problem, with another kernel.
     pub fn variant(&self, problem: &Problem, kernel: &'static dyn Variant) -> Cpu<f32> {
-        Cpu::with(self.units().kernel(self.tiles, self.roundings(problem), kernel))
+        Cpu::with(self.units().variant(self.tiles, self.roundings(problem), kernel))
     }
 
     fn roundings(&self, problem: &Problem) -> Roundings {

@@ -164,8 +164,8 @@ fn approximate_instructions_stay_within_the_bounds_in_either_order() {
     for format in [Format::Bf16, Format::Fp16] {
         let roundings = Roundings::new(format, format);
         let devices = [
-            Cpu::with(Units::Hopper(0).kernel(TILES, roundings, &Descending)),
-            Cpu::with(Units::Hopper(0).kernel(TILES, roundings, &Ascending)),
+            Cpu::with(Units::Hopper(0).variant(TILES, roundings, &Descending)),
+            Cpu::with(Units::Hopper(0).variant(TILES, roundings, &Ascending)),
         ];
         for mode in InputMode::ALL {
             for (index, mask) in masks.into_iter().enumerate() {

@@ -29,3 +29,7 @@ mod subject_names;
 mod tables;
 mod tiers;
 mod values;
+
+/// Allocator of the program. A case allocates thousands of small buffers.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -2,7 +2,7 @@
 
 use crate::common::random;
 
-use astro_float::{BigFloat, Consts, RoundingMode};
+use astro_float_num::{BigFloat, Consts, RoundingMode};
 use ndarray::Array3;
 use seamproof_oracle::{Inputs, Problem, Saved, exact};
 

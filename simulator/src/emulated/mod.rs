@@ -131,8 +131,24 @@ pub enum Units {
 }
 
 impl Units {
-    /// Returns a kernel on these units.
-    pub fn kernel<S>(self, tiles: Tiles, roundings: Roundings, stages: &'static S) -> Box<dyn Kernel<f32>>
+    /// Returns the right kernel on these units.
+    pub fn right(self, tiles: Tiles, roundings: Roundings) -> Box<dyn Kernel<f32>> {
+        self.kernel_of(tiles, roundings, &Right)
+    }
+
+    /// Returns a kernel with other stages on these units.
+    pub fn variant(
+        self,
+        tiles: Tiles,
+        roundings: Roundings,
+        stages: &'static dyn Variant,
+    ) -> Box<dyn Kernel<f32>> {
+        self.kernel_of(tiles, roundings, stages)
+    }
+
+    /// Returns a kernel on these units. Only this crate names the stages' type, so no other crate compiles the kernel
+    /// once more.
+    fn kernel_of<S>(self, tiles: Tiles, roundings: Roundings, stages: &'static S) -> Box<dyn Kernel<f32>>
     where
         S: Stages<f32, Serial> + Stages<f32, Hopper> + ?Sized,
     {
