@@ -1,0 +1,46 @@
+"""FlashAttention 4 (`flash_attn.cute`) on a Hopper GPU, with padding between sequences.
+
+    seamproof run --backend python:flash_attention_4.py:attention
+
+`attention` was tried with flash-attn-4 4.0.0b36 on an H100. `deterministic` asks for the same bits in every run, `sink`
+adds a learnable sink, `softcap` a soft cap (each of its values is another kernel); these were not yet run on a GPU.
+"""
+
+import functools
+import os
+from importlib.metadata import version
+
+# Its kernels are compiled for each kind of call, which takes seconds: workers and later runs share them on disk.
+os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+
+from flash_attn.cute import flash_attn_varlen_func
+
+import seamproof
+
+declared = functools.partial(
+    seamproof.flash_varlen,
+    arrays="torch",
+    device="cuda",
+    formats=["bf16", "fp16"],
+    seqused=True,  # real lengths beside padded offsets
+    d=[64, 128],  # more sizes mean more to compile
+    d_v=[64, 128],
+    d_equal=True,
+    groups=[1, 2, 4],
+    softcap=False,
+    sinks=False,
+    padding_inputs="finite",  # NaN in padding rows is multiplied by a weight of 0
+    start_seconds=300,
+    versions={"flash-attn-4": version("flash-attn-4")},
+)
+
+attention = declared(name="attention")(flash_attn_varlen_func)
+deterministic = declared(
+    name="deterministic", arguments={"deterministic": True}, promises=["deterministic_backward"]
+)(flash_attn_varlen_func)
+sink = declared(name="sink", sinks=["learnable"])(flash_attn_varlen_func)
+softcap = declared(name="softcap", softcap=True, groups=[1, 2], formats=["bf16"])(flash_attn_varlen_func)
+
+
+def test_attention():
+    seamproof.check(attention, budget="60s")

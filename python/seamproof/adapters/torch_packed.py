@@ -1,0 +1,117 @@
+"""torch's attention for packed sequences: FlashAttention 2's kernels, the memory-efficient ones, and flex_attention.
+
+    seamproof run --backend python:torch_packed.py:varlen
+
+Tried with torch 2.11.0 on an H200. `varlen` is `torch.nn.attention.varlen.varlen_attn`, `flash` the operators beneath
+it, `efficient` those of the memory-efficient attention. `flex`, which is `flex_attention` with a mask of documents, was
+not yet run on a GPU.
+"""
+
+import inspect
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+import seamproof
+
+aten = torch.ops.aten
+# Grouped heads have to be asked for in newer versions, and cannot be in older ones.
+GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+PACKED = {
+    "arrays": "torch", "device": "cuda", "formats": ["bf16", "fp16"], "d": seamproof.multiples(8, to=256),
+    "d_v": seamproof.multiples(8, to=256), "d_equal": True, "layout": seamproof.packed(slack=True),
+    "masks": seamproof.bottom_right(windows=True, most=1 << 30), "start_seconds": 300,
+}  # fmt: skip
+
+
+@seamproof.subject(**PACKED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
+def varlen(p, q, k, v, dout=None, sink=None):
+    out, lse = varlen_attn(
+        q, k, v, p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length,
+        return_aux=AuxRequest(lse=True), scale=p.scale, window_size=p.window("fa"), **GROUPED,
+    )  # fmt: skip
+    return seamproof.Result(out, lse=lse, grads=seamproof.autograd)
+
+
+@seamproof.subject(**PACKED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
+def flash(p, q, k, v, dout=None, sink=None):
+    left, right = p.window("fa")
+    # The operator has no grouped heads in its own signature, its kernels do.
+    ends = (p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length)
+    window = {"scale": p.scale, "window_size_left": left, "window_size_right": right}
+    with torch.no_grad():
+        out, lse, state, unused, _ = aten._flash_attention_forward(
+            q, k, v, *ends, 0.0, False, False, **window
+        )
+        if dout is None:
+            return seamproof.Result(out, lse=lse)
+        dq, dk, dv = aten._flash_attention_backward(
+            dout, q, k, v, out, lse, *ends, 0.0, False, state, unused, **window
+        )
+    return seamproof.Result(out, lse=lse, dq=dq, dk=dk, dv=dv)
+
+
+EFFICIENT = PACKED | {
+    "d_equal": False, "groups": [1], "formats": ["bf16", "fp16", "f32"],
+    "masks": seamproof.both_alignments(windows=False),
+}  # fmt: skip
+
+
+@seamproof.subject(
+    **EFFICIENT, lengths={"no_sequences": False, "empty_q": False}, lse=seamproof.lse(order="bhs")
+)
+def efficient(p, q, k, v, dout=None, sink=None):
+    ends = (p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length)
+    mask = 0 if not p.causal else 2 if p.bottom_right else 1
+    q, k, v = (rows.unsqueeze(0) for rows in (q, k, v))
+    with torch.no_grad():
+        out, lse, seed, offset, most_q, most_kv = aten._efficient_attention_forward(
+            q, k, v, None, *ends, 0.0, mask, True, scale=p.scale
+        )
+        result = seamproof.Result(out[0], lse=lse)
+        if dout is not None:
+            dq, dk, dv, _ = aten._efficient_attention_backward(
+                dout.unsqueeze(0), q, k, v, None, out, *ends[:2], most_q, most_kv, lse, 0.0, seed, offset, mask,
+                False, scale=p.scale,
+            )  # fmt: skip
+            result.dq, result.dk, result.dv = dq[0], dk[0], dv[0]
+    return result
+
+
+def documents(p):
+    """Returns a mask of flex_attention: which row of q sees which row of k."""
+    device = "cuda"
+    place = {}
+    for side, rows in (("q", p.q), ("kv", p.kv)):
+        of = torch.full((max(rows.rows, 1),), -1 if side == "q" else -2, dtype=torch.int32)
+        at = torch.zeros(max(rows.rows, 1), dtype=torch.int64)
+        for index, run in enumerate(rows.runs):
+            of[run.real_rows()] = index
+            at[run.real_rows()] = torch.arange(run.len) + (p.shift(index) if side == "q" else 0)
+        place[side] = of.to(device), at.to(device)
+    (of_q, at_q), (of_kv, at_kv) = place["q"], place["kv"]
+    left = 1 << 40 if p.left is None else p.left
+    right = 1 << 40 if p.right is None else p.right
+
+    def seen(batch, head, row, key):
+        distance = at_kv[key] - at_q[row]
+        return (of_q[row] == of_kv[key]) & (distance >= -left) & (distance <= right)
+
+    return seen
+
+
+compiled = torch.compile(flex_attention, dynamic=True)
+
+
+@seamproof.subject(
+    arrays="torch", device="cuda", formats=["bf16", "fp16"], d=[16, 32, 64, 128], d_v=[16, 32, 64, 128],
+    layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True), groups=[1, 2, 4, 8],
+    lengths={"no_sequences": False}, masks=seamproof.both_alignments(windows=True), start_seconds=300,
+)  # fmt: skip
+def flex(p, q, k, v, dout=None, sink=None):
+    mask = create_block_mask(documents(p), None, None, q.shape[0], k.shape[0], device="cuda")
+    q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (q, k, v))
+    out, lse = compiled(q, k, v, block_mask=mask, scale=p.scale, enable_gqa=p.group > 1, return_lse=True)
+    return seamproof.Result(out[0].transpose(0, 1), lse=lse[0], grads=seamproof.autograd)

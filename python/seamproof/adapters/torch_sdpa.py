@@ -1,0 +1,50 @@
+"""torch's `scaled_dot_product_attention` on a GPU, each of its kernels for one dense sequence.
+
+    seamproof run --backend python:torch_sdpa.py:cudnn
+
+`cudnn`, `flash`, `efficient` and `math` force one kernel: torch raises where it cannot run it, and takes no other.
+`cudnn` was tried with torch 2.11.0 over cuDNN 9.19.0 on an H100; the others were not yet run on a GPU.
+"""
+
+import functools
+
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import seamproof
+
+dense = functools.partial(
+    seamproof.subject, arrays="torch", device="cuda", formats=["bf16", "fp16"], d=seamproof.multiples(8, to=128),
+    d_v=seamproof.multiples(8, to=128), d_equal=True, statistics=[], start_seconds=300,
+    layout=seamproof.packed(padding=False, slack=False), masks=seamproof.top_left(windows=False),
+    lengths={"sequences_most": 1, "no_sequences": False, "empty_q": False, "empty_kv": False},
+)  # fmt: skip
+
+
+def attend(kernel, p, q, k, v):
+    q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (q, k, v))
+    with sdpa_kernel(kernel):
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=p.causal, scale=p.scale, enable_gqa=p.group > 1
+        )
+    return seamproof.Result(out[0].transpose(0, 1), grads=seamproof.autograd)
+
+
+@dense()
+def cudnn(p, q, k, v, dout=None, sink=None):
+    return attend(SDPBackend.CUDNN_ATTENTION, p, q, k, v)
+
+
+@dense()
+def flash(p, q, k, v, dout=None, sink=None):
+    return attend(SDPBackend.FLASH_ATTENTION, p, q, k, v)
+
+
+@dense(groups=[1], d_equal=False)
+def efficient(p, q, k, v, dout=None, sink=None):
+    return attend(SDPBackend.EFFICIENT_ATTENTION, p, q, k, v)
+
+
+@dense(d=seamproof.multiples(1, to=256), d_v=seamproof.multiples(1, to=256), d_equal=False)
+def math(p, q, k, v, dout=None, sink=None):
+    return attend(SDPBackend.MATH, p, q, k, v)
