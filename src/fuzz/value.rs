@@ -11,8 +11,8 @@ use seamproof_judge::generate::{RawProblem, RawSequence};
 
 /// First byte of a value.
 pub const VALUE_VERSION: u8 = 1;
-/// Largest number of sequences in a value. Bytes with more are no value.
-const SEQUENCES_MAX: usize = 64;
+/// Largest number of sequences in a value, as of the generator's cases. Bytes with more are no value.
+const SEQUENCES_MAX: usize = 1100;
 /// Largest number of changes in one mutation.
 const CHANGES_MAX: u32 = 3;
 /// Lengths at which edges lie.
