@@ -318,6 +318,21 @@ def test_copies_of_torch_hold_what_the_arrays_hold(form):
     assert copied["out"][0, 0].tolist() == [0, 2, 4] and copied["lse"][0].tolist() == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 3)])
+def test_results_of_torch_without_elements_are_read_as_on_a_device(lengths):
+    torch = pytest.importorskip("torch")
+
+    @seamproof.subject(arrays="torch", formats=["bf16"], device="cpu", backward=False)
+    def kernel(p, q, k, v, dout, sink):
+        return torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
+
+    library = kernel.open()
+    library.asynchronous, library.finish = True, lambda: None
+    raw = problem([lengths], dims=(3, 3), form="bf16")
+    got = run(kernel, raw, inputs(raw))
+    assert got["out"].shape == (0, 2, 3) and got["lse"].shape == (2, 0)
+
+
 def test_inputs_of_torch_that_move_as_one_are_right_and_apart():
     torch = pytest.importorskip("torch")
     from seamproof.arrays import ALIGNMENT, Torch
