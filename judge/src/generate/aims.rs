@@ -2,8 +2,8 @@
 //!
 //! An aim changes a drawn case. It keeps what it does not need to change.
 
+use super::choices::Choices;
 use super::fixup::MODES;
-use super::raw::{Choices, near_multiple};
 use super::{Limits, RawProblem, RawSequence};
 use seamproof_oracle::InputMode;
 
@@ -42,10 +42,10 @@ fn tile_pairs(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProble
     few(choose, limits, raw, 2);
     let equal = choose.one_in(2);
     for sequence in &mut raw.sequences {
-        sequence.q_len = near_multiple(choose, &TILES, limits.length_max);
+        sequence.q_len = choose.near_multiple(&TILES, limits.length_max);
         sequence.kv_len = sequence.q_len;
         if !equal {
-            sequence.kv_len = near_multiple(choose, &TILES, limits.length_max);
+            sequence.kv_len = choose.near_multiple(&TILES, limits.length_max);
         }
     }
 }
@@ -55,7 +55,7 @@ fn one_query(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem
     few(choose, limits, raw, 3);
     for sequence in &mut raw.sequences {
         sequence.q_len = 1;
-        sequence.kv_len = near_multiple(choose, &TILES, limits.length_max);
+        sequence.kv_len = choose.near_multiple(&TILES, limits.length_max);
     }
 }
 

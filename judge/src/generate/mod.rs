@@ -33,6 +33,8 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_oracle::Problem;
 
 mod aims;
+mod choices;
+mod drawing;
 mod fixup;
 mod flaws;
 mod limits;
@@ -40,11 +42,12 @@ mod raw;
 mod tiny;
 mod value;
 
+pub use drawing::raw;
 pub use fixup::fixup;
 pub(crate) use fixup::with_legal_mode;
 pub use flaws::Malformed;
 pub use limits::{Limits, Profile, ProfileNameError};
-pub use raw::{RawProblem, RawSequence, raw};
+pub use raw::{RawProblem, RawSequence};
 pub use tiny::tiny;
 pub use value::value_of;
 

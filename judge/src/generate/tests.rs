@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use seamproof_oracle::{Algorithm, Format, Pass, ProblemFields};
 
-use super::raw::ILLEGAL_ONE_IN;
+use super::drawing::ILLEGAL_ONE_IN;
 use super::*;
 use crate::census::is_legal;
 
