@@ -14,7 +14,7 @@ WINDOWS = FORMS[2:]
 ALIGNMENTS = ("top-left", "bottom-right")
 SINKS = ("none", "off-by-one", "learnable")
 PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
-ARITHMETIC = ("accumulation", "weights", "delta", "group_sums")
+ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap")
 
 Sizes = int | Iterable[int] | Mapping[str, int]
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use seamproof_oracle::envelope::{self, Accumulation, Delta, GroupSums, Partition, WeightRounding};
+use seamproof_oracle::envelope::{self, Accumulation, Delta, GroupSums, Partition, SoftCap, WeightRounding};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scaling, TensorName};
@@ -48,6 +48,8 @@ pub struct Emulated {
     pub delta: Delta,
     /// Format of the gradients of one query head of a group.
     pub group_sums: GroupSums,
+    /// Accuracy of the soft cap.
+    pub soft_cap: SoftCap,
     /// Format of out and of the gradients.
     pub results: Results,
     /// Whether the kernel declares its arithmetic. If not, everything about it is unknown.
@@ -92,6 +94,7 @@ impl Default for Emulated {
             weights: WeightRounding::BeforeNormalisation,
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
+            soft_cap: SoftCap::Accurate,
             results: Results::Inputs,
             declares: true,
         }
@@ -112,6 +115,7 @@ fn expected(option: &str) -> &'static str {
         "weights" => "before-normalisation or after-normalisation",
         "delta" => "stored-out, weighted-dots or unrounded-out",
         "group_sums" => "f32 or stored",
+        "soft_cap" => "accurate or approximate",
         "results" => "inputs or f32",
         "declares" => "all or nothing",
         _ => "a whole number from 1 to 4096",
@@ -120,7 +124,7 @@ fn expected(option: &str) -> &'static str {
 
 /// Options that the kernel has.
 const KNOWN: &str =
-    "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, results, declares";
+    "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, results, declares";
 
 fn one_of<T: Copy>(name: &str, of: [(&str, T); 2]) -> Option<T> {
     of.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
@@ -146,8 +150,8 @@ impl Emulated {
     /// `deferred`) and `arithmetic` (`f32` or `hopper`). The defaults are 4, 4, 0, `running` and `f32`.
     ///
     /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
-    /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `results` (`inputs` or `f32`: the format
-    /// of out and gradients) and `declares` (`all`, or `nothing` of its arithmetic). The first of each is the default.
+    /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `soft_cap` (`accurate` or `approximate`),
+    /// `results` (`inputs` or `f32`: the format of out and gradients) and `declares` (`all`, or `nothing` of its arithmetic). The first of each is the default.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
@@ -161,6 +165,7 @@ impl Emulated {
                 "weights" => choice(value).map(|weights| backend.weights = weights),
                 "delta" => choice(value).map(|delta| backend.delta = delta),
                 "group_sums" => choice(value).map(|sums| backend.group_sums = sums),
+                "soft_cap" => choice(value).map(|cap| backend.soft_cap = cap),
                 "results" => one_of(value, [("inputs", Results::Inputs), ("f32", Results::F32)])
                     .map(|results| backend.results = results),
                 "declares" => one_of(value, [("all", true), ("nothing", false)])
@@ -197,6 +202,7 @@ impl Emulated {
             weighs_dots: self.delta == Delta::WeightedDots,
             stored_heads: (self.group_sums == GroupSums::Stored)
                 .then_some(problem.precision.gradients.format),
+            coarse_cap: self.soft_cap == SoftCap::Approximate,
             ..Roundings::new(p, ds)
         }
     }
@@ -316,6 +322,7 @@ impl Backend for Emulated {
             weights: self.weights,
             delta: self.delta,
             group_sums: self.group_sums,
+            soft_cap: self.soft_cap,
         };
         let mut table = Table { statistics: vec![TensorName::Lse, TensorName::MaxLogit], ..Table::widest() };
         if self.delta == Delta::WeightedDots {

@@ -34,7 +34,7 @@ fn problem(seed: u64, case: u64, kernel: &dyn Backend) -> Option<Problem> {
 }
 
 /// Every choice alone, all of them together, and each with a declaration of nothing.
-const CHOICES: [&[(&str, &str)]; 10] = [
+const CHOICES: [&[(&str, &str)]; 12] = [
     &[("weights", "after-normalisation")],
     &[("delta", "weighted-dots")],
     &[("delta", "unrounded-out")],
@@ -45,6 +45,8 @@ const CHOICES: [&[(&str, &str)]; 10] = [
     &[("declares", "nothing")],
     &[("weights", "after-normalisation"), ("delta", "weighted-dots"), ("declares", "nothing")],
     &[("delta", "unrounded-out"), ("group_sums", "stored"), ("declares", "nothing")],
+    &[("soft_cap", "approximate")],
+    &[("soft_cap", "approximate"), ("declares", "nothing")],
 ];
 
 /// Number of cases for each choice.
@@ -94,6 +96,11 @@ fn an_unrounded_out_holds() {
 #[test]
 fn stored_heads_hold() {
     every_case_holds(3);
+}
+
+#[test]
+fn approximate_soft_caps_hold() {
+    (10..12).for_each(every_case_holds);
 }
 
 #[test]
@@ -248,7 +255,7 @@ impl Backend for Claims {
 
 #[test]
 fn a_choice_that_is_not_declared_is_condemned() {
-    for choice in &CHOICES[..4] {
+    for choice in CHOICES[..4].iter().chain([&CHOICES[10]]) {
         let condemned = (0..200).find(|&case| {
             let kernel = kernel(case, choice);
             let Some(problem) = problem(7, case, &kernel) else { return false };

@@ -16,6 +16,8 @@ pub struct Arithmetic {
     pub delta: Delta,
     /// The format of dk and dv of one query head, before they are summed over the group.
     pub group_sums: GroupSums,
+    /// The accuracy of the soft cap's `tanh`.
+    pub soft_cap: SoftCap,
 }
 
 /// The order in which a forward rounds its weights and divides them by the row's sum.
@@ -64,15 +66,30 @@ pub enum GroupSums {
     Unknown,
 }
 
+/// The accuracy of the soft cap's `tanh`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SoftCap {
+    /// That of a library function in f32: [`TANH_ERROR`](super::TANH_ERROR).
+    Accurate,
+    /// That of the instruction `tanh.approx.f32`: [`TANH_APPROXIMATE_ERROR`](super::TANH_APPROXIMATE_ERROR), as in
+    /// FlashAttention 3.
+    Approximate,
+    /// An undeclared accuracy: the bounds hold for both.
+    #[default]
+    Unknown,
+}
+
 impl Arithmetic {
     /// Returns the choices of a FlashAttention-style kernel with this accumulation: weights are rounded before they are
-    /// normalised, D comes from the stored out, and a group is summed in f32.
+    /// normalised, D comes from the stored out, a group is summed in f32, and the soft cap is accurate.
     pub const fn flash_attention(accumulation: Accumulation) -> Arithmetic {
         Arithmetic {
             accumulation,
             weights: WeightRounding::BeforeNormalisation,
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
+            soft_cap: SoftCap::Accurate,
         }
     }
 }
@@ -92,8 +109,9 @@ mod tests {
             weights: WeightRounding::AfterNormalisation,
             delta: Delta::WeightedDots,
             group_sums: GroupSums::Stored,
+            soft_cap: SoftCap::Approximate,
         };
-        let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored"}"#;
+        let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored","soft_cap":"approximate"}"#;
         assert_eq!(serde_json::to_string(&declared).expect("plain data"), text);
         assert_eq!(serde_json::from_str::<Arithmetic>(text).expect("what was written"), declared);
         assert_eq!(serde_json::from_str::<Arithmetic>("{}").expect("all unknown"), Arithmetic::default());

@@ -6,6 +6,8 @@ pub const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
 pub const EXP_ERROR: f64 = 1.0 / (1u64 << 22) as f64;
 /// Relative error of an honest `tanh`: 2^-21 (an accurate f32 library function, a few ulp).
 pub const TANH_ERROR: f64 = 1.0 / (1u64 << 21) as f64;
+/// Relative error of `tanh.approx.f32`: 2^-11, as the ISA's manual says (PTX ISA, "Floating Point Instructions: tanh").
+pub const TANH_APPROXIMATE_ERROR: f64 = 1.0 / (1u64 << 11) as f64;
 /// Absolute error of an honest `log` for arguments near 1: 2^-21.4 (`lg2.approx` times ln 2).
 pub const LOG_ERROR: f64 = 3.613_2e-7;
 /// Further relative error of an honest `log`: 3 ulp.

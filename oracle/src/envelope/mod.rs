@@ -55,8 +55,10 @@ mod profile;
 mod sums;
 
 pub use accumulation::Accumulation;
-pub use arithmetic::{Arithmetic, Delta, GroupSums, WeightRounding};
-pub use constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_ERROR};
+pub use arithmetic::{Arithmetic, Delta, GroupSums, SoftCap, WeightRounding};
+pub use constants::{
+    EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR, TANH_ERROR,
+};
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
 pub use model::{BoundTier, Model, PairError, Rounding, RowModel, RowStatistics};

@@ -4,8 +4,10 @@
 pub(super) mod gradients;
 
 use super::accumulation::Accumulation;
-use super::arithmetic::{Arithmetic, Delta, GroupSums, WeightRounding};
-use super::constants::{EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_ERROR};
+use super::arithmetic::{Arithmetic, Delta, GroupSums, SoftCap, WeightRounding};
+use super::constants::{
+    EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR, TANH_ERROR,
+};
 use super::partition::{GradientSums, Merges, Partition};
 use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem};
@@ -31,6 +33,8 @@ pub struct Model {
     gradients: Format,
     scale: f64,
     softcap: Option<f64>,
+    /// The relative error of the soft cap's `tanh`.
+    tanh_error: f64,
     dims_v: usize,
     group: usize,
     /// The least magnitude that a non-zero input counts as, where products are aligned by their factors' exponents.
@@ -122,6 +126,14 @@ fn may_normalise_first(weights: WeightRounding, p: Format) -> bool {
     weights != WeightRounding::BeforeNormalisation || p == Format::F32
 }
 
+/// Returns the relative error of a soft cap's `tanh`.
+fn tanh_error(soft_cap: SoftCap) -> f64 {
+    match soft_cap {
+        SoftCap::Accurate => TANH_ERROR,
+        SoftCap::Approximate | SoftCap::Unknown => TANH_APPROXIMATE_ERROR,
+    }
+}
+
 /// Returns the roundings of dk and dv of single query heads: as many as a group has heads, whether the stored gradients
 /// are added in f32 or one after the other in their format.
 fn stored_heads(sums: GroupSums, problem: &Problem) -> GradientSums {
@@ -211,7 +223,7 @@ impl Model {
     /// Returns the model of a subject that declares `arithmetic` and `partition` for `problem`.
     pub fn new(problem: &Problem, arithmetic: Arithmetic, partition: Partition) -> Model {
         let Precision { q, k, v, dout, .. } = problem.precision;
-        let Arithmetic { accumulation, weights, delta, group_sums } = arithmetic;
+        let Arithmetic { accumulation, weights, delta, group_sums, soft_cap } = arithmetic;
         Model {
             accumulation,
             may_normalise_first: may_normalise_first(weights, problem.precision.p.format),
@@ -224,6 +236,7 @@ impl Model {
             gradients: problem.precision.gradients.format,
             scale: f64::from(problem.softmax.scale),
             softcap: problem.softmax.softcap.map(f64::from),
+            tanh_error: tanh_error(soft_cap),
             dims_v: problem.dims.v,
             group: problem.group(),
             input_floor: [q, k, v, dout]
@@ -280,7 +293,7 @@ impl Model {
         let underflow = self.accumulation.underflow();
         // tanh is 1-Lipschitz: the scaled product's error passes through whole at most. The quotient by the cap loses a
         // part to underflow, which comes back multiplied by the cap.
-        let capped = self.softcap.map_or(0.0, |cap| TANH_ERROR * logit.abs() + 2.0 * cap * underflow);
+        let capped = self.softcap.map_or(0.0, |cap| self.tanh_error * logit.abs() + 2.0 * cap * underflow);
         scaled + capped + underflow
     }
 

@@ -37,6 +37,7 @@ forward = torch.ops._vllm_fa3_C.fwd
     arrays="torch", device="cuda", formats=["bf16", "fp16"], d=seamproof.multiples(8, to=256),
     d_v=seamproof.multiples(8, to=256), d_equal=True, masks=seamproof.bottom_right(windows=True, most=1 << 30),
     layout=seamproof.packed(padding=True, slack=True), softcap=True, backward=False,
+    arithmetic={"soft_cap": "approximate"},
     lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"), start_seconds=300,
 )  # fmt: skip
 def attention(p, q, k, v, dout=None, sink=None):

@@ -112,12 +112,21 @@ pub struct Roundings {
     /// Format in which dk and dv of each query head are stored before they are summed over a group; `None` where they
     /// stay in registers.
     pub stored_heads: Option<Format>,
+    /// Whether the soft cap's `tanh` has 11 bits, as `tanh.approx.f32` has.
+    pub coarse_cap: bool,
 }
 
 impl Roundings {
     /// Returns the roundings of a FlashAttention with these formats of P and dS.
     pub const fn new(p: Format, ds: Format) -> Roundings {
-        Roundings { p, ds, normalises_first: false, weighs_dots: false, stored_heads: None }
+        Roundings {
+            p,
+            ds,
+            normalises_first: false,
+            weighs_dots: false,
+            stored_heads: None,
+            coarse_cap: false,
+        }
     }
 }
 
@@ -332,9 +341,17 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
                 let (q, format) = (tensors.q.lane(placed.q[i], *head), tensors.q.format());
                 stages.products(units, Pass::Forward, format, q, k, &mut scores[..columns.len()]);
                 let scores = &mut scores[seen.clone()];
-                stages.scores(units, Pass::Forward, softmax, scores);
+                self.score(Pass::Forward, softmax, scores);
                 visit(local, &columns, &seen, scores, values.slice(seen.clone()));
             }
+        }
+    }
+
+    /// Turns products into scores.
+    fn score(&self, pass: Pass, softmax: &Softmax, products: &mut [T]) {
+        self.stages.scores(&self.units, pass, softmax, products);
+        if self.roundings.coarse_cap && softmax.softcap.is_some() {
+            products.iter_mut().for_each(|score| *score = with_eleven_bits(*score));
         }
     }
 
@@ -512,7 +529,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             stages.products(units, pass, format, q.lane(local), k, &mut scores);
             stages.products(units, pass, format, dout.lane(local), v, &mut dp);
             let scores = &mut scores[seen.clone()];
-            stages.scores(units, pass, softmax, scores);
+            self.score(pass, softmax, scores);
             for (score, dp) in scores.iter_mut().zip(&dp[seen.clone()]) {
                 *score = stages.probability(units, softmax, *score, lse[local]) * *dp;
             }
@@ -545,7 +562,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             }
             stages.products(units, pass, format, q.lane(local), k, &mut scores);
             stages.products(units, pass, format, dout.lane(local), v, &mut dp);
-            stages.scores(units, pass, softmax, &mut scores[seen.clone()]);
+            self.score(pass, softmax, &mut scores[seen.clone()]);
             let (p_row, ds_row) = (p.row_mut(local), ds.row_mut(local));
             for j in seen.clone() {
                 let weight = stages.probability(units, softmax, scores[j], lse[local]);
@@ -594,6 +611,12 @@ impl<T: Real> Columns<T> {
         }
         tile
     }
+}
+
+/// Returns an f32 rounded to 11 bits, which changes it by 2^-11 of its magnitude at most. (Veltkamp's splitting.)
+fn with_eleven_bits<T: Real>(value: T) -> T {
+    let large = T::from_f32(8193.0) * value;
+    large - (large - value)
 }
 
 /// Returns `keys` as columns of the tile `columns`.
