@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .copies import Copies, TorchCopies
-from .errors import DeclarationError
+from .errors import DeclarationError, NotHere
 from .formats import UNWRITTEN, UNWRITTEN_16, narrow, widen
 
 # Elements of a guard band: 4096 bytes of f32, so that the array behind it is aligned as an allocation is.
@@ -160,6 +160,8 @@ class Torch(Numpy):
         if device == "cuda":
             device = f"cuda:{ordinal}"
         self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise NotHere("torch finds no GPU")
         self.asynchronous = self.device.type == "cuda"
         if self.asynchronous:
             torch.cuda.set_device(self.device)
@@ -318,7 +320,10 @@ class Jax(Numpy):
 
         self.jax = jax
         platform_name, _, number = (device or "").partition(":")
-        found = jax.devices({"cuda": "gpu"}.get(platform_name, platform_name) or None)
+        try:
+            found = jax.devices({"cuda": "gpu"}.get(platform_name, platform_name) or None)
+        except RuntimeError as error:  # no such platform
+            raise NotHere(error) from error
         at = int(number) if number else min(ordinal, len(found) - 1)
         self.device = found[at]
         self._count = len(found)

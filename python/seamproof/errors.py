@@ -13,6 +13,13 @@ class DeclarationError(SeamproofError, ValueError):
     """A declaration that cannot be, or that the function does not keep."""
 
 
+class NotHere(SeamproofError):
+    """A subject whose library or device this machine lacks: it cannot be judged here, which says nothing about it."""
+
+    def __init__(self, what: object):
+        super().__init__(f"not here: {what}")
+
+
 class ProtocolError(SeamproofError):
     """An exchange with the program that does not follow the protocol."""
 

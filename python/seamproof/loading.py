@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import DeclarationError
+from .errors import DeclarationError, NotHere
 from .subject import Subject
 
 # Options of the subject being loaded; `options` returns them.
@@ -66,14 +66,17 @@ def find_subject(module: ModuleType, name: str | None, path: str) -> Subject:
 
 
 def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject:
-    """Returns the subject that a request opens."""
+    """Returns the subject that a request opens, ready on its device."""
     # A name is an identifier, so that C:\\file.py is a path.
     path, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         path, name = target, ""
     _options.clear()
     _options.update(given | request.get("options", {}))
-    subject = find_subject(load_file(path), name or None, path)
-    subject.open(request.get("device", 0))
+    try:
+        subject = find_subject(load_file(path), name or None, path)
+        subject.open(request.get("device", 0))
+    except ModuleNotFoundError as error:
+        raise NotHere(error) from error
     narrowing = os.environ.get("SEAMPROOF_NARROW")
     return subject.narrowed(json.loads(narrowing)) if narrowing else subject

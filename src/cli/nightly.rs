@@ -15,7 +15,7 @@ use super::output::print_line;
 use super::run::stop_or_end;
 use super::{CliError, progress, worker};
 use crate::campaign::Registered;
-use crate::nightly::{Known, Night, Orders, Report, Watch, regressions_of};
+use crate::nightly::{Known, Night, Orders, Report, Watch, outside_of, regressions_of};
 
 /// Subjects that a night looks for where none is named.
 const SUBJECTS: [&str; 2] = ["emulated", "cuda"];
@@ -41,7 +41,10 @@ pub(super) struct Args {
     /// Subjects, which must be there [default: emulated, and cuda where there is a GPU]
     #[arg(long, value_name = "NAME", value_delimiter = ';')]
     backend: Vec<String>,
-    /// Directory of regressions/ and known.toml
+    /// Looks for the kernels of others too that outside.toml of the corpus lists, and skips those that are not installed
+    #[arg(long, conflicts_with = "backend")]
+    outside: bool,
+    /// Directory of regressions/, known.toml and outside.toml
     #[arg(long, value_name = "DIR", default_value = "corpus")]
     corpus: PathBuf,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash [default: random]
@@ -59,7 +62,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     // Everything that is read is read before anything is run or written.
     let stored = regressions_of(&args.corpus)?;
     let known = Known::read(&args.corpus.join("known.toml"))?;
-    let (subjects, absent) = subjects(&args.backend)?;
+    let others = if args.outside { outside_of(&args.corpus.join("outside.toml"))? } else { Vec::new() };
+    let (subjects, absent) = subjects(&args.backend, &others)?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let orders = Orders {
         seed: args.seed.unwrap_or_else(random_seed),
@@ -88,18 +92,23 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 /// Subjects, each with a reason.
 type Absent = Vec<(String, String)>;
 
-/// Returns the subjects that are there, and why others are not. One that was named must be.
-fn subjects(named: &[String]) -> Result<(Vec<String>, Absent), CliError> {
+/// Returns the subjects that are there, and why others are not. One that was named must be. Where none was, `others`
+/// are looked for beside this project's own.
+fn subjects(named: &[String], others: &[String]) -> Result<(Vec<String>, Absent), CliError> {
     let wanted: Vec<&str> = match named {
-        [] => SUBJECTS.to_vec(),
+        [] => SUBJECTS.into_iter().chain(others.iter().map(String::as_str)).collect(),
         named => named.iter().map(String::as_str).collect(),
     };
     let (mut there, mut absent) = (Vec::new(), Vec::new());
     for name in wanted {
         if there.iter().any(|other| other == name) {
-            return Err(CliError::Usage(format!("--backend names {name} twice")));
+            return Err(CliError::Usage(format!("{name} is named twice")));
         }
-        match Registered::new(name)?.ready() {
+        let ready = match Registered::new(name) {
+            Err(error) if !named.is_empty() => return Err(error.into()),
+            subject => subject.map_err(|error| error.to_string()).and_then(|subject| subject.ready()),
+        };
+        match ready {
             Ok(()) => there.push(name.to_owned()),
             Err(what) if !named.is_empty() => {
                 return Err(CliError::Start { name: name.to_owned(), what });

@@ -1,5 +1,6 @@
 //! `seamproof replay`: judges stored cases again.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
@@ -10,9 +11,11 @@ use crate::campaign::{OnDisk, Registered};
 use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
 use crate::replay::replay_as;
-use seamproof_judge::case::{Case, CaseError};
+use crate::worker::NOT_HERE;
+use seamproof_judge::case::{Case, CaseError, Subject};
 use seamproof_judge::files;
 use seamproof_judge::prose;
+use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
 
 const EXAMPLES: &str = "\
@@ -35,6 +38,13 @@ pub(super) struct Args {
     workers: worker::WorkerOptions,
 }
 
+/// Outcome of a stored case.
+enum Replayed {
+    Judged(Case, Verdict),
+    /// A case of a subject from outside whose library or device this machine lacks, with the reason.
+    Skipped(String),
+}
+
 /// Counts of cases by outcome.
 #[derive(Default)]
 pub(super) struct Tally {
@@ -44,6 +54,7 @@ pub(super) struct Tally {
     crashed: usize,
     unreadable: usize,
     internal: usize,
+    skipped: usize,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -53,13 +64,17 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         let subject = Registered::new(text)?;
         subject.ready().map_err(|what| CliError::Start { name: text.clone(), what })?;
     }
-    let mut tally = Tally::default();
+    let (mut tally, mut lacking) = (Tally::default(), Lacking::default());
     let (all, unread) = asked(&args.paths)?;
     unread.iter().for_each(complain);
     tally.unreadable = unread.len();
     for path in all {
-        match judged(&path, args.backend.as_deref()) {
-            Ok((case, verdict)) => print_line(&tally.line(&path.display(), &case, &verdict)),
+        match replayed(&path, args.backend.as_deref(), &mut lacking) {
+            Ok(Replayed::Judged(case, verdict)) => print_line(&tally.line(&path.display(), &case, &verdict)),
+            Ok(Replayed::Skipped(what)) => {
+                print_line(&format_args!("skipped  {} · {what}", path.display()));
+                tally.skipped += 1;
+            }
             Err(error) => {
                 // One bad file must not hide what the others show.
                 complain(&error);
@@ -71,14 +86,36 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(tally.exit())
 }
 
-fn judged(path: &Path, backend: Option<&str>) -> Result<(Case, Verdict), CliError> {
+/// Subjects from outside by name, each with the reason why this machine lacks it; `None` for one that is here.
+type Lacking = BTreeMap<String, Option<String>>;
+
+/// Returns why this machine lacks a case's subject, if it is one from outside. A worker is started to find out.
+fn lacks(case: &Case, known: &mut Lacking) -> Option<String> {
+    if !SubjectName::from(&case.subject).is_outside() {
+        return None;
+    }
+    let ask = || {
+        let Subject { name, options } = case.subject.clone();
+        let subject = Registered::with(name, options).map_err(|error| error.to_string());
+        let why = subject.and_then(|subject| subject.ready()).err()?;
+        why.contains(NOT_HERE).then(|| why.replace('\n', "; "))
+    };
+    known.entry(case.subject.name.clone()).or_insert_with(ask).clone()
+}
+
+fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result<Replayed, CliError> {
+    // A subject that is asked for by name has to be there.
+    let stored = if backend.is_none() { Case::load(path).ok() } else { None };
+    if let Some(what) = stored.and_then(|case| lacks(&case, lacking)) {
+        return Ok(Replayed::Skipped(what));
+    }
     let (case, backend) = load(path, backend)?;
     tell_if_long(path, &case.problem);
     let file = || path.display().to_string();
     let verdict = replay_as(&case, backend.as_ref(), &case.problem);
     match verdict.map_err(|source| CliError::Replay { file: file(), source })? {
         Verdict::TooLarge(what) => Err(CliError::TooLarge { file: file(), what }),
-        verdict => Ok((case, verdict)),
+        verdict => Ok(Replayed::Judged(case, verdict)),
     }
 }
 
@@ -151,8 +188,12 @@ impl Tally {
     }
 
     fn summary(&self) -> String {
+        let skipped = match self.skipped {
+            0 => String::new(),
+            count => format!(" · skipped {count}"),
+        };
         format!(
-            "cases    held {} · refused {} · failed {} · crashed {} · unreadable {} · internal {}",
+            "cases    held {} · refused {} · failed {} · crashed {} · unreadable {} · internal {}{skipped}",
             self.held, self.refused, self.failed, self.crashed, self.unreadable, self.internal
         )
     }

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::NightError;
@@ -18,6 +19,16 @@ use seamproof_judge::files;
 pub(super) const REPORT: &str = "report.json";
 /// Size of the largest file that is read of a night or of all nights, cases apart, in bytes.
 pub(super) const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads a list of a corpus.
+pub(super) fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<T, NightError> {
+    let bytes = files::read(path, FILE_BYTES_MAX).map_err(NightError::unread(path))?;
+    let text = String::from_utf8(bytes).map_err(NightError::unread(path))?;
+    toml::from_str(&text).map_err(|error| NightError::Read {
+        path: path.to_owned(),
+        what: error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+    })
+}
 
 /// Returns the numbers of the nights in a home, in order.
 pub(super) fn numbers(home: &Path) -> Result<BTreeSet<u32>, NightError> {

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::home::FILE_BYTES_MAX;
+use super::home::read_toml;
 use super::{NightError, Watch};
 use crate::campaign::{Options, Registered};
 use crate::replay::replay;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::files;
+use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
 
 /// The list.
@@ -60,18 +61,18 @@ pub(crate) enum Standing {
     Unchecked(String),
 }
 
+/// Whether a name is that of a subject outside of this project.
+fn is_outside(subject: &str) -> bool {
+    SubjectName::new(subject, Options::new()).is_outside()
+}
+
 impl Known {
     /// Reads a list, and checks its entries before anything is run; the list is empty where there is no file.
     pub(crate) fn read(path: &Path) -> Result<Known, NightError> {
         if files::is_absent(path) {
             return Ok(Known::default());
         }
-        let bytes = files::read(path, FILE_BYTES_MAX).map_err(NightError::unread(path))?;
-        let text = String::from_utf8(bytes).map_err(NightError::unread(path))?;
-        let mut known: Known = toml::from_str(&text).map_err(|error| NightError::Read {
-            path: path.to_owned(),
-            what: error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
-        })?;
+        let mut known: Known = read_toml(path)?;
         for entry in &mut known.known {
             entry.case = path.with_file_name(&entry.case);
         }
@@ -92,8 +93,8 @@ impl Known {
         self.known.iter().find(|entry| entry.key == key)
     }
 
-    /// Judges every entry's case again.
-    pub(super) fn listed(&self, watch: &Watch) -> Vec<Listed> {
+    /// Judges every entry's case again. Those of subjects from outside are left out where the night does not run them.
+    pub(super) fn listed(&self, subjects: &[String], watch: &Watch) -> Vec<Listed> {
         let control = watch.begin("known failures");
         let listed = |entry: &Entry| {
             let standing = match control.stopped() {
@@ -102,7 +103,7 @@ impl Known {
             };
             Listed { key: entry.key.clone(), standing }
         };
-        self.known.iter().map(listed).collect()
+        self.known.iter().filter(|entry| entry.is_asked(subjects)).map(listed).collect()
     }
 }
 
@@ -116,10 +117,19 @@ impl Entry {
         let Some(subject) = FailureKey::subject_of(&self.key) else {
             return Some("names no subject; write its key as reports do: CHECK · SUBJECT · …".to_owned());
         };
-        if let Err(error) = Registered::with(subject.to_owned(), Options::new()) {
+        // A subject from outside need not be installed here.
+        if !is_outside(subject)
+            && let Err(error) = Registered::with(subject.to_owned(), Options::new())
+        {
             return Some(format!("names a subject that cannot be made: {error}"));
         }
         Case::load(&self.case).err().map(|error| format!("has a case that cannot be read: {error}"))
+    }
+
+    /// Whether a night of these subjects can judge the entry.
+    fn is_asked(&self, subjects: &[String]) -> bool {
+        FailureKey::subject_of(&self.key)
+            .is_none_or(|subject| !is_outside(subject) || subjects.iter().any(|name| name == subject))
     }
 
     /// Judges the case on the subject that the key names, with the case's own options where it is of that subject.
@@ -172,7 +182,7 @@ mod tests {
     }
 
     fn standing(known: &Known) -> Standing {
-        let [listed] = &known.listed(&Watch::default())[..] else { panic!("one entry") };
+        let [listed] = &known.listed(&[], &Watch::default())[..] else { panic!("one entry") };
         listed.standing.clone()
     }
 

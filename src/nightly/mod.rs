@@ -14,6 +14,7 @@
 
 mod home;
 mod known;
+mod outside;
 mod regressions;
 mod report;
 mod trend;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 pub(crate) use home::{found_by, newest_of};
 pub(crate) use known::Known;
+pub(crate) use outside::outside_of;
 pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
 pub(crate) use report::{NightCampaign, Report, ReportedFailure};
 pub(crate) use watch::Watch;
@@ -134,7 +136,7 @@ impl Night {
         if permits {
             self.run_all(&mut report, stored, known, watch, note)?;
         }
-        report.finish(known.listed(watch), known);
+        report.finish(known.listed(&self.orders.subjects, watch), known);
         Ok(Some(report))
     }
 

@@ -49,6 +49,9 @@ pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use served::{Served, WorkerCommand, subject};
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
+/// Words in the reason of a worker whose machine lacks the subject's library or device (`seamproof.NotHere` in Python).
+pub const NOT_HERE: &str = "not here: ";
+
 /// Returns what a mutex guards, also after a thread panicked with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

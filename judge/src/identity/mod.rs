@@ -127,7 +127,7 @@ pub static TABLE: [Identity; 24] = [
         "the same with dout times -2, or -1 where -2 might overflow";
         "gradients that do not start at zero", "saturation"),
     identity!(ScaleFolding Bitwise 1 free, scale::scale_folding,
-        "the same with q doubled and the scale halved";
+        "the same with q times 4 and a quarter of the scale";
         "scale ignored, fixed or applied twice"),
     identity!(Negation Bitwise 1 free, scale::negation,
         "the same with q and k negated";

@@ -61,19 +61,20 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::LinearInDout, &claims))
 }
 
-/// Asks about 2q with half the scale. dq is halved; everything else stays as it is. Logits are sums of products of q
-/// and k, which are never tiny. Gradients may be tiny, so dq and dk are asked about only where the case is tame.
+/// Asks about 4q with a quarter of the scale. dq is quartered; everything else stays as it is. A factor of two would not
+/// do: unfused attention multiplies q and k by the root of the scale each. Logits are sums of products of q and k, which
+/// are never tiny. Gradients may be tiny, so dq and dk are asked about only where the case is tame.
 pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq};
     let mut fields: ProblemFields = evidence.problem.clone().into();
-    fields.softmax.scale /= 2.0;
+    fields.softmax.scale /= 4.0;
     let mut twin = Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))?;
-    twin.inputs.q.mapv_inplace(|q| 2.0 * q);
+    twin.inputs.q.mapv_inplace(|q| 4.0 * q);
     let largest = evidence.problem.precision.q.format.max_finite();
     if twin.inputs.q.iter().any(|&q| f64::from(q.abs()) > largest) {
         return None;
     }
-    let mut claims = claims(evidence, &[(Dq, 0.5)]);
+    let mut claims = claims(evidence, &[(Dq, 0.25)]);
     if !tame(evidence) {
         claims.retain(|claim| !matches!(claim.tensor, Dq | Dk));
     }

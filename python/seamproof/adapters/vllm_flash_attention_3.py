@@ -23,9 +23,7 @@ def library():
         return given
     found = importlib.util.find_spec("vllm")
     if found is None or not found.submodule_search_locations:
-        raise seamproof.DeclarationError(
-            f"vllm is not installed, and $VLLM_FLASH_ATTENTION_3 names no {NAME}"
-        )
+        raise seamproof.NotHere(f"vllm is not installed, and $VLLM_FLASH_ATTENTION_3 names no {NAME}")
     return str(Path(found.submodule_search_locations[0]) / "vllm_flash_attn" / NAME)
 
 
