@@ -22,7 +22,7 @@ use std::fmt;
 
 use rayon::prelude::*;
 use seamproof_oracle::envelope::{
-    Arithmetic, Delta, GroupSums, KeyOrder, Merges, NumericProfile, WeightRounding,
+    Arithmetic, Delta, DsWeights, GroupSums, KeyOrder, Merges, NumericProfile, WeightRounding,
 };
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
@@ -78,6 +78,21 @@ pub struct BackwardFacts {
     pub group_sums: GroupSums,
     /// Source of D, [`NumericProfile::delta`]. A tighter choice comes before a weaker one.
     pub delta: Delta,
+    /// Weights that dS is made of, [`NumericProfile::ds_weights`].
+    pub ds_weights: DsWeights,
+}
+
+/// Choices of arithmetic that an instance declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Choices {
+    /// Order of rounding weights and normalising them.
+    pub weights: WeightRounding,
+    /// Source of D.
+    pub delta: Delta,
+    /// Format of the gradients of one query head.
+    pub group_sums: GroupSums,
+    /// Weights that dS is made of.
+    pub ds_weights: DsWeights,
 }
 
 /// Score of a candidate over all cases.
@@ -126,7 +141,7 @@ pub struct Calibration {
     /// Score of each backward candidate, from dq, dk and dv; empty where the subject shows no LSE.
     pub backward: BTreeMap<BackwardFacts, Score>,
     /// Choices that the instances declared, with an unknown one where a choice is.
-    pub declared: BTreeSet<(WeightRounding, Delta, GroupSums)>,
+    pub declared: BTreeSet<Choices>,
     /// Versions of what ran, [`Backend::versions`].
     pub versions: BTreeMap<String, String>,
 }
@@ -170,6 +185,7 @@ impl ForwardFacts {
             weights: self.weights(),
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
+            ds_weights: DsWeights::Unrounded,
         }
     }
 }
@@ -180,18 +196,22 @@ impl BackwardFacts {
             let deltas = [Delta::StoredOut, Delta::WeightedDots, Delta::UnroundedOut];
             deltas.map(|delta| (group_sums, delta))
         });
-        choices.flat_map(|(group_sums, delta)| {
-            (0..4u32).map(move |bits| BackwardFacts {
-                rounds_weights: bits & 1 == 0,
-                scales_logit_gradients: bits & 2 != 0,
-                group_sums,
-                delta,
+        choices
+            .flat_map(|(group_sums, delta)| {
+                (0..8u32).map(move |bits| BackwardFacts {
+                    rounds_weights: bits & 1 == 0,
+                    scales_logit_gradients: bits & 2 != 0,
+                    group_sums,
+                    delta,
+                    ds_weights: if bits & 4 == 0 { DsWeights::Unrounded } else { DsWeights::Rounded },
+                })
             })
-        })
+            // Weights that are not rounded are the same for dS.
+            .filter(|facts| facts.rounds_weights || facts.ds_weights == DsWeights::Unrounded)
     }
 
     fn profile(self) -> NumericProfile {
-        let BackwardFacts { rounds_weights, scales_logit_gradients, delta, group_sums } = self;
+        let BackwardFacts { rounds_weights, scales_logit_gradients, delta, group_sums, ds_weights } = self;
         let kv_order = KeyOrder::Ascending;
         NumericProfile {
             rounds_weights,
@@ -200,6 +220,7 @@ impl BackwardFacts {
             weights: WeightRounding::BeforeNormalisation,
             delta,
             group_sums,
+            ds_weights,
             kv_tile: 1,
             kv_order,
         }
@@ -296,7 +317,7 @@ impl Calibration {
                 forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));
             }
         }
-        let Arithmetic { weights, delta, group_sums, .. } = backend.declaration().arithmetic;
+        let Arithmetic { weights, delta, group_sums, ds_weights, .. } = backend.declaration().arithmetic;
         Ok(Calibration {
             cases: 1,
             refused: 0,
@@ -307,7 +328,7 @@ impl Calibration {
             backward: BackwardFacts::all()
                 .filter_map(|facts| Some((facts, replays.backward(facts.profile())?)))
                 .collect(),
-            declared: BTreeSet::from([(weights, delta, group_sums)]),
+            declared: BTreeSet::from([Choices { weights, delta, group_sums, ds_weights }]),
             versions: backend.versions(),
         })
     }
@@ -380,11 +401,7 @@ impl Calibration {
     }
 
     /// Returns a choice for the lock: `None` where every instance declared what was found.
-    fn undeclared<T: PartialEq>(
-        &self,
-        found: T,
-        of: fn(&(WeightRounding, Delta, GroupSums)) -> T,
-    ) -> Option<T> {
+    fn undeclared<T: PartialEq>(&self, found: T, of: fn(&Choices) -> T) -> Option<T> {
         let is_declared = self.declared.iter().all(|declared| of(declared) == found);
         (!is_declared).then_some(found)
     }
@@ -424,9 +441,10 @@ impl Calibration {
                 rounds_weights: forward.rounds_weights,
                 scales_logit_gradients: backward.scales_logit_gradients,
                 scales_queries: forward.scales_queries,
-                weights: self.undeclared(forward.weights(), |declared| declared.0),
-                delta: self.undeclared(backward.delta, |declared| declared.1),
-                group_sums: self.undeclared(backward.group_sums, |declared| declared.2),
+                weights: self.undeclared(forward.weights(), |declared| declared.weights),
+                delta: self.undeclared(backward.delta, |declared| declared.delta),
+                group_sums: self.undeclared(backward.group_sums, |declared| declared.group_sums),
+                ds_weights: self.undeclared(backward.ds_weights, |declared| declared.ds_weights),
                 kv_tile: forward.kv_tile,
                 kv_order: forward.profile(1).kv_order,
                 merge: forward.merge,
@@ -515,13 +533,16 @@ impl fmt::Display for Calibration {
             write!(f, "{rounds:<12}{scales:<12}{tile:<12}{order:<12}{merge:<12}{normalised:<22}")?;
             writeln!(f, "{worst:>12.3}{condemned:>11}")?;
         }
-        let head = ["rounds P", "scales dS before rounding", "heads of a group", "D"];
-        let [rounds, scales, heads, delta] = head;
-        writeln!(f, "{rounds:<12}{scales:<28}{heads:<20}{delta:<22}{:>12}{:>11}", "gradients", "condemned")?;
+        let head = ["rounds P", "scales dS before rounding", "heads of a group", "dS of P", "D"];
+        let [rounds, scales, heads, ds, delta] = head;
+        write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}")?;
+        writeln!(f, "{:>12}{:>11}", "gradients", "condemned")?;
         for (facts, Score { worst, condemned }) in &self.backward {
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_logit_gradients));
-            let (heads, delta) = (name_of(facts.group_sums), name_of(facts.delta));
-            writeln!(f, "{rounds:<12}{scales:<28}{heads:<20}{delta:<22}{worst:>12.3}{condemned:>11}")?;
+            let (heads, ds, delta) =
+                (name_of(facts.group_sums), name_of(facts.ds_weights), name_of(facts.delta));
+            write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}")?;
+            writeln!(f, "{worst:>12.3}{condemned:>11}")?;
         }
         if let Some(nearest) = self.nearest() {
             writeln!(

@@ -1,6 +1,8 @@
 //! Names that a test of a kernel usually needs.
 
-pub use seamproof_oracle::envelope::{Accumulation, Arithmetic, Delta, GroupSums, SoftCap, WeightRounding};
+pub use seamproof_oracle::envelope::{
+    Accumulation, Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding,
+};
 pub use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem,
     ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use seamproof_oracle::envelope::{
-    Arithmetic, Delta, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
+    Arithmetic, Delta, DsWeights, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
 };
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::sharding::run_of;
@@ -47,6 +47,9 @@ pub struct Lock {
     pub delta: Option<Delta>,
     /// Format of the gradients of one query head; `null` where each instance declares its own.
     pub group_sums: Option<GroupSums>,
+    /// Weights that dS is made of; `null` where each instance declares its own.
+    #[serde(default)]
+    pub ds_weights: Option<DsWeights>,
     /// Keys of a tile; `null` where each instance declares its own. The options of the emulated backend choose it.
     pub kv_tile: Option<usize>,
     /// Order in which a launch takes its tiles, [`NumericProfile::kv_order`].
@@ -142,8 +145,11 @@ impl Lock {
         let weights = self.weights.unwrap_or(arithmetic.weights);
         let delta = self.delta.unwrap_or(arithmetic.delta);
         let group_sums = self.group_sums.unwrap_or(arithmetic.group_sums);
-        let is_known =
-            weights != WeightRounding::Unknown && delta != Delta::Unknown && group_sums != GroupSums::Unknown;
+        let ds_weights = self.ds_weights.unwrap_or(arithmetic.ds_weights);
+        let is_known = weights != WeightRounding::Unknown
+            && delta != Delta::Unknown
+            && group_sums != GroupSums::Unknown
+            && ds_weights != DsWeights::Unknown;
         is_known.then(|| NumericProfile {
             rounds_weights: self.rounds_weights,
             scales_logit_gradients: self.scales_logit_gradients,
@@ -153,6 +159,7 @@ impl Lock {
             weights,
             delta,
             group_sums,
+            ds_weights,
         })
     }
 }

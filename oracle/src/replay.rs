@@ -95,7 +95,7 @@ pub(crate) fn of_head<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::envelope::{Delta, GroupSums, WeightRounding};
+    use crate::envelope::{Delta, DsWeights, GroupSums, WeightRounding};
 
     fn launch(queries: Positions, keys: Vec<(usize, Positions)>) -> ReplayedLaunch {
         ReplayedLaunch { sequence: 0, heads: 0..1, queries, keys }
@@ -114,6 +114,7 @@ mod tests {
             weights: WeightRounding::BeforeNormalisation,
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
+            ds_weights: DsWeights::Unrounded,
             kv_tile: 2,
             kv_order: KeyOrder::Ascending,
         };

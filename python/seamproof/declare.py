@@ -14,7 +14,7 @@ WINDOWS = FORMS[2:]
 ALIGNMENTS = ("top-left", "bottom-right")
 SINKS = ("none", "off-by-one", "learnable")
 PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
-ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap")
+ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights")
 
 Sizes = int | Iterable[int] | Mapping[str, int]
 

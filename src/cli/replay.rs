@@ -40,7 +40,7 @@ pub(super) struct Args {
 
 /// Outcome of a stored case.
 enum Replayed {
-    Judged(Case, Verdict),
+    Judged(Box<(Case, Verdict)>),
     /// A case of a subject from outside whose library or device this machine lacks, with the reason.
     Skipped(String),
 }
@@ -70,7 +70,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     tally.unreadable = unread.len();
     for path in all {
         match replayed(&path, args.backend.as_deref(), &mut lacking) {
-            Ok(Replayed::Judged(case, verdict)) => print_line(&tally.line(&path.display(), &case, &verdict)),
+            Ok(Replayed::Judged(judged)) => print_line(&tally.line(&path.display(), &judged.0, &judged.1)),
             Ok(Replayed::Skipped(what)) => {
                 print_line(&format_args!("skipped  {} · {what}", path.display()));
                 tally.skipped += 1;
@@ -115,7 +115,7 @@ fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result
     let verdict = replay_as(&case, backend.as_ref(), &case.problem);
     match verdict.map_err(|source| CliError::Replay { file: file(), source })? {
         Verdict::TooLarge(what) => Err(CliError::TooLarge { file: file(), what }),
-        verdict => Ok(Replayed::Judged(case, verdict)),
+        verdict => Ok(Replayed::Judged(Box::new((case, verdict)))),
     }
 }
 

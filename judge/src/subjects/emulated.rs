@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use seamproof_oracle::envelope::{self, Accumulation, Delta, GroupSums, Partition, SoftCap, WeightRounding};
+use seamproof_oracle::envelope::{
+    self, Accumulation, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
+};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scaling, TensorName};
@@ -50,6 +52,8 @@ pub struct Emulated {
     pub group_sums: GroupSums,
     /// Accuracy of the soft cap.
     pub soft_cap: SoftCap,
+    /// Weights that dS is made of.
+    pub ds_weights: DsWeights,
     /// Format of out and of the gradients.
     pub results: Results,
     /// Whether the kernel declares its arithmetic. If not, everything about it is unknown.
@@ -95,6 +99,7 @@ impl Default for Emulated {
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
             soft_cap: SoftCap::Accurate,
+            ds_weights: DsWeights::Unrounded,
             results: Results::Inputs,
             declares: true,
         }
@@ -116,6 +121,7 @@ fn expected(option: &str) -> &'static str {
         "delta" => "stored-out, weighted-dots or unrounded-out",
         "group_sums" => "f32 or stored",
         "soft_cap" => "accurate or approximate",
+        "ds_weights" => "unrounded or rounded",
         "results" => "inputs or f32",
         "declares" => "all or nothing",
         _ => "a whole number from 1 to 4096",
@@ -123,8 +129,7 @@ fn expected(option: &str) -> &'static str {
 }
 
 /// Options that the kernel has.
-const KNOWN: &str =
-    "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, results, declares";
+const KNOWN: &str = "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, ds_weights, results, declares";
 
 fn one_of<T: Copy>(name: &str, of: [(&str, T); 2]) -> Option<T> {
     of.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
@@ -151,6 +156,7 @@ impl Emulated {
     ///
     /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
     /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `soft_cap` (`accurate` or `approximate`),
+    /// `ds_weights` (`unrounded` or `rounded`),
     /// `results` (`inputs` or `f32`: the format of out and gradients) and `declares` (`all`, or `nothing` of its arithmetic). The first of each is the default.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
@@ -166,6 +172,7 @@ impl Emulated {
                 "delta" => choice(value).map(|delta| backend.delta = delta),
                 "group_sums" => choice(value).map(|sums| backend.group_sums = sums),
                 "soft_cap" => choice(value).map(|cap| backend.soft_cap = cap),
+                "ds_weights" => choice(value).map(|weights| backend.ds_weights = weights),
                 "results" => one_of(value, [("inputs", Results::Inputs), ("f32", Results::F32)])
                     .map(|results| backend.results = results),
                 "declares" => one_of(value, [("all", true), ("nothing", false)])
@@ -203,6 +210,7 @@ impl Emulated {
             stored_heads: (self.group_sums == GroupSums::Stored)
                 .then_some(problem.precision.gradients.format),
             coarse_cap: self.soft_cap == SoftCap::Approximate,
+            rounds_ds_weights: self.ds_weights == DsWeights::Rounded,
             ..Roundings::new(p, ds)
         }
     }
@@ -323,6 +331,7 @@ impl Backend for Emulated {
             delta: self.delta,
             group_sums: self.group_sums,
             soft_cap: self.soft_cap,
+            ds_weights: self.ds_weights,
         };
         let mut table = Table { statistics: vec![TensorName::Lse, TensorName::MaxLogit], ..Table::widest() };
         if self.delta == Delta::WeightedDots {

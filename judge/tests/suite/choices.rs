@@ -13,7 +13,7 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::{Emulated, difference, draw_options};
 use seamproof_judge::values;
 use seamproof_judge::verdict::{Tier, Verdict};
-use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, WeightRounding};
+use seamproof_oracle::envelope::{Arithmetic, Delta, DsWeights, GroupSums, WeightRounding};
 use seamproof_oracle::{
     Format, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Softmax, TensorName,
 };
@@ -34,7 +34,7 @@ fn problem(seed: u64, case: u64, kernel: &dyn Backend) -> Option<Problem> {
 }
 
 /// Every choice alone, all of them together, and each with a declaration of nothing.
-const CHOICES: [&[(&str, &str)]; 12] = [
+const CHOICES: [&[(&str, &str)]; 14] = [
     &[("weights", "after-normalisation")],
     &[("delta", "weighted-dots")],
     &[("delta", "unrounded-out")],
@@ -47,6 +47,13 @@ const CHOICES: [&[(&str, &str)]; 12] = [
     &[("delta", "unrounded-out"), ("group_sums", "stored"), ("declares", "nothing")],
     &[("soft_cap", "approximate")],
     &[("soft_cap", "approximate"), ("declares", "nothing")],
+    &[("ds_weights", "rounded")],
+    &[
+        ("ds_weights", "rounded"),
+        ("delta", "weighted-dots"),
+        ("group_sums", "stored"),
+        ("declares", "nothing"),
+    ],
 ];
 
 /// Number of cases for each choice.
@@ -101,6 +108,11 @@ fn stored_heads_hold() {
 #[test]
 fn approximate_soft_caps_hold() {
     (10..12).for_each(every_case_holds);
+}
+
+#[test]
+fn logit_gradients_of_rounded_weights_hold() {
+    (12..14).for_each(every_case_holds);
 }
 
 #[test]
@@ -255,7 +267,7 @@ impl Backend for Claims {
 
 #[test]
 fn a_choice_that_is_not_declared_is_condemned() {
-    for choice in CHOICES[..4].iter().chain([&CHOICES[10]]) {
+    for choice in CHOICES[..4].iter().chain([&CHOICES[10], &CHOICES[12]]) {
         let condemned = (0..200).find(|&case| {
             let kernel = kernel(case, choice);
             let Some(problem) = problem(7, case, &kernel) else { return false };
@@ -333,6 +345,7 @@ fn calibration_finds_the_choices_of_a_kernel_that_declares_nothing() {
         let lock = found(options);
         let got = (lock.weights, lock.delta, lock.group_sums);
         assert_eq!(got, (Some(weights), Some(delta), Some(group_sums)), "{options:?}");
+        assert_eq!(lock.ds_weights, Some(DsWeights::Unrounded), "{options:?}");
         assert!(lock.rounds_weights && lock.kv_tile.is_none(), "{options:?}: {lock:?}");
     }
 }

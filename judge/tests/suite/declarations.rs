@@ -4,7 +4,7 @@ use seamproof_judge::oracle::envelope::Arithmetic;
 use seamproof_judge::subject::{Declaration, Promises};
 use std::num::NonZeroUsize;
 
-use seamproof_judge::oracle::envelope::{Accumulation, Delta, GroupSums, SoftCap, WeightRounding};
+use seamproof_judge::oracle::envelope::{Accumulation, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 use seamproof_judge::oracle::{Alignment, Sink};
 
 use seamproof_judge::subject::{Backend, BalanceKind, MaskForm, Sizes};
@@ -69,7 +69,7 @@ fn the_fields_are_those_of_the_protocol() {
         "promises": {"deterministic_backward": true, "sequences_alone": true, "heads_alone": true,
                      "groups_alone": true, "rows_alone": true},
         "arithmetic": {"accumulation": {"f32-tree": 4}, "weights": "after-normalisation",
-                       "delta": "weighted-dots", "group_sums": "stored", "soft_cap": "approximate"},
+                       "delta": "weighted-dots", "group_sums": "stored", "soft_cap": "approximate", "ds_weights": "rounded"},
         "refuses": true, "start_seconds": 300
     }"#;
     let declaration = Declaration::from_json(json).expect("the protocol's own fields");
@@ -80,6 +80,7 @@ fn the_fields_are_those_of_the_protocol() {
         delta: Delta::WeightedDots,
         group_sums: GroupSums::Stored,
         soft_cap: SoftCap::Approximate,
+        ds_weights: DsWeights::Rounded,
     };
     assert_eq!(declaration.arithmetic, expected);
 }

@@ -18,6 +18,8 @@ pub struct Arithmetic {
     pub group_sums: GroupSums,
     /// The accuracy of the soft cap's `tanh`.
     pub soft_cap: SoftCap,
+    /// The weights that the backward multiplies `dP − D` with.
+    pub ds_weights: DsWeights,
 }
 
 /// The order in which a forward rounds its weights and divides them by the row's sum.
@@ -66,6 +68,19 @@ pub enum GroupSums {
     Unknown,
 }
 
+/// The weights P of `dS = P·(dP − D)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DsWeights {
+    /// P in f32, as in FlashAttention.
+    Unrounded,
+    /// P after its rounding for dv, as in the memory-efficient attention of xformers and torch.
+    Rounded,
+    /// An undeclared choice: the bounds hold for both.
+    #[default]
+    Unknown,
+}
+
 /// The accuracy of the soft cap's `tanh`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -82,7 +97,7 @@ pub enum SoftCap {
 
 impl Arithmetic {
     /// Returns the choices of a FlashAttention-style kernel with this accumulation: weights are rounded before they are
-    /// normalised, D comes from the stored out, a group is summed in f32, and the soft cap is accurate.
+    /// normalised, D comes from the stored out, dS from unrounded weights, a group is summed in f32, and the soft cap is accurate.
     pub const fn flash_attention(accumulation: Accumulation) -> Arithmetic {
         Arithmetic {
             accumulation,
@@ -90,6 +105,7 @@ impl Arithmetic {
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
             soft_cap: SoftCap::Accurate,
+            ds_weights: DsWeights::Unrounded,
         }
     }
 }
@@ -110,8 +126,9 @@ mod tests {
             delta: Delta::WeightedDots,
             group_sums: GroupSums::Stored,
             soft_cap: SoftCap::Approximate,
+            ds_weights: DsWeights::Rounded,
         };
-        let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored","soft_cap":"approximate"}"#;
+        let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored","soft_cap":"approximate","ds_weights":"rounded"}"#;
         assert_eq!(serde_json::to_string(&declared).expect("plain data"), text);
         assert_eq!(serde_json::from_str::<Arithmetic>(text).expect("what was written"), declared);
         assert_eq!(serde_json::from_str::<Arithmetic>("{}").expect("all unknown"), Arithmetic::default());

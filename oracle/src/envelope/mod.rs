@@ -55,7 +55,7 @@ mod profile;
 mod sums;
 
 pub use accumulation::Accumulation;
-pub use arithmetic::{Arithmetic, Delta, GroupSums, SoftCap, WeightRounding};
+pub use arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 pub use constants::{
     EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR, TANH_ERROR,
 };

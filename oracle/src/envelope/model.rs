@@ -4,7 +4,7 @@
 pub(super) mod gradients;
 
 use super::accumulation::Accumulation;
-use super::arithmetic::{Arithmetic, Delta, GroupSums, SoftCap, WeightRounding};
+use super::arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 use super::constants::{
     EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR, TANH_ERROR,
 };
@@ -24,6 +24,8 @@ pub struct Model {
     /// Whether the forward may divide weights by the row's sum before it rounds them.
     may_normalise_first: bool,
     delta: Delta,
+    /// Whether dS may be made of weights that were rounded before.
+    may_round_ds_weights: bool,
     /// Roundings of dk and dv of single query heads, before they are summed over a group.
     heads: GradientSums,
     partition: Partition,
@@ -223,11 +225,12 @@ impl Model {
     /// Returns the model of a subject that declares `arithmetic` and `partition` for `problem`.
     pub fn new(problem: &Problem, arithmetic: Arithmetic, partition: Partition) -> Model {
         let Precision { q, k, v, dout, .. } = problem.precision;
-        let Arithmetic { accumulation, weights, delta, group_sums, soft_cap } = arithmetic;
+        let Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights } = arithmetic;
         Model {
             accumulation,
             may_normalise_first: may_normalise_first(weights, problem.precision.p.format),
             delta,
+            may_round_ds_weights: ds_weights != DsWeights::Unrounded,
             heads: stored_heads(group_sums, problem),
             partition,
             p: problem.precision.p.format,
@@ -276,9 +279,11 @@ impl Model {
 
     /// Returns the model of the subject with the choices of a profile, in place of those that it declares.
     pub fn with_profile(self, problem: &Problem, profile: &NumericProfile) -> Model {
-        let &NumericProfile { weights, delta, group_sums, .. } = profile;
+        let &NumericProfile { weights, delta, group_sums, ds_weights, .. } = profile;
         let may_normalise_first = may_normalise_first(weights, self.weight_format(profile));
-        Model { may_normalise_first, delta, heads: stored_heads(group_sums, problem), ..self }
+        let may_round_ds_weights = ds_weights != DsWeights::Unrounded;
+        let heads = stored_heads(group_sums, problem);
+        Model { may_normalise_first, may_round_ds_weights, delta, heads, ..self }
     }
 
     /// Returns the model with other merges of partial results.

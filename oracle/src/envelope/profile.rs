@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::arithmetic::{Delta, GroupSums, WeightRounding};
+use super::arithmetic::{Delta, DsWeights, GroupSums, WeightRounding};
 
 /// The roundings of a subject, and the order in which it takes the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,8 @@ pub struct NumericProfile {
     pub delta: Delta,
     /// The format of dk and dv of one query head.
     pub group_sums: GroupSums,
+    /// The weights that dS is made of.
+    pub ds_weights: DsWeights,
     /// The number of keys of a tile.
     pub kv_tile: usize,
     /// The order in which a launch takes its tiles.

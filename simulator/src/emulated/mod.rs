@@ -114,6 +114,8 @@ pub struct Roundings {
     pub stored_heads: Option<Format>,
     /// Whether the soft cap's `tanh` has 11 bits, as `tanh.approx.f32` has.
     pub coarse_cap: bool,
+    /// Whether dS is made of rounded weights.
+    pub rounds_ds_weights: bool,
 }
 
 impl Roundings {
@@ -126,6 +128,7 @@ impl Roundings {
             weighs_dots: false,
             stored_heads: None,
             coarse_cap: false,
+            rounds_ds_weights: false,
         }
     }
 }
@@ -552,7 +555,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let TiledKernel { units, stages, .. } = self;
         let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
         let new = |format| TileWeights::new(rows.len(), columns.len(), format);
-        let Roundings { p: p_format, ds: ds_format, .. } = self.roundings;
+        let Roundings { p: p_format, ds: ds_format, rounds_ds_weights, .. } = self.roundings;
         let (mut p, mut ds) = (new(p_format), new(ds_format));
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.clone().enumerate() {
@@ -566,8 +569,9 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             let (p_row, ds_row) = (p.row_mut(local), ds.row_mut(local));
             for j in seen.clone() {
                 let weight = stages.probability(units, softmax, scores[j], lse[local]);
-                let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
                 p_row[j] = stages.round(pass, weight, p_format);
+                let weight = if rounds_ds_weights { p_row[j] } else { weight };
+                let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
                 ds_row[j] = stages.round(pass, stages.logit_gradient(units, softmax, pair), ds_format);
             }
             (p.seen[local], ds.seen[local]) = (seen.clone(), seen);

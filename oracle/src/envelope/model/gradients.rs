@@ -2,7 +2,7 @@
 
 use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
 use crate::envelope::accumulation::Accumulation;
-use crate::envelope::arithmetic::Delta;
+use crate::envelope::arithmetic::{Delta, DsWeights};
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 use crate::envelope::profile::NumericProfile;
 
@@ -153,27 +153,40 @@ impl Model {
         (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
     }
 
-    /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before P and dS are rounded. `p` is exact
-    /// given the saved out and lse, `x` is `dP − D`, `b` is `Σ|dout||v|`, and `derivative` is the soft cap's
-    /// derivative.
+    /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before dS is rounded. `p` is exact given the
+    /// saved out and lse, `x` is `dP − D`, `b` is `Σ|dout||v|`, and `derivative` is the soft cap's derivative.
     #[inline]
     fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
-        let &GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error } = pair;
+        let &GradientPair { logit, lse, lse_error, p, a, .. } = pair;
+        let p_error = self.backward_weight_error(p, logit, lse, self.logit_error(a, logit) + lse_error);
+        let (ds, ds_error) = self.ds_errors(pair, p, p_error + self.ds_weight_rounding(p + p_error));
+        (p_error, ds, ds_error)
+    }
+
+    /// Returns `|dS|` of a weight `p`, and its error before dS is rounded, where the subject's weight is off by
+    /// `p_error`.
+    #[inline]
+    fn ds_errors(&self, pair: &GradientPair, p: f64, p_error: f64) -> (f64, f64) {
+        let &GradientPair { logit, x, derivative, a, b, d_error, .. } = pair;
         let underflow = self.accumulation.underflow();
-        let logit_error = self.logit_error(a, logit);
-        let p_error = self.backward_weight_error(p, logit, lse, logit_error + lse_error);
         let x_error = self.products_v * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
         let derivative_error = self.softcap.map_or(0.0, |cap| {
             let t = (logit / cap).abs();
-            let t_error = logit_error / cap + 2.0 * F32_ROUNDOFF * t;
+            let t_error = self.logit_error(a, logit) / cap + 2.0 * F32_ROUNDOFF * t;
             2.0 * t * t_error + t_error * t_error + 2.0 * F32_ROUNDOFF
         });
         let ds = p * x.abs() * derivative;
         let ds_error = px_error * (derivative + derivative_error)
             + p * x.abs() * derivative_error
             + 2.0 * F32_ROUNDOFF * ds;
-        (p_error, ds, ds_error)
+        (ds, ds_error)
+    }
+
+    /// Returns the most that rounding a weight changes it before dS is made of it.
+    #[inline]
+    fn ds_weight_rounding(&self, weight: f64) -> f64 {
+        if self.may_round_ds_weights { rounding(self.p, weight, self.p.tiny_half()).most } else { 0.0 }
     }
 
     /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
@@ -220,6 +233,10 @@ impl Model {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
         let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
+        let (ds, ds_error) = match profile.ds_weights {
+            DsWeights::Rounded => self.ds_errors(pair, p, p_left),
+            DsWeights::Unrounded | DsWeights::Unknown => (ds, ds_error),
+        };
         // The subject rounds dS times this scale. A division by the scale afterwards is exact enough in f64.
         let scale = if profile.scales_logit_gradients { self.scale } else { 1.0 };
         let scaled_error = (ds_error + F32_ROUNDOFF * ds) * scale + self.accumulation.underflow();
