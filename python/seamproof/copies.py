@@ -49,8 +49,8 @@ class TorchCopies(Copies):
     def moved(self, torch: Any, whole: np.ndarray) -> dict[Any, Any]:
         """Returns the arrays out of their bytes on the host."""
         places = [(name, array.dtype, array.shape, array.nbytes) for name, array in self.arrays.items()]
-        # A view needs bytes that begin at a multiple of its elements' size, and a stride of 1, which torch does not give
-        # an array of numpy without elements.
+        # A view needs bytes that begin at a multiple of its elements' size, and a stride of 1, which torch does not
+        # give an array of numpy without elements.
         whole = torch.from_numpy(whole.copy()).as_strided(whole.shape, (1,))
         return self._split(whole, places).arrays
 

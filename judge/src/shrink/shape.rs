@@ -48,9 +48,10 @@ pub(crate) struct SequenceRows {
 }
 
 impl SequenceRows {
-    /// Makes a piece without real rows hold one: a padding row, or a new one.
-    pub(crate) fn hold_one(&mut self) {
-        (self.len, self.pad) = (1, self.pad.saturating_sub(1));
+    /// Makes a piece hold at least `least` real rows. Those that it lacks are padding rows, or new ones.
+    pub(crate) fn hold(&mut self, least: usize) {
+        let lacks = least.saturating_sub(self.len);
+        (self.len, self.pad) = (self.len + lacks, self.pad.saturating_sub(lacks));
     }
 }
 

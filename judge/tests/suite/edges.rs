@@ -100,7 +100,7 @@ fn slack(problem: &Problem) -> bool {
     end.is_some_and(|end| end < problem.rows.kv)
 }
 
-const EDGES: [Edge; 30] = [
+const EDGES: [Edge; 31] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -127,6 +127,7 @@ const EDGES: [Edge; 30] = [
         |p| any(p, |s| s.q.len > 1 && s.kv.len > 1 && p.mask.visible(0, s.q.len, s.kv.len).len() == 1),
     ),
     ("lengths.no_sequences", |t| t.lengths.no_sequences = false, |p| p.sequences.len() == 1),
+    ("lengths.least", |t| t.lengths.least = 3, |p| any(p, |s| s.kv.len == 3)),
     ("lengths.most", |t| t.lengths.most = 7, |p| any(p, |s| s.kv.len == 7)),
     ("lengths.sequences_most", |t| t.lengths.sequences_most = 3, |p| p.sequences.len() == 3),
     ("lengths.rows_most", |t| t.lengths.rows_most = 20, |p| p.rows.kv > 17),

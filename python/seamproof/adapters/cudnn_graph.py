@@ -2,9 +2,8 @@
 
     seamproof run --backend python:cudnn_graph.py:attention
 
-A graph is built for each kind of problem, which takes a second. A form of this file with the scale inside the graph was
-tried with cudnn-frontend 1.18.0 over cuDNN 9.19.0 on an H100; this one was not yet run on a GPU. The `sdpa` of that
-version takes no sink.
+A graph is built for each kind of problem, which takes a second. Tried with cudnn-frontend 1.18.0 over cuDNN 9.19.0 on
+an H200. The `sdpa` of that version takes no sink.
 """
 
 import functools
@@ -72,6 +71,8 @@ class Graph:
         return self
 
     def run(self, values):
+        # A tensor without elements has no address, and cuDNN asks for one.
+        values = {name: value if value.numel() else value.new_zeros(1) for name, value in values.items()}
         space = torch.empty(max(self.bytes, 1), dtype=torch.uint8, device="cuda")
         pack = {self.tensors[name]: value for name, value in values.items() if name in self.tensors}
         self.graph.execute(pack, space, handle=handle())

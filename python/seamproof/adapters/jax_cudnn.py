@@ -2,8 +2,8 @@
 
     seamproof run --backend python:jax_cudnn.py:attention
 
-Not yet run on a GPU. Every shape is compiled, so rows are filled up to a multiple of 128
-and sequences to a power of two.
+Tried with jax 0.11.2 over cuDNN 9.19.0 on an H200. Every shape is compiled, so rows are filled up to a power of two,
+and sequences to one as well.
 """
 
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_atten
 import seamproof
 
 
-def up(count, of):
-    return max(-(-count // of) * of, of)
+def up(count, least):
+    return max(least, 1 << (count - 1).bit_length()) if count else least
 
 
 def filled(array, rows):
@@ -23,13 +23,13 @@ def filled(array, rows):
 
 @seamproof.subject(
     arrays="jax", device="cuda", formats=["bf16", "fp16"], d=[64, 128], d_v=[64, 128], d_equal=True,
-    masks=seamproof.top_left(windows=["causal-window"], most=1 << 20), start_seconds=600,
+    masks=seamproof.top_left(windows=["causal-window"], most=1 << 20), start_seconds=600, heads_most=4,
     layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True),
-    lengths={"no_sequences": False}, statistics=["lse"], lse=seamproof.lse(order="th"),
+    lengths={"no_sequences": False}, lse=seamproof.lse(order="bhs"),
 )  # fmt: skip
 def attention(p, q, k, v, dout=None, sink=None):
     # With a single sequence its offsets are not read.
-    count = max(2, 1 << max(len(p.sequences) - 1, 0).bit_length())
+    count = up(len(p.sequences), 2)
 
     def of_side(side):
         lengths = [run.len for run in side.runs] + [-1] * (count - len(side.runs))
@@ -44,4 +44,4 @@ def attention(p, q, k, v, dout=None, sink=None):
         kv_offsets, scale=p.scale, mask_type=MaskType.PADDING_CAUSAL if p.causal else MaskType.PADDING,
         sliding_window_length=p.window("jax-cudnn"), return_residual=True,
     )  # fmt: skip
-    return seamproof.Result(out[0, : p.q.rows], lse=lse[0].T[: p.q.rows], grads=seamproof.autograd)
+    return seamproof.Result(out[0, : p.q.rows], lse=lse[: len(p.sequences)], grads=seamproof.autograd)

@@ -3,8 +3,8 @@
     seamproof run --backend python:torch_packed.py:varlen
 
 Tried with torch 2.11.0 on an H200. `varlen` is `torch.nn.attention.varlen.varlen_attn`, `flash` the operators beneath
-it, `efficient` those of the memory-efficient attention. `flex`, which is `flex_attention` with a mask of documents, was
-not yet run on a GPU.
+it, `efficient` those of the memory-efficient attention. This form of `flex`, which is `flex_attention` with a mask of
+documents, was not yet run on a GPU.
 """
 
 import inspect
@@ -80,20 +80,26 @@ def efficient(p, q, k, v, dout=None, sink=None):
     return result
 
 
-def documents(p):
+def rows_of(side, rows, none):
+    """Returns the sequence of each row, or `none`, and its place in it."""
+    of = torch.full((rows,), none, dtype=torch.int32)
+    at = torch.zeros(rows, dtype=torch.int64)
+    for index, run in enumerate(side.runs):
+        of[run.real_rows()] = index
+        at[run.real_rows()] = torch.arange(run.len)
+    return of, at
+
+
+def documents(p, q_rows, kv_rows):
     """Returns a mask of flex_attention: which row of q sees which row of k."""
-    device = "cuda"
-    place = {}
-    for side, rows in (("q", p.q), ("kv", p.kv)):
-        of = torch.full((max(rows.rows, 1),), -1 if side == "q" else -2, dtype=torch.int32)
-        at = torch.zeros(max(rows.rows, 1), dtype=torch.int64)
-        for index, run in enumerate(rows.runs):
-            of[run.real_rows()] = index
-            at[run.real_rows()] = torch.arange(run.len) + (p.shift(index) if side == "q" else 0)
-        place[side] = of.to(device), at.to(device)
-    (of_q, at_q), (of_kv, at_kv) = place["q"], place["kv"]
-    left = 1 << 40 if p.left is None else p.left
-    right = 1 << 40 if p.right is None else p.right
+    of_q, at_q = rows_of(p.q, q_rows, -1)
+    of_kv, at_kv = rows_of(p.kv, kv_rows, -2)
+    for index, run in enumerate(p.q.runs):
+        at_q[run.real_rows()] += p.shift(index)
+    bounds = [FAR if bound is None else bound for bound in (p.left, p.right)]
+    # Numbers would be compiled in, each of their values anew.
+    left, right = torch.tensor(bounds, device="cuda")
+    of_q, at_q, of_kv, at_kv = (each.to("cuda") for each in (of_q, at_q, of_kv, at_kv))
 
     def seen(batch, head, row, key):
         distance = at_kv[key] - at_q[row]
@@ -102,16 +108,31 @@ def documents(p):
     return seen
 
 
-compiled = torch.compile(flex_attention, dynamic=True)
+def up(rows):
+    """Returns a power of two, and 128 at least: every shape is compiled."""
+    return max(128, 1 << (rows - 1).bit_length()) if rows else 128
+
+
+def filled(tensor, rows):
+    return (
+        torch.nn.functional.pad(tensor, (0, 0, 0, 0, 0, rows - tensor.shape[0])).transpose(0, 1).unsqueeze(0)
+    )
+
+
+FAR = 1 << 40
+compiled = torch.compile(flex_attention, dynamic=False)
+torch._dynamo.config.cache_size_limit = torch._dynamo.config.accumulated_cache_size_limit = 1024
 
 
 @seamproof.subject(
-    arrays="torch", device="cuda", formats=["bf16", "fp16"], d=[16, 32, 64, 128], d_v=[16, 32, 64, 128],
-    layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True), groups=[1, 2, 4, 8],
+    arrays="torch", device="cuda", formats=["bf16", "fp16"], d=[16, 64, 128], d_v=[16, 64, 128], d_equal=True,
+    layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True), groups=[1, 2], heads_most=4,
     lengths={"no_sequences": False}, masks=seamproof.both_alignments(windows=True), start_seconds=300,
 )  # fmt: skip
 def flex(p, q, k, v, dout=None, sink=None):
-    mask = create_block_mask(documents(p), None, None, q.shape[0], k.shape[0], device="cuda")
-    q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (q, k, v))
+    q_rows, kv_rows = up(p.q.rows), up(p.kv.rows)
+    mask = create_block_mask(documents(p, q_rows, kv_rows), None, None, q_rows, kv_rows, device="cuda")
+    q, k, v = filled(q, q_rows), filled(k, kv_rows), filled(v, kv_rows)
     out, lse = compiled(q, k, v, block_mask=mask, scale=p.scale, enable_gqa=p.group > 1, return_lse=True)
-    return seamproof.Result(out[0].transpose(0, 1), lse=lse[0], grads=seamproof.autograd)
+    out = out[0].transpose(0, 1)[: p.q.rows]
+    return seamproof.Result(out, lse=lse[0, :, : p.q.rows], grads=seamproof.autograd)

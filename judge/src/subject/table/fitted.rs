@@ -13,8 +13,8 @@
 //! - *The group of ranks* becomes the whole world, and loses the ranks that are too many. An algorithm becomes the
 //!   first one of the table that can deal the heads, and the balance the first one of the table. Where that leaves a
 //!   rule of the algorithm broken, and where the table takes no algorithm of several ranks, there is one rank.
-//! - *Lengths* are cut to the largest, and sequences past the largest number are dropped. A side that may not be empty
-//!   gets one row. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
+//! - *Lengths* are cut to the largest and raised to the smallest, and sequences past the largest number are dropped. A
+//!   side that may not be empty gets one row, or as many as the smallest length has. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
 //!   Where there must be a sequence, there is one of one query and one key.
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
 //!   lie in their listed order. Where padding is taken, spans grow to what several ranks need. A tensor that is too
@@ -206,14 +206,17 @@ impl Table {
         shape.cap_lengths(taken.most);
         let empty_q = taken.empty_q && (taken.empty_kv || !taken.equal);
         for (q, kv) in shape.q.pieces.iter_mut().zip(&mut shape.kv.pieces) {
-            if q.len == 0 && !empty_q {
-                q.hold_one();
+            if q.len > 0 || !empty_q {
+                q.hold(taken.least);
+            }
+            if kv.len > 0 {
+                kv.hold(taken.least);
             }
             if taken.equal && q.len != kv.len {
                 (kv.len, kv.pad) = (q.len, q.pad);
             }
             if kv.len == 0 && !taken.empty_kv {
-                kv.hold_one();
+                kv.hold(taken.least);
             }
             if !taken.blind_queries && has_blind_query(mask, q.len, kv.len) {
                 (kv.len, kv.pad) = (q.len, q.pad);
