@@ -141,9 +141,29 @@ impl MaskForm {
         }
     }
 
+    fn has_left(self) -> bool {
+        matches!(self, MaskForm::LeftWindow | MaskForm::CausalWindow | MaskForm::TwoSided)
+    }
+
+    fn has_right(self) -> bool {
+        !matches!(self, MaskForm::Full | MaskForm::LeftWindow)
+    }
+
     /// Whether a mask of this form has a right bound above 0.
     fn looks_ahead(self) -> bool {
         matches!(self, MaskForm::RightWindow | MaskForm::TwoSided)
+    }
+}
+
+impl Masks {
+    /// Whether some mask hides every key of its sequence from a query. Seen from the top left that takes a left bound, and
+    /// more queries than keys; seen from the bottom right a right one.
+    pub(super) fn may_blind(&self) -> bool {
+        let bounded = |form: &MaskForm, align: &Alignment| match align {
+            Alignment::TopLeft => form.has_left(),
+            Alignment::BottomRight => form.has_right(),
+        };
+        self.forms.iter().any(|form| self.alignments.iter().any(|align| bounded(form, align)))
     }
 }
 

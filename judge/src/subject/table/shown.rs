@@ -27,7 +27,7 @@ impl Table {
         taken.extend(several("parallel.balances", self.balances().map(BalanceKind::name).collect()));
         let ranks =
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
-        let may_be_blind = lengths.empty_kv || self.masks.forms.iter().any(|form| *form != MaskForm::Full);
+        let may_be_blind = lengths.empty_kv || self.masks.may_blind();
         let single = parallel.takes(Algorithm::Single);
         let flags = [
             ("dims.equal", !self.dims.equal && self.dims.qk.iter().any(|qk| self.dims.v.least() != qk)),
