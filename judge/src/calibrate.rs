@@ -130,6 +130,8 @@ pub struct Calibration {
     pub cases: u64,
     /// Number of cases that the subject's table refuses, or whose backward it does.
     pub refused: u64,
+    /// Whether the subject's table has no backward.
+    pub is_forward_only: bool,
     /// Number of cases whose launches the subject does not tell, or for which it gave no whole result.
     pub untold: u64,
     /// Score of each forward candidate, from out.
@@ -247,6 +249,9 @@ pub enum Unlockable {
     /// A table that refuses every case.
     #[error("its table refuses all {0} dithered cases: run more, or widen the table")]
     NoCase(u64),
+    /// A table without the backward, from which half of a profile is told.
+    #[error("its table has no backward, and a profile is that of both passes: tiers W and T judge it")]
+    NoBackward,
     /// A subject that tells nothing about its launches.
     #[error(
         "it does not say which keys its launches show together, so that its roundings cannot be replayed: tiers W and T \
@@ -295,6 +300,9 @@ impl Calibration {
 
     fn of_case(backend: &dyn Backend, problem: &Problem) -> Result<Calibration, RunError> {
         let table = backend.declaration().table;
+        if !table.backward {
+            return Ok(Calibration { is_forward_only: true, ..Calibration::default() });
+        }
         let problem = &table.fitted(problem.clone());
         if table.refusal(problem).is_some() || problem.pass == Pass::Forward {
             return Ok(Calibration { refused: 1, ..Calibration::default() });
@@ -321,6 +329,7 @@ impl Calibration {
         Ok(Calibration {
             cases: 1,
             refused: 0,
+            is_forward_only: false,
             untold: 0,
             forward,
             other_orders: others.into_keys().collect(),
@@ -336,6 +345,7 @@ impl Calibration {
     fn worse(mut self, other: Calibration) -> Calibration {
         self.cases += other.cases;
         self.refused += other.refused;
+        self.is_forward_only |= other.is_forward_only;
         self.untold += other.untold;
         raise(&mut self.forward, other.forward);
         raise(&mut self.backward, other.backward);
@@ -411,6 +421,7 @@ impl Calibration {
         let scaled = !forward.is_empty() && forward.iter().all(|facts| facts.scales_queries);
         match self.cases {
             0 if self.untold > 0 => Some(Unlockable::NoLaunches),
+            0 if self.is_forward_only => Some(Unlockable::NoBackward),
             0 => Some(Unlockable::NoCase(self.refused)),
             _ if scaled => Some(Unlockable::ScaledQueries),
             _ if self.backward.is_empty() => Some(Unlockable::HiddenLse),

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -207,7 +208,9 @@ def _by_file(subject: Subject) -> source.Kernel:
     file, path = subject.file(), subject.path()
     if file is None or path is None:
         raise source.NoSource("the kernel is no name of a file")
-    return source.from_file(str(Path(file).resolve()), path)
+    backward = getattr(subject.call, "backward", None)
+    others = [backward.__name__] if callable(backward) else []
+    return source.from_file(str(Path(file).resolve()), path, others)
 
 
 def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]:
@@ -223,7 +226,12 @@ def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]
     except subprocess.TimeoutExpired:
         return finding.check == "timeout", False, f"it did not end within {seconds:.0f} seconds"
     if code == 0:
-        return False, True, _IDENTITY if finding.check == "identity" else ""
+        lines = said.strip().splitlines()
+        raised = [error for error, then in itertools.pairwise(lines) if then == verdict.RAISES]
+        words = [f"the call raises {error}" for error in raised] or [_IDENTITY] * (
+            finding.check == "identity"
+        )
+        return False, True, words[0] if words else ""
     # A crash shows itself: the process is gone.
     shows = code == 1 and "the failure shows" in said
     shows |= finding.check == "crash" and code != 1
@@ -480,11 +488,27 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
     for name in (*_PLAIN, *_DERIVED):
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
     yield f"    p.shape = lambda name: {shapes}[name]\n"
+    forms = {name: problem.form(name) for name in (*INPUTS, "out", "lse", "dq", "dk", "dv")}
+    yield f"    p.form = lambda name: {forms}[name]\n"
+    yield from _sight(problem)
     if subject.library_name != "jax":
         yield '    p.empty = lambda name="out": guarded(p.shape(name), name, put_f32 if name == "lse" else put)\n'
         yield "    p.empty_out = p.empty\n"
 
 
+def _sight(problem: Problem) -> Iterator[str]:
+    """Yields what a problem says of which keys its queries see."""
+    left, right = (_FAR if bound is None else bound for bound in (problem.left, problem.right))
+    yield f"    p.shift = lambda at: {[problem.shift(at) for at in range(len(problem.sequences))]}[at]\n"
+    yield "\n    def distance(at, of):\n"
+    yield "        return np.arange(of.kv.len) - np.arange(of.q.len)[:, None] - p.shift(at)\n\n"
+    yield "    def visible(at):\n        d = distance(at, p.sequences[at])\n"
+    yield f"        return (d >= -{left}) & (d <= {right})\n\n"
+    yield "    p.visible = visible\n"
+    yield f"    p.blind_rows = lambda: np.isin(np.arange(p.q.rows), {np.flatnonzero(problem.blind_rows()).tolist()})\n"
+
+
+_FAR = 1 << 40
 _PLAIN = (
     "heads_q",
     "heads_kv",

@@ -52,8 +52,8 @@ def importing(function: Callable[..., Any]) -> Kernel:
     return Kernel(f"from {module} import {first}\n", name)
 
 
-def from_file(file: str, name: str) -> Kernel:
-    """Returns the import of a function of a file that may import this package."""
+def from_file(file: str, name: str, others: list[str]) -> Kernel:
+    """Returns the import of a function of a file that may import this package, and of others that it needs."""
     text = f"""import importlib.util, os, sys
 
 FILE = {file!r}
@@ -64,6 +64,7 @@ _spec.loader.exec_module(_module)
 kernel = _module.{name}
 kernel = getattr(kernel, "function", kernel)
 """
+    text += "".join(f"{other} = _module.{other}\n" for other in others)
     return Kernel(text, "kernel")
 
 

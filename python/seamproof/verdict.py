@@ -12,6 +12,8 @@ from .reference import reference
 BAND = 1024
 # Keys of a problem of which every stretch is tried.
 KEYS_MOST = 96
+# The line behind the traceback of an error that the kernel raises.
+RAISES = "the call raises an error"
 # Memory that `guarded` gave, with its name and shape: a result between two bands of NaN.
 guards = []
 # Names of inputs that the kernel changed.
@@ -62,7 +64,7 @@ def is_wrong(name, got, exact, check, bound, tell_keys):
         # Another check found it, which gives no bound: only what is wrong by much counts.
         slack = 2.0**-6 * np.abs(exact[np.isfinite(exact)]).max(initial=1e-3)
     elif bound == 0:
-        slack = 1e-6 * np.abs(exact) + 1e-30
+        slack = 1e-6 * np.abs(np.nan_to_num(exact, posinf=0.0, neginf=0.0)) + 1e-30
     wrong = differing(got, exact, slack)
     if not wrong.any():
         return False
@@ -199,7 +201,7 @@ def verdict(call, get, inputs, other, extra, rows, mask, softmax, finding):
         under_other = got if other is None else call(*other)
     except Exception:
         traceback.print_exc(file=sys.stdout)
-        print("the call raises an error")
+        print(RAISES)
         return check in ("crash", "capability")
     q, k, v, dout, _ = inputs
     sequences, owned, contract = rows

@@ -17,7 +17,7 @@ import seamproof
 from seamproof import program
 from seamproof.loading import load_file
 from seamproof.reference import reference
-from seamproof.verdict import tell_keys
+from seamproof.verdict import is_wrong, tell_keys
 
 # A reference of the kernel's own, as a script cannot have this package's.
 PLAIN = """
@@ -42,6 +42,15 @@ BODIES = {
     "memory": (
         "",
         "    out, to = p.empty(), p.empty('lse')\n    out[:], to[:] = got['out'], lse\n    return out, to",
+    ),
+    "sight": (
+        "",
+        "    blind = np.zeros(p.q.rows, bool)\n"
+        "    for at, run in enumerate(p.q.runs):\n"
+        "        blind[run.real_rows()] = ~p.visible(at).any(1)\n"
+        "    assert (blind == p.blind_rows()).all() and p.form('out') == 'f32'\n"
+        "    assert all(p.shift(at) == 0 or p.bottom_right for at in range(len(p.sequences)))\n"
+        '    return got["out"].astype(np.float32), lse',
     ),
     "sinks": ('sinks=["learnable"]', '    return got["out"].astype(np.float32), lse'),
 }
@@ -92,6 +101,32 @@ def test_numpy_with_gradients(fake_program, tmp_path):
     text = text.replace("p.scale * 1.01", "p.scale").replace('got["dq"]', 'got["dq"] * 2')
     text = text.replace('more["dsink"]', 'more["dk"] *= 2\n    more["dsink"]')
     assert "dk: " in show(tmp_path, text)
+
+
+def test_gradients_of_a_function_in_a_file_that_is_imported(fake_program, tmp_path):
+    (tmp_path / "beside.py").write_text("FACTOR = 2\n" + "import numpy as np\n" + own_reference())
+    text = """
+import numpy as np, seamproof, beside
+
+def masked(q, k, v, starts_q, starts_k, scale, dout=None):
+    rows = [(slice(a, b), slice(c, d)) for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:])]
+    return beside.mine(q, k, v, dout, None, rows, None, None, True, scale, None)
+
+def grads(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, softmax_scale):
+    got = masked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, dout)
+    return [beside.FACTOR * got[name].astype(np.float32) for name in ("dq", "dk", "dv")]
+
+@seamproof.flash_varlen(arrays="numpy", formats=["f32"], backward=grads, lse=False)
+def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):
+    return masked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale)["out"].astype(np.float32)
+"""
+    path = tmp_path / "kernels.py"
+    path.write_text(text)
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(load_file(str(path)).kernel)
+    assert "does not show" not in str(caught.value)
+    (script,) = Path("seamproof.findings").glob("*.py")
+    assert "grads = _module.grads" in script.read_text()
 
 
 VARLEN = """
@@ -351,6 +386,13 @@ def test_another_file_of_the_name_stays(fake_program, tmp_path):
     case.with_suffix(".py").write_text("mine = 1\n")
     assert "which stays" in made(case)["doubt"]
     assert case.with_suffix(".py").read_text() == "mine = 1\n"
+
+
+def test_a_number_in_place_of_an_infinity_is_wrong(capsys):
+    got, exact = np.array([[0.0, 1.0]]), np.array([[-np.inf, 1.0]])
+    assert is_wrong("lse", got, exact, "exact", 0.0, lambda row, head: None)
+    assert "1 of 2 elements are wrong" in capsys.readouterr().out
+    assert not is_wrong("lse", exact, exact, "exact", 0.0, lambda row, head: None)
 
 
 def test_the_keys_that_a_row_saw_are_told(capsys):

@@ -81,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         CalibrationOutcome::Refused(why) => print_line(&format_args!("profile   none: {why}")),
         CalibrationOutcome::Several(several) => print_line(&format_args!(
-            "profile   {several} candidates explain every case: run more cases to tell them apart"
+            "profile   {several} candidates explain every case: these cases do not tell them apart, and more may not either"
         )),
     }
     match (&file, outcome) {

@@ -12,7 +12,8 @@ use ndarray::{Array, Array1, Array2, Array3, Dimension, Zip};
 use seamproof_oracle::blocked::{self, Answer, Tiers};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Element, Format, ForwardResults, Inputs, Precision, Problem, ProblemFields, Sink, Softmax,
+    Alignment, Element, Format, ForwardResults, Inputs, Mask, Precision, Problem, ProblemFields, Sink,
+    Softmax,
 };
 
 use super::bounds::{Comparison, FORWARD, forward};
@@ -102,6 +103,21 @@ const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
     },
 ];
 
+/// A mistake in the mask, in words, and the mask with it.
+type MaskMistake = (&'static str, fn(Mask) -> Mask);
+
+const MASK_MISTAKES: [MaskMistake; 3] = [
+    ("the mask was aligned to the top left, not to the bottom right", |mask| Mask {
+        align: Alignment::TopLeft,
+        ..mask
+    }),
+    ("the mask was aligned to the bottom right, not to the top left", |mask| Mask {
+        align: Alignment::BottomRight,
+        ..mask
+    }),
+    ("the mask was left out", |mask| Mask { left: None, right: None, ..mask }),
+];
+
 /// Where a wrong scale comes from, and the function that returns it.
 type WrongScale = (&'static str, fn(&Problem) -> f64);
 
@@ -151,7 +167,7 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
         return None;
     }
     let case = Case { evidence, right, largest: OnceCell::new() };
-    let mut told = [case.lse(), case.softmax(), case.scale()].concat();
+    let mut told = [case.lse(), case.softmax(), case.scale(), case.mask()].concat();
     told.extend(case.reading());
     (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
 }
@@ -228,6 +244,16 @@ impl Case<'_> {
         edit(&mut fields.softmax);
         let is_other = fields.softmax != self.evidence.problem.softmax;
         is_other.then(|| Problem::new(fields).ok())?
+    }
+
+    fn mask(&self) -> Vec<String> {
+        let explains = |(_, edit): &&MaskMistake| {
+            let mut fields = ProblemFields::from(self.evidence.problem.clone());
+            fields.mask = edit(fields.mask);
+            let is_other = fields.mask != self.evidence.problem.mask;
+            is_other && Problem::new(fields).is_ok_and(|problem| self.solves(&problem))
+        };
+        MASK_MISTAKES.iter().filter(explains).map(|(words, _)| (*words).to_owned()).collect()
     }
 
     fn lse(&self) -> Vec<String> {
