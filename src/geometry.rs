@@ -14,6 +14,7 @@ use seamproof_oracle::{
 use serde::de::DeserializeOwned;
 
 use seamproof_judge::prose;
+use seamproof_judge::subject::Table;
 
 /// Head dimension that is left out.
 const DIM: usize = 64;
@@ -65,7 +66,7 @@ pub struct Geometry {
     /// Sink: none, off-by-one, learnable
     #[arg(long, value_parser = word::<Sink>)]
     sink: Option<Sink>,
-    /// Format of all tensors [default: bf16]
+    /// Format of all tensors [default: bf16, or the subject's first where it has none]
     #[arg(long)]
     format: Option<Format>,
     /// Formats of single quantities: q, k, v, p, out, dout, ds, gradients
@@ -169,11 +170,6 @@ impl Geometry {
         };
         let ProblemFields { heads, dims, mask, softmax, precision, parallel, .. } = &**problem;
         let format = precision.q.format;
-        let narrower = Precision::uniform(format).elements().into_iter().zip(precision.elements());
-        let quantities: Vec<Quantity> = narrower
-            .filter(|(plain, own)| plain != own)
-            .map(|(_, (name, element))| Quantity { name, element })
-            .collect();
         let size = parallel.size();
         let is_causal = (mask.left, mask.right) == (None, Some(0));
         let is_bounded = (mask.left, mask.right) != (None, None) && !is_causal;
@@ -193,7 +189,7 @@ impl Geometry {
             softcap: softmax.softcap,
             sink: Some(softmax.sink),
             format: Some(format),
-            precision: (!quantities.is_empty()).then_some(List(quantities)),
+            precision: Geometry::quantities(precision),
             cp: Some(Group { algorithm: parallel.algorithm, size }),
             balance: Some(Dealing(parallel.balance)),
             world: Some(parallel.world),
@@ -203,6 +199,32 @@ impl Geometry {
             forward: problem.pass == Pass::Forward,
         };
         whole.without_defaults(problem)
+    }
+
+    /// Returns the options for a subject with this table. Formats that were not given are ones that it takes together,
+    /// with bf16 before others; a subject without a backward is asked for the forward.
+    pub fn for_table(&self, table: &Table) -> Geometry {
+        let takes = |precision: &&Precision| self.format.is_none_or(|format| precision.q.format == format);
+        let is_taken = self.precision.is_some() || table.precisions.contains(&self.precision());
+        let plainest = |precision: &&Precision| precision.q.format != Format::Bf16;
+        let other = table.precisions.iter().filter(takes).min_by_key(plainest).filter(|_| !is_taken);
+        Geometry {
+            format: other.map(|precision| precision.q.format).or(self.format),
+            precision: other.map_or_else(|| self.precision.clone(), Geometry::quantities),
+            forward: self.forward || !table.backward,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the quantities whose format is not that of q.
+    fn quantities(precision: &Precision) -> Option<List<Quantity>> {
+        let plain = Precision::uniform(precision.q.format).elements();
+        let both = plain.into_iter().zip(precision.elements());
+        let other: Vec<Quantity> = both
+            .filter(|(plain, own)| plain != own)
+            .map(|(_, (name, element))| Quantity { name, element })
+            .collect();
+        (!other.is_empty()).then_some(List(other))
     }
 
     /// Returns the options without those that change nothing.

@@ -363,9 +363,8 @@ def _finding_text(subject: Subject, settings: Settings, report: Report) -> str:
     if others:
         lines.append(f"and {len(others)} more:")
         lines += [f"  {finding['what']}" for finding in others[:4]]
-    lines.append(
-        f"{report.cases} cases, {report.held} held" + (f"; seed {report.seed}" if report.seed else "")
-    )
+    if not settings.replay:
+        lines.append(f"{report.cases} cases, {report.held} held; seed {report.seed}")
     return "\n".join(lines)
 
 

@@ -73,6 +73,8 @@ use seamproof_judge::subject::Host;
 use seamproof_judge::verdict::Verdict;
 use search::Search;
 
+/// Share of a campaign's time after which it has had all of it.
+const FULL: f64 = 0.95;
 /// Work of an element, in products.
 const ELEMENT_WORK: u64 = 16;
 
@@ -113,7 +115,9 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, search: Option<&Se
     let (lost, devices) = host.map(|host| (host.lost(), host.devices())).unwrap_or_default();
     let mut summary = queue.close().finish(census, lost, start.elapsed());
     summary.devices = devices;
-    summary.ended_early = worker.turns().ended;
+    // With a moment left it has had its time.
+    let is_early = |time: Duration| start.elapsed() < time.mul_f64(FULL);
+    summary.ended_early = worker.turns().ended && plan.time.is_some_and(is_early);
     summary
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// The subject, NAME or NAME:OPTION=VALUE,…
     #[arg(value_name = "BACKEND")]
     backend: String,
-    /// Number of dithered cases to run; --lock needs at least 96, as fewer may not tell a wrong profile from the right one
+    /// Number of dithered cases to run; --lock needs at least 98, as fewer may not tell a wrong profile from the right one
     #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash

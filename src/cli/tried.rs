@@ -43,12 +43,15 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
-    let problem = args.geometry.problem().map_err(|error| CliError::Usage(error.to_string()))?;
     let subject: SubjectName = args.backend.parse().map_err(BackendError::from)?;
-    let case = Case::new(subject.into(), args.schedule_seed, problem);
+    let problem_of =
+        |geometry: &Geometry| geometry.problem().map_err(|error| CliError::Usage(error.to_string()));
+    // Wrong options are told before a worker starts.
+    let mut case = Case::new(subject.into(), args.schedule_seed, problem_of(&args.geometry)?);
     let file = args.out.as_ref().map_or(UNSAVED.into(), |path| path.display().to_string());
     let failed = |source| CliError::Replay { file: file.clone(), source };
     let backend = subject_of(&case).map_err(failed)?;
+    case.problem = problem_of(&args.geometry.for_table(&backend.declaration().table))?;
     if let Some(path) = &args.out {
         write_whole(path, &case.to_json())?;
     }

@@ -101,7 +101,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     }
     refused(&["run", "--backend", "emulated:"], &["--backend", "OPTION=VALUE", "or BACKEND alone"]);
     refused(&["nightly", "--budget", "1h"], &["corpus/regressions", "--corpus", "checkout"]);
-    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 case ", "at least 96"]);
+    refused(&["calibrate", "emulated", "--cases", "1", "--lock", "lock.json"], &["1 case ", "at least 98"]);
     let with_options = ["calibrate", "emulated:kv_tile=32", "--cases", "24"];
     refused(&[&with_options[..], &["--lock", "lock.json"]].concat(), &["--lock", "name emulated alone"]);
     refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
@@ -110,7 +110,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     // A single tile for all cases is the one that each instance declares, and no second candidate.
     let tabled = seamproof(place.path(), &with_options);
     assert!(code(&tabled) == 0 && stdout(&tabled).contains("one candidate explains"), "{}", stdout(&tabled));
-    let locked = ["calibrate", "emulated", "--cases", "96", "--lock", "lock.json"];
+    let locked = ["calibrate", "emulated", "--cases", "98", "--lock", "lock.json"];
     assert_eq!(code(&seamproof(place.path(), &locked)), 0);
     assert!(place.path().join("lock.json").exists());
 }

@@ -151,6 +151,29 @@ fn a_night_that_was_killed_loses_no_finding() {
 }
 
 #[test]
+fn kernels_of_others_that_are_not_installed_are_named_with_the_reason() {
+    let place = tempfile::tempdir().expect("a folder");
+    let corpus = corpus(place.path(), "");
+    let night = |more: &[&str]| {
+        let mut command = Command::new(cargo_bin("seamproof"));
+        let arguments = ["nightly", "--budget", "1s", "--seed", "7", "--corpus", "corpus", "--outside"];
+        command.current_dir(place.path()).args(arguments).args(more).output().expect("the night runs")
+    };
+    let without = night(&[]);
+    assert_eq!(without.status.code(), Some(1), "{}", said(&without));
+    assert!(said(&without).contains("outside.toml"), "{}", said(&without));
+    fs::write(corpus.join("outside.toml"), "subjects = ['python:nowhere/kernel.py:attention']\n")
+        .expect("a list");
+    let output = night(&[]);
+    let text = said(&output);
+    assert!(matches!(output.status.code(), Some(0 | 4)), "{text}");
+    assert!(text.contains("**python:nowhere/kernel.py:attention is not there**"), "{text}");
+    assert!(text.contains("there is no file nowhere/kernel.py"), "{text}");
+    let both = night(&["--backend", "emulated"]);
+    assert!(said(&both).contains("cannot be used with"), "{}", said(&both));
+}
+
+#[test]
 fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     let place = tempfile::tempdir().expect("a temporary directory");
     // The stored case names another subject for itself, and fails on this one.

@@ -299,6 +299,48 @@ fn a_python_file_is_a_subject() {
     }
 }
 
+/// Test that what this machine lacks is skipped with its reason, and that an adapter with a fault is not.
+#[test]
+fn a_case_of_a_library_that_is_not_installed_is_skipped() {
+    let place = Place::new();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/fa-2515-no-sequences.json");
+    let text = fs::read_to_string(stored).expect("a stored case");
+    let write = |name: &str, subject: &str| {
+        let mut case: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        case["subject"] = serde_json::json!({ "name": subject });
+        fs::write(place.path().join(name), case.to_string()).expect("a file");
+    };
+    fs::write(place.path().join("lacking.py"), "raise ImportError('not here: no such library')\n")
+        .expect("a file");
+    fs::write(place.path().join("broken.py"), "import numpee\n").expect("a file");
+    fs::create_dir(place.path().join("cases")).expect("a folder");
+    write("cases/a.json", "python:lacking.py");
+    write("cases/b.json", "python:lacking.py");
+    write("cases/right.json", "emulated");
+    let skipped = place.run(&["replay", "cases", "--workers", "1"]);
+    assert_eq!(code(&skipped), 0, "{}", said(&skipped));
+    for words in ["skipped  cases/a.json · ", "not here: no such library", "held 1 ", " · skipped 2"] {
+        assert!(said(&skipped).contains(words), "{words}: {}", said(&skipped));
+    }
+    let alone = place.run(&["replay", "cases/a.json", "--workers", "1"]);
+    assert_eq!(code(&alone), 4, "{}", said(&alone));
+    let asked =
+        place.run(&["replay", "cases/right.json", "--backend", "python:lacking.py", "--workers", "1"]);
+    assert_eq!(code(&asked), 1, "{}", said(&asked));
+    write("broken.json", "python:broken.py");
+    let broken = place.run(&["replay", "broken.json", "--workers", "1"]);
+    assert_eq!(code(&broken), 1, "{}", said(&broken));
+}
+
+#[test]
+fn try_asks_a_subject_for_what_it_takes() {
+    let place = Place::new();
+    let backend = format!("python:{}:Right", workers().join("kernels.py").display());
+    let tried =
+        place.run(&["try", "--lengths", "3,5", "--dim", "4", "--workers", "1", "--backend", &backend]);
+    assert_eq!(code(&tried), 0, "{}", said(&tried));
+}
+
 #[test]
 fn a_python_that_is_not_there_is_named() {
     let place = Place::new();
