@@ -327,7 +327,8 @@ def _without_foreign(values: np.ndarray, owned: np.ndarray, axis: int) -> np.nda
 
 def _missing_words(name: str, problem: Problem) -> str:
     if name == "lse":
-        return "no lse came back: return (out, lse), or declare that there is none: statistics=[], or lse=False in flash_varlen"
+        none = "statistics=[], or lse=False in flash_varlen"
+        return f"no lse came back: return (out, lse), or declare that there is none: {none}"
     if name in GRADIENTS:
         return f"no {name} came back in a backward: return it, or grads=seamproof.autograd, or declare backward=False"
     return f"no {name} came back, though it is declared"
