@@ -73,7 +73,7 @@ pub struct RawProblem {
     pub malformed: u32,
     /// Variant of the refused problem or of the broken rule.
     pub detail: u32,
-    /// Algorithm by its [number](Algorithm::number), modulo the number of algorithms.
+    /// Algorithm by its [number](seamproof_oracle::Algorithm::number), modulo the number of algorithms.
     pub algorithm: u32,
     /// Balance, modulo 4: contiguous, dual-chunk, stripes of 1, longer stripes.
     pub balance: u32,
@@ -81,7 +81,7 @@ pub struct RawProblem {
     pub stripe: u32,
     /// Number of ranks in the group.
     pub ranks: u32,
-    /// Parameter of an algorithm that has [one](Algorithm::parameter).
+    /// Parameter of an algorithm that has [one](seamproof_oracle::Algorithm::parameter).
     pub all_to_all: u32,
     /// Number of ranks of the world that are not in the group.
     pub others: u32,
