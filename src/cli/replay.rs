@@ -11,7 +11,7 @@ use crate::campaign::{OnDisk, Registered};
 use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
 use crate::replay::replay_as;
-use crate::worker::NOT_HERE;
+use crate::worker::is_lacking;
 use seamproof_judge::case::{Case, CaseError, Subject};
 use seamproof_judge::files;
 use seamproof_judge::prose;
@@ -98,7 +98,7 @@ fn lacks(case: &Case, known: &mut Lacking) -> Option<String> {
         let Subject { name, options } = case.subject.clone();
         let subject = Registered::with(name, options).map_err(|error| error.to_string());
         let why = subject.and_then(|subject| subject.ready()).err()?;
-        why.contains(NOT_HERE).then(|| why.replace('\n', "; "))
+        is_lacking(&why).then(|| why.replace('\n', "; "))
     };
     known.entry(case.subject.name.clone()).or_insert_with(ask).clone()
 }

@@ -49,8 +49,12 @@ pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use served::{Served, WorkerCommand, subject};
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
-/// Words in the reason of a worker whose machine lacks the subject's library or device (`seamproof.NotHere` in Python).
-pub const NOT_HERE: &str = "not here: ";
+/// Whether a subject cannot be made because this machine lacks its library or device: `seamproof.NotHere` in Python, or a
+/// Python without the package itself.
+pub fn is_lacking(why: &str) -> bool {
+    let no_package = why.contains("the worker did not start") && why.contains("No module named");
+    no_package || why.contains("not here: ")
+}
 
 /// Returns what a mutex guards, also after a thread panicked with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

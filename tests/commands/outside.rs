@@ -322,6 +322,10 @@ fn a_case_of_a_library_that_is_not_installed_is_skipped() {
     for words in ["skipped  cases/a.json · ", "not here: no such library", "held 1 ", " · skipped 2"] {
         assert!(said(&skipped).contains(words), "{words}: {}", said(&skipped));
     }
+    // Neither is a Python without the package.
+    let command = &mut place.command(&["replay", "cases/a.json", "--workers", "1"]);
+    let bare = command.env("PYTHONPATH", place.path()).output().expect("the program runs");
+    assert!(said(&bare).contains("skipped  cases/a.json · "), "{}", said(&bare));
     let alone = place.run(&["replay", "cases/a.json", "--workers", "1"]);
     assert_eq!(code(&alone), 4, "{}", said(&alone));
     let asked =
