@@ -15,6 +15,7 @@ from .arrays import GUARD, Numpy
 from .copies import Copies
 from .errors import DeclarationError
 from .formats import is_unwritten
+from .views import kind_of, laid_out
 
 WINDOW_STYLES = ("fa", "fa4", "te", "cudnn", "jax", "jax-cudnn")
 
@@ -294,6 +295,14 @@ class Problem:
         inner = whole[GUARD : GUARD + elements].reshape(shape)
         self.guarded.append((name, Guarded(whole, inner, form)))
         return inner
+
+    def view(self, array: Any, name: str) -> Any:
+        """Returns an input of numpy or torch with the same elements, laid out in memory as is drawn for the problem.
+
+        `name` is `"q"`, `"k"`, `"v"` or `"dout"`. It is for kernels that take strides: rows or lanes may lie apart,
+        heads may come before rows, and rows that are all alike may be one with a stride of 0.
+        """
+        return laid_out(array, kind_of(self.raw["data_seed"], name))
 
     def empty_out(self) -> Any:
         """Returns memory for out, as `empty("out")`."""

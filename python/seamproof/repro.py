@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from . import program, reference, source, verdict
+from . import program, reference, source, verdict, views
 from .errors import ProtocolError, SeamproofError
 from .frames import Channel, cut_text, split
 from .problem import WINDOW_STYLES, Problem, Side
@@ -253,6 +253,8 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield "\n\n# The right answer, from the definition.\n\n\n"
     yield inspect.getsource(reference.reference)
     yield "\n\n# The call.\n\n\n"
+    if ".view(" in text or source.imports_file(text):
+        yield inspect.getsource(views.laid_out) + "\n\n"
     yield from _conversions(subject, finding.problem)
     yield "\n\n"
     yield from _call(subject, finding, kernel)
@@ -491,6 +493,8 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
     forms = {name: problem.form(name) for name in (*INPUTS, "out", "lse", "dq", "dk", "dv")}
     yield f"    p.form = lambda name: {forms}[name]\n"
     yield from _sight(problem)
+    kinds = {name: views.kind_of(problem.raw["data_seed"], name) for name in ("q", "k", "v", "dout")}
+    yield f"    p.view = lambda array, name: laid_out(array, {kinds}[name])\n"
     if subject.library_name != "jax":
         yield '    p.empty = lambda name="out": guarded(p.shape(name), name, put_f32 if name == "lse" else put)\n'
         yield "    p.empty_out = p.empty\n"

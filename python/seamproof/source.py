@@ -52,6 +52,11 @@ def importing(function: Callable[..., Any]) -> Kernel:
     return Kernel(f"from {module} import {first}\n", name)
 
 
+def imports_file(text: str) -> bool:
+    """Returns whether the text of a kernel imports its file."""
+    return "spec_from_file_location" in text
+
+
 def from_file(file: str, name: str, others: list[str]) -> Kernel:
     """Returns the import of a function of a file that may import this package, and of others that it needs."""
     text = f"""import importlib.util, os, sys

@@ -52,6 +52,10 @@ BODIES = {
         "    assert all(p.shift(at) == 0 or p.bottom_right for at in range(len(p.sequences)))\n"
         '    return got["out"].astype(np.float32), lse',
     ),
+    "views": (
+        "",
+        '    assert p.view(q, "q").shape == q.shape\n    return got["out"].astype(np.float32), lse',
+    ),
     "sinks": ('sinks=["learnable"]', '    return got["out"].astype(np.float32), lse'),
 }
 WITH_GRADIENTS = """

@@ -409,3 +409,33 @@ def test_a_late_error_of_the_device_belongs_to_its_run():
     raw = problem([(2, 4)])
     with pytest.raises(RuntimeError, match="illegal"):
         run(subject, raw, inputs(raw))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_views_hold_the_same_elements_laid_out_in_each_way(library):
+    from seamproof.views import KINDS, kind_of, laid_out
+
+    rows = np.random.default_rng(2).standard_normal((5, 3, 4)).astype(np.float32)
+    alike = np.repeat(rows[:1], 5, axis=0)
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        rows, alike = torch.from_numpy(rows), torch.from_numpy(alike)
+    strides = set()
+    for kind in KINDS:
+        for array in (rows, alike, rows[:0]):
+            view = laid_out(array, kind)
+            np.testing.assert_array_equal(np.asarray(view), np.asarray(array))
+        view = laid_out(alike, kind)
+        strides.add(tuple(view.stride()) if library == "torch" else view.strides)
+    assert len(strides) == len(KINDS), strides
+    assert {kind_of(seed, "q") for seed in range(60)} == set(KINDS)
+
+
+def test_gradients_flow_through_a_view():
+    torch = pytest.importorskip("torch")
+    from seamproof.views import KINDS, laid_out
+
+    for kind in KINDS:
+        leaf = torch.ones(4, 2, 3, requires_grad=True)
+        (laid_out(leaf, kind) * 2).sum().backward()
+        assert leaf.grad.eq(2).all(), kind
