@@ -47,8 +47,9 @@ pub struct Lock {
     pub delta: Option<Delta>,
     /// Format of the gradients of one query head; `null` where each instance declares its own.
     pub group_sums: Option<GroupSums>,
-    /// Weights that dS is made of; `null` where each instance declares its own.
-    #[serde(default)]
+    /// Weights that dS is made of; `null` where each instance declares its own. A file without this field was written when
+    /// all were taken to be unrounded.
+    #[serde(default = "unrounded")]
     pub ds_weights: Option<DsWeights>,
     /// Keys of a tile; `null` where each instance declares its own. The options of the emulated backend choose it.
     pub kv_tile: Option<usize>,
@@ -64,6 +65,10 @@ pub struct Lock {
     /// Versions of what ran, by name: the profile holds for no others.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub versions: BTreeMap<String, String>,
+}
+
+fn unrounded() -> Option<DsWeights> {
+    Some(DsWeights::Unrounded)
 }
 
 /// Reason why a lock file cannot be used.

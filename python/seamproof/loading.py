@@ -76,7 +76,7 @@ def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject
     try:
         subject = find_subject(load_file(path), name or None, path)
         subject.open(request.get("device", 0))
-    except ModuleNotFoundError as error:
+    except (ImportError, OSError) as error:  # a module, or a library that it loads
         raise NotHere(error) from error
     narrowing = os.environ.get("SEAMPROOF_NARROW")
     return subject.narrowed(json.loads(narrowing)) if narrowing else subject

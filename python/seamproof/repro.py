@@ -209,7 +209,10 @@ def _by_file(subject: Subject) -> source.Kernel:
     if file is None or path is None:
         raise source.NoSource("the kernel is no name of a file")
     backward = getattr(subject.call, "backward", None)
-    others = [backward.__name__] if callable(backward) else []
+    named = getattr(backward, "__name__", "")
+    if callable(backward) and not named.isidentifier():
+        raise source.NoSource("the backward has no name that a script can call")
+    others = [named] if callable(backward) else []
     return source.from_file(str(Path(file).resolve()), path, others)
 
 

@@ -133,6 +133,26 @@ def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):
     assert "grads = _module.grads" in script.read_text()
 
 
+def test_gradients_of_a_function_without_a_name_leave_no_script(fake_program, tmp_path):
+    text = """
+import functools
+import numpy as np
+import seamproof
+
+def zeros(dout, q, k, v, out, lse, wrong=1.0, **_):
+    return np.full_like(q, wrong), np.full_like(k, wrong), np.full_like(v, wrong)
+
+@seamproof.flash_varlen(arrays="numpy", formats=["f32"], lse=False, backward=functools.partial(zeros, wrong=3.0))
+def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):
+    return np.zeros((*q.shape[:2], v.shape[2]), np.float32)
+"""
+    path = tmp_path / "kernels.py"
+    path.write_text(text)
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(load_file(str(path)).kernel)
+    assert "there is none" in str(caught.value)
+
+
 VARLEN = """
 def helper(x):
     return x * FACTOR

@@ -439,3 +439,15 @@ def test_gradients_flow_through_a_view():
         leaf = torch.ones(4, 2, 3, requires_grad=True)
         (laid_out(leaf, kind) * 2).sum().backward()
         assert leaf.grad.eq(2).all(), kind
+
+
+def test_a_library_that_is_not_installed_is_told_apart_from_a_fault(tmp_path):
+    from seamproof.loading import load as load_target
+    from seamproof.session import describe
+
+    file = tmp_path / "lacking.py"
+    for text, is_lacking in (("import a_library_that_is_nowhere", True), ("1 / 0", False), ("import", False)):
+        file.write_text(text)
+        with pytest.raises(Exception) as caught:
+            load_target(str(file), {}, {})
+        assert describe(caught.value).startswith("NotHere: not here: ") == is_lacking, text

@@ -16,6 +16,7 @@ use super::run::stop_or_end;
 use super::{CliError, progress, worker};
 use crate::campaign::Registered;
 use crate::nightly::{Known, Night, Orders, Report, Watch, outside_of, regressions_of};
+use crate::worker::{is_lacking, shared};
 
 /// Subjects that a night looks for where none is named.
 const SUBJECTS: [&str; 2] = ["emulated", "cuda"];
@@ -108,12 +109,18 @@ fn subjects(named: &[String], others: &[String]) -> Result<(Vec<String>, Absent)
             Err(error) if !named.is_empty() => return Err(error.into()),
             subject => subject.map_err(|error| error.to_string()).and_then(|subject| subject.ready()),
         };
+        // An adapter with a fault is no library that is not installed.
+        let may_lack = |what: &str| named.is_empty() && (SUBJECTS.contains(&name) || is_lacking(what));
         match ready {
             Ok(()) => there.push(name.to_owned()),
-            Err(what) if !named.is_empty() => {
+            Err(what) if !may_lack(&what) => {
                 return Err(CliError::Start { name: name.to_owned(), what });
             }
-            Err(what) => absent.push((name.to_owned(), what.replace('\n', "; "))),
+            Err(what) => {
+                absent.push((name.to_owned(), what.replace('\n', "; ")));
+                // It has used up the seats of the next subject's workers.
+                shared().restore();
+            }
         }
     }
     Ok((there, absent))

@@ -11,7 +11,7 @@ use crate::campaign::{OnDisk, Registered};
 use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
 use crate::replay::replay_as;
-use crate::worker::is_lacking;
+use crate::worker::{is_lacking, shared};
 use seamproof_judge::case::{Case, CaseError, Subject};
 use seamproof_judge::files;
 use seamproof_judge::prose;
@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(tally.exit())
 }
 
-/// Subjects from outside by name, each with the reason why this machine lacks it; `None` for one that is here.
+/// Subjects from outside, by their name and options, each with the reason why this machine lacks it; `None` for one that is here.
 type Lacking = BTreeMap<String, Option<String>>;
 
 /// Returns why this machine lacks a case's subject, if it is one from outside. A worker is started to find out.
@@ -98,9 +98,12 @@ fn lacks(case: &Case, known: &mut Lacking) -> Option<String> {
         let Subject { name, options } = case.subject.clone();
         let subject = Registered::with(name, options).map_err(|error| error.to_string());
         let why = subject.and_then(|subject| subject.ready()).err()?;
+        // It has used up the seats of the next subject's workers.
+        shared().restore();
         is_lacking(&why).then(|| why.replace('\n', "; "))
     };
-    known.entry(case.subject.name.clone()).or_insert_with(ask).clone()
+    let Subject { name, options } = &case.subject;
+    known.entry(format!("{name} {options:?}")).or_insert_with(ask).clone()
 }
 
 fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result<Replayed, CliError> {

@@ -93,17 +93,20 @@ impl Known {
         self.known.iter().find(|entry| entry.key == key)
     }
 
-    /// Judges every entry's case again. Those of subjects from outside are left out where the night does not run them.
+    /// Judges every entry's case again. Those of subjects from outside that the night does not run are not looked at.
     pub(super) fn listed(&self, subjects: &[String], watch: &Watch) -> Vec<Listed> {
         let control = watch.begin("known failures");
         let listed = |entry: &Entry| {
             let standing = match control.stopped() {
                 true => Standing::Unchecked("the night was interrupted".to_owned()),
+                false if !entry.is_asked(subjects) => {
+                    Standing::Unchecked("the night does not run this subject".to_owned())
+                }
                 false => entry.standing(),
             };
             Listed { key: entry.key.clone(), standing }
         };
-        self.known.iter().filter(|entry| entry.is_asked(subjects)).map(listed).collect()
+        self.known.iter().map(listed).collect()
     }
 }
 

@@ -52,8 +52,10 @@ pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 /// Whether a subject cannot be made because this machine lacks its library or device: `seamproof.NotHere` in Python, or a
 /// Python without the package itself.
 pub fn is_lacking(why: &str) -> bool {
-    let no_package = why.contains("the worker did not start") && why.contains("No module named");
-    no_package || why.contains("not here: ")
+    const PACKAGE: [&str; 2] = ["No module named 'seamproof'", "No module named 'numpy'"];
+    let no_package =
+        why.contains("the worker did not start") && PACKAGE.iter().any(|words| why.contains(words));
+    no_package || why.contains("NotHere: not here: ")
 }
 
 /// Returns what a mutex guards, also after a thread panicked with it.

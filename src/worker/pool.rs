@@ -118,6 +118,14 @@ impl Pool {
         Pool { settings, confirms: true, seats, free, known, used }
     }
 
+    /// Takes seats back into use that were given up. Another subject than the one that did not start there may start.
+    pub fn restore(&self) {
+        let mut seats = lock(&self.seats);
+        seats.all.iter_mut().filter(|place| matches!(place, Place::Retired(_))).for_each(|place| {
+            *place = Place::Free(Box::default());
+        });
+    }
+
     /// Makes it take the end of a worker as it was seen.
     pub fn hasty(self) -> Pool {
         Pool { confirms: false, ..self }

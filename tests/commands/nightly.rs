@@ -157,18 +157,25 @@ fn kernels_of_others_that_are_not_installed_are_named_with_the_reason() {
     let night = |more: &[&str]| {
         let mut command = Command::new(cargo_bin("seamproof"));
         let arguments = ["nightly", "--budget", "1s", "--seed", "7", "--corpus", "corpus", "--outside"];
-        command.current_dir(place.path()).args(arguments).args(more).output().expect("the night runs")
+        let package = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python_workers/package");
+        command.current_dir(place.path()).args(arguments).args(more).env("PYTHONPATH", package);
+        command.output().expect("the night runs")
     };
     let without = night(&[]);
     assert_eq!(without.status.code(), Some(1), "{}", said(&without));
     assert!(said(&without).contains("outside.toml"), "{}", said(&without));
-    fs::write(corpus.join("outside.toml"), "subjects = ['python:nowhere/kernel.py:attention']\n")
-        .expect("a list");
+    let lacking = "class NotHere(Exception): pass\nraise NotHere('not here: no such library')\n";
+    fs::write(place.path().join("kernel.py"), lacking).expect("an adapter");
+    fs::write(corpus.join("outside.toml"), "subjects = ['python:kernel.py:attention']\n").expect("a list");
     let output = night(&[]);
     let text = said(&output);
     assert!(matches!(output.status.code(), Some(0 | 4)), "{text}");
-    assert!(text.contains("**python:nowhere/kernel.py:attention is not there**"), "{text}");
-    assert!(text.contains("there is no file nowhere/kernel.py"), "{text}");
+    assert!(text.contains("**python:kernel.py:attention is not there**"), "{text}");
+    assert!(text.contains("not here: no such library"), "{text}");
+    // An adapter with a fault is another thing.
+    fs::write(place.path().join("kernel.py"), "1 / 0\n").expect("an adapter");
+    let broken = night(&[]);
+    assert_eq!(broken.status.code(), Some(1), "{}", said(&broken));
     let both = night(&["--backend", "emulated"]);
     assert!(said(&both).contains("cannot be used with"), "{}", said(&both));
 }

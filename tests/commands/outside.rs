@@ -310,9 +310,12 @@ fn a_case_of_a_library_that_is_not_installed_is_skipped() {
         case["subject"] = serde_json::json!({ "name": subject });
         fs::write(place.path().join(name), case.to_string()).expect("a file");
     };
-    fs::write(place.path().join("lacking.py"), "raise ImportError('not here: no such library')\n")
-        .expect("a file");
-    fs::write(place.path().join("broken.py"), "import numpee\n").expect("a file");
+    fs::write(
+        place.path().join("lacking.py"),
+        "class NotHere(Exception): pass\nraise NotHere('not here: no such library')\n",
+    )
+    .expect("a file");
+    fs::write(place.path().join("broken.py"), "raise ValueError('not here: /etc/x')\n").expect("a file");
     fs::create_dir(place.path().join("cases")).expect("a folder");
     write("cases/a.json", "python:lacking.py");
     write("cases/b.json", "python:lacking.py");

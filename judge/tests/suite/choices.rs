@@ -34,7 +34,7 @@ fn problem(seed: u64, case: u64, kernel: &dyn Backend) -> Option<Problem> {
 }
 
 /// Every choice alone, all of them together, and each with a declaration of nothing.
-const CHOICES: [&[(&str, &str)]; 14] = [
+const CHOICES: [&[(&str, &str)]; 15] = [
     &[("weights", "after-normalisation")],
     &[("delta", "weighted-dots")],
     &[("delta", "unrounded-out")],
@@ -48,6 +48,7 @@ const CHOICES: [&[(&str, &str)]; 14] = [
     &[("soft_cap", "approximate")],
     &[("soft_cap", "approximate"), ("declares", "nothing")],
     &[("ds_weights", "rounded")],
+    &[("ds_weights", "rounded"), ("delta", "weighted-dots")],
     &[
         ("ds_weights", "rounded"),
         ("delta", "weighted-dots"),
@@ -112,7 +113,7 @@ fn approximate_soft_caps_hold() {
 
 #[test]
 fn logit_gradients_of_rounded_weights_hold() {
-    (12..14).for_each(every_case_holds);
+    (12..15).for_each(every_case_holds);
 }
 
 #[test]

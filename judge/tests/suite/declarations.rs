@@ -56,7 +56,7 @@ fn the_fields_are_those_of_the_protocol() {
             "masks": {"forms": ["full", "causal", "left-window", "right-window", "causal-window", "two-sided"],
                       "alignments": ["top-left", "bottom-right"], "window_most": 2147483647},
             "lengths": {"equal": true, "empty_q": false, "empty_kv": false, "blind_queries": false,
-                        "no_sequences": false, "least": 2, "most": 8192, "sequences_most": 64, "rows_most": 65536},
+                        "no_sequences": false, "least_kv": 2, "most": 8192, "sequences_most": 64, "rows_most": 65536},
             "layout": {"padding": false, "gaps": false, "first_offset": false, "slack": false, "steps": false,
                        "order": false},
             "softcap": true, "sinks": ["none", "off-by-one", "learnable"], "backward": false,

@@ -127,7 +127,7 @@ const EDGES: [Edge; 31] = [
         |p| any(p, |s| s.q.len > 1 && s.kv.len > 1 && p.mask.visible(0, s.q.len, s.kv.len).len() == 1),
     ),
     ("lengths.no_sequences", |t| t.lengths.no_sequences = false, |p| p.sequences.len() == 1),
-    ("lengths.least", |t| t.lengths.least = 3, |p| any(p, |s| s.kv.len == 3)),
+    ("lengths.least_kv", |t| t.lengths.least_kv = 3, |p| any(p, |s| s.kv.len == 3)),
     ("lengths.most", |t| t.lengths.most = 7, |p| any(p, |s| s.kv.len == 7)),
     ("lengths.sequences_most", |t| t.lengths.sequences_most = 3, |p| p.sequences.len() == 3),
     ("lengths.rows_most", |t| t.lengths.rows_most = 20, |p| p.rows.kv > 17),

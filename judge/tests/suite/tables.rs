@@ -113,12 +113,12 @@ fn lengths(draws: &mut Draws, table: &mut Table) {
         lengths.most = draws.of(&[1, 2, 7, 16, 100]);
     }
     if !draws.wide() {
-        lengths.least = draws.of(&[1, 2, 5, 9]).min(lengths.most);
+        lengths.least_kv = draws.of(&[1, 2, 5, 9]).min(lengths.most);
     }
     if !draws.wide() {
         lengths.sequences_most = draws.of(&[1, 2, 5]);
     }
     if !draws.wide() {
-        lengths.rows_most = draws.of(&[1, 3, 16, 64, 1000]).max(lengths.least);
+        lengths.rows_most = draws.of(&[1, 3, 16, 64, 1000]).max(lengths.least_kv);
     }
 }

@@ -296,9 +296,10 @@ impl Model {
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
         let scaled = self.scale * a * (self.products_qk + 2.0 * F32_ROUNDOFF);
         let underflow = self.accumulation.underflow();
-        // tanh is 1-Lipschitz: the scaled product's error passes through whole at most. The quotient by the cap loses a
-        // part to underflow, which comes back multiplied by the cap.
-        let capped = self.softcap.map_or(0.0, |cap| self.tanh_error * logit.abs() + 2.0 * cap * underflow);
+        // tanh is 1-Lipschitz: the scaled product's error passes through whole at most, and the error of tanh is relative
+        // to what comes of it. The quotient by the cap loses a part to underflow, which comes back multiplied by the cap.
+        let capped = |cap| self.tanh_error * (logit.abs() + scaled) + 2.0 * cap * underflow;
+        let capped = self.softcap.map_or(0.0, capped);
         scaled + capped + underflow
     }
 

@@ -3,7 +3,8 @@
     seamproof run --backend python:torch_sdpa.py:cudnn
 
 `cudnn`, `flash`, `efficient` and `math` force one kernel: torch raises where it cannot run it, and takes no other.
-Tried with torch 2.11.0 over cuDNN 9.19.0 on an H200. `cudnn` refuses lengths of 1.
+Tried with torch 2.11.0 over cuDNN 9.19.0 on an H200. `cudnn`
+refuses a single key, and `flash` a causal mask over other numbers of keys than of queries.
 """
 
 import functools
@@ -32,12 +33,12 @@ def attend(kernel, p, q, k, v):
     return seamproof.Result(out[0].transpose(0, 1), grads=seamproof.autograd)
 
 
-@dense(lengths=ONE_SEQUENCE | {"least": 2})
+@dense(lengths=ONE_SEQUENCE | {"least_kv": 2})
 def cudnn(p, q, k, v, dout=None, sink=None):
     return attend(SDPBackend.CUDNN_ATTENTION, p, q, k, v)
 
 
-@dense()
+@dense(lengths=ONE_SEQUENCE | {"equal": True})
 def flash(p, q, k, v, dout=None, sink=None):
     return attend(SDPBackend.FLASH_ATTENTION, p, q, k, v)
 

@@ -114,7 +114,7 @@ pub struct Roundings {
     pub stored_heads: Option<Format>,
     /// Whether the soft cap's `tanh` has 11 bits, as `tanh.approx.f32` has.
     pub coarse_cap: bool,
-    /// Whether dS is made of rounded weights.
+    /// Whether dS is made of rounded weights, and D of the same where it is `Σ P·dP`.
     pub rounds_ds_weights: bool,
 }
 
@@ -534,7 +534,10 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             let scores = &mut scores[seen.clone()];
             self.score(pass, softmax, scores);
             for (score, dp) in scores.iter_mut().zip(&dp[seen.clone()]) {
-                *score = stages.probability(units, softmax, *score, lse[local]) * *dp;
+                let weight = stages.probability(units, softmax, *score, lse[local]);
+                let is_rounded = self.roundings.rounds_ds_weights;
+                let weight = if is_rounded { stages.round(pass, weight, self.roundings.p) } else { weight };
+                *score = weight * *dp;
             }
             units.add_weights(&mut sums[local], columns.start + seen.start, scores);
         }

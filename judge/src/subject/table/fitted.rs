@@ -206,20 +206,23 @@ impl Table {
         shape.cap_lengths(taken.most);
         let empty_q = taken.empty_q && (taken.empty_kv || !taken.equal);
         for (q, kv) in shape.q.pieces.iter_mut().zip(&mut shape.kv.pieces) {
+            let least_q = if taken.equal { taken.least_kv } else { 1 };
             if q.len > 0 || !empty_q {
-                q.hold(taken.least);
+                q.hold(least_q);
             }
             if kv.len > 0 {
-                kv.hold(taken.least);
+                kv.hold(taken.least_kv);
             }
             if taken.equal && q.len != kv.len {
                 (kv.len, kv.pad) = (q.len, q.pad);
             }
             if kv.len == 0 && !taken.empty_kv {
-                kv.hold(taken.least);
+                kv.hold(taken.least_kv);
             }
+            // More keys than queries leave no query blind.
             if !taken.blind_queries && has_blind_query(mask, q.len, kv.len) {
                 (kv.len, kv.pad) = (q.len, q.pad);
+                kv.hold(taken.least_kv);
             }
         }
     }

@@ -181,8 +181,8 @@ pub struct Lengths {
     pub blind_queries: bool,
     /// Whether there may be no sequence.
     pub no_sequences: bool,
-    /// Smallest length of a sequence, on a side that is not empty.
-    pub least: usize,
+    /// Smallest number of keys of a sequence that has any.
+    pub least_kv: usize,
     /// Largest length of a sequence, on either side.
     pub most: usize,
     /// Largest number of sequences.
@@ -335,7 +335,7 @@ impl Default for Lengths {
             empty_kv: true,
             blind_queries: true,
             no_sequences: true,
-            least: 1,
+            least_kv: 1,
             most: ROWS_MAX,
             sequences_most: SEQUENCES_MAX,
             rows_most: ROWS_MAX,
@@ -434,7 +434,7 @@ impl Table {
             ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),
             ("lengths.rows_most", self.lengths.rows_most, ROWS_MAX),
             ("parallel.ranks_most", self.parallel.ranks_most, WORLD_MAX),
-            ("lengths.least", self.lengths.least, self.lengths.most.min(self.lengths.rows_most)),
+            ("lengths.least_kv", self.lengths.least_kv, self.lengths.most.min(self.lengths.rows_most)),
         ];
         match bounds.into_iter().find(|(_, got, most)| !(1..=*most).contains(got)) {
             Some((row, got, most)) => Err(wrong(row, &format!("{got} is out of range; use 1 to {most}"))),

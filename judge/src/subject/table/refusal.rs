@@ -61,9 +61,9 @@ pub enum Refusal {
     /// No sequence at all.
     #[error("no sequence at all is not supported")]
     NoSequences,
-    /// A sequence that is too short.
-    #[error("a sequence of {0} tokens is too short")]
-    ShortLength(usize),
+    /// A sequence with too few keys.
+    #[error("a sequence of {0} keys is too short")]
+    FewKeys(usize),
     /// A sequence that is too long.
     #[error("a sequence of {0} tokens is too long")]
     Length(usize),
@@ -144,7 +144,7 @@ const ROWS: [Word; 31] = [
     "lengths.empty_kv",
     "lengths.blind_queries",
     "lengths.no_sequences",
-    "lengths.least",
+    "lengths.least_kv",
     "lengths.most",
     "lengths.sequences_most",
     "lengths.rows_most",
@@ -181,7 +181,7 @@ impl Refusal {
             Refusal::EmptyKeys => "lengths.empty_kv",
             Refusal::BlindQueries => "lengths.blind_queries",
             Refusal::NoSequences => "lengths.no_sequences",
-            Refusal::ShortLength(_) => "lengths.least",
+            Refusal::FewKeys(_) => "lengths.least_kv",
             Refusal::Length(_) => "lengths.most",
             Refusal::Sequences(_) => "lengths.sequences_most",
             Refusal::Rows(_) => "lengths.rows_most",
@@ -291,9 +291,8 @@ impl Table {
         let blind = !taken.blind_queries && any(&|s| has_blind_query(problem.mask, s.q.len, s.kv.len));
         found.extend(blind.then_some(Refusal::BlindQueries));
         found.extend((!taken.no_sequences && sequences.is_empty()).then_some(Refusal::NoSequences));
-        let lengths = sequences.iter().flat_map(|s| [s.q.len, s.kv.len]);
-        let shortest = lengths.filter(|len| *len > 0).min();
-        found.extend(shortest.filter(|len| *len < taken.least).map(Refusal::ShortLength));
+        let fewest = sequences.iter().map(|s| s.kv.len).filter(|len| *len > 0).min();
+        found.extend(fewest.filter(|len| *len < taken.least_kv).map(Refusal::FewKeys));
         let longest = sequences.iter().map(|s| s.q.len.max(s.kv.len)).max();
         found.extend(longest.filter(|len| *len > taken.most).map(Refusal::Length));
         let (count, rows) = (sequences.len(), problem.rows.q.max(problem.rows.kv));

@@ -28,6 +28,7 @@ impl Table {
         let ranks =
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
         let may_be_blind = lengths.empty_kv || self.masks.may_blind();
+        let has_room = lengths.empty_kv || lengths.most > lengths.least_kv;
         let single = parallel.takes(Algorithm::Single);
         let flags = [
             ("dims.equal", !self.dims.equal && self.dims.qk.iter().any(|qk| self.dims.v.least() != qk)),
@@ -38,7 +39,7 @@ impl Table {
                 "lengths.empty_kv",
                 lengths.empty_kv && (lengths.empty_q || !lengths.equal && lengths.blind_queries),
             ),
-            ("lengths.blind_queries", lengths.blind_queries && !lengths.equal && may_be_blind),
+            ("lengths.blind_queries", lengths.blind_queries && !lengths.equal && may_be_blind && has_room),
             ("lengths.no_sequences", lengths.no_sequences),
             ("layout.padding", layout.padding && lengths.rows_most > 1),
             ("layout.gaps", layout.gaps && lengths.sequences_most > 1),

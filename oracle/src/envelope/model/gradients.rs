@@ -121,6 +121,8 @@ impl Model {
         let &GradientPair { logit, lse, lse_error, p, x, a, b, .. } = pair;
         let underflow = self.accumulation.underflow();
         let p_error = self.backward_weight_error(p, logit, lse, self.logit_error(a, logit) + lse_error);
+        // A subject whose dS is made of rounded weights may make D of the same ones.
+        let p_error = p_error + self.ds_weight_rounding(p + p_error);
         let x_error = self.products_v * b + underflow;
         (p * x.abs(), p_error * x.abs() + (p + p_error) * x_error + underflow)
     }
