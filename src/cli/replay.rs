@@ -23,7 +23,9 @@ Examples:
   seamproof replay corpus/regressions             every *.json in a directory
   seamproof replay seamproof.out                  what the last campaign found
   seamproof replay nights/night-0001              what a night found
-  seamproof replay case.json --backend emulated   a case on another subject";
+  seamproof replay case.json --backend emulated   a case on another subject
+
+Cases of Python subjects whose library or device this machine lacks are skipped, with a line each.";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]

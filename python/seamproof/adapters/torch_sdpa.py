@@ -1,6 +1,7 @@
-"""torch's `scaled_dot_product_attention` on a GPU, each of its kernels for one dense sequence.
+"""torch's `scaled_dot_product_attention`, each of its kernels for one dense sequence.
 
     seamproof run --backend python:torch_sdpa.py:cudnn
+    seamproof run --backend python:torch_sdpa.py:flash:device=cpu
 
 `cudnn`, `flash`, `efficient` and `math` force one kernel: torch raises where it cannot run it, and takes no other.
 Tried with torch 2.11.0 over cuDNN 9.19.0 on an H200. `cudnn`
@@ -14,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import seamproof
 
+DEVICE = seamproof.options().get("device", "cuda")
 ONE_SEQUENCE = {"sequences_most": 1, "no_sequences": False, "empty_q": False, "empty_kv": False}
 
 dense = functools.partial(
-    seamproof.subject, arrays="torch", device="cuda", formats=["bf16", "fp16"], d=seamproof.multiples(8, to=128),
+    seamproof.subject, arrays="torch", device=DEVICE, formats=["bf16", "fp16"], d=seamproof.multiples(8, to=128),
     d_v=seamproof.multiples(8, to=128), d_equal=True, statistics=[], start_seconds=300,
     layout=seamproof.packed(padding=False, slack=False), masks=seamproof.top_left(windows=False),
     lengths=ONE_SEQUENCE,
