@@ -62,7 +62,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     note_what_is_lost(&outputs);
     let name = SubjectName::from(&case.subject).to_string();
-    let made = Made { backend: backend.as_ref(), name, problem, inputs: &inputs, outputs, tables: args.tables };
+    let made =
+        Made { backend: backend.as_ref(), name, problem, inputs: &inputs, outputs, tables: args.tables };
     let manifest = recording::write(&args.out, made)?;
     let (dir, ranks) = (args.out.display(), counted(manifest.ranks.len() as u64, "rank"));
     print_line(&format_args!("recorded {dir} · {ranks} · {}", prose::describe(problem)));
@@ -81,6 +82,8 @@ fn failed(file: &str, error: &RunError) -> Exit {
 /// Says what the run did that no recording holds.
 fn note_what_is_lost(outputs: &Outputs) {
     if !outputs.damage.is_empty() || !outputs.changed.is_empty() {
-        note(&"the run wrote outside of its results, which a recording does not hold; seamproof replay judges that");
+        note(
+            &"the run wrote outside of its results, which a recording does not hold; seamproof replay judges that",
+        );
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             Ok(Replayed::Judged(judged)) => {
                 let (case, verdict) = judged.as_ref();
                 print_line(&tally.line(&path.display(), &prose::describe(&case.problem), verdict));
-            },
+            }
             Ok(Replayed::Skipped(what)) => {
                 print_line(&format_args!("skipped  {} · {what}", path.display()));
                 tally.skipped += 1;

@@ -6,9 +6,7 @@ use ndarray::{Array1, Array3, s};
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
 use seamproof_judge::ladder::Judge;
-use seamproof_judge::subject::{
-    Costs, Outputs, PaddingInputs, PaddingOutputs, RankOutputs, TensorName,
-};
+use seamproof_judge::subject::{Costs, Outputs, PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::verdict::{Margin, Verdict};
 use seamproof_oracle::sharding::{RankLayout, run_of};
 use seamproof_oracle::{Inputs, Pass, Problem, Side, Sink};
@@ -18,8 +16,7 @@ use super::placement::{differing, layouts_of};
 use super::{RankFile, RankTables, Recording};
 
 /// What cannot be asked of a run that is over, in words.
-pub const NOT_ASKED: &str =
-    "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
+pub const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
 
 /// Returns what was asked of a recording that held, in words.
 pub fn asked(recording: &Recording, margin: &Margin) -> String {
@@ -54,7 +51,8 @@ fn verdict(recording: &Recording) -> Verdict {
         return finding.into();
     }
     let first = &ranks[0].outputs;
-    let returned = [(TensorName::Lse, first.lse.is_some()), (TensorName::MaxLogit, first.max_logit.is_some())];
+    let returned =
+        [(TensorName::Lse, first.lse.is_some()), (TensorName::MaxLogit, first.max_logit.is_some())];
     let statistics = returned.into_iter().filter(|(_, returned)| *returned).map(|(name, _)| name);
     let subject = manifest.subject(problem, statistics.collect());
     let run = (&inputs(problem, &layouts, ranks), outputs(recording, &layouts));

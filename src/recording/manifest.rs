@@ -202,9 +202,9 @@ impl TryFrom<String> for FormatName {
     type Error = String;
 
     fn try_from(name: String) -> Result<FormatName, String> {
-        name.parse().map(FormatName).map_err(|_| {
-            format!("'{}' is no format; use f32, bf16, fp16, e4m3 or e5m2", quoted(&name))
-        })
+        name.parse()
+            .map(FormatName)
+            .map_err(|_| format!("'{}' is no format; use f32, bf16, fp16, e4m3 or e5m2", quoted(&name)))
     }
 }
 
@@ -228,9 +228,8 @@ pub struct RankEntry {
 
 impl From<Problem> for RecordedProblem {
     fn from(problem: Problem) -> RecordedProblem {
-        let ProblemFields {
-            sequences, rows, heads, dims, mask, softmax, precision, parallel, pass, ..
-        } = problem.into();
+        let ProblemFields { sequences, rows, heads, dims, mask, softmax, precision, parallel, pass, .. } =
+            problem.into();
         RecordedProblem { sequences, rows, heads, dims, mask, softmax, precision, parallel, pass }
     }
 }
@@ -242,7 +241,17 @@ impl From<RecordedProblem> for ProblemFields {
             recorded;
         let (mode, data_seed) = (InputMode::Flat, 0);
         ProblemFields {
-            sequences, rows, heads, dims, mask, softmax, precision, parallel, mode, data_seed, pass,
+            sequences,
+            rows,
+            heads,
+            dims,
+            mask,
+            softmax,
+            precision,
+            parallel,
+            mode,
+            data_seed,
+            pass,
         }
     }
 }
@@ -299,12 +308,12 @@ impl Manifest {
         check_version(path, bytes)?;
         let mut deserializer = serde_json::Deserializer::from_slice(bytes);
         let read: Result<Manifest, _> = serde_path_to_error::deserialize(&mut deserializer);
-        let manifest = read.map_err(|error| {
-            RecordingError::field(path, error.path(), Fault::Json(quoted(error.inner())))
-        })?;
+        let manifest = read
+            .map_err(|error| RecordingError::field(path, error.path(), Fault::Json(quoted(error.inner()))))?;
         let wrong = |error| RecordingError::field(path, "text", Fault::Json(quoted(error)));
         deserializer.end().map_err(wrong)?;
-        let problem = manifest.checked().map_err(|(field, fault)| RecordingError::field(path, field, fault))?;
+        let problem =
+            manifest.checked().map_err(|(field, fault)| RecordingError::field(path, field, fault))?;
         Ok((manifest, problem))
     }
 
@@ -353,7 +362,8 @@ impl Manifest {
     fn check_ranks(&self, problem: &Problem) -> Result<(), (String, Fault)> {
         let (got, group) = (self.ranks.len(), &problem.parallel.ranks);
         if got != group.len() || got > RANKS_MAX {
-            let expected = format!("problem.parallel.ranks has {}, and at most {RANKS_MAX} are read", group.len());
+            let expected =
+                format!("problem.parallel.ranks has {}, and at most {RANKS_MAX} are read", group.len());
             return Err(("ranks".into(), Fault::Count { got, expected }));
         }
         for (index, (entry, world_rank)) in self.ranks.iter().zip(group).enumerate() {

@@ -46,10 +46,9 @@ impl RankTables {
 
     /// Checks every entry. The path is for the error alone.
     pub(super) fn check(&self, path: &Path, problem: &Problem) -> Result<(), RecordingError> {
-        for (side, names) in [
-            (Side::Q, ["q.sequence", "q.position"]),
-            (Side::Kv, ["kv.sequence", "kv.position"]),
-        ] {
+        for (side, names) in
+            [(Side::Q, ["q.sequence", "q.position"]), (Side::Kv, ["kv.sequence", "kv.position"])]
+        {
             let table = self.side(side);
             for (row, (&sequence, &position)) in table.sequence.iter().zip(&table.position).enumerate() {
                 let count = problem.sequences.len();

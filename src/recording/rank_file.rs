@@ -266,9 +266,7 @@ impl<'a> Reader<'a> {
         };
         Ok(match form.base {
             LseBase::E => read,
-            LseBase::Two => {
-                read.map(|lse| lse.mapv(|lse| (f64::from(lse) * std::f64::consts::LN_2) as f32))
-            }
+            LseBase::Two => read.map(|lse| lse.mapv(|lse| (f64::from(lse) * std::f64::consts::LN_2) as f32)),
         })
     }
 
@@ -287,7 +285,8 @@ impl<'a> Reader<'a> {
     }
 
     fn table(&self, name: &str, rows: usize) -> Result<Vec<i32>, RecordingError> {
-        let missing = || self.error(name, Fault::Missing("write all four tables, or none with placement \"rule\""));
+        let missing =
+            || self.error(name, Fault::Missing("write all four tables, or none with placement \"rule\""));
         let tensor = self.tensor(name)?.ok_or_else(missing)?;
         if tensor.dtype() != Dtype::I32 {
             let (got, expected) = (tensor.dtype().to_string(), Dtype::I32.to_string());

@@ -8,13 +8,13 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use seamproof_judge::ladder::ELEMENTS_MAX;
-use seamproof_oracle::{Algorithm, Problem};
 use seamproof_oracle::sharding::{RankLayout, layouts};
+use seamproof_oracle::{Algorithm, Problem};
 
 use super::rank_file::RankPlace;
 use super::{
-    Fault, MANIFEST, MANIFEST_BYTES_MAX, Manifest, NOTES, Placement, RANK_BYTES_MAX, RankFile, RecordingError,
-    digest, rank_file_name,
+    Fault, MANIFEST, MANIFEST_BYTES_MAX, Manifest, NOTES, Placement, RANK_BYTES_MAX, RankFile,
+    RecordingError, digest, rank_file_name,
 };
 
 /// A recording, as it was read: each file is whole and has the shapes that the manifest asks for.
@@ -34,9 +34,7 @@ pub struct Recording {
 pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
     let path = dir.join(MANIFEST);
     let bytes = match read_plain(&path, MANIFEST_BYTES_MAX) {
-        Err(RecordingError::Read { source, .. })
-            if source.kind() == ErrorKind::NotFound && dir.is_dir() =>
-        {
+        Err(RecordingError::Read { source, .. }) if source.kind() == ErrorKind::NotFound && dir.is_dir() => {
             return Err(RecordingError::Unfinished { path: dir.to_owned() });
         }
         read => read?,
@@ -154,7 +152,9 @@ fn read_plain(path: &Path, limit: u64) -> Result<Vec<u8>, RecordingError> {
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) if path.file_name().is_some_and(|name| name != MANIFEST) => {
-            return Err(wrong(Fault::Missing("recording.json lists it; copy all files, or record the run again")));
+            return Err(wrong(Fault::Missing(
+                "recording.json lists it; copy all files, or record the run again",
+            )));
         }
         Err(Errno::LOOP) => return Err(wrong(Fault::NoFile("a symbolic link"))),
         Err(error) => return Err(unread(io::Error::from(error))),

@@ -106,7 +106,14 @@ fn manifest_of(made: &Made<'_>) -> Manifest {
 fn run_id() -> String {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let digest = digest(format!("{} {}", std::process::id(), time.as_nanos()).as_bytes());
-    format!("{}-{}-8{}-8{}-{}", &digest[..8], &digest[8..12], &digest[13..16], &digest[17..20], &digest[20..32])
+    format!(
+        "{}-{}-8{}-8{}-{}",
+        &digest[..8],
+        &digest[8..12],
+        &digest[13..16],
+        &digest[17..20],
+        &digest[20..32]
+    )
 }
 
 /// Returns the inputs in a rank's layout. Padding rows are copied too; rows that no sequence owns hold zeros.
@@ -121,7 +128,11 @@ fn local(problem: &Problem, layout: &RankLayout, whole: &Inputs) -> Inputs {
     }
 }
 
-fn local_rows(problem: &Problem, (layout, side): (&SideLayout, Side), whole: ArrayView3<'_, f32>) -> Array3<f32> {
+fn local_rows(
+    problem: &Problem,
+    (layout, side): (&SideLayout, Side),
+    whole: ArrayView3<'_, f32>,
+) -> Array3<f32> {
     let (rows, heads, dim) = whole.dim();
     if rows == 0 {
         // The dout of a forward pass has no rows on any rank.
