@@ -25,8 +25,8 @@ use super::{
 /// in four parts (two chunks of queries, two of keys).
 const MERGES_PER_RANK: usize = 4;
 /// Number of stored partial sums of a gradient's element that are allowed for each rank of the group: a partial sum and
-/// a running sum for each of those four parts, and one in a reduction over the ranks.
-const SUMS_PER_RANK: usize = 9;
+/// a running sum for each of those four parts, and two where a reduction over the ranks follows.
+const SUMS_PER_RANK: usize = 10;
 
 /// What ran, and how the rank files hold it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -280,8 +280,8 @@ impl RecordedArithmetic {
         Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights }
     }
 
-    /// Returns the weakest partition that fits. A tile that is not known is one row.
-    fn partition(self, ranks: usize) -> Partition {
+    /// Returns the weakest partition that fits a group of this many ranks. A tile that is not known is one row.
+    pub fn partition(self, ranks: usize) -> Partition {
         let Tile { q, kv } = self.tile.unwrap_or(Tile { q: 1, kv: 1 });
         let FormatName(merge) = self.merge;
         let wire = self.wire.map_or(Format::F32, |FormatName(format)| format);
