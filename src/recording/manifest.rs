@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Number of merges of a row's partial results that are allowed for each rank of the group, where each key may come
-/// in four parts (two chunks of queries, two of keys).
+/// in four parts (two chunks of queries, two of keys). One more is allowed for the sink.
 const MERGES_PER_RANK: usize = 4;
 /// Number of stored partial sums of a gradient's element that are allowed for each rank of the group: a partial sum and
 /// a running sum for each of those four parts, and two where a reduction over the ranks follows.
@@ -286,12 +286,9 @@ impl RecordedArithmetic {
         let FormatName(merge) = self.merge;
         let wire = self.wire.map_or(Format::F32, |FormatName(format)| format);
         let single = Partition::single(q.max(1), kv.max(1));
-        if ranks == 1 && merge == Format::F32 && wire == Format::F32 {
-            return single;
-        }
         Partition {
             merges: Merges {
-                count: MERGES_PER_RANK * ranks,
+                count: MERGES_PER_RANK * ranks + 1,
                 step: merge,
                 running: merge,
                 product_rounded: true,
