@@ -191,7 +191,7 @@ fn other_forms_of_the_lse_and_of_dsink_are_read() {
     let reduced: Vec<u8> = total.iter().flat_map(|sum| (*sum as f32).to_le_bytes()).collect();
     for rank in 0..4 {
         edit_rank(&run, rank, |tensors, _| {
-            tensors.get_mut("dsink").expect("recorded").2.clone_from(&reduced)
+            tensors.get_mut("dsink").expect("recorded").2.clone_from(&reduced);
         });
     }
     assert_eq!(judged(place.path()).0, 0, "{}", judged(place.path()).1);
