@@ -13,6 +13,7 @@ pub mod paste;
 pub mod power;
 pub mod prove;
 pub mod record;
+pub mod recording;
 pub mod replay;
 pub mod script;
 pub mod worker;

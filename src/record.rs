@@ -430,7 +430,7 @@ fn write_line(to: &mut impl Write, event: &impl Serialize) -> io::Result<()> {
 
 /// Writes a file so that it is there whole or not at all. A path that leads to something other than a regular file,
 /// such as a device or a pipe, is refused, because a rename would put the file in its place.
-pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
+pub fn write_whole(path: &Path, contents: &(impl AsRef<[u8]> + ?Sized)) -> Result<(), RecordError> {
     let dir = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -440,7 +440,7 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), RecordError> {
             return Err(io::Error::new(ErrorKind::InvalidInput, "is no regular file"));
         }
         let mut file = temporary_file(dir)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(contents.as_ref())?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         sync_directory(dir)

@@ -3,11 +3,11 @@
 use seamproof_judge::case::{Case, InputSource, Subject};
 use seamproof_judge::evaluate::{caught, evaluate};
 use seamproof_judge::finding::Earlier;
-use seamproof_judge::subject::Backend;
+use seamproof_judge::subject::{Backend, Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Inputs, Problem};
 
 use crate::backends::{self, BackendError};
 
@@ -52,6 +52,17 @@ pub fn replay(case: &Case) -> Result<Verdict, ReplayError> {
 pub fn replay_as(case: &Case, backend: &dyn Backend, problem: &Problem) -> Result<Verdict, ReplayError> {
     run_before(case)?;
     Ok(evaluate(backend, problem))
+}
+
+/// Runs a stored case once on this subject and these inputs, after the runs that the case needs before it.
+pub fn run_once(
+    case: &Case,
+    backend: &dyn Backend,
+    inputs: &Inputs,
+) -> Result<Result<Outputs, RunError>, ReplayError> {
+    run_before(case)?;
+    let ran = caught(|| backend.run(&case.problem, inputs));
+    Ok(ran.unwrap_or_else(|what| Err(RunError::Infrastructure(what))))
 }
 
 /// Makes the runs that a case needs before it, on its subject. A thread goes back to the worker that it had, so the

@@ -27,6 +27,15 @@ pub fn not_asked(counts: &BTreeMap<Relation, u64>) -> Option<String> {
 
 /// Returns the problem in one line.
 pub fn describe(problem: &Problem) -> String {
+    describe_with(problem, &word(&problem.mode))
+}
+
+/// Returns the problem of a recorded run in one line. Its values were not drawn.
+pub fn describe_recorded(problem: &Problem) -> String {
+    describe_with(problem, "recorded")
+}
+
+fn describe_with(problem: &Problem, values: &str) -> String {
     let (heads, dims, softmax) = (problem.heads, problem.dims, problem.softmax);
     let mut text = format!(
         "{}; heads {}/{}; dims {}/{}; {}",
@@ -48,7 +57,7 @@ pub fn describe(problem: &Problem) -> String {
         let _ = write!(text, "; {algorithm} over {} ranks", problem.parallel.size());
     }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
-    let _ = write!(text, "; {} {}; {pass}", problem.precision.q, word(&problem.mode));
+    let _ = write!(text, "; {} {values}; {pass}", problem.precision.q);
     text
 }
 

@@ -11,6 +11,7 @@ mod exit;
 mod explain;
 mod faults;
 mod inputs;
+mod judge_recording;
 mod junit;
 mod kernels;
 mod large;
@@ -20,6 +21,7 @@ mod options;
 mod output;
 mod progress;
 mod prove;
+mod record;
 mod replay;
 mod run;
 mod serve;
@@ -65,6 +67,10 @@ enum Command {
     Nightly(nightly::Args),
     /// Judge stored cases again
     Replay(replay::Args),
+    /// Run a stored case once, and record what every rank got and gave
+    Record(record::Args),
+    /// Judge a run that was recorded
+    JudgeRecording(judge_recording::Args),
     /// Judge one case that the options describe
     Try(Box<tried::Args>),
     /// Minimise a failing case
@@ -112,6 +118,10 @@ enum CliError {
     Foreign { file: String, source: BackendError },
     #[error("{file}: {what}")]
     TooLarge { file: String, what: String },
+    #[error("{file}: nothing was recorded: the subject refuses the problem: {what}")]
+    Refused { file: String, what: String },
+    #[error(transparent)]
+    Recording(#[from] crate::recording::RecordingError),
     #[error("--backend: {0}")]
     Backend(#[from] BackendError),
     #[error("{option}: there is no {kind} '{id}'; {known}")]
@@ -181,6 +191,8 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Merge(args)) => merge::run(&args),
         Some(Command::Nightly(args)) => nightly::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
+        Some(Command::Record(args)) => record::run(&args),
+        Some(Command::JudgeRecording(args)) => judge_recording::run(&args),
         Some(Command::Try(args)) => tried::run(&args),
         Some(Command::Shrink(args)) => shrink::run(&args),
         Some(Command::Prove(args)) => prove::run(&args),

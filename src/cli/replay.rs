@@ -72,7 +72,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     tally.unreadable = unread.len();
     for path in all {
         match replayed(&path, args.backend.as_deref(), &mut lacking) {
-            Ok(Replayed::Judged(judged)) => print_line(&tally.line(&path.display(), &judged.0, &judged.1)),
+            Ok(Replayed::Judged(judged)) => {
+                let (case, verdict) = judged.as_ref();
+                print_line(&tally.line(&path.display(), &prose::describe(&case.problem), verdict));
+            }
             Ok(Replayed::Skipped(what)) => {
                 print_line(&format_args!("skipped  {} · {what}", path.display()));
                 tally.skipped += 1;
@@ -164,9 +167,8 @@ fn files_in(path: &Path) -> Result<Vec<PathBuf>, CliError> {
 }
 
 impl Tally {
-    /// Counts a verdict, and returns it as a line about the case of this name.
-    pub(super) fn line(&mut self, path: &dyn Display, case: &Case, verdict: &Verdict) -> String {
-        let problem = prose::describe(&case.problem);
+    /// Counts a verdict, and returns it as a line about the case of this name, with its problem in words.
+    pub(super) fn line(&mut self, path: &dyn Display, problem: &str, verdict: &Verdict) -> String {
         match verdict {
             Verdict::Pass(margin) => {
                 self.held += 1;

@@ -11,6 +11,7 @@ use crate::geometry::Geometry;
 use crate::record::write_whole;
 use crate::replay::{replay_as, subject_of};
 use seamproof_judge::case::Case;
+use seamproof_judge::prose;
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
 
@@ -61,7 +62,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         return Err(CliError::TooLarge { file, what });
     }
     let mut tally = Tally::default();
-    print_line(&tally.line(&file, &case, &verdict));
+    print_line(&tally.line(&file, &prose::describe(&case.problem), &verdict));
     if let (Verdict::Finding(_), None) = (&verdict, &args.out) {
         note(&"store it with --out FILE to shrink and explain it");
     }

@@ -15,6 +15,7 @@ mod hunt;
 mod judged;
 mod masks;
 mod property;
+mod recordings;
 mod value;
 
 pub use descriptor::{described, descriptor};
@@ -23,6 +24,7 @@ pub use hunt::{BACKEND_VARIABLE, FAULT_VARIABLE, FINDINGS_VARIABLE, Hunter, star
 pub use judged::judged;
 pub use masks::masks;
 pub use property::{formats, interleaving, layout, schedule};
+pub use recordings::recordings;
 pub use value::{VALUE_VERSION, from_bytes, mutate, to_bytes};
 
 use arbitrary::Unstructured;

@@ -35,7 +35,7 @@ pub struct Evidence<'a> {
     pub inputs: &'a Inputs,
     /// Results under the first poison, assembled from the ranks.
     pub first: &'a RankOutputs,
-    /// Results under the second poison, assembled from the ranks.
+    /// Results under the second poison, assembled from the ranks; those of the first once more where there was one run.
     pub second: &'a RankOutputs,
     /// Judge that asks.
     pub judge: &'a Judge,
@@ -87,8 +87,9 @@ impl Evidence<'_> {
     /// order in each run. Their bits then say nothing.
     pub(crate) fn gradient_runs(&self) -> Vec<&RankGradients> {
         let both = [self.first, self.second];
-        let runs =
-            if self.backend.declaration().promises.deterministic_backward { &both[..1] } else { &both[..] };
+        let is_one = std::ptr::eq(self.first, self.second)
+            || self.backend.declaration().promises.deterministic_backward;
+        let runs = if is_one { &both[..1] } else { &both[..] };
         runs.iter().filter_map(|run| run.gradients.as_ref()).collect()
     }
 

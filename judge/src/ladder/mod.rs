@@ -25,6 +25,7 @@ mod exact;
 pub mod faults;
 mod hypotheses;
 mod poison;
+mod recorded;
 pub(crate) mod runs;
 mod sample;
 mod stories;

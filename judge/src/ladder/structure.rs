@@ -29,38 +29,73 @@ pub(crate) fn check(
     layouts: &[RankLayout],
     outputs: &Outputs,
 ) -> Option<Finding> {
+    let contract = backend.declaration().padding.outputs;
+    wrong_form(backend, problem, layouts, outputs).or_else(|| {
+        on_each_rank(layouts, outputs, |layout, rank| {
+            let (q, kv) = (outside(&layout.q), outside(&layout.kv));
+            results(rank).into_iter().find_map(|(tensor, view)| {
+                let (padding, unowned) = if view.side() == Side::Q { &q } else { &kv };
+                unwritten(layout, tensor, &view)
+                    .or_else(|| broken(padding, contract, PADDING_BROKEN, tensor, &view))
+                    .or_else(|| broken(unowned, PaddingOutputs::Untouched, UNOWNED_WRITTEN, tensor, &view))
+            })
+        })
+    })
+}
+
+/// Returns the first structural fault of a run that is over. Nobody knows what its results held before it, so rows
+/// that were to be left as they were are not examined.
+pub(crate) fn check_recorded(
+    backend: &dyn Backend,
+    problem: &Problem,
+    layouts: &[RankLayout],
+    outputs: &Outputs,
+) -> Option<Finding> {
+    let has_zeros = backend.declaration().padding.outputs == PaddingOutputs::Zero;
+    let padding_holds = |layout: &RankLayout, rank: &RankOutputs| {
+        let (q, kv) = (outside(&layout.q).0, outside(&layout.kv).0);
+        results(rank).into_iter().find_map(|(tensor, view)| {
+            let padding = if view.side() == Side::Q { &q } else { &kv };
+            broken(padding, PaddingOutputs::Zero, PADDING_BROKEN, tensor, &view)
+        })
+    };
+    wrong_form(backend, problem, layouts, outputs)
+        .or_else(|| has_zeros.then(|| on_each_rank(layouts, outputs, padding_holds))?)
+}
+
+/// Returns the first fault that no row's contents show: ranks, statistics and shapes, what was written outside, and
+/// inputs that were changed.
+fn wrong_form(
+    backend: &dyn Backend,
+    problem: &Problem,
+    layouts: &[RankLayout],
+    outputs: &Outputs,
+) -> Option<Finding> {
     if outputs.ranks.len() != layouts.len() {
         let what = format!("{} ranks answered; the problem has {}", outputs.ranks.len(), layouts.len());
         return Some(super::whole_case(Check::Structure, what));
     }
-    let contract = backend.declaration().padding.outputs;
-    let ranks = || layouts.iter().zip(&outputs.ranks).enumerate();
-    let on_rank = |rank: usize, finding: Finding| match layouts.len() {
-        1 => finding,
-        _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
-    };
     let statistics = backend.declaration().table.statistics;
-    if let Some(finding) = ranks().find_map(|(rank, (layout, outputs))| {
-        let wrong = wrong_statistics(&statistics, outputs).or_else(|| wrong_shape(problem, layout, outputs));
-        wrong.map(|finding| on_rank(rank, finding))
-    }) {
-        return Some(finding);
-    }
-    if let Some(damage) = outputs.damage.first() {
-        return Some(guard_finding(damage));
-    }
-    if let Some(changed) = outputs.changed.first() {
-        return Some(changed_finding(problem, layouts, changed));
-    }
-    ranks().find_map(|(rank, (layout, outputs))| {
-        let (q, kv) = (outside(&layout.q), outside(&layout.kv));
-        let finding = results(outputs).into_iter().find_map(|(tensor, view)| {
-            let (padding, unowned) = if view.side() == Side::Q { &q } else { &kv };
-            unwritten(layout, tensor, &view)
-                .or_else(|| broken(padding, contract, PADDING_BROKEN, tensor, &view))
-                .or_else(|| broken(unowned, PaddingOutputs::Untouched, UNOWNED_WRITTEN, tensor, &view))
-        });
-        finding.map(|finding| on_rank(rank, finding))
+    let wrong = on_each_rank(layouts, outputs, |layout, rank| {
+        wrong_statistics(&statistics, rank).or_else(|| wrong_shape(problem, layout, rank))
+    });
+    wrong
+        .or_else(|| outputs.damage.first().map(guard_finding))
+        .or_else(|| outputs.changed.first().map(|changed| changed_finding(problem, layouts, changed)))
+}
+
+/// Returns the first finding of any rank. It names the rank where there are several.
+fn on_each_rank(
+    layouts: &[RankLayout],
+    outputs: &Outputs,
+    look: impl Fn(&RankLayout, &RankOutputs) -> Option<Finding>,
+) -> Option<Finding> {
+    layouts.iter().zip(&outputs.ranks).enumerate().find_map(|(rank, (layout, outputs))| {
+        let finding = look(layout, outputs)?;
+        Some(match layouts.len() {
+            1 => finding,
+            _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
+        })
     })
 }
 

@@ -12,6 +12,7 @@ mod name;
 mod on_device;
 mod options;
 mod planted;
+mod recorded;
 
 pub use borrowed::Borrowed;
 pub use built::built;
@@ -23,3 +24,4 @@ pub use name::SubjectName;
 pub use on_device::{Reached, run_schedule};
 pub use options::{OptionError, Options, listed};
 pub use planted::Planted;
+pub use recorded::Recorded;

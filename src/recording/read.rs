@@ -1,0 +1,175 @@
+//! Reading of a recording's files.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use seamproof_judge::ladder::ELEMENTS_MAX;
+use seamproof_oracle::sharding::{RankLayout, layouts};
+use seamproof_oracle::{Algorithm, Problem};
+
+use super::rank_file::RankPlace;
+use super::{
+    Fault, MANIFEST, MANIFEST_BYTES_MAX, Manifest, NOTES, Placement, RANK_BYTES_MAX, RankFile,
+    RecordingError, digest, rank_file_name,
+};
+
+/// A recording, as it was read: each file is whole and has the shapes that the manifest asks for.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// What ran.
+    pub manifest: Manifest,
+    /// Problem of the manifest.
+    pub problem: Problem,
+    /// Layouts by the rule; `None` where tables place the rows.
+    pub rule: Option<Vec<RankLayout>>,
+    /// Tensors of the ranks, in group order.
+    pub ranks: Vec<RankFile>,
+}
+
+/// Reads a recording.
+pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
+    let path = dir.join(MANIFEST);
+    let bytes = match read_plain(&path, MANIFEST_BYTES_MAX) {
+        Err(RecordingError::Read { source, .. }) if source.kind() == ErrorKind::NotFound && dir.is_dir() => {
+            return Err(RecordingError::Unfinished { path: dir.to_owned() });
+        }
+        read => read?,
+    };
+    let (manifest, problem) = Manifest::parse(&path, &bytes)?;
+    check_strangers(dir, manifest.ranks.len())?;
+    let elements = problem.elements();
+    if elements > ELEMENTS_MAX {
+        return Err(RecordingError::field(&path, "problem", Fault::Elements { got: elements }));
+    }
+    // One rank holds the problem's own layout, whatever the placement.
+    let is_ruled = manifest.placement == Placement::Rule || problem.parallel.algorithm == Algorithm::Single;
+    let cut = || layouts(&problem).map_err(|error| RecordingError::field(&path, "problem", error.into()));
+    let rule = if is_ruled { Some(cut()?) } else { None };
+    let mut recording = Recording { manifest, problem, rule, ranks: Vec::new() };
+    recording.ranks = recording.read_ranks(dir)?;
+    Ok(recording)
+}
+
+impl Recording {
+    fn read_ranks(&self, dir: &Path) -> Result<Vec<RankFile>, RecordingError> {
+        let Recording { manifest, problem, rule, .. } = self;
+        let mut ranks: Vec<RankFile> = Vec::with_capacity(manifest.ranks.len());
+        let (mut q_rows, mut kv_rows) = (0, 0);
+        for (rank, entry) in manifest.ranks.iter().enumerate() {
+            let path = dir.join(rank_file_name(rank));
+            let bytes = read_plain(&path, RANK_BYTES_MAX)?;
+            check_digest(&path, &bytes, &entry.blake2b)?;
+            let rows = rule.as_ref().map(|layouts| [layouts[rank].q.rows, layouts[rank].kv.rows]);
+            let file = RankFile::parse(&path, &bytes, RankPlace { manifest, problem, rank, rows })?;
+            if let Some(first) = ranks.first() {
+                check_same(&path, "seamproof.step", &file.step, &first.step)?;
+                check_same(&path, "seamproof.layer", &file.layer, &first.layer)?;
+                check_statistics(&path, &file, first)?;
+            }
+            q_rows += file.inputs.q.shape()[0];
+            kv_rows += file.inputs.k.shape()[0];
+            for (field, got, most) in [("q", q_rows, problem.rows.q), ("k", kv_rows, problem.rows.kv)] {
+                if got > most {
+                    let expected = format!("all ranks together have at most problem.rows, {most}");
+                    return Err(RecordingError::field(&path, field, Fault::Count { got, expected }));
+                }
+            }
+            ranks.push(file);
+        }
+        Ok(ranks)
+    }
+}
+
+/// Refuses files that belong to no recording of this many ranks. Of a full directory only the beginning is listed.
+fn check_strangers(dir: &Path, ranks: usize) -> Result<(), RecordingError> {
+    let unread = |source| RecordingError::Read { path: dir.to_owned(), source };
+    let mut known: BTreeSet<String> = (0..ranks).map(rank_file_name).collect();
+    known.extend([MANIFEST.to_owned(), NOTES.to_owned()]);
+    for entry in fs::read_dir(dir).map_err(unread)? {
+        let name = entry.map_err(unread)?.file_name();
+        if !name.to_str().is_some_and(|name| known.contains(name)) {
+            return Err(RecordingError::Stranger { path: dir.join(name) });
+        }
+    }
+    Ok(())
+}
+
+fn check_digest(path: &Path, bytes: &[u8], expected: &str) -> Result<(), RecordingError> {
+    let got = digest(bytes);
+    if got == expected {
+        return Ok(());
+    }
+    let fault = Fault::Differs {
+        got,
+        whose: "recording.json says",
+        expected: super::error::quoted(expected),
+        advice: "the file is torn or was changed; record the run again",
+    };
+    Err(RecordingError::field(path, "blake2b", fault))
+}
+
+/// Checks that a text of the metadata is the one of rank 0.
+fn check_same(path: &Path, field: &str, got: &str, first: &str) -> Result<(), RecordingError> {
+    if got == first {
+        return Ok(());
+    }
+    let fault = Fault::Differs {
+        got: got.to_owned(),
+        whose: "rank 0 says",
+        expected: first.to_owned(),
+        advice: "the files are not of one call; record it again",
+    };
+    Err(RecordingError::field(path, field, fault))
+}
+
+/// Checks that a rank has the statistics and the tables that rank 0 has.
+fn check_statistics(path: &Path, file: &RankFile, first: &RankFile) -> Result<(), RecordingError> {
+    let there = |file: &RankFile| {
+        [
+            ("lse", file.outputs.lse.is_some()),
+            ("max_logit", file.outputs.max_logit.is_some()),
+            ("q.sequence", file.tables.is_some()),
+        ]
+    };
+    let differs = there(file).into_iter().zip(there(first)).find(|(own, first)| own.1 != first.1);
+    let Some(((field, is_there), _)) = differs else { return Ok(()) };
+    let fault = match is_there {
+        true => Fault::Unexpected("rank 0 has none; write it on all ranks or on none"),
+        false => Fault::Missing("rank 0 has it; write it on all ranks or on none"),
+    };
+    Err(RecordingError::field(path, field, fault))
+}
+
+/// Reads a regular file of at most `limit` bytes. A link is not followed, and a pipe is not waited for.
+fn read_plain(path: &Path, limit: u64) -> Result<Vec<u8>, RecordingError> {
+    let wrong = |fault| RecordingError::field(path, "file", fault);
+    let unread = |source| RecordingError::Read { path: path.to_owned(), source };
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) if path.file_name().is_some_and(|name| name != MANIFEST) => {
+            return Err(wrong(Fault::Missing(
+                "recording.json lists it; copy all files, or record the run again",
+            )));
+        }
+        Err(Errno::LOOP) => return Err(wrong(Fault::NoFile("a symbolic link"))),
+        Err(error) => return Err(unread(io::Error::from(error))),
+    };
+    let found = file.metadata().map_err(unread)?;
+    if !found.is_file() {
+        return Err(wrong(Fault::NoFile("no regular file")));
+    }
+    // The limit is checked while reading too, because a file may grow.
+    let mut bytes = Vec::new();
+    if found.len() <= limit {
+        file.take(limit + 1).read_to_end(&mut bytes).map_err(unread)?;
+    }
+    match found.len().max(bytes.len() as u64) {
+        size if size > limit => Err(wrong(Fault::TooLarge(limit))),
+        _ => Ok(bytes),
+    }
+}

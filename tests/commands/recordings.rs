@@ -1,0 +1,375 @@
+//! Recorded runs: recorded, judged, found, and refused where a file is not what it should be.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+
+use super::{code, place, refuses, seamproof, stderr, stdout};
+
+const GEOMETRY: [&str; 8] = ["--lengths", "17,0,30", "--padded", "32,16,32", "--heads", "4/2", "--dim", "16"];
+const RING: [&str; 2] = ["--cp", "ring:4"];
+
+/// Stores a causal case with padding and an empty sequence, with further options.
+fn case(dir: &Path, options: &[&str]) {
+    let output =
+        seamproof(dir, &[&["try", "--causal", "--out", "case.json"], &GEOMETRY[..], options].concat());
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+}
+
+/// Records the case, and returns the directory.
+fn record(dir: &Path, options: &[&str]) -> PathBuf {
+    let output = seamproof(dir, &[&["record", "case.json", "--out", "run"], options].concat());
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).starts_with("recorded run · "), "{}", stdout(&output));
+    dir.join("run")
+}
+
+/// Returns what a recording is judged to be: the exit code and what is printed.
+fn judged(dir: &Path) -> (i32, String) {
+    let output = seamproof(dir, &["judge-recording", "run"]);
+    (code(&output), stdout(&output) + &stderr(&output))
+}
+
+fn manifest(run: &Path) -> Value {
+    let text = fs::read_to_string(run.join("recording.json")).expect("the manifest is there");
+    serde_json::from_str(&text).expect("the manifest is JSON")
+}
+
+fn store(run: &Path, manifest: &Value) {
+    fs::write(run.join("recording.json"), manifest.to_string()).expect("the manifest is written");
+}
+
+/// Edits the manifest.
+fn edit(run: &Path, change: impl FnOnce(&mut Value)) {
+    let mut manifest = manifest(run);
+    change(&mut manifest);
+    store(run, &manifest);
+}
+
+/// Edits the tensors and the metadata of a rank file, whose digest is right afterwards.
+fn edit_rank(run: &Path, rank: usize, change: impl FnOnce(&mut Tensors, &mut HashMap<String, String>)) {
+    let path = run.join(format!("rank-{rank:04}.safetensors"));
+    let bytes = fs::read(&path).expect("the rank file is there");
+    let (_, header) = SafeTensors::read_metadata(&bytes).expect("the rank file is whole");
+    let mut metadata = header.metadata().clone().expect("a rank file has metadata");
+    let parts = SafeTensors::deserialize(&bytes).expect("the rank file is whole");
+    let part = |(name, view): (&str, TensorView<'_>)| {
+        (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+    };
+    let mut tensors: Tensors = parts.iter().map(part).collect();
+    change(&mut tensors, &mut metadata);
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name, TensorView::new(*dtype, shape.clone(), data).expect("the shape fits"))
+    });
+    seal(run, rank, &safetensors::serialize(views, Some(metadata)).expect("the rank file is made"));
+}
+
+/// Tensors by name: their type, shape and bytes.
+type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Writes a rank file and its digest.
+fn seal(run: &Path, rank: usize, bytes: &[u8]) {
+    fs::write(run.join(format!("rank-{rank:04}.safetensors")), bytes).expect("the rank file is written");
+    let digest = blake2b_simd::Params::new().hash_length(32).hash(bytes).to_hex();
+    edit(run, |manifest| manifest["ranks"][rank]["blake2b"] = digest.as_str().into());
+}
+
+#[test]
+fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
+    for (options, ranks) in [(&[][..], "1 rank"), (&RING[..], "4 ranks")] {
+        let place = place();
+        case(place.path(), options);
+        let run = record(place.path(), &[]);
+        let (exit, said) = judged(place.path());
+        assert_eq!(exit, 0, "{said}");
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[0].starts_with(&format!("subject  emulated · {ranks} · run ")), "{said}");
+        assert!(lines[1].starts_with("held     run · margin 0."), "{said}");
+        assert!(lines[2].starts_with("asked    ") && lines[2].contains("bounds of every row"), "{said}");
+        assert!(lines[3].starts_with("left out ") && lines[3].ends_with("the run is over"), "{said}");
+        refuses(place.path(), &["record", "case.json", "--out", "run"], &["run: ", "--out"]);
+
+        fs::remove_dir_all(&run).expect("the recording is removed");
+        record(place.path(), &["--backend", "emulated+backward-key-duplicated"]);
+        let (exit, said) = judged(place.path());
+        assert_eq!(exit, 2, "{said}");
+        assert!(said.contains("subject  emulated+backward-key-duplicated"), "{said}");
+        assert!(said.contains("FAIL     run · envelope · dv · sequence "), "{said}");
+    }
+}
+
+#[test]
+fn tables_place_the_rows_and_contradict_the_rule() {
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &["--tables"]);
+    let said = judged(place.path());
+    assert!(said.0 == 0 && said.1.contains("placement against the tables"), "{said:?}");
+    edit(&run, |manifest| manifest["placement"] = "tables".into());
+    assert_eq!(judged(place.path()).0, 0);
+
+    // Rank 1 says that its first two rows are the other way round.
+    let swap = |tensors: &mut Tensors| {
+        let (_, _, positions) = tensors.get_mut("kv.position").expect("there are tables");
+        positions[..8].rotate_left(4);
+    };
+    edit_rank(&run, 1, |tensors, _| swap(tensors));
+    let (exit, said) = judged(place.path());
+    assert!(exit == 2 && said.contains("FAIL     run · envelope"), "the rows are misread: {said}");
+    edit(&run, |manifest| manifest["placement"] = "rule".into());
+    let (exit, said) = judged(place.path());
+    assert_eq!(exit, 2, "{said}");
+    for text in ["structure · k", "rank 1", "row 0", "got position 5 of sequence 0, expected position 4"] {
+        assert!(said.contains(text), "{text}: {said}");
+    }
+
+    edit(&run, |manifest| manifest["placement"] = "tables".into());
+    edit_rank(&run, 1, |tensors, _| {
+        let (_, _, positions) = tensors.get_mut("kv.position").expect("there are tables");
+        positions.copy_within(0..4, 4);
+    });
+    let (exit, said) = judged(place.path());
+    assert!(exit == 2 && said.contains("the tables give this position to no rank"), "{said}");
+    edit_rank(&run, 1, |tensors, _| {
+        let (_, _, sequences) = tensors.get_mut("kv.sequence").expect("there are tables");
+        sequences[..4].copy_from_slice(&9i32.to_le_bytes());
+    });
+    refuses(place.path(), &["judge-recording", "run"], &["rank-0001.safetensors: kv.sequence: entry 0 is 9"]);
+    edit_rank(&run, 1, |tensors, _| drop(tensors.remove("q.position")));
+    refuses(place.path(), &["judge-recording", "run"], &["rank-0001.safetensors: q.position: is missing"]);
+}
+
+#[test]
+fn a_sink_that_is_not_the_same_on_all_ranks_is_found() {
+    let place = place();
+    case(place.path(), &[&RING[..], &["--sink", "learnable"]].concat());
+    let run = record(place.path(), &[]);
+    assert_eq!(judged(place.path()).0, 0, "{}", judged(place.path()).1);
+    edit_rank(&run, 2, |tensors, _| {
+        let (_, _, sink) = tensors.get_mut("sink").expect("the sink is recorded");
+        sink[4..8].copy_from_slice(&7f32.to_le_bytes());
+    });
+    let (exit, said) = judged(place.path());
+    assert!(exit == 2 && said.contains("structure · sink · head 1: rank 2 holds another sink"), "{said}");
+}
+
+#[test]
+fn other_forms_of_the_lse_and_of_dsink_are_read() {
+    let place = place();
+    case(place.path(), &[&RING[..], &["--sink", "learnable"]].concat());
+    let run = record(place.path(), &[]);
+    let mut total = [0f64; 4];
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes"))).collect()
+    };
+    for rank in 0..4 {
+        edit_rank(&run, rank, |tensors, _| {
+            let (_, shape, lse) = tensors.get_mut("lse").expect("the LSE is recorded");
+            let (heads, rows, old) = (shape[0], shape[1], floats(lse));
+            let in_base_2 = |value: f32| (f64::from(value) / std::f64::consts::LN_2) as f32;
+            let turned = (0..rows).flat_map(|row| (0..heads).map(move |head| (head, row)));
+            *lse = turned.flat_map(|(head, row)| in_base_2(old[head * rows + row]).to_le_bytes()).collect();
+            shape.reverse();
+            for (sum, part) in total.iter_mut().zip(floats(&tensors["dsink"].2)) {
+                *sum += f64::from(part);
+            }
+        });
+    }
+    edit(&run, |manifest| {
+        manifest["lse"]["order"] = "th".into();
+        manifest["lse"]["base"] = "2".into();
+    });
+    assert_eq!(judged(place.path()).0, 0, "{}", judged(place.path()).1);
+
+    edit(&run, |manifest| manifest["dsink"] = "reduced".into());
+    let (exit, said) = judged(place.path());
+    assert!(exit == 2 && said.contains("structure · dsink"), "the parts differ: {said}");
+    let reduced: Vec<u8> = total.iter().flat_map(|sum| (*sum as f32).to_le_bytes()).collect();
+    for rank in 0..4 {
+        edit_rank(&run, rank, |tensors, _| {
+            tensors.get_mut("dsink").expect("recorded").2.clone_from(&reduced);
+        });
+    }
+    assert_eq!(judged(place.path()).0, 0, "{}", judged(place.path()).1);
+}
+
+/// What spoils a recording, by name, and the texts of the one line about it.
+type Spoiled = (&'static str, fn(&Path), &'static [&'static str]);
+
+#[test]
+fn a_spoiled_recording_is_one_line_that_names_file_and_field() {
+    const RANK: &str = "run/rank-0002.safetensors";
+    const MANIFEST: &str = "run/recording.json";
+    let rank = |run: &Path| run.join("rank-0002.safetensors");
+    let cases: &[Spoiled] = &[
+        ("byte", |run| flip(&run.join("rank-0002.safetensors")), &[RANK, "blake2b", "record the run again"]),
+        ("truncated", |run| halve(&run.join("rank-0002.safetensors")), &[RANK, "blake2b", "torn"]),
+        ("manifest", |run| halve(&run.join("recording.json")), &[MANIFEST, "EOF"]),
+        ("missing", |run| remove(&run.join("rank-0002.safetensors")), &[RANK, "file: is missing"]),
+        (
+            "unfinished",
+            |run| remove(&run.join("recording.json")),
+            &["run: ", "recording.json", "never finished"],
+        ),
+        ("stranger", |run| drop(fs::write(run.join("x.json"), "{}")), &["run/x.json", "does not belong"]),
+        ("unknown", |run| edit(run, |m| m["seed"] = 1.into()), &[MANIFEST, "seed", "unknown field"]),
+        ("mode", |run| edit(run, |m| m["problem"]["mode"] = "flat".into()), &[MANIFEST, "problem.mode"]),
+        (
+            "version",
+            |run| edit(run, |m| m["seamproof_recording"] = 2.into()),
+            &[MANIFEST, "seamproof_recording: 2"],
+        ),
+        (
+            "heads",
+            |run| edit(run, |m| m["problem"]["heads"]["kv"] = 3.into()),
+            &[MANIFEST, "problem: heads.q"],
+        ),
+        (
+            "fp8",
+            |run| edit(run, |m| m["problem"]["precision"]["k"] = "e4m3/tensor".into()),
+            &[MANIFEST, "precision.k"],
+        ),
+        (
+            "path",
+            |run| edit(run, |m| m["ranks"][2]["file"] = "../q".into()),
+            &[MANIFEST, "ranks[2].file", "../q"],
+        ),
+        (
+            "world",
+            |run| edit(run, |m| m["ranks"][2]["world_rank"] = 9.into()),
+            &[MANIFEST, "ranks[2].world_rank"],
+        ),
+        (
+            "short",
+            |run| edit(run, |m| drop(m["ranks"].as_array_mut().and_then(Vec::pop))),
+            &[MANIFEST, "ranks: has 3"],
+        ),
+        (
+            "shape",
+            |run| edit(run, |m| m["problem"]["dims"]["v"] = 8.into()),
+            &["rank-0000", "v: has shape [20, 2, 16]"],
+        ),
+        (
+            "dtype",
+            |run| edit(run, |m| m["problem"]["precision"]["out"] = "f32".into()),
+            &["rank-0000", "out: has dtype BF16"],
+        ),
+        (
+            "run",
+            |run| edit(run, |m| m["run"] = "other".into()),
+            &["rank-0000", "seamproof.run", "not of one run"],
+        ),
+        (
+            "step",
+            |run| edit_rank(run, 2, |_, m| drop(m.insert("seamproof.step".into(), "7".into()))),
+            &[RANK, "seamproof.step", "\"7\""],
+        ),
+        (
+            "layer",
+            |run| edit_rank(run, 2, |_, m| drop(m.remove("seamproof.layer"))),
+            &[RANK, "seamproof.layer: is missing"],
+        ),
+        ("tensor", |run| edit_rank(run, 2, |t, _| drop(t.remove("dv"))), &[RANK, "dv: is missing"]),
+        ("lse", |run| edit_rank(run, 2, |t, _| drop(t.remove("lse"))), &[RANK, "lse: is missing; rank 0"]),
+        (
+            "extra",
+            |run| edit_rank(run, 2, |t, _| drop(t.insert("sink".into(), t["lse"].clone()))),
+            &[RANK, "sink: is not expected"],
+        ),
+        (
+            "name",
+            |run| edit_rank(run, 2, |t, _| drop(t.insert("o\nut".into(), t["lse"].clone()))),
+            &[RANK, "o ut: is not expected"],
+        ),
+        (
+            "header",
+            |run| seal(run, 2, b"\xff\xff\xff\xff\xff\xff\xff\xff{}"),
+            &[RANK, "header", "18446744073709551615"],
+        ),
+        ("sizes", overflowing, &[RANK, "header", "announces"]),
+        ("empty", |run| seal(run, 2, b""), &[RANK, "header", "fewer than 8 bytes"]),
+        #[cfg(unix)]
+        ("link", linked, &[RANK, "file: is a symbolic link"]),
+        #[cfg(unix)]
+        ("directory", |run| nested(&run.join("rank-0002.safetensors")), &[RANK, "file: is no regular file"]),
+    ];
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &[]);
+    assert!(rank(&run).is_file());
+    let files: Vec<(PathBuf, Vec<u8>)> = fs::read_dir(&run)
+        .expect("the recording is there")
+        .map(|entry| entry.expect("an entry").path())
+        .map(|path| (path.clone(), fs::read(path).expect("a file")))
+        .collect();
+    for (name, spoil, texts) in cases {
+        fs::remove_dir_all(&run).expect("the recording is removed");
+        fs::create_dir(&run).expect("the directory is made");
+        for (path, bytes) in &files {
+            fs::write(path, bytes).expect("the file is written");
+        }
+        spoil(&run);
+        let output = seamproof(place.path(), &["judge-recording", "run"]);
+        let said = stderr(&output);
+        assert_eq!((code(&output), said.lines().count()), (1, 1), "{name}: {said}{}", stdout(&output));
+        for text in *texts {
+            assert!(said.contains(text), "{name}: '{text}' is not in: {said}");
+        }
+        assert!(said.len() < 1000 && !said.contains("panicked"), "{name}: {said}");
+    }
+    refuses(place.path(), &["judge-recording", "nowhere"], &["nowhere/recording.json: cannot be read"]);
+}
+
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).expect("the file is there");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).expect("the file is written");
+}
+
+fn halve(path: &Path) {
+    let bytes = fs::read(path).expect("the file is there");
+    fs::write(path, &bytes[..bytes.len() / 2]).expect("the file is written");
+}
+
+fn remove(path: &Path) {
+    fs::remove_file(path).expect("the file was there");
+}
+
+/// Announces tensors whose sizes add up to more than a number of 64 bits holds.
+fn overflowing(run: &Path) {
+    let part = u64::MAX / 16;
+    let tensor = |index: u64| {
+        let (start, end) = (part * index, part * (index + 1));
+        format!(
+            "\"x.{index}\": {{\"dtype\": \"U8\", \"shape\": [{part}], \"data_offsets\": [{start}, {end}]}}"
+        )
+    };
+    let mut header: Vec<String> = (0..16).map(tensor).collect();
+    header.push(format!(
+        "\"x.z\": {{\"dtype\": \"U8\", \"shape\": [15], \"data_offsets\": [{}, {}]}}",
+        part * 16,
+        u64::MAX
+    ));
+    let header = format!("{{{}}}", header.join(", "));
+    let size = (header.len() as u64).to_le_bytes();
+    seal(run, 2, &[&size[..], header.as_bytes()].concat());
+}
+
+#[cfg(unix)]
+fn linked(run: &Path) {
+    let (path, elsewhere) = (run.join("rank-0002.safetensors"), run.with_file_name("elsewhere"));
+    let _ = fs::remove_file(&elsewhere);
+    fs::rename(&path, &elsewhere).expect("the file moves");
+    std::os::unix::fs::symlink(&elsewhere, &path).expect("the link is made");
+}
+
+#[cfg(unix)]
+fn nested(path: &Path) {
+    remove(path);
+    fs::create_dir(path).expect("the directory is made");
+}

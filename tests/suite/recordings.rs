@@ -1,0 +1,120 @@
+//! Recorded runs in this process: right ones hold whatever is drawn, wrong ones do not, and no bytes make the readers
+//! panic.
+
+use std::fs;
+use std::path::Path;
+
+use seamproof::recording::{self, MANIFEST, Made, Manifest, RankFile, RankPlace, rank_file_name};
+use seamproof_judge::generate::{Draw, Limits, draw};
+use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::{Emulated, draw_options};
+use seamproof_judge::values::{self, Poison};
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::{Algorithm, Pass, Problem};
+
+const SEED: u64 = 0x5ec0;
+const CASES: u64 = 400;
+
+fn drawn(index: u64) -> Option<Problem> {
+    match draw(SEED, index, &Limits::seams()) {
+        Draw::Problem(problem) => Some(problem),
+        Draw::Malformed(_) => None,
+    }
+}
+
+/// Runs a problem and writes the recording; `None` where the subject refuses the problem.
+fn recorded(dir: &Path, subject: &dyn Backend, problem: &Problem, tables: bool) -> Option<Manifest> {
+    let mut inputs = values::inputs(problem);
+    let [strongest, _] = Poison::fills(subject.declaration().padding.inputs, problem);
+    values::poison(&mut inputs, problem, strongest);
+    let outputs = subject.run(problem, &inputs).ok()?;
+    let made = Made { backend: subject, name: "drawn".into(), problem, inputs: &inputs, outputs, tables };
+    Some(recording::write(dir, made).expect("the recording is written"))
+}
+
+fn judged(dir: &Path) -> Verdict {
+    recording::judge(&recording::read(dir).expect("the recording is read"))
+}
+
+#[test]
+fn right_runs_hold_and_are_read_back_as_they_were() {
+    let (mut held, mut ranks) = (0, [0; Algorithm::ALL.len()]);
+    for index in 0..CASES {
+        let Some(problem) = drawn(index) else { continue };
+        let subject = Emulated::from_options(&draw_options(index)).expect("drawn options are taken");
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let Some(manifest) = recorded(place.path(), &subject, &problem, index % 2 == 0) else { continue };
+        let verdict = judged(place.path());
+        assert!(matches!(verdict, Verdict::Pass(_)), "case {index}: {verdict}");
+        assert_eq!(recording::read(place.path()).expect("it is read").manifest, manifest);
+        held += 1;
+        ranks[problem.parallel.algorithm.number()] += 1;
+    }
+    assert!(held > CASES / 2 && ranks.iter().all(|count| *count > 0), "{held} {ranks:?}");
+}
+
+#[test]
+fn a_recording_allows_at_least_the_roundings_that_the_schedule_makes() {
+    for problem in (0..CASES).filter_map(drawn) {
+        let subject = Emulated::default();
+        if subject.schedule(&problem).is_err() {
+            continue;
+        }
+        let made = subject.partition(&problem);
+        let arithmetic = subject.declaration().arithmetic;
+        let allowed = recording::RecordedArithmetic::of(arithmetic, made).partition(problem.parallel.size());
+        assert!(allowed.merges.count >= made.merges.count, "{made:?} {allowed:?}");
+        assert!(allowed.sums.count >= made.sums.count, "{made:?} {allowed:?}");
+        assert!(allowed.q_tile <= made.q_tile && allowed.kv_tile <= made.kv_tile, "{made:?} {allowed:?}");
+    }
+}
+
+/// Returns a small recording of two ranks with everything in it: its manifest and the bytes of the files.
+fn small() -> (Vec<u8>, Vec<u8>) {
+    let is_small = |problem: &Problem| {
+        problem.parallel.size() == 2
+            && problem.pass == Pass::Backward
+            && problem.learnable_sinks() > 0
+            && problem.elements() < 4000
+    };
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let written = (0..)
+        .filter_map(drawn)
+        .filter(is_small)
+        .find(|problem| recorded(place.path(), &Emulated::default(), problem, true).is_some());
+    assert!(written.is_some());
+    let bytes = |name: &str| fs::read(place.path().join(name)).expect("the file is written");
+    (bytes(MANIFEST), bytes(&rank_file_name(1)))
+}
+
+#[test]
+fn no_changed_byte_makes_a_reader_panic() {
+    let (manifest, file) = small();
+    let path = Path::new("FILE");
+    let (known, problem) = Manifest::parse(path, &manifest).expect("the manifest is read");
+    let of_tables = RankPlace { manifest: &known, problem: &problem, rank: 1, rows: None };
+    let rows = RankFile::parse(path, &file, of_tables).expect("the rank file is read");
+    let rows = Some([rows.inputs.q.shape()[0], rows.inputs.k.shape()[0]]);
+    let one_line = |error: recording::RecordingError| {
+        let said = error.to_string();
+        assert!(said.starts_with("FILE: ") && !said.contains('\n') && said.len() < 2000, "{said}");
+    };
+    for (at, other) in
+        (0..manifest.len()).flat_map(|at| [0x00, 0x20, 0x39, 0x80, 0xff].map(|other| (at, other)))
+    {
+        let mut bytes = manifest.clone();
+        bytes[at] = other;
+        let _ = Manifest::parse(path, &bytes).map_err(one_line);
+    }
+    let header = 8 + usize::from(file[0]) + (usize::from(file[1]) << 8);
+    for (at, other) in (0..header).flat_map(|at| [0x00, 0x20, 0x39, 0x80, 0xff].map(|other| (at, other))) {
+        let mut bytes = file.clone();
+        bytes[at] = other;
+        for rows in [None, rows] {
+            let _ = RankFile::parse(path, &bytes, RankPlace { rows, ..of_tables }).map_err(one_line);
+        }
+    }
+    for length in 0..file.len() {
+        assert!(RankFile::parse(path, &file[..length], of_tables).map_err(one_line).is_err());
+    }
+}
