@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use ndarray::{Array1, Array3, s};
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
-use seamproof_judge::ladder::Judge;
+use seamproof_judge::ladder::{Judge, Sampled};
 use seamproof_judge::subject::{Costs, Outputs, PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::verdict::{Margin, Verdict};
 use seamproof_oracle::sharding::{RankLayout, run_of};
@@ -19,7 +19,7 @@ use super::{RankFile, RankTables, Recording};
 pub const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
 
 /// Returns what was asked of a recording that held, in words.
-pub fn asked(recording: &Recording, margin: &Margin) -> String {
+pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> String {
     let problem = &recording.problem;
     let has_tables = recording.ranks.iter().any(|rank| rank.tables.is_some());
     let is_zero = recording.manifest.padding.outputs == PaddingOutputs::Zero;
@@ -28,19 +28,32 @@ pub fn asked(recording: &Recording, margin: &Margin) -> String {
         if has_tables { "placement against the tables" } else { "placement by the rule, without tables" },
         if problem.learnable_sinks() > 0 { "the sink on all ranks" } else { "" },
         if is_zero { "zeros in padding rows" } else { "" },
-        if margin.compared > 0 { "the bounds of every row" } else { "the bounds of a sample of rows" },
+        match (sample, margin.compared) {
+            (Some(_), _) => "the bounds of the drawn rows and of all borders",
+            (None, 0) => "the bounds of a few rows, since the oracle is too slow for all",
+            _ => "the bounds of every row",
+        },
         if problem.pass == Pass::Backward { "the sums of dk and of dv" } else { "" },
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     asked.join(", ")
 }
 
-/// Judges a recording. The run is not made again.
-pub fn judge(recording: &Recording) -> Verdict {
-    caught(|| verdict(recording)).unwrap_or_else(Verdict::Infrastructure)
+/// A sample of rows to judge in place of every row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Number of rows to draw on each side.
+    pub rows: u64,
+    /// Seed of the draw.
+    pub seed: u64,
 }
 
-fn verdict(recording: &Recording) -> Verdict {
+/// Judges a recording, every row or a sample. The run is not made again.
+pub fn judge(recording: &Recording, sample: Option<Sample>) -> Verdict {
+    caught(|| verdict(recording, sample)).unwrap_or_else(Verdict::Infrastructure)
+}
+
+fn verdict(recording: &Recording, sample: Option<Sample>) -> Verdict {
     let layouts = match placed(recording) {
         Ok(layouts) => layouts,
         Err(finding) => return Verdict::Finding(finding),
@@ -56,7 +69,19 @@ fn verdict(recording: &Recording) -> Verdict {
     let statistics = returned.into_iter().filter(|(_, returned)| *returned).map(|(name, _)| name);
     let subject = manifest.subject(problem, statistics.collect());
     let run = (&inputs(problem, &layouts, ranks), outputs(recording, &layouts));
-    Judge::of_recorded().examine_recorded(&subject, problem, &layouts, run).verdict
+    judge_of(sample, &layouts).examine_recorded(&subject, problem, &layouts, run).verdict
+}
+
+/// Returns the judge of recorded runs. With a sample it never asks the oracle for all rows.
+fn judge_of(sample: Option<Sample>, layouts: &[RankLayout]) -> Judge {
+    let judge = Judge::of_recorded();
+    match sample {
+        None => judge,
+        Some(Sample { rows, seed }) => {
+            let sampled = Some(Sampled { rows, seed, layouts: layouts.to_vec() });
+            Judge { products_max: 0, sampled, ..judge }
+        }
+    }
 }
 
 /// Returns the layouts of the ranks, or the finding that rule and tables contradict each other.
