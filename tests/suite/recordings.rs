@@ -14,6 +14,8 @@ use seamproof_oracle::{Algorithm, Pass, Problem};
 
 const SEED: u64 = 0x5ec0;
 const CASES: u64 = 400;
+/// Number of cases that are recorded. Each file waits for the disk.
+const RECORDED: u64 = 120;
 
 fn drawn(index: u64) -> Option<Problem> {
     match draw(SEED, index, &Limits::seams()) {
@@ -39,7 +41,7 @@ fn judged(dir: &Path, sample: Option<Sample>) -> Verdict {
 #[test]
 fn right_runs_hold_and_are_read_back_as_they_were() {
     let (mut held, mut ranks) = (0, [0; Algorithm::ALL.len()]);
-    for index in 0..CASES {
+    for index in 0..RECORDED {
         let Some(problem) = drawn(index) else { continue };
         let subject = Emulated::from_options(&draw_options(index)).expect("drawn options are taken");
         let place = tempfile::tempdir().expect("a temporary directory");
@@ -50,7 +52,7 @@ fn right_runs_hold_and_are_read_back_as_they_were() {
         held += 1;
         ranks[problem.parallel.algorithm.number()] += 1;
     }
-    assert!(held > CASES / 2 && ranks.iter().all(|count| *count > 0), "{held} {ranks:?}");
+    assert!(held > RECORDED / 2 && ranks.iter().all(|count| *count > 0), "{held} {ranks:?}");
 }
 
 #[test]
