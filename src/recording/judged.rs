@@ -8,7 +8,7 @@ use seamproof_judge::finding::{Check, Finding, Place, number};
 use seamproof_judge::ladder::{Judge, Sampled};
 use seamproof_judge::subject::{Costs, Outputs, PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::verdict::{Margin, Verdict};
-use seamproof_oracle::sharding::{RankLayout, run_of};
+use seamproof_oracle::sharding::{RankLayout, SideLayout, run_of};
 use seamproof_oracle::{Inputs, Pass, Problem, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
@@ -141,28 +141,28 @@ fn padding_not_finite(recording: &Recording, layouts: &[RankLayout]) -> Option<F
     }
     recording.ranks.iter().zip(layouts).enumerate().find_map(|(rank, (file, layout))| {
         let Inputs { q, k, v, dout, .. } = &file.inputs;
-        let (backward, none) = (dout.shape()[0] > 0, Array3::zeros(q.raw_dim()));
-        let dout = if backward { dout } else { &none };
-        [
-            (TensorName::Q, q, Side::Q),
-            (TensorName::Dout, dout, Side::Q),
-            (TensorName::K, k, Side::Kv),
-            (TensorName::V, v, Side::Kv),
-        ]
-        .into_iter()
-        .find_map(|(tensor, values, side)| {
-            let mut padding = layout.side(side).runs.iter().flat_map(|placed| {
-                let rows = placed.local.padding_rows().zip(placed.local.len..);
-                rows.map(move |(row, i)| (row, placed.sequence, placed.piece.start + i * placed.piece.step))
-            });
-            let not_finite = |row: usize| !values.slice(s![row, .., ..]).iter().all(|value| value.is_finite());
-            let (_, sequence, position) = padding.find(|(row, ..)| not_finite(*row))?;
+        let mut tensors = vec![(TensorName::Q, q, Side::Q), (TensorName::K, k, Side::Kv), (TensorName::V, v, Side::Kv)];
+        if recording.problem.pass == Pass::Backward {
+            tensors.push((TensorName::Dout, dout, Side::Q));
+        }
+        tensors.into_iter().find_map(|(tensor, values, side)| {
+            let place = not_finite(layout.side(side), values)?;
             let what = format!(
                 "on rank {rank}: a padding row of an input is not finite, and padding.inputs asks for finite numbers"
             );
-            let place = Place { sequence: Some(sequence), row: Some(position), ..Place::default() };
             Some(Finding { place, ..structural(tensor, what) })
         })
+    })
+}
+
+/// Returns the place of the first padding row that holds something other than finite numbers.
+fn not_finite(layout: &SideLayout, values: &Array3<f32>) -> Option<Place> {
+    layout.runs.iter().find_map(|placed| {
+        let mut padding = (placed.local.len..).zip(placed.local.padding_rows());
+        let is_finite = |row: usize| values.slice(s![row, .., ..]).iter().all(|value| value.is_finite());
+        let (i, _) = padding.find(|(_, row)| !is_finite(*row))?;
+        let position = placed.piece.start + i * placed.piece.step;
+        Some(Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() })
     })
 }
 
