@@ -80,10 +80,10 @@ pub enum Fault {
         /// Largest number of characters.
         most: usize,
     },
-    /// A list or a map of a wrong length.
+    /// A list or a map of a wrong length, or a tensor with too many rows.
     #[error("has {got} entries; {expected}")]
     Count {
-        /// Number of entries.
+        /// Number of entries or rows.
         got: usize,
         /// What it must have.
         expected: String,

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use ndarray::{Array1, Array3, s};
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
-use seamproof_judge::ladder::Judge;
+use seamproof_judge::ladder::{Judge, Sampled};
 use seamproof_judge::subject::{Costs, Outputs, PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::verdict::{Margin, Verdict};
-use seamproof_oracle::sharding::{RankLayout, run_of};
+use seamproof_oracle::sharding::{RankLayout, SideLayout, run_of};
 use seamproof_oracle::{Inputs, Pass, Problem, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
@@ -19,7 +19,7 @@ use super::{RankFile, RankTables, Recording};
 pub const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
 
 /// Returns what was asked of a recording that held, in words.
-pub fn asked(recording: &Recording, margin: &Margin) -> String {
+pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> String {
     let problem = &recording.problem;
     let has_tables = recording.ranks.iter().any(|rank| rank.tables.is_some());
     let is_zero = recording.manifest.padding.outputs == PaddingOutputs::Zero;
@@ -28,19 +28,32 @@ pub fn asked(recording: &Recording, margin: &Margin) -> String {
         if has_tables { "placement against the tables" } else { "placement by the rule, without tables" },
         if problem.learnable_sinks() > 0 { "the sink on all ranks" } else { "" },
         if is_zero { "zeros in padding rows" } else { "" },
-        if margin.compared > 0 { "the bounds of every row" } else { "the bounds of a sample of rows" },
+        match (sample, margin.compared) {
+            (Some(_), _) => "the bounds of the drawn rows and of all borders",
+            (None, 0) => "the bounds of a few rows, since the oracle is too slow for all",
+            _ => "the bounds of every row",
+        },
         if problem.pass == Pass::Backward { "the sums of dk and of dv" } else { "" },
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     asked.join(", ")
 }
 
-/// Judges a recording. The run is not made again.
-pub fn judge(recording: &Recording) -> Verdict {
-    caught(|| verdict(recording)).unwrap_or_else(Verdict::Infrastructure)
+/// A sample of rows to judge in place of every row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Number of rows to draw on each side.
+    pub rows: u64,
+    /// Seed of the draw.
+    pub seed: u64,
 }
 
-fn verdict(recording: &Recording) -> Verdict {
+/// Judges a recording, every row or a sample. The run is not made again.
+pub fn judge(recording: &Recording, sample: Option<Sample>) -> Verdict {
+    caught(|| verdict(recording, sample)).unwrap_or_else(Verdict::Infrastructure)
+}
+
+fn verdict(recording: &Recording, sample: Option<Sample>) -> Verdict {
     let layouts = match placed(recording) {
         Ok(layouts) => layouts,
         Err(finding) => return Verdict::Finding(finding),
@@ -56,7 +69,19 @@ fn verdict(recording: &Recording) -> Verdict {
     let statistics = returned.into_iter().filter(|(_, returned)| *returned).map(|(name, _)| name);
     let subject = manifest.subject(problem, statistics.collect());
     let run = (&inputs(problem, &layouts, ranks), outputs(recording, &layouts));
-    Judge::of_recorded().examine_recorded(&subject, problem, &layouts, run).verdict
+    judge_of(sample, &layouts).examine_recorded(&subject, problem, &layouts, run).verdict
+}
+
+/// Returns the judge of recorded runs. With a sample it never asks the oracle for all rows.
+fn judge_of(sample: Option<Sample>, layouts: &[RankLayout]) -> Judge {
+    let judge = Judge::of_recorded();
+    match sample {
+        None => judge,
+        Some(Sample { rows, seed }) => {
+            let sampled = Some(Sampled { rows, seed, layouts: layouts.to_vec() });
+            Judge { products_max: 0, sampled, ..judge }
+        }
+    }
 }
 
 /// Returns the layouts of the ranks, or the finding that rule and tables contradict each other.
@@ -116,28 +141,28 @@ fn padding_not_finite(recording: &Recording, layouts: &[RankLayout]) -> Option<F
     }
     recording.ranks.iter().zip(layouts).enumerate().find_map(|(rank, (file, layout))| {
         let Inputs { q, k, v, dout, .. } = &file.inputs;
-        let (backward, none) = (dout.shape()[0] > 0, Array3::zeros(q.raw_dim()));
-        let dout = if backward { dout } else { &none };
-        [
-            (TensorName::Q, q, Side::Q),
-            (TensorName::Dout, dout, Side::Q),
-            (TensorName::K, k, Side::Kv),
-            (TensorName::V, v, Side::Kv),
-        ]
-        .into_iter()
-        .find_map(|(tensor, values, side)| {
-            let mut padding = layout.side(side).runs.iter().flat_map(|placed| {
-                let rows = placed.local.padding_rows().zip(placed.local.len..);
-                rows.map(move |(row, i)| (row, placed.sequence, placed.piece.start + i * placed.piece.step))
-            });
-            let not_finite = |row: usize| !values.slice(s![row, .., ..]).iter().all(|value| value.is_finite());
-            let (_, sequence, position) = padding.find(|(row, ..)| not_finite(*row))?;
+        let mut tensors = vec![(TensorName::Q, q, Side::Q), (TensorName::K, k, Side::Kv), (TensorName::V, v, Side::Kv)];
+        if recording.problem.pass == Pass::Backward {
+            tensors.push((TensorName::Dout, dout, Side::Q));
+        }
+        tensors.into_iter().find_map(|(tensor, values, side)| {
+            let place = not_finite(layout.side(side), values)?;
             let what = format!(
                 "on rank {rank}: a padding row of an input is not finite, and padding.inputs asks for finite numbers"
             );
-            let place = Place { sequence: Some(sequence), row: Some(position), ..Place::default() };
             Some(Finding { place, ..structural(tensor, what) })
         })
+    })
+}
+
+/// Returns the place of the first padding row that holds something other than finite numbers.
+fn not_finite(layout: &SideLayout, values: &Array3<f32>) -> Option<Place> {
+    layout.runs.iter().find_map(|placed| {
+        let mut padding = (placed.local.len..).zip(placed.local.padding_rows());
+        let is_finite = |row: usize| values.slice(s![row, .., ..]).iter().all(|value| value.is_finite());
+        let (i, _) = padding.find(|(_, row)| !is_finite(*row))?;
+        let position = placed.piece.start + i * placed.piece.step;
+        Some(Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() })
     })
 }
 

@@ -322,7 +322,7 @@ impl Manifest {
     }
 
     /// Checks everything that no type checks, and returns the problem.
-    fn checked(&self) -> Result<Problem, (String, Fault)> {
+    pub(super) fn checked(&self) -> Result<Problem, (String, Fault)> {
         for (field, text, most) in [
             ("run", &self.run, TEXT_MAX),
             ("subject.name", &self.subject.name, TEXT_MAX),

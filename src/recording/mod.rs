@@ -30,7 +30,7 @@ mod read;
 mod write;
 
 pub use error::{Fault, RecordingError};
-pub use judged::{NOT_ASKED, asked, judge};
+pub use judged::{NOT_ASKED, Sample, asked, judge};
 pub use manifest::{
     DsinkForm, EmptyLse, FormatName, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry,
     RecordedArithmetic, RecordedProblem, RecordedSubject, Tile,

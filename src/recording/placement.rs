@@ -67,7 +67,7 @@ impl RankTables {
         Ok(())
     }
 
-    /// Returns the layout that the tables say. Its padding rows are owned, one run for each row.
+    /// Returns the layout that the tables say. Rows that follow each other in both are one run.
     fn layout(&self, problem: &Problem) -> RankLayout {
         RankLayout { q: self.q.layout(problem, Side::Q), kv: self.kv.layout(problem, Side::Kv) }
     }
@@ -93,13 +93,27 @@ impl SideTable {
 
     fn layout(&self, problem: &Problem, side: Side) -> SideLayout {
         let rows = self.sequence.len();
-        let runs = (0..rows).filter_map(|row| {
-            let (sequence, position) = self.entry(row)?;
-            let real = position < run_of(&problem.sequences[sequence], side).len;
-            let piece = Piece { start: position, step: 1, span: 1, at: row };
-            Some(PlacedRun { sequence, piece, local: Run::packed(row, usize::from(real), 1) })
-        });
-        SideLayout { rows, runs: runs.collect() }
+        let mut runs: Vec<PlacedRun> = Vec::new();
+        for (row, (sequence, position)) in (0..rows).filter_map(|row| Some((row, self.entry(row)?))) {
+            let real = usize::from(position < run_of(&problem.sequences[sequence], side).len);
+            let is_next = |last: &&mut PlacedRun| {
+                last.sequence == sequence
+                    && last.piece.start + last.piece.span == position
+                    && last.local.offset + last.local.span == row
+            };
+            match runs.last_mut().filter(is_next) {
+                Some(last) => {
+                    last.piece.span += 1;
+                    last.local.span += 1;
+                    last.local.len += real;
+                }
+                None => {
+                    let piece = Piece { start: position, step: 1, span: 1, at: row };
+                    runs.push(PlacedRun { sequence, piece, local: Run::packed(row, real, 1) });
+                }
+            }
+        }
+        SideLayout { rows, runs }
     }
 }
 
@@ -120,8 +134,9 @@ fn check_cover(problem: &Problem, layouts: &[RankLayout], side: Side) -> Result<
     let mut seen: Vec<Vec<u32>> =
         problem.sequences.iter().map(|both| vec![0; run_of(both, side).len]).collect();
     let runs = layouts.iter().flat_map(|layout| &layout.side(side).runs);
-    for placed in runs.filter(|placed| placed.local.len > 0) {
-        seen[placed.sequence][placed.piece.start] += 1;
+    for placed in runs {
+        let start = placed.piece.start;
+        (start..start + placed.local.len).for_each(|position| seen[placed.sequence][position] += 1);
     }
     let compared = seen.iter().map(Vec::len).sum();
     let mut wrong = seen.iter().enumerate().flat_map(|(sequence, seen)| {

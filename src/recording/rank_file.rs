@@ -7,7 +7,7 @@ use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
-use seamproof_oracle::{Format, Inputs, Pass, Problem, Sink};
+use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Sink};
 
 use super::error::quoted;
 use super::manifest::{LseBase, LseOrder, Manifest, Placement};
@@ -48,47 +48,6 @@ pub struct RankPlace<'a> {
     pub rank: usize,
     /// Number of rows of q and of k that the rule of placement gives the rank; `None` where tables do.
     pub rows: Option<[usize; 2]>,
-}
-
-/// Reads a rank file without a look at the entries of its tables.
-fn parse(path: &Path, bytes: &[u8], place: RankPlace<'_>) -> Result<RankFile, RecordingError> {
-    let reader = Reader::new(path, bytes, place)?;
-    let [step, layer] = reader.check_metadata()?;
-    reader.check_names()?;
-    let [q, kv] = reader.rows()?;
-    let (problem, precision) = (place.problem, place.problem.precision);
-    let (heads, dims) = (problem.heads, problem.dims);
-    let backward = problem.pass == Pass::Backward;
-    let inputs = Inputs {
-        q: reader.required("q", precision.q.format, [q, heads.q, dims.qk])?,
-        k: reader.required("k", precision.k.format, [kv, heads.kv, dims.qk])?,
-        v: reader.required("v", precision.v.format, [kv, heads.kv, dims.v])?,
-        dout: match backward {
-            true => reader.required("dout", precision.dout.format, [q, heads.q, dims.v])?,
-            false => Array3::zeros((0, heads.q, dims.v)),
-        },
-        sink: reader.sink()?,
-    };
-    let gradients = precision.gradients.format;
-    let outputs = RankOutputs {
-        out: reader.required("out", precision.out.format, [q, heads.q, dims.v])?,
-        lse: reader.lse(q)?,
-        max_logit: reader.optional("max_logit", &[Format::F32], [heads.q])?,
-        gradients: match backward {
-            false => None,
-            true => Some(RankGradients {
-                dq: reader.required("dq", gradients, [q, heads.q, dims.qk])?,
-                dk: reader.required("dk", gradients, [kv, heads.kv, dims.qk])?,
-                dv: reader.required("dv", gradients, [kv, heads.kv, dims.v])?,
-                dsink: match problem.learnable_sinks() {
-                    0 => Array1::zeros(0),
-                    sinks => reader.required("dsink", Format::F32, [sinks])?,
-                },
-            }),
-        },
-    };
-    let tables = reader.tables([q, kv])?;
-    Ok(RankFile { inputs, outputs, tables, step, layer })
 }
 
 struct Reader<'a> {
@@ -180,12 +139,12 @@ impl<'a> Reader<'a> {
         let most = self.place.problem.rows;
         let of = |name: &str, most: usize| {
             let tensor = self.tensor(name)?.ok_or_else(|| self.missing(name))?;
-            match tensor.shape() {
-                [rows, ..] if *rows <= most => Ok(*rows),
-                shape => {
-                    let (got, expected) = (shape.to_vec(), vec![most]);
-                    Err(self.error(name, Fault::Shape { got, expected }))
-                }
+            let got = tensor.shape().first().copied().unwrap_or_default();
+            let expected = || format!("problem.rows says that all ranks together have {most}");
+            if got > most {
+                Err(self.error(name, Fault::Count { got, expected: expected() }))
+            } else {
+                Ok(got)
             }
         };
         Ok([of("q", most.q)?, of("k", most.kv)?])
@@ -242,6 +201,44 @@ impl<'a> Reader<'a> {
             return Err(differs());
         }
         Array::from_shape_vec(shape, elements).map_err(|_| differs())
+    }
+
+    fn inputs(&self, [q, kv]: [usize; 2]) -> Result<Inputs, RecordingError> {
+        let ProblemFields { heads, dims, precision, pass, .. } = &**self.place.problem;
+        Ok(Inputs {
+            q: self.required("q", precision.q.format, [q, heads.q, dims.qk])?,
+            k: self.required("k", precision.k.format, [kv, heads.kv, dims.qk])?,
+            v: self.required("v", precision.v.format, [kv, heads.kv, dims.v])?,
+            dout: match pass {
+                Pass::Forward => Array3::zeros((0, heads.q, dims.v)),
+                Pass::Backward => self.required("dout", precision.dout.format, [q, heads.q, dims.v])?,
+            },
+            sink: self.sink()?,
+        })
+    }
+
+    fn outputs(&self, rows: [usize; 2]) -> Result<RankOutputs, RecordingError> {
+        let ProblemFields { heads, dims, precision, pass, .. } = &**self.place.problem;
+        Ok(RankOutputs {
+            out: self.required("out", precision.out.format, [rows[0], heads.q, dims.v])?,
+            lse: self.lse(rows[0])?,
+            max_logit: self.optional("max_logit", &[Format::F32], [heads.q])?,
+            gradients: if *pass == Pass::Backward { Some(self.gradients(rows)?) } else { None },
+        })
+    }
+
+    fn gradients(&self, [q, kv]: [usize; 2]) -> Result<RankGradients, RecordingError> {
+        let (problem, format) = (self.place.problem, self.place.problem.precision.gradients.format);
+        let (heads, dims) = (problem.heads, problem.dims);
+        Ok(RankGradients {
+            dq: self.required("dq", format, [q, heads.q, dims.qk])?,
+            dk: self.required("dk", format, [kv, heads.kv, dims.qk])?,
+            dv: self.required("dv", format, [kv, heads.kv, dims.v])?,
+            dsink: match problem.learnable_sinks() {
+                0 => Array1::zeros(0),
+                sinks => self.required("dsink", Format::F32, [sinks])?,
+            },
+        })
     }
 
     fn sink(&self) -> Result<Array1<f32>, RecordingError> {
@@ -375,11 +372,16 @@ impl Written {
 impl RankFile {
     /// Reads a rank file from bytes. The path is for the error alone.
     pub fn parse(path: &Path, bytes: &[u8], place: RankPlace<'_>) -> Result<RankFile, RecordingError> {
-        let file = parse(path, bytes, place)?;
-        if let Some(tables) = &file.tables {
+        let reader = Reader::new(path, bytes, place)?;
+        let [step, layer] = reader.check_metadata()?;
+        reader.check_names()?;
+        let rows = reader.rows()?;
+        let (inputs, outputs) = (reader.inputs(rows)?, reader.outputs(rows)?);
+        let tables = reader.tables(rows)?;
+        if let Some(tables) = &tables {
             tables.check(path, place.problem)?;
         }
-        Ok(file)
+        Ok(RankFile { inputs, outputs, tables, step, layer })
     }
 
     /// Returns the file in bytes, for its place in a recording whose LSE is a natural logarithm `[heads, rows]`.

@@ -56,31 +56,42 @@ pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
 
 impl Recording {
     fn read_ranks(&self, dir: &Path) -> Result<Vec<RankFile>, RecordingError> {
-        let Recording { manifest, problem, rule, .. } = self;
-        let mut ranks: Vec<RankFile> = Vec::with_capacity(manifest.ranks.len());
-        let (mut q_rows, mut kv_rows) = (0, 0);
-        for (rank, entry) in manifest.ranks.iter().enumerate() {
+        let mut ranks: Vec<RankFile> = Vec::with_capacity(self.manifest.ranks.len());
+        let mut rows = [0; 2];
+        for rank in 0..self.manifest.ranks.len() {
             let path = dir.join(rank_file_name(rank));
-            let bytes = read_plain(&path, RANK_BYTES_MAX)?;
-            check_digest(&path, &bytes, &entry.blake2b)?;
-            let rows = rule.as_ref().map(|layouts| [layouts[rank].q.rows, layouts[rank].kv.rows]);
-            let file = RankFile::parse(&path, &bytes, RankPlace { manifest, problem, rank, rows })?;
+            let file = self.read_rank(&path, rank)?;
             if let Some(first) = ranks.first() {
                 check_same(&path, "seamproof.step", &file.step, &first.step)?;
                 check_same(&path, "seamproof.layer", &file.layer, &first.layer)?;
                 check_statistics(&path, &file, first)?;
             }
-            q_rows += file.inputs.q.shape()[0];
-            kv_rows += file.inputs.k.shape()[0];
-            for (field, got, most) in [("q", q_rows, problem.rows.q), ("k", kv_rows, problem.rows.kv)] {
-                if got > most {
-                    let expected = format!("all ranks together have at most problem.rows, {most}");
-                    return Err(RecordingError::field(&path, field, Fault::Count { got, expected }));
-                }
-            }
+            rows[0] += file.inputs.q.shape()[0];
+            rows[1] += file.inputs.k.shape()[0];
+            self.check_rows(&path, rows)?;
             ranks.push(file);
         }
         Ok(ranks)
+    }
+
+    fn read_rank(&self, path: &Path, rank: usize) -> Result<RankFile, RecordingError> {
+        let Recording { manifest, problem, rule, .. } = self;
+        let bytes = read_plain(path, RANK_BYTES_MAX)?;
+        check_digest(path, &bytes, &manifest.ranks[rank].blake2b)?;
+        let rows = rule.as_ref().map(|layouts| [layouts[rank].q.rows, layouts[rank].kv.rows]);
+        RankFile::parse(path, &bytes, RankPlace { manifest, problem, rank, rows })
+    }
+
+    /// Checks that the ranks up to this one have no more rows together than the problem.
+    fn check_rows(&self, path: &Path, [q, kv]: [usize; 2]) -> Result<(), RecordingError> {
+        let most = self.problem.rows;
+        match [("q", q, most.q), ("k", kv, most.kv)].into_iter().find(|(_, got, most)| got > most) {
+            None => Ok(()),
+            Some((field, got, most)) => {
+                let expected = format!("problem.rows says that all ranks together have {most}");
+                Err(RecordingError::field(path, field, Fault::Count { got, expected }))
+            }
+        }
     }
 }
 

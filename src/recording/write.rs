@@ -53,8 +53,10 @@ pub fn write(dir: &Path, made: Made<'_>) -> Result<Manifest, RecordingError> {
         let (got, expected) = (made.outputs.ranks.len(), format!("the problem has {} ranks", layouts.len()));
         return Err(RecordingError::field(dir, "results", Fault::Count { got, expected }));
     }
-    make_dir(dir)?;
     let mut manifest = manifest_of(&made);
+    let unread = |(field, fault)| RecordingError::field(&dir.join(MANIFEST), field, fault);
+    manifest.checked().map_err(unread)?;
+    make_dir(dir)?;
     for (rank, (layout, outputs)) in layouts.iter().zip(made.outputs.ranks).enumerate() {
         let path = dir.join(rank_file_name(rank));
         let file = RankFile {

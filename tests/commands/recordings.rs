@@ -91,6 +91,8 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
         assert!(lines[1].starts_with("held     run · margin 0."), "{said}");
         assert!(lines[2].starts_with("asked    ") && lines[2].contains("bounds of every row"), "{said}");
         assert!(lines[3].starts_with("left out ") && lines[3].ends_with("the run is over"), "{said}");
+        let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "8"]);
+        assert!(code(&output) == 0 && stdout(&output).contains("the drawn rows"), "{}", stdout(&output));
         refuses(place.path(), &["record", "case.json", "--out", "run"], &["run: ", "--out"]);
 
         fs::remove_dir_all(&run).expect("the recording is removed");
@@ -99,6 +101,12 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
         assert_eq!(exit, 2, "{said}");
         assert!(said.contains("subject  emulated+backward-key-duplicated"), "{said}");
         assert!(said.contains("FAIL     run · envelope · dv · sequence "), "{said}");
+        let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "8", "--seed", "1"]);
+        assert!(
+            code(&output) == 2 && stdout(&output).contains("FAIL     run · envelope · d"),
+            "{}",
+            stdout(&output)
+        );
     }
 }
 

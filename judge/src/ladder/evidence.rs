@@ -10,6 +10,7 @@ use seamproof_oracle::sharding::ShardingError;
 use seamproof_oracle::{Format, Inputs, Problem};
 
 use super::runs::run;
+use super::sample::Sampled;
 use crate::finding::{Check, Finding, Relation};
 use crate::identity::norms::Norms;
 use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
@@ -151,6 +152,8 @@ pub struct Judge {
     pub ratio: MeasureRatios,
     /// Largest number of visible products for which the oracle computes every row.
     pub products_max: u64,
+    /// Rows to examine where the oracle does not compute every row; `None` for a draw by the problem's data seed.
+    pub sampled: Option<Sampled>,
     /// Largest number of elements for which a case is judged, or the subject run once more.
     pub elements_max: u64,
     /// Identities that may be asked.

@@ -45,6 +45,7 @@ use crate::verdict::{Cost, Margin, Verdict};
 pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, MeasureRatios, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
 use runs::{capability_verdict, expected_refusals, fills, poisoned, run, whole_case};
+pub use sample::Sampled;
 use seamproof_oracle::sharding as layout;
 pub use trial::Trial;
 
@@ -56,6 +57,7 @@ impl Default for Judge {
             assemble: assemble::assemble,
             ratio: bounds::error_ratios,
             products_max: PRODUCTS_MAX,
+            sampled: None,
             elements_max: ELEMENTS_MAX,
             identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),
             rungs: vec![

@@ -69,7 +69,10 @@ impl<'a> Sample<'a> {
 
     fn look(mut self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
         let Evidence { problem, first, .. } = *self.evidence;
-        let [queries, keys] = [Side::Q, Side::Kv].map(|side| drawn(problem, side));
+        let [queries, keys] = [Side::Q, Side::Kv].map(|side| match &self.evidence.judge.sampled {
+            Some(sampled) => sampled.rows(problem, side),
+            None => drawn(problem, side),
+        });
         let has_gradients = first.gradients.is_some();
         let has_saved = has_gradients && first.lse.is_some();
         let looks: [(bool, &[_], OfRow, LookAt<'a>); 3] = [
@@ -230,6 +233,40 @@ fn drawn(problem: &Problem, side: Side) -> Vec<[usize; 2]> {
     drawn.into_iter().collect()
 }
 
+/// A sample that is asked for: so many rows of each side, and those at the borders.
+#[derive(Clone, Debug)]
+pub struct Sampled {
+    /// Number of rows to draw on each side.
+    pub rows: u64,
+    /// Seed of the draw.
+    pub seed: u64,
+    /// Layouts of the ranks, at whose borders rows are always examined.
+    pub layouts: Vec<RankLayout>,
+}
+
+impl Sampled {
+    /// Returns the drawn rows of a side by sequence and position, and with them the first and the last row of each
+    /// sequence, of what it is connected to, and of each piece of it that a rank holds.
+    fn rows(&self, problem: &Problem, side: Side) -> Vec<[usize; 2]> {
+        let lengths = problem.sequences.iter().map(|both| layout::run_of(both, side).len).enumerate();
+        let all: Vec<_> = lengths.flat_map(|(index, len)| (0..len).map(move |row| [index, row])).collect();
+        let mut rows = draw(&all, self.rows, mix(mix(self.seed ^ DRAW) + side as u64));
+        for (index, both) in problem.sequences.iter().enumerate() {
+            let within = connected_rows(problem, both, side);
+            for Range { start, end } in [0..layout::run_of(both, side).len, within] {
+                rows.extend((start < end).then(|| [[index, start], [index, end - 1]]).into_iter().flatten());
+            }
+        }
+        for placed in self.layouts.iter().flat_map(|layout| &layout.side(side).runs) {
+            let position = |i: usize| [placed.sequence, placed.piece.start + i * placed.piece.step];
+            if let Some(last) = placed.local.len.checked_sub(1) {
+                rows.extend([position(0), position(last)]);
+            }
+        }
+        rows.into_iter().collect()
+    }
+}
+
 /// Draws `count` of these rows, or all where there are no more.
 fn draw(rows: &[[usize; 2]], count: u64, seed: u64) -> BTreeSet<[usize; 2]> {
     let all = rows.len() as u64;
@@ -255,6 +292,7 @@ fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Range<u
 mod tests {
     use super::*;
     use crate::generate::{self, Draw, Profile};
+    use seamproof_oracle::{Algorithm, Balance, ContextParallel};
 
     fn problems() -> impl Iterator<Item = Problem> {
         let limits = Profile::Quick.limits();
@@ -291,6 +329,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_sample_that_is_asked_for_has_the_borders_of_every_rank() {
+        let fields = ProblemFields {
+            mask: Mask::CAUSAL,
+            parallel: ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk),
+            ..ProblemFields::padded(&[(50, 64), (3, 4)], 8)
+        };
+        let problem = Problem::new(fields).expect("a problem");
+        let layouts = layout::layouts(&problem).expect("it can be cut");
+        let of = |rows, seed| Sampled { rows, seed, layouts: layouts.clone() }.rows(&problem, Side::Q);
+        // The middle chunks follow each other on their rank, so they are one piece.
+        let borders = [0, 15, 16, 47, 48, 49].map(|row| [0, row]);
+        let all = [&borders[..], &[[1, 0], [1, 1], [1, 2]]].concat();
+        assert_eq!(of(0, 1), all);
+        let more = of(20, 1);
+        assert!(all.iter().all(|row| more.contains(row)) && more.len() > all.len() + 5, "{more:?}");
+        assert_ne!(more, of(20, 2), "the seed draws the rows");
+        assert_eq!(of(60, 1).len(), 53, "all rows");
     }
 
     #[test]
