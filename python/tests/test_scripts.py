@@ -64,13 +64,18 @@ WITH_GRADIENTS = """
     return sp.Result(got["out"].astype(np.float32), lse, **more)"""
 
 
-def show(tmp_path: Path, text: str, embedded: bool = True) -> str:
-    """Checks a kernel that is wrong, and returns what its script prints."""
+def checked(tmp_path: Path, text: str) -> str:
+    """Checks a kernel that is wrong, and returns what the check says."""
     path = tmp_path / "kernels.py"
     path.write_text(text)
     with pytest.raises(AssertionError) as caught:
         seamproof.check(load_file(str(path)).kernel)
-    (line,) = [line for line in str(caught.value).splitlines() if line.startswith("script")]
+    return str(caught.value)
+
+
+def show(tmp_path: Path, text: str, embedded: bool = True) -> str:
+    """Checks a kernel that is wrong, and returns what its script prints."""
+    (line,) = [line for line in checked(tmp_path, text).splitlines() if line.startswith("script")]
     assert "does not show" not in line and "there is none" not in line, line
     script = tmp_path / line.split()[2]
     assert ("spec_from_file_location" not in script.read_text()) == embedded
@@ -124,11 +129,7 @@ def grads(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, softmax_scale):
 def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):
     return masked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale)["out"].astype(np.float32)
 """
-    path = tmp_path / "kernels.py"
-    path.write_text(text)
-    with pytest.raises(AssertionError) as caught:
-        seamproof.check(load_file(str(path)).kernel)
-    assert "does not show" not in str(caught.value)
+    assert "does not show" not in checked(tmp_path, text)
     (script,) = Path("seamproof.findings").glob("*.py")
     assert "grads = _module.grads" in script.read_text()
 
@@ -146,11 +147,7 @@ def zeros(dout, q, k, v, out, lse, wrong=1.0, **_):
 def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):
     return np.zeros((*q.shape[:2], v.shape[2]), np.float32)
 """
-    path = tmp_path / "kernels.py"
-    path.write_text(text)
-    with pytest.raises(AssertionError) as caught:
-        seamproof.check(load_file(str(path)).kernel)
-    assert "there is none" in str(caught.value)
+    assert "there is none" in checked(tmp_path, text)
 
 
 VARLEN = """
@@ -202,11 +199,7 @@ def test_a_kernel_that_needs_its_neighbours(fake_program, tmp_path):
     text += "@seamproof.flash_varlen(arrays='numpy', lse=False, backward=False)\n"
     text += "def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):\n"
     text += "    return np.full((*q.shape[:2], v.shape[2]), WRONG, np.float32)\n"
-    path = tmp_path / "kernels.py"
-    path.write_text(text)
-    with pytest.raises(AssertionError) as caught:
-        seamproof.check(load_file(str(path)).kernel)
-    assert "does not show" not in str(caught.value)
+    assert "does not show" not in checked(tmp_path, text)
     (script,) = Path("seamproof.findings").glob("*.py")
     assert "spec_from_file_location" in script.read_text()
 
