@@ -13,6 +13,7 @@ import numpy as np
 
 from .arrays import GUARD, Numpy
 from .copies import Copies
+from .dealing import Parallel
 from .errors import DeclarationError
 from .formats import is_unwritten
 from .views import kind_of, laid_out
@@ -145,6 +146,7 @@ class Problem:
     sink: str
     precision: dict[str, str]
     backward: bool
+    parallel: Parallel
     raw: dict[str, Any] = field(repr=False, compare=False)
     library: Numpy = field(repr=False, compare=False)
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
@@ -174,6 +176,7 @@ class Problem:
             sink=softmax["sink"],
             precision=raw["precision"],
             backward=raw["pass"] == "backward",
+            parallel=Parallel.from_json(raw["parallel"]),
             raw=raw,
             library=library,
         )
@@ -275,6 +278,13 @@ class Problem:
         if name in ("lse", "max_logit", "sink", "dsink"):
             return "f32"
         return self.precision["gradients" if name in ("dq", "dk", "dv") else name]
+
+    def dealt(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Returns which rows each rank holds of the queries and of the keys, as `Parallel.dealt`; `None` on one rank."""
+        if self.parallel.is_single:
+            return None
+        sides = (self.parallel.dealt(side.runs, side.rows) for side in (self.q, self.kv))
+        return list(zip(*sides, strict=True))
 
     def results(self) -> list[tuple[int, str]]:
         """Returns the number of elements and the format of each result that has rows."""

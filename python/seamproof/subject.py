@@ -55,22 +55,41 @@ class Answer:
     backward: bool
     damage: list[dict[str, Any]] = field(default_factory=list)
     costs: dict[str, int] = field(default_factory=dict)
+    # Which rows of the results each rank has, where there are several ranks.
+    dealt: list[tuple[np.ndarray, np.ndarray]] | None = None
 
     def head(self) -> dict[str, Any]:
         """Returns the shapes, as the protocol writes them."""
 
-        def shape(name: str) -> list[int] | None:
-            tensor = self.tensors.get(name)
-            return None if tensor is None else list(tensor.shape)
+        def shapes(rank: dict[str, np.ndarray | None]) -> dict[str, Any]:
+            of = {name: None if tensor is None else list(tensor.shape) for name, tensor in rank.items()}
+            gradients = {name: of.get(name) for name in GRADIENTS} if self.backward else None
+            return {name: of.get(name) for name in ("out", "lse", "max_logit")} | {"gradients": gradients}
 
-        gradients = {name: shape(name) for name in GRADIENTS} if self.backward else None
-        rank = {name: shape(name) for name in ("out", "lse", "max_logit")} | {"gradients": gradients}
-        return {"ranks": [rank], "damage": self.damage}
+        return {"ranks": [shapes(rank) for rank in self.ranks()], "damage": self.damage}
 
     def parts(self) -> list[np.ndarray]:
         """Returns the arrays in the protocol's order."""
         names = ("out", "lse", "max_logit", *(GRADIENTS if self.backward else ()))
-        return [tensor for name in names if (tensor := self.tensors.get(name)) is not None]
+        found = (rank.get(name) for rank in self.ranks() for name in names)
+        return [tensor for tensor in found if tensor is not None]
+
+    def ranks(self) -> list[dict[str, np.ndarray | None]]:
+        """Returns the results of each rank, in the rank's own rows."""
+        if self.dealt is None:
+            return [self.tensors]
+        return [self._of_rank(number, *rows) for number, rows in enumerate(self.dealt)]
+
+    def _of_rank(self, number: int, q: np.ndarray, kv: np.ndarray) -> dict[str, np.ndarray | None]:
+        places = {"out": (q, 0), "lse": (q, 1), "dq": (q, 0), "dk": (kv, 0), "dv": (kv, 0)}
+        taken = {
+            name: _taken(tensor, *places[name]) if name in places and tensor is not None else tensor
+            for name, tensor in self.tensors.items()
+        }
+        if number and taken.get("dsink") is not None:
+            # What the ranks have of it is added up.
+            taken["dsink"] = np.zeros_like(taken["dsink"])
+        return taken
 
 
 class RoundTripError(SeamproofError):
@@ -227,7 +246,10 @@ class Subject:
                 tensors["lse"] = _without_foreign(tensors["lse"], problem.q.owned(), axis=1)
         for name in self._missing(problem, tensors):
             raise DeclarationError(_missing_words(name, problem))
-        return Answer(tensors, problem.backward)
+        dealt = problem.dealt()
+        for name in ("out", "lse", "dq", "dk", "dv") if dealt else ():
+            _hold_shape(name, tensors.get(name), problem.shape(name))
+        return Answer(tensors, problem.backward, dealt=dealt)
 
     def _missing(self, problem: Problem, tensors: dict[str, Any]) -> list[str]:
         wanted = ["out", *self.declared["table"]["statistics"], *(GRADIENTS if problem.backward else ())]
@@ -311,6 +333,24 @@ def _whole(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     whole = unwritten(shape)
     whole[: values.shape[0]] = values
     return whole
+
+
+def _hold_shape(name: str, values: np.ndarray | None, shape: tuple[int, ...]) -> None:
+    """Raises where a result cannot be dealt to ranks."""
+    if values is not None and values.shape != shape:
+        raise TypeError(
+            f"{name} has shape {list(values.shape)}, not {list(shape)}: return the rows of all ranks, "
+            "in the order of the problem"
+        )
+
+
+def _taken(values: np.ndarray, rows: np.ndarray, axis: int) -> np.ndarray:
+    """Returns rows of a result, and unwritten ones for −1."""
+    if values.shape[axis] == 0:
+        return unwritten((*values.shape[:axis], len(rows), *values.shape[axis + 1 :]))
+    taken = values.take(rows, axis)
+    taken[(slice(None),) * axis + (rows < 0,)] = unwritten((1,))[0]
+    return np.ascontiguousarray(taken)
 
 
 def _without_foreign(values: np.ndarray, owned: np.ndarray, axis: int) -> np.ndarray:
