@@ -23,8 +23,8 @@ sums = seamproof.cp.run(program, ranks=4, seed=7)
 ```
 """
 
-from .attend import Local, attend
+from .attend import Local, as_one, attend, by_sequence
 from .turns import Deadlock, Mismatch
 from .world import run
 
-__all__ = ["Deadlock", "Local", "Mismatch", "attend", "run"]
+__all__ = ["Deadlock", "Local", "Mismatch", "as_one", "attend", "by_sequence", "run"]

@@ -1,20 +1,23 @@
 """Problems of the judge for context-parallel programs: rows are dealt to ranks, and results put together again.
 
 A *program* gets what one rank has (`Local`) and returns a `Result` with out, lse and gradients of the rank's own rows.
-Rows of padding are dealt too, as a caller deals them who fills sequences up to what the ranks can share; their dout is
-0, as under a loss that leaves them out.
+Each sequence is *filled up* behind its last token to a length that the ranks can share, as callers do. What is filled
+up is 0 in every input, and in dout as under a loss that leaves it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
 from ..dealing import Parallel
-from ..problem import Problem
+from ..errors import DeclarationError
+from ..problem import Problem, Run
 from ..subject import Result
 from .world import run
 
@@ -24,18 +27,16 @@ class Local:
     """What one rank has of a problem.
 
     `q`, `k`, `v` and `dout` are the rank's rows `[rows, heads, dim]`, one sequence behind the other; `dout` is `None` in
-    a forward. `spans_q` and `spans_kv` are the rank's rows of each sequence. `rank` is its place in the group, whose
-    world ranks are `problem.parallel.ranks`.
+    a forward. `spans` are the rows of each sequence that all ranks have together. `rank` is the rank in its group.
     """
 
     problem: Problem
     rank: int
+    spans: list[int]
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     dout: torch.Tensor | None
-    spans_q: list[int]
-    spans_kv: list[int]
 
     @property
     def size(self) -> int:
@@ -43,32 +44,55 @@ class Local:
         return self.problem.parallel.size
 
     def group(self) -> Any:
-        """Returns the group as a process group: the world's own, where it is the whole world."""
+        """Returns the group, which may be a part of the world."""
         parallel = self.problem.parallel
-        if parallel.world == parallel.size and parallel.ranks == tuple(range(parallel.size)):
-            return torch.distributed.group.WORLD
-        return torch.distributed.new_group(list(parallel.ranks))
+        is_whole = parallel.world == parallel.size
+        return dist.group.WORLD if is_whole else dist.new_group(sorted(parallel.ranks))
 
-    def offsets(self, side: str = "q") -> torch.Tensor:
-        """Returns where the sequences of a side begin in the rank's rows, and where the last ends, as `cu_seqlens`."""
-        spans = self.spans_q if side == "q" else self.spans_kv
-        return torch.tensor([0, *spans], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(self.q.device)
+    def offsets(self, share: int = 1) -> torch.Tensor:
+        """Returns where sequences begin and the last ends, as `cu_seqlens`, in one of `share` equal shares of them."""
+        ends = np.cumsum([0, *(span // share for span in self.spans)])
+        return torch.tensor(ends, dtype=torch.int32, device=self.q.device)
 
     def sequences(self) -> list[Local]:
-        """Returns the rank's part of each sequence that has rows, as problems of one sequence."""
-        found, at_q, at_kv = [], 0, 0
-        for span_q, span_kv in zip(self.spans_q, self.spans_kv, strict=True):
-            q, kv = slice(at_q, at_q + span_q), slice(at_kv, at_kv + span_kv)
-            dout = None if self.dout is None else self.dout[q]
-            part = Local(
-                self.problem, self.rank, self.q[q], self.k[kv], self.v[kv], dout, [span_q], [span_kv]
-            )
-            found += [part] if span_q and span_kv else []
-            at_q, at_kv = at_q + span_q, at_kv + span_kv
+        """Returns the rank's rows of each sequence that has any, as problems of one sequence."""
+        found, at = [], 0
+        for span in self.spans:
+            own = slice(at, at + span // self.size)
+            dout = None if self.dout is None else self.dout[own]
+            part = replace(self, spans=[span], q=self.q[own], k=self.k[own], v=self.v[own], dout=dout)
+            found += [part] if span else []
+            at = own.stop
         return found
 
+    def joined(self, parts: list[Result]) -> Result:
+        """Returns the results of `sequences` as those of all the rank's rows."""
+        whole = Result(None)
+        for name, (_, axis) in PLACES.items():
+            found = [getattr(part, name) for part in parts]
+            if found and all(part is not None for part in found):
+                setattr(whole, name, torch.cat(found, axis))
+        return whole
+
+
+# The side whose rows a result has, 0 for that of queries, and the dimension that they are.
+PLACES = {"out": (0, 0), "lse": (0, 1), "dq": (0, 0), "dk": (1, 0), "dv": (1, 0)}
 
 Program = Callable[[Local], Result]
+# Returns for each rank which of the rows of all filled-up sequences it has.
+Deal = Callable[[Parallel, list[int]], list[np.ndarray]]
+
+
+def by_sequence(parallel: Parallel, spans: list[int]) -> list[np.ndarray]:
+    """Returns the rows of each rank, where each sequence is dealt as the problem says."""
+    starts = np.cumsum([0, *spans[:-1]])
+    dealt = [start + parallel.positions(span) for start, span in zip(starts, spans, strict=True)]
+    return list(np.concatenate([np.zeros((parallel.size, 0), np.int64), *dealt], axis=1))
+
+
+def as_one(parallel: Parallel, spans: list[int]) -> list[np.ndarray]:
+    """Returns the rows of each rank, where the rows of all sequences are cut as if they were one."""
+    return np.split(np.arange(sum(spans)), parallel.size)
 
 
 def attend(
@@ -78,59 +102,74 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     dout: torch.Tensor | None = None,
-    parallel: Parallel | None = None,
+    deal: Deal = by_sequence,
 ) -> Result:
     """Returns the results of a context-parallel program, in the rows of the problem.
 
-    The order of the ranks is drawn from the problem's seed. `parallel` deals the rows in another way than the problem
-    says, for a program that needs its own.
+    Sequences must have as many keys as queries. The order of the ranks is drawn from the problem's seed. A problem
+    without rows is not given to the program, as nothing of its results could be wrong.
     """
-    parallel = parallel or p.parallel
-    rows_q, rows_kv = (
-        [rows[rows >= 0] for rows in parallel.dealt(side.runs, side.rows)] for side in (p.q, p.kv)
-    )
-    if dout is not None:
-        real = torch.from_numpy(p.q.real()).to(dout.device)
-        dout = torch.where(real[:, None, None], dout, torch.zeros_like(dout))
-    index_q, index_kv = (
-        [torch.from_numpy(rows).to(q.device) for rows in side] for side in (rows_q, rows_kv)
-    )
-    ordered = [sorted(side.runs, key=lambda run: (run.offset, run.span)) for side in (p.q, p.kv)]
-    spans_q, spans_kv = ([run.span // parallel.size for run in runs] for runs in ordered)
+    spans = [max(sequence.q.span, sequence.kv.span) for sequence in p.sequences]
+    sides = [_rows(p, side, spans) for side in ("q", "kv")]
+    dealt = [[torch.from_numpy(side[rows]).to(q.device) for side in sides] for rows in deal(p.parallel, spans)]
+    # A group of torch has its ranks in their own order.
+    ranks = sorted(p.parallel.ranks)
 
     def of_rank(world_rank: int) -> Result:
-        rank = parallel.ranks.index(world_rank)
-        of_q, of_kv = index_q[rank], index_kv[rank]
-        part = None if dout is None else dout[of_q]
-        return program(Local(p, rank, q[of_q], k[of_kv], v[of_kv], part, spans_q, spans_kv))
+        rank = ranks.index(world_rank)
+        of_q, of_kv = dealt[rank]
+        part = None if dout is None else _taken(dout, of_q)
+        return program(Local(p, rank, spans, _taken(q, of_q), _taken(k, of_kv), _taken(v, of_kv), part))
 
-    device = str(q.device)
-    seed = p.raw["data_seed"]
-    found = run(of_rank, parallel.world, seed=seed, device=device, present=parallel.ranks)
-    return _whole(p, found, index_q, index_kv)
+    if not sum(spans):
+        return Result(*(p.empty(name) for name in ("out", "lse")), None, *map(p.empty, ("dq", "dk", "dv")))
+    found = run(of_rank, p.parallel.world, seed=p.raw["data_seed"], device=str(q.device), present=ranks)
+    return _whole(p, found, dealt)
 
 
-def _whole(
-    p: Problem, found: list[Result], index_q: list[torch.Tensor], index_kv: list[torch.Tensor]
-) -> Result:
+def _rows(p: Problem, side: str, spans: list[int]) -> np.ndarray:
+    """Returns which rows of a side the filled-up sequences have, one behind the other: −1 where they are filled up."""
+    rows = [np.zeros(0, np.int64)]
+    for sequence, span in zip(p.sequences, spans, strict=True):
+        of: Run = getattr(sequence, side)
+        if of.step != 1 or sequence.q.len != sequence.kv.len:
+            raise DeclarationError(
+                f"sequence {sequence.id} has {sequence.q.len} queries, {sequence.kv.len} keys and step {of.step}: "
+                "attend needs as many keys as queries and rows that follow each other; declare "
+                'lengths={"equal": True} and a packed layout'
+            )
+        rows += [of.offset + np.arange(of.len), np.full(span - of.len, -1)]
+    return np.concatenate(rows)
+
+
+def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Returns rows of an input, and 0 for −1."""
+    if not len(tensor):
+        return tensor.new_zeros(len(rows), *tensor.shape[1:])
+    return torch.where((rows >= 0)[:, None, None], tensor[rows], 0)
+
+
+def _whole(p: Problem, found: list[Result], dealt: list[list[torch.Tensor]]) -> Result:
     """Returns results of all ranks in the rows of the problem."""
-    places = {"out": (index_q, 0), "lse": (index_q, 1), "dq": (index_q, 0), "dk": (index_kv, 0)}
-    places["dv"] = places["dk"]
     whole = Result(None)
-    for name, (index, axis) in places.items():
+    for name, (side, axis) in PLACES.items():
         parts = [getattr(result, name) for result in found]
         if any(part is None for part in parts):
             continue
         into = p.empty(name)
-        for part, rows in zip(parts, index, strict=True):
-            into.index_copy_(axis, rows, _checked(name, part, rows, axis).to(into.dtype))
+        for part, of_rank in zip(parts, dealt, strict=True):
+            rows = of_rank[side]
+            if len(rows):
+                real = (rows >= 0).nonzero()[:, 0]
+                part = _checked(name, part, rows, axis).index_select(axis, real)
+                into.index_copy_(axis, rows[real], part.to(into.dtype))
         setattr(whole, name, into)
     return whole
 
 
 def _checked(name: str, part: torch.Tensor, rows: torch.Tensor, axis: int) -> torch.Tensor:
-    if part.shape[axis] != len(rows):
+    if part.ndim <= axis or part.shape[axis] != len(rows):
         raise RuntimeError(
-            f"{name} of a rank has shape {list(part.shape)}, where its dimension {axis} has {len(rows)} rows"
+            f"{name} of a rank has shape {list(part.shape)}, where dimension {axis} must be {len(rows)}"
         )
     return part.detach()
