@@ -78,4 +78,6 @@ def attention(p, q, k, v, dout=None, sink=None):
         layer = library.LongContextAttention(ring_impl_type=IMPLEMENTATIONS[parallel.balance])
         return local.joined([of_sequence(part, layer) for part in local.sequences()])
 
-    return seamproof.cp.attend(p, program, q, k, v, dout, deal=deal)
+    result = seamproof.cp.attend(p, program, q, k, v, dout, deal=deal)
+    result.lse = None
+    return result
