@@ -492,6 +492,11 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
     yield "    p.sequences = [SimpleNamespace(q=of_q, kv=of_kv) for of_q, of_kv in runs]\n"
     for name in (*_PLAIN, *_DERIVED):
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
+    if not problem.parallel.is_single:
+        # A kernel of several ranks comes with this package, whose ranks they are.
+        yield "    from seamproof.dealing import Parallel\n\n"
+        yield f"    p.parallel = Parallel.from_json({problem.raw['parallel']!r})\n"
+        yield f"    p.raw = {{'data_seed': {problem.raw['data_seed']}}}\n".replace("'", '"')
     yield f"    p.shape = lambda name: {shapes}[name]\n"
     forms = {name: problem.form(name) for name in (*INPUTS, "out", "lse", "dq", "dk", "dv")}
     yield f"    p.form = lambda name: {forms}[name]\n"
