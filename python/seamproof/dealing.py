@@ -100,7 +100,9 @@ class Parallel:
         end = 0
         for run in sorted(runs, key=lambda run: (run.offset, run.span)):
             if run.step != 1:
-                raise DeclarationError("rows of a sequence lie apart (SBHD), so they cannot be dealt to ranks")
+                raise DeclarationError(
+                    "rows of a sequence lie apart (SBHD), so they cannot be dealt to ranks"
+                )
             free(max(run.offset - end, 0))
             for piece, positions in zip(pieces, self.positions(run.span), strict=True):
                 piece.append(run.offset + positions)

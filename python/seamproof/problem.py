@@ -280,7 +280,7 @@ class Problem:
         return self.precision["gradients" if name in ("dq", "dk", "dv") else name]
 
     def dealt(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Returns which rows each rank holds of the queries and of the keys, as `Parallel.dealt`; `None` on one rank."""
+        """Returns which rows of the queries and of the keys each rank holds; `None` in a plain call."""
         if self.parallel.is_single:
             return None
         sides = (self.parallel.dealt(side.runs, side.rows) for side in (self.q, self.kv))

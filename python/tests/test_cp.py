@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import seamproof.cp  # noqa: E402
 from seamproof import DeclarationError, Problem, ProgramMissing, program  # noqa: E402
 from seamproof.arrays import Torch  # noqa: E402
 from seamproof.dealing import Parallel  # noqa: E402
+from seamproof.loading import load  # noqa: E402
 from seamproof.subject import Answer, Result  # noqa: E402
 
 RING = Path(__file__).parent.parent / "examples" / "torch_ring.py"
@@ -235,7 +237,7 @@ def test_ranks_that_wait_for_each_other_are_told():
 
 
 def test_a_collective_without_one_rank_is_told():
-    with pytest.raises(seamproof.cp.Deadlock, match="rank 0 is in barrier, call 1 .* without rank 2"):
+    with pytest.raises(seamproof.cp.Deadlock, match=r"rank 0 is in barrier, call 1 .* without rank 2"):
         ranks(lambda rank: rank == 2 or dist.barrier(), 3)
 
 
@@ -244,7 +246,7 @@ def test_a_message_that_nobody_receives_is_told():
         if rank == 1:
             dist.isend(torch.zeros(2), 0)
 
-    with pytest.raises(seamproof.cp.Deadlock, match="from rank 1 to rank 0 .* was sent, and never received"):
+    with pytest.raises(seamproof.cp.Deadlock, match=r"from rank 1 to rank 0 .* was sent, and never received"):
         ranks(of_rank, 2)
 
 
@@ -425,3 +427,65 @@ def test_the_judge_holds_a_ring_for_right(tmp_path):
 def test_the_judge_finds_the_faults_of_a_ring(tmp_path, fault, words):
     code, said = judged(tmp_path, f"cp=4,fault={fault}")
     assert code in (2, 3) and words in said, said[-2000:]
+
+
+ADAPTERS = Path(seamproof.__file__).parent / "adapters"
+
+
+def whole_ring(balance, size, backward=True):
+    """Returns a problem of a causal ring, its sequences filled up to what the ranks share."""
+    unit = size * (2 if balance == "dual-chunk" else 1)
+    raw = problem(
+        [(3, 3), (0, 0), (9, 9)], heads=(2, 2), dims=(8, 8), form="bf16", right=0, backward=backward
+    )
+    offset = 0
+    for sequence in raw["sequences"]:
+        span = -(-sequence["q"]["len"] // unit) * unit
+        for side in ("q", "kv"):
+            sequence[side] |= {"offset": offset, "span": span}
+        offset += span
+    raw["rows"] = {"q": offset, "kv": offset}
+    ring = {"algorithm": "ring", "balance": balance, "world": size + 1, "ranks": list(range(1, size + 1))}
+    return raw | {"parallel": ring}
+
+
+def compared(subject, raw):
+    """Holds an adapter's results against the right answer."""
+    values = inputs(raw)
+    p = Problem.from_json(raw, subject.open())
+    answer = subject.run(p, subject.put(p, values))
+    assert len(answer.ranks()) == p.parallel.size
+    for name, right in expected(raw, values).items():
+        if answer.tensors.get(name) is not None:
+            token = ~np.isnan(right)
+            np.testing.assert_allclose(answer.tensors[name][token], right[token], atol=0.15, err_msg=name)
+
+
+@pytest.mark.parametrize("balance", ["contiguous", "dual-chunk"])
+@pytest.mark.parametrize(
+    ("file", "name", "package"),
+    [
+        ("torch_context_parallel", "all_gather", "torch"),
+        ("torch_context_parallel", "all_to_all", "torch"),
+        ("ring_flash_attention", "varlen", "ring_flash_attn"),
+        ("ring_flash_attention", "dense", "ring_flash_attn"),
+        ("ring_flash_attention", "llama3", "ring_flash_attn"),
+        ("yunchang_hybrid", "attention", "yunchang"),
+    ],
+)
+def test_adapters_of_programs_give_the_right_answer(file, name, package, balance, monkeypatch):
+    pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.syspath_prepend(str(ADAPTERS))
+    subject = load(f"{ADAPTERS / file}.py:{name}", {}, {})
+    for size in (2, 3):
+        compared(subject, whole_ring(balance, size) if file != "yunchang_hybrid" else alone(balance, size))
+
+
+def alone(balance, size):
+    """Returns a problem whose group is the whole world."""
+    raw = whole_ring(balance, size)
+    raw["parallel"] |= {"world": size, "ranks": list(range(size))}
+    return raw

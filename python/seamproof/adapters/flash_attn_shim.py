@@ -1,8 +1,8 @@
 """The functions of `flash_attn` that context-parallel programs call, on machines that lack that package.
 
 `install` makes them importable, unless `flash_attn` is there. On a GPU they are torch's own FlashAttention 2, which is
-the same kernel. On the CPU they are plain torch with FlashAttention's roundings: P and dS in q's format, sums in f32,
-D from the out that is stored.
+the same kernel; a call without queries fails there, so it is left out. On the CPU they are plain torch with
+FlashAttention's roundings: P and dS in q's format, sums in f32, D from the out that is stored.
 """
 
 import importlib.machinery
@@ -36,13 +36,15 @@ def _flash_attn_forward(
     alibi_slopes=None, return_softmax=False,
 ):  # fmt: skip
     refuse(dropout_p, window_size_left, window_size_right, softcap, alibi_slopes)
-    if q.is_cuda:
+    if q.is_cuda and q.numel():
         longest = (q.shape[1], k.shape[1])
         out, lse, *_ = aten._flash_attention_forward(
             q, k, v, None, None, *longest, 0.0, causal, False, scale=softmax_scale
         )
         return out, lse, None, None
-    outs, lses = zip(*(forward(*one, softmax_scale, causal) for one in zip(q, k, v)), strict=True)
+    outs, lses = zip(
+        *(forward(*one, softmax_scale, causal) for one in zip(q, k, v, strict=True)), strict=True
+    )
     return torch.stack(outs), torch.stack(lses), None, None
 
 
@@ -51,10 +53,22 @@ def _flash_attn_backward(
     window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False, rng_state=None,
 ):  # fmt: skip
     refuse(dropout_p, window_size_left, window_size_right, softcap, alibi_slopes)
-    if q.is_cuda:
+    if q.is_cuda and q.numel():
         longest = (q.shape[1], k.shape[1])
         gradients = aten._flash_attention_backward(
-            dout, q, k, v, out, softmax_lse, None, None, *longest, 0.0, causal, *states(q), scale=softmax_scale
+            dout,
+            q,
+            k,
+            v,
+            out,
+            softmax_lse,
+            None,
+            None,
+            *longest,
+            0.0,
+            causal,
+            *states(q),
+            scale=softmax_scale,
         )
         return filled((dq, dk, dv), gradients)
     for batch in range(len(q)):
@@ -69,13 +83,13 @@ def _flash_attn_varlen_forward(
 ):  # fmt: skip
     refuse(dropout_p, window_size_left, window_size_right, softcap, alibi_slopes)
     ends = (cu_seqlens_q, cu_seqlens_k)
-    if q.is_cuda:
+    if q.is_cuda and q.numel():
         out, lse, *_ = aten._flash_attention_forward(
             q, k, v, *ends, max_seqlen_q, max_seqlen_k, 0.0, causal, False, scale=softmax_scale
         )
         return out, lse, None, None
-    out = torch.full((*q.shape[:2], v.shape[2]), torch.nan, dtype=q.dtype)
-    lse = torch.full((q.shape[1], q.shape[0]), torch.nan)
+    out = q.new_full((*q.shape[:2], v.shape[2]), torch.nan)
+    lse = q.new_full((q.shape[1], q.shape[0]), torch.nan, dtype=torch.float32)
     for of_q, of_k in pieces(*ends):
         out[of_q], lse[:, of_q] = forward(q[of_q], k[of_k], v[of_k], softmax_scale, causal)
     return out, lse, None, None
@@ -88,7 +102,7 @@ def _flash_attn_varlen_backward(
 ):  # fmt: skip
     refuse(dropout_p, window_size_left, window_size_right, softcap, alibi_slopes)
     ends = (cu_seqlens_q, cu_seqlens_k)
-    if q.is_cuda:
+    if q.is_cuda and q.numel():
         gradients = aten._flash_attention_backward(
             dout, q, k, v, out, softmax_lse, *ends, max_seqlen_q, max_seqlen_k, 0.0, causal, *states(q),
             scale=softmax_scale,
@@ -106,10 +120,8 @@ def refuse(dropout_p, left, right, softcap, alibi_slopes):
 
 
 def states(q):
-    """Returns the states of a random generator that draws nothing."""
-    return torch.zeros(2, dtype=torch.uint64, device=q.device), torch.zeros(
-        0, dtype=torch.uint64, device=q.device
-    )
+    """Returns the states of a random generator, from which nothing is drawn."""
+    return (torch.empty(count, dtype=torch.uint64, device=q.device) for count in (2, 0))
 
 
 def filled(places, gradients):
@@ -132,7 +144,7 @@ def logits(q, k, scale, causal):
     heads_first = k.float().repeat_interleave(group, 1).transpose(0, 1)
     found = scale * (q.float().transpose(0, 1) @ heads_first.transpose(1, 2))
     if causal:
-        seen = torch.ones(found.shape[1:], dtype=torch.bool).tril(k.shape[0] - q.shape[0])
+        seen = torch.ones(found.shape[1:], dtype=torch.bool, device=q.device).tril(k.shape[0] - q.shape[0])
         found = found.masked_fill(~seen, -torch.inf)
     return found
 
@@ -141,7 +153,8 @@ def forward(q, k, v, scale, causal):
     """Returns out and lse of one sequence: 0 and +∞ for a row without keys."""
     found, group = logits(q, k, scale, causal), q.shape[1] // k.shape[1]
     if k.shape[0] == 0:
-        return torch.zeros(*q.shape[:2], v.shape[2]), torch.full((q.shape[1], q.shape[0]), torch.inf)
+        lse = q.new_full((q.shape[1], q.shape[0]), torch.inf, dtype=torch.float32)
+        return q.new_zeros(*q.shape[:2], v.shape[2]), lse
     top = found.amax(2, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.exp(found - top)
     total = weights.sum(2, keepdim=True)

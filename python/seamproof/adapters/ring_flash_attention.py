@@ -55,7 +55,9 @@ def declared(algorithm, balances, **more):
 
 def called(local, function, arguments=(), **more):
     """Returns a function's results for the rank's rows, gradients too where they are asked for."""
-    leaves = [tensor.detach().requires_grad_(local.dout is not None) for tensor in (local.q, local.k, local.v)]
+    leaves = [
+        tensor.detach().requires_grad_(local.dout is not None) for tensor in (local.q, local.k, local.v)
+    ]
     batch = () if arguments else (0,)
     q, k, v = (leaf.unsqueeze(*batch) if batch else leaf for leaf in leaves)
     out, lse, _ = function(

@@ -45,7 +45,9 @@ def deal(parallel, spans):
 
 
 def of_sequence(local, layer):
-    leaves = [tensor.detach().requires_grad_(local.dout is not None) for tensor in (local.q, local.k, local.v)]
+    leaves = [
+        tensor.detach().requires_grad_(local.dout is not None) for tensor in (local.q, local.k, local.v)
+    ]
     q, k, v = (leaf[None] for leaf in leaves)
     out = layer(q, k, v, softmax_scale=local.problem.scale, causal=True)[0]
     result = seamproof.Result(out)
@@ -72,9 +74,7 @@ def attention(p, q, k, v, dout=None, sink=None):
 
     def program(local):
         # The layer takes its groups from a register of the process, which no other rank may change before.
-        library.set_seq_parallel_pg(
-            width(parallel), local.size // width(parallel), local.rank, local.size
-        )
+        library.set_seq_parallel_pg(width(parallel), local.size // width(parallel), local.rank, local.size)
         layer = library.LongContextAttention(ring_impl_type=IMPLEMENTATIONS[parallel.balance])
         return local.joined([of_sequence(part, layer) for part in local.sequences()])
 

@@ -26,8 +26,8 @@ from .world import run
 class Local:
     """What one rank has of a problem.
 
-    `q`, `k`, `v` and `dout` are the rank's rows `[rows, heads, dim]`, one sequence behind the other; `dout` is `None` in
-    a forward. `spans` are the rows of each sequence that all ranks have together. `rank` is the rank in its group.
+    `q`, `k`, `v` and `dout` are the rank's rows `[rows, heads, dim]`, one sequence behind the other; `dout` is `None`
+    in a forward. `spans` are the rows of each sequence that all ranks have together. `rank` is the rank in its group.
     """
 
     problem: Problem
@@ -111,7 +111,9 @@ def attend(
     """
     spans = [max(sequence.q.span, sequence.kv.span) for sequence in p.sequences]
     sides = [_rows(p, side, spans) for side in ("q", "kv")]
-    dealt = [[torch.from_numpy(side[rows]).to(q.device) for side in sides] for rows in deal(p.parallel, spans)]
+    dealt = [
+        [torch.from_numpy(side[rows]).to(q.device) for side in sides] for rows in deal(p.parallel, spans)
+    ]
     # A group of torch has its ranks in their own order.
     ranks = sorted(p.parallel.ranks)
 

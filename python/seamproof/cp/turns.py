@@ -42,7 +42,7 @@ class Turns:
         # Ranks in the order of their turns.
         self.order: list[int] = []
         started = Waiting(lambda: True, lambda: "has not begun")
-        self._waiting = {rank: started for rank in ranks}
+        self._waiting = dict.fromkeys(ranks, started)
         self._gates = {rank: threading.Semaphore(0) for rank in self._waiting}
 
     def begin(self) -> None:
@@ -84,4 +84,6 @@ class Turns:
         ended = sorted(set(self._gates) - set(self._waiting))
         if ended:
             lines.append(f"ended: rank {', '.join(map(str, ended))}")
-        return "\n  ".join(["every rank that has not ended waits, and none for anything that will come:", *lines])
+        return "\n  ".join(
+            ["every rank that has not ended waits, and none for anything that will come:", *lines]
+        )

@@ -60,9 +60,7 @@ class Seat:
         """The world's turns."""
         return self.world.turns
 
-    def wait(
-        self, ready: Callable[[], bool] = lambda: True, words: Callable[[], str] = lambda: ""
-    ) -> None:
+    def wait(self, ready: Callable[[], bool] = lambda: True, words: Callable[[], str] = lambda: "") -> None:
         """Gives the turn up until a condition holds."""
         self.turns.wait(self.rank, ready, words)
 
