@@ -66,7 +66,7 @@ class Local:
         return found
 
     def joined(self, parts: list[Result]) -> Result:
-        """Returns the results of `sequences` as those of all the rank's rows."""
+        """Returns the results of `sequences`, of which there is at least one, as those of all the rank's rows."""
         whole = Result(None)
         for name, (_, axis) in PLACES.items():
             found = [getattr(part, name) for part in parts]
@@ -161,17 +161,18 @@ def _whole(p: Problem, found: list[Result], dealt: list[list[torch.Tensor]]) -> 
         into = p.empty(name)
         for part, of_rank in zip(parts, dealt, strict=True):
             rows = of_rank[side]
-            if len(rows):
-                real = (rows >= 0).nonzero()[:, 0]
-                part = _checked(name, part, rows, axis).index_select(axis, real)
-                into.index_copy_(axis, rows[real], part.to(into.dtype))
+            real = (rows >= 0).nonzero()[:, 0]
+            _check(name, part, into, len(rows), axis)
+            into.index_copy_(axis, rows[real], part.detach().index_select(axis, real))
         setattr(whole, name, into)
     return whole
 
 
-def _checked(name: str, part: torch.Tensor, rows: torch.Tensor, axis: int) -> torch.Tensor:
-    if part.ndim <= axis or part.shape[axis] != len(rows):
-        raise RuntimeError(
-            f"{name} of a rank has shape {list(part.shape)}, where dimension {axis} must be {len(rows)}"
+def _check(name: str, part: torch.Tensor, into: torch.Tensor, rows: int, axis: int) -> None:
+    """Raises where a rank's result is none of its rows, or in another format."""
+    shape = list(into.shape)
+    shape[axis] = rows
+    if list(part.shape) != shape or part.dtype != into.dtype:
+        raise TypeError(
+            f"{name} of a rank is {part.dtype} {list(part.shape)}, not {into.dtype} {shape}: return the rank's own rows"
         )
-    return part.detach()

@@ -229,6 +229,7 @@ class Group(dist.ProcessGroup):
                 _fill(tensor, result)
             for parcel in parcels:
                 parcel.read()
+            meeting.leave()
 
         def waits() -> str:
             missing = ", ".join(str(of_world[rank]) for rank in meeting.missing())

@@ -95,6 +95,7 @@ class Meeting:
     def __init__(self, size: int):
         self._size = size
         self._kind: Hashable = None
+        self._left = 0
         self.parcels: dict[int, list[Parcel]] = {}
 
     def join(self, rank: int, kind: Hashable, words: str, parcels: list[Parcel]) -> None:
@@ -108,6 +109,13 @@ class Meeting:
     def is_full(self) -> bool:
         """Whether all ranks have come."""
         return len(self.parcels) == self._size
+
+    def leave(self) -> None:
+        """Says that a rank has its results; the last one frees what was handed over."""
+        self._left += 1
+        if self._left == self._size:
+            for parcels in self.parcels.values():
+                parcels.clear()
 
     def missing(self) -> list[int]:
         """Returns the group's ranks that have not come."""

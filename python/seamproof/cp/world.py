@@ -108,7 +108,10 @@ def run(
             with _rank_of(Seat(rank, world), store, device, began):
                 results[rank] = program(rank)
 
-        threads = [threading.Thread(target=_guarded, args=(of_rank, rank, world.turns)) for rank in numbers]
+        threads = [
+            threading.Thread(target=_guarded, args=(of_rank, rank, world.turns), daemon=True)
+            for rank in numbers
+        ]
         for thread in threads:
             thread.start()
         world.turns.begin()
