@@ -404,20 +404,20 @@ def test_attend_says_what_it_cannot_deal():
         seamproof.cp.attend(p, plain, torch.zeros(2, 2, 4), torch.zeros(3, 1, 4), torch.zeros(3, 1, 3))
 
 
-def judged(tmp_path, options):
+def judged(tmp_path, options, cases):
     """Returns the exit code and the report of a campaign on the example."""
     try:
         command = [program.find(), "run", "--backend", f"python:{RING}:attention:{options}"]
     except ProgramMissing:
         pytest.skip("there is no program; name one in $SEAMPROOF")
-    more = ["--cases", "60", "--seed", "1", "--scripts", "0", "--out", str(tmp_path / "out")]
+    more = ["--cases", str(cases), "--seed", "1", "--scripts", "0", "--out", str(tmp_path / "out")]
     environment = os.environ | {"SEAMPROOF_PYTHON": sys.executable}
     done = subprocess.run(command + more, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
 def test_the_judge_holds_a_ring_for_right(tmp_path):
-    code, said = judged(tmp_path, "cp=4")
+    code, said = judged(tmp_path, "cp=4", 60)
     assert code in (0, 4) and "failed 0" in said, said[-2000:]
 
 
@@ -425,7 +425,7 @@ def test_the_judge_holds_a_ring_for_right(tmp_path):
     ("fault", "words"), [("wait", "got NaN"), ("block", "×"), ("peer", "is not part of group")]
 )
 def test_the_judge_finds_the_faults_of_a_ring(tmp_path, fault, words):
-    code, said = judged(tmp_path, f"cp=4,fault={fault}")
+    code, said = judged(tmp_path, f"cp=4,fault={fault}", 8)
     assert code in (2, 3) and words in said, said[-2000:]
 
 
