@@ -5,8 +5,7 @@ the same kernel; a call without queries fails there, so it is left out. On the C
 FlashAttention's roundings: P and dS in q's format, sums in f32, D from the out that is stored.
 """
 
-import importlib.machinery
-import importlib.util
+import importlib
 import sys
 import types
 
@@ -17,15 +16,17 @@ INTERFACE = "flash_attn.flash_attn_interface"
 
 
 def install():
-    """Makes `flash_attn` importable."""
-    if "flash_attn" in sys.modules or importlib.util.find_spec("flash_attn") is not None:
+    """Makes the functions importable."""
+    try:
+        importlib.import_module(INTERFACE)
         return
-    package, interface = types.ModuleType("flash_attn"), types.ModuleType(INTERFACE)
-    for module in (package, interface):
-        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-    for function in (_flash_attn_forward, _flash_attn_backward, _flash_attn_varlen_forward):
+    except ImportError:
+        pass
+    # FlashAttention 4 has the same package, without them.
+    package = sys.modules.get("flash_attn") or types.ModuleType("flash_attn")
+    interface = types.ModuleType(INTERFACE)
+    for function in FUNCTIONS:
         setattr(interface, function.__name__, function)
-    interface._flash_attn_varlen_backward = _flash_attn_varlen_backward
     package.flash_attn_interface, package.flash_attn_func = interface, None
     package.__version__ = "2.7.4"  # whose signatures these are
     sys.modules |= {"flash_attn": package, INTERFACE: interface}
@@ -111,6 +112,14 @@ def _flash_attn_varlen_backward(
     for of_q, of_k in pieces(*ends):
         given = (dout[of_q], q[of_q], k[of_k], v[of_k], out[of_q], softmax_lse[:, of_q])
         filled((dq[of_q], dk[of_k], dv[of_k]), backward(*given, softmax_scale, causal))
+
+
+FUNCTIONS = (
+    _flash_attn_forward,
+    _flash_attn_backward,
+    _flash_attn_varlen_forward,
+    _flash_attn_varlen_backward,
+)
 
 
 def refuse(dropout_p, left, right, softcap, alibi_slopes):
