@@ -25,6 +25,12 @@ def options() -> dict[str, str]:
     return dict(_options)
 
 
+def give(given: dict[str, str]) -> None:
+    """Sets what `options` returns."""
+    _options.clear()
+    _options.update(given)
+
+
 def load_file(path: str) -> ModuleType:
     """Returns a Python file as a module, its folder being where it finds its neighbours."""
     file = Path(path).resolve()
@@ -71,8 +77,7 @@ def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject
     path, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         path, name = target, ""
-    _options.clear()
-    _options.update(given | request.get("options", {}))
+    give(given | request.get("options", {}))
     try:
         subject = find_subject(load_file(path), name or None, path)
         subject.open(request.get("device", 0))

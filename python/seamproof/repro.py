@@ -24,6 +24,7 @@ import numpy as np
 from . import program, reference, source, verdict, views
 from .errors import ProtocolError, SeamproofError
 from .frames import Channel, cut_text, split
+from .loading import options
 from .problem import WINDOW_STYLES, Problem, Side
 from .session import read_inputs
 from .subject import INPUTS, Subject
@@ -213,7 +214,7 @@ def _by_file(subject: Subject) -> source.Kernel:
     if callable(backward) and not named.isidentifier():
         raise source.NoSource("the backward has no name that a script can call")
     others = [named] if callable(backward) else []
-    return source.from_file(str(Path(file).resolve()), path, others)
+    return source.from_file(str(Path(file).resolve()), path, others, options())
 
 
 def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]:

@@ -57,10 +57,14 @@ def imports_file(text: str) -> bool:
     return "spec_from_file_location" in text
 
 
-def from_file(file: str, name: str, others: list[str]) -> Kernel:
-    """Returns the import of a function of a file that may import this package, and of others that it needs."""
-    text = f"""import importlib.util, os, sys
+def from_file(file: str, name: str, others: list[str], options: dict[str, str] | None = None) -> Kernel:
+    """Returns the import of a function of a file that may import this package, and of others that it needs.
 
+    `options` are those that the file reads with `seamproof.options()`.
+    """
+    given = f"import seamproof.loading\n\nseamproof.loading.give({options!r})\n" if options else ""
+    text = f"""import importlib.util, os, sys
+{given}
 FILE = {file!r}
 sys.path.insert(0, os.path.dirname(FILE))
 _spec = importlib.util.spec_from_file_location("kernel_file", FILE)

@@ -427,6 +427,11 @@ def test_the_judge_holds_a_ring_for_right(tmp_path):
 def test_the_judge_finds_the_faults_of_a_ring(tmp_path, fault, words):
     code, said = judged(tmp_path, f"cp=4,fault={fault}", 8)
     assert code in (2, 3) and words in said, said[-2000:]
+    if fault == "block":
+        case = next((tmp_path / "out" / "findings").glob("*.json"))
+        command = [sys.executable, "-m", "seamproof.script", str(case)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert '"shows": true' in done.stdout, done.stdout + done.stderr[-2000:]
 
 
 ADAPTERS = Path(seamproof.__file__).parent / "adapters"
