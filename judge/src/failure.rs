@@ -85,6 +85,17 @@ impl FailureKey {
         words.split(SEPARATOR).nth(1)
     }
 
+    /// Whether this failure is one that a key in words names: the same apart from features, and none of those that the
+    /// words name is missing here. A smaller case of it may then show the named one.
+    pub fn shows(&self, words: &str) -> bool {
+        let Some(rest) = words.strip_prefix(&self.without_features().to_string()) else { return false };
+        let named = rest.strip_prefix(SEPARATOR);
+        rest.is_empty()
+            || named.is_some_and(|named| {
+                named.split(BETWEEN_FEATURES).all(|feature| self.features.contains(feature))
+            })
+    }
+
     /// Returns the key without its features: any failure of this check on this tensor of the subject.
     pub fn without_features(&self) -> FailureKey {
         FailureKey { features: BTreeSet::new(), ..self.clone() }
@@ -186,6 +197,24 @@ mod tests {
         assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
+    }
+
+    #[test]
+    fn a_failure_shows_those_that_need_no_more_features() {
+        let of = |tensor, features: &[&'static str]| FailureKey {
+            features: features.iter().copied().collect(),
+            ..FailureKey::without_problem(&finding(Check::Structure, tensor, None), "cuda")
+        };
+        let known = of(TensorName::Dk, &["backward", "slack"]).to_string();
+        assert!(of(TensorName::Dk, &["backward", "slack"]).shows(&known));
+        assert!(of(TensorName::Dk, &["backward", "causal", "slack"]).shows(&known));
+        assert!(of(TensorName::Dk, &["backward"]).shows(&of(TensorName::Dk, &[]).to_string()));
+        assert!(!of(TensorName::Dk, &["backward"]).shows(&known));
+        assert!(!of(TensorName::Dq, &["backward", "slack"]).shows(&known));
+        // A tensor whose name begins another's, and features that begin another's.
+        assert!(!of(TensorName::Dsink, &["backward"]).shows(&of(TensorName::Dv, &["backward"]).to_string()));
+        assert!(!of(TensorName::Dk, &["slack"]).shows("structure · cuda · dk2"));
+        assert!(!of(TensorName::Dk, &["slack"]).shows("structure · cuda · dk · sla"));
     }
 
     #[test]

@@ -319,6 +319,7 @@ class Jax(Numpy):
         import jax
 
         self.jax = jax
+        self._traces = False
         platform_name, _, number = (device or "").partition(":")
         try:
             found = jax.devices({"cuda": "gpu"}.get(platform_name, platform_name) or None)
@@ -360,6 +361,13 @@ class Jax(Numpy):
         return self.device.platform != "cpu" and "CUDA_ERROR" in str(error)
 
     def record(self, function: Any, inputs: list[Any]) -> tuple[Any, Any]:
+        # A function that gives its own gradients may use numpy, which cannot be traced.
+        if not self._traces:
+            result = function(*inputs)
+            self._traces = result.grads is not None
+        return self._traced(function, inputs) if self._traces else (result, None)
+
+    def _traced(self, function: Any, inputs: list[Any]) -> tuple[Any, Any]:
         kinds = []
 
         def traced(*leaves: Any) -> Any:

@@ -90,6 +90,22 @@ def test_jax_with_gradients(options):
     assert got.get("lse") is None and is_unwritten(got["out"][-2:]).all()
 
 
+def test_jax_with_gradients_that_the_function_gives():
+    pytest.importorskip("jax")
+
+    @seamproof.subject(arrays="jax", device="cpu", formats=["f32"], statistics=[])
+    def copies(p, q, k, v, dout=None, sink=None):
+        # numpy takes no array that is traced.
+        dq = None if dout is None else np.asarray(dout) * 2
+        return seamproof.Result(np.asarray(q), dq=dq, dk=np.asarray(k), dv=np.asarray(v))
+
+    raw = problem([(3, 5)], dims=(3, 3), backward=True)
+    values = inputs(raw)
+    got = run(copies, raw, values)
+    np.testing.assert_array_equal(got["out"], values["q"])
+    np.testing.assert_array_equal(got["dq"], values["dout"] * 2)
+
+
 def backward(dout, q, k, v, out, lse, cu_seqlens_q, **more):
     """Returns gradients of a kernel that copies q."""
     return dout * 1, k * 0, v * 0

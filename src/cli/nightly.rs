@@ -148,7 +148,7 @@ fn suites(report: &Report, known: &Known) -> Vec<TestSuite> {
         .iter()
         .map(|all| suite_of(&format!("{} regressions", all.subject), of_regressions(all), Duration::ZERO));
     let campaigns = report.campaigns.iter().map(|campaign| {
-        let tests = of_summary(&campaign.summary, &|key| known.of(&key.to_string()).is_some());
+        let tests = of_summary(&campaign.summary, &|key| known.of(key).is_some());
         let name = format!("{} {}", campaign.subject, campaign.profile);
         suite_of(&name, tests, time_of(&campaign.summary))
     });

@@ -1,10 +1,10 @@
 //! Known failures, from `corpus/known.toml`: each with its key, a stored case that shows it, a reason and a public
 //! source.
 //!
-//! A failure of a listed key is no news. The list must stay true: an entry whose case does not fail by its key any more
-//! fails the night, because a list that nobody prunes hides the next failure of the same key. A key names its subject,
-//! and the entry's case is judged on that one, whatever subject the file names: a stored regression is the same file for
-//! every subject.
+//! A failure of a listed key is no news, nor is one of the same check and tensor that needs more features. The list must
+//! stay true: an entry whose case does not fail by its key any more fails the night, because a list that nobody prunes
+//! hides the next failure of the same key. A key names its subject, and the entry's case is judged on that one, whatever
+//! subject the file names: a stored regression is the same file for every subject.
 
 use std::path::{Path, PathBuf};
 
@@ -34,12 +34,29 @@ pub(crate) struct Known {
 pub(crate) struct Entry {
     /// Its [`FailureKey`], as reports write it.
     pub(crate) key: String,
+    /// Other failures with the same cause, which no case shows.
+    #[serde(default)]
+    pub(crate) also: Vec<Kin>,
     /// File of a case that fails so on the key's subject; its path in the list begins at the list's folder.
     pub(crate) case: PathBuf,
     /// The reason why it is not repaired.
     pub(crate) reason: String,
     /// Where that is said in public.
     pub(crate) source: String,
+}
+
+/// Failures with the cause of an entry, whichever check sees them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kin {
+    /// Their subjects; that of the entry's key where none is named.
+    #[serde(default)]
+    pub(crate) subjects: Vec<String>,
+    /// Their tensors; failures without one where none is named.
+    #[serde(default)]
+    pub(crate) tensors: Vec<String>,
+    /// Features that they all need, as keys write them.
+    pub(crate) features: Vec<String>,
 }
 
 /// An entry, and whether it is still true.
@@ -88,25 +105,41 @@ impl Known {
         Ok(known)
     }
 
-    /// Returns the entry of a key.
-    pub(crate) fn of(&self, key: &str) -> Option<&Entry> {
-        self.known.iter().find(|entry| entry.key == key)
+    /// Returns the entry of a failure: that of its own key, or one that needs fewer features. A case that was not shrunk
+    /// to the end, or not at all, has features that its failure does not need.
+    pub(crate) fn of(&self, key: &FailureKey) -> Option<&Entry> {
+        let words = key.to_string();
+        let own = self.known.iter().find(|entry| entry.key == words);
+        own.or_else(|| self.known.iter().find(|entry| entry.names(key)))
     }
 
-    /// Judges every entry's case again. Those of subjects from outside that the night does not run are not looked at.
+    /// Judges the cases of all entries again, but of subjects from outside that the night does not run.
     pub(super) fn listed(&self, subjects: &[String], watch: &Watch) -> Vec<Listed> {
         let control = watch.begin("known failures");
         let listed = |entry: &Entry| {
             let standing = match control.stopped() {
                 true => Standing::Unchecked("the night was interrupted".to_owned()),
-                false if !entry.is_asked(subjects) => {
-                    Standing::Unchecked("the night does not run this subject".to_owned())
-                }
                 false => entry.standing(),
             };
             Listed { key: entry.key.clone(), standing }
         };
-        self.known.iter().map(listed).collect()
+        self.known.iter().filter(|entry| entry.is_asked(subjects)).map(listed).collect()
+    }
+}
+
+impl Kin {
+    /// Whether a failure is among them; `own` is the subject where none is named.
+    fn has(&self, failure: &FailureKey, own: &str) -> bool {
+        let subject = match &self.subjects[..] {
+            [] => failure.backend == own,
+            named => named.contains(&failure.backend),
+        };
+        let tensor = match failure.tensor {
+            None => self.tensors.is_empty(),
+            Some(tensor) => self.tensors.contains(&tensor.to_string()),
+        };
+        let needs = |feature: &String| failure.features.contains(feature.as_str());
+        subject && tensor && self.features.iter().all(needs)
     }
 }
 
@@ -127,6 +160,16 @@ impl Entry {
             return Some(format!("names a subject that cannot be made: {error}"));
         }
         Case::load(&self.case).err().map(|error| format!("has a case that cannot be read: {error}"))
+    }
+
+    /// Whether a failure is one that the entry names.
+    fn names(&self, failure: &FailureKey) -> bool {
+        failure.shows(&self.key) || self.is_kin(failure)
+    }
+
+    fn is_kin(&self, failure: &FailureKey) -> bool {
+        let own = FailureKey::subject_of(&self.key).unwrap_or_default();
+        self.also.iter().any(|kin| kin.has(failure, own))
     }
 
     /// Whether a night of these subjects can judge the entry.
@@ -152,9 +195,10 @@ impl Entry {
         }
         match replay(&case) {
             Ok(Verdict::Finding(finding)) => {
-                match FailureKey::of(&finding, name, &case.problem).to_string() {
-                    other if other != self.key => Standing::Stale(format!("fails as '{other}'")),
-                    _ => Standing::True,
+                let failure = FailureKey::of(&finding, name, &case.problem);
+                match failure.to_string() {
+                    own if own == self.key || self.is_kin(&failure) => Standing::True,
+                    other => Standing::Stale(format!("fails as '{other}'")),
                 }
             }
             Ok(Verdict::Infrastructure(why)) => Standing::Unchecked(why),
@@ -167,6 +211,8 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use seamproof_judge::finding::{Check, Finding};
+    use seamproof_judge::subject::TensorName;
 
     /// Returns a stored defect in a folder of its own, and the list that names it after an edit.
     fn listed(edit: impl Fn(String) -> String) -> (tempfile::TempDir, Result<Known, NightError>) {
@@ -194,7 +240,10 @@ mod tests {
         let (place, known) = listed(|text| text);
         let known = known.unwrap();
         assert_eq!(standing(&known), Standing::True);
-        assert!(known.of(&known.known[0].key).is_some() && known.of("another").is_none());
+        let case = Case::load(&place.path().join("case.json")).unwrap();
+        let Ok(Verdict::Finding(finding)) = replay(&case) else { panic!("a defect fails") };
+        let key = FailureKey::of(&finding, &case.subject.name, &case.problem);
+        assert!(known.of(&key).is_some() && known.of(&key.without_features()).is_none());
         // The file may name any subject for itself.
         let path = place.path().join("case.json");
         let mut case = Case::load(&path).unwrap();
@@ -207,6 +256,36 @@ mod tests {
         let said = standing(&known);
         assert!(matches!(&said, Standing::Stale(what) if what.ends_with("every check holds")), "{said:?}");
         let (_place, known) = listed(|text| text.replace("key = \"", "key = \"other "));
+        assert!(matches!(standing(&known.unwrap()), Standing::Stale(_)));
+    }
+
+    #[test]
+    fn an_entry_may_name_other_failures_of_its_cause() {
+        let also = "also = [{ subjects = [\"cuda\"], tensors = [\"dk\"], features = [\"slack\"] }]\n";
+        let known = listed(|text| format!("{text}{also}")).1.unwrap();
+        let of = |backend: &str, tensor, feature| {
+            let finding = Finding::new(Check::Exact, Some(tensor), String::new());
+            let key = FailureKey::without_problem(&finding, backend);
+            known.of(&FailureKey { features: [feature, "causal"].into(), ..key }).is_some()
+        };
+        assert!(of("cuda", TensorName::Dk, "slack"));
+        assert!(!of("cuda", TensorName::Dk, "sink") && !of("cuda", TensorName::Dq, "slack"));
+        assert!(!of("emulated", TensorName::Dk, "slack"));
+    }
+
+    #[test]
+    fn the_case_of_an_entry_may_fail_in_any_of_its_ways() {
+        let other = |also: &str| {
+            listed(|text| {
+                let (_, key) = text.split_once("key = ").unwrap();
+                let (key, rest) = key.split_once('\n').unwrap();
+                let subject = FailureKey::subject_of(key).unwrap();
+                format!("[[known]]\nkey = \"exact · {subject} · dk\"\nalso = [{also}]\n{rest}")
+            })
+        };
+        let (_place, known) = other("{ tensors = [\"out\"], features = [] }");
+        assert_eq!(standing(&known.unwrap()), Standing::True);
+        let (_place, known) = other("{ features = [] }");
         assert!(matches!(standing(&known.unwrap()), Standing::Stale(_)));
     }
 

@@ -55,8 +55,8 @@ impl ReportedFailure {
         replay: String,
         known: &Known,
     ) -> ReportedFailure {
+        let known = known.of(key).map(|entry| (entry.reason.clone(), entry.source.clone()));
         let (is_end, key) = (key.check.is_end(), key.to_string());
-        let known = known.of(&key).map(|entry| (entry.reason.clone(), entry.source.clone()));
         ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, script: None, known }
     }
 }

@@ -2,8 +2,9 @@
 
     seamproof run --backend python:cudnn_graph.py:attention
 
-A graph is built for each kind of problem, which takes a second. Tried with cudnn-frontend 1.18.0 over cuDNN 9.19.0 on
-an H200. The `sdpa` of that version takes no sink.
+A graph is built for each kind of problem, which takes a second. `deterministic` asks for the same bits in every run,
+`max_logit` for the largest logit of each head, `sinks` for a learnable sink, which Python reaches since cudnn-frontend
+1.19. Tried with cudnn-frontend 1.18.0 over cuDNN 9.19.0 on an H200, `sinks` with 1.20.0.
 """
 
 import functools
@@ -103,13 +104,24 @@ def of_mask(graph, batch, bottom_right, window):
     }  # fmt: skip
 
 
+def of_sink(graph, name, heads, sink):
+    shape = [1, heads, 1, 1]
+    return {f"{name}_token": graph.plain(name, shape, cudnn.data_type.FLOAT)} if sink else {}
+
+
 @functools.lru_cache(maxsize=512)
-def forward_graph(form, batch, heads, kv_heads, q_most, kv_most, dim, dim_v, bottom_right, window, *_):
+def forward_graph(
+    form, batch, heads, kv_heads, q_most, kv_most, dim, dim_v, bottom_right, window, rows_q, rows_kv, sink, max_logit,
+):  # fmt: skip
     graph = Graph(form)
     q = graph.ragged("q", batch, heads, q_most, dim)
     k = graph.ragged("k", batch, kv_heads, kv_most, dim)
     v = graph.ragged("v", batch, kv_heads, kv_most, dim_v)
-    more = of_mask(graph, batch, bottom_right, window)
+    more = of_mask(graph, batch, bottom_right, window) | of_sink(graph, "sink", heads, sink)
+    if max_logit:
+        more["score_max"] = graph.ragged("max", batch, heads, q_most, 1, cudnn.data_type.FLOAT).set_output(
+            True
+        )
     out, lse = graph.graph.sdpa(q=q, k=k, v=v, generate_stats=True, **more)
     graph.result("out", out, batch, heads, q_most, dim_v)
     graph.result("lse", lse, batch, heads, q_most, 1, cudnn.data_type.FLOAT)
@@ -118,7 +130,7 @@ def forward_graph(form, batch, heads, kv_heads, q_most, kv_most, dim, dim_v, bot
 
 @functools.lru_cache(maxsize=512)
 def backward_graph(
-    form, batch, heads, kv_heads, q_most, kv_most, dim, dim_v, bottom_right, window, rows_q, rows_kv,
+    form, batch, heads, kv_heads, q_most, kv_most, dim, dim_v, bottom_right, window, rows_q, rows_kv, sink,
     deterministic,
 ):  # fmt: skip
     graph = Graph(form)
@@ -128,7 +140,10 @@ def backward_graph(
     out = graph.ragged("out", batch, heads, q_most, dim_v)
     dout = graph.ragged("dout", batch, heads, q_most, dim_v)
     lse = graph.ragged("lse", batch, heads, q_most, 1, cudnn.data_type.FLOAT)
-    more = of_mask(graph, batch, bottom_right, window)
+    more = of_mask(graph, batch, bottom_right, window) | of_sink(graph, "sink", heads, sink)
+    more |= of_sink(graph, "dSink", heads, sink)
+    if sink:
+        more["dSink_token"].set_output(True)
     dq, dk, dv = graph.graph.sdpa_backward(
         q=q, k=k, v=v, o=out, dO=dout, stats=lse, max_total_seq_len_q=rows_q, max_total_seq_len_kv=rows_kv,
         use_deterministic_algorithm=deterministic, **more,
@@ -147,41 +162,48 @@ def built(graph, *arguments):
 
 
 SIDES = {
-    "q": "q",
-    "k": "kv",
-    "v": "kv",
-    "out": "q",
-    "lse": "q",
-    "dout": "q",
-    "dq": "q",
-    "dk": "kv",
-    "dv": "kv",
-}
+    "q": "q", "k": "kv", "v": "kv", "out": "q", "lse": "q", "dout": "q", "dq": "q", "dk": "kv", "dv": "kv",
+}  # fmt: skip
 
 
-def attend(p, q, k, v, dout, deterministic):
-    batch, key = len(p.sequences), described(p)
+def largest(rows, lengths):
+    """Returns the largest logit of each head from those of the rows, of which only real ones are sure to be written."""
+    real = torch.arange(rows.shape[2], device="cuda") < lengths.view(-1, 1)
+    return rows[..., 0].masked_fill(~real[:, None], -float("inf")).amax((0, 2))
+
+
+def attend(p, q, k, v, dout, sink=None, deterministic=False, max_logit=False):
+    batch, key = len(p.sequences), (*described(p), sink is not None)
     values = {
         "q": q, "k": k, "v": v, "out": p.empty("out"), "scale": torch.full((1, 1, 1, 1), p.scale),
         "lse": torch.full((p.q.rows, p.heads_q, 1), float("nan"), device="cuda"),
         "lengths q": p.q.lengths.view(batch, 1, 1, 1), "lengths kv": p.kv.lengths.view(batch, 1, 1, 1),
     }  # fmt: skip
+    if max_logit:
+        values["max"] = torch.full((batch, p.heads_q, up(p.q.max_span), 1), -float("inf"), device="cuda")
+    if sink is not None:
+        values["sink"] = sink.view(1, -1, 1, 1)
     if dout is not None:
         values |= {"dout": dout, "dq": p.empty("dq"), "dk": p.empty("dk"), "dv": p.empty("dv")}
     rows = {"q": p.q.padded_offsets.long(), "kv": p.kv.padded_offsets.long()}
     for name in [name for name in SIDES if name in values]:
         _, heads, dim = values[name].shape
         values[f"{name} offsets"] = (rows[SIDES[name]] * heads * dim).view(batch + 1, 1, 1, 1)
-    built(forward_graph, *key).run(values)
+    built(forward_graph, *key, max_logit).run(values)
     result = seamproof.Result(values["out"], lse=values["lse"][:, :, 0])
+    if max_logit:
+        result.max_logit = largest(values["max"], p.q.lengths)
     if dout is not None:
+        values["dSink"] = torch.full((1, p.heads_q, 1, 1), float("nan"), device="cuda")
         built(backward_graph, *key, deterministic).run(values)
         result.dq, result.dk, result.dv = values["dq"], values["dk"], values["dv"]
+        if sink is not None:
+            result.dsink = values["dSink"].view(-1)
     return result
 
 
-declared = seamproof.subject(
-    arrays="torch", device="cuda", formats=["bf16", "fp16"], d=seamproof.multiples(8, to=256),
+declared = functools.partial(
+    seamproof.subject, arrays="torch", device="cuda", formats=["bf16", "fp16"], d=seamproof.multiples(8, to=256),
     d_v=seamproof.multiples(8, to=256), masks=seamproof.both_alignments(windows=True, most=1 << 30),
     layout=seamproof.packed(padding=True, slack=True, gaps=True, first_offset=True),
     lengths={"no_sequences": False}, lse=seamproof.lse(order="th"),
@@ -189,11 +211,21 @@ declared = seamproof.subject(
 )  # fmt: skip
 
 
-@declared
+@declared()
 def attention(p, q, k, v, dout=None, sink=None):
-    return attend(p, q, k, v, dout, False)
+    return attend(p, q, k, v, dout)
 
 
-@declared
+@declared()
 def deterministic(p, q, k, v, dout=None, sink=None):
-    return attend(p, q, k, v, dout, True)
+    return attend(p, q, k, v, dout, deterministic=True)
+
+
+@declared(statistics=["lse", "max_logit"])
+def max_logit(p, q, k, v, dout=None, sink=None):
+    return attend(p, q, k, v, dout, max_logit=True)
+
+
+@declared(sinks=["learnable"])
+def sinks(p, q, k, v, dout=None, sink=None):
+    return attend(p, q, k, v, dout, sink)

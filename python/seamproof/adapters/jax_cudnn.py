@@ -3,10 +3,12 @@
     seamproof run --backend python:jax_cudnn.py:attention
 
 Tried with jax 0.11.2 over cuDNN 9.19.0 on an H200. Every shape is compiled, so rows are filled up to a power of two,
-and sequences to one as well.
+and sequences to one as well. `$JAX_COMPILATION_CACHE_DIR` lets workers share what they compile.
 """
 
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
 from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
@@ -18,30 +20,52 @@ def up(count, least):
 
 
 def filled(array, rows):
-    return jnp.pad(array, ((0, rows - array.shape[0]), (0, 0), (0, 0)))[None]
+    # numpy fills: JAX would compile that for every number of rows.
+    array = np.asarray(array)
+    return np.pad(array, ((0, rows - array.shape[0]), (0, 0), (0, 0)))[None]
+
+
+@functools.partial(jax.jit, static_argnames=("causal", "window", "scale"))
+def attend(q, k, v, dout, sides, causal, window, scale):
+    def forward(q, k, v):
+        return dot_product_attention(
+            q, k, v, None, None, *sides, scale=scale, sliding_window_length=window, return_residual=True,
+            mask_type=MaskType.PADDING_CAUSAL if causal else MaskType.PADDING,
+        )  # fmt: skip
+
+    if dout is None:
+        return forward(q, k, v)
+    out, gradients, lse = jax.vjp(forward, q, k, v, has_aux=True)
+    return out, lse, *gradients(dout)
 
 
 @seamproof.subject(
     arrays="jax", device="cuda", formats=["bf16", "fp16"], d=[64, 128], d_v=[64, 128], d_equal=True,
     masks=seamproof.top_left(windows=["causal-window"], most=1 << 20), start_seconds=600, heads_most=4,
     layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True),
-    lengths={"no_sequences": False}, lse=seamproof.lse(order="bhs"),
+    lengths={"no_sequences": False}, lse=seamproof.lse(order="bhs"), versions={"jax": jax.__version__},
 )  # fmt: skip
 def attention(p, q, k, v, dout=None, sink=None):
     # With a single sequence its offsets are not read.
     count = up(len(p.sequences), 2)
 
     def of_side(side):
-        lengths = [run.len for run in side.runs] + [-1] * (count - len(side.runs))
-        offsets = side.padded + [-1] * (count - len(side.runs))
-        return (jnp.asarray(np.array([values], np.int32)) for values in (lengths, offsets))
+        fill = [-1] * (count - len(side.runs))
+        values = [run.len for run in side.runs] + fill, side.padded + fill
+        return [np.array([each], np.int32) for each in values]
 
-    q_lengths, q_offsets = of_side(p.q)
-    kv_lengths, kv_offsets = of_side(p.kv)
+    (q_lengths, q_offsets), (kv_lengths, kv_offsets) = of_side(p.q), of_side(p.kv)
     q_rows, kv_rows = up(p.q.rows, 128), up(p.kv.rows, 128)
-    out, lse = dot_product_attention(
-        filled(q, q_rows), filled(k, kv_rows), filled(v, kv_rows), None, None, q_lengths, kv_lengths, q_offsets,
-        kv_offsets, scale=p.scale, mask_type=MaskType.PADDING_CAUSAL if p.causal else MaskType.PADDING,
-        sliding_window_length=p.window("jax-cudnn"), return_residual=True,
+    out, lse, *gradients = attend(
+        filled(q, q_rows), filled(k, kv_rows), filled(v, kv_rows), None if dout is None else filled(dout, q_rows),
+        (q_lengths, kv_lengths, q_offsets, kv_offsets), p.causal, p.window("jax-cudnn"), p.scale,
     )  # fmt: skip
-    return seamproof.Result(out[0, : p.q.rows], lse=lse[: len(p.sequences)], grads=seamproof.autograd)
+    result = seamproof.Result(cut(out, p.q.rows), lse=np.asarray(lse)[: len(p.sequences)])
+    if gradients:
+        dq, dk, dv = gradients
+        result.dq, result.dk, result.dv = cut(dq, p.q.rows), cut(dk, p.kv.rows), cut(dv, p.kv.rows)
+    return result
+
+
+def cut(array, rows):
+    return np.asarray(array)[0, :rows]
