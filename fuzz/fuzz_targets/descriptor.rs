@@ -1,14 +1,19 @@
-//! Segment ids and positions. Their runs say exactly the same, and a rank's rows described in this way give back what
-//! the rank owns.
+//! Segment ids and positions. Their runs say exactly the same, a rank's rows described in this way give back what the
+//! rank owns, and batches of any shapes are read as the sequences that they mean, or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use seamproof::fuzz;
+use seamproof::fuzz::{self, DrawnSide};
 use seamproof_fuzz as _;
 
-fuzz_target!(|input: (u8, Vec<(i8, i8)>, &[u8])| {
-    fuzz::descriptor(&input.1, input.0);
-    if let Some(problem) = fuzz::problem(input.2) {
+/// Length of batch rows and rows of these, sides of batches, and bytes of a problem.
+type Input<'a> = (u8, Vec<(i8, i8)>, [DrawnSide; 2], &'a [u8]);
+
+fuzz_target!(|input: Input<'_>| {
+    let (row_length, rows, sides, bytes) = input;
+    fuzz::descriptor(&rows, row_length);
+    fuzz::batches(&sides);
+    if let Some(problem) = fuzz::problem(bytes) {
         fuzz::described(&problem);
     }
 });

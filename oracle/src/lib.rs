@@ -24,6 +24,7 @@ mod precision;
 mod problem;
 pub mod replay;
 mod run;
+pub mod segments;
 pub mod sharding;
 mod softmax;
 mod tensor_name;

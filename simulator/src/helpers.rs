@@ -417,19 +417,19 @@ pub struct SegmentRun {
     pub position: i32,
 }
 
-/// Returns the runs of batch rows of `row_length`, in order of rows. A change of the id and a break of positions both
-/// end a run. If lengths come from one of them and offsets from the other, the two lists have different lengths
+/// Returns the runs of rows, each an id and a position, in batch rows of `row_length`, in order of rows. A change of the
+/// id and a break of positions both end a run. If lengths come from one of them and offsets from the other, the two lists have different lengths
 /// (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`, striped all-gather).
-pub fn segment_runs(ids: &[i32], positions: &[i32], row_length: usize) -> Vec<SegmentRun> {
+pub fn segment_runs(rows: &[(i32, i32)], row_length: usize) -> Vec<SegmentRun> {
     let mut runs: Vec<SegmentRun> = Vec::new();
-    for (row, (&id, &position)) in ids.iter().zip(positions).enumerate() {
+    for (row, &(id, position)) in rows.iter().enumerate() {
         match runs.last_mut() {
             _ if id == 0 => {}
             Some(run)
-                if row % row_length != 0
+                if !row.is_multiple_of(row_length)
                     && run.offset + run.len == row
                     && run.id == id
-                    && positions[row - 1].wrapping_add(1) == position =>
+                    && rows[row - 1].1.wrapping_add(1) == position =>
             {
                 run.len += 1;
             }

@@ -1,7 +1,9 @@
 //! Packed batches described by segment ids and positions, both ways. Any ids and positions must give runs that say
-//! exactly the same, and a rank's rows described in this way must give back what the rank owns.
+//! exactly the same, and a rank's rows described in this way must give back what the rank owns. Sequences that are read
+//! from batches of both sides have the mask of the ids and positions, or there is an error.
 
-use seamproof_oracle::{Problem, Side};
+use seamproof_oracle::segments::{Array, Described, Segments};
+use seamproof_oracle::{Band, Problem, Run, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
 use seamproof_oracle::sharding as layout;
@@ -11,11 +13,11 @@ use seamproof_oracle::sharding as layout;
 /// # Panics
 /// Panics where the runs say anything else, or one of them could be longer.
 pub fn descriptor(rows: &[(i8, i8)], row_length: u8) {
-    let (ids, positions): (Vec<i32>, Vec<i32>) =
-        rows.iter().map(|&(id, position)| (i32::from(id), i32::from(position))).unzip();
+    let rows: Vec<(i32, i32)> =
+        rows.iter().map(|&(id, position)| (i32::from(id), i32::from(position))).collect();
     let row_length = usize::from(row_length).max(1);
-    let runs = segment_runs(&ids, &positions, row_length);
-    said(&runs, &ids, &positions);
+    let runs = segment_runs(&rows, row_length);
+    said(&runs, &rows);
     for run in &runs {
         let last = run.offset + run.len - 1;
         assert_eq!(run.offset / row_length, last / row_length, "{run:?} crosses the end of a batch row");
@@ -29,6 +31,39 @@ pub fn descriptor(rows: &[(i8, i8)], row_length: u8) {
     }
 }
 
+/// Ids and positions of a side, as bytes of a fuzzer: the dimensions of each array, of which the first four count modulo
+/// 8, and its values.
+pub type DrawnSide = [(Vec<u8>, Vec<i8>); 2];
+
+/// Checks the sequences of any ids and positions under any shapes.
+///
+/// # Panics
+/// Panics where they say anything else than the ids and positions.
+pub fn batches(sides: &[DrawnSide; 2]) {
+    let arrays = sides.each_ref().map(|side| {
+        side.each_ref().map(|(dims, values)| {
+            let shape: Vec<usize> = dims.iter().take(4).map(|&dim| usize::from(dim % 8)).collect();
+            (shape, values.iter().map(|&value| i32::from(value)).collect::<Vec<i32>>())
+        })
+    });
+    let [q, kv] = arrays.each_ref().map(|[ids, positions]| Described {
+        ids: array(ids),
+        positions: (!positions.0.is_empty()).then(|| array(positions)),
+    });
+    let Ok(segments) = Segments::new(&q, &kv) else { return };
+    let rows = segments.rows();
+    let Ok(sequences) = segments.sequences(usize::MAX) else { return };
+    let holds = |run: &Run, row: usize| run.real_rows().any(|own| own == row);
+    for (i, j) in (0..rows.q.min(64)).flat_map(|i| (0..rows.kv.min(64)).map(move |j| (i, j))) {
+        let with = sequences.iter().find(|sequence| holds(&sequence.q, i) && holds(&sequence.kv, j));
+        assert_eq!(segments.sees(i, j, Band { lo: None, hi: None }), with.is_some(), "{i} and {j}");
+        if let Some(sequence) = with {
+            let diagonal = i - sequence.q.offset == j - sequence.kv.offset;
+            assert_eq!(segments.sees(i, j, Band { lo: Some(0), hi: Some(0) }), diagonal, "{i} and {j}");
+        }
+    }
+}
+
 /// Checks that each rank's rows, described by sequence and position, have runs of exactly the rank's real rows.
 ///
 /// # Panics
@@ -36,23 +71,26 @@ pub fn descriptor(rows: &[(i8, i8)], row_length: u8) {
 pub fn described(problem: &Problem) {
     let Ok(layouts) = layout::layouts(problem) else { return };
     for side in layouts.iter().flat_map(|rank| [Side::Q, Side::Kv].map(|side| rank.side(side))) {
-        let (mut ids, mut positions) = (vec![0; side.rows], vec![0; side.rows]);
+        let mut rows = vec![(0, 0); side.rows];
         for placed in &side.runs {
             for (i, row) in placed.local.real_rows().enumerate() {
-                ids[row] = placed.sequence as i32 + 1;
-                positions[row] = (placed.piece.start + i * placed.piece.step) as i32;
+                rows[row] = (placed.sequence as i32 + 1, (placed.piece.start + i * placed.piece.step) as i32);
             }
         }
-        let runs = segment_runs(&ids, &positions, side.rows.max(1));
-        said(&runs, &ids, &positions);
+        let runs = segment_runs(&rows, side.rows.max(1));
+        said(&runs, &rows);
         let real: usize = side.runs.iter().map(|placed| placed.local.len).sum();
         assert_eq!(runs.iter().map(|run| run.len).sum::<usize>(), real, "{problem:?}");
     }
 }
 
+fn array((shape, values): &(Vec<usize>, Vec<i32>)) -> Array<'_> {
+    Array { shape, values }
+}
+
 /// Checks that the runs, written out row by row, give the ids, and the positions wherever there is an id.
-fn said(runs: &[SegmentRun], ids: &[i32], positions: &[i32]) {
-    let mut told = vec![None; ids.len()];
+fn said(runs: &[SegmentRun], rows: &[(i32, i32)]) {
+    let mut told = vec![None; rows.len()];
     for run in runs {
         assert!(run.id != 0 && run.len > 0, "{run:?}");
         for i in 0..run.len {
@@ -61,8 +99,7 @@ fn said(runs: &[SegmentRun], ids: &[i32], positions: &[i32]) {
             *place = Some((run.id, run.position.wrapping_add(i as i32)));
         }
     }
-    let rows = ids.iter().zip(positions);
-    let meant: Vec<_> = rows.map(|(&id, &position)| (id != 0).then_some((id, position))).collect();
+    let meant: Vec<_> = rows.iter().map(|&row| (row.0 != 0).then_some(row)).collect();
     assert_eq!(told, meant);
 }
 
@@ -79,6 +116,9 @@ mod tests {
             let rows: Vec<(i8, i8)> = (0..4).map(row).collect();
             [0, 1, 2, 4].into_iter().for_each(|row_length| descriptor(&rows, row_length));
         }
+        let side = |dims: &[u8], ids: &[i8]| [(dims.to_vec(), ids.to_vec()), (Vec::new(), Vec::new())];
+        batches(&[side(&[2, 3], &[1, 1, 2, 1, 0, 3]), side(&[4], &[3, 1, 2, 2])]);
+        batches(&[side(&[2, 0], &[]), side(&[7, 7, 7, 0], &[])]);
         for index in 0..300 {
             if let Draw::Problem(problem) = generate::draw(6, index, &Limits::fuzz()) {
                 described(&problem);

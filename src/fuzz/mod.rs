@@ -18,7 +18,7 @@ mod property;
 mod recordings;
 mod value;
 
-pub use descriptor::{described, descriptor};
+pub use descriptor::{DrawnSide, batches, described, descriptor};
 pub use frames::frames;
 pub use hunt::{BACKEND_VARIABLE, FAULT_VARIABLE, FINDINGS_VARIABLE, Hunter, start};
 pub use judged::judged;

@@ -9,5 +9,6 @@ mod finite_differences;
 mod format;
 mod high_precision;
 mod problem;
+mod segments;
 mod sharding;
 mod sums;

@@ -147,11 +147,11 @@ fn an_empty_row_is_the_identity_of_a_merge_whatever_its_out_holds() {
 fn ids_and_positions_both_end_a_run() {
     // The positions of two segments happen to follow on. Lengths and offsets from ids alone or positions alone
     // would differ.
-    let (ids, positions) = ([1, 1, 2, 2, 0, 2, 3, 3], [0, 1, 2, 3, 4, 5, 0, 2]);
-    let runs: Vec<_> =
-        segment_runs(&ids, &positions, 8).iter().map(|run| (run.offset, run.len, run.id)).collect();
+    let rows = [(1, 0), (1, 1), (2, 2), (2, 3), (0, 4), (2, 5), (3, 0), (3, 2)];
+    let runs: Vec<_> = segment_runs(&rows, 8).iter().map(|run| (run.offset, run.len, run.id)).collect();
     assert_eq!(runs, [(0, 2, 1), (2, 2, 2), (5, 1, 2), (6, 1, 3), (7, 1, 3)]);
-    let rows: Vec<_> = segment_runs(&[1; 4], &[0, 1, 2, 3], 2).iter().map(|run| run.offset).collect();
+    let rows: Vec<_> =
+        segment_runs(&[(1, 0), (1, 1), (1, 2), (1, 3)], 2).iter().map(|run| run.offset).collect();
     assert_eq!(rows, [0, 2], "no run crosses the end of a batch row");
 }
 

@@ -196,7 +196,8 @@ impl CaseDraw {
 
 pub(super) fn runs(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (ids, positions, row_length) = draw.ids();
-    let (rows, runs) = (ids.len(), helpers::segment_runs(&ids, &positions, row_length));
+    let pairs: Vec<(i32, i32)> = ids.iter().copied().zip(positions.iter().copied()).collect();
+    let (rows, runs) = (pairs.len(), helpers::segment_runs(&pairs, row_length));
     let room = if draw.one_in(4) { draw.below(runs.len() + 1) } else { runs.len() + draw.below(5) };
     draw.note(&format!("{} runs, room for {room}", runs.len()));
     let bytes = |numbers: &[i32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();

@@ -1,0 +1,362 @@
+//! Packed sequences described by segment ids and positions: what such a description means, and the sequences of a
+//! [`Problem`](crate::Problem) that say the same.
+//!
+//! Ids and positions are *arrays*: values in C order under a shape. Their last dimension goes along the rows of a *batch
+//! row*; each index of the dimensions before it is one batch row. An id names a row's *segment* within its batch row,
+//! and 0 is padding. A position is a row's place in its segment.
+//!
+//! A query sees a key where both lie in the same batch row, their ids are equal and not 0, and the mask's band holds of
+//! their positions ([`Segments::sees`]). Nothing else is said: rows of a segment may lie anywhere in their batch row,
+//! in any order.
+//!
+//! Arrays are *broadcast*: where the shape of one ends that of the other, it is repeated along the dimensions that it
+//! lacks. This holds of the ids and the positions of a side, which `vmap` may have batched alone, and then of the
+//! leading dimensions of both sides. Shapes that differ otherwise are an error, also where they have as many elements:
+//! (4) and (2, 2) say nothing of which belongs to which.
+//!
+//! The forms are those of TransformerEngine's `SequenceDescriptor`
+//! (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`).
+
+use std::collections::{HashMap, HashSet};
+
+use crate::limits::ROWS_MAX;
+use crate::{Band, Run, Sequence, Side, TensorRows};
+
+/// An array of ids or positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Array<'a> {
+    /// Numbers of elements along each dimension; at least one dimension.
+    pub shape: &'a [usize],
+    /// Elements in C order.
+    pub values: &'a [i32],
+}
+
+/// Ids and positions of one side, as a caller gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described<'a> {
+    /// Segment ids.
+    pub ids: Array<'a>,
+    /// Positions; [`positions_of`] the ids where they are left out.
+    pub positions: Option<Array<'a>>,
+}
+
+/// Ids and positions of both sides, broadcast to the same batch rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// Dimensions before the last one.
+    leading: Vec<usize>,
+    q: Rows,
+    kv: Rows,
+}
+
+/// Rows of one side, of all batch rows one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rows {
+    /// Rows of a batch row.
+    length: usize,
+    ids: Vec<i32>,
+    positions: Vec<i32>,
+}
+
+/// The reason why ids and positions say nothing, or nothing that sequences can say.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SegmentsError {
+    /// An array whose shape does not have as many elements as there are values.
+    #[error("{what} has {values} values, and its shape {shape:?} another number")]
+    Values {
+        /// The array.
+        what: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The number of its values.
+        values: usize,
+    },
+    /// An array of no dimension, which has no rows.
+    #[error("{what} has no dimension; the last one goes along the rows")]
+    NoDimension {
+        /// The array.
+        what: &'static str,
+    },
+    /// Ids and positions of a side that cannot be broadcast.
+    #[error("{side}: the ids have shape {ids:?} and the positions {positions:?}; one must end the other")]
+    Positions {
+        /// The side.
+        side: Side,
+        /// Shape of the ids.
+        ids: Vec<usize>,
+        /// Shape of the positions.
+        positions: Vec<usize>,
+    },
+    /// Sides whose leading dimensions cannot be broadcast.
+    #[error("q has the leading dimensions {q:?} and kv {kv:?}; one must end the other")]
+    Leading {
+        /// Dimensions of q before the last one.
+        q: Vec<usize>,
+        /// Dimensions of k and v before the last one.
+        kv: Vec<usize>,
+    },
+    /// A segment id below 0.
+    #[error("{side}: row {row} has the id {id}; use 0 for padding and more for segments")]
+    Negative {
+        /// The side.
+        side: Side,
+        /// The row.
+        row: usize,
+        /// The id.
+        id: i32,
+    },
+    /// An id that comes again after rows of another one, or of none.
+    #[error("{side}: the id {id} comes again in row {row}, after other rows; a sequence's rows lie together")]
+    Gap {
+        /// The side.
+        side: Side,
+        /// The first row after the gap.
+        row: usize,
+        /// The id.
+        id: i32,
+    },
+    /// A position that is not the number of rows of the segment before it.
+    #[error(
+        "{side}: row {row} has the position {position} in place of {expected}, its place in the sequence"
+    )]
+    Position {
+        /// The side.
+        side: Side,
+        /// The row.
+        row: usize,
+        /// Its position.
+        position: i32,
+        /// The position of that row of a sequence.
+        expected: usize,
+    },
+    /// More rows than a problem may have, after broadcasting.
+    #[error("{rows} rows of {side} in all batch rows together; use at most {most}")]
+    TooManyRows {
+        /// The side.
+        side: Side,
+        /// The number of rows, or of batch rows where these have none.
+        rows: usize,
+        /// The largest number.
+        most: usize,
+    },
+    /// More segments in a batch row than were allowed.
+    #[error("batch row {batch_row} has {segments} segments; at most {most} were allowed")]
+    TooMany {
+        /// The batch row.
+        batch_row: usize,
+        /// The number of its segments, of both sides together.
+        segments: usize,
+        /// The largest number.
+        most: usize,
+    },
+}
+
+impl Segments {
+    /// Reads ids and positions of both sides, and broadcasts them.
+    pub fn new(q: &Described, kv: &Described) -> Result<Segments, SegmentsError> {
+        let (q_shape, q) = Rows::of(q, Side::Q)?;
+        let (kv_shape, kv) = Rows::of(kv, Side::Kv)?;
+        let leading = longer(&q_shape, &kv_shape)
+            .ok_or_else(|| SegmentsError::Leading { q: q_shape.clone(), kv: kv_shape.clone() })?;
+        let q = q.repeated(&leading, Side::Q)?;
+        let kv = kv.repeated(&leading, Side::Kv)?;
+        Ok(Segments { q, kv, leading })
+    }
+
+    /// Returns the dimensions before the last one, after broadcasting.
+    pub fn leading(&self) -> &[usize] {
+        &self.leading
+    }
+
+    /// Returns the number of rows of each side, of all batch rows together.
+    pub fn rows(&self) -> TensorRows {
+        TensorRows { q: self.q.ids.len(), kv: self.kv.ids.len() }
+    }
+
+    /// Whether the query in row `i` sees the key in row `j`, under a band of positions. Rows are counted through all
+    /// batch rows.
+    pub fn sees(&self, i: usize, j: usize, band: Band) -> bool {
+        let same = i / self.q.length == j / self.kv.length && self.q.ids[i] == self.kv.ids[j];
+        let [at, key] = [self.q.positions[i], self.kv.positions[j]].map(i64::from);
+        same && self.q.ids[i] != 0
+            && band.lo.is_none_or(|lo| key >= at + lo)
+            && band.hi.is_none_or(|hi| key <= at + hi)
+    }
+
+    /// Returns the sequences that say the same as the ids and positions: by batch row, then in order of queries, and last
+    /// those of keys alone. A segment of one side alone is a sequence without rows on the other. With a band whose
+    /// diagonal begins at the first query and the first key, [`Segments::sees`] is the mask of such a problem.
+    ///
+    /// Sequences can say less: rows of one must lie together, with positions 0, 1, …, and a batch row has at most
+    /// `most` segments.
+    pub fn sequences(&self, most: usize) -> Result<Vec<Sequence>, SegmentsError> {
+        let mut sequences: Vec<Sequence> = Vec::new();
+        for batch_row in 0..self.leading.iter().product() {
+            let q = self.q.runs(batch_row, Side::Q)?;
+            let kv = self.kv.runs(batch_row, Side::Kv)?;
+            let of_q: HashSet<i32> = q.iter().map(|&(id, _)| id).collect();
+            let of_kv: HashMap<i32, Run> = kv.iter().copied().collect();
+            let [no_q, no_kv] = [&self.q, &self.kv].map(|rows| Run::packed(batch_row * rows.length, 0, 0));
+            let with_q = q.iter().map(|&(id, run)| (run, of_kv.get(&id).copied().unwrap_or(no_kv)));
+            let alone = kv.iter().filter(|(id, _)| !of_q.contains(id)).map(|&(_, run)| (no_q, run));
+            let pairs: Vec<(Run, Run)> = with_q.chain(alone).collect();
+            if pairs.len() > most {
+                return Err(SegmentsError::TooMany { batch_row, segments: pairs.len(), most });
+            }
+            for (q, kv) in pairs {
+                sequences.push(Sequence { id: sequences.len() as u32, q, kv });
+            }
+        }
+        Ok(sequences)
+    }
+}
+
+impl Rows {
+    /// Returns the leading dimensions and the rows of one side.
+    fn of(side: &Described, name: Side) -> Result<(Vec<usize>, Rows), SegmentsError> {
+        let ids = side.ids;
+        let length = ids.row_length("ids")?;
+        if let Some(row) = ids.values.iter().position(|&id| id < 0) {
+            return Err(SegmentsError::Negative { side: name, row, id: ids.values[row] });
+        }
+        let Some(positions) = side.positions else {
+            let rows = Rows { length, ids: ids.values.to_vec(), positions: positions_of(ids, None)? };
+            return Ok((leading_of(ids.shape).to_vec(), rows));
+        };
+        positions.row_length("positions")?;
+        let shape = longer(ids.shape, positions.shape).ok_or_else(|| SegmentsError::Positions {
+            side: name,
+            ids: ids.shape.to_vec(),
+            positions: positions.shape.to_vec(),
+        })?;
+        let leading = leading_of(&shape).to_vec();
+        let count = bounded(&leading, length, name)?;
+        let whole = |array: Array| array.values.iter().copied().cycle().take(count).collect();
+        Ok((leading, Rows { length, ids: whole(ids), positions: whole(positions) }))
+    }
+
+    /// Returns the rows once for each index of the leading dimensions that they lack.
+    fn repeated(self, leading: &[usize], side: Side) -> Result<Rows, SegmentsError> {
+        bounded(leading, 1, side)?;
+        let rows = bounded(leading, self.length, side)?;
+        let fill = |values: &[i32]| values.iter().copied().cycle().take(rows).collect();
+        let (ids, positions) = (fill(&self.ids), fill(&self.positions));
+        Ok(Rows { ids, positions, ..self })
+    }
+
+    /// Returns the segments of a batch row with their rows, in order of rows.
+    fn runs(&self, batch_row: usize, side: Side) -> Result<Vec<(i32, Run)>, SegmentsError> {
+        let mut runs: Vec<(i32, Run)> = Vec::new();
+        let mut met = HashSet::new();
+        for row in batch_row * self.length..(batch_row + 1) * self.length {
+            let (id, position) = (self.ids[row], self.positions[row]);
+            if id == 0 {
+                continue;
+            }
+            if runs.last().is_none_or(|&(last, run)| last != id || run.offset + run.len != row) {
+                if !met.insert(id) {
+                    return Err(SegmentsError::Gap { side, row, id });
+                }
+                runs.push((id, Run::packed(row, 0, 0)));
+            }
+            if let Some((_, run)) = runs.last_mut() {
+                if usize::try_from(position) != Ok(run.len) {
+                    return Err(SegmentsError::Position { side, row, position, expected: run.len });
+                }
+                run.len += 1;
+                run.span += 1;
+            }
+        }
+        Ok(runs)
+    }
+}
+
+impl Array<'_> {
+    /// Returns the number of rows of a batch row, once the values are as many as the shape says.
+    fn row_length(&self, what: &'static str) -> Result<usize, SegmentsError> {
+        let &last = self.shape.last().ok_or(SegmentsError::NoDimension { what })?;
+        let count = self.shape.iter().try_fold(1_usize, |count, &dim| count.checked_mul(dim));
+        if count != Some(self.values.len()) {
+            let shape = self.shape.to_vec();
+            return Err(SegmentsError::Values { what, shape, values: self.values.len() });
+        }
+        Ok(last)
+    }
+}
+
+/// Returns the positions that ids alone mean: the rows of each segment count from 0. `order` has, where the rows of each
+/// batch row were reordered to balance ranks, the place of each before that; a segment counts in that order then.
+pub fn positions_of(ids: Array, order: Option<&[usize]>) -> Result<Vec<i32>, SegmentsError> {
+    let length = ids.row_length("ids")?;
+    let mut positions = vec![0; ids.values.len()];
+    for first in (0..ids.values.len()).step_by(length.max(1)) {
+        let mut rows: Vec<usize> = (0..length).collect();
+        if let Some(order) = order {
+            rows.sort_by_key(|&row| order.get(row).copied().unwrap_or(usize::MAX));
+        }
+        let mut met = HashMap::new();
+        for row in rows {
+            let id = ids.values[first + row];
+            let count = met.entry(id).or_insert(0);
+            if id != 0 {
+                positions[first + row] = *count;
+                *count += 1;
+            }
+        }
+    }
+    Ok(positions)
+}
+
+/// Returns the length of each batch row of a padded batch (BSHD), whose real rows come first and are one segment.
+pub fn lengths_of(ids: Array, side: Side) -> Result<Vec<usize>, SegmentsError> {
+    let length = ids.row_length("ids")?;
+    let mut lengths = Vec::new();
+    if length == 0 {
+        return Ok(vec![0; bounded(leading_of(ids.shape), 1, side)?]);
+    }
+    for (batch_row, row_ids) in ids.values.chunks(length).enumerate() {
+        let len = row_ids.iter().take_while(|&&id| id != 0 && id == row_ids[0]).count();
+        if let Some(at) = row_ids[len..].iter().position(|&id| id != 0) {
+            let row = batch_row * length + len + at;
+            return Err(SegmentsError::Gap { side, row, id: ids.values[row] });
+        }
+        lengths.push(len);
+    }
+    Ok(lengths)
+}
+
+/// Returns ids and positions of the rows of one side, as one batch row: ids count sequences from 1, and rows that hold no
+/// token have the id 0 and the position 0.
+pub fn described(sequences: &[Sequence], rows: TensorRows, side: Side) -> (Vec<i32>, Vec<i32>) {
+    let (count, runs): (usize, Vec<Run>) = match side {
+        Side::Q => (rows.q, sequences.iter().map(|sequence| sequence.q).collect()),
+        Side::Kv => (rows.kv, sequences.iter().map(|sequence| sequence.kv).collect()),
+    };
+    let (mut ids, mut positions) = (vec![0; count], vec![0; count]);
+    for (id, run) in (1..).zip(runs) {
+        for (position, row) in (0..).zip(run.real_rows()) {
+            (ids[row], positions[row]) = (id, position);
+        }
+    }
+    (ids, positions)
+}
+
+fn leading_of(shape: &[usize]) -> &[usize] {
+    &shape[..shape.len() - 1]
+}
+
+/// Returns the longer of two shapes, if the shorter one ends it.
+fn longer(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let (long, short) = if a.len() < b.len() { (b, a) } else { (a, b) };
+    long.ends_with(short).then(|| long.to_vec())
+}
+
+/// Returns the number of rows of batch rows of `length`, which a problem's tensor may have.
+fn bounded(leading: &[usize], length: usize, side: Side) -> Result<usize, SegmentsError> {
+    let rows = leading.iter().try_fold(length, |rows, &dim| rows.checked_mul(dim)).unwrap_or(usize::MAX);
+    if rows > ROWS_MAX {
+        return Err(SegmentsError::TooManyRows { side, rows, most: ROWS_MAX });
+    }
+    Ok(rows)
+}
