@@ -1,4 +1,4 @@
-"""cuDNN's packed forward never writes out where a sequence has no keys.
+"""cuDNN's packed forward never writes out and the LSE where a sequence has no keys.
 
 Exit code 2 where the defect shows, 0 where it does not.
 """

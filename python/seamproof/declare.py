@@ -14,6 +14,7 @@ WINDOWS = FORMS[2:]
 ALIGNMENTS = ("top-left", "bottom-right")
 SINKS = ("none", "off-by-one", "learnable")
 PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
+PARTIALS, STORED = ("merge", "wire"), ("f32", "io")
 ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights")
 
 Sizes = int | Iterable[int] | Mapping[str, int]
@@ -76,6 +77,7 @@ def declaration(
     padding_outputs: str = "unspecified",
     promises: Iterable[str] = (),
     arithmetic: Mapping[str, Any] | None = None,
+    partials: Mapping[str, str] | None = None,
     refuses: bool = False,
     start_seconds: int | None = None,
     table: Mapping[str, Any] | None = None,
@@ -108,6 +110,7 @@ def declaration(
         "arithmetic": {
             name: (arithmetic or {})[name] for name in _known(arithmetic or (), ARITHMETIC, "arithmetic")
         },
+        "partials": _stored(partials or {}),
         "refuses": refuses,
     }
     return declared | _given(start_seconds=start_seconds)
@@ -164,6 +167,11 @@ def _precision(form: str, p: str, ds: str, gradients: str) -> dict[str, str]:
         "ds": chosen(ds, "ds"),
         "gradients": chosen(gradients, "gradients"),
     }
+
+
+def _stored(partials: Mapping[str, str]) -> dict[str, str]:
+    names = _known(partials, PARTIALS, "partials")
+    return dict(zip(names, _known(partials.values(), STORED, "partials"), strict=True))
 
 
 def _forms(windows: bool | str | Iterable[str]) -> list[str]:

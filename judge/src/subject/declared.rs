@@ -3,7 +3,7 @@
 use seamproof_oracle::envelope::Arithmetic;
 use serde::{Deserialize, Serialize};
 
-use super::{Declaration, PaddingContract, Promises, START_SECONDS, Table, TableError};
+use super::{Declaration, PaddingContract, Partials, Promises, START_SECONDS, Table, TableError};
 
 /// Largest number of seconds that opening a subject may take.
 const START_SECONDS_MAX: u16 = 900;
@@ -21,6 +21,7 @@ pub(super) struct Declared {
     padding: PaddingContract,
     promises: Promises,
     arithmetic: Arithmetic,
+    partials: Partials,
     refuses: bool,
     start_seconds: u16,
 }
@@ -32,6 +33,7 @@ impl Default for Declared {
             padding: PaddingContract::default(),
             promises: Promises::default(),
             arithmetic: Arithmetic::default(),
+            partials: Partials::default(),
             refuses: false,
             start_seconds: START_SECONDS,
         }
@@ -51,19 +53,20 @@ impl TryFrom<Declared> for Declaration {
     type Error = DeclaredError;
 
     fn try_from(declared: Declared) -> Result<Declaration, DeclaredError> {
-        let Declared { table, padding, promises, arithmetic, refuses, start_seconds } = declared;
+        let Declared { table, padding, promises, arithmetic, partials, refuses, start_seconds } = declared;
         if !(1..=START_SECONDS_MAX).contains(&start_seconds) {
             return Err(DeclaredError::StartSeconds(start_seconds));
         }
         let table = table.validated()?;
-        Ok(Declaration { table, padding, promises, arithmetic, refuses, start_seconds })
+        Ok(Declaration { table, padding, promises, arithmetic, partials, refuses, start_seconds })
     }
 }
 
 impl From<Declaration> for Declared {
     fn from(declaration: Declaration) -> Declared {
-        let Declaration { table, padding, promises, arithmetic, refuses, start_seconds } = declaration;
-        Declared { table, padding, promises, arithmetic, refuses, start_seconds }
+        let Declaration { table, padding, promises, arithmetic, partials, refuses, start_seconds } =
+            declaration;
+        Declared { table, padding, promises, arithmetic, partials, refuses, start_seconds }
     }
 }
 

@@ -6,6 +6,7 @@
 mod declared;
 mod outputs;
 mod parallel;
+mod partials;
 mod promises;
 mod table;
 
@@ -21,6 +22,7 @@ pub use declared::DeclarationError;
 pub use outputs::{ChangedInput, Costs, Ended, Outputs, RankGradients, RankOutputs, RunError};
 pub(crate) use parallel::Needs;
 pub use parallel::{ParallelRule, broken_rule};
+pub use partials::{Partials, Stored};
 pub use promises::{
     BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, PaddingContract, PaddingInputs, PaddingOutputs,
     Promises, Way,
@@ -54,6 +56,8 @@ pub struct Declaration {
     /// Choices of the subject's arithmetic: how it sums, and what it rounds when. What is not declared has the weakest
     /// bounds.
     pub arithmetic: Arithmetic,
+    /// Formats in which the ranks of a group store what they join.
+    pub partials: Partials,
     /// Whether the subject itself refuses what its table does not take. Only then is it asked for such problems.
     pub refuses: bool,
     /// Number of seconds that opening the subject may take.
@@ -76,6 +80,7 @@ impl Declaration {
             padding: PaddingContract::default(),
             promises: Promises::default(),
             arithmetic: Arithmetic::flash_attention(Accumulation::F32Serial),
+            partials: Partials::default(),
             refuses: true,
             start_seconds: START_SECONDS,
         }
@@ -138,11 +143,12 @@ pub trait Backend: Sync {
         None
     }
 
-    /// Returns how this problem's sums are cut into separately rounded pieces. The default is one rank without tiles.
+    /// Returns how this problem's sums are cut into separately rounded pieces. The default has no tiles, and on several
+    /// ranks the joints that the declaration says.
     fn partition(&self, problem: &Problem) -> Partition {
         match self.inner() {
             Some(inner) => inner.partition(problem),
-            None => Partition::single(problem.rows.q, problem.rows.kv),
+            None => self.declaration().partials.partition(problem),
         }
     }
 

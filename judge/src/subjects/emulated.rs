@@ -22,8 +22,8 @@ use super::built::built;
 use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
-    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Promises,
-    Refusal, RunError, START_SECONDS, Table,
+    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Partials,
+    Promises, Refusal, RunError, START_SECONDS, Table,
 };
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
@@ -347,6 +347,7 @@ impl Backend for Emulated {
             padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
             promises,
             arithmetic: if self.declares { arithmetic } else { envelope::Arithmetic::default() },
+            partials: Partials::default(),
             refuses: true,
             start_seconds: START_SECONDS,
         }

@@ -45,7 +45,22 @@ pub struct GradientSums {
     pub format: Format,
 }
 
+/// Number of merges of a row's partial results that are allowed for each rank of a group, where each key may come in
+/// four parts (two chunks of queries, two of keys). One more is allowed for the sink.
+const MERGES_PER_RANK: usize = 4;
+/// Number of stored partial sums of a gradient's element that are allowed for each rank of a group: a partial sum and a
+/// running sum for each of those four parts, and two where a reduction over the ranks follows.
+const SUMS_PER_RANK: usize = 10;
+
 impl Partition {
+    /// Returns the partition with the weakest joints of a group of this many ranks whose schedule is not known: partial
+    /// outs are stored and merged in `merge`, partial gradients stored in `wire`.
+    pub fn of_group(self, ranks: usize, merge: Format, wire: Format) -> Partition {
+        let merges =
+            Merges { count: MERGES_PER_RANK * ranks + 1, step: merge, running: merge, product_rounded: true };
+        Partition { merges, sums: GradientSums { count: SUMS_PER_RANK * ranks, format: wire }, ..self }
+    }
+
     /// Returns the partition of a subject that makes every row in one launch: tiles only.
     pub fn single(q_tile: usize, kv_tile: usize) -> Partition {
         let f32 = Format::F32;

@@ -11,7 +11,6 @@
 Tried with ring-flash-attn 0.1.8 and torch 2.11.0 and 2.15.0 on a CPU, with the functions of `flash_attn_shim.py`.
 """
 
-import importlib.util
 import sys
 import types
 from importlib.metadata import PackageNotFoundError, version
@@ -23,11 +22,11 @@ import seamproof
 import seamproof.cp
 
 flash_attn_shim.install()
-if importlib.util.find_spec("transformers") is None:
-    # The package imports its bindings for transformers, which these functions do not use.
-    bindings = types.ModuleType("ring_flash_attn.adapters")
-    bindings.substitute_hf_flash_attn = bindings.update_ring_flash_attn_params = None
-    sys.modules[bindings.__name__] = bindings
+# The package imports its bindings for transformers, which these functions do not use, and which fail without
+# transformers and with version 5.
+bindings = types.ModuleType("ring_flash_attn.adapters")
+bindings.substitute_hf_flash_attn = bindings.update_ring_flash_attn_params = None
+sys.modules[bindings.__name__] = bindings
 
 import ring_flash_attn as library  # noqa: E402
 
@@ -43,7 +42,8 @@ def declared(algorithm, balances, **more):
         arrays="torch", device="cuda" if torch.cuda.is_available() else "cpu", formats=["bf16", "fp16"],
         d=seamproof.multiples(8, to=128), d_v=seamproof.multiples(8, to=128), d_equal=True,
         groups=[1, 2, 4], masks=seamproof.bottom_right(windows=False), padding_inputs="anything",
-        layout=seamproof.packed(padding=True, slack=False), versions=VERSIONS, start_seconds=300,
+        layout=seamproof.packed(padding=True, slack=False), versions=VERSIONS,
+        partials={"merge": "io", "wire": "io"}, start_seconds=300,
         table={
             "masks": {"forms": ["causal"]}, "lengths": {"equal": True, "no_sequences": False},
             "parallel": {

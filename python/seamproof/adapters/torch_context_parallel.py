@@ -102,7 +102,7 @@ declared = seamproof.subject(
     arrays="torch", device="cuda" if ON_GPU else "cpu", formats=["bf16", "fp16"],
     d=seamproof.multiples(8, to=128), d_v=seamproof.multiples(8, to=128), d_equal=True, groups=[1],
     masks=seamproof.bottom_right(windows=False), layout=seamproof.packed(padding=True, slack=False),
-    padding_inputs="anything", start_seconds=300,
+    padding_inputs="anything", partials={"merge": "io", "wire": "io"}, start_seconds=300,
     table={
         "masks": {"forms": ["causal"]}, "lengths": {"equal": True, "no_sequences": False},
         "parallel": {

@@ -60,7 +60,8 @@ def of_sequence(local, layer):
     arrays="torch", device="cuda" if torch.cuda.is_available() else "cpu", formats=["bf16", "fp16"],
     d=seamproof.multiples(8, to=128), d_v=seamproof.multiples(8, to=128), d_equal=True, groups=[1],
     masks=seamproof.bottom_right(windows=False), layout=seamproof.packed(padding=True, slack=False),
-    padding_inputs="anything", statistics=[], versions=VERSIONS, start_seconds=300,
+    padding_inputs="anything", statistics=[], versions=VERSIONS,
+    partials={"merge": "io", "wire": "io"}, start_seconds=300,
     table={
         "masks": {"forms": ["causal"]}, "lengths": {"equal": True, "no_sequences": False},
         "parallel": {

@@ -1,0 +1,70 @@
+//! Partial results: what each rank of a group stores of its own share, and what is made of the shares of all.
+
+use seamproof_oracle::envelope::Partition;
+use seamproof_oracle::{Element, Format, Problem};
+use serde::{Deserialize, Serialize};
+
+/// Formats of partial results of a subject that runs on several ranks. Nothing is said of how many there are: the bounds
+/// take the most that a ring, an all-gather or an all-to-all of the group's size can have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Partials {
+    /// Of a rank's outs for a part of the keys, and of the running out that they are merged into.
+    pub merge: Stored,
+    /// Of partial dq, dk and dv that are sent, or added up.
+    pub wire: Stored,
+}
+
+/// A format of partial results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stored {
+    /// f32.
+    #[default]
+    F32,
+    /// That of the result.
+    Io,
+}
+
+impl Partials {
+    /// Returns how a problem's sums are cut: one tile on one rank, and on several the joints of the group besides.
+    pub fn partition(self, problem: &Problem) -> Partition {
+        let single = Partition::single(problem.rows.q, problem.rows.kv);
+        let of = |stored: Stored, element: Element| match stored {
+            Stored::F32 => Format::F32,
+            Stored::Io => element.format,
+        };
+        let precision = &problem.precision;
+        match problem.parallel.size() {
+            0 | 1 => single,
+            ranks => {
+                single.of_group(ranks, of(self.merge, precision.out), of(self.wire, precision.gradients))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{self, Draw, Limits};
+
+    #[test]
+    fn joints_are_those_of_several_ranks_alone() {
+        let drawn = (0..200).filter_map(|index| match generate::draw(4, index, &Limits::quick()) {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        });
+        let stored = Partials { merge: Stored::Io, wire: Stored::F32 };
+        let (alone, several): (Vec<_>, Vec<_>) = drawn.partition(|problem| problem.parallel.size() <= 1);
+        assert!(!alone.is_empty() && !several.is_empty());
+        for problem in alone {
+            assert_eq!(stored.partition(&problem), Partition::single(problem.rows.q, problem.rows.kv));
+        }
+        for problem in several {
+            let Partition { merges, sums, .. } = stored.partition(&problem);
+            assert!(merges.count > problem.parallel.size() && sums.count > problem.parallel.size());
+            assert_eq!((merges.running, sums.format), (problem.precision.out.format, Format::F32));
+        }
+    }
+}
