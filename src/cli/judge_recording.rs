@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let (subject, ranks) = (&manifest.subject.name, counted(manifest.ranks.len() as u64, "rank"));
     print_line(&format_args!("subject  {subject} · {ranks} · run {}", manifest.run));
-    let verdict = recording::judge(&recording, sample);
+    let verdict = recording::judge(&recording, sample)?;
     if let Verdict::TooLarge(what) = verdict {
         return Err(CliError::TooLarge { file: args.dir.display().to_string(), what });
     }

@@ -16,6 +16,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use ndarray::s;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
@@ -56,6 +57,7 @@ type LookAt<'a> = fn(&mut Sample<'a>, &Part, &mut Margin) -> Option<Finding>;
 struct Sample<'a> {
     evidence: &'a Evidence<'a>,
     model: Model,
+    /// The subject's own lse, and the rows of its out that were widened ([`Sample::widen`]).
     saved: Saved,
 }
 
@@ -63,8 +65,9 @@ impl<'a> Sample<'a> {
     fn new(evidence: &'a Evidence<'a>) -> Sample<'a> {
         let Evidence { backend, problem, first, .. } = *evidence;
         let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
-        let hidden = ndarray::Array2::zeros(problem.lse_shape());
-        Sample { evidence, model, saved: bounds::saved(first, &hidden) }
+        let hidden = || ndarray::Array2::zeros(problem.lse_shape());
+        let lse = first.lse.as_ref().map_or_else(hidden, |lse| lse.mapv(f64::from));
+        Sample { evidence, model, saved: Saved { out: ndarray::Array3::zeros(problem.out_shape()), lse } }
     }
 
     fn look(mut self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
@@ -98,6 +101,19 @@ impl<'a> Sample<'a> {
         Ok(self.gradients(&Part::of_sinks(problem)?, None, margin))
     }
 
+    /// Widens the rows of out that a part reads. All rows at once may be more than memory holds beside a query's keys.
+    fn widen(&mut self, part: &Problem) {
+        let out = &self.evidence.first.out;
+        for row in part.sequences.iter().flat_map(|both| both.q.real_rows()) {
+            self.saved.out.slice_mut(s![row, .., ..]).zip_mut_with(
+                &out.slice(s![row, .., ..]),
+                |to, from| {
+                    *to = f64::from(*from);
+                },
+            );
+        }
+    }
+
     /// Returns the exact forward of a part.
     fn answer(&self, part: &Part) -> Answer<ForwardResults> {
         let ask = || blocked::forward(&part.problem, self.evidence.inputs, Some(&self.model));
@@ -129,18 +145,21 @@ impl<'a> Sample<'a> {
             self.saved.lse = forward.exact.lse;
             lse_error = forward.bound.map(|bound| bound.worst.lse);
         }
+        self.widen(&part.problem);
         let saved = (&self.saved, lse_error.as_ref());
         let ask = || blocked::backward_of(&part.problem, inputs, saved, side, &self.model);
         let answer = self.evidence.oracle(ask);
         let layout = layout::whole(&part.problem);
         let compare = self.comparison(part, &layout);
-        self.evidence.gradient_runs().into_iter().find_map(|gradients| {
-            let mut finding = bounds::backward(&compare, gradients, &answer, tensors, margin)?;
-            finding.place = part.whole(finding.place);
-            let exact = (&self.saved, &answer.exact);
-            diagnosis::explain_gradient(problem, inputs, gradients, exact, &mut finding);
-            Some(finding)
-        })
+        let mut runs = self.evidence.gradient_runs().into_iter();
+        let (gradients, mut finding) = runs.find_map(|gradients| {
+            Some((gradients, bounds::backward(&compare, gradients, &answer, tensors, margin)?))
+        })?;
+        finding.place = part.whole(finding.place);
+        self.widen(problem);
+        let exact = (&self.saved, &answer.exact);
+        diagnosis::explain_gradient(problem, inputs, gradients, exact, &mut finding);
+        Some(finding)
     }
 
     fn comparison<'b>(&self, part: &'b Part, layout: &'b RankLayout) -> Comparison<'b> {

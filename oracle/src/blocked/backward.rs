@@ -11,7 +11,7 @@ use super::pieces::{
     Group, KEY_TILE, Keys, QueryRange, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
     visible_union,
 };
-use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share};
+use crate::envelope::dither::{Spread, copies_of, fill_enough, row_hash, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
 use crate::{Gradients, Inputs, Problem, Saved};
 
@@ -184,12 +184,11 @@ pub(super) fn group(
 fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
     let run = problem.sequences[group.sequence].q;
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
-    let mut queries = Array2::zeros((0, problem.dims.qk));
-    for head in heads {
-        let of_head = gather(&inputs.q, &run, 0..run.len, head);
-        queries.append(Axis(0), of_head.view()).expect("every head has `dims.qk` columns");
-    }
-    multiplicities(&queries.view())
+    let hash =
+        |row: usize, head: usize| row_hash(inputs.q.slice(s![row, head, ..]).iter().map(|&q| q.into()));
+    copies_of(
+        heads.flat_map(|head| run.real_rows().map(move |row| (row, head))).map(|(row, head)| hash(row, head)),
+    )
 }
 
 impl GroupGradients {
