@@ -35,7 +35,7 @@ pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> 
             (None, 0) => "the bounds of a few rows, since the oracle is too slow for all",
             _ => "the bounds of every row",
         },
-        if problem.pass == Pass::Backward { "the sums of dk and of dv" } else { "" },
+        if problem.pass == Pass::Backward { "the laws that join the gradients" } else { "" },
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     asked.join(", ")
