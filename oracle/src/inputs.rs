@@ -3,7 +3,7 @@
 //! Shapes: `[rows, heads, dim]` for q, k, v, out and their gradients; `[heads, rows]` for the LSE; `[heads]` for the
 //! sink and max_logit. Rows are those of the problem's layout, padding and slack included; only real rows are read.
 
-use ndarray::{Array1, Array2, Array3};
+use ndarray::{Array1, Array2, Array3, ArrayView3};
 
 use crate::{Pass, Problem};
 
@@ -58,7 +58,26 @@ impl Inputs {
         }
         Ok(())
     }
+}
 
+/// Inputs that lie in other tensors, such as some of their rows.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct InputViews<'a> {
+    pub q: ArrayView3<'a, f32>,
+    pub k: ArrayView3<'a, f32>,
+    pub v: ArrayView3<'a, f32>,
+    pub dout: ArrayView3<'a, f32>,
+    pub sink: &'a Array1<f32>,
+}
+
+impl<'a> From<&'a Inputs> for InputViews<'a> {
+    fn from(Inputs { q, k, v, dout, sink }: &'a Inputs) -> InputViews<'a> {
+        InputViews { q: q.view(), k: k.view(), v: v.view(), dout: dout.view(), sink }
+    }
+}
+
+impl InputViews<'_> {
     /// Asserts the shapes of the tensors that a pass reads. Without the check, a tensor with more rows or heads would
     /// be read in part, without an error.
     pub(crate) fn assert_shapes(&self, problem: &Problem, pass: Pass) {

@@ -13,6 +13,7 @@ mod explain;
 mod faults;
 mod kill;
 mod power;
+mod recording_schema;
 mod recordings;
 
 /// Allocator of the program. A case allocates thousands of small buffers.

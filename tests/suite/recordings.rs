@@ -36,6 +36,13 @@ fn recorded(dir: &Path, subject: &dyn Backend, problem: &Problem, tables: bool) 
     Some(recording::write(dir, made).expect("the recording is written"))
 }
 
+/// Returns the manifest of a drawn case's recording; `None` where the case cannot be recorded.
+pub(super) fn manifest_of_draw(index: u64) -> Option<String> {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    recorded(place.path(), &Emulated::default(), &drawn(index)?, false)?;
+    Some(fs::read_to_string(place.path().join(MANIFEST)).expect("the manifest is written"))
+}
+
 fn judged(dir: &Path, sample: Option<Sample>) -> Verdict {
     recording::judge(&recording::read(dir).expect("the recording is read"), sample)
         .expect("the files are the same")

@@ -13,7 +13,7 @@ use super::pieces::{
 };
 use crate::envelope::dither::{Spread, copies_of, fill_enough, row_hash, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, Inputs, Problem, Saved};
+use crate::{Gradients, InputViews, Problem, Saved};
 
 /// The sides whose gradients are wanted.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +134,7 @@ const HELD: usize = 16;
 /// Returns the group's gradients. Pieces are computed by themselves and then added in order.
 pub(super) fn group(
     problem: &Problem,
-    inputs: &Inputs,
+    inputs: &InputViews<'_>,
     (saved, lse_error): (&Saved, Option<&Array2<f64>>),
     group: &Group,
     sides: Sides,
@@ -181,7 +181,7 @@ pub(super) fn group(
 }
 
 /// Returns the number of copies of each query of a group, head after head.
-fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
+fn query_copies(problem: &Problem, inputs: &InputViews<'_>, group: &Group) -> Vec<f64> {
     let run = problem.sequences[group.sequence].q;
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
     let hash =
@@ -260,9 +260,9 @@ fn finish_bounds(
 }
 
 /// The data that every tile of a piece reads.
-struct Context<'a> {
+struct Context<'a, 'i> {
     problem: &'a Problem,
-    inputs: &'a Inputs,
+    inputs: &'a InputViews<'i>,
     saved: &'a Saved,
     /// Errors of the saved LSE, where it is not the subject's own.
     lse_error: Option<&'a Array2<f64>>,
@@ -321,7 +321,7 @@ struct Certificate {
     columns: Vec<bool>,
 }
 
-impl Context<'_> {
+impl Context<'_, '_> {
     fn piece(&self, piece: &QueryRange) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
         let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
