@@ -20,7 +20,7 @@ use ndarray::{Array2, Array3, ArrayView2, ArrayView3, ArrayViewMut3, Slice, s};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Alignment, ForwardResults, Gradients, InputViews, Inputs, Mask, Pass, Problem, ProblemError,
+    Alignment, Balance, ForwardResults, Gradients, InputViews, Inputs, Mask, Pass, Problem, ProblemError,
     ProblemFields, Run, Saved, Sequence, Side, TensorRows,
 };
 
@@ -31,7 +31,7 @@ use crate::hash::mix;
 use crate::ladder::evidence::{Evidence, Look};
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::Margin;
-use seamproof_oracle::sharding::{self as layout, RankLayout};
+use seamproof_oracle::sharding::{self as layout, PlacedRun, RankLayout};
 
 /// Largest number of visible pairs × query heads × head dimension for the drawn rows of a side. It takes some twenty
 /// seconds on two cores, since all keys are converted to f64 for one query.
@@ -353,8 +353,25 @@ pub struct Sampled {
 }
 
 impl Sampled {
+    /// Returns the borders of chunks inside of a piece, as rows of it: the middle chunks of a sequence follow each other
+    /// on the last rank.
+    fn chunk_borders(
+        &self,
+        problem: &Problem,
+        placed: &PlacedRun,
+        side: Side,
+    ) -> impl Iterator<Item = usize> + use<> {
+        let span = layout::run_of(&problem.sequences[placed.sequence], side).span;
+        let chunk = match problem.parallel.balance {
+            Balance::DualChunk => span / (2 * problem.parallel.size()),
+            Balance::Contiguous | Balance::Striped { .. } => 0,
+        };
+        let (start, len) = (placed.piece.start, placed.local.len);
+        (1..len).filter(move |row| chunk > 0 && (start + row).is_multiple_of(chunk))
+    }
+
     /// Returns the drawn rows of a side by sequence and position, and with them the first and the last row of each
-    /// sequence, of what it is connected to, and of each piece of it that a rank holds.
+    /// sequence, of what it is connected to, of each piece of it that a rank holds, and of each chunk.
     fn rows(&self, problem: &Problem, side: Side) -> Vec<[usize; 2]> {
         let lengths = problem.sequences.iter().map(|both| layout::run_of(both, side).len).enumerate();
         let all: Vec<_> = lengths.flat_map(|(index, len)| (0..len).map(move |row| [index, row])).collect();
@@ -370,6 +387,8 @@ impl Sampled {
             if let Some(last) = placed.local.len.checked_sub(1) {
                 rows.extend([position(0), position(last)]);
             }
+            let inner = self.chunk_borders(problem, placed, side);
+            rows.extend(inner.flat_map(|border| [position(border - 1), position(border)]));
         }
         rows.into_iter().collect()
     }
@@ -400,7 +419,7 @@ fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Range<u
 mod tests {
     use super::*;
     use crate::generate::{self, Draw, Profile};
-    use seamproof_oracle::{Algorithm, Balance, ContextParallel};
+    use seamproof_oracle::{Algorithm, ContextParallel};
 
     fn problems() -> impl Iterator<Item = Problem> {
         let limits = Profile::Quick.limits();
@@ -450,8 +469,8 @@ mod tests {
         let problem = Problem::new(fields).expect("a problem");
         let layouts = layout::layouts(&problem).expect("it can be cut");
         let of = |rows, seed| Sampled { rows, seed, layouts: layouts.clone() }.rows(&problem, Side::Q);
-        // The middle chunks follow each other on their rank, so they are one piece.
-        let borders = [0, 15, 16, 47, 48, 49].map(|row| [0, row]);
+        // The middle chunks follow each other on their rank, in one piece with a border inside.
+        let borders = [0, 15, 16, 31, 32, 47, 48, 49].map(|row| [0, row]);
         let all = [&borders[..], &[[1, 0], [1, 1], [1, 2]]].concat();
         assert_eq!(of(0, 1), all);
         let more = of(20, 1);
