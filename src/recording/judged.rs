@@ -68,11 +68,35 @@ fn verdict(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, Rec
                 Some(margin) => margin.join(&own),
                 None => margin = Some(own),
             },
-            Verdict::Finding(finding) => return Ok(share.whole(&recording.problem, *finding).into()),
+            Verdict::Finding(finding) => {
+                let finding = share.whole(&recording.problem, *finding);
+                return Ok(with_rank(&layouts, finding).into());
+            }
             other => return Ok(other),
         }
     }
     Ok(Verdict::Pass(margin.unwrap_or_default()))
+}
+
+/// Adds to a finding about a row which rank holds it, where there are several and the finding names none.
+fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
+    let Place { sequence: Some(sequence), row: Some(position), .. } = finding.place else { return finding };
+    let of_keys = [TensorName::K, TensorName::V, TensorName::Dk, TensorName::Dv].map(Some);
+    let side = if of_keys.contains(&finding.tensor) { Side::Kv } else { Side::Q };
+    let holder = layouts.iter().enumerate().find_map(|(rank, layout)| {
+        let mut own = layout.side(side).runs.iter().filter(|placed| placed.sequence == sequence);
+        own.find_map(|placed| {
+            let step = placed.piece.step.max(1);
+            let i = position.checked_sub(placed.piece.start).filter(|off| off.is_multiple_of(step))? / step;
+            (i < placed.local.span).then(|| (rank, placed.local.row(i)))
+        })
+    });
+    match holder {
+        Some((rank, row)) if layouts.len() > 1 && !finding.what.contains("rank ") => {
+            Finding { what: format!("{} (rank {rank} holds it, in its row {row})", finding.what), ..finding }
+        }
+        _ => finding,
+    }
 }
 
 /// Judges some heads of a recording.

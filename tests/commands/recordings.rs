@@ -101,6 +101,7 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
         assert_eq!(exit, 2, "{said}");
         assert!(said.contains("subject  emulated+backward-key-duplicated"), "{said}");
         assert!(said.contains("FAIL     run · envelope · dv · sequence "), "{said}");
+        assert_eq!(said.contains(" holds it, in its row "), ranks == "4 ranks", "{said}");
         let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "8", "--seed", "1"]);
         assert!(
             code(&output) == 2 && stdout(&output).contains("FAIL     run · envelope · d"),

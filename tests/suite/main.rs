@@ -13,6 +13,7 @@ mod explain;
 mod faults;
 mod kill;
 mod power;
+mod recorded_power;
 mod recording_schema;
 mod recordings;
 

@@ -27,7 +27,12 @@ fn drawn(index: u64) -> Option<Problem> {
 }
 
 /// Runs a problem and writes the recording; `None` where the subject refuses the problem.
-fn recorded(dir: &Path, subject: &dyn Backend, problem: &Problem, tables: bool) -> Option<Manifest> {
+pub(super) fn recorded(
+    dir: &Path,
+    subject: &dyn Backend,
+    problem: &Problem,
+    tables: bool,
+) -> Option<Manifest> {
     let mut inputs = values::inputs(problem);
     let [strongest, _] = Poison::fills(subject.declaration().padding.inputs, problem);
     values::poison(&mut inputs, problem, strongest);

@@ -21,7 +21,7 @@ use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
     Alignment, Balance, ForwardResults, Gradients, InputViews, Inputs, Mask, Pass, Problem, ProblemError,
-    ProblemFields, Run, Saved, Sequence, Side, TensorRows,
+    ProblemFields, Run, Saved, SavedOut, SavedViews, Sequence, Side, TensorRows,
 };
 
 use super::bounds::{self, Comparison};
@@ -127,16 +127,14 @@ impl<'a> Sample<'a> {
         Some(finding)
     }
 
-    /// Returns the subject's own out and lse for a part. The exact lse stands in where the subject hides its own, and
-    /// comes with the error that the subject's may have.
-    fn saved(&self, part: &Part) -> (Saved, Option<Array2<f64>>) {
-        let first = self.evidence.first;
-        let out = rows(&first.out, &part.q).mapv(f64::from);
-        match &first.lse {
-            Some(lse) => (Saved { out, lse: part.columns(lse).mapv(f64::from) }, None),
+    /// Returns the subject's own lse for a part. The exact one stands in where the subject hides its own, and comes
+    /// with the error that the subject's may have.
+    fn saved_lse(&self, part: &Part) -> (Array2<f64>, Option<Array2<f64>>) {
+        match &self.evidence.first.lse {
+            Some(lse) => (part.columns(lse).mapv(f64::from), None),
             None => {
                 let Answer { exact, bound } = self.answer(part);
-                (Saved { out, lse: exact.lse }, bound.map(|bound| bound.worst.lse))
+                (exact.lse, bound.map(|bound| bound.worst.lse))
             }
         }
     }
@@ -150,8 +148,9 @@ impl<'a> Sample<'a> {
             None => &[TensorName::Dsink],
         };
         let answer = {
-            let (saved, lse_error) = self.saved(part);
-            let saved = (&saved, lse_error.as_ref());
+            let (lse, lse_error) = self.saved_lse(part);
+            let out = SavedOut::Stored(rows(&self.evidence.first.out, &part.q));
+            let saved = (SavedViews { out, lse: &lse }, lse_error.as_ref());
             let inputs = part.inputs(self.evidence);
             let ask = || blocked::backward_of(&part.problem, inputs, saved, side, &self.model);
             self.evidence.oracle(ask)

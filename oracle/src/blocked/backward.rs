@@ -13,7 +13,7 @@ use super::pieces::{
 };
 use crate::envelope::dither::{Spread, copies_of, fill_enough, row_hash, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, InputViews, Problem, Saved};
+use crate::{Gradients, InputViews, Problem, SavedViews};
 
 /// The sides whose gradients are wanted.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +135,7 @@ const HELD: usize = 16;
 pub(super) fn group(
     problem: &Problem,
     inputs: &InputViews<'_>,
-    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
+    (saved, lse_error): (&SavedViews<'_>, Option<&Array2<f64>>),
     group: &Group,
     sides: Sides,
     model: Option<&Model>,
@@ -260,10 +260,10 @@ fn finish_bounds(
 }
 
 /// The data that every tile of a piece reads.
-struct Context<'a, 'i> {
+struct Context<'a, 'i, 's> {
     problem: &'a Problem,
     inputs: &'a InputViews<'i>,
-    saved: &'a Saved,
+    saved: &'a SavedViews<'s>,
     /// Errors of the saved LSE, where it is not the subject's own.
     lse_error: Option<&'a Array2<f64>>,
     group: &'a Group,
@@ -321,7 +321,7 @@ struct Certificate {
     columns: Vec<bool>,
 }
 
-impl Context<'_, '_> {
+impl Context<'_, '_, '_> {
     fn piece(&self, piece: &QueryRange) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
         let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
@@ -352,7 +352,7 @@ impl Context<'_, '_> {
             .zip(dout.outer_iter())
             .map(|(position, dout)| {
                 let row = run.row(position);
-                let (d, d_error) = self.out_dot(dout, self.saved.out.slice(s![row, head, ..]));
+                let (d, d_error) = self.out_dot(dout, self.saved.out.lanes(row, head).view());
                 let lse_error = self.lse_error.map_or(0.0, |errors| errors[[head, row]]);
                 Statistics { lse: self.saved.lse[[head, row]], lse_error, d, d_error }
             })

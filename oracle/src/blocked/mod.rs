@@ -19,7 +19,8 @@ pub use answer::{Answer, Tiers};
 use crate::envelope::{Model, NumericProfile};
 use crate::replay::Replay;
 use crate::{
-    ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved, Side,
+    ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved,
+    SavedViews, Side,
 };
 use backward::Sides;
 use pieces::{Group, Keys, groups, is_large, map, pieces};
@@ -106,7 +107,7 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
-    all_backward(problem, &inputs.into(), (saved, None), Sides::BOTH, model, None)
+    all_backward(problem, &inputs.into(), (saved.into(), None), Sides::BOTH, model, None)
 }
 
 /// Returns dsink and the gradients of one side: dq, or dk and dv. Without a side it returns dsink alone. All other
@@ -115,7 +116,7 @@ pub fn backward(
 pub fn backward_of<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,
-    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
+    (saved, lse_error): (SavedViews<'_>, Option<&Array2<f64>>),
     side: Option<Side>,
     model: &Model,
 ) -> Answer<Gradients> {
@@ -132,7 +133,7 @@ pub fn backward_of_hidden_lse(
     lse_error: &Array2<f64>,
     model: &Model,
 ) -> Answer<Gradients> {
-    all_backward(problem, &inputs.into(), (saved, Some(lse_error)), Sides::BOTH, Some(model), None)
+    all_backward(problem, &inputs.into(), (saved.into(), Some(lse_error)), Sides::BOTH, Some(model), None)
 }
 
 /// Returns the gradients of the replayed backward, or `None` where queries are scaled first: their gradients take
@@ -145,15 +146,16 @@ pub fn replayed_backward(
     profile: &NumericProfile,
 ) -> Option<Answer<Gradients>> {
     let model = &model.with_profile(problem, profile);
-    let replay =
-        || all_backward(problem, &inputs.into(), (saved, None), Sides::BOTH, Some(model), Some(profile));
+    let replay = || {
+        all_backward(problem, &inputs.into(), (saved.into(), None), Sides::BOTH, Some(model), Some(profile))
+    };
     (!profile.scales_queries).then(replay)
 }
 
 fn all_backward(
     problem: &Problem,
     inputs: &InputViews<'_>,
-    saved: (&Saved, Option<&Array2<f64>>),
+    saved: (SavedViews<'_>, Option<&Array2<f64>>),
     sides: Sides,
     model: Option<&Model>,
     replay: Option<&NumericProfile>,
@@ -177,7 +179,8 @@ fn all_backward(
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let result = backward::group(problem, inputs, saved, &group, sides, model, replay, parallel);
+        let result =
+            backward::group(problem, inputs, (&saved.0, saved.1), &group, sides, model, replay, parallel);
         (group, result)
     };
     let all = groups(problem);

@@ -120,7 +120,7 @@ proptest! {
 fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
     let saved = Saved::from(&exact::forward(problem, inputs));
     let model = Model::new(problem, Arithmetic::default(), Partition::single(64, 64));
-    let of = |side| blocked::backward_of(problem, inputs, (&saved, None), side, &model);
+    let of = |side| blocked::backward_of(problem, inputs, ((&saved).into(), None), side, &model);
     let (whole, q, kv) =
         (blocked::backward(problem, inputs, &saved, Some(&model)), of(Some(Side::Q)), of(Some(Side::Kv)));
     let gradients = |answer: &Answer<Gradients>| {
