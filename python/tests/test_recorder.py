@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -212,3 +214,12 @@ def test_a_module_with_dropout_is_refused(tmp_path):
         seamproof.record(tmp_path / "run", module),
     ):
         pass
+
+
+@pytest.mark.parametrize("late, code", [(None, 0), (5, 2)])
+def test_the_ring_of_the_page_about_a_wrong_gradient(tmp_path, judged, late, code):
+    example = Path(__file__).parent.parent / "examples/recorded_ring.py"
+    runpy.run_path(str(example))["main"](tmp_path / "run", late)
+    got, said = judged(tmp_path / "run")
+    assert got == code, said
+    assert late is None or f"rank {late} holds it" in said
