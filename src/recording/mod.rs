@@ -30,6 +30,7 @@ mod placement;
 mod rank_file;
 mod read;
 mod share;
+mod stored;
 mod write;
 
 pub use error::{Fault, RecordingError};
@@ -42,6 +43,7 @@ pub use placement::{RankTables, SideTable};
 pub use rank_file::{RankFile, RankPlace};
 pub use read::{Recording, read};
 pub use share::{SAMPLED_ELEMENTS_MAX, Share};
+pub use stored::{case_of, read_beside};
 pub use write::{Made, check_free, write};
 
 /// Version of the format that this program reads and writes.

@@ -13,7 +13,7 @@ use seamproof_oracle::{Algorithm, Problem};
 use super::rank_file::RankPlace;
 use super::{
     Fault, MANIFEST, MANIFEST_BYTES_MAX, Manifest, NOTES, Placement, RANK_BYTES_MAX, RankFile,
-    RecordingError, SAMPLED_ELEMENTS_MAX, Share, digest, rank_file_name,
+    RecordingError, SAMPLED_ELEMENTS_MAX, Share, rank_file_name,
 };
 
 /// A recording, as it was read: each file is whole and has the shapes that the manifest asks for. Its heads are not in
@@ -22,6 +22,8 @@ use super::{
 pub struct Recording {
     /// Directory of the files.
     pub dir: PathBuf,
+    /// BLAKE3 digest of the manifest, in hex digits.
+    pub digest: String,
     /// What ran.
     pub manifest: Manifest,
     /// Problem of the manifest.
@@ -42,6 +44,7 @@ pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
         read => read?,
     };
     let (manifest, problem) = Manifest::parse(&path, &bytes)?;
+    let digest = blake3::hash(&bytes).to_hex().to_string();
     check_strangers(dir, manifest.ranks.len())?;
     let of_head = problem.elements() / problem.heads.kv as u64;
     if of_head > SAMPLED_ELEMENTS_MAX {
@@ -51,7 +54,7 @@ pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
     let is_ruled = manifest.placement == Placement::Rule || problem.parallel.algorithm == Algorithm::Single;
     let cut = || layouts(&problem).map_err(|error| RecordingError::field(&path, "problem", error.into()));
     let rule = if is_ruled { Some(cut()?) } else { None };
-    let mut recording = Recording { dir: dir.to_owned(), manifest, problem, rule, ranks: Vec::new() };
+    let mut recording = Recording { dir: dir.to_owned(), digest, manifest, problem, rule, ranks: Vec::new() };
     recording.ranks = recording.read_ranks()?;
     Ok(recording)
 }
@@ -114,7 +117,7 @@ fn check_strangers(dir: &Path, ranks: usize) -> Result<(), RecordingError> {
 }
 
 fn check_digest(path: &Path, bytes: &[u8], expected: &str) -> Result<(), RecordingError> {
-    let got = digest(bytes);
+    let got = super::digest(bytes);
     if got == expected {
         return Ok(());
     }

@@ -130,7 +130,7 @@ fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
     let [whole, q, kv, none] = [&whole, &q, &kv, &of(None)].map(gradients);
     for (((whole, q), kv), none) in whole.iter().zip(&q).zip(&kv).zip(&none) {
         assert_eq!((&whole.dq, &whole.dk, &whole.dv), (&q.dq, &kv.dk, &kv.dv));
-        assert!([&q.dk, &q.dv, &kv.dq, &none.dq].into_iter().all(|gradient| gradient.is_empty()));
+        assert!([&q.dk, &q.dv, &kv.dq, &none.dq].into_iter().all(ndarray::ArrayBase::is_empty));
         assert!([q, kv, none].into_iter().all(|part| part.dsink == whole.dsink));
     }
 }
