@@ -15,7 +15,9 @@ use crate::backends::{self, BackendError};
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// A case whose inputs are in a file.
-    #[error("inputs: recorded inputs ({file}) are not supported yet; use \"generated\"")]
+    #[error(
+        "inputs: they are those of the recording {file}, whose run is over; replay judges it, and explain shows it"
+    )]
     Recorded {
         /// Name of the file.
         file: String,

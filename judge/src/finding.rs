@@ -329,11 +329,13 @@ pub enum Relation {
     Cotangent,
     Rerun,
     History,
+    Euler,
+    Mass,
 }
 
 impl Relation {
     /// Every relation, in order.
-    pub const ALL: [Relation; 24] = [
+    pub const ALL: [Relation; 26] = [
         Relation::PaddingAmount,
         Relation::Placement,
         Relation::SequenceOrder,
@@ -358,6 +360,8 @@ impl Relation {
         Relation::Cotangent,
         Relation::Rerun,
         Relation::History,
+        Relation::Euler,
+        Relation::Mass,
     ];
 
     /// Returns the name in texts and files.
@@ -387,6 +391,8 @@ impl Relation {
             Relation::Cotangent => "cotangent",
             Relation::Rerun => "rerun",
             Relation::History => "history",
+            Relation::Euler => "euler",
+            Relation::Mass => "mass",
         }
     }
 }

@@ -97,6 +97,19 @@ impl Margin {
         }
     }
 
+    /// Takes in the margin of another part of the same case: the larger ratios, and what both parts compared.
+    pub fn join(&mut self, other: &Margin) {
+        for tier in Tier::ALL {
+            for (tensor, ratio) in other.tier(tier).named() {
+                if let Some(own) = self.tier_mut(tier).of_mut(tensor) {
+                    *own = own.max(ratio);
+                }
+            }
+        }
+        self.compared = self.compared.min(other.compared);
+        other.not_asked.iter().for_each(|relation| self.not_asked.insert(relation));
+    }
+
     /// Returns the largest ratio of any tensor in any tier.
     pub fn worst(&self) -> f64 {
         Tier::ALL.iter().map(|tier| self.tier(*tier).worst()).fold(0.0, f64::max)

@@ -22,11 +22,11 @@
 
 use ndarray::{Array1, Array2, Array3, ArrayView1, s};
 
-use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, Saved, Sequence};
+use crate::{ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, Saved, SavedViews, Sequence};
 
 /// Returns the results of the forward pass. `inputs` must have the problem's shapes ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs) -> ForwardResults {
-    inputs.assert_shapes(problem, Pass::Forward);
+    InputViews::from(inputs).assert_shapes(problem, Pass::Forward);
     let mut forward = ForwardResults {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
@@ -80,8 +80,8 @@ pub fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
 
 /// Returns the gradients, given the forward's `out` and `lse`. A row whose lse is −∞ saw no key and adds nothing.
 pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients {
-    inputs.assert_shapes(problem, Pass::Backward);
-    saved.assert_shapes(problem);
+    InputViews::from(inputs).assert_shapes(problem, Pass::Backward);
+    SavedViews::from(saved).assert_shapes(problem);
     let mut gradients = Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),

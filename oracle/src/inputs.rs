@@ -3,7 +3,7 @@
 //! Shapes: `[rows, heads, dim]` for q, k, v, out and their gradients; `[heads, rows]` for the LSE; `[heads]` for the
 //! sink and max_logit. Rows are those of the problem's layout, padding and slack included; only real rows are read.
 
-use ndarray::{Array1, Array2, Array3};
+use ndarray::{Array1, Array2, Array3, ArrayView3, s};
 
 use crate::{Pass, Problem};
 
@@ -58,7 +58,26 @@ impl Inputs {
         }
         Ok(())
     }
+}
 
+/// Inputs that lie in other tensors, such as some of their rows.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct InputViews<'a> {
+    pub q: ArrayView3<'a, f32>,
+    pub k: ArrayView3<'a, f32>,
+    pub v: ArrayView3<'a, f32>,
+    pub dout: ArrayView3<'a, f32>,
+    pub sink: &'a Array1<f32>,
+}
+
+impl<'a> From<&'a Inputs> for InputViews<'a> {
+    fn from(Inputs { q, k, v, dout, sink }: &'a Inputs) -> InputViews<'a> {
+        InputViews { q: q.view(), k: k.view(), v: v.view(), dout: dout.view(), sink }
+    }
+}
+
+impl InputViews<'_> {
     /// Asserts the shapes of the tensors that a pass reads. Without the check, a tensor with more rows or heads would
     /// be read in part, without an error.
     pub(crate) fn assert_shapes(&self, problem: &Problem, pass: Pass) {
@@ -105,10 +124,48 @@ pub struct Saved {
     pub lse: Array2<f64>,
 }
 
-impl Saved {
+/// A saved out and lse that lie in other tensors, such as some of their rows.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedViews<'a> {
+    /// The output.
+    pub out: SavedOut<'a>,
+    /// The LSE.
+    pub lse: &'a Array2<f64>,
+}
+
+/// A saved output: exact, or as a subject stored it. The stored one of a long case is not widened as a whole.
+#[derive(Clone, Copy, Debug)]
+pub enum SavedOut<'a> {
+    /// In f64.
+    Exact(ArrayView3<'a, f64>),
+    /// As it was stored.
+    Stored(ArrayView3<'a, f32>),
+}
+
+impl SavedOut<'_> {
+    /// Returns the lanes of a row and head.
+    pub(crate) fn lanes(&self, row: usize, head: usize) -> Array1<f64> {
+        match self {
+            SavedOut::Exact(out) => out.slice(s![row, head, ..]).to_owned(),
+            SavedOut::Stored(out) => out.slice(s![row, head, ..]).mapv(f64::from),
+        }
+    }
+}
+
+impl<'a> From<&'a Saved> for SavedViews<'a> {
+    fn from(Saved { out, lse }: &'a Saved) -> SavedViews<'a> {
+        SavedViews { out: SavedOut::Exact(out.view()), lse }
+    }
+}
+
+impl SavedViews<'_> {
     /// Asserts that both tensors have the problem's shapes.
     pub(crate) fn assert_shapes(&self, problem: &Problem) {
-        assert_eq!(self.out.shape(), problem.out_shape(), "shape of the saved out");
+        let out = match self.out {
+            SavedOut::Exact(out) => out.dim(),
+            SavedOut::Stored(out) => out.dim(),
+        };
+        assert_eq!(<[usize; 3]>::from(out), problem.out_shape(), "shape of the saved out");
         assert_eq!(self.lse.shape(), problem.lse_shape(), "shape of the saved lse");
     }
 }

@@ -29,6 +29,7 @@ from .errors import (
 from .loading import options
 from .lse import LseForm, lse
 from .problem import Problem, Run, Sequence, Side
+from .recorder import Recorder, record
 from .subject import Result, Subject, autograd, subject
 from .varlen import flash_varlen
 
@@ -43,6 +44,7 @@ __all__ = [
     "Problem",
     "ProgramMissing",
     "ProtocolError",
+    "Recorder",
     "Refused",
     "Report",
     "Result",
@@ -61,6 +63,7 @@ __all__ = [
     "multiples",
     "options",
     "packed",
+    "record",
     "subject",
     "top_left",
 ]

@@ -1,19 +1,23 @@
 //! `seamproof judge-recording`: judges a run that was recorded.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::output::print_line;
 use super::replay::Tally;
 use super::{CliError, tell_if_long};
-use crate::recording::{self, Sample};
+use crate::record::write_whole;
+use crate::recording::{self, Recording, RecordingError, Sample};
+use seamproof_judge::finding::Finding;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::verdict::Verdict;
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof judge-recording run                   what a recorder or `seamproof record` wrote
-  seamproof judge-recording run --rows 512        some rows of a long recording";
+  seamproof judge-recording run --rows 512        some rows of a long recording
+  seamproof judge-recording run --out case.json   and a finding as a case, for replay and explain";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -26,6 +30,9 @@ pub(super) struct Args {
     /// Seed of the draw of rows
     #[arg(long, value_name = "SEED", requires = "rows", default_value_t = 0)]
     seed: u64,
+    /// Store a finding as a case in this file, beside the recording, so that replay and explain take it
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 /// Largest number of rows that can be asked for: as many as a tensor can have.
@@ -40,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let (subject, ranks) = (&manifest.subject.name, counted(manifest.ranks.len() as u64, "rank"));
     print_line(&format_args!("subject  {subject} · {ranks} · run {}", manifest.run));
-    let verdict = recording::judge(&recording, sample);
+    let verdict = recording::judge(&recording, sample)?;
     if let Verdict::TooLarge(what) = verdict {
         return Err(CliError::TooLarge { file: args.dir.display().to_string(), what });
     }
@@ -50,5 +57,28 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         print_line(&format_args!("asked    {}", recording::asked(&recording, sample, margin)));
     }
     print_line(&format_args!("left out {}", recording::NOT_ASKED));
+    if let (Some(out), Verdict::Finding(finding)) = (&args.out, &verdict) {
+        store(out, &recording, finding)?;
+    }
     Ok(tally.exit())
+}
+
+/// Stores what was found, beside the recording.
+fn store(out: &Path, recording: &Recording, finding: &Finding) -> Result<(), CliError> {
+    if home(out) != home(&recording.dir) {
+        let (out, dir) = (out.display(), recording.dir.display());
+        return Err(CliError::Usage(format!(
+            "--out: {out} does not lie beside {dir}; a case names its recording there"
+        )));
+    }
+    let case = recording::case_of(recording, finding.clone())?;
+    write_whole(out, &case.to_json()).map_err(RecordingError::from)?;
+    print_line(&format_args!("case     {}", out.display()));
+    Ok(())
+}
+
+/// Returns the directory in which a file or directory lies.
+fn home(path: &Path) -> Option<PathBuf> {
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    fs::canonicalize(parent).ok()
 }

@@ -39,6 +39,7 @@ use seamproof_oracle::Problem;
 use crate::backends::BackendError;
 use crate::nightly::found_by;
 use crate::record::{RecordError, findings_of};
+use crate::recording::{self, Recording};
 use crate::replay::{ReplayError, subject_of};
 use crate::worker as worker_processes;
 use exit::Exit;
@@ -245,6 +246,12 @@ fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), 
         }
         Err(source) => Err(CliError::Replay { file, source }),
     }
+}
+
+/// Returns a stored case whose values are recorded, and the recording beside it; `None` for any other file.
+fn recorded_beside(file: &Path) -> Result<Option<(Case, Recording)>, CliError> {
+    let Ok(case) = Case::load(file) else { return Ok(None) };
+    Ok(recording::read_beside(file, &case)?.map(|recording| (case, recording)))
 }
 
 /// Returns what to name in the place of a directory.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::output::{complain, print_line};
-use super::{CliError, load, tell_if_long, worker};
+use super::{CliError, load, recorded_beside, tell_if_long, worker};
 use crate::campaign::{OnDisk, Registered};
 use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
+use crate::recording;
 use crate::replay::replay_as;
 use crate::worker::{is_lacking, shared};
 use seamproof_judge::case::{Case, CaseError, Subject};
@@ -118,12 +119,21 @@ fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result
     if let Some(what) = stored.and_then(|case| lacks(&case, lacking)) {
         return Ok(Replayed::Skipped(what));
     }
+    if let Some((case, recording)) = recorded_beside(path)?.filter(|_| backend.is_none()) {
+        tell_if_long(path, &case.problem);
+        let verdict = recording::judge(&recording, None)?;
+        return judged(path, case, verdict);
+    }
     let (case, backend) = load(path, backend)?;
     tell_if_long(path, &case.problem);
     let file = || path.display().to_string();
     let verdict = replay_as(&case, backend.as_ref(), &case.problem);
-    match verdict.map_err(|source| CliError::Replay { file: file(), source })? {
-        Verdict::TooLarge(what) => Err(CliError::TooLarge { file: file(), what }),
+    judged(path, case, verdict.map_err(|source| CliError::Replay { file: file(), source })?)
+}
+
+fn judged(path: &Path, case: Case, verdict: Verdict) -> Result<Replayed, CliError> {
+    match verdict {
+        Verdict::TooLarge(what) => Err(CliError::TooLarge { file: path.display().to_string(), what }),
         verdict => Ok(Replayed::Judged(Box::new((case, verdict)))),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use seamproof_oracle::Problem;
 
-use crate::recording::{Manifest, RankFile, RankPlace, RecordingError};
+use crate::recording::{Manifest, RankFile, RankPlace, RecordingError, Share};
 
 /// Manifest whose rank files the bytes are taken for: a backward with a learnable sink, on one rank.
 const MANIFEST: &str = include_str!("recording.json");
@@ -26,7 +26,7 @@ pub fn recordings(bytes: &[u8]) {
     }
     let (manifest, problem) = KNOWN.as_ref().expect("the known manifest is one");
     for rows in [Some([problem.rows.q, problem.rows.kv]), None] {
-        let place = RankPlace { manifest, problem, rank: 0, rows };
+        let place = RankPlace { manifest, problem, rank: 0, rows, share: Share::all(problem) };
         match RankFile::parse(Path::new("bytes"), bytes, place) {
             Ok(file) => {
                 let written = file.to_bytes(place).expect("a file that was read can be written");
@@ -59,7 +59,7 @@ mod tests {
             recordings(&bytes);
             (0..bytes.len()).step_by(7).for_each(|kept| recordings(&bytes[..kept]));
             let (manifest, problem) = KNOWN.as_ref().expect("the known manifest is one");
-            let place = RankPlace { manifest, problem, rank: 0, rows: None };
+            let place = RankPlace { manifest, problem, rank: 0, rows: None, share: Share::all(problem) };
             read[0] += usize::from(Manifest::parse(Path::new("seed"), &bytes).is_ok());
             read[1] += usize::from(RankFile::parse(Path::new("seed"), &bytes, place).is_ok());
         }

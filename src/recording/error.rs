@@ -3,11 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use seamproof_judge::ladder::ELEMENTS_MAX;
 use seamproof_oracle::ProblemError;
 use seamproof_oracle::sharding::ShardingError;
 
-use super::{MANIFEST, NOTES, RECORDING_VERSION};
+use super::{MANIFEST, NOTES, RECORDING_VERSION, SAMPLED_ELEMENTS_MAX};
 use crate::record::RecordError;
 
 /// Largest number of characters that an error quotes from a file.
@@ -110,7 +109,9 @@ pub enum Fault {
     #[error("{0}")]
     Sharding(#[from] ShardingError),
     /// A problem that is larger than the judge takes.
-    #[error("has {got} tensor elements; at most {ELEMENTS_MAX} are judged: record fewer heads or sequences")]
+    #[error(
+        "has {got} tensor elements for each KV head; at most {SAMPLED_ELEMENTS_MAX} are judged: record fewer sequences"
+    )]
     Elements {
         /// Number of elements.
         got: u64,

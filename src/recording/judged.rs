@@ -5,15 +5,17 @@ use std::borrow::Cow;
 use ndarray::{Array1, Array3, s};
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
-use seamproof_judge::ladder::{Judge, Sampled};
-use seamproof_judge::subject::{Costs, Outputs, PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
+use seamproof_judge::ladder::{Assembly, Judge, Sampled, padding_of_recorded, place_rows};
+use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
+use seamproof_judge::subjects::Recorded;
 use seamproof_judge::verdict::{Margin, Verdict};
-use seamproof_oracle::sharding::{RankLayout, SideLayout, run_of};
+use seamproof_oracle::sharding::{RankLayout, SideLayout};
 use seamproof_oracle::{Inputs, Pass, Problem, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
 use super::placement::{differing, layouts_of};
-use super::{RankFile, RankTables, Recording};
+use super::share::shares;
+use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share};
 
 /// What cannot be asked of a run that is over, in words.
 pub const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
@@ -33,7 +35,7 @@ pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> 
             (None, 0) => "the bounds of a few rows, since the oracle is too slow for all",
             _ => "the bounds of every row",
         },
-        if problem.pass == Pass::Backward { "the sums of dk and of dv" } else { "" },
+        if problem.pass == Pass::Backward { "the laws that join the gradients" } else { "" },
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     asked.join(", ")
@@ -48,28 +50,126 @@ pub struct Sample {
     pub seed: u64,
 }
 
-/// Judges a recording, every row or a sample. The run is not made again.
-pub fn judge(recording: &Recording, sample: Option<Sample>) -> Verdict {
-    caught(|| verdict(recording, sample)).unwrap_or_else(Verdict::Infrastructure)
+/// Judges a recording, every row or a sample. The run is not made again. The files are read once more, and one that is
+/// not the same any longer is an error.
+pub fn judge(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, RecordingError> {
+    caught(|| verdict(recording, sample)).unwrap_or_else(|what| Ok(Verdict::Infrastructure(what)))
 }
 
-fn verdict(recording: &Recording, sample: Option<Sample>) -> Verdict {
+fn verdict(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, RecordingError> {
     let layouts = match placed(recording) {
         Ok(layouts) => layouts,
-        Err(finding) => return Verdict::Finding(finding),
+        Err(finding) => return Ok(Verdict::Finding(finding)),
     };
-    let Recording { manifest, problem, ranks, .. } = recording;
-    let of_inputs = sinks_differ(ranks).or_else(|| padding_not_finite(recording, &layouts));
-    if let Some(finding) = of_inputs.or_else(|| sums_differ(recording)) {
-        return finding.into();
+    let mut margin: Option<Box<Margin>> = None;
+    for share in shares(&recording.problem) {
+        match judge_share(recording, &layouts, sample, share)? {
+            Verdict::Pass(own) => match &mut margin {
+                Some(margin) => margin.join(&own),
+                None => margin = Some(own),
+            },
+            Verdict::Finding(finding) => {
+                let finding = share.whole(&recording.problem, *finding);
+                return Ok(with_rank(&layouts, finding).into());
+            }
+            other => return Ok(other),
+        }
     }
-    let first = &ranks[0].outputs;
+    Ok(Verdict::Pass(margin.unwrap_or_default()))
+}
+
+/// Adds to a finding about a row which rank holds it, where there are several and the finding names none.
+fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
+    let Place { sequence: Some(sequence), row: Some(position), .. } = finding.place else { return finding };
+    let of_keys = [TensorName::K, TensorName::V, TensorName::Dk, TensorName::Dv].map(Some);
+    let side = if of_keys.contains(&finding.tensor) { Side::Kv } else { Side::Q };
+    let holder = layouts.iter().enumerate().find_map(|(rank, layout)| {
+        let mut own = layout.side(side).runs.iter().filter(|placed| placed.sequence == sequence);
+        own.find_map(|placed| {
+            let step = placed.piece.step.max(1);
+            let i = position.checked_sub(placed.piece.start).filter(|off| off.is_multiple_of(step))? / step;
+            (i < placed.local.span).then(|| (rank, placed.local.row(i)))
+        })
+    });
+    match holder {
+        Some((rank, row)) if layouts.len() > 1 && !finding.what.contains("rank ") => {
+            Finding { what: format!("{} (rank {rank} holds it, in its row {row})", finding.what), ..finding }
+        }
+        _ => finding,
+    }
+}
+
+/// Judges some heads of a recording.
+fn judge_share(
+    recording: &Recording,
+    layouts: &[RankLayout],
+    sample: Option<Sample>,
+    share: Share,
+) -> Result<Verdict, RecordingError> {
+    let part = share.problem(&recording.problem);
+    let problem = match part {
+        Ok(problem) => problem,
+        Err(error) => return Ok(Verdict::Infrastructure(format!("some heads are no problem: {error}"))),
+    };
+    let judge = judge_of(sample, layouts);
+    if problem.elements() > judge.elements_max {
+        let what = format!(
+            "it has {} tensor elements for each KV head; judge some rows with --rows",
+            problem.elements()
+        );
+        return Ok(Verdict::TooLarge(what));
+    }
+    let first = &recording.ranks[0].outputs;
     let returned =
         [(TensorName::Lse, first.lse.is_some()), (TensorName::MaxLogit, first.max_logit.is_some())];
     let statistics = returned.into_iter().filter(|(_, returned)| *returned).map(|(name, _)| name);
-    let subject = manifest.subject(problem, statistics.collect());
-    let run = (&inputs(problem, &layouts, ranks), outputs(recording, &layouts));
-    judge_of(sample, &layouts).examine_recorded(&subject, problem, &layouts, run).verdict
+    let subject = recording.manifest.subject(&problem, statistics.collect());
+    match gathered(recording, (&problem, layouts), &subject, share)? {
+        Err(finding) => Ok(Verdict::Finding(finding)),
+        Ok((inputs, results)) => Ok(judge.examine_recorded(&subject, &problem, &inputs, &results).verdict),
+    }
+}
+
+/// Returns the inputs and the results of some heads in the problem's own layout, gathered rank by rank, or the finding
+/// about what the ranks' files say of each other and of their padding.
+fn gathered(
+    recording: &Recording,
+    (problem, layouts): (&Problem, &[RankLayout]),
+    subject: &Recorded,
+    share: Share,
+) -> Result<Result<(Inputs, RankOutputs), Box<Finding>>, RecordingError> {
+    let (mut inputs, mut assembly) = (no_inputs(problem), Assembly::new(problem));
+    let mut replicas: Option<Replicas> = None;
+    for (rank, layout) in layouts.iter().enumerate() {
+        let mut file = recording.read_rank(rank, share)?;
+        let own = Replicas::of(recording, &file);
+        let broken = replicas
+            .as_ref()
+            .and_then(|first| first.differing(&own, rank))
+            .or_else(|| padding_not_finite(recording, rank, &file, layout))
+            .or_else(|| {
+                padding_of_recorded(subject, layout, &file.outputs)
+                    .map(|finding| on_rank(rank, finding, recording))
+            });
+        if let Some(finding) = broken {
+            return Ok(Err(Box::new(finding)));
+        }
+        settle(recording, (problem, layout), rank, &mut file.outputs);
+        if let Err(finding) = assembly.add(layout, &file.outputs) {
+            return Ok(Err(finding));
+        }
+        place_inputs(problem, layout, &file.inputs, &mut inputs);
+        replicas.get_or_insert(own);
+    }
+    Ok(Ok((inputs, assembly.results())))
+}
+
+/// Returns the finding about a rank, which it names where there are several.
+fn on_rank(rank: usize, finding: Finding, recording: &Recording) -> Finding {
+    match recording.ranks.len() {
+        1 => finding,
+        _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
+    }
 }
 
 /// Returns the judge of recorded runs. With a sample it never asks the oracle for all rows.
@@ -79,7 +179,7 @@ fn judge_of(sample: Option<Sample>, layouts: &[RankLayout]) -> Judge {
         None => judge,
         Some(Sample { rows, seed }) => {
             let sampled = Some(Sampled { rows, seed, layouts: layouts.to_vec() });
-            Judge { products_max: 0, sampled, ..judge }
+            Judge { products_max: 0, elements_max: SAMPLED_ELEMENTS_MAX, sampled, ..judge }
         }
     }
 }
@@ -101,57 +201,54 @@ fn structural(tensor: TensorName, what: String) -> Finding {
     Finding::new(Check::Structure, Some(tensor), what)
 }
 
-/// Returns the finding about the first head of a sink that is not the same on all ranks.
-fn sinks_differ(ranks: &[RankFile]) -> Option<Finding> {
-    heads_differ(TensorName::Sink, ranks, |rank| Some(&rank.inputs.sink))
-}
+/// What all ranks hold alike: the sink, and a dsink that was summed over them.
+struct Replicas(Vec<(TensorName, Array1<f32>)>);
 
-/// Returns the finding about the first head of a dsink that was summed over the ranks and is not the same on all.
-fn sums_differ(recording: &Recording) -> Option<Finding> {
-    if recording.manifest.dsink == DsinkForm::Partial {
-        return None;
+impl Replicas {
+    fn of(recording: &Recording, file: &RankFile) -> Replicas {
+        let mut all = vec![(TensorName::Sink, file.inputs.sink.clone())];
+        let reduced =
+            file.outputs.gradients.as_ref().filter(|_| recording.manifest.dsink == DsinkForm::Reduced);
+        all.extend(reduced.map(|gradients| (TensorName::Dsink, gradients.dsink.clone())));
+        Replicas(all)
     }
-    heads_differ(TensorName::Dsink, &recording.ranks, |rank| {
-        rank.outputs.gradients.as_ref().map(|gradients| &gradients.dsink)
-    })
-}
 
-fn heads_differ(
-    tensor: TensorName,
-    ranks: &[RankFile],
-    of: impl Fn(&RankFile) -> Option<&Array1<f32>>,
-) -> Option<Finding> {
-    let first = of(ranks.first()?)?;
-    ranks.iter().enumerate().find_map(|(rank, file)| {
-        let own = of(file)?;
-        let mut wrong = (0..first.len()).filter(|&head| own[head].to_bits() != first[head].to_bits());
-        let head = wrong.next()?;
-        let what = format!("rank {rank} holds another {tensor} than rank 0");
-        let place = Place { head: Some(head), ..Place::default() };
-        let [got, expected] = [own, first].map(|values| Some(number(values[head])));
-        let (failed, compared) = (1 + wrong.count(), first.len());
-        Some(Finding { place, got, expected, failed, compared, ..structural(tensor, what) })
-    })
+    /// Returns the finding about the first head for which a rank holds something other than rank 0.
+    fn differing(&self, own: &Replicas, rank: usize) -> Option<Finding> {
+        self.0.iter().zip(&own.0).find_map(|((tensor, first), (_, own))| {
+            let mut wrong = (0..first.len()).filter(|&head| own[head].to_bits() != first[head].to_bits());
+            let head = wrong.next()?;
+            let what = format!("rank {rank} holds another {tensor} than rank 0");
+            let place = Place { head: Some(head), ..Place::default() };
+            let [got, expected] = [own, first].map(|values| Some(number(values[head])));
+            let (failed, compared) = (1 + wrong.count(), first.len());
+            Some(Finding { place, got, expected, failed, compared, ..structural(*tensor, what) })
+        })
+    }
 }
 
 /// Returns the finding about a padding row of an input that holds no finite number, where the subject asks for such.
-fn padding_not_finite(recording: &Recording, layouts: &[RankLayout]) -> Option<Finding> {
+fn padding_not_finite(
+    recording: &Recording,
+    rank: usize,
+    file: &RankFile,
+    layout: &RankLayout,
+) -> Option<Finding> {
     if recording.manifest.padding.inputs == PaddingInputs::Anything {
         return None;
     }
-    recording.ranks.iter().zip(layouts).enumerate().find_map(|(rank, (file, layout))| {
-        let Inputs { q, k, v, dout, .. } = &file.inputs;
-        let mut tensors = vec![(TensorName::Q, q, Side::Q), (TensorName::K, k, Side::Kv), (TensorName::V, v, Side::Kv)];
-        if recording.problem.pass == Pass::Backward {
-            tensors.push((TensorName::Dout, dout, Side::Q));
-        }
-        tensors.into_iter().find_map(|(tensor, values, side)| {
-            let place = not_finite(layout.side(side), values)?;
-            let what = format!(
-                "on rank {rank}: a padding row of an input is not finite, and padding.inputs asks for finite numbers"
-            );
-            Some(Finding { place, ..structural(tensor, what) })
-        })
+    let Inputs { q, k, v, dout, .. } = &file.inputs;
+    let mut tensors =
+        vec![(TensorName::Q, q, Side::Q), (TensorName::K, k, Side::Kv), (TensorName::V, v, Side::Kv)];
+    if recording.problem.pass == Pass::Backward {
+        tensors.push((TensorName::Dout, dout, Side::Q));
+    }
+    tensors.into_iter().find_map(|(tensor, values, side)| {
+        let place = not_finite(layout.side(side), values)?;
+        let what = format!(
+            "on rank {rank}: a padding row of an input is not finite, and padding.inputs asks for finite numbers"
+        );
+        Some(Finding { place, ..structural(tensor, what) })
     })
 }
 
@@ -166,47 +263,44 @@ fn not_finite(layout: &SideLayout, values: &Array3<f32>) -> Option<Place> {
     })
 }
 
-/// Returns the inputs in the problem's own layout. Rows that are not real hold zeros.
-fn inputs(problem: &Problem, layouts: &[RankLayout], ranks: &[RankFile]) -> Inputs {
-    let rows = |shape: [usize; 3], side: Side, of: fn(&Inputs) -> &Array3<f32>| {
-        let mut whole = Array3::zeros(shape);
-        for (layout, file) in layouts.iter().zip(ranks) {
-            let local = of(&file.inputs);
-            for placed in &layout.side(side).runs {
-                let run = run_of(&problem.sequences[placed.sequence], side);
-                for (i, here) in placed.local.real_rows().enumerate() {
-                    let there = run.row(placed.piece.start + i * placed.piece.step);
-                    whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
-                }
-            }
-        }
-        whole
-    };
+/// Returns inputs of zeros in the problem's own layout.
+fn no_inputs(problem: &Problem) -> Inputs {
     Inputs {
-        q: rows(problem.q_shape(), Side::Q, |inputs| &inputs.q),
-        k: rows(problem.k_shape(), Side::Kv, |inputs| &inputs.k),
-        v: rows(problem.v_shape(), Side::Kv, |inputs| &inputs.v),
+        q: Array3::zeros(problem.q_shape()),
+        k: Array3::zeros(problem.k_shape()),
+        v: Array3::zeros(problem.v_shape()),
         dout: match problem.pass {
             Pass::Forward => Array3::zeros((0, problem.heads.q, problem.dims.v)),
-            Pass::Backward => rows(problem.out_shape(), Side::Q, |inputs| &inputs.dout),
+            Pass::Backward => Array3::zeros(problem.out_shape()),
         },
-        sink: ranks[0].inputs.sink.clone(),
+        sink: Array1::zeros(problem.learnable_sinks()),
     }
 }
 
-/// Returns the results in the form that the judge takes: −∞ as the LSE of a row that sees nothing, and dsink as parts
-/// that add up to the gradient.
-fn outputs(recording: &Recording, layouts: &[RankLayout]) -> Outputs {
-    let Recording { manifest, problem, ranks, .. } = recording;
-    let mut outputs: Vec<RankOutputs> = ranks.iter().map(|rank| rank.outputs.clone()).collect();
-    for (layout, rank) in layouts.iter().zip(&mut outputs) {
-        settle_empty(problem, layout, manifest.lse.empty, rank);
+/// Copies a rank's inputs to their places. Rows that are not real stay zero.
+fn place_inputs(problem: &Problem, layout: &RankLayout, local: &Inputs, whole: &mut Inputs) {
+    place_rows(problem, (layout, Side::Q), &local.q, &mut whole.q);
+    place_rows(problem, (layout, Side::Kv), &local.k, &mut whole.k);
+    place_rows(problem, (layout, Side::Kv), &local.v, &mut whole.v);
+    if problem.pass == Pass::Backward {
+        place_rows(problem, (layout, Side::Q), &local.dout, &mut whole.dout);
     }
-    if manifest.dsink == DsinkForm::Reduced {
-        let others = outputs.iter_mut().skip(1).filter_map(|rank| rank.gradients.as_mut());
-        others.for_each(|gradients| gradients.dsink.fill(0.0));
+    whole.sink.assign(&local.sink);
+}
+
+/// Brings a rank's results into the form that the judge takes: −∞ as the LSE of a row that sees nothing, and dsink as
+/// parts that add up to the gradient.
+fn settle(
+    recording: &Recording,
+    (problem, layout): (&Problem, &RankLayout),
+    rank: usize,
+    outputs: &mut RankOutputs,
+) {
+    settle_empty(problem, layout, recording.manifest.lse.empty, outputs);
+    let reduced = outputs.gradients.as_mut().filter(|_| recording.manifest.dsink == DsinkForm::Reduced);
+    if let (Some(gradients), true) = (reduced, rank > 0) {
+        gradients.dsink.fill(0.0);
     }
-    Outputs { ranks: outputs, damage: Vec::new(), changed: Vec::new(), costs: Costs::default() }
 }
 
 /// Writes −∞ into the LSE of rows that see nothing, where another value stands for that.
@@ -227,6 +321,70 @@ fn settle_empty(problem: &Problem, layout: &RankLayout, empty: EmptyLse, rank: &
             if sees_nothing {
                 let mut row = lse.column_mut(placed.local.row(i));
                 row.mapv_inplace(|value| if stands_for_empty(value) { f32::NEG_INFINITY } else { value });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::{Made, read, write};
+    use seamproof_judge::subject::Backend;
+    use seamproof_judge::subjects::{Emulated, draw_options};
+    use seamproof_judge::values;
+    use seamproof_oracle::{Algorithm, Balance, ContextParallel, Heads, Mask, ProblemFields};
+
+    /// Returns the problem of a ring with two KV heads.
+    fn ring() -> Problem {
+        let fields = ProblemFields {
+            heads: Heads { q: 4, kv: 2 },
+            mask: Mask::CAUSAL,
+            pass: Pass::Backward,
+            parallel: ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk),
+            ..ProblemFields::padded(&[(21, 24), (3, 4)], 8)
+        };
+        Problem::new(fields).expect("a problem")
+    }
+
+    #[test]
+    fn each_head_is_judged_by_itself_and_a_wrong_one_is_named_as_it_is_in_the_whole() {
+        let problem = ring();
+        let subject = Emulated::from_options(&draw_options(0)).expect("drawn options are taken");
+        let (inputs, head) = (values::inputs(&problem), 3);
+        for wrong in [false, true] {
+            let place = tempfile::tempdir().expect("a temporary directory");
+            let mut outputs = subject.run(&problem, &inputs).expect("it runs");
+            if wrong {
+                outputs.ranks[1].out[[0, head, 2]] += 8.0;
+            }
+            let made = Made {
+                backend: &subject,
+                name: "ring".into(),
+                problem: &problem,
+                inputs: &inputs,
+                outputs,
+                tables: false,
+            };
+            write(place.path(), made).expect("it is written");
+            let recording = read(place.path()).expect("it is read");
+            let layouts = placed(&recording).expect("placed by the rule");
+            let judged = [0, 1].map(|first| {
+                let share = Share { first, count: 1 };
+                let verdict = judge_share(&recording, &layouts, None, share).expect("the files are the same");
+                match verdict {
+                    Verdict::Finding(finding) => share.whole(&problem, *finding).into(),
+                    verdict => verdict,
+                }
+            });
+            assert!(matches!(judged[0], Verdict::Pass(_)), "{}", judged[0]);
+            match &judged[1] {
+                Verdict::Pass(_) => assert!(!wrong),
+                Verdict::Finding(finding) => {
+                    assert!(wrong && finding.tensor == Some(TensorName::Out), "{finding}");
+                    assert_eq!(finding.place.head, Some(head));
+                }
+                verdict => panic!("{verdict}"),
             }
         }
     }

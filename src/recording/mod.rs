@@ -16,6 +16,8 @@
 //! - *Placement*: which rank holds which position in which row. It follows from the problem's balance (*rule*), or
 //!   stands in the rank files (*tables*).
 //! - *Step* and *layer*: where in a training the call was made. They are the same in all files.
+//! - *Share*: the heads that are in memory at once. [`read`] checks the files and keeps no head; [`judge`] reads them
+//!   again for each share ([`Share`]).
 //!
 //! Files come from other programs and other machines, so reading trusts nothing. Links are not followed, no more of a
 //! file is read than a limit allows, its digest is compared before anything in it is believed, and each error is one
@@ -27,6 +29,8 @@ mod manifest;
 mod placement;
 mod rank_file;
 mod read;
+mod share;
+mod stored;
 mod write;
 
 pub use error::{Fault, RecordingError};
@@ -38,6 +42,8 @@ pub use manifest::{
 pub use placement::{RankTables, SideTable};
 pub use rank_file::{RankFile, RankPlace};
 pub use read::{Recording, read};
+pub use share::{SAMPLED_ELEMENTS_MAX, Share};
+pub use stored::{case_of, read_beside};
 pub use write::{Made, check_free, write};
 
 /// Version of the format that this program reads and writes.

@@ -1,17 +1,21 @@
 //! A rank file: the tensors of one rank in its own layout, as a safetensors file.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
-use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Sink};
+use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Side, Sink};
 
 use super::error::quoted;
 use super::manifest::{LseBase, LseOrder, Manifest, Placement};
-use super::{Fault, HEADER_BYTES_MAX, RECORDING_VERSION, RankTables, RecordingError, SideTable, TEXT_MAX};
+use super::{
+    Fault, HEADER_BYTES_MAX, RECORDING_VERSION, RankTables, RecordingError, Share, SideTable, TEXT_MAX,
+};
 
 /// Number of bytes before the header, which hold its size.
 const SIZE: usize = 8;
@@ -48,6 +52,8 @@ pub struct RankPlace<'a> {
     pub rank: usize,
     /// Number of rows of q and of k that the rule of placement gives the rank; `None` where tables do.
     pub rows: Option<[usize; 2]>,
+    /// Heads that are kept.
+    pub share: Share,
 }
 
 struct Reader<'a> {
@@ -162,21 +168,24 @@ impl<'a> Reader<'a> {
         self.error(name, Fault::Missing("the recording needs this tensor"))
     }
 
-    fn required<S: IntoDimension>(
+    fn required(
         &self,
         name: &str,
         format: Format,
-        shape: S,
-    ) -> Result<Array<f32, S::Dim>, RecordingError> {
-        self.optional(name, &[format], shape)?.ok_or_else(|| self.missing(name))
+        shape: [usize; 3],
+        side: Side,
+    ) -> Result<Array3<f32>, RecordingError> {
+        self.optional(name, &[format], shape, (1, side))?.ok_or_else(|| self.missing(name))
     }
 
-    /// Returns a tensor of one of these formats, widened to f32; `None` where there is none.
+    /// Returns the kept heads of a tensor of one of these formats, widened to f32; `None` where there is none. The
+    /// axis is that of the heads.
     fn optional<S: IntoDimension>(
         &self,
         name: &str,
         formats: &[Format],
         shape: S,
+        (axis, side): (usize, Side),
     ) -> Result<Option<Array<f32, S::Dim>>, RecordingError> {
         let Some(tensor) = self.tensor(name)? else { return Ok(None) };
         let Some(format) = formats.iter().find(|format| dtype(**format) == Some(tensor.dtype())) else {
@@ -184,34 +193,52 @@ impl<'a> Reader<'a> {
             let expected = expected.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
             return Err(self.error(name, Fault::Dtype { got: tensor.dtype().to_string(), expected }));
         };
-        self.shaped(name, &tensor, shape, widened(*format, tensor.data())).map(Some)
+        let mut shape = shape.into_dimension();
+        self.check_shape(name, &tensor, shape.slice())?;
+        let heads = self.place.share.heads(self.place.problem, side);
+        let codes = of_heads(tensor.data(), shape.slice(), axis, &heads);
+        shape[axis] = heads.len();
+        self.shaped(name, shape, widened(*format, &codes)).map(Some)
     }
 
-    fn shaped<S: IntoDimension, T>(
+    fn check_shape(
         &self,
         name: &str,
         tensor: &TensorView<'_>,
-        shape: S,
+        expected: &[usize],
+    ) -> Result<(), RecordingError> {
+        let (got, expected) = (tensor.shape().to_vec(), expected.to_vec());
+        if got == expected { Ok(()) } else { Err(self.error(name, Fault::Shape { got, expected })) }
+    }
+
+    fn shaped<D: Dimension, T>(
+        &self,
+        name: &str,
+        shape: D,
         elements: Vec<T>,
-    ) -> Result<Array<T, S::Dim>, RecordingError> {
-        let shape = shape.into_dimension();
-        let (got, expected) = (tensor.shape().to_vec(), shape.slice().to_vec());
-        let differs = || self.error(name, Fault::Shape { got: got.clone(), expected: expected.clone() });
-        if got != expected {
-            return Err(differs());
-        }
-        Array::from_shape_vec(shape, elements).map_err(|_| differs())
+    ) -> Result<Array<T, D>, RecordingError> {
+        let expected = shape.slice().to_vec();
+        let got = vec![elements.len()];
+        let differs = |_| self.error(name, Fault::Shape { got, expected });
+        Array::from_shape_vec(shape, elements).map_err(differs)
+    }
+
+    /// Returns the number of kept heads of a side.
+    fn kept(&self, side: Side) -> usize {
+        self.place.share.heads(self.place.problem, side).len()
     }
 
     fn inputs(&self, [q, kv]: [usize; 2]) -> Result<Inputs, RecordingError> {
         let ProblemFields { heads, dims, precision, pass, .. } = &**self.place.problem;
         Ok(Inputs {
-            q: self.required("q", precision.q.format, [q, heads.q, dims.qk])?,
-            k: self.required("k", precision.k.format, [kv, heads.kv, dims.qk])?,
-            v: self.required("v", precision.v.format, [kv, heads.kv, dims.v])?,
+            q: self.required("q", precision.q.format, [q, heads.q, dims.qk], Side::Q)?,
+            k: self.required("k", precision.k.format, [kv, heads.kv, dims.qk], Side::Kv)?,
+            v: self.required("v", precision.v.format, [kv, heads.kv, dims.v], Side::Kv)?,
             dout: match pass {
-                Pass::Forward => Array3::zeros((0, heads.q, dims.v)),
-                Pass::Backward => self.required("dout", precision.dout.format, [q, heads.q, dims.v])?,
+                Pass::Forward => Array3::zeros((0, self.kept(Side::Q), dims.v)),
+                Pass::Backward => {
+                    self.required("dout", precision.dout.format, [q, heads.q, dims.v], Side::Q)?
+                }
             },
             sink: self.sink()?,
         })
@@ -220,9 +247,9 @@ impl<'a> Reader<'a> {
     fn outputs(&self, rows: [usize; 2]) -> Result<RankOutputs, RecordingError> {
         let ProblemFields { heads, dims, precision, pass, .. } = &**self.place.problem;
         Ok(RankOutputs {
-            out: self.required("out", precision.out.format, [rows[0], heads.q, dims.v])?,
+            out: self.required("out", precision.out.format, [rows[0], heads.q, dims.v], Side::Q)?,
             lse: self.lse(rows[0])?,
-            max_logit: self.optional("max_logit", &[Format::F32], [heads.q])?,
+            max_logit: self.optional("max_logit", &[Format::F32], [heads.q], (0, Side::Q))?,
             gradients: if *pass == Pass::Backward { Some(self.gradients(rows)?) } else { None },
         })
     }
@@ -231,12 +258,14 @@ impl<'a> Reader<'a> {
         let (problem, format) = (self.place.problem, self.place.problem.precision.gradients.format);
         let (heads, dims) = (problem.heads, problem.dims);
         Ok(RankGradients {
-            dq: self.required("dq", format, [q, heads.q, dims.qk])?,
-            dk: self.required("dk", format, [kv, heads.kv, dims.qk])?,
-            dv: self.required("dv", format, [kv, heads.kv, dims.v])?,
+            dq: self.required("dq", format, [q, heads.q, dims.qk], Side::Q)?,
+            dk: self.required("dk", format, [kv, heads.kv, dims.qk], Side::Kv)?,
+            dv: self.required("dv", format, [kv, heads.kv, dims.v], Side::Kv)?,
             dsink: match problem.learnable_sinks() {
                 0 => Array1::zeros(0),
-                sinks => self.required("dsink", Format::F32, [sinks])?,
+                sinks => self
+                    .optional("dsink", &[Format::F32], [sinks], (0, Side::Q))?
+                    .ok_or_else(|| self.missing("dsink"))?,
             },
         })
     }
@@ -247,7 +276,7 @@ impl<'a> Reader<'a> {
             0 => Ok(Array1::zeros(0)),
             sinks => {
                 let formats = [Format::F32, problem.precision.q.format];
-                self.optional("sink", &formats, [sinks])?.ok_or_else(|| self.missing("sink"))
+                self.optional("sink", &formats, [sinks], (0, Side::Q))?.ok_or_else(|| self.missing("sink"))
             }
         }
     }
@@ -256,9 +285,9 @@ impl<'a> Reader<'a> {
     fn lse(&self, rows: usize) -> Result<Option<Array2<f32>>, RecordingError> {
         let (form, heads) = (self.place.manifest.lse, self.place.problem.heads.q);
         let read: Option<Array2<f32>> = match form.order {
-            LseOrder::Ht => self.optional("lse", &[Format::F32], [heads, rows])?,
+            LseOrder::Ht => self.optional("lse", &[Format::F32], [heads, rows], (0, Side::Q))?,
             LseOrder::Th => self
-                .optional("lse", &[Format::F32], [rows, heads])?
+                .optional("lse", &[Format::F32], [rows, heads], (1, Side::Q))?
                 .map(|lse: Array2<f32>| lse.reversed_axes().as_standard_layout().into_owned()),
         };
         Ok(match form.base {
@@ -290,7 +319,8 @@ impl<'a> Reader<'a> {
             return Err(self.error(name, Fault::Dtype { got, expected }));
         }
         let entries = words(tensor.data()).map(|word| i32::from_le_bytes(*word)).collect();
-        Ok(self.shaped(name, &tensor, [rows], entries)?.into_raw_vec_and_offset().0)
+        self.check_shape(name, &tensor, &[rows])?;
+        Ok(entries)
     }
 }
 
@@ -319,6 +349,16 @@ pub(super) fn dtype(format: Format) -> Option<Dtype> {
         Format::Fp16 => Some(Dtype::F16),
         Format::E4m3 | Format::E5m2 => None,
     }
+}
+
+/// Returns the codes of some heads of a tensor, whose heads lie along this axis.
+fn of_heads<'a>(codes: &'a [u8], shape: &[usize], axis: usize, heads: &Range<usize>) -> Cow<'a, [u8]> {
+    if *heads == (0..shape[axis]) {
+        return codes.into();
+    }
+    let head = codes.len() / shape[..=axis].iter().product::<usize>().max(1);
+    let rows = codes.chunks((shape[axis] * head).max(1));
+    rows.flat_map(|row| &row[heads.start * head..heads.end * head]).copied().collect::<Vec<u8>>().into()
 }
 
 fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = &[u8; N]> {

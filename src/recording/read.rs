@@ -3,30 +3,34 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use seamproof_judge::ladder::ELEMENTS_MAX;
 use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{Algorithm, Problem};
 
 use super::rank_file::RankPlace;
 use super::{
     Fault, MANIFEST, MANIFEST_BYTES_MAX, Manifest, NOTES, Placement, RANK_BYTES_MAX, RankFile,
-    RecordingError, digest, rank_file_name,
+    RecordingError, SAMPLED_ELEMENTS_MAX, Share, rank_file_name,
 };
 
-/// A recording, as it was read: each file is whole and has the shapes that the manifest asks for.
+/// A recording, as it was read: each file is whole and has the shapes that the manifest asks for. Its heads are not in
+/// memory.
 #[derive(Clone, Debug)]
 pub struct Recording {
+    /// Directory of the files.
+    pub dir: PathBuf,
+    /// BLAKE3 digest of the manifest, in hex digits.
+    pub digest: String,
     /// What ran.
     pub manifest: Manifest,
     /// Problem of the manifest.
     pub problem: Problem,
     /// Layouts by the rule; `None` where tables place the rows.
     pub rule: Option<Vec<RankLayout>>,
-    /// Tensors of the ranks, in group order.
+    /// Files of the ranks, in group order, without any head: which tensors there are, and the tables.
     pub ranks: Vec<RankFile>,
 }
 
@@ -40,27 +44,28 @@ pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
         read => read?,
     };
     let (manifest, problem) = Manifest::parse(&path, &bytes)?;
+    let digest = blake3::hash(&bytes).to_hex().to_string();
     check_strangers(dir, manifest.ranks.len())?;
-    let elements = problem.elements();
-    if elements > ELEMENTS_MAX {
-        return Err(RecordingError::field(&path, "problem", Fault::Elements { got: elements }));
+    let of_head = problem.elements() / problem.heads.kv as u64;
+    if of_head > SAMPLED_ELEMENTS_MAX {
+        return Err(RecordingError::field(&path, "problem", Fault::Elements { got: of_head }));
     }
     // One rank holds the problem's own layout, whatever the placement.
     let is_ruled = manifest.placement == Placement::Rule || problem.parallel.algorithm == Algorithm::Single;
     let cut = || layouts(&problem).map_err(|error| RecordingError::field(&path, "problem", error.into()));
     let rule = if is_ruled { Some(cut()?) } else { None };
-    let mut recording = Recording { manifest, problem, rule, ranks: Vec::new() };
-    recording.ranks = recording.read_ranks(dir)?;
+    let mut recording = Recording { dir: dir.to_owned(), digest, manifest, problem, rule, ranks: Vec::new() };
+    recording.ranks = recording.read_ranks()?;
     Ok(recording)
 }
 
 impl Recording {
-    fn read_ranks(&self, dir: &Path) -> Result<Vec<RankFile>, RecordingError> {
+    fn read_ranks(&self) -> Result<Vec<RankFile>, RecordingError> {
         let mut ranks: Vec<RankFile> = Vec::with_capacity(self.manifest.ranks.len());
         let mut rows = [0; 2];
         for rank in 0..self.manifest.ranks.len() {
-            let path = dir.join(rank_file_name(rank));
-            let file = self.read_rank(&path, rank)?;
+            let path = self.dir.join(rank_file_name(rank));
+            let file = self.read_rank(rank, Share::NONE)?;
             if let Some(first) = ranks.first() {
                 check_same(&path, "seamproof.step", &file.step, &first.step)?;
                 check_same(&path, "seamproof.layer", &file.layer, &first.layer)?;
@@ -74,12 +79,14 @@ impl Recording {
         Ok(ranks)
     }
 
-    fn read_rank(&self, path: &Path, rank: usize) -> Result<RankFile, RecordingError> {
+    /// Reads some heads of a rank's file.
+    pub(super) fn read_rank(&self, rank: usize, share: Share) -> Result<RankFile, RecordingError> {
         let Recording { manifest, problem, rule, .. } = self;
+        let path = &self.dir.join(rank_file_name(rank));
         let bytes = read_plain(path, RANK_BYTES_MAX)?;
         check_digest(path, &bytes, &manifest.ranks[rank].blake2b)?;
         let rows = rule.as_ref().map(|layouts| [layouts[rank].q.rows, layouts[rank].kv.rows]);
-        RankFile::parse(path, &bytes, RankPlace { manifest, problem, rank, rows })
+        RankFile::parse(path, &bytes, RankPlace { manifest, problem, rank, rows, share })
     }
 
     /// Checks that the ranks up to this one have no more rows together than the problem.
@@ -110,7 +117,7 @@ fn check_strangers(dir: &Path, ranks: usize) -> Result<(), RecordingError> {
 }
 
 fn check_digest(path: &Path, bytes: &[u8], expected: &str) -> Result<(), RecordingError> {
-    let got = digest(bytes);
+    let got = super::digest(bytes);
     if got == expected {
         return Ok(());
     }

@@ -16,7 +16,7 @@ use super::manifest::{
 };
 use super::rank_file::RankPlace;
 use super::{
-    Fault, MANIFEST, RECORDING_VERSION, RankFile, RankTables, RecordingError, digest, rank_file_name,
+    Fault, MANIFEST, RECORDING_VERSION, RankFile, RankTables, RecordingError, Share, digest, rank_file_name,
 };
 use crate::record::{make_dir, write_whole};
 
@@ -67,7 +67,8 @@ pub fn write(dir: &Path, made: Made<'_>) -> Result<Manifest, RecordingError> {
             layer: "0".into(),
         };
         let rows = Some([layout.q.rows, layout.kv.rows]);
-        let bytes = file.to_bytes(RankPlace { manifest: &manifest, problem, rank, rows });
+        let bytes =
+            file.to_bytes(RankPlace { manifest: &manifest, problem, rank, rows, share: Share::all(problem) });
         let unwritten = |error| RecordingError::field(&path, "header", Fault::Header(format!("{error}")));
         let bytes = bytes.map_err(unwritten)?;
         write_whole(&path, &bytes)?;

@@ -101,6 +101,7 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
         assert_eq!(exit, 2, "{said}");
         assert!(said.contains("subject  emulated+backward-key-duplicated"), "{said}");
         assert!(said.contains("FAIL     run · envelope · dv · sequence "), "{said}");
+        assert_eq!(said.contains(" holds it, in its row "), ranks == "4 ranks", "{said}");
         let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "8", "--seed", "1"]);
         assert!(
             code(&output) == 2 && stdout(&output).contains("FAIL     run · envelope · d"),
@@ -380,4 +381,43 @@ fn linked(run: &Path) {
 fn nested(path: &Path) {
     remove(path);
     fs::create_dir(path).expect("the directory is made");
+}
+
+#[test]
+fn a_finding_in_a_recording_is_a_case_that_replay_and_explain_take() {
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &["--backend", "emulated+backward-key-duplicated"]);
+    let output = seamproof(place.path(), &["judge-recording", "run", "--out", "found.json"]);
+    assert!(code(&output) == 2 && stdout(&output).ends_with("case     found.json\n"), "{}", stdout(&output));
+    let found = |output: &str| output.lines().find(|line| line.starts_with("FAIL")).map(str::to_owned);
+    let first = found(&stdout(&output)).expect("a finding");
+
+    let output = seamproof(place.path(), &["replay", "found.json"]);
+    let again = found(&stdout(&output)).expect("a finding");
+    assert_eq!(code(&output), 2);
+    let what = |line: &str| line.split(" · ").skip(1).take(3).collect::<Vec<_>>().join(" · ");
+    assert_eq!(what(&first), what(&again));
+    let output = seamproof(place.path(), &["explain", "found.json"]);
+    assert!(code(&output) == 0 && stdout(&output).contains("rank"), "{}", stderr(&output));
+    refuses(place.path(), &["shrink", "found.json"], &["found.json: inputs", "replay judges it"]);
+    refuses(
+        place.path(),
+        &["judge-recording", "run", "--out", "elsewhere/found.json"],
+        &["--out: ", "beside run"],
+    );
+
+    edit(&run, |manifest| manifest["note"] = "another".into());
+    refuses(
+        place.path(),
+        &["explain", "found.json"],
+        &["found.json: inputs.recorded.digest", "another recording"],
+    );
+    let text = fs::read_to_string(place.path().join("found.json")).expect("the case is there");
+    fs::write(place.path().join("found.json"), text.replace("\"run\"", "\"../run\"")).expect("it is written");
+    refuses(
+        place.path(),
+        &["explain", "found.json"],
+        &["found.json: inputs.recorded.file", "without a path"],
+    );
 }

@@ -13,6 +13,8 @@ mod explain;
 mod faults;
 mod kill;
 mod power;
+mod recorded_power;
+mod recording_schema;
 mod recordings;
 
 /// Allocator of the program. A case allocates thousands of small buffers.

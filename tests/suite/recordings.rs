@@ -4,7 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use seamproof::recording::{self, MANIFEST, Made, Manifest, RankFile, RankPlace, Sample, rank_file_name};
+use seamproof::recording::{
+    self, MANIFEST, Made, Manifest, RankFile, RankPlace, Sample, Share, rank_file_name,
+};
 use seamproof_judge::generate::{Draw, Limits, draw};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Emulated, draw_options};
@@ -25,7 +27,12 @@ fn drawn(index: u64) -> Option<Problem> {
 }
 
 /// Runs a problem and writes the recording; `None` where the subject refuses the problem.
-fn recorded(dir: &Path, subject: &dyn Backend, problem: &Problem, tables: bool) -> Option<Manifest> {
+pub(super) fn recorded(
+    dir: &Path,
+    subject: &dyn Backend,
+    problem: &Problem,
+    tables: bool,
+) -> Option<Manifest> {
     let mut inputs = values::inputs(problem);
     let [strongest, _] = Poison::fills(subject.declaration().padding.inputs, problem);
     values::poison(&mut inputs, problem, strongest);
@@ -34,8 +41,16 @@ fn recorded(dir: &Path, subject: &dyn Backend, problem: &Problem, tables: bool) 
     Some(recording::write(dir, made).expect("the recording is written"))
 }
 
+/// Returns the manifest of a drawn case's recording; `None` where the case cannot be recorded.
+pub(super) fn manifest_of_draw(index: u64) -> Option<String> {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    recorded(place.path(), &Emulated::default(), &drawn(index)?, false)?;
+    Some(fs::read_to_string(place.path().join(MANIFEST)).expect("the manifest is written"))
+}
+
 fn judged(dir: &Path, sample: Option<Sample>) -> Verdict {
     recording::judge(&recording::read(dir).expect("the recording is read"), sample)
+        .expect("the files are the same")
 }
 
 #[test]
@@ -94,7 +109,8 @@ fn no_changed_byte_makes_a_reader_panic() {
     let (manifest, file) = small();
     let path = Path::new("FILE");
     let (known, problem) = Manifest::parse(path, &manifest).expect("the manifest is read");
-    let of_tables = RankPlace { manifest: &known, problem: &problem, rank: 1, rows: None };
+    let of_tables =
+        RankPlace { manifest: &known, problem: &problem, rank: 1, rows: None, share: Share::all(&problem) };
     let rows = RankFile::parse(path, &file, of_tables).expect("the rank file is read");
     let rows = Some([rows.inputs.q.shape()[0], rows.inputs.k.shape()[0]]);
     let one_line = |error: recording::RecordingError| {

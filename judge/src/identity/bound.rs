@@ -288,6 +288,15 @@ impl<'a> Bounds<'a> {
         }
     }
 
+    /// Returns bounds of `Σ_c |q_ic||k_jc|` and of `Σ_c |dout_ic||v_jc|` for a query and any key of its sequence.
+    pub(super) fn products(&self, sequence: usize, position: usize, head: usize) -> [f64; 2] {
+        let row = self.problem.sequences[sequence].q.row(position);
+        let KeyNorms { k, v, .. } = self.raised(self.keys(sequence, head));
+        let q = norm(&self.inputs.q, row, head) + self.raise(self.problem.dims.qk);
+        let dout = norm(&self.inputs.dout, row, head) + self.raise(self.problem.dims.v);
+        [q * k, dout * v]
+    }
+
     fn sums(&self, sequence: usize, keys: usize) -> (f64, f64) {
         self.model.gradient_sums(self.problem.group() * self.problem.sequences[sequence].q.len, keys)
     }

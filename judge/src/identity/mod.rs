@@ -19,6 +19,7 @@ mod asked;
 mod bound;
 mod gradients;
 mod heads;
+mod laws;
 mod mask;
 pub mod norms;
 mod probe;
@@ -89,7 +90,7 @@ macro_rules! identity {
 }
 
 /// Every identity, in the order of [`Relation`].
-pub static TABLE: [Identity; 24] = [
+pub static TABLE: [Identity; 26] = [
     identity!(PaddingAmount Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
         "the same sequences without their padding, or with three padding rows where they have none";
         "padding", "lengths taken for offsets", "tile edges"),
@@ -162,6 +163,12 @@ pub static TABLE: [Identity; 24] = [
     identity!(History Bitwise 2 free, repeat::history,
         "the same after a run with q and v negated and one sequence fewer";
         "state kept between calls", "metadata of an earlier call"),
+    identity!(Euler Bounded 0 free, laws::euler,
+        "";
+        "gradients of another sequence", "lost or doubled partial gradients", "scale missing from one gradient"),
+    identity!(Mass Bounded 0 free, laws::mass,
+        "";
+        "lost or doubled partial gradients", "out and dv of different weights"),
 ];
 
 /// Returns the identity of a relation.

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use ndarray::{Array, Array1, Array2, Array3, s};
-use seamproof_oracle::{Algorithm, Problem, Side, TensorName};
+use ndarray::{Array1, Array2, Array3, s};
+use seamproof_oracle::{Algorithm, Pass, Problem, Side, TensorName};
 
 use crate::finding::{Check, Finding};
 use crate::ladder::runs::whole_case;
@@ -22,36 +22,96 @@ pub(super) fn assemble(
         let nobody = || Box::new(whole_case(Check::Structure, "no rank answered".into()));
         return ranks.into_iter().next().ok_or_else(nobody);
     }
-    let rows = |shape: [usize; 3], side: Side, of: fn(&RankOutputs) -> Option<&Array3<f32>>| {
-        let mut whole = Array3::zeros(shape);
-        for (layout, rank) in layouts.iter().zip(&ranks) {
-            let local = of(rank)?;
-            let row = shape[1] * shape[2];
-            match (whole.as_slice_mut(), local.as_slice()) {
-                (Some(whole), Some(local)) => each_block(problem, layout, side, |there, here| {
-                    let (there, here) =
-                        (there.start * row..there.end * row, here.start * row..here.end * row);
-                    whole[there].copy_from_slice(&local[here]);
-                }),
-                _ => each_block(problem, layout, side, |there, here| {
-                    whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
-                }),
+    let mut assembly = Assembly::new(problem);
+    layouts.iter().zip(&ranks).try_for_each(|(layout, rank)| assembly.add(layout, rank))?;
+    Ok(assembly.results())
+}
+
+/// Results in the problem's own layout, to which one rank after the other is added.
+pub struct Assembly<'a> {
+    problem: &'a Problem,
+    whole: RankOutputs,
+    /// Sum of the ranks' dsink. It is kept in f64, so that the sum adds one rounding.
+    dsink: Array1<f64>,
+    ranks: usize,
+}
+
+impl<'a> Assembly<'a> {
+    /// Returns the results of no rank: zeros.
+    pub fn new(problem: &'a Problem) -> Assembly<'a> {
+        let gradients = || RankGradients {
+            dq: Array3::zeros(problem.q_shape()),
+            dk: Array3::zeros(problem.k_shape()),
+            dv: Array3::zeros(problem.v_shape()),
+            dsink: Array1::zeros(problem.learnable_sinks()),
+        };
+        let whole = RankOutputs {
+            out: Array3::zeros(problem.out_shape()),
+            lse: Some(Array2::zeros(problem.lse_shape())),
+            max_logit: None,
+            gradients: (problem.pass == Pass::Backward).then(gradients),
+        };
+        Assembly { problem, whole, dsink: Array1::zeros(problem.learnable_sinks()), ranks: 0 }
+    }
+
+    /// Adds the results of the next rank, or returns the finding that it disagrees with the first one.
+    pub fn add(&mut self, layout: &RankLayout, rank: &RankOutputs) -> Result<(), Box<Finding>> {
+        let (problem, whole) = (self.problem, &mut self.whole);
+        place_rows(problem, (layout, Side::Q), &rank.out, &mut whole.out);
+        match (&mut whole.lse, &rank.lse) {
+            (Some(whole), Some(local)) => each_block(problem, layout, Side::Q, |there, here| {
+                whole.slice_mut(s![.., there]).assign(&local.slice(s![.., here]));
+            }),
+            (lse, _) => *lse = None,
+        }
+        match (&mut whole.gradients, &rank.gradients) {
+            (Some(whole), Some(local)) => {
+                place_rows(problem, (layout, Side::Q), &local.dq, &mut whole.dq);
+                place_rows(problem, (layout, Side::Kv), &local.dk, &mut whole.dk);
+                place_rows(problem, (layout, Side::Kv), &local.dv, &mut whole.dv);
+                self.dsink.zip_mut_with(&local.dsink, |sum, part| *sum += f64::from(*part));
             }
+            (gradients, _) => *gradients = None,
         }
-        Some(whole)
-    };
-    let out = rows(problem.out_shape(), Side::Q, |rank| Some(&rank.out)).unwrap_or_default();
-    let dq = rows(problem.q_shape(), Side::Q, |rank| Some(&rank.gradients.as_ref()?.dq));
-    let dk = rows(problem.k_shape(), Side::Kv, |rank| Some(&rank.gradients.as_ref()?.dk));
-    let dv = rows(problem.v_shape(), Side::Kv, |rank| Some(&rank.gradients.as_ref()?.dv));
-    let gradients = match (dq, dk, dv) {
-        (Some(dq), Some(dk), Some(dv)) => {
-            Some(RankGradients { dq, dk, dv, dsink: summed_sinks(problem, &ranks) })
+        let index = self.ranks;
+        self.ranks += 1;
+        if index == 0 {
+            // Rank 0 agrees with itself, whatever it holds. A NaN is for the envelope to judge.
+            whole.max_logit.clone_from(&rank.max_logit);
+        } else if whole.max_logit.is_some() && rank.max_logit != whole.max_logit {
+            let what = format!("rank {index} holds another maximum than rank 0");
+            let tensor = Some(TensorName::MaxLogit);
+            return Err(Box::new(Finding { tensor, ..whole_case(Check::Structure, what) }));
         }
-        _ => None,
-    };
-    let max_logit = agreed_max_logit(&ranks)?;
-    Ok(RankOutputs { out, lse: assembled_lse(problem, layouts, &ranks), max_logit, gradients })
+        Ok(())
+    }
+
+    /// Returns the results of the ranks that were added.
+    pub fn results(mut self) -> RankOutputs {
+        if let Some(gradients) = &mut self.whole.gradients {
+            gradients.dsink = self.dsink.mapv(|sum| sum as f32);
+        }
+        self.whole
+    }
+}
+
+/// Copies the real rows of a rank's tensor to their places in the problem's.
+pub fn place_rows(
+    problem: &Problem,
+    (layout, side): (&RankLayout, Side),
+    local: &Array3<f32>,
+    whole: &mut Array3<f32>,
+) {
+    let row = local.shape()[1] * local.shape()[2];
+    match (whole.as_slice_mut(), local.as_slice()) {
+        (Some(whole), Some(local)) => each_block(problem, layout, side, |there, here| {
+            let (there, here) = (there.start * row..there.end * row, here.start * row..here.end * row);
+            whole[there].copy_from_slice(&local[here]);
+        }),
+        _ => each_block(problem, layout, side, |there, here| {
+            whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
+        }),
+    }
 }
 
 /// Calls `visit(rows of the problem, rows of the rank)` for the real rows of a side, in blocks of rows that follow
@@ -72,38 +132,4 @@ fn each_block(
             visit(there..there + size, here..here + size);
         }
     }
-}
-
-fn assembled_lse(problem: &Problem, layouts: &[RankLayout], ranks: &[RankOutputs]) -> Option<Array2<f32>> {
-    let mut whole = Array2::zeros(problem.lse_shape());
-    for (layout, rank) in layouts.iter().zip(ranks) {
-        let local = rank.lse.as_ref()?;
-        each_block(problem, layout, Side::Q, |there, here| {
-            whole.slice_mut(s![.., there]).assign(&local.slice(s![.., here]));
-        });
-    }
-    Some(whole)
-}
-
-/// Returns the sum of the ranks' dsink. It is summed in f64 in order of rank, so that the sum adds one rounding.
-fn summed_sinks(problem: &Problem, ranks: &[RankOutputs]) -> Array1<f32> {
-    let partial = |head: usize| {
-        let of_rank = |rank: &RankOutputs| rank.gradients.as_ref().map_or(0.0, |g| f64::from(g.dsink[head]));
-        ranks.iter().map(of_rank).sum::<f64>() as f32
-    };
-    Array::from_shape_fn(problem.learnable_sinks(), partial)
-}
-
-/// Returns max_logit, which must be the same on every rank, or the finding that it is not.
-fn agreed_max_logit(ranks: &[RankOutputs]) -> Result<Option<Array1<f32>>, Box<Finding>> {
-    let Some(first) = ranks.first().and_then(|rank| rank.max_logit.as_ref()) else { return Ok(None) };
-    // Rank 0 agrees with itself, whatever it holds. A NaN is for the envelope to judge.
-    for (index, rank) in ranks.iter().enumerate().skip(1) {
-        if rank.max_logit.as_ref() != Some(first) {
-            let what = format!("rank {index} holds another maximum than rank 0");
-            let tensor = Some(TensorName::MaxLogit);
-            return Err(Box::new(Finding { tensor, ..whole_case(Check::Structure, what) }));
-        }
-    }
-    Ok(Some(first.clone()))
 }

@@ -42,11 +42,13 @@ use crate::identity;
 use crate::subject::{Backend, Outputs, RankOutputs, RunError};
 use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};
+pub use assemble::{Assembly, place_rows};
 pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, MeasureRatios, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
 use runs::{capability_verdict, expected_refusals, fills, poisoned, run, whole_case};
 pub use sample::Sampled;
 use seamproof_oracle::sharding as layout;
+pub use structure::padding_of_recorded;
 pub use trial::Trial;
 
 impl Default for Judge {

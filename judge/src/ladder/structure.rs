@@ -43,24 +43,21 @@ pub(crate) fn check(
     })
 }
 
-/// Returns the first structural fault of a run that is over. Nobody knows what its results held before it, so rows
-/// that were to be left as they were are not examined.
-pub(crate) fn check_recorded(
+/// Returns the first padding row of a rank that is not zero, where a run that is over promised zeros. Nobody knows what
+/// its results held before it, so rows that were to be left as they were are not examined.
+pub fn padding_of_recorded(
     backend: &dyn Backend,
-    problem: &Problem,
-    layouts: &[RankLayout],
-    outputs: &Outputs,
+    layout: &RankLayout,
+    rank: &RankOutputs,
 ) -> Option<Finding> {
-    let has_zeros = backend.declaration().padding.outputs == PaddingOutputs::Zero;
-    let padding_holds = |layout: &RankLayout, rank: &RankOutputs| {
-        let (q, kv) = (outside(&layout.q).0, outside(&layout.kv).0);
-        results(rank).into_iter().find_map(|(tensor, view)| {
-            let padding = if view.side() == Side::Q { &q } else { &kv };
-            broken(padding, PaddingOutputs::Zero, PADDING_BROKEN, tensor, &view)
-        })
-    };
-    wrong_form(backend, problem, layouts, outputs)
-        .or_else(|| has_zeros.then(|| on_each_rank(layouts, outputs, padding_holds))?)
+    if backend.declaration().padding.outputs != PaddingOutputs::Zero {
+        return None;
+    }
+    let (q, kv) = (outside(&layout.q).0, outside(&layout.kv).0);
+    results(rank).into_iter().find_map(|(tensor, view)| {
+        let padding = if view.side() == Side::Q { &q } else { &kv };
+        broken(padding, PaddingOutputs::Zero, PADDING_BROKEN, tensor, &view)
+    })
 }
 
 /// Returns the first fault that no row's contents show: ranks, statistics and shapes, what was written outside, and

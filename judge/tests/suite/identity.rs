@@ -181,6 +181,12 @@ fn faults() -> Vec<Fault> {
         told(Relation::Cotangent, |f| f.mask.right = f.mask.right.map(|right| right.saturating_add(1))),
         spoilt(Relation::Rerun, |_, before, o| out_if(before == 2, o)),
         spoilt(Relation::History, |_, before, o| out_if(before == 3, o)),
+        spoilt(Relation::Euler, |_, _, o| {
+            gradients(o, |g| g.dk.mapv_inplace(|x| written(x, |x| 1.5 * x)));
+        }),
+        spoilt(Relation::Mass, |_, _, o| {
+            gradients(o, |g| g.dv.mapv_inplace(|x| written(x, |x| 1.5 * x)));
+        }),
     ]
 }
 

@@ -11,9 +11,9 @@ use super::pieces::{
     Group, KEY_TILE, Keys, QueryRange, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
     visible_union,
 };
-use crate::envelope::dither::{Spread, fill_enough, multiplicities, shared_share};
+use crate::envelope::dither::{Spread, copies_of, fill_enough, row_hash, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, Inputs, Problem, Saved};
+use crate::{Gradients, InputViews, Problem, SavedViews};
 
 /// The sides whose gradients are wanted.
 #[derive(Clone, Copy, Debug)]
@@ -134,8 +134,8 @@ const HELD: usize = 16;
 /// Returns the group's gradients. Pieces are computed by themselves and then added in order.
 pub(super) fn group(
     problem: &Problem,
-    inputs: &Inputs,
-    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
+    inputs: &InputViews<'_>,
+    (saved, lse_error): (&SavedViews<'_>, Option<&Array2<f64>>),
     group: &Group,
     sides: Sides,
     model: Option<&Model>,
@@ -181,15 +181,14 @@ pub(super) fn group(
 }
 
 /// Returns the number of copies of each query of a group, head after head.
-fn query_copies(problem: &Problem, inputs: &Inputs, group: &Group) -> Vec<f64> {
+fn query_copies(problem: &Problem, inputs: &InputViews<'_>, group: &Group) -> Vec<f64> {
     let run = problem.sequences[group.sequence].q;
     let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
-    let mut queries = Array2::zeros((0, problem.dims.qk));
-    for head in heads {
-        let of_head = gather(&inputs.q, &run, 0..run.len, head);
-        queries.append(Axis(0), of_head.view()).expect("every head has `dims.qk` columns");
-    }
-    multiplicities(&queries.view())
+    let hash =
+        |row: usize, head: usize| row_hash(inputs.q.slice(s![row, head, ..]).iter().map(|&q| q.into()));
+    copies_of(
+        heads.flat_map(|head| run.real_rows().map(move |row| (row, head))).map(|(row, head)| hash(row, head)),
+    )
 }
 
 impl GroupGradients {
@@ -261,10 +260,10 @@ fn finish_bounds(
 }
 
 /// The data that every tile of a piece reads.
-struct Context<'a> {
+struct Context<'a, 'i, 's> {
     problem: &'a Problem,
-    inputs: &'a Inputs,
-    saved: &'a Saved,
+    inputs: &'a InputViews<'i>,
+    saved: &'a SavedViews<'s>,
     /// Errors of the saved LSE, where it is not the subject's own.
     lse_error: Option<&'a Array2<f64>>,
     group: &'a Group,
@@ -322,7 +321,7 @@ struct Certificate {
     columns: Vec<bool>,
 }
 
-impl Context<'_> {
+impl Context<'_, '_, '_> {
     fn piece(&self, piece: &QueryRange) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
         let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
         let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
@@ -353,7 +352,7 @@ impl Context<'_> {
             .zip(dout.outer_iter())
             .map(|(position, dout)| {
                 let row = run.row(position);
-                let (d, d_error) = self.out_dot(dout, self.saved.out.slice(s![row, head, ..]));
+                let (d, d_error) = self.out_dot(dout, self.saved.out.lanes(row, head).view());
                 let lse_error = self.lse_error.map_or(0.0, |errors| errors[[head, row]]);
                 Statistics { lse: self.saved.lse[[head, row]], lse_error, d, d_error }
             })

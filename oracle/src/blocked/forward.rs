@@ -10,7 +10,7 @@ use super::pieces::{
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
 use crate::replay::{Replay, ReplayedLaunch, of_head};
-use crate::{ForwardResults, Inputs, Problem, Run};
+use crate::{ForwardResults, InputViews, Problem, Run};
 
 /// Results, or bounds, of one piece.
 pub(super) struct PieceForward {
@@ -43,7 +43,7 @@ impl PieceForward {
 /// Returns the results of a piece's rows, computed tile by tile.
 pub(super) fn piece(
     problem: &Problem,
-    inputs: &Inputs,
+    inputs: &InputViews<'_>,
     group: &Group,
     keys: &Keys,
     piece: &QueryRange,
@@ -64,7 +64,7 @@ pub(super) fn piece(
     for rows in tiles(piece.rows.clone(), ROW_TILE) {
         let at = rows.start - piece.rows.start;
         let q = gather(&inputs.q, &run, rows.clone(), piece.head);
-        let sink = problem.sink(piece.head, &inputs.sink);
+        let sink = problem.sink(piece.head, inputs.sink);
         let mut tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
         let errors = model.map(|model| match &replay {
             None => tile.errors(keys, &q, model),

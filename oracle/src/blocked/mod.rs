@@ -18,7 +18,10 @@ pub use answer::{Answer, Tiers};
 
 use crate::envelope::{Model, NumericProfile};
 use crate::replay::Replay;
-use crate::{ForwardResults, Gradients, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved, Side};
+use crate::{
+    ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved,
+    SavedViews, Side,
+};
 use backward::Sides;
 use pieces::{Group, Keys, groups, is_large, map, pieces};
 
@@ -28,8 +31,12 @@ const GROUPS_HELD: usize = 1024;
 
 /// Returns the results of the forward pass, with the envelope of `model`. `inputs` must have the problem's shapes
 /// ([`Inputs::check`]).
-pub fn forward(problem: &Problem, inputs: &Inputs, model: Option<&Model>) -> Answer<ForwardResults> {
-    all_forward(problem, inputs, model, None)
+pub fn forward<'a>(
+    problem: &Problem,
+    inputs: impl Into<InputViews<'a>>,
+    model: Option<&Model>,
+) -> Answer<ForwardResults> {
+    all_forward(problem, &inputs.into(), model, None)
 }
 
 /// Returns the results of the replayed forward. out alone is replayed, and [`Tiers::worst`] is the error that it may
@@ -43,7 +50,7 @@ pub fn replayed_forward(
     let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
     let model = &model.with_profile(problem, &replay.profile);
     if !replay.profile.scales_queries {
-        return Ok(all_forward(problem, inputs, Some(model), Some(replay)));
+        return Ok(all_forward(problem, &inputs.into(), Some(model), Some(replay)));
     }
     let (scale, format) = (problem.softmax.scale, problem.precision.q.format);
     let mut fields = ProblemFields::from(problem.clone());
@@ -51,12 +58,12 @@ pub fn replayed_forward(
     let unscaled = Problem::new(fields)?;
     let mut inputs = inputs.clone();
     inputs.q.mapv_inplace(|q| format.round_f32(q * scale));
-    Ok(all_forward(&unscaled, &inputs, Some(&model.with_scale(1.0)), Some(replay)))
+    Ok(all_forward(&unscaled, &(&inputs).into(), Some(&model.with_scale(1.0)), Some(replay)))
 }
 
 fn all_forward(
     problem: &Problem,
-    inputs: &Inputs,
+    inputs: &InputViews<'_>,
     model: Option<&Model>,
     replay: Option<&Replay>,
 ) -> Answer<ForwardResults> {
@@ -100,21 +107,21 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, (saved, None), Sides::BOTH, model, None)
+    all_backward(problem, &inputs.into(), (saved.into(), None), Sides::BOTH, model, None)
 }
 
 /// Returns dsink and the gradients of one side: dq, or dk and dv. Without a side it returns dsink alone. All other
-/// gradients, and their bounds, are 0. Where D may be `Σ P·dP` ([`Model::weighs_dots`]), it is that of the problem's own
+/// gradients, and their bounds, have no rows. Where D may be `Σ P·dP` ([`Model::weighs_dots`]), it is that of the problem's own
 /// keys, and dq, dk and dsink hold for a problem with all keys of its queries.
-pub fn backward_of(
+pub fn backward_of<'a>(
     problem: &Problem,
-    inputs: &Inputs,
-    (saved, lse_error): (&Saved, Option<&Array2<f64>>),
+    inputs: impl Into<InputViews<'a>>,
+    (saved, lse_error): (SavedViews<'_>, Option<&Array2<f64>>),
     side: Option<Side>,
     model: &Model,
 ) -> Answer<Gradients> {
     let sides = Sides { q: side == Some(Side::Q), kv: side == Some(Side::Kv) };
-    all_backward(problem, inputs, (saved, lse_error), sides, Some(model), None)
+    all_backward(problem, &inputs.into(), (saved, lse_error), sides, Some(model), None)
 }
 
 /// Returns the gradients for a subject that hides its LSE. `saved.lse` is the exact one, and the subject's own may be
@@ -126,7 +133,7 @@ pub fn backward_of_hidden_lse(
     lse_error: &Array2<f64>,
     model: &Model,
 ) -> Answer<Gradients> {
-    all_backward(problem, inputs, (saved, Some(lse_error)), Sides::BOTH, Some(model), None)
+    all_backward(problem, &inputs.into(), (saved.into(), Some(lse_error)), Sides::BOTH, Some(model), None)
 }
 
 /// Returns the gradients of the replayed backward, or `None` where queries are scaled first: their gradients take
@@ -139,14 +146,16 @@ pub fn replayed_backward(
     profile: &NumericProfile,
 ) -> Option<Answer<Gradients>> {
     let model = &model.with_profile(problem, profile);
-    let replay = || all_backward(problem, inputs, (saved, None), Sides::BOTH, Some(model), Some(profile));
+    let replay = || {
+        all_backward(problem, &inputs.into(), (saved.into(), None), Sides::BOTH, Some(model), Some(profile))
+    };
     (!profile.scales_queries).then(replay)
 }
 
 fn all_backward(
     problem: &Problem,
-    inputs: &Inputs,
-    saved: (&Saved, Option<&Array2<f64>>),
+    inputs: &InputViews<'_>,
+    saved: (SavedViews<'_>, Option<&Array2<f64>>),
     sides: Sides,
     model: Option<&Model>,
     replay: Option<&NumericProfile>,
@@ -156,10 +165,13 @@ fn all_backward(
     if let Some(errors) = saved.1 {
         assert_eq!(errors.shape(), problem.lse_shape(), "shape of the errors of the lse");
     }
+    let wanted = |is_wanted: bool, [rows, heads, dim]: [usize; 3]| {
+        Array3::zeros([if is_wanted { rows } else { 0 }, heads, dim])
+    };
     let empty = || Gradients {
-        dq: Array3::zeros(problem.q_shape()),
-        dk: Array3::zeros(problem.k_shape()),
-        dv: Array3::zeros(problem.v_shape()),
+        dq: wanted(sides.q, problem.q_shape()),
+        dk: wanted(sides.kv, problem.k_shape()),
+        dv: wanted(sides.kv, problem.v_shape()),
         dsink: Array1::zeros(problem.learnable_sinks()),
     };
     let bound = model.map(|_| Tiers { worst: empty(), dithered: empty() });
@@ -167,7 +179,8 @@ fn all_backward(
     let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
     let parallel = is_large(problem);
     let work = |group: Group| {
-        let result = backward::group(problem, inputs, saved, &group, sides, model, replay, parallel);
+        let result =
+            backward::group(problem, inputs, (&saved.0, saved.1), &group, sides, model, replay, parallel);
         (group, result)
     };
     let all = groups(problem);

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use ndarray::{Array2, Array3, ArrayView2, Axis};
+use ndarray::{Array2, ArrayView2, ArrayView3, Axis};
 use rayon::prelude::*;
 
 use crate::envelope::Model;
 use crate::envelope::dither::multiplicities;
-use crate::{Inputs, Problem, Run};
+use crate::{InputViews, Problem, Run};
 
 /// The number of query rows of one matrix product. A larger number wastes work on causal diagonals, and a smaller one
 /// packs the keys too often.
@@ -46,7 +46,12 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn gather(problem: &Problem, inputs: &Inputs, group: &Group, model: Option<&Model>) -> Keys {
+    pub(super) fn gather(
+        problem: &Problem,
+        inputs: &InputViews<'_>,
+        group: &Group,
+        model: Option<&Model>,
+    ) -> Keys {
         let run = problem.sequences[group.sequence].kv;
         let k = gather(&inputs.k, &run, 0..run.len, group.kv_head);
         let v = gather(&inputs.v, &run, 0..run.len, group.kv_head);
@@ -98,7 +103,12 @@ pub(super) fn map<T: Send, R: Send>(
 }
 
 /// Returns positions `positions` of a run, for one head, as a matrix `[positions, dim]`.
-pub(super) fn gather(tensor: &Array3<f32>, run: &Run, positions: Range<usize>, head: usize) -> Array2<f64> {
+pub(super) fn gather(
+    tensor: &ArrayView3<'_, f32>,
+    run: &Run,
+    positions: Range<usize>,
+    head: usize,
+) -> Array2<f64> {
     let rows = positions.len();
     let mut matrix = Vec::with_capacity(rows * tensor.shape()[2]);
     let of_head = tensor.index_axis(Axis(1), head);

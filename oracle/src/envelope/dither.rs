@@ -135,12 +135,17 @@ pub(crate) fn fill_enough(shared: f64) -> bool {
 /// Returns the number of copies of each row of a matrix. The roundings of weights may be equal where their rows are
 /// copies. With n equal roundings in a sum, `(Σ a)² ≤ n·Σ a²`.
 pub(crate) fn multiplicities(rows: &ArrayView2<'_, f64>) -> Vec<f64> {
-    // A collision of hashes counts too many copies, which is no error.
-    let hash = |row: &[f64]| {
-        row.iter()
-            .fold(0u64, |hash, x| (hash.rotate_left(5) ^ x.to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    };
-    let hashes: Vec<u64> = rows.outer_iter().map(|row| hash(&row.to_vec())).collect();
+    copies_of(rows.outer_iter().map(|row| row_hash(row.iter().copied())))
+}
+
+/// Returns a number that equal rows share. A collision counts too many copies, which is no error.
+pub(crate) fn row_hash(row: impl Iterator<Item = f64>) -> u64 {
+    row.fold(0, |hash: u64, x| (hash.rotate_left(5) ^ x.to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// Returns the number of copies of each row, from the numbers that equal rows share.
+pub(crate) fn copies_of(hashes: impl Iterator<Item = u64>) -> Vec<f64> {
+    let hashes: Vec<u64> = hashes.collect();
     let mut counts: HashMap<u64, f64> = HashMap::with_capacity(hashes.len());
     hashes.iter().for_each(|hash| *counts.entry(*hash).or_default() += 1.0);
     hashes.iter().map(|hash| counts[hash]).collect()
