@@ -6,8 +6,7 @@ use std::path::Path;
 use seamproof_judge::subject::{Declaration, PaddingContract, TensorName};
 use seamproof_judge::subjects::Recorded;
 use seamproof_oracle::envelope::{
-    Accumulation, Arithmetic, Delta, DsWeights, GradientSums, GroupSums, Merges, Partition, SoftCap,
-    WeightRounding,
+    Accumulation, Arithmetic, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
 };
 use seamproof_oracle::{
     ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Scaling,
@@ -20,13 +19,6 @@ use super::error::quoted;
 use super::{
     Fault, NOTE_MAX, RANKS_MAX, RECORDING_VERSION, RecordingError, TEXT_MAX, VERSIONS_MAX, rank_file_name,
 };
-
-/// Number of merges of a row's partial results that are allowed for each rank of the group, where each key may come
-/// in four parts (two chunks of queries, two of keys). One more is allowed for the sink.
-const MERGES_PER_RANK: usize = 4;
-/// Number of stored partial sums of a gradient's element that are allowed for each rank of the group: a partial sum and
-/// a running sum for each of those four parts, and two where a reduction over the ranks follows.
-const SUMS_PER_RANK: usize = 10;
 
 /// What ran, and how the rank files hold it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -285,17 +277,7 @@ impl RecordedArithmetic {
         let Tile { q, kv } = self.tile.unwrap_or(Tile { q: 1, kv: 1 });
         let FormatName(merge) = self.merge;
         let wire = self.wire.map_or(Format::F32, |FormatName(format)| format);
-        let single = Partition::single(q.max(1), kv.max(1));
-        Partition {
-            merges: Merges {
-                count: MERGES_PER_RANK * ranks + 1,
-                step: merge,
-                running: merge,
-                product_rounded: true,
-            },
-            sums: GradientSums { count: SUMS_PER_RANK * ranks, format: wire },
-            ..single
-        }
+        Partition::single(q.max(1), kv.max(1)).of_group(ranks, merge, wire)
     }
 }
 
