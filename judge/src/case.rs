@@ -49,11 +49,11 @@ pub struct Subject {
 pub enum InputSource {
     /// Values drawn from the problem's mode and data seed.
     Generated,
-    /// Values in a safetensors file beside the case.
+    /// Values of a recorded run beside the case.
     Recorded {
-        /// Name of the file.
+        /// Name of the recording's directory.
         file: String,
-        /// Blake3 digest of the file, in hex.
+        /// Blake3 digest of its manifest, in hex.
         digest: String,
     },
 }
