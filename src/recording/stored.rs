@@ -31,7 +31,12 @@ pub fn read_beside(case_file: &Path, case: &Case) -> Result<Option<Recording>, R
         let missing = Fault::Missing("name the directory of a recording beside the case, without a path");
         return Err(wrong("inputs.recorded.file", missing));
     }
-    let recording = read(&case_file.with_file_name(file))?;
+    let dir = case_file.with_file_name(file);
+    if !dir.is_dir() {
+        let missing = Fault::Missing("no recording of this name lies beside the case");
+        return Err(wrong("inputs.recorded.file", missing));
+    }
+    let recording = read(&dir)?;
     if recording.digest != *digest {
         let fault = Fault::Differs {
             got: digest.clone(),
