@@ -2,8 +2,9 @@
 
     seamproof run --backend python:flash_attention_4.py:attention
 
-`attention` was tried with flash-attn-4 4.0.0b36 on an H100. `deterministic` asks for the same bits in every run, `sink`
-adds a learnable sink, `softcap` a soft cap (each of its values is another kernel); these were not yet run on a GPU.
+Tried with flash-attn-4 4.0.0b36 on an H100 and an H200. `deterministic` asks for the same bits in every run, `sink`
+adds a learnable sink, `softcap` a soft cap. Each value of a soft cap is another kernel, so that a campaign compiles
+without end.
 """
 
 import functools
