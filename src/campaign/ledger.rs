@@ -105,6 +105,11 @@ enum Again {
 }
 
 impl Outcome {
+    /// Whether its failure is to be looked at, which may take minutes.
+    pub(super) fn is_failure(&self) -> bool {
+        matches!(self.judged, Judged::Failed(_) | Judged::Own(_))
+    }
+
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
         let (cost, ways, exercise) = (Cost::default(), Ways::default(), Exercise::default());

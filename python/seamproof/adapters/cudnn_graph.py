@@ -119,13 +119,14 @@ def forward_graph(
     k = graph.ragged("k", batch, kv_heads, kv_most, dim)
     v = graph.ragged("v", batch, kv_heads, kv_most, dim_v)
     more = of_mask(graph, batch, bottom_right, window) | of_sink(graph, "sink", heads, sink)
-    if max_logit:
-        more["score_max"] = graph.ragged("max", batch, heads, q_most, 1, cudnn.data_type.FLOAT).set_output(
-            True
-        )
-    out, lse = graph.graph.sdpa(q=q, k=k, v=v, generate_stats=True, **more)
+    for name in ("max", "sum_exp") if max_logit else ():
+        rows = graph.plain(name, [batch, heads, q_most, 1], cudnn.data_type.FLOAT)
+        more[f"score_{name}"] = rows.set_output(True)
+    # cuDNN gives either the LSE or the two parts that it is made of.
+    out, lse = graph.graph.sdpa(q=q, k=k, v=v, generate_stats=not max_logit, **more)
     graph.result("out", out, batch, heads, q_most, dim_v)
-    graph.result("lse", lse, batch, heads, q_most, 1, cudnn.data_type.FLOAT)
+    if not max_logit:
+        graph.result("lse", lse, batch, heads, q_most, 1, cudnn.data_type.FLOAT)
     return graph.build()
 
 
@@ -167,10 +168,14 @@ SIDES = {
 }  # fmt: skip
 
 
-def largest(rows, lengths):
-    """Returns the largest logit of each head from those of the rows, of which only real ones are sure to be written."""
-    real = torch.arange(rows.shape[2], device="cuda") < lengths.view(-1, 1)
-    return rows[..., 0].masked_fill(~real[:, None], -float("inf")).amax((0, 2))
+def of_parts(p, result, values):
+    """Adds the LSE and the largest logit of each head, from the two parts of real rows; others may be unwritten."""
+    most = [torch.full((p.heads_q, 1), -float("inf"), device="cuda")]
+    for index, run in enumerate(p.q.runs):
+        largest, sums = (values[name][index, :, : run.len, 0] for name in ("max", "sum_exp"))
+        result.lse[run.real_rows()] = (largest + sums.log()).T
+        most.append(largest)
+    result.max_logit = torch.cat(most, 1).amax(1)
 
 
 def attend(p, q, k, v, dout, sink=None, deterministic=False, max_logit=False):
@@ -180,8 +185,8 @@ def attend(p, q, k, v, dout, sink=None, deterministic=False, max_logit=False):
         "lse": torch.full((p.q.rows, p.heads_q, 1), float("nan"), device="cuda"),
         "lengths q": p.q.lengths.view(batch, 1, 1, 1), "lengths kv": p.kv.lengths.view(batch, 1, 1, 1),
     }  # fmt: skip
-    if max_logit:
-        values["max"] = torch.full((batch, p.heads_q, up(p.q.max_span), 1), -float("inf"), device="cuda")
+    for name in ("max", "sum_exp") if max_logit else ():
+        values[name] = torch.full((batch, p.heads_q, up(p.q.max_span), 1), float("nan"), device="cuda")
     if sink is not None:
         values["sink"] = sink.view(1, -1, 1, 1)
     if dout is not None:
@@ -193,7 +198,7 @@ def attend(p, q, k, v, dout, sink=None, deterministic=False, max_logit=False):
     built(forward_graph, *key, max_logit).run(values)
     result = seamproof.Result(values["out"], lse=values["lse"][:, :, 0])
     if max_logit:
-        result.max_logit = largest(values["max"], p.q.lengths)
+        of_parts(p, result, values)
     if dout is not None:
         values["dSink"] = torch.full((1, p.heads_q, 1, 1), float("nan"), device="cuda")
         built(backward_graph, *key, deterministic).run(values)

@@ -2,8 +2,8 @@
 
     seamproof run --backend python:jax_cudnn.py:attention
 
-Tried with jax 0.11.2 over cuDNN 9.19.0 on an H200. Every shape is compiled, so rows are filled up to a power of two,
-and sequences to one as well. `$JAX_COMPILATION_CACHE_DIR` lets workers share what they compile.
+Tried with jax 0.11.2 over cuDNN 9.19.0 on an H200. Every shape is compiled, so rows are filled up to a power of two
+from 512, and sequences to one from 8. `$JAX_COMPILATION_CACHE_DIR` lets workers share what they compile.
 """
 
 import functools
@@ -47,7 +47,7 @@ def attend(q, k, v, dout, sides, causal, window, scale):
 )  # fmt: skip
 def attention(p, q, k, v, dout=None, sink=None):
     # With a single sequence its offsets are not read.
-    count = up(len(p.sequences), 2)
+    count = up(len(p.sequences), 8)
 
     def of_side(side):
         fill = [-1] * (count - len(side.runs))
@@ -55,7 +55,7 @@ def attention(p, q, k, v, dout=None, sink=None):
         return [np.array([each], np.int32) for each in values]
 
     (q_lengths, q_offsets), (kv_lengths, kv_offsets) = of_side(p.q), of_side(p.kv)
-    q_rows, kv_rows = up(p.q.rows, 128), up(p.kv.rows, 128)
+    q_rows, kv_rows = up(p.q.rows, 512), up(p.kv.rows, 512)
     out, lse, *gradients = attend(
         filled(q, q_rows), filled(k, kv_rows), filled(v, kv_rows), None if dout is None else filled(dout, q_rows),
         (q_lengths, kv_lengths, q_offsets, kv_offsets), p.causal, p.window("jax-cudnn"), p.scale,

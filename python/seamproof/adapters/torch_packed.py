@@ -116,8 +116,8 @@ def documents(p, q_rows, kv_rows):
 
 
 def up(rows):
-    """Returns a power of two, and 128 at least: every shape is compiled."""
-    return max(128, 1 << (rows - 1).bit_length()) if rows else 128
+    """Returns a power of two, and 512 at least: every shape is compiled."""
+    return max(512, 1 << (rows - 1).bit_length()) if rows else 512
 
 
 def filled(tensor, rows):
