@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use super::known::{Listed, Standing};
+use super::known::{Failure, Listed, Standing};
 use super::trend::{Point, Trend};
 use super::{Known, Night, Regressions};
 use crate::campaign::{Canary, Distinct, Left, Summary, met};
@@ -42,7 +42,15 @@ pub(crate) struct ReportedFailure {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) script: Option<String>,
     /// The reason why it is known, and its source.
-    pub(crate) known: Option<(String, String)>,
+    pub(crate) known: Option<Excuse>,
+}
+
+/// Reason of a known failure, and its source.
+pub(crate) type Excuse = (String, String);
+
+/// Returns why a failure is known, if it is.
+pub(super) fn excuse(known: &Known, failure: Failure<'_>) -> Option<Excuse> {
+    known.of(failure).map(|entry| (entry.reason.clone(), entry.source.clone()))
 }
 
 impl ReportedFailure {
@@ -53,9 +61,8 @@ impl ReportedFailure {
         problem: String,
         finding: String,
         replay: String,
-        known: &Known,
+        known: Option<Excuse>,
     ) -> ReportedFailure {
-        let known = known.of(key).map(|entry| (entry.reason.clone(), entry.source.clone()));
         let (is_end, key) = (key.check.is_end(), key.to_string());
         ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, script: None, known }
     }
@@ -114,6 +121,9 @@ pub(crate) struct Report {
     /// What earlier nights without a report left behind.
     pub(crate) left: Vec<Left>,
     known: Vec<Listed>,
+    /// Known failures that are still true.
+    #[serde(skip)]
+    excusing: Known,
     /// Number of failing cases, beyond those that were shrunk, that are like none of the failures.
     unexplained: u64,
     /// What the budget was too short for.
@@ -143,6 +153,7 @@ impl Report {
             failures: Vec::new(),
             left,
             known: Vec::new(),
+            excusing: Known::default(),
             unexplained: 0,
             left_out: night.left_out(),
             missed: Vec::new(),
@@ -177,10 +188,25 @@ impl Report {
         self.campaigns.push(campaign);
     }
 
-    /// Adds the failures of all campaigns, and what became of the known ones.
-    pub(super) fn finish(&mut self, listed: Vec<Listed>, known: &Known) {
-        self.failures = failures(&self.campaigns, known);
+    /// Adds what became of the known failures; those that are still true excuse the others.
+    pub(super) fn add_known(&mut self, listed: Vec<Listed>, known: &Known) {
+        self.excusing = known.still_true(&listed);
         self.known = listed;
+    }
+
+    /// Returns the known failures that are still true.
+    pub(super) fn excusing(&self) -> &Known {
+        &self.excusing
+    }
+
+    /// Adds the failures of all campaigns.
+    pub(super) fn finish(&mut self) {
+        self.failures = failures(&self.campaigns, &self.excusing);
+    }
+
+    /// Whether a failure of a campaign is known.
+    pub(crate) fn is_known(&self, distinct: &Distinct) -> bool {
+        self.excusing.of(Failure::of_distinct(distinct)).is_some()
     }
 
     /// Whether anything failed that is not known, by the subject's end or otherwise.
@@ -244,24 +270,27 @@ fn few(lines: &[String]) -> Vec<String> {
     lines.iter().take(LINES_MAX).cloned().chain(others).collect()
 }
 
-/// Returns every key once, with its smallest case.
+/// Returns every key once, with its smallest case; twice, where one campaign saw what is known and another one what is
+/// not.
 fn failures(campaigns: &[NightCampaign], known: &Known) -> Vec<ReportedFailure> {
-    let mut all: BTreeMap<String, ((u64, u64), &Distinct)> = BTreeMap::new();
+    let mut all: BTreeMap<_, ((u64, u64), &Distinct)> = BTreeMap::new();
     for distinct in campaigns.iter().flat_map(|campaign| &campaign.summary.distinct) {
-        let ((cases, shrunk), smallest) = all.entry(distinct.key.to_string()).or_insert(((0, 0), distinct));
+        let excuse = excuse(known, Failure::of_distinct(distinct));
+        let entry = all.entry((distinct.key.to_string(), excuse));
+        let ((cases, shrunk), smallest) = entry.or_insert(((0, 0), distinct));
         *cases += distinct.cases();
         *shrunk += distinct.seen;
         if distinct.size < smallest.size {
             *smallest = distinct;
         }
     }
-    let failure = |(met, distinct): ((u64, u64), &Distinct)| {
+    let failure = |((_, known), (met, distinct)): ((String, Option<Excuse>), ((u64, u64), &Distinct))| {
         let Distinct { key, problem, found, replay, script, .. } = distinct;
         let failure =
             ReportedFailure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known);
         ReportedFailure { script: script.as_ref().map(ToString::to_string), ..failure }
     };
-    all.into_values().map(failure).collect()
+    all.into_iter().map(failure).collect()
 }
 
 impl Display for Report {

@@ -208,15 +208,11 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
         fs::copy(place.path().join(file), place.path().join(format!("corpus/{number}.json")))
             .expect("a copy");
         let key = failure["key"].as_str().expect("a key");
-        known += &format!(
-            "[[known]]\nkey = \"{key}\"\ncase = \"{number}.json\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
-        );
+        known += &entry(key, &format!("{number}.json"));
     }
     let key = report["regressions"][0]["failed"][0]["key"].as_str().expect("a key");
     if !failures.iter().any(|failure| failure["key"] == key) {
-        known += &format!(
-            "[[known]]\nkey = \"{key}\"\ncase = \"{regression}\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
-        );
+        known += &entry(key, regression);
     }
     fs::write(place.path().join("corpus/known.toml"), &known).expect("a file");
     let second = night_of(place.path(), "2s", SUBJECT).output().expect("the night runs");
@@ -243,6 +239,17 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
         text.lines().next().is_some_and(|title| title.contains("1 known failure not seen any more")),
         "{text}"
     );
+}
+
+/// Returns an entry of the list of known failures, for all failures of a key's check and tensor with its features.
+fn entry(key: &str, case: &str) -> String {
+    let parts: Vec<&str> = key.split(" · ").collect();
+    let features = parts.get(3).map(|features| format!("'{}'", features.replace(", ", "', '")));
+    let (check, tensor, needs) = (parts[0], parts[2], features.unwrap_or_default());
+    format!(
+        "[[known]]\nkey = '{key}'\ncase = '{case}'\nreason = 'planted'\nsource = 'https://example.org'\n\
+         shows = [{{ checks = ['{check}'], tensors = ['{tensor}'], needs = [{needs}] }}]\n"
+    )
 }
 
 /// Checks that a night's folder stands for everything that the night found, the stored case that failed included.
