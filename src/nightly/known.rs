@@ -198,8 +198,8 @@ impl Way {
             None => self.tensors.is_empty(),
             Some(tensor) => self.tensors.contains(&tensor),
         };
-        let needs = problem
-            .is_some_and(|problem| self.needs.iter().all(|words| meets(problem, sequence, words)));
+        let needs =
+            problem.is_some_and(|problem| self.needs.iter().all(|words| meets(problem, sequence, words)));
         self.checks.contains(&key.check)
             && tensor
             && needs
@@ -362,7 +362,8 @@ mod tests {
         };
         let at_times = |text: String| {
             let key = text.lines().find_map(|line| line.strip_prefix("key = ")).unwrap();
-            let other = format!("key = \"sentinel · {}\"\nat_times = [{key}]", key.split(" · ").nth(1).unwrap());
+            let other =
+                format!("key = \"sentinel · {}\"\nat_times = [{key}]", key.split(" · ").nth(1).unwrap());
             text.replace(&format!("key = {key}"), &other)
         };
         assert_eq!(of(&at_times), Standing::True);
@@ -376,7 +377,8 @@ mod tests {
         let edit = |text: String| {
             let (before, rest) = text.split_once("shows = ").unwrap();
             let (_, after) = rest.split_once('\n').unwrap();
-            let way = "checks = ['envelope'], tensors = ['dq', 'dk'], needs = ['backward', 'queries without keys']";
+            let way =
+                "checks = ['envelope'], tensors = ['dq', 'dk'], needs = ['backward', 'queries without keys']";
             format!("{before}kin = ['cuda']\nshows = [{{ {way}, says = 'got 0,', ratio = 2.1 }}]\n{after}")
         };
         let known = listed(edit).1.unwrap();
@@ -406,12 +408,18 @@ mod tests {
         assert!(of("cuda", &Finding { tensor: Some(TensorName::Dk), ..seen.clone() }, &problem));
         assert!(!of("emulated", &seen, &problem), "another subject");
         assert!(!of("cuda", &Finding { check: Check::Exact, ..seen.clone() }, &problem), "another check");
-        assert!(!of("cuda", &Finding { tensor: Some(TensorName::Dv), ..seen.clone() }, &problem), "another tensor");
+        assert!(
+            !of("cuda", &Finding { tensor: Some(TensorName::Dv), ..seen.clone() }, &problem),
+            "another tensor"
+        );
         assert!(!of("cuda", &Finding { tensor: None, ..seen.clone() }, &problem), "no tensor");
         assert!(!of("cuda", &seen, &forward), "without a feature that it needs");
         assert!(!of("cuda", &at(1), &problem), "in a sequence with keys");
         assert!(!of("cuda", &Finding { got: Some("2".to_owned()), ..seen.clone() }, &problem), "other words");
-        assert!(!of("cuda", &Finding { ratio: Some(4.3), ..seen.clone() }, &problem), "far above what was seen");
+        assert!(
+            !of("cuda", &Finding { ratio: Some(4.3), ..seen.clone() }, &problem),
+            "far above what was seen"
+        );
         assert!(!of("cuda", &Finding { ratio: None, ..seen.clone() }, &problem), "no ratio");
         let key = FailureKey::of(&seen, "cuda", &problem);
         let lone = Failure { problem: None, ..Failure::of(&key, &seen, &problem) };
@@ -440,7 +448,8 @@ mod tests {
     fn an_entry_is_asked_where_the_night_runs_its_subject_or_kin() {
         let edit = |text: String| {
             let subject = FailureKey::subject_of(&text).unwrap().to_owned();
-            text.replacen(&subject, "python:own.py:own", 1).replace("shows", "kin = ['python:kin.py:kin']\nshows")
+            text.replacen(&subject, "python:own.py:own", 1)
+                .replace("shows", "kin = ['python:kin.py:kin']\nshows")
         };
         let known = listed(edit).1.unwrap();
         let asked = |subject: &str| !known.listed(&[subject.to_owned()], &Watch::default()).is_empty();
@@ -462,7 +471,9 @@ mod tests {
         assert!(refused(|text| text.replace("[\"poison\"]", "[]")).contains("shows in no check"));
         assert!(refused(|text| text.replace("needs = []", "needs = ['slac']")).contains("needs 'slac'"));
         assert!(refused(|text| text.replace("needs = []", "needs = [], ratio = -1.0")).contains("ratio"));
-        assert!(refused(|text| text.replace("shows", "at_times = ['a · b']\nshows")).contains("another subject"));
+        assert!(
+            refused(|text| text.replace("shows", "at_times = ['a · b']\nshows")).contains("another subject")
+        );
         let unknown = refused(|text| text.replace(" · emulated", " · abacus"));
         assert!(unknown.contains("write emulated+reorder-writes-rows-twice"), "{unknown}");
         assert!(refused(|text| text.replace("shows", "kin = ['abacus']\nshows")).contains("cannot be made"));

@@ -152,7 +152,8 @@ impl Night {
     ) -> Result<(), NightError> {
         for subject in &self.orders.subjects {
             let dir = home::run_of(&self.dir, subject, "regressions");
-            let judged = regressions::judge(subject, stored, report.excusing(), &dir, self.orders.jobs, watch)?;
+            let judged =
+                regressions::judge(subject, stored, report.excusing(), &dir, self.orders.jobs, watch)?;
             note(&judged.to_string());
             report.add_regressions(judged);
         }

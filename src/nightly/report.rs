@@ -368,7 +368,10 @@ fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result 
 mod tests {
     use super::*;
     use crate::nightly::tests::night;
-    use seamproof_judge::finding::Check;
+    use seamproof_judge::case::{Case, Found};
+    use seamproof_judge::finding::{Check, Finding};
+    use seamproof_judge::subject::TensorName;
+    use std::path::Path;
 
     fn failure(key: &str, cases: u64, shrunk: u64) -> ReportedFailure {
         let [key, problem, finding, replay] =
@@ -420,6 +423,55 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    /// Test with a failure of one key that two campaigns saw, one of them far above what is known.
+    #[test]
+    fn a_failure_that_one_campaign_shows_as_known_and_another_one_not_is_listed_twice() {
+        let entry = "
+            [[known]]
+            key = 'envelope · cuda · dq'
+            shows = [{ checks = ['envelope'], tensors = ['dq'], needs = [], ratio = 2.0 }]
+            case = 'case.json'
+            reason = 'planted'
+            source = 'https://example.org'";
+        let known: Known = toml::from_str(entry).unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/ring-merge-cancels.json");
+        let problem = Case::load(&file).unwrap().problem;
+        let finding = Finding {
+            ratio: Some(1.5),
+            ..Finding::new(Check::Envelope, Some(TensorName::Dq), String::new())
+        };
+        let distinct = |worst| Distinct {
+            key: FailureKey::without_problem(&finding, "cuda"),
+            seen: 1,
+            counted: 2,
+            first_case: 0,
+            found: Found::drawn(finding.clone()),
+            worst,
+            smallest: Some(Box::new(problem.clone())),
+            problem: String::new(),
+            size: None,
+            name: None,
+            replay: String::new(),
+            try_command: None,
+            script: None,
+        };
+        let campaign = |worst| {
+            let mut summary = Summary::default();
+            summary.distinct.push(distinct(worst));
+            NightCampaign { subject: "cuda".to_owned(), profile: Profile::Quick, summary }
+        };
+        let listed = |worst: &[f64]| {
+            let campaigns: Vec<_> = worst.iter().copied().map(campaign).collect();
+            failures(&campaigns, &known)
+                .iter()
+                .map(|failure| (failure.known.is_some(), failure.cases))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(listed(&[1.5, 3.9]), [(true, 6)]);
+        assert_eq!(listed(&[1.5, 4.1]), [(false, 3), (true, 3)]);
+        assert_eq!(listed(&[f64::INFINITY]), [(false, 3)]);
     }
 
     /// Test that the page on nights shows a report as it is.
