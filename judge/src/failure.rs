@@ -49,10 +49,14 @@ impl Symptom {
 /// Returns the finding of a verdict, if it is the same failure as `start`.
 pub fn same_failure(start: &Finding, verdict: Verdict) -> Option<Finding> {
     let Verdict::Finding(finding) = verdict else { return None };
-    // A value that is not a number has no ratio: it counts as further off than any other.
-    let ratio = |finding: &Finding| finding.ratio.unwrap_or(f64::INFINITY);
     let enough = finding.check != Check::Envelope || ratio(&finding) >= ratio(start).min(SHRINK_RATIO);
     (enough && Symptom::of(&finding) == Symptom::of(start)).then_some(*finding)
+}
+
+/// Returns the error ÷ bound of a finding. A value that is not a number has no ratio: it counts as further off than any
+/// other.
+pub fn ratio(finding: &Finding) -> f64 {
+    finding.ratio.unwrap_or(f64::INFINITY)
 }
 
 /// The properties that two minimal failures share when they are the same.
@@ -83,17 +87,6 @@ impl FailureKey {
     /// Returns the subject that a key in words names.
     pub fn subject_of(words: &str) -> Option<&str> {
         words.split(SEPARATOR).nth(1)
-    }
-
-    /// Whether this failure is one that a key in words names: the same apart from features, and none of those that the
-    /// words name is missing here. A smaller case of it may then show the named one.
-    pub fn shows(&self, words: &str) -> bool {
-        let Some(rest) = words.strip_prefix(&self.without_features().to_string()) else { return false };
-        let named = rest.strip_prefix(SEPARATOR);
-        rest.is_empty()
-            || named.is_some_and(|named| {
-                named.split(BETWEEN_FEATURES).all(|feature| self.features.contains(feature))
-            })
     }
 
     /// Returns the key without its features: any failure of this check on this tensor of the subject.
@@ -139,33 +132,36 @@ impl fmt::Display for FailureKey {
 
 /// Returns everything about a problem that a simpler one would not have.
 pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
-    let any = |test: fn(&Sequence) -> bool| problem.sequences.iter().any(test);
-    let owned = |span: fn(&Sequence) -> usize| problem.sequences.iter().map(span).sum::<usize>();
-    let slack = owned(|s| s.q.span) < problem.rows.q || owned(|s| s.kv.span) < problem.rows.kv;
-    let mask = problem.mask;
-    let all = [
-        ("several sequences", problem.sequences.len() > 1),
-        ("no sequence", problem.sequences.is_empty()),
-        ("empty sequence", any(|s| s.q.len == 0 || s.kv.len == 0)),
-        ("cross lengths", any(|s| s.q.len != s.kv.len)),
-        ("padding", any(|s| s.q.len < s.q.span || s.kv.len < s.kv.span)),
-        ("strided rows", any(|s| s.q.step > 1 || s.kv.step > 1)),
-        ("slack", slack),
-        ("left window", mask.left.is_some()),
-        ("causal", mask.is_causal()),
-        ("right window", mask.right.is_some_and(|right| right > 0)),
-        ("bottom-right", mask.align == Alignment::BottomRight && mask != FULL_BOTTOM_RIGHT),
-        ("grouped heads", problem.heads.q > problem.heads.kv),
-        ("several heads", problem.heads.kv > 1),
-        ("v dim differs", problem.dims.qk != problem.dims.v),
-        ("softcap", problem.softmax.softcap.is_some()),
-        ("sink", problem.softmax.sink != Sink::None),
-        ("not bf16", problem.precision.q.format != Format::Bf16),
-        ("context parallel", problem.parallel.size() > 1),
-        ("real values", problem.mode != InputMode::Integers && !problem.mode.is_exact()),
-        ("backward", problem.pass == Pass::Backward),
-    ];
-    all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
+    FEATURES.into_iter().filter_map(|(name, has)| has(problem).then_some(name)).collect()
+}
+
+/// Features by the words of keys, each with the test whether a problem has it.
+pub const FEATURES: [(&str, fn(&Problem) -> bool); 20] = [
+    ("several sequences", |p| p.sequences.len() > 1),
+    ("no sequence", |p| p.sequences.is_empty()),
+    ("empty sequence", |p| p.sequences.iter().any(|s| s.q.len == 0 || s.kv.len == 0)),
+    ("cross lengths", |p| p.sequences.iter().any(|s| s.q.len != s.kv.len)),
+    ("padding", |p| p.sequences.iter().any(|s| s.q.len < s.q.span || s.kv.len < s.kv.span)),
+    ("strided rows", |p| p.sequences.iter().any(|s| s.q.step > 1 || s.kv.step > 1)),
+    ("slack", |p| owned(p, |s| s.q.span) < p.rows.q || owned(p, |s| s.kv.span) < p.rows.kv),
+    ("left window", |p| p.mask.left.is_some()),
+    ("causal", |p| p.mask.is_causal()),
+    ("right window", |p| p.mask.right.is_some_and(|right| right > 0)),
+    ("bottom-right", |p| p.mask.align == Alignment::BottomRight && p.mask != FULL_BOTTOM_RIGHT),
+    ("grouped heads", |p| p.heads.q > p.heads.kv),
+    ("several heads", |p| p.heads.kv > 1),
+    ("v dim differs", |p| p.dims.qk != p.dims.v),
+    ("softcap", |p| p.softmax.softcap.is_some()),
+    ("sink", |p| p.softmax.sink != Sink::None),
+    ("not bf16", |p| p.precision.q.format != Format::Bf16),
+    ("context parallel", |p| p.parallel.size() > 1),
+    ("real values", |p| p.mode != InputMode::Integers && !p.mode.is_exact()),
+    ("backward", |p| p.pass == Pass::Backward),
+];
+
+/// Returns the rows that sequences own.
+fn owned(problem: &Problem, span: fn(&Sequence) -> usize) -> usize {
+    problem.sequences.iter().map(span).sum()
 }
 
 /// A mask without bounds, which has no diagonal to align.
@@ -197,24 +193,6 @@ mod tests {
         assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
-    }
-
-    #[test]
-    fn a_failure_shows_those_that_need_no_more_features() {
-        let of = |tensor, features: &[&'static str]| FailureKey {
-            features: features.iter().copied().collect(),
-            ..FailureKey::without_problem(&finding(Check::Structure, tensor, None), "cuda")
-        };
-        let known = of(TensorName::Dk, &["backward", "slack"]).to_string();
-        assert!(of(TensorName::Dk, &["backward", "slack"]).shows(&known));
-        assert!(of(TensorName::Dk, &["backward", "causal", "slack"]).shows(&known));
-        assert!(of(TensorName::Dk, &["backward"]).shows(&of(TensorName::Dk, &[]).to_string()));
-        assert!(!of(TensorName::Dk, &["backward"]).shows(&known));
-        assert!(!of(TensorName::Dq, &["backward", "slack"]).shows(&known));
-        // A tensor whose name begins another's, and features that begin another's.
-        assert!(!of(TensorName::Dsink, &["backward"]).shows(&of(TensorName::Dv, &["backward"]).to_string()));
-        assert!(!of(TensorName::Dk, &["slack"]).shows("structure · cuda · dk2"));
-        assert!(!of(TensorName::Dk, &["slack"]).shows("structure · cuda · dk · sla"));
     }
 
     #[test]

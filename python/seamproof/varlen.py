@@ -108,6 +108,7 @@ def flash_varlen(
     `backward`: `True` for automatic differentiation (torch, JAX: the default), `False`, or a function
     `(dout, q, k, v, out, lse, **same arguments)` that returns `(dq, dk, dv)`.
     `seqused`: sequences may have padding; the function gets `seqused_q` and `seqused_k` beside padded `cu_seqlens`.
+    `max_seqlen_q` and `max_seqlen_k` are the largest real lengths then too, as callers pass them.
     `slack`: tensors may be longer than the last of `cu_seqlens`.
     `windows`, `softcap`, `sinks`: by default what the signature has.
     `lse`: its form, or `False` where only out is returned.
@@ -201,8 +202,8 @@ class Varlen:
         values = {
             "cu_seqlens_q": cu_seqlens_q,
             "cu_seqlens_k": cu_seqlens_k,
-            "max_seqlen_q": p.q.max_span if self.seqused else p.q.max_length,
-            "max_seqlen_k": p.kv.max_span if self.seqused else p.kv.max_length,
+            "max_seqlen_q": p.q.max_length,
+            "max_seqlen_k": p.kv.max_length,
             "softmax_scale": p.scale,
             "causal": p.causal,
             "window_size": self.window(p),

@@ -204,6 +204,7 @@ def test_padding_goes_with_seqused():
     assert subject.declared["table"]["layout"]["padding"] is True
     arguments = subject.call.arguments(Problem.from_json(problem([(3, 5), (1, 1)], padding=2)))
     assert arguments["cu_seqlens_q"].tolist() == [0, 5, 8] and arguments["seqused_q"].tolist() == [3, 1]
+    assert arguments["max_seqlen_q"] == 3, "the largest real length, not the largest span"
     with pytest.raises(DeclarationError, match="must not take"):
         seamproof.flash_varlen(kernel).call.arguments(Problem.from_json(problem([(3, 5)], padding=2)))
 

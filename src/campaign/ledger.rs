@@ -24,7 +24,7 @@ use seamproof_judge::case::{Case, Found};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exercise::Exercise;
-use seamproof_judge::failure::{FailureKey, Symptom, features, same_failure};
+use seamproof_judge::failure::{FailureKey, Symptom, features, ratio, same_failure};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose;
 use seamproof_judge::shrink;
@@ -306,6 +306,8 @@ impl<'a> Ledger<'a> {
             seen: 1,
             counted: 0,
             first_case: index,
+            worst: ratio(&finding),
+            smallest: None,
             found: Found { minimal: true, ..Found::drawn(finding.storable()) },
             problem: format!("malformed: {rule}"),
             size: None,
@@ -336,7 +338,7 @@ impl<'a> Ledger<'a> {
             Recorded::Now(recorded) => recorded.map(|()| None)?,
             Recorded::Earlier(shrunk) => Some(shrunk),
         };
-        let symptom = Symptom::of(&finding);
+        let (symptom, worst) = (Symptom::of(&finding), ratio(&finding));
         let drawn = features(&case.problem);
         let known = self.known(symptom, &drawn);
         let shrinks = self.shrinks.entry(symptom).or_default();
@@ -346,7 +348,7 @@ impl<'a> Ledger<'a> {
             (None, _) => DISTINCT_MAX,
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
-            let kept = self.count_only(known.as_ref(), &name)?;
+            let kept = self.count_only(known.as_ref(), &name, worst)?;
             return if kept && earlier.is_some() { self.keep_drawn(&name, case, finding) } else { Ok(()) };
         }
         *shrinks += 1;
@@ -359,7 +361,7 @@ impl<'a> Ledger<'a> {
                 }
                 Again::Holds => return Ok(()),
                 Again::NotLooked(why) => {
-                    let kept = self.count_only(None, &name)?;
+                    let kept = self.count_only(None, &name, worst)?;
                     return if kept { self.keep_unseen(&name, case, finding, why) } else { Ok(()) };
                 }
             },
@@ -367,7 +369,7 @@ impl<'a> Ledger<'a> {
         };
         self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
         self.learn(symptom, &drawn, &case);
-        self.replace(index, symptom, &name, case)
+        self.replace(index, (symptom, worst), &name, case)
     }
 
     /// The known failure of this symptom that needs nothing that a problem of these features lacks; of several the one
@@ -444,7 +446,12 @@ impl<'a> Ledger<'a> {
     }
 
     /// A failing case that is not shrunk; it stays on disk where no known failure explains it. Whether it does.
-    fn count_only(&mut self, known: Option<&FailureKey>, name: &str) -> Result<bool, RecordError> {
+    fn count_only(
+        &mut self,
+        known: Option<&FailureKey>,
+        name: &str,
+        worst: f64,
+    ) -> Result<bool, RecordError> {
         let kept = known.is_none() && self.summary.kept < KEPT_MAX;
         let count = match (known, kept) {
             (Some(_), _) => &mut self.summary.not_shrunk,
@@ -454,6 +461,7 @@ impl<'a> Ledger<'a> {
         *count += 1;
         if let Some(distinct) = known.and_then(|key| self.distinct.get_mut(key)) {
             distinct.counted += 1;
+            distinct.worst = distinct.worst.max(worst);
         }
         if !kept {
             self.sinks.findings.remove(name)?;
@@ -557,11 +565,19 @@ impl<'a> Ledger<'a> {
         Ok(alone.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
     }
 
-    /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there.
-    fn replace(&mut self, index: u64, symptom: Symptom, drawn: &str, new: Case) -> Result<(), RecordError> {
+    /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there. `worst`
+    /// is the ratio of the drawn one.
+    fn replace(
+        &mut self,
+        index: u64,
+        (symptom, worst): (Symptom, f64),
+        drawn: &str,
+        new: Case,
+    ) -> Result<(), RecordError> {
         let Some(found) = &new.found else { return Ok(()) };
         let findings = self.sinks.findings;
         let key = FailureKey::of(&found.finding, self.subjects.name(), &new.problem);
+        let worst = worst.max(ratio(&found.finding));
         let known = self.smallest.get(&key);
         let case = known.map_or_else(|| new.clone(), |known| smaller(known, &new));
         let Some(found) = &case.found else { return Ok(()) };
@@ -574,7 +590,7 @@ impl<'a> Ledger<'a> {
                 findings.remove(&beaten)?;
             }
         }
-        let distinct = self.distinct_of(index, name, &case, found);
+        let distinct = Distinct { worst, ..self.distinct_of(index, name, &case, found) };
         self.smallest.insert(key.clone(), case);
         self.keep(key, distinct);
         findings.remove(drawn)
@@ -588,6 +604,8 @@ impl<'a> Ledger<'a> {
             counted: 0,
             first_case: index,
             found: found.clone(),
+            worst: ratio(&found.finding),
+            smallest: Some(Box::new(case.problem.clone())),
             problem: prose::describe(&case.problem),
             size: Some(shrink::size(&case.problem)),
             replay: match &found.unconfirmed {
@@ -603,10 +621,12 @@ impl<'a> Ledger<'a> {
     fn keep(&mut self, key: FailureKey, mut new: Distinct) {
         if let Some(known) = self.distinct.get_mut(&key) {
             known.seen += 1;
+            known.worst = known.worst.max(new.worst);
             if known.size <= new.size && known.found.unshrunk == new.found.unshrunk {
                 return;
             }
             (new.seen, new.counted, new.first_case) = (known.seen, known.counted, known.first_case);
+            new.worst = known.worst;
         }
         self.sinks.observer.event(&Event::Finding(&new));
         self.distinct.insert(key, new);

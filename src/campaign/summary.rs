@@ -20,6 +20,7 @@ use seamproof_judge::prose::counted;
 use seamproof_judge::shrink::Size;
 use seamproof_judge::subject::{Declaration, DeviceRuns, TensorName};
 use seamproof_judge::verdict::{Cost, Margin, Tier};
+use seamproof_oracle::Problem;
 
 /// Least share of the legal cases that a subject must be judged on. One that refuses more is not verified.
 pub const JUDGED_SHARE_MIN: f64 = 0.5;
@@ -46,6 +47,12 @@ pub struct Distinct {
     /// Finding in the smallest case.
     #[serde(flatten)]
     pub found: Found,
+    /// Largest error ÷ bound among all its failing cases, as drawn and as shrunk; infinite where one has no ratio.
+    #[serde(skip)]
+    pub worst: f64,
+    /// The smallest case; absent where the failure is no problem.
+    #[serde(skip)]
+    pub smallest: Option<Box<Problem>>,
     /// The smallest case in words.
     pub problem: String,
     /// Size of the smallest case; absent where the failure is no problem.

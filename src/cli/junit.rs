@@ -13,7 +13,6 @@ use super::output::print_to_stdout;
 use crate::campaign::{Canary, Distinct, Left, Summary, met};
 use crate::nightly::{Regressions, ReportedFailure};
 use crate::record::{RecordError, is_stdout, write_whole};
-use seamproof_judge::failure::FailureKey;
 use seamproof_judge::finding::Check;
 use seamproof_judge::prose::counted;
 
@@ -101,7 +100,7 @@ pub(super) fn of_canary(canary: &Canary) -> TestCase {
 
 /// Returns a test case for each check, and two for what makes a campaign doubtful. A check that only known failures
 /// broke is skipped.
-pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool) -> Vec<TestCase> {
+pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&Distinct) -> bool) -> Vec<TestCase> {
     let void: Vec<String> = summary.void.iter().cloned().collect();
     let all = [
         ("proves nothing", &void),
@@ -121,11 +120,11 @@ pub(super) fn of_summary(summary: &Summary, known: &dyn Fn(&FailureKey) -> bool)
     Check::ALL.map(|check| of_check(summary, check, known)).into_iter().chain(doubts).collect()
 }
 
-fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&FailureKey) -> bool) -> TestCase {
+fn of_check(summary: &Summary, check: Check, known: &dyn Fn(&Distinct) -> bool) -> TestCase {
     let broken: Vec<&Distinct> =
         summary.distinct.iter().filter(|distinct| distinct.key.check == check).collect();
     let unexplained = summary.kept + summary.dropped > 0;
-    if !broken.is_empty() && !unexplained && broken.iter().all(|distinct| known(&distinct.key)) {
+    if !broken.is_empty() && !unexplained && broken.iter().all(|distinct| known(distinct)) {
         return skipped(check.name(), "known", "only known failures");
     }
     let failed =

@@ -84,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         return Ok(Exit::TooLittle);
     };
     night.tell(&mut report)?;
-    write_suites(&night.dir().join("junit.xml"), suites(&report, &known))?;
+    write_suites(&night.dir().join("junit.xml"), suites(&report))?;
     night.end(&report)?;
     print_line(&report);
     Ok(exit(&report))
@@ -136,7 +136,7 @@ fn stop_on_signal(watch: &Arc<Watch>) -> Result<(), CliError> {
 }
 
 /// Returns a suite for the night, one for the regressions of each subject, and one for each campaign.
-fn suites(report: &Report, known: &Known) -> Vec<TestSuite> {
+fn suites(report: &Report) -> Vec<TestSuite> {
     let stale = report.stale();
     let stale = (!stale.is_empty()).then(|| ("stale", stale.join("; ")));
     let mut night = vec![of_canary(&report.canary), test("known failures are true", stale, String::new())];
@@ -148,7 +148,7 @@ fn suites(report: &Report, known: &Known) -> Vec<TestSuite> {
         .iter()
         .map(|all| suite_of(&format!("{} regressions", all.subject), of_regressions(all), Duration::ZERO));
     let campaigns = report.campaigns.iter().map(|campaign| {
-        let tests = of_summary(&campaign.summary, &|key| known.of(key).is_some());
+        let tests = of_summary(&campaign.summary, &|distinct| report.is_known(distinct));
         let name = format!("{} {}", campaign.subject, campaign.profile);
         suite_of(&name, tests, time_of(&campaign.summary))
     });

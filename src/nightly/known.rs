@@ -1,27 +1,35 @@
 //! Known failures, from `corpus/known.toml`: each with its key, a stored case that shows it, a reason and a public
 //! source.
 //!
-//! A failure of a listed key is no news, nor is one of the same check and tensor that needs more features. The list must
-//! stay true: an entry whose case does not fail by its key any more fails the night, because a list that nobody prunes
-//! hides the next failure of the same key. A key names its subject, and the entry's case is judged on that one, whatever
-//! subject the file names: a stored regression is the same file for every subject.
+//! An entry excuses a failure that is one of its ways to show: of this subject or kin, in one of these checks and
+//! tensors, under these conditions, with these words, and not far above the ratios that were seen. Anything else is new.
+//! An entry excuses nothing unless its case still fails by its exact key. One whose case fails otherwise, or holds, fails
+//! the night, because a list that nobody prunes hides the next failure. A key names its subject, and the entry's case is
+//! judged on that one, whatever subject the file names: a stored regression is the same file for every subject.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::conditions::{is_condition, meets};
 use super::home::read_toml;
 use super::{NightError, Watch};
-use crate::campaign::{Options, Registered};
+use crate::campaign::{Distinct, Options, Registered};
 use crate::replay::replay;
 use seamproof_judge::case::{Case, Subject};
-use seamproof_judge::failure::FailureKey;
+use seamproof_judge::failure::{FailureKey, ratio};
 use seamproof_judge::files;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::subject::TensorName;
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::Problem;
+
+/// Multiple of the largest ratio that was seen of a known failure, above which a failure is another one.
+const RATIO_MARGIN: f64 = 2.0;
 
 /// The list.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Known {
     #[serde(default)]
@@ -29,14 +37,19 @@ pub(crate) struct Known {
 }
 
 /// A known failure.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
-    /// Its [`FailureKey`], as reports write it.
+    /// The [`FailureKey`] of its case, as reports write it.
     pub(crate) key: String,
-    /// Other failures with the same cause, which no case shows.
+    /// Other keys of its case, where it reads memory that holds now this, now that.
     #[serde(default)]
-    pub(crate) also: Vec<Kin>,
+    pub(crate) at_times: Vec<String>,
+    /// Other subjects with the same cause.
+    #[serde(default)]
+    pub(crate) kin: Vec<String>,
+    /// Ways in which the cause shows, that of the case among them.
+    pub(crate) shows: Vec<Way>,
     /// File of a case that fails so on the key's subject; its path in the list begins at the list's folder.
     pub(crate) case: PathBuf,
     /// The reason why it is not repaired.
@@ -45,18 +58,35 @@ pub(crate) struct Entry {
     pub(crate) source: String,
 }
 
-/// Failures with the cause of an entry, whichever check sees them.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// A way in which a cause shows.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Kin {
-    /// Their subjects; that of the entry's key where none is named.
+pub(crate) struct Way {
+    /// The checks that break.
+    pub(crate) checks: Vec<Check>,
+    /// The tensors that are wrong; where none is named, the failure has none.
     #[serde(default)]
-    pub(crate) subjects: Vec<String>,
-    /// Their tensors; failures without one where none is named.
+    pub(crate) tensors: Vec<TensorName>,
+    /// Conditions that the problem meets: features of keys, and those of [`conditions`](super::conditions). One on a
+    /// sequence is asked of the sequence that failed.
+    pub(crate) needs: Vec<String>,
+    /// Words in the finding.
     #[serde(default)]
-    pub(crate) tensors: Vec<String>,
-    /// Features that they all need, as keys write them.
-    pub(crate) features: Vec<String>,
+    pub(crate) says: String,
+    /// Largest error ÷ bound that was seen. A failure above [`RATIO_MARGIN`] times it is another one, as is one without
+    /// a ratio.
+    pub(crate) ratio: Option<f64>,
+}
+
+/// A failure that may be known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure<'a> {
+    key: &'a FailureKey,
+    finding: &'a Finding,
+    /// Its smallest problem; absent where the failure is no problem.
+    problem: Option<&'a Problem>,
+    /// Largest error ÷ bound among its cases.
+    worst: f64,
 }
 
 /// An entry, and whether it is still true.
@@ -105,15 +135,13 @@ impl Known {
         Ok(known)
     }
 
-    /// Returns the entry of a failure: that of its own key, or one that needs fewer features. A case that was not shrunk
-    /// to the end, or not at all, has features that its failure does not need.
-    pub(crate) fn of(&self, key: &FailureKey) -> Option<&Entry> {
-        let words = key.to_string();
-        let own = self.known.iter().find(|entry| entry.key == words);
-        own.or_else(|| self.known.iter().find(|entry| entry.names(key)))
+    /// Returns the entry that excuses a failure.
+    pub(crate) fn of(&self, failure: Failure<'_>) -> Option<&Entry> {
+        self.known.iter().find(|entry| entry.has(failure))
     }
 
-    /// Judges the cases of all entries again, but of subjects from outside that the night does not run.
+    /// Judges the cases of all entries again, but of those from outside of which the night runs neither the subject nor
+    /// kin.
     pub(super) fn listed(&self, subjects: &[String], watch: &Watch) -> Vec<Listed> {
         let control = watch.begin("known failures");
         let listed = |entry: &Entry| {
@@ -125,21 +153,58 @@ impl Known {
         };
         self.known.iter().filter(|entry| entry.is_asked(subjects)).map(listed).collect()
     }
+
+    /// Returns the entries that are still true, which alone excuse failures.
+    pub(super) fn still_true(&self, listed: &[Listed]) -> Known {
+        let is_true = |entry: &&Entry| {
+            listed.iter().any(|listed| listed.key == entry.key && listed.standing == Standing::True)
+        };
+        Known { known: self.known.iter().filter(is_true).cloned().collect() }
+    }
 }
 
-impl Kin {
-    /// Whether a failure is among them; `own` is the subject where none is named.
-    fn has(&self, failure: &FailureKey, own: &str) -> bool {
-        let subject = match &self.subjects[..] {
-            [] => failure.backend == own,
-            named => named.contains(&failure.backend),
-        };
-        let tensor = match failure.tensor {
+impl<'a> Failure<'a> {
+    /// Returns the failure of one case.
+    pub(crate) fn of(key: &'a FailureKey, finding: &'a Finding, problem: &'a Problem) -> Failure<'a> {
+        Failure { key, finding, problem: Some(problem), worst: ratio(finding) }
+    }
+
+    /// Returns a failure of a campaign.
+    pub(crate) fn of_distinct(distinct: &'a Distinct) -> Failure<'a> {
+        let Distinct { key, found, worst, smallest, .. } = distinct;
+        Failure { key, finding: &found.finding, problem: smallest.as_deref(), worst: *worst }
+    }
+}
+
+impl Way {
+    /// Returns what is wrong with it, if anything is.
+    fn wrong(&self) -> Option<String> {
+        if self.checks.is_empty() {
+            return Some("shows in no check; name those that break".to_owned());
+        }
+        if let Some(words) = self.needs.iter().find(|words| !is_condition(words)) {
+            return Some(format!("needs '{words}', which is no feature of a key and no other condition"));
+        }
+        let sound = self.ratio.is_none_or(|ratio| ratio.is_finite() && ratio > 0.0);
+        (!sound).then(|| "has a ratio that no error can have; write error ÷ bound".to_owned())
+    }
+
+    /// Whether a failure shows so, whatever its subject.
+    fn has(&self, failure: Failure<'_>) -> bool {
+        let Failure { key, finding, problem, worst } = failure;
+        let (sequence, is_near) =
+            (finding.place.sequence, self.ratio.is_none_or(|seen| worst <= RATIO_MARGIN * seen));
+        let tensor = match key.tensor {
             None => self.tensors.is_empty(),
-            Some(tensor) => self.tensors.contains(&tensor.to_string()),
+            Some(tensor) => self.tensors.contains(&tensor),
         };
-        let needs = |feature: &String| failure.features.contains(feature.as_str());
-        subject && tensor && self.features.iter().all(needs)
+        let needs =
+            problem.is_some_and(|problem| self.needs.iter().all(|words| meets(problem, sequence, words)));
+        self.checks.contains(&key.check)
+            && tensor
+            && needs
+            && is_near
+            && finding.to_string().contains(&self.says)
     }
 }
 
@@ -150,32 +215,42 @@ impl Entry {
         if let Some((field, _)) = fields.into_iter().find(|(_, text)| text.trim().is_empty()) {
             return Some(format!("has no {field}; say it"));
         }
+        if self.shows.is_empty() {
+            return Some("shows in no way; describe that of its case".to_owned());
+        }
+        if let Some(what) = self.shows.iter().find_map(Way::wrong) {
+            return Some(what);
+        }
         let Some(subject) = FailureKey::subject_of(&self.key) else {
             return Some("names no subject; write its key as reports do: CHECK · SUBJECT · …".to_owned());
         };
+        if let Some(other) = self.at_times.iter().find(|key| FailureKey::subject_of(key) != Some(subject)) {
+            return Some(format!("is of another subject than '{other}', which its case shows at times"));
+        }
         // A subject from outside need not be installed here.
-        if !is_outside(subject)
-            && let Err(error) = Registered::with(subject.to_owned(), Options::new())
-        {
-            return Some(format!("names a subject that cannot be made: {error}"));
+        let named = std::iter::once(subject).chain(self.kin.iter().map(String::as_str));
+        for subject in named.filter(|subject| !is_outside(subject)) {
+            if let Err(error) = Registered::with(subject.to_owned(), Options::new()) {
+                return Some(format!("names a subject that cannot be made: {error}"));
+            }
         }
         Case::load(&self.case).err().map(|error| format!("has a case that cannot be read: {error}"))
     }
 
     /// Whether a failure is one that the entry names.
-    fn names(&self, failure: &FailureKey) -> bool {
-        failure.shows(&self.key) || self.is_kin(failure)
+    fn has(&self, failure: Failure<'_>) -> bool {
+        self.names(&failure.key.backend) && self.shows.iter().any(|way| way.has(failure))
     }
 
-    fn is_kin(&self, failure: &FailureKey) -> bool {
-        let own = FailureKey::subject_of(&self.key).unwrap_or_default();
-        self.also.iter().any(|kin| kin.has(failure, own))
+    /// Whether a subject is its own, or kin.
+    fn names(&self, subject: &str) -> bool {
+        FailureKey::subject_of(&self.key) == Some(subject) || self.kin.iter().any(|kin| kin == subject)
     }
 
-    /// Whether a night of these subjects can judge the entry.
+    /// Whether a night of these subjects can judge the entry, and may have use for it.
     fn is_asked(&self, subjects: &[String]) -> bool {
-        FailureKey::subject_of(&self.key)
-            .is_none_or(|subject| !is_outside(subject) || subjects.iter().any(|name| name == subject))
+        let is_own = FailureKey::subject_of(&self.key).is_some_and(|subject| !is_outside(subject));
+        is_own || subjects.iter().any(|subject| self.names(subject))
     }
 
     /// Judges the case on the subject that the key names, with the case's own options where it is of that subject.
@@ -194,16 +269,23 @@ impl Entry {
             return Standing::Unchecked(why);
         }
         match replay(&case) {
-            Ok(Verdict::Finding(finding)) => {
-                let failure = FailureKey::of(&finding, name, &case.problem);
-                match failure.to_string() {
-                    own if own == self.key || self.is_kin(&failure) => Standing::True,
-                    other => Standing::Stale(format!("fails as '{other}'")),
-                }
-            }
+            Ok(Verdict::Finding(finding)) => self.standing_of(&finding, &case.problem, name),
             Ok(Verdict::Infrastructure(why)) => Standing::Unchecked(why),
             Ok(verdict) => Standing::Stale(format!("does not fail any more: {verdict}")),
             Err(error) => Standing::Unchecked(error.to_string()),
+        }
+    }
+
+    /// Compares what the case shows with the keys, and with the ways to show.
+    fn standing_of(&self, finding: &Finding, problem: &Problem, name: &str) -> Standing {
+        let key = FailureKey::of(finding, name, problem);
+        let words = key.to_string();
+        if words != self.key && !self.at_times.contains(&words) {
+            return Standing::Stale(format!("fails as '{words}'"));
+        }
+        match self.has(Failure::of(&key, finding, problem)) {
+            true => Standing::True,
+            false => Standing::Stale(format!("fails in none of the ways that it names: {finding}")),
         }
     }
 }
@@ -211,39 +293,45 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seamproof_judge::finding::{Check, Finding};
-    use seamproof_judge::subject::TensorName;
+
+    /// Returns a stored defect with its finding, on the subject that it names.
+    fn defect(name: &str) -> (Case, Finding) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("corpus/defects/{name}.json"));
+        let case = Case::load(&file).unwrap();
+        let Ok(Verdict::Finding(finding)) = replay(&case) else { panic!("a defect fails") };
+        (case, *finding)
+    }
 
     /// Returns a stored defect in a folder of its own, and the list that names it after an edit.
     fn listed(edit: impl Fn(String) -> String) -> (tempfile::TempDir, Result<Known, NightError>) {
         let place = tempfile::tempdir().unwrap();
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/te-reorder-tail.json");
-        let case = Case::load(&file).unwrap();
-        let Ok(Verdict::Finding(finding)) = replay(&case) else { panic!("a defect fails") };
+        let (case, finding) = defect("te-reorder-tail");
         let key = FailureKey::of(&finding, &case.subject.name, &case.problem).to_string();
         std::fs::write(place.path().join("case.json"), case.to_json()).unwrap();
+        let (check, tensor) = (finding.check, finding.tensor.unwrap());
         let entry = format!(
-            "[[known]]\nkey = \"{key}\"\ncase = \"case.json\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
+            "[[known]]\nkey = \"{key}\"\nshows = [{{ checks = [\"{check}\"], tensors = [\"{tensor}\"], needs = [] }}]\n\
+             case = \"case.json\"\nreason = \"planted\"\nsource = \"https://example.org\"\n"
         );
         let path = place.path().join("known.toml");
         std::fs::write(&path, edit(entry)).unwrap();
         (place, Known::read(&path))
     }
 
+    fn judged(known: &Known) -> Vec<Listed> {
+        known.listed(&[], &Watch::default())
+    }
+
     fn standing(known: &Known) -> Standing {
-        let [listed] = &known.listed(&[], &Watch::default())[..] else { panic!("one entry") };
+        let [listed] = &judged(known)[..] else { panic!("one entry") };
         listed.standing.clone()
     }
 
     #[test]
-    fn an_entry_is_true_while_its_case_fails_by_its_key() {
+    fn an_entry_is_true_while_its_case_fails_by_its_exact_key() {
         let (place, known) = listed(|text| text);
         let known = known.unwrap();
         assert_eq!(standing(&known), Standing::True);
-        let case = Case::load(&place.path().join("case.json")).unwrap();
-        let Ok(Verdict::Finding(finding)) = replay(&case) else { panic!("a defect fails") };
-        let key = FailureKey::of(&finding, &case.subject.name, &case.problem);
-        assert!(known.of(&key).is_some() && known.of(&key.without_features()).is_none());
         // The file may name any subject for itself.
         let path = place.path().join("case.json");
         let mut case = Case::load(&path).unwrap();
@@ -255,38 +343,118 @@ mod tests {
         std::fs::copy(held, &path).unwrap();
         let said = standing(&known);
         assert!(matches!(&said, Standing::Stale(what) if what.ends_with("every check holds")), "{said:?}");
-        let (_place, known) = listed(|text| text.replace("key = \"", "key = \"other "));
-        assert!(matches!(standing(&known.unwrap()), Standing::Stale(_)));
+        // A key without one of the features, and one with another check.
+        let of = |edit: fn(String) -> String| {
+            let (_place, known) = listed(edit);
+            standing(&known.unwrap())
+        };
+        let fewer = of(|text| text.replacen("backward, ", "", 1).replacen("causal, ", "", 1));
+        assert!(matches!(&fewer, Standing::Stale(what) if what.starts_with("fails as '")), "{fewer:?}");
+        let other = of(|text| text.replace("key = \"", "key = \"other "));
+        assert!(matches!(&other, Standing::Stale(what) if what.starts_with("fails as '")), "{other:?}");
     }
 
     #[test]
-    fn an_entry_may_name_other_failures_of_its_cause() {
-        let also = "also = [{ subjects = [\"cuda\"], tensors = [\"dk\"], features = [\"slack\"] }]\n";
-        let known = listed(|text| format!("{text}{also}")).1.unwrap();
-        let of = |backend: &str, tensor, feature| {
-            let finding = Finding::new(Check::Exact, Some(tensor), String::new());
-            let key = FailureKey::without_problem(&finding, backend);
-            known.of(&FailureKey { features: [feature, "causal"].into(), ..key }).is_some()
+    fn a_case_may_fail_by_other_keys_that_are_named_and_in_no_way_that_is_not() {
+        let of = |edit: &dyn Fn(String) -> String| {
+            let (_place, known) = listed(edit);
+            standing(&known.unwrap())
         };
-        assert!(of("cuda", TensorName::Dk, "slack"));
-        assert!(!of("cuda", TensorName::Dk, "sink") && !of("cuda", TensorName::Dq, "slack"));
-        assert!(!of("emulated", TensorName::Dk, "slack"));
+        let at_times = |text: String| {
+            let key = text.lines().find_map(|line| line.strip_prefix("key = ")).unwrap();
+            let other =
+                format!("key = \"sentinel · {}\"\nat_times = [{key}]", key.split(" · ").nth(1).unwrap());
+            text.replace(&format!("key = {key}"), &other)
+        };
+        assert_eq!(of(&at_times), Standing::True);
+        let narrow = of(&|text| text.replace("needs = []", "needs = [\"softcap\"]"));
+        assert!(matches!(&narrow, Standing::Stale(what) if what.contains("none of the ways")), "{narrow:?}");
+    }
+
+    /// Test with a failure that the list names, and with ones that differ from it in one thing each.
+    #[test]
+    fn an_entry_excuses_what_it_names_and_nothing_else() {
+        let edit = |text: String| {
+            let (before, rest) = text.split_once("shows = ").unwrap();
+            let (_, after) = rest.split_once('\n').unwrap();
+            let way =
+                "checks = ['envelope'], tensors = ['dq', 'dk'], needs = ['backward', 'queries without keys']";
+            format!("{before}kin = ['cuda']\nshows = [{{ {way}, says = 'got 0,', ratio = 2.1 }}]\n{after}")
+        };
+        let known = listed(edit).1.unwrap();
+        let case = "corpus/defects/torch-efficient-no-keys.json";
+        let problem = Case::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(case)).unwrap().problem;
+        let forward = seamproof_oracle::ProblemFields {
+            pass: seamproof_oracle::Pass::Forward,
+            ..problem.clone().into()
+        };
+        let forward = Problem::new(forward).unwrap();
+        let seen = Finding {
+            ratio: Some(4.1),
+            got: Some("0".to_owned()),
+            expected: Some("1".to_owned()),
+            ..Finding::new(Check::Envelope, Some(TensorName::Dq), String::new())
+        };
+        let of = |subject: &str, finding: &Finding, problem: &Problem| {
+            let key = FailureKey::of(finding, subject, problem);
+            known.of(Failure::of(&key, finding, problem)).is_some()
+        };
+        let at = |sequence| Finding {
+            place: seamproof_judge::finding::Place { sequence: Some(sequence), ..Default::default() },
+            ..seen.clone()
+        };
+        let own = FailureKey::subject_of(&known.known[0].key).unwrap();
+        assert!(of("cuda", &seen, &problem) && of(own, &seen, &problem) && of("cuda", &at(0), &problem));
+        assert!(of("cuda", &Finding { tensor: Some(TensorName::Dk), ..seen.clone() }, &problem));
+        assert!(!of("emulated", &seen, &problem), "another subject");
+        assert!(!of("cuda", &Finding { check: Check::Exact, ..seen.clone() }, &problem), "another check");
+        assert!(
+            !of("cuda", &Finding { tensor: Some(TensorName::Dv), ..seen.clone() }, &problem),
+            "another tensor"
+        );
+        assert!(!of("cuda", &Finding { tensor: None, ..seen.clone() }, &problem), "no tensor");
+        assert!(!of("cuda", &seen, &forward), "without a feature that it needs");
+        assert!(!of("cuda", &at(1), &problem), "in a sequence with keys");
+        assert!(!of("cuda", &Finding { got: Some("2".to_owned()), ..seen.clone() }, &problem), "other words");
+        assert!(
+            !of("cuda", &Finding { ratio: Some(4.3), ..seen.clone() }, &problem),
+            "far above what was seen"
+        );
+        assert!(!of("cuda", &Finding { ratio: None, ..seen.clone() }, &problem), "no ratio");
+        let key = FailureKey::of(&seen, "cuda", &problem);
+        let lone = Failure { problem: None, ..Failure::of(&key, &seen, &problem) };
+        assert!(known.of(lone).is_none(), "no problem");
     }
 
     #[test]
-    fn the_case_of_an_entry_may_fail_in_any_of_its_ways() {
-        let other = |also: &str| {
-            listed(|text| {
-                let (_, key) = text.split_once("key = ").unwrap();
-                let (key, rest) = key.split_once('\n').unwrap();
-                let subject = FailureKey::subject_of(key).unwrap();
-                format!("[[known]]\nkey = \"exact · {subject} · dk\"\nalso = [{also}]\n{rest}")
-            })
+    fn what_does_not_show_any_more_or_could_not_be_tried_excuses_nothing() {
+        let (place, known) = listed(|text| text);
+        let known = known.unwrap();
+        let (case, finding) = defect("te-reorder-tail");
+        let key = FailureKey::of(&finding, &case.subject.name, &case.problem);
+        let is_known = |known: &Known| {
+            known.still_true(&judged(known)).of(Failure::of(&key, &finding, &case.problem)).is_some()
         };
-        let (_place, known) = other("{ tensors = [\"out\"], features = [] }");
-        assert_eq!(standing(&known.unwrap()), Standing::True);
-        let (_place, known) = other("{ features = [] }");
-        assert!(matches!(standing(&known.unwrap()), Standing::Stale(_)));
+        assert!(is_known(&known));
+        let held = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions/fa-2515-no-sequences.json");
+        std::fs::copy(held, place.path().join("case.json")).unwrap();
+        assert!(!is_known(&known) && matches!(standing(&known), Standing::Stale(_)));
+        std::fs::remove_file(place.path().join("case.json")).unwrap();
+        assert!(!is_known(&known) && matches!(standing(&known), Standing::Unchecked(_)));
+        assert!(known.still_true(&[]).known.is_empty(), "it was not asked");
+    }
+
+    #[test]
+    fn an_entry_is_asked_where_the_night_runs_its_subject_or_kin() {
+        let edit = |text: String| {
+            let subject = FailureKey::subject_of(&text).unwrap().to_owned();
+            text.replacen(&subject, "python:own.py:own", 1)
+                .replace("shows", "kin = ['python:kin.py:kin']\nshows")
+        };
+        let known = listed(edit).1.unwrap();
+        let asked = |subject: &str| !known.listed(&[subject.to_owned()], &Watch::default()).is_empty();
+        assert!(asked("python:own.py:own") && asked("python:kin.py:kin"));
+        assert!(!asked("python:other.py:other") && !asked("emulated"));
     }
 
     #[test]
@@ -298,10 +466,38 @@ mod tests {
         assert!(refused(|text| format!("{text}\n{text}")).contains("is there twice"));
         assert!(refused(|text| text.replace("case.json", "nowhere.json")).contains("nowhere.json"));
         assert!(refused(|text| text.replace(" · ", ", ")).contains("names no subject"));
+        assert!(refused(|text| text.replace("[{ ", "[] # ")).contains("shows in no way"));
+        assert!(refused(|text| text.replace("checks = [\"poison\"], ", "")).contains("checks"));
+        assert!(refused(|text| text.replace("[\"poison\"]", "[]")).contains("shows in no check"));
+        assert!(refused(|text| text.replace("needs = []", "needs = ['slac']")).contains("needs 'slac'"));
+        assert!(refused(|text| text.replace("needs = []", "needs = [], ratio = -1.0")).contains("ratio"));
+        assert!(
+            refused(|text| text.replace("shows", "at_times = ['a · b']\nshows")).contains("another subject")
+        );
         let unknown = refused(|text| text.replace(" · emulated", " · abacus"));
         assert!(unknown.contains("write emulated+reorder-writes-rows-twice"), "{unknown}");
+        assert!(refused(|text| text.replace("shows", "kin = ['abacus']\nshows")).contains("cannot be made"));
         assert_eq!(Known::read(Path::new("/nowhere/known.toml")).unwrap(), Known::default());
         let device = Known::read(Path::new("/dev/null")).unwrap_err().to_string();
         assert!(device.contains("is no regular file"), "{device}");
+    }
+
+    /// Test that the stored list is sound: each entry names the way in which its own case shows.
+    #[test]
+    fn the_stored_list_is_read() {
+        let known = Known::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/known.toml")).unwrap();
+        assert!(!known.known.is_empty());
+        for entry in &known.known {
+            let problem = Case::load(&entry.case).unwrap().problem;
+            let is_met = |way: &Way| way.needs.iter().all(|words| meets(&problem, None, words));
+            let is_of_key = |way: &Way| {
+                let check = entry.key.split([' ']).next().unwrap_or_default();
+                let tensor = entry.key.split(" · ").nth(2).unwrap_or_default();
+                let names = |named: &TensorName| named.to_string() == tensor;
+                way.checks.iter().any(|named| named.name() == check)
+                    && (way.tensors.is_empty() || way.tensors.iter().any(names))
+            };
+            assert!(entry.shows.iter().any(|way| is_met(way) && is_of_key(way)), "{}", entry.key);
+        }
     }
 }

@@ -12,6 +12,7 @@
 //! next start begins the next night, whose report names what nights without a report left behind
 //! ([`campaign::Left`]).
 
+mod conditions;
 mod home;
 mod known;
 mod outside;
@@ -133,10 +134,12 @@ impl Night {
         }
         note(&canary.to_string());
         let mut report = Report::new(self, left, canary);
+        // Before anything is judged: what does not show any more excuses nothing.
+        report.add_known(known.listed(&self.orders.subjects, watch), known);
         if permits {
-            self.run_all(&mut report, stored, known, watch, note)?;
+            self.run_all(&mut report, stored, watch, note)?;
         }
-        report.finish(known.listed(&self.orders.subjects, watch), known);
+        report.finish();
         Ok(Some(report))
     }
 
@@ -144,13 +147,13 @@ impl Night {
         &self,
         report: &mut Report,
         stored: &StoredCases,
-        known: &Known,
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<(), NightError> {
         for subject in &self.orders.subjects {
             let dir = home::run_of(&self.dir, subject, "regressions");
-            let judged = regressions::judge(subject, stored, known, &dir, self.orders.jobs, watch)?;
+            let judged =
+                regressions::judge(subject, stored, report.excusing(), &dir, self.orders.jobs, watch)?;
             note(&judged.to_string());
             report.add_regressions(judged);
         }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::known::Failure;
+use super::report::excuse;
 use super::{Known, NightError, ReportedFailure, Watch};
 use crate::campaign::{Registered, Subjects};
 use crate::paste::replay_command;
@@ -105,6 +107,7 @@ pub(super) fn judge(
             Some(Verdict::Finding(finding)) => {
                 let key = FailureKey::of(&finding, registered.name(), &case.problem);
                 let replay = replay_command(&findings.path(&name_of(path)), None);
+                let known = excuse(known, Failure::of(&key, &finding, &case.problem));
                 sum.failed.push(ReportedFailure::new(&key, (1, 0), file, finding.to_string(), replay, known));
             }
             Some(other) => drop(sum.internal.insert(file, other.to_string())),

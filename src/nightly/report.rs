@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use super::known::{Listed, Standing};
+use super::known::{Failure, Listed, Standing};
 use super::trend::{Point, Trend};
 use super::{Known, Night, Regressions};
 use crate::campaign::{Canary, Distinct, Left, Summary, met};
@@ -42,7 +42,15 @@ pub(crate) struct ReportedFailure {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) script: Option<String>,
     /// The reason why it is known, and its source.
-    pub(crate) known: Option<(String, String)>,
+    pub(crate) known: Option<Excuse>,
+}
+
+/// Reason of a known failure, and its source.
+pub(crate) type Excuse = (String, String);
+
+/// Returns why a failure is known, if it is.
+pub(super) fn excuse(known: &Known, failure: Failure<'_>) -> Option<Excuse> {
+    known.of(failure).map(|entry| (entry.reason.clone(), entry.source.clone()))
 }
 
 impl ReportedFailure {
@@ -53,9 +61,8 @@ impl ReportedFailure {
         problem: String,
         finding: String,
         replay: String,
-        known: &Known,
+        known: Option<Excuse>,
     ) -> ReportedFailure {
-        let known = known.of(key).map(|entry| (entry.reason.clone(), entry.source.clone()));
         let (is_end, key) = (key.check.is_end(), key.to_string());
         ReportedFailure { key, cases, shrunk, is_end, problem, finding, replay, script: None, known }
     }
@@ -114,6 +121,9 @@ pub(crate) struct Report {
     /// What earlier nights without a report left behind.
     pub(crate) left: Vec<Left>,
     known: Vec<Listed>,
+    /// Known failures that are still true.
+    #[serde(skip)]
+    excusing: Known,
     /// Number of failing cases, beyond those that were shrunk, that are like none of the failures.
     unexplained: u64,
     /// What the budget was too short for.
@@ -143,6 +153,7 @@ impl Report {
             failures: Vec::new(),
             left,
             known: Vec::new(),
+            excusing: Known::default(),
             unexplained: 0,
             left_out: night.left_out(),
             missed: Vec::new(),
@@ -177,10 +188,25 @@ impl Report {
         self.campaigns.push(campaign);
     }
 
-    /// Adds the failures of all campaigns, and what became of the known ones.
-    pub(super) fn finish(&mut self, listed: Vec<Listed>, known: &Known) {
-        self.failures = failures(&self.campaigns, known);
+    /// Adds what became of the known failures; those that are still true excuse the others.
+    pub(super) fn add_known(&mut self, listed: Vec<Listed>, known: &Known) {
+        self.excusing = known.still_true(&listed);
         self.known = listed;
+    }
+
+    /// Returns the known failures that are still true.
+    pub(super) fn excusing(&self) -> &Known {
+        &self.excusing
+    }
+
+    /// Adds the failures of all campaigns.
+    pub(super) fn finish(&mut self) {
+        self.failures = failures(&self.campaigns, &self.excusing);
+    }
+
+    /// Whether a failure of a campaign is known.
+    pub(crate) fn is_known(&self, distinct: &Distinct) -> bool {
+        self.excusing.of(Failure::of_distinct(distinct)).is_some()
     }
 
     /// Whether anything failed that is not known, by the subject's end or otherwise.
@@ -244,24 +270,27 @@ fn few(lines: &[String]) -> Vec<String> {
     lines.iter().take(LINES_MAX).cloned().chain(others).collect()
 }
 
-/// Returns every key once, with its smallest case.
+/// Returns every key once, with its smallest case; twice, where one campaign saw what is known and another one what is
+/// not.
 fn failures(campaigns: &[NightCampaign], known: &Known) -> Vec<ReportedFailure> {
-    let mut all: BTreeMap<String, ((u64, u64), &Distinct)> = BTreeMap::new();
+    let mut all: BTreeMap<_, ((u64, u64), &Distinct)> = BTreeMap::new();
     for distinct in campaigns.iter().flat_map(|campaign| &campaign.summary.distinct) {
-        let ((cases, shrunk), smallest) = all.entry(distinct.key.to_string()).or_insert(((0, 0), distinct));
+        let excuse = excuse(known, Failure::of_distinct(distinct));
+        let entry = all.entry((distinct.key.to_string(), excuse));
+        let ((cases, shrunk), smallest) = entry.or_insert(((0, 0), distinct));
         *cases += distinct.cases();
         *shrunk += distinct.seen;
         if distinct.size < smallest.size {
             *smallest = distinct;
         }
     }
-    let failure = |(met, distinct): ((u64, u64), &Distinct)| {
+    let failure = |((_, known), (met, distinct)): ((String, Option<Excuse>), ((u64, u64), &Distinct))| {
         let Distinct { key, problem, found, replay, script, .. } = distinct;
         let failure =
             ReportedFailure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known);
         ReportedFailure { script: script.as_ref().map(ToString::to_string), ..failure }
     };
-    all.into_values().map(failure).collect()
+    all.into_iter().map(failure).collect()
 }
 
 impl Display for Report {
@@ -339,7 +368,10 @@ fn section(f: &mut Formatter<'_>, title: &str, items: &[String]) -> fmt::Result 
 mod tests {
     use super::*;
     use crate::nightly::tests::night;
-    use seamproof_judge::finding::Check;
+    use seamproof_judge::case::{Case, Found};
+    use seamproof_judge::finding::{Check, Finding};
+    use seamproof_judge::subject::TensorName;
+    use std::path::Path;
 
     fn failure(key: &str, cases: u64, shrunk: u64) -> ReportedFailure {
         let [key, problem, finding, replay] =
@@ -391,6 +423,55 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    /// Test with a failure of one key that two campaigns saw, one of them far above what is known.
+    #[test]
+    fn a_failure_that_one_campaign_shows_as_known_and_another_one_not_is_listed_twice() {
+        let entry = "
+            [[known]]
+            key = 'envelope · cuda · dq'
+            shows = [{ checks = ['envelope'], tensors = ['dq'], needs = [], ratio = 2.0 }]
+            case = 'case.json'
+            reason = 'planted'
+            source = 'https://example.org'";
+        let known: Known = toml::from_str(entry).unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/defects/ring-merge-cancels.json");
+        let problem = Case::load(&file).unwrap().problem;
+        let finding = Finding {
+            ratio: Some(1.5),
+            ..Finding::new(Check::Envelope, Some(TensorName::Dq), String::new())
+        };
+        let distinct = |worst| Distinct {
+            key: FailureKey::without_problem(&finding, "cuda"),
+            seen: 1,
+            counted: 2,
+            first_case: 0,
+            found: Found::drawn(finding.clone()),
+            worst,
+            smallest: Some(Box::new(problem.clone())),
+            problem: String::new(),
+            size: None,
+            name: None,
+            replay: String::new(),
+            try_command: None,
+            script: None,
+        };
+        let campaign = |worst| {
+            let mut summary = Summary::default();
+            summary.distinct.push(distinct(worst));
+            NightCampaign { subject: "cuda".to_owned(), profile: Profile::Quick, summary }
+        };
+        let listed = |worst: &[f64]| {
+            let campaigns: Vec<_> = worst.iter().copied().map(campaign).collect();
+            failures(&campaigns, &known)
+                .iter()
+                .map(|failure| (failure.known.is_some(), failure.cases))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(listed(&[1.5, 3.9]), [(true, 6)]);
+        assert_eq!(listed(&[1.5, 4.1]), [(false, 3), (true, 3)]);
+        assert_eq!(listed(&[f64::INFINITY]), [(false, 3)]);
     }
 
     /// Test that the page on nights shows a report as it is.

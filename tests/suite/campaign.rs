@@ -14,7 +14,7 @@ use seamproof::campaign::{
 use seamproof::record::Findings;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::failure::Symptom;
+use seamproof_judge::failure::{Symptom, features, ratio};
 use seamproof_judge::finding::Check;
 use seamproof_judge::generate::Profile;
 use seamproof_judge::subject::{Backend, Declaration, MaskForm, Outputs, RunError, Table};
@@ -196,6 +196,13 @@ fn a_rare_fault_is_not_lost_among_cases_of_a_frequent_one() {
     assert!(of(&|distinct| has(distinct, "sink") && !has(distinct, "left window")), "{summary}");
     assert!(summary.not_shrunk > 0, "{summary}");
     assert_eq!(cases(place.path()).len(), summary.distinct.len() + summary.kept as usize);
+    // Each has the largest error of all its cases, and its smallest problem.
+    let least = |distinct: &Distinct| ratio(&distinct.found.finding);
+    assert!(summary.distinct.iter().all(|distinct| distinct.worst >= least(distinct)), "{summary}");
+    assert!(summary.distinct.iter().any(|distinct| distinct.worst > least(distinct)), "{summary}");
+    let shown = |distinct: &Distinct| distinct.smallest.as_deref().map(features);
+    let is_own = |distinct: &Distinct| shown(distinct) == Some(distinct.key.features.clone());
+    assert!(summary.distinct.iter().all(is_own), "{summary}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use seamproof_judge::campaign::{Campaign, CampaignSummary};
 use seamproof_judge::finding::Check;
 use seamproof_judge::prelude::*;
-use seamproof_judge::subject::BalanceKind;
+use seamproof_judge::subject::{BalanceKind, Layouts};
 use seamproof_judge::subjects::Emulated;
 
 use crate::tables::random;
@@ -80,24 +80,32 @@ fn a_right_kernel_behind_a_random_table_has_no_finding() {
     assert!(probes > 0);
 }
 
-/// A row of the table: an edit that narrows it, and the problems just inside the edge.
+/// A row of the table: an edit that narrows it, and the problems just inside the edge. A row that says yes or no is
+/// left at yes, with the rows beside it at no, and the problems are those that need the yes.
 type Edge = (&'static str, fn(&mut Table), fn(&Problem) -> bool);
 
 fn any(problem: &Problem, holds: impl Fn(&Sequence) -> bool) -> bool {
     problem.sequences.iter().any(holds)
 }
 
-fn padded(problem: &Problem) -> bool {
-    any(problem, |s| s.q.span > s.q.len)
+/// Takes of all layouts one alone.
+fn only(table: &mut Table, layout: fn(&mut Layouts)) {
+    table.layout = Layouts {
+        padding: false,
+        gaps: false,
+        first_offset: false,
+        slack: false,
+        steps: false,
+        order: false,
+    };
+    layout(&mut table.layout);
 }
 
-fn first(problem: &Problem) -> usize {
-    problem.sequences.first().map_or(0, |s| s.q.offset.max(s.kv.offset))
-}
-
-fn slack(problem: &Problem) -> bool {
-    let end = problem.sequences.iter().filter_map(|s| s.kv.end()).max();
-    end.is_some_and(|end| end < problem.rows.kv)
+/// Whether a problem is laid out in a way that these layouts forbid.
+fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
+    let mut table = Table::widest();
+    forbid(&mut table.layout);
+    table.refusal(problem).is_some()
 }
 
 const EDGES: [Edge; 31] = [
@@ -131,15 +139,15 @@ const EDGES: [Edge; 31] = [
     ("lengths.most", |t| t.lengths.most = 7, |p| any(p, |s| s.kv.len == 7)),
     ("lengths.sequences_most", |t| t.lengths.sequences_most = 3, |p| p.sequences.len() == 3),
     ("lengths.rows_most", |t| t.lengths.rows_most = 20, |p| p.rows.kv > 17),
-    ("layout.padding", |t| t.layout.padding = false, slack),
-    ("layout.gaps", |t| t.layout.gaps = false, padded),
-    ("layout.first_offset", |t| t.layout.first_offset = false, slack),
-    ("layout.slack", |t| t.layout.slack = false, |p| first(p) > 0),
-    ("layout.steps", |t| t.layout.steps = false, |p| p.sequences.len() > 1 && padded(p)),
-    ("layout.order", |t| t.layout.order = false, |p| p.sequences.len() > 2),
-    ("softcap", |t| t.softcap = false, |p| p.softmax.sink == Sink::Learnable),
+    ("layout.padding", |t| only(t, |l| l.padding = true), |p| lies(p, |l| l.padding = false)),
+    ("layout.gaps", |t| only(t, |l| l.gaps = true), |p| lies(p, |l| l.gaps = false)),
+    ("layout.first_offset", |t| only(t, |l| l.first_offset = true), |p| lies(p, |l| l.first_offset = false)),
+    ("layout.slack", |t| only(t, |l| l.slack = true), |p| lies(p, |l| l.slack = false)),
+    ("layout.steps", |t| only(t, |l| l.steps = true), |p| lies(p, |l| l.steps = false)),
+    ("layout.order", |t| only(t, |l| l.order = true), |p| lies(p, |l| l.order = false)),
+    ("softcap", |t| t.sinks = vec![Sink::None], |p| p.softmax.softcap.is_some()),
     ("sinks", |t| t.sinks = vec![Sink::None, Sink::OffByOne], |p| p.softmax.sink == Sink::OffByOne),
-    ("backward", |t| t.backward = false, |p| p.softmax.softcap.is_some()),
+    ("backward", |t| t.softcap = false, |p| p.pass == Pass::Backward),
     (
         "parallel.algorithms",
         |t| t.parallel.algorithms = vec!["single", "ring"],

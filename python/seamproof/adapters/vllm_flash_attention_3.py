@@ -43,7 +43,7 @@ def attention(p, q, k, v, dout=None, sink=None):
     given = {
         "q": q, "k": k, "v": v, "out": p.empty("out"), "cu_seqlens_q": p.q.padded_offsets,
         "cu_seqlens_k": p.kv.padded_offsets, "seqused_q": p.q.lengths, "seqused_k": p.kv.lengths,
-        "max_seqlen_q": p.q.max_span, "max_seqlen_k": p.kv.max_span, "softmax_scale": p.scale,
+        "max_seqlen_q": p.q.max_length, "max_seqlen_k": p.kv.max_length, "softmax_scale": p.scale,
         "is_causal": p.causal and p.left is None, "window_size_left": left, "window_size_right": right,
         "softcap": p.softcap or 0.0,
     }  # fmt: skip
