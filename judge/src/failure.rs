@@ -135,8 +135,11 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
     FEATURES.into_iter().filter_map(|(name, has)| has(problem).then_some(name)).collect()
 }
 
-/// Features by the words of keys, each with the test whether a problem has it.
-pub const FEATURES: [(&str, fn(&Problem) -> bool); 20] = [
+/// A feature by the words of keys, with the test whether a problem has it.
+pub type Feature = (&'static str, fn(&Problem) -> bool);
+
+/// Every feature.
+pub const FEATURES: [Feature; 20] = [
     ("several sequences", |p| p.sequences.len() > 1),
     ("no sequence", |p| p.sequences.is_empty()),
     ("empty sequence", |p| p.sequences.iter().any(|s| s.q.len == 0 || s.kv.len == 0)),

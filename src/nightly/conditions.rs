@@ -18,7 +18,7 @@ const CONDITIONS: [(&str, Test); 12] = [
     ("as many rows of q as sequences", |p, _| p.rows.q == p.sequences.len()),
     ("no right bound", |p, _| p.mask.right.is_none()),
     ("right bound of all keys", |p, _| {
-        p.mask.right.is_some_and(|right| p.sequences.iter().all(|s| s.kv.len as u64 <= right as u64))
+        p.mask.right.is_some_and(|right| p.sequences.iter().all(|s| s.kv.len as u64 <= u64::from(right)))
     }),
     ("d_qk above 192 and d_v at most 128", |p, _| p.dims.qk > 192 && p.dims.v <= 128),
     ("d_v neither 64 nor 128", |p, _| ![64, 128].contains(&p.dims.v)),

@@ -284,13 +284,13 @@ fn failures(campaigns: &[NightCampaign], known: &Known) -> Vec<ReportedFailure> 
             *smallest = distinct;
         }
     }
-    let failure = |((_, known), (met, distinct)): ((String, Option<Excuse>), ((u64, u64), &Distinct))| {
+    let failures = all.into_iter().map(|((_, known), (met, distinct))| {
         let Distinct { key, problem, found, replay, script, .. } = distinct;
         let failure =
             ReportedFailure::new(key, met, problem.clone(), found.to_string(), replay.clone(), known);
         ReportedFailure { script: script.as_ref().map(ToString::to_string), ..failure }
-    };
-    all.into_iter().map(failure).collect()
+    });
+    failures.collect()
 }
 
 impl Display for Report {
