@@ -160,6 +160,8 @@ pub(super) struct Ledger<'a> {
     /// What each known failure needs: features of its smallest case that all cases had which came to it. The others
     /// were brought in by the shrinker (an empty sequence is simpler than a short one).
     needs: BTreeMap<FailureKey, (Symptom, Features)>,
+    /// The failure for which each known one of the list counts, by its name there.
+    listed: BTreeMap<String, FailureKey>,
     /// The end of all shrinking.
     shrinking: Deadline,
     /// Time left for shrinking cases that end the subject's process; `None` where there is no limit.
@@ -180,6 +182,7 @@ impl<'a> Ledger<'a> {
             smallest: BTreeMap::new(),
             shrinks: BTreeMap::new(),
             needs: BTreeMap::new(),
+            listed: BTreeMap::new(),
             shrinking: Deadline::default(),
             ended_shrinking: None,
             search: None,
@@ -338,6 +341,9 @@ impl<'a> Ledger<'a> {
             Recorded::Now(recorded) => recorded.map(|()| None)?,
             Recorded::Earlier(shrunk) => Some(shrunk),
         };
+        if let Some(listed) = self.subjects.known(&finding, &case.problem).map(str::to_owned) {
+            return self.count_known(index, listed, &name, case, finding);
+        }
         let (symptom, worst) = (Symptom::of(&finding), ratio(&finding));
         let drawn = features(&case.problem);
         let known = self.known(symptom, &drawn);
@@ -370,6 +376,25 @@ impl<'a> Ledger<'a> {
         self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
         self.learn(symptom, &drawn, &case);
         self.replace(index, (symptom, worst), &name, case)
+    }
+
+    /// Counts a case that shows a known failure of the list as it was drawn. The first stands for all of them.
+    fn count_known(
+        &mut self,
+        index: u64,
+        listed: String,
+        drawn: &str,
+        mut case: Case,
+        finding: Finding,
+    ) -> Result<(), RecordError> {
+        if let Some(key) = self.listed.get(&listed).cloned() {
+            return self.count_only(Some(&key), drawn, ratio(&finding)).map(|_| ());
+        }
+        let (symptom, worst) = (Symptom::of(&finding), ratio(&finding));
+        self.listed.insert(listed, FailureKey::of(&finding, self.subjects.name(), &case.problem));
+        case.before.clone_from(&finding.before);
+        case.found = Some(Found::drawn(finding.storable()));
+        self.replace(index, (symptom, worst), drawn, case)
     }
 
     /// The known failure of this symptom that needs nothing that a problem of these features lacks; of several the one

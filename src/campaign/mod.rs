@@ -49,7 +49,7 @@ pub(crate) use report::met;
 pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use scripts::{SCRIPTS_MAX, write_scripts};
 pub use search::canary;
-pub use subjects::{Options, PlantedSubjects, Registered, Subjects, Wrong, wrong_call};
+pub use subjects::{Fresh, Options, PlantedSubjects, Registered, Subjects, Wrong, wrong_call};
 pub use summary::{
     Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };

@@ -8,9 +8,11 @@ use crate::backends::{self, BackendError};
 use crate::worker::{self, Pool};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::campaign::canary_call;
+use seamproof_judge::finding::Finding;
 use seamproof_judge::subject::{Backend, Declaration};
 pub use seamproof_judge::subjects::Options;
 use seamproof_judge::subjects::{Miscall, SubjectName};
+use seamproof_oracle::Problem;
 
 /// Source of the subject of each case.
 pub trait Subjects: Sync {
@@ -26,6 +28,12 @@ pub trait Subjects: Sync {
     /// Returns the source of fresh processes with the subject; `None` where it runs in this one, or where there is no
     /// other.
     fn fresh(&self) -> Option<Fresh> {
+        None
+    }
+
+    /// Returns the name of the known failure that a failing case shows as it was drawn; `None` where it is to be looked
+    /// at. A campaign counts known ones, and neither confirms nor shrinks them.
+    fn known(&self, _finding: &Finding, _problem: &Problem) -> Option<&str> {
         None
     }
 

@@ -9,18 +9,20 @@
 
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::conditions::{is_condition, meets};
 use super::home::read_toml;
 use super::{NightError, Watch};
-use crate::campaign::{Distinct, Options, Registered};
+use crate::backends::BackendError;
+use crate::campaign::{Distinct, Fresh, Options, Registered, Subjects};
 use crate::replay::replay;
 use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::failure::{FailureKey, ratio};
 use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Finding};
-use seamproof_judge::subject::TensorName;
+use seamproof_judge::subject::{Backend, Declaration, TensorName};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Problem;
@@ -108,6 +110,39 @@ pub(crate) enum Standing {
     Unchecked(String),
 }
 
+/// A subject whose known failures a campaign counts as they were drawn.
+pub(super) struct Excusing<'a> {
+    pub(super) subject: &'a Registered,
+    pub(super) known: &'a Known,
+}
+
+impl Subjects for Excusing<'_> {
+    fn name(&self) -> &str {
+        self.subject.name()
+    }
+
+    fn options(&self, seed: u64) -> Options {
+        self.subject.options(seed)
+    }
+
+    fn backend(&self, options: &Options) -> Result<Box<dyn Backend + '_>, BackendError> {
+        self.subject.backend(options)
+    }
+
+    fn fresh(&self) -> Option<Fresh> {
+        self.subject.fresh()
+    }
+
+    fn declaration(&self, options: &Options) -> Result<Declaration, BackendError> {
+        self.subject.declaration(options)
+    }
+
+    fn known(&self, finding: &Finding, problem: &Problem) -> Option<&str> {
+        let key = FailureKey::of(finding, self.name(), problem);
+        self.known.of(Failure::of(&key, finding, problem)).map(|entry| entry.key.as_str())
+    }
+}
+
 /// Whether a name is that of a subject outside of this project.
 fn is_outside(subject: &str) -> bool {
     SubjectName::new(subject, Options::new()).is_outside()
@@ -140,8 +175,8 @@ impl Known {
         self.known.iter().find(|entry| entry.has(failure))
     }
 
-    /// Judges the cases of all entries again, but of those from outside of which the night runs neither the subject nor
-    /// kin.
+    /// Judges the cases of all entries again, several at a time, but of those from outside of which the night runs
+    /// neither the subject nor kin.
     pub(super) fn listed(&self, subjects: &[String], watch: &Watch) -> Vec<Listed> {
         let control = watch.begin("known failures");
         let listed = |entry: &Entry| {
@@ -151,7 +186,7 @@ impl Known {
             };
             Listed { key: entry.key.clone(), standing }
         };
-        self.known.iter().filter(|entry| entry.is_asked(subjects)).map(listed).collect()
+        self.known.par_iter().filter(|entry| entry.is_asked(subjects)).map(listed).collect()
     }
 
     /// Returns the entries that are still true, which alone excuse failures.

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) use home::{found_by, newest_of};
+use known::Excusing;
 pub(crate) use known::Known;
 pub(crate) use outside::outside_of;
 pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
@@ -33,8 +34,8 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Canary, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects as _, Summary,
-    Wrong, conclude,
+    self, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects as _, Summary, Wrong,
+    conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
@@ -150,22 +151,21 @@ impl Night {
         watch: &Watch,
         note: &dyn Fn(&str),
     ) -> Result<(), NightError> {
+        // One subject after the other: its workers, which take seconds to start, stay for all that it is asked.
         for subject in &self.orders.subjects {
             let dir = home::run_of(&self.dir, subject, "regressions");
             let judged =
                 regressions::judge(subject, stored, report.excusing(), &dir, self.orders.jobs, watch)?;
             note(&judged.to_string());
             report.add_regressions(judged);
-        }
-        for (profile, seconds) in self.shares() {
-            for subject in &self.orders.subjects {
+            for (profile, seconds) in self.shares() {
                 if watch.stopped() {
                     report
                         .missed
                         .push(format!("{subject} {profile}: not begun, as the night was interrupted"));
                     continue;
                 }
-                let summary = self.campaign(subject, profile, seconds, &report.canary, watch)?;
+                let summary = self.campaign(subject, profile, seconds, report, watch)?;
                 let campaign = NightCampaign { subject: subject.clone(), profile, summary };
                 note(&campaign.to_string());
                 report.add_campaign(campaign, &self.trend);
@@ -197,18 +197,21 @@ impl Night {
         subject: &str,
         profile: Profile,
         seconds: f64,
-        canary: &Canary,
+        report: &Report,
         watch: &Watch,
     ) -> Result<Summary, NightError> {
         let control = watch.begin(&format!("{subject} {profile}"));
         let (plan, subjects) = (self.plan(profile, seconds), Registered::new(subject)?);
+        let canary = &report.canary;
         let dir = RunDir::create(&home::run_of(&self.dir, subject, profile.name()))?;
         let (findings, start) = (dir.findings()?, Start::of(&plan, subjects.name(), subjects.fixed()));
         let logs = Logs::new(vec![dir.events()?], &control);
         logs.event(&Event::Start(&start));
         logs.event(&Event::Canary(canary));
         let sinks = Sinks { findings: &findings, observer: &logs, control: &control };
-        let mut summary = campaign::run(&plan, &subjects, &sinks);
+        warm_up(&subjects, plan.jobs);
+        let excusing = Excusing { subject: &subjects, known: report.excusing() };
+        let mut summary = campaign::run(&plan, &excusing, &sinks);
         if profile == Profile::Large {
             lift_floors(&mut summary);
         }
@@ -240,6 +243,14 @@ impl Night {
     }
 }
 
+/// Starts the workers of a subject, so that its campaign has all of its time. What does not start is for the campaign to
+/// tell.
+fn warm_up(subject: &Registered, jobs: usize) {
+    if let Ok(pool) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build() {
+        pool.broadcast(|_| subject.ready().ok());
+    }
+}
+
 /// Takes the floors of the census off what was missed. They are for hundreds of cases, and a night on a CPU runs some
 /// tens of large ones. A subject that refuses most cases, or an end before the time, is still too little run.
 fn lift_floors(summary: &mut Summary) {
@@ -265,7 +276,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let begun = night(place.path(), 60.0);
         fs::create_dir(place.path().join("trend.jsonl")).unwrap();
-        let canary = Canary::default();
+        let canary = campaign::Canary::default();
         let mut report = Report::new(&begun, Vec::new(), canary);
         begun.tell(&mut report).unwrap();
         let [what] = &report.internal[..] else { panic!("one fault") };
