@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import runpy
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +16,13 @@ import pytest
 
 import seamproof
 from seamproof import program
-from seamproof.errors import DeclarationError, ProgramMissing, SeamproofError
+from seamproof.errors import (
+    DeclarationError,
+    DirectoryTaken,
+    OtherRankFailed,
+    ProgramMissing,
+    SeamproofError,
+)
 
 
 @pytest.fixture
@@ -69,7 +78,7 @@ def test_a_function_on_numpy(tmp_path, judged, factor, code):
 
 
 class Threads:
-    """A group whose ranks are threads of this process."""
+    """A group whose ranks are threads of this process. What each raised is in `errors`."""
 
     def __init__(self, size):
         self.ranks, self._barrier, self._values = tuple(range(size)), threading.Barrier(size), {}
@@ -80,9 +89,14 @@ class Threads:
         return self._local.rank
 
     def run(self, work):
+        self.errors = [None] * len(self.ranks)
+
         def on_rank(rank):
             self._local.rank = rank
-            work(rank)
+            try:
+                work(rank)
+            except Exception as error:
+                self.errors[rank] = error
 
         threads = [threading.Thread(target=on_rank, args=(rank,)) for rank in self.ranks]
         for thread in threads:
@@ -92,13 +106,11 @@ class Threads:
 
     def gather(self, value):
         self._values[self.rank] = value
-        self._barrier.wait()
+        # A rank that waits in vain is the failure of a test, and not its end.
+        self._barrier.wait(timeout=60)
         values = [self._values[rank] for rank in self.ranks]
-        self._barrier.wait()
+        self._barrier.wait(timeout=60)
         return values
-
-    def broadcast(self, value):
-        return self.gather(value)[0]
 
 
 @pytest.mark.parametrize("is_late, code", [(False, 0), (True, 2)])
@@ -118,9 +130,126 @@ def test_four_ranks_that_are_threads(tmp_path, judged, is_late, code):
             rec.gradients(dout=dout[own], dq=dq[own], dk=sent, dv=dv[own])
 
     group.run(rank_of)
+    assert group.errors == [None] * ranks
     got, said = judged(tmp_path / "run")
     assert got == code, said
     assert not is_late or "dk" in said
+
+
+def through_gloo(tmp_path, fault):
+    """Runs the program of two processes, and returns what each said."""
+    pytest.importorskip("torch.distributed")
+    program = str(Path(__file__).with_name("gloo_program.py"))
+    common = [sys.executable, program, str(tmp_path / "run"), str(tmp_path / "store")]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["env"] = os.environ | {"PYTHONPATH": str(Path(seamproof.__file__).parents[1])}
+    both = [subprocess.Popen([*common, rank, fault], **options) for rank in "01"]
+    try:
+        said = [process.communicate(timeout=100) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], said
+    return [out.strip() for out, _ in said]
+
+
+@pytest.mark.parametrize("fault, code", [("none", 0), ("row", 2)])
+def test_two_processes_of_torch(tmp_path, judged, fault, code):
+    assert through_gloo(tmp_path, fault) == ["recorded", "recorded"]
+    got, said = judged(tmp_path / "run")
+    assert got == code, said
+    assert fault != "row" or "rank 1 holds it, in its row 3" in said
+
+
+@pytest.mark.parametrize(
+    "fault, error",
+    [("dropout", "DeclarationError: dropout_p is set"), ("disk", "OSError: no space left on device")],
+)
+def test_an_error_of_one_process_is_raised_in_both(tmp_path, fault, error):
+    first, second = through_gloo(tmp_path, fault)
+    assert first.startswith(f"OtherRankFailed: rank 1: {error}") and second.startswith(error)
+    assert not (tmp_path / "run/recording.json").exists()
+
+
+def test_an_error_of_one_rank_is_raised_on_all(tmp_path):
+    q, k, v = drawn(4, 1, 8, 3)
+    group = Threads(3)
+
+    def rank_of(rank):
+        with seamproof.record(tmp_path / "run", group=group) as rec:
+            if rank != 1:
+                rec(lambda q, k, v: q)(q, k, v)
+
+    group.run(rank_of)
+    first, second, third = group.errors
+    assert "not called inside" in str(second) and isinstance(second, SeamproofError)
+    for other in (first, third):
+        assert isinstance(other, OtherRankFailed) and str(other) == f"rank 1: SeamproofError: {second}"
+
+
+def test_an_error_of_the_program_passes_without_a_collective(tmp_path):
+    q, k, v = drawn(4, 1, 8, 3)
+    group, calls = Threads(1), []
+    gather = group.gather
+    group.gather = lambda value: (calls.append(value), gather(value))[1]
+
+    def rank_of(rank):
+        with seamproof.record(tmp_path / "run", group=group) as rec:
+            calls.clear()
+            rec(lambda q, k, v: q)(q, k, v)
+            raise ZeroDivisionError
+
+    group.run(rank_of)
+    assert isinstance(group.errors[0], ZeroDivisionError) and not calls
+
+
+def test_a_directory_that_holds_something_is_refused_on_all_ranks(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/rank-0000.safetensors").write_text("of yesterday")
+    group, entered = Threads(2), []
+
+    def rank_of(rank):
+        # The second rank has disks of its own.
+        with seamproof.record(tmp_path / ("run" if rank == 0 else "other"), group=group):
+            entered.append(rank)
+
+    group.run(rank_of)
+    first, second = group.errors
+    assert isinstance(first, DirectoryTaken) and "not an empty directory; name a new one" in str(first)
+    assert isinstance(second, OtherRankFailed) and "DirectoryTaken" in str(second)
+    assert not entered and (tmp_path / "run/rank-0000.safetensors").read_text() == "of yesterday"
+    (tmp_path / "file").touch()
+    with pytest.raises(DirectoryTaken), seamproof.record(tmp_path / "file"):
+        pass
+
+
+def test_an_empty_directory_is_taken(tmp_path, judged):
+    with seamproof.record(tmp_path, causal=True) as rec:
+        rec(lambda q, k, v: attention(q, k, v)[0])(*drawn(4, 1, 8, 3))
+    assert judged(tmp_path)[0] == 0
+
+
+def test_what_is_no_group_is_refused(tmp_path):
+    for group in (-100, object()):
+        with pytest.raises(DeclarationError, match="has no ranks, rank, gather: give a process group"):
+            seamproof.record(tmp_path / "run", group=group)
+
+
+def test_ranks_of_the_local_world(tmp_path, judged):
+    dist = pytest.importorskip("torch.distributed")
+    import seamproof.cp
+
+    q, k, v = drawn(16, 2, 8, 3)
+    out, *_ = attention(q, k, v)
+
+    def rank_of(rank):
+        own = np.s_[8 * rank : 8 * rank + 8]
+        with seamproof.record(tmp_path / "run", group=dist.group.WORLD, causal=True) as rec:
+            rec(lambda *_: out[own])(q[own], k[own], v[own])
+
+    seamproof.cp.run(rank_of, 2)
+    got, said = judged(tmp_path / "run")
+    assert got == 0, said
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16"])
@@ -162,6 +291,51 @@ def test_packed_sequences_with_padding(tmp_path, judged):
     assert got == 0, said
 
 
+def merged_in_bf16(q, k, v, ranks):
+    """Causal attention as a ring has it: outs of blocks, and what they are merged into, are stored in bf16."""
+    torch = pytest.importorskip("torch")
+    rows = len(q) // ranks
+    hidden = torch.arange(len(k)) > torch.arange(len(q))[:, None]
+    logits = q.shape[2] ** -0.5 * torch.einsum("ihd,jhd->hij", q.float(), k.float())
+    logits = logits.masked_fill(hidden, -torch.inf).split(rows, dim=2)
+    out, lse = torch.zeros_like(q), torch.full(logits[0].shape[:2], -torch.inf)
+    for block, values in zip(logits, v.float().split(rows), strict=True):
+        of_block = torch.logsumexp(block, 2)
+        weights = torch.nan_to_num(torch.exp(block - of_block[:, :, None]))
+        part = torch.einsum("hij,jhd->ihd", weights, values).bfloat16().float()
+        both = torch.logaddexp(lse, of_block)
+        old, new = (torch.nan_to_num(torch.exp(each - both)).T[:, :, None] for each in (lse, of_block))
+        out, lse = (old * out.float() + new * part).bfloat16(), both
+    return out
+
+
+@pytest.mark.parametrize(
+    "arithmetic, wrong, code", [(None, False, 0), ({"merge": "f32"}, False, 2), (None, True, 2)]
+)
+def test_a_ring_that_stores_its_parts_in_bf16_is_right_unless_it_says_otherwise(
+    tmp_path, judged, arithmetic, wrong, code
+):
+    torch = pytest.importorskip("torch")
+    ranks, rows = 16, 256
+    q, k, v = (torch.from_numpy(array).bfloat16() for array in drawn(rows, 2, 16, 3))
+    out, group = merged_in_bf16(q, k, v, ranks), Threads(ranks)
+    if wrong:
+        out[100] += 1
+
+    def rank_of(rank):
+        own = np.s_[rank * rows // ranks : (rank + 1) * rows // ranks]
+        options = {"group": group, "causal": True, "arithmetic": arithmetic}
+        with seamproof.record(tmp_path / "run", **options) as rec:
+            rec(lambda *_: out[own])(q[own], k[own], v[own])
+
+    group.run(rank_of)
+    assert group.errors == [None] * ranks
+    said = json.loads((tmp_path / "run/recording.json").read_text())["arithmetic"]
+    assert (said["merge"], said["wire"]) == ("bf16" if arithmetic is None else "f32", "bf16")
+    got, said = judged(tmp_path / "run")
+    assert got == code, said
+
+
 def test_what_the_judge_does_not_know_is_refused(tmp_path):
     for name, value in [("dropout", 0.1), ("bias", np.zeros(1)), ("alibi", [0.5])]:
         with pytest.raises(DeclarationError, match=f"{name} is set.*turn it off"):
@@ -173,6 +347,161 @@ def test_what_the_judge_does_not_know_is_refused(tmp_path):
     ):
         rec(lambda q, k, v, dropout_p: q)(q, k, v, dropout_p=0.5)
     assert not (tmp_path / "run").exists()
+
+
+def forwards(q, k, v, *more, **named):
+    return q
+
+
+def by_position(q, k, v, dropout_p=0.0, attn_mask=None):
+    return q
+
+
+@pytest.mark.parametrize(
+    "function, more, words",
+    [
+        (by_position, (0.1,), "dropout_p is set: the judge does not know dropout"),
+        (by_position, (0.0, np.ones((4, 4))), "attn_mask is set: the judge does not know masks by element"),
+        (functools.partial(by_position, dropout_p=0.1), (), "dropout_p is set"),
+        (lambda q, k, v, dropout=0.1: q, (), "dropout is set"),
+        (
+            forwards,
+            (0.1,),
+            "1 of the call's arguments past q, k and v .* forwards does not .* pass them by name",
+        ),
+        (np.where, (0.1, 0.2), "2 of the call's arguments past q, k and v"),
+        (by_position, (0.0, None), None),
+        (forwards, (), None),
+    ],
+)
+def test_arguments_by_position_are_seen(tmp_path, function, more, words):
+    arrays = drawn(4, 1, 8, 3)
+    called = []
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        called.append(len(arguments))
+        return arguments[0]
+
+    if words is None:
+        with seamproof.record(tmp_path / "run") as rec:
+            rec(call)(*arrays, *more)
+        assert (tmp_path / "run/recording.json").exists()
+    else:
+        with pytest.raises(DeclarationError, match=words), seamproof.record(tmp_path / "run") as rec:
+            rec(call)(*arrays, *more)
+        assert not (tmp_path / "run").exists()
+    assert called, "the program goes on"
+
+
+def test_arguments_of_a_function_without_a_signature_are_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    with (
+        pytest.raises(DeclarationError, match=r"3 of the call's arguments .* pass them by name"),
+        seamproof.record(tmp_path / "run", layout="bhsd") as rec,
+    ):
+        rec(sdpa)(q, k, v, None, 0.1, True)
+    with seamproof.record(tmp_path / "run", causal=True, layout="bhsd") as rec:
+        rec(sdpa)(q, k, v, is_causal=True)
+
+
+def test_arguments_of_a_module_by_position_are_seen(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v, attention_mask=None, attn_dropout=0.0):
+            return q
+
+    q, k, v = (torch.randn(4, 1, 8) for _ in range(3))
+    module = Attention()
+    for more, word in [((torch.ones(4, 4),), "attention_mask"), ((None, 0.5), "attn_dropout")]:
+        with (
+            pytest.raises(DeclarationError, match=f"{word} is set"),
+            seamproof.record(tmp_path / "run", module),
+        ):
+            module(q, k, v, *more)
+
+
+def test_a_call_that_is_made_again_is_recorded_whole(tmp_path, judged):
+    q, k, v = drawn(4, 1, 8, 3)
+
+    def failing(q, k, v):
+        raise MemoryError
+
+    with seamproof.record(tmp_path / "run", causal=True) as rec:
+        with pytest.raises(MemoryError):
+            rec(failing)(k, q, v)
+        rec(lambda q, k, v: attention(q, k, v)[0])(q, k, v)
+    got, said = judged(tmp_path / "run")
+    assert got == 0, said
+
+
+def statistics(q, k):
+    """The LSE of causal attention on numpy arrays `[rows, heads, lanes]`, as `[heads, rows]`."""
+    logits = q.shape[2] ** -0.5 * np.einsum("ihd,jhd->hij", q.astype(np.float64), k.astype(np.float64))
+    seen = np.tril(np.ones(logits.shape[1:], bool))
+    largest = np.where(seen, logits, -np.inf).max(2)
+    return largest + np.log(np.where(seen, np.exp(logits - largest[:, :, None]), 0).sum(2))
+
+
+@pytest.mark.parametrize("order, axes", [("ht", (0, 1, 2)), ("th", (0, 2, 1))])
+def test_the_lse_of_a_batch_in_either_order(tmp_path, judged, order, axes):
+    batch, rows, heads = 3, 5, 2
+    q, k, v = (array.reshape(batch, rows, heads, 8) for array in drawn(batch * rows, heads, 8, 3))
+
+    def batched(q, k, v):
+        out = np.stack([attention(*each)[0] for each in zip(q, k, v, strict=True)])
+        lse = np.stack([statistics(*each) for each in zip(q, k, strict=True)]).astype(np.float32)
+        return out, lse.transpose(axes)
+
+    with seamproof.record(tmp_path / "run", causal=True, layout="bshd", lse=order) as rec:
+        _, lse = rec(batched)(q, k, v)
+    got, said = judged(tmp_path / "run")
+    assert got == 0, said
+    # The same values by hand: sequence after sequence along the rows.
+    expected = [lse[b, :, r] if order == "ht" else lse[b, r] for b in range(batch) for r in range(rows)]
+    stored = np.array(expected) if order == "th" else np.array(expected).T
+    np.testing.assert_array_equal(stored_tensor(tmp_path / "run", "lse"), stored)
+
+
+def stored_tensor(directory, name):
+    """Returns an f32 tensor of the file of rank 0."""
+    data = (directory / "rank-0000.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + size])[name]
+    start, end = (8 + size + offset for offset in entry["data_offsets"])
+    assert entry["dtype"] == "F32"
+    return np.frombuffer(data[start:end], "<f4").reshape(entry["shape"])
+
+
+@pytest.mark.parametrize(
+    "order, shape, words",
+    [
+        ("ht", (4, 1), r"lse has shape \[4, 1\], and lse='ht' is \[heads, rows\], here \[1, 4\]"),
+        ("th", (1, 4), r"lse has shape \[1, 4\], and lse='th' is \[rows, heads\], here \[4, 1\]"),
+        ("th", (4, 1, 1, 1), r"lse has shape \[4, 1, 1, 1\]"),
+    ],
+)
+def test_an_lse_of_another_shape_is_refused(tmp_path, order, shape, words):
+    arrays = drawn(4, 1, 8, 3)
+    with (
+        pytest.raises(DeclarationError, match=words),
+        seamproof.record(tmp_path / "run", lse=order) as rec,
+    ):
+        rec(lambda q, k, v: (q, np.zeros(shape, np.float32)))(*arrays)
+
+
+def test_unknown_words_of_a_declaration_are_refused(tmp_path):
+    for options, words in [
+        ({"arithmetic": {"merges": "f32"}}, "arithmetic: 'merges' is none of"),
+        ({"padding": {"output": "zero"}}, "padding: 'output' is none of"),
+        ({"lse": "bhs"}, "lse='bhs' is none of"),
+        ({"layout": "hbd"}, "layout='hbd' is none of"),
+    ]:
+        with pytest.raises(DeclarationError, match=words):
+            seamproof.record(tmp_path / "run", **options)
 
 
 def test_a_recording_that_is_not_whole_is_not_written(tmp_path):
