@@ -40,21 +40,29 @@ def judged():
     return judge
 
 
-def attention(q, k, v, dout=None, factor=1.0):
-    """Causal attention on numpy arrays `[rows, heads, lanes]`, as many heads of q as of k; out and the gradients."""
+def attention(q, k, v, dout=None, factor=1.0, sink=None):
+    """Causal attention on numpy arrays `[rows, heads, lanes]`, as many heads of q as of k; out and the gradients.
+
+    With a sink its gradient comes last, for each row.
+    """
     scale = factor * q.shape[2] ** -0.5
     q, k, v = (array.swapaxes(0, 1).astype(np.float64) for array in (q, k, v))
     seen = np.tril(np.ones((q.shape[1], k.shape[1]), bool))
     logits = np.where(seen, scale * q @ k.swapaxes(1, 2), -np.inf)
+    column = np.broadcast_to(-np.inf if sink is None else sink[:, None, None], logits[:, :, :1].shape)
+    logits = np.concatenate([logits, column], axis=2)
     p = np.exp(logits - logits.max(2, keepdims=True))
     p /= p.sum(2, keepdims=True)
+    p, of_sink = p[:, :, :-1], p[:, :, -1:]
     out = p @ v
     packed = [out.swapaxes(0, 1).astype(np.float32)]
     if dout is not None:
         dout = dout.swapaxes(0, 1).astype(np.float64)
-        ds = p * (dout @ v.swapaxes(1, 2) - (dout * out).sum(2, keepdims=True))
+        delta = (dout * out).sum(2, keepdims=True)
+        ds = p * (dout @ v.swapaxes(1, 2) - delta)
         gradients = (scale * ds @ k, scale * ds.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout)
         packed += [gradient.swapaxes(0, 1).astype(np.float32) for gradient in gradients]
+        packed += [] if sink is None else [(-of_sink * delta)[:, :, 0].astype(np.float32)]
     return packed
 
 
@@ -424,6 +432,137 @@ def test_arguments_of_a_module_by_position_are_seen(tmp_path):
             module(q, k, v, *more)
 
 
+@pytest.mark.parametrize("form", ["partial", "reduced"])
+@pytest.mark.parametrize("wrong, code", [(None, 0), ("dsink", 2), ("sink", 2)])
+def test_sinks_of_several_ranks(tmp_path, judged, form, wrong, code):
+    rows, ranks = 16, 2
+    q, k, v, dout = drawn(rows, 3, 8, 4)
+    sink = np.array([-1.0, 0.5, 2.0], np.float32)
+    # The attention that forgets its sink has a logit of nearly −∞ in its place.
+    forgotten = np.full(3, -1e9)
+    out, dq, dk, dv, each = attention(q, k, v, dout, sink=forgotten if wrong == "sink" else sink)
+    group = Threads(ranks)
+
+    def rank_of(rank):
+        own = np.s_[8 * rank : 8 * rank + 8]
+        dsink = (each[:, own] if form == "partial" else each).sum(1)
+        with seamproof.record(tmp_path / "run", group=group, causal=True, sink=sink, dsink=form) as rec:
+            rec(lambda *_: out[own])(q[own], k[own], v[own])
+            dsink = dsink * np.float32(1.01) if wrong == "dsink" else dsink
+            rec.gradients(dout=dout[own], dq=dq[own], dk=dk[own], dv=dv[own], dsink=dsink)
+
+    group.run(rank_of)
+    assert group.errors == [None] * ranks
+    got, said = judged(tmp_path / "run")
+    assert got == code, said
+    assert wrong is None or ("dsink" if wrong == "dsink" else "out") in said
+
+
+def test_an_off_by_one_sink(tmp_path, judged):
+    q, k, v = drawn(8, 2, 8, 3)
+    for sink, code in (("off-by-one", 0), (None, 2)):
+        with seamproof.record(tmp_path / f"run {sink}", causal=True, sink=sink) as rec:
+            rec(lambda *qkv: attention(*qkv, sink=np.zeros(2))[0])(q, k, v)
+        got, said = judged(tmp_path / f"run {sink}")
+        assert got == code, said
+
+
+def sunk(q, k, v, sink):
+    """Causal attention of torch with a sink, on `[rows, heads, lanes]`."""
+    import torch
+
+    logits = q.shape[2] ** -0.5 * torch.einsum("ihd,jhd->hij", q.float(), k.float())
+    hidden = torch.arange(len(k)) > torch.arange(len(q))[:, None]
+    column = sink.float().reshape(-1, 1, 1).expand(-1, len(q), 1)
+    p = torch.cat([logits.masked_fill(hidden, -torch.inf), column], 2).softmax(2)
+    return torch.einsum("hij,jhd->ihd", p[:, :, :-1], v.float()).to(q.dtype)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_sink_that_is_an_argument_has_the_gradient_of_one_call(tmp_path, judged, by_name):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(array).requires_grad_() for array in drawn(8, 2, 8, 3))
+    sink = torch.tensor([0.5, -1.0], requires_grad=True)
+    with seamproof.record(tmp_path / "run", causal=True, sink=sink) as rec:
+        attend = rec(sunk)
+        first = attend(q, k, v, sink=sink) if by_name else attend(q, k, v, sink)
+        # A second call in the same graph, and another use of the sink, belong to others.
+        (first.square().sum() + attend(q, k, v, sink).sum() + sink.sum()).backward()
+    got, said = judged(tmp_path / "run")
+    assert got == 0, said
+    assert not np.array_equal(stored_tensor(tmp_path / "run", "dsink"), sink.grad)
+
+
+def test_a_sink_that_is_a_parameter_of_the_module(tmp_path, judged):
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sinks = torch.nn.Parameter(torch.tensor([0.5, -1.0]))
+
+        def forward(self, q, k, v):
+            return sunk(q, k, v, self.sinks)
+
+    module = Attention()
+    q, k, v = (torch.from_numpy(array).bfloat16().requires_grad_() for array in drawn(8, 2, 8, 3))
+    with seamproof.record(tmp_path / "run", module, causal=True, sink=module.sinks):
+        module(q, k, v).square().sum().backward()
+        with torch.no_grad():
+            module.sinks += 1
+    np.testing.assert_array_equal(stored_tensor(tmp_path / "run", "sink"), [0.5, -1.0])
+    got, said = judged(tmp_path / "run")
+    assert got == 0, said
+    assert not module.sinks._backward_hooks, "nothing stays behind"
+    with torch.no_grad(), seamproof.record(tmp_path / "forward", module, causal=True, sink=module.sinks):
+        module(q, k, v)
+    got, said = judged(tmp_path / "forward")
+    assert got == 0, said
+
+
+def test_sinks_that_no_recording_holds_are_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(DeclarationError, match="sink='learnable': give the logits"):
+        seamproof.record(tmp_path / "run", sink="learnable")
+    q, k, v = (torch.from_numpy(array).bfloat16().requires_grad_() for array in drawn(8, 2, 8, 3))
+    for sink, words in [
+        (torch.zeros(3), "sink has 3 elements, and q has 2 heads"),
+        (torch.zeros(2, dtype=torch.float16), "sink is in float16"),
+    ]:
+        with (
+            pytest.raises(DeclarationError, match=words),
+            seamproof.record(tmp_path / "run", sink=sink) as rec,
+        ):
+            rec(lambda q, k, v: q)(q, k, v)
+    for sink, words in [
+        (torch.zeros(2, dtype=torch.bfloat16, requires_grad=True), "dsink is in bfloat16"),
+        (torch.zeros(2), "dsink did not come: .* on inputs and a sink that all require gradients"),
+    ]:
+        with pytest.raises(SeamproofError, match=words), seamproof.record(tmp_path / "run", sink=sink) as rec:
+            rec(sunk)(q, k, v, sink).square().sum().backward()
+
+
+@pytest.mark.parametrize("base, code", [("2", 0), ("e", 2)])
+def test_an_lse_of_base_2(tmp_path, judged, base, code):
+    rows = 64
+    # Logits of several hundreds: most of the LSE's bound is roundings of its own size then.
+    q, k, v, dout = (
+        array * factor for array, factor in zip(drawn(rows, 2, 8, 4), (40, 40, 1, 1), strict=True)
+    )
+    q, k = (array.astype(np.float32) for array in (q, k))
+    out, dq, dk, dv = attention(q, k, v, dout)
+    lse = statistics(q, k)
+    assert np.abs(lse).max() > 500
+    # As a kernel has it: every product and the sum are rounded, to the side that makes the most of them.
+    in_base_2 = np.nextafter((lse / np.log(2.0)).astype(np.float32), np.float32(np.inf))
+    with seamproof.record(tmp_path / "run", causal=True, lse="ht", lse_base=base) as rec:
+        rec(lambda *_: (out, in_base_2))(q, k, v)
+        rec.gradients(dout=dout, dq=dq, dk=dk, dv=dv)
+    got, said = judged(tmp_path / "run")
+    assert got == code, said
+    assert json.loads((tmp_path / "run/recording.json").read_text())["lse"]["base"] == base
+
+
 def test_a_call_that_is_made_again_is_recorded_whole(tmp_path, judged):
     q, k, v = drawn(4, 1, 8, 3)
 
@@ -442,8 +581,9 @@ def statistics(q, k):
     """The LSE of causal attention on numpy arrays `[rows, heads, lanes]`, as `[heads, rows]`."""
     logits = q.shape[2] ** -0.5 * np.einsum("ihd,jhd->hij", q.astype(np.float64), k.astype(np.float64))
     seen = np.tril(np.ones(logits.shape[1:], bool))
-    largest = np.where(seen, logits, -np.inf).max(2)
-    return largest + np.log(np.where(seen, np.exp(logits - largest[:, :, None]), 0).sum(2))
+    logits = np.where(seen, logits, -np.inf)
+    largest = logits.max(2)
+    return largest + np.log(np.exp(logits - largest[:, :, None]).sum(2))
 
 
 @pytest.mark.parametrize("order, axes", [("ht", (0, 1, 2)), ("th", (0, 2, 1))])

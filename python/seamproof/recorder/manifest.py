@@ -15,6 +15,14 @@ from .call import INPUTS
 GRADIENTS = ("dq", "dk", "dv")
 LAYOUTS = ("thd", "bshd", "sbhd", "bhsd")
 LSE_AXES = {"ht": "[heads, rows]", "th": "[rows, heads]"}
+CHOICES = {
+    "layout": LAYOUTS,
+    "align": ("top-left", "bottom-right"),
+    "lse": (None, *LSE_AXES),
+    "lse_base": ("e", "2"),
+    "lse_empty": ("-inf", "+inf", "unspecified"),
+    "dsink": ("partial", "reduced"),
+}
 PADDING = ("inputs", "outputs")
 ARITHMETIC = (
     "accumulation",
@@ -31,22 +39,32 @@ ARITHMETIC = (
 
 def check_declared(given: Mapping[str, Any]) -> None:
     """Refuses words of a declaration that are not known."""
-    if given["layout"] not in LAYOUTS:
-        raise DeclarationError(f"layout={given['layout']!r} is none of {', '.join(LAYOUTS)}")
-    if given["lse"] not in (None, *LSE_AXES):
-        raise DeclarationError(f"lse={given['lse']!r} is none of {', '.join(LSE_AXES)}")
+    for field, known in CHOICES.items():
+        if given[field] not in known:
+            raise DeclarationError(f"{field}={given[field]!r} is none of {', '.join(map(repr, known))}")
+    if isinstance(given["sink"], str) and given["sink"] != "off-by-one":
+        raise DeclarationError(f"sink={given['sink']!r}: give the logits, one a head, or 'off-by-one'")
     for field, known in (("arithmetic", ARITHMETIC), ("padding", PADDING)):
         for name in given[field] or {}:
             if name not in known:
                 raise DeclarationError(f"{field}: {name!r} is none of {', '.join(known)}")
 
 
+def is_learnable(sink: Any) -> bool:
+    """Whether what the caller says of a sink are its logits."""
+    return sink is not None and not isinstance(sink, str)
+
+
 def packed(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a rank's tensors as its file has them: packed rows, and an LSE with its axes as they were named."""
     layout = given["layout"]
-    rows = {name: _rows(name, value, layout) for name, value in tensors.items() if name != "lse"}
+    others = ("lse", "sink", "dsink")
+    rows = {name: _rows(name, value, layout) for name, value in tensors.items() if name not in others}
     if "lse" in tensors:
         rows["lse"] = _lse(tensors["lse"], given["lse"], rows["q"].shape)
+    for name in ("sink", "dsink"):
+        if name in tensors:
+            rows[name] = _of_heads(name, tensors[name], rows["q"])
     return rows
 
 
@@ -75,8 +93,21 @@ def _lse(value: Any, order: str, shape_of_q: Any) -> Any:
             f"lse has shape {list(value.shape)}, and lse={order!r} is {LSE_AXES[order]}, here {expected}; a batch may "
             "have an axis before them"
         )
+    return _in_f32("lse", value)
+
+
+def _of_heads(name: str, value: Any, q: Any) -> Any:
+    """Returns a sink or its gradient, one number a head. A sink may be in the format of q too."""
+    value = value.reshape(-1)
+    if len(value) != q.shape[1]:
+        raise DeclarationError(f"{name} has {len(value)} elements, and q has {q.shape[1]} heads")
+    is_as_q = name == "sink" and recording.type_of(value) == recording.type_of(q)
+    return value if is_as_q else _in_f32(name, value)
+
+
+def _in_f32(name: str, value: Any) -> Any:
     if recording.type_of(value) != "float32":
-        raise DeclarationError(f"lse is in {recording.type_of(value)}; a recording holds it in float32")
+        raise DeclarationError(f"{name} is in {recording.type_of(value)}; a recording holds it in float32")
     return value
 
 
@@ -89,7 +120,8 @@ def problem_of(
     left, right = (bound if bound >= 0 else None for bound in given["window"])
     mask = {"left": left, "right": 0 if given["causal"] else right, "align": given["align"]}
     scale = given["scale"] if given["scale"] is not None else q.shape[-1] ** -0.5
-    softmax = {"scale": scale, "softcap": given["softcap"], "sink": "none"}
+    sink = "learnable" if is_learnable(given["sink"]) else given["sink"] or "none"
+    softmax = {"scale": scale, "softcap": given["softcap"], "sink": sink}
     return {
         "sequences": _sequences(rows, len(ranks), given),
         "rows": {"q": rows[0] * len(ranks), "kv": rows[1] * len(ranks)},
@@ -152,7 +184,7 @@ def manifest_of(
         "placement": "rule",
         "padding": {"inputs": "anything", "outputs": "unspecified", **(given["padding"] or {})},
         "lse": {"base": given["lse_base"], "order": given["lse"] or "ht", "empty": given["lse_empty"]},
-        "dsink": "partial",
+        "dsink": given["dsink"],
         "arithmetic": {**_unknown_arithmetic(problem), **(given["arithmetic"] or {})},
         "scales": [],
         "ranks": entries,

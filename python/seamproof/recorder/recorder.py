@@ -12,10 +12,9 @@ from .. import recording
 from ..errors import DeclarationError, DirectoryTaken, SeamproofError
 from .call import INPUTS, by_name, check_arguments, check_attributes
 from .groups import group_of, together
-from .manifest import check_declared, manifest_of, packed, problem_of
+from .manifest import GRADIENTS, check_declared, is_learnable, manifest_of, packed, problem_of
 
 T = TypeVar("T")
-OF_BACKWARD = ("dout", "dq", "dk", "dv")
 
 
 class Recorder:
@@ -31,6 +30,7 @@ class Recorder:
         self._group = group_of(group)
         self._tensors: dict[str, Any] = {}
         self._hooks: list[Any] = []
+        self._is_sink_inside = False
         self._error: Exception | None = None
 
     def __enter__(self) -> Recorder:
@@ -57,9 +57,10 @@ class Recorder:
 
         return recorded
 
-    def gradients(self, *, dout: Any, dq: Any, dk: Any, dv: Any) -> None:
+    def gradients(self, *, dout: Any, dq: Any, dk: Any, dv: Any, dsink: Any = None) -> None:
         """Gives the gradients of the recorded call, for a library that has no hooks for them."""
-        self._tensors |= {"dout": dout, "dq": dq, "dk": dk, "dv": dv}
+        given = {"dout": dout, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
+        self._tensors |= {name: value for name, value in given.items() if value is not None}
 
     def _check(self) -> None:
         """Refuses what can be refused before the call."""
@@ -97,9 +98,19 @@ class Recorder:
         self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[Any, Any]:
         check_arguments(by_name(function, arguments, named))
-        inputs = [self._hooked(name, value) for name, value in zip(INPUTS, arguments, strict=False)]
-        self._inputs = inputs
-        return (*inputs, *arguments[len(INPUTS) :]), named
+        self._inputs = [self._hooked(name, value) for name, value in zip(INPUTS, arguments, strict=False)]
+        more, named = self._with_sink(arguments[len(INPUTS) :], named)
+        return (*self._inputs, *more), named
+
+    def _with_sink(self, more: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Keeps the sink, and returns the arguments with one whose gradient is that of this call alone."""
+        sink = self._given["sink"]
+        if not is_learnable(sink):
+            return more, named
+        alias = self._hooked("sink", sink)
+        self._is_sink_inside = not any(value is sink for value in (*more, *named.values()))
+        own = [alias if value is sink else value for value in more]
+        return tuple(own), {name: alias if value is sink else value for name, value in named.items()}
 
     def _hooked(self, name: str, value: Any) -> Any:
         """Keeps an input, and returns it under another name, whose gradient is kept too."""
@@ -117,8 +128,8 @@ class Recorder:
             if name not in self._tensors:
                 self._kept(lambda: self._tensors.update({name: _copy(gradient)}), None)
 
-        if tensor.requires_grad:
-            tensor.register_hook(keep)
+        if getattr(tensor, "requires_grad", False):
+            self._hooks.append(tensor.register_hook(keep))
 
     def _after(self, result: Any) -> Any:
         """Keeps the results of the call, and returns them."""
@@ -138,8 +149,10 @@ class Recorder:
                 )
             self._tensors["lse"] = _copy(rest[0])
         self._tensors["out"] = _copy(out)
-        if getattr(out, "requires_grad", False):
-            self._hook("dout", out)
+        self._hook("dout", out)
+        if getattr(out, "requires_grad", False) and self._is_sink_inside:
+            # A parameter's gradient is that of a whole backward pass.
+            self._hook("dsink", self._given["sink"])
 
     def _write(self) -> None:
         """Writes this rank's file, and on the group's first rank the manifest. All ranks come to the end, or none."""
@@ -156,11 +169,13 @@ class Recorder:
             raise SeamproofError(
                 "the attention was not called inside of the with block: nothing was recorded"
             )
-        missing = [name for name in OF_BACKWARD if name not in self._tensors]
-        if 0 < len(missing) < len(OF_BACKWARD):
+        learnable = is_learnable(self._given["sink"])
+        backward = ("dout", *GRADIENTS, *(["dsink"] if learnable else []))
+        missing = [name for name in backward if name not in self._tensors]
+        if 0 < len(missing) < len(backward):
             raise SeamproofError(
                 f"{', '.join(missing)} did not come: run the backward inside of the with block, "
-                "on inputs that all require gradients"
+                f"on inputs {'and a sink ' if learnable else ''}that all require gradients"
             )
         self._given = {**self._given, "batch": _batch(self._tensors["q"], self._given["layout"])}
         self._tensors = packed(self._tensors, self._given)
@@ -200,6 +215,8 @@ def record(
     align: str = "bottom-right",
     scale: float | None = None,
     softcap: float | None = None,
+    sink: Any = None,
+    dsink: str = "partial",
     layout: str = "thd",
     cu_seqlens_q: Any = None,
     cu_seqlens_kv: Any = None,
@@ -223,11 +240,13 @@ def record(
     """Returns a context in which one call of attention is recorded into a new directory, forward and backward.
 
     The call is the first one of `attention`, a module of torch, or of `rec(function)`. Its first three arguments are
-    this rank's q, k and v, in `layout`. All ranks of the group must enter the context. The `cu_seqlens` are those of
-    all ranks together: where sequences begin and end, and with `_padded` where their rows do. Without them each row of
-    a batch is one sequence. `lse` is the order of axes, `"ht"` or `"th"`, of a second result that is the LSE; in a
-    batch the sequences may be an axis before these. `arithmetic` has fields of the manifest: what is left out is not
-    known, and has the widest bounds.
+    this rank's q, k and v, in `layout`. All ranks of the group must enter the context.
+
+    The `cu_seqlens` are those of all ranks together: where sequences begin and end, and with `_padded` where their rows
+    do. Without them each row of a batch is one sequence. `lse` is the order of axes, `"ht"` or `"th"`, of a second
+    result that is the LSE; in a batch the sequences may be an axis before these. `sink` is `"off-by-one"`, or has the
+    logits of a learnable sink: an argument of the call, or a parameter of the module. `arithmetic` has fields of the
+    manifest; what is left out is not known, and has the widest bounds.
     """
     given = {key: value for key, value in locals().items() if key not in ("directory", "attention", "group")}
     check_arguments({"dropout": dropout, "bias": bias, "alibi": alibi})
