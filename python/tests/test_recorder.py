@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import runpy
@@ -15,29 +16,12 @@ import numpy as np
 import pytest
 
 import seamproof
-from seamproof import program
 from seamproof.errors import (
     DeclarationError,
     DirectoryTaken,
     OtherRankFailed,
-    ProgramMissing,
     SeamproofError,
 )
-
-
-@pytest.fixture
-def judged():
-    """Judges a recording with the real program, and returns the exit code and what was said."""
-    try:
-        path = program.find()
-    except ProgramMissing as missing:
-        pytest.skip(str(missing))
-
-    def judge(directory):
-        done = subprocess.run([path, "judge-recording", str(directory)], capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
-
-    return judge
 
 
 def attention(q, k, v, dout=None, factor=1.0, sink=None):
@@ -631,6 +615,33 @@ def test_an_lse_of_another_shape_is_refused(tmp_path, order, shape, words):
         seamproof.record(tmp_path / "run", lse=order) as rec,
     ):
         rec(lambda q, k, v: (q, np.zeros(shape, np.float32)))(*arrays)
+
+
+def test_options_from_the_arguments_of_the_call(tmp_path, judged):
+    q, k, v = drawn(7, 2, 8, 3)
+
+    def packed(q, k, v, cu_seqlens=None, is_causal=False):
+        parts = [slice(*bounds) for bounds in itertools.pairwise(cu_seqlens)]
+        return np.concatenate([attention(q[part], k[part], v[part])[0] for part in parts])
+
+    def of_call(call):
+        offsets = call["cu_seqlens"]
+        return {"cu_seqlens_q": offsets, "cu_seqlens_kv": offsets, "causal": call["is_causal"]}
+
+    with seamproof.record(tmp_path / "run", of_call=of_call) as rec:
+        rec(packed)(q, k, v, [0, 3, 7], is_causal=True)
+    got, said = judged(tmp_path / "run")
+    assert got == 0, said
+    for more, words in [
+        ({"mask": "causal"}, "of_call returned mask, which no call can say"),
+        ({"sink": None}, "of_call returned sink, which no call can say"),
+        ({"align": "left"}, "align='left' is none of"),
+    ]:
+        with (
+            pytest.raises(DeclarationError, match=words),
+            seamproof.record(tmp_path / "other", of_call=lambda _, more=more: more) as rec,
+        ):
+            rec(packed)(q, k, v, [0, 3, 7])
 
 
 def test_unknown_words_of_a_declaration_are_refused(tmp_path):

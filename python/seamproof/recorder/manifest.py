@@ -23,6 +23,8 @@ CHOICES = {
     "lse_empty": ("-inf", "+inf", "unspecified"),
     "dsink": ("partial", "reduced"),
 }
+# Options that are needed before the call.
+BEFORE = ("sink", "of_call", "dropout", "bias", "alibi")
 PADDING = ("inputs", "outputs")
 ARITHMETIC = (
     "accumulation",
@@ -50,6 +52,18 @@ def check_declared(given: Mapping[str, Any]) -> None:
                 raise DeclarationError(f"{field}: {name!r} is none of {', '.join(known)}")
 
 
+def with_call(given: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the options with those that the caller takes from the arguments of the call."""
+    if given["of_call"] is None:
+        return given
+    more = given["of_call"](call)
+    unknown = [name for name in more if name not in given or name in BEFORE]
+    if unknown:
+        raise DeclarationError(f"of_call returned {', '.join(unknown)}, which no call can say")
+    check_declared({**given, **more})
+    return {**given, **more}
+
+
 def is_learnable(sink: Any) -> bool:
     """Whether what the caller says of a sink are its logits."""
     return sink is not None and not isinstance(sink, str)
@@ -59,7 +73,8 @@ def packed(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     """Returns a rank's tensors as its file has them: packed rows, and an LSE with its axes as they were named."""
     layout = given["layout"]
     others = ("lse", "sink", "dsink")
-    rows = {name: _rows(name, value, layout) for name, value in tensors.items() if name not in others}
+    heads = tensors["q"].shape[layout.index("h")] if tensors["q"].ndim == len(layout) else 1
+    rows = {name: _rows(name, value, layout, heads) for name, value in tensors.items() if name not in others}
     if "lse" in tensors:
         rows["lse"] = _lse(tensors["lse"], given["lse"], rows["q"].shape)
     for name in ("sink", "dsink"):
@@ -68,8 +83,11 @@ def packed(tensors: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return rows
 
 
-def _rows(name: str, value: Any, layout: str) -> Any:
-    """Returns a tensor as `[rows, heads, lanes]`."""
+def _rows(name: str, value: Any, layout: str, heads: int) -> Any:
+    """Returns a tensor as `[rows, heads, lanes]`. An out may have heads and lanes in one axis, and its gradient too."""
+    is_joined = name in ("out", "dout") and layout.endswith("hd") and value.ndim == len(layout) - 1
+    if is_joined and value.shape[-1] % heads == 0:
+        value = value.reshape(*value.shape[:-1], heads, value.shape[-1] // heads)
     if value.ndim != len(layout):
         raise DeclarationError(f"{name} has {value.ndim} axes, and layout={layout!r} has {len(layout)}")
     if layout == "sbhd":
@@ -206,6 +224,10 @@ def _unknown_arithmetic(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    libraries = {name: sys.modules[name] for name in ("numpy", "torch") if name in sys.modules}
-    found = {name: str(library.__version__) for name, library in libraries.items()}
+    libraries = {name: sys.modules.get(name) for name in ("numpy", "torch", "transformer_engine")}
+    found = {
+        name: str(library.__version__)
+        for name, library in libraries.items()
+        if hasattr(library, "__version__")
+    }
     return {"python": platform.python_version(), **found}

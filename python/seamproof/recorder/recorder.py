@@ -12,7 +12,7 @@ from .. import recording
 from ..errors import DeclarationError, DirectoryTaken, SeamproofError
 from .call import INPUTS, by_name, check_arguments, check_attributes
 from .groups import group_of, together
-from .manifest import GRADIENTS, check_declared, is_learnable, manifest_of, packed, problem_of
+from .manifest import GRADIENTS, check_declared, is_learnable, manifest_of, packed, problem_of, with_call
 
 T = TypeVar("T")
 
@@ -97,7 +97,8 @@ class Recorder:
     def _keep_inputs(
         self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        check_arguments(by_name(function, arguments, named))
+        self._call = by_name(function, arguments, named)
+        check_arguments(self._call)
         self._inputs = [self._hooked(name, value) for name, value in zip(INPUTS, arguments, strict=False)]
         more, named = self._with_sink(arguments[len(INPUTS) :], named)
         return (*self._inputs, *more), named
@@ -141,6 +142,7 @@ class Recorder:
         for name, value in zip(INPUTS, self._inputs, strict=True):
             if recording.codes(value) != recording.codes(self._tensors[name]):
                 raise SeamproofError(f"the attention changed its input {name}, which no recording can hold")
+        self._given = with_call(self._given, self._call)
         out, *rest = result if isinstance(result, tuple | list) else (result,)
         if self._given["lse"] is not None:
             if not rest or rest[0] is None:
@@ -233,6 +235,7 @@ def record(
     step: int = 0,
     layer: str = "0",
     note: str = "",
+    of_call: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     dropout: float = 0.0,
     bias: Any = None,
     alibi: Any = None,
@@ -246,7 +249,8 @@ def record(
     do. Without them each row of a batch is one sequence. `lse` is the order of axes, `"ht"` or `"th"`, of a second
     result that is the LSE; in a batch the sequences may be an axis before these. `sink` is `"off-by-one"`, or has the
     logits of a learnable sink: an argument of the call, or a parameter of the module. `arithmetic` has fields of the
-    manifest; what is left out is not known, and has the widest bounds.
+    manifest; what is left out is not known, and has the widest bounds. `of_call` returns more of these options from the
+    arguments of the call, which it gets by name.
     """
     given = {key: value for key, value in locals().items() if key not in ("directory", "attention", "group")}
     check_arguments({"dropout": dropout, "bias": bias, "alibi": alibi})
