@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from seamproof.errors import (
     OtherRankFailed,
     SeamproofError,
 )
+from seamproof.recorder.groups import Alone
 
 
 def attention(q, k, v, dout=None, factor=1.0, sink=None):
@@ -193,6 +196,31 @@ def test_an_error_of_the_program_passes_without_a_collective(tmp_path):
 
     group.run(rank_of)
     assert isinstance(group.errors[0], ZeroDivisionError) and not calls
+
+
+@pytest.mark.parametrize("more", [{"dropout_p": 0.1}, {}])
+def test_an_error_that_was_caught_keeps_no_group_alive(tmp_path, more):
+    class One(Alone):
+        pass
+
+    def recorded(group):
+        # Without dropout the call is made, and its out is of no layout.
+        try:
+            with seamproof.record(tmp_path / "run", group=group) as rec:
+                rec(lambda q, k, v, dropout_p=0.0: q[0, 0])(*drawn(4, 1, 8, 3), **more)
+        except DeclarationError as error:
+            return str(error)
+
+    group = One()
+    gone = weakref.ref(group)
+    gc.disable()
+    try:
+        assert recorded(group)
+        del group
+        # A process group that outlives its end aborts the process.
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_directory_that_holds_something_is_refused_on_all_ranks(tmp_path):

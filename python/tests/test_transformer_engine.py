@@ -227,8 +227,8 @@ def read(module, call=None, shape=(4, HEADS, LANES)):
     with torch.no_grad():
         arguments, named = recorder._before(module, tensors, call or {})
         recorder._after(module(*arguments, **named))
-    if recorder._error is not None:
-        raise recorder._error
+    for error in recorder._errors:
+        raise error
     return recorder._given
 
 

@@ -61,15 +61,16 @@ def together(group: Any, work: Callable[[], T]) -> list[T]:
 
     The errors are gathered with the results: a rank that raised at once would leave the others in a collective.
     """
-    result, error = None, None
+    results, errors = [], []
     try:
-        result = work()
-    except Exception as caught:
-        error = caught
-    said = group.gather((result, None if error is None else f"{type(error).__name__}: {error}"))
-    if error is not None:
-        raise error
-    failed = [f"rank {rank}: {words}" for rank, (_, words) in enumerate(said) if words is not None]
+        results.append(work())
+    except Exception as error:
+        errors.append(error)
+    said = group.gather((results, [f"{type(error).__name__}: {error}" for error in errors]))
+    if errors:
+        # An error knows this frame. If the frame knew the error too, they would keep the group alive behind its end.
+        raise errors.pop()
+    failed = [f"rank {rank}: {words}" for rank, (_, own) in enumerate(said) for words in own]
     if failed:
         raise OtherRankFailed("; ".join(failed))
-    return [value for value, _ in said]
+    return [value for own, _ in said for value in own]

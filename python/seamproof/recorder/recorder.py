@@ -31,7 +31,7 @@ class Recorder:
         self._tensors: dict[str, Any] = {}
         self._hooks: list[Any] = []
         self._is_sink_inside = False
-        self._error: Exception | None = None
+        self._errors: list[Exception] = []
 
     def __enter__(self) -> Recorder:
         together(self._group, self._check)
@@ -78,17 +78,17 @@ class Recorder:
         check_attributes(self._attention)
 
     def _kept(self, work: Callable[[], T], otherwise: T) -> T:
-        """Does some of the recorder's work inside of the call. Its first error is kept for the end of the block."""
+        """Does some of the recorder's work inside of the call. The first error is kept for the end of the block."""
         try:
             return work()
         except Exception as error:
-            self._error = self._error or error
+            self._errors = self._errors or [error]
             return otherwise
 
     def _before(self, function: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, Any]:
         """Keeps the inputs, and returns the arguments with inputs whose gradients are those of this call alone."""
         given = tuple(arguments), named
-        if "out" in self._tensors or self._error is not None:
+        if "out" in self._tensors or self._errors:
             return given
         # A call that raised has left its inputs, and the program tries once more.
         self._tensors.clear()
@@ -134,7 +134,7 @@ class Recorder:
 
     def _after(self, result: Any) -> Any:
         """Keeps the results of the call, and returns them."""
-        if "out" not in self._tensors and self._error is None:
+        if "out" not in self._tensors and not self._errors:
             self._kept(lambda: self._keep_results(result), None)
         return result
 
@@ -165,8 +165,8 @@ class Recorder:
 
     def _complete(self) -> str:
         """Brings tensors and problem into their final form, and returns an id for the run."""
-        if self._error is not None:
-            raise self._error
+        if self._errors:
+            raise self._errors.pop()
         if "out" not in self._tensors:
             raise SeamproofError(
                 "the attention was not called inside of the with block: nothing was recorded"
