@@ -42,9 +42,6 @@ class Ring:
         self._barrier.wait()
         return values
 
-    def broadcast(self, value):
-        return self.gather(value)[0]
-
     def run(self, work):
         def on_rank(rank):
             self._local.rank = rank

@@ -19,7 +19,9 @@ from .errors import (
     CannotJudge,
     DeclarationError,
     DeviceLost,
+    DirectoryTaken,
     NotHere,
+    OtherRankFailed,
     ProgramMissing,
     ProtocolError,
     Refused,
@@ -29,7 +31,7 @@ from .errors import (
 from .loading import options
 from .lse import LseForm, lse
 from .problem import Problem, Run, Sequence, Side
-from .recorder import Recorder, record
+from .recorder import Recorder, record, record_transformer_engine
 from .subject import Result, Subject, autograd, subject
 from .varlen import flash_varlen
 
@@ -39,8 +41,10 @@ __all__ = [
     "CannotJudge",
     "DeclarationError",
     "DeviceLost",
+    "DirectoryTaken",
     "LseForm",
     "NotHere",
+    "OtherRankFailed",
     "Problem",
     "ProgramMissing",
     "ProtocolError",
@@ -64,6 +68,7 @@ __all__ = [
     "options",
     "packed",
     "record",
+    "record_transformer_engine",
     "subject",
     "top_left",
 ]

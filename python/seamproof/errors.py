@@ -40,6 +40,14 @@ class OtherSubject(SeamproofError):
     """A stored case of another subject than the one that a test checks."""
 
 
+class DirectoryTaken(SeamproofError):
+    """A directory for a recording that holds something already."""
+
+
+class OtherRankFailed(SeamproofError):
+    """An error of other ranks of the group, for which this one gives up too; it says which, and their errors."""
+
+
 class NotReady(Exception):
     """Results that changed after the caller's stream had ended: a fault of the kernel."""
 

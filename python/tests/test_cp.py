@@ -223,6 +223,61 @@ def test_a_tensor_that_is_changed_while_it_is_sent_arrives_changed():
     assert any(changed) and not all(changed)
 
 
+def polled(work):
+    """Asks until the work is completed; many times, where one turn of each other rank is enough."""
+    assert any(work.is_completed() for _ in range(10_000)), "polling keeps the turn"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_program_may_poll_in_place_of_waiting(seed):
+    def of_rank(rank):
+        mine, received, sums = numbers(rank), torch.empty(SIZE), numbers(rank)
+        works = [
+            dist.isend(mine, (rank + 1) % SIZE),
+            dist.irecv(received, (rank - 1) % SIZE),
+            dist.all_reduce(sums, async_op=True),
+        ]
+        assert received.isnan().all()
+        for work in works:
+            polled(work)
+        # What was sent has been read, and what was received is there.
+        mine.fill_(-1)
+        return received, sums
+
+    for rank, (received, sums) in enumerate(ranks(of_rank, seed=seed)):
+        torch.testing.assert_close(received, WHOLE[rank - 1])
+        torch.testing.assert_close(sums, WHOLE.sum(0))
+
+
+def test_asking_for_several_works_at_once_waits_for_none():
+    def of_rank(rank):
+        parts = [torch.empty(2 * SIZE), torch.empty(2 * SIZE)]
+        message = torch.zeros(1)
+        if rank:
+            dist.recv(message, 0)
+        group = dist.group.WORLD
+        work = group.allgather_into_tensor_coalesced(parts, [numbers(rank), numbers(rank) + 1])
+        if not rank:
+            assert not work.is_completed(), "rank 1 comes after the message alone"
+            dist.send(message, 1)
+        polled(work)
+        return parts
+
+    for first, second in ranks(of_rank, 2):
+        torch.testing.assert_close(first, torch.cat([numbers(0), numbers(1)]))
+        torch.testing.assert_close(second, first + 1)
+
+
+def test_several_works_that_never_end_are_told():
+    def of_rank(rank):
+        if not rank:
+            given = [numbers(rank), numbers(rank)]
+            dist.group.WORLD.allgather_into_tensor_coalesced([torch.empty(8), torch.empty(8)], given).wait()
+
+    with pytest.raises(seamproof.cp.Deadlock, match=r"call 1 .* without rank 1; .*call 2 .* without rank 1"):
+        ranks(of_rank, 2)
+
+
 def test_ranks_that_wait_for_each_other_are_told():
     def of_rank(rank):
         if rank != 3:

@@ -29,18 +29,32 @@ class Arrival(dist._Work):
         """Waits for the other ranks, and delivers."""
         if not self._is_done:
             here().wait(self._ready, self._words)
-            with torch.no_grad():
-                self._deliver()
-            self._is_done = True
+            self._finish()
         return True
 
     def is_completed(self) -> bool:
-        """Whether it was waited for."""
+        """Whether the results are there. Asking gives the turn up, and delivers what has come."""
+        # A program may poll in place of waiting. Nothing moves while its rank holds the turn, so each question lets the
+        # others go on. After a yes the program uses its tensors and never waits, as NCCL allows, so a yes delivers.
+        # Gloo ends messages in wait() alone, and polling them hangs there. That is gloo's own way, and not imitated.
+        if not self._is_done:
+            here().wait()
+            if self._ready():
+                self._finish()
         return self._is_done
 
     def is_success(self) -> bool:
-        """Whether it was waited for: what fails raises an error."""
+        """Whether the results were delivered: what fails raises an error."""
         return self._is_done
+
+    def missing(self) -> str | None:
+        """Returns what is still waited for, in words; `None` where nothing is."""
+        return None if self._is_done or self._ready() else self._words()
+
+    def _finish(self) -> None:
+        with torch.no_grad():
+            self._deliver()
+        self._is_done = True
 
     def synchronize(self) -> None:
         """Waits, as `wait`."""
@@ -286,11 +300,14 @@ def _together(works: Iterable[Arrival]) -> Arrival:
     """Returns several works as one."""
     works = list(works)
 
+    def missing() -> list[str]:
+        return [words for words in (work.missing() for work in works) if words is not None]
+
     def deliver() -> None:
         for work in works:
             work.wait()
 
-    return Arrival(lambda: True, lambda: "", deliver)
+    return Arrival(lambda: not missing(), lambda: "; ".join(missing()), deliver)
 
 
 def _fill(tensor: torch.Tensor, contents: torch.Tensor) -> None:
