@@ -11,6 +11,7 @@ mod mocking;
 mod nightly;
 #[cfg(unix)]
 mod outside;
+mod recorded_programs;
 mod recordings;
 #[cfg(unix)]
 mod worker;

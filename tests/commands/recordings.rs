@@ -29,7 +29,7 @@ fn record(dir: &Path, options: &[&str]) -> PathBuf {
 }
 
 /// Returns what a recording is judged to be: the exit code and what is printed.
-fn judged(dir: &Path) -> (i32, String) {
+pub(super) fn judged(dir: &Path) -> (i32, String) {
     let output = seamproof(dir, &["judge-recording", "run"]);
     (code(&output), stdout(&output) + &stderr(&output))
 }
@@ -51,7 +51,11 @@ fn edit(run: &Path, change: impl FnOnce(&mut Value)) {
 }
 
 /// Edits the tensors and the metadata of a rank file, whose digest is right afterwards.
-fn edit_rank(run: &Path, rank: usize, change: impl FnOnce(&mut Tensors, &mut HashMap<String, String>)) {
+pub(super) fn edit_rank(
+    run: &Path,
+    rank: usize,
+    change: impl FnOnce(&mut Tensors, &mut HashMap<String, String>),
+) {
     let path = run.join(format!("rank-{rank:04}.safetensors"));
     let bytes = fs::read(&path).expect("the rank file is there");
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("the rank file is whole");
@@ -69,7 +73,7 @@ fn edit_rank(run: &Path, rank: usize, change: impl FnOnce(&mut Tensors, &mut Has
 }
 
 /// Tensors by name: their type, shape and bytes.
-type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub(super) type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Writes a rank file and its digest.
 fn seal(run: &Path, rank: usize, bytes: &[u8]) {
