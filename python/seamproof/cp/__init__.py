@@ -24,7 +24,10 @@ sums = seamproof.cp.run(program, ranks=4, seed=7)
 """
 
 from .attend import Local, as_one, attend, by_sequence
+from .group import register
 from .turns import Deadlock, Mismatch
 from .world import run
+
+register()
 
 __all__ = ["Deadlock", "Local", "Mismatch", "as_one", "attend", "by_sequence", "run"]
