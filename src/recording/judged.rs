@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use ndarray::{Array1, Array3, s};
+use seamproof_judge::case::Sample;
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
 use seamproof_judge::ladder::{Assembly, Judge, Sampled, padding_of_recorded, place_rows};
@@ -41,15 +42,6 @@ pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> 
     asked.join(", ")
 }
 
-/// A sample of rows to judge in place of every row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// Number of rows to draw on each side.
-    pub rows: u64,
-    /// Seed of the draw.
-    pub seed: u64,
-}
-
 /// Judges a recording, every row or a sample. The run is not made again. The files are read once more, and one that is
 /// not the same any longer is an error.
 pub fn judge(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, RecordingError> {
@@ -81,8 +73,7 @@ fn verdict(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, Rec
 /// Adds to a finding about a row which rank holds it, where there are several and the finding names none.
 fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
     let Place { sequence: Some(sequence), row: Some(position), .. } = finding.place else { return finding };
-    let of_keys = [TensorName::K, TensorName::V, TensorName::Dk, TensorName::Dv].map(Some);
-    let side = if of_keys.contains(&finding.tensor) { Side::Kv } else { Side::Q };
+    let side = finding.tensor.map_or(Side::Q, TensorName::side);
     let holder = layouts.iter().enumerate().find_map(|(rank, layout)| {
         let mut own = layout.side(side).runs.iter().filter(|placed| placed.sequence == sequence);
         own.find_map(|placed| {
