@@ -472,7 +472,7 @@ fn a_finding_in_a_recording_is_a_case_that_replay_and_explain_take() {
     refuses(
         place.path(),
         &["judge-recording", "run", "--out", "elsewhere/found.json"],
-        &["--out: ", "beside run"],
+        &["--out: ", "does not lie beside", "run; "],
     );
 
     edit(&run, |manifest| manifest["note"] = "another".into());
