@@ -55,10 +55,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let mut tally = Tally::default();
     print_line(&tally.line(&args.dir.display(), &prose::describe_recorded(problem), &verdict));
-    if let Verdict::Pass(margin) = &verdict {
+    let margin = if let Verdict::Pass(margin) = &verdict { Some(margin.as_ref()) } else { None };
+    if let Some(margin) = margin {
         print_line(&format_args!("asked    {}", recording::asked(&recording, sample, margin)));
     }
-    print_line(&format_args!("left out {}", recording::NOT_ASKED));
+    print_line(&format_args!("left out {}", recording::left_out(&recording, sample, margin)));
     if let (Some(out), Verdict::Finding(finding)) = (&args.out, &verdict) {
         let case = recording::case_of(&recording, sample, (**finding).clone())?;
         write_whole(out, &case.to_json()).map_err(RecordingError::from)?;

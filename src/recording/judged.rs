@@ -19,7 +19,7 @@ use super::share::shares;
 use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share};
 
 /// What cannot be asked of a run that is over, in words.
-pub const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
+const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
 
 /// Returns what was asked of a recording that held, in words.
 pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> String {
@@ -40,6 +40,24 @@ pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> 
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     asked.join(", ")
+}
+
+/// Returns what was left out of a judgement, in words.
+pub fn left_out(recording: &Recording, sample: Option<Sample>, margin: Option<&Margin>) -> String {
+    let is_sampled = sample.is_some() || margin.is_some_and(|margin| margin.compared == 0);
+    let first = &recording.ranks[0].outputs;
+    let of_keys = match recording.problem.learnable_sinks() {
+        0 => "dk and dv: no LSE was recorded",
+        _ => "dk, dv and dsink: no LSE was recorded",
+    };
+    let parts = [
+        (true, NOT_ASKED),
+        (is_sampled, "the bounds of all other rows"),
+        (is_sampled && first.max_logit.is_some(), "max_logit: it is that of all rows"),
+        (is_sampled && first.gradients.is_some() && first.lse.is_none(), of_keys),
+    ];
+    let left_out: Vec<&str> = parts.into_iter().filter(|(is_so, _)| *is_so).map(|(_, part)| part).collect();
+    left_out.join("; ")
 }
 
 /// Judges a recording, every row or a sample. The run is not made again. The files are read once more, and one that is

@@ -34,7 +34,7 @@ mod stored;
 mod write;
 
 pub use error::{Fault, RecordingError};
-pub use judged::{NOT_ASKED, asked, judge};
+pub use judged::{asked, judge, left_out};
 pub use manifest::{
     DsinkForm, EmptyLse, FormatName, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry,
     RecordedArithmetic, RecordedProblem, RecordedSubject, Tile,

@@ -112,6 +112,43 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
 }
 
 #[test]
+fn a_sample_says_what_it_leaves_out() {
+    let place = place();
+    case(place.path(), &[&RING[..], &["--sink", "learnable"]].concat());
+    let run = record(place.path(), &[]);
+    let left_out = |options: &[&str]| {
+        let output = seamproof(place.path(), &[&["judge-recording", "run"], options].concat());
+        assert_eq!(code(&output), 0, "{}", stdout(&output));
+        stdout(&output)
+            .lines()
+            .find_map(|line| line.strip_prefix("left out ").map(str::to_owned))
+            .expect("a line")
+    };
+    let rows = ["--rows", "4"];
+    let (all, of_rows) = (left_out(&[]), left_out(&rows));
+    assert!(all.ends_with("the run is over"), "{all}");
+    let further = of_rows.strip_prefix(&*all);
+    assert_eq!(further, Some("; the bounds of all other rows; max_logit: it is that of all rows"));
+    (0..4).for_each(|rank| edit_rank(&run, rank, |tensors, _| drop(tensors.remove("lse"))));
+    assert_eq!(left_out(&[]), all);
+    assert_eq!(left_out(&rows), of_rows + "; dk, dv and dsink: no LSE was recorded");
+}
+
+#[test]
+fn a_sample_judges_dk_where_nobody_knows_what_d_was_made_of() {
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &["--backend", "emulated~call-dk-doubled"]);
+    edit(&run, |manifest| {
+        let arithmetic = manifest["arithmetic"].as_object_mut().expect("an object");
+        assert!(arithmetic.remove("delta").is_some());
+    });
+    let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "4"]);
+    let said = stdout(&output);
+    assert!(code(&output) == 2 && said.contains("FAIL     run · envelope · dk · "), "{said}");
+}
+
+#[test]
 fn tables_place_the_rows_and_contradict_the_rule() {
     let place = place();
     case(place.path(), &RING);
