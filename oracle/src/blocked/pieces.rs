@@ -377,3 +377,93 @@ pub(super) fn tiles(range: Range<usize>, size: usize) -> impl Iterator<Item = Ra
     let end = range.end;
     range.step_by(size).map(move |start| start..end.min(start + size))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Alignment, Mask, ProblemFields};
+
+    fn problems() -> impl Iterator<Item = Problem> {
+        let sides = [None, Some(0), Some(2), Some(40)];
+        let masks = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
+        let aligned = masks.flat_map(|(left, right)| {
+            [Alignment::TopLeft, Alignment::BottomRight].map(|align| Mask { left, right, align })
+        });
+        aligned.flat_map(|mask| {
+            [(700, 700), (9, 30), (30, 9)].map(|lengths| {
+                let fields = ProblemFields { mask, ..ProblemFields::packed(&[lengths], 1) };
+                Problem::new(fields).expect("a problem")
+            })
+        })
+    }
+
+    #[test]
+    fn picked_rows_see_and_are_seen_as_they_are_in_the_whole() {
+        for problem in problems() {
+            let both = problem.sequences[0];
+            let visible = |i: usize| problem.mask.visible(i, both.q.len, both.kv.len);
+            let [q, kv] = [both.q.len, both.kv.len].map(|len| (0..len).step_by(7).collect::<Vec<_>>());
+            let rows = |positions| SomeRows { sequence: 0, positions };
+            let of_queries = &Cut::of(&problem, Wanted::Queries(rows(&q))).groups[0];
+            for (index, &i) in q.iter().enumerate() {
+                assert_eq!(of_queries.seen(index), visible(i), "query {i} of {problem:?}");
+                assert_eq!(of_queries.keys_of(index), visible(i).end);
+            }
+            let of_keys = &Cut::of(&problem, Wanted::Keys(rows(&kv))).groups[0];
+            for i in 0..both.q.len {
+                let seen = of_keys.seen(i).map(|index| kv[index]);
+                assert!(seen.eq(kv.iter().copied().filter(|key| visible(i).contains(key))), "query {i}");
+            }
+            for (index, &key) in kv.iter().enumerate() {
+                let readers = (0..both.q.len).filter(|&i| visible(i).contains(&key)).count();
+                assert_eq!(of_keys.queries_of(index), readers, "key {key} of {problem:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_of_rows_are_no_larger_than_strips_may_be_and_leave_no_row_out() {
+        for problem in problems() {
+            let all: Vec<usize> = (0..problem.sequences[0].q.len).collect();
+            let apart: Vec<usize> = all.iter().copied().step_by(60).collect();
+            for positions in [&all, &apart] {
+                let rows = SomeRows { sequence: 0, positions };
+                let group = &Cut::of(&problem, Wanted::Queries(rows)).groups[0];
+                for strip_max in [1, 5000, usize::MAX] {
+                    let tiles = group.row_tiles(0..positions.len(), strip_max);
+                    assert!(tiles.iter().flat_map(Clone::clone).eq(0..positions.len()), "{tiles:?}");
+                    for tile in tiles.iter().filter(|tile| tile.len() > 1) {
+                        let keys = group.seen_by_any(tile.clone()).len();
+                        assert!(tile.len() <= ROW_TILE && tile.len() * keys <= strip_max, "{tile:?}");
+                    }
+                    // Neighbours lie in tiles that are full.
+                    let full = positions.len().div_ceil(ROW_TILE);
+                    let are_neighbours = positions.len() == all.len();
+                    assert!(strip_max < usize::MAX || !are_neighbours || tiles.len() == full, "{tiles:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_window_that_lie_apart_are_not_in_one_tile() {
+        let mask = Mask { left: Some(9), ..Mask::CAUSAL };
+        let fields = ProblemFields { mask, ..ProblemFields::packed(&[(100_000, 100_000)], 1) };
+        let problem = Problem::new(fields).expect("a problem");
+        let rows = SomeRows { sequence: 0, positions: &[0, 1, 50_000, 50_001, 99_999] };
+        let group = &Cut::of(&problem, Wanted::Queries(rows)).groups[0];
+        assert_eq!(group.row_tiles(0..5, usize::MAX), [0..2, 2..4, 4..5]);
+    }
+
+    #[test]
+    #[should_panic = "picked positions ascend"]
+    fn positions_out_of_order_are_refused() {
+        Rows::picked(Run::packed(0, 9, 9), &[1, 1]);
+    }
+
+    #[test]
+    #[should_panic = "picked positions are real"]
+    fn positions_of_padding_are_refused() {
+        Rows::picked(Run::packed(0, 9, 12), &[1, 9]);
+    }
+}
