@@ -19,6 +19,7 @@
 mod further;
 mod line;
 mod operation;
+mod recorded;
 mod seen;
 mod sight;
 
@@ -36,6 +37,7 @@ use crate::backends::unscheduled;
 use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};
+pub use recorded::explain_recorded;
 use seamproof_judge::case::Case;
 use seamproof_judge::identity::identity;
 use seamproof_judge::prose::{self, counted};
@@ -232,33 +234,9 @@ impl Explainer<'_> {
     }
 
     fn layout(&self) -> String {
-        let mut text = "layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key\n".to_owned();
-        let sequences = self.problem.sequences.iter().enumerate().map(|(index, both)| described(index, both));
-        text += &lines(sequences, SEQUENCES_SHOWN, "  ", "sequences");
-        let ranks = self.ranks();
-        for &rank in ranks.iter().take(RANKS_SHOWN) {
-            text += &self.layout_of(rank);
-        }
-        text + &lines(ranks.iter().skip(RANKS_SHOWN).map(|_| String::new()), 0, "  ", "ranks")
-    }
-
-    fn layout_of(&self, rank: usize) -> String {
-        let world = match self.problem.parallel.ranks.get(rank) {
-            Some(world) if *world != rank => format!(" (world rank {world})"),
-            _ => String::new(),
-        };
-        let (q, kv) = (self.placed(rank, TensorName::Q), self.placed(rank, TensorName::K));
-        let mut text = format!("  rank {rank}{world} owns\n");
-        let sides = if q == kv { vec![("", q)] } else { vec![("q ", q), ("kv ", kv)] };
-        for (side, runs) in sides {
-            let mut by_sequence: BTreeMap<usize, Vec<PlacedRun>> = BTreeMap::new();
-            runs.into_iter().for_each(|run| by_sequence.entry(run.sequence).or_default().push(run));
-            let sequences = by_sequence.iter().map(|(index, runs)| {
-                format!("{side}sequence {index}: {}", listed(runs.iter().map(owned), RUNS_SHOWN))
-            });
-            text += &lines(sequences, SEQUENCES_SHOWN, "    ", "sequences");
-        }
-        text
+        let legend = "a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key";
+        let placed = |rank: usize| [TensorName::Q, TensorName::K].map(|tensor| self.placed(rank, tensor));
+        format!("layout    {legend}\n{}", layout(self.problem, &self.ranks(), placed))
     }
 
     fn placed(&self, rank: usize, tensor: TensorName) -> Vec<PlacedRun> {
@@ -431,6 +409,34 @@ impl Explainer<'_> {
         });
         of_reading.collect()
     }
+}
+
+/// Returns the sequences of a problem, and what each of these ranks owns of q and of k.
+fn layout(problem: &Problem, ranks: &[usize], placed: impl Fn(usize) -> [Vec<PlacedRun>; 2]) -> String {
+    let sequences = problem.sequences.iter().enumerate().map(|(index, both)| described(index, both));
+    let mut text = lines(sequences, SEQUENCES_SHOWN, "  ", "sequences");
+    for &rank in ranks.iter().take(RANKS_SHOWN) {
+        text += &layout_of(problem, rank, placed(rank));
+    }
+    text + &lines(ranks.iter().skip(RANKS_SHOWN).map(|_| String::new()), 0, "  ", "ranks")
+}
+
+fn layout_of(problem: &Problem, rank: usize, [q, kv]: [Vec<PlacedRun>; 2]) -> String {
+    let world = match problem.parallel.ranks.get(rank) {
+        Some(world) if *world != rank => format!(" (world rank {world})"),
+        _ => String::new(),
+    };
+    let mut text = format!("  rank {rank}{world} owns\n");
+    let sides = if q == kv { vec![("", q)] } else { vec![("q ", q), ("kv ", kv)] };
+    for (side, runs) in sides {
+        let mut by_sequence: BTreeMap<usize, Vec<PlacedRun>> = BTreeMap::new();
+        runs.into_iter().for_each(|run| by_sequence.entry(run.sequence).or_default().push(run));
+        let sequences = by_sequence.iter().map(|(index, runs)| {
+            format!("{side}sequence {index}: {}", listed(runs.iter().map(owned), RUNS_SHOWN))
+        });
+        text += &lines(sequences, SEQUENCES_SHOWN, "    ", "sequences");
+    }
+    text
 }
 
 /// Returns a sequence's rows in the problem's own tensors, in words.

@@ -55,7 +55,20 @@ pub enum InputSource {
         file: String,
         /// Blake3 digest of its manifest, in hex.
         digest: String,
+        /// Rows that were judged; absent where it was every row.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sample: Option<Sample>,
     },
+}
+
+/// A sample of rows to judge in place of every row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// Number of rows to draw on each side.
+    pub rows: u64,
+    /// Seed of the draw.
+    pub seed: u64,
 }
 
 /// Largest number of earlier runs in a case.

@@ -142,9 +142,30 @@ pub enum SavedOut<'a> {
     Stored(ArrayView3<'a, f32>),
 }
 
+/// The most by which a subject's own values may differ from the saved ones, `[q heads, q rows]` each. An absent one is 0
+/// everywhere.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SavedErrors<'a> {
+    /// The error of the LSE, where the saved one is not the subject's own.
+    pub lse: Option<&'a Array2<f64>>,
+    /// The distance between the subject's D and `Σ dout·out` of the saved out. It counts where the keys of a row are not
+    /// all there, so that `Σ P·dP` is not known.
+    pub delta: Option<&'a Array2<f64>>,
+}
+
+impl SavedErrors<'_> {
+    /// Asserts that both have the problem's shape.
+    pub(crate) fn assert_shapes(&self, problem: &Problem) {
+        for (errors, name) in [(self.lse, "the lse"), (self.delta, "D")] {
+            let shape = errors.map_or(problem.lse_shape(), |errors| errors.dim().into());
+            assert_eq!(shape, problem.lse_shape(), "shape of the errors of {name}");
+        }
+    }
+}
+
 impl SavedOut<'_> {
     /// Returns the lanes of a row and head.
-    pub(crate) fn lanes(&self, row: usize, head: usize) -> Array1<f64> {
+    pub fn lanes(&self, row: usize, head: usize) -> Array1<f64> {
         match self {
             SavedOut::Exact(out) => out.slice(s![row, head, ..]).to_owned(),
             SavedOut::Stored(out) => out.slice(s![row, head, ..]).mapv(f64::from),

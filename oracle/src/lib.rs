@@ -31,7 +31,9 @@ mod tensor_name;
 
 pub use format::{Format, FormatNameError};
 pub use input_mode::InputMode;
-pub use inputs::{ForwardResults, Gradients, InputViews, Inputs, Saved, SavedOut, SavedViews, ShapeError};
+pub use inputs::{
+    ForwardResults, Gradients, InputViews, Inputs, Saved, SavedErrors, SavedOut, SavedViews, ShapeError,
+};
 pub use mask::{Alignment, Band, Mask};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;

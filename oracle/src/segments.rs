@@ -180,8 +180,9 @@ impl Segments {
         let same = i / self.q.length == j / self.kv.length && self.q.ids[i] == self.kv.ids[j];
         let [at, key] = [self.q.positions[i], self.kv.positions[j]].map(i64::from);
         same && self.q.ids[i] != 0
-            && band.lo.is_none_or(|lo| key >= at + lo)
-            && band.hi.is_none_or(|hi| key <= at + hi)
+            // A caller's band may be any. What saturates lies beyond every position.
+            && band.lo.is_none_or(|lo| key >= at.saturating_add(lo))
+            && band.hi.is_none_or(|hi| key <= at.saturating_add(hi))
     }
 
     /// Returns the sequences that say the same as the ids and positions: by batch row, then in order of queries, and last

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Side;
+
 /// The name of an input or a result of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -34,6 +36,14 @@ impl TensorName {
         TensorName::Dv,
         TensorName::Dsink,
     ];
+
+    /// Returns the side whose rows and heads the tensor has; that of the queries where it has no rows.
+    pub fn side(self) -> Side {
+        match self {
+            TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv => Side::Kv,
+            _ => Side::Q,
+        }
+    }
 
     /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {

@@ -418,7 +418,8 @@ pub struct SegmentRun {
 }
 
 /// Returns the runs of rows, each an id and a position, in batch rows of `row_length`, in order of rows. A change of the
-/// id and a break of positions both end a run. If lengths come from one of them and offsets from the other, the two lists have different lengths
+/// id and a break of positions both end a run. If lengths come from one of them and offsets from the other, the two
+/// lists have different lengths
 /// (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`, striped all-gather).
 pub fn segment_runs(rows: &[(i32, i32)], row_length: usize) -> Vec<SegmentRun> {
     let mut runs: Vec<SegmentRun> = Vec::new();

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use seamproof_oracle::Pass;
+use seamproof_oracle::{Pass, Problem};
 
 use super::exit::Exit;
 use super::output::print;
 use super::{CliError, load, recorded_beside};
-use crate::explain::{self, Selection, explain};
-use seamproof_judge::subject::Backend;
-use seamproof_judge::subjects::Emulated;
+use crate::explain::{self, Selection, explain, explain_recorded};
+use crate::recording::Recording;
+use seamproof_judge::case::Case;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,16 +46,12 @@ enum PassName {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let (case, backend) = match recorded_beside(&args.file)? {
-        // What ran is over, and this project's own schedule stands in for its.
-        Some((case, _)) => (case, Box::new(Emulated::default()) as Box<dyn Backend>),
-        None => load(&args.file, args.backend.as_deref())?,
-    };
-    let (problem, file) = (&case.problem, args.file.display());
-    let ranks = problem.parallel.size();
-    if let Some(rank) = args.rank.filter(|rank| *rank >= ranks) {
-        return Err(CliError::Usage(format!("--rank is {rank}; the group has ranks 0 to {}", ranks - 1)));
+    if let Some((case, recording)) = recorded_beside(&args.file)? {
+        return run_recorded(args, &case, &recording);
     }
+    let (case, backend) = load(&args.file, args.backend.as_deref())?;
+    let (problem, file) = (&case.problem, args.file.display());
+    check_rank(args, problem)?;
     let pass = args.pass.map(|name| if name == PassName::Forward { Pass::Forward } else { Pass::Backward });
     if pass == Some(Pass::Backward) && problem.pass == Pass::Forward {
         return Err(CliError::Usage(format!("{file}: --pass backward: the case has no backward pass")));
@@ -67,4 +63,32 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let others = explain::other_runs(&case, backend.as_ref(), &options);
     print(&(head + &explain(problem, &schedule, &options) + &others));
     Ok(Exit::Held)
+}
+
+/// Shows a recorded case, whose run is over and has no schedule here.
+fn run_recorded(args: &Args, case: &Case, recording: &Recording) -> Result<Exit, CliError> {
+    check_rank(args, &case.problem)?;
+    let asked = [
+        ("--pass", args.pass.is_some()),
+        ("--operations", args.operations),
+        ("--backend", args.backend.is_some()),
+    ];
+    if let Some((option, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+        let file = args.file.display();
+        return Err(CliError::Usage(format!(
+            "{option}: {file} is a recording, which holds no launches; leave it out"
+        )));
+    }
+    print(&explain_recorded(case, &recording.layouts(), args.rank));
+    Ok(Exit::Held)
+}
+
+fn check_rank(args: &Args, problem: &Problem) -> Result<(), CliError> {
+    let ranks = problem.parallel.size();
+    match args.rank.filter(|rank| *rank >= ranks) {
+        Some(rank) => {
+            Err(CliError::Usage(format!("--rank is {rank}; the group has ranks 0 to {}", ranks - 1)))
+        }
+        None => Ok(()),
+    }
 }

@@ -8,8 +8,7 @@ use super::output::print_line;
 use super::replay::Tally;
 use super::{CliError, tell_if_long};
 use crate::record::write_whole;
-use crate::recording::{self, Recording, RecordingError, Sample};
-use seamproof_judge::finding::Finding;
+use crate::recording::{self, RecordingError, Sample};
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::verdict::Verdict;
 
@@ -39,6 +38,9 @@ pub(super) struct Args {
 const ROWS_MAX: u64 = seamproof_oracle::limits::ROWS_MAX as u64;
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    if let Some(out) = &args.out {
+        check_beside(out, &args.dir)?;
+    }
     let recording = recording::read(&args.dir)?;
     let (manifest, problem) = (&recording.manifest, &recording.problem);
     let sample = args.rows.map(|rows| Sample { rows, seed: args.seed });
@@ -53,32 +55,26 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let mut tally = Tally::default();
     print_line(&tally.line(&args.dir.display(), &prose::describe_recorded(problem), &verdict));
-    if let Verdict::Pass(margin) = &verdict {
+    let margin = if let Verdict::Pass(margin) = &verdict { Some(margin.as_ref()) } else { None };
+    if let Some(margin) = margin {
         print_line(&format_args!("asked    {}", recording::asked(&recording, sample, margin)));
     }
-    print_line(&format_args!("left out {}", recording::NOT_ASKED));
+    print_line(&format_args!("left out {}", recording::left_out(&recording, sample, margin)));
     if let (Some(out), Verdict::Finding(finding)) = (&args.out, &verdict) {
-        store(out, &recording, finding)?;
+        let case = recording::case_of(&recording, sample, (**finding).clone())?;
+        write_whole(out, &case.to_json()).map_err(RecordingError::from)?;
+        print_line(&format_args!("case     {}", out.display()));
     }
     Ok(tally.exit())
 }
 
-/// Stores what was found, beside the recording.
-fn store(out: &Path, recording: &Recording, finding: &Finding) -> Result<(), CliError> {
-    if home(out) != home(&recording.dir) {
-        let (out, dir) = (out.display(), recording.dir.display());
-        return Err(CliError::Usage(format!(
-            "--out: {out} does not lie beside {dir}; a case names its recording there"
-        )));
+/// Refuses a file that would not lie beside the recording. Inside of it a file would spoil the recording.
+fn check_beside(out: &Path, dir: &Path) -> Result<(), CliError> {
+    let Ok(dir) = fs::canonicalize(dir) else { return Ok(()) };
+    let parent = out.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    if fs::canonicalize(parent).ok().as_deref() == dir.parent() {
+        return Ok(());
     }
-    let case = recording::case_of(recording, finding.clone())?;
-    write_whole(out, &case.to_json()).map_err(RecordingError::from)?;
-    print_line(&format_args!("case     {}", out.display()));
-    Ok(())
-}
-
-/// Returns the directory in which a file or directory lies.
-fn home(path: &Path) -> Option<PathBuf> {
-    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    fs::canonicalize(parent).ok()
+    let (out, dir) = (out.display(), dir.display());
+    Err(CliError::Usage(format!("--out: {out} does not lie beside {dir}; a case names its recording there")))
 }

@@ -13,7 +13,7 @@ use crate::record::findings_of;
 use crate::recording;
 use crate::replay::replay_as;
 use crate::worker::{is_lacking, shared};
-use seamproof_judge::case::{Case, CaseError, Subject};
+use seamproof_judge::case::{Case, CaseError, InputSource, Subject};
 use seamproof_judge::files;
 use seamproof_judge::prose;
 use seamproof_judge::subjects::SubjectName;
@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         match replayed(&path, args.backend.as_deref(), &mut lacking) {
             Ok(Replayed::Judged(judged)) => {
                 let (case, verdict) = judged.as_ref();
-                print_line(&tally.line(&path.display(), &prose::describe(&case.problem), verdict));
+                print_line(&tally.line(&path.display(), &described(case), verdict));
             }
             Ok(Replayed::Skipped(what)) => {
                 print_line(&format_args!("skipped  {} · {what}", path.display()));
@@ -120,8 +120,11 @@ fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result
         return Ok(Replayed::Skipped(what));
     }
     if let Some((case, recording)) = recorded_beside(path)?.filter(|_| backend.is_none()) {
-        tell_if_long(path, &case.problem);
-        let verdict = recording::judge(&recording, None)?;
+        let sample = recording::sample_of(&case);
+        if sample.is_none() {
+            tell_if_long(path, &case.problem);
+        }
+        let verdict = recording::judge(&recording, sample)?;
         return judged(path, case, verdict);
     }
     let (case, backend) = load(path, backend)?;
@@ -129,6 +132,14 @@ fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result
     let file = || path.display().to_string();
     let verdict = replay_as(&case, backend.as_ref(), &case.problem);
     judged(path, case, verdict.map_err(|source| CliError::Replay { file: file(), source })?)
+}
+
+/// Returns the problem of a stored case in words. Values of a recording were not drawn.
+fn described(case: &Case) -> String {
+    match case.inputs {
+        InputSource::Generated => prose::describe(&case.problem),
+        InputSource::Recorded { .. } => prose::describe_recorded(&case.problem),
+    }
 }
 
 fn judged(path: &Path, case: Case, verdict: Verdict) -> Result<Replayed, CliError> {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use ndarray::{Array1, Array3, s};
+use seamproof_judge::case::Sample;
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
 use seamproof_judge::ladder::{Assembly, Judge, Sampled, padding_of_recorded, place_rows};
@@ -18,7 +19,7 @@ use super::share::shares;
 use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share};
 
 /// What cannot be asked of a run that is over, in words.
-pub const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
+const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
 
 /// Returns what was asked of a recording that held, in words.
 pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> String {
@@ -41,13 +42,22 @@ pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> 
     asked.join(", ")
 }
 
-/// A sample of rows to judge in place of every row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// Number of rows to draw on each side.
-    pub rows: u64,
-    /// Seed of the draw.
-    pub seed: u64,
+/// Returns what was left out of a judgement, in words.
+pub fn left_out(recording: &Recording, sample: Option<Sample>, margin: Option<&Margin>) -> String {
+    let is_sampled = sample.is_some() || margin.is_some_and(|margin| margin.compared == 0);
+    let first = &recording.ranks[0].outputs;
+    let of_keys = match recording.problem.learnable_sinks() {
+        0 => "dk and dv: no LSE was recorded",
+        _ => "dk, dv and dsink: no LSE was recorded",
+    };
+    let parts = [
+        (true, NOT_ASKED),
+        (is_sampled, "the bounds of all other rows"),
+        (is_sampled && first.max_logit.is_some(), "max_logit: it is that of all rows"),
+        (is_sampled && first.gradients.is_some() && first.lse.is_none(), of_keys),
+    ];
+    let left_out: Vec<&str> = parts.into_iter().filter(|(is_so, _)| *is_so).map(|(_, part)| part).collect();
+    left_out.join("; ")
 }
 
 /// Judges a recording, every row or a sample. The run is not made again. The files are read once more, and one that is
@@ -81,8 +91,7 @@ fn verdict(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, Rec
 /// Adds to a finding about a row which rank holds it, where there are several and the finding names none.
 fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
     let Place { sequence: Some(sequence), row: Some(position), .. } = finding.place else { return finding };
-    let of_keys = [TensorName::K, TensorName::V, TensorName::Dk, TensorName::Dv].map(Some);
-    let side = if of_keys.contains(&finding.tensor) { Side::Kv } else { Side::Q };
+    let side = finding.tensor.map_or(Side::Q, TensorName::side);
     let holder = layouts.iter().enumerate().find_map(|(rank, layout)| {
         let mut own = layout.side(side).runs.iter().filter(|placed| placed.sequence == sequence);
         own.find_map(|placed| {

@@ -34,7 +34,7 @@ mod stored;
 mod write;
 
 pub use error::{Fault, RecordingError};
-pub use judged::{NOT_ASKED, Sample, asked, judge};
+pub use judged::{asked, judge, left_out};
 pub use manifest::{
     DsinkForm, EmptyLse, FormatName, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry,
     RecordedArithmetic, RecordedProblem, RecordedSubject, Tile,
@@ -42,8 +42,9 @@ pub use manifest::{
 pub use placement::{RankTables, SideTable};
 pub use rank_file::{RankFile, RankPlace};
 pub use read::{Recording, read};
+pub use seamproof_judge::case::Sample;
 pub use share::{SAMPLED_ELEMENTS_MAX, Share};
-pub use stored::{case_of, read_beside};
+pub use stored::{case_of, read_beside, sample_of};
 pub use write::{Made, check_free, write};
 
 /// Version of the format that this program reads and writes.

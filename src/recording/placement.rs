@@ -68,7 +68,7 @@ impl RankTables {
     }
 
     /// Returns the layout that the tables say. Rows that follow each other in both are one run.
-    fn layout(&self, problem: &Problem) -> RankLayout {
+    pub(super) fn layout(&self, problem: &Problem) -> RankLayout {
         RankLayout { q: self.q.layout(problem, Side::Q), kv: self.kv.layout(problem, Side::Kv) }
     }
 }

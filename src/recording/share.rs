@@ -47,10 +47,7 @@ impl Share {
 
     /// Returns a finding about the problem of these heads as one about the whole.
     pub(super) fn whole(self, problem: &Problem, finding: Finding) -> Finding {
-        let is_key = |tensor: TensorName| {
-            matches!(tensor, TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv)
-        };
-        let side = if finding.tensor.is_some_and(is_key) { Side::Kv } else { Side::Q };
+        let side = finding.tensor.map_or(Side::Q, TensorName::side);
         let first = self.heads(problem, side).start;
         let mut finding = finding;
         finding.place.head = finding.place.head.map(|head| head + first);

@@ -7,24 +7,37 @@
 use std::fs;
 use std::path::{Component, Path};
 
-use seamproof_judge::case::{Case, Found, InputSource, Subject};
+use seamproof_judge::case::{Case, Found, InputSource, Sample, Subject};
 use seamproof_judge::finding::Finding;
 
 use super::{Fault, MANIFEST, Recording, RecordingError, read};
 
-/// Returns the case of a finding in a recording. It names the recording's directory, beside which it is to lie.
-pub fn case_of(recording: &Recording, finding: Finding) -> Result<Case, RecordingError> {
+/// Returns the case of a finding in a recording, of which these rows were judged. It names the recording's directory,
+/// beside which it is to lie.
+pub fn case_of(
+    recording: &Recording,
+    sample: Option<Sample>,
+    finding: Finding,
+) -> Result<Case, RecordingError> {
     let dir = directory_name(&recording.dir)?;
     let subject = Subject { name: recording.manifest.subject.name.clone(), options: Default::default() };
     let mut case = Case::new(subject, 0, recording.problem.clone());
-    case.inputs = InputSource::Recorded { file: dir, digest: recording.digest.clone() };
+    case.inputs = InputSource::Recorded { file: dir, digest: recording.digest.clone(), sample };
     case.found = Some(Found::drawn(finding));
     Ok(case)
 }
 
+/// Returns the rows of a recording that a stored case judges; `None` for every row.
+pub fn sample_of(case: &Case) -> Option<Sample> {
+    match case.inputs {
+        InputSource::Recorded { sample, .. } => sample,
+        InputSource::Generated => None,
+    }
+}
+
 /// Reads the recording of a stored case, which lies beside the case's file.
 pub fn read_beside(case_file: &Path, case: &Case) -> Result<Option<Recording>, RecordingError> {
-    let InputSource::Recorded { file, digest } = &case.inputs else { return Ok(None) };
+    let InputSource::Recorded { file, digest, .. } = &case.inputs else { return Ok(None) };
     let wrong = |field: &str, fault| RecordingError::field(case_file, field, fault);
     let mut parts = Path::new(file).components();
     if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {

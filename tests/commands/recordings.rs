@@ -116,6 +116,43 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
 }
 
 #[test]
+fn a_sample_says_what_it_leaves_out() {
+    let place = place();
+    case(place.path(), &[&RING[..], &["--sink", "learnable"]].concat());
+    let run = record(place.path(), &[]);
+    let left_out = |options: &[&str]| {
+        let output = seamproof(place.path(), &[&["judge-recording", "run"], options].concat());
+        assert_eq!(code(&output), 0, "{}", stdout(&output));
+        stdout(&output)
+            .lines()
+            .find_map(|line| line.strip_prefix("left out ").map(str::to_owned))
+            .expect("a line")
+    };
+    let rows = ["--rows", "4"];
+    let (all, of_rows) = (left_out(&[]), left_out(&rows));
+    assert!(all.ends_with("the run is over"), "{all}");
+    let further = of_rows.strip_prefix(&*all);
+    assert_eq!(further, Some("; the bounds of all other rows; max_logit: it is that of all rows"));
+    (0..4).for_each(|rank| edit_rank(&run, rank, |tensors, _| drop(tensors.remove("lse"))));
+    assert_eq!(left_out(&[]), all);
+    assert_eq!(left_out(&rows), of_rows + "; dk, dv and dsink: no LSE was recorded");
+}
+
+#[test]
+fn a_sample_judges_dk_where_nobody_knows_what_d_was_made_of() {
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &["--backend", "emulated~call-dk-doubled"]);
+    edit(&run, |manifest| {
+        let arithmetic = manifest["arithmetic"].as_object_mut().expect("an object");
+        assert!(arithmetic.remove("delta").is_some());
+    });
+    let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "4"]);
+    let said = stdout(&output);
+    assert!(code(&output) == 2 && said.contains("FAIL     run · envelope · dk · "), "{said}");
+}
+
+#[test]
 fn tables_place_the_rows_and_contradict_the_rule() {
     let place = place();
     case(place.path(), &RING);
@@ -387,6 +424,74 @@ fn nested(path: &Path) {
     fs::create_dir(path).expect("the directory is made");
 }
 
+/// Asserts that `explain` shows who held what of a recorded case, and no launches, which are this project's own.
+fn explains_the_recording(dir: &Path) {
+    let output = seamproof(dir, &["explain", "found.json", "--rank", "3"]);
+    let said = stdout(&output);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    for text in [
+        "subject   emulated+backward-key-duplicated, recorded\n",
+        "; bf16 recorded; ",
+        "\nrow       key 6 of sequence 0, of rank 1, is seen by queries 6..17 of ranks 1, 2, 3\n",
+        "  rank 3 owns\n    sequence 0: positions 12..17 in rows 0..5, padding in rows 5..8\n",
+        "\nlaunches  not shown",
+    ] {
+        assert!(said.contains(text), "{text}: {said}");
+    }
+    assert!(!said.contains("operation") && !said.contains("rank 0 owns"), "{said}");
+    for option in [&["--operations"][..], &["--pass", "forward"], &["--backend", "emulated"]] {
+        refuses(dir, &[&["explain", "found.json"], option].concat(), &[option[0], "leave it out"]);
+    }
+    refuses(dir, &["explain", "found.json", "--rank", "4"], &["--rank is 4"]);
+}
+
+#[test]
+fn a_case_of_a_sample_is_replayed_on_the_same_rows() {
+    let place = place();
+    case(place.path(), &[&RING[..], &["--forward"]].concat());
+    let run = record(place.path(), &[]);
+    // Row 1 of rank 1 is position 5 of sequence 0. Borders of chunks are every fourth position and the one before it.
+    edit_rank(&run, 1, |tensors, _| {
+        let (_, shape, out) = tensors.get_mut("out").expect("the output is recorded");
+        let row = 2 * shape[1] * shape[2];
+        out[row..row + 2].copy_from_slice(&[0x80, 0x42]);
+    });
+    let judge = |seed: &str| {
+        let asked = ["judge-recording", "run", "--rows", "8", "--seed", seed, "--out", "found.json"];
+        code(&seamproof(place.path(), &asked))
+    };
+    let exits: Vec<i32> =
+        (0..100).map(|seed| judge(&seed.to_string())).take_while(|exit| *exit == 0).collect();
+    let (held, found) = (exits.len() - 1, exits.len());
+    assert!(found > 1 && judge(&found.to_string()) == 2, "{found}");
+
+    let path = place.path().join("found.json");
+    let mut stored: Value =
+        serde_json::from_slice(&fs::read(&path).expect("the case is there")).expect("JSON");
+    assert_eq!(stored["inputs"]["recorded"]["sample"], serde_json::json!({ "rows": 8, "seed": found }));
+    assert_eq!(code(&seamproof(place.path(), &["replay", "found.json"])), 2);
+    stored["inputs"]["recorded"]["sample"]["seed"] = held.into();
+    fs::write(&path, stored.to_string()).expect("it is written");
+    let output = seamproof(place.path(), &["replay", "found.json"]);
+    assert_eq!(code(&output), 0, "other rows: {}", stdout(&output));
+    drop(stored["inputs"]["recorded"].as_object_mut().expect("an object").remove("sample"));
+    fs::write(&path, stored.to_string()).expect("it is written");
+    assert_eq!(code(&seamproof(place.path(), &["replay", "found.json"])), 2, "every row");
+}
+
+#[test]
+fn a_case_is_not_written_into_the_recording() {
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &["--backend", "emulated+backward-key-duplicated"]);
+    for (dir, out) in [(".", "found.json"), (".", "./found.json"), ("../run", "found.json")] {
+        refuses(&run, &["judge-recording", dir, "--out", out], &["--out: ", "does not lie beside", "run; "]);
+    }
+    let output = seamproof(&run, &["judge-recording", ".", "--out", "../found.json"]);
+    assert_eq!(code(&output), 2, "{}", stderr(&output));
+    assert_eq!(code(&seamproof(place.path(), &["replay", "found.json"])), 2);
+}
+
 #[test]
 fn a_finding_in_a_recording_is_a_case_that_replay_and_explain_take() {
     let place = place();
@@ -400,15 +505,15 @@ fn a_finding_in_a_recording_is_a_case_that_replay_and_explain_take() {
     let output = seamproof(place.path(), &["replay", "found.json"]);
     let again = found(&stdout(&output)).expect("a finding");
     assert_eq!(code(&output), 2);
-    let what = |line: &str| line.split(" · ").skip(1).take(3).collect::<Vec<_>>().join(" · ");
+    let what = |line: &str| line.split(" · ").skip(1).collect::<Vec<_>>().join(" · ");
     assert_eq!(what(&first), what(&again));
-    let output = seamproof(place.path(), &["explain", "found.json"]);
-    assert!(code(&output) == 0 && stdout(&output).contains("rank"), "{}", stderr(&output));
+    assert!(again.contains("; bf16 recorded; "), "the values were not drawn: {again}");
+    explains_the_recording(place.path());
     refuses(place.path(), &["shrink", "found.json"], &["found.json: inputs", "replay judges it"]);
     refuses(
         place.path(),
         &["judge-recording", "run", "--out", "elsewhere/found.json"],
-        &["--out: ", "beside run"],
+        &["--out: ", "does not lie beside", "run; "],
     );
 
     edit(&run, |manifest| manifest["note"] = "another".into());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use seamproof_judge::case::{
-    CASE_BYTES_MAX, CASE_VERSION, Case, EARLIER_MAX, Found, InputSource, Story, Subject,
+    CASE_BYTES_MAX, CASE_VERSION, Case, EARLIER_MAX, Found, InputSource, Sample, Story, Subject,
 };
 use seamproof_judge::finding::Earlier;
 use seamproof_judge::finding::Phase;
@@ -62,7 +62,11 @@ fn case() -> Case {
         story: Some(Story { text: "a story".to_owned(), sources: vec!["https://example.org".to_owned()] }),
         subject: Subject { name: "cuda".to_owned(), options: options.clone() },
         schedule_seed: 0,
-        inputs: InputSource::Recorded { file: "inputs.safetensors".to_owned(), digest: "00".to_owned() },
+        inputs: InputSource::Recorded {
+            file: "run".to_owned(),
+            digest: "00".to_owned(),
+            sample: Some(Sample { rows: 64, seed: 1 }),
+        },
         problem: problem.clone(),
         before: vec![Earlier { options, problem }],
         found: Some(Found {

@@ -119,7 +119,9 @@ impl<'a> Bounds<'a> {
             let total = libm::exp(error.lse);
             let pair = GradientPair { x: b, b, ..whole_weight(&worst.row, worst.a) };
             let (magnitude, errors) = self.model.weighted_dot(&pair);
-            let floor = worst.keys as f64 * 4.0 * self.underflow * (1.0 + b);
+            // A weight that was rounded before may have lost as much again below its format's normal range.
+            let floor = 4.0 * self.underflow * (1.0 + b) + self.problem.precision.p.format.tiny_half() * b;
+            let floor = worst.keys as f64 * floor;
             self.model.weighted_dots_error(worst.keys, total * magnitude, total * 1.01 * errors) + floor
         };
         match self.model.delta() {
@@ -127,6 +129,26 @@ impl<'a> Bounds<'a> {
             Delta::WeightedDots => of_dots(),
             Delta::Unknown => of_out.max(of_dots()),
         }
+    }
+
+    /// Returns the most by which D of a row may lie from `Σ dout·out` of the out that the subject returned, whatever D is
+    /// made of. `Σ P·dP` is there where the out and lse are within their own bounds: it is `dout` times the exact out at
+    /// the returned lse, and the error of the sum.
+    pub(super) fn delta_apart(
+        &self,
+        sequence: usize,
+        position: usize,
+        head: usize,
+        out: &Array3<f32>,
+    ) -> f64 {
+        let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
+        let at = self.problem.sequences[sequence].q.row(position);
+        let (norm_dout, norm_out) = (norm(&self.inputs.dout, at, head), norm(out, at, head));
+        let norm_dout = norm_dout + self.raise(self.problem.dims.v);
+        let dout_sum = lanes(&self.inputs.dout, at, head).iter().map(|&x| f64::from(x.abs())).sum::<f64>();
+        let error = self.row_of(&worst);
+        let apart = dout_sum * error.out + libm::expm1(error.lse) * norm_dout * worst.norms.v;
+        apart + self.d_error(&worst, &error, norm_dout, norm_out)
     }
 
     /// Returns how far the D that follows from the saved out and lse may lie from the exact one.

@@ -3,18 +3,22 @@
 //! For a sequence and a KV head with its queries i and keys j, let `p_ij` be the weights and `ds_ij` the gradients of
 //! the products `scale · ⟨q_i, k_j⟩`, both as they follow from the out and lse that the run saved.
 //!
-//! - *Euler*: `Σ_i ⟨q_i, dq_i⟩ = scale · Σ_ij ds_ij ⟨q_i, k_j⟩ = Σ_j ⟨k_j, dk_j⟩`. Nothing is asked of ds, so a soft cap,
-//!   a sink and any way to make D leave it true.
-//! - *Mass*: `Σ_j ⟨v_j, dv_j⟩ = Σ_ij p_ij ⟨dout_i, v_j⟩ = Σ_i ⟨dout_i, out_i⟩`. A sink only takes weight from all keys.
+//! - *Euler*: `Σ_i ⟨q_i, dq_i⟩ = scale · Σ_ij ds_ij ⟨q_i, k_j⟩ = Σ_j ⟨k_j, dk_j⟩`. Nothing is asked of ds, so a soft
+//!   cap, a sink and any way to make D leave it true.
+//! - *Mass*: `Σ_j ⟨v_j, dv_j⟩ = Σ_ij p_ij ⟨dout_i, v_j⟩ = Σ_i ⟨dout_i, out_i⟩`. A sink only takes weight from all
+//!   keys.
 //!
-//! **Bounds.** The envelope bounds an element of dq by `scale · Σ_j e_ij |k_jc|` and its own rounding, where `e_ij ≥ 0`
-//! are the errors of `ds_ij`, and one of dk by `scale · Σ_i e_ij |q_ic|` and its own rounding. By Cauchy and Schwarz the
-//! errors of query i move either sum by no more than `scale · |q_i| · max_j |k_j| · Σ_j e_ij`, and [`Bounds::given`]
-//! bounds `Σ_j e_ij`. So too for dv, with errors of weights against the exact ones, `|dout_i| · max_j |v_j|`; the
-//! other sum is moved by the error of an element of out times `Σ_c |dout_ic|`. An element's own rounding, and what its
-//! operations lose below the normal range, count with the element's factor. The sums themselves are made in f64: n
-//! products lose at most `n · 2⁻⁵²` of their magnitude. Where an element or an input is infinite or no number, nothing
-//! is asked.
+//! **Bounds.** The envelope bounds an element of dq by `scale · Σ_j e_ij |k_jc|` and its own rounding, where
+//! `e_ij ≥ 0` are the errors of `ds_ij`, and one of dk by `scale · Σ_i e_ij |q_ic|` and its own rounding. By Cauchy and
+//! Schwarz the errors of query i move either sum by no more than `scale · |q_i| · max_j |k_j| · Σ_j e_ij`, and
+//! [`Bounds::given`] bounds `Σ_j e_ij`. So too for dv, with errors of weights against the exact ones,
+//! `|dout_i| · max_j |v_j|`; the other sum is moved by the error of an element of out times `Σ_c |dout_ic|`. An
+//! element's own rounding, and what its operations lose below the normal range, count with the element's factor. The
+//! sums themselves are made in f64: n products lose at most `n · 2⁻⁵²` of their magnitude.
+//!
+//! **Infinities.** Nothing is asked of a sequence and KV head where an input is infinite or NaN, or a result is
+//! infinite: such a result may be an honest overflow, and an infinity has no part in a sum. A result that is NaN while
+//! all inputs are finite breaks the law.
 
 use seamproof_oracle::{Format, Side};
 
@@ -36,7 +40,7 @@ struct Dot {
     rounding: f64,
     magnitude: f64,
     products: usize,
-    /// Whether any factor is infinite or no number.
+    /// Whether an input is infinite or NaN, or a result is infinite.
     is_wild: bool,
 }
 

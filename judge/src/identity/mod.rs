@@ -29,6 +29,9 @@ mod scale;
 mod sums;
 mod twin;
 
+use bound::Bounds;
+use ndarray::Array2;
+
 use crate::finding::{Check, Finding, Relation};
 use crate::hash::mix;
 use crate::ladder::evidence::{Depth, Evidence, Look};
@@ -40,6 +43,22 @@ use crate::verdict::Margin;
 const DRAWN: usize = 1;
 /// Constant that sets the draw of identities apart from other uses of the data seed.
 const DRAW: u64 = 0x1de7_7177;
+
+/// Returns for each query the most by which its D may lie from `Σ dout·out` of the out that the subject returned,
+/// `[heads, rows]`.
+pub(crate) fn deltas_apart(evidence: &Evidence<'_>) -> Array2<f64> {
+    let Evidence { problem, inputs, first, .. } = *evidence;
+    let bounds = Bounds::new(evidence, problem, inputs);
+    let mut apart = Array2::zeros(problem.lse_shape());
+    for (sequence, both) in problem.sequences.iter().enumerate() {
+        for (position, row) in both.q.real_rows().enumerate() {
+            for head in 0..problem.heads.q {
+                apart[[head, row]] = bounds.delta_apart(sequence, position, head, &first.out);
+            }
+        }
+    }
+    apart
+}
 
 /// Distance that the two sides of an identity may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,9 +24,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use ndarray::Array3;
+use ndarray::{Array3, s};
 use seamproof_oracle::exact::log_sum_exp;
-use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequence, TensorName};
+use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, SavedViews, Sequence, TensorName};
 
 use super::compare::lanes;
 use super::stories::{LANES_MIN, other_heads};
@@ -168,16 +168,27 @@ impl<'a> Pairs<'a> {
     }
 
     /// Returns `scale · dS` of a suspect, from the saved out.
-    fn logit_gradient(&self, suspect: &Suspect, saved: &Saved) -> f64 {
+    fn logit_gradient(&self, suspect: &Suspect, saved: &SavedViews<'_>) -> f64 {
         let &Suspect { query, head, key, weight, .. } = suspect;
         let dout = self.of_query(&self.inputs.dout, query, head);
-        let out = lanes(&saved.out, self.both.q.row(query), head);
-        let d: f64 = dout.iter().zip(&*out).map(|(dout, out)| f64::from(*dout) * out).sum();
+        let out = saved.out.lanes(self.both.q.row(query), head);
+        let d: f64 = dout.iter().zip(&out).map(|(dout, out)| f64::from(*dout) * out).sum();
         let softmax = &self.problem.softmax;
         let derivative = softmax.cap_derivative(self.logit(query, head, key));
         let dp = dot(&dout, &self.of_key(&self.inputs.v, key, head));
         f64::from(softmax.scale) * weight * (dp - d) * derivative
     }
+}
+
+/// Returns the right lanes of a row of a gradient that a pair may explain.
+pub(super) fn right_lanes(
+    exact: &Gradients,
+    tensor: Option<TensorName>,
+    row: usize,
+    head: usize,
+) -> Vec<f64> {
+    let exact = if tensor == Some(TensorName::Dq) { &exact.dq } else { &exact.dv };
+    exact.slice(s![row, head, ..]).to_vec()
 }
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -193,13 +204,26 @@ fn error(got: &[f32], right: &[f64]) -> Vec<f64> {
     got.iter().zip(right).map(|(got, right)| f64::from(*got) - right).collect()
 }
 
+/// The right results of one row: its out and its LSE.
+pub(super) struct RightRow {
+    out: Vec<f64>,
+    lse: f64,
+}
+
+impl RightRow {
+    /// Returns those of a row of some results.
+    pub(super) fn of(exact: &ForwardResults, row: usize, head: usize) -> RightRow {
+        RightRow { out: exact.out.slice(s![row, head, ..]).to_vec(), lse: exact.lse[[head, row]] }
+    }
+}
+
 /// Adds to a finding about a row of out or lse the key that the row seems to have lost or gained, or that it lost all
-/// keys.
+/// keys. `right` returns the right results of a row of the problem's tensors and a head.
 pub(super) fn explain(
     problem: &Problem,
     inputs: &Inputs,
     rank: &RankOutputs,
-    exact: &ForwardResults,
+    right: impl Fn(usize, usize) -> RightRow,
     finding: &mut Finding,
 ) {
     let Place { sequence: Some(sequence), head: Some(head), row: Some(query), .. } = finding.place else {
@@ -214,8 +238,9 @@ pub(super) fn explain(
         format!("saw no key, should see keys {visible:?}")
     } else {
         let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
-        let of_key = || suspect_of_out(&pairs, rank, exact, (query, head)).map(|suspect| suspect.of_out());
-        let Some(saw) = head_of_out(&pairs, rank, exact, (query, head)).or_else(of_key) else { return };
+        let right = right(both.q.row(query), head);
+        let of_key = || suspect_of_out(&pairs, rank, &right, (query, head)).map(|suspect| suspect.of_out());
+        let Some(saw) = head_of_out(&pairs, rank, &right, (query, head)).or_else(of_key) else { return };
         saw
     };
     finding.what += &format!(": {LOOKS}query {query} of sequence {sequence} {saw}");
@@ -225,13 +250,13 @@ pub(super) fn explain(
 fn head_of_out(
     pairs: &Pairs<'_>,
     rank: &RankOutputs,
-    exact: &ForwardResults,
+    right: &RightRow,
     (query, head): (usize, usize),
 ) -> Option<String> {
     let row = pairs.both.q.row(query);
     let got = lanes(&rank.out, row, head);
     let distance = |right: &[f64]| error(&got, right).iter().map(|error| error * error).sum::<f64>().sqrt();
-    let most = REST_MAX * distance(&lanes(&exact.out, row, head));
+    let most = REST_MAX * distance(&right.out);
     let is_of = |heads: &[usize; 2]| {
         let (lse, share, out) = pairs.attended(query, head, *heads);
         let moved = rank.lse.as_ref().map_or(0.0, |of_row| f64::from(of_row[[head, row]]) - lse);
@@ -261,16 +286,15 @@ fn saw_nothing(problem: &Problem, inputs: &Inputs, rank: &RankOutputs, (row, hea
 fn suspect_of_out(
     pairs: &Pairs<'_>,
     rank: &RankOutputs,
-    exact: &ForwardResults,
+    right: &RightRow,
     (query, head): (usize, usize),
 ) -> Option<Suspect> {
     let row = pairs.both.q.row(query);
-    let right = lanes(&exact.out, row, head);
-    let error = error(&lanes(&rank.out, row, head), &right);
-    let is_empty = exact.lse[[head, row]] == f64::NEG_INFINITY;
+    let error = error(&lanes(&rank.out, row, head), &right.out);
+    let is_empty = right.lse == f64::NEG_INFINITY;
     let lse = match &rank.lse {
         Some(lse) if is_empty => f64::from(lse[[head, row]]),
-        _ => exact.lse[[head, row]],
+        _ => right.lse,
     };
     let moved = rank.lse.as_ref().filter(|_| !is_empty).map(|got| f64::from(got[[head, row]]) - lse);
     let suspects = (0..pairs.both.kv.len).map(|key| {
@@ -282,7 +306,7 @@ fn suspect_of_out(
             (false, true) => weight,
         };
         let value = pairs.of_key(&pairs.inputs.v, key, head);
-        let direction = widened(&value).zip(&*right).map(|(v, out)| v - out);
+        let direction = widened(&value).zip(&right.out).map(|(v, out)| v - out);
         let suspect = suspect.explains(&error, direction, predicted);
         let fits = suspect.fits && moved.is_none_or(|moved| suspect.agrees(moved, lse));
         Suspect { fits, ..suspect }
@@ -291,12 +315,12 @@ fn suspect_of_out(
 }
 
 /// Adds to a finding about a row of dq or dv the pair that the row seems to lack or to have too much, if there is
-/// one.
+/// one. `right` returns the right lanes of a row of the problem's tensors and a head.
 pub(super) fn explain_gradient(
     problem: &Problem,
     inputs: &Inputs,
     got: &RankGradients,
-    (saved, exact): (&Saved, &Gradients),
+    (saved, right): (&SavedViews<'_>, impl Fn(usize, usize) -> Vec<f64>),
     finding: &mut Finding,
 ) {
     let (Some(tensor), Place { sequence: Some(sequence), head: Some(head), row: Some(row), .. }) =
@@ -304,14 +328,14 @@ pub(super) fn explain_gradient(
     else {
         return;
     };
-    let (got, right) = match tensor {
-        TensorName::Dq => (&got.dq, &exact.dq),
-        TensorName::Dv => (&got.dv, &exact.dv),
+    let got = match tensor {
+        TensorName::Dq => &got.dq,
+        TensorName::Dv => &got.dv,
         _ => return,
     };
     let Some(pairs) = Pairs::new(problem, inputs, sequence, got.dim().2) else { return };
     let run = if tensor == TensorName::Dq { pairs.both.q } else { pairs.both.kv };
-    let error = error(&lanes(got, run.row(row), head), &lanes(right, run.row(row), head));
+    let error = error(&lanes(got, run.row(row), head), &right(run.row(row), head));
     if let Some(suspect) = suspect_of_gradient(&pairs, saved, tensor, (row, head), &error) {
         let Suspect { query, head, key, weight, is_missed, .. } = suspect;
         let of_head = format!("query {query} of head {head}");
@@ -328,7 +352,7 @@ pub(super) fn explain_gradient(
 /// Returns the pair that explains the error of a row of a gradient best, if one does.
 fn suspect_of_gradient(
     pairs: &Pairs<'_>,
-    saved: &Saved,
+    saved: &SavedViews<'_>,
     tensor: TensorName,
     (row, head): (usize, usize),
     error: &[f64],

@@ -12,6 +12,7 @@ use seamproof_oracle::replay::Replay;
 use super::bounds::{
     BACKWARD, Comparison, FORWARD, backward, forward, replayed_gradients, replayed_out, saved,
 };
+use super::diagnosis::{RightRow, right_lanes};
 use super::evidence::{Evidence, Look};
 use super::structure::results;
 use super::{diagnosis, hypotheses, sample};
@@ -29,11 +30,12 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     margin.compared = results(rank).len();
     let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
     let answer = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
+    let right = |row: usize, head: usize| RightRow::of(&answer.exact, row, head);
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
     if let Some(mut finding) = forward(&compare, rank, &answer, &FORWARD, margin) {
         match hypotheses::told(evidence) {
             Some(told) => finding.what += &format!(": {told}"),
-            None => diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding),
+            None => diagnosis::explain(problem, inputs, rank, right, &mut finding),
         }
         return Some(finding).into();
     }
@@ -44,7 +46,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
             Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
         };
         if let Some(mut finding) = replayed_out(&compare, rank, &replayed, margin) {
-            diagnosis::explain(problem, inputs, rank, &answer.exact, &mut finding);
+            diagnosis::explain(problem, inputs, rank, right, &mut finding);
             return Some(finding).into();
         }
     }
@@ -81,7 +83,9 @@ fn look_back(
         };
         let mut finding =
             backward(compare, gradients, &answer, &BACKWARD, margin).or_else(|| in_replay(margin))?;
-        diagnosis::explain_gradient(problem, inputs, gradients, (&saved, &answer.exact), &mut finding);
+        let tensor = finding.tensor;
+        let right = |row: usize, head: usize| right_lanes(&answer.exact, tensor, row, head);
+        diagnosis::explain_gradient(problem, inputs, gradients, (&(&saved).into(), right), &mut finding);
         Some(finding)
     });
     broken.into()

@@ -1,40 +1,44 @@
 //! Sample: the envelope of a case that is too large for the oracle, on some of its rows.
 //!
 //! A row of a result needs few other rows. The out, lse and dq of a query need the keys that it sees. Once out and
-//! lse are saved, the dk and dv of a key need the queries that see it, and dsink needs no key at all. The rows that
-//! one row needs form a problem of their own, its *part*. The oracle answers and bounds a part as it does any
-//! problem, at the cost of one row. On each side, [`ROWS_MAX`] rows are drawn, or fewer where [`PRODUCTS_MAX`] pays
-//! for fewer. Half of them are the first or the last row of their sequence that sees something or is seen, since that
-//! is where kernels go wrong. As many rows again are drawn that see nothing, or that nobody sees; these cost nothing.
-//! dsink is judged whole.
+//! lse are saved, the dk and dv of a key need the queries that see it, and dsink needs no key at all. The oracle answers
+//! and bounds the drawn rows of a sequence together, at the cost of these rows ([`blocked::forward_of`],
+//! [`blocked::backward_of`]). On each side, [`ROWS_MAX`] rows are drawn, or fewer where [`PRODUCTS_MAX`] pays for fewer.
+//! Half of them are the first or the last row of their sequence that sees something or is seen, since that is where
+//! kernels go wrong. As many rows again are drawn that see nothing, or that nobody sees; these cost nothing. dsink is
+//! judged whole.
 //!
 //! The identities compare the subject with itself, so a factor on all of a gradient escapes nearly every one of them.
 //! The sample compares values. Where a subject hides its LSE, dk, dv and dsink are not examined, because the exact
-//! LSE of every query would be needed. Where its D may be `Σ P·dP`, dk and dsink are not examined, because all keys of
-//! every query would be needed.
+//! LSE of every query would be needed. Where its D may be `Σ P·dP`, all keys of every query would tell it. For dk and
+//! dsink it is then known to be near `Σ dout·out` of the out that was returned, as far as norms of the inputs bound the
+//! errors of out, of the LSE and of that sum ([`deltas_apart`]). max_logit is not examined, because it is that of all
+//! queries.
 
-use std::collections::BTreeSet;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use ndarray::{Array2, Array3, ArrayView2, ArrayView3, ArrayViewMut3, Slice, s};
-use seamproof_oracle::blocked::{self, Answer};
+use ndarray::{Array1, Array2, Array3, Axis};
+use seamproof_oracle::blocked::{self, Answer, SomeRows, Wanted};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Alignment, Balance, ForwardResults, Gradients, InputViews, Inputs, Mask, Pass, Problem, ProblemError,
-    ProblemFields, Run, Saved, SavedOut, SavedViews, Sequence, Side, TensorRows,
+    Balance, ContextParallel, ForwardResults, Mask, Problem, ProblemError, ProblemFields, Run, SavedErrors,
+    SavedOut, SavedViews, Sequence, Side, TensorRows,
 };
 
 use super::bounds::{self, Comparison};
-use super::diagnosis;
+use super::diagnosis::{self, RightRow, right_lanes};
 use crate::finding::{Finding, Place};
 use crate::hash::mix;
+use crate::identity::deltas_apart;
 use crate::ladder::evidence::{Evidence, Look};
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::Margin;
-use seamproof_oracle::sharding::{self as layout, PlacedRun, RankLayout};
+use seamproof_oracle::sharding::{self as layout, PlacedRun, RankLayout, run_of};
 
-/// Largest number of visible pairs × query heads × head dimension for the drawn rows of a side. It takes some twenty
-/// seconds on two cores, since all keys are converted to f64 for one query.
+/// Largest number of visible pairs × query heads × head dimension for the drawn rows of a side. It takes some seconds on
+/// two cores.
 const PRODUCTS_MAX: u64 = 1 << 29;
 /// Largest number of rows drawn on a side.
 const ROWS_MAX: u64 = 32;
@@ -46,271 +50,231 @@ const DRAW: u64 = 0x5a3b_1e5e;
 pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     match Sample::new(evidence).look(margin) {
         Ok(finding) => finding.into(),
-        Err(error) => Look::Failed(format!("what a row needs is no problem: {error}")),
+        Err(error) => Look::Failed(format!("some rows are no problem: {error}")),
     }
 }
-
-/// Function that returns the part of a row of a sequence.
-type OfRow = fn(&Problem, usize, usize) -> Result<Part, ProblemError>;
-/// Function that examines the results that a part decides, and returns what is wrong with them.
-type LookAt<'a> = fn(&Sample<'a>, &Part, &mut Margin) -> Option<Finding>;
 
 struct Sample<'a> {
     evidence: &'a Evidence<'a>,
     model: Model,
+    /// Drawn queries of each sequence.
+    queries: Vec<Part>,
+    /// Drawn keys of each sequence.
+    keys: Vec<Part>,
+    /// LSE that the backward begins with, and the errors that it may have.
+    lse: OnceCell<(Array2<f64>, Option<Array2<f64>>)>,
 }
 
 impl<'a> Sample<'a> {
     fn new(evidence: &'a Evidence<'a>) -> Sample<'a> {
         let Evidence { backend, problem, .. } = *evidence;
         let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
-        Sample { evidence, model }
+        let parts = |side: Side| {
+            Part::all(match &evidence.judge.sampled {
+                Some(sampled) => sampled.rows(problem, side),
+                None => drawn(problem, side),
+            })
+        };
+        Sample { evidence, model, queries: parts(Side::Q), keys: parts(Side::Kv), lse: OnceCell::new() }
     }
 
-    fn look(self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
+    fn look(&self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
         let Evidence { problem, first, .. } = *self.evidence;
-        let [queries, keys] = [Side::Q, Side::Kv].map(|side| match &self.evidence.judge.sampled {
-            Some(sampled) => sampled.rows(problem, side),
-            None => drawn(problem, side),
-        });
-        let has_gradients = first.gradients.is_some();
-        let has_saved = has_gradients && first.lse.is_some();
-        let looks: [(bool, &[_], OfRow, LookAt<'a>); 3] = [
-            (true, &queries, Part::of_query, |sample, part, margin| sample.forward(part, margin)),
-            (has_gradients, &queries, Part::of_query, |sample, part, margin| {
-                sample.gradients(part, Some(Side::Q), margin)
-            }),
-            (has_saved, &keys, Part::of_key, |sample, part, margin| {
-                sample.gradients(part, Some(Side::Kv), margin)
-            }),
-        ];
-        for (_, rows, of_row, look_at) in looks.into_iter().filter(|(is_there, ..)| *is_there) {
-            for &[sequence, row] in rows {
-                let part = of_row(problem, sequence, row)?;
-                if let Some(finding) = look_at(&self, &part, margin) {
-                    return Ok(Some(finding));
-                }
+        for part in &self.queries {
+            if let Some(finding) = self.forward(part, margin)? {
+                return Ok(Some(finding));
             }
         }
-        if !has_saved || problem.learnable_sinks() == 0 || self.model.weighs_dots() {
+        if first.gradients.is_none() {
             return Ok(None);
         }
-        Ok(self.gradients(&Part::of_sinks(problem)?, None, margin))
+        for part in &self.queries {
+            let wanted = (Wanted::Queries(part.rows()), &[TensorName::Dq][..]);
+            if let Some(finding) = self.gradients(Some((part, Side::Q)), wanted, None, margin)? {
+                return Ok(Some(finding));
+            }
+        }
+        if first.lse.is_none() {
+            return Ok(None);
+        }
+        let apart = self.model.weighs_dots().then(|| deltas_apart(self.evidence));
+        for part in &self.keys {
+            let wanted = (Wanted::Keys(part.rows()), &[TensorName::Dv, TensorName::Dk][..]);
+            if let Some(finding) = self.gradients(Some((part, Side::Kv)), wanted, apart.as_ref(), margin)? {
+                return Ok(Some(finding));
+            }
+        }
+        match problem.learnable_sinks() {
+            0 => Ok(None),
+            _ => self.gradients(None, (Wanted::Sinks, &[TensorName::Dsink]), apart.as_ref(), margin),
+        }
     }
 
-    /// Returns the exact forward of a part.
+    /// Returns the exact forward of some queries.
     fn answer(&self, part: &Part) -> Answer<ForwardResults> {
-        let ask = || blocked::forward(&part.problem, part.inputs(self.evidence), Some(&self.model));
-        self.evidence.oracle(ask)
+        let Evidence { problem, inputs, .. } = *self.evidence;
+        self.evidence.oracle(|| blocked::forward_of(problem, inputs, part.rows(), &self.model))
     }
 
-    fn forward(&self, part: &Part, margin: &mut Margin) -> Option<Finding> {
+    fn forward(&self, part: &Part, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
-        let (answer, layout) = (self.answer(part), layout::whole(&part.problem));
+        let (answer, frame) = (self.answer(part), Frame::new(problem, Some((part, Side::Q)))?);
+        let rows = part.tensor_rows(problem, Side::Q);
         let got = RankOutputs {
-            out: rows(&first.out, &part.q).to_owned(),
-            lse: first.lse.as_ref().map(|lse| part.columns(lse).to_owned()),
+            out: first.out.select(Axis(0), &rows),
+            lse: first.lse.as_ref().map(|lse| lse.select(Axis(1), &rows)),
             max_logit: None,
             gradients: None,
         };
         let tensors = [TensorName::Lse, TensorName::Out];
-        let mut finding = bounds::forward(&self.comparison(part, &layout), &got, &answer, &tensors, margin)?;
-        finding.place = part.whole(finding.place);
-        let mut exact = ForwardResults {
-            out: Array3::zeros(problem.out_shape()),
-            lse: Array2::zeros(problem.lse_shape()),
-            max_logit: answer.exact.max_logit,
+        let compare = frame.comparison(self.evidence);
+        let Some(finding) = bounds::forward(&compare, &got, &answer, &tensors, margin) else {
+            return Ok(None);
         };
-        rows_mut(&mut exact.out, &part.q).assign(&answer.exact.out);
-        exact.lse.slice_mut(s![.., slice(&part.q)]).assign(&answer.exact.lse);
-        diagnosis::explain(problem, inputs, first, &exact, &mut finding);
-        Some(finding)
+        let place = finding.place.row.unwrap_or_default();
+        let right = |_, head: usize| RightRow::of(&answer.exact, place, head);
+        let mut finding = part.whole(finding);
+        diagnosis::explain(problem, inputs, first, right, &mut finding);
+        Ok(Some(finding))
     }
 
-    /// Returns the subject's own lse for a part. The exact one stands in where the subject hides its own, and comes
-    /// with the error that the subject's may have.
-    fn saved_lse(&self, part: &Part) -> (Array2<f64>, Option<Array2<f64>>) {
-        match &self.evidence.first.lse {
-            Some(lse) => (part.columns(lse).mapv(f64::from), None),
-            None => {
+    /// Returns the LSE that the backward begins with: the subject's own. Where the subject hides its own, the exact one
+    /// of the drawn queries stands in, with the error that the subject's may have.
+    fn saved_lse(&self) -> &(Array2<f64>, Option<Array2<f64>>) {
+        let Evidence { problem, first, .. } = *self.evidence;
+        let exact = || {
+            let mut all = [(); 2].map(|()| Array2::zeros(problem.lse_shape()));
+            for part in &self.queries {
                 let Answer { exact, bound } = self.answer(part);
-                (exact.lse, bound.map(|bound| bound.worst.lse))
+                let errors = bound.map_or_else(|| Array2::zeros(exact.lse.dim()), |bound| bound.worst.lse);
+                for (to, from) in all.iter_mut().zip([&exact.lse, &errors]) {
+                    for (place, row) in part.tensor_rows(problem, Side::Q).into_iter().enumerate() {
+                        to.column_mut(row).assign(&from.column(place));
+                    }
+                }
             }
-        }
+            let [lse, errors] = all;
+            (lse, Some(errors))
+        };
+        self.lse.get_or_init(|| match &first.lse {
+            Some(lse) => (lse.mapv(f64::from), None),
+            None => exact(),
+        })
     }
 
-    /// Examines the gradients of a part that lie on a side; without a side, dsink.
-    fn gradients(&self, part: &Part, side: Option<Side>, margin: &mut Margin) -> Option<Finding> {
-        let tensors: &[TensorName] = match side {
-            Some(Side::Q) => &[TensorName::Dq],
-            Some(Side::Kv) if self.model.weighs_dots() => &[TensorName::Dv],
-            Some(Side::Kv) => &[TensorName::Dv, TensorName::Dk],
-            None => &[TensorName::Dsink],
-        };
-        let answer = {
-            let (lse, lse_error) = self.saved_lse(part);
-            let out = SavedOut::Stored(rows(&self.evidence.first.out, &part.q));
-            let saved = (SavedViews { out, lse: &lse }, lse_error.as_ref());
-            let inputs = part.inputs(self.evidence);
-            let ask = || blocked::backward_of(&part.problem, inputs, saved, side, &self.model);
-            self.evidence.oracle(ask)
-        };
-        let layout = layout::whole(&part.problem);
-        let compare = self.comparison(part, &layout);
-        let mut runs = self.evidence.gradient_runs().into_iter();
-        let (gradients, finding) = runs.find_map(|gradients| {
-            let got = part.gradients(gradients, side);
-            Some((gradients, bounds::backward(&compare, &got, &answer, tensors, margin)?))
-        })?;
-        Some(self.explained(part, gradients, &answer.exact, finding))
-    }
-
-    /// Adds to a finding about a part's gradients what explains it. That takes all rows that the subject saved.
-    fn explained(
+    /// Examines the gradients of a part's rows, or those of the sinks.
+    fn gradients(
         &self,
-        part: &Part,
-        gradients: &RankGradients,
-        exact: &Gradients,
-        finding: Finding,
-    ) -> Finding {
+        part: Option<(&Part, Side)>,
+        (wanted, tensors): (Wanted<'_>, &[TensorName]),
+        apart: Option<&Array2<f64>>,
+        margin: &mut Margin,
+    ) -> Result<Option<Finding>, ProblemError> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
-        let lse = match &first.lse {
-            Some(lse) => lse.mapv(f64::from),
-            None => Array2::zeros(problem.lse_shape()),
-        };
-        let saved = Saved { out: first.out.mapv(f64::from), lse };
-        let mut whole = Gradients {
-            dq: Array3::zeros(problem.q_shape()),
-            dk: Array3::zeros(problem.k_shape()),
-            dv: Array3::zeros(problem.v_shape()),
-            dsink: exact.dsink.clone(),
-        };
-        let sides = [
-            (&mut whole.dq, &exact.dq, &part.q),
-            (&mut whole.dk, &exact.dk, &part.kv),
-            (&mut whole.dv, &exact.dv, &part.kv),
-        ];
-        for (whole, exact, run) in sides.into_iter().filter(|(_, exact, _)| !exact.is_empty()) {
-            rows_mut(whole, run).assign(exact);
-        }
-        let mut finding = Finding { place: part.whole(finding.place), ..finding };
-        diagnosis::explain_gradient(problem, inputs, gradients, (&saved, &whole), &mut finding);
-        finding
-    }
-
-    fn comparison<'b>(&self, part: &'b Part, layout: &'b RankLayout) -> Comparison<'b> {
-        Comparison { problem: &part.problem, layout, ratio: self.evidence.judge.ratio }
+        let (lse, lse_error) = self.saved_lse();
+        let saved = SavedViews { out: SavedOut::Stored(first.out.view()), lse };
+        let errors = SavedErrors { lse: lse_error.as_ref(), delta: apart };
+        let ask = || blocked::backward_of(problem, inputs, (saved, errors), wanted, &self.model);
+        let (answer, frame) = (self.evidence.oracle(ask), Frame::new(problem, part)?);
+        let compare = frame.comparison(self.evidence);
+        let broken = self.evidence.gradient_runs().into_iter().find_map(|gradients| {
+            let got = some_gradients(problem, gradients, part);
+            let finding = bounds::backward(&compare, &got, &answer, tensors, margin)?;
+            let (place, tensor) = (finding.place.row.unwrap_or_default(), finding.tensor);
+            let right = |_, head: usize| right_lanes(&answer.exact, tensor, place, head);
+            let mut finding = part.map_or(finding.clone(), |(part, _)| part.whole(finding));
+            diagnosis::explain_gradient(problem, inputs, gradients, (&saved, right), &mut finding);
+            Some(finding)
+        });
+        Ok(broken)
     }
 }
 
-/// Everything that a row needs, as a problem of its own. Its tensors are rows of the whole problem's.
+/// Returns the gradients of a part's rows, and without rows those of the other side.
+fn some_gradients(problem: &Problem, whole: &RankGradients, part: Option<(&Part, Side)>) -> RankGradients {
+    let of = |tensor: &Array3<f32>, own: Side| {
+        let mine = part.filter(|(_, side)| *side == own);
+        tensor.select(Axis(0), &mine.map_or(Vec::new(), |(part, side)| part.tensor_rows(problem, side)))
+    };
+    RankGradients {
+        dq: of(&whole.dq, Side::Q),
+        dk: of(&whole.dk, Side::Kv),
+        dv: of(&whole.dv, Side::Kv),
+        dsink: if part.is_none() { whole.dsink.clone() } else { Array1::zeros(0) },
+    }
+}
+
+/// Drawn rows of one sequence, on one side.
 struct Part {
-    problem: Problem,
-    /// Rows of the whole problem's q, out, dout and dq.
-    q: Run,
-    /// Rows of the whole problem's k, v, dk and dv.
-    kv: Run,
-    /// Sequence and position of the row; `None` for all rows.
-    row: Option<[usize; 2]>,
+    sequence: usize,
+    /// Positions in the sequence, in ascending order.
+    positions: Vec<usize>,
 }
 
 impl Part {
-    /// Returns the part of one query: the query, and the keys up to the last that it sees.
-    fn of_query(problem: &Problem, sequence: usize, query: usize) -> Result<Part, ProblemError> {
-        let both = problem.sequences[sequence];
-        let seen = problem.mask.visible(query, both.q.len, both.kv.len);
-        // With this alignment the only query sits on the last key, and sees this many keys to the left.
-        let left = u32::try_from(seen.len().saturating_sub(1)).ok();
-        let mask = Mask { left, right: Some(0), align: Alignment::BottomRight };
-        let kv = Run { len: seen.end, span: seen.end, ..both.kv };
-        Part::new(problem, (Run::packed(both.q.row(query), 1, 1), kv), mask, [sequence, query])
-    }
-
-    /// Returns the part of one key: the key and the queries that see it. They are neighbours, since each query sees
-    /// the interval of the one before, moved by one.
-    fn of_key(problem: &Problem, sequence: usize, key: usize) -> Result<Part, ProblemError> {
-        let both = problem.sequences[sequence];
-        let sees = |i: &usize| problem.mask.visible(*i, both.q.len, both.kv.len).contains(&key);
-        let queries = ends((0..both.q.len).find(sees), (0..both.q.len).rfind(sees));
-        let offset = both.q.offset + both.q.step * queries.start;
-        let q = Run { offset, len: queries.len(), span: queries.len(), ..both.q };
-        Part::new(problem, (q, Run::packed(both.kv.row(key), 1, 1)), Mask::FULL, [sequence, key])
-    }
-
-    /// Returns the part of the sinks: every query, and no key.
-    fn of_sinks(problem: &Problem) -> Result<Part, ProblemError> {
-        let without_keys = |both: &Sequence| Sequence { kv: Run::packed(0, 0, 0), ..*both };
-        let sequences = problem.sequences.iter().map(without_keys).collect();
-        let rows = TensorRows { q: problem.rows.q, kv: 0 };
-        let fields = ProblemFields { sequences, rows, mask: Mask::FULL, ..problem.clone().into() };
-        let (q, kv) = (Run::packed(0, rows.q, rows.q), Run::packed(0, 0, 0));
-        Ok(Part { problem: Problem::new(fields)?, q, kv, row: None })
-    }
-
-    fn new(
-        problem: &Problem,
-        (q, kv): (Run, Run),
-        mask: Mask,
-        [sequence, row]: [usize; 2],
-    ) -> Result<Part, ProblemError> {
-        let packed = |run: &Run| Run::packed(0, run.len, run.len);
-        let sequences = vec![Sequence { q: packed(&q), kv: packed(&kv), ..problem.sequences[sequence] }];
-        let rows = TensorRows { q: q.len, kv: kv.len };
-        let fields = ProblemFields { sequences, rows, mask, ..problem.clone().into() };
-        Ok(Part { problem: Problem::new(fields)?, q, kv, row: Some([sequence, row]) })
-    }
-
-    /// Returns the part's inputs.
-    fn inputs<'a>(&self, evidence: &Evidence<'a>) -> InputViews<'a> {
-        let Inputs { q, k, v, dout, sink } = evidence.inputs;
-        let dout = match self.problem.pass {
-            Pass::Forward => dout.view(),
-            Pass::Backward => rows(dout, &self.q),
-        };
-        InputViews { q: rows(q, &self.q), k: rows(k, &self.kv), v: rows(v, &self.kv), dout, sink }
-    }
-
-    /// Returns the part of a statistic `[heads, rows]`.
-    fn columns<'a>(&self, statistic: &'a Array2<f32>) -> ArrayView2<'a, f32> {
-        statistic.slice(s![.., slice(&self.q)])
-    }
-
-    /// Returns the gradients of a side, and without rows those of the other.
-    fn gradients(&self, whole: &RankGradients, side: Option<Side>) -> RankGradients {
-        let of = |tensor: &Array3<f32>, own: Side, run: &Run| {
-            let run = if side == Some(own) { *run } else { Run::packed(0, 0, 0) };
-            rows(tensor, &run).to_owned()
-        };
-        RankGradients {
-            dq: of(&whole.dq, Side::Q, &self.q),
-            dk: of(&whole.dk, Side::Kv, &self.kv),
-            dv: of(&whole.dv, Side::Kv, &self.kv),
-            dsink: whole.dsink.clone(),
+    /// Returns the parts of rows by sequence and position, one for each sequence.
+    fn all(rows: Vec<[usize; 2]>) -> Vec<Part> {
+        let mut parts = BTreeMap::<usize, BTreeSet<usize>>::new();
+        for [sequence, position] in rows {
+            parts.entry(sequence).or_default().insert(position);
         }
+        let part = |(sequence, positions): (usize, BTreeSet<usize>)| Part {
+            sequence,
+            positions: positions.into_iter().collect(),
+        };
+        parts.into_iter().map(part).collect()
     }
 
-    /// Returns a place of the part as a place of the problem.
-    fn whole(&self, place: Place) -> Place {
-        match self.row {
-            Some([sequence, row]) => Place { sequence: Some(sequence), row: Some(row), ..place },
-            None => place,
-        }
+    fn rows(&self) -> SomeRows<'_> {
+        SomeRows { sequence: self.sequence, positions: &self.positions }
+    }
+
+    /// Returns the rows of the problem's tensors.
+    fn tensor_rows(&self, problem: &Problem, side: Side) -> Vec<usize> {
+        let run = run_of(&problem.sequences[self.sequence], side);
+        self.positions.iter().map(|&position| run.row(position)).collect()
+    }
+
+    /// Returns a finding about the part's rows as one about the problem.
+    fn whole(&self, finding: Finding) -> Finding {
+        let row = finding.place.row.and_then(|row| self.positions.get(row).copied());
+        Finding { place: Place { sequence: Some(self.sequence), row, ..finding.place }, ..finding }
     }
 }
 
-/// Returns the real rows of a run as a slice.
-fn slice(run: &Run) -> Slice {
-    let end = if run.len == 0 { run.offset } else { run.row(run.len - 1) + 1 };
-    Slice::new(run.offset as isize, Some(end as isize), run.step.max(1) as isize)
+/// Shapes of the results of some rows, as a problem of one sequence and its layout.
+struct Frame {
+    problem: Problem,
+    layout: RankLayout,
 }
 
-/// Returns the rows of a tensor that a run names.
-fn rows<'a>(tensor: &'a Array3<f32>, run: &Run) -> ArrayView3<'a, f32> {
-    tensor.slice(s![slice(run), .., ..])
-}
+impl Frame {
+    fn new(problem: &Problem, part: Option<(&Part, Side)>) -> Result<Frame, ProblemError> {
+        let count =
+            |own: Side| part.filter(|(_, side)| *side == own).map_or(0, |(part, _)| part.positions.len());
+        let rows = TensorRows { q: count(Side::Q), kv: count(Side::Kv) };
+        let [q, kv] = [rows.q, rows.kv].map(|len| Run::packed(0, len, len));
+        // A copy of the problem's own fields would have all of its sequences.
+        let &ProblemFields { heads, dims, softmax, precision, mode, data_seed, pass, .. } = &**problem;
+        let frame = Problem::new(ProblemFields {
+            sequences: vec![Sequence { id: 0, q, kv }],
+            rows,
+            heads,
+            dims,
+            mask: Mask::FULL,
+            softmax,
+            precision,
+            parallel: ContextParallel::single(),
+            mode,
+            data_seed,
+            pass,
+        })?;
+        Ok(Frame { layout: layout::whole(&frame), problem: frame })
+    }
 
-fn rows_mut<'a>(tensor: &'a mut Array3<f64>, run: &Run) -> ArrayViewMut3<'a, f64> {
-    tensor.slice_mut(s![slice(run), .., ..])
+    fn comparison(&self, evidence: &Evidence<'_>) -> Comparison<'_> {
+        Comparison { problem: &self.problem, layout: &self.layout, ratio: evidence.judge.ratio }
+    }
 }
 
 fn ends(first: Option<usize>, last: Option<usize>) -> Range<usize> {
@@ -426,36 +390,6 @@ mod tests {
             Draw::Problem(problem) => Some(problem),
             Draw::Malformed(_) => None,
         })
-    }
-
-    /// Returns the rows of k that a query of a part sees.
-    fn rows_seen(part: &Part, query: usize) -> Vec<usize> {
-        let both = part.problem.sequences[0];
-        let seen = part.problem.mask.visible(query, both.q.len, both.kv.len);
-        seen.map(|key| part.kv.row(both.kv.row(key))).collect()
-    }
-
-    #[test]
-    fn a_part_connects_the_rows_that_the_mask_connects() {
-        for problem in problems() {
-            for (index, both) in problem.sequences.iter().enumerate() {
-                let visible = |i: usize| problem.mask.visible(i, both.q.len, both.kv.len);
-                for i in 0..both.q.len {
-                    let part = Part::of_query(&problem, index, i).expect("a part");
-                    let right: Vec<usize> = visible(i).map(|key| both.kv.row(key)).collect();
-                    assert_eq!(rows_seen(&part, 0), right, "query {i} of {problem:?}");
-                    assert_eq!(part.q.real_rows().collect::<Vec<_>>(), [both.q.row(i)]);
-                }
-                for key in 0..both.kv.len {
-                    let part = Part::of_key(&problem, index, key).expect("a part");
-                    let readers = (0..both.q.len).filter(|&i| visible(i).contains(&key));
-                    let right: Vec<usize> = readers.map(|i| both.q.row(i)).collect();
-                    let rows: Vec<usize> = part.q.real_rows().collect();
-                    assert_eq!(rows, right, "key {key} of {problem:?}");
-                    assert!((0..rows.len()).all(|i| rows_seen(&part, i) == [both.kv.row(key)]));
-                }
-            }
-        }
     }
 
     #[test]

@@ -84,8 +84,53 @@ fn a_sample_is_silent_on_the_right_kernel_for_many_cases() {
     assert_silent(MANY_RIGHT_CASES);
 }
 
+/// Returns the emulated kernel with options.
+fn emulated(options: &[(&str, &str)]) -> Emulated {
+    let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Emulated::from_options(&options).expect("options")
+}
+
+/// What D may be made of, and dS of rounded weights.
+const DELTAS: [[&str; 2]; 4] = [
+    ["stored-out", "unrounded"],
+    ["unrounded-out", "unrounded"],
+    ["weighted-dots", "unrounded"],
+    ["weighted-dots", "rounded"],
+];
+
+#[test]
+fn a_sample_is_silent_whatever_d_is_made_of_and_whether_it_is_declared() {
+    let judge = envelope(0);
+    for ([delta, ds_weights], declares) in
+        DELTAS.into_iter().flat_map(|made| ["all", "nothing"].map(|declares| (made, declares)))
+    {
+        let options = [("delta", delta), ("ds_weights", ds_weights), ("declares", declares)];
+        let subject = emulated(&options);
+        let judged = AtomicU64::new(0);
+        let limits = [(Limits::quick as fn() -> Limits, 100), (Limits::seams, 12)];
+        for (seed, (limits, cases)) in (40..).zip(limits) {
+            let backward = |(_, problem): &(u64, Problem)| problem.pass == Pass::Backward;
+            problems(seed, limits(), cases).filter(backward).for_each(|(index, problem)| {
+                let problem = subject.declaration().table.fitted(problem);
+                match judge.examine(&subject, &problem, Depth::First).verdict {
+                    Verdict::Pass(margin) if margin.worst_case.dk > 0.0 => {
+                        judged.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Verdict::Pass(_) | Verdict::Refused(_) => {}
+                    verdict => panic!("{options:?}, case {index}: {verdict:?}\n{problem:?}"),
+                }
+            });
+        }
+        assert!(judged.into_inner() > 30, "{options:?}: dk is judged");
+    }
+}
+
 fn wrong_call(id: &str) -> Box<dyn Backend> {
-    Box::new(Miscalled::new(Box::new(Emulated::default()), miscall(id).expect("a fault")))
+    wrong_call_of(id, Emulated::default())
+}
+
+fn wrong_call_of(id: &str, called: Emulated) -> Box<dyn Backend> {
+    Box::new(Miscalled::new(Box::new(called), miscall(id).expect("a fault")))
 }
 
 fn finding(judge: &Judge, subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
@@ -127,6 +172,28 @@ fn a_factor_on_a_whole_gradient_is_seen_without_the_whole_oracle() {
         for finding in seen {
             assert!(finding.tensor.is_some_and(|tensor| tensors.contains(&tensor)), "{id}: {finding}");
         }
+    }
+}
+
+#[test]
+fn a_factor_on_dk_and_dsink_is_seen_where_nothing_is_declared() {
+    // The rows of dsink add up and their errors too, so that half of it is often within them.
+    let faults = [("call-dk-doubled", TensorName::Dk, 0.9), ("call-dsink-halved", TensorName::Dsink, 0.25)];
+    let (whole, sampled) = (envelope(u64::MAX), envelope(0));
+    for (id, tensor, least) in faults {
+        let subject = wrong_call_of(id, emulated(&[("declares", "nothing")]));
+        let is_at =
+            |finding: &Option<Finding>| finding.as_ref().and_then(|finding| finding.tensor) == Some(tensor);
+        let both: Vec<[bool; 2]> = problems(32, Limits::quick(), 400)
+            .filter(|(_, problem)| problem.pass == Pass::Backward)
+            .filter(|(_, problem)| tensor == TensorName::Dk || problem.softmax.sink == Sink::Learnable)
+            .map(|(_, problem)| {
+                [&whole, &sampled].map(|judge| is_at(&finding(judge, subject.as_ref(), &problem)))
+            })
+            .collect();
+        let [of_whole, of_sample] = [0, 1].map(|judge| both.iter().filter(|seen| seen[judge]).count());
+        let share = of_sample as f64 / of_whole as f64;
+        assert!(of_whole > 10 && share > least, "{id}: {of_sample} of {of_whole}");
     }
 }
 

@@ -8,25 +8,11 @@ use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 use super::answer::Tiers;
 use super::exponential;
 use super::pieces::{
-    Group, KEY_TILE, Keys, QueryRange, ROW_TILE, gather, map, pieces, product_transposed, row_mut, tiles,
-    visible_union,
+    Group, KEY_TILE, Keys, QueryRange, Sides, gather, lanes_hash, map, product_transposed, row_mut, tiles,
 };
-use crate::envelope::dither::{Spread, copies_of, fill_enough, row_hash, shared_share};
+use crate::envelope::dither::{Spread, copies_of, fill_enough, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, InputViews, Problem, SavedViews};
-
-/// The sides whose gradients are wanted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sides {
-    /// The query side: dq.
-    pub(super) q: bool,
-    /// The key and value side: dk and dv.
-    pub(super) kv: bool,
-}
-
-impl Sides {
-    pub(super) const BOTH: Sides = Sides { q: true, kv: true };
-}
+use crate::{Gradients, InputViews, Problem, SavedErrors, SavedViews};
 
 /// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +34,7 @@ impl SinkSum {
 
 /// Gradients, or their bounds, of one group.
 pub(super) struct GroupGradients {
-    /// dq of each piece, in the order of [`pieces`].
+    /// dq of each piece, in the order of [`Group::pieces`].
     dq: Vec<(QueryRange, Array2<f64>)>,
     dk: Array2<f64>,
     dv: Array2<f64>,
@@ -62,23 +48,22 @@ pub(super) struct GroupBackward {
 }
 
 impl GroupGradients {
-    /// Writes the group's rows to their places in the problem's tensors.
-    pub(super) fn store(&self, problem: &Problem, group: &Group, to: &mut Gradients) {
-        let sequence = &problem.sequences[group.sequence];
-        let dims = problem.dims;
-        assert_gradient("dk", &self.dk, (sequence.kv.len, dims.qk));
-        assert_gradient("dv", &self.dv, (sequence.kv.len, dims.v));
+    /// Writes the group's rows to their places in the results.
+    pub(super) fn store(&self, group: &Group<'_>, to: &mut Gradients) {
+        let dims = group.problem.dims;
+        assert_gradient("dk", &self.dk, (group.kv.len(), dims.qk));
+        assert_gradient("dv", &self.dv, (group.kv.len(), dims.v));
         for (piece, dq) in &self.dq {
             assert_gradient("dq", dq, (piece.rows.len(), dims.qk));
             let mut of_head = to.dq.index_axis_mut(Axis(1), piece.head);
-            for (position, dq) in piece.rows.clone().zip(dq.outer_iter()) {
-                of_head.row_mut(sequence.q.row(position)).assign(&dq);
+            for (query, dq) in piece.rows.clone().zip(dq.outer_iter()) {
+                of_head.row_mut(group.q.place(query)).assign(&dq);
             }
         }
         for (from, to) in [(&self.dk, &mut to.dk), (&self.dv, &mut to.dv)] {
             let mut of_head = to.index_axis_mut(Axis(1), group.kv_head);
-            for (row, from) in sequence.kv.real_rows().zip(from.outer_iter()) {
-                of_head.row_mut(row).assign(&from);
+            for (key, from) in from.outer_iter().enumerate() {
+                of_head.row_mut(group.kv.place(key)).assign(&from);
             }
         }
     }
@@ -128,67 +113,78 @@ impl PieceGradients {
     }
 }
 
+/// The largest error of D that is told apart from none at all. Larger ones would make infinities, and no number of an
+/// infinity times 0.
+const DELTA_ERROR_MAX: f64 = 1e100;
+
 /// The most pieces whose gradients are held before they are added. Each holds the gradients of all keys that it sees.
 const HELD: usize = 16;
 
-/// Returns the group's gradients. Pieces are computed by themselves and then added in order.
-pub(super) fn group(
-    problem: &Problem,
-    inputs: &InputViews<'_>,
-    (saved, lse_error): (&SavedViews<'_>, Option<&Array2<f64>>),
-    group: &Group,
-    sides: Sides,
-    model: Option<&Model>,
-    replay: Option<&NumericProfile>,
-    parallel: bool,
-) -> GroupBackward {
-    let keys = Keys::gather(problem, inputs, group, model);
-    let copies = if model.is_some() && sides.kv { query_copies(problem, inputs, group) } else { Vec::new() };
-    let context = Context {
-        problem,
-        inputs,
-        saved,
-        lse_error,
-        group,
-        sides,
-        keys: &keys,
-        copies: &copies,
-        model,
-        replay,
-    };
-    let rows = if sides.kv { keys.k.nrows() } else { 0 };
-    let empty = || GroupGradients {
-        dq: Vec::new(),
-        dk: Array2::zeros((rows, problem.dims.qk)),
-        dv: Array2::zeros((rows, problem.dims.v)),
-    };
-    let (mut exact, mut errors) = (empty(), model.map(|_| Errors::of(empty)));
-    let mut sinks = Vec::new();
-    for held in pieces(problem, group).chunks(HELD) {
-        let results = map(parallel, held.to_vec(), |piece| (context.piece(&piece), piece));
-        for ((from, from_errors, sink), piece) in results {
-            sinks.push((piece.head, sink));
-            exact.add(&piece, from);
-            if let (Some(to), Some(from)) = (&mut errors, from_errors) {
-                to.linear.add(&piece, from.linear);
-                to.rounding.add(&piece, from.rounding);
-                to.noise.add(&piece, from.noise);
+/// What the gradients of all groups are made of.
+pub(super) struct Backward<'a, 'i, 's> {
+    pub(super) inputs: &'a InputViews<'i>,
+    pub(super) saved: &'a SavedViews<'s>,
+    pub(super) errors: SavedErrors<'a>,
+    pub(super) model: Option<&'a Model>,
+    /// The profile whose roundings are replayed. The bounds are then the errors that are left.
+    pub(super) replay: Option<&'a NumericProfile>,
+}
+
+impl<'a, 'i, 's> Backward<'a, 'i, 's> {
+    /// Returns the gradients of exact arithmetic from saved values without errors.
+    pub(super) fn new(inputs: &'a InputViews<'i>, saved: &'a SavedViews<'s>) -> Backward<'a, 'i, 's> {
+        Backward { inputs, saved, errors: SavedErrors::default(), model: None, replay: None }
+    }
+
+    /// Returns a group's gradients. Pieces are computed by themselves and then added in order.
+    pub(super) fn group(&self, group: &Group<'_>, sides: Sides, parallel: bool) -> GroupBackward {
+        let problem = group.problem;
+        let wants_copies = self.model.is_some() && sides.kv;
+        let context = Context {
+            of: self,
+            problem,
+            group,
+            sides,
+            keys: &Keys::new(*group, self.inputs, self.model),
+            copies: &if wants_copies { query_copies(self.inputs, group) } else { Vec::new() },
+            query_sums: &self.model.map_or(Vec::new(), |model| query_sums(model, group, sides)),
+        };
+        let rows = if sides.kv { group.kv.len() } else { 0 };
+        let empty = || GroupGradients {
+            dq: Vec::new(),
+            dk: Array2::zeros((rows, problem.dims.qk)),
+            dv: Array2::zeros((rows, problem.dims.v)),
+        };
+        let (mut exact, mut errors) = (empty(), self.model.map(|_| Errors::of(empty)));
+        let mut sinks = Vec::new();
+        for held in group.pieces().chunks(HELD) {
+            let results = map(parallel, held.to_vec(), |piece| (context.piece(&piece), piece));
+            for ((from, from_errors, sink), piece) in results {
+                sinks.push((piece.head, sink));
+                exact.add(&piece, from);
+                if let (Some(to), Some(from)) = (&mut errors, from_errors) {
+                    to.linear.add(&piece, from.linear);
+                    to.rounding.add(&piece, from.rounding);
+                    to.noise.add(&piece, from.noise);
+                }
             }
         }
+        let bound = self.model.zip(errors).map(|(model, errors)| bounds(group, model, &exact, errors));
+        GroupBackward { exact, bound, sinks }
     }
-    let bound = model.zip(errors).map(|(model, errors)| bounds(problem, group, model, &exact, errors));
-    GroupBackward { exact, bound, sinks }
 }
 
 /// Returns the number of copies of each query of a group, head after head.
-fn query_copies(problem: &Problem, inputs: &InputViews<'_>, group: &Group) -> Vec<f64> {
-    let run = problem.sequences[group.sequence].q;
-    let heads = group.kv_head * problem.group()..(group.kv_head + 1) * problem.group();
-    let hash =
-        |row: usize, head: usize| row_hash(inputs.q.slice(s![row, head, ..]).iter().map(|&q| q.into()));
-    copies_of(
-        heads.flat_map(|head| run.real_rows().map(move |row| (row, head))).map(|(row, head)| hash(row, head)),
-    )
+fn query_copies(inputs: &InputViews<'_>, group: &Group<'_>) -> Vec<f64> {
+    let of_head =
+        |head: usize| (0..group.q.len()).map(move |query| lanes_hash(&inputs.q, group.q.row(query), head));
+    copies_of(group.heads().flat_map(of_head))
+}
+
+/// Returns `g` of the sums over queries, for each key of a group; none where these sums are not wanted.
+fn query_sums(model: &Model, group: &Group<'_>, sides: Sides) -> Vec<f64> {
+    let keys = if sides.kv { 0..group.kv.len() } else { 0..0 };
+    keys.map(|key| model.query_sum(group.queries_of(key))).collect()
 }
 
 impl GroupGradients {
@@ -211,8 +207,7 @@ impl GroupGradients {
 
 /// Turns summed errors into both tiers' bounds.
 fn bounds(
-    problem: &Problem,
-    group: &Group,
+    group: &Group<'_>,
     model: &Model,
     exact: &GroupGradients,
     errors: Errors<GroupGradients>,
@@ -228,52 +223,52 @@ fn bounds(
         });
     }
     for bound in [&mut worst, &mut dithered] {
-        finish_bounds(problem, group, model, exact, bound);
+        finish_bounds(group, model, exact, bound);
     }
     Tiers { worst, dithered }
 }
 
 /// Adds underflow and the final rounding, which needs the whole sum.
-fn finish_bounds(
-    problem: &Problem,
-    group: &Group,
-    model: &Model,
-    exact: &GroupGradients,
-    bound: &mut GroupGradients,
-) {
-    let sequence = &problem.sequences[group.sequence];
-    let finish = |bound: &mut Array2<f64>, exact: &Array2<f64>, terms: usize| {
+fn finish_bounds(group: &Group<'_>, model: &Model, exact: &GroupGradients, bound: &mut GroupGradients) {
+    let finish = |bound: &mut Array2<f64>, exact: &Array2<f64>, terms: &dyn Fn(usize) -> usize| {
         assert_eq!(bound.dim(), exact.dim(), "shape of a gradient's bounds");
-        bound.zip_mut_with(exact, |bound, exact| {
-            // Nothing widens an infinity.
-            if *bound != 0.0 && *bound != f64::INFINITY {
-                *bound = model.gradient_bound(*exact, *bound, terms);
-            }
-        });
+        for (row, (mut bound, exact)) in bound.outer_iter_mut().zip(exact.outer_iter()).enumerate() {
+            let terms = terms(row);
+            bound.zip_mut_with(&exact, |bound, exact| {
+                // Nothing widens an infinity.
+                if *bound != 0.0 && *bound != f64::INFINITY {
+                    *bound = model.gradient_bound(*exact, *bound, terms);
+                }
+            });
+        }
     };
-    let queries = sequence.q.len * problem.group();
-    finish(&mut bound.dk, &exact.dk, queries);
-    finish(&mut bound.dv, &exact.dv, queries);
-    for ((_, bound), (_, exact)) in bound.dq.iter_mut().zip(&exact.dq) {
-        finish(bound, exact, sequence.kv.len);
+    finish(&mut bound.dk, &exact.dk, &|key| group.queries_of(key));
+    finish(&mut bound.dv, &exact.dv, &|key| group.queries_of(key));
+    for ((piece, bound), (_, exact)) in bound.dq.iter_mut().zip(&exact.dq) {
+        finish(bound, exact, &|row| group.keys_of(piece.rows.start + row));
     }
 }
 
 /// The data that every tile of a piece reads.
 struct Context<'a, 'i, 's> {
+    of: &'a Backward<'a, 'i, 's>,
     problem: &'a Problem,
-    inputs: &'a InputViews<'i>,
-    saved: &'a SavedViews<'s>,
-    /// Errors of the saved LSE, where it is not the subject's own.
-    lse_error: Option<&'a Array2<f64>>,
-    group: &'a Group,
+    group: &'a Group<'a>,
     sides: Sides,
-    keys: &'a Keys,
+    keys: &'a Keys<'a, 'i>,
     /// The numbers of [`query_copies`], where sums over queries are wanted.
     copies: &'a [f64],
-    model: Option<&'a Model>,
-    /// The profile whose roundings are replayed. The bounds are then the errors that are left.
-    replay: Option<&'a NumericProfile>,
+    /// The numbers of [`query_sums`].
+    query_sums: &'a [f64],
+}
+
+/// Some neighbouring keys of a group.
+struct KeyTile {
+    columns: Range<usize>,
+    k: Array2<f64>,
+    v: Array2<f64>,
+    /// Magnitudes of k and v, where an envelope is asked for.
+    magnitudes: Option<[Array2<f64>; 2]>,
 }
 
 /// The quantities of one row in the backward.
@@ -323,47 +318,63 @@ struct Certificate {
 
 impl Context<'_, '_, '_> {
     fn piece(&self, piece: &QueryRange) -> (PieceGradients, Option<Errors<PieceGradients>>, SinkSum) {
-        let keys = visible_union(self.problem, self.group.sequence, piece.rows.clone());
-        let new = || PieceGradients::new(self.problem, self.sides, piece.rows.len(), keys.clone());
-        let (mut exact, mut errors) = (new(), self.model.map(|_| Errors::of(new)));
+        let (sides, model) = (self.sides, self.of.model);
+        let keys = self.group.seen_by_any(piece.rows.clone());
+        let new = || PieceGradients::new(self.problem, sides, piece.rows.len(), keys.clone());
+        let (mut exact, mut errors) = (new(), model.map(|_| Errors::of(new)));
         let mut sink = SinkSum::default();
-        for rows in tiles(piece.rows.clone(), ROW_TILE) {
+        for rows in self.group.row_tiles(piece.rows.clone(), usize::MAX) {
+            let seen = self.group.seen_by_any(rows.clone());
+            if seen.is_empty() && !sides.sink {
+                continue;
+            }
             let tile = self.query_tile(piece.head, rows.clone());
-            self.add_sink(piece.head, &tile, &mut sink);
+            if sides.sink {
+                self.add_sink(piece.head, &tile, &mut sink);
+            }
             let at = rows.start - piece.rows.start..rows.end - piece.rows.start;
-            let seen = visible_union(self.problem, self.group.sequence, rows);
             for columns in tiles(seen, KEY_TILE) {
-                let strips = self.strips(&tile, &columns);
-                self.add_exact(&tile, &strips, &columns, at.clone(), &mut exact);
-                if let (Some(model), Some(strips), Some(errors)) = (self.model, strips.bound, &mut errors) {
-                    self.add_bound(model, &tile, strips, &columns, at.clone(), errors);
+                let keys = self.key_tile(columns);
+                let strips = self.strips(&tile, &keys);
+                self.add_exact(&tile, &strips, &keys, at.clone(), &mut exact);
+                if let (Some(model), Some(strips), Some(errors)) = (model, strips.bound, &mut errors) {
+                    self.add_bound(model, &tile, strips, &keys, at.clone(), errors);
                 }
             }
         }
         (exact, errors, sink)
     }
 
+    fn key_tile(&self, columns: Range<usize>) -> KeyTile {
+        let (k, v) = (self.keys.k(columns.clone()), self.keys.v(columns.clone()));
+        let magnitudes = |model: &Model| [&k, &v].map(|inputs| inputs.mapv(|x| model.magnitude(x)));
+        KeyTile { magnitudes: self.of.model.map(magnitudes), columns, k, v }
+    }
+
     fn query_tile(&self, head: usize, rows: Range<usize>) -> QueryTile {
-        let run = self.problem.sequences[self.group.sequence].q;
-        let q = gather(&self.inputs.q, &run, rows.clone(), head);
-        let dout = gather(&self.inputs.dout, &run, rows.clone(), head);
+        let Backward { inputs, saved, errors, model, .. } = *self.of;
+        let has_keys = !self.group.kv.is_picked();
+        let q = gather(&inputs.q, &self.group.q, rows.clone(), head);
+        let dout = gather(&inputs.dout, &self.group.q, rows.clone(), head);
         let mut statistics: Vec<Statistics> = rows
             .clone()
             .zip(dout.outer_iter())
-            .map(|(position, dout)| {
-                let row = run.row(position);
-                let (d, d_error) = self.out_dot(dout, self.saved.out.lanes(row, head).view());
-                let lse_error = self.lse_error.map_or(0.0, |errors| errors[[head, row]]);
-                Statistics { lse: self.saved.lse[[head, row]], lse_error, d, d_error }
+            .map(|(query, dout)| {
+                let at = [head, self.group.q.row(query)];
+                let of = |errors: Option<&Array2<f64>>| errors.map_or(0.0, |errors| errors[at]);
+                let (d, d_error) = self.out_dot(dout, saved.out.lanes(at[1], head).view());
+                let apart = if has_keys { 0.0 } else { of(errors.delta).min(DELTA_ERROR_MAX) };
+                let d_error = d_error.max(apart);
+                Statistics { lse: saved.lse[at], lse_error: of(errors.lse), d, d_error }
             })
             .collect();
-        if let Some(model) = self.model.filter(|model| model.weighs_dots()) {
+        if let Some(model) = model.filter(|model| model.weighs_dots() && has_keys) {
             let dots = self.weighted_dots(model, rows.clone(), [&q, &dout], &statistics);
             for (row, dots) in statistics.iter_mut().zip(dots) {
                 (row.d, row.d_error) = model.row_delta((row.d, row.d_error), Some(dots));
             }
         }
-        let first = (head % self.problem.group()) * run.len;
+        let first = (head % self.problem.group()) * self.group.q.len();
         let copies = match self.copies {
             [] => Vec::new(),
             copies => copies[first + rows.start..first + rows.end].to_vec(),
@@ -374,7 +385,7 @@ impl Context<'_, '_, '_> {
     /// Returns `Σ dout·out` of the saved out, and the error of D against it.
     fn out_dot(&self, dout: ArrayView1<'_, f64>, out: ArrayView1<'_, f64>) -> (f64, f64) {
         let d = dout.dot(&out);
-        let Some(model) = self.model else { return (d, 0.0) };
+        let Some(model) = self.of.model else { return (d, 0.0) };
         let (mut magnitudes, mut roundings) = (0.0, 0.0);
         for (dout, out) in dout.iter().zip(out) {
             magnitudes += (dout * out).abs();
@@ -391,18 +402,17 @@ impl Context<'_, '_, '_> {
         [q, dout]: [&Array2<f64>; 2],
         statistics: &[Statistics],
     ) -> Vec<(f64, f64)> {
-        let (problem, keys) = (self.problem, self.keys);
-        let sequence = &problem.sequences[self.group.sequence];
-        let visible = |i: usize| problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+        let (problem, group) = (self.problem, self.group);
         let mut sums = vec![(0.0, 0.0, 0.0); rows.len()];
-        for columns in tiles(visible_union(problem, self.group.sequence, rows.clone()), KEY_TILE) {
-            let products = product_transposed(&q.view(), &keys.k.slice(s![columns.clone(), ..]));
-            let dots = product_transposed(&dout.view(), &keys.v.slice(s![columns.clone(), ..]));
-            let [a, b] = self.magnitudes(model, [q, dout], &columns);
+        for columns in tiles(group.seen_by_any(rows.clone()), KEY_TILE) {
+            let keys = self.key_tile(columns.clone());
+            let products = product_transposed(&q.view(), &keys.k.view());
+            let dots = product_transposed(&dout.view(), &keys.v.view());
+            let [a, b] = keys.products(model, [q, dout]);
             for (local, (i, sums)) in rows.clone().zip(&mut sums).enumerate() {
                 let Statistics { lse, lse_error, .. } = statistics[local];
                 let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
-                let seen = visible(i);
+                let seen = group.seen(i);
                 let seen = if lse == f64::NEG_INFINITY { 0..0 } else { clip(seen.start)..clip(seen.end) };
                 for at in seen.map(|column| [local, column]) {
                     let logit = problem.softmax.cap(f64::from(problem.softmax.scale) * products[at]);
@@ -416,18 +426,18 @@ impl Context<'_, '_, '_> {
         }
         rows.zip(sums)
             .map(|(i, (value, magnitudes, errors))| {
-                (value, model.weighted_dots_error(visible(i).len(), magnitudes, errors))
+                (value, model.weighted_dots_error(group.seen(i).len(), magnitudes, errors))
             })
             .collect()
     }
 
     fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
-        let Some(&sink) = self.inputs.sink.get(head) else { return };
+        let Some(&sink) = self.of.inputs.sink.get(head) else { return };
         for row in tile.statistics.iter().filter(|row| row.lse != f64::NEG_INFINITY) {
             let &Statistics { lse, lse_error, d, d_error } = row;
             to.value += libm::exp(f64::from(sink) - lse) * d;
             to.rows += 1;
-            if let Some(model) = self.model {
+            if let Some(model) = self.of.model {
                 let (term, error) = model.sink_row(f64::from(sink), (lse, lse_error), (d, d_error));
                 to.terms += term;
                 to.errors += error;
@@ -435,18 +445,16 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    /// Returns the weights and logit gradients of the tile's rows against the keys `columns`; 0 where the mask hides a
-    /// pair.
-    fn strips(&self, tile: &QueryTile, columns: &Range<usize>) -> Strips {
-        let (problem, keys) = (self.problem, self.keys);
-        let mut p = product_transposed(&tile.q.view(), &keys.k.slice(s![columns.clone(), ..]));
-        let mut ds = product_transposed(&tile.dout.view(), &keys.v.slice(s![columns.clone(), ..]));
-        let mut hidden = self.model.map(|model| self.magnitudes(model, [&tile.q, &tile.dout], columns));
-        let sequence = &problem.sequences[self.group.sequence];
-        let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    /// Returns the weights and logit gradients of the tile's rows against some keys; 0 where the mask hides a pair.
+    fn strips(&self, tile: &QueryTile, keys: &KeyTile) -> Strips {
+        let Backward { model, replay, .. } = *self.of;
+        let columns = &keys.columns;
+        let mut p = product_transposed(&tile.q.view(), &keys.k.view());
+        let mut ds = product_transposed(&tile.dout.view(), &keys.v.view());
+        let mut hidden = model.map(|model| keys.products(model, [&tile.q, &tile.dout]));
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
         for (local, i) in tile.rows.clone().enumerate() {
-            let visible = problem.mask.visible(i, lq, lk);
+            let visible = self.group.seen(i);
             let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
             let mut visible = clip(visible.start)..clip(visible.end);
             if tile.statistics[local].lse == f64::NEG_INFINITY {
@@ -460,15 +468,16 @@ impl Context<'_, '_, '_> {
             kept.push(self.weigh_row(tile, local, &visible, &mut p, &mut ds));
             seen.push(visible);
         }
-        let bound = self.model.zip(hidden).map(|(model, magnitudes)| {
-            let certificate = match self.replay {
+        let bound = model.zip(hidden).map(|(model, magnitudes)| {
+            let certificate = match replay {
                 None => Certificate::new(tile, &seen, &kept, &p),
                 Some(_) => Certificate { rows: vec![false; p.nrows()], columns: vec![false; p.ncols()] },
             };
             let mut strips = BoundStrips::new(magnitudes, &certificate);
             for (local, (visible, kept)) in seen.into_iter().zip(&kept).enumerate() {
-                let (pairs, sums) = self.pairs(model, tile, local, &visible, kept, &p, &strips);
-                match self.replay {
+                let pairs = self.pairs(tile, local, &visible, kept, &p, &strips);
+                let sums = self.sums(model, tile.rows.start + local, columns, &visible);
+                match replay {
                     None => bound_row(model, &pairs, sums, local, visible, &certificate, &mut strips),
                     Some(profile) => {
                         replay_row(
@@ -489,21 +498,6 @@ impl Context<'_, '_, '_> {
         Strips { p, ds, bound }
     }
 
-    /// Returns `Σ|q||k|` and `Σ|dout||v|` of a tile.
-    fn magnitudes(
-        &self,
-        model: &Model,
-        [q, dout]: [&Array2<f64>; 2],
-        columns: &Range<usize>,
-    ) -> [Array2<f64>; 2] {
-        self.keys.assert_magnitudes();
-        let (k, v) = (&self.keys.k_abs, &self.keys.v_abs);
-        let magnitude = |input: f64| model.magnitude(input);
-        [(q, k), (dout, v)].map(|(rows, keys)| {
-            product_transposed(&rows.mapv(magnitude).view(), &keys.slice(s![columns.clone(), ..]))
-        })
-    }
-
     /// Turns the products of one row of [`Context::strips`] into weights and logit gradients. Returns, for the visible
     /// columns, the logits and `dP − D`, which only the bounds need further.
     fn weigh_row(
@@ -521,7 +515,7 @@ impl Context<'_, '_, '_> {
         let ds = &mut row_mut(ds, local)[visible.clone()];
         p.iter_mut().for_each(|product| *product = softmax.cap(scale * *product));
         ds.iter_mut().for_each(|dp| *dp -= d);
-        let kept = match self.model {
+        let kept = match self.of.model {
             Some(_) => p.iter().copied().zip(ds.iter().copied()).collect(),
             None => Vec::new(),
         };
@@ -534,18 +528,16 @@ impl Context<'_, '_, '_> {
         kept
     }
 
-    /// Returns the pairs of one row and the errors of its sums, which the row's bounds need.
+    /// Returns the pairs of one row, which the row's bounds need.
     fn pairs(
         &self,
-        model: &Model,
         tile: &QueryTile,
         local: usize,
         visible: &Range<usize>,
         kept: &[(f64, f64)],
         p: &Array2<f64>,
         strips: &BoundStrips,
-    ) -> (Vec<GradientPair>, (f64, f64)) {
-        let sequence = &self.problem.sequences[self.group.sequence];
+    ) -> Vec<GradientPair> {
         let Statistics { lse, lse_error, d_error, .. } = tile.statistics[local];
         let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
             let at = [local, visible.start + column];
@@ -553,21 +545,35 @@ impl Context<'_, '_, '_> {
             let (a, b) = (strips.linear[0][at], strips.linear[1][at]);
             GradientPair { logit, lse, lse_error, p: p[at], x, derivative, a, b, d_error }
         };
-        let pairs = kept.iter().enumerate().map(pair).collect();
-        (pairs, model.gradient_sums(sequence.q.len * self.problem.group(), sequence.kv.len))
+        kept.iter().enumerate().map(pair).collect()
+    }
+
+    /// Returns `g` of the sums that a row and its visible keys take part in.
+    fn sums(
+        &self,
+        model: &Model,
+        query: usize,
+        columns: &Range<usize>,
+        visible: &Range<usize>,
+    ) -> RowSums<'_> {
+        let by_query = match self.query_sums {
+            [] => &[],
+            sums => &sums[columns.start + visible.start..columns.start + visible.end],
+        };
+        RowSums { by_query, by_key: model.key_sum(self.group.keys_of(query)) }
     }
 
     fn add_exact(
         &self,
         tile: &QueryTile,
         strips: &Strips,
-        columns: &Range<usize>,
+        keys: &KeyTile,
         at: Range<usize>,
         to: &mut PieceGradients,
     ) {
-        let k = self.keys.k.slice(s![columns.clone(), ..]);
         let coefficients = [&strips.p, &strips.ds, &strips.ds];
-        self.add_products(coefficients, &[tile.dout.view(), tile.q.view(), k], 1, columns, &at, to);
+        let factors = [tile.dout.view(), tile.q.view(), keys.k.view()];
+        self.add_products(coefficients, &factors, 1, &keys.columns, &at, to);
     }
 
     fn add_bound(
@@ -575,11 +581,12 @@ impl Context<'_, '_, '_> {
         model: &Model,
         tile: &QueryTile,
         strips: BoundStrips,
-        columns: &Range<usize>,
+        keys: &KeyTile,
         at: Range<usize>,
         to: &mut Errors<PieceGradients>,
     ) {
-        let k = self.keys.k_abs.slice(s![columns.clone(), ..]);
+        let Some([k, _]) = &keys.magnitudes else { return };
+        let (k, columns) = (k.view(), &keys.columns);
         let magnitude = |input: f64| model.magnitude(input);
         let (q, dout) = (tile.q.mapv(magnitude), tile.dout.mapv(magnitude));
         let factors = [dout.view(), q.view(), k];
@@ -625,11 +632,35 @@ impl Context<'_, '_, '_> {
     }
 }
 
+impl KeyTile {
+    /// Returns `Σ|q||k|` and `Σ|dout||v|` of a tile.
+    fn products(&self, model: &Model, [q, dout]: [&Array2<f64>; 2]) -> [Array2<f64>; 2] {
+        let [k, v] = self.magnitudes.as_ref().expect("magnitudes are there where a model is");
+        let magnitude = |input: f64| model.magnitude(input);
+        [(q, k), (dout, v)].map(|(rows, keys)| product_transposed(&rows.mapv(magnitude).view(), &keys.view()))
+    }
+}
+
+/// `g` of the sums that the pairs of one row take part in ([`Model::query_sum`], [`Model::key_sum`]).
+#[derive(Clone, Copy)]
+struct RowSums<'a> {
+    /// Those over queries, of each visible key; none where they are not wanted.
+    by_query: &'a [f64],
+    /// That over keys.
+    by_key: f64,
+}
+
+impl RowSums<'_> {
+    fn of(&self, column: usize) -> (f64, f64) {
+        (self.by_query.get(column).copied().unwrap_or(0.0), self.by_key)
+    }
+}
+
 /// Turns the magnitudes of one row into errors.
 fn bound_row(
     model: &Model,
     pairs: &[GradientPair],
-    sums: (f64, f64),
+    sums: RowSums<'_>,
     local: usize,
     visible: Range<usize>,
     certificate: &Certificate,
@@ -640,7 +671,7 @@ fn bound_row(
     let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
     if !strips.is_dithered {
         for (column, pair) in pairs.iter().enumerate() {
-            let error = model.gradient_pair(pair, sums);
+            let error = model.gradient_pair(pair, sums.of(column));
             dv[column] = error.dv + error.p.most;
             dk[column] = error.dk + error.ds.most;
             dq[column] = error.dq + error.ds.most;
@@ -653,7 +684,7 @@ fn bound_row(
         if is_noise && certified { (linear, most) } else { (linear + most, 0.0) }
     };
     for (column, pair) in pairs.iter().enumerate() {
-        let error = model.gradient_pair(pair, sums);
+        let error = model.gradient_pair(pair, sums.of(column));
         (dv[column], dv_rounding[column]) = split(error.dv, error.p, columns[column]);
         (dk[column], dk_rounding[column]) = split(error.dk, error.ds, columns[column]);
         (dq[column], dq_rounding[column]) = split(error.dq, error.ds, row);
@@ -665,7 +696,7 @@ fn replay_row(
     model: &Model,
     profile: &NumericProfile,
     pairs: &[GradientPair],
-    sums: (f64, f64),
+    sums: RowSums<'_>,
     local: usize,
     visible: Range<usize>,
     [p, ds]: [&mut Array2<f64>; 2],
@@ -674,7 +705,7 @@ fn replay_row(
     let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
     let (p, ds) = (&mut row_mut(p, local)[visible.clone()], &mut row_mut(ds, local)[visible]);
     for (column, pair) in pairs.iter().enumerate() {
-        let replayed = model.replayed_gradient_pair(profile, pair, sums);
+        let replayed = model.replayed_gradient_pair(profile, pair, sums.of(column));
         (p[column], ds[column]) = (replayed.p, replayed.ds);
         (dv[column], dk[column], dq[column]) = (replayed.dv, replayed.dk, replayed.dq);
     }

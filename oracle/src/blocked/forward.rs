@@ -1,16 +1,17 @@
 //! The forward pass of one piece.
 
-use ndarray::{Array2, ArrayView2, Axis, Zip, s};
+use ndarray::{Array2, Axis, Zip, s};
 
 use super::answer::{Answer, Tiers};
 use super::exponential;
 use super::pieces::{
-    Group, Keys, QueryRange, ROW_TILE, gather, product_transposed, row_mut, row_of, tiles, visible_union,
+    Group, KEY_TILE, Keys, QueryRange, STRIP_MAX, add_product, gather, products_of_tiles, row_mut, row_of,
+    tiles,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
 use crate::replay::{Replay, ReplayedLaunch, of_head};
-use crate::{ForwardResults, InputViews, Problem, Run};
+use crate::{ForwardResults, InputViews, Problem};
 
 /// Results, or bounds, of one piece.
 pub(super) struct PieceForward {
@@ -24,14 +25,14 @@ impl PieceForward {
         PieceForward { out: Array2::zeros((rows, dim)), lse: vec![statistic; rows], max_logit: statistic }
     }
 
-    /// Writes the piece's rows to their places in the problem's tensors.
-    pub(super) fn store(&self, run: &Run, piece: &QueryRange, to: &mut ForwardResults) {
+    /// Writes the piece's rows to their places in the results.
+    pub(super) fn store(&self, group: &Group<'_>, piece: &QueryRange, to: &mut ForwardResults) {
         let mut out = to.out.index_axis_mut(Axis(1), piece.head);
         // A single column would be repeated without an error.
         assert_eq!(self.out.dim(), (piece.rows.len(), out.ncols()), "shape of a piece's out");
         assert_eq!(self.lse.len(), piece.rows.len(), "length of a piece's lse");
-        for (local, position) in piece.rows.clone().enumerate() {
-            let row = run.row(position);
+        for (local, query) in piece.rows.clone().enumerate() {
+            let row = group.q.place(query);
             out.row_mut(row).assign(&self.out.row(local));
             to.lse[[piece.head, row]] = self.lse[local];
         }
@@ -42,15 +43,13 @@ impl PieceForward {
 
 /// Returns the results of a piece's rows, computed tile by tile.
 pub(super) fn piece(
-    problem: &Problem,
     inputs: &InputViews<'_>,
-    group: &Group,
-    keys: &Keys,
+    (group, keys): (&Group<'_>, &Keys<'_, '_>),
     piece: &QueryRange,
     model: Option<&Model>,
     replay: Option<(&Replay, &[&ReplayedLaunch])>,
 ) -> Answer<PieceForward> {
-    let run = problem.sequences[group.sequence].q;
+    let problem = group.problem;
     let dim = problem.dims.v;
     let mut answer = Answer {
         exact: PieceForward::new(piece.rows.len(), dim, f64::NEG_INFINITY),
@@ -61,11 +60,11 @@ pub(super) fn piece(
     };
     let replay =
         replay.map(|(replay, by_sequence)| (replay, of_head(by_sequence, group.sequence, piece.head)));
-    for rows in tiles(piece.rows.clone(), ROW_TILE) {
+    for rows in group.row_tiles(piece.rows.clone(), STRIP_MAX) {
         let at = rows.start - piece.rows.start;
-        let q = gather(&inputs.q, &run, rows.clone(), piece.head);
+        let q = gather(&inputs.q, &group.q, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, inputs.sink);
-        let mut tile = Tile::new(problem, group, keys, &q, rows.clone(), sink);
+        let mut tile = Tile::new(group, keys, &q, rows.clone(), sink);
         let errors = model.map(|model| match &replay {
             None => tile.errors(keys, &q, model),
             Some((replay, launches)) => tile.replay(keys, &q, model, (replay, launches), rows.start),
@@ -93,35 +92,37 @@ struct Tile {
 
 impl Tile {
     fn new(
-        problem: &Problem,
-        group: &Group,
-        operands: &Keys,
+        group: &Group<'_>,
+        operands: &Keys<'_, '_>,
         q: &Array2<f64>,
         rows: std::ops::Range<usize>,
         sink: Option<f64>,
     ) -> Tile {
-        let sequence = &problem.sequences[group.sequence];
-        let keys = visible_union(problem, group.sequence, rows.clone());
-        let mut logits = product_transposed(&q.view(), &operands.k.slice(s![keys.clone(), ..]));
+        let keys = group.seen_by_any(rows.clone());
+        let mut logits = products_of_tiles(q, keys.clone(), |columns| operands.k(columns));
         let mut weights = Array2::zeros(logits.raw_dim());
         let mut tile_rows = Vec::with_capacity(rows.len());
         let mut visible = Vec::with_capacity(rows.len());
         for (local, i) in rows.enumerate() {
-            let seen = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+            let seen = group.seen(i);
             let columns = if seen.is_empty() { 0..0 } else { seen.start - keys.start..seen.end - keys.start };
             let logits = &mut row_mut(&mut logits, local)[columns.clone()];
             let weights = &mut row_mut(&mut weights, local)[columns.clone()];
-            tile_rows.push(softmax_row(problem, logits, weights, sink));
+            tile_rows.push(softmax_row(group.problem, logits, weights, sink));
             visible.push(columns);
         }
         Tile { keys, visible, rows: tile_rows, logits, weights }
     }
 
     /// Writes out, lse and max_logit of the tile's rows.
-    fn write(&self, operands: &Keys, at: usize, to: &mut PieceForward) {
-        let values = operands.v.slice(s![self.keys.clone(), ..]);
+    fn write(&self, operands: &Keys<'_, '_>, at: usize, to: &mut PieceForward) {
+        let mut numerators = Array2::zeros((self.rows.len(), to.out.ncols()));
+        for tile in tiles(self.keys.clone(), KEY_TILE) {
+            let values = operands.v(tile.clone());
+            add_product(&mut numerators, &self.weights, &values, (&tile, &self.keys));
+        }
         let mut out = to.out.slice_mut(s![at..at + self.rows.len(), ..]);
-        ndarray::linalg::general_mat_mul(1.0, &self.weights, &values, 0.0, &mut out);
+        out.assign(&numerators);
         for (local, row) in self.rows.iter().enumerate() {
             to.lse[at + local] = row.lse;
             if row.keys > 0 {
@@ -133,14 +134,14 @@ impl Tile {
     }
 
     /// Returns `Σ|q||k|` of the tile.
-    fn magnitudes(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Array2<f64> {
-        operands.assert_magnitudes();
-        let k_abs = operands.k_abs.slice(s![self.keys.clone(), ..]);
-        product_transposed(&q.mapv(|q| model.magnitude(q)).view(), &k_abs)
+    fn magnitudes(&self, operands: &Keys<'_, '_>, q: &Array2<f64>, model: &Model) -> Array2<f64> {
+        let magnitude = |input: f64| model.magnitude(input);
+        let k_abs = |columns| operands.k(columns).mapv_into(magnitude);
+        products_of_tiles(&q.mapv(magnitude), self.keys.clone(), k_abs)
     }
 
     /// Returns the errors of the tile's weights.
-    fn errors(&self, operands: &Keys, q: &Array2<f64>, model: &Model) -> Errors {
+    fn errors(&self, operands: &Keys<'_, '_>, q: &Array2<f64>, model: &Model) -> Errors {
         let mut errors = Errors::new(self.magnitudes(operands, q, model));
         let copies = &operands.copies[self.keys.clone()];
         for local in 0..self.rows.len() {
@@ -152,7 +153,7 @@ impl Tile {
     /// Rounds the tile's weights as the subject does. Returns the errors that are left.
     fn replay(
         &mut self,
-        operands: &Keys,
+        operands: &Keys<'_, '_>,
         q: &Array2<f64>,
         model: &Model,
         (replay, launches): (&Replay, &[&ReplayedLaunch]),
@@ -229,7 +230,7 @@ impl Tile {
     /// Writes the bounds of the tile's rows, from the errors of their weights.
     fn write_bound(
         &self,
-        operands: &Keys,
+        operands: &Keys<'_, '_>,
         at: usize,
         model: &Model,
         errors: &Errors,
@@ -237,9 +238,7 @@ impl Tile {
         to: &mut Tiers<PieceForward>,
     ) {
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
-        let v_abs = operands.v_abs.slice(s![self.keys.clone(), ..]);
-        let value_max = v_abs.iter().copied().fold(0.0, f64::max);
-        let (worst, dithered) = errors.sums(&v_abs);
+        let ErrorSums { worst, dithered, value_max } = errors.sums(operands, &self.keys, model);
         for (local, row) in self.rows.iter().enumerate() {
             let finish = |tier: BoundTier, sums: &Array2<f64>, bound: &mut PieceForward| {
                 let denominator = model.denominator(row, errors.weights[local], tier);
@@ -338,23 +337,43 @@ impl Errors {
         }
     }
 
-    /// Returns the errors of the numerators: in the worst case and, where a row is dithered, dithered.
-    fn sums(&self, v_abs: &ArrayView2<'_, f64>) -> (Array2<f64>, Option<Array2<f64>>) {
-        let mut worst = self.linear.dot(v_abs);
-        if !self.is_dithered.contains(&true) {
-            return (worst, None);
-        }
-        for noise in [&self.rounding, &self.noise] {
+    /// Returns the sums over the keys of a tile.
+    fn sums(&self, operands: &Keys<'_, '_>, keys: &std::ops::Range<usize>, model: &Model) -> ErrorSums {
+        let is_dithered = self.is_dithered.contains(&true);
+        for noise in [&self.rounding, &self.noise].into_iter().filter(|_| is_dithered) {
             assert_eq!(noise.dim(), self.linear.dim(), "shape of a dithered tile's roundings");
         }
-        let rounding = self.rounding.dot(v_abs);
-        let mut dithered = self.noise.dot(&v_abs.mapv(|v| v * v));
-        Zip::from(&mut dithered).and(&worst).and(&rounding).for_each(|dithered, linear, rounding| {
-            *dithered = linear + dithered.sqrt().min(*rounding);
+        let zeros = || Array2::zeros((self.linear.nrows(), operands.dim_v()));
+        let (mut worst, mut rounding, mut noise) = (zeros(), zeros(), zeros());
+        let mut value_max = 0.0;
+        for tile in tiles(keys.clone(), KEY_TILE) {
+            let v_abs = operands.v(tile.clone()).mapv_into(|v| model.magnitude(v));
+            value_max = v_abs.iter().copied().fold(value_max, f64::max);
+            add_product(&mut worst, &self.linear, &v_abs, (&tile, keys));
+            if is_dithered {
+                add_product(&mut rounding, &self.rounding, &v_abs, (&tile, keys));
+                add_product(&mut noise, &self.noise, &v_abs.mapv_into(|v| v * v), (&tile, keys));
+            }
+        }
+        let dithered = is_dithered.then(|| {
+            Zip::from(&mut noise).and(&worst).and(&rounding).for_each(|noise, linear, rounding| {
+                *noise = linear + noise.sqrt().min(*rounding);
+            });
+            worst += &rounding;
+            noise
         });
-        worst += &rounding;
-        (worst, Some(dithered))
+        ErrorSums { worst, dithered, value_max }
     }
+}
+
+/// The errors of a tile's numerators, rows × lanes.
+struct ErrorSums {
+    /// In the worst case.
+    worst: Array2<f64>,
+    /// Where a row is dithered; `None` where none is.
+    dithered: Option<Array2<f64>>,
+    /// The largest magnitude of a value.
+    value_max: f64,
 }
 
 /// Returns `ln Σ e^x`.

@@ -20,14 +20,34 @@ use crate::envelope::{Model, NumericProfile};
 use crate::replay::Replay;
 use crate::{
     ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved,
-    SavedViews, Side,
+    SavedErrors, SavedViews,
 };
-use backward::Sides;
-use pieces::{Group, Keys, groups, is_large, map, pieces};
+use backward::Backward;
+use pieces::{Cut, Group, Keys, map};
 
 /// The most groups whose results are held at once before they are stored. The cost of a group does not shrink with its
 /// rows.
 const GROUPS_HELD: usize = 1024;
+
+/// Some rows of one sequence, on one of its sides.
+#[derive(Clone, Copy, Debug)]
+pub struct SomeRows<'a> {
+    /// The index of the sequence.
+    pub sequence: usize,
+    /// The positions of the rows, in ascending order.
+    pub positions: &'a [usize],
+}
+
+/// The gradients that are asked for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// dq of some queries.
+    Queries(SomeRows<'a>),
+    /// dk and dv of some keys.
+    Keys(SomeRows<'a>),
+    /// dsink.
+    Sinks,
+}
 
 /// Returns the results of the forward pass, with the envelope of `model`. `inputs` must have the problem's shapes
 /// ([`Inputs::check`]).
@@ -36,7 +56,18 @@ pub fn forward<'a>(
     inputs: impl Into<InputViews<'a>>,
     model: Option<&Model>,
 ) -> Answer<ForwardResults> {
-    all_forward(problem, &inputs.into(), model, None)
+    all_forward(&Cut::whole(problem), &inputs.into(), model, None)
+}
+
+/// Returns the results of some queries, with the envelope of `model`. The results have a row for each of them, and
+/// max_logit is that of these rows. The cost is that of the keys that the queries see.
+pub fn forward_of<'a>(
+    problem: &Problem,
+    inputs: impl Into<InputViews<'a>>,
+    queries: SomeRows<'_>,
+    model: &Model,
+) -> Answer<ForwardResults> {
+    all_forward(&Cut::of(problem, Wanted::Queries(queries)), &inputs.into(), Some(model), None)
 }
 
 /// Returns the results of the replayed forward. out alone is replayed, and [`Tiers::worst`] is the error that it may
@@ -50,7 +81,7 @@ pub fn replayed_forward(
     let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
     let model = &model.with_profile(problem, &replay.profile);
     if !replay.profile.scales_queries {
-        return Ok(all_forward(problem, &inputs.into(), Some(model), Some(replay)));
+        return Ok(all_forward(&Cut::whole(problem), &inputs.into(), Some(model), Some(replay)));
     }
     let (scale, format) = (problem.softmax.scale, problem.precision.q.format);
     let mut fields = ProblemFields::from(problem.clone());
@@ -58,42 +89,43 @@ pub fn replayed_forward(
     let unscaled = Problem::new(fields)?;
     let mut inputs = inputs.clone();
     inputs.q.mapv_inplace(|q| format.round_f32(q * scale));
-    Ok(all_forward(&unscaled, &(&inputs).into(), Some(&model.with_scale(1.0)), Some(replay)))
+    let model = &model.with_scale(1.0);
+    Ok(all_forward(&Cut::whole(&unscaled), &(&inputs).into(), Some(model), Some(replay)))
 }
 
 fn all_forward(
-    problem: &Problem,
+    cut: &Cut<'_>,
     inputs: &InputViews<'_>,
     model: Option<&Model>,
     replay: Option<&Replay>,
 ) -> Answer<ForwardResults> {
+    let (problem, [rows, _]) = (cut.problem, cut.rows);
     inputs.assert_shapes(problem, Pass::Forward);
     let empty = |lse: f64| ForwardResults {
-        out: Array3::zeros(problem.out_shape()),
-        lse: Array2::from_elem(problem.lse_shape(), lse),
+        out: Array3::zeros([rows, problem.heads.q, problem.dims.v]),
+        lse: Array2::from_elem([problem.heads.q, rows], lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
     };
     let bound = model.map(|_| Tiers { worst: empty(0.0), dithered: empty(f64::INFINITY) });
     let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound };
-    let parallel = is_large(problem);
+    let parallel = cut.is_large();
     let by_sequence = replay.map_or(Vec::new(), Replay::by_sequence);
     let replay = replay.map(|replay| (replay, by_sequence.as_slice()));
-    let work = |group: Group| {
-        let operands = Keys::gather(problem, inputs, &group, model);
-        let pieces = map(parallel, pieces(problem, &group), |piece| {
-            let result = forward::piece(problem, inputs, &group, &operands, &piece, model, replay);
+    let work = |group: Group<'_>| {
+        let keys = Keys::new(group, inputs, model);
+        map(parallel, group.pieces(), |piece| {
+            let result = forward::piece(inputs, (&group, &keys), &piece, model, replay);
             (piece, result)
-        });
-        (group, pieces)
+        })
     };
-    let all = groups(problem);
-    for (group, pieces) in all.chunks(GROUPS_HELD).flat_map(|held| map(parallel, held.to_vec(), work)) {
-        let run = problem.sequences[group.sequence].q;
-        for (piece, result) in pieces {
-            result.exact.store(&run, &piece, &mut answer.exact);
-            if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-                from.worst.store(&run, &piece, &mut to.worst);
-                from.dithered.store(&run, &piece, &mut to.dithered);
+    for held in cut.groups.chunks(GROUPS_HELD) {
+        for (group, pieces) in held.iter().zip(map(parallel, held.to_vec(), work)) {
+            for (piece, result) in pieces {
+                result.exact.store(group, &piece, &mut answer.exact);
+                if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
+                    from.worst.store(group, &piece, &mut to.worst);
+                    from.dithered.store(group, &piece, &mut to.dithered);
+                }
             }
         }
     }
@@ -107,21 +139,27 @@ pub fn backward(
     saved: &Saved,
     model: Option<&Model>,
 ) -> Answer<Gradients> {
-    all_backward(problem, &inputs.into(), (saved.into(), None), Sides::BOTH, model, None)
+    let (inputs, saved) = (&inputs.into(), &saved.into());
+    all_backward(&Cut::whole(problem), &Backward { model, ..Backward::new(inputs, saved) })
 }
 
-/// Returns dsink and the gradients of one side: dq, or dk and dv. Without a side it returns dsink alone. All other
-/// gradients, and their bounds, have no rows. Where D may be `Σ P·dP` ([`Model::weighs_dots`]), it is that of the problem's own
-/// keys, and dq, dk and dsink hold for a problem with all keys of its queries.
+/// Returns some gradients, with the envelope of `model`. Those of rows have a row for each that is asked for, and all
+/// others have none. The cost is that of the keys that the queries see, or of the queries that see the keys.
+///
+/// D of a query may be `Σ P·dP` ([`Model::weighs_dots`]). For dq it is made of the query's keys. For other gradients
+/// that would take all keys of every query, so the errors must say how far it may be from `Σ dout·out`.
 pub fn backward_of<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,
-    (saved, lse_error): (SavedViews<'_>, Option<&Array2<f64>>),
-    side: Option<Side>,
+    (saved, errors): (SavedViews<'_>, SavedErrors<'_>),
+    wanted: Wanted<'_>,
     model: &Model,
 ) -> Answer<Gradients> {
-    let sides = Sides { q: side == Some(Side::Q), kv: side == Some(Side::Kv) };
-    all_backward(problem, &inputs.into(), (saved, lse_error), sides, Some(model), None)
+    let is_known = matches!(wanted, Wanted::Queries(_)) || !model.weighs_dots();
+    assert!(is_known || errors.delta.is_some(), "errors of D, which may be a sum over all keys");
+    let (inputs, saved) = (&inputs.into(), &saved);
+    let backward = Backward { errors, model: Some(model), ..Backward::new(inputs, saved) };
+    all_backward(&Cut::of(problem, wanted), &backward)
 }
 
 /// Returns the gradients for a subject that hides its LSE. `saved.lse` is the exact one, and the subject's own may be
@@ -133,7 +171,10 @@ pub fn backward_of_hidden_lse(
     lse_error: &Array2<f64>,
     model: &Model,
 ) -> Answer<Gradients> {
-    all_backward(problem, &inputs.into(), (saved.into(), Some(lse_error)), Sides::BOTH, Some(model), None)
+    let (inputs, saved) = (&inputs.into(), &saved.into());
+    let errors = SavedErrors { lse: Some(lse_error), delta: None };
+    let backward = Backward { errors, model: Some(model), ..Backward::new(inputs, saved) };
+    all_backward(&Cut::whole(problem), &backward)
 }
 
 /// Returns the gradients of the replayed backward, or `None` where queries are scaled first: their gradients take
@@ -146,59 +187,45 @@ pub fn replayed_backward(
     profile: &NumericProfile,
 ) -> Option<Answer<Gradients>> {
     let model = &model.with_profile(problem, profile);
-    let replay = || {
-        all_backward(problem, &inputs.into(), (saved.into(), None), Sides::BOTH, Some(model), Some(profile))
-    };
-    (!profile.scales_queries).then(replay)
+    let (inputs, saved) = (&inputs.into(), &saved.into());
+    let backward = Backward { model: Some(model), replay: Some(profile), ..Backward::new(inputs, saved) };
+    (!profile.scales_queries).then(|| all_backward(&Cut::whole(problem), &backward))
 }
 
-fn all_backward(
-    problem: &Problem,
-    inputs: &InputViews<'_>,
-    saved: (SavedViews<'_>, Option<&Array2<f64>>),
-    sides: Sides,
-    model: Option<&Model>,
-    replay: Option<&NumericProfile>,
-) -> Answer<Gradients> {
-    inputs.assert_shapes(problem, Pass::Backward);
-    saved.0.assert_shapes(problem);
-    if let Some(errors) = saved.1 {
-        assert_eq!(errors.shape(), problem.lse_shape(), "shape of the errors of the lse");
-    }
-    let wanted = |is_wanted: bool, [rows, heads, dim]: [usize; 3]| {
-        Array3::zeros([if is_wanted { rows } else { 0 }, heads, dim])
-    };
+fn all_backward(cut: &Cut<'_>, backward: &Backward<'_, '_, '_>) -> Answer<Gradients> {
+    let (problem, model) = (cut.problem, backward.model);
+    backward.inputs.assert_shapes(problem, Pass::Backward);
+    backward.saved.assert_shapes(problem);
+    backward.errors.assert_shapes(problem);
+    let sinks = if cut.sides.sink { problem.learnable_sinks() } else { 0 };
+    let [q, kv] = cut.rows;
     let empty = || Gradients {
-        dq: wanted(sides.q, problem.q_shape()),
-        dk: wanted(sides.kv, problem.k_shape()),
-        dv: wanted(sides.kv, problem.v_shape()),
-        dsink: Array1::zeros(problem.learnable_sinks()),
+        dq: Array3::zeros([q, problem.heads.q, problem.dims.qk]),
+        dk: Array3::zeros([kv, problem.heads.kv, problem.dims.qk]),
+        dv: Array3::zeros([kv, problem.heads.kv, problem.dims.v]),
+        dsink: Array1::zeros(sinks),
     };
     let bound = model.map(|_| Tiers { worst: empty(), dithered: empty() });
     let mut answer = Answer { exact: empty(), bound };
-    let mut sinks = vec![backward::SinkSum::default(); problem.heads.q];
-    let parallel = is_large(problem);
-    let work = |group: Group| {
-        let result =
-            backward::group(problem, inputs, (&saved.0, saved.1), &group, sides, model, replay, parallel);
-        (group, result)
-    };
-    let all = groups(problem);
-    for (group, result) in all.chunks(GROUPS_HELD).flat_map(|held| map(parallel, held.to_vec(), work)) {
-        result.exact.store(problem, &group, &mut answer.exact);
-        if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-            from.worst.store(problem, &group, &mut to.worst);
-            from.dithered.store(problem, &group, &mut to.dithered);
-        }
-        for (head, sink) in result.sinks {
-            sinks[head].add(&sink);
+    let mut sums = vec![backward::SinkSum::default(); problem.heads.q];
+    let parallel = cut.is_large();
+    let work = |group: Group<'_>| backward.group(&group, cut.sides, parallel);
+    for held in cut.groups.chunks(GROUPS_HELD) {
+        for (group, result) in held.iter().zip(map(parallel, held.to_vec(), work)) {
+            result.exact.store(group, &mut answer.exact);
+            if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
+                from.worst.store(group, &mut to.worst);
+                from.dithered.store(group, &mut to.dithered);
+            }
+            for (head, sink) in result.sinks {
+                sums[head].add(&sink);
+            }
         }
     }
-    for head in 0..problem.learnable_sinks() {
-        answer.exact.dsink[head] = -sinks[head].value;
+    for (head, sum) in sums.iter().take(sinks).enumerate() {
+        answer.exact.dsink[head] = -sum.value;
         if let (Some(bound), Some(model)) = (&mut answer.bound, model) {
-            let sum = model.sink_bound(sinks[head].terms, sinks[head].errors, sinks[head].rows);
-            bound.worst.dsink[head] = sum;
+            bound.worst.dsink[head] = model.sink_bound(sum.terms, sum.errors, sum.rows);
             bound.dithered.dsink[head] = f64::INFINITY;
         }
     }

@@ -3,12 +3,13 @@
 
 use crate::common::{Draws, inputs, plain, random};
 
-use ndarray::{Array1, Array2, Array3};
+use ndarray::{Array1, Array2, Array3, s};
 use proptest::prelude::*;
-use seamproof_oracle::blocked::Answer;
-use seamproof_oracle::envelope::{Arithmetic, Model, Partition};
+use seamproof_oracle::blocked::{Answer, SomeRows, Wanted};
+use seamproof_oracle::envelope::{Arithmetic, Delta, Model, Partition};
 use seamproof_oracle::{
-    ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, Side, blocked, exact,
+    ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, SavedErrors, blocked,
+    exact,
 };
 
 const TOLERANCE: f64 = 1e-12;
@@ -111,27 +112,84 @@ proptest! {
     fn blocked_is_exact(seed in any::<u64>(), length_max in 1usize..40) {
         let (problem, inputs) = random(seed, length_max);
         hold(&problem, &inputs);
-        hold_by_sides(&problem, &inputs);
+        hold_by_rows(&problem, &inputs);
     }
 }
 
-/// Asserts that one side's gradients and bounds are those of both sides, and that dsink is the same for either side and
-/// for none.
-fn hold_by_sides(problem: &Problem, inputs: &Inputs) {
+/// Returns the exact values and both tiers' bounds.
+fn tiers<T: Clone>(answer: &Answer<T>) -> [T; 3] {
+    let bound = answer.bound.clone().expect("a bound");
+    [answer.exact.clone(), bound.worst, bound.dithered]
+}
+
+/// Asserts that some rows have the values of the whole's, and bounds that are no wider: fewer terms may be in their
+/// sums. With as many terms the bounds of tier W are the same. Those of tier T have a certificate of the rows that are
+/// there.
+fn assert_rows<T>(
+    what: &str,
+    [whole, some]: [&[T; 3]; 2],
+    lanes: impl Fn(&T, usize) -> Vec<f64>,
+    rows: &[usize],
+    has_same_sums: bool,
+) {
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()) + 1e-12;
+    let lanes = |of: &[T; 3], row: usize| [0, 1, 2].map(|tier| lanes(&of[tier], row));
+    for (place, &row) in rows.iter().enumerate() {
+        let ([exact, most, _], [values, worst, dithered]) = (lanes(whole, row), lanes(some, place));
+        assert!(values.len() == exact.len() && worst.len() == most.len(), "{what}");
+        for (value, exact) in values.iter().zip(&exact) {
+            assert!(value == exact || near(*value, *exact), "{what}, row {row}: {value:e} against {exact:e}");
+        }
+        for (worst, most) in worst.iter().zip(&most) {
+            let holds = near(*worst, *most) || !has_same_sums && (0.0..*most).contains(worst);
+            assert!(holds, "the bound of {what}, row {row}: {worst:e} against {most:e}");
+        }
+        for (dithered, worst) in dithered.iter().zip(&worst) {
+            let holds = *dithered <= worst * (1.0 + 1e-9) || *dithered == f64::INFINITY;
+            assert!(holds && *dithered >= 0.0, "tier T of {what}, row {row}: {dithered:e} over {worst:e}");
+        }
+    }
+}
+
+/// Asserts that some rows have the results of the whole.
+fn hold_by_rows(problem: &Problem, inputs: &Inputs) {
     let saved = Saved::from(&exact::forward(problem, inputs));
-    let model = Model::new(problem, Arithmetic::default(), Partition::single(64, 64));
-    let of = |side| blocked::backward_of(problem, inputs, ((&saved).into(), None), side, &model);
-    let (whole, q, kv) =
-        (blocked::backward(problem, inputs, &saved, Some(&model)), of(Some(Side::Q)), of(Some(Side::Kv)));
-    let gradients = |answer: &Answer<Gradients>| {
-        let bound = answer.bound.clone().expect("a bound");
-        [answer.exact.clone(), bound.worst, bound.dithered]
+    let arithmetic = Arithmetic { delta: Delta::StoredOut, ..Arithmetic::default() };
+    let model = Model::new(problem, arithmetic, Partition::single(64, 64));
+    let forward = tiers(&blocked::forward(problem, inputs, Some(&model)));
+    let backward = tiers(&blocked::backward(problem, inputs, &saved, Some(&model)));
+    let gradients = |wanted: Wanted<'_>| {
+        let saved = ((&saved).into(), SavedErrors::default());
+        tiers(&blocked::backward_of(problem, inputs, saved, wanted, &model))
     };
-    let [whole, q, kv, none] = [&whole, &q, &kv, &of(None)].map(gradients);
-    for (((whole, q), kv), none) in whole.iter().zip(&q).zip(&kv).zip(&none) {
-        assert_eq!((&whole.dq, &whole.dk, &whole.dv), (&q.dq, &kv.dk, &kv.dv));
-        assert!([&q.dk, &q.dv, &kv.dq, &none.dq].into_iter().all(ndarray::ArrayBase::is_empty));
-        assert!([q, kv, none].into_iter().all(|part| part.dsink == whole.dsink));
+    let lanes = |tensor: &Array3<f64>, row: usize| -> Vec<f64> {
+        tensor.slice(s![row, .., ..]).iter().copied().collect()
+    };
+    let is_full = problem.mask == Mask::FULL;
+    for (sequence, step) in
+        (0..problem.sequences.len()).flat_map(|sequence| [1, 3].map(|step| (sequence, step)))
+    {
+        let both = problem.sequences[sequence];
+        let [q, kv] = [both.q, both.kv].map(|run| (0..run.len).step_by(step).collect::<Vec<_>>());
+        let queries = SomeRows { sequence, positions: &q };
+        let keys = SomeRows { sequence, positions: &kv };
+        let q: Vec<usize> = q.iter().map(|&position| both.q.row(position)).collect();
+        let kv: Vec<usize> = kv.iter().map(|&position| both.kv.row(position)).collect();
+
+        let some = tiers(&blocked::forward_of(problem, inputs, queries, &model));
+        assert_rows("out", [&forward, &some], |of, row| lanes(&of.out, row), &q, false);
+        assert_rows("lse", [&forward, &some], |of, row| of.lse.column(row).to_vec(), &q, true);
+        let some = gradients(Wanted::Queries(queries));
+        assert!(some.iter().all(|of| of.dk.is_empty() && of.dv.is_empty() && of.dsink.is_empty()));
+        assert_rows("dq", [&backward, &some], |of, row| lanes(&of.dq, row), &q, is_full);
+        let some = gradients(Wanted::Keys(keys));
+        assert!(some.iter().all(|of| of.dq.is_empty() && of.dsink.is_empty()));
+        assert_rows("dk", [&backward, &some], |of, row| lanes(&of.dk, row), &kv, is_full);
+        assert_rows("dv", [&backward, &some], |of, row| lanes(&of.dv, row), &kv, is_full);
+    }
+    for (whole, sinks) in backward.iter().zip(&gradients(Wanted::Sinks)) {
+        assert!(sinks.dq.is_empty() && sinks.dk.is_empty() && sinks.dv.is_empty());
+        assert_eq!(whole.dsink, sinks.dsink);
     }
 }
 

@@ -37,6 +37,19 @@ fn a_segment_is_a_sequence_and_other_rows_are_padding() {
 }
 
 #[test]
+fn positions_and_bands_may_be_any() {
+    let (id, positions) = ([1, 1, 1], [i32::MIN, 0, i32::MAX]);
+    let side = Described { ids: array(&[3], &id), positions: Some(array(&[3], &positions)) };
+    let segments = Segments::new(&side, &side).unwrap();
+    let band = |lo, hi| Band { lo: Some(lo), hi: Some(hi) };
+    for (i, j) in (0..3).flat_map(|i| (0..3).map(move |j| (i, j))) {
+        assert!(segments.sees(i, j, band(i64::MIN, i64::MAX)), "every key, of query {i} and key {j}");
+        assert!(!segments.sees(i, j, band(i64::MAX, i64::MAX)), "no key, of query {i} and key {j}");
+        assert!(!segments.sees(i, j, band(i64::MIN, i64::MIN)), "no key, of query {i} and key {j}");
+    }
+}
+
+#[test]
 fn a_segment_of_one_side_has_no_rows_on_the_other() {
     let segments = Segments::new(&ids(&[4], &[1, 1, 2, 2]), &ids(&[3], &[3, 2, 0])).unwrap();
     assert_eq!(lengths(&segments), [(2, 0), (2, 1), (0, 1)]);

@@ -140,19 +140,28 @@ impl Model {
         self.delta
     }
 
-    /// Returns the errors of sums over queries and over keys that [`Model::gradient_pair`] needs: `g` of dk and dv for
-    /// `queries` rows in all (of every query head of the group), and `g` of dq for `keys` keys.
+    /// Returns the errors of sums over queries and over keys that [`Model::gradient_pair`] needs:
+    /// [`Model::query_sum`] and [`Model::key_sum`].
     pub fn gradient_sums(&self, queries: usize, keys: usize) -> (f64, f64) {
-        let by_query = match self.accumulation {
+        (self.query_sum(queries), self.key_sum(keys))
+    }
+
+    /// Returns `g` of dk and dv for `queries` rows in all, of every query head of the group.
+    pub fn query_sum(&self, queries: usize) -> f64 {
+        let sum = match self.accumulation {
             // Each head of the group begins its own steps.
             Accumulation::WgmmaTruncating | Accumulation::Unknown => {
                 let head = self.accumulation.cut_products(queries / self.group, self.partition.q_tile);
                 (head * self.group as f64).max(self.accumulation.products(queries))
             }
             _ => self.accumulation.products(queries),
-        } + self.sum_error()
-            + self.heads_error();
-        (by_query, self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error())
+        };
+        sum + self.sum_error() + self.heads_error()
+    }
+
+    /// Returns `g` of dq for `keys` keys.
+    pub fn key_sum(&self, keys: usize) -> f64 {
+        self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error()
     }
 
     /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before dS is rounded. `p` is exact given the
