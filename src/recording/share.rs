@@ -11,8 +11,8 @@ use seamproof_judge::ladder::ELEMENTS_MAX;
 use seamproof_judge::subject::TensorName;
 use seamproof_oracle::{Heads, Problem, ProblemError, ProblemFields, Side};
 
-/// Largest number of tensor elements of one KV head, where a sample of rows is judged. Each takes 4 bytes, and the
-/// oracle widens those of one side for a row that needs all of them.
+/// Largest number of tensor elements of one KV head, where a sample of rows is judged. Each takes 4 bytes; what the
+/// oracle widens of them at once is little.
 pub const SAMPLED_ELEMENTS_MAX: u64 = 3 << 29;
 
 /// Neighbouring KV heads and their query heads.
