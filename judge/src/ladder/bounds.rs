@@ -6,10 +6,13 @@ use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Format, ForwardResults, Gradients, Problem, Saved, Side};
 
 use super::compare::{ResultTensor, Worst, times_bound};
-use super::evidence::MeasureRatios;
 use crate::finding::{Check, Finding};
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::{Margin, Tier};
+
+/// Function that writes the error ÷ bound of each of some elements. It takes the results, the exact values, their
+/// bounds, the format where they can overflow, and the place for the ratios.
+pub type MeasureRatios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
 
 /// Compares out in tier R.
 pub(super) fn replayed_out(

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{Format, Inputs, Problem};
+use seamproof_oracle::{Inputs, Problem};
 
+use super::bounds::MeasureRatios;
+use super::draw::Sampled;
 use super::runs::run;
-use super::sample::Sampled;
 use crate::finding::{Check, Finding, Relation};
 use crate::identity::norms::Norms;
 use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
@@ -130,10 +131,6 @@ pub struct Rung {
     /// Function that examines the evidence.
     pub look: fn(&Evidence<'_>, &mut Margin) -> Look,
 }
-
-/// Function that writes the error ÷ bound of each of some elements. It takes the results, the exact values, their
-/// bounds, the format where they can overflow, and the place for the ratios.
-pub type MeasureRatios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
 
 /// Function that makes one set of results, in the problem's own layout, from those of the ranks.
 pub type Assemble = fn(&Problem, &[RankLayout], Vec<RankOutputs>) -> Result<RankOutputs, Box<Finding>>;
