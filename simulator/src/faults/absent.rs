@@ -31,7 +31,7 @@ pub const ABSENT: &[Absent] = &[
         reason: "tables of rotary angles: a rotation names positions, and makes its angles of them in f64",
     },
     Absent {
-        entries: &[6, 9, 15, 16, 36, 44, 130, 131, 138],
+        entries: &[6, 9, 36, 44, 130, 131, 138],
         reason: "signatures, layouts and tracing of a framework, or its tests: a schedule has none",
     },
     Absent {
