@@ -340,7 +340,7 @@ pub(super) fn told(
 ) -> Result<Outputs, RunError> {
     let mut fields: ProblemFields = problem.clone().into();
     edit(&mut fields);
-    let other = Problem::new(fields).ok();
+    let other = Problem::new(fields.sayable()).ok();
     let other = other.filter(|other| backend.declaration().table.refusal(other).is_none());
     backend.run(other.as_ref().unwrap_or(problem), inputs)
 }
