@@ -224,8 +224,9 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     let standings = report["known"].as_array().expect("a list");
     assert!(standings.iter().all(|entry| entry["standing"] == "true"), "{standings:?}");
     let listed: Vec<_> = failures.iter().map(|failure| &failure["key"]).collect();
+    // A failure that needs more features than a listed one is no news either.
     for failure in report["failures"].as_array().expect("a list") {
-        assert_eq!(failure["known"].is_null(), !listed.contains(&&failure["key"]), "{failure}");
+        assert!(!failure["known"].is_null() || !listed.contains(&&failure["key"]), "{failure}");
     }
     assert!(said(&second).contains("(night 1)"), "{}", said(&second));
     assert!(said(&second).contains("## Regressions that fail as is known\n\n- **"), "{}", said(&second));
