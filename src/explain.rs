@@ -27,8 +27,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 use std::ops::Range;
 
+use seamproof_oracle::segments::Described;
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Pass, Problem, Run, Sequence, TensorName};
+use seamproof_oracle::{Given, Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaunch, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
@@ -109,7 +110,7 @@ pub fn subject(case: &Case, other: bool) -> String {
 /// Returns a schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
-    let mut text = format!("problem   {}\n\n", prose::describe(problem));
+    let mut text = format!("problem   {}\n{}\n", prose::describe(problem), given(problem));
     text += &explainer.layout();
     match trace(problem, schedule) {
         Ok(launches) => {
@@ -122,6 +123,25 @@ pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) ->
     }
     text += &checked(problem, schedule, selection);
     text
+}
+
+/// Returns the line that says what the subject is given in place of offsets and lengths; none where it is given these.
+fn given(problem: &Problem) -> String {
+    match Given::of(problem) {
+        None => String::new(),
+        Some(Given::Lengths(sides)) => {
+            let [q, kv] = sides.map(|lengths| listed(lengths, SEQUENCES_SHOWN));
+            format!("given     lengths of a padded batch: q {q}; kv {kv}\n")
+        }
+        Some(Given::Segments { sides, .. }) => {
+            let [q, kv] = sides.map(|Described { ids, positions }| {
+                let positions =
+                    positions.map_or("made from them".into(), |array| format!("{:?}", array.shape));
+                format!("ids {:?}, positions {positions}", ids.shape)
+            });
+            format!("given     segments, by shape: q {q}; kv {kv}\n")
+        }
+    }
 }
 
 /// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and

@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemError, ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
+    Pass, Precision, Problem, ProblemError, ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
 };
 use serde::de::DeserializeOwned;
 
@@ -93,6 +93,9 @@ pub struct Geometry {
     /// Judge the forward alone
     #[arg(long)]
     forward: bool,
+    /// Form in which the subject is given the problem: cu_seqlens, segments, lengths [default: cu_seqlens]
+    #[arg(long, value_parser = word::<Form>)]
+    form: Option<Form>,
 }
 
 /// Reason why options make no problem.
@@ -197,6 +200,7 @@ impl Geometry {
             mode: Some(problem.mode),
             data_seed: Some(problem.data_seed),
             forward: problem.pass == Pass::Forward,
+            form: Some(problem.form),
         };
         whole.without_defaults(problem)
     }
@@ -229,7 +233,7 @@ impl Geometry {
 
     /// Returns the options without those that change nothing.
     fn without_defaults(self, problem: &Problem) -> Geometry {
-        let drops: [fn(&mut Geometry); 16] = [
+        let drops: [fn(&mut Geometry); 17] = [
             |g| g.ranks = None,
             |g| g.world = None,
             |g| g.balance = None,
@@ -246,6 +250,7 @@ impl Geometry {
             |g| g.format = None,
             |g| g.mode = None,
             |g| g.data_seed = None,
+            |g| g.form = None,
         ];
         drops.into_iter().fold(self, |geometry, drop| {
             let mut fewer = geometry.clone();
@@ -272,6 +277,7 @@ impl Geometry {
             mode: self.mode.unwrap_or(InputMode::Flat),
             data_seed: self.data_seed.unwrap_or(0),
             pass: if self.forward { Pass::Forward } else { Pass::Backward },
+            form: self.form.unwrap_or_default(),
             ..fields
         })?)
     }
@@ -548,7 +554,8 @@ impl Display for Geometry {
         option(f, "ranks", self.ranks.as_ref())?;
         option(f, "mode", self.mode.map(|mode| prose::word(&mode)))?;
         option(f, "data-seed", self.data_seed)?;
-        f.write_str(if self.forward { " --forward" } else { "" })
+        f.write_str(if self.forward { " --forward" } else { "" })?;
+        option(f, "form", self.form.map(Form::name))
     }
 }
 

@@ -19,7 +19,8 @@ use std::sync::LazyLock;
 use seamproof_oracle::envelope::{Accumulation, Arithmetic};
 use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence, Side, Sink,
+    Algorithm, Alignment, Balance, Form, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence,
+    Side, Sink,
 };
 use serde::{Deserialize, Serialize};
 
@@ -110,7 +111,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 102] = [
+const OF_PROBLEMS: [Class; 104] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [129, 130, 129], |p| p.sequences.len() == 1),
@@ -178,6 +179,9 @@ const OF_PROBLEMS: [Class; 102] = [
         any(p, |s| [s.q.len, s.kv.len].iter().all(|&rows| off_tile(rows)))
     }),
     class("one query, 63 keys and more", [46, 0, 128], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
+    // Forms in which problems are given.
+    class("given as segment ids and positions", [100, 98, 101], |p| p.form == Form::Segments),
+    class("given as lengths of a padded batch", [16, 18, 14], |p| p.form == Form::Lengths),
     // Masks.
     class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
     class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),

@@ -331,11 +331,12 @@ pub enum Relation {
     History,
     Euler,
     Mass,
+    OtherForm,
 }
 
 impl Relation {
     /// Every relation, in order.
-    pub const ALL: [Relation; 26] = [
+    pub const ALL: [Relation; 27] = [
         Relation::PaddingAmount,
         Relation::Placement,
         Relation::SequenceOrder,
@@ -362,6 +363,7 @@ impl Relation {
         Relation::History,
         Relation::Euler,
         Relation::Mass,
+        Relation::OtherForm,
     ];
 
     /// Returns the name in texts and files.
@@ -393,6 +395,7 @@ impl Relation {
             Relation::History => "history",
             Relation::Euler => "euler",
             Relation::Mass => "mass",
+            Relation::OtherForm => "other-form",
         }
     }
 }

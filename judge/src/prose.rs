@@ -56,6 +56,9 @@ fn describe_with(problem: &Problem, values: &str) -> String {
         let algorithm = problem.parallel.algorithm.name();
         let _ = write!(text, "; {algorithm} over {} ranks", problem.parallel.size());
     }
+    if !problem.form.is_plain() {
+        let _ = write!(text, "; given as {}", problem.form.name());
+    }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
     let _ = write!(text, "; {} {values}; {pass}", problem.precision.q);
     text

@@ -12,6 +12,7 @@
 pub mod blocked;
 pub mod envelope;
 pub mod exact;
+mod form;
 mod format;
 mod input_mode;
 mod inputs;
@@ -29,6 +30,7 @@ pub mod sharding;
 mod softmax;
 mod tensor_name;
 
+pub use form::{Form, FormError, Given};
 pub use format::{Format, FormatNameError};
 pub use input_mode::InputMode;
 pub use inputs::{

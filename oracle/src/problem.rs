@@ -10,7 +10,8 @@ use crate::limits::{
     WORLD_MAX,
 };
 use crate::{
-    Balance, ContextParallel, Format, InputMode, Mask, Precision, Run, RunLayoutError, Sink, Softmax,
+    Balance, ContextParallel, Form, FormError, Format, InputMode, Mask, Precision, Run, RunLayoutError, Sink,
+    Softmax,
 };
 
 /// One sequence: its queries and its keys, of independent lengths.
@@ -106,6 +107,9 @@ pub struct ProblemFields {
     pub data_seed: u64,
     /// The pass: forward, or forward and backward.
     pub pass: Pass,
+    /// The form in which the problem is given to a subject.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
 }
 
 impl ProblemFields {
@@ -141,7 +145,14 @@ impl ProblemFields {
             mode: InputMode::Flat,
             data_seed: 0,
             pass: Pass::Backward,
+            form: Form::CuSeqlens,
         }
+    }
+
+    /// Returns the fields in the plain form where their own form cannot say them.
+    pub fn sayable(self) -> ProblemFields {
+        let form = if self.form.check(&self).is_ok() { self.form } else { Form::CuSeqlens };
+        ProblemFields { form, ..self }
     }
 
     /// Returns [`ProblemFields::of`] sequences that follow each other (THD), each given by its numbers of queries and
@@ -258,6 +269,14 @@ pub enum ProblemError {
         /// The rule of the algorithm.
         rule: &'static str,
     },
+    /// A form that cannot say the problem.
+    #[error("form {}: {error}; use cu_seqlens", form.name())]
+    Form {
+        /// The form.
+        form: Form,
+        /// What it cannot say.
+        error: FormError,
+    },
 }
 
 /// A valid attention problem. Its fields are read like those of [`ProblemFields`]. To change a problem, edit a copy of
@@ -297,6 +316,8 @@ impl Problem {
         check_ids(&fields.sequences)?;
         check_rows(&fields.sequences, Side::Q, fields.rows.q)?;
         check_rows(&fields.sequences, Side::Kv, fields.rows.kv)?;
+        let form = fields.form;
+        form.check(&fields).map_err(|error| ProblemError::Form { form, error })?;
         Ok(Problem(fields))
     }
 

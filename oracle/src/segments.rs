@@ -23,21 +23,21 @@ use crate::limits::ROWS_MAX;
 use crate::{Band, Run, Sequence, Side, TensorRows};
 
 /// An array of ids or positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Array<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
     /// Numbers of elements along each dimension; at least one dimension.
-    pub shape: &'a [usize],
+    pub shape: Vec<usize>,
     /// Elements in C order.
-    pub values: &'a [i32],
+    pub values: Vec<i32>,
 }
 
 /// Ids and positions of one side, as a caller gives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Described<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
     /// Segment ids.
-    pub ids: Array<'a>,
+    pub ids: Array,
     /// Positions; [`positions_of`] the ids where they are left out.
-    pub positions: Option<Array<'a>>,
+    pub positions: Option<Array>,
 }
 
 /// Ids and positions of both sides, broadcast to the same batch rows.
@@ -216,24 +216,24 @@ impl Segments {
 impl Rows {
     /// Returns the leading dimensions and the rows of one side.
     fn of(side: &Described, name: Side) -> Result<(Vec<usize>, Rows), SegmentsError> {
-        let ids = side.ids;
+        let ids = &side.ids;
         let length = ids.row_length("ids")?;
         if let Some(row) = ids.values.iter().position(|&id| id < 0) {
             return Err(SegmentsError::Negative { side: name, row, id: ids.values[row] });
         }
-        let Some(positions) = side.positions else {
-            let rows = Rows { length, ids: ids.values.to_vec(), positions: positions_of(ids, None)? };
-            return Ok((leading_of(ids.shape).to_vec(), rows));
+        let Some(positions) = &side.positions else {
+            let rows = Rows { length, ids: ids.values.clone(), positions: positions_of(ids, None)? };
+            return Ok((leading_of(&ids.shape).to_vec(), rows));
         };
         positions.row_length("positions")?;
-        let shape = longer(ids.shape, positions.shape).ok_or_else(|| SegmentsError::Positions {
+        let shape = longer(&ids.shape, &positions.shape).ok_or_else(|| SegmentsError::Positions {
             side: name,
-            ids: ids.shape.to_vec(),
-            positions: positions.shape.to_vec(),
+            ids: ids.shape.clone(),
+            positions: positions.shape.clone(),
         })?;
         let leading = leading_of(&shape).to_vec();
         let count = bounded(&leading, length, name)?;
-        let whole = |array: Array| array.values.iter().copied().cycle().take(count).collect();
+        let whole = |array: &Array| array.values.iter().copied().cycle().take(count).collect();
         Ok((leading, Rows { length, ids: whole(ids), positions: whole(positions) }))
     }
 
@@ -273,13 +273,13 @@ impl Rows {
     }
 }
 
-impl Array<'_> {
+impl Array {
     /// Returns the number of rows of a batch row, once the values are as many as the shape says.
     fn row_length(&self, what: &'static str) -> Result<usize, SegmentsError> {
         let &last = self.shape.last().ok_or(SegmentsError::NoDimension { what })?;
         let count = self.shape.iter().try_fold(1_usize, |count, &dim| count.checked_mul(dim));
         if count != Some(self.values.len()) {
-            let shape = self.shape.to_vec();
+            let shape = self.shape.clone();
             return Err(SegmentsError::Values { what, shape, values: self.values.len() });
         }
         Ok(last)
@@ -288,7 +288,7 @@ impl Array<'_> {
 
 /// Returns the positions that ids alone mean: the rows of each segment count from 0. `order` has, where the rows of each
 /// batch row were reordered to balance ranks, the place of each before that; a segment counts in that order then.
-pub fn positions_of(ids: Array, order: Option<&[usize]>) -> Result<Vec<i32>, SegmentsError> {
+pub fn positions_of(ids: &Array, order: Option<&[usize]>) -> Result<Vec<i32>, SegmentsError> {
     let length = ids.row_length("ids")?;
     let mut positions = vec![0; ids.values.len()];
     for first in (0..ids.values.len()).step_by(length.max(1)) {
@@ -310,11 +310,11 @@ pub fn positions_of(ids: Array, order: Option<&[usize]>) -> Result<Vec<i32>, Seg
 }
 
 /// Returns the length of each batch row of a padded batch (BSHD), whose real rows come first and are one segment.
-pub fn lengths_of(ids: Array, side: Side) -> Result<Vec<usize>, SegmentsError> {
+pub fn lengths_of(ids: &Array, side: Side) -> Result<Vec<usize>, SegmentsError> {
     let length = ids.row_length("ids")?;
     let mut lengths = Vec::new();
     if length == 0 {
-        return Ok(vec![0; bounded(leading_of(ids.shape), 1, side)?]);
+        return Ok(vec![0; bounded(leading_of(&ids.shape), 1, side)?]);
     }
     for (batch_row, row_ids) in ids.values.chunks(length).enumerate() {
         let len = row_ids.iter().take_while(|&&id| id != 0 && id == row_ids[0]).count();
@@ -327,20 +327,68 @@ pub fn lengths_of(ids: Array, side: Side) -> Result<Vec<usize>, SegmentsError> {
     Ok(lengths)
 }
 
-/// Returns ids and positions of the rows of one side, as one batch row: ids count sequences from 1, and rows that hold no
-/// token have the id 0 and the position 0.
-pub fn described(sequences: &[Sequence], rows: TensorRows, side: Side) -> (Vec<i32>, Vec<i32>) {
-    let (count, runs): (usize, Vec<Run>) = match side {
-        Side::Q => (rows.q, sequences.iter().map(|sequence| sequence.q).collect()),
-        Side::Kv => (rows.kv, sequences.iter().map(|sequence| sequence.kv).collect()),
-    };
-    let (mut ids, mut positions) = (vec![0; count], vec![0; count]);
-    for (id, run) in (1..).zip(runs) {
-        for (position, row) in (0..).zip(run.real_rows()) {
-            (ids[row], positions[row]) = (id, position);
+/// Returns ids and positions of q and of kv that say the sequences: ids count the sequences of a batch row from 1, and
+/// rows that hold no token have the id 0 and the position 0. There are as many batch rows as sequences allow, none of which
+/// lies in two. An array whose batch rows are all the same lacks that dimension, as under `vmap` of the others alone.
+pub fn described(sequences: &[Sequence], rows: TensorRows) -> [Described; 2] {
+    let count = batch_rows(sequences, rows);
+    let lengths = [rows.q / count, rows.kv / count];
+    let mut numbers = vec![0; count];
+    let mut sides = [rows.q, rows.kv].map(|rows| (vec![0; rows], vec![0; rows]));
+    for sequence in sequences {
+        let Some(batch_row) = ends_of(sequence, lengths).next() else { continue };
+        numbers[batch_row] += 1;
+        for ((ids, positions), run) in sides.iter_mut().zip([sequence.q, sequence.kv]) {
+            for (position, row) in (0..).zip(run.real_rows()) {
+                (ids[row], positions[row]) = (numbers[batch_row], position);
+            }
         }
     }
-    (ids, positions)
+    let [q, kv] = sides;
+    let kv = shared(kv, lengths[1]);
+    // Some array has to say how many batch rows there are.
+    let keeps = count > 1 && kv.ids.shape.len() == 1;
+    let batched = Array { shape: vec![count, lengths[0]], values: q.0.clone() };
+    let q = shared(q, lengths[0]);
+    [Described { ids: if keeps { batched } else { q.ids }, ..q }, kv]
+}
+
+/// Returns the largest number of batch rows into which the rows of both sides divide so that no sequence lies in two; at
+/// most one for each sequence, and at least 1.
+fn batch_rows(sequences: &[Sequence], rows: TensorRows) -> usize {
+    let fits = |count: &usize| {
+        let lengths = [rows.q / count, rows.kv / count];
+        let in_one = |sequence: &Sequence| {
+            let mut ends = ends_of(sequence, lengths);
+            let first = ends.next();
+            ends.all(|batch_row| Some(batch_row) == first)
+        };
+        rows.q.is_multiple_of(*count) && rows.kv.is_multiple_of(*count) && sequences.iter().all(in_one)
+    };
+    (1..=sequences.len()).rev().find(fits).unwrap_or(1)
+}
+
+/// Returns the batch rows of a sequence's first and last real row on each side, for batch rows of these lengths.
+fn ends_of(sequence: &Sequence, lengths: [usize; 2]) -> impl Iterator<Item = usize> {
+    let sides = [sequence.q, sequence.kv].into_iter().zip(lengths).filter(|(run, _)| run.len > 0);
+    sides.flat_map(|(run, length)| [0, run.len - 1].map(|position| run.row(position) / length))
+}
+
+/// Returns the ids and positions of a side, without the dimension along which all batch rows are the same. Positions
+/// count where there is an id.
+fn shared((ids, positions): (Vec<i32>, Vec<i32>), length: usize) -> Described {
+    let array = |values: &[i32], counts: &dyn Fn(usize) -> bool| {
+        let mut one = vec![None; length];
+        let mut rows = (0..values.len()).filter(|&row| counts(row));
+        let same = rows.all(|row| *one[row % length].get_or_insert(values[row]) == values[row]);
+        let one: Vec<i32> = one.into_iter().map(Option::unwrap_or_default).collect();
+        match same {
+            true => Array { shape: vec![length], values: one },
+            false => Array { shape: vec![values.len() / length, length], values: values.to_vec() },
+        }
+    };
+    let positions = array(&positions, &|row| ids[row] != 0);
+    Described { ids: array(&ids, &|_| true), positions: Some(positions) }
 }
 
 fn leading_of(shape: &[usize]) -> &[usize] {

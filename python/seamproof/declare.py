@@ -12,6 +12,7 @@ from .formats import FORMATS
 FORMS = ("full", "causal", "left-window", "right-window", "causal-window", "two-sided")
 WINDOWS = FORMS[2:]
 ALIGNMENTS = ("top-left", "bottom-right")
+GIVEN = ("cu_seqlens", "segments", "lengths")
 SINKS = ("none", "off-by-one", "learnable")
 PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
 PARTIALS, STORED = ("merge", "wire"), ("f32", "io")
@@ -69,6 +70,7 @@ def declaration(
     masks: Mapping[str, Any] | None = None,
     lengths: Mapping[str, Any] | None = None,
     layout: Mapping[str, bool] | None = None,
+    forms: Iterable[str] = ("cu_seqlens",),
     softcap: bool = False,
     sinks: Iterable[str] = ("none",),
     backward: bool = True,
@@ -84,8 +86,9 @@ def declaration(
 ) -> dict[str, Any]:
     """Returns a declaration as the protocol writes it.
 
-    `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `table` adds rows of the table as the protocol
-    names them, or replaces them.
+    `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
+    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch. `table`
+    adds rows of the table as the protocol names them, or replaces them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {
@@ -95,6 +98,7 @@ def declaration(
         "masks": dict(masks or {}),
         "lengths": dict(lengths or {}),
         "layout": dict(layout or packed()),
+        "forms": _known(forms, GIVEN, "forms"),
         "softcap": softcap,
         "sinks": _known(sinks, SINKS, "sinks"),
         "backward": backward,

@@ -149,6 +149,8 @@ class Problem:
     parallel: Parallel
     raw: dict[str, Any] = field(repr=False, compare=False)
     library: Numpy = field(repr=False, compare=False)
+    # The form that the subject is given: "cu_seqlens", "segments" or "lengths".
+    given: str = "cu_seqlens"
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -179,7 +181,39 @@ class Problem:
             parallel=Parallel.from_json(raw["parallel"]),
             raw=raw,
             library=library,
+            given=raw.get("form", "cu_seqlens"),
         )
+
+    @functools.cached_property
+    def segment_ids_q(self) -> Any:
+        """Segment ids of the rows of q, i32: `[rows]`. Sequences count from 1; 0 is a row that holds no token."""
+        return self._of_rows(self.q, lambda number, run: number)
+
+    @functools.cached_property
+    def segment_ids_kv(self) -> Any:
+        """Segment ids of the rows of k and v."""
+        return self._of_rows(self.kv, lambda number, run: number)
+
+    @functools.cached_property
+    def positions_q(self) -> Any:
+        """Positions of the rows of q in their sequences, i32: `[rows]`; 0 in a row that holds no token."""
+        return self._of_rows(self.q, lambda number, run: np.arange(run.len))
+
+    @functools.cached_property
+    def positions_kv(self) -> Any:
+        """Positions of the rows of k and v."""
+        return self._of_rows(self.kv, lambda number, run: np.arange(run.len))
+
+    @property
+    def lengths(self) -> tuple[Any, Any]:
+        """Real rows of each sequence, of q and of kv. In a padded batch each owns `max_span` rows of a side."""
+        return self.q.lengths, self.kv.lengths
+
+    def _of_rows(self, side: Side, of_run: Any) -> Any:
+        values = np.zeros(side.rows, np.int32)
+        for number, run in enumerate(side.runs, 1):
+            values[run.real_rows()] = of_run(number, run)
+        return self.library.integers(values.tolist())
 
     @property
     def causal(self) -> bool:

@@ -501,6 +501,8 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
     yield f"    p.shape = lambda name: {shapes}[name]\n"
     forms = {name: problem.form(name) for name in (*INPUTS, "out", "lse", "dq", "dk", "dv")}
     yield f"    p.form = lambda name: {forms}[name]\n"
+    if subject.declared["table"].get("forms", ["cu_seqlens"]) != ["cu_seqlens"]:
+        yield _GIVEN
     yield from _sight(problem)
     kinds = {name: views.kind_of(problem.raw["data_seed"], name) for name in ("q", "k", "v", "dout")}
     yield f"    p.view = lambda array, name: laid_out(array, {kinds}[name])\n"
@@ -521,6 +523,16 @@ def _sight(problem: Problem) -> Iterator[str]:
     yield f"    p.blind_rows = lambda: np.isin(np.arange(p.q.rows), {np.flatnonzero(problem.blind_rows()).tolist()})\n"
 
 
+_GIVEN = """\
+    for name in ("q", "kv"):
+        of = getattr(p, name)
+        ids, at = np.zeros((2, of.rows), int)
+        for number, run in enumerate(of.runs, 1):
+            ids[run.real_rows()], at[run.real_rows()] = number, np.arange(run.len)
+        setattr(p, "segment_ids_" + name, ints(ids.tolist()))
+        setattr(p, "positions_" + name, ints(at.tolist()))
+    p.lengths = (p.q.lengths, p.kv.lengths)
+"""
 _FAR = 1 << 40
 _PLAIN = (
     "heads_q",
@@ -534,6 +546,7 @@ _PLAIN = (
     "softcap",
     "sink",
     "backward",
+    "given",
 )
 _DERIVED = ("causal", "bottom_right", "group", "format")
 

@@ -23,6 +23,16 @@ def test_lengths_and_offsets():
     assert (p.shape("lse"), p.shape("dv"), p.shape("sink")) == ((2, 16), (13 + 3, 1, 3), (0,))
 
 
+def test_segment_ids_and_positions():
+    p = Problem.from_json(problem([(3, 1), (0, 2)], padding=1, slack=1))
+    assert p.given == "cu_seqlens"
+    assert p.segment_ids_q.tolist() == [1, 1, 1, 0, 0, 0] and p.segment_ids_q.dtype == np.int32
+    assert p.segment_ids_kv.tolist() == [1, 0, 2, 2, 0, 0]
+    assert (p.positions_q.tolist(), p.positions_kv.tolist()) == ([0, 1, 2, 0, 0, 0], [0, 0, 0, 1, 0, 0])
+    assert [lengths.tolist() for lengths in p.lengths] == [[3, 0], [1, 2]]
+    assert Problem.from_json(problem([(2, 2)]) | {"form": "lengths"}).given == "lengths"
+
+
 def test_rows_that_offsets_cannot_say():
     raw = problem([(2, 2), (2, 2)])
     for run, offset in zip((s["q"] for s in raw["sequences"]), (0, 1), strict=True):

@@ -12,6 +12,7 @@ from test_check import example
 
 import seamproof
 from seamproof import program
+from seamproof.loading import load_file
 
 try:
     program.find()
@@ -63,3 +64,25 @@ def _environment() -> dict[str, str]:
     from seamproof.checking import worker_environment
 
     return worker_environment({})
+
+
+@pytest.mark.parametrize("form", ["cu_seqlens", "segments", "lengths"])
+def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
+    text = (EXAMPLES / "numpy_forms.py").read_text()
+    right = load(tmp_path / "right.py", text)
+    narrow = {"table": {"forms": [form]}}
+    report = seamproof.check(right, cases=40, seed=1, **narrow)
+    assert report.outcome in ("held", "too-little-run") and report.held > 20
+    # The ids of keys are taken for those of queries.
+    wrong = text.replace("ids[:, None] == key_ids[None, :]", "key_ids[None, :] != 0")
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(load(tmp_path / "wrong.py", wrong), budget="10s", seed=1, **narrow)
+    told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
+    assert "does not show" not in told["script"]
+    assert json.loads(Path(told["case"]).read_text())["problem"].get("form", "cu_seqlens") == form
+    assert form == "cu_seqlens" or f"given as {form}" in told["on"]
+
+
+def load(path, text):
+    path.write_text(text)
+    return load_file(str(path)).attention

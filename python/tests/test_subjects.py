@@ -235,6 +235,7 @@ def test_declarations():
     assert declared["padding"] == {"inputs": "finite", "outputs": "unspecified"}
     for wrong in (
         {"formats": ["bf17"]},
+        {"forms": ["thd"]},
         {"promises": ["fast"]},
         {"padding_inputs": "zero"},
         {"arithmetic": {"x": 1}},

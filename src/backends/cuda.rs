@@ -23,7 +23,7 @@ use seamproof_kernels::source::sources;
 use seamproof_lab::faults::{self, SourceFault};
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
-use seamproof_oracle::{Algorithm, Inputs, Problem};
+use seamproof_oracle::{Algorithm, Form, Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
@@ -338,7 +338,9 @@ impl Backend for Cuda {
     }
 
     fn declaration(&self) -> Declaration {
-        let twin = self.twin().declaration();
+        let mut twin = self.twin().declaration();
+        // The kernels read first rows and lengths.
+        twin.table.forms = vec![Form::CuSeqlens];
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

@@ -43,12 +43,12 @@ pub fn batches(sides: &[DrawnSide; 2]) {
     let arrays = sides.each_ref().map(|side| {
         side.each_ref().map(|(dims, values)| {
             let shape: Vec<usize> = dims.iter().take(4).map(|&dim| usize::from(dim % 8)).collect();
-            (shape, values.iter().map(|&value| i32::from(value)).collect::<Vec<i32>>())
+            Array { shape, values: values.iter().map(|&value| i32::from(value)).collect() }
         })
     });
-    let [q, kv] = arrays.each_ref().map(|[ids, positions]| Described {
-        ids: array(ids),
-        positions: (!positions.0.is_empty()).then(|| array(positions)),
+    let [q, kv] = arrays.map(|[ids, positions]| Described {
+        ids,
+        positions: Some(positions).filter(|positions| !positions.shape.is_empty()),
     });
     let Ok(segments) = Segments::new(&q, &kv) else { return };
     let rows = segments.rows();
@@ -82,10 +82,6 @@ pub fn described(problem: &Problem) {
         let real: usize = side.runs.iter().map(|placed| placed.local.len).sum();
         assert_eq!(runs.iter().map(|run| run.len).sum::<usize>(), real, "{problem:?}");
     }
-}
-
-fn array((shape, values): &(Vec<usize>, Vec<i32>)) -> Array<'_> {
-    Array { shape, values }
 }
 
 /// Checks that the runs, written out row by row, give the ids, and the positions wherever there is an id.

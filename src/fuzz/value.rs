@@ -10,7 +10,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_judge::generate::{RawProblem, RawSequence};
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 1;
+pub const VALUE_VERSION: u8 = 2;
+/// First byte of a value from before it had a form.
+const WITHOUT_FORM: u8 = 1;
 /// Largest number of sequences in a value, as of the generator's cases. Bytes with more are no value.
 const SEQUENCES_MAX: usize = 1100;
 /// Largest number of changes in one mutation.
@@ -29,9 +31,14 @@ pub fn to_bytes(raw: &RawProblem) -> Vec<u8> {
 /// Reads a value from bytes; `None` for bytes that are no value.
 pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
-    let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(body).ok()?;
-    let whole = version == VALUE_VERSION && rest.is_empty();
-    (whole && raw.sequences.len() <= SEQUENCES_MAX).then_some(raw)
+    let body = match version {
+        VALUE_VERSION => body.to_vec(),
+        // The plain form is the number 0.
+        WITHOUT_FORM => [body, &[0]].concat(),
+        _ => return None,
+    };
+    let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
+    (rest.is_empty() && raw.sequences.len() <= SEQUENCES_MAX).then_some(raw)
 }
 
 /// Changes the value in the first `size` bytes of `data` a little, as `seed` says, and returns the size of the new
@@ -146,6 +153,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         others,
         order,
         exact,
+        form,
     } = raw;
     vec![
         layout,
@@ -177,6 +185,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         others,
         order,
         exact,
+        form,
     ]
 }
 

@@ -9,8 +9,8 @@ use seamproof_oracle::envelope::{
     Accumulation, Arithmetic, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
 };
 use seamproof_oracle::{
-    ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Scaling,
-    Sequence, Softmax, TensorRows,
+    ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
+    Scaling, Sequence, Softmax, TensorRows,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -244,6 +244,7 @@ impl From<RecordedProblem> for ProblemFields {
             mode,
             data_seed,
             pass,
+            form: Form::CuSeqlens,
         }
     }
 }

@@ -13,7 +13,7 @@ use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALING_BLOCK_MAX, SEQUENCES_MAX, SOFTCAP_MAX, WORLD_MAX,
 };
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Format, Heads, InputMode, Mask, Pass, Problem,
+    Algorithm, Alignment, Balance, ContextParallel, Form, Format, Heads, InputMode, Mask, Pass, Problem,
     ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use serde_json::{Value, json};
@@ -111,6 +111,10 @@ fn every_field_is_on_the_page_and_nothing_else() {
     let mut fields = BTreeSet::new();
     let case = case();
     paths(&serde_json::to_value(&case).expect("a case is JSON"), "", &mut fields);
+    // Several ranks are given in the plain form, which is not written.
+    let given = ProblemFields { form: Form::Lengths, ..ProblemFields::padded(&[(1, 2)], 8) };
+    let given = Problem::new(given).expect("a padded batch");
+    paths(&serde_json::to_value(&given).expect("a problem is JSON"), "problem", &mut fields);
     // These fields hold one of several forms, and the page names only the fields of the forms.
     for form in
         ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]

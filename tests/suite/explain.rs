@@ -10,7 +10,7 @@ use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
-use seamproof_oracle::{Algorithm, Balance, ContextParallel, Mask, Pass, Problem, ProblemFields, Run};
+use seamproof_oracle::{Algorithm, Balance, ContextParallel, Form, Mask, Pass, Problem, ProblemFields, Run};
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
@@ -30,6 +30,29 @@ fn explained(backend: &dyn Backend, problem: &Problem, options: Selection) -> St
 #[track_caller]
 fn says(got: &str, expected: &str) {
     assert_eq!(got, expected, "\n{got}");
+}
+
+/// Test that the text says in which form a subject is given the problem, and what it reads there.
+#[test]
+fn the_form_in_which_a_problem_is_given() {
+    let given = |form, lengths| {
+        let fields = problem(lengths, Mask::FULL, Algorithm::Single, 1).into();
+        let problem = Problem::new(ProblemFields { form, ..fields }).unwrap();
+        let text = explained(&Emulated::default(), &problem, Selection::default());
+        text.lines().take(3).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let padded = [(3, 4), (2, 4)];
+    let head =
+        |form| format!("problem   2 sequences (3 of 4, 2 of 4); heads 1/1; dims 1/1; full{form}; forward");
+    assert_eq!(given(Form::CuSeqlens, &padded)[..2], [&head("; bf16 flat"), ""]);
+    assert_eq!(
+        given(Form::Lengths, &padded),
+        [&head("; given as lengths; bf16 flat"), "given     lengths of a padded batch: q 3, 2; kv 3, 2", ""]
+    );
+    assert_eq!(
+        given(Form::Segments, &[(3, 3), (3, 3)])[1],
+        "given     segments, by shape: q ids [2, 3], positions [3]; kv ids [3], positions made from them"
+    );
 }
 
 #[test]

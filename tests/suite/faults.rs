@@ -126,8 +126,9 @@ fn a_fault_in_the_judge_is_missed_without_a_probe_of_its_rung() {
 #[test]
 fn every_plantable_entry_is_planted_or_absent() {
     let of_schedules = catalogue().flat_map(|fault| fault.entries);
-    let planted: BTreeSet<u16> =
-        of_schedules.chain(TABLE_FAULTS.iter().flat_map(|fault| fault.entries)).copied().collect();
+    let of_tables = TABLE_FAULTS.iter().flat_map(|fault| fault.entries);
+    let of_calls = MISCALLS.iter().flat_map(|fault| fault.entries);
+    let planted: BTreeSet<u16> = of_schedules.chain(of_tables).chain(of_calls).copied().collect();
     let absent: BTreeSet<u16> = ABSENT.iter().flat_map(|absent| absent.entries).copied().collect();
     let plantable: BTreeSet<u16> = PLANTABLE.iter().copied().collect();
     assert_eq!(plantable.len(), 131);
@@ -148,7 +149,7 @@ fn every_fault_at_the_call_is_found_where_it_shows() {
 
 #[test]
 fn every_fault_at_the_call_replays_by_name_on_every_backend() {
-    for miscall in &MISCALLS {
+    for miscall in MISCALLS.iter() {
         assert!(miscall.source.starts_with("https://") && miscall.imitates.len() > 20, "{}", miscall.id);
         let mut problems = Suspect::from(miscall).stream(SEED).expect("the emulated kernel");
         assert!(problems.next().is_some(), "{} changes nothing", miscall.id);

@@ -8,7 +8,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use seamproof_oracle::Algorithm;
 
 use super::choices::Choices;
-use super::fixup::{EXACT_MODES, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, FORMS, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Limits, RawProblem, RawSequence, aims};
 
@@ -76,8 +76,14 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     parallel(choose, features, &mut raw);
     exact(choose, &mut raw);
     aims::aim(choose, limits, &mut raw);
+    if choose.one_in(FORM_ONE_IN) {
+        raw.form = 1 + choose.below(FORMS.len() as u32);
+    }
     raw
 }
+
+/// Number of cases among which one asks for another form than the plain one. Few problems can be said in one.
+const FORM_ONE_IN: u32 = 2;
 
 /// Number of cases of which [`EXACT`] ask for an exact mode.
 const EXACT_OF: u32 = 20;

@@ -16,12 +16,13 @@
 //! 7. An exact mode becomes the next of its table whose preconditions the problem meets, after its scale has become
 //!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
+//! 9. A form becomes the next of its table that can say the problem; where none can, the plain one.
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
+    Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -58,6 +59,8 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
     InputMode::Routing,
     InputMode::Pairs,
 ];
+/// Table of forms other than the plain one.
+pub(super) const FORMS: [Form; 2] = [Form::Segments, Form::Lengths];
 /// Head dimension below which no dimension is shrunk; rows shrink instead.
 const DIM_KEPT: usize = 8;
 /// Ratio of a head dimension to the number of query heads from which on the dimension weighs more.
@@ -75,7 +78,15 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     if let Some(plant) = entry(&UNSUPPORTED, raw.unsupported) {
         plant(&mut fields, raw.detail as usize);
     }
+    fields.form = form(raw.form, &fields);
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
+}
+
+/// Returns the form of the fields: step 9 of the module's text.
+fn form(form: u32, fields: &ProblemFields) -> Form {
+    let Some(first) = form.checked_sub(1) else { return Form::CuSeqlens };
+    let forms = (0..FORMS.len() as u32).map(|index| wrapped(&FORMS, first.wrapping_add(index)));
+    forms.into_iter().find(|form| form.check(fields).is_ok()).unwrap_or_default()
 }
 
 /// Gives the fields an exact mode: step 7 of the module's text.
@@ -137,6 +148,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         mode: wrapped(&MODES, raw.mode),
         data_seed: raw.data_seed,
         pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
+        form: Form::CuSeqlens,
     }
 }
 

@@ -5,8 +5,8 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Element, Format, Problem, ProblemError, ProblemFields, Run,
-    RunLayoutError, Scaling, Sequence, Side,
+    Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Problem, ProblemError,
+    ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side,
 };
 
 use crate::subject::Needs;
@@ -60,7 +60,7 @@ pub(super) const UNSUPPORTED: [Unsupport; 8] = [
 
 /// Table of rules to break. Its order is a format: entries are added at the end and never removed. A count of
 /// sequences above the bound is left out, because it would need a hundred thousand of them.
-pub(super) const MALFORMED: [(&str, Break); 12] = [
+pub(super) const MALFORMED: [(&str, Break); 13] = [
     ("OutOfRange", count_out_of_range),
     ("OutOfRange", parallel_out_of_range),
     ("HeadsNotDivisible", heads_not_divisible),
@@ -73,6 +73,7 @@ pub(super) const MALFORMED: [(&str, Break); 12] = [
     ("RankOutsideWorld", rank_outside_world),
     ("RepeatedRank", repeated_rank),
     ("GroupSize", group_size),
+    ("Form", form_without_room),
 ];
 
 fn element(fields: &mut ProblemFields, which: usize) -> &mut Element {
@@ -332,4 +333,19 @@ fn group_size(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     };
     fields.parallel = parallel(algorithm, Balance::Contiguous, size);
     ProblemError::GroupSize { size, rule }
+}
+
+/// Chooses a form that cannot say the fields: several ranks, or rows outside of a batch of none.
+fn form_without_room(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    if detail.is_multiple_of(2) {
+        fields.form = Form::Segments;
+        fields.parallel = parallel(Algorithm::Ring, Balance::Contiguous, 2);
+        return ProblemError::Form { form: fields.form, error: FormError::Algorithm { algorithm: "ring" } };
+    }
+    fields.form = Form::Lengths;
+    fields.parallel = ContextParallel::single();
+    fields.sequences.clear();
+    fields.rows.q = 1 + detail / 2 % 3;
+    let error = FormError::Rows { side: Side::Q, rows: fields.rows.q, expected: 0 };
+    ProblemError::Form { form: fields.form, error }
 }

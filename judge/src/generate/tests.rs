@@ -69,6 +69,7 @@ fn random_raw(seed: u64) -> RawProblem {
         others: number(),
         order: number(),
         exact: number(),
+        form: number(),
     }
 }
 
@@ -141,7 +142,7 @@ fn a_campaign_is_the_same_bytes_on_every_machine() {
         };
         hasher.update(&serde_json::to_vec(&(raw, fields)).expect("plain data"));
     }
-    assert_eq!(hasher.finalize().to_hex()[..16], *"63777ccc5186161e");
+    assert_eq!(hasher.finalize().to_hex()[..16], *"1a1136d7a5aa26bb");
 }
 
 #[test]

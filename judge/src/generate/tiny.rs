@@ -1,7 +1,7 @@
 //! The exhaustive small space. Most faults that show at all show in some problem of two short sequences.
 
 use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
+    Alignment, ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
     ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
@@ -64,6 +64,7 @@ fn fields(index: usize) -> ProblemFields {
         mode: [InputMode::Integers, InputMode::Flat][(sink + heads) % 2],
         data_seed: index as u64,
         pass: Pass::Backward,
+        form: Form::CuSeqlens,
     }
 }
 

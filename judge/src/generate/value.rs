@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
 
-use super::fixup::{EXACT_MODES, MODES, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, FORMS, MODES, SCALES, SINKS, SOFTCAPS};
 use super::limits::WIDEST_BUDGET;
 use super::{RawProblem, RawSequence};
 
@@ -36,6 +36,7 @@ pub fn value_of(problem: &Problem) -> RawProblem {
     let entry = |table: &[InputMode]| table.iter().position(|mode| *mode == problem.mode);
     raw.mode = entry(&MODES).unwrap_or(0) as u32;
     raw.exact = entry(&EXACT_MODES).map_or(0, |index| index as u32 + 1);
+    raw.form = FORMS.iter().position(|form| *form == problem.form).map_or(0, |index| index as u32 + 1);
     parallel(problem, &mut raw);
     raw
 }

@@ -17,6 +17,7 @@
 mod arrange;
 mod asked;
 mod bound;
+mod form;
 mod gradients;
 mod heads;
 mod laws;
@@ -109,7 +110,7 @@ macro_rules! identity {
 }
 
 /// Every identity, in the order of [`Relation`].
-pub static TABLE: [Identity; 26] = [
+pub static TABLE: [Identity; 27] = [
     identity!(PaddingAmount Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
         "the same sequences without their padding, or with three padding rows where they have none";
         "padding", "lengths taken for offsets", "tile edges"),
@@ -188,6 +189,9 @@ pub static TABLE: [Identity; 26] = [
     identity!(Mass Bounded 0 free, laws::mass,
         "";
         "lost or doubled partial gradients", "out and dv of different weights"),
+    identity!(OtherForm Both 1 free, form::other_form,
+        "the same given in another form: offsets, segment ids and positions, or lengths of a padded batch";
+        "readers of segment ids", "lengths of a padded batch", "paths for another layout"),
 ];
 
 /// Returns the identity of a relation.

@@ -69,15 +69,29 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.parallel = ContextParallel::single();
     let twin = Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))?;
+    let what = [
+        "further from the result of one rank than both roundings explain",
+        "further from the gradient of one rank than the errors of both runs explain",
+    ];
+    within_both(evidence, relation, &twin, what)
+}
+
+/// Asks a twin with the problem's own rows: lse and out agree within both errors, and so do dq, dk and dv. `what` says what is
+/// wrong with results and with gradients.
+pub(super) fn within_both(
+    evidence: &Evidence<'_>,
+    relation: Relation,
+    twin: &Twin,
+    what: [&'static str; 2],
+) -> Option<Look> {
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
         Err(look) => return Some(look),
     };
     let here = Bounds::new(evidence, evidence.problem, evidence.inputs);
     let there = Bounds::new(evidence, &twin.problem, &twin.inputs);
-    let what = "further from the result of one rank than both roundings explain";
     let (mut lse, mut out) =
-        (Bounded::new(relation, TensorName::Lse, what), Bounded::new(relation, TensorName::Out, what));
+        (Bounded::new(relation, TensorName::Lse, what[0]), Bounded::new(relation, TensorName::Out, what[0]));
     each_query(evidence, |sequence, position, head| {
         let place = query_place(sequence, position, head);
         let (a, b) = (here.row(sequence, position, head), there.row(sequence, position, head));
@@ -93,7 +107,7 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     });
     let gradients = || {
         let (own, one) = (evidence.first.gradients.as_ref()?, answer.gradients.as_ref()?);
-        let what = "further from the gradient of one rank than the errors of both runs explain";
+        let [_, what] = what;
         let (bounds, against) = ([&here, &there], Against::Exact);
         let floor = gradients::floor(bounds);
         Runs { evidence, relation, what, bounds, kv_heads: 1, against, floor }.compare(own, one)

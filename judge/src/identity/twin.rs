@@ -107,7 +107,7 @@ pub(super) struct Twin {
 impl Twin {
     /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it.
     pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: TwinOrigin) -> Option<Twin> {
-        let problem = inside(evidence, Problem::new(fields).ok()?)?;
+        let problem = inside(evidence, Problem::new(fields.sayable()).ok()?)?;
         if problem.elements() > evidence.judge.elements_max {
             return None;
         }

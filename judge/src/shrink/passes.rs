@@ -9,8 +9,8 @@
 use std::ops::Range;
 
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
+    Pass, Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
 };
 
 use super::shape::{Arrangement, Layout};
@@ -41,6 +41,7 @@ pub(super) const PASSES: &[ShrinkPass] = &[
     ShrinkPass { name: "all lengths", step: all_lengths },
     ShrinkPass { name: "softmax", step: softmax },
     ShrinkPass { name: "mask", step: mask },
+    ShrinkPass { name: "form", step: form },
     ShrinkPass { name: "layout", step: layout },
     ShrinkPass { name: "heads", step: heads },
     ShrinkPass { name: "dims", step: dims },
@@ -146,6 +147,7 @@ fn one_head(fields: &mut ProblemFields) {
 }
 
 fn plain_features(fields: &mut ProblemFields) {
+    fields.form = Form::CuSeqlens;
     fields.mask = Mask::FULL;
     fields.softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
     fields.parallel = ContextParallel::single();
@@ -222,6 +224,10 @@ fn mask(best: &Problem, cursor: usize) -> Proposal {
             |fields| fields.mask.align = Alignment::TopLeft,
         ],
     )
+}
+
+fn form(best: &Problem, cursor: usize) -> Proposal {
+    pick(best, cursor, &[|fields| fields.form = Form::CuSeqlens])
 }
 
 /// Removes whole kinds of seams: all of them, then each kind alone; on both sides, then on each side alone.

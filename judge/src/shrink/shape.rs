@@ -8,7 +8,7 @@
 //! Two things are lost: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all
 //! become one).
 
-use seamproof_oracle::{Problem, ProblemFields, Run, Sequence, TensorRows};
+use seamproof_oracle::{Form, Problem, ProblemFields, Run, Sequence, TensorRows};
 
 /// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,10 +111,35 @@ impl Arrangement {
         }
     }
 
-    /// Puts this layout into a problem's fields.
+    /// Makes the layout one that a form says: without padding of the sequences' own for segments, with spans that are all as
+    /// long as the longest and no other rows for lengths.
+    pub(crate) fn bring_into(&mut self, form: Form) {
+        for side in self.sides() {
+            match form {
+                Form::CuSeqlens => {}
+                Form::Segments => {
+                    side.pack();
+                    side.cap_padding(0);
+                }
+                Form::Lengths => side.pad_alike(),
+            }
+        }
+    }
+
+    /// Makes the layout one that a form says, with as little padding as it can have.
+    pub(crate) fn cut_padding_of(&mut self, form: Form) {
+        if !form.is_plain() {
+            self.sides().into_iter().for_each(|side| side.cap_padding(0));
+            self.bring_into(form);
+        }
+    }
+
+    /// Puts this layout into a problem's fields, as their form can say it.
     pub(crate) fn write(&self, fields: &mut ProblemFields) {
-        let (q, q_rows) = self.q.runs();
-        let (kv, kv_rows) = self.kv.runs();
+        let mut shape = self.clone();
+        shape.bring_into(fields.form);
+        let (q, q_rows) = shape.q.runs();
+        let (kv, kv_rows) = shape.kv.runs();
         let runs = q.into_iter().zip(kv);
         fields.sequences = self.ids.iter().zip(runs).map(|(&id, (q, kv))| Sequence { id, q, kv }).collect();
         fields.rows = TensorRows { q: q_rows, kv: kv_rows };
@@ -133,6 +158,17 @@ impl Layout {
         for piece in &mut self.pieces {
             piece.pad += (piece.len + piece.pad).next_multiple_of(unit) - (piece.len + piece.pad);
         }
+    }
+
+    /// Makes the pieces a padded batch: in order, with spans as long as the longest, and nothing else.
+    fn pad_alike(&mut self) {
+        let span = self.pieces.iter().map(|piece| piece.len + piece.pad).max().unwrap_or(0);
+        self.pieces.iter_mut().for_each(|piece| piece.pad = span - piece.len);
+        self.cap_gaps(0);
+        self.cap_first(0);
+        self.cap_slack(0);
+        self.pack();
+        self.sort();
     }
 
     /// Returns the number of rows of the tensor.

@@ -1,8 +1,8 @@
 //! The size of a problem: the total order in which every accepted step goes down.
 
 use seamproof_oracle::{
-    Alignment, Balance, ContextParallel, Element, Format, InputMode, Mask, Pass, Precision, Problem, Scaling,
-    Sink, Softmax,
+    Alignment, Balance, ContextParallel, Element, Form, Format, InputMode, Mask, Pass, Precision, Problem,
+    Scaling, Sink, Softmax,
 };
 
 use super::shape::Arrangement;
@@ -23,6 +23,8 @@ pub struct Size {
     pub softmax: [u64; 3],
     /// Layout: sides with a stride, pieces out of their listed order, rows that are not real, sum of offsets.
     pub layout: [u64; 4],
+    /// Place of the form in [`Form::ALL`].
+    pub form: u64,
     /// Number of query heads, number of KV heads.
     pub heads: [u64; 2],
     /// Head dimensions of qk and v: their sum, their difference.
@@ -51,6 +53,7 @@ pub fn size(problem: &Problem) -> Size {
         mask: mask(&problem.mask),
         softmax: softmax(&problem.softmax),
         layout: layout(problem, real),
+        form: position(&Form::ALL, &problem.form),
         heads: [problem.heads.q as u64, problem.heads.kv as u64],
         dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
         parallel: parallel(&problem.parallel),

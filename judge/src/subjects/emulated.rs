@@ -10,7 +10,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scaling, TensorName};
+use seamproof_oracle::{Element, Form, Format, Given, Inputs, Problem, ProblemFields, Scaling, TensorName};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Roundings, Tiles, Units, Variant};
 use seamproof_simulator::is_unwritten;
@@ -368,7 +368,16 @@ impl Backend for Emulated {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let problem = &*read(problem)?;
         let schedule = self.launchable(problem)?;
         self.run_schedule(problem, inputs, &schedule, &self.device(problem))
     }
+}
+
+/// Returns the problem as it is read from the form in which it is given.
+fn read(problem: &Problem) -> Result<Cow<'_, Problem>, RunError> {
+    let Some(given) = Given::of(problem) else { return Ok(Cow::Borrowed(problem)) };
+    let sequences = given.sequences(problem.rows).map_err(|error| RunError::Crash(error.to_string()))?;
+    let fields = ProblemFields { sequences, form: Form::CuSeqlens, ..problem.clone().into() };
+    Problem::new(fields).map(Cow::Owned).map_err(|error| RunError::Crash(error.to_string()))
 }

@@ -178,7 +178,7 @@ mod tests {
             })
             .collect();
         let mut idle = 0;
-        for miscall in &MISCALLS {
+        for miscall in MISCALLS.iter() {
             let subject = Miscalled::new(Box::new(Unrun), miscall);
             for problem in &problems {
                 let inputs = values::inputs(problem);

@@ -5,11 +5,14 @@
 //! leaves the right answer as it is, the fault does not show: it is *equivalent* there
 //! ([`Miscalled::shows`](super::Miscalled::shows)).
 
+use std::sync::LazyLock;
+
 use ndarray::{Array3, Axis, s};
 use seamproof_oracle::{Alignment, Format, Inputs, Problem, ProblemFields, Sequence, Sink};
 use seamproof_simulator::faults::Catcher::{self, Crash, Envelope, Exact, Identity, Poison, Structure};
 use seamproof_simulator::faults::{Fault, find};
 
+use super::misreads::MISREADS;
 use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
 
 /// A wrong call of a subject.
@@ -19,9 +22,9 @@ pub type WrongCall = fn(&dyn Backend, &Problem, &Inputs) -> Result<Outputs, RunE
 pub type Miscall = Fault<WrongCall>;
 
 /// Catchers of a fault that moves values. Any check that compares values may be the first to see it.
-const VALUES: &[Catcher] = &[Envelope, Exact, Identity];
+pub(super) const VALUES: &[Catcher] = &[Envelope, Exact, Identity];
 /// Catchers of a fault that moves values, and may also make padding visible or leave real rows unwritten.
-const ROWS: &[Catcher] = &[Envelope, Exact, Identity, Poison, Structure, Crash];
+pub(super) const ROWS: &[Catcher] = &[Envelope, Exact, Identity, Poison, Structure, Crash];
 
 /// Source of tests and tolerances that let such faults pass.
 const TE_TOLERANCE: &str =
@@ -34,7 +37,11 @@ const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/tra
 const HALVED: &str = "https://github.com/zhuzilin/ring-flash-attention/commit/4072701";
 
 /// Every miscall.
-pub const MISCALLS: [Miscall; 23] = [
+pub static MISCALLS: LazyLock<Vec<Miscall>> =
+    LazyLock::new(|| AT_THE_CALL.into_iter().chain(MISREADS).collect());
+
+/// Faults in what the subject is told or given, or in what is taken from it.
+const AT_THE_CALL: [Miscall; 23] = [
     Miscall {
         id: "call-window-narrower",
         imitates: "the left window bound arrives one smaller",
@@ -321,11 +328,11 @@ pub const MISCALLS: [Miscall; 23] = [
 
 /// Returns the miscall with this id.
 pub fn miscall(id: &str) -> Option<&'static Miscall> {
-    find(&MISCALLS, id)
+    find(MISCALLS.iter(), id)
 }
 
 /// Runs another problem with the same tensors; the right one where the other is not legal or not taken.
-fn told(
+pub(super) fn told(
     backend: &dyn Backend,
     problem: &Problem,
     inputs: &Inputs,
@@ -333,7 +340,7 @@ fn told(
 ) -> Result<Outputs, RunError> {
     let mut fields: ProblemFields = problem.clone().into();
     edit(&mut fields);
-    let other = Problem::new(fields).ok();
+    let other = Problem::new(fields.sayable()).ok();
     let other = other.filter(|other| backend.declaration().table.refusal(other).is_none());
     backend.run(other.as_ref().unwrap_or(problem), inputs)
 }

@@ -8,6 +8,7 @@ mod emulated;
 mod ideal;
 mod miscalled;
 mod miscalls;
+mod misreads;
 mod name;
 mod on_device;
 mod options;

@@ -12,7 +12,7 @@ use seamproof_judge::shrink::shrink;
 use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::Verdict;
-use seamproof_oracle::{Algorithm, Alignment, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
+use seamproof_oracle::{Algorithm, Alignment, Form, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
 
 /// Cases of the emulated kernel on which no identity may break, with all algorithms and modes and drawn tiles: small
 /// ones, and ones around the edges of chunks and tiles. Every identity is asked in each, so that its two first runs
@@ -187,6 +187,7 @@ fn faults() -> Vec<Fault> {
         spoilt(Relation::Mass, |_, _, o| {
             gradients(o, |g| g.dv.mapv_inplace(|x| written(x, |x| 1.5 * x)));
         }),
+        spoilt(Relation::OtherForm, |p, _, o| out_if(p.form == Form::Segments, o)),
     ]
 }
 

@@ -13,6 +13,7 @@ mod emulated_bytes;
 mod exact_document;
 mod first_kernel;
 mod fitted;
+mod forms;
 mod generator_values;
 mod hypotheses;
 mod identity;

@@ -12,8 +12,8 @@ use seamproof_judge::generate::{Draw, Limits, draw};
 use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Format, Heads, InputMode, Mask, Pass,
-    Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
+    Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// Number of starts of each fault.
@@ -162,8 +162,9 @@ fn messy(seed: u64) -> Problem {
         mode: c.of(&InputMode::ALL),
         data_seed: c.next(),
         pass: c.of(&[Pass::Forward, Pass::Backward]),
+        form: c.of(&Form::ALL),
     };
-    Problem::new(fields).expect("the sampler makes legal problems")
+    Problem::new(fields.sayable()).expect("the sampler makes legal problems")
 }
 
 /// Returns the first starts on which a fault shows.

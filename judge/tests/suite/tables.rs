@@ -88,6 +88,9 @@ fn drawn(draws: &mut Draws) -> Table {
         table.parallel.ranks_most = draws.of(&[1, 2, 3, 8]);
         table.parallel.sub_groups = draws.wide();
     }
+    if !draws.wide() {
+        table.forms = draws.some(&Form::ALL);
+    }
     table
 }
 

@@ -6,6 +6,7 @@ mod common;
 mod corpus;
 mod envelope;
 mod finite_differences;
+mod form;
 mod format;
 mod high_precision;
 mod problem;

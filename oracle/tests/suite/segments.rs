@@ -8,11 +8,11 @@ use seamproof_oracle::{Band, Mask, Run, Sequence, Side, TensorRows};
 const CAUSAL: Band = Band { lo: None, hi: Some(0) };
 const FULL: Band = Band { lo: None, hi: None };
 
-fn array<'a>(shape: &'a [usize], values: &'a [i32]) -> Array<'a> {
-    Array { shape, values }
+fn array(shape: &[usize], values: &[i32]) -> Array {
+    Array { shape: shape.to_vec(), values: values.to_vec() }
 }
 
-fn ids<'a>(shape: &'a [usize], values: &'a [i32]) -> Described<'a> {
+fn ids(shape: &[usize], values: &[i32]) -> Described {
     Described { ids: array(shape, values), positions: None }
 }
 
@@ -106,7 +106,7 @@ fn shapes_that_do_not_fit_are_refused_with_both() {
     );
     let trailing = Described { ids: array(&[2, 4], &ones), positions: Some(array(&[4], &[0; 4])) };
     assert!(Segments::new(&trailing, &trailing).is_ok());
-    let trailing = Described { positions: Some(array(&[2], &[0; 2])), ..trailing };
+    let trailing = Described { positions: Some(array(&[2], &[0; 2])), ..trailing.clone() };
     assert_eq!(
         refused(&trailing, &trailing),
         "q: the ids have shape [2, 4] and the positions [2]; one must end the other"
@@ -143,25 +143,25 @@ fn what_sequences_cannot_say_is_refused_with_the_row() {
 #[test]
 fn omitted_positions_count_each_segment_from_0() {
     let values = [1, 1, 2, 2, 2, 0, 0, 3, 1, 1, 1, 1, 0, 0, 0, 0];
-    let positions = positions_of(array(&[2, 8], &values), None).unwrap();
+    let positions = positions_of(&array(&[2, 8], &values), None).unwrap();
     assert_eq!(positions, [0, 1, 0, 1, 2, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]);
     // Two ranks, each with the first and the last chunk that is its own: rows 0, 1, 6, 7 and then 2, 3, 4, 5.
     let order = [0, 1, 6, 7, 2, 3, 4, 5];
     let reordered = [1, 1, 2, 2, 1, 2, 2, 2];
-    let positions = positions_of(array(&[8], &reordered), Some(&order)).unwrap();
+    let positions = positions_of(&array(&[8], &reordered), Some(&order)).unwrap();
     assert_eq!(positions, [0, 1, 3, 4, 2, 0, 1, 2]);
 }
 
 #[test]
 fn a_padded_batch_has_lengths() {
-    let of = |values: &[i32]| lengths_of(array(&[values.len() / 4, 4], values), Side::Kv);
+    let of = |values: &[i32]| lengths_of(&array(&[values.len() / 4, 4], values), Side::Kv);
     assert_eq!(of(&[1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]).unwrap(), [2, 4, 0]);
     assert_eq!(
         of(&[0, 1, 1, 0]).unwrap_err().to_string().split(';').next(),
         Some("kv: the id 1 comes again in row 1, after other rows")
     );
     assert!(matches!(of(&[1, 2, 0, 0]), Err(SegmentsError::Gap { row: 1, id: 2, .. })));
-    assert_eq!(lengths_of(array(&[3, 0], &[]), Side::Q).unwrap(), [0, 0, 0]);
+    assert_eq!(lengths_of(&array(&[3, 0], &[]), Side::Q).unwrap(), [0, 0, 0]);
 }
 
 #[test]
@@ -173,14 +173,8 @@ fn sequences_described_and_read_again_are_the_same_and_have_the_same_mask() {
         Sequence { id: 2, q: run(7, 4, 4), kv: run(5, 3, 3) },
     ];
     let rows = TensorRows { q: 12, kv: 10 };
-    let [q, kv] = [Side::Q, Side::Kv].map(|side| described(&sequences, rows, side));
-    let of = |(ids, positions): &(Vec<i32>, Vec<i32>)| (ids.clone(), positions.clone());
-    let ((q_ids, q_at), (kv_ids, kv_at)) = (of(&q), of(&kv));
-    let segments = Segments::new(
-        &Described { ids: array(&[12], &q_ids), positions: Some(array(&[12], &q_at)) },
-        &Described { ids: array(&[10], &kv_ids), positions: Some(array(&[10], &kv_at)) },
-    )
-    .unwrap();
+    let [q, kv] = described(&sequences, rows);
+    let segments = Segments::new(&q, &kv).unwrap();
     let mut again = segments.sequences(3).unwrap();
     again.sort_by_key(|sequence| sequence.kv.offset);
     let tight = |run: Run| if run.len == 0 { (0, 0) } else { (run.offset, run.len) };
@@ -200,5 +194,39 @@ fn sequences_described_and_read_again_are_the_same_and_have_the_same_mask() {
             // These masks begin at the first query and key, so their band is that of equal lengths.
             assert_eq!(segments.sees(i, j, mask.band(1, 1)), sees, "{mask:?}: {i}, {j}");
         }
+    }
+}
+
+#[test]
+fn sequences_that_lie_in_batch_rows_are_described_in_batches() {
+    let run = |offset, len| Run::packed(offset, len, len);
+    let sequence = |id, q, kv| Sequence { id, q, kv };
+    // A padded batch: three batch rows of 4 queries and of 2 keys.
+    let keys = [run(0, 2), run(2, 2), run(4, 2)];
+    let padded = [(0, 4), (4, 1), (8, 2)].map(|(offset, len)| run(offset, len));
+    let of = |q: [Run; 3]| [0, 1, 2].map(|i| sequence(i as u32, q[i], keys[i]));
+    let rows = TensorRows { q: 12, kv: 6 };
+    let again = |sequences: &[Sequence]| {
+        let [q, kv] = described(sequences, rows);
+        (q.ids.shape.clone(), kv.ids.shape.clone(), Segments::new(&q, &kv).unwrap().sequences(1).unwrap())
+    };
+    let batch = of(padded);
+    assert_eq!(again(&batch), (vec![3, 4], vec![2], batch.to_vec()), "kv, and all positions, are shared");
+    // All batch rows are the same, and q's ids say how many there are.
+    let whole = of([run(0, 4), run(4, 4), run(8, 4)]);
+    assert_eq!(again(&whole), (vec![3, 4], vec![2], whole.to_vec()));
+    let [q, _] = described(&batch, rows);
+    assert_eq!(q.positions.unwrap(), array(&[4], &[0, 1, 2, 3]));
+    // Two sequences in the first batch row, one in the second, whose positions differ.
+    let sequences = [(0, 1), (1, 2), (3, 3)]
+        .map(|(offset, len)| sequence(len as u32, run(offset, len), run(offset, len)));
+    let [q, kv] = described(&sequences, TensorRows { q: 6, kv: 6 });
+    assert_eq!((&q, &q.positions), (&kv, &Some(array(&[2, 3], &[0, 0, 1, 0, 1, 2]))));
+    assert_eq!(q.ids, array(&[2, 3], &[1, 2, 2, 1, 1, 1]));
+    // Nothing at all, and sequences without rows.
+    let none = [sequence(0, run(0, 0), run(0, 0))];
+    for sequences in [&none[..], &[]] {
+        let [q, kv] = described(sequences, TensorRows { q: 0, kv: 3 });
+        assert_eq!(lengths(&Segments::new(&q, &kv).unwrap()), []);
     }
 }

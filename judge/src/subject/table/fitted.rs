@@ -20,6 +20,8 @@
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
 //!   lie in their listed order. Where padding is taken, spans grow to what several ranks need. A tensor that is too
 //!   large loses free rows, then padding, then its last sequences, then the ends of the others.
+//! - *The form* becomes the plain one, or the first one of the table. One rank is left where that is not the plain one.
+//!   Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other rows.
 //! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
 //!
 //! Values, ids, the data seed and the scale stay, but for the scale that a new mode needs. The result is inside the
@@ -27,8 +29,8 @@
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Format, Heads, Mask, Pass, Precision, Problem, ProblemFields,
-    Run, Sequence, Sink, TensorRows,
+    Algorithm, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pass, Precision, Problem,
+    ProblemFields, Run, Sequence, Sink, TensorRows,
 };
 
 use super::refusal::has_blind_query;
@@ -95,11 +97,18 @@ impl Table {
             GivenUp::Nothing => self.nearest_parallel(&fields.parallel, fields.heads),
             GivenUp::Ranks | GivenUp::FreeRows => self.one_rank(),
         };
+        let form = self.nearest_form(fields.form);
+        if !form.is_plain() {
+            fields.parallel = self.one_rank();
+        }
+        // What follows may be in no other form yet.
+        fields.form = Form::CuSeqlens;
         let before = Problem::new(fields).ok()?;
         let mut shape = Arrangement::of(&before);
         self.fit_lengths(&mut shape, before.mask);
         self.fit_rows(&mut shape, &before, given_up);
-        Problem::new(self.written(&before, &shape)).ok()
+        self.fit_tensors(&mut shape, form);
+        Problem::new(ProblemFields { form, ..self.written(&before, &shape) }).ok()
     }
 
     /// Returns the precision of the table with the most equal quantities.
@@ -109,6 +118,20 @@ impl Table {
             both.filter(|(own, other)| own != other).count()
         };
         self.precisions.iter().min_by_key(unlike).copied().unwrap_or(Precision::uniform(Format::F32))
+    }
+
+    /// Returns a form of the table: the problem's own, or the plain one, or the first. Only one rank is given in another than
+    /// the plain one.
+    fn nearest_form(&self, form: Form) -> Form {
+        let taken = |form: &Form| self.fits(*form);
+        [form, Form::CuSeqlens].into_iter().chain(self.forms.iter().copied()).find(taken).unwrap_or(form)
+    }
+
+    /// Whether any problem of the table can be brought into a form. Lengths that differ need padding.
+    pub(super) fn fits(&self, form: Form) -> bool {
+        let padded = form != Form::Lengths || self.layout.padding;
+        let ranks = form.is_plain() || self.parallel.takes(Algorithm::Single);
+        self.forms.contains(&form) && padded && ranks
     }
 
     fn nearest_dims(&self, Dims { qk, v }: Dims) -> Dims {
@@ -257,11 +280,10 @@ impl Table {
                 side.round_spans(span_multiple(parallel.balance, parallel.size()));
             }
         }
-        self.fit_tensors(shape);
     }
 
-    /// Cuts tensors to the largest number of rows.
-    fn fit_tensors(&self, shape: &mut Arrangement) {
+    /// Cuts tensors to the largest number of rows, and brings the rows into a form.
+    fn fit_tensors(&self, shape: &mut Arrangement, form: Form) {
         let most = self.lengths.rows_most;
         let too_large = |side: &Layout| side.rows() > most;
         for side in shape.sides() {
@@ -275,12 +297,15 @@ impl Table {
                 side.cap_padding(0);
             }
         }
+        shape.bring_into(form);
         while shape.ids.len() > 1 && shape.sides().into_iter().any(|side| too_large(side)) {
             let last = shape.ids.len() - 1;
             shape.retain(|index| index < last);
+            shape.cut_padding_of(form);
         }
         if shape.sides().into_iter().any(|side| too_large(side)) {
             shape.cap_lengths(most);
+            shape.cut_padding_of(form);
         }
     }
 

@@ -13,7 +13,7 @@ mod shown;
 mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
-use seamproof_oracle::{Algorithm, Alignment, Balance, Format, Mask, Precision, Sink, TensorName};
+use seamproof_oracle::{Algorithm, Alignment, Balance, Form, Format, Mask, Precision, Sink, TensorName};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -41,6 +41,8 @@ pub struct Table {
     pub lengths: Lengths,
     /// Places of the rows in memory.
     pub layout: Layouts,
+    /// Forms in which problems are given.
+    pub forms: Vec<Form>,
     /// Whether a soft cap is taken.
     pub softcap: bool,
     /// Kinds of sink.
@@ -296,6 +298,7 @@ impl Default for Table {
             masks: Masks::default(),
             lengths: Lengths::default(),
             layout: Layouts::default(),
+            forms: vec![Form::CuSeqlens],
             softcap: false,
             sinks: vec![Sink::None],
             backward: true,
@@ -398,6 +401,7 @@ impl Table {
             precisions: [Format::Bf16, Format::Fp16].into_iter().flat_map(of).collect(),
             softcap: true,
             sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
+            forms: Form::ALL.to_vec(),
             parallel: Parallelism::all(),
             ..Table::default()
         }
@@ -416,6 +420,7 @@ impl Table {
             ("precisions", self.precisions.is_empty()),
             ("masks.forms", self.masks.forms.is_empty()),
             ("masks.alignments", self.masks.alignments.is_empty()),
+            ("forms", self.forms.is_empty()),
             ("sinks", self.sinks.is_empty()),
             ("parallel.algorithms", self.parallel.algorithms.is_empty()),
         ];
@@ -459,7 +464,16 @@ impl Table {
         if let Some(other) = self.statistics.iter().find(|name| !statistic(name)) {
             return Err(wrong("statistics", &format!("{other} is no statistic; use lse and max_logit")));
         }
+        if self.forms.iter().all(|form| *form == Form::Lengths) && !self.layout.padding {
+            return Err(wrong(
+                "forms",
+                "lengths alone is a padded batch; take layout.padding, or another form",
+            ));
+        }
         let one_rank = self.parallel.takes(Algorithm::Single);
+        if !one_rank && !self.forms.contains(&Form::CuSeqlens) {
+            return Err(wrong("forms", "without single among the algorithms, cu_seqlens is needed"));
+        }
         if !one_rank && !self.parallel.balances.contains(&BalanceKind::Contiguous) {
             let what = "without single among the algorithms, contiguous is needed for a group of one rank";
             return Err(wrong("parallel.balances", what));

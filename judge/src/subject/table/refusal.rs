@@ -1,6 +1,6 @@
 //! The rows of a table that refuse a problem.
 
-use seamproof_oracle::{Algorithm, Element, Mask, Pass, Precision, Problem, Sequence};
+use seamproof_oracle::{Algorithm, Element, Form, Mask, Pass, Precision, Problem, Sequence};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::{BalanceKind, Layouts, MaskForm, Seams, Table};
@@ -91,6 +91,9 @@ pub enum Refusal {
     /// Another order in memory than the listed one.
     #[error("sequences that lie in another order than they are listed in are not supported")]
     Order,
+    /// A form in which the problem is given.
+    #[error("a problem given as {} is not supported", .0.name())]
+    Form(Form),
     /// A soft cap.
     #[error("softcap is not supported")]
     Softcap,
@@ -129,7 +132,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 31] = [
+const ROWS: [Word; 32] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -154,6 +157,7 @@ const ROWS: [Word; 31] = [
     "layout.slack",
     "layout.steps",
     "layout.order",
+    "forms",
     "softcap",
     "sinks",
     "backward",
@@ -191,6 +195,7 @@ impl Refusal {
             Refusal::Slack => "layout.slack",
             Refusal::Steps => "layout.steps",
             Refusal::Order => "layout.order",
+            Refusal::Form(_) => "forms",
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sinks",
             Refusal::Backward => "backward",
@@ -239,8 +244,9 @@ impl Table {
     pub fn refusals(&self, problem: &Problem) -> impl Iterator<Item = Refusal> + use<> {
         let numbers = self.of_numbers(problem).into_iter().chain(self.of_mask(problem));
         let rows = self.of_lengths(problem).into_iter().chain(self.of_layout(problem));
+        let form = (!self.forms.contains(&problem.form)).then_some(Refusal::Form(problem.form));
         let softmax = self.of_softmax(problem).into_iter();
-        numbers.chain(rows).chain(softmax).chain(self.of_parallel(problem))
+        numbers.chain(rows).chain(form).chain(softmax).chain(self.of_parallel(problem))
     }
 
     /// Refuses a problem as the table says. Call it in the first line of [`Backend::run`](super::super::Backend::run).

@@ -22,6 +22,9 @@ impl Table {
             "masks.alignments",
             self.masks.alignments.iter().map(|&a| alignment(a)).collect(),
         ));
+        let single = parallel.takes(Algorithm::Single);
+        let forms = self.forms.iter().filter(|form| self.fits(**form));
+        taken.extend(several("forms", forms.map(|form| form.name()).collect()));
         taken.extend(several("sinks", self.sinks.iter().map(|&sink| sink_name(sink)).collect()));
         taken.extend(several("parallel.algorithms", parallel.algorithms.clone()));
         taken.extend(several("parallel.balances", self.balances().map(BalanceKind::name).collect()));
@@ -29,7 +32,6 @@ impl Table {
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
         let may_be_blind = lengths.empty_kv || self.masks.may_blind();
         let has_room = lengths.empty_kv || lengths.most > lengths.least_kv;
-        let single = parallel.takes(Algorithm::Single);
         let flags = [
             ("dims.equal", !self.dims.equal && self.dims.qk.iter().any(|qk| self.dims.v.least() != qk)),
             ("heads.groups", self.heads.groups.iter().any(|group| (2..=self.heads.most).contains(&group))),
@@ -74,6 +76,7 @@ impl Table {
             precision.map(|index| format!("precisions[{index}]")).into_iter().collect();
         shown.push(format!("masks.forms {}", MaskForm::of(&problem.mask).name()));
         shown.push(format!("masks.alignments {}", alignment(problem.mask.align)));
+        shown.push(format!("forms {}", problem.form.name()));
         shown.push(format!("sinks {}", sink_name(problem.softmax.sink)));
         shown.push(format!("parallel.algorithms {}", parallel.algorithm.name()));
         if several {

@@ -1,0 +1,31 @@
+//! The identity of forms: one problem has one answer, however it is given.
+
+use seamproof_oracle::{Form, ProblemFields};
+
+use super::sums::within_both;
+use super::twin::{Twin, TwinOrigin, results_of, same};
+use crate::finding::Relation;
+use crate::ladder::evidence::{Evidence, Look};
+
+/// Asks the same problem in the first other form of the subject's that says it. The results have the same bits
+/// where sequences are promised to stand alone, and otherwise agree within both errors. dsink is left out: it is a sum over
+/// sequences, whose order may change.
+pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
+    let (problem, relation) = (evidence.problem, Relation::OtherForm);
+    let taken = evidence.backend.declaration().table.forms;
+    let says = |form: &Form| *form != problem.form && taken.contains(form) && form.check(problem).is_ok();
+    let twin = Form::ALL.into_iter().filter(says).find_map(|form| {
+        let fields = ProblemFields { form, ..problem.clone().into() };
+        Twin::new(evidence, fields, TwinOrigin::same(problem)).filter(|twin| twin.problem.form == form)
+    })?;
+    let promises = evidence.backend.declaration().promises;
+    if promises.sequences_alone {
+        let claims = same(&results_of(promises.deterministic_backward));
+        return Some(twin.agrees(evidence, relation, &claims));
+    }
+    let what = [
+        "further from the result in another form than both roundings explain",
+        "further from the gradient in another form than the errors of both runs explain",
+    ];
+    within_both(evidence, relation, &twin, what)
+}

@@ -1,0 +1,156 @@
+//! The form in which a problem is given to a subject, and the way back from it.
+//!
+//! A form is no part of the mathematics. All forms of one problem have one answer, in the same rows. What a form cannot say
+//! is no problem in that form.
+
+use serde::{Deserialize, Serialize};
+
+use crate::segments::{Described, Segments, SegmentsError, described};
+use crate::sharding::run_of;
+use crate::{Algorithm, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
+
+/// The way in which a subject is told lengths and places of a problem's sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// First rows and real lengths of the sequences, as `cu_seqlens` beside lengths. It says every problem.
+    #[default]
+    CuSeqlens,
+    /// Segment ids and positions of the rows. They say which rows hold tokens, so that no sequence owns others.
+    Segments,
+    /// A padded batch (BSHD) with the lengths of its batch rows, each of which is a sequence.
+    Lengths,
+}
+
+/// What a form cannot say of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormError {
+    /// An algorithm of several ranks.
+    #[error("the algorithm is {algorithm}; only single is given so")]
+    Algorithm {
+        /// The algorithm.
+        algorithm: &'static str,
+    },
+    /// A run that lies elsewhere than the form says, or has padding that it does not say.
+    #[error(
+        "sequences[{index}].{side} has offset {}, step {} and span {}, not {}, {} and {}",
+        got.offset, got.step, got.span, expected.offset, expected.step, expected.span
+    )]
+    Run {
+        /// The index of the sequence.
+        index: usize,
+        /// The side.
+        side: Side,
+        /// The run.
+        got: Run,
+        /// The run of as many tokens that the form says.
+        expected: Run,
+    },
+    /// Another number of rows than all batch rows have.
+    #[error("rows.{side} is {rows}, and the batch has {expected}")]
+    Rows {
+        /// The side.
+        side: Side,
+        /// The number of rows.
+        rows: usize,
+        /// The number of rows of all batch rows together.
+        expected: usize,
+    },
+}
+
+impl Form {
+    /// Every form, the plain one first.
+    pub const ALL: [Form; 3] = [Form::CuSeqlens, Form::Segments, Form::Lengths];
+
+    /// Returns the name in texts and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::CuSeqlens => "cu_seqlens",
+            Form::Segments => "segments",
+            Form::Lengths => "lengths",
+        }
+    }
+
+    /// Whether this is the form that says every problem.
+    pub fn is_plain(&self) -> bool {
+        *self == Form::CuSeqlens
+    }
+
+    /// Checks that the form says these fields. The fields' own form is not read.
+    pub fn check(self, fields: &ProblemFields) -> Result<(), FormError> {
+        if self.is_plain() {
+            return Ok(());
+        }
+        let algorithm = fields.parallel.algorithm;
+        if algorithm != Algorithm::Single {
+            return Err(FormError::Algorithm { algorithm: algorithm.name() });
+        }
+        for (side, rows) in [(Side::Q, fields.rows.q), (Side::Kv, fields.rows.kv)] {
+            let runs: Vec<Run> = fields.sequences.iter().map(|sequence| run_of(sequence, side)).collect();
+            let span = runs.first().map_or(0, |run| run.span);
+            for (index, &got) in runs.iter().enumerate() {
+                let expected = match self {
+                    Form::Lengths => Run::packed(index * span, got.len, span),
+                    _ => Run::packed(got.offset, got.len, got.len),
+                };
+                if got != expected {
+                    return Err(FormError::Run { index, side, got, expected });
+                }
+            }
+            let expected = span * runs.len();
+            if self == Form::Lengths && rows != expected {
+                return Err(FormError::Rows { side, rows, expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a subject is given in place of a problem's sequences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// Ids of both sides, positions of q (those of kv follow from the ids), and the largest number of segments of a batch
+    /// row.
+    Segments {
+        /// q and kv.
+        sides: [Described; 2],
+        /// The largest number of segments.
+        most: usize,
+    },
+    /// Lengths of the batch rows, of q and of kv.
+    Lengths([Vec<usize>; 2]),
+}
+
+impl Given {
+    /// Returns what is given in place of a problem's sequences; `None` where these themselves are.
+    pub fn of(problem: &Problem) -> Option<Given> {
+        let lengths = |side| problem.sequences.iter().map(|sequence| run_of(sequence, side).len).collect();
+        match problem.form {
+            Form::CuSeqlens => None,
+            Form::Segments => {
+                let [q, kv] = described(&problem.sequences, problem.rows);
+                let sides = [q, Described { positions: None, ..kv }];
+                Some(Given::Segments { sides, most: problem.sequences.len() })
+            }
+            Form::Lengths => Some(Given::Lengths([Side::Q, Side::Kv].map(lengths))),
+        }
+    }
+
+    /// Returns the sequences that it says in tensors of so many rows. Sequences without rows are not said by segments.
+    pub fn sequences(&self, rows: TensorRows) -> Result<Vec<Sequence>, SegmentsError> {
+        match self {
+            Given::Segments { sides: [q, kv], most } => Segments::new(q, kv)?.sequences(*most),
+            Given::Lengths([q, kv]) => {
+                let count = q.len().max(1);
+                let spans = [rows.q / count, rows.kv / count];
+                let sequence = |(id, (&q, &kv)): (u32, (&usize, &usize))| {
+                    let [q, kv] = [(q, spans[0]), (kv, spans[1])]
+                        .map(|(len, span)| Run::packed(id as usize * span, len, span));
+                    Sequence { id, q, kv }
+                };
+                Ok((0..).zip(q.iter().zip(kv)).map(sequence).collect())
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Forms in which a problem is given: what each can say, and the way back.
+
+use seamproof_oracle::{
+    Algorithm, Balance, ContextParallel, Form, Given, Problem, ProblemFields, Run, Sequence,
+};
+
+fn in_form(form: Form, sequences: &[(Run, Run)]) -> Result<Problem, String> {
+    let sequences = (0..).zip(sequences).map(|(id, &(q, kv))| Sequence { id, q, kv });
+    let fields = ProblemFields { form, ..ProblemFields::of(sequences.collect(), 8) };
+    Problem::new(fields).map_err(|error| error.to_string())
+}
+
+/// Returns the sequences that a subject reads.
+fn read(problem: &Problem) -> Vec<Sequence> {
+    Given::of(problem).expect("a form").sequences(problem.rows).expect("it says the problem")
+}
+
+fn tight(offset: usize, len: usize) -> Run {
+    Run::packed(offset, len, len)
+}
+
+#[test]
+fn a_form_that_says_a_problem_is_read_as_the_same_sequences() {
+    // Rows that belong to none before, between and behind; keys in another order than queries; a side without rows.
+    let runs = [(tight(2, 3), tight(4, 2)), (tight(5, 1), tight(0, 3)), (tight(9, 0), tight(7, 1))];
+    let problem = in_form(Form::Segments, &runs).unwrap();
+    let again = read(&problem);
+    assert_eq!(again[..2], problem.sequences[..2]);
+    assert_eq!((again[2].q.len, again[2].kv), (0, tight(7, 1)));
+    let batch = [(3, 4), (0, 0), (5, 2)];
+    let rows = |index: usize, len, span| Run::packed(index * span, len, span);
+    let runs: Vec<(Run, Run)> =
+        (0..).zip(batch).map(|(i, (q, kv))| (rows(i, q, 5), rows(i, kv, 4))).collect();
+    let problem = in_form(Form::Lengths, &runs).unwrap();
+    assert_eq!(read(&problem), problem.sequences);
+    for form in [Form::Segments, Form::Lengths] {
+        assert_eq!(read(&in_form(form, &[]).unwrap()), []);
+    }
+    assert!(Given::of(&in_form(Form::CuSeqlens, &runs).unwrap()).is_none());
+}
+
+#[test]
+fn what_a_form_cannot_say_is_refused_with_the_value() {
+    let padded = [(Run::packed(0, 2, 3), tight(0, 2))];
+    assert_eq!(
+        in_form(Form::Segments, &padded).unwrap_err(),
+        "form segments: sequences[0].q has offset 0, step 1 and span 3, not 0, 1 and 2; use cu_seqlens"
+    );
+    let apart = [(Run { offset: 0, step: 2, len: 2, span: 2 }, tight(0, 2))];
+    assert!(in_form(Form::Segments, &apart).unwrap_err().contains("step 2"));
+    assert!(in_form(Form::Lengths, &padded).is_ok());
+    let uneven = [(tight(0, 2), tight(0, 2)), (tight(2, 3), tight(2, 2))];
+    assert_eq!(
+        in_form(Form::Lengths, &uneven).unwrap_err(),
+        "form lengths: sequences[1].q has offset 2, step 1 and span 3, not 2, 1 and 2; use cu_seqlens"
+    );
+    let fields = |form| ProblemFields { form, ..ProblemFields::padded(&[(2, 4), (4, 4)], 8) };
+    let mut slack = fields(Form::Lengths);
+    slack.rows.kv += 1;
+    assert_eq!(
+        Problem::new(slack.clone()).unwrap_err().to_string(),
+        "form lengths: rows.kv is 9, and the batch has 8; use cu_seqlens"
+    );
+    assert_eq!(slack.sayable().form, Form::CuSeqlens);
+    assert_eq!(fields(Form::Lengths).sayable().form, Form::Lengths);
+    let parallel = ContextParallel::over(2, Algorithm::Ring, Balance::Contiguous);
+    let ring = Problem::new(ProblemFields { parallel, ..fields(Form::Lengths) });
+    assert_eq!(
+        ring.unwrap_err().to_string(),
+        "form lengths: the algorithm is ring; only single is given so; use cu_seqlens"
+    );
+}
+
+#[test]
+fn the_plain_form_is_not_written() {
+    let fields = |form| ProblemFields { form, ..ProblemFields::padded(&[(2, 4), (4, 4)], 8) };
+    let json = |form| serde_json::to_value(Problem::new(fields(form)).unwrap()).unwrap();
+    assert_eq!(json(Form::CuSeqlens).get("form"), None);
+    assert_eq!(json(Form::Lengths)["form"], "lengths");
+    let again: Problem = serde_json::from_value(json(Form::Lengths)).unwrap();
+    assert_eq!(again.form, Form::Lengths);
+    for form in Form::ALL {
+        assert_eq!(serde_json::to_value(form).unwrap(), form.name());
+    }
+}
