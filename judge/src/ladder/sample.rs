@@ -19,8 +19,8 @@ use ndarray::{Array1, Array2, Array3, Axis};
 use seamproof_oracle::blocked::{self, Answer, SomeRows, Wanted};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    ContextParallel, ForwardResults, Mask, Problem, ProblemError, ProblemFields, Run, SavedErrors, SavedOut,
-    SavedViews, Sequence, Side, TensorRows,
+    ContextParallel, Form, ForwardResults, Mask, Problem, ProblemError, ProblemFields, Run, SavedErrors,
+    SavedOut, SavedViews, Sequence, Side, TensorRows,
 };
 
 use super::bounds::{self, Comparison};
@@ -253,6 +253,7 @@ impl Frame {
             softmax,
             precision,
             parallel: ContextParallel::single(),
+            form: Form::CuSeqlens,
             mode,
             data_seed,
             pass,
