@@ -24,7 +24,7 @@ import numpy as np
 from .errors import DeclarationError
 
 if TYPE_CHECKING:
-    from .problem import Run
+    from .runs import Run
 
 BALANCES = ("contiguous", "dual-chunk", "striped")
 
