@@ -255,6 +255,12 @@ pub enum CaseError {
 }
 
 impl Case {
+    /// Returns the case with what was found in it as it was drawn, and with the runs that came before.
+    pub fn as_drawn(self, finding: &Finding) -> Case {
+        let found = Found::drawn(finding.clone().storable());
+        Case { before: finding.before.clone(), found: Some(found), ..self }
+    }
+
     /// Returns a case in the current version, with generated inputs.
     pub fn new(subject: Subject, schedule_seed: u64, problem: Problem) -> Case {
         let (story, found) = (None, None);

@@ -342,7 +342,7 @@ impl<'a> Ledger<'a> {
             Recorded::Earlier(shrunk) => Some(shrunk),
         };
         if let Some(listed) = self.subjects.known(&finding, &case.problem).map(str::to_owned) {
-            return self.count_known(index, listed, &name, case, finding);
+            return self.count_known(index, listed, &name, case, &finding);
         }
         let (symptom, worst) = (Symptom::of(&finding), ratio(&finding));
         let drawn = features(&case.problem);
@@ -384,17 +384,14 @@ impl<'a> Ledger<'a> {
         index: u64,
         listed: String,
         drawn: &str,
-        mut case: Case,
-        finding: Finding,
+        case: Case,
+        finding: &Finding,
     ) -> Result<(), RecordError> {
         if let Some(key) = self.listed.get(&listed).cloned() {
-            return self.count_only(Some(&key), drawn, ratio(&finding)).map(|_| ());
+            return self.count_only(Some(&key), drawn, ratio(finding)).map(|_| ());
         }
-        let (symptom, worst) = (Symptom::of(&finding), ratio(&finding));
-        self.listed.insert(listed, FailureKey::of(&finding, self.subjects.name(), &case.problem));
-        case.before.clone_from(&finding.before);
-        case.found = Some(Found::drawn(finding.storable()));
-        self.replace(index, (symptom, worst), drawn, case)
+        self.listed.insert(listed, FailureKey::of(finding, self.subjects.name(), &case.problem));
+        self.replace(index, (Symptom::of(finding), ratio(finding)), drawn, case)
     }
 
     /// The known failure of this symptom that needs nothing that a problem of these features lacks; of several the one
@@ -449,7 +446,7 @@ impl<'a> Ledger<'a> {
             Again::Holds => return Ok(()),
             Again::NotLooked(why) => return self.keep_unseen(name, case, finding, why),
         }
-        self.put(name, case, finding)
+        self.put(name, case, &finding)
     }
 
     /// Puts a case of a part on disk that could not be looked at again.
@@ -461,13 +458,11 @@ impl<'a> Ledger<'a> {
         why: String,
     ) -> Result<(), RecordError> {
         let what = format!("failed in its part of the campaign; not looked at again ({why})");
-        self.put(name, case, Finding { what, ..finding })
+        self.put(name, case, &Finding { what, ..finding })
     }
 
-    fn put(&mut self, name: &str, mut case: Case, finding: Finding) -> Result<(), RecordError> {
-        case.before.clone_from(&finding.before);
-        case.found = Some(Found::drawn(finding.storable()));
-        self.sinks.findings.record(name, &case)
+    fn put(&self, name: &str, case: Case, finding: &Finding) -> Result<(), RecordError> {
+        self.sinks.findings.record(name, &case.as_drawn(finding))
     }
 
     /// A failing case that is not shrunk; it stays on disk where no known failure explains it. Whether it does.

@@ -63,7 +63,7 @@ use plan::{Budget, Deadline};
 use queue::Queue;
 use seamproof_judge::asked::Asked;
 pub use seamproof_judge::campaign::OWN_FAILURES_MAX;
-use seamproof_judge::case::{Case, Found, Subject};
+use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::exercise::Exercise;
@@ -283,10 +283,8 @@ impl Worker<'_> {
     }
 
     /// Puts a failing case on disk, as it was drawn.
-    fn record(&self, index: u64, mut case: Case, finding: Finding) -> Failed {
-        let name = name_of(index);
-        case.before.clone_from(&finding.before);
-        case.found = Some(Found::drawn(finding.clone().storable()));
+    fn record(&self, index: u64, case: Case, finding: Finding) -> Failed {
+        let (name, case) = (name_of(index), case.as_drawn(&finding));
         let recorded = self.sinks.findings.record(&name, &case);
         Failed { name, case, finding, recall: None, recorded: Recorded::Now(recorded) }
     }

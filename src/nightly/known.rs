@@ -22,7 +22,7 @@ use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::failure::{FailureKey, ratio};
 use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Finding};
-use seamproof_judge::subject::{Backend, Declaration, TensorName};
+use seamproof_judge::subject::{Backend, TensorName};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Problem;
@@ -131,10 +131,6 @@ impl Subjects for Excusing<'_> {
 
     fn fresh(&self) -> Option<Fresh> {
         self.subject.fresh()
-    }
-
-    fn declaration(&self, options: &Options) -> Result<Declaration, BackendError> {
-        self.subject.declaration(options)
     }
 
     fn known(&self, finding: &Finding, problem: &Problem) -> Option<&str> {

@@ -17,7 +17,7 @@ use super::{Known, NightError, ReportedFailure, Watch};
 use crate::campaign::{Registered, Subjects};
 use crate::paste::replay_command;
 use crate::record::RunDir;
-use seamproof_judge::case::{Case, Found, Subject};
+use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::failure::FailureKey;
 use seamproof_judge::files;
@@ -124,9 +124,7 @@ fn name_of(file: &Path) -> String {
 fn failing(case: &Case, subject: &Registered, finding: &Finding) -> Case {
     Case {
         subject: Subject { name: subject.name().to_owned(), options: subject.fixed().clone() },
-        before: finding.before.clone(),
-        found: Some(Found::drawn(finding.clone().storable())),
-        ..case.clone()
+        ..case.clone().as_drawn(finding)
     }
 }
 

@@ -170,7 +170,10 @@ impl<'a> Sample<'a> {
             let finding = bounds::backward(&compare, &got, &answer, tensors, margin)?;
             let (place, tensor) = (finding.place.row.unwrap_or_default(), finding.tensor);
             let right = |_, head: usize| right_lanes(&answer.exact, tensor, place, head);
-            let mut finding = part.map_or(finding.clone(), |(part, _)| part.whole(finding));
+            let mut finding = match part {
+                Some((part, _)) => part.whole(finding),
+                None => finding,
+            };
             diagnosis::explain_gradient(problem, inputs, gradients, (&saved, right), &mut finding);
             Some(finding)
         });

@@ -23,6 +23,9 @@ const VMAP: &str = "https://github.com/NVIDIA/TransformerEngine/pull/2692";
 const READER: &str =
     "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/attention.py";
 
+/// What a reader makes of ids and positions, or its own words for what is wrong with them.
+type Reading = Result<Vec<Sequence>, String>;
+
 /// Every fault of the reader.
 pub(super) const MISREADS: [Miscall; 10] = [
     Miscall {
@@ -39,16 +42,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: VMAP,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |given, problem| {
-                let [q, kv] = given;
-                let flat = |side: Described, rows: usize| {
-                    let values = side.ids.values.iter().copied().cycle().take(rows).collect();
-                    Described { ids: Array { shape: vec![rows], values }, positions: None }
-                };
-                read(&[flat(q, problem.rows.q), flat(kv, problem.rows.kv)], problem)
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, batch_rows_as_one),
     },
     Miscall {
         id: "call-positions-of-another-row",
@@ -56,15 +50,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: VMAP,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |mut given, problem| {
-                for positions in given.iter_mut().filter_map(|side| side.positions.as_mut()) {
-                    let length = length(positions);
-                    *positions = Array { shape: vec![length], values: positions.values[..length].to_vec() };
-                }
-                Ok(paired_by_id(&runs(&given, problem)))
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, positions_of_the_first_row),
     },
     Miscall {
         id: "call-broadcast-along-the-wrong-side",
@@ -72,21 +58,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: VMAP,
         entries: &[16],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |mut given, problem| {
-                let count = batch_rows(&given);
-                for array in
-                    given.iter_mut().flat_map(|side| iter::once(&mut side.ids).chain(&mut side.positions))
-                {
-                    if array.shape.len() == 1 {
-                        array.values =
-                            array.values.iter().flat_map(|&value| repeat_n(value, count)).collect();
-                        array.shape.insert(0, count);
-                    }
-                }
-                Ok(paired_by_id(&runs(&given, problem)))
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, broadcast_by_element),
     },
     Miscall {
         id: "call-one-side-not-broadcast",
@@ -94,18 +66,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: VMAP,
         entries: &[16],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |mut given, problem| {
-                let count = batch_rows(&given);
-                for Described { ids, positions } in given.iter_mut().filter(|side| side.ids.shape.len() == 1)
-                {
-                    ids.values.resize(ids.values.len() * count, 0);
-                    ids.shape.insert(0, count);
-                    *positions = None;
-                }
-                read(&given, problem)
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, without_broadcast),
     },
     Miscall {
         id: "call-positions-not-restarted",
@@ -113,16 +74,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: READER,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |mut given, problem| {
-                for side in &mut given {
-                    let length = length(&side.ids);
-                    side.positions =
-                        Some(Array { shape: vec![length], values: (0..length as i32).collect() });
-                }
-                read(&given, problem)
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, positions_not_restarted),
     },
     Miscall {
         id: "call-positions-before-reordering",
@@ -138,13 +90,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: READER,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |given, problem| {
-                let mut sequences = read(&given, problem)?;
-                sequences.pop();
-                Ok(sequences)
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, without_the_last),
     },
     Miscall {
         id: "call-segments-zipped-short",
@@ -152,13 +98,7 @@ pub(super) const MISREADS: [Miscall; 10] = [
         source: READER,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misread(backend, problem, inputs, |given, problem| {
-                let [q, kv] = runs(&given, problem);
-                let pairs = q.iter().zip(&kv).map(|(q, kv)| (packed(q), packed(kv)));
-                Ok(numbered(pairs))
-            })
-        },
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, zipped_short),
     },
     Miscall {
         id: "call-lengths-of-the-batch",
@@ -185,7 +125,7 @@ fn misread(
     backend: &dyn Backend,
     problem: &Problem,
     inputs: &Inputs,
-    reads: impl Fn([Described; 2], &Problem) -> Result<Vec<Sequence>, String>,
+    reads: impl Fn([Described; 2], &Problem) -> Reading,
 ) -> Result<Outputs, RunError> {
     let owned = |run: Run| run.len > 0 || run.span == 0;
     let told_apart = |sequence: &Sequence| owned(sequence.q) && owned(sequence.kv);
@@ -219,12 +159,12 @@ fn owning(read: &[Sequence], problem: &Problem) -> Vec<Sequence> {
 }
 
 /// Returns what ids and positions mean, by their definition.
-fn read([q, kv]: &[Described; 2], problem: &Problem) -> Result<Vec<Sequence>, String> {
+fn read([q, kv]: &[Described; 2], problem: &Problem) -> Reading {
     let segments = Segments::new(q, kv).map_err(|error| error.to_string())?;
     segments.sequences(problem.sequences.len()).map_err(|error| error.to_string())
 }
 
-fn with_equal_shapes(given: [Described; 2], problem: &Problem) -> Result<Vec<Sequence>, String> {
+fn with_equal_shapes(given: [Described; 2], problem: &Problem) -> Reading {
     for side in &given {
         if let Some(positions) = side.positions.as_ref().filter(|positions| positions.shape != side.ids.shape)
         {
@@ -232,6 +172,64 @@ fn with_equal_shapes(given: [Described; 2], problem: &Problem) -> Result<Vec<Seq
         }
     }
     read(&given, problem)
+}
+
+fn batch_rows_as_one(given: [Described; 2], problem: &Problem) -> Reading {
+    let [q, kv] = given;
+    let flat = |side: Described, rows: usize| {
+        let values = side.ids.values.iter().copied().cycle().take(rows).collect();
+        Described { ids: Array { shape: vec![rows], values }, positions: None }
+    };
+    read(&[flat(q, problem.rows.q), flat(kv, problem.rows.kv)], problem)
+}
+
+fn positions_of_the_first_row(mut given: [Described; 2], problem: &Problem) -> Reading {
+    for positions in given.iter_mut().filter_map(|side| side.positions.as_mut()) {
+        let length = length(positions);
+        *positions = Array { shape: vec![length], values: positions.values[..length].to_vec() };
+    }
+    Ok(paired_by_id(&runs(&given, problem)))
+}
+
+fn broadcast_by_element(mut given: [Described; 2], problem: &Problem) -> Reading {
+    let count = batch_rows(&given);
+    for array in given.iter_mut().flat_map(|side| iter::once(&mut side.ids).chain(&mut side.positions)) {
+        if array.shape.len() == 1 {
+            array.values = array.values.iter().flat_map(|&value| repeat_n(value, count)).collect();
+            array.shape.insert(0, count);
+        }
+    }
+    Ok(paired_by_id(&runs(&given, problem)))
+}
+
+fn without_broadcast(mut given: [Described; 2], problem: &Problem) -> Reading {
+    let count = batch_rows(&given);
+    for Described { ids, positions } in given.iter_mut().filter(|side| side.ids.shape.len() == 1) {
+        ids.values.resize(ids.values.len() * count, 0);
+        ids.shape.insert(0, count);
+        *positions = None;
+    }
+    read(&given, problem)
+}
+
+fn positions_not_restarted(mut given: [Described; 2], problem: &Problem) -> Reading {
+    for side in &mut given {
+        let length = length(&side.ids);
+        side.positions = Some(Array { shape: vec![length], values: (0..length as i32).collect() });
+    }
+    read(&given, problem)
+}
+
+fn without_the_last(given: [Described; 2], problem: &Problem) -> Reading {
+    let mut sequences = read(&given, problem)?;
+    sequences.pop();
+    Ok(sequences)
+}
+
+fn zipped_short(given: [Described; 2], problem: &Problem) -> Reading {
+    let [q, kv] = runs(&given, problem);
+    let pairs = q.iter().zip(&kv).map(|(q, kv)| (packed(q), packed(kv)));
+    Ok(numbered(pairs))
 }
 
 /// Returns the number of batch rows, which some array says.
@@ -259,8 +257,7 @@ fn runs(given: &[Described; 2], problem: &Problem) -> [Vec<SegmentRun>; 2] {
 fn paired_by_id([q, kv]: &[Vec<SegmentRun>; 2]) -> Vec<Sequence> {
     let mut of_id: HashMap<i32, VecDeque<&SegmentRun>> = HashMap::new();
     kv.iter().for_each(|run| of_id.entry(run.id).or_default().push_back(run));
-    let mut partner =
-        |run: &SegmentRun| of_id.get_mut(&run.id).and_then(std::collections::VecDeque::pop_front);
+    let mut partner = |run: &SegmentRun| of_id.get_mut(&run.id).and_then(VecDeque::pop_front);
     let none = Run::packed(0, 0, 0);
     let with_q: Vec<(Run, Run)> =
         q.iter().map(|run| (packed(run), partner(run).map_or(none, packed))).collect();

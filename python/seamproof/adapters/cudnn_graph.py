@@ -16,6 +16,8 @@ import torch
 import seamproof
 
 TYPES = {"bf16": cudnn.data_type.BFLOAT16, "fp16": cudnn.data_type.HALF}
+# Results of which an LSE is made.
+PARTS = ("max", "sum_exp")
 VERSIONS = {"cudnn-frontend": cudnn.__version__, "cudnn-backend": str(cudnn.backend_version())}
 handles = {}
 
@@ -119,7 +121,7 @@ def forward_graph(
     k = graph.ragged("k", batch, kv_heads, kv_most, dim)
     v = graph.ragged("v", batch, kv_heads, kv_most, dim_v)
     more = of_mask(graph, batch, bottom_right, window) | of_sink(graph, "sink", heads, sink)
-    for name in ("max", "sum_exp") if max_logit else ():
+    for name in PARTS if max_logit else ():
         rows = graph.plain(name, [batch, heads, q_most, 1], cudnn.data_type.FLOAT)
         more[f"score_{name}"] = rows.set_output(True)
     # cuDNN gives either the LSE or the two parts that it is made of.
@@ -172,7 +174,7 @@ def of_parts(p, result, values):
     """Adds the LSE and the largest logit of each head, from the two parts of real rows; others may be unwritten."""
     most = [torch.full((p.heads_q, 1), -float("inf"), device="cuda")]
     for index, run in enumerate(p.q.runs):
-        largest, sums = (values[name][index, :, : run.len, 0] for name in ("max", "sum_exp"))
+        largest, sums = (values[name][index, :, : run.len, 0] for name in PARTS)
         result.lse[run.real_rows()] = (largest + sums.log()).T
         most.append(largest)
     result.max_logit = torch.cat(most, 1).amax(1)
@@ -185,7 +187,7 @@ def attend(p, q, k, v, dout, sink=None, deterministic=False, max_logit=False):
         "lse": torch.full((p.q.rows, p.heads_q, 1), float("nan"), device="cuda"),
         "lengths q": p.q.lengths.view(batch, 1, 1, 1), "lengths kv": p.kv.lengths.view(batch, 1, 1, 1),
     }  # fmt: skip
-    for name in ("max", "sum_exp") if max_logit else ():
+    for name in PARTS if max_logit else ():
         values[name] = torch.full((batch, p.heads_q, up(p.q.max_span), 1), float("nan"), device="cuda")
     if sink is not None:
         values["sink"] = sink.view(1, -1, 1, 1)
