@@ -387,11 +387,18 @@ impl<'a> Ledger<'a> {
         case: Case,
         finding: &Finding,
     ) -> Result<(), RecordError> {
-        if let Some(key) = self.listed.get(&listed).cloned() {
-            return self.count_only(Some(&key), drawn, ratio(finding)).map(|_| ());
-        }
-        self.listed.insert(listed, FailureKey::of(finding, self.subjects.name(), &case.problem));
-        self.replace(index, (Symptom::of(finding), ratio(finding)), drawn, case)
+        let key = match self.listed.get(&listed) {
+            Some(key) => key.clone(),
+            None => {
+                let key = FailureKey::of(finding, self.subjects.name(), &case.problem);
+                self.listed.insert(listed, key.clone());
+                self.replace(index, (Symptom::of(finding), ratio(finding)), drawn, case)?;
+                // It was not shrunk, and is counted with the others.
+                self.distinct.entry(key.clone()).and_modify(|distinct| distinct.seen -= 1);
+                key
+            }
+        };
+        self.count_only(Some(&key), drawn, ratio(finding)).map(|_| ())
     }
 
     /// The known failure of this symptom that needs nothing that a problem of these features lacks; of several the one

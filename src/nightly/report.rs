@@ -71,9 +71,7 @@ impl ReportedFailure {
 impl Display for ReportedFailure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let ReportedFailure { key, cases, shrunk, problem, finding, replay, script, known, .. } = self;
-        // Known ones are counted as they were drawn.
-        let met = if known.is_some() { counted(*cases, "failing case") } else { met(*cases, *shrunk) };
-        write!(f, "**{key}** ({met}).")?;
+        write!(f, "**{key}** ({}).", met(*cases, *shrunk))?;
         if let Some((why, source)) = known {
             write!(f, " Known: {why} ({source})")?;
         }

@@ -35,10 +35,6 @@ pub const ABSENT: &[Absent] = &[
         reason: "signatures, layouts and tracing of a framework, or its tests: a schedule has none",
     },
     Absent {
-        entries: &[15, 16],
-        reason: "segment ids and positions: the oracle defines and tests them, and a schedule has neither",
-    },
-    Absent {
         entries: &[14, 49, 203, 204, 206],
         reason: "memory and time: no check measures them today; host syncs are planted once",
     },
