@@ -39,10 +39,6 @@ pub const ABSENT: &[Absent] = &[
         reason: "segment ids and positions: the oracle defines and tests them, and a schedule has neither",
     },
     Absent {
-        entries: &[14, 49, 203, 204, 206],
-        reason: "memory and time: no check measures them today; host syncs are planted once",
-    },
-    Absent {
         entries: &[62, 165],
         reason: "an index table read out of bounds inside a helper kernel: tables are runs here, checked as such",
     },
