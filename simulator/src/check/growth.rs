@@ -77,7 +77,7 @@ impl fmt::Display for GrowthError {
 
 /// Returns every resource that grows faster than a problem's algorithm declares, in the schedules that `schedule` makes
 /// of the probes. `order` is the order in which the schedule of record merges. Returns `None` if a probe has no
-/// schedule.
+/// schedule, or one with sequence-parallel regions, for which nothing is declared.
 pub fn growth(
     problem: &Problem,
     order: MergeOrder,
@@ -86,7 +86,8 @@ pub fn growth(
     let memory = memory_growth(problem.parallel.algorithm, order);
     let amounts = |axis: Axis, times: usize| {
         let schedule = schedule(&probe(problem, axis, times)?)?;
-        Some(Resource::ALL.map(|resource| resource.of(&schedule)))
+        let declared = schedule.sequence_parallel.is_none();
+        declared.then(|| Resource::ALL.map(|resource| resource.of(&schedule)))
     };
     let mut errors = Vec::new();
     for axis in Axis::ALL {
