@@ -38,7 +38,7 @@ pub const DRAWN_MAX: u64 = 20_000;
 pub const CASES_MAX: usize = 1_000;
 /// Largest number of problems whose growth is looked at for one fault and seed. It depends on the algorithm and the
 /// balance alone, and few problems have them all.
-const GROWN_MAX: usize = 5;
+const GROWN_MAX: usize = 3;
 
 /// Returns the schedule of a problem with the fault in it; `None` where there is no schedule or the fault changes
 /// nothing.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use seamproof_oracle::{Problem, TensorName};
-use seamproof_simulator::faults::Catcher;
+use seamproof_simulator::faults::{Catcher, Fault};
 
 use super::suspect::Suspect;
 use super::{DRAWN_MAX, by_checker, by_resources, rejection};
@@ -298,12 +298,22 @@ fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, schedule: Optio
     Some(small(&first.problem, &mut fails))
 }
 
+/// Returns the first rejections of a fault's schedules, of each kind one for each seed that has one. The schedule of
+/// a fault that names its resources alone is right, only dear, and the checker would prove every problem of its streams in vain.
+fn rejected(fault: &Fault, seeds: u64) -> impl Iterator<Item = First> {
+    let proved =
+        !fault.caught_by.contains(&Catcher::Resources) || fault.caught_by.contains(&Catcher::Checker);
+    (0..seeds).flat_map(move |seed| {
+        let checker = if proved { by_checker(fault, seed) } else { None };
+        [checker, by_resources(fault, seed)].into_iter().flatten()
+    })
+}
+
 /// Scores a fault.
 pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let seeds = 0..effort.seeds;
     let edited = suspect.edited();
-    let looked = |seed| edited.map(|fault| [by_checker(fault, seed), by_resources(fault, seed)]);
-    let schedule: Vec<First> = seeds.clone().filter_map(looked).flatten().flatten().collect();
+    let schedule: Vec<First> = edited.into_iter().flat_map(|fault| rejected(fault, effort.seeds)).collect();
     let judged = seeds.filter(|_| suspect.runs());
     let (mut campaign, mut not_run, mut ran) = (Vec::new(), None, false);
     for seed in judged {

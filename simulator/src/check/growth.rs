@@ -140,9 +140,9 @@ fn group(problem: &Problem, axis: Axis, times: usize) -> (Algorithm, usize) {
 }
 
 /// Returns the number of rows of each rank and sequence. It is even, for the two chunks of a rank. Where tokens are
-/// doubled there are many, so that what rises with their square outweighs the rest.
+/// doubled there are more, so that what rises with their square outweighs what does not rise.
 fn rows(axis: Axis, times: usize) -> usize {
-    if axis == Axis::Tokens { 1024 * times } else { 4 }
+    if axis == Axis::Tokens { 64 * times } else { 4 }
 }
 
 /// Returns the size of a probe along the axis.
