@@ -74,11 +74,10 @@ pub fn stream(fault: &Fault, seed: u64) -> impl Iterator<Item = (Problem, Schedu
 }
 
 /// Returns what a look at the edited schedule of a problem says against it: the checker's first error, or the first
-/// resource that grows too fast. The judge's rungs do not look at schedules, and say nothing.
-fn rejection(by: Catcher, fault: &Fault, problem: &Problem) -> Option<String> {
-    let schedule = planted(fault, problem)?;
+/// resource that grows too fast. The judge's rungs look at no schedule and say nothing.
+fn rejection(by: Catcher, fault: &Fault, problem: &Problem, schedule: &Schedule) -> Option<String> {
     match by {
-        Catcher::Checker => Some(check(problem, &schedule).err()?.first()?.to_string()),
+        Catcher::Checker => Some(check(problem, schedule).err()?.first()?.to_string()),
         Catcher::Resources => Some(excess(fault, problem)?.to_string()),
         _ => None,
     }
@@ -107,8 +106,8 @@ pub fn by_resources(fault: &Fault, seed: u64) -> Option<First> {
 /// Returns the first of some problems whose edited schedule is rejected.
 fn first(by: Catcher, fault: &Fault, problems: impl Iterator<Item = (Problem, Schedule)>) -> Option<First> {
     let start = Instant::now();
-    problems.enumerate().find_map(|(index, (problem, _))| {
-        let what = rejection(by, fault, &problem)?;
+    problems.enumerate().find_map(|(index, (problem, schedule))| {
+        let what = rejection(by, fault, &problem, &schedule)?;
         let (cases, seconds) = (index + 1, start.elapsed().as_secs_f64());
         Some(First { by, tensor: None, what, cases, seconds, problem, flawed: 0 })
     })

@@ -8,7 +8,7 @@ use seamproof_oracle::{Problem, TensorName};
 use seamproof_simulator::faults::{Catcher, Fault};
 
 use super::suspect::Suspect;
-use super::{DRAWN_MAX, by_checker, by_resources, rejection};
+use super::{DRAWN_MAX, by_checker, by_resources, planted, rejection};
 use crate::backends::BackendError;
 use crate::campaign::SHRINK_EVALUATIONS_MAX;
 use seamproof_judge::evaluate::{evaluate, findings};
@@ -294,12 +294,15 @@ fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, schedule: Optio
         return Some(small(&first.problem, &mut fails));
     }
     let (first, fault) = (schedule?, suspect.edited()?);
-    let mut fails = |candidate: &Problem| rejection(first.by, fault, candidate).is_some();
+    let mut fails = |candidate: &Problem| {
+        let schedule = planted(fault, candidate);
+        schedule.is_some_and(|schedule| rejection(first.by, fault, candidate, &schedule).is_some())
+    };
     Some(small(&first.problem, &mut fails))
 }
 
-/// Returns the first rejections of a fault's schedules, of each kind one for each seed that has one. The schedule of
-/// a fault that names its resources alone is right, only dear, and the checker would prove every problem of its streams in vain.
+/// Returns the first rejections of a fault's schedules, of each kind one for each seed that has one. Where a fault names
+/// its resources alone, its schedules are right and only dear: the checker would prove whole streams in vain.
 fn rejected(fault: &Fault, seeds: u64) -> impl Iterator<Item = First> {
     let proved =
         !fault.caught_by.contains(&Catcher::Resources) || fault.caught_by.contains(&Catcher::Checker);
