@@ -2,11 +2,11 @@
 //!
 //! A fault is tried on a seeded *stream* of the generator's problems. The stream has the problems on which the fault
 //! shows: it changes their schedule, or their result where it is in the kernel, or their exact answer where it is at
-//! the call, or the answer of its table. The *cases* of a fault are the problems of the stream up to the
-//! first that is caught. The checker examines the edited schedule, and its resources are counted as they grow. The campaign judges the emulated kernel that runs
-//! it, or any backend where the fault is at the call. A problem on which that backend fails even without the fault is
-//! no case. The repro is shrunk as a campaign's findings are. Every rung of the judge then examines the first cases
-//! of some seeds, to find which rungs saw the fault, and which rung alone did.
+//! the call, or the answer of its table. The *cases* of a fault are the problems of the stream up to the first that is
+//! caught. The checker examines the edited schedule, and its resources are counted as they grow. The campaign judges
+//! the emulated kernel that runs it, or any backend where the fault is at the call. A problem on which that backend
+//! fails even without the fault is no case. The repro is shrunk as a campaign's findings are. Every rung of the judge
+//! then examines the first cases of some seeds, to find which rungs saw the fault, and which rung alone did.
 
 mod rungs;
 mod score;

@@ -301,8 +301,8 @@ fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, schedule: Optio
     Some(small(&first.problem, &mut fails))
 }
 
-/// Returns the first rejections of a fault's schedules, of each kind one for each seed that has one. Where a fault names
-/// its resources alone, its schedules are right and only dear: the checker would prove whole streams in vain.
+/// Returns the first rejections of a fault's schedules, of each kind one for each seed that has one. Where a fault
+/// names its resources alone, its schedules are right and only dear: the checker would prove whole streams in vain.
 fn rejected(fault: &Fault, seeds: u64) -> impl Iterator<Item = First> {
     let proved =
         !fault.caught_by.contains(&Catcher::Resources) || fault.caught_by.contains(&Catcher::Checker);

@@ -1,9 +1,9 @@
 //! Growth: the law of resources. A schedule may be dear; it may not grow faster than its algorithm declares.
 //!
-//! The law is asked of *probes*: problems with the algorithm, the balance, the formats and the pass of a given one. A
-//! probe is doubled twice along one axis: in tokens, in sequences, or in ranks that keep their rows. An amount is *flat*
-//! if it never rises, and *linear* if it never more than doubles. Nothing is run, so a probe costs what its builder
-//! costs.
+//! The law is asked of *probes*: problems with the algorithm, the balance, the formats and the pass of a given one.
+//! A probe is doubled twice along one axis: in tokens, in sequences, or in ranks that keep their rows. An amount is
+//! *flat* if it never rises, and *linear* if it never more than doubles. Nothing is run, so a probe costs what its
+//! builder costs.
 
 use std::fmt;
 
