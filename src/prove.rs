@@ -1,9 +1,9 @@
 //! Proofs of schedules: the builders' schedules of problems are checked symbolically
-//! ([`seamproof_simulator::check`]).
+//! ([`seamproof_simulator::check`]), and so is the growth of what they take.
 
 use rayon::prelude::*;
 use seamproof_oracle::{Heads, Problem, ProblemFields};
-use seamproof_simulator::check::{CheckError, Proof, check};
+use seamproof_simulator::check::{CheckError, Proof, check, growth};
 use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build_with, sequence_parallel};
 
 use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
@@ -22,8 +22,21 @@ pub enum Proved {
     Wrong(Vec<CheckError>),
 }
 
-/// Builds and checks a problem's schedule that merges in the given order.
+/// Builds and checks a problem's schedule that merges in the given order, and the growth of its resources.
 pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
+    match prove_one(problem, order) {
+        Proved::Held(proof) => match growth(problem, order, |probe| build_with(probe, order).ok()) {
+            Some(grown) if !grown.is_empty() => {
+                Proved::Wrong(grown.into_iter().map(CheckError::from).collect())
+            }
+            _ => Proved::Held(proof),
+        },
+        other => other,
+    }
+}
+
+/// Builds and checks a problem's schedule like [`prove`], at its own size alone.
+fn prove_one(problem: &Problem, order: MergeOrder) -> Proved {
     checked(problem, build_with(problem, order).map_err(RegionError::from))
 }
 
@@ -74,6 +87,9 @@ const CUTS: [Cut; 18] = {
     ]
 };
 
+/// Size of the groups of a sweep for which growth is asked.
+const GROWTH_RANKS: usize = 2;
+
 /// Number of kinds of schedules: the cuts, and a sequence-parallel region.
 const KINDS: u64 = CUTS.len() as u64 + 1;
 
@@ -89,9 +105,11 @@ struct Item {
 }
 
 impl Item {
+    /// Proves the schedule. Growth is the same at each size of the group, and asked at one.
     fn prove(&self) -> Proved {
         match self.region {
-            None => prove(&self.problem, self.order),
+            None if self.problem.parallel.size() == GROWTH_RANKS => prove(&self.problem, self.order),
+            None => prove_one(&self.problem, self.order),
             Some(ranks) => prove_region(&self.problem, self.order, ranks),
         }
     }

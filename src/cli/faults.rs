@@ -174,11 +174,11 @@ fn print_score(score: &Score) {
         "{} {:<34} {:<22} {:<28} {repro:<26} seen by {}",
         mark_of(score),
         score.suspect.id(),
-        found(&score.checker),
+        found(&score.schedule),
         found(&score.campaign),
         names(&score.rungs)
     ));
-    if let Some(first) = score.checker.first() {
+    if let Some(first) = score.schedule.first() {
         print_line(&format_args!("       {}", first.what));
     }
     if let Some(why) = &score.not_run {

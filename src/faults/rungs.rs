@@ -44,6 +44,7 @@ pub fn reason(rung: Catcher) -> &'static str {
         Catcher::Checker => {
             "proves a schedule for every input, races and deadlocks included, and runs nothing"
         }
+        Catcher::Resources => "counts what a right schedule takes, and runs nothing",
         Catcher::Capability => "compares two refusals: it costs nothing",
         Catcher::Crash => "is the run itself: it costs nothing",
         Catcher::Structure => "costs one pass over the results and asks no oracle",

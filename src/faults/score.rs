@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use seamproof_oracle::{Problem, TensorName};
-use seamproof_simulator::faults::Catcher;
+use seamproof_simulator::faults::{Catcher, Fault};
 
 use super::suspect::Suspect;
-use super::{DRAWN_MAX, by_checker, planted, rejection};
+use super::{DRAWN_MAX, by_checker, by_resources, planted, rejection};
 use crate::backends::BackendError;
 use crate::campaign::SHRINK_EVALUATIONS_MAX;
 use seamproof_judge::evaluate::{evaluate, findings};
@@ -114,13 +114,13 @@ fn seen_by(subject: &dyn Backend, problem: &Problem) -> BTreeSet<Catcher> {
 pub struct Score {
     /// Fault that is scored.
     pub suspect: Suspect,
-    /// First rejections of the checker, one for each seed that had one.
-    pub checker: Vec<First>,
+    /// First rejections of the edited schedule, of each kind one for each seed that had one.
+    pub schedule: Vec<First>,
     /// First findings of the judge, one for each seed that had one.
     pub campaign: Vec<First>,
     /// Rungs that saw the fault on the examined cases.
     pub rungs: BTreeSet<Catcher>,
-    /// Shrunk repro of the first seed: the campaign's, or the checker's where the campaign has none.
+    /// Shrunk repro of the first seed: the campaign's, or the schedule's where the campaign has none.
     pub repro: Option<Repro>,
     /// Reason why the fault was tried on no seed. Such a fault was not missed.
     pub not_run: Option<NotRun>,
@@ -130,12 +130,12 @@ impl Score {
     /// Whether a rung that the fault names caught it.
     pub fn caught(&self) -> bool {
         let record = self.suspect.record();
-        self.checker.iter().chain(&self.campaign).any(|first| record.is_caught_by(first.by))
+        self.schedule.iter().chain(&self.campaign).any(|first| record.is_caught_by(first.by))
     }
 
     /// Returns the rung that was the first to catch the fault on the first seed.
     pub fn first(&self) -> Option<Catcher> {
-        let firsts = self.checker.first().into_iter().chain(self.campaign.first());
+        let firsts = self.schedule.first().into_iter().chain(self.campaign.first());
         firsts.min_by_key(|first| first.cases).map(|first| first.by)
     }
 
@@ -156,10 +156,10 @@ impl Score {
         Some((cases, seconds))
     }
 
-    /// Returns the median over seeds of the cases to the first finding, of the checker or of the judge, whichever is
+    /// Returns the median over seeds of the cases to the first finding, of the schedule or of the judge, whichever is
     /// smaller.
     pub fn cases(&self) -> Option<usize> {
-        let both = [&self.checker, &self.campaign].into_iter().filter_map(|firsts| Score::median(firsts));
+        let both = [&self.schedule, &self.campaign].into_iter().filter_map(|firsts| Score::median(firsts));
         both.map(|(cases, _)| cases).min()
     }
 }
@@ -275,7 +275,7 @@ fn seen_of(suspect: &Suspect, seed: u64, problem: &Problem) -> BTreeSet<Catcher>
 }
 
 /// Returns the repro of the first seed.
-fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option<&First>) -> Option<Repro> {
+fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, schedule: Option<&First>) -> Option<Repro> {
     let table = suspect.subject(0).ok()?.declaration().table;
     let small = |problem: &Problem, fails: &mut dyn FnMut(&Problem) -> bool| {
         let small = shrink::shrink_within(table.clone(), problem, SHRINK_EVALUATIONS_MAX, fails).problem;
@@ -293,19 +293,30 @@ fn repro(suspect: &Suspect, campaign: Option<&(First, Finding)>, checker: Option
         };
         return Some(small(&first.problem, &mut fails));
     }
-    let (first, fault) = (checker?, suspect.edited()?);
+    let (first, fault) = (schedule?, suspect.edited()?);
     let mut fails = |candidate: &Problem| {
-        planted(fault, candidate).is_some_and(|schedule| rejection(candidate, &schedule).is_some())
+        let schedule = planted(fault, candidate);
+        schedule.is_some_and(|schedule| rejection(first.by, fault, candidate, &schedule).is_some())
     };
     Some(small(&first.problem, &mut fails))
+}
+
+/// Returns the first rejections of a fault's schedules, of each kind one for each seed that has one. Where a fault
+/// names its resources alone, its schedules are right and only dear: the checker would prove whole streams in vain.
+fn rejected(fault: &Fault, seeds: u64) -> impl Iterator<Item = First> {
+    let proved =
+        !fault.caught_by.contains(&Catcher::Resources) || fault.caught_by.contains(&Catcher::Checker);
+    (0..seeds).flat_map(move |seed| {
+        let checker = if proved { by_checker(fault, seed) } else { None };
+        [checker, by_resources(fault, seed)].into_iter().flatten()
+    })
 }
 
 /// Scores a fault.
 pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let seeds = 0..effort.seeds;
     let edited = suspect.edited();
-    let checker: Vec<First> =
-        seeds.clone().filter_map(|seed| edited.and_then(|fault| by_checker(fault, seed))).collect();
+    let schedule: Vec<First> = edited.into_iter().flat_map(|fault| rejected(fault, effort.seeds)).collect();
     let judged = seeds.filter(|_| suspect.runs());
     let (mut campaign, mut not_run, mut ran) = (Vec::new(), None, false);
     for seed in judged {
@@ -323,12 +334,12 @@ pub fn score(suspect: Suspect, effort: Effort) -> Score {
     let examined = campaign.iter().take(effort.examined);
     let mut rungs: BTreeSet<Catcher> =
         examined.flat_map(|(seed, (first, _))| seen_of(&suspect, *seed, &first.problem)).collect();
-    rungs.extend(checker.iter().map(|first| first.by));
+    rungs.extend(schedule.iter().map(|first| first.by));
     rungs.extend(campaign.iter().map(|(_, (first, _))| first.by));
     let start = campaign.first().map(|(_, found)| found);
-    let repro = effort.shrinks.then(|| repro(&suspect, start, checker.first())).flatten();
+    let repro = effort.shrinks.then(|| repro(&suspect, start, schedule.first())).flatten();
     let campaign = campaign.into_iter().map(|(_, (first, _))| first).collect();
-    Score { suspect, checker, campaign, rungs, repro, not_run }
+    Score { suspect, schedule, campaign, rungs, repro, not_run }
 }
 
 /// Scores faults, several in parallel.

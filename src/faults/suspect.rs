@@ -7,7 +7,7 @@ use std::sync::Arc;
 use seamproof_kernels::forward::{self, AttentionKernels, TileShape};
 use seamproof_lab::faults::{SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem};
-use seamproof_simulator::faults::{self, Catcher, Fault, FaultRecord, Plant};
+use seamproof_simulator::faults::{self, Fault, FaultRecord, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
@@ -136,9 +136,9 @@ impl Suspect {
         }
     }
 
-    /// Whether a run can show the fault. A fault that only the proof can see is not tried elsewhere.
+    /// Whether a run can show the fault. A fault that only a look at the schedule can see is not tried elsewhere.
     pub(super) fn runs(&self) -> bool {
-        self.record().caught_by != [Catcher::Checker]
+        self.record().shows_in_runs()
     }
 
     /// Returns the subject with the fault: the emulated kernel, its streams in an order drawn from the seed, unless

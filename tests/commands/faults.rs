@@ -55,7 +55,17 @@ fn the_whole_catalogue_is_scored_by_rung() {
     let said = stdout(&whole);
     assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
     let lines = |start: &str| said.lines().filter(|line| line.starts_with(start)).count();
-    for rung in ["checker", "capability", "crash", "structure", "poison", "exact", "envelope", "identity"] {
+    for rung in [
+        "checker",
+        "resources",
+        "capability",
+        "crash",
+        "structure",
+        "poison",
+        "exact",
+        "envelope",
+        "identity",
+    ] {
         assert_eq!(lines(&format!("{rung} ")), 1, "{rung} in {said}");
     }
     assert!(lines("caught ") > 200 && lines("MISSED ") == 0, "{said}");

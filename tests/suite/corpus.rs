@@ -110,7 +110,7 @@ const UNSAID: &[(&str, &[u16])] = &[
     ("rotary angles and linear layers: of a region around attention", &[3, 27, 28, 35, 106, 191]),
     ("labels, rolls and losses outside attention", &[30, 113, 114]),
     (
-        "memory, time and host reads: every case has them, and no check measures them today",
+        "memory, launches and host reads: their growth is of an algorithm, and every case has it",
         &[7, 14, 22, 49, 203, 204, 206],
     ),
     (

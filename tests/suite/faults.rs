@@ -10,7 +10,7 @@ use seamproof::backends;
 use seamproof::campaign::Registered;
 use seamproof::faults::{
     Effort, First, MEDIAN_CASES_MAX, NotRun, Score, Scored, Suspect, TABLE_FAULTS, by_campaign, by_checker,
-    call_stream, score, score_all, stream,
+    by_resources, call_stream, score, score_all, stream,
 };
 use seamproof_judge::evaluate::{evaluate, findings};
 use seamproof_judge::finding::Check;
@@ -55,10 +55,23 @@ fn every_fault_that_the_checker_is_to_catch_is_rejected() {
 }
 
 #[test]
+fn every_fault_of_resources_is_told_by_its_growth() {
+    let missed: Vec<String> = faults()
+        .into_par_iter()
+        .filter(|fault| fault.caught_by.contains(&Catcher::Resources))
+        .filter_map(|fault| match by_resources(fault, SEED) {
+            Some(first) if first.what.contains("the schedule of record grows as") => None,
+            other => Some(format!("{}: {other:?}", fault.id)),
+        })
+        .collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
 fn every_fault_that_a_check_of_the_judge_is_to_catch_is_found() {
     let missed: Vec<String> = faults()
         .into_par_iter()
-        .filter(|fault| fault.caught_by != [Catcher::Checker])
+        .filter(|fault| fault.shows_in_runs())
         .filter_map(|fault| match by_campaign(fault, SEED) {
             Ok(Some((first, _))) if fault.is_caught_by(first.by) && holds(fault, &first.problem) => None,
             other => Some(format!("{}: {other:?}", fault.id)),
@@ -94,12 +107,12 @@ fn a_catalogue_with_a_missed_fault_does_not_hold() {
     let [named, misnamed] = [by_id("window-off-by-one").expect("a fault"), &MISNAMED]
         .map(|fault| score(fault.into(), Effort::QUICK));
     assert!(named.rungs.contains(&Catcher::Checker) && named.rungs.contains(&Catcher::Envelope), "{named:?}");
-    let unseen = Score { checker: Vec::new(), campaign: Vec::new(), ..named.clone() };
+    let unseen = Score { schedule: Vec::new(), campaign: Vec::new(), ..named.clone() };
     let slow = {
         let late = |first: &First| First { cases: MEDIAN_CASES_MAX + 1, ..first.clone() };
-        let [checker, campaign] =
-            [&named.checker, &named.campaign].map(|firsts| firsts.iter().map(late).collect());
-        Score { checker, campaign, ..named.clone() }
+        let [schedule, campaign] =
+            [&named.schedule, &named.campaign].map(|firsts| firsts.iter().map(late).collect());
+        Score { schedule, campaign, ..named.clone() }
     };
     let not_run = Score { not_run: Some(NotRun::Failed("no worker".to_owned())), ..unseen.clone() };
     let held = |score: &Score| Scored { subjects: vec![score.clone()], judge: Vec::new() }.holds();

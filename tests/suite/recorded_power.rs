@@ -11,7 +11,7 @@ use seamproof::recording;
 use seamproof_judge::evaluate::{caught, evaluate};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Problem;
-use seamproof_simulator::faults::{Catcher, Plant};
+use seamproof_simulator::faults::Plant;
 
 use super::recordings::recorded;
 
@@ -25,7 +25,7 @@ const KINDS: [&str; 3] = ["in a schedule", "in a stage of the kernel", "at the c
 /// Returns the kind of a fault that a run can show, as an index of [`KINDS`].
 fn kind(suspect: &Suspect) -> Option<usize> {
     match suspect {
-        _ if suspect.record().caught_by == [Catcher::Checker] => None,
+        _ if !suspect.record().shows_in_runs() => None,
         Suspect::Planted(fault) => Some(usize::from(!matches!(fault.edit, Plant::Schedule(_)))),
         Suspect::Call(_) => Some(2),
         Suspect::Table(_) | Suspect::Source(_) => None,

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Positions, RunLayoutError, TensorName};
 
+use super::growth::GrowthError;
 use super::stretch::Stretch;
 
 /// Largest number of errors that one check returns. Later errors mostly follow from earlier ones.
@@ -280,6 +281,9 @@ pub enum CheckError {
         /// Missing or twice.
         kind: CoverKind,
     },
+    /// A resource that grows faster than the algorithm declares.
+    #[error(transparent)]
+    Growth(#[from] GrowthError),
 }
 
 impl CheckError {
@@ -297,7 +301,7 @@ impl CheckError {
                 Some((*rank, None))
             }
             CheckError::Cover { at: Needed::AllRanks, .. } => None,
-            CheckError::Table { .. } | CheckError::Ownership { .. } => None,
+            CheckError::Table { .. } | CheckError::Ownership { .. } | CheckError::Growth(_) => None,
         }
     }
 }

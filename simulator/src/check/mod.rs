@@ -25,6 +25,9 @@
 //! Some things are not proved: anything about numbers (formats, rounding, the scale of a gradient), that a kernel does
 //! what its call says, that memory is enough, and how long anything takes. The checker assumes no barrier between
 //! forward and backward.
+//!
+//! [`growth()`] looks at what a schedule takes: how its memory, launches, segments and host reads grow with the tokens,
+//! the sequences and the ranks.
 
 mod attend;
 mod content;
@@ -32,12 +35,14 @@ mod cover;
 mod error;
 mod execute;
 mod finish;
+mod growth;
 mod linear;
 mod machine;
 mod moves;
 mod order;
 mod proved;
 mod race;
+mod resources;
 mod shape;
 mod sink;
 mod stretch;
@@ -50,6 +55,8 @@ mod whole;
 use seamproof_oracle::Problem;
 
 pub use error::{CheckError, CoverKind, ERRORS_MAX, FormError, Needed, OperationId};
+pub use growth::{Axis, GrowthError, growth};
+pub use resources::Resource;
 pub use stretch::Stretch;
 pub use trace::{Held, HeldRows, Reading, TracedLaunch, trace, trace_moves};
 

@@ -35,10 +35,6 @@ pub const ABSENT: &[Absent] = &[
         reason: "signatures, layouts and tracing of a framework, or its tests: a schedule has none",
     },
     Absent {
-        entries: &[14, 49, 203, 204, 206],
-        reason: "memory and time: no check measures them today; host syncs are planted once",
-    },
-    Absent {
         entries: &[62, 165],
         reason: "an index table read out of bounds inside a helper kernel: tables are runs here, checked as such",
     },

@@ -103,7 +103,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
     Fault {
         id: "sent-to-the-world-rank",
-        imitates: "a peer's place in the group is used as its rank in the world",
+        imitates: "a peer's rank in the world is used where its place in the group is meant",
         source: "https://github.com/SandAI-org/MagiAttention/pull/71",
         entries: &[99],
         caught_by: &[Checker, Crash],
@@ -114,6 +114,22 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
                     *to = ranks[*to] % ranks.len();
                 }
             }
+        },
+    },
+    Fault {
+        id: "sent-to-the-place-as-a-world-rank",
+        imitates: "a peer's place in the group is used as its rank in the world: another rank gets the message, or nobody",
+        source: "https://github.com/meta-pytorch/torchrec/pull/4601",
+        entries: &[],
+        caught_by: &[Checker, Crash],
+        edit: |problem, schedule| {
+            let place = |rank: usize| problem.parallel.ranks.iter().position(|member| *member == rank);
+            rewrite(schedule, |_, mut operation| {
+                if let Work::Send { to, .. } = &mut operation.work {
+                    *to = place(*to)?;
+                }
+                Some(operation)
+            });
         },
     },
     Fault {

@@ -5,11 +5,13 @@ use seamproof_oracle::Problem;
 use crate::emulated::Variant;
 use crate::schedule::Schedule;
 
-/// Check that catches a fault: the symbolic checker, or a check of the judge.
+/// Check that catches a fault: a proof or a count of the schedule, or a check of the judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Catcher {
     /// The proof of the schedule.
     Checker,
+    /// The growth of the schedule's memory, launches and host reads.
+    Resources,
     /// A subject that runs a problem which its table refuses, or refuses one which its table takes.
     Capability,
     /// A schedule that does not run to its end.
@@ -27,9 +29,10 @@ pub enum Catcher {
 }
 
 impl Catcher {
-    /// Every catcher: the proof, then the checks in the ladder's order.
-    pub const ALL: [Catcher; 8] = [
+    /// Every catcher: those that need no run, then the checks in the ladder's order.
+    pub const ALL: [Catcher; 9] = [
         Catcher::Checker,
+        Catcher::Resources,
         Catcher::Capability,
         Catcher::Crash,
         Catcher::Structure,
@@ -39,10 +42,16 @@ impl Catcher {
         Catcher::Identity,
     ];
 
+    /// Whether it looks at a schedule and runs nothing.
+    pub fn is_static(self) -> bool {
+        matches!(self, Catcher::Checker | Catcher::Resources)
+    }
+
     /// Returns the name used in texts.
     pub fn name(self) -> &'static str {
         match self {
             Catcher::Checker => "checker",
+            Catcher::Resources => "resources",
             Catcher::Capability => "capability",
             Catcher::Crash => "crash",
             Catcher::Structure => "structure",
@@ -97,6 +106,11 @@ impl<P> Fault<P> {
     /// Returns the fault's description.
     pub const fn record(&self) -> FaultRecord {
         self.planted_by(())
+    }
+
+    /// Whether a run can show the fault. A fault that names only catchers of schedules is not tried elsewhere.
+    pub fn shows_in_runs(&self) -> bool {
+        !self.caught_by.iter().all(|catcher| catcher.is_static())
     }
 
     /// Whether the fault names this catcher. A fault that names the envelope also counts as caught by exact inputs,

@@ -18,6 +18,7 @@ mod metadata;
 mod order;
 mod padding;
 mod region;
+mod resources;
 mod shipped;
 
 use std::sync::LazyLock;
@@ -51,6 +52,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         backward::FAULTS,
         order::FAULTS,
         region::FAULTS,
+        resources::FAULTS,
         shipped::FAULTS,
     ];
     let edits = classes.into_iter().flatten().map(|fault| fault.entry());

@@ -26,6 +26,26 @@ pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
     }
 }
 
+/// Manner in which an amount grows with a size. Later ones are faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Growth {
+    /// The amount stays.
+    Flat,
+    /// The amount is a constant and a multiple of the size.
+    Linear,
+    /// The amount rises faster than the size.
+    Faster,
+}
+
+/// Returns the growth that an algorithm declares for the memory of a rank, with ranks that keep their rows.
+pub fn memory_growth(algorithm: Algorithm, order: MergeOrder) -> Growth {
+    match (algorithm, order) {
+        (Algorithm::AllGather, _) => Growth::Linear,
+        (Algorithm::Ring | Algorithm::Hierarchical { .. }, MergeOrder::Deferred) => Growth::Linear,
+        _ => Growth::Flat,
+    }
+}
+
 impl MergeOrder {
     /// Returns the orders that give an algorithm different schedules. An algorithm that merges nothing has only the
     /// default one.

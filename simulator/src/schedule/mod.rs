@@ -27,7 +27,7 @@ mod ring;
 mod sequence_parallel;
 mod single;
 
-pub use algorithms::{build, build_with};
+pub use algorithms::{Growth, build, build_with, memory_growth};
 pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
 pub use build::BuildError;
