@@ -50,8 +50,9 @@ mod whole;
 use seamproof_oracle::Problem;
 
 pub use error::{CheckError, CoverKind, ERRORS_MAX, FormError, Needed, OperationId};
+pub use order::Action;
 pub use stretch::Stretch;
-pub use trace::{Held, HeldRows, Reading, TracedLaunch, trace, trace_moves};
+pub use trace::{Held, HeldRows, Reading, TracedLaunch, actions, trace, trace_moves};
 
 use crate::schedule::{Schedule, Work};
 
