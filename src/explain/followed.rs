@@ -136,9 +136,11 @@ pub(crate) fn words(schedule: &Schedule, at: OperationId) -> String {
 
 /// Returns lines as ranges.
 fn ranges(lines: &[Line]) -> Vec<Range<usize>> {
-    let of_line = |line: &Line| match line.step {
-        1 => vec![line.start..line.end()],
-        _ => line.values().map(|value| value..value + 1).collect(),
+    // A line without steps is one range, and any other a range for each of its values.
+    let of_line = |line: &Line| {
+        let (count, len) = if line.step == 1 { (1, line.len) } else { (line.len, 1) };
+        let line = *line;
+        (0..count).map(move |index| line.at(index)..line.at(index) + len)
     };
     lines.iter().flat_map(of_line).collect()
 }

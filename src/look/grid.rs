@@ -124,10 +124,10 @@ fn pairs_up_to(distance: i64, queries: &Range<usize>, keys: &Range<usize>) -> u6
     // From query `some` on a key is left of the end, and from query `every` on all are.
     let some = (left - distance).clamp(first, end);
     let every = (right - 1 - distance).clamp(some, end);
-    let rising = (every - some) as i128;
-    let least = (some + distance + 1 - left) as i128;
+    let rising = i128::from(every - some);
+    let least = i128::from(some + distance + 1 - left);
     let rising = rising * least + rising * (rising - 1) / 2;
-    (rising + (end - every) as i128 * (right - left) as i128) as u64
+    (rising + i128::from(end - every) * i128::from(right - left)) as u64
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Picture 2: who sees whom. For a sequence, the pairs of query and key that the mask shows, those that the launches are
 //! asked to show, and where both differ.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use maud::{Markup, html};
@@ -15,7 +16,7 @@ use super::table::Table;
 use crate::explain::{BandSums, Followed};
 
 /// Largest number of sequences that are drawn.
-pub(super) const SEQUENCES_DRAWN: usize = 4;
+const SEQUENCES_DRAWN: usize = 4;
 /// Largest number of tiles on each side of a matrix.
 const TILES_MAX: usize = 48;
 /// Largest number of borders that are drawn across a matrix.
@@ -46,19 +47,30 @@ struct Compared {
     strangers: usize,
 }
 
-/// Returns the sequences to draw: first that of the finding, then those with most pairs, in the problem's order.
-pub(super) fn chosen(case: &Case) -> Vec<usize> {
+/// Returns the sequences in the order of what they tell: that of the finding, and then those with most pairs.
+fn by_weight(case: &Case) -> Vec<usize> {
     let problem = &case.problem;
     let found = case.found.as_ref().and_then(|found| found.finding.place.sequence);
-    let mut by_size: Vec<usize> = (0..problem.sequences.len()).collect();
-    let size = |index: &usize| {
-        let both = &problem.sequences[*index];
+    let size = |index: usize| {
+        let both = &problem.sequences[index];
         both.q.len as u64 * both.kv.len as u64
     };
-    by_size.sort_by_key(|index| (found != Some(*index), std::cmp::Reverse(size(index)), *index));
-    by_size.truncate(SEQUENCES_DRAWN);
-    by_size.sort_by_key(|index| (found != Some(*index), *index));
-    by_size
+    let mut sequences: Vec<usize> = (0..problem.sequences.len()).collect();
+    sequences.sort_by_key(|&index| (found != Some(index), Reverse(size(index)), index));
+    sequences
+}
+
+/// Returns the sequence that tells most.
+pub(super) fn weightiest(case: &Case) -> Option<usize> {
+    by_weight(case).first().copied()
+}
+
+/// Returns the sequences to draw, in the problem's order.
+fn chosen(case: &Case) -> Vec<usize> {
+    let mut sequences = by_weight(case);
+    sequences.truncate(SEQUENCES_DRAWN);
+    sequences.sort_unstable();
+    sequences
 }
 
 /// Returns the matrices of the sequences that are drawn: what the mask shows, compared with what is asked of the
@@ -241,7 +253,7 @@ fn draw(case: &Case, layouts: &[RankLayout], matrix: &Matrix, [left, top]: [f64;
             title { (summary(matrix)) }
         }
         @for one in tiles(matrix) { (block(one.class, place(one.queries, one.keys), &one.title)) }
-        (seams(case, layouts, matrix, [x, y]))
+        (seams(layouts, matrix, [x, y]))
         (found(case, matrix, [x, y]))
     }
 }
@@ -326,8 +338,7 @@ fn pieces(layouts: &[RankLayout], sequence: usize, side: Side) -> Option<Vec<Pie
 }
 
 /// Returns the borders between what ranks hold, across a matrix, with the ranks beside it.
-fn seams(case: &Case, layouts: &[RankLayout], matrix: &Matrix, [x, y]: [f64; 2]) -> Markup {
-    let _ = case;
+fn seams(layouts: &[RankLayout], matrix: &Matrix, [x, y]: [f64; 2]) -> Markup {
     let [width, height] = matrix.size();
     let [queries, keys] = matrix.lengths;
     if layouts.len() < 2 {

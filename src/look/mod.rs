@@ -167,8 +167,8 @@ impl Look<'_> {
             format!("The schedule does not run{first}")
         })?;
         let lanes: Lanes = schedule::lanes(schedule, &actions);
-        let parts = match (followed, mask::chosen(self.case).first()) {
-            (Some(followed), Some(&sequence)) => Parts::of(problem, followed, sequence),
+        let parts = match (followed, mask::weightiest(self.case)) {
+            (Some(followed), Some(sequence)) => Parts::of(problem, followed, sequence),
             _ => Parts::none(),
         };
         let (table, notes) = schedule::numbers(&lanes, &parts);

@@ -155,7 +155,7 @@ impl Lanes<'_> {
         let of_backward = |bar: &&Bar| bar.at.rank == rank && bar.at.operation >= begin;
         let first = self.bars().filter(of_backward).map(|bar| bar.start).min()?;
         let places = || self.places.range((rank, 0)..(rank + 1, 0)).map(|(_, y)| *y);
-        let (from, to) = (places().next()?, places().last()? + STREAM[1]);
+        let (from, to) = (places().next()?, places().next_back()? + STREAM[1]);
         let d = format!("M{} {}V{}", number(self.x(first)), number(top + from - 2.0), number(top + to + 2.0));
         Some(html! { path class="line-pass" d=(d) { title { "rank " (rank) ": the backward begins" } } })
     }
@@ -225,7 +225,7 @@ impl Parts {
         let mut ranks: Vec<usize> = self.launches.iter().map(|part| part.at.rank).collect();
         ranks.dedup();
         let title = format!(
-            "Pairs of each launch in sequence {} (dark), in what the mask shows (pale). Numbers are those in the bars.",
+            "Pairs of each launch in sequence {} (dark), in what the mask shows (pale): its number in the bars, f or b for the pass, pairs",
             self.sequence
         );
         let first = top + 30.0;
@@ -377,10 +377,12 @@ pub(super) fn numbers(lanes: &Lanes, parts: &Parts) -> (Table, Vec<String>) {
         notes.push(format!("Drawn are the first {} of {} steps.", lanes.steps, lanes.timeline.end));
     }
     if parts.left > 0 {
-        notes.push(format!(
-            "{} have no picture of their own.",
-            counted(parts.left, "further launch").replace("launchs", "launches")
-        ));
+        let further = if parts.left == 1 {
+            "1 further launch".to_owned()
+        } else {
+            format!("{} further launches", parts.left)
+        };
+        notes.push(format!("Without a picture of their own: {further}."));
     }
     (table, notes)
 }

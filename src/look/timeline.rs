@@ -188,3 +188,69 @@ fn group(work: &Work) -> Option<usize> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields};
+    use seamproof_simulator::check::actions;
+    use seamproof_simulator::schedule::build;
+
+    fn drawn(algorithm: Algorithm, ranks: usize) -> (Schedule, Timeline) {
+        let fields = ProblemFields {
+            mask: Mask::CAUSAL,
+            heads: Heads { q: 4, kv: 4 },
+            parallel: ContextParallel::over(ranks, algorithm, Balance::DualChunk),
+            ..ProblemFields::padded(&[(29, 32), (8, 16)], 4)
+        };
+        let problem = Problem::new(fields).unwrap();
+        let schedule = build(&problem).unwrap();
+        let timeline = timeline(&schedule, &actions(&problem, &schedule).unwrap());
+        (schedule, timeline)
+    }
+
+    /// Test that every operation that takes time has a bar, that no stream does two things at once, that both ends of a
+    /// message are at one time, and that no operation begins before what its stream waits for was recorded.
+    #[test]
+    fn time_keeps_the_order_of_the_schedule() {
+        let hierarchical = Algorithm::Hierarchical { all_to_all: 2 };
+        let all = [
+            (Algorithm::Single, 1),
+            (Algorithm::Ring, 4),
+            (Algorithm::AllGather, 4),
+            (Algorithm::AllToAll, 4),
+        ];
+        for (algorithm, ranks) in all.into_iter().chain([(hierarchical, 4)]) {
+            let (schedule, timeline) = drawn(algorithm, ranks);
+            let bars: BTreeMap<(usize, usize), &Bar> =
+                timeline.bars.iter().map(|bar| ((bar.at.rank, bar.at.operation), bar)).collect();
+            for (rank, program) in schedule.ranks.iter().enumerate() {
+                let (mut lanes, mut recorded) = (BTreeMap::new(), BTreeMap::new());
+                for (index, operation) in program.operations.iter().enumerate() {
+                    let (busy, of): &mut (usize, Option<usize>) = lanes.entry(operation.stream).or_default();
+                    match &operation.work {
+                        Work::RecordEvent(event) => drop(recorded.insert(*event, *busy)),
+                        Work::WaitEvent(event) => *busy = (*busy).max(recorded[event]),
+                        work => {
+                            let bar = bars[&(rank, index)];
+                            let together = group(work).is_some() && group(work) == *of;
+                            assert!(together || bar.start >= *busy, "{algorithm:?} {bar:?} before {busy}");
+                            assert!(bar.waits <= bar.start && bar.start < bar.end, "{bar:?}");
+                            (*busy, *of) = ((*busy).max(bar.end), group(work));
+                        }
+                    }
+                }
+            }
+            let timed = |program: &seamproof_simulator::schedule::RankProgram| {
+                let takes_time = |work: &Work| !matches!(work, Work::RecordEvent(_) | Work::WaitEvent(_));
+                program.operations.iter().filter(|operation| takes_time(&operation.work)).count()
+            };
+            assert_eq!(timeline.bars.len(), schedule.ranks.iter().map(timed).sum::<usize>());
+            for (send, receive, end) in &timeline.arrows {
+                for at in [send, receive] {
+                    assert_eq!(bars[&(at.rank, at.operation)].end, *end, "{algorithm:?}");
+                }
+            }
+        }
+    }
+}
