@@ -68,6 +68,7 @@ pub(super) fn lanes<'a>(schedule: &'a Schedule, actions: &[Action]) -> Lanes<'a>
     if let Some(first_left) = timeline.bars.iter().filter(inside).nth(BARS_MAX) {
         steps = steps.min(first_left.start);
     }
+    let step = (room / steps.max(1) as f64).clamp(STEP[0], STEP[1]);
     Lanes { schedule, timeline, places, height, step, steps }
 }
 
