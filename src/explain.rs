@@ -16,6 +16,7 @@
 //! where the subject's name shows it. An identity compares the case's run with others; where an identity is the
 //! finding, each of those runs is shown as well.
 
+mod followed;
 mod further;
 mod line;
 mod operation;
@@ -35,6 +36,7 @@ use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaun
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
 
 use crate::backends::unscheduled;
+pub(crate) use followed::{BandSums, Followed, words as operation_words};
 use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};
@@ -203,7 +205,7 @@ fn lines(items: impl IntoIterator<Item = String>, most: usize, indent: &str, wha
 }
 
 /// Returns the answer of the checker. Only errors of the rank and the pass that are asked for are included.
-fn checked(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
+pub(crate) fn checked(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     match check(problem, schedule) {
         Ok(proof) => format!(
             "checked   proved of what is asked, not of what kernels do: {}, {}\n",
@@ -279,8 +281,7 @@ impl Explainer<'_> {
 
     /// Returns the pass of an operation.
     fn pass(&self, rank: usize, operation: usize) -> Pass {
-        let begins = self.schedule.ranks.get(rank).and_then(|program| program.backward);
-        if begins.is_some_and(|begins| begins <= operation) { Pass::Backward } else { Pass::Forward }
+        pass_of(self.schedule, rank, operation)
     }
 
     fn program(&self, rank: usize, launches: &BTreeMap<(usize, usize), TracedLaunch>) -> String {
@@ -488,6 +489,12 @@ fn owned(run: &PlacedRun) -> String {
 /// Returns `len` rows of a run, from row `at` on.
 fn part(run: &Run, at: usize, len: usize) -> Run {
     Run { offset: run.offset + run.step * at, len, span: len, step: run.step }
+}
+
+/// Returns the pass of an operation.
+fn pass_of(schedule: &Schedule, rank: usize, operation: usize) -> Pass {
+    let begins = schedule.ranks.get(rank).and_then(|program| program.backward);
+    if begins.is_some_and(|begins| begins <= operation) { Pass::Backward } else { Pass::Forward }
 }
 
 fn segments(work: &Work) -> &[Segment] {

@@ -1,6 +1,7 @@
 //! Text that goes into other texts: commands for a shell, code in Markdown.
 
 use std::env;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -88,6 +89,30 @@ pub fn code(text: &str) -> String {
     let edge = if text.starts_with('`') || text.ends_with('`') { " " } else { "" };
     format!("{fence}{edge}{text}{edge}{fence}")
 }
+
+/// Returns the text with everything escaped that moves a terminal's cursor, colours it or turns the order of letters
+/// around, or that no XML may hold: names from a case file may hold anything.
+pub(crate) fn visible(text: &str, lines: bool) -> String {
+    let hidden = |letter: char| {
+        (letter.is_control() && !(lines && letter == '\n'))
+            || TURNING.iter().any(|range| range.contains(&letter))
+    };
+    let mut visible = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if hidden(letter) { visible.extend(letter.escape_default()) } else { visible.push(letter) }
+    }
+    visible
+}
+
+/// Unicode's separators of lines, marks of direction, and codes that are no letters.
+const TURNING: [RangeInclusive<char>; 6] = [
+    '\u{61c}'..='\u{61c}',
+    '\u{200e}'..='\u{200f}',
+    '\u{2028}'..='\u{202e}',
+    '\u{2066}'..='\u{2069}',
+    '\u{feff}'..='\u{feff}',
+    '\u{fffe}'..='\u{ffff}',
+];
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,6 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +15,7 @@ use indicatif::ProgressBar;
 
 use super::CliError;
 use crate::campaign::{LABEL_COLUMNS, Line, Tone};
-use crate::paste::typed;
+use crate::paste::{typed, visible};
 use crate::record::is_stdout;
 
 /// Columns of a report that no terminal shows.
@@ -145,35 +144,13 @@ fn wrapped(line: &str, width: usize) -> String {
     lines.join("\n")
 }
 
-/// Returns the text with everything escaped that moves a terminal's cursor, colours it or turns the order of letters
-/// around: names from a case file may hold anything.
-fn visible(text: &str, lines: bool) -> String {
-    let hidden = |letter: char| {
-        (letter.is_control() && !(lines && letter == '\n'))
-            || TURNING.iter().any(|range| range.contains(&letter))
-    };
-    let mut visible = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if hidden(letter) { visible.extend(letter.escape_default()) } else { visible.push(letter) }
-    }
-    visible
-}
-
-/// Unicode's separators of lines and marks of direction.
-const TURNING: [RangeInclusive<char>; 5] = [
-    '\u{61c}'..='\u{61c}',
-    '\u{200e}'..='\u{200f}',
-    '\u{2028}'..='\u{202e}',
-    '\u{2066}'..='\u{2069}',
-    '\u{feff}'..='\u{feff}',
-];
-
 /// Drops an error: nobody is left to tell, what was found is on disk, and the exit code says the rest.
 fn ignore(_result: io::Result<()>) {}
 
 #[cfg(test)]
 mod tests {
-    use super::{visible, wrapped};
+    use super::wrapped;
+    use crate::paste::visible;
 
     #[test]
     fn what_a_terminal_would_obey_is_escaped() {

@@ -61,7 +61,7 @@ impl Sighting<'_> {
     }
 
     /// Returns the keys that query `index` of a piece sees, and in words whatever else it sees.
-    fn seen(&self, queries: &Queries, index: usize) -> (Vec<Line>, Vec<String>) {
+    pub(super) fn seen(&self, queries: &Queries, index: usize) -> (Vec<Line>, Vec<String>) {
         let visible = self.segment.visible(queries.at + index);
         let (mut keys, mut foreign) = (Vec::new(), Vec::new());
         for held in &self.reading.keys {
@@ -116,71 +116,84 @@ struct Share {
     foreign: Vec<String>,
 }
 
+/// Everything that launches show the queries of a problem, summed over the launches.
+pub(super) struct Sums<'a> {
+    problem: &'a Problem,
+    shares: BTreeMap<(usize, usize), Vec<Share>>,
+    cuts: Vec<usize>,
+}
+
+impl<'a> Sums<'a> {
+    /// Returns the sums; `None` where there is too much to compare.
+    pub(super) fn of(problem: &'a Problem, sightings: &[Sighting]) -> Option<Sums<'a>> {
+        let cost = sightings.iter().map(cost_of).fold(problem.tokens(), usize::saturating_add);
+        if cost > COMPARED_MAX {
+            return None;
+        }
+        let mut sums = Sums { problem, shares: BTreeMap::new(), cuts: vec![0, problem.heads.q] };
+        for sighting in sightings {
+            for queries in queries(sighting.reading) {
+                sums.take(sighting, &queries);
+            }
+        }
+        sums.cuts.sort_unstable();
+        sums.cuts.dedup();
+        Some(sums)
+    }
+
+    fn take(&mut self, sighting: &Sighting, queries: &Queries) {
+        self.cuts.extend([queries.heads.start, queries.heads.end]);
+        for index in 0..queries.positions.len {
+            let query = queries.positions.at(index);
+            let (keys, foreign) = sighting.seen(queries, index);
+            let share = Share { heads: queries.heads.clone(), keys, foreign };
+            self.shares.entry((queries.sequence, query)).or_default().push(share);
+        }
+    }
+
+    /// Returns the bands of heads whose rows are alike.
+    pub(super) fn bands(&self) -> impl Iterator<Item = Range<usize>> {
+        self.cuts.windows(2).map(|ends| ends[0]..ends[1])
+    }
+
+    /// Returns what a query of a sequence sees, for heads of one band, beside what it should see.
+    pub(super) fn sight(&self, (sequence, query): (usize, usize), heads: &Range<usize>) -> Sight {
+        let shares = self.shares.get(&(sequence, query)).map_or(&[][..], Vec::as_slice);
+        let mine =
+            || shares.iter().filter(|share| share.heads.start <= heads.start && heads.end <= share.heads.end);
+        let lines: Vec<Line> = mine().flat_map(|share| share.keys.iter().copied()).collect();
+        let foreign: Vec<String> = mine().flat_map(|share| share.foreign.iter().cloned()).collect();
+        let [keys, twice] = union(&lines);
+        let should = tidy(vec![Line::range(shown(self.problem, sequence, query))]);
+        Sight { query, keys, twice, foreign, should: Some(should) }
+    }
+}
+
 /// Returns in words the queries whose sum over all launches differs from what the mask shows; `None` where there is
 /// too much to compare.
 pub(super) fn differences(problem: &Problem, sightings: &[Sighting]) -> Option<Vec<String>> {
-    let cost = sightings
-        .iter()
-        .flat_map(|sighting| queries(sighting.reading).map(move |queries| cost_of(sighting, &queries)));
-    let rows = problem.tokens();
-    if cost.fold(rows, usize::saturating_add) > COMPARED_MAX {
-        return None;
-    }
-    let mut shares: BTreeMap<(usize, usize), Vec<Share>> = BTreeMap::new();
-    let mut cuts = vec![0, problem.heads.q];
-    for sighting in sightings {
-        for queries in queries(sighting.reading) {
-            cuts.extend([queries.heads.start, queries.heads.end]);
-            for index in 0..queries.positions.len {
-                let query = queries.positions.at(index);
-                let (keys, foreign) = sighting.seen(&queries, index);
-                let share = Share { heads: queries.heads.clone(), keys, foreign };
-                shares.entry((queries.sequence, query)).or_default().push(share);
-            }
-        }
-    }
-    cuts.sort_unstable();
-    cuts.dedup();
+    let sums = Sums::of(problem, sightings)?;
     let mut found = Vec::new();
     for (sequence, both) in problem.sequences.iter().enumerate() {
-        for heads in cuts.windows(2).map(|ends| ends[0]..ends[1]) {
+        for heads in sums.bands() {
             let whole = heads == (0..problem.heads.q);
             let band = if whole { String::new() } else { format!(", heads {}..{}", heads.start, heads.end) };
-            let wrong = (0..both.q.len).filter_map(|query| {
-                let of_query = shares.get(&(sequence, query)).map_or(&[][..], Vec::as_slice);
-                difference(problem, (sequence, query), &heads, of_query)
-            });
+            let sights = (0..both.q.len).map(|query| sums.sight((sequence, query), &heads));
             let of = format!(" of sequence {sequence}{band}");
-            found.extend(groups(wrong, true).iter().map(|group: &QueryGroup| group.words(&of)));
+            let wrong = groups(sights.filter(|sight| !sight.is_right()), true);
+            found.extend(wrong.iter().map(|group: &QueryGroup| group.words(&of)));
         }
     }
     Some(found)
 }
 
 /// Returns the cost of a comparison: lines, and single keys of lines with steps, times queries.
-fn cost_of(sighting: &Sighting, queries: &Queries) -> usize {
+pub(super) fn cost_of(sighting: &Sighting) -> usize {
     let of_key = |held: &Held| match held.holds {
         HeldRows::Positions { step: 2.., .. } => held.len,
         _ => 1,
     };
     let keys: usize = sighting.reading.keys.iter().map(of_key).sum();
-    keys.saturating_mul(queries.positions.len)
-}
-
-fn difference(
-    problem: &Problem,
-    (sequence, query): (usize, usize),
-    heads: &Range<usize>,
-    shares: &[Share],
-) -> Option<Sight> {
-    let mine: Vec<&Share> = shares
-        .iter()
-        .filter(|share| share.heads.start <= heads.start && heads.end <= share.heads.end)
-        .collect();
-    let lines: Vec<Line> = mine.iter().flat_map(|share| share.keys.iter().copied()).collect();
-    let foreign: Vec<String> = mine.iter().flat_map(|share| share.foreign.iter().cloned()).collect();
-    let [keys, twice] = union(&lines);
-    let should = tidy(vec![Line::range(shown(problem, sequence, query))]);
-    let right = keys == should && twice.is_empty() && foreign.is_empty();
-    (!right).then_some(Sight { query, keys, twice, foreign, should: Some(should) })
+    let of_queries = |queries: Queries| keys.saturating_mul(queries.positions.len);
+    queries(sighting.reading).map(of_queries).fold(0, usize::saturating_add)
 }

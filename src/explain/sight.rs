@@ -24,6 +24,12 @@ pub(super) struct Sight {
 }
 
 impl Sight {
+    /// Whether the query sees what it should see, and each key once.
+    pub(super) fn is_right(&self) -> bool {
+        let as_it_should = self.should.as_ref().is_none_or(|should| *should == self.keys);
+        as_it_should && self.twice.is_empty() && self.foreign.is_empty()
+    }
+
     fn lines(&self) -> impl Iterator<Item = &Line> {
         self.keys.iter().chain(&self.twice).chain(self.should.iter().flatten())
     }

@@ -443,6 +443,13 @@ fn explains_the_recording(dir: &Path) {
         refuses(dir, &[&["explain", "found.json"], option].concat(), &[option[0], "leave it out"]);
     }
     refuses(dir, &["explain", "found.json", "--rank", "4"], &["--rank is 4"]);
+    let page = stdout(&seamproof(dir, &["explain", "found.json", "--html", "-"]));
+    for text in
+        ["padding of sequence 0, rank 3, local row 5", " of key 6</title>", "<p>A recording holds what"]
+    {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    refuses(dir, &["explain", "found.json", "--svg", "schedule"], &["--svg: A recording", "no schedule"]);
 }
 
 #[test]

@@ -56,9 +56,10 @@ use seamproof_oracle::Problem;
 
 pub use error::{CheckError, CoverKind, ERRORS_MAX, FormError, Needed, OperationId};
 pub use growth::{Axis, GrowthError, growth};
+pub use order::Action;
 pub use resources::Resource;
 pub use stretch::Stretch;
-pub use trace::{Held, HeldRows, Reading, TracedLaunch, trace, trace_moves};
+pub use trace::{Held, HeldRows, Reading, TracedLaunch, actions, trace, trace_moves};
 
 use crate::schedule::{Schedule, Work};
 

@@ -29,9 +29,9 @@ const GROUP_MAX: usize = 1 << 12;
 /// Largest number of counters of all clocks together.
 const COUNTERS_MAX: usize = 1 << 32;
 
-/// Operations that are executed at once.
-#[derive(Clone, Debug)]
-pub(super) enum Action {
+/// Operations that are executed at once. Records of events and waits for them are in none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
     /// An operation of one rank.
     Local(OperationId),
     /// A send and its receive.
@@ -42,7 +42,7 @@ pub(super) enum Action {
 
 impl Action {
     /// Returns the action's operations.
-    pub(super) fn places(&self) -> impl Iterator<Item = &OperationId> {
+    pub fn places(&self) -> impl Iterator<Item = &OperationId> {
         let (ends, members) = match self {
             Action::Local(place) => ([Some(place), None], &[][..]),
             Action::Message(send, receive) => ([Some(send), Some(receive)], &[][..]),

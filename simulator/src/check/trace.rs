@@ -80,6 +80,16 @@ pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedL
     })
 }
 
+/// Returns what the ranks do in an order in which it may happen, or the reason why the schedule does not run.
+pub fn actions(problem: &Problem, schedule: &Schedule) -> Result<Vec<Action>, Vec<CheckError>> {
+    let mut errors = Errors::default();
+    shape::check(problem, schedule, &mut errors);
+    if !errors.0.is_empty() {
+        return Err(errors.0);
+    }
+    steps(schedule, &mut errors).ok_or(errors.0)
+}
+
 /// Returns every launch. Only the work that `follows` accepts is followed.
 fn traced(
     problem: &Problem,
