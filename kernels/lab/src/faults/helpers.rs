@@ -32,6 +32,10 @@ const TE_2892: BugSource = (
 );
 const TE_2186: BugSource =
     ("a last chunk of nothing but padding", "https://github.com/NVIDIA/TransformerEngine/issues/2186");
+const TE_2692: BugSource = (
+    "ids that vmap has batched beside positions that it has not",
+    "https://github.com/NVIDIA/TransformerEngine/pull/2692",
+);
 const TE_CORRECTION: BugSource = (
     "the product rounded before it is added is part of the contract",
     "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
@@ -143,8 +147,26 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
             "rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments", "all-gather backward segments"
         ]);
     "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
-        "\n        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];" => ";",
+        "\n        && (!ids.position || (u32)position_of(ids, left) + 1u == (u32)position_of(ids, left + 1));" => ";",
         Detector::Bits(&["segment runs"]);
+    "shared-ids-of-the-first-rows", WrongSeam, TE_2692, "metadata.cu",
+        "row < ids.id_rows ? row : row % ids.id_rows" => "row < ids.id_rows ? row : ids.id_rows - 1",
+        Detector::Bits(&["segment sequences"]);
+    "shared-positions-of-the-last-row", WrongSeam, TE_2692, "metadata.cu",
+        "row < ids.position_rows ? row : row % ids.position_rows" => "row < ids.position_rows ? row : ids.position_rows - 1",
+        Detector::Bits(&["segment sequences"]);
+    "runs-paired-by-number", WrongSeam, TE_2692, "metadata.cu",
+        "run_of(kv, q.runs.id[q.begin + s])" => "kv.begin + s < kv.end ? kv.begin + s : -1",
+        Detector::Bits(&["segment sequences"]);
+    "keys-alone-not-looked-for", LastSequence, TE_2692, "metadata.cu",
+        "if (alone) put_sequence(to, count + before," => "if (alone && before < 0) put_sequence(to, count + before,",
+        Detector::Bits(&["segment sequences"]);
+    "sequence-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
+        "if (s >= to.most) return;" => "if (s > to.most) return;",
+        Detector::Bits(&["segment sequences"]);
+    "repeated-id-taken", WrongSeam, TE_2692, "metadata.cu",
+        " || run_of(side, id) != i;" => ";",
+        Detector::Bits(&["segment sequences"]);
     "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
         "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",
         Detector::Bits(&["merge of out"]);
