@@ -55,6 +55,7 @@ const HALVES: &[&str] =
 const SEARCHES: &[&str] =
     &["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half", "valid mask"];
 const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
+const SEGMENTS: &[&str] = &["segment runs", "segment sequences"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// The faults of `rows.cu`, `merge.cu` and `metadata.cu`.
@@ -114,7 +115,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         Detector::Bits(&["merge of statistics", "merge of out", "accumulation", "half statistic"]);
     "last-run-unfinished", LastSequence, MAGI_28, "metadata.cu",
         "if (run < *count) {" => "if (run + 1 < *count) {",
-        Detector::Bits(&["segment runs"]);
+        Detector::Bits(SEGMENTS);
     "mask-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (first + i < slots.rows) mask[first + i] = real >> i & 1;"
             => "if (first + i <= slots.rows) mask[first + i] = real >> i & 1;",
@@ -134,7 +135,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         Detector::Bits(GATHERS);
     "a-run-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
         "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
-        Detector::Bits(&["segment runs"]);
+        Detector::Bits(SEGMENTS);
     "real-length-halved", WrongSeam, TE_2892, "merge.cu",
         "chunk = slot.span >> 1;" => "chunk = slot.len >> 1;",
         Detector::Bits(HALVES);
@@ -148,7 +149,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         ]);
     "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
         "\n        && (!ids.position || (u32)position_of(ids, left) + 1u == (u32)position_of(ids, left + 1));" => ";",
-        Detector::Bits(&["segment runs"]);
+        Detector::Bits(SEGMENTS);
     "shared-ids-of-the-first-rows", WrongSeam, TE_2692, "metadata.cu",
         "row < ids.id_rows ? row : row % ids.id_rows" => "row < ids.id_rows ? row : ids.id_rows - 1",
         Detector::Bits(&["segment sequences"]);
