@@ -419,6 +419,9 @@ pub struct SegmentRun {
     pub position: i32,
 }
 
+/// First row and number of rows of a sequence, of queries and of keys.
+pub type PairedRows = [(usize, usize); 2];
+
 /// Returns the sequences of each batch row: the first row and the number of rows of queries and of keys. They are the runs of
 /// queries, each with the run of keys of its id, and then the runs of keys alone. A sequence without rows on a side is at the
 /// first one of the batch row. `None` stands for a batch row where an id is below 0 or comes twice, or where a run does not
@@ -429,7 +432,7 @@ pub fn paired_runs(
     [q, kv]: [&[SegmentRun]; 2],
     row_lengths: [usize; 2],
     batch_rows: usize,
-) -> Vec<Option<Vec<[(usize, usize); 2]>>> {
+) -> Vec<Option<Vec<PairedRows>>> {
     let of = |runs: &[SegmentRun], side: usize, batch_row: usize| -> Vec<SegmentRun> {
         runs.iter().copied().filter(|run| run.offset / row_lengths[side] == batch_row).collect()
     };

@@ -259,7 +259,7 @@ fn runs(given: &[Described; 2], problem: &Problem) -> [Vec<SegmentRun>; 2] {
 fn paired_by_id([q, kv]: &[Vec<SegmentRun>; 2]) -> Vec<Sequence> {
     let mut of_id: HashMap<i32, VecDeque<&SegmentRun>> = HashMap::new();
     kv.iter().for_each(|run| of_id.entry(run.id).or_default().push_back(run));
-    let mut partner = |run: &SegmentRun| of_id.get_mut(&run.id).and_then(|runs| runs.pop_front());
+    let mut partner = |run: &SegmentRun| of_id.get_mut(&run.id).and_then(VecDeque::pop_front);
     let none = Run::packed(0, 0, 0);
     let with_q: Vec<(Run, Run)> =
         q.iter().map(|run| (packed(run), partner(run).map_or(none, packed))).collect();

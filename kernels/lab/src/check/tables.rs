@@ -5,7 +5,7 @@ use seamproof_kernels::tables::Cut;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
-use seamproof_simulator::helpers::{self, SegmentRow, SegmentRun};
+use seamproof_simulator::helpers::{self, PairedRows, SegmentRow, SegmentRun};
 use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
 
 use super::draw::CaseDraw;
@@ -313,13 +313,13 @@ pub(super) fn sequences(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     });
     let counts: Vec<i32> = meant.iter().map(|row| row.as_ref().map_or(-1, |row| row.len() as i32)).collect();
     let empty = |batch_row: usize| lengths.map(|length| (batch_row * length, 0));
-    let places: Vec<[(usize, usize); 2]> = (0..batch_rows)
+    let places: Vec<PairedRows> = (0..batch_rows)
         .flat_map(|row| {
             let found = meant[row].iter().flatten().copied();
             found.chain(std::iter::repeat(empty(row))).take(most).collect::<Vec<_>>()
         })
         .collect();
-    let mut table = |name, of: fn(&[(usize, usize); 2]) -> usize| {
+    let mut table = |name, of: fn(&PairedRows) -> usize| {
         let before = image.poisoned(places.len() * 4);
         image.output(name, 0, &before, &i32_bytes(places.iter().map(of)))
     };
