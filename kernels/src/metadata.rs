@@ -79,8 +79,8 @@ pub struct SlotTables<'a> {
     pub len: Area<'a>,
 }
 
-/// Segment ids and positions, i32 each. Id 0 is padding. An array may have whole batch rows whose number divides that of
-/// all, and is repeated.
+/// Segment ids and positions, i32 each. Id 0 is padding. An array may have whole batch rows whose number divides that
+/// of all, and is repeated.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentIds<'a> {
     /// The ids, `[rows]` or fewer.
@@ -110,8 +110,8 @@ pub struct RunTables<'a> {
     pub count: Area<'a>,
 }
 
-/// The tables that sequences are written to, i32 each: `most` places for each batch row. Places behind the last sequence are
-/// empty, at the first row of the batch row.
+/// The tables that sequences are written to, i32 each: `most` places for each batch row. Places behind the last
+/// sequence are empty, at the first row of the batch row.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceTables<'a> {
     /// The first rows of queries, and of the batch row where a sequence has none.
@@ -124,8 +124,8 @@ pub struct SequenceTables<'a> {
     pub kv_len: Area<'a>,
     /// The number of sequences that fit into a batch row's part.
     pub most: usize,
-    /// The number of sequences of each batch row. If it is larger than `most`, the last ones are missing; −1 where ids and
-    /// positions say something that sequences do not.
+    /// The number of sequences of each batch row. If it is larger than `most`, the last ones are missing; −1 where ids
+    /// and positions say something that sequences do not.
     pub count: Area<'a>,
 }
 

@@ -422,10 +422,10 @@ pub struct SegmentRun {
 /// First row and number of rows of a sequence, of queries and of keys.
 pub type PairedRows = [(usize, usize); 2];
 
-/// Returns the sequences of each batch row: the first row and the number of rows of queries and of keys. They are the runs of
-/// queries, each with the run of keys of its id, and then the runs of keys alone. A sequence without rows on a side is at the
-/// first one of the batch row. `None` stands for a batch row where an id is below 0 or comes twice, or where a run does not
-/// begin at position 0.
+/// Returns the sequences of each batch row: the first row and the number of rows of queries and of keys. They are the
+/// runs of queries, each with the run of keys of its id, and then the runs of keys alone. A sequence without rows on a
+/// side is at the first one of the batch row. `None` stands for a batch row where an id is below 0 or comes twice, or
+/// where a run does not begin at position 0.
 ///
 /// `row_lengths` has the numbers of rows of a batch row of queries and of keys.
 pub fn paired_runs(

@@ -1,6 +1,7 @@
 //! Packed batches described by segment ids and positions, both ways. Any ids and positions must give runs that say
 //! exactly the same, and a rank's rows described in this way must give back what the rank owns. Sequences that are read
-//! from batches of both sides have the mask of the ids and positions, or there is an error; and so say their runs, paired.
+//! from batches of both sides have the mask of the ids and positions, or there is an error; and so say their runs,
+//! paired.
 
 use seamproof_oracle::segments::{Array, Described, Segments, positions_of};
 use seamproof_oracle::{Band, Problem, Run, Side};

@@ -1,5 +1,6 @@
-//! The reference kernels, halves of statistics and sequences from segment ids, run on a CPU thread by thread and held to
-//! plain loops (`kernels_reference/`). So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! The reference kernels, halves of statistics and sequences from segment ids, run on a CPU thread by thread and held
+//! to plain loops (`kernels_reference/`). So they are seen to be right without a GPU:
+//! `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -103,8 +104,8 @@ fn halves_of_statistics_are_right_thread_by_thread() {
     }
 }
 
-/// Test that the kernels give the sequences of the definition, and that the faults that are planted in them on a GPU are seen
-/// here too.
+/// Test that the kernels give the sequences of the definition, and that the faults that are planted in them on a GPU
+/// are seen here too.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn sequences_from_segment_ids_are_right_thread_by_thread() {

@@ -238,8 +238,8 @@ struct DrawnSide {
 }
 
 impl CaseDraw {
-    /// Returns a side whose arrays have all batch rows or one of them each. Segments have the first ids in any order, some are
-    /// padding, and now and then an id is below 0 or comes again, or a position jumps.
+    /// Returns a side whose arrays have all batch rows or one of them each. Segments have the first ids in any order,
+    /// some are padding, and now and then an id is below 0 or comes again, or a position jumps.
     fn side(&mut self, batch_rows: usize) -> DrawnSide {
         let row_length = self.pick(&[1, 5, 64, 700, 3000]);
         let array = |draw: &mut CaseDraw| if draw.one_in(3) { batch_rows.min(1) } else { batch_rows };
@@ -280,8 +280,8 @@ impl CaseDraw {
     }
 }
 
-/// Returns what a side says row by row. Positions that are left out are those of each stretch of an id, as the kernel has it:
-/// a run ends where the id changes.
+/// Returns what a side says row by row. Positions that are left out are those of each stretch of an id, as the kernel
+/// has it: a run ends where the id changes.
 fn pairs(side: &DrawnSide, batch_rows: usize) -> Vec<(i32, i32)> {
     let rows = batch_rows * side.row_length;
     let ids: Vec<i32> = side.ids.iter().copied().cycle().take(rows).collect();

@@ -1,5 +1,5 @@
-// Sequences from segment ids and positions, on a CPU: batches whose arrays have all batch rows or one of them, held to plain
-// loops over rows. Ends with 1 and a line of what is wrong.
+// Sequences from segment ids and positions, on a CPU: batches whose arrays have all batch rows or one of them, held to
+// plain loops over rows. Ends with 1 and a line of what is wrong.
 #include "threads.h"
 
 #include <cstdio>
