@@ -1,5 +1,5 @@
 //! Segment ids and positions. Their runs say exactly the same, a rank's rows described in this way give back what the
-//! rank owns, and batches of any shapes are read as the sequences that they mean, or refused.
+//! rank owns, and batches of any shapes are read as the sequences that they mean, or refused; so say their paired runs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

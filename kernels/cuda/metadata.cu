@@ -251,29 +251,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_gather_residues(
 }
 
 // Segment ids and positions → runs. A *run* is a longest stretch of rows of one batch row with the same id, not 0, and
-// positions that grow by one. Tiles count their runs, one block sums the counts up, tiles write; no atomics, so that the
-// runs come in order of rows.
+// positions that grow by one. An array of fewer rows is repeated; without positions a run has the position 0. Tiles
+// count their runs, one block sums the counts up, tiles write; no atomics, so that the runs come in order of rows.
 constexpr u32 TILE = 1024;
 
 struct Ids {
     const int* id;
+    // None where positions are left out.
     const int* position;
     int rows;
     // Rows of a batch row.
     int row_length;
+    // Rows of each array.
+    int id_rows;
+    int position_rows;
 };
 
+__device__ __forceinline__ int id_of(const Ids& ids, int row) {
+    return ids.id[row < ids.id_rows ? row : row % ids.id_rows];
+}
+
+__device__ __forceinline__ int position_of(const Ids& ids, int row) {
+    return ids.position[row < ids.position_rows ? row : row % ids.position_rows];
+}
+
 __device__ __forceinline__ bool joined(const Ids& ids, int left) {
-    return ids.id[left] == ids.id[left + 1]
-        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];
+    return id_of(ids, left) == id_of(ids, left + 1)
+        && (!ids.position || (u32)position_of(ids, left) + 1u == (u32)position_of(ids, left + 1));
 }
 
 __device__ __forceinline__ bool starts_run(const Ids& ids, int row) {
-    return ids.id[row] != 0 && (row % ids.row_length == 0 || !joined(ids, row - 1));
+    return id_of(ids, row) != 0 && (row % ids.row_length == 0 || !joined(ids, row - 1));
 }
 
 __device__ __forceinline__ bool ends_run(const Ids& ids, int row) {
-    return ids.id[row] != 0 && ((row + 1) % ids.row_length == 0 || !joined(ids, row));
+    return id_of(ids, row) != 0 && ((row + 1) % ids.row_length == 0 || !joined(ids, row));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) count_runs(const __grid_constant__ Ids ids, int* tiles) {
@@ -335,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (run < 0 || run >= runs.room) continue;
         if (starts[word] & bit) {
             runs.offset[run] = row;
-            runs.id[run] = ids.id[row];
-            runs.position[run] = ids.position[row];
+            runs.id[run] = id_of(ids, row);
+            runs.position[run] = ids.position ? position_of(ids, row) : 0;
         }
         // The row past the last one, until the lengths are taken.
         if (ends[word] & bit) runs.len[run] = row + 1;
@@ -355,4 +367,103 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         runs.offset[run] = rows;
         runs.len[run] = runs.id[run] = runs.position[run] = 0;
     }
+}
+
+// Runs of both sides → sequences of each batch row: the runs of queries, each with the run of keys of its id, then the
+// runs of keys alone; all in order of rows. A block for each batch row. There are none where an id is below 0 or comes
+// twice, or where a run does not begin at position 0.
+struct Sequences {
+    int* q_offset;
+    int* q_len;
+    int* kv_offset;
+    int* kv_len;
+    // Of each batch row; -1 where there are none of these.
+    int* count;
+    // Room of a batch row; further sequences are counted and not written.
+    int most;
+};
+
+// Runs of one batch row of a side, and its first row.
+struct BatchRow {
+    Runs runs;
+    int begin;
+    int end;
+    int row;
+};
+
+// All runs are here, and `rows` stands behind the last one.
+__device__ __forceinline__ BatchRow batch_row(const Runs& runs, int row_length) {
+    const i64 row = (i64)blockIdx.x * row_length;
+    const auto offset = [&](int i) { return (i64)runs.offset[i]; };
+    const int begin = last_at_most(0, runs.room, row - 1, offset) + 1;
+    return {runs, begin, last_at_most(begin, runs.room, row + row_length - 1, offset) + 1, (int)row};
+}
+
+// The first run of an id, or -1.
+__device__ __forceinline__ int run_of(const BatchRow& side, int id) {
+    for (int i = side.begin; i < side.end; ++i)
+        if (side.runs.id[i] == id) return i;
+    return -1;
+}
+
+// Whether some run is no sequence's. All threads of the block together.
+__device__ __forceinline__ bool says_nothing(const BatchRow& side) {
+    bool wrong = false;
+    for (int i = side.begin + (int)threadIdx.x; i < side.end; i += THREADS) {
+        const int id = side.runs.id[i];
+        wrong |= id < 0 || side.runs.position[i] != 0 || run_of(side, id) != i;
+    }
+    return __syncthreads_or(wrong);
+}
+
+__device__ __forceinline__ void put_rows(const BatchRow& side, int run, int* offset, int* len) {
+    *offset = run < 0 ? side.row : side.runs.offset[run];
+    *len = run < 0 ? 0 : side.runs.len[run];
+}
+
+// A run of -1 has no rows.
+__device__ __forceinline__ void
+    put_sequence(const Sequences& to, int s, const BatchRow& q, int of_q, const BatchRow& kv, int of_kv) {
+    if (s >= to.most) return;
+    const i64 at = (i64)blockIdx.x * to.most + s;
+    put_rows(q, of_q, to.q_offset + at, to.q_len + at);
+    put_rows(kv, of_kv, to.kv_offset + at, to.kv_len + at);
+}
+
+// The threads of the block before this one for which something holds; all of them in `total`. All threads together.
+__device__ __forceinline__ int count_before(bool holds, int& total) {
+    __shared__ int warps[THREADS / 32];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, votes = __ballot_sync(ALL_LANES, holds);
+    if (lane == 0) warps[warp] = __popc(votes);
+    __syncthreads();
+    int before = 0;
+    total = 0;
+    for (u32 i = 0; i < THREADS / 32; ++i) {
+        if (i == warp) before = total;
+        total += warps[i];
+    }
+    __syncthreads();
+    return before + __popc(votes & ((1u << lane) - 1));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pair_runs(
+    const __grid_constant__ Runs q_runs, const __grid_constant__ Runs kv_runs, int q_row_length, int kv_row_length,
+    const __grid_constant__ Sequences to
+) {
+    after_earlier_launches();
+    const BatchRow q = batch_row(q_runs, q_row_length), kv = batch_row(kv_runs, kv_row_length);
+    const bool wrong_q = says_nothing(q), wrong = says_nothing(kv) || wrong_q;
+    int count = wrong ? 0 : q.end - q.begin;
+    for (int s = threadIdx.x; s < count; s += THREADS)
+        put_sequence(to, s, q, q.begin + s, kv, run_of(kv, q.runs.id[q.begin + s]));
+    for (int base = kv.begin; !wrong && base < kv.end; base += THREADS) {
+        const int i = base + (int)threadIdx.x;
+        const bool alone = i < kv.end && run_of(q, kv.runs.id[i]) < 0;
+        int total;
+        const int before = count_before(alone, total);
+        if (alone) put_sequence(to, count + before, q, -1, kv, i);
+        count += total;
+    }
+    for (int s = count + (int)threadIdx.x; s < to.most; s += THREADS) put_sequence(to, s, q, -1, kv, -1);
+    if (threadIdx.x == 0) to.count[blockIdx.x] = wrong ? -1 : count;
 }

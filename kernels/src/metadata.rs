@@ -31,6 +31,8 @@ struct RawIds {
     position: u64,
     rows: i32,
     row_length: i32,
+    id_rows: i32,
+    position_rows: i32,
 }
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -41,6 +43,18 @@ struct RawRuns {
     position: u64,
     room: i32,
 }
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawSequences {
+    q_offset: u64,
+    q_len: u64,
+    kv_offset: u64,
+    kv_len: u64,
+    count: u64,
+    most: i32,
+}
+// SAFETY: repr(C), the fields of `Sequences` in metadata.cu.
+unsafe impl Argument for RawSequences {}
 // SAFETY: repr(C), the fields of `Mask` in metadata.cu.
 unsafe impl Argument for RawMask {}
 // SAFETY: repr(C), the fields of `Ids` in metadata.cu.
@@ -65,13 +79,14 @@ pub struct SlotTables<'a> {
     pub len: Area<'a>,
 }
 
-/// Segment ids and positions, i32 each. Id 0 is padding.
+/// Segment ids and positions, i32 each. Id 0 is padding. An array may have whole batch rows whose number divides that
+/// of all, and is repeated.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentIds<'a> {
-    /// The ids, `[rows]`.
+    /// The ids, `[rows]` or fewer.
     pub id: Area<'a>,
-    /// The positions, `[rows]`.
-    pub position: Area<'a>,
+    /// The positions, `[rows]` or fewer; without them the rows of each segment count from 0.
+    pub position: Option<Area<'a>>,
     /// The rows of all batch rows together.
     pub rows: usize,
     /// The rows of a batch row, which divide `rows`. No run crosses the end of a batch row.
@@ -95,10 +110,91 @@ pub struct RunTables<'a> {
     pub count: Area<'a>,
 }
 
-impl SegmentIds<'_> {
+/// The tables that sequences are written to, i32 each: `most` places for each batch row. Places behind the last
+/// sequence are empty, at the first row of the batch row.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceTables<'a> {
+    /// The first rows of queries, and of the batch row where a sequence has none.
+    pub q_offset: Area<'a>,
+    /// The numbers of queries.
+    pub q_len: Area<'a>,
+    /// The first rows of keys, and of the batch row where a sequence has none.
+    pub kv_offset: Area<'a>,
+    /// The numbers of keys.
+    pub kv_len: Area<'a>,
+    /// The number of sequences that fit into a batch row's part.
+    pub most: usize,
+    /// The number of sequences of each batch row. If it is larger than `most`, the last ones are missing; −1 where ids
+    /// and positions say something that sequences do not.
+    pub count: Area<'a>,
+}
+
+impl<'a> SegmentIds<'a> {
     /// Returns the bytes of scratch that [`Gpu::runs`] needs.
     pub fn scratch_bytes(&self) -> usize {
         blocks(self.rows, RUN_TILE) * 4
+    }
+
+    /// Returns the bytes of a side's scratch that [`Gpu::sequences`] needs.
+    pub fn sequence_scratch_bytes(&self) -> usize {
+        self.scratch_bytes() + (4 * self.rows + 1) * 4
+    }
+
+    /// Returns the arrays, by name.
+    fn arrays(&self) -> Vec<(&'static str, Area<'a>)> {
+        [("id", Some(self.id)), ("position", self.position)]
+            .into_iter()
+            .filter_map(|(name, area)| Some((name, area?)))
+            .collect()
+    }
+
+    /// Checks that batch rows divide the rows, and that whole batch rows of each array do.
+    fn check(&self) -> Result<(), KernelError> {
+        let divides = |rows: usize| {
+            self.row_length > 0
+                && rows.is_multiple_of(self.row_length)
+                && (if rows == 0 { self.rows == 0 } else { self.rows.is_multiple_of(rows) })
+        };
+        if !divides(self.rows) || self.rows > ROWS_MAX || self.row_length > ROWS_MAX {
+            let what = format!("{} rows do not divide into batch rows of {}", self.rows, self.row_length);
+            return Err(KernelError::shape(what));
+        }
+        for (name, area) in self.arrays() {
+            let rows = area.bytes() / 4;
+            holds_i32(name, area, rows)?;
+            if !divides(rows) {
+                let what = format!(
+                    "{name}: {rows} rows are not repeated to {} in batch rows of {}",
+                    self.rows, self.row_length
+                );
+                return Err(KernelError::shape(what));
+            }
+        }
+        Ok(())
+    }
+
+    fn raw(&self) -> RawIds {
+        let rows_of = |area: Option<Area>| area.map_or(0, |area| area.bytes() / 4) as i32;
+        RawIds {
+            id: self.id.address(),
+            position: self.position.map_or(0, |area| area.address()),
+            rows: self.rows as i32,
+            row_length: self.row_length as i32,
+            id_rows: rows_of(Some(self.id)),
+            position_rows: rows_of(self.position),
+        }
+    }
+}
+
+impl RunTables<'_> {
+    fn raw(&self) -> RawRuns {
+        RawRuns {
+            offset: self.offset.address(),
+            len: self.len.address(),
+            id: self.id.address(),
+            position: self.position.address(),
+            room: self.room as i32,
+        }
     }
 }
 
@@ -236,7 +332,7 @@ impl Gpu {
 
     /// Finds the runs of rows with one id and growing positions. `scratch` has [`SegmentIds::scratch_bytes`].
     pub fn runs(&self, ids: SegmentIds, scratch: Area, to: RunTables) -> Result<(), KernelError> {
-        hold_i32(&[("id", ids.id), ("position", ids.position)], ids.rows)?;
+        ids.check()?;
         let tables =
             [("offset", to.offset), ("len", to.len), ("run id", to.id), ("run position", to.position)];
         hold_i32(&tables, to.room)?;
@@ -245,26 +341,72 @@ impl Gpu {
         holds_i32("scratch", scratch, tile_count)?;
         let written: Vec<(&str, Area)> =
             tables.into_iter().chain([("count", to.count), ("scratch", scratch)]).collect();
-        check_apart(&written, &[("id", ids.id), ("position", ids.position)])?;
-        let divides = ids.row_length > 0 && ids.rows.is_multiple_of(ids.row_length);
-        if !divides || ids.row_length > ROWS_MAX {
-            let what = format!("{} rows do not divide into batch rows of {}", ids.rows, ids.row_length);
-            return Err(KernelError::shape(what));
-        }
-        let (rows, row_length) = (ids.rows as i32, ids.row_length as i32);
-        let raw = RawIds { id: ids.id.address(), position: ids.position.address(), rows, row_length };
-        let runs = RawRuns {
-            offset: to.offset.address(),
-            len: to.len.address(),
-            id: to.id.address(),
-            position: to.position.address(),
-            room: to.room as i32,
-        };
+        check_apart(&written, &ids.arrays())?;
+        let (raw, rows, runs) = (ids.raw(), ids.rows as i32, to.raw());
         let (tiles, count) = (scratch.address(), to.count.address());
         self.launch("count_runs", (tile_count, 1, THREADS), &[&raw, &tiles])?;
         self.launch("sum_runs", (1, 1, SCAN_THREADS), &[&tiles, &(tile_count as i32), &count])?;
         self.launch("write_runs", (tile_count, 1, THREADS), &[&raw, &tiles, &runs])?;
         self.launch("finish_runs", (blocks(to.room, THREADS), 1, THREADS), &[&count, &rows, &runs])
+    }
+
+    /// Makes the sequences of each batch row from ids and positions of both sides, as
+    /// [`seamproof_oracle::segments::Segments::sequences`] does, batch row by batch row. `scratch` has
+    /// [`SegmentIds::sequence_scratch_bytes`] of q, and behind them those of kv.
+    pub fn sequences(
+        &self,
+        [q, kv]: [SegmentIds; 2],
+        scratch: Area,
+        to: SequenceTables,
+    ) -> Result<(), KernelError> {
+        [q, kv].iter().try_for_each(SegmentIds::check)?;
+        let batch_rows = q.rows / q.row_length;
+        if kv.rows / kv.row_length != batch_rows {
+            let what = format!("{batch_rows} batch rows of q and {} of kv", kv.rows / kv.row_length);
+            return Err(KernelError::shape(what));
+        }
+        let tables = [
+            ("q offset", to.q_offset),
+            ("q len", to.q_len),
+            ("kv offset", to.kv_offset),
+            ("kv len", to.kv_len),
+        ];
+        hold_i32(&tables, batch_rows.saturating_mul(to.most))?;
+        holds_i32("count", to.count, batch_rows)?;
+        let written: Vec<(&str, Area)> =
+            tables.into_iter().chain([("count", to.count), ("scratch", scratch)]).collect();
+        check_apart(&written, &[q.arrays(), kv.arrays()].concat())?;
+        let of_q = q.sequence_scratch_bytes();
+        let q_runs = self.runs_in(q, scratch.part(0..of_q)?)?;
+        let kv_runs = self.runs_in(kv, scratch.part(of_q..of_q + kv.sequence_scratch_bytes())?)?;
+        let raw = RawSequences {
+            q_offset: to.q_offset.address(),
+            q_len: to.q_len.address(),
+            kv_offset: to.kv_offset.address(),
+            kv_len: to.kv_len.address(),
+            count: to.count.address(),
+            most: to.most as i32,
+        };
+        let lengths = [q.row_length, kv.row_length].map(|length| length as i32);
+        let arguments: [&dyn Argument; 5] = [&q_runs.raw(), &kv_runs.raw(), &lengths[0], &lengths[1], &raw];
+        self.launch("pair_runs", (batch_rows, 1, THREADS), &arguments)
+    }
+
+    /// Finds all runs of a side, in its scratch.
+    fn runs_in<'a>(&self, ids: SegmentIds, scratch: Area<'a>) -> Result<RunTables<'a>, KernelError> {
+        let part = |first: usize, numbers: usize| scratch.part(4 * first..4 * (first + numbers));
+        let (room, tiles) = (ids.rows, blocks(ids.rows, RUN_TILE));
+        let table = |index: usize| part(index * room, room);
+        let to = RunTables {
+            offset: table(0)?,
+            len: table(1)?,
+            id: table(2)?,
+            position: table(3)?,
+            room,
+            count: part(4 * room, 1)?,
+        };
+        self.runs(ids, part(4 * room + 1, tiles)?, to)?;
+        Ok(to)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The form in which a problem is given to a subject, and the way back from it.
 //!
-//! A form is no part of the mathematics. All forms of one problem have one answer, in the same rows. What a form cannot say
-//! is no problem in that form.
+//! A form is no part of the mathematics. All forms of one problem have one answer, in the same rows. What a form cannot
+//! say is no problem in that form.
 
 use serde::{Deserialize, Serialize};
 
@@ -110,8 +110,8 @@ impl Form {
 /// What a subject is given in place of a problem's sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Given {
-    /// Ids of both sides, positions of q (those of kv follow from the ids), and the largest number of segments of a batch
-    /// row.
+    /// Ids of both sides, positions of q (those of kv follow from the ids), and the largest number of segments of a
+    /// batch row.
     Segments {
         /// q and kv.
         sides: [Described; 2],

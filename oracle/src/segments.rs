@@ -328,8 +328,9 @@ pub fn lengths_of(ids: &Array, side: Side) -> Result<Vec<usize>, SegmentsError> 
 }
 
 /// Returns ids and positions of q and of kv that say the sequences: ids count the sequences of a batch row from 1, and
-/// rows that hold no token have the id 0 and the position 0. There are as many batch rows as sequences allow, none of which
-/// lies in two. An array whose batch rows are all the same lacks that dimension, as under `vmap` of the others alone.
+/// rows that hold no token have the id 0 and the position 0. There are as many batch rows as sequences allow, none of
+/// which lies in two. An array whose batch rows are all the same lacks that dimension, as under `vmap` of the others
+/// alone.
 pub fn described(sequences: &[Sequence], rows: TensorRows) -> [Described; 2] {
     let count = batch_rows(sequences, rows);
     let lengths = [rows.q / count, rows.kv / count];
@@ -353,8 +354,8 @@ pub fn described(sequences: &[Sequence], rows: TensorRows) -> [Described; 2] {
     [Described { ids: if keeps { batched } else { q.ids }, ..q }, kv]
 }
 
-/// Returns the largest number of batch rows into which the rows of both sides divide so that no sequence lies in two; at
-/// most one for each sequence, and at least 1.
+/// Returns the largest number of batch rows into which the rows of both sides divide so that no sequence lies in two;
+/// at most one for each sequence, and at least 1.
 fn batch_rows(sequences: &[Sequence], rows: TensorRows) -> usize {
     let fits = |count: &usize| {
         let lengths = [rows.q / count, rows.kv / count];

@@ -7,6 +7,8 @@
 
 pub mod exponential;
 
+use std::collections::HashSet;
+
 use exponential::{log_add, share};
 use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
@@ -415,6 +417,41 @@ pub struct SegmentRun {
     pub id: i32,
     /// Position of the first row.
     pub position: i32,
+}
+
+/// First row and number of rows of a sequence, of queries and of keys.
+pub type PairedRows = [(usize, usize); 2];
+
+/// Returns the sequences of each batch row: the first row and the number of rows of queries and of keys. They are the
+/// runs of queries, each with the run of keys of its id, and then the runs of keys alone. A sequence without rows on a
+/// side is at the first one of the batch row. `None` stands for a batch row where an id is below 0 or comes twice, or
+/// where a run does not begin at position 0.
+///
+/// `row_lengths` has the numbers of rows of a batch row of queries and of keys.
+pub fn paired_runs(
+    [q, kv]: [&[SegmentRun]; 2],
+    row_lengths: [usize; 2],
+    batch_rows: usize,
+) -> Vec<Option<Vec<PairedRows>>> {
+    let of = |runs: &[SegmentRun], side: usize, batch_row: usize| -> Vec<SegmentRun> {
+        runs.iter().copied().filter(|run| run.offset / row_lengths[side] == batch_row).collect()
+    };
+    let is_said = |runs: &[SegmentRun]| {
+        let mut met = HashSet::new();
+        runs.iter().all(|run| run.id > 0 && run.position == 0 && met.insert(run.id))
+    };
+    let paired = |batch_row: usize| {
+        let [q, kv] = [of(q, 0, batch_row), of(kv, 1, batch_row)];
+        let rows = |run: Option<&SegmentRun>, side: usize| {
+            run.map_or((batch_row * row_lengths[side], 0), |run| (run.offset, run.len))
+        };
+        let of_id = |runs: &'_ [SegmentRun], id: i32| runs.iter().copied().find(|run| run.id == id);
+        let with_q = q.iter().map(|run| [rows(Some(run), 0), rows(of_id(&kv, run.id).as_ref(), 1)]);
+        let alone = kv.iter().filter(|run| of_id(&q, run.id).is_none());
+        let sequences = with_q.chain(alone.map(|run| [rows(None, 0), rows(Some(run), 1)])).collect();
+        (is_said(&q) && is_said(&kv)).then_some(sequences)
+    };
+    (0..batch_rows).map(paired).collect()
 }
 
 /// Returns the runs of rows, each an id and a position, in batch rows of `row_length`, in order of rows. A change of the

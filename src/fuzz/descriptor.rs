@@ -1,10 +1,11 @@
 //! Packed batches described by segment ids and positions, both ways. Any ids and positions must give runs that say
 //! exactly the same, and a rank's rows described in this way must give back what the rank owns. Sequences that are read
-//! from batches of both sides have the mask of the ids and positions, or there is an error.
+//! from batches of both sides have the mask of the ids and positions, or there is an error; and so say their runs,
+//! paired.
 
-use seamproof_oracle::segments::{Array, Described, Segments};
+use seamproof_oracle::segments::{Array, Described, Segments, positions_of};
 use seamproof_oracle::{Band, Problem, Run, Side};
-use seamproof_simulator::helpers::{SegmentRun, segment_runs};
+use seamproof_simulator::helpers::{SegmentRun, paired_runs, segment_runs};
 
 use seamproof_oracle::sharding as layout;
 
@@ -52,6 +53,8 @@ pub fn batches(sides: &[DrawnSide; 2]) {
     });
     let Ok(segments) = Segments::new(&q, &kv) else { return };
     let rows = segments.rows();
+    let batch_rows = segments.leading().iter().product();
+    paired([(&q, rows.q), (&kv, rows.kv)], batch_rows);
     let Ok(sequences) = segments.sequences(usize::MAX) else { return };
     let holds = |run: &Run, row: usize| run.real_rows().any(|own| own == row);
     for (i, j) in (0..rows.q.min(64)).flat_map(|i| (0..rows.kv.min(64)).map(move |j| (i, j))) {
@@ -61,6 +64,40 @@ pub fn batches(sides: &[DrawnSide; 2]) {
             let diagonal = i - sequence.q.offset == j - sequence.kv.offset;
             assert_eq!(segments.sees(i, j, Band { lo: Some(0), hi: Some(0) }), diagonal, "{i} and {j}");
         }
+    }
+}
+
+/// Checks that the paired runs of both sides are, batch row by batch row, the sequences of that batch row alone.
+fn paired(sides: [(&Described, usize); 2], batch_rows: usize) {
+    let whole = sides.map(|(side, rows)| {
+        let made = || positions_of(&side.ids, None).expect("the ids have their shape");
+        let positions = side.positions.as_ref().map_or_else(made, |positions| positions.values.clone());
+        let pairs = side.ids.values.iter().copied().cycle().zip(positions.into_iter().cycle());
+        pairs.take(rows).collect::<Vec<(i32, i32)>>()
+    });
+    let lengths = whole.each_ref().map(|rows| rows.len() / batch_rows.max(1));
+    let runs: Vec<Vec<SegmentRun>> =
+        whole.iter().zip(lengths).map(|(rows, length)| segment_runs(rows, length.max(1))).collect();
+    let told = paired_runs([&runs[0], &runs[1]], lengths.map(|length| length.max(1)), batch_rows);
+    for (batch_row, told) in told.into_iter().enumerate() {
+        let [q, kv] = [0, 1].map(|side| {
+            let rows = &whole[side][batch_row * lengths[side]..(batch_row + 1) * lengths[side]];
+            let array = |of: fn(&(i32, i32)) -> i32| Array {
+                shape: vec![lengths[side]],
+                values: rows.iter().map(of).collect(),
+            };
+            Described { ids: array(|row| row.0), positions: Some(array(|row| row.1)) }
+        });
+        let meant = Segments::new(&q, &kv).and_then(|segments| segments.sequences(usize::MAX)).ok();
+        let rows = |run: Run, side: usize| match run.len {
+            0 => (batch_row * lengths[side], 0),
+            len => (batch_row * lengths[side] + run.offset, len),
+        };
+        let meant = meant.map(|meant| meant.iter().map(|s| [rows(s.q, 0), rows(s.kv, 1)]).collect());
+        // An empty side has no row to begin at.
+        let told = told.filter(|_| lengths.iter().all(|length| *length > 0));
+        let meant = meant.filter(|_: &Vec<_>| lengths.iter().all(|length| *length > 0));
+        assert_eq!(told, meant, "batch row {batch_row} of {q:?} and {kv:?}");
     }
 }
 
@@ -115,6 +152,15 @@ mod tests {
         let side = |dims: &[u8], ids: &[i8]| [(dims.to_vec(), ids.to_vec()), (Vec::new(), Vec::new())];
         batches(&[side(&[2, 3], &[1, 1, 2, 1, 0, 3]), side(&[4], &[3, 1, 2, 2])]);
         batches(&[side(&[2, 0], &[]), side(&[7, 7, 7, 0], &[])]);
+        // Two batch rows of three with ids 0 to 2, and all positions of one of them or none.
+        for list in 0..3_u32.pow(6) {
+            let ids: Vec<i8> = (0..6).map(|at| (list / 3_u32.pow(at) % 3) as i8).collect();
+            let with = |positions: &[i8]| [(vec![2, 3], ids.clone()), (vec![3], positions.to_vec())];
+            for positions in [[0, 1, 2], [0, 0, 1], [0, 1, 0]] {
+                batches(&[with(&positions), side(&[3], &[2, 2, 1])]);
+            }
+            batches(&[side(&[2, 3], &ids), side(&[2, 3], &[1, 2, 0, 2, 1, 1])]);
+        }
         for index in 0..300 {
             if let Draw::Problem(problem) = generate::draw(6, index, &Limits::fuzz()) {
                 described(&problem);

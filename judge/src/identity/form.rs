@@ -7,8 +7,8 @@ use super::twin::{Twin, TwinOrigin, results_of, same};
 use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
-/// Asks the same problem in the first other form of the subject's that says it. The results have the same bits
-/// where sequences are promised to stand alone, and otherwise agree within both errors. dsink is left out: it is a sum over
+/// Asks the same problem in the first other form of the subject's that says it. The results have the same bits where
+/// sequences are promised to stand alone, and otherwise agree within both errors. dsink is left out: it is a sum over
 /// sequences, whose order may change.
 pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, relation) = (evidence.problem, Relation::OtherForm);

@@ -76,8 +76,8 @@ pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     within_both(evidence, relation, &twin, what)
 }
 
-/// Asks a twin with the problem's own rows: lse and out agree within both errors, and so do dq, dk and dv. `what` says what is
-/// wrong with results and with gradients.
+/// Asks a twin with the problem's own rows: lse and out agree within both errors, and so do dq, dk and dv. `what` says
+/// what is wrong with results and with gradients.
 pub(super) fn within_both(
     evidence: &Evidence<'_>,
     relation: Relation,

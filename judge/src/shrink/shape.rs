@@ -111,8 +111,8 @@ impl Arrangement {
         }
     }
 
-    /// Makes the layout one that a form says: without padding of the sequences' own for segments, with spans that are all as
-    /// long as the longest and no other rows for lengths.
+    /// Makes the layout one that a form says: without padding of the sequences' own for segments, with spans that are
+    /// all as long as the longest and no other rows for lengths.
     pub(crate) fn bring_into(&mut self, form: Form) {
         for side in self.sides() {
             match form {

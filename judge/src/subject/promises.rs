@@ -52,8 +52,9 @@ impl Default for PaddingContract {
 pub struct Promises {
     /// Equal inputs give equal bits of the gradients as well: no sum depends on an order that chance decides.
     pub deterministic_backward: bool,
-    /// The results of a sequence depend neither on other sequences nor on the place of its rows, nor on the form in which
-    /// these are told. Tiles and splits begin anew with each sequence, and on several ranks they follow from the span alone.
+    /// The results of a sequence depend neither on other sequences nor on the place of its rows, nor on the form in
+    /// which these are told. Tiles and splits begin anew with each sequence, and on several ranks they follow from the
+    /// span alone.
     pub sequences_alone: bool,
     /// The results of a head depend neither on its number nor on the heads of other groups.
     pub heads_alone: bool,

@@ -1,9 +1,9 @@
 //! Faults of a reader of segment ids and positions: edits of what it reads, or of what it makes of that.
 //!
 //! The reader gets the ids and positions that say the problem ([`described`]), with batch rows wherever sequences allow
-//! them. The subject then runs what was read. Where the reader itself sees that something is wrong, the run ends with its
-//! words. The reader is not used on a problem that ids and positions do not say, or where rows belong to a side of a
-//! sequence that has no token: ids cannot tell these from other free rows.
+//! them. The subject then runs what was read. Where the reader itself sees that something is wrong, the run ends with
+//! its words. The reader is not used on a problem that ids and positions do not say, or where rows belong to a side of
+//! a sequence that has no token: ids cannot tell these from other free rows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::iter::{self, repeat_n};
@@ -140,8 +140,8 @@ fn misread(
     told(backend, problem, inputs, |fields| fields.sequences = owning(&wrong, problem))
 }
 
-/// Returns sequences that own their padding: free rows behind a run, up to the next one, that belong to the sequence of the
-/// problem in which it begins. Ids say which rows hold tokens, and the caller knows who owns the others.
+/// Returns sequences that own their padding: free rows behind a run, up to the next one, that belong to the sequence of
+/// the problem in which it begins. Ids say which rows hold tokens, and the caller knows who owns the others.
 fn owning(read: &[Sequence], problem: &Problem) -> Vec<Sequence> {
     let [q, kv] = [Side::Q, Side::Kv].map(|side| {
         let own = problem.sequences.iter().map(|sequence| run_of(sequence, side));

@@ -1,17 +1,22 @@
-//! The reference kernels and halves of statistics, run on a CPU thread by thread and held to plain loops
-//! (`kernels_reference/`). So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! The reference kernels, halves of statistics and sequences from segment ids, run on a CPU thread by thread and held
+//! to plain loops (`kernels_reference/`). So they are seen to be right without a GPU:
+//! `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
+use seamproof_lab::faults::{Detector, source_faults};
+
 const SOURCE: &str = include_str!("../cuda/reference.cu");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
+const METADATA: &str = include_str!("../../cuda/metadata.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 3] = [
+const CHECKS: [(&str, &str); 4] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
+    ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
 ];
 
@@ -97,4 +102,26 @@ fn halves_of_statistics_are_right_thread_by_thread() {
         assert_eq!(source.matches(text).count(), 1, "{text}");
         assert_eq!(run(&source.replace(text, edit)).status.code(), Some(1), "{edit}: not seen");
     }
+}
+
+/// Test that the kernels give the sequences of the definition, and that the faults that are planted in them on a GPU
+/// are seen here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn sequences_from_segment_ids_are_right_thread_by_thread() {
+    let search = part(COMMON, "template <class Value>", "// A slot; index -1");
+    let source = &METADATA[METADATA.find("constexpr u32 TILE").expect("the kernels of runs")..];
+    let run = |source: &str| run("segments.cpp", &[("search.cuh", search), ("source.cu", source)]);
+    let right = run(source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    let of_sequences = |seen| matches!(seen, Detector::Bits(of) if of.contains(&"segment sequences"));
+    let mut seen = 0;
+    for fault in source_faults().filter(|fault| of_sequences(fault.edit.seen)) {
+        // Here all runs have room.
+        let expected = i32::from(fault.id != "a-run-without-room");
+        let edited = source.replace(fault.edit.find, fault.edit.replace);
+        assert_eq!(run(&edited).status.code(), Some(expected), "{}", fault.id);
+        seen += expected;
+    }
+    assert!(seen >= 8, "{seen} faults");
 }

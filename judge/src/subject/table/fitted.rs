@@ -120,8 +120,8 @@ impl Table {
         self.precisions.iter().min_by_key(unlike).copied().unwrap_or(Precision::uniform(Format::F32))
     }
 
-    /// Returns a form of the table: the problem's own, or the plain one, or the first. Only one rank is given in another than
-    /// the plain one.
+    /// Returns a form of the table: the problem's own, or the plain one, or the first. Only one rank is given in
+    /// another than the plain one.
     fn nearest_form(&self, form: Form) -> Form {
         let taken = |form: &Form| self.fits(*form);
         [form, Form::CuSeqlens].into_iter().chain(self.forms.iter().copied()).find(taken).unwrap_or(form)

@@ -259,7 +259,7 @@ fn metadata(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), B
     let positions: Vec<i32> =
         (0..rows).map(|row| id_of(row).map_or(0, |id| (row - pack.runs[id].offset) as i32)).collect();
     let (ids, positions) = (gpu.upload_i32(&ids)?, gpu.upload_i32(&positions)?);
-    let ids = SegmentIds { id: ids.area(), position: positions.area(), rows, row_length: rows };
+    let ids = SegmentIds { id: ids.area(), position: Some(positions.area()), rows, row_length: rows };
     let scratch = gpu.allocate(ids.scratch_bytes())?;
     print(
         "runs from ids (4 launches)",

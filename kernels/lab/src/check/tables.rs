@@ -1,11 +1,11 @@
 //! Cases of metadata.
 
-use seamproof_kernels::Gpu;
-use seamproof_kernels::metadata::{RunTables, SegmentIds, SlotTables};
+use seamproof_kernels::metadata::{RunTables, SegmentIds, SequenceTables, SlotTables};
 use seamproof_kernels::tables::Cut;
+use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
-use seamproof_simulator::helpers::{self, SegmentRow, SegmentRun};
+use seamproof_simulator::helpers::{self, PairedRows, SegmentRow, SegmentRun};
 use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
 
 use super::draw::CaseDraw;
@@ -215,7 +215,7 @@ pub(super) fn runs(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let before = image.poisoned(4);
     let count = image.output("count", 0, &before, &(runs.len() as i32).to_le_bytes());
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        let ids = SegmentIds { id: place.of(id)?, position: place.of(position)?, rows, row_length };
+        let ids = SegmentIds { id: place.of(id)?, position: Some(place.of(position)?), rows, row_length };
         let to = RunTables {
             offset: place.of(offset)?,
             len: place.of(len)?,
@@ -226,6 +226,127 @@ pub(super) fn runs(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
         };
         let scratch = gpu.allocate(ids.scratch_bytes())?;
         gpu.runs(ids, scratch.area(), to)?;
+        gpu.finish()
+    })
+}
+
+/// Ids and positions of a side, of as many batch rows as its arrays have, and the rows of a batch row.
+struct DrawnSide {
+    ids: Vec<i32>,
+    positions: Option<Vec<i32>>,
+    row_length: usize,
+}
+
+impl CaseDraw {
+    /// Returns a side whose arrays have all batch rows or one of them each. Segments have the first ids in any order,
+    /// some are padding, and now and then an id is below 0 or comes again, or a position jumps.
+    fn side(&mut self, batch_rows: usize) -> DrawnSide {
+        let row_length = self.pick(&[1, 5, 64, 700, 3000]);
+        let array = |draw: &mut CaseDraw| if draw.one_in(3) { batch_rows.min(1) } else { batch_rows };
+        let (of_ids, of_positions) = (array(self), array(self));
+        let wrong = self.one_in(8);
+        let mut ids = Vec::new();
+        for _ in 0..of_ids {
+            let mut order: Vec<i32> = (1..=self.pick(&[3, 40, 600])).collect();
+            (1..order.len()).for_each(|at| order.swap(at, self.below(at + 1)));
+            let longest = self.pick(&[2, 9, 900]);
+            let mut row = Vec::new();
+            while row.len() < row_length {
+                let id = if self.one_in(4) { 0 } else { order.pop().unwrap_or(0) };
+                let id = if wrong && self.one_in(6) { self.pick(&[-1, 1, 2]) } else { id };
+                row.extend(std::iter::repeat_n(id, 1 + self.below(longest)));
+            }
+            ids.extend(&row[..row_length]);
+        }
+        // Positions of one batch row are right for batch rows with equal ids alone.
+        let counted = |row: &[i32]| {
+            let mut at = 0;
+            let next = |(i, &id): (usize, &i32)| {
+                at = if i > 0 && row[i - 1] == id { at + 1 } else { 0 };
+                at
+            };
+            row.iter().enumerate().map(next).collect::<Vec<i32>>()
+        };
+        let whole = ids.iter().copied().cycle().take(of_positions * row_length).collect::<Vec<i32>>();
+        let mut positions: Vec<i32> = whole.chunks(row_length).flat_map(counted).collect();
+        if wrong && !positions.is_empty() {
+            let at = self.below(positions.len());
+            positions[at] = self.pick(&[-1, 0, 3, i32::MAX]);
+        }
+        let positions = Some(positions).filter(|_| !self.one_in(3));
+        let shared = positions.as_ref().map_or(0, |_| of_positions);
+        self.note(&format!("ids of {of_ids} batch rows of {row_length}, positions of {shared}"));
+        DrawnSide { ids, positions, row_length }
+    }
+}
+
+/// Returns what a side says row by row. Positions that are left out are those of each stretch of an id, as the kernel
+/// has it: a run ends where the id changes.
+fn pairs(side: &DrawnSide, batch_rows: usize) -> Vec<(i32, i32)> {
+    let rows = batch_rows * side.row_length;
+    let ids: Vec<i32> = side.ids.iter().copied().cycle().take(rows).collect();
+    let mut at = 0;
+    let made = (0..rows).map(|row| {
+        at = if row % side.row_length > 0 && ids[row - 1] == ids[row] { at + 1 } else { 0 };
+        at
+    });
+    let positions: Vec<i32> = match &side.positions {
+        Some(positions) => positions.iter().copied().cycle().take(rows).collect(),
+        None => made.collect(),
+    };
+    ids.into_iter().zip(positions).collect()
+}
+
+pub(super) fn sequences(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
+    let batch_rows = draw.pick(&[0, 1, 1, 2, 3, 7]);
+    let sides = [draw.side(batch_rows), draw.side(batch_rows)];
+    let lengths = sides.each_ref().map(|side| side.row_length);
+    let runs = sides.each_ref().map(|side| helpers::segment_runs(&pairs(side, batch_rows), side.row_length));
+    let meant = helpers::paired_runs([&runs[0], &runs[1]], lengths, batch_rows);
+    let largest = meant.iter().flatten().map(Vec::len).max().unwrap_or(0);
+    let most = if draw.one_in(3) { draw.below(largest + 1) } else { largest + draw.below(4) };
+    draw.note(&format!("{largest} sequences at most, room for {most}"));
+    let bytes = |numbers: &[i32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let inputs = sides.each_ref().map(|side| {
+        let id = image.input("ids", 0, &bytes(&side.ids));
+        (id, side.positions.as_ref().map(|positions| image.input("positions", 0, &bytes(positions))))
+    });
+    let counts: Vec<i32> = meant.iter().map(|row| row.as_ref().map_or(-1, |row| row.len() as i32)).collect();
+    let empty = |batch_row: usize| lengths.map(|length| (batch_row * length, 0));
+    let places: Vec<PairedRows> = (0..batch_rows)
+        .flat_map(|row| {
+            let found = meant[row].iter().flatten().copied();
+            found.chain(std::iter::repeat(empty(row))).take(most).collect::<Vec<_>>()
+        })
+        .collect();
+    let mut table = |name, of: fn(&PairedRows) -> usize| {
+        let before = image.poisoned(places.len() * 4);
+        image.output(name, 0, &before, &i32_bytes(places.iter().map(of)))
+    };
+    let q_offset = table("q offset", |place| place[0].0);
+    let q_len = table("q len", |place| place[0].1);
+    let kv_offset = table("kv offset", |place| place[1].0);
+    let kv_len = table("kv len", |place| place[1].1);
+    let before = image.poisoned(batch_rows * 4);
+    let count = image.output("count", 0, &before, &bytes(&counts));
+    Box::new(move |gpu: &Gpu, place: &PlacedImage| {
+        let side = |index: usize| -> Result<SegmentIds, KernelError> {
+            let (id, position) = inputs[index];
+            let position = position.map(|position| place.of(position)).transpose()?;
+            let row_length = lengths[index];
+            Ok(SegmentIds { id: place.of(id)?, position, rows: batch_rows * row_length, row_length })
+        };
+        let both = [side(0)?, side(1)?];
+        let to = SequenceTables {
+            q_offset: place.of(q_offset)?,
+            q_len: place.of(q_len)?,
+            kv_offset: place.of(kv_offset)?,
+            kv_len: place.of(kv_len)?,
+            most,
+            count: place.of(count)?,
+        };
+        let scratch = gpu.allocate(both.iter().map(SegmentIds::sequence_scratch_bytes).sum())?;
+        gpu.sequences(both, scratch.area(), to)?;
         gpu.finish()
     })
 }

@@ -32,6 +32,10 @@ const TE_2892: BugSource = (
 );
 const TE_2186: BugSource =
     ("a last chunk of nothing but padding", "https://github.com/NVIDIA/TransformerEngine/issues/2186");
+const TE_2692: BugSource = (
+    "ids that vmap has batched beside positions that it has not",
+    "https://github.com/NVIDIA/TransformerEngine/pull/2692",
+);
 const TE_CORRECTION: BugSource = (
     "the product rounded before it is added is part of the contract",
     "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu",
@@ -51,6 +55,7 @@ const HALVES: &[&str] =
 const SEARCHES: &[&str] =
     &["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half", "valid mask"];
 const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
+const SEGMENTS: &[&str] = &["segment runs", "segment sequences"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
 /// The faults of `rows.cu`, `merge.cu` and `metadata.cu`.
@@ -110,7 +115,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         Detector::Bits(&["merge of statistics", "merge of out", "accumulation", "half statistic"]);
     "last-run-unfinished", LastSequence, MAGI_28, "metadata.cu",
         "if (run < *count) {" => "if (run + 1 < *count) {",
-        Detector::Bits(&["segment runs"]);
+        Detector::Bits(SEGMENTS);
     "mask-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (first + i < slots.rows) mask[first + i] = real >> i & 1;"
             => "if (first + i <= slots.rows) mask[first + i] = real >> i & 1;",
@@ -130,7 +135,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         Detector::Bits(GATHERS);
     "a-run-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
         "if (run < 0 || run >= runs.room) continue;" => "if (run < 0 || run > runs.room) continue;",
-        Detector::Bits(&["segment runs"]);
+        Detector::Bits(SEGMENTS);
     "real-length-halved", WrongSeam, TE_2892, "merge.cu",
         "chunk = slot.span >> 1;" => "chunk = slot.len >> 1;",
         Detector::Bits(HALVES);
@@ -143,8 +148,26 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
             "rank slots", "cu_seqlens on rank", "ring segments", "all-gather segments", "all-gather backward segments"
         ]);
     "positions-end-no-run", WrongSeam, TE_STRIPED, "metadata.cu",
-        "\n        && (u32)ids.position[left] + 1u == (u32)ids.position[left + 1];" => ";",
-        Detector::Bits(&["segment runs"]);
+        "\n        && (!ids.position || (u32)position_of(ids, left) + 1u == (u32)position_of(ids, left + 1));" => ";",
+        Detector::Bits(SEGMENTS);
+    "shared-ids-of-the-first-rows", WrongSeam, TE_2692, "metadata.cu",
+        "row < ids.id_rows ? row : row % ids.id_rows" => "row < ids.id_rows ? row : ids.id_rows - 1",
+        Detector::Bits(&["segment sequences"]);
+    "shared-positions-of-the-last-row", WrongSeam, TE_2692, "metadata.cu",
+        "row < ids.position_rows ? row : row % ids.position_rows" => "row < ids.position_rows ? row : ids.position_rows - 1",
+        Detector::Bits(&["segment sequences"]);
+    "runs-paired-by-number", WrongSeam, TE_2692, "metadata.cu",
+        "run_of(kv, q.runs.id[q.begin + s])" => "kv.begin + s < kv.end ? kv.begin + s : -1",
+        Detector::Bits(&["segment sequences"]);
+    "keys-alone-not-looked-for", LastSequence, TE_2692, "metadata.cu",
+        "if (alone) put_sequence(to, count + before," => "if (alone && before < 0) put_sequence(to, count + before,",
+        Detector::Bits(&["segment sequences"]);
+    "sequence-without-room", PastTheEnd, FA_A3A257C7, "metadata.cu",
+        "if (s >= to.most) return;" => "if (s > to.most) return;",
+        Detector::Bits(&["segment sequences"]);
+    "repeated-id-taken", WrongSeam, TE_2692, "metadata.cu",
+        " || run_of(side, id) != i;" => ";",
+        Detector::Bits(&["segment sequences"]);
     "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
         "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",
         Detector::Bits(&["merge of out"]);

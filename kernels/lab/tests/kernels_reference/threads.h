@@ -133,6 +133,14 @@ inline u32 __ballot_sync(u32, bool vote) {
     sync_warp();
     return votes;
 }
+inline int __syncthreads_count(bool vote) {
+    lanes[threadIdx.x] = vote;
+    __syncthreads();
+    const int count = std::count(lanes, lanes + THREADS, 1u);
+    __syncthreads();
+    return count;
+}
+inline bool __syncthreads_or(bool vote) { return __syncthreads_count(vote) > 0; }
 inline bool __any_sync(u32 all, bool vote) { return __ballot_sync(all, vote) != 0; }
 inline int __popc(u32 word) { return __builtin_popcount(word); }
 
