@@ -323,7 +323,12 @@ pub(super) fn gather(
     let mut matrix = Vec::with_capacity(count * dim);
     let of_head = tensor.index_axis(Axis(1), head);
     for index in indices {
-        matrix.extend(of_head.row(rows.row(index)).iter().map(|&value| f64::from(value)));
+        let row = of_head.row(rows.row(index));
+        match row.to_slice() {
+            // Lanes that follow each other are widened several at a time.
+            Some(lanes) => matrix.extend(lanes.iter().map(|&value| f64::from(value))),
+            None => matrix.extend(row.iter().map(|&value| f64::from(value))),
+        }
     }
     Array2::from_shape_vec((count, dim), matrix).expect("every row has the tensor's lanes")
 }
