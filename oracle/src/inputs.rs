@@ -142,14 +142,14 @@ pub enum SavedOut<'a> {
     Stored(ArrayView3<'a, f32>),
 }
 
-/// The most by which a subject's own values may differ from the saved ones, `[q heads, q rows]` each. An absent one is 0
-/// everywhere.
+/// The most by which a subject's own values may differ from the saved ones, `[q heads, q rows]` each. An absent one is
+/// 0 everywhere.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SavedErrors<'a> {
     /// The error of the LSE, where the saved one is not the subject's own.
     pub lse: Option<&'a Array2<f64>>,
-    /// The distance between the subject's D and `Σ dout·out` of the saved out. It counts where the keys of a row are not
-    /// all there, so that `Σ P·dP` is not known.
+    /// The distance between the subject's D and `Σ dout·out` of the saved out. It counts where the keys of a row are
+    /// not all there, so that `Σ P·dP` is not known.
     pub delta: Option<&'a Array2<f64>>,
 }
 

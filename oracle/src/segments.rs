@@ -185,8 +185,8 @@ impl Segments {
             && band.hi.is_none_or(|hi| key <= at.saturating_add(hi))
     }
 
-    /// Returns the sequences that say the same as the ids and positions: by batch row, then in order of queries, and last
-    /// those of keys alone. A segment of one side alone is a sequence without rows on the other. With a band whose
+    /// Returns the sequences that say the same as the ids and positions: by batch row, then in order of queries, and
+    /// last those of keys alone. A segment of one side alone is a sequence without rows on the other. With a band whose
     /// diagonal begins at the first query and the first key, [`Segments::sees`] is the mask of such a problem.
     ///
     /// Sequences can say less: rows of one must lie together, with positions 0, 1, …, and a batch row has at most

@@ -30,8 +30,8 @@ pub fn explain_recorded(case: &Case, layouts: &[RankLayout], rank: Option<usize>
     text + "\nlaunches  not shown: a recording holds what each rank got and gave, and not how\n"
 }
 
-/// Returns the line about a finding's row: the rows on the other side that the mask joins it to, and the ranks that hold
-/// them.
+/// Returns the line about a finding's row: the rows on the other side that the mask joins it to, and the ranks that
+/// hold them.
 fn row(problem: &Problem, layouts: &[RankLayout], finding: &Finding) -> String {
     let (Some(tensor), Place { sequence: Some(sequence), row: Some(row), .. }) =
         (finding.tensor, finding.place)

@@ -79,8 +79,8 @@ impl Recording {
         Ok(ranks)
     }
 
-    /// Returns the layouts of the ranks: those of the rule, or as the tables say, which may give a position to no rank or
-    /// to several.
+    /// Returns the layouts of the ranks: those of the rule, or as the tables say, which may give a position to no rank
+    /// or to several.
     pub fn layouts(&self) -> Vec<RankLayout> {
         let tables = || self.ranks.iter().filter_map(|rank| rank.tables.as_ref());
         self.rule.clone().unwrap_or_else(|| tables().map(|tables| tables.layout(&self.problem)).collect())

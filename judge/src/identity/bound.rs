@@ -131,9 +131,9 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// Returns the most by which D of a row may lie from `Σ dout·out` of the out that the subject returned, whatever D is
-    /// made of. `Σ P·dP` is there where the out and lse are within their own bounds: it is `dout` times the exact out at
-    /// the returned lse, and the error of the sum.
+    /// Returns the most by which D of a row may lie from `Σ dout·out` of the out that the subject returned, whatever D
+    /// is made of. `Σ P·dP` is there where the out and lse are within their own bounds: it is `dout` times the exact
+    /// out at the returned lse, and the error of the sum.
     pub(super) fn delta_apart(
         &self,
         sequence: usize,

@@ -4,10 +4,10 @@
 //! hides are skipped. A *group* is a sequence, a KV head and that head's query heads. A *piece* is a range of query
 //! rows of one query head. Pieces are independent apart from dk and dv, whose partial sums are added in a fixed order.
 //! Some rows of a sequence may be asked for alone ([`forward_of`], [`backward_of`]): the other side of their groups is
-//! whole, and they are computed in the same way. Keys are widened to f64 tile by tile, since those of a long sequence do
-//! not fit into memory. The cut into pieces depends on the problem and on the rows alone, and results do not depend on the
-//! number of threads. Property tests compare the results with those of [`crate::exact`], and those of rows with the
-//! whole's.
+//! whole, and they are computed in the same way. Keys are widened to f64 tile by tile, since those of a long sequence
+//! do not fit into memory. The cut into pieces depends on the problem and on the rows alone, and results do not depend
+//! on the number of threads. Property tests compare the results with those of [`crate::exact`], and those of rows with
+//! the whole's.
 
 mod answer;
 mod backward;

@@ -11,11 +11,11 @@ use crate::envelope::Model;
 use crate::envelope::dither::{copies_of, row_hash};
 use crate::{InputViews, Problem, Run, Sequence};
 
-/// The most query rows of one matrix product. A larger number wastes work on causal diagonals, and a smaller one gathers
-/// the keys too often.
+/// The most query rows of one matrix product. A larger number wastes work on causal diagonals, and a smaller one
+/// gathers the keys too often.
 const ROW_TILE: usize = 128;
-/// The number of keys of one tile of the backward, and of one product of the forward. Three strips of a tile stay in the
-/// second-level cache.
+/// The number of keys of one tile of the backward, and of one product of the forward. Three strips of a tile stay in
+/// the second-level cache.
 pub(super) const KEY_TILE: usize = 512;
 /// The most elements of a strip that has all keys of its rows: 32 MiB. Some five of them are held at once.
 pub(super) const STRIP_MAX: usize = 1 << 22;
@@ -138,12 +138,14 @@ impl<'a> Group<'a> {
         queries.map(|query| self.seen(query)).fold(0..0, join)
     }
 
-    /// Returns the number of keys that a query's sums may go through: of a picked query those up to the last that it sees.
+    /// Returns the number of keys that a query's sums may go through: of a picked query those up to the last that it
+    /// sees.
     pub(super) fn keys_of(&self, query: usize) -> usize {
         if self.q.is_picked() { self.visible(query).end } else { self.kv.run.len }
     }
 
-    /// Returns the number of queries, in all heads, that a key's sums may go through: of a picked key those that see it.
+    /// Returns the number of queries, in all heads, that a key's sums may go through: of a picked key those that see
+    /// it.
     pub(super) fn queries_of(&self, key: usize) -> usize {
         let Sequence { q, kv, .. } = self.both();
         let band = || self.problem.mask.band(q.len, kv.len).transposed();
@@ -206,7 +208,8 @@ pub(super) struct QueryRange {
     pub(super) rows: Range<usize>,
 }
 
-/// The keys of one group. Their numbers are widened tile by tile, since those of a long sequence do not fit into memory.
+/// The keys of one group. Their numbers are widened tile by tile, since those of a long sequence do not fit into
+/// memory.
 pub(super) struct Keys<'a, 'i> {
     group: Group<'a>,
     inputs: &'a InputViews<'i>,

@@ -235,3 +235,30 @@ fn errors_of_another_problem_are_not_read() {
     let model = Model::new(&problem, Arithmetic::default(), Partition::single(4, 4));
     blocked::backward_of_hidden_lse(&problem, &inputs, &saved, &Array2::zeros((1, 5)), &model);
 }
+
+/// Where D may be a sum over all keys, nothing is said of dk without the errors of D.
+#[test]
+#[should_panic = "errors of D"]
+fn dk_of_an_unknown_d_needs_its_errors() {
+    let (problem, inputs) = large(&[(4, 4)], Mask::FULL, Heads { q: 1, kv: 1 });
+    let saved = Saved::from(&exact::forward(&problem, &inputs));
+    let model = Model::new(&problem, Arithmetic::default(), Partition::single(4, 4));
+    let keys = Wanted::Keys(SomeRows { sequence: 0, positions: &[1] });
+    blocked::backward_of(&problem, &inputs, ((&saved).into(), SavedErrors::default()), keys, &model);
+}
+
+/// An infinite error of D leaves dk without a bound that could be broken, and makes no NaN of it.
+#[test]
+fn an_unbounded_d_bounds_nothing() {
+    let (problem, mut inputs) = large(&[(4, 4)], Mask::FULL, Heads { q: 1, kv: 1 });
+    inputs.q.slice_mut(s![.., .., 0]).fill(0.0);
+    let saved = Saved::from(&exact::forward(&problem, &inputs));
+    let model = Model::new(&problem, Arithmetic::default(), Partition::single(4, 4));
+    let keys = Wanted::Keys(SomeRows { sequence: 0, positions: &[1] });
+    let infinite = Array2::from_elem(problem.lse_shape(), f64::INFINITY);
+    let errors = SavedErrors { lse: None, delta: Some(&infinite) };
+    let [_, worst, _] =
+        tiers(&blocked::backward_of(&problem, &inputs, ((&saved).into(), errors), keys, &model));
+    assert!(worst.dk.iter().skip(1).all(|bound| *bound > 1e90), "{}", worst.dk);
+    assert!(worst.dk[[0, 0, 0]].is_finite() && worst.dv.iter().all(|bound| *bound < 1.0));
+}
