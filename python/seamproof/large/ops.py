@@ -1,0 +1,157 @@
+"""The few operations on arrays that numpy and torch name differently. Everything else is common to both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Numpy, numpy_dtype
+
+# Elements of a temporary array, at most: a gigabyte of f64 on a device, and what stays in a CPU's caches.
+DEVICE_MOST, HOST_MOST = 1 << 27, 1 << 20
+
+
+class NumpyOps:
+    """numpy, for the arrays of every library but torch."""
+
+    most = HOST_MOST
+
+    def __init__(self, library: Numpy):
+        self.library = library
+
+    def empty(self, shape: Sequence[int], form: str) -> Any:
+        """Returns an array of a format that is to be filled."""
+        return np.zeros(shape, numpy_dtype(form))
+
+    def given(self, array: Any, form: str) -> Any:
+        """Returns a filled array as the kernel gets it."""
+        return array if self.library.name == "numpy" else self.library.put(array.astype(np.float32), form)
+
+    def read(self, array: Any, form: str, what: str) -> Any:
+        """Returns a kernel's array of a format as one that can be computed with."""
+        return self.library.get(array, form, what)
+
+    def integers(self, values: Any) -> Any:
+        """Returns integers of 64 bits."""
+        return np.asarray(values, np.int64)
+
+    def zeros(self, *shape: int) -> Any:
+        return np.zeros(shape)
+
+    def stored(self, values: Any, form: str) -> Any:
+        """Returns f32 values rounded to a format."""
+        return values.astype(numpy_dtype(form))
+
+    def f32(self, array: Any) -> Any:
+        return array.astype(np.float32)
+
+    def f64(self, array: Any) -> Any:
+        return array.astype(np.float64)
+
+    def largest(self, array: Any, axis: int) -> Any:
+        return array.max(axis)
+
+    def where(self, condition: Any, one: Any, other: Any) -> Any:
+        return np.where(condition, one, other)
+
+    def exp(self, array: Any) -> Any:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.exp(array)
+
+    def tanh(self, array: Any) -> Any:
+        return np.tanh(array)
+
+    def isfinite(self, array: Any) -> Any:
+        return np.isfinite(array)
+
+    def isnan(self, array: Any) -> Any:
+        return np.isnan(array)
+
+    def stack(self, arrays: Sequence[Any], axis: int) -> Any:
+        return np.stack(arrays, axis)
+
+    def top(self, scores: Any, count: int) -> Any:
+        """Returns the places of the largest numbers along the last axis."""
+        return np.argsort(-scores, axis=-1, kind="stable")[..., :count]
+
+    def take(self, array: Any, places: Any) -> Any:
+        """Returns the elements at places along the last axis."""
+        return np.take_along_axis(array, places, -1)
+
+    def host(self, array: Any) -> np.ndarray:
+        """Returns an array as f64 of numpy."""
+        return np.asarray(array, np.float64)
+
+
+class TorchOps(NumpyOps):
+    """torch, on the device of the kernel."""
+
+    def __init__(self, library: Any):
+        super().__init__(library)
+        self.torch, self.device = library.torch, library.device
+        self.most = DEVICE_MOST if library.asynchronous else HOST_MOST
+
+    def empty(self, shape: Sequence[int], form: str) -> Any:
+        return self.torch.zeros(tuple(shape), dtype=self.library.dtype(form), device=self.device)
+
+    def given(self, array: Any, form: str) -> Any:
+        return array
+
+    def read(self, array: Any, form: str, what: str) -> Any:
+        if not self.torch.is_tensor(array):
+            raise TypeError(f"{what} is a {type(array).__name__}, not a tensor of torch")
+        if array.dtype != self.library.dtype(form):
+            raise TypeError(f"{what} came back as {array.dtype}, but this problem asks for {form}")
+        return array.detach()
+
+    def integers(self, values: Any) -> Any:
+        return self.torch.as_tensor(np.asarray(values, np.int64), device=self.device)
+
+    def zeros(self, *shape: int) -> Any:
+        return self.torch.zeros(shape, dtype=self.torch.float64, device=self.device)
+
+    def stored(self, values: Any, form: str) -> Any:
+        return values.to(self.library.dtype(form))
+
+    def f32(self, array: Any) -> Any:
+        return array.to(self.torch.float32)
+
+    def f64(self, array: Any) -> Any:
+        return array.to(self.torch.float64)
+
+    def largest(self, array: Any, axis: int) -> Any:
+        return array.amax(axis)
+
+    def where(self, condition: Any, one: Any, other: Any) -> Any:
+        return self.torch.where(condition, one, other)
+
+    def exp(self, array: Any) -> Any:
+        return self.torch.exp(array)
+
+    def tanh(self, array: Any) -> Any:
+        return self.torch.tanh(array)
+
+    def isfinite(self, array: Any) -> Any:
+        return self.torch.isfinite(array)
+
+    def isnan(self, array: Any) -> Any:
+        return self.torch.isnan(array)
+
+    def stack(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.torch.stack(list(arrays), axis)
+
+    def top(self, scores: Any, count: int) -> Any:
+        return self.torch.topk(scores, min(count, scores.shape[-1]), dim=-1).indices
+
+    def take(self, array: Any, places: Any) -> Any:
+        return self.torch.gather(array, -1, places)
+
+    def host(self, array: Any) -> np.ndarray:
+        return array.to(self.torch.float64).cpu().numpy()
+
+
+def ops(library: Numpy) -> NumpyOps:
+    """Returns the operations on a library's arrays."""
+    return TorchOps(library) if library.name == "torch" else NumpyOps(library)

@@ -1,0 +1,296 @@
+"""The inputs of a problem, drawn where they are used: the numbers that `seamproof inputs` gives, bit for bit.
+
+The module `judge/src/values.rs` states the hash and its laws, `judge/src/exact` the two modes whose keys have codes.
+Words of 64 bits are kept in signed integers, whose sums and products wrap in numpy and in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..problem import Problem, Run
+from .ops import NumpyOps
+
+GOLDEN = 0x9E3779B97F4A7C15
+FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+TENSORS = {"q": 0, "k": 1, "v": 2, "dout": 3, "sink": 4}
+CHOICE = 5
+NORMAL_MEAN, NORMAL_DEVIATION = 131_070, math.sqrt(4_294_967_295.0 / 3.0)
+# The standard deviation of the logits in each mode of near-normal numbers.
+NORMAL = {"flat": 0.5, "peaked": 3.0, "large": 64.0}
+CODED = ("pairs", "routing")
+MODES = (*NORMAL, *CODED)
+GAP, DEAD_SINK, PAYLOAD_ONE_IN = 120.0, -256.0, 4
+LARGEST = {"bf16": 3.3895313892515355e38, "fp16": 65504.0, "f32": 3.4028234663852886e38}
+
+
+def signed(word: int) -> int:
+    """Returns the signed integer with the bits of a word."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
+def shifted(word: Any, by: int) -> Any:
+    """Returns a word shifted to the right, with zeros from the left."""
+    return (word >> by) & ((1 << (64 - by)) - 1)
+
+
+def mix(word: Any) -> Any:
+    """Returns the finaliser of SplitMix64."""
+    word = (word ^ shifted(word, 30)) * signed(FACTORS[0])
+    word = (word ^ shifted(word, 27)) * signed(FACTORS[1])
+    return word ^ shifted(word, 31)
+
+
+def absorb(state: Any, word: Any) -> Any:
+    """Returns the state after one more word."""
+    return mix((state ^ word) + signed(GOLDEN))
+
+
+def below(most: Any, word: Any) -> Any:
+    """Returns a number below another one, from the upper half of a word."""
+    return (shifted(word, 32) * most) >> 32
+
+
+def modulo_3(word: Any) -> Any:
+    """Returns the remainder of a word, which is not signed, divided by 3."""
+    return (shifted(word, 1) % 3 * 2 + (word & 1)) % 3
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The hash of a problem's elements."""
+
+    ops: NumpyOps
+    seed: int
+
+    def word(self, *words: int) -> Any:
+        """Returns the state after these words, as an array of one."""
+        state = self.ops.integers([0])
+        for word in (self.seed, *words):
+            state = absorb(state, self.ops.integers([signed(word)]))
+        return state
+
+    def lanes(self, rows: Any, count: int) -> Any:
+        """Returns the hashes of the first lanes of rows, along a new axis."""
+        steps = self.ops.integers([signed(GOLDEN * (lane + 1)) for lane in range(count)])
+        return mix(rows[..., None] + steps)
+
+    def rows(self, state: Any, positions: Any, heads: int) -> Any:
+        """Returns the states of rows `[positions, heads]`."""
+        return absorb(absorb(state, positions)[:, None], self.ops.integers(range(heads)))
+
+
+def normal_factor(problem: Problem, deviation: float) -> np.float32:
+    return np.float32(deviation / NORMAL_DEVIATION)
+
+
+def deviation(problem: Problem, mode: str, tensor: str) -> float:
+    """Returns the standard deviation of a tensor's near-normal numbers."""
+    if tensor in ("v", "dout"):
+        return 1.0
+    spread = problem.scale * math.sqrt(problem.dim_qk)
+    return min(max(math.sqrt(NORMAL[mode] / spread), 1 / 256), 256.0)
+
+
+def word_sum(word: Any) -> Any:
+    """Returns the sum of the four 16-bit parts of a word."""
+    parts = (shifted(word, at) if at else word for at in (0, 16, 32, 48))
+    return sum(part & 0xFFFF for part in parts)
+
+
+class Inputs:
+    """The inputs of a problem in one of `MODES`. Rows without a token hold zeros, or what `fill` puts there."""
+
+    def __init__(self, problem: Problem, ops: NumpyOps):
+        self.problem, self.ops = problem, ops
+        self.mode = problem.raw["mode"]
+        if self.mode not in MODES:
+            raise ValueError(f"inputs of mode {self.mode} are not drawn here; use one of {', '.join(MODES)}")
+        self.draw = Draw(ops, problem.raw["data_seed"])
+
+    def all(self) -> dict[str, Any]:
+        """Returns the tensors by name; dout in a backward alone."""
+        names = ("q", "k", "v", "dout") if self.problem.backward else ("q", "k", "v")
+        return {name: self.tensor(name) for name in names} | {"sink": self.sink()}
+
+    def tensor(self, name: str) -> Any:
+        p, ops, form = self.problem, self.ops, self.problem.form(name)
+        shape = p.shape(name)
+        array = ops.empty(shape, form)
+        size = max(1, ops.most // 8 // max(1, shape[1] * shape[2]))
+        for index, sequence in enumerate(p.sequences):
+            run = sequence.q if name in ("q", "dout") else sequence.kv
+            law = self.law(name, index)
+            for start in range(0, run.len, size):
+                end = min(run.len, start + size)
+                values = law(ops.integers(np.arange(start, end)))
+                array[rows_of(run, start, end)] = ops.stored(values, form)
+        return ops.given(array, form)
+
+    def sink(self) -> Any:
+        """Returns the sinks as f32 of the library; none where they are not learnable."""
+        p = self.problem
+        if p.sink != "learnable":
+            values = np.zeros(0, np.float32)
+        elif self.mode in CODED:
+            values = np.full(p.heads_q, DEAD_SINK, np.float32)
+        else:
+            rows = absorb(self.draw.word(TENSORS["sink"], 0, 0), self.ops.integers(range(p.heads_q)))
+            words = shifted(self.draw.lanes(rows, 1)[:, 0], 40)
+            values = (self.ops.host(words) / 4_194_304.0 - 2.0).astype(np.float32)
+        return p.library.put(values, "f32")
+
+    def law(self, name: str, index: int) -> Any:
+        """Returns the function that gives the f32 values of positions of a sequence, `[positions, heads, lanes]`."""
+        p, sequence = self.problem, self.problem.sequences[index]
+        heads, lanes = p.shape(name)[1:]
+        state = self.draw.word(TENSORS[name], sequence.id)
+        if self.mode in CODED:
+            plan = Plan(self, index)
+            return lambda positions: plan.fill(name, self.draw.rows(state, positions, heads), positions)
+        factor = self.ops.f32(self.ops.integers([1])) * float(
+            normal_factor(p, deviation(p, self.mode, name))
+        )
+
+        def normal(positions: Any) -> Any:
+            words = self.draw.lanes(self.draw.rows(state, positions, heads), lanes)
+            return self.ops.f32(word_sum(words) - NORMAL_MEAN) * factor
+
+        return normal
+
+    def plan(self, index: int) -> Plan:
+        """Returns the plan of a sequence whose keys have codes."""
+        return Plan(self, index)
+
+
+class Plan:
+    """What the queries of a sequence choose, and the codes of its keys, in the modes `pairs` and `routing`."""
+
+    def __init__(self, inputs: Inputs, index: int):
+        self.ops, self.problem, self.draw = inputs.ops, inputs.problem, inputs.draw
+        self.sequence, self.index, self.pairs = (
+            self.problem.sequences[index],
+            index,
+            inputs.mode == "pairs",
+        )
+        self.choices = self.draw.word(CHOICE, self.sequence.id)
+        keys, dim = self.sequence.kv.len, self.problem.dim_qk
+        groups = keys // 2 + 1 if self.pairs else keys
+        self.lanes = max(0, dim - (1 + dim // PAYLOAD_ONE_IN))
+        self.bits = max(0, groups - 1).bit_length()
+        repeated = max(1, self.lanes // self.bits if self.bits else self.lanes)
+        self.amplitude = power_at_least(GAP / (2.0 * repeated * self.problem.scale))
+        self.steps = 2 * repeated if self.problem.sink == "off-by-one" else 1
+        self.kinds = np.array([kind_of_lane(lane) for lane in range(dim)], np.int64)
+        self.flips = self._flips()
+        kv_heads = self.ops.integers(range(self.problem.heads_kv))
+        self.offsets = shifted(self.drawn(1, kv_heads, 0), 63) if self.pairs else kv_heads * 0
+
+    def drawn(self, kind: int, places: Any, lane: Any) -> Any:
+        """Returns draws of the sequence, for places and lanes that broadcast."""
+        state = absorb(absorb(self.choices, self.ops.integers([kind])), places)
+        return mix(state + (lane + 1) * signed(GOLDEN))
+
+    def _flips(self) -> Any:
+        """Returns the signs of lanes, `[kv heads, lanes]`; 0 in payload lanes and the bias."""
+        lanes = self.ops.integers(range(self.problem.dim_qk))
+        heads = self.ops.integers(range(self.problem.heads_kv))[:, None]
+        signs = 1 - 2 * shifted(self.drawn(0, heads, lanes), 63)
+        return signs * self.ops.integers(self.kinds >= 0)
+
+    def groups(self, keys: Any) -> Any:
+        """Returns the groups of keys `[…, kv heads]`."""
+        return (keys + self.offsets) >> 1 if self.pairs else keys + self.offsets
+
+    def codes(self, groups: Any) -> Any:
+        """Returns the signs of codes along a new axis of lanes, where each bit is repeated; 1 where it is no code."""
+        if not self.bits:
+            return groups[..., None] * 0 + self.ops.integers(np.ones(len(self.kinds), np.int64))
+        bits = self.ops.integers(np.where(self.kinds >= 0, self.kinds, 0) % self.bits)
+        return 1 - 2 * ((groups[..., None] >> bits) & 1)
+
+    def visible(self, queries: Any) -> tuple[Any, Any]:
+        """Returns the first key that each query sees, and one past the last; equal where it sees none."""
+        p, keys = self.problem, self.sequence.kv.len
+        at = queries + p.shift(self.index)
+        first = at * 0 if p.left is None else (at - p.left).clip(0)
+        end = at * 0 + keys if p.right is None else (at + p.right + 1).clip(0, keys)
+        none = first >= end
+        return self.ops.where(none, at * 0, first), self.ops.where(none, at * 0, end)
+
+    def chosen(self, queries: Any) -> tuple[Any, Any]:
+        """Returns the group that each query of each head chooses, `[queries, heads]`, and whether it sees any key."""
+        p = self.problem
+        first, end = (bound[:, None] for bound in self.visible(queries))
+        heads = self.ops.integers(range(p.heads_q))
+        words = self.drawn(2, queries[:, None], heads)
+        way = modulo_3(words)
+        key = self.ops.where(
+            way == 0,
+            first + words * 0,
+            self.ops.where(way == 1, end - 1 + words * 0, first + below(end - first, words)),
+        )
+        offsets = self.offsets[heads // p.group]
+        groups = (key + offsets) >> 1 if self.pairs else key + offsets
+        return groups, (first < end) & (words == words)
+
+    def fill(self, name: str, rows: Any, positions: Any) -> Any:
+        """Returns the f32 values of rows, as their tensor has them."""
+        lanes, form = self.problem.shape(name)[2], self.problem.form(name)
+        if name == "q":
+            values = self._queries(positions)
+        elif name == "k":
+            values = self._keys(rows, positions)
+        else:
+            words = self.draw.lanes(rows, lanes)
+            if name == "dout":
+                values = below(3, words) - 1
+            else:
+                values = below(2, words) if self.pairs else below(255, words) - 127
+        most = LARGEST[form]
+        return self.ops.f32(values).clip(-most, most)
+
+    def _queries(self, queries: Any) -> Any:
+        p = self.problem
+        groups, sees = self.chosen(queries)
+        heads = self.ops.integers(range(p.heads_q))
+        units = self.codes(groups) * self.flips[heads // p.group]
+        bias = self.ops.integers(np.where(self.kinds == BIAS, self.steps - self.lanes, 0))
+        return self.ops.f32((units + bias) * self.ops.where(sees, groups * 0 + 1, groups * 0)[..., None]) * (
+            self.ops.f32(self.ops.integers([1])) * self.amplitude
+        )
+
+    def _keys(self, rows: Any, keys: Any) -> Any:
+        units = self.codes(self.groups(keys[:, None])) * self.flips
+        payload = (below(3, self.draw.lanes(rows, self.problem.dim_qk)) - 1) * self.ops.integers(
+            self.kinds == PAYLOAD
+        )
+        return units + payload + self.ops.integers(self.kinds == BIAS)
+
+
+BIAS, PAYLOAD = -1, -2
+
+
+def kind_of_lane(lane: int) -> int:
+    """Returns what a lane of a key with a code holds: `BIAS`, `PAYLOAD`, or the number of a code lane."""
+    if lane == 0:
+        return BIAS
+    if lane % PAYLOAD_ONE_IN == PAYLOAD_ONE_IN - 1:
+        return PAYLOAD
+    return lane - 1 - lane // PAYLOAD_ONE_IN
+
+
+def power_at_least(value: float) -> float:
+    """Returns the smallest power of two that is not below a positive number."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
+
+
+def rows_of(run: Run, start: int, end: int) -> slice:
+    """Returns the rows of positions of a run."""
+    return slice(run.offset + run.step * start, run.offset + run.step * (end - 1) + 1, run.step)
