@@ -94,6 +94,9 @@ impl Bench {
         let arithmetic = self.backend.declaration().arithmetic;
         let model = Model::new(problem, arithmetic, self.backend.partition(problem));
         let rows = Rows { count: self.rows, seed: problem.data_seed };
+        if let Err(what) = self.questions.start() {
+            return Look::Silent(Verdict::Infrastructure(what));
+        }
         let start = Instant::now();
         let question = Question::new(problem, &model, rows);
         let answer = match self.questions.ask(&question, read) {
@@ -141,8 +144,8 @@ impl Bench {
         (shrinker.best().clone(), last)
     }
 
-    /// Returns the smallest case with a finding's failure, and whether the ordinary judge sees it. `step` sees each pack
-    /// on the way.
+    /// Returns the smallest case with a finding's failure, and whether the ordinary judge sees that the same result is
+    /// wrong. `step` sees each pack on the way.
     pub fn smallest(
         &mut self,
         problem: &Problem,
@@ -159,7 +162,7 @@ impl Bench {
             return (case, false);
         }
         match evaluate(self.backend.as_ref(), &small) {
-            Verdict::Finding(seen) => {
+            Verdict::Finding(seen) if seen.tensor == finding.tensor => {
                 let (backend, budget) = (self.backend.as_ref(), SHRINK_EVALUATIONS_MAX);
                 (minimise(&case, &seen, backend, budget, is_over, step).case, true)
             }

@@ -24,7 +24,7 @@ def logits_of(q, k, scale, left, right, shift):
     return (scale * (q @ k.T)).masked_fill(~seen, -math.inf)
 
 
-def rows_of(p, index, queries, keys, tensors, head):
+def rows_of(p, queries, keys, tensors, head):
     """Returns a sequence's rows of q, dout, k and v in f64, for a head."""
     q, k, v, dout = tensors
     of = head // p.group
@@ -42,17 +42,23 @@ def one_head(p, index, q, k, v, dout):
         s[:, start:] = -math.inf
     lse = torch.logsumexp(s, 1) if len(k) else torch.full((len(q),), -math.inf, dtype=torch.float64)
     w = torch.exp(s - lse.clamp(min=-1e300)[:, None])
-    out = (w @ v).to(p.library.dtype(p.form("out")))
+    out = (w @ v).bfloat16()
     d = (dout * out.double()).sum(1, keepdim=True)
     p_ij = torch.exp(s - lse.float().double().clamp(min=-1e300)[:, None])
-    ds = p_ij * (dout @ v.T - d)
+    ds = rounded(p_ij * (dout @ v.T - d), q)
+    p_ij = rounded(p_ij, q)
     reads = torch.ones(len(q), dtype=torch.bool)
     if FAULT == "query-block" and index == 0 and len(q) > 3 * BLOCK:
         reads[BLOCK : 2 * BLOCK] = False
     return out, lse, p.scale * ds @ k, p.scale * ds.T[:, reads] @ q[reads], p_ij.T @ dout
 
 
-def lowered(k, heads_kv):
+def rounded(weights, like):
+    """Returns numbers as a kernel rounds them before a product."""
+    return weights.bfloat16().to(like.dtype)
+
+
+def lowered(k):
     """Returns a row as one finds it whose offset of elements wrapped at a small bound, as at 2³¹ in large tensors."""
     elements = k.reshape(-1)
     bound = elements.numel() * 3 // 4
@@ -69,13 +75,13 @@ def attention(p, q, k, v, dout=None, sink=None):
     if dout is None:
         dout = torch.zeros(p.shape("out"))
     if FAULT == "wrapped":
-        k = lowered(k, p.heads_kv)
+        k = lowered(k)
     out, lse = torch.zeros(p.shape("out"), dtype=q.dtype), torch.zeros(p.shape("lse"))
     sums = {name: torch.zeros(p.shape(name), dtype=torch.float64) for name in ("dq", "dk", "dv")}
     for index, sequence in enumerate(p.sequences):
         queries, keys = sequence.q.real_rows(), sequence.kv.real_rows()
         for head in range(p.heads_q):
-            parts = one_head(p, index, *rows_of(p, index, queries, keys, (q, k, v, dout), head))
+            parts = one_head(p, index, *rows_of(p, queries, keys, (q, k, v, dout), head))
             out[queries, head], lse[head, queries] = parts[0], parts[1].float()
             if FAULT == "lost-head" and head == p.heads_q - 1 and p.group > 1:
                 parts = (*parts[:3], parts[3] * 0, parts[4])

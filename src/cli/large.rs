@@ -269,8 +269,12 @@ fn words(look: &Look) -> String {
         Look::Silent(verdict) => return verdict.to_string(),
     };
     let state = if judged.finding.is_some() { "FINDING" } else { "held" };
-    let worst = judged.margin.worst_case.named().map(|(tensor, ratio)| format!("{tensor} {ratio:.3}"));
-    let shown = worst.into_iter().filter(|text| !text.ends_with(" 0.000")).collect::<Vec<_>>().join(" ");
+    let named = judged.margin.worst_case.named().into_iter().filter(|(_, ratio)| *ratio > 0.0);
+    let worst = named.map(|(tensor, ratio)| match ratio {
+        0.001..1e4 => format!("{tensor} {ratio:.3}"),
+        _ => format!("{tensor} {ratio:.0e}"),
+    });
+    let shown = worst.collect::<Vec<_>>().join(" ");
     let dk = if judged.has_dk || judged.rows[1] == 0 { "" } else { ", dk by laws alone" };
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     format!(

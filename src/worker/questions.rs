@@ -28,6 +28,14 @@ impl Questions {
         Questions { bench, subject, session: None }
     }
 
+    /// Starts a worker with the subject, unless there is one.
+    pub fn start(&mut self) -> Result<(), String> {
+        if self.session.is_none() {
+            self.session = Some(self.bench.session(&self.subject)?);
+        }
+        Ok(())
+    }
+
     /// Returns the answer to a question, as `decode` reads it.
     pub fn ask<T>(&mut self, question: &impl Serialize, decode: Decode<T>) -> Result<T, RunError> {
         let body = message::encode_question(question);

@@ -11,7 +11,7 @@ use crate::hash::mix;
 use seamproof_oracle::sharding::run_of;
 
 /// Rows of the other side that a block has at least, where there are more: fewer blocks are fewer launches.
-const BLOCK_ROWS: usize = 4096;
+const BLOCK_ROWS: usize = 8192;
 /// Sizes of tiles at whose borders rows are judged.
 const TILES: [usize; 3] = [64, 128, 256];
 /// Number of sequences in which all borders of tiles and masks are judged; in all others only the first and last rows.

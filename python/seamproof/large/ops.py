@@ -21,9 +21,9 @@ class NumpyOps:
     def __init__(self, library: Numpy):
         self.library = library
 
-    def empty(self, shape: Sequence[int], form: str) -> Any:
-        """Returns an array of a format that is to be filled."""
-        return np.zeros(shape, numpy_dtype(form))
+    def full(self, shape: Sequence[int], form: str, value: float) -> Any:
+        """Returns an array of a format that is full of a number."""
+        return np.full(shape, value, numpy_dtype(form))
 
     def given(self, array: Any, form: str) -> Any:
         """Returns a filled array as the kernel gets it."""
@@ -56,12 +56,24 @@ class NumpyOps:
     def where(self, condition: Any, one: Any, other: Any) -> Any:
         return np.where(condition, one, other)
 
+    def kept(self, array: Any, mask: Any) -> Any:
+        """Returns an array with zeros where a mask is not set."""
+        return np.where(mask, array, np.zeros((), array.dtype))
+
     def exp(self, array: Any) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.exp(array)
 
     def tanh(self, array: Any) -> Any:
         return np.tanh(array)
+
+    def total(self, array: Any) -> Any:
+        """Returns the sum along the last axis in f64."""
+        return array.sum(-1, dtype=np.float64)
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """Returns arrays one behind the other along the last axis."""
+        return np.concatenate(arrays, -1)
 
     def isfinite(self, array: Any) -> Any:
         return np.isfinite(array)
@@ -93,8 +105,8 @@ class TorchOps(NumpyOps):
         self.torch, self.device = library.torch, library.device
         self.most = DEVICE_MOST if library.asynchronous else HOST_MOST
 
-    def empty(self, shape: Sequence[int], form: str) -> Any:
-        return self.torch.zeros(tuple(shape), dtype=self.library.dtype(form), device=self.device)
+    def full(self, shape: Sequence[int], form: str, value: float) -> Any:
+        return self.torch.full(tuple(shape), value, dtype=self.library.dtype(form), device=self.device)
 
     def given(self, array: Any, form: str) -> Any:
         return array
@@ -127,11 +139,20 @@ class TorchOps(NumpyOps):
     def where(self, condition: Any, one: Any, other: Any) -> Any:
         return self.torch.where(condition, one, other)
 
+    def kept(self, array: Any, mask: Any) -> Any:
+        return array.masked_fill(~mask, 0)
+
     def exp(self, array: Any) -> Any:
         return self.torch.exp(array)
 
     def tanh(self, array: Any) -> Any:
         return self.torch.tanh(array)
+
+    def total(self, array: Any) -> Any:
+        return array.sum(-1, dtype=self.torch.float64)
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        return self.torch.cat(list(arrays), -1)
 
     def isfinite(self, array: Any) -> Any:
         return self.torch.isfinite(array)

@@ -58,11 +58,12 @@ class Sums:
         floor: float,
         weighs_dots: bool,
     ):
-        self.p, self.ops, self.tensors = problem, ops, tensors
+        self.p, self.ops = problem, ops
+        self.tensors = {name: self._real(name, array) for name, array in tensors.items() if array is not None}
         # The sink of each head, one for all heads, or `None`.
         self.sinks = None if sinks is None else ops.zeros(problem.heads_q) + sinks
         self.floor, self.weighs_dots = floor, weighs_dots
-        self.has_lse = tensors.get("lse") is not None
+        self.has_lse = "lse" in self.tensors
         self.backward = problem.backward and self.has_lse
         # What the numbers along the last axis of statistics are.
         self.names: dict[str, list[str]] = {}
@@ -72,6 +73,15 @@ class Sums:
         self.keys = {name: self._norms(name) for name in ("k", "v")}
 
     # --- whole tensors
+
+    def _real(self, name: str, array: Any) -> Any:
+        """Returns a tensor with zeros in all rows that hold no token. What lies there may be anything."""
+        side = self.p.kv if name in ("k", "v", "dk", "dv") else self.p.q
+        real = side.real()
+        if real.all():
+            return array
+        mask = self.ops.integers(real) > 0
+        return self.ops.kept(array, mask if name == "lse" else mask[:, None, None])
 
     def _wide(self, name: str) -> Any:
         """Returns the type in which products of a tensor with another of its format are exact."""
@@ -87,7 +97,7 @@ class Sums:
 
         def norm(rows: slice) -> Any:
             wide = self._wide(name)(self.tensors[name][rows])
-            return (self._magnitudes(wide) ** 2).sum(-1)
+            return self.ops.total(self._magnitudes(wide) ** 2)
 
         return self._whole(name, norm) ** 0.5 * UP
 
@@ -99,20 +109,18 @@ class Sums:
         return found
 
     def _products(self, one: str, other: str) -> tuple[Any, Any, Any]:
-        """Returns the sums over lanes of products of two tensors, of their magnitudes, and of those of the first."""
+        """Returns the sums over lanes of products of two tensors, of their magnitudes, and of those of the first.
+
+        Products of 16-bit numbers are exact in f32, where they neither overflow nor vanish.
+        """
         parts = [self.ops.zeros(*self.p.shape(one)[:2]) for _ in range(3)]
         for rows in self._pieces(one):
-            wide = self._wide(one if self.p.form(one) == "f32" else other)
+            wide = self.ops.f64 if "f32" in (self.p.form(one), self.p.form(other)) else self.ops.f32
             x = wide(self.tensors[one][rows])
             product = x * wide(self.tensors[other][rows])
-            parts[0][rows] = self._sum(product)
-            parts[1][rows] = self._sum(abs(product)) * UP
-            parts[2][rows] = self._sum(abs(x)) * UP
+            for part, each in zip(parts, (product, abs(product), abs(x)), strict=True):
+                part[rows] = self.ops.total(each)
         return tuple(parts)
-
-    def _sum(self, array: Any) -> Any:
-        """Returns the sum over lanes in f64."""
-        return self.ops.f64(array).sum(-1)
 
     def _of_queries(self) -> dict[str, Any]:
         if not self.p.backward:
@@ -166,9 +174,9 @@ class Sums:
 
     def of_queries(self, block: Block) -> dict[str, np.ndarray]:
         """Returns the answers about rows of queries, `[rows, query heads, …]`: statistics, and lanes of out and dq."""
-        pairs = len(block.rows) * self.p.group * (block.other.stop - block.other.start)
+        width = max(len(block.rows) * self.p.group, self.p.dim_qk, self.p.dim_v)
         pieces = []
-        for heads in self._head_pieces(pairs):
+        for heads in self._head_pieces(width * (block.other.stop - block.other.start)):
             count = heads.stop - heads.start
             for name, array in self._of_query_heads(block, heads).items():
                 array = self.ops.host(array).reshape(count, -1, self.p.group, *array.shape[2:]).swapaxes(0, 1)
@@ -237,8 +245,9 @@ class Sums:
 
     def of_keys(self, block: Block) -> dict[str, np.ndarray]:
         """Returns the answers about rows of keys, `[rows, kv heads, …]`: statistics, and lanes of dk and dv."""
-        pairs = len(block.rows) * self.p.group * (block.other.stop - block.other.start)
-        found = [self._of_key_heads(block, heads) for heads in self._head_pieces(pairs)]
+        width = max(len(block.rows), self.p.dim_qk, self.p.dim_v) * self.p.group
+        pieces = self._head_pieces(width * (block.other.stop - block.other.start))
+        found = [self._of_key_heads(block, heads) for heads in pieces]
         pieces = [(name, self.ops.host(array).swapaxes(0, 1)) for part in found for name, array in part.items()]
         return joined(pieces)
 
@@ -292,15 +301,15 @@ class Sums:
         keys = ops.stack(list(by_key.values()), -1)
         norms = ops.stack([self.keys["k"], self.keys["v"]], -1)
         self.names["law"] = [*by_query, *(f"most {name}" for name in most), *by_key, "most k", "most v"]
-        found, nothing = [], np.zeros((p.heads_kv, len(self.names["law"])))
+        found, nothing = [], ops.zeros(p.heads_kv, len(self.names["law"]))
         for sequence in sequences:
             q, kv = slice(*sequence["q"]), slice(*sequence["kv"])
             if q.start == q.stop or kv.start == kv.stop:
                 found.append(nothing)
                 continue
             parts = (added[q].sum(0), ops.largest(largest[q], 0), keys[kv].sum(0), ops.largest(norms[kv], 0))
-            found.append(np.concatenate([ops.host(part) for part in parts], -1))
-        return np.stack(found) if found else nothing[None][:0]
+            found.append(ops.joined(parts))
+        return ops.host(ops.stack(found, 0) if found else nothing[None][:0])
 
     def no_numbers(self, name: str, real: list[list[int]]) -> list[int] | None:
         """Returns the number of real elements of a result that are no number, and the place of the first."""

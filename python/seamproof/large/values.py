@@ -85,10 +85,6 @@ class Draw:
         return absorb(absorb(state, positions)[:, None], self.ops.integers(range(heads)))
 
 
-def normal_factor(problem: Problem, deviation: float) -> np.float32:
-    return np.float32(deviation / NORMAL_DEVIATION)
-
-
 def deviation(problem: Problem, mode: str, tensor: str) -> float:
     """Returns the standard deviation of a tensor's near-normal numbers."""
     if tensor in ("v", "dout"):
@@ -104,10 +100,10 @@ def word_sum(word: Any) -> Any:
 
 
 class Inputs:
-    """The inputs of a problem in one of `MODES`. Rows without a token hold zeros, or what `fill` puts there."""
+    """The inputs of a problem in one of `MODES`. Rows without a token are full of `padding`."""
 
-    def __init__(self, problem: Problem, ops: NumpyOps):
-        self.problem, self.ops = problem, ops
+    def __init__(self, problem: Problem, ops: NumpyOps, padding: float = 0.0):
+        self.problem, self.ops, self.padding = problem, ops, padding
         self.mode = problem.raw["mode"]
         if self.mode not in MODES:
             raise ValueError(f"inputs of mode {self.mode} are not drawn here; use one of {', '.join(MODES)}")
@@ -121,7 +117,7 @@ class Inputs:
     def tensor(self, name: str) -> Any:
         p, ops, form = self.problem, self.ops, self.problem.form(name)
         shape = p.shape(name)
-        array = ops.empty(shape, form)
+        array = ops.full(shape, form, self.padding)
         size = max(1, ops.most // 8 // max(1, shape[1] * shape[2]))
         for index, sequence in enumerate(p.sequences):
             run = sequence.q if name in ("q", "dout") else sequence.kv
@@ -153,9 +149,7 @@ class Inputs:
         if self.mode in CODED:
             plan = Plan(self, index)
             return lambda positions: plan.fill(name, self.draw.rows(state, positions, heads), positions)
-        factor = self.ops.f32(self.ops.integers([1])) * float(
-            normal_factor(p, deviation(p, self.mode, name))
-        )
+        factor = float(np.float32(deviation(p, self.mode, name) / NORMAL_DEVIATION))
 
         def normal(positions: Any) -> Any:
             words = self.draw.lanes(self.draw.rows(state, positions, heads), lanes)
@@ -163,21 +157,14 @@ class Inputs:
 
         return normal
 
-    def plan(self, index: int) -> Plan:
-        """Returns the plan of a sequence whose keys have codes."""
-        return Plan(self, index)
-
 
 class Plan:
     """What the queries of a sequence choose, and the codes of its keys, in the modes `pairs` and `routing`."""
 
     def __init__(self, inputs: Inputs, index: int):
         self.ops, self.problem, self.draw = inputs.ops, inputs.problem, inputs.draw
-        self.sequence, self.index, self.pairs = (
-            self.problem.sequences[index],
-            index,
-            inputs.mode == "pairs",
-        )
+        self.sequence, self.index = self.problem.sequences[index], index
+        self.pairs = inputs.mode == "pairs"
         self.choices = self.draw.word(CHOICE, self.sequence.id)
         keys, dim = self.sequence.kv.len, self.problem.dim_qk
         groups = keys // 2 + 1 if self.pairs else keys
@@ -261,9 +248,8 @@ class Plan:
         heads = self.ops.integers(range(p.heads_q))
         units = self.codes(groups) * self.flips[heads // p.group]
         bias = self.ops.integers(np.where(self.kinds == BIAS, self.steps - self.lanes, 0))
-        return self.ops.f32((units + bias) * self.ops.where(sees, groups * 0 + 1, groups * 0)[..., None]) * (
-            self.ops.f32(self.ops.integers([1])) * self.amplitude
-        )
+        sees = self.ops.where(sees, groups * 0 + 1, groups * 0)
+        return self.ops.f32((units + bias) * sees[..., None]) * self.amplitude
 
     def _keys(self, rows: Any, keys: Any) -> Any:
         units = self.codes(self.groups(keys[:, None])) * self.flips
