@@ -27,7 +27,7 @@ use seamproof_oracle::Problem;
 const EXAMPLES: &str = "\
 Examples:
   seamproof large --backend python:torch_packed.py:flash --time 5m
-  seamproof large --backend python:kernel.py --tokens 131072 --elements 2400000000
+  seamproof large --backend python:kernel.py --tokens 131072 --elements 2200000000..4400000000
                                                   tensors of more than 2^31 elements
   seamproof large --backend python:kernel.py --replay case.json
   seamproof large --backend python:kernel.py --tokens 1024..2048 --cases 20
@@ -45,9 +45,9 @@ pub(super) struct Args {
     /// Tokens of a pack, or the least and the most
     #[arg(long, value_name = "N|A..B", value_parser = tokens, default_value = "16384..131072")]
     tokens: RangeInclusive<usize>,
-    /// Most elements of q or out; heads are left out for that
-    #[arg(long, value_name = "N", default_value_t = 1 << 28)]
-    elements: u64,
+    /// Most elements of q, or the least and the most; heads are added or left out for that
+    #[arg(long, value_name = "N|A..B", value_parser = elements, default_value = "268435456")]
+    elements: RangeInclusive<u64>,
     /// Most visible pairs × query heads × head dimension; heads are left out for that
     #[arg(long, value_name = "N", default_value_t = 1 << 44)]
     products: u64,
@@ -85,6 +85,14 @@ fn tokens(text: &str) -> Result<RangeInclusive<usize>, String> {
         true => Ok(least..=most),
         false => Err(format!("use numbers from 1 to {TOKENS_MOST}, the smaller one first")),
     }
+}
+
+/// Reads a largest number of elements, or a range.
+fn elements(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let (least, most) = text.split_once("..").unwrap_or(("0", text));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("'{text}' is no number of elements"));
+    let (least, most) = (number(least)?, number(most)?);
+    if least <= most { Ok(least..=most) } else { Err("write the smaller number first".to_owned()) }
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -129,7 +137,7 @@ impl Hunt<'_> {
         print_line(&format_args!("seed      {seed:#x}"));
         let sizes = Sizes {
             tokens: args.tokens.clone(),
-            elements: args.elements,
+            elements: args.elements.clone(),
             products: args.products,
             backward: !args.forward,
         };
@@ -300,5 +308,8 @@ mod tests {
         for wrong in ["", "0", "5..3", "1..", "x", "1..99999999999"] {
             assert!(tokens(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(elements("4096"), Ok(0..=4096));
+        assert_eq!(elements("5..6"), Ok(5..=6));
+        assert!(elements("6..5").is_err() && elements("-1").is_err());
     }
 }

@@ -46,8 +46,8 @@ const PADDING: [usize; 6] = [0, 0, 1, 7, 64, 129];
 pub struct Sizes {
     /// Number of tokens, queries.
     pub tokens: RangeInclusive<usize>,
-    /// Largest number of elements of q or out.
-    pub elements: u64,
+    /// Number of elements of q. Heads are added or left out for that.
+    pub elements: RangeInclusive<u64>,
     /// Largest number of visible pairs × query heads × head dimension.
     pub products: u64,
     /// Whether gradients are asked for, where the subject has any.
@@ -128,12 +128,19 @@ fn drawn(draws: &mut Draws, sizes: &Sizes, table: &Table) -> Option<Problem> {
     within(Problem::new(fields).ok()?, sizes)
 }
 
-/// Returns a problem with fewer heads, and then fewer lanes, until it is as small as is asked.
+/// Returns a problem with as many heads as are asked; `None` where no number of them fits.
 fn within(mut problem: Problem, sizes: &Sizes) -> Option<Problem> {
     let is_small = |problem: &Problem| {
         let width = problem.dims.qk.max(problem.dims.v) * problem.heads.q;
-        (problem.rows.q * width) as u64 <= sizes.elements && products(problem) <= sizes.products
+        (problem.rows.q * width) as u64 <= *sizes.elements.end() && products(problem) <= sizes.products
     };
+    let lanes = (problem.rows.q * problem.group() * problem.dims.qk).max(1);
+    let least = (*sizes.elements.start()).div_ceil(lanes as u64) as usize;
+    if least > problem.heads.kv {
+        let heads = Heads { q: least * problem.group(), kv: least };
+        problem = Problem::new(ProblemFields { heads, ..problem.into() }).ok()?;
+        return is_small(&problem).then_some(problem);
+    }
     while !is_small(&problem) {
         let mut fields = ProblemFields::from(problem);
         fields.heads = match fields.heads {
@@ -218,7 +225,15 @@ mod tests {
     use super::*;
 
     fn sizes() -> Sizes {
-        Sizes { tokens: 1 << 14..=1 << 17, elements: 1 << 28, products: 1 << 44, backward: true }
+        Sizes { tokens: 1 << 14..=1 << 17, elements: 0..=1 << 28, products: 1 << 44, backward: true }
+    }
+
+    #[test]
+    fn heads_are_added_until_offsets_need_more_than_32_bits() {
+        let sizes = Sizes { elements: (1 << 31) + 1..=1 << 33, products: 1 << 50, ..sizes() };
+        let packs = (0..100).filter_map(|case| pack(7, case, &sizes, &Table::default()));
+        let elements: Vec<usize> = packs.map(|problem| problem.q_shape().iter().product()).collect();
+        assert!(elements.len() > 50 && elements.iter().all(|count| *count > 1 << 31), "{elements:?}");
     }
 
     #[test]

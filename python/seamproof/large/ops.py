@@ -56,9 +56,13 @@ class NumpyOps:
     def where(self, condition: Any, one: Any, other: Any) -> Any:
         return np.where(condition, one, other)
 
-    def kept(self, array: Any, mask: Any) -> Any:
-        """Returns an array with zeros where a mask is not set."""
-        return np.where(mask, array, np.zeros((), array.dtype))
+    def cleared(self, array: Any, rows: Sequence[slice], axis: int) -> Any:
+        """Returns an array with zeros in rows along an axis. It is the same one where that can be written to."""
+        if rows and not array.flags.writeable:
+            array = array.copy()
+        for part in rows:
+            array[(slice(None),) * axis + (part,)] = 0
+        return array
 
     def exp(self, array: Any) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -139,8 +143,10 @@ class TorchOps(NumpyOps):
     def where(self, condition: Any, one: Any, other: Any) -> Any:
         return self.torch.where(condition, one, other)
 
-    def kept(self, array: Any, mask: Any) -> Any:
-        return array.masked_fill(~mask, 0)
+    def cleared(self, array: Any, rows: Sequence[slice], axis: int) -> Any:
+        for part in rows:
+            array[(slice(None),) * axis + (part,)] = 0
+        return array
 
     def exp(self, array: Any) -> Any:
         return self.torch.exp(array)

@@ -75,13 +75,11 @@ class Sums:
     # --- whole tensors
 
     def _real(self, name: str, array: Any) -> Any:
-        """Returns a tensor with zeros in all rows that hold no token. What lies there may be anything."""
+        """Returns a tensor with zeros in all rows that hold no token, where anything may lie. The run is over."""
         side = self.p.kv if name in ("k", "v", "dk", "dv") else self.p.q
-        real = side.real()
-        if real.all():
-            return array
-        mask = self.ops.integers(real) > 0
-        return self.ops.kept(array, mask if name == "lse" else mask[:, None, None])
+        ends = np.flatnonzero(np.diff(np.concatenate([[False], ~side.real(), [False]]).astype(np.int8)))
+        others = [slice(*both) for both in ends.reshape(-1, 2).tolist()]
+        return self.ops.cleared(array, others, 1 if name == "lse" else 0)
 
     def _wide(self, name: str) -> Any:
         """Returns the type in which products of a tensor with another of its format are exact."""
