@@ -91,6 +91,15 @@ impl Bench {
 
     /// Runs and judges a pack.
     pub fn look(&mut self, problem: &Problem) -> Look {
+        self.look_at(problem, |question| question)
+    }
+
+    /// Returns what is found where a pack's results are moved by one row before they are judged.
+    pub fn canary(&mut self, problem: &Problem) -> Option<Finding> {
+        self.look_at(problem, Question::with_moved_results).finding().cloned()
+    }
+
+    fn look_at(&mut self, problem: &Problem, edit: fn(Question) -> Question) -> Look {
         let arithmetic = self.backend.declaration().arithmetic;
         let model = Model::new(problem, arithmetic, self.backend.partition(problem));
         let rows = Rows { count: self.rows, seed: problem.data_seed };
@@ -98,7 +107,7 @@ impl Bench {
             return Look::Silent(Verdict::Infrastructure(what));
         }
         let start = Instant::now();
-        let question = Question::new(problem, &model, rows);
+        let question = edit(Question::new(problem, &model, rows));
         let answer = match self.questions.ask(&question, read) {
             Ok(answer) => answer,
             Err(error) => return Look::Silent(large::silence(error)),

@@ -66,6 +66,9 @@ pub(super) struct Args {
     /// Judge the forward alone
     #[arg(long)]
     forward: bool,
+    /// Longest time for making a finding smaller; 0s leaves all as they were drawn
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2m")]
+    shrink: Duration,
     /// Judge these stored cases instead of drawing any
     #[arg(long, value_name = "FILE")]
     replay: Vec<PathBuf>,
@@ -112,6 +115,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         bench,
         findings: dir.findings()?,
         is_stopped: &|| control.stopped(),
+        shrink: args.shrink,
         seen: BTreeSet::new(),
         tally: Tally::default(),
     };
@@ -125,6 +129,8 @@ struct Hunt<'a> {
     bench: Bench,
     findings: Findings,
     is_stopped: &'a dyn Fn() -> bool,
+    /// Longest time for making a finding smaller.
+    shrink: Duration,
     /// Symptoms that were made smaller.
     seen: BTreeSet<Symptom>,
     tally: Tally,
@@ -144,19 +150,31 @@ impl Hunt<'_> {
         let table = self.bench.backend().declaration().table;
         let start = Instant::now();
         for case in 0..args.cases.unwrap_or(u64::MAX) {
-            if (self.is_stopped)() || time.is_some_and(|time| start.elapsed() >= time) {
+            let is_void = self.tally.canaries == CANARIES && !self.tally.has_canary;
+            if is_void || (self.is_stopped)() || time.is_some_and(|time| start.elapsed() >= time) {
                 break;
             }
             match pack(seed, case, &sizes, &table) {
                 Some(problem) => self.judge(&format!("case {case}"), &problem)?,
                 None => self.tally.outside += 1,
             }
-            // Nothing that is drawn fits, so that nothing ever will.
-            if self.tally.outside >= OUTSIDE_MAX && self.tally.judged == 0 {
-                break;
-            }
         }
         Ok(())
+    }
+
+    /// Judges a pack that holds once more, with its results moved by one row. Until that was a finding once, the packs
+    /// that hold prove nothing.
+    fn look_for_canary(&mut self, problem: &Problem) {
+        if self.tally.has_canary || self.tally.canaries == CANARIES {
+            return;
+        }
+        self.tally.canaries += 1;
+        if let Some(finding) = self.bench.canary(problem) {
+            self.tally.has_canary = true;
+            print_line(&format_args!("canary    found: results moved by one row: {finding}"));
+        } else if self.tally.canaries == CANARIES {
+            print_line("canary    missed: results that were moved by one row hold");
+        }
     }
 
     fn replay(&mut self, stored: &[Problem]) -> Result<(), CliError> {
@@ -177,9 +195,11 @@ impl Hunt<'_> {
             Look::Silent(_) => self.tally.internal += 1,
         }
         match look.finding() {
-            Some(finding) => self.found(problem, finding),
-            None => Ok(()),
+            Some(finding) => return self.found(problem, finding),
+            None if matches!(look, Look::Judged(..)) => self.look_for_canary(problem),
+            None => {}
         }
+        Ok(())
     }
 
     /// Stores a finding: as it was drawn, and the smallest case that was found from there.
@@ -198,6 +218,11 @@ impl Hunt<'_> {
         let backend = &self.bench.backend().name().to_owned();
         let again = format!("seamproof large --backend {backend} --replay {}", path.display());
         print_line(&format_args!("  again   {}", typed(&again)));
+        if self.shrink == Duration::ZERO {
+            return Ok(());
+        }
+        let (start, shrink, is_stopped) = (Instant::now(), self.shrink, self.is_stopped);
+        let is_over = || is_stopped() || start.elapsed() >= shrink;
         let mut last = String::new();
         let mut step = |smaller: &Problem| {
             let words = describe(smaller);
@@ -206,7 +231,7 @@ impl Hunt<'_> {
                 last = words;
             }
         };
-        let (case, is_ordinary) = self.bench.smallest(problem, finding, self.is_stopped, &mut step);
+        let (case, is_ordinary) = self.bench.smallest(problem, finding, &is_over, &mut step);
         self.findings.record(&name, &case)?;
         print_line(&format_args!("  small   {}", describe(&case.problem)));
         if let Some(found) = &case.found {
@@ -225,8 +250,8 @@ impl Hunt<'_> {
     }
 }
 
-/// Number of packs that a subject's table may refuse before a hunt that judged none ends.
-const OUTSIDE_MAX: u64 = 1000;
+/// Number of packs in which a canary is looked for.
+const CANARIES: u64 = 3;
 
 /// Counts of a hunt.
 #[derive(Default)]
@@ -240,6 +265,9 @@ struct Tally {
     ended: usize,
     kernel: Duration,
     judging: Duration,
+    /// Number of packs in which the canary was looked for.
+    canaries: u64,
+    has_canary: bool,
 }
 
 impl Tally {
@@ -249,6 +277,7 @@ impl Tally {
             Tally { ended: 1.., .. } => Exit::Crash,
             Tally { internal: 1.., .. } => Exit::Internal,
             Tally { judged: 0, .. } => Exit::TooLittle,
+            Tally { has_canary: false, .. } => Exit::CanaryMissed,
             _ => Exit::Held,
         }
     }

@@ -68,6 +68,8 @@ pub struct Question {
     floor: f64,
     /// Whether D is `Σ P·dP`.
     weighs_dots: bool,
+    /// Whether each result is moved by one row before it is judged, so that nearly every row is wrong: a canary.
+    moved: bool,
     /// The rows of the blocks, in their order.
     #[serde(skip)]
     pub(super) reaches: [Vec<Reach>; 2],
@@ -88,13 +90,14 @@ impl Question {
             sequences: problem.sequences.iter().map(real).collect(),
             floor: model.magnitude(f64::MIN_POSITIVE),
             weighs_dots: model.delta() == Delta::WeightedDots,
+            moved: false,
             reaches: [queries.1, keys.1],
         }
     }
 
-    /// Returns the number of rows of each side.
-    pub fn counts(&self) -> [usize; 2] {
-        self.reaches.each_ref().map(Vec::len)
+    /// Returns the question about the same run with its results moved by one row, which must be a finding.
+    pub fn with_moved_results(self) -> Question {
+        Question { moved: true, ..self }
     }
 }
 

@@ -64,6 +64,10 @@ class NumpyOps:
             array[(slice(None),) * axis + (part,)] = 0
         return array
 
+    def moved(self, array: Any, axis: int) -> Any:
+        """Returns an array whose elements are moved by one along an axis."""
+        return np.roll(array, 1, axis)
+
     def exp(self, array: Any) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.exp(array)
@@ -147,6 +151,9 @@ class TorchOps(NumpyOps):
         for part in rows:
             array[(slice(None),) * axis + (part,)] = 0
         return array
+
+    def moved(self, array: Any, axis: int) -> Any:
+        return self.torch.roll(array, 1, axis)
 
     def exp(self, array: Any) -> Any:
         return self.torch.exp(array)

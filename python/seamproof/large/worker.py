@@ -132,7 +132,11 @@ class Answer:
     def _results(self, result: Result) -> dict[str, Any]:
         """Returns the results as arrays that can be computed with. What is wrong with them is the kernel's fault."""
         names = RESULTS if self.problem.backward else RESULTS[:1]
-        return {name: self._read(name, getattr(result, name)) for name in names} | {"lse": self._lse(result)}
+        found = {name: self._read(name, getattr(result, name)) for name in names} | {"lse": self._lse(result)}
+        if self.question["moved"]:
+            axes = {name: 1 if name == "lse" else 0 for name, array in found.items() if array is not None}
+            found |= {name: self.ops.moved(found[name], axis) for name, axis in axes.items()}
+        return found
 
     def _read(self, name: str, array: Any) -> Any:
         if array is None:
