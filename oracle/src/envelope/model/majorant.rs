@@ -157,3 +157,104 @@ impl Model {
         if lse_bound < DENOMINATOR_ERROR_MAX { lse_bound + lse_bound * lse_bound } else { f64::INFINITY }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::envelope::{
+        Accumulation, Arithmetic, Delta, DsWeights, GradientPair, GroupSums, Partition, SoftCap, WeightRounding,
+    };
+    use crate::{Format, Precision, Problem, ProblemFields, Softmax};
+
+    /// A generator of uniform draws from [0, 1).
+    struct Draws(u64);
+
+    impl Draws {
+        fn unit(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        }
+
+        fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+            of[(self.unit() * of.len() as f64) as usize]
+        }
+
+        fn model(&mut self) -> Model {
+            let arithmetic = Arithmetic {
+                accumulation: self.pick(&[
+                    Accumulation::F32Serial,
+                    Accumulation::WgmmaTruncating,
+                    Accumulation::Unknown,
+                ]),
+                weights: WeightRounding::Unknown,
+                delta: Delta::StoredOut,
+                group_sums: GroupSums::Unknown,
+                soft_cap: SoftCap::Unknown,
+                ds_weights: self.pick(&[DsWeights::Unrounded, DsWeights::Rounded]),
+            };
+            let softcap = self.pick(&[None, Some(30.0), Some(1.0)]);
+            let fields = ProblemFields {
+                softmax: Softmax { softcap, ..Softmax::scaled(self.pick(&[0.125, 1.0, 4.0])) },
+                precision: Precision::uniform(self.pick(&[Format::Bf16, Format::Fp16, Format::F32])),
+                ..ProblemFields::packed(&[(64, 64)], 64)
+            };
+            let problem = Problem::new(fields).expect("a problem");
+            Model::new(&problem, arithmetic, Partition::single(64, 64))
+        }
+    }
+
+    /// Every error of a pair is at most its majorant, which is hardly more for a pair near the extremes.
+    #[test]
+    fn no_pair_errs_by_more_than_its_majorant() {
+        let (mut draws, mut near, mut tight) = (Draws(3), 0, 0);
+        for _ in 0..20_000 {
+            let model = draws.model();
+            let least = draws.pick(&[0.0, 0.9]);
+            let p = libm::exp(-draws.pick(&[8.0, 40.0]) * draws.unit());
+            let mut below = |most: f64| most * (least + (1.0 - least) * draws.unit());
+            let (a, b, d_error) = (100.0, 50.0, 0.01);
+            let (logit, lse) = (below(20.0), below(25.0));
+            let x = below(40.0);
+            let derivative = model.softcap.map_or(1.0, |cap| 1.0 - (logit / cap).tanh().powi(2));
+            let pair = GradientPair {
+                logit,
+                lse,
+                lse_error: 0.0,
+                p,
+                x,
+                derivative,
+                a: below(a),
+                b: below(b),
+                d_error: below(d_error),
+            };
+            let extremes = Extremes { logit: 20.0, lse: 25.0, distance: 25.0, a, b, x: 40.0, d_error };
+            let sums = model.gradient_sums(1000, 500);
+            let (error, most) = (model.gradient_pair(&pair, sums), model.gradient_majorants(&extremes, sums));
+            let of = |majorant: Majorant| majorant.of([p * x.abs(), p, 1.0]);
+            let pairs = [
+                (error.dv + error.p.most, of(most.dv)),
+                (error.dk + error.ds.most, of(most.dk)),
+                (error.dq + error.ds.most, of(most.dq)),
+            ];
+            for (error, most) in pairs {
+                assert!(error <= most * (1.0 + 1e-12), "{error:e} {most:e}: {pair:?}");
+                let ordinary = least > 0.0 && p > 1e-3 && model.softcap.is_none();
+                near += usize::from(ordinary);
+                tight += usize::from(ordinary && most <= 1.5 * error);
+            }
+            let (magnitude, error) = model.weighted_dot(&pair);
+            let all = model.dots_error(&extremes, 1, [magnitude, p]);
+            assert!(model.weighted_dots_error(1, magnitude, error) <= all * (1.0 + 1e-12), "{pair:?}");
+        }
+        assert!(near > 1000 && tight > near * 9 / 10, "{tight} of {near} are tight");
+    }
+
+    #[test]
+    fn nothing_is_bounded_where_an_exponent_is_lost_and_nothing_is_wrong_without_pairs() {
+        let model = Draws(1).model();
+        let lost = Extremes { logit: 1e9, lse: 1e9, distance: 0.0, a: 0.0, b: 0.0, x: 0.0, d_error: 0.0 };
+        let majorant = model.gradient_majorants(&lost, (0.0, 0.0)).dk;
+        assert_eq!(majorant.of([1.0, 1.0, 1.0]), f64::INFINITY);
+        assert_eq!(majorant.of([0.0; 3]), 0.0);
+    }
+}
