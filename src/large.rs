@@ -10,7 +10,7 @@ use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::ladder::products;
-use seamproof_judge::large::{self, Answer, Head, Judged, Question, Rows, Seconds};
+use seamproof_judge::large::{self, Answer, Head, Judged, Known, Question, Rows, Seconds};
 use seamproof_judge::shrink::Shrinker;
 use seamproof_judge::subject::{Backend, RunError};
 use seamproof_judge::subjects::SubjectName;
@@ -101,13 +101,15 @@ impl Bench {
 
     fn look_at(&mut self, problem: &Problem, edit: fn(Question) -> Question) -> Look {
         let arithmetic = self.backend.declaration().arithmetic;
-        let model = Model::new(problem, arithmetic, self.backend.partition(problem));
+        let partition = self.backend.partition(problem);
+        let model = Model::new(problem, arithmetic, partition);
         let rows = Rows { count: self.rows, seed: problem.data_seed };
         if let Err(what) = self.questions.start() {
             return Look::Silent(Verdict::Infrastructure(what));
         }
         let start = Instant::now();
-        let question = edit(Question::new(problem, &model, rows));
+        let known = Known::of(problem, &arithmetic, partition);
+        let question = edit(Question::new(problem, &model, rows, known));
         let answer = match self.questions.ask(&question, read) {
             Ok(answer) => answer,
             Err(error) => return Look::Silent(large::silence(error)),

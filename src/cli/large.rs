@@ -313,9 +313,13 @@ fn words(look: &Look) -> String {
     });
     let shown = worst.collect::<Vec<_>>().join(" ");
     let dk = if judged.has_dk || judged.rows[1] == 0 { "" } else { ", dk by laws alone" };
+    let exact = match judged.exact {
+        0 => String::new(),
+        elements => format!(" · {elements:.1e} elements exact", elements = elements as f64),
+    };
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     format!(
-        "{state} · {} + {} rows · {shown}{dk} · {} unbounded · inputs {:.1} ms · kernel {:.2} ms · judging {:.1} ms: {:.1} times",
+        "{state} · {} + {} rows · {shown}{dk}{exact} · {} unbounded · inputs {:.1} ms · kernel {:.2} ms · judging {:.1} ms: {:.1} times",
         judged.rows[0],
         judged.rows[1],
         judged.unbounded,

@@ -24,6 +24,19 @@ pub struct Seconds {
     pub judge: f64,
 }
 
+/// Comparison of every row of a result with what inputs of an exact mode allow.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Compared {
+    /// Number of elements that were compared.
+    pub compared: usize,
+    /// Number of those that are wrong.
+    pub failed: usize,
+    /// Row, head and lane of one that is far off.
+    pub place: Vec<usize>,
+    /// Its value and the right one.
+    pub values: Vec<Value>,
+}
+
 /// Head of an answer.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Head {
@@ -31,6 +44,8 @@ pub struct Head {
     pub names: BTreeMap<String, Vec<String>>,
     /// For each result with elements that are no number, their count and the place of the first.
     pub no_numbers: BTreeMap<String, Vec<usize>>,
+    /// For each result whose every row is known bit for bit, what was compared.
+    pub exact: BTreeMap<String, Compared>,
     /// Guard bands that were overwritten, as the worker protocol writes them.
     pub damage: Vec<Value>,
     /// Times.

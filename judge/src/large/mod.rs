@@ -4,12 +4,14 @@
 //! ([`seamproof_oracle::envelope::RowEnvelope`], [`Majorant`](seamproof_oracle::envelope::Majorant)), in tier W.
 
 mod answer;
+mod exactly;
 mod laws;
 mod pack;
 mod rows;
 mod verdict;
 
-pub use answer::{Answer, AnswerError, Head, Seconds};
+pub use answer::{Answer, AnswerError, Compared, Head, Seconds};
+pub use exactly::Known;
 pub use pack::{Sizes, TOKENS_MOST, is_drawn, pack};
 pub use rows::{Block, Question, Reach, Rows};
 pub use verdict::{Judged, judge, silence};

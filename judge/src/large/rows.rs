@@ -7,6 +7,7 @@ use seamproof_oracle::envelope::{Delta, Model};
 use seamproof_oracle::{Band, Problem, Sequence, Side};
 use serde::Serialize;
 
+use super::exactly::Known;
 use crate::hash::mix;
 use seamproof_oracle::sharding::run_of;
 
@@ -70,6 +71,8 @@ pub struct Question {
     weighs_dots: bool,
     /// Whether each result is moved by one row before it is judged, so that nearly every row is wrong: a canary.
     moved: bool,
+    /// What is known bit for bit of every row.
+    exact: Option<Known>,
     /// The rows of the blocks, in their order.
     #[serde(skip)]
     pub(super) reaches: [Vec<Reach>; 2],
@@ -77,7 +80,7 @@ pub struct Question {
 
 impl Question {
     /// Returns the question about a problem whose rows follow each other.
-    pub fn new(problem: &Problem, model: &Model, rows: Rows) -> Question {
+    pub fn new(problem: &Problem, model: &Model, rows: Rows, exact: Option<Known>) -> Question {
         let [queries, keys] = [Side::Q, Side::Kv].map(|side| blocks(problem, side, rows));
         let real = |sequence: &Sequence| {
             let [q, kv] = [sequence.q, sequence.kv].map(|run| [run.offset, run.offset + run.len]);
@@ -91,6 +94,7 @@ impl Question {
             floor: model.magnitude(f64::MIN_POSITIVE),
             weighs_dots: model.delta() == Delta::WeightedDots,
             moved: false,
+            exact,
             reaches: [queries.1, keys.1],
         }
     }
@@ -223,7 +227,7 @@ mod tests {
     fn a_row_is_connected_to_what_the_mask_connects() {
         for problem in problems() {
             let model = Model::new(&problem, Arithmetic::default(), Partition::single(1, 1));
-            let question = Question::new(&problem, &model, Rows { count: 5, seed: 1 });
+            let question = Question::new(&problem, &model, Rows { count: 5, seed: 1 }, None);
             let [queries, keys] = &question.reaches;
             for Reach { sequence, position, others } in queries {
                 let both = problem.sequences[*sequence];
@@ -242,7 +246,7 @@ mod tests {
     fn every_end_of_every_sequence_is_judged_and_lies_in_a_block() {
         for problem in problems() {
             let model = Model::new(&problem, Arithmetic::default(), Partition::single(1, 1));
-            let question = Question::new(&problem, &model, Rows { count: 0, seed: 1 });
+            let question = Question::new(&problem, &model, Rows { count: 0, seed: 1 }, None);
             let [queries, _] = &question.reaches;
             for (index, both) in problem.sequences.iter().enumerate() {
                 for end in [0, both.q.len.saturating_sub(1)].into_iter().filter(|end| *end < both.q.len) {

@@ -2,10 +2,10 @@
 
 use ndarray::ArrayD;
 use seamproof_oracle::envelope::{Extremes, Model, RowEnvelope, RowSums};
-use seamproof_oracle::{Format, Problem, Sink, TensorName};
+use seamproof_oracle::{Format, Problem, Sequence, Sink, TensorName};
 
 use super::answer::{Answer, AnswerError, Named};
-use super::laws;
+use super::{exactly, laws};
 use super::rows::{Question, Reach};
 use crate::finding::{Check, Finding, Place};
 use crate::ladder::bounds::{error_ratios, wording};
@@ -30,6 +30,8 @@ pub struct Judged {
     pub unbounded: usize,
     /// Whether dk was judged row by row.
     pub has_dk: bool,
+    /// Number of elements that are known bit for bit, and were compared with that.
+    pub exact: usize,
 }
 
 /// A run in question.
@@ -52,7 +54,10 @@ pub fn judge(
     let mut tally = Tally::new(problem);
     let queries = tally.queries(run)?;
     let keys = tally.keys(run)?;
-    let found = no_number(run)?.or_else(|| damaged(answer));
+    let found = match no_number(run)?.or_else(|| damaged(answer)) {
+        Some(finding) => Some(finding),
+        None => exactly::wrong(problem, answer)?,
+    };
     let found = found.or_else(|| tally.worst.into_iter().find_map(Worst::finding));
     let finding = match found {
         Some(finding) => Some(finding),
@@ -64,6 +69,7 @@ pub fn judge(
         rows: [queries, keys],
         unbounded: tally.unbounded,
         has_dk: keys > 0 && !model.weighs_dots(),
+        exact: answer.head.exact.values().map(|compared| compared.compared).sum(),
     })
 }
 
@@ -291,32 +297,33 @@ fn sink(problem: &Problem, statistics: &Named<'_>, at: &At<'_>) -> Option<f64> {
 
 /// Returns the finding about results that are no number.
 fn no_number(run: Run<'_>) -> Result<Option<Finding>, AnswerError> {
-    let Run { problem, answer, .. } = run;
-    let tensors = TENSORS.iter().filter_map(|tensor| {
-        Some((*tensor, answer.head.no_numbers.get(&tensor.to_string())?.as_slice()))
-    });
-    let Some((tensor, place)) = tensors.into_iter().next() else { return Ok(None) };
-    let &[count, first, second, ref lane @ ..] = place else {
-        return Err(AnswerError(format!("the place {place:?} in {tensor}")));
+    let all = &run.answer.head.no_numbers;
+    let found = TENSORS.iter().find_map(|tensor| Some((*tensor, all.get(&tensor.to_string())?)));
+    let Some((tensor, numbers)) = found else { return Ok(None) };
+    let Some((&count, place)) = numbers.split_first() else {
+        return Err(AnswerError(format!("the place of a number in {tensor}")));
     };
-    let (row, head) = if tensor == TensorName::Lse { (second, first) } else { (first, second) };
-    let is_key = matches!(tensor, TensorName::Dk | TensorName::Dv);
-    let sequence = problem.sequences.iter().position(|both| {
-        let run = if is_key { both.kv } else { both.q };
-        (run.offset..run.offset + run.len).contains(&row)
-    });
-    let position = sequence.map(|sequence| {
-        let both = &problem.sequences[sequence];
-        row - if is_key { both.kv.offset } else { both.q.offset }
-    });
-    let place = Place {
-        sequence,
-        head: Some(head),
-        row: position.or(Some(row)),
-        lane: lane.first().copied(),
+    // A statistic's heads come before its rows.
+    let place = match (tensor, place) {
+        (TensorName::Lse, &[head, row]) => vec![row, head],
+        (_, place) => place.to_vec(),
     };
+    let place = place_in(run.problem, tensor, &place)?;
     let finding = Finding::new(Check::Envelope, Some(tensor), NO_NUMBER.to_owned());
     Ok(Some(Finding { place, failed: count, compared: count, ..finding }))
+}
+
+/// Returns a row, a head and perhaps a lane of a tensor as a place in the problem's terms.
+pub(super) fn place_in(problem: &Problem, tensor: TensorName, place: &[usize]) -> Result<Place, AnswerError> {
+    let &[row, head, ref lane @ ..] = place else {
+        return Err(AnswerError(format!("the place {place:?} in {tensor}")));
+    };
+    let is_key = matches!(tensor, TensorName::Dk | TensorName::Dv);
+    let run = |both: &Sequence| if is_key { both.kv } else { both.q };
+    let owns = |both: &Sequence| (run(both).offset..run(both).offset + run(both).len).contains(&row);
+    let sequence = problem.sequences.iter().position(owns);
+    let first = sequence.map_or(0, |sequence| run(&problem.sequences[sequence]).offset);
+    Ok(Place { sequence, head: Some(head), row: Some(row - first), lane: lane.first().copied() })
 }
 
 /// Returns the finding about guard bands that were overwritten.

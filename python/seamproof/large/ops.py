@@ -83,6 +83,18 @@ class NumpyOps:
         """Returns arrays one behind the other along the last axis."""
         return np.concatenate(arrays, -1)
 
+    def add_at(self, sums: Any, places: Any, terms: Any) -> None:
+        """Adds terms to rows of sums, of which some may be named more than once."""
+        np.add.at(sums, places, terms)
+
+    def exponents(self, array: Any) -> Any:
+        """Returns the exponents of numbers, that of 1 being 0."""
+        return np.frexp(array)[1] - 1
+
+    def powers(self, exponents: Any) -> Any:
+        """Returns powers of 2 in f64."""
+        return np.ldexp(1.0, exponents)
+
     def isfinite(self, array: Any) -> Any:
         return np.isfinite(array)
 
@@ -166,6 +178,15 @@ class TorchOps(NumpyOps):
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         return self.torch.cat(list(arrays), -1)
+
+    def add_at(self, sums: Any, places: Any, terms: Any) -> None:
+        sums.index_add_(0, places, terms)
+
+    def exponents(self, array: Any) -> Any:
+        return self.torch.frexp(array).exponent - 1
+
+    def powers(self, exponents: Any) -> Any:
+        return self.torch.exp2(exponents.to(self.torch.float64))
 
     def isfinite(self, array: Any) -> Any:
         return self.torch.isfinite(array)

@@ -23,6 +23,7 @@ from ..problem import Problem
 from ..session import COMPILING, LAUNCHED, UPLOADED, Session, describe
 from ..subject import Result, Subject
 from ..worker import SPOILT, _end_late, watch
+from .exact import Exact
 from .ops import NumpyOps, ops
 from .sums import Block, Sums
 from .values import Inputs
@@ -123,7 +124,9 @@ class Answer:
         }
         if sums.backward:
             arrays["law"] = sums.laws(question["sequences"])
-        head = {"names": sums.names, "no_numbers": self._no_numbers(sums), "damage": p.damage()}
+        head = {"names": sums.names, "no_numbers": self._no_numbers(sums), "damage": p.damage(), "exact": {}}
+        if question["exact"] is not None:
+            head["exact"] = Exact(p, Inputs(p, ops), ops, sums.tensors, question["exact"]).compared()
         return head, arrays
 
     def _input(self, name: str, array: Any) -> Any:
