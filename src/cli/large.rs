@@ -150,8 +150,7 @@ impl Hunt<'_> {
         let table = self.bench.backend().declaration().table;
         let start = Instant::now();
         for case in 0..args.cases.unwrap_or(u64::MAX) {
-            let is_void = self.tally.canaries == CANARIES && !self.tally.has_canary;
-            if is_void || (self.is_stopped)() || time.is_some_and(|time| start.elapsed() >= time) {
+            if self.tally.canaries.iter().any(|canary| canary.is_missed(LOOKS_MAX)) || (self.is_stopped)() || time.is_some_and(|time| start.elapsed() >= time) {
                 break;
             }
             match pack(seed, case, &sizes, &table) {
@@ -163,16 +162,17 @@ impl Hunt<'_> {
     }
 
     /// Judges a pack that holds once more, with its results moved by one row. Until that was a finding once, the packs
-    /// that hold prove nothing.
-    fn look_for_canary(&mut self, problem: &Problem) {
-        if self.tally.has_canary || self.tally.canaries == CANARIES {
+    /// that hold prove nothing. Packs whose every row is known are judged in another way, and have a canary of their own.
+    fn look_for_canary(&mut self, problem: &Problem, is_exact: bool) {
+        let canary = &mut self.tally.canaries[usize::from(is_exact)];
+        if canary.is_found || canary.looks == LOOKS_MAX {
             return;
         }
-        self.tally.canaries += 1;
+        canary.looks += 1;
         if let Some(finding) = self.bench.canary(problem) {
-            self.tally.has_canary = true;
+            canary.is_found = true;
             print_line(&format_args!("canary    found: results moved by one row: {finding}"));
-        } else if self.tally.canaries == CANARIES {
+        } else if canary.looks == LOOKS_MAX {
             print_line("canary    missed: results that were moved by one row hold");
         }
     }
@@ -196,8 +196,11 @@ impl Hunt<'_> {
         }
         match look.finding() {
             Some(finding) => return self.found(problem, finding),
-            None if matches!(look, Look::Judged(..)) => self.look_for_canary(problem),
-            None => {}
+            None => {
+                if let Look::Judged(judged, _) = &look {
+                    self.look_for_canary(problem, judged.exact > 0);
+                }
+            }
         }
         Ok(())
     }
@@ -251,7 +254,22 @@ impl Hunt<'_> {
 }
 
 /// Number of packs in which a canary is looked for.
-const CANARIES: u64 = 3;
+const LOOKS_MAX: u64 = 3;
+
+/// Canary of one way of judging.
+#[derive(Clone, Copy, Default)]
+struct Canary {
+    /// Number of packs in which it was looked for.
+    looks: u64,
+    is_found: bool,
+}
+
+impl Canary {
+    /// Whether it was looked for so often, and not found.
+    fn is_missed(&self, looks: u64) -> bool {
+        self.looks >= looks && !self.is_found
+    }
+}
 
 /// Counts of a hunt.
 #[derive(Default)]
@@ -265,9 +283,8 @@ struct Tally {
     ended: usize,
     kernel: Duration,
     judging: Duration,
-    /// Number of packs in which the canary was looked for.
-    canaries: u64,
-    has_canary: bool,
+    /// The canary of packs that are judged by bounds alone, and that of packs whose every row is known.
+    canaries: [Canary; 2],
 }
 
 impl Tally {
@@ -277,7 +294,7 @@ impl Tally {
             Tally { ended: 1.., .. } => Exit::Crash,
             Tally { internal: 1.., .. } => Exit::Internal,
             Tally { judged: 0, .. } => Exit::TooLittle,
-            Tally { has_canary: false, .. } => Exit::CanaryMissed,
+            Tally { canaries, .. } if canaries.iter().any(|canary| canary.is_missed(1)) => Exit::CanaryMissed,
             _ => Exit::Held,
         }
     }

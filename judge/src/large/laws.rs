@@ -85,8 +85,8 @@ impl Law<'_> {
         let Run { problem, model, .. } = self.run;
         let both = problem.sequences[self.sequence];
         let band = problem.mask.band(both.q.len, both.kv.len);
-        let width = band.lo.zip(band.hi).map_or(both.kv.len, |(lo, hi)| (hi - lo + 1).max(0) as usize);
-        let (keys, queries) = (width.min(both.kv.len), both.q.len.min(width.max(1)) * problem.group());
+        let width = band.lo.zip(band.hi).map_or(usize::MAX, |(lo, hi)| (hi - lo + 1).max(0) as usize);
+        let (keys, queries) = (both.kv.len.min(width), both.q.len.min(width) * problem.group());
         let [q, k, v, dout] = ["most q", "most k", "most v", "most dout"].map(|name| self.get(name));
         let (a, scale) = (q * k, f64::from(problem.softmax.scale));
         let logit = scale * a;
@@ -101,7 +101,7 @@ impl Law<'_> {
             x: b + self.get("most d"),
             d_error: model.out_dot_error(self.get("most terms"), roundings),
         };
-        let sums = model.gradient_sums(if band.lo.is_some() && band.hi.is_some() { queries } else { both.q.len * problem.group() }, keys);
+        let sums = model.gradient_sums(queries, keys);
         let majorants = model.gradient_majorants(&extremes, sums);
         // Floors are largest beside a small sum, and the LSE's own rounding beside a large one.
         let row = |sum: f64| {
@@ -183,5 +183,59 @@ impl Law<'_> {
             compared: 1,
             ..finding
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::large::answer::{Answer, Head};
+    use crate::large::rows::{Question, Rows};
+    use seamproof_oracle::envelope::{Arithmetic, Model, Partition};
+    use seamproof_oracle::{Mask, Problem, ProblemFields};
+
+    /// Returns what the laws say of one sequence whose sums are these: of queries and of keys.
+    fn found(euler: [f64; 2], mass: [f64; 2]) -> Option<Finding> {
+        let fields = ProblemFields { mask: Mask::CAUSAL, ..ProblemFields::packed(&[(64, 64)], 64) };
+        let problem = Problem::new(fields).expect("a problem");
+        let model = Model::new(&problem, Arithmetic::default(), Partition::single(64, 64));
+        let question = Question::new(&problem, &model, Rows { count: 0, seed: 1 }, None);
+        let sums = [("q.dq", euler[0]), ("k.dk", euler[1]), ("dout.out", mass[0]), ("v.dv", mass[1])];
+        let parts = |(name, sum): (&str, f64)| {
+            [("sum", sum), ("terms", 100.0), ("l1", 3000.0)].map(|(part, of)| (format!("{name} {part}"), of))
+        };
+        let norms = [("q·dout", 4000.0), ("q·d", 100.0), ("q", 500.0), ("dout", 500.0)];
+        let most = [("q", 8.0), ("k", 8.0), ("v", 8.0), ("dout", 8.0), ("d", 3.0), ("lse", 6.0)];
+        let most = most.into_iter().chain([("terms", 5.0), ("l1", 60.0), ("out", 2.0)]);
+        let numbers: Vec<(String, f64)> = sums
+            .into_iter()
+            .flat_map(parts)
+            .chain(norms.map(|(name, number)| (name.to_owned(), number)))
+            .chain(most.map(|(name, number)| (format!("most {name}"), number)))
+            .collect();
+        let list: Vec<&str> = numbers.iter().map(|(name, _)| name.as_str()).collect();
+        let head = serde_json::json!({
+            "names": { "law": list },
+            "no_numbers": {},
+            "exact": {},
+            "damage": [],
+            "seconds": { "inputs": 0.0, "warm": 0.0, "kernel": 0.0, "judge": 0.0 },
+            "arrays": [["law", [1, 1, list.len()]]],
+        });
+        let head: Head = serde_json::from_value(head).expect("a head");
+        let bytes: Vec<u8> = numbers.iter().flat_map(|(_, number)| number.to_le_bytes()).collect();
+        let answer = Answer::read(head, &bytes).expect("an answer");
+        let run = Run { problem: &problem, model: &model, question: &question, answer: &answer };
+        broken(run).expect("a fitting answer")
+    }
+
+    #[test]
+    fn a_law_that_rounding_does_not_explain_is_broken() {
+        assert_eq!(found([5.0, 5.2], [7.0, 6.9]), None);
+        let euler = found([5.0, 5e3], [7.0, 7.0]).expect("a finding");
+        assert_eq!((euler.identity, euler.tensor), (Some(Relation::Euler), Some(TensorName::Dk)));
+        let mass = found([5.0, 5.0], [7.0, -900.0]).expect("a finding");
+        assert_eq!((mass.identity, mass.tensor), (Some(Relation::Mass), Some(TensorName::Dv)));
+        assert!(mass.ratio.is_some_and(|ratio| ratio > 1.0), "{mass}");
     }
 }

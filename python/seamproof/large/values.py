@@ -108,6 +108,7 @@ class Inputs:
         if self.mode not in MODES:
             raise ValueError(f"inputs of mode {self.mode} are not drawn here; use one of {', '.join(MODES)}")
         self.draw = Draw(ops, problem.raw["data_seed"])
+        self.choices = Choices(problem, ops) if self.mode in CODED else None
 
     def all(self) -> dict[str, Any]:
         """Returns the tensors by name; dout in a backward alone."""
@@ -147,8 +148,8 @@ class Inputs:
         heads, lanes = p.shape(name)[1:]
         state = self.draw.word(TENSORS[name], sequence.id)
         if self.mode in CODED:
-            plan = Plan(self, index)
-            return lambda positions: plan.fill(name, self.draw.rows(state, positions, heads), positions)
+            coded = Coded(self, index)
+            return lambda positions: coded.fill(name, self.draw.rows(state, positions, heads), positions)
         factor = float(np.float32(deviation(p, self.mode, name) / NORMAL_DEVIATION))
 
         def normal(positions: Any) -> Any:
@@ -158,73 +159,91 @@ class Inputs:
         return normal
 
 
-class Plan:
-    """What the queries of a sequence choose, and the codes of its keys, in the modes `pairs` and `routing`."""
+class Choices:
+    """What queries choose in the modes `pairs` and `routing`, for rows of any sequences at once."""
 
-    def __init__(self, inputs: Inputs, index: int):
-        self.ops, self.problem, self.draw = inputs.ops, inputs.problem, inputs.draw
-        self.sequence, self.index = self.problem.sequences[index], index
-        self.pairs = inputs.mode == "pairs"
-        self.choices = self.draw.word(CHOICE, self.sequence.id)
-        keys, dim = self.sequence.kv.len, self.problem.dim_qk
-        groups = keys // 2 + 1 if self.pairs else keys
+    def __init__(self, problem: Problem, ops: NumpyOps):
+        self.problem, self.ops = problem, ops
+        self.pairs = problem.raw["mode"] == "pairs"
+        of, group = problem.sequences, problem.group
+        self.states = absorb(
+            Draw(ops, problem.raw["data_seed"]).word(CHOICE), ops.integers([each.id for each in of])
+        )
+        self.keys = ops.integers([each.kv.len for each in of])
+        self.shifts = ops.integers([problem.shift(index) for index in range(len(of))])
+        self.kv_heads = ops.integers(range(problem.heads_kv))
+        self.heads = ops.integers(range(problem.heads_q))
+        self.group_of = self.heads // group
+        # By how many keys the first pair begins before the first key, `[sequences, kv heads]`.
+        every = ops.integers(range(len(of)))
+        self.offsets = shifted(self.drawn(every[:, None], 1, self.kv_heads, 0), 63) * int(self.pairs)
+
+    def drawn(self, sequences: Any, kind: int, places: Any, lane: Any) -> Any:
+        """Returns draws of sequences, for places and lanes that broadcast."""
+        state = absorb(absorb(self.states[sequences], self.ops.integers([kind])), places)
+        return mix(state + (lane + 1) * signed(GOLDEN))
+
+    def visible(self, sequences: Any, queries: Any) -> tuple[Any, Any]:
+        """Returns the first key that each query sees, and one past the last; equal where it sees none."""
+        p, ops, keys = self.problem, self.ops, self.keys[sequences]
+        at, zero = queries + self.shifts[sequences], queries * 0
+        first = zero if p.left is None else (at - p.left).clip(0)
+        end = keys if p.right is None else ops.where(at + p.right + 1 < keys, (at + p.right + 1).clip(0), keys)
+        none = first >= end
+        return ops.where(none, zero, first), ops.where(none, zero, end)
+
+    def groups(self, sequences: Any, keys: Any) -> Any:
+        """Returns the groups of keys, `[keys, kv heads]`."""
+        return (keys[:, None] + self.offsets[sequences]) >> int(self.pairs)
+
+    def chosen(self, sequences: Any, queries: Any) -> tuple[Any, Any]:
+        """Returns the group that each query of each head chooses, `[queries, heads]`, and whether it sees any key."""
+        first, end = (bound[:, None] for bound in self.visible(sequences, queries))
+        words = self.drawn(sequences[:, None], 2, queries[:, None], self.heads)
+        way, zero = modulo_3(words), words * 0
+        inner = first + below(end - first, words)
+        key = self.ops.where(way == 0, first + zero, self.ops.where(way == 1, end - 1 + zero, inner))
+        groups = (key + self.offsets[sequences][:, self.group_of]) >> int(self.pairs)
+        return groups, (first < end) & (zero == 0)
+
+
+class Plan:
+    """The codes of a sequence's keys in the modes `pairs` and `routing`, and the amplitude of its queries."""
+
+    def __init__(self, problem: Problem, index: int):
+        keys, dim = problem.sequences[index].kv.len, problem.dim_qk
+        groups = keys // 2 + 1 if problem.raw["mode"] == "pairs" else keys
+        self.kinds = np.array([kind_of_lane(lane) for lane in range(dim)], np.int64)
         self.lanes = max(0, dim - (1 + dim // PAYLOAD_ONE_IN))
         self.bits = max(0, groups - 1).bit_length()
         repeated = max(1, self.lanes // self.bits if self.bits else self.lanes)
-        self.amplitude = power_at_least(GAP / (2.0 * repeated * self.problem.scale))
-        self.steps = 2 * repeated if self.problem.sink == "off-by-one" else 1
-        self.kinds = np.array([kind_of_lane(lane) for lane in range(dim)], np.int64)
-        self.flips = self._flips()
-        kv_heads = self.ops.integers(range(self.problem.heads_kv))
-        self.offsets = shifted(self.drawn(1, kv_heads, 0), 63) if self.pairs else kv_heads * 0
+        self.amplitude = power_at_least(GAP / (2.0 * repeated * problem.scale))
+        # The logit of the chosen group, and the bias of a query, in units of the amplitude.
+        self.steps = 2 * repeated if problem.sink == "off-by-one" else 1
+        self.bias = self.steps - self.lanes
+        self.logit = problem.scale * self.amplitude * self.steps
 
-    def drawn(self, kind: int, places: Any, lane: Any) -> Any:
-        """Returns draws of the sequence, for places and lanes that broadcast."""
-        state = absorb(absorb(self.choices, self.ops.integers([kind])), places)
-        return mix(state + (lane + 1) * signed(GOLDEN))
 
-    def _flips(self) -> Any:
-        """Returns the signs of lanes, `[kv heads, lanes]`; 0 in payload lanes and the bias."""
+class Coded:
+    """The values of one sequence in the modes `pairs` and `routing`."""
+
+    def __init__(self, inputs: Inputs, index: int):
+        self.problem, self.ops, self.draw = inputs.problem, inputs.ops, inputs.draw
+        self.choices, self.index, self.plan = inputs.choices, index, Plan(inputs.problem, index)
+        self.kinds = self.ops.integers(self.plan.kinds)
         lanes = self.ops.integers(range(self.problem.dim_qk))
-        heads = self.ops.integers(range(self.problem.heads_kv))[:, None]
-        signs = 1 - 2 * shifted(self.drawn(0, heads, lanes), 63)
-        return signs * self.ops.integers(self.kinds >= 0)
+        # The signs of code lanes, `[kv heads, lanes]`; 0 in the others.
+        words = self.choices.drawn(self._sequences(lanes[:1]), 0, self.choices.kv_heads[:, None], lanes)
+        self.flips = (1 - 2 * shifted(words, 63)) * self.ops.integers(self.plan.kinds >= 0)
 
-    def groups(self, keys: Any) -> Any:
-        """Returns the groups of keys `[…, kv heads]`."""
-        return (keys + self.offsets) >> 1 if self.pairs else keys + self.offsets
+    def _sequences(self, positions: Any) -> Any:
+        return positions * 0 + self.index
 
-    def codes(self, groups: Any) -> Any:
-        """Returns the signs of codes along a new axis of lanes, where each bit is repeated; 1 where it is no code."""
-        if not self.bits:
-            return groups[..., None] * 0 + self.ops.integers(np.ones(len(self.kinds), np.int64))
-        bits = self.ops.integers(np.where(self.kinds >= 0, self.kinds, 0) % self.bits)
-        return 1 - 2 * ((groups[..., None] >> bits) & 1)
-
-    def visible(self, queries: Any) -> tuple[Any, Any]:
-        """Returns the first key that each query sees, and one past the last; equal where it sees none."""
-        p, keys = self.problem, self.sequence.kv.len
-        at = queries + p.shift(self.index)
-        first = at * 0 if p.left is None else (at - p.left).clip(0)
-        end = at * 0 + keys if p.right is None else (at + p.right + 1).clip(0, keys)
-        none = first >= end
-        return self.ops.where(none, at * 0, first), self.ops.where(none, at * 0, end)
-
-    def chosen(self, queries: Any) -> tuple[Any, Any]:
-        """Returns the group that each query of each head chooses, `[queries, heads]`, and whether it sees any key."""
-        p = self.problem
-        first, end = (bound[:, None] for bound in self.visible(queries))
-        heads = self.ops.integers(range(p.heads_q))
-        words = self.drawn(2, queries[:, None], heads)
-        way = modulo_3(words)
-        key = self.ops.where(
-            way == 0,
-            first + words * 0,
-            self.ops.where(way == 1, end - 1 + words * 0, first + below(end - first, words)),
-        )
-        offsets = self.offsets[heads // p.group]
-        groups = (key + offsets) >> 1 if self.pairs else key + offsets
-        return groups, (first < end) & (words == words)
+    def _codes(self, groups: Any) -> Any:
+        """Returns the signs of codes along a new axis of lanes, in which each bit is repeated."""
+        if not self.plan.bits:
+            return groups[..., None] * 0 + self.kinds * 0 + 1
+        return 1 - 2 * ((groups[..., None] >> (self.kinds.clip(0) % self.plan.bits)) & 1)
 
     def fill(self, name: str, rows: Any, positions: Any) -> Any:
         """Returns the f32 values of rows, as their tensor has them."""
@@ -238,25 +257,20 @@ class Plan:
             if name == "dout":
                 values = below(3, words) - 1
             else:
-                values = below(2, words) if self.pairs else below(255, words) - 127
+                values = below(2, words) if self.choices.pairs else below(255, words) - 127
         most = LARGEST[form]
         return self.ops.f32(values).clip(-most, most)
 
     def _queries(self, queries: Any) -> Any:
-        p = self.problem
-        groups, sees = self.chosen(queries)
-        heads = self.ops.integers(range(p.heads_q))
-        units = self.codes(groups) * self.flips[heads // p.group]
-        bias = self.ops.integers(np.where(self.kinds == BIAS, self.steps - self.lanes, 0))
-        sees = self.ops.where(sees, groups * 0 + 1, groups * 0)
-        return self.ops.f32((units + bias) * sees[..., None]) * self.amplitude
+        groups, sees = self.choices.chosen(self._sequences(queries), queries)
+        units = self._codes(groups) * self.flips[self.choices.group_of]
+        units = units + (self.kinds == BIAS) * self.plan.bias
+        return self.ops.f32(units * sees[..., None]) * self.plan.amplitude
 
     def _keys(self, rows: Any, keys: Any) -> Any:
-        units = self.codes(self.groups(keys[:, None])) * self.flips
-        payload = (below(3, self.draw.lanes(rows, self.problem.dim_qk)) - 1) * self.ops.integers(
-            self.kinds == PAYLOAD
-        )
-        return units + payload + self.ops.integers(self.kinds == BIAS)
+        units = self._codes(self.choices.groups(self._sequences(keys), keys)) * self.flips
+        payload = (below(3, self.draw.lanes(rows, self.problem.dim_qk)) - 1) * (self.kinds == PAYLOAD)
+        return units + payload + (self.kinds == BIAS)
 
 
 BIAS, PAYLOAD = -1, -2

@@ -126,7 +126,7 @@ class Answer:
             arrays["law"] = sums.laws(question["sequences"])
         head = {"names": sums.names, "no_numbers": self._no_numbers(sums), "damage": p.damage(), "exact": {}}
         if question["exact"] is not None:
-            head["exact"] = Exact(p, Inputs(p, ops), ops, sums.tensors, question["exact"]).compared()
+            head["exact"] = Exact(p, ops, sums.tensors, question["exact"]).compared()
         return head, arrays
 
     def _input(self, name: str, array: Any) -> Any:
