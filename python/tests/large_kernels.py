@@ -1,6 +1,6 @@
 """Kernels for the tests of `seamproof large`: plain torch on the CPU, right or with one of a few faults.
 
-    python:large_kernels.py:attention:fault=last-tile
+python:large_kernels.py:attention:fault=last-tile
 """
 
 import math
@@ -69,7 +69,9 @@ def lowered(k):
 @seamproof.subject(
     arrays="torch", device="cpu", formats=["bf16"], d=[32, 64], d_v=[32, 64], d_equal=True, groups=[1, 2], heads_most=4,
     masks=seamproof.both_alignments(windows=True), layout=seamproof.packed(padding=True, slack=True), compiles=False,
-    arithmetic={"accumulation": "f32-serial", "weights": "before-normalisation", "delta": "stored-out", "group_sums": "f32"},
+    arithmetic={
+        "accumulation": "f32-serial", "weights": "before-normalisation", "delta": "stored-out", "group_sums": "f32",
+    },
 )  # fmt: skip
 def attention(p, q, k, v, dout=None, sink=None):
     if dout is None:

@@ -104,7 +104,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let stored = args.replay.iter().map(|file| Ok(Case::load(file)?.problem));
     let stored: Vec<Problem> = stored.collect::<Result<_, CliError>>()?;
     if let Some((_, file)) = stored.iter().zip(&args.replay).find(|(problem, _)| !is_pack(problem)) {
-        let what = "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`";
+        let what =
+            "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`";
         return Err(CliError::Usage(format!("{}: {what}", file.display())));
     }
     let bench = Bench::new(&name, args.rows)?;
@@ -150,7 +151,10 @@ impl Hunt<'_> {
         let table = self.bench.backend().declaration().table;
         let start = Instant::now();
         for case in 0..args.cases.unwrap_or(u64::MAX) {
-            if self.tally.canaries.iter().any(|canary| canary.is_missed(LOOKS_MAX)) || (self.is_stopped)() || time.is_some_and(|time| start.elapsed() >= time) {
+            if self.tally.canaries.iter().any(|canary| canary.is_missed(LOOKS_MAX))
+                || (self.is_stopped)()
+                || time.is_some_and(|time| start.elapsed() >= time)
+            {
                 break;
             }
             match pack(seed, case, &sizes, &table) {
@@ -178,7 +182,10 @@ impl Hunt<'_> {
     }
 
     fn replay(&mut self, stored: &[Problem]) -> Result<(), CliError> {
-        stored.iter().enumerate().try_for_each(|(index, problem)| self.judge(&format!("file {index}"), problem))
+        stored
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, problem)| self.judge(&format!("file {index}"), problem))
     }
 
     fn judge(&mut self, name: &str, problem: &Problem) -> Result<(), CliError> {

@@ -84,7 +84,11 @@ impl Answer {
     }
 
     /// Returns an array of this shape; `None` where there is none of this name.
-    pub(super) fn array(&self, name: &str, shape: &[Option<usize>]) -> Result<Option<&ArrayD<f64>>, AnswerError> {
+    pub(super) fn array(
+        &self,
+        name: &str,
+        shape: &[Option<usize>],
+    ) -> Result<Option<&ArrayD<f64>>, AnswerError> {
         let Some(array) = self.arrays.get(name) else { return Ok(None) };
         let fits = array.shape().len() == shape.len()
             && array.shape().iter().zip(shape).all(|(axis, asked)| asked.is_none_or(|asked| asked == *axis));

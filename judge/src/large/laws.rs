@@ -154,7 +154,11 @@ impl Law<'_> {
         let of_weights = p * (1.0 + bounds.mass) + bounds.keys as f64 * one + bounds.mass;
         let moved = of_weights * self.get("dout") * self.get("most v") + bounds.out * queries.inputs;
         self.compared(
-            (Relation::Mass, TensorName::Dv, "the products of v and dv do not add up to those of dout and out"),
+            (
+                Relation::Mass,
+                TensorName::Dv,
+                "the products of v and dv do not add up to those of dout and out",
+            ),
             [keys.value, queries.value],
             (own + moved) * (1.0 + SLACK) + SLACK / 1e6 * (queries.terms + keys.terms),
         )

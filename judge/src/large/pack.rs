@@ -72,7 +72,8 @@ pub fn pack(seed: u64, case: u64, sizes: &Sizes, table: &Table) -> Option<Proble
 
 /// Returns a problem in a mode, or in mode `flat` where the mode is not legal in it.
 fn with_mode(problem: Problem, mode: InputMode) -> Option<Problem> {
-    let mode = if mode.is_exact() && exact::eligible(mode, &problem).is_err() { InputMode::Flat } else { mode };
+    let mode =
+        if mode.is_exact() && exact::eligible(mode, &problem).is_err() { InputMode::Flat } else { mode };
     match problem.mode == mode {
         true => Some(problem),
         false => Problem::new(ProblemFields { mode, ..problem.into() }).ok(),

@@ -255,7 +255,9 @@ mod tests {
                 }
             }
             let rows = question.queries.iter().chain(&question.keys);
-            for (block, [_, first, end]) in rows.flat_map(|block| block.rows.iter().map(move |row| (block, row))) {
+            for (block, [_, first, end]) in
+                rows.flat_map(|block| block.rows.iter().map(move |row| (block, row)))
+            {
                 let [start, stop] = block.other;
                 assert!(first == end || (start <= *first && *end <= stop), "{block:?}");
             }

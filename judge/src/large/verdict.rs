@@ -5,8 +5,8 @@ use seamproof_oracle::envelope::{Extremes, Model, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Problem, Sequence, Sink, TensorName};
 
 use super::answer::{Answer, AnswerError, Named};
-use super::{exactly, laws};
 use super::rows::{Question, Reach};
+use super::{exactly, laws};
 use crate::finding::{Check, Finding, Place};
 use crate::ladder::bounds::{error_ratios, wording};
 use crate::ladder::compare::Worst;

@@ -1,7 +1,7 @@
 """Every row of a large run in the modes `pairs` and `routing`, whose right results are known bit for bit.
 
-A query gives each of its one or two active keys the weight 1/n, and no other key any (`judge/src/exact`). So out, dq, and
-what a query adds to dk and dv are made of one or two keys: the exact answer costs as much as reading the tensors.
+A query gives each of its one or two active keys the weight 1/n, and no other key any (`judge/src/exact`). So out, dq,
+and what a query adds to dk and dv are made of one or two keys. The exact answer costs as much as reading the tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST = {"bf16": -126, "fp16": -14, "f32": -126}
 
 @dataclass
 class Tally:
-    """Elements of one tensor that were compared, and the one that is furthest off in the first piece with a wrong one."""
+    """Elements of one tensor that were compared, and the worst of the first piece with a wrong one."""
 
     compared: int = 0
     failed: int = 0

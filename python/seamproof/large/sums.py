@@ -1,11 +1,10 @@
 """Exact rows of a large run in f64, and the sums that their bounds are made of.
 
-Nothing here knows a mask or a bound. A question names rows, and for each the rows of the other side that it is connected
-to; the answers go to `seamproof large`, which has the bounds (`oracle/src/envelope`). A *magnitude* counts an input other
-than 0 as `floor` at least.
+Nothing here knows a mask or a bound. A question names rows, and for each the rows of the other side that it is
+connected to. The answers go to `seamproof large`, which has the bounds (`oracle/src/envelope`). A *magnitude* counts an
+input other than 0 as `floor` at least.
 
-Of the lanes of a row only those go back that stand out most (`LANES`): those whose error is largest beside the sum of
-magnitudes that its bound grows with.
+Of a row's lanes only `LANES` go back: those whose error is largest beside the magnitudes that their bounds grow with.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class Sums:
         self.backward = problem.backward and self.has_lse
         # What the numbers along the last axis of statistics are.
         self.names: dict[str, list[str]] = {}
-        # Of each query and head `[rows, query heads]`: D of the stored out, the sum of the magnitudes of its terms, the sum
-        # of |dout|, the largest |out|, the norms of q and dout, and the LSE.
+        # Of each query and head `[rows, query heads]`: D of the stored out, the sum of the magnitudes of its terms,
+        # the sum of |dout|, the largest |out|, the norms of q and dout, and the LSE.
         self.queries = self._of_queries()
         self.keys = {name: self._norms(name) for name in ("k", "v")}
 
@@ -152,7 +151,7 @@ class Sums:
         return [slice(start, min(heads, start + size)) for start in range(0, heads, size)]
 
     def _queries_of(self, array: Any, rows: Any, heads: slice) -> Any:
-        """Returns query-side rows `[rows, query heads, …]` of a few KV heads as `[kv heads, rows · group, …]`, in f64."""
+        """Returns query-side rows `[rows, query heads, …]` of KV heads as `[kv heads, rows · group, …]`, in f64."""
         group, count = self.p.group, heads.stop - heads.start
         part = self.ops.f64(array[rows, heads.start * group : heads.stop * group])
         part = part.reshape(part.shape[0], count, group, *part.shape[2:]).swapaxes(0, 1)
@@ -246,7 +245,9 @@ class Sums:
         width = max(len(block.rows), self.p.dim_qk, self.p.dim_v) * self.p.group
         pieces = self._head_pieces(width * (block.other.stop - block.other.start))
         found = [self._of_key_heads(block, heads) for heads in pieces]
-        pieces = [(name, self.ops.host(array).swapaxes(0, 1)) for part in found for name, array in part.items()]
+        pieces = [
+            (name, self.ops.host(array).swapaxes(0, 1)) for part in found for name, array in part.items()
+        ]
         return joined(pieces)
 
     def _of_key_heads(self, block: Block, heads: slice) -> dict[str, Any]:
@@ -285,11 +286,16 @@ class Sums:
         ops, p, of = self.ops, self.p, self.queries
         zero = ops.zeros(1)
         sums = {"q.dq": self._products("q", "dq"), "dout.out": (of["d"], of["terms"], of["l1"])}
-        by_query = {f"{name} {part}": array for name, parts in sums.items() for part, array in zip(PARTS, parts)}
-        by_query |= {"q·dout": of["q"] * of["dout"], "q·d": of["q"] * abs(of["d"]), "q": of["q"], "dout": of["dout"]}
+        by_query = named(sums)
+        by_query |= {
+            "q·dout": of["q"] * of["dout"],
+            "q·d": of["q"] * abs(of["d"]),
+            "q": of["q"],
+            "dout": of["dout"],
+        }
         most = {name: ops.where(ops.isfinite(ops.f64(of[name])), abs(ops.f64(of[name])), zero) for name in of}
         sums = {"k.dk": self._products("k", "dk"), "v.dv": self._products("v", "dv")}
-        by_key = {f"{name} {part}": array for name, parts in sums.items() for part, array in zip(PARTS, parts)}
+        by_key = named(sums)
 
         def of_group(arrays: dict[str, Any]) -> Any:
             grouped = (ops.f64(each).reshape(-1, p.heads_kv, p.group) for each in arrays.values())
@@ -325,7 +331,12 @@ class Sums:
         return None if place is None else [count, *place]
 
 
-PARTS = ("sum", "terms", "l1")
+def named(sums: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Returns the parts of sums of products by their names."""
+    parts = ("sum", "terms", "l1")
+    return {
+        f"{name} {part}": array for name, of in sums.items() for part, array in zip(parts, of, strict=True)
+    }
 
 
 def joined(pieces: list[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:

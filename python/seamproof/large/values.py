@@ -188,7 +188,9 @@ class Choices:
         p, ops, keys = self.problem, self.ops, self.keys[sequences]
         at, zero = queries + self.shifts[sequences], queries * 0
         first = zero if p.left is None else (at - p.left).clip(0)
-        end = keys if p.right is None else ops.where(at + p.right + 1 < keys, (at + p.right + 1).clip(0), keys)
+        end = (
+            keys if p.right is None else ops.where(at + p.right + 1 < keys, (at + p.right + 1).clip(0), keys)
+        )
         none = first >= end
         return ops.where(none, zero, first), ops.where(none, zero, end)
 

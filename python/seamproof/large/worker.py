@@ -47,7 +47,11 @@ class LargeSession(Session):
         self._phase(frame, LAUNCHED)
         head, arrays = answer.judge(tensors, result)
         head["arrays"] = [[name, list(array.shape)] for name, array in arrays.items()]
-        numbers = (memoryview(np.ascontiguousarray(array, "<f8")).cast("B") for array in arrays.values() if array.size)
+        numbers = (
+            memoryview(np.ascontiguousarray(array, "<f8")).cast("B")
+            for array in arrays.values()
+            if array.size
+        )
         return {}, [frames.headed(head), *numbers]
 
 
@@ -110,7 +114,9 @@ class Answer:
         self, tensors: dict[str, Any], results: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         p, ops, question = self.problem, self.ops, self.question
-        all_of = {name: self._input(name, array) for name, array in tensors.items() if name != "sink"} | results
+        all_of = {
+            name: self._input(name, array) for name, array in tensors.items() if name != "sink"
+        } | results
         sinks = {"none": None, "off-by-one": 0.0}.get(p.sink, ops.read(tensors["sink"], "f32", "sink"))
         sums = Sums(p, ops, all_of, sinks, question["floor"], question["weighs_dots"])
         blocks = {side: [Block.of(raw, ops) for raw in question[side]] for side in ("queries", "keys")}

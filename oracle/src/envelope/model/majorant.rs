@@ -98,9 +98,8 @@ impl Model {
 
         let (ds_exact, ds) = (Majorant::new(1.0, 0.0, 0.0), self.ds_majorant(weight, extremes));
         let rounding = (self.ds.unit_roundoff(), self.logit_gradient_floor());
-        let of_ds = |g: f64| {
-            rounded(ds, ds_exact, rounding, g + 3.0 * F32_ROUNDOFF, self.unscaled(self.ds_floor))
-        };
+        let of_ds =
+            |g: f64| rounded(ds, ds_exact, rounding, g + 3.0 * F32_ROUNDOFF, self.unscaled(self.ds_floor));
         GradientMajorants { dv, dk: of_ds(by_query), dq: of_ds(by_key) }
     }
 
@@ -162,7 +161,8 @@ impl Model {
 mod tests {
     use super::*;
     use crate::envelope::{
-        Accumulation, Arithmetic, Delta, DsWeights, GradientPair, GroupSums, Partition, SoftCap, WeightRounding,
+        Accumulation, Arithmetic, Delta, DsWeights, GradientPair, GroupSums, Partition, SoftCap,
+        WeightRounding,
     };
     use crate::{Format, Precision, Problem, ProblemFields, Softmax};
 
