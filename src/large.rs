@@ -38,6 +38,8 @@ pub struct Times {
     pub kernel: Duration,
     /// Time of everything else: exact rows, sums, their way here, bounds and comparison.
     pub judging: Duration,
+    /// Part of it in which exact rows and sums were made.
+    pub there: Duration,
 }
 
 impl Times {
@@ -201,6 +203,6 @@ fn read(body: &[u8]) -> Result<Answer, MessageError> {
 
 fn times(all: Duration, seconds: Seconds) -> Times {
     let of = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
-    let [inputs, warm, kernel] = [seconds.inputs, seconds.warm, seconds.kernel].map(of);
-    Times { inputs, kernel, judging: all.saturating_sub(inputs + warm + kernel) }
+    let [inputs, warm, kernel, there] = [seconds.inputs, seconds.warm, seconds.kernel, seconds.judge].map(of);
+    Times { inputs, kernel, judging: all.saturating_sub(inputs + warm + kernel), there }
 }

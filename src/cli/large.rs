@@ -343,13 +343,15 @@ fn words(look: &Look) -> String {
     };
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     format!(
-        "{state} · {} + {} rows · {shown}{dk}{exact} · {} unbounded · inputs {:.1} ms · kernel {:.2} ms · judging {:.1} ms: {:.1} times",
+        "{state} · {} + {} rows · {shown}{dk}{exact} · {} unbounded · inputs {:.1} ms · kernel {:.2} ms · judging {:.1} ms, \
+         {:.1} of them there: {:.1} times",
         judged.rows[0],
         judged.rows[1],
         judged.unbounded,
         milliseconds(times.inputs),
         milliseconds(times.kernel),
         milliseconds(times.judging),
+        milliseconds(times.there),
         times.ratio(),
     )
 }

@@ -86,7 +86,7 @@ class Exact:
         self.tallies = {name: Tally() for name in names}
 
     def _of_sequences(self, numbers: Any) -> Any:
-        return self.ops.joined([self.ops.zeros(1) + number for number in numbers])
+        return self.ops.numbers(list(numbers))
 
     def _sequences(self, side: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence and the position of each row of a side; −1 and 0 of rows that hold no token."""

@@ -37,6 +37,10 @@ class NumpyOps:
         """Returns integers of 64 bits."""
         return np.asarray(values, np.int64)
 
+    def numbers(self, values: Sequence[float]) -> Any:
+        """Returns numbers in f64."""
+        return np.asarray(values, np.float64)
+
     def zeros(self, *shape: int) -> Any:
         return np.zeros(shape)
 
@@ -140,6 +144,9 @@ class TorchOps(NumpyOps):
 
     def integers(self, values: Any) -> Any:
         return self.torch.as_tensor(np.asarray(values, np.int64), device=self.device)
+
+    def numbers(self, values: Sequence[float]) -> Any:
+        return self.torch.as_tensor(np.asarray(values, np.float64), device=self.device)
 
     def zeros(self, *shape: int) -> Any:
         return self.torch.zeros(shape, dtype=self.torch.float64, device=self.device)
