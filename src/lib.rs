@@ -8,6 +8,7 @@ pub mod explain;
 pub mod faults;
 pub mod fuzz;
 pub mod geometry;
+pub mod large;
 pub mod look;
 pub(crate) mod nightly;
 pub mod paste;

@@ -42,6 +42,7 @@ pub mod generate;
 pub mod hash;
 pub mod identity;
 pub mod ladder;
+pub mod large;
 pub mod prelude;
 pub mod profile;
 pub mod prose;

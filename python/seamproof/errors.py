@@ -72,3 +72,7 @@ class Refused(Exception):
 
 class TooLittleRun(UserWarning):
     """A check that found nothing, but ran too little to say that nothing is wrong."""
+
+
+class OwnFault(SeamproofError):
+    """A fault of this package or of its set-up, and not of the kernel."""

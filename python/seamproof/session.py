@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from . import frames
-from .errors import DeclarationError, ProtocolError, Refused
+from .errors import DeclarationError, OwnFault, ProtocolError, Refused
 from .frames import FAILED, OPEN, OUTPUTS, PHASE, READY, RUN, Channel, Frame
 from .problem import Problem
-from .subject import INPUTS, RoundTripError, Subject
+from .subject import INPUTS, Subject
 
 RECEIVED, UPLOADED, COMPILING, LAUNCHED, DONE = range(5)
 FRAMES_MOST = 20
@@ -76,22 +76,21 @@ class Session:
         self._phase(frame, RECEIVED)
         self.runs += 1
         try:
-            answer = self._answer(frame, self.subject)
+            costs, body = self._answer(frame, self.subject)
         except Refused as refused:
             self._fail(frame, "Refused", refused.row)
-        except (DeclarationError, RoundTripError) as error:
+        except (DeclarationError, OwnFault) as error:
             if self._strict:
                 raise
             self._fail(frame, "Infrastructure", describe(error))
         except Exception as error:
             self._failed(frame, self.subject, error)
         else:
-            costs = frames.to_json(answer.costs) if answer.costs else b""
-            self._channel.write(PHASE, frame.sequence, bytes([DONE]), costs)
-            body = [frames.headed(answer.head()), *frames.floats(answer.parts())]
+            self._channel.write(PHASE, frame.sequence, bytes([DONE]), frames.to_json(costs) if costs else b"")
             self._channel.write(OUTPUTS, frame.sequence, *body)
 
-    def _answer(self, frame: Frame, subject: Subject) -> Any:
+    def _answer(self, frame: Frame, subject: Subject) -> tuple[dict[str, int], list[Any]]:
+        """Runs what a request asks for, and returns its costs and the body of the answer."""
         raw, numbers = frames.split(frame.body)
         problem = Problem.from_json(raw, subject.open())
         inputs = read_inputs(problem, numbers)
@@ -99,7 +98,8 @@ class Session:
         self._phase(frame, UPLOADED)
         if subject.compiles:
             self._phase(frame, COMPILING)
-        return subject.run(problem, tensors, launched=lambda: self._phase(frame, LAUNCHED))
+        answer = subject.run(problem, tensors, launched=lambda: self._phase(frame, LAUNCHED))
+        return answer.costs, [frames.headed(answer.head()), *frames.floats(answer.parts())]
 
     def _failed(self, frame: Frame, subject: Subject, error: Exception) -> None:
         if self._strict:

@@ -15,7 +15,7 @@ import numpy as np
 from . import arrays
 from .copies import Copies
 from .declare import declaration, narrowed
-from .errors import DeclarationError, NotReady, SeamproofError
+from .errors import DeclarationError, NotReady, OwnFault
 from .formats import same, unwritten
 from .lse import LseForm
 from .problem import Problem
@@ -92,8 +92,8 @@ class Answer:
         return taken
 
 
-class RoundTripError(SeamproofError):
-    """Inputs that did not survive the way into the subject's format and back: a fault of this package or its set-up."""
+class RoundTripError(OwnFault):
+    """Inputs that did not survive the way into the subject's format and back."""
 
 
 @dataclass
@@ -177,29 +177,11 @@ class Subject:
     ) -> Answer:
         """Calls the kernel, and returns its results as f32."""
         library = self.open()
-        leaves = [tensors[name] for name in ("q", "k", "v")]
-        learnable = problem.sink == "learnable"
-        if learnable:
-            leaves.append(tensors["sink"])
-        dout = tensors["dout"] if problem.backward else None
-
-        def call(*leaves: Any) -> Result:
-            return as_result(
-                self.call(problem, *leaves[:3], dout=dout, sink=leaves[3] if learnable else None)
-            )
-
         inputs = tensors if library.mutable else {}
         given = library.copies(inputs)
         library.dirty(problem.results())
         library.begin()
-        if problem.backward:
-            result, pullback = library.record(call, leaves)
-        else:
-            result, pullback = call(*leaves), None
-        if problem.backward and result.grads == autograd:
-            names = GRADIENTS if learnable else GRADIENTS[:3]
-            depends = any(sequence.q.len and sequence.kv.len for sequence in problem.sequences)
-            result = dataclasses.replace(result, **dict(zip(names, pullback(dout, depends), strict=True)))
+        result = self.results(problem, tensors)
         launched()
         costs = library.costs()
         if "peak_bytes" in costs:
@@ -218,6 +200,29 @@ class Subject:
         damage = problem.damage(bands.arrays) if is_damaged else []
         damage += self._changed(problem, given, now) if is_changed else []
         return dataclasses.replace(answer, damage=damage, costs=costs)
+
+    def results(self, problem: Problem, tensors: dict[str, Any]) -> Result:
+        """Calls the kernel, and returns what it returned, with gradients also where the library makes them."""
+        library = self.open()
+        leaves = [tensors[name] for name in ("q", "k", "v")]
+        learnable = problem.sink == "learnable"
+        if learnable:
+            leaves.append(tensors["sink"])
+        dout = tensors["dout"] if problem.backward else None
+
+        def call(*leaves: Any) -> Result:
+            return as_result(
+                self.call(problem, *leaves[:3], dout=dout, sink=leaves[3] if learnable else None)
+            )
+
+        if not problem.backward:
+            return call(*leaves)
+        result, pullback = library.record(call, leaves)
+        if result.grads != autograd:
+            return result
+        names = GRADIENTS if learnable else GRADIENTS[:3]
+        depends = any(sequence.q.len and sequence.kv.len for sequence in problem.sequences)
+        return dataclasses.replace(result, **dict(zip(names, pullback(dout, depends), strict=True)))
 
     def _changed(self, problem: Problem, given: Copies, now: Copies) -> list[dict[str, Any]]:
         """Returns the inputs that the kernel changed, as the protocol writes them."""

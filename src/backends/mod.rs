@@ -17,7 +17,7 @@ use seamproof_judge::subjects::{
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
-use crate::worker::{self, OpenError, Opened, Pool, Remote, Served, mock};
+use crate::worker::{self, OpenError, Opened, Pool, Questions, Remote, Served, mock};
 use seamproof_judge::subject::Backend;
 
 /// Name of the emulated kernel.
@@ -75,6 +75,11 @@ pub fn in_pool(name: &str, options: &Options, pool: Arc<Pool>) -> Result<Box<dyn
         Box::new(Miscalled::new(called, miscall))
     };
     Ok(name.miscalls.iter().fold(called, wrongly))
+}
+
+/// Returns a worker that answers questions about large runs of a subject.
+pub fn questions(name: &SubjectName) -> Result<Questions, OutsideError> {
+    outside::questions(name, &worker::shared())
 }
 
 /// Returns the kernels on a GPU with a fault in their sources, in workers.

@@ -19,7 +19,7 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_oracle::{Inputs, Problem};
 
-use crate::worker::{Pool, Ready, Remote, Served, WorkerCommand};
+use crate::worker::{Pool, Questions, Ready, Remote, Served, WorkerCommand};
 
 /// Variable that names the Python interpreter of the workers.
 pub const PYTHON_VARIABLE: &str = "SEAMPROOF_PYTHON";
@@ -29,6 +29,8 @@ const PYTHONS: [&str; 2] = ["python3", "python"];
 const PACKAGE: &str = "seamproof";
 /// Module of the package that serves a subject.
 const WORKER_MODULE: &str = "seamproof.worker";
+/// Module of the package that answers questions about large runs.
+const LARGE_MODULE: &str = "seamproof.large";
 /// Program that looks for the package without importing it. A folder that happens to have its name is none.
 const FIND_PACKAGE: &str = "import importlib.util as u; s = u.find_spec('seamproof'); \
     raise SystemExit(0 if s and s.origin else 9)";
@@ -73,6 +75,19 @@ pub(super) fn subject(name: &SubjectName, pool: Arc<Pool>) -> Result<Outside, Ou
     let lock = lock_file(&name.base).map_or(Ok(None), |file| Lock::read(&file));
     let lock = lock.map_err(|error| OutsideError::new(name, &error.to_string()))?;
     Ok(Outside::new(name, worker, (declared, lock), pool))
+}
+
+/// Returns a worker that answers questions about large runs of a subject in a Python file.
+pub(super) fn questions(name: &SubjectName, pool: &Pool) -> Result<Questions, OutsideError> {
+    let wrong = |what: &str| OutsideError::new(name, what);
+    let place = name.base.strip_prefix(SubjectName::PYTHON).filter(|_| name.miscalls.is_empty());
+    let place = place
+        .ok_or_else(|| wrong("large runs are judged of subjects python:FILE and python:FILE:NAME alone"))?;
+    let usual = command(&name.base).map_err(|what| wrong(&what))?;
+    let declared = declared(name, &usual, pool)?;
+    let worker = python_module(LARGE_MODULE, &[place]).map_err(|what| wrong(&what))?;
+    let start = Duration::from_secs(declared.declaration.start_seconds.into());
+    Ok(pool.questions(&worker, asked(name), start))
 }
 
 /// Returns what a subject declares. Its first worker is asked, and the answer kept.

@@ -26,7 +26,7 @@ use seamproof_judge::values::{self, Poison};
 
 use super::CliError;
 use super::exit::Exit;
-use super::large;
+use super::forwards;
 use super::output::{note, print_line};
 
 #[derive(clap::Args, Debug)]
@@ -102,7 +102,7 @@ enum What {
     },
     /// Judge forwards of large packs by the reference kernel on the GPU
     #[command(after_help = EXAMPLES)]
-    Judge(large::Args),
+    Judge(forwards::Args),
     /// Compare the CUDA device with the CPU device, bit for bit, on random problems; says which kernels ran
     #[command(after_help = EXAMPLES)]
     Twins {
@@ -138,7 +138,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, &planted(id)?, *cases, *seed),
         What::Check { cases, seed, gpu, .. } => compare(*gpu, *cases, *seed),
         What::Stress { launches, gpu } => stress(*gpu, *launches as usize),
-        What::Judge(args) => large::judge(args),
+        What::Judge(args) => forwards::judge(args),
         What::Twins { cases, seed, profile, gpu } => twins(*gpu, *cases, *seed, *profile),
     }
 }

@@ -1,258 +1,374 @@
-//! `seamproof kernels judge`: forwards that are too large for the oracle on a CPU, run on the kernels and judged by their
-//! structure, by the reference on the GPU, and by identities between results of theirs: the packs of `bench attention`, or
-//! random problems, groups of ranks too.
+//! `seamproof large`: packs of tens of thousands of tokens, judged where the subject runs.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use seamproof_kernels::Gpu;
-use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::AttentionKernels;
-use seamproof_lab::{bench, reference};
-use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields};
-use seamproof_simulator::schedule::MergeOrder;
-
-use super::CliError;
 use super::exit::Exit;
-use super::output::{complain, print_line};
-use crate::backends::{Cuda, CudaRunner};
+use super::options::{duration, random_seed, seed};
+use super::output::{note, print_line};
+use super::run::stopped_by_signals;
+use super::{CliError, worker};
+use crate::backends::BackendError;
+use crate::large::{Bench, Look, is_pack};
+use crate::paste::typed;
+use crate::record::{DEFAULT_DIR, Findings, RunDir};
+use seamproof_judge::case::Case;
+use seamproof_judge::failure::Symptom;
 use seamproof_judge::finding::Finding;
-use seamproof_judge::generate::{self, Draw, Limits};
-use seamproof_judge::ladder::Judge;
-use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
-use seamproof_judge::values::{self, Poison};
-use seamproof_lab::large::{self, JudgedRows, Related, Rows};
+use seamproof_judge::hash::mix;
+use seamproof_judge::large::{Sizes, TOKENS_MOST, pack};
+use seamproof_judge::prose::{counted, describe};
+use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::Problem;
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof large --backend python:torch_packed.py:flash --time 5m
+  seamproof large --backend python:kernel.py --tokens 131072 --elements 2200000000..4400000000
+                                                  tensors of more than 2^31 elements
+  seamproof large --backend python:kernel.py --replay case.json
+  seamproof large --backend python:kernel.py --tokens 1024..2048 --cases 20
+                                                  on a CPU";
+
+/// Time of a hunt that names neither cases nor a time limit.
+const DEFAULT_TIME: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Tracks of kernels/lab/bench/tracks.json [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
-    tracks: Vec<String>,
-    /// Columns of `seamproof bench attention` [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
-    columns: Vec<String>,
-    /// Kernel of the forward: simple, tuned, long, paired, middle or short
-    #[arg(long, default_value = "tuned", value_parser = AttentionKernels::by_name)]
-    attention: AttentionKernels,
-    /// Judge this many random problems with sequences of up to 16384 tokens instead of the tracks
-    #[arg(long)]
+    /// The subject: python:FILE or python:FILE:NAME
+    #[arg(long, value_name = "NAME")]
+    backend: String,
+    /// Tokens of a pack, or the least and the most
+    #[arg(long, value_name = "N|A..B", value_parser = tokens, default_value = "16384..131072")]
+    tokens: RangeInclusive<usize>,
+    /// Most elements of q, or the least and the most; heads are added or left out for that
+    #[arg(long, value_name = "N|A..B", value_parser = elements, default_value = "268435456")]
+    elements: RangeInclusive<u64>,
+    /// Most visible pairs × query heads × head dimension; heads are left out for that
+    #[arg(long, value_name = "N", default_value_t = 1 << 44)]
+    products: u64,
+    /// Drawn rows of queries and of keys, besides those at borders; each in all heads
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    rows: usize,
+    /// End after this many packs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
-    /// Number of drawn rows of each head that are judged, besides those at the ends of sequences and masks
-    #[arg(long, default_value_t = 256)]
-    sample: usize,
-    /// Judge every row, but only in tier W; a sample is judged in tier T too
+    /// Begin no pack after this long [default: 60s, without --cases]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    time: Option<Duration>,
+    /// Seed of all packs [default: random]
+    #[arg(long, value_name = "S", value_parser = seed)]
+    seed: Option<u64>,
+    /// Judge the forward alone
     #[arg(long)]
-    all: bool,
-    /// Number of identities that each case is asked too, drawn from those that fit it; each takes about as long as the case's
-    /// own run
-    #[arg(long, default_value_t = 2)]
-    identities: usize,
-    /// Seed of problems and rows
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Number of the GPU
-    #[arg(long, default_value_t = 0)]
-    gpu: usize,
+    forward: bool,
+    /// Longest time for making a finding smaller; 0s leaves all as they were drawn
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2m")]
+    shrink: Duration,
+    /// Judge these stored cases instead of drawing any
+    #[arg(long, value_name = "FILE")]
+    replay: Vec<PathBuf>,
+    /// Directory of findings [default: seamproof.out]. That of an earlier campaign is renamed to DIR.1, DIR.2, …
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    workers: worker::WorkerOptions,
 }
 
-/// Returns the bounds of the random problems, as large as this command is meant for.
-fn limits() -> Limits {
-    Limits {
-        length_max: 16_384,
-        reaches: &[1024, 2048, 4096, 8192, 16_384],
-        products: &[1 << 28, 1 << 30, 1 << 32, 1 << 34],
-        elements_max: 1 << 26,
-        ..Limits::large()
+/// Reads a number of tokens, or a range.
+fn tokens(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once("..").unwrap_or((text, text));
+    let number = |text: &str| text.parse::<usize>().map_err(|_| format!("'{text}' is no number of tokens"));
+    let (least, most) = (number(least)?, number(most)?);
+    match (1..=TOKENS_MOST).contains(&least) && (least..=TOKENS_MOST).contains(&most) {
+        true => Ok(least..=most),
+        false => Err(format!("use numbers from 1 to {TOKENS_MOST}, the smaller one first")),
     }
 }
 
-pub(super) fn judge(args: &Args) -> Result<Exit, CliError> {
-    // Names are looked at before a GPU is looked for.
-    let problems = match args.cases {
-        Some(_) => Vec::new(),
-        None => bench::problems(&args.tracks, &args.columns)?,
+/// Reads a largest number of elements, or a range.
+fn elements(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let (least, most) = text.split_once("..").unwrap_or(("0", text));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("'{text}' is no number of elements"));
+    let (least, most) = (number(least)?, number(most)?);
+    if least <= most { Ok(least..=most) } else { Err("write the smaller number first".to_owned()) }
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    args.workers.configure();
+    let name: SubjectName = args.backend.parse().map_err(BackendError::from)?;
+    let stored = args.replay.iter().map(|file| Ok(Case::load(file)?.problem));
+    let stored: Vec<Problem> = stored.collect::<Result<_, CliError>>()?;
+    if let Some((_, file)) = stored.iter().zip(&args.replay).find(|(problem, _)| !is_pack(problem)) {
+        let what =
+            "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`";
+        return Err(CliError::Usage(format!("{}: {what}", file.display())));
+    }
+    let bench = Bench::new(&name, args.rows)?;
+    bench.backend().ready().map_err(|what| CliError::Start { name: args.backend.clone(), what })?;
+    let control = stopped_by_signals()?;
+    let dir = RunDir::create(args.out.as_deref().unwrap_or(DEFAULT_DIR.as_ref()))?;
+    let mut hunt = Hunt {
+        bench,
+        findings: dir.findings()?,
+        is_stopped: &|| control.stopped(),
+        shrink: args.shrink,
+        seen: BTreeSet::new(),
+        tally: Tally::default(),
     };
-    let mut bench = Bench {
-        runner: CudaRunner::open(args.gpu)?,
-        gpu: reference::open(args.gpu, &Cache::of_user())?,
-        rows: if args.all { Rows::All } else { Rows::Sample { count: args.sample, seed: args.seed } },
-        identities: args.identities,
-        judged: 0,
-        broken: 0,
-    };
-    let ended = bench.all(args, &problems);
-    let Bench { judged, broken, .. } = bench;
-    print_line(&format_args!("{judged} judged, {broken} with a finding, on {}", bench.gpu.name()?));
-    // A finding outweighs an error.
-    match ended {
-        Err(error) if broken > 0 => complain(&error),
-        ended => ended?,
-    }
-    Ok(match judged {
-        _ if broken > 0 => Exit::Finding,
-        0 => Exit::TooLittle,
-        _ => Exit::Held,
-    })
+    let ended = if stored.is_empty() { hunt.draw(args) } else { hunt.replay(&stored) };
+    print_line(&hunt.tally);
+    ended.map(|()| hunt.tally.exit())
 }
 
-/// Kernels, and what judges them.
-struct Bench {
-    runner: CudaRunner,
-    gpu: Gpu,
-    rows: Rows,
-    /// Number of identities for each case.
-    identities: usize,
-    judged: u64,
-    broken: u64,
+/// A hunt in progress.
+struct Hunt<'a> {
+    bench: Bench,
+    findings: Findings,
+    is_stopped: &'a dyn Fn() -> bool,
+    /// Longest time for making a finding smaller.
+    shrink: Duration,
+    /// Symptoms that were made smaller.
+    seen: BTreeSet<Symptom>,
+    tally: Tally,
 }
 
-impl Bench {
-    /// Judges the random problems that are asked for, or else those of the tracks.
-    fn all(&mut self, args: &Args, problems: &[(String, Problem)]) -> Result<(), CliError> {
-        if let Some(cases) = args.cases {
-            return (0..cases).try_for_each(|case| self.draw(args.attention, args.seed, case));
-        }
-        let subject = Cuda { attention: args.attention, ..Cuda::default() };
-        problems.iter().try_for_each(|(name, problem)| self.judge(name, &subject, problem))
-    }
-
-    /// Judges the forward of a random problem.
-    fn draw(&mut self, attention: AttentionKernels, seed: u64, case: u64) -> Result<(), CliError> {
-        let Draw::Problem(problem) = generate::draw(seed, case, &limits()) else { return Ok(()) };
-        let forward = ProblemFields { pass: Pass::Forward, ..problem.into() };
-        let Ok(problem) = Problem::new(forward) else { return Ok(()) };
-        let merge = MergeOrder::ALL[(case % 2) as usize];
-        let subject =
-            Cuda { order: case, merge, helpers: !case.is_multiple_of(4), attention, ..Cuda::default() };
-        self.judge(&format!("case {case}"), &subject, &problem)
-    }
-
-    fn judge(&mut self, name: &str, subject: &Cuda, problem: &Problem) -> Result<(), CliError> {
+impl Hunt<'_> {
+    fn draw(&mut self, args: &Args) -> Result<(), CliError> {
+        let seed = args.seed.unwrap_or_else(random_seed);
+        let time = args.time.or(args.cases.is_none().then_some(DEFAULT_TIME));
+        print_line(&format_args!("seed      {seed:#x}"));
+        let sizes = Sizes {
+            tokens: args.tokens.clone(),
+            elements: args.elements.clone(),
+            products: args.products,
+            backward: !args.forward,
+        };
+        let table = self.bench.backend().declaration().table;
         let start = Instant::now();
-        let mut inputs = values::inputs(problem);
-        values::poison(&mut inputs, problem, Poison::Nan);
-        let outputs = match self.runner.run(subject, problem, &inputs, &mut |_| {}) {
-            Ok(outputs) => outputs,
-            Err(RunError::Refused(_)) => return Ok(()),
-            Err(error) => return Err(CliError::Twins(error)),
-        };
-        self.judged += 1;
-        let got = match assembled(subject, problem, outputs)? {
-            Ok(got) => got,
-            Err(finding) => {
-                self.broken += 1;
-                print_line(&format_args!("{name}: {finding}"));
-                return Ok(());
+        for case in 0..args.cases.unwrap_or(u64::MAX) {
+            if self.tally.canaries.iter().any(|canary| canary.is_missed(LOOKS_MAX))
+                || (self.is_stopped)()
+                || time.is_some_and(|time| start.elapsed() >= time)
+            {
+                break;
             }
-        };
-        let model = Model::new(problem, subject.declaration().arithmetic, subject.partition(problem));
-        let of_run = start.elapsed().as_secs_f64();
-        let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
-        let judged = large::forward(&self.gpu, &forward, self.rows)?;
-        report(name, &judged, start);
-        let broken = judged.finding.is_some();
-        self.broken += u64::from(broken);
-        if self.identities > 0 {
-            values::poison(&mut inputs, problem, Poison::Zero);
-            let forward = large::Forward { problem, inputs: &inputs, got: &got, model: &model };
-            let related = self.relate(name, subject, &forward, of_run)?;
-            self.broken += u64::from(related && !broken);
+            match pack(seed, case, &sizes, &table) {
+                Some(problem) => self.judge(&format!("case {case}"), &problem)?,
+                None => self.tally.outside += 1,
+            }
         }
         Ok(())
     }
 
-    /// Asks identities, each of whose runs takes as long as the case's own, inputs included. Returns whether one is
-    /// broken.
-    fn relate(
-        &mut self,
-        name: &str,
-        subject: &Cuda,
-        forward: &large::Forward<'_>,
-        of_run: f64,
-    ) -> Result<bool, CliError> {
-        let lent = Lent::new(subject, forward.problem, &mut self.runner);
-        let count = self.identities.min(large::RELATIONS.len());
-        print_line(&format_args!(
-            "{name:<26} at most {count} identities, {of_run:.1} s a run: about {:.0} s",
-            of_run * count as f64
-        ));
-        let related = large::related(&lent, forward, count)
-            .map_err(|what| CliError::Twins(RunError::Infrastructure(what)))?;
-        let Related { asked, runs, finding, seconds } = related;
-        print_line(&format_args!("{name:<26} {runs} more runs, {seconds:.1} s: {}", asked.join(", ")));
-        finding.iter().for_each(|finding: &Finding| print_line(finding));
-        Ok(finding.is_some())
+    /// Judges a pack that holds once more, with its results moved by one row. Until that was a finding once, the packs
+    /// that hold prove nothing. Packs whose every row is known are judged in another way, and have a canary of their own.
+    fn look_for_canary(&mut self, problem: &Problem, is_exact: bool) {
+        let canary = &mut self.tally.canaries[usize::from(is_exact)];
+        if canary.is_found || canary.looks == LOOKS_MAX {
+            return;
+        }
+        canary.looks += 1;
+        if let Some(finding) = self.bench.canary(problem) {
+            canary.is_found = true;
+            print_line(&format_args!("canary    found: results moved by one row: {finding}"));
+        } else if canary.looks == LOOKS_MAX {
+            print_line("canary    missed: results that were moved by one row hold");
+        }
     }
-}
 
-/// Subject on a GPU that is open, for the further runs of a case.
-struct Lent<'a> {
-    subject: Cuda,
-    promises: Promises,
-    runner: Mutex<&'a mut CudaRunner>,
-}
+    fn replay(&mut self, stored: &[Problem]) -> Result<(), CliError> {
+        stored
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, problem)| self.judge(&format!("file {index}"), problem))
+    }
 
-impl<'a> Lent<'a> {
-    /// Returns the subject in the shape of the case's one launch, in which it promises that a sequence's results do not
-    /// depend on the others.
-    fn new(subject: &Cuda, problem: &Problem, runner: &'a mut CudaRunner) -> Lent<'a> {
-        let promises = subject.declaration().promises;
-        let (subject, promises) = match subject.in_shape_of(problem) {
-            Some(in_shape) => (in_shape, Promises { sequences_alone: true, ..promises }),
-            None => (*subject, promises),
+    fn judge(&mut self, name: &str, problem: &Problem) -> Result<(), CliError> {
+        let look = self.bench.look(problem);
+        print_line(&format_args!("{name:<9} {} · {}", describe(problem), words(&look)));
+        match &look {
+            Look::Judged(_, times) => {
+                self.tally.judged += 1;
+                self.tally.kernel += times.kernel;
+                self.tally.judging += times.judging;
+            }
+            Look::Silent(Verdict::Finding(_)) => self.tally.judged += 1,
+            Look::Silent(Verdict::Refused(_)) => self.tally.outside += 1,
+            Look::Silent(_) => self.tally.internal += 1,
+        }
+        match look.finding() {
+            Some(finding) => return self.found(problem, finding),
+            None => {
+                if let Look::Judged(judged, _) = &look {
+                    self.look_for_canary(problem, judged.exact > 0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores a finding: as it was drawn, and the smallest case that was found from there.
+    fn found(&mut self, problem: &Problem, finding: &Finding) -> Result<(), CliError> {
+        self.tally.found += 1;
+        self.tally.ended += usize::from(finding.check.is_end());
+        if !self.seen.insert(Symptom::of(finding)) {
+            return Ok(());
+        }
+        let tensor = finding.tensor.map_or("run".to_owned(), |tensor| tensor.to_string());
+        let name = format!("{}-{tensor}-{:08x}", finding.check, mix(problem.data_seed) as u32);
+        let large = format!("large-{name}");
+        self.findings.record(&large, &self.bench.case(problem, finding))?;
+        print_line(&format_args!("  finding {finding}"));
+        let path = self.findings.path(&large);
+        let backend = &self.bench.backend().name().to_owned();
+        let again = format!("seamproof large --backend {backend} --replay {}", path.display());
+        print_line(&format_args!("  again   {}", typed(&again)));
+        if self.shrink == Duration::ZERO {
+            return Ok(());
+        }
+        let (start, shrink, is_stopped) = (Instant::now(), self.shrink, self.is_stopped);
+        let is_over = || is_stopped() || start.elapsed() >= shrink;
+        let mut last = String::new();
+        let mut step = |smaller: &Problem| {
+            let words = describe(smaller);
+            if words != last {
+                note(&format_args!("  step    {words}"));
+                last = words;
+            }
         };
-        Lent { subject, promises, runner: Mutex::new(runner) }
+        let (case, is_ordinary) = self.bench.smallest(problem, finding, &is_over, &mut step);
+        self.findings.record(&name, &case)?;
+        print_line(&format_args!("  small   {}", describe(&case.problem)));
+        if let Some(found) = &case.found {
+            print_line(&format_args!("          {found}"));
+        }
+        let replay = match is_ordinary {
+            true => typed(&self.findings.replay(&name, &case)),
+            false => {
+                let file = self.findings.path(&name);
+                let command = format!("seamproof large --backend {backend} --replay {}", file.display());
+                format!("{} (the ordinary judge does not show it)", typed(&command))
+            }
+        };
+        print_line(&format_args!("  replay  {replay}"));
+        Ok(())
     }
 }
 
-impl Backend for Lent<'_> {
-    fn name(&self) -> &str {
-        self.subject.name()
-    }
+/// Number of packs in which a canary is looked for.
+const LOOKS_MAX: u64 = 3;
 
-    fn declaration(&self) -> Declaration {
-        self.subject.declaration().with_promises(self.promises)
-    }
+/// Canary of one way of judging.
+#[derive(Clone, Copy, Default)]
+struct Canary {
+    /// Number of packs in which it was looked for.
+    looks: u64,
+    is_found: bool,
+}
 
-    fn inner(&self) -> Option<&dyn Backend> {
-        Some(&self.subject)
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
-        runner.run(&self.subject, problem, inputs, &mut |_| {})
+impl Canary {
+    /// Whether it was looked for so often, and not found.
+    fn is_missed(&self, looks: u64) -> bool {
+        self.looks >= looks && !self.is_found
     }
 }
 
-/// Returns the results in the problem's own layout, or what is wrong with their structure.
-fn assembled(
-    subject: &Cuda,
-    problem: &Problem,
-    outputs: Outputs,
-) -> Result<Result<RankOutputs, Box<Finding>>, CliError> {
-    let judge = Judge::default();
-    let layouts = (judge.layouts)(problem).map_err(|error| CliError::Usage(error.to_string()))?;
-    Ok(match (judge.structure)(subject, problem, &layouts, &outputs) {
-        Some(finding) => Err(Box::new(finding)),
-        None => (judge.assemble)(problem, &layouts, outputs.ranks),
-    })
+/// Counts of a hunt.
+#[derive(Default)]
+struct Tally {
+    judged: u64,
+    /// Packs that the table does not take.
+    outside: u64,
+    internal: u64,
+    found: usize,
+    /// Findings that are the end of a process.
+    ended: usize,
+    kernel: Duration,
+    judging: Duration,
+    /// The canary of packs that are judged by bounds alone, and that of packs whose every row is known.
+    canaries: [Canary; 2],
 }
 
-fn report(name: &str, judged: &JudgedRows, start: Instant) {
-    let [worst, dithered] = [&judged.margin.worst_case, &judged.margin.dithered];
-    print_line(&format_args!(
-        "{name:<26} {:>8} rows: lse {:.3}, out {:.3}, max_logit {:.3} of tier W, {:.3}, {:.3} of tier T, {} unbounded; \
-         reference {:.2} ms ({:.1} s in all)",
-        judged.rows,
-        worst.lse,
-        worst.out,
-        worst.max_logit,
-        dithered.lse,
-        dithered.out,
+impl Tally {
+    fn exit(&self) -> Exit {
+        match self {
+            Tally { found, ended, .. } if found > ended => Exit::Finding,
+            Tally { ended: 1.., .. } => Exit::Crash,
+            Tally { internal: 1.., .. } => Exit::Internal,
+            Tally { judged: 0, .. } => Exit::TooLittle,
+            Tally { canaries, .. } if canaries.iter().any(|canary| canary.is_missed(1)) => Exit::CanaryMissed,
+            _ => Exit::Held,
+        }
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ratio = self.judging.as_secs_f64() / self.kernel.as_secs_f64().max(1e-9);
+        write!(
+            f,
+            "{} judged, {}, {} outside of the table, {} not judged · kernel {:.3} s, judging {:.3} s: {ratio:.1} times",
+            counted(self.judged, "pack"),
+            counted(self.found as u64, "finding"),
+            self.outside,
+            self.internal,
+            self.kernel.as_secs_f64(),
+            self.judging.as_secs_f64(),
+        )
+    }
+}
+
+/// Returns what a look at a pack showed, in words.
+fn words(look: &Look) -> String {
+    let (judged, times) = match look {
+        Look::Judged(judged, times) => (judged, times),
+        Look::Silent(verdict) => return verdict.to_string(),
+    };
+    let state = if judged.finding.is_some() { "FINDING" } else { "held" };
+    let named = judged.margin.worst_case.named().into_iter().filter(|(_, ratio)| *ratio > 0.0);
+    let worst = named.map(|(tensor, ratio)| match ratio {
+        0.001..1e4 => format!("{tensor} {ratio:.3}"),
+        _ => format!("{tensor} {ratio:.0e}"),
+    });
+    let shown = worst.collect::<Vec<_>>().join(" ");
+    let dk = if judged.has_dk || judged.rows[1] == 0 { "" } else { ", dk by laws alone" };
+    let exact = match judged.exact {
+        0 => String::new(),
+        elements => format!(" · {elements:.1e} elements exact", elements = elements as f64),
+    };
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    format!(
+        "{state} · {} + {} rows · {shown}{dk}{exact} · {} unbounded · inputs {:.1} ms · kernel {:.2} ms · judging {:.1} ms, \
+         {:.1} of them there: {:.1} times",
+        judged.rows[0],
+        judged.rows[1],
         judged.unbounded,
-        judged.reference_ms,
-        start.elapsed().as_secs_f64()
-    ));
-    judged.finding.iter().for_each(|finding: &Finding| print_line(finding));
+        milliseconds(times.inputs),
+        milliseconds(times.kernel),
+        milliseconds(times.judging),
+        milliseconds(times.there),
+        times.ratio(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_a_number_or_a_range() {
+        assert_eq!(tokens("2048"), Ok(2048..=2048));
+        assert_eq!(tokens("16384..131072"), Ok(16384..=131_072));
+        for wrong in ["", "0", "5..3", "1..", "x", "1..99999999999"] {
+            assert!(tokens(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(elements("4096"), Ok(0..=4096));
+        assert_eq!(elements("5..6"), Ok(5..=6));
+        assert!(elements("6..5").is_err() && elements("-1").is_err());
+    }
 }

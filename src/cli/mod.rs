@@ -10,6 +10,7 @@ mod census;
 mod exit;
 mod explain;
 mod faults;
+mod forwards;
 mod inputs;
 mod judge_recording;
 mod junit;
@@ -72,6 +73,8 @@ enum Command {
     Record(record::Args),
     /// Judge a run that was recorded
     JudgeRecording(judge_recording::Args),
+    /// Judge packs of tens of thousands of tokens, forward and backward, where the subject runs
+    Large(large::Args),
     /// Judge one case that the options describe
     Try(Box<tried::Args>),
     /// Minimise a failing case
@@ -194,6 +197,7 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::Record(args)) => record::run(&args),
         Some(Command::JudgeRecording(args)) => judge_recording::run(&args),
+        Some(Command::Large(args)) => large::run(&args),
         Some(Command::Try(args)) => tried::run(&args),
         Some(Command::Shrink(args)) => shrink::run(&args),
         Some(Command::Prove(args)) => prove::run(&args),

@@ -39,7 +39,7 @@ pub(crate) fn cut(mut text: String) -> String {
 /// Error of a body that does not match its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct MessageError(String);
+pub struct MessageError(pub String);
 
 fn wrong<T>(what: impl Into<String>) -> Result<T, MessageError> {
     Err(MessageError(what.into()))
@@ -125,6 +125,17 @@ pub fn encode_run(problem: &Problem, inputs: &Inputs) -> Vec<u8> {
     body.array(inputs.dout.view());
     body.array(inputs.sink.view());
     body.0
+}
+
+/// Encodes a request of another kind than a run: a head alone.
+pub fn encode_question<T: Serialize>(question: &T) -> Vec<u8> {
+    Body::new(question).0
+}
+
+/// Decodes an answer of another kind than outputs: its head, and the bytes that follow.
+pub fn decode_answer<T: DeserializeOwned>(body: &[u8]) -> Result<(T, &[u8]), MessageError> {
+    let (head, Tensors(bytes)) = split(body)?;
+    Ok((head, bytes))
 }
 
 /// Decodes the body of [`super::frame::Kind::Run`]: a valid problem, and inputs of its shapes.

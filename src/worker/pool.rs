@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use seamproof_oracle::{Inputs, Problem};
 
@@ -18,9 +19,10 @@ use super::history::{History, PastRun};
 use super::lock;
 use super::message::Ready;
 use super::process::is_abandoned;
+use super::questions::Questions;
 use super::served::{Served, WorkerCommand};
 use super::session::{Session, StartError};
-use super::settings::Settings;
+use super::settings::{Deadlines, Settings};
 use super::{message, sentinel};
 use seamproof_judge::case::Subject;
 use seamproof_judge::finding::Cause;
@@ -159,6 +161,15 @@ impl Pool {
         drop(taken);
         self.opened(device, ready.clone());
         Ok(ready)
+    }
+
+    /// Returns a worker of its own, on the first device, that answers other questions than runs. It is started when it is
+    /// first asked. Opening its subject takes this long at most, unless a person said how long.
+    pub fn questions(&self, worker: &WorkerCommand, subject: Subject, start: Duration) -> Questions {
+        let fixed = self.settings.is_start_fixed;
+        let start = if fixed { self.settings.deadlines.start } else { start };
+        let deadlines = Deadlines { start, ..self.settings.deadlines };
+        Questions::new(Bench { launch: worker.launch(&self.settings), device: 0, deadlines }, subject)
     }
 
     /// Returns a pool of one worker, which is started afresh. What the sentinel must give is known there as well.

@@ -73,7 +73,8 @@ impl Session {
         }
         let Subject { name, options } = subject.clone();
         let body = message::encode(&OpenRequest { name, options, device: self.device });
-        let answer = self.ask(Kind::Open, &body).map_err(|death| {
+        let no_outputs: Decode<()> = |_| Err(MessageError("results of no run".into()));
+        let (answer, _) = self.ask(Kind::Open, &body, no_outputs).map_err(|death| {
             let Death { ending: Ending { cause, .. }, said } = death;
             match cause {
                 Cause::Hang => format!("the worker did not start in {:?}{said}", self.deadlines.start),
@@ -92,33 +93,48 @@ impl Session {
 
     /// Runs an encoded run on the subject that is open. The inner error is a refusal or a failure of the harness.
     pub(super) fn run(&mut self, body: &[u8]) -> Result<Result<Outputs, RunError>, Death> {
-        Ok(match self.ask(Kind::Run, body)? {
-            Answer::Outputs(outputs) => Ok(*outputs),
+        let (outputs, costs) = self.answer(body, message::decode_outputs)?;
+        Ok(outputs.map(|outputs| Outputs { costs, ..outputs }))
+    }
+
+    /// Sends an encoded request to the subject that is open. Returns the answer as `decode` reads it, or a refusal or a
+    /// failure of the harness, and the costs.
+    pub(super) fn answer<T>(
+        &mut self,
+        body: &[u8],
+        decode: Decode<T>,
+    ) -> Result<(Result<T, RunError>, Costs), Death> {
+        let (answer, costs) = self.ask(Kind::Run, body, decode)?;
+        let answer = match answer {
+            Answer::Outputs(outputs) => Ok(outputs),
             Answer::Failed(NoOutputs::Refused(Refused::Refusal(refusal))) => Err(RunError::Refused(refusal)),
             Answer::Failed(NoOutputs::Refused(Refused::Row(row))) => Err(RunError::RefusedByName(row)),
             Answer::Failed(NoOutputs::Raised(what)) => Err(RunError::Crash(what)),
             Answer::Failed(failure) => Err(RunError::Infrastructure(failure.to_string())),
             Answer::Ready(_) => Err(RunError::Infrastructure("the worker opened what it was to run".into())),
-        })
+        };
+        Ok((answer, costs))
     }
 
     /// Sends a request and waits for its answer, phase by phase.
-    fn ask(&mut self, kind: Kind, body: &[u8]) -> Result<Answer, Death> {
+    fn ask<T>(&mut self, kind: Kind, body: &[u8], decode: Decode<T>) -> Result<(Answer<T>, Costs), Death> {
         self.sequence += 1;
         let mut progress = Progress::default();
-        let answer = self.exchange(kind, body, &mut progress);
+        let answer = self.exchange((kind, body), decode, &mut progress);
         let after = progress.after;
         match answer {
             Ok(Answer::Failed(failure)) if failure.ends_worker() => Err(self.dismissed(after, failure)),
-            Ok(Answer::Outputs(outputs)) => {
-                Ok(Answer::Outputs(Box::new(Outputs { costs: progress.costs, ..*outputs })))
-            }
-            Ok(answer) => Ok(answer),
+            Ok(answer) => Ok((answer, progress.costs)),
             Err(error) => Err(self.died(after, &error)),
         }
     }
 
-    fn exchange(&mut self, kind: Kind, body: &[u8], progress: &mut Progress) -> Result<Answer, FrameError> {
+    fn exchange<T>(
+        &mut self,
+        (kind, body): (Kind, &[u8]),
+        decode: Decode<T>,
+        progress: &mut Progress,
+    ) -> Result<Answer<T>, FrameError> {
         let peer = self.peer.as_mut().ok_or(FrameError::Ended)?;
         let time =
             |after| if kind == Kind::Open { self.deadlines.start } else { self.deadlines.after(after) };
@@ -142,8 +158,7 @@ impl Session {
                     peer.watch().arm(time(progress.after));
                 }
                 Kind::Outputs => {
-                    let outputs = message::decode_outputs(&frame.body).map_err(garbage)?;
-                    return Ok(Answer::Outputs(Box::new(outputs)));
+                    return decode(&frame.body).map(Answer::Outputs).map_err(garbage);
                 }
                 Kind::Failed => {
                     return message::decode_failed(&frame.body).map(Answer::Failed).map_err(garbage);
@@ -206,10 +221,13 @@ impl Progress {
     }
 }
 
+/// Function that reads the results in an answer.
+pub(super) type Decode<T> = fn(&[u8]) -> Result<T, MessageError>;
+
 /// Answer of a worker.
-enum Answer {
+enum Answer<T> {
     Ready(Ready),
-    Outputs(Box<Outputs>),
+    Outputs(T),
     Failed(NoOutputs),
 }
 

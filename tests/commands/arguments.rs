@@ -58,6 +58,13 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--cases=-1"], &["--cases", "-1"]);
     refuses(dir, &["run", "--cases", "many"], &["--cases", "many"]);
     refuses(dir, &["run", "--time", "60"], &["--time", "60s"]);
+    let large = |more: [&'static str; 2]| ["large", "--backend", "python:none.py", more[0], more[1]];
+    refuses(dir, &["large"], &["--backend"]);
+    refuses(dir, &["large", "--backend", "emulated"], &["emulated", "python:FILE"]);
+    refuses(dir, &large(["--cases", "1"]), &["none.py"]);
+    refuses(dir, &large(["--tokens", "5..3"]), &["--tokens", "the smaller one first"]);
+    refuses(dir, &large(["--elements", "6..5"]), &["--elements", "the smaller number first"]);
+    refuses(dir, &large(["--shrink", "60"]), &["--shrink", "60s"]);
     refuses(dir, &["run", "--shard", "3/3"], &["--shard", "3/3"]);
     refuses(dir, &["run", "--shard", "0/1048577"], &["--shard", "at most 1048576"]);
     refuses(dir, &["run", "--seed", "x"], &["--seed", "commit"]);

@@ -61,6 +61,7 @@ pub use constants::{
 };
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
+pub use model::majorant::{Extremes, GradientMajorants, Majorant};
 pub use model::{BoundTier, Model, PairError, Rounding, RowModel, RowStatistics};
 pub use partition::{GradientSums, Merges, Partition};
 pub use profile::{KeyOrder, NumericProfile};

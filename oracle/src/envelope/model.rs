@@ -2,6 +2,7 @@
 //! [`gradients`].
 
 pub(super) mod gradients;
+pub(super) mod majorant;
 
 use super::accumulation::Accumulation;
 use super::arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};

@@ -215,7 +215,8 @@ declared = functools.partial(
     d_v=seamproof.multiples(8, to=256), masks=seamproof.both_alignments(windows=True, most=1 << 30),
     layout=seamproof.packed(padding=True, slack=True, gaps=True, first_offset=True),
     lengths={"no_sequences": False}, lse=seamproof.lse(order="th"),
-    start_seconds=300, versions=VERSIONS,
+    # The backward's node is given the stored out, which it needs for D alone.
+    arithmetic={"delta": "stored-out"}, start_seconds=300, versions=VERSIONS,
 )  # fmt: skip
 
 

@@ -24,6 +24,8 @@ PACKED = {
     "d_v": seamproof.multiples(8, to=256), "d_equal": True, "layout": seamproof.packed(slack=True),
     "masks": seamproof.bottom_right(windows=True, most=1 << 30), "start_seconds": 300,
 }  # fmt: skip
+# The operators of the backward are given the stored out, which they need for D alone.
+STORED = {"arithmetic": {"delta": "stored-out"}}
 
 
 def laid_out(p, q, k, v):
@@ -31,7 +33,7 @@ def laid_out(p, q, k, v):
     return p.view(q, "q"), p.view(k, "k"), p.view(v, "v")
 
 
-@seamproof.subject(**PACKED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
+@seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
 def varlen(p, q, k, v, dout=None, sink=None):
     q, k, v = laid_out(p, q, k, v)
     out, lse = varlen_attn(
@@ -41,7 +43,7 @@ def varlen(p, q, k, v, dout=None, sink=None):
     return seamproof.Result(out, lse=lse, grads=seamproof.autograd)
 
 
-@seamproof.subject(**PACKED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
+@seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
 def flash(p, q, k, v, dout=None, sink=None):
     q, k, v = laid_out(p, q, k, v)
     left, right = p.window("fa")

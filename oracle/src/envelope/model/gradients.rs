@@ -182,11 +182,7 @@ impl Model {
         let underflow = self.accumulation.underflow();
         let x_error = self.products_v * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
-        let derivative_error = self.softcap.map_or(0.0, |cap| {
-            let t = (logit / cap).abs();
-            let t_error = self.logit_error(a, logit) / cap + 2.0 * F32_ROUNDOFF * t;
-            2.0 * t * t_error + t_error * t_error + 2.0 * F32_ROUNDOFF
-        });
+        let derivative_error = self.softcap.map_or(0.0, |cap| slope_error(self, cap, logit, a));
         let ds = p * x.abs() * derivative;
         let ds_error = px_error * (derivative + derivative_error)
             + p * x.abs() * derivative_error
@@ -203,7 +199,7 @@ impl Model {
     /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
     /// below 1 brings nearer to the floors of formats.
     #[inline]
-    fn unscaled(&self, number: f64) -> f64 {
+    pub(super) fn unscaled(&self, number: f64) -> f64 {
         number / self.scale.min(1.0)
     }
 
@@ -288,4 +284,12 @@ impl Model {
             + self.accumulation.row_sum(rows, rows) * (terms + errors)
             + (rows + 8) as f64 * self.accumulation.underflow()
     }
+}
+
+/// Returns the error of a soft cap's derivative at a logit whose products have magnitudes that sum to `a`.
+#[inline]
+pub(super) fn slope_error(model: &Model, cap: f64, logit: f64, a: f64) -> f64 {
+    let t = (logit / cap).abs();
+    let t_error = model.logit_error(a, logit) / cap + 2.0 * F32_ROUNDOFF * t;
+    2.0 * t * t_error + t_error * t_error + 2.0 * F32_ROUNDOFF
 }

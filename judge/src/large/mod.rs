@@ -1,0 +1,17 @@
+//! Packs that are too large to pass through pipes. Their inputs are drawn where the subject runs, and rows of the results
+//! are compared with exact ones there. This module chooses the rows ([`Question`]), and judges what comes back
+//! ([`Answer`]): exact values, results, and the sums that the bounds are made of. The bounds are the oracle's own
+//! ([`seamproof_oracle::envelope::RowEnvelope`], [`Majorant`](seamproof_oracle::envelope::Majorant)), in tier W.
+
+mod answer;
+mod exactly;
+mod laws;
+mod pack;
+mod rows;
+mod verdict;
+
+pub use answer::{Answer, AnswerError, Compared, Head, Seconds};
+pub use exactly::Known;
+pub use pack::{Sizes, TOKENS_MOST, is_drawn, pack};
+pub use rows::{Block, Question, Reach, Rows};
+pub use verdict::{Judged, judge, silence};

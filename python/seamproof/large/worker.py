@@ -1,0 +1,194 @@
+"""Answers questions about one subject's large runs until they end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import faulthandler
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import frames
+from ..arrays import Numpy
+from ..errors import OwnFault, ProtocolError, SeamproofError
+from ..frames import Channel, duplicated_standard_streams
+from ..loading import load
+from ..problem import Problem
+from ..session import COMPILING, LAUNCHED, UPLOADED, Session, describe
+from ..subject import Result, Subject
+from ..worker import SPOILT, _end_late, watch
+from .exact import Exact
+from .ops import NumpyOps, ops
+from .sums import Block, Sums
+from .values import Inputs
+
+RESULTS = ("out", "dq", "dk", "dv")
+
+
+class LargeSession(Session):
+    """A session whose runs are questions: inputs are drawn here, and sums come back in place of tensors."""
+
+    def _answer(self, frame: frames.Frame, subject: Subject) -> tuple[dict[str, int], list[Any]]:
+        question, rest = frames.split(frame.body)
+        if rest.nbytes:
+            raise ProtocolError(f"a question has {rest.nbytes} bytes after its head")
+        answer = Answer(question, subject)
+        tensors = answer.draw()
+        self._phase(frame, UPLOADED)
+        if subject.compiles:
+            self._phase(frame, COMPILING)
+        result = answer.call(tensors)
+        self._phase(frame, LAUNCHED)
+        head, arrays = answer.judge(tensors, result)
+        head["arrays"] = [[name, list(array.shape)] for name, array in arrays.items()]
+        numbers = (
+            memoryview(np.ascontiguousarray(array, "<f8")).cast("B")
+            for array in arrays.values()
+            if array.size
+        )
+        return {}, [frames.headed(head), *numbers]
+
+
+@contextlib.contextmanager
+def own_fault(library: Numpy) -> Iterator[None]:
+    """Makes an error of this package one, unless the device has no memory left or is lost."""
+    try:
+        yield
+    except Exception as error:
+        if library.out_of_memory(error) or library.lost(error):
+            raise
+        raise OwnFault(describe(error)) from error
+
+
+class Answer:
+    """The answer to one question in the making, with its times."""
+
+    def __init__(self, question: dict[str, Any], subject: Subject):
+        self.question, self.subject, self.library = question, subject, subject.open()
+        self.problem = Problem.from_json(question["problem"], self.library)
+        self.ops: NumpyOps = ops(self.library)
+        self.seconds: dict[str, float] = {}
+
+    def _timed(self, name: str, work: Any) -> Any:
+        self.library.finish()
+        start = time.perf_counter()
+        result = work()
+        self.library.finish()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        return result
+
+    def draw(self) -> dict[str, Any]:
+        """Returns the inputs."""
+        with own_fault(self.library):
+            return self._timed("inputs", lambda: Inputs(self.problem, self.ops, self._padding()).all())
+
+    def _padding(self) -> float:
+        """Returns what rows without a token hold: what would show if a kernel read them."""
+        allowed = self.subject.declared["padding"]["inputs"]
+        return math.nan if allowed == "anything" else 256.0
+
+    def call(self, tensors: dict[str, Any]) -> Result:
+        """Calls the kernel twice, so that the second call is a warm one, and returns the results of that."""
+        self._timed("warm", lambda: self._called(tensors))
+        self.library.dirty(self.problem.results())
+        return self._timed("kernel", lambda: self._called(tensors))
+
+    def _called(self, tensors: dict[str, Any]) -> Result:
+        self.problem = dataclasses.replace(self.problem, guarded=[])
+        return self.subject.results(self.problem, tensors)
+
+    def judge(self, tensors: dict[str, Any], result: Result) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Returns the head of the answer, and its arrays."""
+        results = self._results(result)
+        with own_fault(self.library):
+            head, arrays = self._timed("judge", lambda: self._judged(tensors, results))
+        return head | {"seconds": self.seconds}, arrays
+
+    def _judged(
+        self, tensors: dict[str, Any], results: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        p, ops, question = self.problem, self.ops, self.question
+        all_of = {
+            name: self._input(name, array) for name, array in tensors.items() if name != "sink"
+        } | results
+        sinks = {"none": None, "off-by-one": 0.0}.get(p.sink, ops.read(tensors["sink"], "f32", "sink"))
+        sums = Sums(p, ops, all_of, sinks, question["floor"], question["weighs_dots"])
+        blocks = {side: [Block.of(raw, ops) for raw in question[side]] for side in ("queries", "keys")}
+        answers = {"query": [sums.of_queries(block) for block in blocks["queries"]], "key": []}
+        if sums.backward:
+            answers["key"] = [sums.of_keys(block) for block in blocks["keys"]]
+        arrays = {
+            f"{side} {name}": np.concatenate([part[name] for part in parts])
+            for side, parts in answers.items()
+            for name in (parts[0] if parts else {})
+        }
+        if sums.backward:
+            arrays["law"] = sums.laws(question["sequences"])
+        head = {"names": sums.names, "no_numbers": self._no_numbers(sums), "damage": p.damage(), "exact": {}}
+        if question["exact"] is not None:
+            head["exact"] = Exact(p, ops, sums.tensors, question["exact"]).compared()
+        return head, arrays
+
+    def _input(self, name: str, array: Any) -> Any:
+        return self.ops.read(array, self.problem.form(name), name)
+
+    def _results(self, result: Result) -> dict[str, Any]:
+        """Returns the results as arrays that can be computed with. What is wrong with them is the kernel's fault."""
+        names = RESULTS if self.problem.backward else RESULTS[:1]
+        found = {name: self._read(name, getattr(result, name)) for name in names} | {"lse": self._lse(result)}
+        if self.question["moved"]:
+            axes = {name: 1 if name == "lse" else 0 for name, array in found.items() if array is not None}
+            found |= {name: self.ops.moved(found[name], axis) for name, axis in axes.items()}
+        return found
+
+    def _read(self, name: str, array: Any) -> Any:
+        if array is None:
+            raise TypeError(f"no {name} came back")
+        array = self.ops.read(array, self.problem.form(name), name)
+        if tuple(array.shape) != self.problem.shape(name):
+            raise TypeError(f"{name} has shape {list(array.shape)}, not {list(self.problem.shape(name))}")
+        return array
+
+    def _lse(self, result: Result) -> Any:
+        """Returns the LSE as f32 `[heads, rows]` of the library; `None` where the kernel hides it."""
+        if result.lse is None:
+            return None
+        form, p = self.subject.lse, self.problem
+        is_standard = (form.base, form.order) == ("e", "ht") and tuple(result.lse.shape) == p.shape("lse")
+        if is_standard and (form.empty == "-inf" or not p.blind_rows().any()):
+            return self.ops.read(result.lse, "f32", "lse")
+        values = self.subject.lse.standard(self.library.get(result.lse, "f32", "lse"), self.problem)
+        return self.ops.read(self.library.put(values, "f32"), "f32", "lse")
+
+    def _no_numbers(self, sums: Sums) -> dict[str, list[int]]:
+        names = [name for name in (*RESULTS, "lse") if sums.tensors.get(name) is not None]
+        sides = {name: "kv" if name in ("dk", "dv") else "q" for name in names}
+        real = {side: [each[side] for each in self.question["sequences"]] for side in ("q", "kv")}
+        found = {name: sums.no_numbers(name, real[sides[name]]) for name in names}
+        return {name: place for name, place in found.items() if place is not None}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves one subject; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m seamproof.large")
+    parser.add_argument("target", metavar="FILE[:NAME]")
+    given = parser.parse_args(arguments)
+    reader, writer = duplicated_standard_streams()
+    channel = Channel.over(reader, writer)
+    watch(reader, _end_late)
+    faulthandler.enable(file=2)
+    session = LargeSession(channel, lambda request: load(given.target, {}, request))
+    try:
+        session.serve()
+    except SeamproofError as error:
+        print(f"seamproof.large: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0  # The supervisor has gone.
+    return SPOILT if session.spoilt else 0

@@ -1,0 +1,208 @@
+//! Large packs, judged where the subject runs: `seamproof large`.
+//!
+//! A question goes to the process that has the subject, and sums come back; [`seamproof_judge::large`] has both. What is
+//! found there is made smaller there, until the ordinary judge can take it over.
+
+use std::time::{Duration, Instant};
+
+use seamproof_judge::case::{Case, Found, Subject};
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::failure::same_failure;
+use seamproof_judge::finding::Finding;
+use seamproof_judge::ladder::products;
+use seamproof_judge::large::{self, Answer, Head, Judged, Known, Question, Rows, Seconds};
+use seamproof_judge::shrink::Shrinker;
+use seamproof_judge::subject::{Backend, RunError};
+use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::Problem;
+use seamproof_oracle::envelope::Model;
+
+use crate::backends::{self, BackendError};
+use crate::campaign::{SHRINK_EVALUATIONS_MAX, minimise};
+use crate::worker::Questions;
+use crate::worker::message::{MessageError, decode_answer};
+
+/// Visible products and elements up to which the ordinary judge takes a case over.
+const ORDINARY_PRODUCTS: u64 = 1 << 24;
+const ORDINARY_ELEMENTS: u64 = 1 << 20;
+/// Most large runs that make a finding smaller.
+const REDUCE_MAX: usize = 100;
+
+/// Times of a case.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Time of drawing the inputs.
+    pub inputs: Duration,
+    /// Time of the call that was judged, whose kernels were compiled before.
+    pub kernel: Duration,
+    /// Time of everything else: exact rows, sums, their way here, bounds and comparison.
+    pub judging: Duration,
+    /// Part of it in which exact rows and sums were made.
+    pub there: Duration,
+}
+
+impl Times {
+    /// Returns how often the kernel could have run while its results were judged.
+    pub fn ratio(&self) -> f64 {
+        self.judging.as_secs_f64() / self.kernel.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Result of a look at a pack.
+#[derive(Debug)]
+pub enum Look {
+    /// A run that was judged.
+    Judged(Box<Judged>, Times),
+    /// A run without results.
+    Silent(Verdict),
+}
+
+impl Look {
+    /// Returns the finding, if there is one.
+    pub fn finding(&self) -> Option<&Finding> {
+        match self {
+            Look::Judged(judged, _) => judged.finding.as_ref(),
+            Look::Silent(Verdict::Finding(finding)) => Some(finding),
+            Look::Silent(_) => None,
+        }
+    }
+}
+
+/// A subject, and the process that answers questions about its large runs.
+pub struct Bench {
+    subject: Subject,
+    backend: Box<dyn Backend>,
+    questions: Questions,
+    rows: usize,
+}
+
+impl Bench {
+    /// Returns the bench of a subject, where so many rows of each side are drawn.
+    pub fn new(name: &SubjectName, rows: usize) -> Result<Bench, BackendError> {
+        let backend = backends::by_name(&name.name(), &name.options)?;
+        let questions = backends::questions(name)?;
+        let subject = Subject { name: name.name(), options: name.options.clone() };
+        Ok(Bench { subject, backend, questions, rows })
+    }
+
+    /// Returns the subject.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// Runs and judges a pack.
+    pub fn look(&mut self, problem: &Problem) -> Look {
+        self.look_at(problem, |question| question)
+    }
+
+    /// Returns what is found where a pack's results are moved by one row before they are judged.
+    pub fn canary(&mut self, problem: &Problem) -> Option<Finding> {
+        self.look_at(problem, Question::with_moved_results).finding().cloned()
+    }
+
+    fn look_at(&mut self, problem: &Problem, edit: fn(Question) -> Question) -> Look {
+        let arithmetic = self.backend.declaration().arithmetic;
+        let partition = self.backend.partition(problem);
+        let model = Model::new(problem, arithmetic, partition);
+        let rows = Rows { count: self.rows, seed: problem.data_seed };
+        if let Err(what) = self.questions.start() {
+            return Look::Silent(Verdict::Infrastructure(what));
+        }
+        let start = Instant::now();
+        let known = Known::of(problem, &arithmetic, partition);
+        let question = edit(Question::new(problem, &model, rows, known));
+        let answer = match self.questions.ask(&question, read) {
+            Ok(answer) => answer,
+            Err(error) => return Look::Silent(large::silence(error)),
+        };
+        match large::judge(problem, &model, &question, &answer) {
+            Ok(judged) => Look::Judged(Box::new(judged), times(start.elapsed(), answer.head.seconds)),
+            Err(error) => Look::Silent(large::silence(RunError::Infrastructure(error.to_string()))),
+        }
+    }
+
+    /// Returns a case with this finding.
+    pub fn case(&self, problem: &Problem, finding: &Finding) -> Case {
+        let found = Some(Found::drawn(finding.clone().storable()));
+        Case { found, ..Case::new(self.subject.clone(), 0, problem.clone()) }
+    }
+
+    /// Returns a smaller pack with the same failure, by large runs, down to what the ordinary judge takes.
+    fn reduced(
+        &mut self,
+        problem: &Problem,
+        finding: &Finding,
+        is_over: &dyn Fn() -> bool,
+        step: &mut dyn FnMut(&Problem),
+    ) -> (Problem, Finding) {
+        let mut last = finding.clone();
+        let mut shrinker = Shrinker::within(self.backend.declaration().table, problem.clone());
+        for _ in 0..REDUCE_MAX {
+            if is_ordinary(shrinker.best()) || is_over() {
+                break;
+            }
+            let Some(candidate) = shrinker.propose().cloned() else { break };
+            let look = is_pack(&candidate).then(|| self.look(&candidate));
+            let found = look.as_ref().and_then(Look::finding).cloned();
+            match found.and_then(|found| same_failure(finding, found.into())) {
+                Some(found) => {
+                    step(&candidate);
+                    last = found;
+                    shrinker.accept(0);
+                }
+                None => shrinker.reject(),
+            }
+        }
+        (shrinker.best().clone(), last)
+    }
+
+    /// Returns the smallest case with a finding's failure, and whether the ordinary judge sees that the same result is
+    /// wrong. `step` sees each pack on the way.
+    pub fn smallest(
+        &mut self,
+        problem: &Problem,
+        finding: &Finding,
+        is_over: &dyn Fn() -> bool,
+        step: &mut dyn FnMut(&Problem),
+    ) -> (Case, bool) {
+        let (small, last) = self.reduced(problem, finding, is_over, step);
+        let mut case = self.case(&small, &last);
+        if let Some(found) = &mut case.found {
+            found.remember(&finding.what);
+        }
+        if !is_ordinary(&small) || is_over() {
+            return (case, false);
+        }
+        match evaluate(self.backend.as_ref(), &small) {
+            Verdict::Finding(seen) if seen.tensor == finding.tensor => {
+                let (backend, budget) = (self.backend.as_ref(), SHRINK_EVALUATIONS_MAX);
+                (minimise(&case, &seen, backend, budget, is_over, step).case, true)
+            }
+            _ => (case, false),
+        }
+    }
+}
+
+/// Whether the ordinary judge takes a problem in little time.
+pub fn is_ordinary(problem: &Problem) -> bool {
+    products(problem) <= ORDINARY_PRODUCTS && problem.elements() <= ORDINARY_ELEMENTS
+}
+
+/// Whether a problem can be asked about: one rank, sequences whose rows follow each other, and inputs that are drawn there.
+pub fn is_pack(problem: &Problem) -> bool {
+    let are_rows_together = problem.sequences.iter().all(|both| both.q.step == 1 && both.kv.step == 1);
+    let has_rows = problem.rows.q > 0 && problem.rows.kv > 0;
+    problem.parallel.size() == 1 && are_rows_together && has_rows && large::is_drawn(problem.mode)
+}
+
+fn read(body: &[u8]) -> Result<Answer, MessageError> {
+    let (head, numbers) = decode_answer::<Head>(body)?;
+    Answer::read(head, numbers).map_err(|error| MessageError(error.to_string()))
+}
+
+fn times(all: Duration, seconds: Seconds) -> Times {
+    let of = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let [inputs, warm, kernel, there] = [seconds.inputs, seconds.warm, seconds.kernel, seconds.judge].map(of);
+    Times { inputs, kernel, judging: all.saturating_sub(inputs + warm + kernel), there }
+}
