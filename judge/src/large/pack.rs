@@ -72,12 +72,19 @@ pub fn pack(seed: u64, case: u64, sizes: &Sizes, table: &Table) -> Option<Proble
 
 /// Returns a problem in a mode, or in mode `flat` where the mode is not legal in it.
 fn with_mode(problem: Problem, mode: InputMode) -> Option<Problem> {
-    let mode =
-        if mode.is_exact() && exact::eligible(mode, &problem).is_err() { InputMode::Flat } else { mode };
+    let is_legal = exact::eligible(mode, &problem).is_ok() && !heads_overflow(&problem);
+    let mode = if mode.is_exact() && !is_legal { InputMode::Flat } else { mode };
     match problem.mode == mode {
         true => Some(problem),
         false => Problem::new(ProblemFields { mode, ..problem.into() }).ok(),
     }
+}
+
+/// Whether dk of a single query head may overflow in an exact mode, whose keys are read by thousands of queries. A subject
+/// that stores the heads of a group before it adds them up then adds infinities of both signs.
+fn heads_overflow(problem: &Problem) -> bool {
+    let gradients = problem.precision.gradients.format;
+    problem.pass == Pass::Backward && problem.group() > 1 && gradients.max_finite() < 1e6
 }
 
 struct Draws(u64);
@@ -110,13 +117,15 @@ fn drawn(draws: &mut Draws, sizes: &Sizes, table: &Table) -> Option<Problem> {
     let mode = draws.pick(&MODES);
     let dim = table.dims.qk.nearest(draws.pick(&DIMS));
     let scale = exact::fit_scale(mode, (1.0 / (dim as f64).sqrt()) as f32);
-    let format = draws.pick(&[Format::Bf16, Format::Fp16, Format::Bf16]);
+    let (format, group) = (draws.pick(&[Format::Bf16, Format::Fp16, Format::Bf16]), draws.pick(&GROUPS));
+    // Groups of heads in an exact mode are for the format that does not overflow ([`heads_overflow`]).
+    let format = if mode.is_exact() && group > 1 { Format::Bf16 } else { format };
     let softcap = (table.softcap && !mode.is_exact() && draws.below(4) == 0).then_some(30.0);
     let mask = mask(draws);
     let kv = draws.pick(&KV_HEADS);
     let fields = ProblemFields {
         rows,
-        heads: Heads { q: kv * draws.pick(&GROUPS), kv },
+        heads: Heads { q: kv * group, kv },
         dims: Dims { qk: dim, v: dim },
         mask,
         softmax: Softmax { softcap, sink: draws.pick(&table.sinks), ..Softmax::scaled(scale) },
