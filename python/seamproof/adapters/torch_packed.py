@@ -4,13 +4,12 @@
 
 Tried with torch 2.11.0 on an H100 and an H200. `varlen` is `torch.nn.attention.varlen.varlen_attn`, `flash` the
 operators beneath it, `efficient` those of the memory-efficient attention, `flex` is `flex_attention` with a mask of
-documents. `varlen_over_4` is `varlen` with FlashAttention 4 in the place of FlashAttention 2.
+documents.
 """
 
 import inspect
 
 import torch
-from torch.nn import attention as implementations
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
@@ -34,28 +33,14 @@ def laid_out(p, q, k, v):
     return p.view(q, "q"), p.view(k, "k"), p.view(v, "v")
 
 
-def called(p, q, k, v):
+@seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
+def varlen(p, q, k, v, dout=None, sink=None):
     q, k, v = laid_out(p, q, k, v)
     out, lse = varlen_attn(
         q, k, v, p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length,
         return_aux=AuxRequest(lse=True), scale=p.scale, window_size=p.window("fa"), **GROUPED,
     )  # fmt: skip
     return seamproof.Result(out, lse=lse, grads=seamproof.autograd)
-
-
-@seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
-def varlen(p, q, k, v, dout=None, sink=None):
-    return called(p, q, k, v)
-
-
-# The sizes that FlashAttention 4's own adapter is judged with; more mean more to compile.
-@seamproof.subject(
-    **PACKED | {"d": [64, 128], "d_v": [64, 128]}, **STORED, groups=[1, 2, 4], lengths={"no_sequences": False}
-)
-def varlen_over_4(p, q, k, v, dout=None, sink=None):
-    if implementations.current_flash_attention_impl() != "FA4":
-        implementations.activate_flash_attention_impl("FA4")
-    return called(p, q, k, v)
 
 
 @seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))

@@ -4,14 +4,13 @@
     seamproof run --backend python:torch_sdpa.py:flash:device=cpu
 
 `cudnn`, `flash`, `efficient` and `math` force one kernel: torch raises where it cannot run it, and takes no other.
-`flash_4` is `flash` with FlashAttention 4 in the place of FlashAttention 2. Tried with torch 2.11.0 over cuDNN 9.19.0
-on an H200. `cudnn` refuses a single key, and `flash` a causal mask over other numbers of keys than of queries.
+Tried with torch 2.11.0 over cuDNN 9.19.0 on an H200. `cudnn`
+refuses a single key, and `flash` a causal mask over other numbers of keys than of queries.
 """
 
 import functools
 
 import torch.nn.functional as F
-from torch.nn import attention as implementations
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import seamproof
@@ -43,13 +42,6 @@ def cudnn(p, q, k, v, dout=None, sink=None):
 
 @dense(lengths=ONE_SEQUENCE | {"equal": True})
 def flash(p, q, k, v, dout=None, sink=None):
-    return attend(SDPBackend.FLASH_ATTENTION, p, q, k, v)
-
-
-@dense(lengths=ONE_SEQUENCE | {"equal": True}, d=[64, 128], d_v=[64, 128], groups=[1, 2, 4])
-def flash_4(p, q, k, v, dout=None, sink=None):
-    if implementations.current_flash_attention_impl() != "FA4":
-        implementations.activate_flash_attention_impl("FA4")
     return attend(SDPBackend.FLASH_ATTENTION, p, q, k, v)
 
 
