@@ -174,6 +174,10 @@ def _write(subject: Subject, finding: Finding, path: Path, limits: Limits) -> Ma
             without.append(str(error))
             continue
         text = "".join(_script(subject, finding, kernel))
+        both = source.bound_again(kernel.text, text)
+        if both is not None:
+            without.append(f"the kernel and the script both define `{both}`")
+            continue
         path.write_text(text)
         shows, ends, why = _run(path, finding, limits)
         if shows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,20 @@ class _File:
         if constant is not None:
             return constant
         return "".join(self._lines[self._first_line(node) - 1 : node.end_lineno]).rstrip("\n") + "\n"
+
+
+def bound_again(part: str, whole: str) -> str | None:
+    """Returns a name other than an import's that a part of a text defines, and another part as well."""
+    of_part, of_whole = (
+        Counter(
+            name
+            for node in ast.parse(text).body
+            if not isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in _bound(node)
+        )
+        for text in (part, whole)
+    )
+    return next((name for name, count in of_part.items() if of_whole[name] > count), None)
 
 
 def _package_names(node: ast.stmt) -> set[str]:

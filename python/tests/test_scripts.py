@@ -204,6 +204,18 @@ def test_a_kernel_that_needs_its_neighbours(fake_program, tmp_path):
     assert "spec_from_file_location" in script.read_text()
 
 
+def test_a_kernel_whose_names_are_the_scripts_own(fake_program, tmp_path):
+    """Its file is imported, so that neither function takes the other's place."""
+    text = "import numpy as np\nimport seamproof\n"
+    text += "def verdict(shape):\n    return np.full(shape, 3, np.float32)\n\n"
+    text += "@seamproof.flash_varlen(arrays='numpy', lse=False, backward=False)\n"
+    text += "def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):\n"
+    text += "    return verdict((*q.shape[:2], v.shape[2]))\n"
+    assert "does not show" not in checked(tmp_path, text)
+    (script,) = Path("seamproof.findings").glob("*.py")
+    assert "spec_from_file_location" in script.read_text()
+
+
 def test_functions_without_a_name_that_can_be_imported():
     import functools
 

@@ -8,12 +8,15 @@ use seamproof_oracle::{Balance, Problem, Sequence};
 type Test = fn(&Problem, &[Sequence]) -> bool;
 
 /// Conditions beyond features, by the words of the list.
-const CONDITIONS: [(&str, Test); 12] = [
+const CONDITIONS: [(&str, Test); 14] = [
     ("queries without keys", |_, at| at.iter().any(|s| s.q.len > 0 && s.kv.len == 0)),
     ("more queries than keys", |_, at| at.iter().any(|s| s.q.len > s.kv.len)),
     ("64 keys past a multiple of 128", |_, at| at.iter().any(|s| s.kv.len % 128 == 64)),
     ("no key at all", |p, _| p.sequences.iter().all(|s| s.kv.len == 0)),
     ("no query at all", |p, _| p.sequences.iter().all(|s| s.q.len == 0)),
+    // What is left to the first run of the identity `history`.
+    ("no key but in the last sequence", |p, _| but_last(p).all(|s| s.kv.len == 0)),
+    ("no query but in the last sequence", |p, _| but_last(p).all(|s| s.q.len == 0)),
     ("one query at most in each sequence", |p, _| p.sequences.iter().all(|s| s.q.len <= 1)),
     ("as many rows of q as sequences", |p, _| p.rows.q == p.sequences.len()),
     ("no right bound", |p, _| p.mask.right.is_none()),
@@ -24,6 +27,10 @@ const CONDITIONS: [(&str, Test); 12] = [
     ("d_v neither 64 nor 128", |p, _| ![64, 128].contains(&p.dims.v)),
     ("contiguous balance", |p, _| p.parallel.balance == Balance::Contiguous),
 ];
+
+fn but_last(problem: &Problem) -> impl Iterator<Item = &Sequence> {
+    problem.sequences.iter().rev().skip(1)
+}
 
 /// Whether some words are a condition.
 pub(super) fn is_condition(words: &str) -> bool {
@@ -61,6 +68,8 @@ mod tests {
             ("torch-cudnn-sdpa-deep-logits", "64 keys past a multiple of 128", "d_v neither 64 nor 128"),
             ("torch-efficient-bottom-right", "more queries than keys", "no key at all"),
             ("torch-flash-no-queries", "no query at all", "more queries than keys"),
+            ("fa4-deterministic-no-rows", "no query but in the last sequence", "more queries than keys"),
+            ("fa4-deterministic-no-rows", "no key but in the last sequence", "queries without keys"),
             ("torch-flash-one-query-groups", "one query at most in each sequence", "no query at all"),
             ("torch-flash-one-query-groups", "as many rows of q as sequences", "queries without keys"),
             ("torch-flash-open-window", "no right bound", "one query at most in each sequence"),
@@ -74,6 +83,8 @@ mod tests {
             assert!(is_condition(met) && is_condition(not));
         }
         assert!(!is_condition("slackness"));
+        let several = defect("torch-efficient-no-keys");
+        assert!(!meets(&several, None, "no query but in the last sequence"));
     }
 
     #[test]

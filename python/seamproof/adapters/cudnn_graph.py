@@ -4,8 +4,7 @@
 
 A graph is built for each kind of problem, which takes a second. `deterministic` asks for the same bits in every run,
 `max_logit` for the largest logit of each head, `sinks` for a learnable sink, which Python reaches since cudnn-frontend
-1.19. Tried with cudnn-frontend 1.18.0 over cuDNN 9.19.0 on an H100 and an H200, `sinks` with 1.20.0. This form of
-`max_logit` was not yet run.
+1.19. Tried with cudnn-frontend 1.18.0 over cuDNN 9.19.0 on an H100 and an H200, `sinks` with 1.20.0.
 """
 
 import functools

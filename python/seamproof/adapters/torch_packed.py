@@ -28,14 +28,14 @@ PACKED = {
 STORED = {"arithmetic": {"delta": "stored-out"}}
 
 
-def laid_out(p, q, k, v):
+def cut_out(p, q, k, v):
     """Returns inputs as callers have them, who cut them out of other tensors."""
     return p.view(q, "q"), p.view(k, "k"), p.view(v, "v")
 
 
 @seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
 def varlen(p, q, k, v, dout=None, sink=None):
-    q, k, v = laid_out(p, q, k, v)
+    q, k, v = cut_out(p, q, k, v)
     out, lse = varlen_attn(
         q, k, v, p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length,
         return_aux=AuxRequest(lse=True), scale=p.scale, window_size=p.window("fa"), **GROUPED,
@@ -45,7 +45,7 @@ def varlen(p, q, k, v, dout=None, sink=None):
 
 @seamproof.subject(**PACKED, **STORED, lengths={"no_sequences": False}, lse=seamproof.lse(empty="+inf"))
 def flash(p, q, k, v, dout=None, sink=None):
-    q, k, v = laid_out(p, q, k, v)
+    q, k, v = cut_out(p, q, k, v)
     left, right = p.window("fa")
     # The operator has no grouped heads in its own signature, its kernels do.
     ends = (p.q.padded_offsets, p.kv.padded_offsets, p.q.max_length, p.kv.max_length)
