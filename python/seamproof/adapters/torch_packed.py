@@ -117,6 +117,16 @@ def documents(p, q_rows, kv_rows):
     return seen
 
 
+def scaled(p):
+    """Returns a score_mod that scales logits. An argument `scale` would be compiled in, each of its values anew."""
+    scale = torch.tensor(p.scale, device="cuda")
+
+    def times(score, batch, head, row, key):
+        return score * scale
+
+    return times
+
+
 def up(rows):
     """Returns a power of two, and 512 at least: every shape is compiled."""
     return max(512, 1 << (rows - 1).bit_length()) if rows else 512
@@ -142,6 +152,6 @@ def flex(p, q, k, v, dout=None, sink=None):
     q_rows, kv_rows = up(p.q.rows), up(p.kv.rows)
     mask = create_block_mask(documents(p, q_rows, kv_rows), None, None, q_rows, kv_rows, device="cuda")
     q, k, v = filled(q, q_rows), filled(k, kv_rows), filled(v, kv_rows)
-    out, lse = compiled(q, k, v, block_mask=mask, scale=p.scale, enable_gqa=p.group > 1, return_lse=True)
+    out, lse = compiled(q, k, v, scaled(p), mask, scale=1.0, enable_gqa=p.group > 1, return_lse=True)
     out = out[0].transpose(0, 1)[: p.q.rows]
     return seamproof.Result(out, lse=lse[0, :, : p.q.rows], grads=seamproof.autograd)
