@@ -323,7 +323,7 @@ impl Geometry {
             Some(window) => window,
             None => Window { left: None, right: self.causal.then_some(0) },
         };
-        Mask { left, right, align }
+        Mask::window(left, right, align)
     }
 
     fn precision(&self) -> Precision {

@@ -169,7 +169,7 @@ fn owned(problem: &Problem, span: fn(&Sequence) -> usize) -> usize {
 
 /// A mask without bounds, which has no diagonal to align.
 const FULL_BOTTOM_RIGHT: seamproof_oracle::Mask =
-    seamproof_oracle::Mask { left: None, right: None, align: Alignment::BottomRight };
+    seamproof_oracle::Mask { align: Alignment::BottomRight, ..seamproof_oracle::Mask::FULL };
 
 #[cfg(test)]
 mod tests {

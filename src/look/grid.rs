@@ -141,7 +141,7 @@ mod tests {
         let sides = [None, Some(0), Some(1), Some(3), Some(u32::MAX)];
         for align in [Alignment::TopLeft, Alignment::BottomRight] {
             for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
-                let mask = Mask { left, right, align };
+                let mask = Mask::window(left, right, align);
                 for (queries, keys, most) in
                     (0..8).flat_map(|q| (0..8).flat_map(move |k| (1..5).map(move |most| (q, k, most))))
                 {

@@ -169,7 +169,7 @@ fn precision(raw: &RawProblem) -> Precision {
 
 fn mask(raw: &RawProblem) -> Mask {
     let align = if raw.bottom_right & 1 == 1 { Alignment::BottomRight } else { Alignment::TopLeft };
-    Mask { left: raw.left.checked_sub(1), right: raw.right.checked_sub(1), align }
+    Mask { left: raw.left.checked_sub(1), right: raw.right.checked_sub(1), align, ..Mask::FULL }
 }
 
 /// One side of one sequence.

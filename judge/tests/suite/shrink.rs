@@ -151,6 +151,7 @@ fn messy(seed: u64) -> Problem {
             left: side(c),
             right: side(c),
             align: c.of(&[Alignment::TopLeft, Alignment::BottomRight]),
+            ..Mask::FULL
         },
         softmax: Softmax {
             scale: c.of(&[1.0, 0.125, 0.3]),
@@ -293,8 +294,9 @@ fn learnable_sink_under_softcap(problem: &Problem) -> bool {
 
 fn faults() -> Vec<Fault> {
     let fault = |name, fails, minima: &[Problem]| Fault { name, fails, minima: minima.to_vec() };
-    let left =
-        |left, align| move |f: &mut ProblemFields| f.mask = Mask { left: Some(left), right: None, align };
+    let left = |left, align| {
+        move |f: &mut ProblemFields| f.mask = Mask { left: Some(left), right: None, align, ..Mask::FULL }
+    };
     let gqa = |f: &mut ProblemFields| (f.pass, f.heads.q) = (Pass::Backward, 2);
     let chunked = |f: &mut ProblemFields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::DualChunk);

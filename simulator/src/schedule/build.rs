@@ -349,7 +349,7 @@ mod tests {
         let (lq, lk) = (9, 7);
         for align in [Alignment::TopLeft, Alignment::BottomRight] {
             for (left, right) in sides.into_iter().flat_map(|l| sides.map(|r| (l, r))) {
-                let mask = Mask { left, right, align };
+                let mask = Mask::window(left, right, align);
                 for (step, qs, ks) in
                     (1..4).flat_map(|s| (0..4).flat_map(move |q| (0..4).map(move |k| (s, q, k))))
                 {

@@ -107,7 +107,7 @@ fn step_tables_are_what_the_schedules_launch() {
         [1, 2, 3, 4].into_iter().flat_map(|cp| [(cp, 100, 0), (cp, 5, 0), (cp, 100, 100), (cp, 3, 7)])
     {
         for align in [Alignment::TopLeft, Alignment::BottomRight] {
-            let mask = Mask { left: side(left), right: side(right), align };
+            let mask = Mask { left: side(left), right: side(right), align, ..Mask::FULL };
             let stripes = [1, 2, 3].map(|stripe| Balance::Striped { stripe });
             let stripes = stripes.into_iter().filter(|&cut| 24_usize.is_multiple_of(span_multiple(cut, cp)));
             for balance in [Balance::Contiguous, Balance::DualChunk].into_iter().chain(stripes) {

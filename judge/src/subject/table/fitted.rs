@@ -166,12 +166,12 @@ impl Table {
         let most = |bound: Option<u32>| bound.map(|bound| bound.min(taken.window_most));
         let forms = taken.forms.iter().map(|form| {
             let (left, right) = form.bounds(&mask, far);
-            Mask { left, right, align }
+            Mask::window(left, right, align)
         });
         let changed =
             |other: &Mask| usize::from(mask.left != other.left) + usize::from(mask.right != other.right);
         let nearest = forms.min_by_key(changed).unwrap_or(mask);
-        Mask { left: most(nearest.left), right: most(nearest.right), align }
+        Mask { left: most(nearest.left), right: most(nearest.right), align, ..Mask::FULL }
     }
 
     /// Returns the group with the rows of the table, which may still break a rule of its algorithm.

@@ -25,7 +25,7 @@ impl CaseDraw {
         };
         let (left, right) = (side(), side());
         let align = self.pick(&[Alignment::TopLeft, Alignment::BottomRight]);
-        let mask = Mask { left, right, align };
+        let mask = Mask::window(left, right, align);
         self.note(&format!("{mask:?}"));
         mask
     }

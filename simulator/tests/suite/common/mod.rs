@@ -78,6 +78,7 @@ pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance,
             left: side(draws),
             right: side(draws),
             align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+            ..Mask::FULL
         },
         softmax: Softmax {
             scale: 0.5,
