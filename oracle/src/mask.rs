@@ -277,6 +277,11 @@ impl Sight {
         if first < end { first..end } else { 0..0 }
     }
 
+    /// Returns the bounds of the mask's band, which blocks narrow and a prefix widens.
+    pub fn bounds(&self) -> Band {
+        self.mask.bounds(self.shift)
+    }
+
     /// Returns the tiles in which one of these queries or keys lies, in order. Every tile has a query or
     /// a key, and all tiles together have each of them once.
     pub fn tiles(&self, queries: Range<usize>, keys: Range<usize>) -> impl Iterator<Item = Tile> + use<> {
@@ -295,8 +300,8 @@ impl Sight {
         Tile {
             queries: self.among_queries(block.start)..self.among_queries(block.end),
             keys: self.among_keys(block.start)..self.among_keys(block.end),
-            band: self.mask.bounds(self.shift),
-            prefix: self.among_keys(self.prefix(block)),
+            band: self.bounds(),
+            prefix: self.among_keys(if self.mask.right.is_some() { self.prefix(block) } else { block.start }),
         }
     }
 }

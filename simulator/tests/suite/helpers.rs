@@ -89,8 +89,8 @@ fn tables_are_launched(lengths: &[(usize, usize)], cp: usize, balance: Balance, 
             // A ring's keys are consecutive rows of its owner.
             steps.iter().for_each(|steps| same(steps.concat(), &ring, rank, pass, 1));
         }
-        let [forward, backward] =
-            [all_gather_segments, all_gather_backward_segments].map(|tables| tables(&mask, [&q, &kv], rank));
+        let [forward, backward] = [all_gather_segments, all_gather_backward_segments]
+            .map(|tables| tables(&mask, [&q, &kv], rank).expect("a band"));
         let residues = balance == (Balance::Striped { stripe: 1 });
         same(forward, &gather, rank, Pass::Forward, 1);
         same(backward, &gather, rank, Pass::Backward, if residues { cp } else { 1 });
