@@ -70,6 +70,9 @@ fn random_raw(seed: u64) -> RawProblem {
         order: number(),
         exact: number(),
         form: number(),
+        borders: (0..count).map(|_| number()).collect(),
+        chunk: number(),
+        prefix: number(),
     }
 }
 

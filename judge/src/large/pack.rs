@@ -167,7 +167,7 @@ fn mask(draws: &mut Draws) -> Mask {
         (None, Some(right)),
     ];
     let (left, right) = draws.pick(&bounds);
-    Mask::window(left, right, align)..Mask::FULL
+    Mask::window(left, right, align)
 }
 
 /// Returns the numbers of queries and keys of each sequence.
