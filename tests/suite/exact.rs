@@ -198,6 +198,7 @@ fn edit_query(schedule: &mut Schedule, edit: fn(&mut Segment)) {
             kv: whole.kv.clone(),
             lo: shifted(whole.lo, start),
             hi: shifted(whole.hi, start),
+            prefix: whole.prefix,
         };
         let mut one = part(QUERY, 1, 1);
         edit(&mut one);
