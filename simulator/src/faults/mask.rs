@@ -126,7 +126,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
     Fault {
         id: "chunks-counted-on-each-rank",
-        imitates: "chunks are counted from the first row of a rank, not from the first key of the sequence",
+        imitates: "chunks are counted from the first row of a rank's piece, not from the first key of the sequence",
         source: "https://github.com/nod-ai/amd-shark-ai/pull/1452",
         entries: &[],
         caught_by: &[Checker, Envelope],
@@ -191,22 +191,24 @@ fn moved_borders(blocks: Option<Blocks>, to: fn(u32) -> u32) -> Option<Blocks> {
     Borders::new(&keys).ok().map(Blocks::Documents)
 }
 
-/// Cuts chunks at every rank's first row, and counts them from there. This takes a contiguous cut into equal parts, and
-/// as few chunks as there may be documents.
+/// Cuts chunks where the ranks' pieces of the longest sequence begin, and counts them from there, as far as there may be
+/// so many documents.
 fn chunks_of_ranks(fields: &mut ProblemFields) {
     let Some(Blocks::Chunks(length)) = fields.mask.blocks else { return };
-    let mut parts = fields.sequences.iter().map(|sequence| sequence.kv.span / fields.parallel.size());
-    let Some(part) = parts.next().filter(|&first| first > 0 && parts.all(|part| part == first)) else {
-        return;
+    let pieces = match fields.parallel.balance {
+        Balance::Contiguous => fields.parallel.size(),
+        Balance::DualChunk => 2 * fields.parallel.size(),
+        Balance::Striped { .. } => return,
     };
-    if fields.parallel.balance != Balance::Contiguous {
-        return;
+    let piece = fields.sequences.iter().map(|sequence| sequence.kv.span).max().unwrap_or(0) / pieces;
+    let of_piece = |index: usize| (index * piece..(index + 1) * piece).step_by(length.get() as usize);
+    let borders = (0..pieces).flat_map(of_piece).skip(1).take(BORDERS_MAX);
+    let borders: Vec<u32> = borders.filter_map(|border| u32::try_from(border).ok()).collect();
+    if fields.parallel.size() > 1
+        && let Ok(borders) = Borders::new(&borders)
+    {
+        fields.mask.blocks = Some(Blocks::Documents(borders));
     }
-    let starts = (0..fields.parallel.size()).map(|rank| rank * part);
-    let of_rank = |start: usize| (start..start + part).step_by(length.get() as usize);
-    let borders: Vec<u32> =
-        starts.flat_map(of_rank).skip(1).take(BORDERS_MAX).map(|border| border as u32).collect();
-    fields.mask.blocks = Borders::new(&borders).ok().map(Blocks::Documents).or(fields.mask.blocks);
 }
 
 fn open_right(fields: &mut ProblemFields) {
