@@ -257,7 +257,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(reached.len(), numbers(&mut RawProblem::default()).len());
+        assert_eq!(reached.len(), numbers(&mut RawProblem::default()).len() + BORDERS_MAX);
     }
 
     #[test]
