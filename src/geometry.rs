@@ -4,12 +4,14 @@
 //! has the value that most problems have: packed sequences, one head of 64 lanes, every key visible, bf16, one rank.
 
 use std::fmt::{self, Display};
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
-    Pass, Precision, Problem, ProblemError, ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, Blocks, Borders, BordersError, ContextParallel, Dims, Element, Form,
+    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemError, ProblemFields, Run, Sequence,
+    Side, Sink, Softmax, TensorRows,
 };
 use serde::de::DeserializeOwned;
 
@@ -57,6 +59,15 @@ pub struct Geometry {
     /// The last query sits on the last key, not the first on the first
     #[arg(long)]
     bottom_right: bool,
+    /// First keys of the documents of a sequence but the first; documents do not see each other
+    #[arg(long, value_name = "3,10", conflicts_with = "chunks")]
+    documents: Option<List<u32>>,
+    /// Keys of a chunk; chunks do not see each other
+    #[arg(long, value_name = "KEYS")]
+    chunks: Option<NonZeroU32>,
+    /// First keys of each sequence, document or chunk that all its queries see, whatever is right of the diagonal
+    #[arg(long, value_name = "KEYS")]
+    prefix: Option<u32>,
     /// Factor of the logits [default: 1/√dim]
     #[arg(long)]
     scale: Option<f32>,
@@ -116,6 +127,9 @@ pub enum GeometryError {
     /// Rows beyond every bound.
     #[error("the rows of sequence {0} overflow; use fewer")]
     Overflow(usize),
+    /// Documents that are none.
+    #[error("--documents: {0}")]
+    Borders(#[from] BordersError),
     /// A problem that is none.
     #[error(transparent)]
     Problem(#[from] ProblemError),
@@ -188,6 +202,15 @@ impl Geometry {
             window: is_bounded.then_some(Window { left: mask.left, right: mask.right }),
             causal: is_causal,
             bottom_right: mask.align == Alignment::BottomRight,
+            documents: match mask.blocks {
+                Some(Blocks::Documents(borders)) => Some(List(borders.into())),
+                _ => None,
+            },
+            chunks: match mask.blocks {
+                Some(Blocks::Chunks(keys)) => Some(keys),
+                _ => None,
+            },
+            prefix: Some(mask.prefix),
             scale: Some(softmax.scale),
             softcap: softmax.softcap,
             sink: Some(softmax.sink),
@@ -233,7 +256,7 @@ impl Geometry {
 
     /// Returns the options without those that change nothing.
     fn without_defaults(self, problem: &Problem) -> Geometry {
-        let drops: [fn(&mut Geometry); 17] = [
+        let drops: [fn(&mut Geometry); 18] = [
             |g| g.ranks = None,
             |g| g.world = None,
             |g| g.balance = None,
@@ -245,6 +268,7 @@ impl Geometry {
             |g| g.ids = None,
             |g| g.heads = None,
             |g| g.dim = None,
+            |g| g.prefix = None,
             |g| g.scale = None,
             |g| g.sink = None,
             |g| g.format = None,
@@ -270,7 +294,7 @@ impl Geometry {
             rows,
             heads: Heads { q, kv },
             dims: Dims { qk, v },
-            mask: self.mask(),
+            mask: self.mask()?,
             softmax: Softmax { scale, softcap: self.softcap, sink: self.sink.unwrap_or(Sink::None) },
             precision: self.precision(),
             parallel: self.parallel()?,
@@ -317,13 +341,15 @@ impl Geometry {
         Ok(sequences)
     }
 
-    fn mask(&self) -> Mask {
+    fn mask(&self) -> Result<Mask, GeometryError> {
         let align = if self.bottom_right { Alignment::BottomRight } else { Alignment::TopLeft };
         let Window { left, right } = match self.window {
             Some(window) => window,
             None => Window { left: None, right: self.causal.then_some(0) },
         };
-        Mask { left, right, align }
+        let documents = self.documents.as_ref().map(|List(keys)| Borders::new(keys)).transpose()?;
+        let blocks = documents.map(Blocks::Documents).or(self.chunks.map(Blocks::Chunks));
+        Ok(Mask { left, right, align, blocks, prefix: self.prefix.unwrap_or(0) })
     }
 
     fn precision(&self) -> Precision {
@@ -543,6 +569,9 @@ impl Display for Geometry {
         option(f, "window", self.window)?;
         f.write_str(if self.causal { " --causal" } else { "" })?;
         f.write_str(if self.bottom_right { " --bottom-right" } else { "" })?;
+        option(f, "documents", self.documents.as_ref())?;
+        option(f, "chunks", self.chunks)?;
+        option(f, "prefix", self.prefix)?;
         option(f, "scale", self.scale)?;
         option(f, "softcap", self.softcap)?;
         option(f, "sink", self.sink.map(|sink| prose::word(&sink)))?;
@@ -626,6 +655,7 @@ mod tests {
             ),
             ("--lengths 3 --padded 2", "sequences[0].q: len 3 is more than span 2"),
             ("--lengths 1,1 --padded 18446744073709551615,1", "the rows of sequence"),
+            ("--lengths 9 --documents 5,3", "--documents: border 1 of the documents is 3; use more than 5"),
         ] {
             let error = problem(wrong).expect_err(wrong).to_string();
             assert!(error.contains(said), "{error}");

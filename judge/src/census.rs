@@ -14,13 +14,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use seamproof_oracle::envelope::{Accumulation, Arithmetic};
 use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Form, Format, InputMode, Mask, Pass, Problem, Run, Scaling, Sequence,
-    Side, Sink,
+    Algorithm, Alignment, Balance, Blocks, Form, Format, InputMode, Mask, Pass, Problem, Run, Scaling,
+    Sequence, Side, Sink,
 };
 use serde::{Deserialize, Serialize};
 
@@ -111,7 +112,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 104] = [
+const OF_PROBLEMS: [Class; 109] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [129, 130, 129], |p| p.sequences.len() == 1),
@@ -183,12 +184,12 @@ const OF_PROBLEMS: [Class; 104] = [
     class("given as segment ids and positions", [100, 98, 101], |p| p.form == Form::Segments),
     class("given as lengths of a padded batch", [16, 18, 14], |p| p.form == Form::Lengths),
     // Masks.
-    class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
-    class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),
-    class("causal bottom-right", [185, 185, 185], |p| causal(p, Alignment::BottomRight)),
-    class("causal, window to the left", [125, 124, 123], |p| p.mask.is_causal() && p.mask.left.is_some()),
+    class("full mask", [281, 280, 280], |p| p.mask.is_band() && unbounded(p.mask) == (true, true)),
+    class("causal top-left", [164, 164, 161], |p| causal(p, Alignment::TopLeft)),
+    class("causal bottom-right", [163, 164, 163], |p| causal(p, Alignment::BottomRight)),
+    class("causal, window to the left", [110, 110, 112], |p| p.mask.is_causal() && p.mask.left.is_some()),
     class("window on both sides", [68, 66, 69], |p| p.mask.left.is_some() && p.mask.right > Some(0)),
-    class("window to the left only", [34, 31, 32], |p| unbounded(p.mask) == (false, true)),
+    class("window to the left only", [29, 30, 29], |p| unbounded(p.mask) == (false, true)),
     class("window to the right only", [27, 27, 27], |p| p.mask.left.is_none() && p.mask.right > Some(0)),
     class("window of left 0", [38, 40, 38], |p| p.mask.left == Some(0)),
     class("window of a few keys", [96, 131, 95], |p| edges(p, |keys| (1..=2).contains(&keys))),
@@ -199,6 +200,17 @@ const OF_PROBLEMS: [Class; 104] = [
         p.mask.align == Alignment::BottomRight && any(p, |s| s.q.len != s.kv.len)
     }),
     class("a query that sees no key", [63, 55, 61], |p| any(p, |s| blind_query(p.mask, s))),
+    class("documents that cut a sequence", [40, 38, 41], |p| {
+        matches!(p.mask.blocks, Some(Blocks::Documents(_))) && any(p, |s| is_cut(p.mask, s))
+    }),
+    class("chunks that cut a sequence", [41, 40, 41], |p| {
+        matches!(p.mask.blocks, Some(Blocks::Chunks(_))) && any(p, |s| is_cut(p.mask, s))
+    }),
+    class("chunks of one key", [14, 20, 13], |p| p.mask.blocks == NonZeroU32::new(1).map(Blocks::Chunks)),
+    class("a prefix that shows a key", [60, 50, 65], |p| any(p, |s| prefix_shows(p.mask, s))),
+    class("a prefix of each document or chunk", [25, 19, 28], |p| {
+        p.mask.blocks.is_some() && any(p, |s| is_cut(p.mask, s) && prefix_shows(p.mask, s))
+    }),
     // Heads.
     class("MHA, several heads", [150, 153, 163], |p| p.heads.kv > 1 && p.group() == 1),
     class("GQA", [92, 94, 112], |p| p.heads.kv > 1 && p.group() > 1),
@@ -251,7 +263,7 @@ const OF_PROBLEMS: [Class; 104] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 17] = [
+const OF_GROUPS: [Class; 20] = [
     class("group of one rank", [90, 89, 89], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -278,6 +290,13 @@ const OF_GROUPS: [Class; 17] = [
     class("right window, all-gather", [12, 12, 12], |p| {
         p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
     }),
+    class("documents, several ranks", [16, 15, 16], |p| {
+        parallel(p) && matches!(p.mask.blocks, Some(Blocks::Documents(_))) && any(p, |s| is_cut(p.mask, s))
+    }),
+    class("chunks, several ranks", [17, 16, 16], |p| {
+        parallel(p) && matches!(p.mask.blocks, Some(Blocks::Chunks(_))) && any(p, |s| is_cut(p.mask, s))
+    }),
+    class("a prefix, several ranks", [23, 20, 25], |p| parallel(p) && any(p, |s| prefix_shows(p.mask, s))),
     // These problems are about three in a thousand: too few for a floor in a short campaign.
     refused("heads that cannot be dealt", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))
@@ -399,6 +418,19 @@ fn causal(problem: &Problem, align: Alignment) -> bool {
     mask.is_causal() && mask.left.is_none() && mask.align == align
 }
 
+/// Whether queries of a sequence lie in several blocks of the mask.
+fn is_cut(mask: Mask, sequence: &Sequence) -> bool {
+    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    mask.blocks.is_some() && mask.sight(lq, lk).tiles(0..lq, 0..0).nth(1).is_some()
+}
+
+/// Whether a prefix shows a query of a sequence a key that it would not see without.
+fn prefix_shows(mask: Mask, sequence: &Sequence) -> bool {
+    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    let causal = Mask { prefix: 0, ..mask };
+    mask.prefix > 0 && (0..lq).any(|i| mask.visible(i, lq, lk).len() > causal.visible(i, lq, lk).len())
+}
+
 /// Whether a bound of the window has a property.
 fn edges(problem: &Problem, holds: impl Fn(usize) -> bool) -> bool {
     [problem.mask.left, problem.mask.right].into_iter().flatten().any(|keys| holds(keys as usize))
@@ -434,7 +466,7 @@ fn idle_rank(problem: &Problem) -> bool {
 }
 
 /// Whether a sequence has keys, and some query in it sees none of them. The first and the last query decide, because
-/// the intervals of visible keys move to the right from query to query.
+/// the queries that see a key are neighbours.
 fn blind_query(mask: Mask, sequence: &Sequence) -> bool {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let blind = |query: usize| mask.visible(query, lq, lk).is_empty();

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use seamproof_oracle::{Alignment, Format, InputMode, Pass, Problem, Sequence, Sink};
+use seamproof_oracle::{Alignment, Blocks, Format, InputMode, Pass, Problem, Sequence, Sink};
 use serde::Serialize;
 
 use crate::finding::{Check, Ending, Finding, Relation};
@@ -139,7 +139,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
 pub type Feature = (&'static str, fn(&Problem) -> bool);
 
 /// Every feature.
-pub const FEATURES: [Feature; 20] = [
+pub const FEATURES: [Feature; 23] = [
     ("several sequences", |p| p.sequences.len() > 1),
     ("no sequence", |p| p.sequences.is_empty()),
     ("empty sequence", |p| p.sequences.iter().any(|s| s.q.len == 0 || s.kv.len == 0)),
@@ -148,9 +148,12 @@ pub const FEATURES: [Feature; 20] = [
     ("strided rows", |p| p.sequences.iter().any(|s| s.q.step > 1 || s.kv.step > 1)),
     ("slack", |p| owned(p, |s| s.q.span) < p.rows.q || owned(p, |s| s.kv.span) < p.rows.kv),
     ("left window", |p| p.mask.left.is_some()),
-    ("causal", |p| p.mask.is_causal()),
+    ("causal", |p| p.mask.right == Some(0)),
     ("right window", |p| p.mask.right.is_some_and(|right| right > 0)),
     ("bottom-right", |p| p.mask.align == Alignment::BottomRight && p.mask != FULL_BOTTOM_RIGHT),
+    ("documents", |p| matches!(p.mask.blocks, Some(Blocks::Documents(_)))),
+    ("chunks", |p| matches!(p.mask.blocks, Some(Blocks::Chunks(_)))),
+    ("prefix", |p| p.mask.prefix > 0),
     ("grouped heads", |p| p.heads.q > p.heads.kv),
     ("several heads", |p| p.heads.kv > 1),
     ("v dim differs", |p| p.dims.qk != p.dims.v),
@@ -169,7 +172,7 @@ fn owned(problem: &Problem, span: fn(&Sequence) -> usize) -> usize {
 
 /// A mask without bounds, which has no diagonal to align.
 const FULL_BOTTOM_RIGHT: seamproof_oracle::Mask =
-    seamproof_oracle::Mask { left: None, right: None, align: Alignment::BottomRight };
+    seamproof_oracle::Mask { align: Alignment::BottomRight, ..seamproof_oracle::Mask::FULL };
 
 #[cfg(test)]
 mod tests {

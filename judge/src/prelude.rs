@@ -15,8 +15,8 @@ pub use crate::generate::{Limits, Profile};
 pub use crate::ladder::judge;
 pub use crate::strategy::{problems, problems_for};
 pub use crate::subject::{
-    Backend, Declaration, MaskForm, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Promises,
-    RankGradients, RankOutputs, Refusal, RunError, Sizes, Table, TensorName,
+    Backend, Declaration, MaskForm, MaskKind, Outputs, PaddingContract, PaddingInputs, PaddingOutputs,
+    Promises, RankGradients, RankOutputs, Refusal, RunError, Sizes, Table, TensorName,
 };
 pub use crate::subjects::{Miscalled, miscall};
 pub use crate::verdict::Verdict;

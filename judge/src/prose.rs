@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use seamproof_oracle::{Alignment, Mask, Pass, Problem, Sequence, Sink};
+use seamproof_oracle::{Alignment, Blocks, Mask, Pass, Problem, Sequence, Sink};
 
 use crate::finding::Relation;
 
@@ -89,14 +89,30 @@ fn describe_mask(mask: &Mask) -> String {
         Alignment::TopLeft => "top-left",
         Alignment::BottomRight => "bottom-right",
     };
-    match (mask.left, mask.right) {
-        (None, None) => "full".to_owned(),
+    let mut text = match (mask.left, mask.right) {
+        // Without bounds and blocks the corner decides nothing.
+        (None, None) if mask.blocks.is_none() => "full".to_owned(),
+        (None, None) => format!("full {corner}"),
         (None, Some(0)) => format!("causal {corner}"),
         (left, right) => {
             let side = |side: Option<u32>| side.map_or("∞".to_owned(), |keys| keys.to_string());
             format!("window ({}, {}) {corner}", side(left), side(right))
         }
+    };
+    match mask.blocks {
+        None => {}
+        Some(Blocks::Documents(borders)) => {
+            let borders: Vec<String> = borders.keys().iter().map(u32::to_string).collect();
+            let _ = write!(text, ", documents from {}", borders.join(", "));
+        }
+        Some(Blocks::Chunks(keys)) => {
+            let _ = write!(text, ", chunks of {keys}");
+        }
     }
+    if mask.prefix > 0 {
+        let _ = write!(text, ", prefix {}", mask.prefix);
+    }
+    text
 }
 
 /// Returns the name of a unit variant in case files.

@@ -200,6 +200,7 @@ impl CallTables {
             return Err(KernelError::shape(format!("{q_rows} and {kv_rows} rows; at most {ROWS_MAX}")));
         }
         call.check(q_rows, kv_rows).map_err(|error| KernelError::shape(error.to_string()))?;
+        check_prefixes(call)?;
         if backward {
             check_keys_once(call, kv_rows)?;
         }
@@ -367,6 +368,17 @@ fn sees_all(segment: &Segment) -> bool {
     let from_first = segment.lo.is_none_or(|lo| lo.saturating_add(rows - 1) <= 0);
     let to_last = segment.hi.is_none_or(|hi| hi >= keys - 1);
     rows == 0 || (from_first && to_last)
+}
+
+/// Refuses a prefix, which no kernel here takes.
+fn check_prefixes(call: &AttentionCall) -> Result<(), KernelError> {
+    match call.segments.iter().position(|segment| segment.prefix > 0) {
+        Some(index) => Err(KernelError::shape(format!(
+            "segment {index} has a prefix of {} keys, and kernels take bands alone; use a mask without a prefix",
+            call.segments[index].prefix
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a key row that two runs own: two writers would race for its gradients.

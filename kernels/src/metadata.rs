@@ -62,10 +62,15 @@ unsafe impl Argument for RawIds {}
 // SAFETY: repr(C), the fields of `Runs` in metadata.cu.
 unsafe impl Argument for RawRuns {}
 
-fn raw_mask(mask: &Mask) -> RawMask {
+fn raw_mask(mask: &Mask) -> Result<RawMask, KernelError> {
+    if !mask.is_band() {
+        return Err(KernelError::shape(format!(
+            "a table of segments is made of a band, and the mask is {mask:?}"
+        )));
+    }
     let side = |bound: Option<u32>| bound.map_or(-1, i64::from);
     let bottom_right = i32::from(mask.align == Alignment::BottomRight);
-    RawMask { left: side(mask.left), right: side(mask.right), bottom_right }
+    Ok(RawMask { left: side(mask.left), right: side(mask.right), bottom_right })
 }
 
 /// The tables that a rank's slots are written to, i32 each.
@@ -269,7 +274,7 @@ impl Gpu {
         check_segments(segments, count, [q, kv])?;
         let [cp, balance, _] = cut.numbers()?;
         let arguments: [&dyn Argument; 8] =
-            [&raw[0], &raw[1], &raw_mask(mask), &cp, &balance, &rank, &owner, &segments.address()];
+            [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &balance, &rank, &owner, &segments.address()];
         self.launch("ring_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
@@ -300,7 +305,7 @@ impl Gpu {
         check_segments(segments, count, [q, kv])?;
         check_gathered(kv, cut)?;
         let arguments: [&dyn Argument; 8] =
-            [&raw[0], &raw[1], &raw_mask(mask), &cp, &balance, &stripe, &rank, &segments.address()];
+            [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &balance, &stripe, &rank, &segments.address()];
         self.launch("all_gather_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
@@ -326,7 +331,7 @@ impl Gpu {
         check_segments(segments, count, [q, kv])?;
         check_gathered(kv, cut)?;
         let arguments: [&dyn Argument; 6] =
-            [&raw[0], &raw[1], &raw_mask(mask), &cp, &rank, &segments.address()];
+            [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &rank, &segments.address()];
         self.launch("all_gather_residues", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 

@@ -36,7 +36,7 @@ pub use input_mode::InputMode;
 pub use inputs::{
     ForwardResults, Gradients, InputViews, Inputs, Saved, SavedErrors, SavedOut, SavedViews, ShapeError,
 };
-pub use mask::{Alignment, Band, Mask};
+pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Mask, Sight, Tile};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;
 pub use precision::{Element, ElementNameError, Precision, Scaling};

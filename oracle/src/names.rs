@@ -28,7 +28,7 @@
 //! | true | (left, 0), whatever `right` is |
 //!
 //! A mask that a library cannot express is refused: in TE a window that is bounded on one side and not causal, in FA a
-//! top-left diagonal for sequences whose query and key lengths differ.
+//! top-left diagonal for sequences whose query and key lengths differ, in both documents, chunks and a prefix.
 
 use std::fmt;
 use std::str::FromStr;
@@ -196,6 +196,11 @@ pub enum NamelessError {
         "FlashAttention's diagonal is bottom-right, and a top-left one differs where query and key lengths do"
     )]
     TopLeft,
+    /// Blocks or a prefix, which neither library has an argument for.
+    #[error(
+        "neither library has an argument for documents, chunks or a prefix; give each block as a sequence"
+    )]
+    NoBand,
     /// A side that does not fit the library's integer.
     #[error("a window side of {0} is more than the form's 32-bit integer holds; leave it unbounded")]
     TooWide(u32),
@@ -213,6 +218,7 @@ impl TeMask {
 
     /// Returns TE's arguments for this mask, in the shortest form.
     pub fn from_mask(mask: &Mask, lengths: Lengths) -> Result<TeMask, NamelessError> {
+        check_band(mask)?;
         let top_left = mask.align == Alignment::TopLeft || lengths.square;
         let (kind, window, flag) = match (mask.left, mask.right) {
             (None, None) => (TeKind::NoMask, None, None),
@@ -262,6 +268,7 @@ impl FaMask {
 
     /// Returns FA's arguments for this mask. A mask with `right = 0` is named as causal.
     pub fn from_mask(mask: &Mask, lengths: Lengths) -> Result<FaMask, NamelessError> {
+        check_band(mask)?;
         let bounded = mask.left.is_some() || mask.right.is_some();
         if bounded && mask.align == Alignment::TopLeft && !lengths.square {
             return Err(NamelessError::TopLeft);
@@ -270,10 +277,14 @@ impl FaMask {
     }
 }
 
+fn check_band(mask: &Mask) -> Result<(), NamelessError> {
+    if mask.is_band() { Ok(()) } else { Err(NamelessError::NoBand) }
+}
+
 /// Returns the mask of a checked pair. An unbounded one is [`Mask::FULL`] whatever the alignment: equal masks compare
 /// equal.
 fn mask_of((left, right): (i32, i32), align: Alignment) -> Mask {
-    let mask = Mask { left: side_from(left), right: side_from(right), align };
+    let mask = Mask::window(side_from(left), side_from(right), align);
     if mask.left.is_none() && mask.right.is_none() { Mask::FULL } else { mask }
 }
 
@@ -377,7 +388,7 @@ mod tests {
         let sides = [None, Some(0), Some(1), Some(3), Some(i32::MAX as u32)];
         let both = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
         both.flat_map(|(left, right)| {
-            [Alignment::TopLeft, Alignment::BottomRight].map(|align| Mask { left, right, align })
+            [Alignment::TopLeft, Alignment::BottomRight].map(|align| Mask::window(left, right, align))
         })
     }
 
@@ -479,7 +490,7 @@ mod tests {
         let bottom_right = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
         assert_eq!(TeMask::from_mask(&bottom_right, ragged), plain(TeKind::PaddingCausalBottomRight));
         assert_eq!(TeMask::from_mask(&bottom_right, dense), plain(TeKind::Causal));
-        let window = Mask { left: Some(2), right: Some(3), align: Alignment::TopLeft };
+        let window = Mask { left: Some(2), right: Some(3), align: Alignment::TopLeft, ..Mask::FULL };
         let flagged =
             TeMask { kind: TeKind::Padding, window: Some((2, 3)), bottom_right_diagonal: Some(false) };
         assert_eq!(TeMask::from_mask(&window, ragged), Ok(flagged));

@@ -1,6 +1,7 @@
 //! Positions of a sequence in equal steps.
 
 use std::fmt;
+use std::ops::Range;
 
 /// The `len` positions `start, start + step, …`. As text they are `a..b`, without b, or `a..b step s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,13 @@ impl Positions {
         position >= self.start
             && (position - self.start).is_multiple_of(self.step)
             && (position - self.start) / self.step < self.len
+    }
+
+    /// Returns the positions that lie in a range.
+    pub fn within(&self, range: &Range<usize>) -> Positions {
+        let index = |position: usize| position.saturating_sub(self.start).div_ceil(self.step).min(self.len);
+        let (first, end) = (index(range.start), index(range.end));
+        Positions { start: self.at(first), step: self.step, len: end.saturating_sub(first) }
     }
 
     /// Returns the positions, each moved on by `by`.

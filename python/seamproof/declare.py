@@ -11,6 +11,7 @@ from .formats import FORMATS
 
 FORMS = ("full", "causal", "left-window", "right-window", "causal-window", "two-sided")
 WINDOWS = FORMS[2:]
+KINDS = ("documents", "chunks", "prefix")
 ALIGNMENTS = ("top-left", "bottom-right")
 GIVEN = ("cu_seqlens", "segments", "lengths")
 SINKS = ("none", "off-by-one", "learnable")
@@ -26,23 +27,32 @@ def multiples(of: int, to: int, start: int | None = None) -> dict[str, int]:
     return {"from": of if start is None else start, "to": to, "multiple": of}
 
 
-def bottom_right(windows: bool | str | Iterable[str] = True, most: int | None = None) -> dict[str, Any]:
+def bottom_right(
+    windows: bool | str | Iterable[str] = True, most: int | None = None, kinds: str | Iterable[str] = ()
+) -> dict[str, Any]:
     """Returns masks whose diagonal ends at the last query and the last key, as FlashAttention's.
 
     `windows` is `True` for all, `False` for full and causal masks alone, or says which: names of forms, such as
-    `"causal-window"`. `most` is the largest bound of a window, 2³² − 1 where it is left out.
+    `"causal-window"`. `most` is the largest bound of a window, 2³² − 1 where it is left out. `kinds` are what masks
+    have besides bounds, any of `"documents"`, `"chunks"` and `"prefix"`, also together.
     """
-    return {"forms": _forms(windows), "alignments": ["bottom-right"], **_given(window_most=most)}
+    named = _known(_list(kinds), KINDS, "kinds")
+    more = {"kinds": named} if named else {}
+    return {"forms": _forms(windows), "alignments": ["bottom-right"], **_given(window_most=most), **more}
 
 
-def top_left(windows: bool | str | Iterable[str] = True, most: int | None = None) -> dict[str, Any]:
+def top_left(
+    windows: bool | str | Iterable[str] = True, most: int | None = None, kinds: str | Iterable[str] = ()
+) -> dict[str, Any]:
     """Returns masks whose diagonal begins at the first query and the first key; arguments as in `bottom_right`."""
-    return {**bottom_right(windows, most), "alignments": ["top-left"]}
+    return {**bottom_right(windows, most, kinds), "alignments": ["top-left"]}
 
 
-def both_alignments(windows: bool | str | Iterable[str] = True, most: int | None = None) -> dict[str, Any]:
+def both_alignments(
+    windows: bool | str | Iterable[str] = True, most: int | None = None, kinds: str | Iterable[str] = ()
+) -> dict[str, Any]:
     """Returns masks of either alignment; arguments as in `bottom_right`."""
-    return {**bottom_right(windows, most), "alignments": list(ALIGNMENTS)}
+    return {**bottom_right(windows, most, kinds), "alignments": list(ALIGNMENTS)}
 
 
 def packed(
@@ -123,9 +133,9 @@ def declaration(
 def narrowed(declared: Mapping[str, Any], narrowing: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a declaration that takes less, for a check of a part.
 
-    Known words are `masks` (`"full"`, `"causal"`, `"window"` or names of forms), `formats`, `d`, `d_v`, `backward`,
-    `softcap`, `sinks`, `alignments`, `length_most`, `sequences_most`, `rows_most`, and `table` with rows of the
-    protocol.
+    Known words are `masks` (`"full"`, `"causal"`, `"window"` or names of forms), `kinds`, `formats`, `d`, `d_v`,
+    `backward`, `softcap`, `sinks`, `alignments`, `length_most`, `sequences_most`, `rows_most`, and `table` with rows
+    of the protocol.
     """
     declared = copy.deepcopy(dict(declared))
     table = declared["table"]
@@ -134,6 +144,8 @@ def narrowed(declared: Mapping[str, Any], narrowing: Mapping[str, Any]) -> dict[
             asked = [form for name in _list(value) for form in (WINDOWS if name == "window" else [name])]
             _known(asked, FORMS, "masks")
             table["masks"]["forms"] = _part(table["masks"].get("forms", FORMS), asked, "masks")
+        elif word == "kinds":
+            table["masks"]["kinds"] = _part(table["masks"].get("kinds", ()), _list(value), word)
         elif word == "alignments":
             table["masks"]["alignments"] = _part(
                 table["masks"].get("alignments", ALIGNMENTS), _list(value), word
@@ -155,8 +167,8 @@ def narrowed(declared: Mapping[str, Any], narrowing: Mapping[str, Any]) -> dict[
             declared["table"] = table = _merged(table, value)
         else:
             raise DeclarationError(
-                f"a check cannot be narrowed by {word!r}; use masks, alignments, formats, d, d_v, sinks, backward, "
-                "softcap, length_most, sequences_most, rows_most or table"
+                f"a check cannot be narrowed by {word!r}; use masks, kinds, alignments, formats, d, d_v, sinks, "
+                "backward, softcap, length_most, sequences_most, rows_most or table"
             )
     return declared
 

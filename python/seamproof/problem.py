@@ -16,6 +16,7 @@ from .copies import Copies
 from .dealing import Parallel
 from .errors import DeclarationError
 from .formats import is_unwritten
+from .reference import keys_seen
 from .runs import Run
 from .views import kind_of, laid_out
 
@@ -106,7 +107,10 @@ class Problem:
     """One attention problem: the `problem` of a case file, and what wrappers of kernels want of it.
 
     Query i of a sequence sees key j iff `i + shift − left ≤ j ≤ i + shift + right`, both bounds inclusive, where
-    `shift` is 0 (top-left) or `real keys − real queries` (bottom-right). `None` is no bound.
+    `shift` is 0 (top-left) or `real keys − real queries` (bottom-right). `None` is no bound. A subject that declares
+    such masks also gets `documents`, the first keys of all documents of a sequence but the first, `chunks`, the length
+    of a chunk, and `prefix`: i + shift and j are of one document or chunk, and the first `prefix` keys of each, or of
+    the sequence, are not hidden by `right`.
     """
 
     sequences: tuple[Sequence, ...]
@@ -118,6 +122,9 @@ class Problem:
     dim_v: int
     left: int | None
     right: int | None
+    documents: tuple[int, ...]
+    chunks: int | None
+    prefix: int
     align: str
     scale: float
     softcap: float | None
@@ -150,6 +157,9 @@ class Problem:
             dim_v=raw["dims"]["v"],
             left=mask.get("left"),
             right=mask.get("right"),
+            documents=tuple(mask.get("blocks", {}).get("documents", ())),
+            chunks=mask.get("blocks", {}).get("chunks"),
+            prefix=mask.get("prefix", 0),
             align=mask["align"],
             scale=_f32(softmax["scale"]),
             softcap=None if softmax.get("softcap") is None else _f32(softmax["softcap"]),
@@ -196,7 +206,12 @@ class Problem:
     @property
     def causal(self) -> bool:
         """Whether no query sees past its diagonal."""
-        return self.right == 0
+        return self.right == 0 and not self.prefix
+
+    @property
+    def mask(self) -> tuple[Any, ...]:
+        """The mask: `left`, `right`, `bottom_right`, `documents`, `chunks`, `prefix`."""
+        return (self.left, self.right, self.bottom_right, self.documents, self.chunks, self.prefix)
 
     @property
     def bottom_right(self) -> bool:
@@ -214,7 +229,7 @@ class Problem:
         return self.precision["q"]
 
     def window(self, style: str) -> Any:
-        """Returns the mask's bounds as a library writes them.
+        """Returns the mask's bounds as a library writes them; they say nothing of documents, chunks and a prefix.
 
         | style | returns |
         |---|---|
@@ -250,22 +265,15 @@ class Problem:
     def visible(self, sequence: int) -> np.ndarray:
         """Returns which keys the queries of a sequence see: booleans of numpy, `[real queries, real keys]`."""
         of = self.sequences[sequence]
-        distance = np.arange(of.kv.len)[None, :] - np.arange(of.q.len)[:, None] - self.shift(sequence)
-        seen = np.ones(distance.shape, bool)
-        if self.left is not None:
-            seen &= distance >= -self.left
-        if self.right is not None:
-            seen &= distance <= self.right
-        return seen
+        first, end = (ends[:, None] for ends in keys_seen(of.q.len, of.kv.len, *self.mask))
+        return (first <= np.arange(of.kv.len)) & (np.arange(of.kv.len) < end)
 
     def blind_rows(self) -> np.ndarray:
         """Returns which rows of q hold a query that sees no key, as booleans of numpy."""
         blind = np.zeros(self.q.rows, bool)
-        for index, (of, run) in enumerate(zip(self.sequences, self.q.runs, strict=True)):
-            at = np.arange(run.len) + self.shift(index)
-            first = np.maximum(0, at - self.left) if self.left is not None else np.zeros(run.len, int)
-            last = np.minimum(of.kv.len - 1, at + self.right) if self.right is not None else of.kv.len - 1
-            blind[run.real_rows()] = first > last
+        for of, run in zip(self.sequences, self.q.runs, strict=True):
+            first, end = keys_seen(of.q.len, of.kv.len, *self.mask)
+            blind[run.real_rows()] = first == end
         return blind
 
     def shape(self, name: str) -> tuple[int, ...]:

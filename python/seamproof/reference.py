@@ -3,11 +3,34 @@
 import numpy as np
 
 
-def reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, softcap):
+def keys_seen(queries, keys, left, right, bottom_right, documents, chunks, prefix):
+    """Returns the first key that each query of a sequence sees, and one past the last; equal where it sees none.
+
+    `left` and `right` bound the keys around the query's place, both inclusive; `None` is no bound. `documents` are the
+    first keys of all documents but the first, `chunks` is the length of a chunk or `None`: no query sees a key of
+    another. The first `prefix` keys of a document, a chunk or a whole sequence are not hidden by `right`.
+    """
+    place = np.arange(queries) + (keys - queries if bottom_right else 0)
+    far = 1 << 40
+    if chunks is not None:
+        start = place // chunks * chunks
+        stop = start + chunks
+    else:
+        borders = np.array([-far, *documents, far])
+        index = np.searchsorted(borders, place, side="right")
+        start, stop = borders[index - 1], borders[index]
+    first = start if left is None else np.maximum(start, place - left)
+    beyond = np.maximum(start, 0) + prefix
+    end = stop if right is None else np.minimum(stop, np.maximum(place + right + 1, beyond))
+    first, end = np.clip(first, 0, keys), np.clip(end, 0, keys)
+    return np.where(first < end, first, 0), np.where(first < end, end, 0)
+
+
+def reference(q, k, v, dout, sink, sequences, mask, scale, softcap):
     """Returns out, lse, max_logit and, where dout is given, the gradients; NaN in rows that hold no token.
 
-    `sequences` has the rows of each sequence's queries and keys, as two slices. `left` and `right` bound the keys that
-    a query sees, both inclusive; `None` is no bound. `sink` is None, or one more logit for each head.
+    `sequences` has the rows of each sequence's queries and keys, as two slices. `mask` has the last arguments of
+    `keys_seen`. `sink` is None, or one more logit for each head.
     """
     # NaN of any kind may lie in rows that hold no token.
     with np.errstate(invalid="ignore"):
@@ -26,13 +49,8 @@ def reference(q, k, v, dout, sink, sequences, left, right, bottom_right, scale, 
         queries, keys = q[q_rows], k[k_rows]
         if dout is not None:
             found["dq"][q_rows], found["dk"][k_rows], found["dv"][k_rows] = 0, 0, 0
-        i, j = np.arange(len(queries))[:, None], np.arange(len(keys))[None, :]
-        distance = j - i - (len(keys) - len(queries) if bottom_right else 0)
-        seen = np.ones(distance.shape, bool)
-        if left is not None:
-            seen &= distance >= -left
-        if right is not None:
-            seen &= distance <= right
+        first, end = (ends[:, None] for ends in keys_seen(len(queries), len(keys), *mask))
+        seen = (first <= np.arange(len(keys))) & (np.arange(len(keys)) < end)
         for head in range(heads):
             of = head // group
             logits = scale * queries[:, head] @ keys[:, of].T

@@ -259,6 +259,7 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield f"\n# The kernel.\n\n{text}\n\n# The problem.\n\n"
     yield from _values(subject, finding)
     yield "\n\n# The right answer, from the definition.\n\n\n"
+    yield inspect.getsource(reference.keys_seen) + "\n\n"
     yield inspect.getsource(reference.reference)
     yield "\n\n# The call.\n\n\n"
     if ".view(" in text or source.imports_file(text):
@@ -281,7 +282,7 @@ shows = verdict(
     other,
     extra,
     (sequences, owned, padding),
-    (left, right, bottom_right),
+    mask,
     (scale, softcap),
     ({tensor!r}, {check!r}, bound),
 )
@@ -338,7 +339,8 @@ def _values(subject: Subject, finding: Finding) -> Iterator[str]:
     )
     contract = subject.declared["padding"]["outputs"]
     yield f"\npadding = {contract!r}  # what the results hold there\n"
-    yield f"left, right, bottom_right = {problem.left}, {problem.right}, {problem.bottom_right}\n"
+    yield "# Bounds of the keys that a query sees, bottom-right or not, documents, chunks, prefix.\n"
+    yield f"mask = {problem.mask}\n"
     yield f"scale, softcap = {problem.scale!r}, {problem.softcap!r}\n"
     yield f"bound = {finding.bound!r}  # the largest error that an honest kernel can show there; 0: none is allowed\n"
 
@@ -517,12 +519,10 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
 
 def _sight(problem: Problem) -> Iterator[str]:
     """Yields what a problem says of which keys its queries see."""
-    left, right = (_FAR if bound is None else bound for bound in (problem.left, problem.right))
     yield f"    p.shift = lambda at: {[problem.shift(at) for at in range(len(problem.sequences))]}[at]\n"
-    yield "\n    def distance(at, of):\n"
-    yield "        return np.arange(of.kv.len) - np.arange(of.q.len)[:, None] - p.shift(at)\n\n"
-    yield "    def visible(at):\n        d = distance(at, p.sequences[at])\n"
-    yield f"        return (d >= -{left}) & (d <= {right})\n\n"
+    yield "\n    def visible(at):\n        of = p.sequences[at]\n"
+    yield "        first, end = (ends[:, None] for ends in keys_seen(of.q.len, of.kv.len, *mask))\n"
+    yield "        return (first <= np.arange(of.kv.len)) & (np.arange(of.kv.len) < end)\n\n"
     yield "    p.visible = visible\n"
     yield f"    p.blind_rows = lambda: np.isin(np.arange(p.q.rows), {np.flatnonzero(problem.blind_rows()).tolist()})\n"
 
@@ -537,7 +537,6 @@ _GIVEN = """\
         setattr(p, "positions_" + name, ints(at.tolist()))
     p.lengths = (p.q.lengths, p.kv.lengths)
 """
-_FAR = 1 << 40
 _PLAIN = (
     "heads_q",
     "heads_kv",
@@ -545,6 +544,9 @@ _PLAIN = (
     "dim_v",
     "left",
     "right",
+    "documents",
+    "chunks",
+    "prefix",
     "align",
     "scale",
     "softcap",
@@ -552,7 +554,7 @@ _PLAIN = (
     "backward",
     "given",
 )
-_DERIVED = ("causal", "bottom_right", "group", "format")
+_DERIVED = ("mask", "causal", "bottom_right", "group", "format")
 
 
 def _lse_lines(subject: Subject, problem: Problem) -> Iterator[str]:

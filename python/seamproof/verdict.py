@@ -5,7 +5,7 @@ import traceback
 
 import numpy as np
 
-from .reference import reference
+from .reference import keys_seen, reference
 
 # --- what a script carries begins here
 
@@ -87,16 +87,14 @@ def is_wrong(name, got, exact, check, bound, tell_keys):
 def tell_keys(row, head, got, inputs, extra, sequences, mask, softmax):
     """Prints which rows of k a row of q seems to have seen, where one stretch of them explains its results."""
     q, k, v = (np.nan_to_num(x.astype(np.float64), nan=1e9, posinf=1e9, neginf=-1e9) for x in inputs[:3])
-    (left, right, bottom_right), (scale, softcap) = mask, softmax
+    scale, softcap = softmax
     query, of = q[row, head], head // (q.shape[1] // k.shape[1])
     own = [(np.arange(len(q))[a].tolist(), np.arange(len(k))[b]) for a, b in sequences]
     own = [(queries, keys) for queries, keys in own if row in queries]
     if not own or len(k) > KEYS_MOST or (np.diff(own[0][1]) != 1).any():
         return
     queries, keys = own[0]
-    at = queries.index(row) + (len(keys) - len(queries) if bottom_right else 0)
-    begin = min(len(keys), 0 if left is None else max(0, at - left))
-    end = max(begin, len(keys) if right is None else min(len(keys), at + right + 1))
+    begin, end = (int(ends[queries.index(row)]) for ends in keys_seen(len(queries), len(keys), *mask))
     first = int(keys[0]) if len(keys) else 0
     right_one = (first + begin, first + end)
     logits = scale * k[:, of] @ query
@@ -207,7 +205,7 @@ def verdict(call, get, inputs, other, extra, rows, mask, softmax, finding):
     sequences, owned, contract = rows
     rows_q, rows_k = (marked(len(x), [s[at] for s in sequences]) for at, x in enumerate((q, k)))
     owned_q, owned_k = (marked(len(x), [s[at] for s in owned]) for at, x in enumerate((q, k)))
-    exact = reference(q, k, v, dout, extra, sequences, *mask, *softmax)
+    exact = reference(q, k, v, dout, extra, sequences, mask, *softmax)
     names = [tensor] if tensor in got else [name for name in got if name in exact]
 
     def tell(row, head):

@@ -108,6 +108,13 @@ def run_body(raw: dict[str, Any], values: dict[str, np.ndarray]) -> bytes:
     )
 
 
+def mask_of(mask: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns a mask as the reference takes it."""
+    blocks = mask.get("blocks", {})
+    bounds = (mask.get("left"), mask.get("right"), mask["align"] == "bottom-right")
+    return (*bounds, blocks.get("documents", ()), blocks.get("chunks"), mask.get("prefix", 0))
+
+
 def expected(raw: dict[str, Any], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the right answer."""
     rows = [
@@ -122,9 +129,7 @@ def expected(raw: dict[str, Any], values: dict[str, np.ndarray]) -> dict[str, np
         values["dout"] if raw["pass"] == "backward" else None,
         sink[raw["softmax"]["sink"]],
         rows,
-        raw["mask"].get("left"),
-        raw["mask"].get("right"),
-        raw["mask"]["align"] == "bottom-right",
+        mask_of(raw["mask"]),
         raw["softmax"]["scale"],
         raw["softmax"].get("softcap"),
     )

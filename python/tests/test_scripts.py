@@ -23,7 +23,7 @@ from seamproof.verdict import is_wrong, tell_keys
 PLAIN = """
 def attend(p, q, k, v, dout, sink, scale):
     rows = [(s.q.real_rows(), s.kv.real_rows()) for s in p.sequences]
-    return mine(q, k, v, dout, sink, rows, p.left, p.right, p.bottom_right, scale, p.softcap)
+    return mine(q, k, v, dout, sink, rows, p.mask, scale, p.softcap)
 
 """
 NUMPY = """
@@ -93,7 +93,11 @@ def show(tmp_path: Path, text: str, embedded: bool = True) -> str:
 def own_reference() -> str:
     """Returns the reference under another name, so that the kernel is a file of its own."""
     text = (Path(seamproof.__file__).parent / "reference.py").read_text()
-    return text.replace("def reference", "def mine").replace("import numpy as np\n", "")
+    return (
+        text.replace("def reference", "def mine")
+        .replace("keys_seen", "own_keys")
+        .replace("import numpy as np\n", "")
+    )
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -119,7 +123,7 @@ import numpy as np, seamproof, beside
 
 def masked(q, k, v, starts_q, starts_k, scale, dout=None):
     rows = [(slice(a, b), slice(c, d)) for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:])]
-    return beside.mine(q, k, v, dout, None, rows, None, None, True, scale, None)
+    return beside.mine(q, k, v, dout, None, rows, (None, None, True, (), None, 0), scale, None)
 
 def grads(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, softmax_scale):
     got = masked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, dout)
@@ -427,9 +431,9 @@ def test_a_number_in_place_of_an_infinity_is_wrong(capsys):
 def test_the_keys_that_a_row_saw_are_told(capsys):
     draw = np.random.default_rng(1)
     q, k, v = (draw.normal(size=shape) for shape in ((4, 2, 8), (6, 1, 8), (6, 1, 5)))
-    sequences, mask, softmax = [(slice(0, 4), slice(1, 6))], (None, 0, True), (0.5, 3.0)
+    sequences, mask, softmax = [(slice(0, 4), slice(1, 6))], (None, 0, True, (), None, 0), (0.5, 3.0)
     for right, sees in ((1, "k[1:4]"), (-1, "k[1:2]")):
-        wrong = reference(q, k, v, None, None, sequences, None, right, True, *softmax)
+        wrong = reference(q, k, v, None, None, sequences, (None, right, *mask[2:]), *softmax)
         tell_keys(0, 1, wrong, (q, k, v), None, sequences, mask, softmax)
         assert capsys.readouterr().out == f"  as if it saw {sees}, where it must see k[1:3]\n"
     tell_keys(0, 1, {name: x * 2 for name, x in wrong.items()}, (q, k, v), None, sequences, mask, softmax)

@@ -1,12 +1,16 @@
 //! [`AttentionCall`]: the data that one kernel launch receives.
 //!
 //! A *segment* pairs a run of query rows with runs of key rows. Local query `i` sees local key `j` iff
-//! `i + lo ≤ j ≤ i + hi`. These two signed numbers and the runs express every mask, alignment, chunk and gathered
-//! buffer: a kernel needs no other rule. A call *owns* the `span` rows of its segments.
+//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound. These three numbers and the runs
+//! express every mask, alignment, chunk and gathered buffer: a kernel needs no other rule. Each document or chunk of a
+//! mask is a segment of its own. A call *owns* the `span` rows of its segments.
 
 use std::ops::Range;
 
+use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax};
+
+use crate::schedule::{Unseeing, segments};
 
 /// Query rows and the key rows that they may see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub struct Segment {
     pub lo: Option<i64>,
     /// Largest visible `j − i`; absent means unbounded.
     pub hi: Option<i64>,
+    /// First local key that `hi` may hide.
+    pub prefix: usize,
 }
 
 impl Segment {
@@ -27,10 +33,18 @@ impl Segment {
         self.kv.iter().map(|run| run.len).sum()
     }
 
+    /// Whether any query sees a key.
+    pub(crate) fn sees(&self) -> bool {
+        let (band, keys) = (Band { lo: self.lo, hi: self.hi }, self.keys());
+        let seeing = |band: Band, keys| !band.seeing(self.q.len, keys).is_empty();
+        seeing(band, keys) || seeing(Band { hi: None, ..band }, self.prefix.min(keys))
+    }
+
     /// Returns the local keys that local query `i` sees.
     pub fn visible(&self, i: usize) -> Range<usize> {
         let first = self.lo.map_or(0, |lo| (i as i64).saturating_add(lo)).max(0);
-        let last = self.hi.map_or(i64::MAX, |hi| (i as i64).saturating_add(hi)).min(self.keys() as i64 - 1);
+        let reach = |hi| (i as i64).saturating_add(hi).max(self.prefix as i64 - 1);
+        let last = self.hi.map_or(i64::MAX, reach).min(self.keys() as i64 - 1);
         if first > last { 0..0 } else { first as usize..last as usize + 1 }
     }
 }
@@ -88,10 +102,12 @@ pub enum CallError {
 impl AttentionCall {
     /// Returns the whole problem as one launch on one rank.
     pub fn whole(problem: &Problem) -> AttentionCall {
-        let segments = problem.sequences.iter().map(|&Sequence { q, kv, .. }| {
-            let Band { lo, hi } = problem.mask.band(q.len, kv.len);
-            Segment { q, kv: vec![kv], lo, hi }
-        });
+        let segments =
+            problem.sequences.iter().enumerate().flat_map(|(sequence, &Sequence { q, kv, .. })| {
+                let whole = |run: Run| Piece { start: 0, step: 1, span: run.span, at: 0 };
+                let placed = PlacedRun { sequence, piece: whole(q), local: q };
+                segments(&problem.mask, (q.len, kv.len), &placed, (&whole(kv), kv), Unseeing::Kept)
+            });
         AttentionCall { segments: segments.collect(), softmax: problem.softmax, policy: RowPolicy::Overwrite }
     }
 

@@ -309,7 +309,7 @@ impl SegmentRow {
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
 /// of queries, piece of keys and sequence, and the sequence varies fastest. The schedule launches those that show a
-/// pair. The result is `None` if pieces have no common band.
+/// pair. The result is `None` if pieces have no common band or the mask is none.
 pub fn ring_segments(
     mask: &Mask,
     [q, kv]: [&ShardedSide; 2],
@@ -335,8 +335,13 @@ pub fn ring_segments(
 ///
 /// There is a segment for each piece of queries and each sequence, and the sequence varies fastest. Striped cuts have a
 /// segment for each stripe, in the *layout of stripes*: a slot's stripes lie one after the other from its offset
-/// divided by the stripe, rounded down. Entries that no slot owns are empty. Stripes of 1 on one rank are one piece.
-pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
+/// divided by the stripe, rounded down. Entries that no slot owns are empty. Stripes of 1 on one rank are one piece. The
+/// result is `None` for a mask that is no band.
+pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Option<Vec<SegmentRow>> {
+    mask.is_band().then(|| all_gather_bands(mask, [q, kv], rank))
+}
+
+fn all_gather_bands(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
     let sequences = 0..q.slots.len();
     let of = |sequence: usize, queries: Piece| {
         let keys = visible_prefix(mask, [q, kv], sequence, &queries);
@@ -368,7 +373,11 @@ pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize)
 /// Such stripes have a launch for each *residue*: the rank's queries of a sequence against every cp-th key of the
 /// visible prefix, from the residue on. There is a segment for each residue and each sequence, and the sequence varies
 /// fastest.
-pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
+pub fn all_gather_backward_segments(
+    mask: &Mask,
+    [q, kv]: [&ShardedSide; 2],
+    rank: usize,
+) -> Option<Vec<SegmentRow>> {
     let cp = q.cp;
     if q.balance != (Balance::Striped { stripe: 1 }) || cp == 1 {
         return all_gather_segments(mask, [q, kv], rank);
@@ -382,7 +391,7 @@ pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], ran
     };
     let sequences = 0..q.slots.len();
     let places = (0..cp).flat_map(|residue| sequences.clone().map(move |sequence| (residue, sequence)));
-    places.map(of).collect()
+    mask.is_band().then(|| places.map(of).collect())
 }
 
 /// Returns the number of a sequence's keys up to the last one that a piece's last real query sees; 0 for a piece of
@@ -390,7 +399,7 @@ pub fn all_gather_backward_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], ran
 fn visible_prefix(mask: &Mask, [q, kv]: [&ShardedSide; 2], sequence: usize, queries: &Piece) -> usize {
     let (lq, lk) = (q.slots[sequence].len, kv.slots[sequence].len);
     let Some(last) = q.real(sequence, queries).checked_sub(1) else { return 0 };
-    mask.band(lq, lk).end(queries.start + last * queries.step, lk)
+    mask.sight(lq, lk).end(queries.start + last * queries.step)
 }
 
 fn segment(
@@ -401,7 +410,7 @@ fn segment(
     kv_rows: (usize, usize),
 ) -> Option<SegmentRow> {
     let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
-    let Band { lo, hi } = band(mask, lengths.0, lengths.1, &queries, &keys)?;
+    let Band { lo, hi } = band(mask.band(lengths.0, lengths.1)?, &queries, &keys)?;
     let rows = q.local(sequence, &queries);
     Some(SegmentRow { q: (rows.offset, rows.len), kv: kv_rows, lo, hi })
 }

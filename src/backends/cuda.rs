@@ -341,6 +341,8 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
+        // No kernel takes a prefix, and none has run on the segments of documents and chunks.
+        twin.table.masks.kinds.clear();
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

@@ -43,10 +43,10 @@ fn row(problem: &Problem, layouts: &[RankLayout], finding: &Finding) -> String {
     if row >= run_of(both, side).len {
         return String::new();
     }
-    let band = problem.mask.band(both.q.len, both.kv.len);
+    let sight = problem.mask.sight(both.q.len, both.kv.len);
     let (joined, words, other) = match side {
-        Side::Q => (band.keys(row, both.kv.len), ["query", "sees keys"], Side::Kv),
-        Side::Kv => (band.transposed().keys(row, both.q.len), ["key", "is seen by queries"], Side::Q),
+        Side::Q => (sight.keys(row), ["query", "sees keys"], Side::Kv),
+        Side::Kv => (sight.queries(row), ["key", "is seen by queries"], Side::Q),
     };
     let holder = held(layouts, (sequence, side), row..row + 1);
     let of = match joined.is_empty() {

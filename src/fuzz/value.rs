@@ -8,9 +8,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use seamproof_judge::generate::{RawProblem, RawSequence};
+use seamproof_oracle::BORDERS_MAX;
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 2;
+pub const VALUE_VERSION: u8 = 3;
+/// First byte of a value from before its mask had blocks and a prefix.
+const WITHOUT_BLOCKS: u8 = 2;
 /// First byte of a value from before it had a form.
 const WITHOUT_FORM: u8 = 1;
 /// Largest number of sequences in a value, as of the generator's cases. Bytes with more are no value.
@@ -33,8 +36,9 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // The plain form is the number 0.
-        WITHOUT_FORM => [body, &[0]].concat(),
+        // No borders, no chunks and no prefix are numbers 0, and so is the plain form.
+        WITHOUT_BLOCKS => [body, &[0; 3]].concat(),
+        WITHOUT_FORM => [body, &[0; 4]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -67,8 +71,14 @@ fn change(raw: &mut RawProblem, rng: &mut ChaCha8Rng) {
         raw.data_seed = rng.next_u64();
     } else {
         let mut fields = numbers(raw);
-        let at = below(rng, fields.len());
-        change_number(fields[at], rng);
+        let at = below(rng, fields.len() + 1);
+        if at < fields.len() {
+            change_number(fields[at], rng);
+        } else if raw.borders.len() < BORDERS_MAX {
+            raw.borders.push(1 + rng.next_u32() % 32);
+        } else {
+            raw.borders.clear();
+        }
     }
 }
 
@@ -154,8 +164,11 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         order,
         exact,
         form,
+        borders,
+        chunk,
+        prefix,
     } = raw;
-    vec![
+    let mut numbers = vec![
         layout,
         q_slack,
         kv_slack,
@@ -186,7 +199,11 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         order,
         exact,
         form,
-    ]
+        chunk,
+        prefix,
+    ];
+    numbers.extend(borders);
+    numbers
 }
 
 #[cfg(test)]
@@ -240,7 +257,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(reached.len(), numbers(&mut RawProblem::default()).len());
+        assert_eq!(reached.len(), numbers(&mut RawProblem::default()).len() + BORDERS_MAX);
     }
 
     #[test]

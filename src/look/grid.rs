@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::Band;
+use seamproof_oracle::{Band, Sight};
 
 /// Counts of the pairs of one tile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,12 +38,20 @@ impl Grid {
         Grid { queries, keys, side, tiles }
     }
 
-    /// Counts the pairs of a band as visible.
-    pub(super) fn show(&mut self, band: Band) {
+    /// Counts the pairs of a mask as visible.
+    pub(super) fn show(&mut self, sight: &Sight) {
         for row in 0..self.rows() {
-            for column in 0..self.columns() {
-                let visible = pairs_in(band, self.queries_of(row), self.keys_of(column));
-                self.tile_mut(row, column).visible = visible;
+            let queries = self.queries_of(row);
+            for block in sight.tiles(queries.clone(), 0..0) {
+                let own = both(&block.queries, &queries);
+                for column in block.keys.start / self.side..block.keys.end.div_ceil(self.side) {
+                    let keys = both(&block.keys, &self.keys_of(column));
+                    let (open, rest) =
+                        (both(&keys, &(0..block.prefix)), both(&keys, &(block.prefix..self.keys)));
+                    let band = Band { hi: None, ..block.band };
+                    let visible = pairs_in(band, own.clone(), open) + pairs_in(block.band, own.clone(), rest);
+                    self.tile_mut(row, column).visible += visible;
+                }
             }
         }
     }
@@ -108,6 +116,12 @@ impl Grid {
     }
 }
 
+/// Returns what two ranges share.
+fn both(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
 /// Returns the number of pairs of a band in a rectangle.
 fn pairs_in(band: Band, queries: Range<usize>, keys: Range<usize>) -> u64 {
     let all = queries.len() as u64 * keys.len() as u64;
@@ -133,21 +147,32 @@ fn pairs_up_to(distance: i64, queries: &Range<usize>, keys: &Range<usize>) -> u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seamproof_oracle::{Alignment, Mask};
+    use std::num::NonZeroU32;
+
+    use seamproof_oracle::{Alignment, Blocks, Borders, Mask};
 
     /// Test that the counts of tiles are those of the mask's own definition, pair by pair.
     #[test]
     fn tiles_count_what_the_mask_shows() {
         let sides = [None, Some(0), Some(1), Some(3), Some(u32::MAX)];
-        for align in [Alignment::TopLeft, Alignment::BottomRight] {
+        let blocks = [
+            (None, 0),
+            (None, 3),
+            (Borders::new(&[2, 5]).ok().map(Blocks::Documents), 1),
+            (NonZeroU32::new(3).map(Blocks::Chunks), 0),
+        ];
+        let kinds = [Alignment::TopLeft, Alignment::BottomRight]
+            .into_iter()
+            .flat_map(|align| blocks.map(|(blocks, prefix)| (align, blocks, prefix)));
+        for (align, blocks, prefix) in kinds {
             for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
-                let mask = Mask { left, right, align };
+                let mask = Mask { left, right, align, blocks, prefix };
                 for (queries, keys, most) in
                     (0..8).flat_map(|q| (0..8).flat_map(move |k| (1..5).map(move |most| (q, k, most))))
                 {
                     let (mut by_band, mut by_query) =
                         (Grid::new(queries, keys, most), Grid::new(queries, keys, most));
-                    by_band.show(mask.band(queries, keys));
+                    by_band.show(&mask.sight(queries, keys));
                     for query in 0..queries {
                         let visible = mask.visible(query, queries, keys);
                         by_query.count(query, &visible, |tile| &mut tile.visible);

@@ -105,7 +105,7 @@ fn defined(problem: &Problem, sequence: usize) -> Matrix {
     let both = &problem.sequences[sequence];
     let lengths = [both.q.len, both.kv.len];
     let mut grid = Grid::new(lengths[0], lengths[1], TILES_MAX);
-    grid.show(problem.mask.band(lengths[0], lengths[1]));
+    grid.show(&problem.mask.sight(lengths[0], lengths[1]));
     Matrix { sequence, lengths, grid, compared: None }
 }
 

@@ -187,7 +187,7 @@ impl Parts {
         let lengths = both.map_or([0, 0], |both| [both.q.len, both.kv.len]);
         let [queries, keys] = lengths;
         let mut mask = Grid::new(queries, keys, PART_TILES);
-        mask.show(problem.mask.band(queries, keys));
+        mask.show(&problem.mask.sight(queries, keys));
         let launches = followed.launches();
         let (mut parts, mut left) = (Vec::new(), 0);
         let mut index = BTreeMap::new();

@@ -33,7 +33,8 @@ fn problem(name: &str) -> Problem {
         heads: Heads { q: 2, kv: 2 },
         ..fields
     };
-    let window = |left, right| Mask { left: Some(left), right: Some(right), align: Alignment::TopLeft };
+    let window =
+        |left, right| Mask { left: Some(left), right: Some(right), align: Alignment::TopLeft, ..Mask::FULL };
     let hierarchical = Algorithm::Hierarchical { all_to_all: 2 };
     let fields = match name {
         "single" => padded(&[(7, 8), (5, 6)]),

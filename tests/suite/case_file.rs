@@ -1,6 +1,7 @@
 //! The page on case files names each field, each name of a value and each bound that the types have.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use seamproof_judge::case::{
@@ -13,8 +14,8 @@ use seamproof_oracle::limits::{
     HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SCALE_MAX, SCALING_BLOCK_MAX, SEQUENCES_MAX, SOFTCAP_MAX, WORLD_MAX,
 };
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Form, Format, Heads, InputMode, Mask, Pass, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Form, Format, Heads, InputMode, Mask,
+    Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -115,6 +116,11 @@ fn every_field_is_on_the_page_and_nothing_else() {
     let given = ProblemFields { form: Form::Lengths, ..ProblemFields::padded(&[(1, 2)], 8) };
     let given = Problem::new(given).expect("a padded batch");
     paths(&serde_json::to_value(&given).expect("a problem is JSON"), "problem", &mut fields);
+    let documents = Borders::new(&[1]).ok().map(Blocks::Documents);
+    for blocks in [documents, NonZeroU32::new(2).map(Blocks::Chunks)] {
+        let mask = Mask { blocks, prefix: 1, ..Mask::CAUSAL };
+        paths(&serde_json::to_value(mask).expect("a mask is JSON"), "problem.mask", &mut fields);
+    }
     // These fields hold one of several forms, and the page names only the fields of the forms.
     for form in
         ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]

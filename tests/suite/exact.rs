@@ -198,6 +198,7 @@ fn edit_query(schedule: &mut Schedule, edit: fn(&mut Segment)) {
             kv: whole.kv.clone(),
             lo: shifted(whole.lo, start),
             hi: shifted(whole.hi, start),
+            prefix: whole.prefix,
         };
         let mut one = part(QUERY, 1, 1);
         edit(&mut one);
@@ -224,7 +225,7 @@ const DROPS: [Edit; 3] = [
 ];
 const LEAK: Edit = |_, schedule| edit_query(schedule, |segment| segment.lo = segment.lo.map(|lo| lo - 1));
 
-const WINDOW: Mask = Mask { left: Some(1000), right: Some(0), align: Alignment::BottomRight };
+const WINDOW: Mask = Mask { left: Some(1000), right: Some(0), align: Alignment::BottomRight, ..Mask::FULL };
 
 /// Whether the fault changes anything that the subject returns.
 fn changes(subject: &Planted, problem: &Problem) -> bool {
@@ -257,7 +258,7 @@ fn one_wrong_pair_among_thousands_of_keys_is_seen() {
 
 #[test]
 fn the_finding_says_which_keys_a_query_saw() {
-    let window = Mask { left: Some(3), right: Some(0), align: Alignment::TopLeft };
+    let window = Mask { left: Some(3), right: Some(0), align: Alignment::TopLeft, ..Mask::FULL };
     for mode in [InputMode::UniformCount, InputMode::Endpoints, InputMode::Pairs] {
         let problem = one(mode, [12, 12], window, Pass::Forward);
         let finding = found(&Planted::new(Emulated::default(), WINDOW_OFF_BY_ONE.entry()), &problem);
@@ -325,7 +326,7 @@ fn the_finding_says_which_head_a_query_saw() {
 
 #[test]
 fn the_finding_says_which_queries_a_key_received_from() {
-    let window = Mask { left: Some(3), right: Some(0), align: Alignment::TopLeft };
+    let window = Mask { left: Some(3), right: Some(0), align: Alignment::TopLeft, ..Mask::FULL };
     let narrow: Edit = |_, schedule| {
         for operation in schedule.ranks.iter_mut().flat_map(|program| &mut program.operations) {
             if let Work::AttendBackward(attend) = &mut operation.work {
@@ -382,7 +383,7 @@ fn faults_of_masks_rows_and_merges_are_seen_by_the_exact_rung() {
 
 #[test]
 fn an_exact_finding_shrinks_to_a_small_one_of_the_same_check() {
-    let window = Mask { left: Some(3), right: Some(0), align: Alignment::BottomRight };
+    let window = Mask { left: Some(3), right: Some(0), align: Alignment::BottomRight, ..Mask::FULL };
     for mode in [InputMode::UniformCount, InputMode::Pairs] {
         let start = one(mode, [20, 24], window, Pass::Backward);
         let subject = Planted::new(Emulated::default(), WINDOW_OFF_BY_ONE.entry());

@@ -105,7 +105,9 @@ fn whole() -> Value {
             "rows": {"q": 16, "kv": 16},
             "heads": {"q": 2, "kv": 1},
             "dims": {"qk": 4, "v": 4},
-            "mask": {"left": 3, "right": 0, "align": "top-left"},
+            "mask": {
+                "left": 3, "right": 0, "align": "top-left", "blocks": {"documents": [4]}, "prefix": 2
+            },
             "softmax": {"scale": 0.5, "softcap": 30.0, "sink": "learnable"},
             "precision": precision,
             "parallel": {"algorithm": "ring", "balance": "dual-chunk", "world": 2, "ranks": [0, 1]},

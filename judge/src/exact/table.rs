@@ -15,8 +15,8 @@ const DIMS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const MASKS: [Mask; 4] = [
     Mask::FULL,
     Mask::CAUSAL,
-    Mask { left: None, right: Some(0), align: Alignment::BottomRight },
-    Mask { left: Some(3), right: Some(1), align: Alignment::BottomRight },
+    Mask { left: None, right: Some(0), align: Alignment::BottomRight, ..Mask::FULL },
+    Mask { left: Some(3), right: Some(1), align: Alignment::BottomRight, ..Mask::FULL },
 ];
 /// Merges of the table: none, in f32, in 16 bits. Their number is a little above that of any ring of the generator.
 const MERGINGS: [Merging; 3] = [

@@ -79,7 +79,44 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(FORM_ONE_IN) {
         raw.form = 1 + choose.below(FORMS.len() as u32);
     }
+    if choose.one_in(BLOCKS_ONE_IN) {
+        blocks(choose, limits, &mut raw);
+    }
     raw
+}
+
+/// Number of cases among which one asks for documents, chunks or a prefix.
+const BLOCKS_ONE_IN: u32 = 6;
+/// Numbers of borders of documents.
+const BORDERS: [u32; 8] = [1, 1, 2, 2, 3, 3, 5, 15];
+
+/// Draws documents, chunks or none, and a prefix for half of them and wherever there is none. A prefix without a right
+/// bound hides nothing, so the mask becomes causal where it has none.
+fn blocks(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    let one = choose.below(raw.sequences.len() as u32) as usize;
+    let keys = raw.sequences.get(one).map_or(0, |sequence| sequence.kv_len).max(1);
+    let kind = choose.below(3);
+    match kind {
+        0 => {
+            let count = choose.of(&BORDERS);
+            raw.borders = (0..count).map(|_| border(choose, limits, keys)).collect();
+        }
+        1 => raw.chunk = border(choose, limits, keys),
+        _ => {}
+    }
+    if kind == 2 || choose.one_in(2) {
+        raw.prefix = border(choose, limits, keys);
+        raw.right = raw.right.max(1);
+    }
+}
+
+/// Returns a key at which a block may end: a small number, one at most one off a multiple of a tile, or any.
+fn border(choose: &mut Choices<'_, '_>, limits: &Limits, keys: u32) -> u32 {
+    match choose.below(4) {
+        0 => choose.range(1, 3),
+        1 => choose.near_multiple(limits.tiles, keys).max(1),
+        _ => choose.range(1, keys),
+    }
 }
 
 /// Number of cases among which one asks for another form than the plain one. Few problems can be said in one.

@@ -16,13 +16,17 @@
 //! 7. An exact mode becomes the next of its table whose preconditions the problem meets, after its scale has become
 //!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
-//! 9. A form becomes the next of its table that can say the problem; where none can, the plain one.
+//! 9. Borders of documents are sorted, and those that are 0, repeated or too many are dropped.
+//! 10. A form becomes the next of its table that can say the problem; where none can, the plain one.
+
+use std::num::NonZeroU32;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX};
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
-    Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
+    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax,
+    TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -82,7 +86,7 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
 
-/// Returns the form of the fields: step 9 of the module's text.
+/// Returns the form of the fields: step 10 of the module's text.
 fn form(form: u32, fields: &ProblemFields) -> Form {
     let Some(first) = form.checked_sub(1) else { return Form::CuSeqlens };
     let forms = (0..FORMS.len() as u32).map(|index| wrapped(&FORMS, first.wrapping_add(index)));
@@ -169,7 +173,18 @@ fn precision(raw: &RawProblem) -> Precision {
 
 fn mask(raw: &RawProblem) -> Mask {
     let align = if raw.bottom_right & 1 == 1 { Alignment::BottomRight } else { Alignment::TopLeft };
-    Mask { left: raw.left.checked_sub(1), right: raw.right.checked_sub(1), align }
+    let (left, right) = (raw.left.checked_sub(1), raw.right.checked_sub(1));
+    let chunks = || NonZeroU32::new(raw.chunk).map(Blocks::Chunks);
+    Mask { left, right, align, blocks: documents(&raw.borders).or_else(chunks), prefix: raw.prefix }
+}
+
+/// Returns the documents that the integers stand for: step 9 of the module's text.
+fn documents(borders: &[u32]) -> Option<Blocks> {
+    let mut borders: Vec<u32> = borders.iter().copied().filter(|border| *border > 0).collect();
+    borders.sort_unstable();
+    borders.dedup();
+    borders.truncate(BORDERS_MAX);
+    Borders::new(&borders).ok().map(Blocks::Documents)
 }
 
 /// One side of one sequence.

@@ -95,6 +95,15 @@ pub struct RawProblem {
     /// or the next entry that can say the problem.
     #[serde(default)]
     pub form: u32,
+    /// First keys of documents but the first, in any order; none for a mask without documents.
+    #[serde(default)]
+    pub borders: Vec<u32>,
+    /// Number of keys of a chunk, where there are no documents; 0 for a mask without chunks.
+    #[serde(default)]
+    pub chunk: u32,
+    /// Number of keys of a prefix.
+    #[serde(default)]
+    pub prefix: u32,
 }
 
 impl RawProblem {

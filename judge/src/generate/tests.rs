@@ -70,6 +70,9 @@ fn random_raw(seed: u64) -> RawProblem {
         order: number(),
         exact: number(),
         form: number(),
+        borders: (0..count).map(|_| number()).collect(),
+        chunk: number(),
+        prefix: number(),
     }
 }
 
@@ -142,7 +145,7 @@ fn a_campaign_is_the_same_bytes_on_every_machine() {
         };
         hasher.update(&serde_json::to_vec(&(raw, fields)).expect("plain data"));
     }
-    assert_eq!(hasher.finalize().to_hex()[..16], *"1a1136d7a5aa26bb");
+    assert_eq!(hasher.finalize().to_hex()[..16], *"6d7f68108ba4e7b0");
 }
 
 #[test]

@@ -15,7 +15,7 @@ const SHAPES: usize = (LENGTH_MAX + 1) * (LENGTH_MAX + 1) * (PADDING_MAX + 1);
 const PACKS: usize = 1 + SHAPES + SHAPES * SHAPES;
 
 const fn mask(left: Option<u32>, right: Option<u32>, align: Alignment) -> Mask {
-    Mask { left, right, align }
+    Mask::window(left, right, align)
 }
 
 const MASKS: [Mask; 10] = [

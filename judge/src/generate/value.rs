@@ -1,6 +1,6 @@
 //! The way back from a case to integers: the nearest value of a problem, for corpora that begin with stored cases.
 
-use seamproof_oracle::{Alignment, Balance, Format, InputMode, Pass, Problem, Run, Sequence};
+use seamproof_oracle::{Alignment, Balance, Blocks, Format, InputMode, Pass, Problem, Run, Sequence};
 
 use super::fixup::{EXACT_MODES, FORMS, MODES, SCALES, SINKS, SOFTCAPS};
 use super::limits::WIDEST_BUDGET;
@@ -33,6 +33,12 @@ pub fn value_of(problem: &Problem) -> RawProblem {
         budget: WIDEST_BUDGET,
         ..RawProblem::default()
     };
+    match mask.blocks {
+        None => {}
+        Some(Blocks::Documents(borders)) => raw.borders = borders.into(),
+        Some(Blocks::Chunks(keys)) => raw.chunk = keys.get(),
+    }
+    raw.prefix = mask.prefix;
     let entry = |table: &[InputMode]| table.iter().position(|mode| *mode == problem.mode);
     raw.mode = entry(&MODES).unwrap_or(0) as u32;
     raw.exact = entry(&EXACT_MODES).map_or(0, |index| index as u32 + 1);

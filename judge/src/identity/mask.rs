@@ -191,7 +191,7 @@ pub(super) fn prefix(evidence: &Evidence<'_>) -> Option<Look> {
             for sequence in &mut fields.sequences {
                 let (lq, lk) = (sequence.q.len, sequence.kv.len);
                 sequence.q.len = lq.min(kept);
-                sequence.kv.len = problem.mask.band(lq, lk).end(kept - 1, lk);
+                sequence.kv.len = problem.mask.sight(lq, lk).end(kept - 1);
             }
         }
         // The rows move to the front of their span. This form is not asked on several ranks, which cut the span.

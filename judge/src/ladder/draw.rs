@@ -108,8 +108,8 @@ fn draw(rows: &[[usize; 2]], count: u64, seed: u64) -> BTreeSet<[usize; 2]> {
     (0..count.min(all)).map(|n| rows[index(n) as usize]).collect()
 }
 
-/// Returns the queries of a sequence that see a key, or the keys that a query sees. They are neighbours, since
-/// intervals move by one.
+/// Returns the queries of a sequence that see a key, or the keys that a query sees. They are neighbours, by
+/// the definition of the mask.
 fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Range<usize> {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let seen = |i: usize| problem.mask.visible(i, lq, lk);

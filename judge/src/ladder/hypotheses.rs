@@ -106,7 +106,7 @@ const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
 /// A mistake in the mask, in words, and the mask with it.
 type MaskMistake = (&'static str, fn(Mask) -> Mask);
 
-const MASK_MISTAKES: [MaskMistake; 3] = [
+const MASK_MISTAKES: [MaskMistake; 5] = [
     ("the mask was aligned to the top left, not to the bottom right", |mask| Mask {
         align: Alignment::TopLeft,
         ..mask
@@ -115,7 +115,9 @@ const MASK_MISTAKES: [MaskMistake; 3] = [
         align: Alignment::BottomRight,
         ..mask
     }),
-    ("the mask was left out", |mask| Mask { left: None, right: None, ..mask }),
+    ("the mask was left out", |mask| Mask { align: mask.align, ..Mask::FULL }),
+    ("queries saw keys of other documents or chunks", |mask| Mask { blocks: None, ..mask }),
+    ("the prefix was taken as causal", |mask| Mask { prefix: 0, ..mask }),
 ];
 
 /// Where a wrong scale comes from, and the function that returns it.

@@ -85,7 +85,8 @@ impl Law<'_> {
         let Run { problem, model, .. } = self.run;
         let both = problem.sequences[self.sequence];
         let band = problem.mask.band(both.q.len, both.kv.len);
-        let width = band.lo.zip(band.hi).map_or(usize::MAX, |(lo, hi)| (hi - lo + 1).max(0) as usize);
+        let ends = band.and_then(|band| band.lo.zip(band.hi));
+        let width = ends.map_or(usize::MAX, |(lo, hi)| (hi - lo + 1).max(0) as usize);
         let (keys, queries) = (both.kv.len.min(width), both.q.len.min(width) * problem.group());
         let [q, k, v, dout] = ["most q", "most k", "most v", "most dout"].map(|name| self.get(name));
         let (a, scale) = (q * k, f64::from(problem.softmax.scale));

@@ -176,7 +176,7 @@ fn mask(draws: &mut Draws) -> Mask {
         (None, Some(right)),
     ];
     let (left, right) = draws.pick(&bounds);
-    Mask { left, right, align }
+    Mask::window(left, right, align)
 }
 
 /// Returns the numbers of queries and keys of each sequence.

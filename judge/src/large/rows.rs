@@ -116,10 +116,10 @@ fn other(side: Side) -> Side {
 /// Returns the positions of the other side that a position is connected to.
 fn reach(problem: &Problem, sequence: &Sequence, side: Side, position: usize) -> Range<usize> {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
-    let band = problem.mask.band(lq, lk);
+    let sight = problem.mask.sight(lq, lk);
     match side {
-        Side::Q => band.keys(position, lk),
-        Side::Kv => band.transposed().keys(position, lq),
+        Side::Q => sight.keys(position),
+        Side::Kv => sight.queries(position),
     }
 }
 
@@ -197,10 +197,11 @@ fn chosen(problem: &Problem, side: Side, rows: Rows) -> BTreeSet<[usize; 2]> {
     chosen
 }
 
-/// Returns the positions at which the mask begins or ceases to cut an end of the other side.
+/// Returns the positions at which the mask begins or ceases to cut an end of the other side; none for a mask that is no
+/// band, of which no large run is drawn.
 fn edges(problem: &Problem, sequence: usize, side: Side) -> Vec<i64> {
     let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
-    let band = problem.mask.band(lq, lk);
+    let Some(band) = problem.mask.band(lq, lk) else { return Vec::new() };
     let (Band { lo, hi }, others) = match side {
         Side::Q => (band.transposed(), lk),
         Side::Kv => (band, lq),

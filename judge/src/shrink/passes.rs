@@ -6,11 +6,12 @@
 //! therefore costs nothing. A number is *lowered* to 0, 1, 2, 3, then to the boundaries where kernels change course,
 //! then by bisection.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
-    Pass, Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
+    Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
+    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
 };
 
 use super::shape::{Arrangement, Layout};
@@ -48,6 +49,7 @@ pub(super) const PASSES: &[ShrinkPass] = &[
     ShrinkPass { name: "parallel", step: parallel },
     ShrinkPass { name: "ranks", step: ranks },
     ShrinkPass { name: "values", step: values },
+    ShrinkPass { name: "blocks", step: blocks },
     ShrinkPass { name: "window", step: window },
     ShrinkPass { name: "window and lengths", step: window_and_lengths },
     ShrinkPass { name: "lengths", step: lengths },
@@ -218,6 +220,9 @@ fn mask(best: &Problem, cursor: usize) -> Proposal {
         &[
             |fields| fields.mask = Mask::FULL,
             |fields| fields.mask = Mask::CAUSAL,
+            |fields| (fields.mask.blocks, fields.mask.prefix) = (None, 0),
+            |fields| fields.mask.blocks = None,
+            |fields| fields.mask.prefix = 0,
             |fields| fields.mask = Mask { left: None, right: Some(0), ..fields.mask },
             |fields| fields.mask.left = None,
             |fields| fields.mask.right = None,
@@ -381,6 +386,31 @@ fn window(best: &Problem, cursor: usize) -> Proposal {
         0 => fields.mask.left = Some(width),
         _ => fields.mask.right = Some(width),
     })
+}
+
+/// Drops a border of documents, or lowers it; lowers the length of chunks; lowers the prefix.
+fn blocks(best: &Problem, cursor: usize) -> Proposal {
+    let Some([which, slot]) = digits(cursor, [BORDERS_MAX + 1, SLOTS + 1]) else { return Proposal::Over };
+    let lower = |n: u32| slot.checked_sub(1).and_then(|slot| lowered_u32(n, slot));
+    let blocks = match (which, best.mask.blocks) {
+        (0, _) => {
+            let Some(prefix) = lower(best.mask.prefix) else { return Proposal::Skip };
+            return edit(best, |fields| fields.mask.prefix = prefix);
+        }
+        (1, Some(Blocks::Chunks(keys))) => lower(keys.get()).and_then(NonZeroU32::new).map(Blocks::Chunks),
+        (_, Some(Blocks::Documents(borders))) => {
+            let mut keys = borders.keys().to_vec();
+            match keys.get_mut(which - 1) {
+                Some(_) if slot == 0 => drop(keys.remove(which - 1)),
+                Some(key) => *key = lower(*key).unwrap_or(*key),
+                None => return Proposal::Skip,
+            }
+            Borders::new(&keys).ok().map(Blocks::Documents)
+        }
+        _ => None,
+    };
+    let Some(blocks) = blocks else { return Proposal::Skip };
+    edit(best, |fields| fields.mask.blocks = Some(blocks))
 }
 
 fn lowered_u32(n: u32, slot: usize) -> Option<u32> {

@@ -1,8 +1,8 @@
 //! The size of a problem: the total order in which every accepted step goes down.
 
 use seamproof_oracle::{
-    Alignment, Balance, ContextParallel, Element, Form, Format, InputMode, Mask, Pass, Precision, Problem,
-    Scaling, Sink, Softmax,
+    Alignment, Balance, Blocks, ContextParallel, Element, Form, Format, InputMode, Mask, Pass, Precision,
+    Problem, Scaling, Sink, Softmax,
 };
 
 use super::shape::Arrangement;
@@ -18,7 +18,7 @@ pub struct Size {
     /// Number of real rows of q and of kv in all sequences.
     pub tokens: u64,
     /// Mask: bounded sides (left counts 2, right counts 1), sum of their widths, bottom-right alignment.
-    pub mask: [u64; 3],
+    pub mask: [u64; 5],
     /// Softmax: soft cap (1 for a cap of 1, 2 for another), sink (off-by-one 1, learnable 2), a scale other than 1.
     pub softmax: [u64; 3],
     /// Layout: sides with a stride, pieces out of their listed order, rows that are not real, sum of offsets.
@@ -64,10 +64,18 @@ pub fn size(problem: &Problem) -> Size {
     }
 }
 
-fn mask(mask: &Mask) -> [u64; 3] {
+fn mask(mask: &Mask) -> [u64; 5] {
+    let (parts, sum) = match mask.blocks {
+        None => (0, 0),
+        Some(Blocks::Chunks(keys)) => (1, u64::from(keys.get())),
+        Some(Blocks::Documents(borders)) => {
+            (1 + borders.keys().len() as u64, borders.keys().iter().copied().map(u64::from).sum())
+        }
+    };
+    let kinds = parts + u64::from(mask.prefix > 0);
     let bounded = 2 * u64::from(mask.left.is_some()) + u64::from(mask.right.is_some());
     let widths = u64::from(mask.left.unwrap_or(0)) + u64::from(mask.right.unwrap_or(0));
-    [bounded, widths, u64::from(mask.align == Alignment::BottomRight)]
+    [kinds, bounded, widths, sum + u64::from(mask.prefix), u64::from(mask.align == Alignment::BottomRight)]
 }
 
 fn softmax(softmax: &Softmax) -> [u64; 3] {

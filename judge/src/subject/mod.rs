@@ -29,8 +29,8 @@ pub use promises::{
 };
 pub use seamproof_oracle::TensorName;
 pub use table::{
-    BalanceKind, HeadCounts, HeadDims, Layouts, Lengths, MaskForm, Masks, Parallelism, Refusal, Sizes,
-    SizesError, Table, TableError,
+    BalanceKind, HeadCounts, HeadDims, Layouts, Lengths, MaskForm, MaskKind, Masks, Parallelism, Refusal,
+    Sizes, SizesError, Table, TableError,
 };
 
 use crate::finding::Earlier;

@@ -158,7 +158,7 @@ fn approximate_instructions_stay_within_the_bounds_in_either_order() {
     let masks = [
         Mask::FULL,
         Mask { right: Some(0), align: Alignment::BottomRight, ..Mask::FULL },
-        Mask { left: Some(140), right: Some(0), align: Alignment::BottomRight },
+        Mask { left: Some(140), right: Some(0), align: Alignment::BottomRight, ..Mask::FULL },
     ];
     let mut worst = [0.0f64; 4];
     for format in [Format::Bf16, Format::Fp16] {

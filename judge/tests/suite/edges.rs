@@ -108,7 +108,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 32] = [
+const EDGES: [Edge; 33] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -119,6 +119,11 @@ const EDGES: [Edge; 32] = [
         "masks.forms",
         |t| t.masks.forms = vec![MaskForm::Full, MaskForm::CausalWindow],
         |p| MaskForm::of(&p.mask) == MaskForm::CausalWindow,
+    ),
+    (
+        "masks.kinds",
+        |t| t.masks.kinds = vec![MaskKind::Documents, MaskKind::Prefix],
+        |p| p.mask.blocks.is_some() && p.mask.prefix > 0 && p.pairs() > 0,
     ),
     (
         "masks.alignments",

@@ -47,7 +47,7 @@ fn crossed() -> ProblemFields {
 fn problems() -> Vec<Problem> {
     let softmax =
         |softcap, sink| ProblemFields { softmax: Softmax { scale: 0.3, softcap, sink }, ..fields() };
-    let window = |left, right, align| ProblemFields { mask: Mask { left, right, align }, ..crossed() };
+    let window = |left, right, align| ProblemFields { mask: Mask::window(left, right, align), ..crossed() };
     let values = |format, mode| ProblemFields { precision: Precision::uniform(format), mode, ..fields() };
     let all = [
         fields(),

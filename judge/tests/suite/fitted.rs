@@ -158,7 +158,7 @@ fn numbers_and_masks_move_to_the_nearest() {
     let heads = fitted(seams(), |table| table.heads.most = 4);
     assert_eq!(heads.heads, Heads { q: 3, kv: 1 });
 
-    let mask = |left, right, align| Mask { left, right, align };
+    let mask = |left, right, align| Mask::window(left, right, align);
     let masked =
         |own: Mask, narrow: &dyn Fn(&mut Table)| fitted(ProblemFields { mask: own, ..seams() }, narrow).mask;
     use Alignment::{BottomRight, TopLeft};

@@ -28,12 +28,12 @@ const SHAPES: [(&str, Edit); 23] = [
     ("GQA 7:1", |f| f.heads = Heads { q: 7, kv: 1 }),
     ("every key masked", |f| {
         lengths(f, [5, 40]);
-        f.mask = Mask { left: Some(0), right: Some(0), align: Alignment::TopLeft };
+        f.mask = Mask { left: Some(0), right: Some(0), align: Alignment::TopLeft, ..Mask::FULL };
         f.sequences[0].kv.len = 0;
     }),
     ("queries past the keys", |f| {
         lengths(f, [40, 3]);
-        f.mask = Mask { left: Some(1), right: Some(0), align: Alignment::TopLeft };
+        f.mask = Mask { left: Some(1), right: Some(0), align: Alignment::TopLeft, ..Mask::FULL };
     }),
     ("one key", |f| lengths(f, [9, 1])),
     ("one query", |f| lengths(f, [1, 40])),
@@ -47,9 +47,11 @@ const SHAPES: [(&str, Edit); 23] = [
         lengths(f, [9, 1]);
         f.softmax.sink = Sink::OffByOne;
     }),
-    ("a window of 0", |f| f.mask = Mask { left: Some(0), right: Some(0), align: Alignment::BottomRight }),
+    ("a window of 0", |f| {
+        f.mask = Mask { left: Some(0), right: Some(0), align: Alignment::BottomRight, ..Mask::FULL }
+    }),
     ("a window of 0 to the right", |f| {
-        f.mask = Mask { left: None, right: Some(0), align: Alignment::BottomRight };
+        f.mask = Mask { left: None, right: Some(0), align: Alignment::BottomRight, ..Mask::FULL };
     }),
     ("the largest scale", |f| f.softmax.scale = 64.0),
     ("the largest scale at head dim 256", |f| {

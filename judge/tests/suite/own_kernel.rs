@@ -189,7 +189,7 @@ fn a_campaign_holds_the_right_kernel() {
     assert!(summary.holds() && summary.held > 1400, "{summary}");
     // The kernel was asked for what it refuses, and for nothing else outside its table.
     assert!(
-        summary.refused.keys().all(|row| ["precisions", "parallel.algorithms"].contains(row)),
+        summary.refused.keys().all(|row| ["precisions", "masks.kinds", "parallel.algorithms"].contains(row)),
         "{summary}"
     );
     assert_eq!(summary.missed(), []);

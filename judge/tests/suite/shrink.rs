@@ -7,13 +7,16 @@
 // The test prints tables of evaluations and of accepted steps, to be read with `--nocapture`.
 #![allow(clippy::print_stdout)]
 
+use std::num::NonZeroU32;
+
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 use seamproof_judge::generate::{Draw, Limits, draw};
 use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
-    Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form, Format, Heads,
+    InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax,
+    TensorRows,
 };
 
 /// Number of starts of each fault.
@@ -127,6 +130,22 @@ fn precision(c: &mut Choices) -> Precision {
     precision
 }
 
+fn blocks(c: &mut Choices) -> Option<Blocks> {
+    match c.below(4) {
+        0 => NonZeroU32::new(1 + c.below(20) as u32).map(Blocks::Chunks),
+        1 => {
+            let (mut at, count) = (0, 1 + c.below(5));
+            let mut border = || {
+                at += 1 + c.below(9) as u32;
+                at
+            };
+            let keys: Vec<u32> = (0..count).map(|_| border()).collect();
+            Borders::new(&keys).ok().map(Blocks::Documents)
+        }
+        _ => None,
+    }
+}
+
 /// Returns a problem with every feature on or off by chance.
 fn messy(seed: u64) -> Problem {
     let c = &mut Choices(seed);
@@ -151,6 +170,8 @@ fn messy(seed: u64) -> Problem {
             left: side(c),
             right: side(c),
             align: c.of(&[Alignment::TopLeft, Alignment::BottomRight]),
+            blocks: blocks(c),
+            prefix: c.some(30, 9) as u32,
         },
         softmax: Softmax {
             scale: c.of(&[1.0, 0.125, 0.3]),
@@ -291,10 +312,21 @@ fn learnable_sink_under_softcap(problem: &Problem) -> bool {
     problem.softmax.sink == Sink::Learnable && problem.softmax.softcap.is_some() && any_pair(problem)
 }
 
+fn far_second_document(problem: &Problem) -> bool {
+    let Some(Blocks::Documents(borders)) = problem.mask.blocks else { return false };
+    borders.keys().get(1).is_some_and(|border| *border > 4)
+}
+
+fn chunks_behind_a_prefix(problem: &Problem) -> bool {
+    let Some(Blocks::Chunks(keys)) = problem.mask.blocks else { return false };
+    keys.get() > 4 && problem.mask.prefix > 1
+}
+
 fn faults() -> Vec<Fault> {
     let fault = |name, fails, minima: &[Problem]| Fault { name, fails, minima: minima.to_vec() };
-    let left =
-        |left, align| move |f: &mut ProblemFields| f.mask = Mask { left: Some(left), right: None, align };
+    let left = |left, align| {
+        move |f: &mut ProblemFields| f.mask = Mask { left: Some(left), right: None, align, ..Mask::FULL }
+    };
     let gqa = |f: &mut ProblemFields| (f.pass, f.heads.q) = (Pass::Backward, 2);
     let chunked = |f: &mut ProblemFields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::DualChunk);
@@ -340,6 +372,18 @@ fn faults() -> Vec<Fault> {
             &[plain(&[(0, 2)], |f| {
                 (f.parallel.algorithm, f.parallel.balance) = (Algorithm::Ring, Balance::DualChunk);
                 f.mode = InputMode::Integers;
+            })],
+        ),
+        fault(
+            "far second document",
+            far_second_document,
+            &[plain(&[], |f| f.mask.blocks = Borders::new(&[1, 5]).ok().map(Blocks::Documents))],
+        ),
+        fault(
+            "chunks behind a prefix",
+            chunks_behind_a_prefix,
+            &[plain(&[], |f| {
+                (f.mask.blocks, f.mask.prefix) = (NonZeroU32::new(5).map(Blocks::Chunks), 2);
             })],
         ),
         fault("wide head", wide_head, &[plain(&[(1, 1)], |f| f.dims.v = 76)]),

@@ -99,6 +99,9 @@ fn masks(draws: &mut Draws, table: &mut Table) {
         table.masks.forms = draws.some(&MaskForm::ALL);
     }
     if !draws.wide() {
+        table.masks.kinds = draws.some(&MaskKind::ALL);
+    }
+    if !draws.wide() {
         table.masks.alignments = draws.some(&[Alignment::TopLeft, Alignment::BottomRight]);
     }
     if !draws.wide() {

@@ -148,9 +148,8 @@ impl<'a> Group<'a> {
     /// it.
     pub(super) fn queries_of(&self, key: usize) -> usize {
         let Sequence { q, kv, .. } = self.both();
-        let band = || self.problem.mask.band(q.len, kv.len).transposed();
-        let queries =
-            if self.kv.is_picked() { band().keys(self.kv.position(key), q.len).len() } else { q.len };
+        let readers = || self.problem.mask.sight(q.len, kv.len).queries(self.kv.position(key)).len();
+        let queries = if self.kv.is_picked() { readers() } else { q.len };
         queries * self.problem.group()
     }
 
@@ -395,7 +394,7 @@ mod tests {
         let sides = [None, Some(0), Some(2), Some(40)];
         let masks = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
         let aligned = masks.flat_map(|(left, right)| {
-            [Alignment::TopLeft, Alignment::BottomRight].map(|align| Mask { left, right, align })
+            [Alignment::TopLeft, Alignment::BottomRight].map(|align| Mask::window(left, right, align))
         });
         aligned.flat_map(|mask| {
             [(700, 700), (9, 30), (30, 9)].map(|lengths| {

@@ -55,7 +55,7 @@ fn two_keys_are_a_logistic_function() {
 
 #[test]
 fn equal_logits_average_the_values_that_the_mask_shows() {
-    let mask = Mask { left: Some(2), right: Some(1), align: Alignment::BottomRight };
+    let mask = Mask { left: Some(2), right: Some(1), align: Alignment::BottomRight, ..Mask::FULL };
     let (problem, mut inputs) = make(ProblemFields { mask, ..plain(&[(4, 6)], 2) }, 3);
     inputs.q.fill(0.0);
     let forward = exact::forward(&problem, &inputs);
@@ -72,7 +72,7 @@ fn equal_logits_average_the_values_that_the_mask_shows() {
 fn a_row_without_keys_is_empty_with_and_without_a_sink() {
     for (sink, lse) in [(Sink::None, f64::NEG_INFINITY), (Sink::OffByOne, 0.0), (Sink::Learnable, 1.5)] {
         let softmax = Softmax { scale: 1.0, softcap: None, sink };
-        let mask = Mask { right: Some(0), left: None, align: Alignment::BottomRight };
+        let mask = Mask { right: Some(0), left: None, align: Alignment::BottomRight, ..Mask::FULL };
         let (problem, mut inputs) = make(ProblemFields { softmax, mask, ..plain(&[(3, 1), (2, 0)], 2) }, 4);
         inputs.sink.fill(1.5);
         let forward = exact::forward(&problem, &inputs);

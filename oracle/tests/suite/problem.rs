@@ -31,7 +31,7 @@ fn fields() -> ProblemFields {
 fn rich_fields() -> ProblemFields {
     let scaled = |format, scaling| Element { format, scaling };
     ProblemFields {
-        mask: Mask { left: Some(4), right: Some(1), align: Alignment::BottomRight },
+        mask: Mask { left: Some(4), right: Some(1), align: Alignment::BottomRight, ..Mask::FULL },
         softmax: Softmax { scale: 0.125, softcap: Some(30.0), sink: Sink::Learnable },
         precision: Precision {
             q: scaled(Format::E4m3, Scaling::PerTensor),

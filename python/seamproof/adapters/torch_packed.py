@@ -99,6 +99,16 @@ def rows_of(side, rows, none):
     return of, at
 
 
+def block_of(p, places):
+    """Returns the number of the document or chunk of each place, and the block's first key."""
+    if p.chunks is not None:
+        number = torch.div(places, p.chunks, rounding_mode="floor")
+        return number, number * p.chunks
+    borders = torch.tensor([0, *p.documents])
+    number = (torch.searchsorted(borders, places, right=True) - 1).clamp(min=0)
+    return number, borders[number]
+
+
 def documents(p, q_rows, kv_rows):
     """Returns a mask of flex_attention: which row of q sees which row of k."""
     of_q, at_q = rows_of(p.q, q_rows, -1)
@@ -108,11 +118,15 @@ def documents(p, q_rows, kv_rows):
     bounds = [FAR if bound is None else bound for bound in (p.left, p.right)]
     # Numbers would be compiled in, each of their values anew.
     left, right = torch.tensor(bounds, device="cuda")
+    blocks = [block_of(p, at) for at in (at_q, at_kv)]
     of_q, at_q, of_kv, at_kv = (each.to("cuda") for each in (of_q, at_q, of_kv, at_kv))
+    (in_q, _), (in_kv, first) = ([each.to("cuda") for each in block] for block in blocks)
+    is_open = at_kv < first + torch.tensor(p.prefix, device="cuda")
 
     def seen(batch, head, row, key):
         distance = at_kv[key] - at_q[row]
-        return (of_q[row] == of_kv[key]) & (distance >= -left) & (distance <= right)
+        together = (of_q[row] == of_kv[key]) & (in_q[row] == in_kv[key])
+        return together & (distance >= -left) & ((distance <= right) | is_open[key])
 
     return seen
 
@@ -146,7 +160,8 @@ torch._dynamo.config.cache_size_limit = torch._dynamo.config.accumulated_cache_s
 @seamproof.subject(
     arrays="torch", device="cuda", formats=["bf16", "fp16"], d=[16, 64, 128], d_v=[16, 64, 128], d_equal=True,
     layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True), groups=[1, 2], heads_most=4,
-    lengths={"no_sequences": False}, masks=seamproof.both_alignments(windows=True), start_seconds=300,
+    lengths={"no_sequences": False}, masks=seamproof.both_alignments(kinds=("documents", "chunks", "prefix")),
+    start_seconds=300,
 )  # fmt: skip
 def flex(p, q, k, v, dout=None, sink=None):
     q_rows, kv_rows = up(p.q.rows), up(p.kv.rows)

@@ -10,6 +10,7 @@ refuses a single key, and `flash` a causal mask over other numbers of keys than 
 
 import functools
 
+import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,11 +28,11 @@ dense = functools.partial(
 
 
 def attend(kernel, p, q, k, v):
+    is_flag = not (p.documents or p.chunks or p.prefix)
+    seen = {"is_causal": p.causal} if is_flag else {"attn_mask": torch.from_numpy(p.visible(0)).to(q.device)}
     q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (q, k, v))
     with sdpa_kernel(kernel):
-        out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=p.causal, scale=p.scale, enable_gqa=p.group > 1
-        )
+        out = F.scaled_dot_product_attention(q, k, v, **seen, scale=p.scale, enable_gqa=p.group > 1)
     return seamproof.Result(out[0].transpose(0, 1), grads=seamproof.autograd)
 
 
@@ -50,6 +51,10 @@ def efficient(p, q, k, v, dout=None, sink=None):
     return attend(SDPBackend.EFFICIENT_ATTENTION, p, q, k, v)
 
 
-@dense(d=seamproof.multiples(1, to=256), d_v=seamproof.multiples(1, to=256), d_equal=False)
+@dense(
+    d=seamproof.multiples(1, to=256), d_v=seamproof.multiples(1, to=256), d_equal=False,
+    lengths=ONE_SEQUENCE | {"blind_queries": False},
+    masks=seamproof.top_left(windows=False, kinds=("documents", "chunks", "prefix")),
+)  # fmt: skip
 def math(p, q, k, v, dout=None, sink=None):
     return attend(SDPBackend.MATH, p, q, k, v)

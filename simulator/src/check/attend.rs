@@ -22,11 +22,22 @@ use crate::schedule::{Attend, AttendBackward, BufferId, Schedule};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// Rows of a segment, from row `at` on, that make one piece.
+#[derive(Clone)]
 struct SegmentRows {
     buffer: BufferId,
     at: usize,
     len: usize,
     tokens: Tokens,
+}
+
+impl SegmentRows {
+    /// Returns the rows before a local row and those from it on.
+    fn cut(self, row: usize) -> impl Iterator<Item = SegmentRows> {
+        let before = row.saturating_sub(self.at).min(self.len);
+        let mut rest = SegmentRows { at: self.at + before, len: self.len - before, ..self.clone() };
+        rest.tokens.start += rest.tokens.step * before;
+        [SegmentRows { len: before, ..self }, rest].into_iter().filter(|rows| rows.len > 0)
+    }
 }
 
 /// Heads that a launch treats alike.
@@ -119,7 +130,7 @@ impl Machine<'_> {
         rows.collect()
     }
 
-    /// Returns the keys of a segment: K and V of the same rows.
+    /// Returns the keys of a segment: K and V of the same rows. No piece is partly in the prefix.
     fn keys(
         &mut self,
         place: OperationId,
@@ -146,7 +157,7 @@ impl Machine<'_> {
             }
             rows.push(SegmentRows { buffer: buffers[0], at, len, tokens: k });
         });
-        rows
+        rows.into_iter().flat_map(|rows| rows.cut(segment.prefix)).collect()
     }
 
     /// Returns the patches of each piece of queries. No other pair of the segment is visible.
@@ -180,7 +191,7 @@ impl Machine<'_> {
                     rows: q.tokens.line(q.len),
                     cols: k.tokens.line(k.len),
                     lo: lo + offset,
-                    hi: hi + offset,
+                    hi: if k.at < segment.prefix { FAR } else { hi + offset },
                 };
                 if !patch.is_empty() {
                     mine.push(patch);

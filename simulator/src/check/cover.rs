@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Band, Positions};
+use seamproof_oracle::{Band, Positions, Sight, Tile};
 
 use super::error::{CoverKind, OperationId};
 use super::stretch::Stretch;
@@ -73,18 +73,41 @@ impl Patch {
     }
 }
 
-/// Pairs that the mask shows: row p sees columns `p + lo ..= p + hi` below `cols`.
-#[derive(Clone, Copy, Debug)]
+/// Pairs that the mask shows: row p sees those of `p + lo ..= p + hi` that are in `cols`.
+#[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) lo: i64,
     pub(super) hi: i64,
-    pub(super) cols: usize,
+    pub(super) cols: Range<usize>,
 }
 
 impl Wanted {
-    /// Returns the pairs of a mask's band.
-    pub(super) fn new(band: Band, cols: usize) -> Wanted {
+    /// Returns the pairs of a band.
+    fn new(band: Band, cols: Range<usize>) -> Wanted {
         Wanted { lo: band.lo.unwrap_or(-FAR), hi: band.hi.unwrap_or(FAR), cols }
+    }
+
+    /// Returns what the mask shows these queries, for queries that follow each other.
+    pub(super) fn of_queries(sight: &Sight, queries: Range<usize>) -> Vec<(Range<usize>, Wanted)> {
+        let of = |Tile { queries, keys, band, prefix }: Tile| {
+            // These queries see no key past the prefix.
+            let first =
+                |hi: i64| prefix.saturating_add_signed(-hi as isize).clamp(queries.start, queries.end);
+            let middle = band.hi.filter(|_| prefix > keys.start).map_or(queries.start, first);
+            let open = Wanted::new(Band { hi: None, ..band }, keys.start..prefix);
+            [(queries.start..middle, open), (middle..queries.end, Wanted::new(band, keys))]
+        };
+        let all = sight.tiles(queries, 0..0).flat_map(of);
+        all.filter(|(queries, _)| !queries.is_empty()).collect()
+    }
+
+    /// Returns the queries that the mask shows these keys, for keys that follow each other.
+    pub(super) fn of_keys(sight: &Sight, keys: Range<usize>) -> Vec<(Range<usize>, Wanted)> {
+        let of = |Tile { queries, keys, band, prefix }: Tile| {
+            let open = Wanted::new(Band { hi: None, ..band }.transposed(), queries.clone());
+            [(keys.start..prefix, open), (prefix..keys.end, Wanted::new(band.transposed(), queries))]
+        };
+        sight.tiles(0..0, keys).flat_map(of).filter(|(keys, _)| !keys.is_empty()).collect()
     }
 }
 
@@ -156,9 +179,50 @@ impl Strip {
     }
 }
 
+/// Proves that `patches` show `rows` exactly what the mask shows them, where `wanted` has a part of the mask for each
+/// range of rows. Returns the number of pairs, or the first place of a difference.
+pub(super) fn prove_all(
+    rows: Positions,
+    wanted: &[(Range<usize>, Wanted)],
+    patches: &[Patch],
+) -> Result<u64, Hole> {
+    if let [(_, all)] = wanted {
+        return prove(rows, all, patches);
+    }
+    let range = range_of(&rows);
+    if let Some(patch) = patches.iter().find(|patch| patch.rows.within(&range).len == 0) {
+        return Err(outside(rows, patch));
+    }
+    let mut pairs = 0;
+    for (range, wanted) in wanted {
+        let rows = rows.within(range);
+        for part in parts(rows, patches) {
+            let mine = patches.iter().filter(|patch| patch.rows.within(&part).len > 0).cloned();
+            pairs += prove(rows.within(&part), wanted, &mine.collect::<Vec<_>>())?;
+        }
+    }
+    Ok(pairs)
+}
+
+/// Returns the range from the first position to the last.
+pub(super) fn range_of(line: &Positions) -> Range<usize> {
+    line.start..line.len.checked_sub(1).map_or(line.start, |last| line.at(last) + 1)
+}
+
+/// Returns the ranges of positions between the ends of the patches, from the first of `rows` to the last.
+fn parts(rows: Positions, patches: &[Patch]) -> Vec<Range<usize>> {
+    let Range { start, end } = range_of(&rows);
+    let inside = |at: &usize| (start + 1..end).contains(at);
+    let ends = patches.iter().map(|patch| range_of(&patch.rows)).flat_map(|range| [range.start, range.end]);
+    let mut cuts: Vec<usize> = ends.filter(inside).chain([start, end]).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.windows(2).map(|ends| ends[0]..ends[1]).collect()
+}
+
 /// Proves that `patches` show `rows` exactly the wanted columns. Returns the number of pairs, or the first place of a
 /// difference.
-pub(super) fn prove(rows: Positions, wanted: Wanted, patches: &[Patch]) -> Result<u64, Hole> {
+pub(super) fn prove(rows: Positions, wanted: &Wanted, patches: &[Patch]) -> Result<u64, Hole> {
     if rows.len == 0 {
         return Ok(0);
     }
@@ -169,7 +233,7 @@ pub(super) fn prove(rows: Positions, wanted: Wanted, patches: &[Patch]) -> Resul
     let columns = patches.iter().fold(1, |sum: usize, patch| sum.saturating_add(patch.cols.len));
     let cost = if regular { step } else { rows.len.saturating_mul(columns) };
     if step > STEP_MAX || cost > IRREGULAR_MAX {
-        let pairs = Stretch::alike(rows, Positions::first(wanted.cols));
+        let pairs = Stretch::alike(rows, Positions::first(wanted.cols.len()).moved(wanted.cols.start));
         return Err(Hole { kind: CoverKind::Irregular, pairs, launch: None });
     }
     if regular {
@@ -183,14 +247,14 @@ pub(super) fn prove(rows: Positions, wanted: Wanted, patches: &[Patch]) -> Resul
 }
 
 /// Whether every row of the piece sees every column or none.
-fn constant(rows: Positions, wanted: Wanted) -> bool {
+fn constant(rows: Positions, wanted: &Wanted) -> bool {
     let (first, last) = (rows.start as i64, rows.at(rows.len - 1) as i64);
-    last + wanted.lo <= 0 && first + wanted.hi >= wanted.cols as i64 - 1
+    last + wanted.lo <= wanted.cols.start as i64 && first + wanted.hi >= wanted.cols.end as i64 - 1
 }
 
 /// Proves the claim of [`prove`] for columns of one step. If the piece is one row, columns may have any step: patches
 /// of another step than `step` are split into single columns.
-fn residues(rows: Positions, wanted: Wanted, patches: &[Patch], step: usize) -> Result<u64, Hole> {
+fn residues(rows: Positions, wanted: &Wanted, patches: &[Patch], step: usize) -> Result<u64, Hole> {
     let mut strips: Vec<(usize, Strip)> = Vec::with_capacity(patches.len());
     for (index, patch) in patches.iter().enumerate() {
         let Some(strip) = strip(rows, patch, index, step) else {
@@ -216,15 +280,17 @@ fn residues(rows: Positions, wanted: Wanted, patches: &[Patch], step: usize) -> 
 }
 
 /// Returns the mask's strip on the columns of one residue.
-fn wanted_strip(rows: Positions, wanted: Wanted, residue: usize, step: usize) -> Strip {
-    let (m, origin) = (step as i64, rows.start as i64 - residue as i64);
-    let len = (wanted.cols as i64 - residue as i64 + m - 1).div_euclid(m).max(0);
+fn wanted_strip(rows: Positions, wanted: &Wanted, residue: usize, step: usize) -> Strip {
+    let m = step as i64;
+    let start = wanted.cols.start as i64 + (residue as i64 - wanted.cols.start as i64).rem_euclid(m);
+    let origin = rows.start as i64 - start;
+    let len = (wanted.cols.end as i64 - start + m - 1).div_euclid(m).max(0);
     let (mut lo, mut hi) = (-(-(origin + wanted.lo)).div_euclid(m), (origin + wanted.hi).div_euclid(m));
     let mut slope = if rows.len == 1 { 0 } else { (rows.step / step) as i64 };
     if rows.len > 1 && step > 1 && constant(rows, wanted) {
         (lo, hi, slope) = (-FAR, FAR, 0);
     }
-    Strip { lo, hi, slope, len, start: residue as i64, step: m, patch: usize::MAX }
+    Strip { lo, hi, slope, len, start, step: m, patch: usize::MAX }
 }
 
 /// Returns the strip of a patch on the rows of a piece; `None` if the piece has rows that the patch lacks.
@@ -389,7 +455,7 @@ mod tests {
     const COLS: usize = 24;
 
     /// Returns right patches: they show rows of a step the mask's columns, with two patches for each residue.
-    fn right(rows: Positions, wanted: Wanted) -> Vec<Patch> {
+    fn right(rows: Positions, wanted: &Wanted) -> Vec<Patch> {
         let place = OperationId { rank: 0, operation: 0, stream: 0 };
         let step = rows.step as i64;
         let patch = |start: usize, len: usize| {
@@ -449,16 +515,16 @@ mod tests {
             [(1, 0, 3, 0), (1, 2, 5, 2), (2, 1, 4, 1), (3, 0, 7, 3), (1, 4, FAR, 0), (2, 0, 2, FAR)]
         {
             let rows = Positions { start, step, len: (COLS - start).div_ceil(step) };
-            let wanted = Wanted { lo: -left, hi: right_bound, cols: COLS };
-            let patches = right(rows, wanted);
-            assert!(prove(rows, wanted, &patches).is_ok(), "{rows} with {wanted:?}");
+            let wanted = Wanted { lo: -left, hi: right_bound, cols: 0..COLS };
+            let patches = right(rows, &wanted);
+            assert!(prove(rows, &wanted, &patches).is_ok(), "{rows} with {wanted:?}");
             for nth in 0..patches.len() {
                 for (lo, hi, len) in [(1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -2, 0), (0, 0, 1), (0, 0, 2)] {
                     let mut wrong = patches.clone();
                     wrong[nth].lo += lo;
                     wrong[nth].hi += hi;
                     wrong[nth].cols.len -= len;
-                    let Err(hole) = prove(rows, wanted, &wrong) else { continue };
+                    let Err(hole) = prove(rows, &wanted, &wrong) else { continue };
                     let named = pairs(&hole.pairs);
                     assert!(!named.is_empty(), "{hole:?}");
                     for (row, col) in named {
@@ -482,11 +548,11 @@ mod tests {
 
     #[test]
     fn a_band_reads_from_its_first_row_to_its_last() {
-        let wanted = Wanted { lo: -3, hi: 0, cols: COLS };
+        let wanted = Wanted { lo: -3, hi: 0, cols: 0..COLS };
         let rows = Positions::first(COLS);
-        let mut patches = right(rows, wanted);
+        let mut patches = right(rows, &wanted);
         patches.iter_mut().for_each(|patch| patch.lo += 1);
-        let hole = prove(rows, wanted, &patches).expect_err("the window is short");
+        let hole = prove(rows, &wanted, &patches).expect_err("the window is short");
         let said = format!("{} {}", hole.pairs, hole.kind);
         assert_eq!(
             said,

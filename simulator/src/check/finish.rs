@@ -173,7 +173,8 @@ impl Machine<'_> {
             for (sequence, lines) in lines.iter().enumerate() {
                 let both = &self.problem.sequences[sequence];
                 let len = if side(tensor) == Some(Side::Kv) { both.kv.len } else { both.q.len };
-                if let Err(hole) = prove(Positions::first(1), Wanted { lo: -FAR, hi: FAR, cols: len }, lines)
+                if let Err(hole) =
+                    prove(Positions::first(1), &Wanted { lo: -FAR, hi: FAR, cols: 0..len }, lines)
                 {
                     let (kind, positions, heads) = (hole_kind(hole.kind), hole.pairs.first, heads.clone());
                     self.errors.push(CheckError::Ownership { tensor, sequence, heads, positions, kind });
@@ -218,11 +219,11 @@ impl Machine<'_> {
 
     fn sink_rows(&mut self, sequence: usize, heads: &Range<usize>, patches: &[Patch]) {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
-        let seeing = self.problem.mask.band(q.len, kv.len).seeing(q.len, kv.len);
+        let seeing = self.problem.mask.sight(q.len, kv.len).seeing();
         // Rows that see no key add nothing, and it does not matter how often they are counted.
         let patches: Vec<Patch> = patches.iter().filter_map(|patch| clip(patch, &seeing)).collect();
-        let wanted = Wanted { lo: -FAR, hi: FAR, cols: seeing.len() };
-        if let Err(hole) = prove(Positions::first(1), wanted, &patches) {
+        let wanted = Wanted { lo: -FAR, hi: FAR, cols: 0..seeing.len() };
+        if let Err(hole) = prove(Positions::first(1), &wanted, &patches) {
             let [first, last] = [hole.pairs.first, hole.pairs.last].map(|cols| cols.moved(seeing.start));
             self.errors.push(CheckError::Cover {
                 at: Needed::AllRanks,

@@ -8,7 +8,7 @@
 
 use seamproof_oracle::{Positions, Sequence, Side, Sink, TensorName};
 
-use super::cover::{Hole, Patch, Wanted, prove};
+use super::cover::{Hole, Patch, Wanted, prove_all, range_of};
 use super::error::{CheckError, Needed};
 use super::machine::{Machine, Site};
 use super::shape::side;
@@ -121,22 +121,22 @@ impl Machine<'_> {
     /// query heads that are alike.
     fn proofs(&self, keys: bool, sequence: usize, line: Positions, cover: &Cover) -> Vec<Result<u64, Hole>> {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
-        let band = self.problem.mask.band(q.len, kv.len);
+        let sight = self.problem.mask.sight(q.len, kv.len);
         if !keys {
-            return vec![prove(line, Wanted::new(band, kv.len), &cover.patches())];
+            return vec![prove_all(line, &Wanted::of_queries(&sight, range_of(&line)), &cover.patches())];
         }
         let patches: Vec<Patch> = cover.patches().iter().map(Patch::transposed).collect();
-        let wanted = Wanted::new(band.transposed(), q.len);
+        let wanted = Wanted::of_keys(&sight, range_of(&line));
         let cuts = patches.iter().flat_map(|patch| [patch.group.start, patch.group.end]);
         let mut firsts: Vec<usize> = cuts.filter(|&head| head < self.problem.group()).chain([0]).collect();
         firsts.sort_unstable();
         firsts.dedup();
         let proof = |head| {
             if patches.iter().all(|patch| patch.group.contains(&head)) {
-                return prove(line, wanted, &patches);
+                return prove_all(line, &wanted, &patches);
             }
             let mine = patches.iter().filter(|patch| patch.group.contains(&head));
-            prove(line, wanted, &mine.cloned().collect::<Vec<_>>())
+            prove_all(line, &wanted, &mine.cloned().collect::<Vec<_>>())
         };
         firsts.into_iter().map(proof).collect()
     }

@@ -1,6 +1,6 @@
 //! Faults of masks: a key too few or too many, another corner, one shift for all sequences.
 
-use seamproof_oracle::{Alignment, Problem, ProblemFields};
+use seamproof_oracle::{Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields};
 
 use super::edit::{Passes, rebuild, segments};
 use super::fault::Catcher::{Checker, Envelope};
@@ -80,6 +80,59 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
     Fault {
+        id: "document-border-one-late",
+        imitates: "the border of each document is one key late: its first key is hidden from all its later queries",
+        source: "https://github.com/swiss-ai/Megatron-LM/pull/40",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| {
+                fields.mask.blocks = moved_borders(fields.mask.blocks, |border| border + 1);
+            });
+        },
+    },
+    Fault {
+        id: "documents-joined",
+        imitates: "packed documents are not told from their positions, and see each other",
+        source: "https://github.com/huggingface/transformers/pull/46634",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| {
+                fields.mask.blocks = fields.mask.blocks.filter(|blocks| matches!(blocks, Blocks::Chunks(_)));
+            });
+        },
+    },
+    Fault {
+        id: "prefix-taken-as-causal",
+        imitates: "the prefix gets the causal triangle of the rest: its queries miss half of its keys",
+        source: "https://github.com/vllm-project/vllm-gaudi/pull/1797",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.prefix = 0),
+    },
+    Fault {
+        id: "chunks-dropped",
+        imitates: "context parallelism replaces the mask of each layer by a causal flag, those of chunks too",
+        source: "https://github.com/huggingface/accelerate/pull/4177",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| {
+                fields.mask.blocks =
+                    fields.mask.blocks.filter(|blocks| matches!(blocks, Blocks::Documents(_)));
+            });
+        },
+    },
+    Fault {
+        id: "chunks-counted-on-each-rank",
+        imitates: "chunks are counted from the first row of a rank's piece, not from the first key of the sequence",
+        source: "https://github.com/nod-ai/amd-shark-ai/pull/1452",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| chunks_of_ranks(f)),
+    },
+    Fault {
         id: "causal-dropped",
         imitates: "the causal flag has no effect",
         source: "https://github.com/jax-ml/jax/issues/19237",
@@ -130,6 +183,33 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.left = None),
     },
 ];
+
+/// Returns documents with other borders. Chunks stay.
+fn moved_borders(blocks: Option<Blocks>, to: fn(u32) -> u32) -> Option<Blocks> {
+    let Some(Blocks::Documents(borders)) = blocks else { return blocks };
+    let keys: Vec<u32> = borders.keys().iter().map(|&border| to(border)).collect();
+    Borders::new(&keys).ok().map(Blocks::Documents)
+}
+
+/// Cuts chunks where the ranks' pieces of the longest sequence begin, and counts them from there, as far as there may be
+/// so many documents.
+fn chunks_of_ranks(fields: &mut ProblemFields) {
+    let Some(Blocks::Chunks(length)) = fields.mask.blocks else { return };
+    let pieces = match fields.parallel.balance {
+        Balance::Contiguous => fields.parallel.size(),
+        Balance::DualChunk => 2 * fields.parallel.size(),
+        Balance::Striped { .. } => return,
+    };
+    let piece = fields.sequences.iter().map(|sequence| sequence.kv.span).max().unwrap_or(0) / pieces;
+    let of_piece = |index: usize| (index * piece..(index + 1) * piece).step_by(length.get() as usize);
+    let borders = (0..pieces).flat_map(of_piece).skip(1).take(BORDERS_MAX);
+    let borders: Vec<u32> = borders.filter_map(|border| u32::try_from(border).ok()).collect();
+    if fields.parallel.size() > 1
+        && let Ok(borders) = Borders::new(&borders)
+    {
+        fields.mask.blocks = Some(Blocks::Documents(borders));
+    }
+}
 
 fn open_right(fields: &mut ProblemFields) {
     fields.mask.right = None;

@@ -1,8 +1,8 @@
 //! All-gather: every rank sees all keys and values and attends with its own queries.
 //!
 //! K and V are gathered in *rank order* and reordered into *sequence order* (see [`crate::shard`]). A piece of a rank's
-//! queries is one segment against the *visible prefix* of its sequence: the real keys up to the last one that the
-//! piece's last real query sees. The band follows from the piece's first position, for each sequence by itself
+//! queries is one segment for each block of the mask, against the *visible prefix* of its sequence: the real keys up to
+//! the last one that the piece's last real query sees. The band follows from the piece's first position, for each sequence by itself
 //! (TransformerEngine shifts a window by one number for the whole batch and attends to wrong keys). A query meets all
 //! its keys in one launch, so nothing is merged and the kernel applies the sink itself.
 //!
@@ -226,7 +226,7 @@ impl Rank<'_> {
             1 => vec![placed],
             _ => one_by_one(&placed),
         });
-        rows.filter_map(|placed| self.segment(&placed, (0, 1), Unseeing::Kept)).collect()
+        rows.flat_map(|placed| self.segments(&placed, (0, 1), Unseeing::Queries)).collect()
     }
 
     /// Returns the segments of each backward launch. No launch names a key twice. Without a zero-filled sum for dQ,
@@ -237,8 +237,8 @@ impl Rank<'_> {
         if self.apart() {
             let launch = |residue| {
                 let keys = (residue, ranks);
-                let segment = |placed| self.segment(placed, keys, Unseeing::Dropped);
-                placed.iter().filter_map(segment).collect::<Vec<_>>()
+                let segments = |placed| self.segments(placed, keys, Unseeing::Dropped);
+                placed.iter().flat_map(segments).collect::<Vec<_>>()
             };
             return (0..ranks).map(launch).filter(|segments| !segments.is_empty()).collect();
         }
@@ -250,14 +250,14 @@ impl Rank<'_> {
             if index == launches.len() {
                 launches.push(Vec::new());
             }
-            launches[index].extend(self.segment(placed, (0, 1), Unseeing::Kept));
+            launches[index].extend(self.segments(placed, (0, 1), Unseeing::Queries));
         }
         launches
     }
 
-    /// Returns the segment of a piece of queries against the keys `first, first + step, …` of the visible prefix. The
+    /// Returns the segments of a piece of queries against the keys `first, first + step, …` of the visible prefix. The
     /// step is the piece's own.
-    fn segment(&self, q: &PlacedRun, (first, step): (usize, usize), unseeing: Unseeing) -> Option<Segment> {
+    fn segments(&self, q: &PlacedRun, (first, step): (usize, usize), unseeing: Unseeing) -> Vec<Segment> {
         let sequence = &self.problem.sequences[q.sequence];
         let (lq, lk) = (sequence.q.len, sequence.kv.len);
         let gathered = self.shards.kv.gathered(q.sequence);
@@ -266,7 +266,7 @@ impl Rank<'_> {
         let offset = gathered.offset + if keys > 0 { first } else { 0 };
         let rows = Run { offset, step, len: keys, span: keys };
         let kv = Piece { start: first, step, span: keys, at: 0 };
-        build::segment(&self.problem.mask, (lq, lk), q, (&kv, rows), unseeing)
+        build::segments(&self.problem.mask, (lq, lk), q, (&kv, rows), unseeing)
     }
 }
 
@@ -276,7 +276,7 @@ fn visible_prefix(problem: &Problem, q: &PlacedRun) -> usize {
     let sequence = &problem.sequences[q.sequence];
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let Some(last) = q.local.len.checked_sub(1) else { return 0 };
-    problem.mask.band(lq, lk).end(q.piece.start + last * q.piece.step, lk)
+    problem.mask.sight(lq, lk).end(q.piece.start + last * q.piece.step)
 }
 
 /// Returns each real row as a piece of its own, and the padding as one piece.

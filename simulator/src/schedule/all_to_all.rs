@@ -51,12 +51,12 @@ pub fn all_to_all(problem: &Problem) -> Result<Schedule, BuildError> {
 
 /// Returns every sequence as one segment of the collected buffers.
 fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
-    let segments = problem.sequences.iter().enumerate().filter_map(|(index, sequence)| {
+    let segments = problem.sequences.iter().enumerate().flat_map(|(index, sequence)| {
         let (rows, kv) = (shards.q.gathered(index), shards.kv.gathered(index));
         let whole = |span: usize| Piece { start: 0, step: 1, span, at: 0 };
         let q = PlacedRun { sequence: index, piece: whole(rows.span), local: rows };
         let lengths = (sequence.q.len, sequence.kv.len);
-        build::segment(&problem.mask, lengths, &q, (&whole(kv.span), kv), Unseeing::Kept)
+        build::segments(&problem.mask, lengths, &q, (&whole(kv.span), kv), Unseeing::Kept)
     });
     let segments: Vec<Segment> = segments.collect();
     AttentionCall { segments, softmax: problem.softmax, policy: RowPolicy::Overwrite }

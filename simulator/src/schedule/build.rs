@@ -297,13 +297,12 @@ pub(super) fn same_rows(rows: &[Run]) -> Vec<RowPair> {
     rows.iter().map(|&run| (run, run)).collect()
 }
 
-/// Returns the band of visible pairs between a piece of queries and a piece of keys of one sequence that has `lq` and
-/// `lk` real positions.
+/// Returns a band of positions as the band of a piece of queries and a piece of keys.
 ///
 /// Query i of the piece has position `q.start + q.step·i`, and key j has `kv.start + kv.step·j`. With equal steps a,
 /// the rule `lo ≤ key − query ≤ hi` becomes `⌈(lo + c)/a⌉ ≤ j − i ≤ ⌊(hi + c)/a⌋`, where `c = q.start − kv.start`.
 /// Pieces of different steps have no such band: the result is `None`. A piece of one row fits any step.
-pub(crate) fn band(mask: &Mask, lq: usize, lk: usize, q: &Piece, kv: &Piece) -> Option<Band> {
+pub(crate) fn band(Band { lo, hi }: Band, q: &Piece, kv: &Piece) -> Option<Band> {
     let step = match (q.span, kv.span) {
         _ if q.step == kv.step => q.step,
         (0 | 1, _) => kv.step,
@@ -311,57 +310,146 @@ pub(crate) fn band(mask: &Mask, lq: usize, lk: usize, q: &Piece, kv: &Piece) -> 
         _ => return None,
     } as i64;
     let c = q.start as i64 - kv.start as i64;
-    let Band { lo, hi } = mask.band(lq, lk);
     Some(Band { lo: lo.map(|lo| -(-(lo + c)).div_euclid(step)), hi: hi.map(|hi| (hi + c).div_euclid(step)) })
 }
 
 /// Treatment of segments in which no query sees a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unseeing {
-    /// Such segments are made, and their rows are written.
+pub(crate) enum Unseeing {
+    /// Such segments are made, and every row of both sides is in one.
     Kept,
+    /// Such segments are made where they have queries, and every query is in one.
+    Queries,
     /// Such segments are not made. In long rings, most pairs of pieces are of this kind.
     Dropped,
 }
 
-/// Returns one segment: a placed piece of queries against the rows of a piece of keys.
-pub(super) fn segment(
+/// Returns the segments of a placed piece of queries against the rows of a piece of keys: one for each
+/// [tile](seamproof_oracle::Tile) of the mask. The last one takes the padding. There is none if the pieces have no
+/// common band.
+pub(crate) fn segments(
     mask: &Mask,
     (lq, lk): (usize, usize),
     q: &PlacedRun,
     (kv, kv_rows): (&Piece, Run),
     unseeing: Unseeing,
-) -> Option<Segment> {
-    let band = band(mask, lq, lk, &q.piece, kv)?;
-    let made = unseeing == Unseeing::Kept || !band.seeing(q.local.len, kv_rows.len).is_empty();
-    let Band { lo, hi } = band;
-    made.then(|| Segment { q: q.local, kv: vec![kv_rows], lo, hi })
+) -> Vec<Segment> {
+    let sight = mask.sight(lq, lk);
+    let Some(Band { lo, hi }) = band(sight.bounds(), &q.piece, kv) else { return Vec::new() };
+    let queries = positions(&q.piece, q.local.len);
+    let keys = if unseeing == Unseeing::Kept { positions(kv, kv_rows.len) } else { 0..0 };
+    let (mut made, mut ends) = (Vec::new(), [0; 2]);
+    for tile in sight.tiles(queries, keys) {
+        let own = indices(&q.piece, q.local.len, &tile.queries);
+        let of = indices(kv, kv_rows.len, &tile.keys);
+        let moved = |bound: i64| bound + own.start as i64 - of.start as i64;
+        let segment = Segment {
+            q: part(q.local, &own),
+            kv: vec![part(kv_rows, &of)],
+            lo: lo.map(moved),
+            hi: hi.map(moved),
+            prefix: indices(kv, kv_rows.len, &(tile.keys.start..tile.prefix)).len(),
+        };
+        if unseeing != Unseeing::Dropped || segment.sees() {
+            ends = [own.end, of.end];
+            made.push(segment);
+        }
+    }
+    if made.is_empty() && unseeing != Unseeing::Dropped {
+        made.push(Segment { q: part(q.local, &(0..0)), kv: vec![part(kv_rows, &(0..0))], lo, hi, prefix: 0 });
+    }
+    if let Some(Segment { q: own, kv: of, .. }) = made.last_mut() {
+        pad(own, q.local, ends[0]);
+        of.iter_mut().for_each(|run| pad(run, kv_rows, ends[1]));
+    }
+    made
+}
+
+/// Returns the positions from a piece's first row to the last of `len` rows.
+fn positions(piece: &Piece, len: usize) -> Range<usize> {
+    len.checked_sub(1).map_or(0..0, |last| piece.start..piece.start + piece.step * last + 1)
+}
+
+/// Returns the rows of a piece, of `len` rows, whose positions lie in a range.
+fn indices(piece: &Piece, len: usize, positions: &Range<usize>) -> Range<usize> {
+    let first = |position: usize| position.saturating_sub(piece.start).div_ceil(piece.step).min(len);
+    first(positions.start)..first(positions.end)
+}
+
+/// Returns some real rows of a run, without padding. No rows lie at its first row.
+fn part(run: Run, rows: &Range<usize>) -> Run {
+    let offset = if rows.is_empty() { run.offset } else { run.row(rows.start) };
+    Run { offset, step: run.step, len: rows.len(), span: rows.len() }
+}
+
+/// Adds the padding of a run to a part of it, if the part ends where the padding begins.
+fn pad(part: &mut Run, run: Run, end: usize) {
+    if end == run.len && run.span > run.len {
+        part.offset = if part.len == 0 { run.row(run.len) } else { part.offset };
+        part.span += run.span - run.len;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
-    use seamproof_oracle::Alignment;
+    use seamproof_oracle::{Alignment, Blocks, Borders};
+
+    fn masks() -> impl Iterator<Item = Mask> {
+        let sides = [None, Some(0), Some(1), Some(3)];
+        let bounds = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
+        let documents = Borders::new(&[2, 3, 6]).ok().map(Blocks::Documents);
+        let blocks =
+            [None, documents, NonZeroU32::new(1).map(Blocks::Chunks), NonZeroU32::new(3).map(Blocks::Chunks)];
+        bounds.flat_map(move |(left, right)| {
+            let cut = move |align| blocks.map(|blocks| [0, 2].map(|prefix| (align, blocks, prefix)));
+            let all = [Alignment::TopLeft, Alignment::BottomRight].into_iter().flat_map(cut).flatten();
+            all.map(move |(align, blocks, prefix)| Mask { left, right, align, blocks, prefix })
+        })
+    }
+
+    /// Returns the pairs of rows that segments show, and the rows of queries that they own, sorted.
+    fn shown(segments: &[Segment]) -> (Vec<(usize, usize)>, Vec<usize>) {
+        let pairs = segments.iter().flat_map(|segment| {
+            let keys: Vec<usize> = segment.kv.iter().flat_map(|run| run.real_rows()).collect();
+            let rows = segment.q.real_rows().enumerate();
+            rows.flat_map(move |(i, row)| segment.visible(i).map(|j| (row, keys[j])).collect::<Vec<_>>())
+        });
+        let owned = segments.iter().flat_map(|segment| segment.q.real_rows().chain(segment.q.padding_rows()));
+        let (mut pairs, mut owned): (Vec<_>, Vec<_>) = (pairs.collect(), owned.collect());
+        pairs.sort_unstable();
+        owned.sort_unstable();
+        (pairs, owned)
+    }
 
     #[test]
-    fn the_band_is_the_mask_for_every_small_pair_of_pieces() {
-        let sides = [None, Some(0), Some(1), Some(3)];
-        let (lq, lk) = (9, 7);
-        for align in [Alignment::TopLeft, Alignment::BottomRight] {
-            for (left, right) in sides.into_iter().flat_map(|l| sides.map(|r| (l, r))) {
-                let mask = Mask { left, right, align };
-                for (step, qs, ks) in
-                    (1..4).flat_map(|s| (0..4).flat_map(move |q| (0..4).map(move |k| (s, q, k))))
-                {
-                    let q = Piece { start: qs, step, span: (lq - qs).div_ceil(step), at: 0 };
-                    let kv = Piece { start: ks, step, span: (lk - ks).div_ceil(step), at: 0 };
-                    let Band { lo, hi } = band(&mask, lq, lk, &q, &kv).unwrap();
-                    for (i, j) in (0..q.span).flat_map(|i| (0..kv.span).map(move |j| (i, j))) {
-                        let distance = j as i64 - i as i64;
-                        let inside = lo.is_none_or(|lo| lo <= distance) && hi.is_none_or(|hi| distance <= hi);
-                        let shown = mask.visible(qs + step * i, lq, lk).contains(&(ks + step * j));
-                        assert_eq!(inside, shown, "{mask:?} step {step} query {i} key {j}");
-                    }
+    fn segments_are_the_mask_for_every_small_pair_of_pieces() {
+        let (lq, lk) = (9_usize, 7_usize);
+        for mask in masks() {
+            for (step, qs, ks) in
+                (1..4).flat_map(|s| (0..4).flat_map(move |q| (0..4).map(move |k| (s, q, k))))
+            {
+                let [q_len, k_len] = [(lq - qs).div_ceil(step), (lk - ks).div_ceil(step)];
+                let piece = |start, span| Piece { start, step, span, at: 0 };
+                let local = Run { offset: 3, step: 2, len: q_len, span: q_len + 2 };
+                let q = PlacedRun { sequence: 0, piece: piece(qs, q_len + 2), local };
+                let keys = Run { offset: 5, step: 1, len: k_len, span: k_len + 1 };
+                let rule = (0..q_len).flat_map(|i| (0..k_len).map(move |j| (i, j)));
+                let sees =
+                    |&(i, j): &(usize, usize)| mask.visible(qs + step * i, lq, lk).contains(&(ks + step * j));
+                let pairs: Vec<_> = rule.filter(sees).map(|(i, j)| (3 + 2 * i, 5 + j)).collect();
+                let all: Vec<usize> = (0..q_len + 2).map(|i| 3 + 2 * i).collect();
+                for unseeing in [Unseeing::Kept, Unseeing::Queries, Unseeing::Dropped] {
+                    let made = segments(&mask, (lq, lk), &q, (&piece(ks, k_len), keys), unseeing);
+                    let (got, owned) = shown(&made);
+                    assert_eq!(got, pairs, "{mask:?} step {step} from {qs} and {ks}");
+                    assert!(unseeing == Unseeing::Dropped || owned == all, "{mask:?}: {owned:?}");
+                    let named =
+                        made.iter().flat_map(|segment| &segment.kv).map(|run| run.span).sum::<usize>();
+                    assert!(unseeing != Unseeing::Kept || named == k_len + 1, "{mask:?}: {made:?}");
+                    assert!(!mask.is_band() || made.len() <= 1);
                 }
             }
         }

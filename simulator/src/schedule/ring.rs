@@ -264,11 +264,11 @@ impl RingCore<'_> {
         let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
         keys.into_iter().flat_map(move |(keys, kv_rows)| {
             let queries = q.pieces(sequence, place).skip(q_parts.start).take(q_parts.len());
-            let segment = move |piece| {
+            let segments = move |piece| {
                 let queries = PlacedRun { sequence, piece, local: q.local(sequence, &piece) };
-                build::segment(&self.mask, lengths, &queries, (&keys, kv_rows), Unseeing::Dropped)
+                build::segments(&self.mask, lengths, &queries, (&keys, kv_rows), Unseeing::Dropped)
             };
-            queries.filter_map(segment)
+            queries.flat_map(segments)
         })
     }
 }

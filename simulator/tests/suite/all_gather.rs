@@ -9,7 +9,7 @@ use seamproof_simulator::schedule::{Work, all_gather};
 /// A problem on two ranks with dual-chunk balance; its packed sequences are given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
     Problem::new(ProblemFields {
-        mask: Mask { left, right, align: Alignment::TopLeft },
+        mask: Mask { left, right, align: Alignment::TopLeft, ..Mask::FULL },
         parallel: ContextParallel::over(2, Algorithm::AllGather, Balance::DualChunk),
         pass: Pass::Forward,
         ..ProblemFields::padded(lengths, 1)

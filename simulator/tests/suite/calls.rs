@@ -19,7 +19,7 @@ fn a_whole_call_sees_what_the_mask_shows() {
     let sides = [None, Some(0), Some(1), Some(3), Some(u32::MAX)];
     for align in [Alignment::TopLeft, Alignment::BottomRight] {
         for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
-            let mask = Mask { left, right, align };
+            let mask = Mask::window(left, right, align);
             let problem = problem(mask, &[(4, 2), (2, 5), (3, 3), (0, 2), (2, 0)]);
             let call = AttentionCall::whole(&problem);
             assert_eq!(call.check(problem.rows.q, problem.rows.kv), Ok(()));

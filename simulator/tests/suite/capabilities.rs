@@ -89,7 +89,7 @@ impl Asked {
     }
 
     fn masks(&self) -> String {
-        let window = |left, right, align| Mask { left, right, align };
+        let window = |left, right, align| Mask::window(left, right, align);
         let mut asked = Vec::new();
         for (corner, align) in [("top-left", Alignment::TopLeft), ("bottom-right", Alignment::BottomRight)] {
             for (name, left, right) in [

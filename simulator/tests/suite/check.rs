@@ -73,7 +73,7 @@ fn pack(algorithm: Algorithm, balance: Balance, mask: Mask) -> Problem {
 #[test]
 #[ignore = "seconds; prints figures"]
 fn a_million_tokens_on_64_ranks() {
-    let window = Mask { left: Some(4000), right: Some(100), align: Alignment::TopLeft };
+    let window = Mask { left: Some(4000), right: Some(100), align: Alignment::TopLeft, ..Mask::FULL };
     for (algorithm, balance) in [
         (Algorithm::Ring, Balance::DualChunk),
         (Algorithm::Ring, Balance::Striped { stripe: 1 }),

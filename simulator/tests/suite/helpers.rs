@@ -89,8 +89,8 @@ fn tables_are_launched(lengths: &[(usize, usize)], cp: usize, balance: Balance, 
             // A ring's keys are consecutive rows of its owner.
             steps.iter().for_each(|steps| same(steps.concat(), &ring, rank, pass, 1));
         }
-        let [forward, backward] =
-            [all_gather_segments, all_gather_backward_segments].map(|tables| tables(&mask, [&q, &kv], rank));
+        let [forward, backward] = [all_gather_segments, all_gather_backward_segments]
+            .map(|tables| tables(&mask, [&q, &kv], rank).expect("a band"));
         let residues = balance == (Balance::Striped { stripe: 1 });
         same(forward, &gather, rank, Pass::Forward, 1);
         same(backward, &gather, rank, Pass::Backward, if residues { cp } else { 1 });
@@ -107,7 +107,7 @@ fn step_tables_are_what_the_schedules_launch() {
         [1, 2, 3, 4].into_iter().flat_map(|cp| [(cp, 100, 0), (cp, 5, 0), (cp, 100, 100), (cp, 3, 7)])
     {
         for align in [Alignment::TopLeft, Alignment::BottomRight] {
-            let mask = Mask { left: side(left), right: side(right), align };
+            let mask = Mask { left: side(left), right: side(right), align, ..Mask::FULL };
             let stripes = [1, 2, 3].map(|stripe| Balance::Striped { stripe });
             let stripes = stripes.into_iter().filter(|&cut| 24_usize.is_multiple_of(span_multiple(cut, cp)));
             for balance in [Balance::Contiguous, Balance::DualChunk].into_iter().chain(stripes) {

@@ -325,7 +325,7 @@ fn each_visible_pair_counts_once_forward_and_backward() {
         for (right, cut) in sides.into_iter().flat_map(|right| cuts(1..6).map(move |cut| (right, cut))) {
             for (index, pack) in packs.into_iter().enumerate() {
                 let sink = [Sink::None, Sink::OffByOne, Sink::Learnable][(index + cut.0) % 3];
-                hold(&problem(pack, index % 3, cut, Mask { left, right, align }, sink));
+                hold(&problem(pack, index % 3, cut, Mask::window(left, right, align), sink));
             }
         }
     }

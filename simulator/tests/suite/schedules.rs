@@ -88,7 +88,9 @@ const EDITS: [(&str, bool, Edit); 8] = [
         each_work(all, |work| match work {
             Work::Attend(attend) => attend.call.segments.iter_mut().any(|segment| {
                 let moved = segment.q.len > 0 && segment.hi.is_some_and(|hi| hi >= 0 && segment.keys() > 0);
-                segment.hi = segment.hi.map(|hi| hi - i64::from(moved) * 1000);
+                if moved {
+                    (segment.hi, segment.prefix) = (segment.hi.map(|hi| hi - 1000), 0);
+                }
                 moved
             }),
             _ => false,

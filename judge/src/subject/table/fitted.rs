@@ -8,7 +8,7 @@
 //!   same, they become the size that is nearest to both. KV heads are kept as far as the number of query heads allows.
 //! - *The mask* takes the form for which the fewest bounds change; of several, the first of the table. A bound that
 //!   is new reaches as far as the longest sequence. Bounds above the largest become the largest. Another alignment
-//!   becomes the first one of the table.
+//!   becomes the first one of the table. Documents, chunks and a prefix that are not taken are left out.
 //! - *The soft cap* and the *backward pass* are left out. The *sink* becomes the first one of the table.
 //! - *The group of ranks* becomes the whole world, and loses the ranks that are too many. An algorithm becomes the
 //!   first one of the table that can deal the heads, and the balance the first one of the table. Where that leaves a
@@ -34,7 +34,7 @@ use seamproof_oracle::{
 };
 
 use super::refusal::has_blind_query;
-use super::{MaskForm, Seams, Table};
+use super::{MaskForm, MaskKind, Seams, Table};
 use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
@@ -166,12 +166,15 @@ impl Table {
         let most = |bound: Option<u32>| bound.map(|bound| bound.min(taken.window_most));
         let forms = taken.forms.iter().map(|form| {
             let (left, right) = form.bounds(&mask, far);
-            Mask { left, right, align }
+            Mask::window(left, right, align)
         });
         let changed =
             |other: &Mask| usize::from(mask.left != other.left) + usize::from(mask.right != other.right);
         let nearest = forms.min_by_key(changed).unwrap_or(mask);
-        Mask { left: most(nearest.left), right: most(nearest.right), align }
+        let (left, right) = (most(nearest.left), most(nearest.right));
+        let taken = |kind: MaskKind| taken.kinds.contains(&kind);
+        let blocks = mask.blocks.filter(|_| MaskKind::of(&mask).next().is_some_and(taken));
+        Mask { left, right, align, blocks, prefix: if taken(MaskKind::Prefix) { mask.prefix } else { 0 } }
     }
 
     /// Returns the group with the rows of the table, which may still break a rule of its algorithm.

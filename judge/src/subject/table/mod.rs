@@ -13,7 +13,9 @@ mod shown;
 mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
-use seamproof_oracle::{Algorithm, Alignment, Balance, Form, Format, Mask, Precision, Sink, TensorName};
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, Blocks, Form, Format, Mask, Precision, Sink, TensorName,
+};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -84,6 +86,8 @@ pub struct HeadCounts {
 pub struct Masks {
     /// Forms of masks.
     pub forms: Vec<MaskForm>,
+    /// What masks have besides a band; none where left out. A mask may have several of these at once.
+    pub kinds: Vec<MaskKind>,
     /// Alignments of the diagonal. Any other is refused, also where both mean the same.
     pub alignments: Vec<Alignment>,
     /// Largest bound of a window.
@@ -157,10 +161,48 @@ impl MaskForm {
     }
 }
 
+/// What a mask has besides a band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MaskKind {
+    /// Documents that do not see each other.
+    Documents,
+    /// Chunks that do not see each other.
+    Chunks,
+    /// First keys that the right bound does not hide.
+    Prefix,
+}
+
+impl MaskKind {
+    /// Every kind.
+    pub const ALL: [MaskKind; 3] = [MaskKind::Documents, MaskKind::Chunks, MaskKind::Prefix];
+
+    /// Returns what a mask has.
+    pub fn of(mask: &Mask) -> impl Iterator<Item = MaskKind> + use<> {
+        let blocks = mask.blocks.map(|blocks| match blocks {
+            Blocks::Documents(_) => MaskKind::Documents,
+            Blocks::Chunks(_) => MaskKind::Chunks,
+        });
+        blocks.into_iter().chain((mask.prefix > 0).then_some(MaskKind::Prefix))
+    }
+
+    /// Returns the name in texts and files.
+    pub fn name(self) -> Word {
+        match self {
+            MaskKind::Documents => "documents",
+            MaskKind::Chunks => "chunks",
+            MaskKind::Prefix => "prefix",
+        }
+    }
+}
+
 impl Masks {
     /// Whether some mask hides every key of its sequence from a query. Seen from the top left that takes a left bound, and
-    /// more queries than keys; seen from the bottom right a right one.
+    /// more queries than keys; seen from the bottom right a right one. A block past the last key has no keys.
     pub(super) fn may_blind(&self) -> bool {
+        if self.kinds.iter().any(|kind| *kind != MaskKind::Prefix) {
+            return true;
+        }
         let bounded = |form: &MaskForm, align: &Alignment| match align {
             Alignment::TopLeft => form.has_left(),
             Alignment::BottomRight => form.has_right(),
@@ -324,6 +366,7 @@ impl Default for Masks {
     fn default() -> Masks {
         Masks {
             forms: MaskForm::ALL.to_vec(),
+            kinds: Vec::new(),
             alignments: vec![Alignment::TopLeft, Alignment::BottomRight],
             window_most: u32::MAX,
         }
@@ -402,6 +445,7 @@ impl Table {
             softcap: true,
             sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
             forms: Form::ALL.to_vec(),
+            masks: Masks { kinds: MaskKind::ALL.to_vec(), ..Masks::default() },
             parallel: Parallelism::all(),
             ..Table::default()
         }

@@ -3,7 +3,7 @@
 use seamproof_oracle::{Algorithm, Element, Form, Mask, Pass, Precision, Problem, Sequence};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::{BalanceKind, Layouts, MaskForm, Seams, Table};
+use super::{BalanceKind, Layouts, MaskForm, MaskKind, Seams, Table};
 use crate::subject::Word;
 use crate::subject::parallel::{ParallelRule, broken_rule};
 
@@ -40,6 +40,9 @@ pub enum Refusal {
     /// A form of mask.
     #[error("a mask of the form {} is not supported", .0.name())]
     MaskForm(MaskForm),
+    /// What a mask has besides a band.
+    #[error("a mask with {} is not supported", .0.name())]
+    MaskKind(MaskKind),
     /// The place of the diagonal.
     #[error("this alignment of the diagonal is not supported")]
     Alignment,
@@ -132,7 +135,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 32] = [
+const ROWS: [Word; 33] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -140,6 +143,7 @@ const ROWS: [Word; 32] = [
     "heads.groups",
     "heads.most",
     "masks.forms",
+    "masks.kinds",
     "masks.alignments",
     "masks.window_most",
     "lengths.equal",
@@ -178,6 +182,7 @@ impl Refusal {
             Refusal::Group(_) => "heads.groups",
             Refusal::Heads(_) => "heads.most",
             Refusal::MaskForm(_) => "masks.forms",
+            Refusal::MaskKind(_) => "masks.kinds",
             Refusal::Alignment => "masks.alignments",
             Refusal::Window(_) => "masks.window_most",
             Refusal::UnequalLengths => "lengths.equal",
@@ -281,6 +286,8 @@ impl Table {
         let (mask, taken, mut found) = (problem.mask, &self.masks, Vec::new());
         let form = MaskForm::of(&mask);
         found.extend((!taken.forms.contains(&form)).then_some(Refusal::MaskForm(form)));
+        let other = MaskKind::of(&mask).find(|kind| !taken.kinds.contains(kind));
+        found.extend(other.map(Refusal::MaskKind));
         found.extend((!taken.alignments.contains(&mask.align)).then_some(Refusal::Alignment));
         let bound = mask.left.max(mask.right).filter(|bound| *bound > taken.window_most);
         found.extend(bound.map(Refusal::Window));
@@ -336,8 +343,8 @@ impl Table {
     }
 }
 
-/// Whether some query of a sequence sees no key. The first and the last query decide, because the intervals of
-/// visible keys move to the right from query to query.
+/// Whether some query of a sequence sees no key. The first and the last query decide, because the queries that see a key
+/// are neighbours.
 pub(super) fn has_blind_query(mask: Mask, queries: usize, keys: usize) -> bool {
     let blind = |query: usize| mask.visible(query, queries, keys).is_empty();
     queries > 0 && (keys == 0 || blind(0) || blind(queries - 1))

@@ -3,7 +3,7 @@
 use seamproof_oracle::{Algorithm, Alignment, Pass, Problem, Sequence, Sink};
 
 use super::refusal::has_blind_query;
-use super::{BalanceKind, MaskForm, Seams, Table};
+use super::{BalanceKind, MaskForm, MaskKind, Seams, Table};
 use crate::subject::parallel::Needs;
 
 impl Table {
@@ -18,6 +18,7 @@ impl Table {
         let precisions = (0..self.precisions.len()).map(|index| format!("precisions[{index}]"));
         let mut taken: Vec<String> = precisions.collect();
         taken.extend(several("masks.forms", self.masks.forms.iter().map(|form| form.name()).collect()));
+        taken.extend(several("masks.kinds", self.masks.kinds.iter().map(|kind| kind.name()).collect()));
         taken.extend(several(
             "masks.alignments",
             self.masks.alignments.iter().map(|&a| alignment(a)).collect(),
@@ -75,6 +76,7 @@ impl Table {
         let mut shown: Vec<String> =
             precision.map(|index| format!("precisions[{index}]")).into_iter().collect();
         shown.push(format!("masks.forms {}", MaskForm::of(&problem.mask).name()));
+        shown.extend(MaskKind::of(&problem.mask).map(|kind| format!("masks.kinds {}", kind.name())));
         shown.push(format!("masks.alignments {}", alignment(problem.mask.align)));
         shown.push(format!("forms {}", problem.form.name()));
         shown.push(format!("sinks {}", sink_name(problem.softmax.sink)));

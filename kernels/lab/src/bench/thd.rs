@@ -209,7 +209,7 @@ fn metadata(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), B
         .collect();
     let (batch, local) =
         (SlotBuffers::new(gpu, &pack.runs, pack.rows)?, SlotBuffers::new(gpu, &runs, shard.rows)?);
-    let mask = Mask { left: None, right: Some(0), align: Alignment::TopLeft };
+    let mask = Mask { left: None, right: Some(0), align: Alignment::TopLeft, ..Mask::FULL };
     let (count, rows) = (runs.len(), pack.rows);
     let out = gpu.allocate((rows * 8).max(count * 4 * SEGMENT_BYTES))?;
     let tables = gpu.allocate(6 * 4 * (count + 64))?;

@@ -53,7 +53,7 @@ const NO_SHAPES: &[TileShape] = &[];
 /// The heads: walks of the backward go down with groups, and up without.
 const GROUPED: Heads = Heads { q: 8, kv: 2 };
 const APART: Heads = Heads { q: 4, kv: 4 };
-const BAND: Mask = Mask { left: Some(300), right: Some(70), align: Alignment::BottomRight };
+const BAND: Mask = Mask { left: Some(300), right: Some(70), align: Alignment::BottomRight, ..Mask::FULL };
 /// A mask whose rows see keys of two tiles of 128 at most.
 const NARROW: Mask = Mask { left: Some(100), ..Mask::CAUSAL };
 const FIXED: BackwardMode = BackwardMode::overwrite(DqOrder::Fixed);

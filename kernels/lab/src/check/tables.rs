@@ -25,7 +25,7 @@ impl CaseDraw {
         };
         let (left, right) = (side(), side());
         let align = self.pick(&[Alignment::TopLeft, Alignment::BottomRight]);
-        let mask = Mask { left, right, align };
+        let mask = Mask::window(left, right, align);
         self.note(&format!("{mask:?}"));
         mask
     }
@@ -154,6 +154,7 @@ fn all_gather(draw: &mut CaseDraw, image: &mut Image, pass: Pass) -> ImageLaunch
         Pass::Forward => helpers::all_gather_segments(&mask, [&q, &kv], rank),
         Pass::Backward => helpers::all_gather_backward_segments(&mask, [&q, &kv], rank),
     };
+    let rows = rows.expect("masks of the draw are bands");
     let after: Vec<u8> = rows.iter().flat_map(segment_bytes).collect();
     let before = image.poisoned(after.len());
     let segments = image.output("segments", 0, &before, &after);

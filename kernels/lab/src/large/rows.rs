@@ -31,8 +31,9 @@ pub(super) fn rows_of(problem: &Problem, rows: Rows, head: usize) -> Vec<[usize;
 /// end of their keys.
 fn boundaries(problem: &Problem, sequence: usize) -> BTreeSet<usize> {
     let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
-    let Band { lo, hi } = problem.mask.band(lq, lk).transposed();
-    let sides = [lo, hi].into_iter().flatten();
+    // The queries of other masks are drawn, and have no boundaries of their own.
+    let band = problem.mask.band(lq, lk).map(Band::transposed);
+    let sides = band.into_iter().flat_map(|Band { lo, hi }| [lo, hi]).flatten();
     // The key that a side points at is 0, or the last one.
     let edges = sides.flat_map(|side| [side, side + lk as i64 - 1]);
     let near = edges.chain([0, lq as i64 - 1]).flat_map(|i| [i - 1, i, i + 1]);

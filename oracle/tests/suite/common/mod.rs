@@ -85,6 +85,7 @@ pub(crate) fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
         left: side(&mut draws),
         right: side(&mut draws),
         align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+        ..Mask::FULL
     };
     let softmax = Softmax {
         scale: draws.pick(&[1.0, 0.125, 0.3, 4.0]),

@@ -2,10 +2,12 @@
 
 pub(crate) mod hold;
 
+use std::num::NonZeroU32;
+
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Heads, Mask, Pass, Problem, ProblemFields, Run,
-    Sequence, Sink, Softmax, TensorRows,
+    Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Heads, Mask, Pass, Problem,
+    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
 };
 
 /// The generator splitmix64.
@@ -38,6 +40,21 @@ fn dealt(draws: &mut Draws, members: usize) -> (usize, usize) {
             let kv = draws.pick(&divisors);
             (kv, members / kv * (1 + draws.below(2)))
         }
+    }
+}
+
+/// Returns no blocks for half of the draws, or blocks with borders up to `most`.
+fn blocks(draws: &mut Draws, most: usize) -> Option<Blocks> {
+    match draws.below(4) {
+        0 => NonZeroU32::new(1 + draws.below(most) as u32).map(Blocks::Chunks),
+        1 => {
+            let mut borders: Vec<u32> =
+                (0..1 + draws.below(3)).map(|_| 1 + draws.below(most) as u32).collect();
+            borders.sort_unstable();
+            borders.dedup();
+            Borders::new(&borders).ok().map(Blocks::Documents)
+        }
+        _ => None,
     }
 }
 
@@ -78,6 +95,8 @@ pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance,
             left: side(draws),
             right: side(draws),
             align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+            blocks: blocks(draws, 3 * unit),
+            prefix: draws.pick(&[0, 0, 1, unit as u32 + 1]),
         },
         softmax: Softmax {
             scale: 0.5,
