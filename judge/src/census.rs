@@ -111,7 +111,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 104] = [
+const OF_PROBLEMS: [Class; 108] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [129, 130, 129], |p| p.sequences.len() == 1),
@@ -153,10 +153,10 @@ const OF_PROBLEMS: [Class; 104] = [
     class("padding of an empty sequence", [245, 235, 247], |p| {
         any_run(p, |run| run.len == 0 && run.span > 0)
     }),
-    class("padding differs, q and kv", [434, 427, 453], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
+    class("padding differs, q and kv", [455, 441, 475], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
     class("first offset above 0", [413, 384, 460], |p| first_offsets(p).0 > 0),
     class("first offsets differ, q and kv", [417, 386, 460], |p| first_offsets(p).0 != first_offsets(p).1),
-    class("gap between sequences", [127, 125, 122], gap_inside),
+    class("gap between sequences", [133, 128, 131], gap_inside),
     class("slack after the end", [470, 462, 475], |p| slack(p) != [0, 0]),
     // Poison in rows without a token: infinities in these cases, NaN in all others.
     class("infinities in padding rows", [220, 220, 221], |p| {
@@ -169,8 +169,12 @@ const OF_PROBLEMS: [Class; 104] = [
     class("an empty row in the saved out and lse", [152, 156, 163], |p| {
         p.pass == Pass::Backward && any(p, |s| blind_query(p.mask, s) || (s.q.len > 0 && s.kv.len == 0))
     }),
-    class("equal spans (BSHD)", [98, 161, 63], equal_spans),
-    class("interleaved (SBHD)", [54, 59, 58], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
+    class("equal spans (BSHD)", [94, 153, 58], equal_spans),
+    class("interleaved (SBHD)", [52, 57, 56], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
+    class("q in SBHD, kv in BSHD", [13, 14, 13], |p| interleaved(p, Side::Q) && blocked(p, Side::Kv)),
+    class("q in BSHD, kv in SBHD", [15, 16, 15], |p| blocked(p, Side::Q) && interleaved(p, Side::Kv)),
+    class("q in THD, kv in BSHD", [30, 36, 25], |p| ragged(p, Side::Q) && padded_batch(p, Side::Kv)),
+    class("q in BSHD, kv in THD", [44, 48, 38], |p| padded_batch(p, Side::Q) && ragged(p, Side::Kv)),
     class("spans twice as long as what they hold", [282, 420, 202], twice_padded),
     class("slack of one row", [92, 148, 9], |p| slack(p).contains(&1)),
     class("slack of 32 rows and more", [12, 10, 475], |p| slack(p).iter().any(|&rows| rows >= 32)),
@@ -180,8 +184,8 @@ const OF_PROBLEMS: [Class; 104] = [
     }),
     class("one query, 63 keys and more", [46, 0, 128], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
     // Forms in which problems are given.
-    class("given as segment ids and positions", [100, 98, 101], |p| p.form == Form::Segments),
-    class("given as lengths of a padded batch", [16, 18, 14], |p| p.form == Form::Lengths),
+    class("given as segment ids and positions", [97, 94, 93], |p| p.form == Form::Segments),
+    class("given as lengths of a padded batch", [13, 15, 13], |p| p.form == Form::Lengths),
     // Masks.
     class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
     class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),
@@ -387,6 +391,28 @@ fn equal_spans(problem: &Problem) -> bool {
     problem.sequences.len() > 1
         && problem.sequences.windows(2).all(same)
         && any(problem, |s| s.q.step == 1 && s.q.len < s.q.span)
+}
+
+/// Whether rows of one position lie side by side, as in SBHD.
+fn interleaved(problem: &Problem, side: Side) -> bool {
+    problem.sequences.len() > 1 && problem.sequences.iter().all(|s| side_of(s, side).step > 1)
+}
+
+/// Whether several sequences have equal spans of rows that follow each other, as in BSHD.
+fn blocked(problem: &Problem, side: Side) -> bool {
+    let mut runs = problem.sequences.iter().map(|s| side_of(s, side));
+    let span = runs.clone().next().map_or(0, |run| run.span);
+    runs.len() > 1 && span > 1 && runs.all(|run| run.step == 1 && run.span == span)
+}
+
+/// Whether a side in BSHD has padding.
+fn padded_batch(problem: &Problem, side: Side) -> bool {
+    blocked(problem, side) && any(problem, |s| side_of(s, side).len < side_of(s, side).span)
+}
+
+/// Whether spans differ, which only THD can have.
+fn ragged(problem: &Problem, side: Side) -> bool {
+    problem.sequences.windows(2).any(|pair| side_of(&pair[0], side).span != side_of(&pair[1], side).span)
 }
 
 /// Whether the left side of the window is unbounded, and whether the right side is.

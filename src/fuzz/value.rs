@@ -10,7 +10,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_judge::generate::{RawProblem, RawSequence};
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 2;
+pub const VALUE_VERSION: u8 = 3;
+/// First byte of a value from before keys had a layout of their own.
+const WITHOUT_KV_LAYOUT: u8 = 2;
 /// First byte of a value from before it had a form.
 const WITHOUT_FORM: u8 = 1;
 /// Largest number of sequences in a value, as of the generator's cases. Bytes with more are no value.
@@ -33,8 +35,9 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // The plain form is the number 0.
-        WITHOUT_FORM => [body, &[0]].concat(),
+        // The plain form and the layout of the queries are the number 0.
+        WITHOUT_KV_LAYOUT => [body, &[0]].concat(),
+        WITHOUT_FORM => [body, &[0, 0]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -154,6 +157,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         order,
         exact,
         form,
+        kv_layout,
     } = raw;
     vec![
         layout,
@@ -186,6 +190,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         order,
         exact,
         form,
+        kv_layout,
     ]
 }
 
@@ -204,6 +209,17 @@ mod tests {
         assert_eq!(from_bytes(&[&to_bytes(&RawProblem::default())[..], &[0]].concat()), None, "and a byte");
         let other = [&[VALUE_VERSION + 1], &to_bytes(&RawProblem::default())[1..]].concat();
         assert_eq!(from_bytes(&other), None, "another version");
+    }
+
+    #[test]
+    fn values_from_before_a_number_was_added_read_back() {
+        let raw = draw_raw(9, 3, &Limits::quick());
+        let raw = RawProblem { form: 0, kv_layout: 0, ..raw };
+        let bytes = to_bytes(&raw);
+        for (missing, version) in [(1, WITHOUT_KV_LAYOUT), (2, WITHOUT_FORM)] {
+            let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
+            assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");
+        }
     }
 
     #[test]

@@ -93,6 +93,8 @@ const OTHERS: &[&str] = &[
     "te-2186-last-chunk-all-padding",
     "te-2186-short-sequences",
     "te-2829-all-gather-pack-window",
+    "te-3063-q-in-sbhd-kv-in-bshd",
+    "te-3063-q-in-thd-kv-in-bshd",
     "te-3331-padding-after-the-last-only",
     "te-3331-tail-padding-698",
     "te-3551-learnable-sink",

@@ -59,6 +59,8 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
     InputMode::Routing,
     InputMode::Pairs,
 ];
+/// Table of layouts, from THD over BSHD to SBHD.
+pub(super) const LAYOUTS: [Layout; 3] = [Layout::Packed, Layout::EqualSpans, Layout::Interleaved];
 /// Table of forms other than the plain one.
 pub(super) const FORMS: [Form; 2] = [Form::Segments, Form::Lengths];
 /// Head dimension below which no dimension is shrunk; rows shrink instead.
@@ -194,7 +196,7 @@ impl Piece {
 
 /// Layout of the spans of one side.
 #[derive(Clone, Copy, PartialEq)]
-enum Layout {
+pub(super) enum Layout {
     Packed,
     EqualSpans,
     Interleaved,
@@ -207,6 +209,22 @@ impl Layout {
             Layout::EqualSpans | Layout::Interleaved => equal(pieces, self == Layout::Interleaved),
         };
         (runs, end + slack)
+    }
+}
+
+/// Layouts of both sides.
+#[derive(Clone, Copy, PartialEq)]
+struct Layouts {
+    q: Layout,
+    kv: Layout,
+}
+
+impl Layouts {
+    const PACKED: Layouts = Layouts { q: Layout::Packed, kv: Layout::Packed };
+
+    fn asked(raw: &RawProblem) -> Layouts {
+        let q = wrapped(&LAYOUTS, raw.layout);
+        Layouts { q, kv: raw.kv_layout.checked_sub(1).map_or(q, |index| wrapped(&LAYOUTS, index)) }
     }
 }
 
@@ -237,7 +255,7 @@ struct Shape {
     q: Vec<Piece>,
     kv: Vec<Piece>,
     slack: TensorRows,
-    layout: Layout,
+    layouts: Layouts,
     kv_heads: usize,
     group: usize,
     dims: Dims,
@@ -306,7 +324,7 @@ impl Shape {
                 self.parallel.algorithm = with(largest(parameter, &fits));
             }
         }
-        self.layout = Layout::Packed;
+        self.layouts = Layouts::PACKED;
         let unit = span_multiple(self.parallel.balance, self.parallel.size());
         self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.unit = unit);
     }
@@ -331,7 +349,7 @@ impl Shape {
             q: kept.iter().map(q).collect(),
             kv: kept.iter().map(kv).collect(),
             slack: TensorRows { q: slack(raw.q_slack), kv: slack(raw.kv_slack) },
-            layout: wrapped(&[Layout::Packed, Layout::EqualSpans, Layout::Interleaved], raw.layout),
+            layouts: Layouts::asked(raw),
             kv_heads,
             group: one_to(raw.group, heads_max / kv_heads as u32),
             dims: Dims { qk: dim(raw.qk_dim), v: dim(raw.v_dim) },
@@ -352,8 +370,8 @@ impl Shape {
 
     /// Returns the number of elements, as `Problem::elements` counts them.
     fn elements(&self) -> u64 {
-        let (_, q_rows) = self.layout.runs(&self.q, self.slack.q);
-        let (_, kv_rows) = self.layout.runs(&self.kv, self.slack.kv);
+        let (_, q_rows) = self.layouts.q.runs(&self.q, self.slack.q);
+        let (_, kv_rows) = self.layouts.kv.runs(&self.kv, self.slack.kv);
         let rows = q_rows * self.heads().q + kv_rows * self.kv_heads;
         self.passes * rows as u64 * (self.dims.qk + self.dims.v) as u64
     }
@@ -377,13 +395,13 @@ impl Shape {
     /// Packs equal spans if there are too many elements and packing saves half of them. Returns whether it did.
     fn pack(&mut self, elements_max: u64) -> bool {
         let spread = self.elements();
-        if self.layout == Layout::Packed || spread <= elements_max {
+        if self.layouts == Layouts::PACKED || spread <= elements_max {
             return false;
         }
-        let layout = std::mem::replace(&mut self.layout, Layout::Packed);
+        let layouts = std::mem::replace(&mut self.layouts, Layouts::PACKED);
         let saves_half = 2 * self.elements() <= spread;
         if !saves_half {
-            self.layout = layout;
+            self.layouts = layouts;
         }
         saves_half
     }
@@ -423,8 +441,8 @@ impl Shape {
     }
 
     fn runs(&self) -> (Vec<Sequence>, TensorRows) {
-        let (q_runs, q) = self.layout.runs(&self.q, self.slack.q);
-        let (kv_runs, kv) = self.layout.runs(&self.kv, self.slack.kv);
+        let (q_runs, q) = self.layouts.q.runs(&self.q, self.slack.q);
+        let (kv_runs, kv) = self.layouts.kv.runs(&self.kv, self.slack.kv);
         let sequence = |(id, (q, kv)): (u32, (Run, Run))| Sequence { id, q, kv };
         ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), TensorRows { q, kv })
     }
