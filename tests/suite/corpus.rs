@@ -103,6 +103,7 @@ const OTHERS: &[&str] = &[
     "te-cp-tests-100-271",
     "te-cp-tests-2794-3301-causal",
     "te-cp-tests-2794-3301-window",
+    "te-cp-tests-sbhd-ring",
     "te-golden-empty-middle",
     "te-golden-four-sequences",
 ];

@@ -9,8 +9,8 @@
 //!    elements than `elements_max`. Equal spans become packed ones where that saves half of the elements. Then the
 //!    larger head dimension loses a third. Where the heads weigh more, the KV heads halve instead, then the group,
 //!    down to one head of dimension 8. Then the sequence of the largest span halves. Then gaps and slack go.
-//! 6. With context parallelism, the group gets 1 to 16 ranks, the layout is packed, and every span becomes a multiple
-//!    of what the balance cuts it into. Longer stripes become dual-chunk where the algorithm has no use for them. Where an
+//! 6. With context parallelism, the group gets 1 to 16 ranks, and every span becomes a multiple of what the balance
+//!    cuts it into. Longer stripes become dual-chunk where the algorithm has no use for them. Where an
 //!    algorithm deals heads, its parameter, or else the number of ranks, becomes the largest one, not above the one
 //!    asked for, over which the heads can be dealt.
 //! 7. An exact mode becomes the next of its table whose preconditions the problem meets, after its scale has become
@@ -324,7 +324,6 @@ impl Shape {
                 self.parallel.algorithm = with(largest(parameter, &fits));
             }
         }
-        self.layouts = Layouts::PACKED;
         let unit = span_multiple(self.parallel.balance, self.parallel.size());
         self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.unit = unit);
     }

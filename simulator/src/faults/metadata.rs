@@ -117,6 +117,19 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
     Fault {
+        id: "sbhd-on-a-shard-as-thd",
+        imitates: "a rank's keys of an interleaved batch are taken to follow each other",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |problem, schedule| {
+            let lanes = problem.sequences.iter().map(|sequence| sequence.kv.step).max().unwrap_or(1);
+            if problem.parallel.size() > 1 && lanes > 1 {
+                segments(schedule, |segment| segment.kv.iter_mut().for_each(|run| run.step /= lanes));
+            }
+        },
+    },
+    Fault {
         id: "tail-becomes-a-sequence",
         imitates: "the buffer's capacity is appended as an offset: rows past the last sequence are attended",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/1a244a5f19",
