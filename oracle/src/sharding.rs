@@ -111,13 +111,14 @@ pub struct Lanes {
 
 impl Lanes {
     /// Returns the lanes of runs in a tensor of `rows` rows. `None` stands for runs of which one has another step than
-    /// the others, or begins further behind the first one than a step.
+    /// the others, or begins further behind the first one than a step. Runs without rows may lie anywhere.
     pub fn of(runs: &[Run], rows: usize) -> Option<Lanes> {
-        let first = runs.iter().map(|run| run.offset).min()?;
-        let step = runs[0].step;
-        let beside = |run: &Run| run.step == step && run.offset - first < step;
-        let height = runs.iter().map(|run| run.span).max()?;
-        (step <= rows && runs.iter().all(beside)).then_some(Lanes { first, step, height })
+        let mut owning = runs.iter().filter(|run| run.span > 0);
+        let (first, height) =
+            (owning.clone().map(|run| run.offset).min()?, owning.clone().map(|run| run.span).max()?);
+        let step = owning.clone().next()?.step;
+        let beside = owning.all(|run| run.step == step && run.offset - first < step);
+        (beside && step <= rows).then_some(Lanes { first, step, height })
     }
 
     /// Returns one past the last row of any lane.
@@ -125,9 +126,9 @@ impl Lanes {
         self.first + self.step * self.height
     }
 
-    /// Returns where a sequence's rows would lie if its lane followed the one before.
+    /// Returns where a sequence's rows would lie if its lane followed the one before. A run without rows has no lane.
     pub fn apart(&self, run: Run) -> Run {
-        let lane = run.offset - self.first;
+        let lane = if run.span > 0 { run.offset - self.first } else { 0 };
         Run { offset: self.first + lane * self.height, step: 1, ..run }
     }
 
@@ -162,7 +163,11 @@ pub fn without_lanes(runs: &[Run], rows: usize) -> (Vec<Run>, usize, Option<Lane
         Some(lanes) => {
             (runs.iter().map(|run| lanes.apart(*run)).collect(), rows.max(lanes.end()), Some(lanes))
         }
-        None => (runs.to_vec(), rows, None),
+        // A run without rows has no step.
+        None => {
+            let packed = |run: &Run| if run.span > 0 { *run } else { Run { step: 1, ..*run } };
+            (runs.iter().map(packed).collect(), rows, None)
+        }
     }
 }
 

@@ -120,6 +120,7 @@ class _Lanes:
     @classmethod
     def of(cls, runs: Items[Run], rows: int) -> _Lanes:
         """Returns the lanes of one side."""
+        runs = [run for run in runs if run.span]
         steps = {run.step for run in runs}
         if steps <= {1}:
             return cls(0, 1, 0)
@@ -138,7 +139,9 @@ class _Lanes:
 
     def apart(self, run: Run) -> int:
         """Returns the first row of a run if each lane followed the one before."""
-        return run.offset if self.step == 1 else self.first + (run.offset - self.first) * self.height
+        if self.step == 1:
+            return run.offset
+        return self.first + ((run.offset - self.first) * self.height if run.span else 0)
 
     def beside(self, dealt: np.ndarray, ranks: int) -> np.ndarray:
         """Returns the rows of a rank side by side, given those that it would have if lanes followed each other."""

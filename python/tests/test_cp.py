@@ -394,11 +394,11 @@ def test_rows_side_by_side_are_dealt_side_by_side():
     """Three sequences in SBHD behind two rows of nobody, and the same runs of which one has another step."""
     parallel = Parallel.from_json({"algorithm": "ring", "balance": "dual-chunk", "world": 2, "ranks": [0, 1]})
     runs = [Run(2 + lane, length, 4, step=3) for lane, length in enumerate((4, 1, 3))]
-    first, second = parallel.dealt(runs, 16)
+    first, second = parallel.dealt([*runs, Run(16, 0, 0)], 16)
     assert first.tolist() == [-1, 2, 3, 4, 11, 12, 13, -1]
     assert second.tolist() == [-1, 5, 6, 7, 8, 9, 10, -1]
     with pytest.raises(DeclarationError, match="side by side"):
-        parallel.dealt([*runs, Run(14, 0, 0, step=2)], 16)
+        parallel.dealt([*runs, Run(14, 0, 2, step=1)], 16)
 
 
 def test_results_of_several_ranks_are_dealt():

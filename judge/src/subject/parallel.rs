@@ -117,8 +117,9 @@ pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
 fn broken_by_rows(problem: &Problem, unit: usize) -> Option<ParallelRule> {
     let side = |side: fn(&Sequence) -> Run, rows| {
         let runs: Vec<Run> = problem.sequences.iter().map(side).collect();
-        let beside = are_side_by_side(&runs, rows);
-        runs.into_iter().find_map(|run| match beside || run.step == 1 {
+        let owning: Vec<Run> = runs.into_iter().filter(|run| run.span > 0).collect();
+        let beside = are_side_by_side(&owning, rows);
+        owning.into_iter().find_map(|run| match beside || run.step == 1 {
             true => (!run.span.is_multiple_of(unit)).then_some(ParallelRule::SpanMultiple),
             false => Some(ParallelRule::ConsecutiveRows),
         })

@@ -105,7 +105,10 @@ pub(crate) fn side_by_side(draws: &mut Draws, problem: &Problem) -> Problem {
         let mut end = first;
         for (lane, sequence) in fields.sequences.iter_mut().enumerate() {
             let run = if side == Side::Q { &mut sequence.q } else { &mut sequence.kv };
-            *run = Run { offset: first + lane, step, ..*run };
+            // A run without rows may lie anywhere.
+            let step = if run.span > 0 { step } else { 1 + draws.below(3) };
+            let offset = if run.span > 0 { first + lane } else { draws.below(first + 1) };
+            *run = Run { offset, step, ..*run };
             end = end.max(run.end().unwrap());
         }
         let rows = if side == Side::Q { &mut fields.rows.q } else { &mut fields.rows.kv };
