@@ -1,8 +1,8 @@
 """Dealing: which rank of a context-parallel group holds which rows.
 
 A group of `size` ranks deals the *span* of each sequence, its real rows and its padding alike, on the side of the
-queries as on that of the keys. All ranks get equally many rows of it, one sequence behind the other. The *balance* says
-which:
+queries as on that of the keys. All ranks get equally many rows of it, one sequence behind the other, or side by side
+(SBHD) where they lie so in the whole tensor. The *balance* says which:
 
 | balance | the span is cut into | rank r holds, one after the other |
 |---|---|---|
