@@ -112,7 +112,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 109] = [
+const OF_PROBLEMS: [Class; 113] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [129, 130, 129], |p| p.sequences.len() == 1),
@@ -143,36 +143,40 @@ const OF_PROBLEMS: [Class; 109] = [
     class("queries without keys", [162, 179, 168], |p| any(p, |s| s.q.len > 0 && s.kv.len == 0)),
     class("keys without queries", [157, 148, 158], |p| any(p, |s| s.q.len == 0 && s.kv.len > 0)),
     // Padding and layout.
-    class("no padding", [252, 246, 250], |p| !any_run(p, |run| run.span > run.len)),
-    class("padding below a chunk", [292, 143, 441], |p| any_run(p, |run| padding_chunks(run) == Some(0))),
-    class("a chunk of padding", [266, 275, 149], |p| any_run(p, |run| padding_chunks(run) == Some(1))),
-    class("two or more chunks of padding", [404, 465, 355], |p| {
+    class("no padding", [241, 237, 236], |p| !any_run(p, |run| run.span > run.len)),
+    class("padding below a chunk", [280, 138, 413], |p| any_run(p, |run| padding_chunks(run) == Some(0))),
+    class("a chunk of padding", [274, 277, 180], |p| any_run(p, |run| padding_chunks(run) == Some(1))),
+    class("two or more chunks of padding", [432, 478, 400], |p| {
         any_run(p, |run| padding_chunks(run) >= Some(2))
     }),
-    class("padding only at the end", [68, 66, 67], |p| padded_places(p) == (false, true)),
-    class("padding only inside", [109, 99, 110], |p| padded_places(p) == (true, false)),
-    class("padding of an empty sequence", [245, 235, 247], |p| {
+    class("padding only at the end", [57, 55, 57], |p| padded_places(p) == (false, true)),
+    class("padding only inside", [94, 88, 94], |p| padded_places(p) == (true, false)),
+    class("padding of an empty sequence", [283, 288, 290], |p| {
         any_run(p, |run| run.len == 0 && run.span > 0)
     }),
-    class("padding differs, q and kv", [434, 427, 453], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
+    class("padding differs, q and kv", [472, 456, 493], |p| any(p, |s| padding(&s.q) != padding(&s.kv))),
     class("first offset above 0", [413, 384, 460], |p| first_offsets(p).0 > 0),
     class("first offsets differ, q and kv", [417, 386, 460], |p| first_offsets(p).0 != first_offsets(p).1),
-    class("gap between sequences", [127, 125, 122], gap_inside),
+    class("gap between sequences", [112, 107, 110], gap_inside),
     class("slack after the end", [470, 462, 475], |p| slack(p) != [0, 0]),
     // Poison in rows without a token: infinities in these cases, NaN in all others.
     class("infinities in padding rows", [220, 220, 221], |p| {
         Poison::strongest(p) == Poison::Infinity
             && (real_q_rows(p).contains(&false) || real_kv_rows(p).contains(&false))
     }),
-    class("padding in the saved out and lse", [648, 644, 659], |p| {
+    class("padding in the saved out and lse", [646, 642, 657], |p| {
         p.pass == Pass::Backward && real_q_rows(p).contains(&false)
     }),
     class("an empty row in the saved out and lse", [152, 156, 163], |p| {
         p.pass == Pass::Backward && any(p, |s| blind_query(p.mask, s) || (s.q.len > 0 && s.kv.len == 0))
     }),
-    class("equal spans (BSHD)", [98, 161, 63], equal_spans),
-    class("interleaved (SBHD)", [54, 59, 58], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
-    class("spans twice as long as what they hold", [282, 420, 202], twice_padded),
+    class("equal spans (BSHD)", [133, 181, 109], equal_spans),
+    class("interleaved (SBHD)", [106, 115, 117], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
+    class("q in SBHD, kv in BSHD", [27, 30, 29], |p| interleaved(p, Side::Q) && blocked(p, Side::Kv)),
+    class("q in BSHD, kv in SBHD", [32, 36, 30], |p| blocked(p, Side::Q) && interleaved(p, Side::Kv)),
+    class("q in THD, kv in BSHD", [31, 33, 27], |p| ragged(p, Side::Q) && padded_batch(p, Side::Kv)),
+    class("q in BSHD, kv in THD", [38, 41, 35], |p| padded_batch(p, Side::Q) && ragged(p, Side::Kv)),
+    class("spans twice as long as what they hold", [343, 460, 283], twice_padded),
     class("slack of one row", [92, 148, 9], |p| slack(p).contains(&1)),
     class("slack of 32 rows and more", [12, 10, 475], |p| slack(p).iter().any(|&rows| rows >= 32)),
     class("257 sequences and more", [14, 13, 13], |p| p.sequences.len() >= 257),
@@ -181,8 +185,8 @@ const OF_PROBLEMS: [Class; 109] = [
     }),
     class("one query, 63 keys and more", [46, 0, 128], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
     // Forms in which problems are given.
-    class("given as segment ids and positions", [100, 98, 101], |p| p.form == Form::Segments),
-    class("given as lengths of a padded batch", [16, 18, 14], |p| p.form == Form::Lengths),
+    class("given as segment ids and positions", [97, 94, 93], |p| p.form == Form::Segments),
+    class("given as lengths of a padded batch", [13, 15, 13], |p| p.form == Form::Lengths),
     // Masks.
     class("full mask", [281, 280, 280], |p| p.mask.is_band() && unbounded(p.mask) == (true, true)),
     class("causal top-left", [164, 164, 161], |p| causal(p, Alignment::TopLeft)),
@@ -263,7 +267,7 @@ const OF_PROBLEMS: [Class; 109] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 20] = [
+const OF_GROUPS: [Class; 22] = [
     class("group of one rank", [90, 89, 89], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -280,6 +284,12 @@ const OF_GROUPS: [Class; 20] = [
     // Labels: no schedule, device or check computes with the ranks' numbers in the world.
     class("label only: larger world", [234, 234, 233], |p| p.parallel.world > p.parallel.size()),
     class("label only: rank order", [156, 157, 158], |p| !p.parallel.ranks.is_sorted()),
+    class("BSHD, several ranks", [113, 149, 92], |p| {
+        parallel(p) && (padded_batch(p, Side::Q) || padded_batch(p, Side::Kv))
+    }),
+    class("SBHD, several ranks", [70, 73, 75], |p| {
+        parallel(p) && (interleaved(p, Side::Q) || interleaved(p, Side::Kv))
+    }),
     class("a rank without real rows", [82, 137, 50], idle_rank),
     class("length below 2·cp, several ranks", [244, 312, 173], |p| {
         parallel(p) && any_run(p, |run| run.len > 0 && run.len < 2 * p.parallel.size())
@@ -406,6 +416,28 @@ fn equal_spans(problem: &Problem) -> bool {
     problem.sequences.len() > 1
         && problem.sequences.windows(2).all(same)
         && any(problem, |s| s.q.step == 1 && s.q.len < s.q.span)
+}
+
+/// Whether rows of one position lie side by side, as in SBHD.
+fn interleaved(problem: &Problem, side: Side) -> bool {
+    problem.sequences.len() > 1 && problem.sequences.iter().all(|s| side_of(s, side).step > 1)
+}
+
+/// Whether several sequences have equal spans of rows that follow each other, as in BSHD.
+fn blocked(problem: &Problem, side: Side) -> bool {
+    let mut runs = problem.sequences.iter().map(|s| side_of(s, side));
+    let span = runs.clone().next().map_or(0, |run| run.span);
+    runs.len() > 1 && span > 1 && runs.all(|run| run.step == 1 && run.span == span)
+}
+
+/// Whether a side in BSHD has padding.
+fn padded_batch(problem: &Problem, side: Side) -> bool {
+    blocked(problem, side) && any(problem, |s| side_of(s, side).len < side_of(s, side).span)
+}
+
+/// Whether spans differ, which only THD can have.
+fn ragged(problem: &Problem, side: Side) -> bool {
+    problem.sequences.windows(2).any(|pair| side_of(&pair[0], side).span != side_of(&pair[1], side).span)
 }
 
 /// Whether the left side of the window is unbounded, and whether the right side is.

@@ -1,4 +1,5 @@
-// Rows moved whole: rank order ↔ sequence order, valid rows, halves of slots, padding fill; and the mask of valid rows.
+// Rows moved whole: rank order ↔ sequence order, valid rows, halves of slots, THD ↔ BSHD ↔ SBHD, padding fill; and the mask
+// of valid rows.
 //
 // One loop moves all of them. A block owns a tile of rows; first a thread for each row says where the row is read and
 // written (a *map*), then all threads move the tile's vectors, four of them in flight a thread. A row is any number of
@@ -119,6 +120,39 @@ struct Half {
         const i64 row = half_row_of_lane(slots, half, half_row).row;
         if (row < 0) return {NONE, fill_rest ? half_row : NONE};
         return write ? Move{half_row, row} : Move{row, half_row};
+    }
+};
+
+// Layouts of a batch: sequences at their slots, a block of `positions` rows for each sequence, or a block of a row of each
+// sequence for each position.
+constexpr int THD = 0, BSHD = 1, SBHD = 2;
+
+// Real rows from one layout to another. Lengths are the slots' own, whatever the layout.
+struct Convert {
+    Slots slots;
+    int positions;
+    int from;
+    int to;
+    int fill_rest;
+
+    __device__ Move at(i64 row) const {
+        Slot slot;
+        i64 position;
+        if (to == THD) {
+            slot = slot_of_lane(slots, (u32)row);
+            position = row - slot.offset;
+        } else {
+            const i64 block = max(to == BSHD ? positions : slots.count, 1), which = row / block;
+            position = to == BSHD ? row - which * block : which;
+            slot = slot_at(slots, (int)(to == BSHD ? which : row - which * block));
+        }
+        const i64 source = from == THD  ? slot.offset + position
+                         : from == BSHD ? (i64)slot.index * positions + position
+                                        : position * slots.count + slot.index;
+        const i64 rows = from == THD ? slots.rows : (i64)slots.count * positions;
+        const bool real = slot.index >= 0 && position < min(slot.len, positions);
+        if (real && source >= 0 && source < rows) return {source, row};
+        return {NONE, fill_rest ? row : NONE};
     }
 };
 
@@ -262,6 +296,7 @@ __device__ __forceinline__ void move_rows_in_bulk(
 MOVES(reorder, Reorder)
 MOVES(copy_valid, CopyValid)
 MOVES(half, Half)
+MOVES(convert, Convert)
 MOVE(fill_padding, FillPadding, 8, uint2)
 MOVE(fill_padding, FillPadding, 4, u32)
 MOVE(fill_padding, FillPadding, 2, u16)

@@ -1,10 +1,11 @@
-//! Rows moved whole: between rank order and sequence order, valid rows, halves, padding; and the mask of valid rows.
+//! Rows moved whole: between rank order and sequence order, between THD, BSHD and SBHD, valid rows, halves, padding;
+//! and the mask of valid rows.
 //!
 //! A row has any number of bytes. Rows whose length and address are multiples of 16 move at full speed; others move
 //! 8, 4, 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
-use seamproof_simulator::helpers::{Direction, Half, Rest};
+use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest};
 
 use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
@@ -54,8 +55,13 @@ unsafe impl Argument for ReorderMap {}
 unsafe impl Argument for CopyValidMap {}
 // SAFETY: repr(C), the fields of the maps in rows.cu.
 unsafe impl Argument for FillPaddingMap {}
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ConvertMap(RawSlots, i32, i32, i32, i32);
 // SAFETY: repr(C), the fields of the maps in rows.cu.
 unsafe impl Argument for HalfMap {}
+// SAFETY: repr(C), the fields of the maps in rows.cu.
+unsafe impl Argument for ConvertMap {}
 
 impl ByteRows<'_> {
     fn check(&self, name: &str) -> Result<(), KernelError> {
@@ -209,6 +215,31 @@ impl Gpu {
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 1, 0);
         self.move_rows("half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
+    }
+
+    /// Copies the real rows of a batch from one layout to another. Layouts other than THD have `positions` rows for each
+    /// sequence, of which the real ones come first; real rows past those are left out. `rest` says what happens to the
+    /// other rows of the target.
+    pub fn convert(
+        &self,
+        slots: Slots,
+        positions: usize,
+        [from_layout, to_layout]: [BatchLayout; 2],
+        [from, to]: [ByteRows; 2],
+        rest: Rest,
+    ) -> Result<(), KernelError> {
+        check_pair(from, to)?;
+        let batch = slots.count.checked_mul(positions).filter(|rows| *rows <= ROWS_MAX);
+        let Some(batch) = batch.filter(|_| positions <= ROWS_MAX) else {
+            let what = format!("{} sequences of {positions} rows; at most {ROWS_MAX} rows", slots.count);
+            return Err(KernelError::shape(what));
+        };
+        let rows = |layout| if layout == BatchLayout::Thd { slots.rows } else { batch };
+        same("from", from.rows, rows(from_layout))?;
+        same("to", to.rows, rows(to_layout))?;
+        let layouts = (from_layout as i32, to_layout as i32);
+        let map = ConvertMap(slots.raw()?, positions as i32, layouts.0, layouts.1, fill(rest).0);
+        self.move_rows("convert", (slots, &map), to.rows, [from, to], rest)
     }
 
     /// Writes a byte for each row: 1 where the row is real, else 0.

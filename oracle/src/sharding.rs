@@ -18,6 +18,10 @@
 //! n such rows lie before a sequence (first offset, gap) or behind all sequences (slack), each rank has n / cp of them,
 //! rounded down.
 //!
+//! Rows of a side may lie side by side (SBHD): those of one position of every sequence, then those of the next one
+//! ([`Lanes`]). They are dealt like the same side with one sequence after the other, and lie side by side on every rank
+//! too.
+//!
 //! A single rank ([`Algorithm::Single`]) holds the problem's own layout, whatever its balance.
 
 use crate::{Algorithm, Balance, Problem, Run, Sequence, Side};
@@ -79,8 +83,11 @@ pub enum ShardingError {
         /// The number of which the span must be a multiple.
         multiple: usize,
     },
-    /// Rows of a sequence that lie apart (SBHD), which no algorithm here supports.
-    #[error("sequence {sequence} has {side} rows with step {step}; cutting them over ranks is not supported")]
+    /// Rows of a sequence that lie apart, but not side by side with those of the others.
+    #[error(
+        "sequence {sequence} has {side} rows with step {step}; give all sequences of the side this step, and first \
+         rows within one step"
+    )]
     Strided {
         /// The index of the sequence.
         sequence: usize,
@@ -89,6 +96,79 @@ pub enum ShardingError {
         /// The step of the sequence.
         step: usize,
     },
+}
+
+/// Rows side by side, as in SBHD: one of each *lane* for each position. A sequence has a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    /// The first row.
+    pub first: usize,
+    /// The number of lanes: rows from one position to the next.
+    pub step: usize,
+    /// The number of positions.
+    pub height: usize,
+}
+
+impl Lanes {
+    /// Returns the lanes of runs in a tensor of `rows` rows. `None` stands for runs of which one has another step than
+    /// the others, or begins further behind the first one than a step. Runs without rows may lie anywhere.
+    pub fn of(runs: &[Run], rows: usize) -> Option<Lanes> {
+        let mut owning = runs.iter().filter(|run| run.span > 0);
+        let (first, height) =
+            (owning.clone().map(|run| run.offset).min()?, owning.clone().map(|run| run.span).max()?);
+        let step = owning.clone().next()?.step;
+        let beside = owning.all(|run| run.step == step && run.offset - first < step);
+        (beside && step <= rows).then_some(Lanes { first, step, height })
+    }
+
+    /// Returns one past the last row of any lane.
+    pub fn end(&self) -> usize {
+        self.first + self.step * self.height
+    }
+
+    /// Returns where a sequence's rows would lie if its lane followed the one before. A run without rows has no lane.
+    pub fn apart(&self, run: Run) -> Run {
+        let lane = if run.span > 0 { run.offset - self.first } else { 0 };
+        Run { offset: self.first + lane * self.height, step: 1, ..run }
+    }
+
+    /// Returns where rows lie that would follow each other in one lane, or outside all of them, if each lane followed
+    /// the one before.
+    pub fn beside(&self, run: Run) -> Run {
+        match run.offset.checked_sub(self.first) {
+            Some(inside) if inside < self.step * self.height => {
+                let (lane, position) = (inside / self.height, inside % self.height);
+                Run { offset: self.first + lane + self.step * position, step: run.step * self.step, ..run }
+            }
+            _ => run,
+        }
+    }
+
+    /// Returns the lanes that each of `parts` equal parts of the positions has.
+    pub fn part(&self, parts: usize) -> Lanes {
+        Lanes { first: self.first / parts, step: self.step, height: self.height / parts }
+    }
+
+    /// Returns the lanes of `parts` such parts together.
+    pub fn whole(&self, parts: usize) -> Lanes {
+        Lanes { first: self.first * parts, step: self.step, height: self.height * parts }
+    }
+}
+
+/// Returns one side's runs as if lanes followed each other, the number of the tensor's rows, and the lanes where there
+/// are any.
+pub fn without_lanes(runs: &[Run], rows: usize) -> (Vec<Run>, usize, Option<Lanes>) {
+    let lanes = Lanes::of(runs, rows).filter(|lanes| lanes.step > 1);
+    match lanes {
+        Some(lanes) => {
+            (runs.iter().map(|run| lanes.apart(*run)).collect(), rows.max(lanes.end()), Some(lanes))
+        }
+        // A run without rows has no step.
+        None => {
+            let packed = |run: &Run| if run.span > 0 { *run } else { Run { step: 1, ..*run } };
+            (runs.iter().map(packed).collect(), rows, None)
+        }
+    }
 }
 
 /// Returns the layouts of a problem's ranks, in group order.
@@ -119,8 +199,9 @@ pub fn whole(problem: &Problem) -> RankLayout {
 /// Checks that a side can be cut over the problem's group.
 pub fn check(problem: &Problem, side: Side) -> Result<(), ShardingError> {
     let multiple = span_multiple(problem.parallel.balance, problem.parallel.size());
-    for (sequence, both) in problem.sequences.iter().enumerate() {
-        let Run { step, span, .. } = run_of(both, side);
+    let runs: Vec<Run> = problem.sequences.iter().map(|both| run_of(both, side)).collect();
+    let (runs, ..) = without_lanes(&runs, rows_of(problem, side));
+    for (sequence, Run { step, span, .. }) in runs.into_iter().enumerate() {
         if step != 1 {
             return Err(ShardingError::Strided { sequence, side, step });
         }
@@ -165,8 +246,10 @@ fn deal(balance: Balance, cp: usize, span: usize, position: usize) -> (usize, us
 fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
     let (cp, balance) = (problem.parallel.size(), problem.parallel.balance);
     let step = if balance == (Balance::Striped { stripe: 1 }) { cp } else { 1 };
-    let mut sequences: Vec<(usize, Run)> =
-        problem.sequences.iter().map(|both| run_of(both, side)).enumerate().collect();
+    let runs: Vec<Run> = problem.sequences.iter().map(|both| run_of(both, side)).collect();
+    let (runs, total, lanes) = without_lanes(&runs, rows_of(problem, side));
+    let on_rank = lanes.map(|lanes| lanes.part(cp));
+    let mut sequences: Vec<(usize, Run)> = runs.into_iter().enumerate().collect();
     sequences.sort_by_key(|(_, run)| (run.offset, run.span));
 
     let mut ranks = vec![SideLayout::default(); cp];
@@ -178,13 +261,14 @@ fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
             let (rank, at) = deal(balance, cp, run.span, position);
             let piece = Piece { start: position, step, span: 1, at };
             let local = Run::packed(slot + at, usize::from(position < run.len), 1);
+            let local = on_rank.map_or(local, |lanes| lanes.beside(local));
             ranks[rank].push(PlacedRun { sequence, piece, local });
         }
         slot += run.span / cp;
         end = end.max(run.offset + run.span);
     }
     for rank in &mut ranks {
-        rank.rows = slot + (rows_of(problem, side) - end) / cp;
+        rank.rows = slot + (total - end) / cp;
         rank.runs.sort_by_key(|placed| placed.sequence);
     }
     ranks
@@ -209,7 +293,7 @@ impl PlacedRun {
         let PlacedRun { sequence, piece, local } = *self;
         sequence == one.sequence
             && piece.start + piece.span * piece.step == one.piece.start
-            && local.offset + local.span == one.local.offset
+            && local.offset + local.span * local.step == one.local.offset
     }
 }
 

@@ -1,8 +1,8 @@
 """Dealing: which rank of a context-parallel group holds which rows.
 
 A group of `size` ranks deals the *span* of each sequence, its real rows and its padding alike, on the side of the
-queries as on that of the keys. All ranks get equally many rows of it, one sequence behind the other. The *balance* says
-which:
+queries as on that of the keys. All ranks get equally many rows of it, one sequence behind the other, or side by side
+(SBHD) where they lie so in the whole tensor. The *balance* says which:
 
 | balance | the span is cut into | rank r holds, one after the other |
 |---|---|---|
@@ -97,18 +97,62 @@ class Parallel:
             for piece in pieces:
                 piece.append(np.full(count // self.size, -1))
 
+        lanes = _Lanes.of(runs, rows)
         end = 0
-        for run in sorted(runs, key=lambda run: (run.offset, run.span)):
-            if run.step != 1:
-                raise DeclarationError(
-                    "rows of a sequence lie apart (SBHD), so they cannot be dealt to ranks"
-                )
-            free(max(run.offset - end, 0))
-            for piece, positions in zip(pieces, self.positions(run.span), strict=True):
-                piece.append(run.offset + positions)
-            end = max(end, run.end)
-        free(rows - end)
-        return [np.concatenate(piece).astype(np.int64) for piece in pieces]
+        for offset, span in sorted((lanes.apart(run), run.span) for run in runs):
+            free(max(offset - end, 0))
+            for piece, positions in zip(pieces, self.positions(span), strict=True):
+                piece.append(offset + positions)
+            end = max(end, offset + span)
+        free(max(rows, lanes.end) - end)
+        return [lanes.beside(np.concatenate(piece).astype(np.int64), self.size) for piece in pieces]
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """Rows side by side (SBHD): `step` of them for each of `height` positions, from row `first`. With a step of 1 rows
+    follow each other."""
+
+    first: int
+    step: int
+    height: int
+
+    @classmethod
+    def of(cls, runs: Items[Run], rows: int) -> _Lanes:
+        """Returns the lanes of one side."""
+        runs = [run for run in runs if run.span]
+        steps = {run.step for run in runs}
+        if steps <= {1}:
+            return cls(0, 1, 0)
+        first, step = min(run.offset for run in runs), max(steps)
+        if len(steps) > 1 or step > rows or any(run.offset >= first + step for run in runs):
+            raise DeclarationError(
+                "rows of a sequence lie apart, and not side by side with those of the others (SBHD), so they cannot "
+                "be dealt to ranks"
+            )
+        return cls(first, step, max(run.span for run in runs))
+
+    @property
+    def end(self) -> int:
+        """Returns one past the last row of any lane."""
+        return self.first + self.step * self.height
+
+    def apart(self, run: Run) -> int:
+        """Returns the first row of a run if each lane followed the one before."""
+        if self.step == 1:
+            return run.offset
+        return self.first + ((run.offset - self.first) * self.height if run.span else 0)
+
+    def beside(self, dealt: np.ndarray, ranks: int) -> np.ndarray:
+        """Returns the rows of a rank side by side, given those that it would have if lanes followed each other."""
+        if self.step == 1 or not self.height:
+            return dealt
+        inside = (dealt >= self.first) & (dealt < self.end)
+        lane, position = np.divmod(dealt - self.first, self.height)
+        dealt = np.where(inside, self.first + lane + self.step * position, dealt)
+        first, height = self.first // ranks, self.height // ranks
+        block = dealt[first : first + self.step * height].reshape(self.step, height)
+        return np.concatenate([dealt[:first], block.T.ravel(), dealt[first + block.size :]])
 
 
 def _named(value: str | dict[str, dict[str, int]]) -> tuple[str, dict[str, int]]:

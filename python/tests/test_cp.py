@@ -20,6 +20,7 @@ from seamproof import DeclarationError, Problem, ProgramMissing, program  # noqa
 from seamproof.arrays import Torch  # noqa: E402
 from seamproof.dealing import Parallel  # noqa: E402
 from seamproof.loading import load  # noqa: E402
+from seamproof.runs import Run  # noqa: E402
 from seamproof.subject import Answer, Result  # noqa: E402
 
 RING = Path(__file__).parent.parent / "examples" / "torch_ring.py"
@@ -387,6 +388,17 @@ def test_rows_are_dealt_as_the_balance_says(balance, rows):
     assert parallel.positions(8).tolist() == rows
     with pytest.raises(DeclarationError, match="no multiple"):
         parallel.positions(7)
+
+
+def test_rows_side_by_side_are_dealt_side_by_side():
+    """Three sequences in SBHD behind two rows of nobody, and the same runs of which one has another step."""
+    parallel = Parallel.from_json({"algorithm": "ring", "balance": "dual-chunk", "world": 2, "ranks": [0, 1]})
+    runs = [Run(2 + lane, length, 4, step=3) for lane, length in enumerate((4, 1, 3))]
+    first, second = parallel.dealt([*runs, Run(16, 0, 0)], 16)
+    assert first.tolist() == [-1, 2, 3, 4, 11, 12, 13, -1]
+    assert second.tolist() == [-1, 5, 6, 7, 8, 9, 10, -1]
+    with pytest.raises(DeclarationError, match="side by side"):
+        parallel.dealt([*runs, Run(14, 0, 2, step=1)], 16)
 
 
 def test_results_of_several_ranks_are_dealt():

@@ -78,6 +78,50 @@ pub enum Update {
     Add = 2,
 }
 
+/// Layout of a batch of sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchLayout {
+    /// Sequences at their slots.
+    Thd = 0,
+    /// A block of equally many rows for each sequence, one sequence after the other.
+    Bshd = 1,
+    /// A block of a row of each sequence for each position, one position after the other.
+    Sbhd = 2,
+}
+
+impl BatchLayout {
+    /// Every layout.
+    pub const ALL: [BatchLayout; 3] = [BatchLayout::Thd, BatchLayout::Bshd, BatchLayout::Sbhd];
+
+    /// Returns the name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            BatchLayout::Thd => "THD",
+            BatchLayout::Bshd => "BSHD",
+            BatchLayout::Sbhd => "SBHD",
+        }
+    }
+
+    /// Returns the row of a position of a sequence. Layouts other than THD have `positions` rows for each sequence.
+    fn row(self, slots: &[Run], positions: usize, sequence: usize, position: usize) -> usize {
+        match self {
+            BatchLayout::Thd => slots[sequence].row(position),
+            BatchLayout::Bshd => sequence * positions + position,
+            BatchLayout::Sbhd => position * slots.len() + sequence,
+        }
+    }
+}
+
+/// Returns the real rows of every sequence in one layout, with their rows in another. Real rows past `positions` have
+/// no place in layouts other than THD, and are left out.
+pub fn converted_pairs(slots: &[Run], positions: usize, [from, to]: [BatchLayout; 2]) -> Vec<(usize, usize)> {
+    let of = |(sequence, slot): (usize, &Run)| {
+        let row = move |layout: BatchLayout, position| layout.row(slots, positions, sequence, position);
+        (0..slot.len.min(positions)).map(move |position| (row(from, position), row(to, position)))
+    };
+    slots.iter().enumerate().flat_map(of).collect()
+}
+
 /// Returns the number of rows in the layout of halves.
 pub fn half_rows(rows: usize) -> usize {
     rows.div_ceil(2)

@@ -8,10 +8,13 @@
 //!
 //! *Sequence order* is the layout of a gathered buffer in which every sequence is whole. It has `cp` times the rank's
 //! rows, and each sequence lies at `cp` times its slot's offset. *Rank order* has the ranks' rows one after the other.
+//!
+//! Of rows side by side (SBHD), slots say where they would lie if each lane followed the one before. What
+//! [`ShardedSide`] returns are the rows themselves: side by side on a rank, and in sequence order too.
 //! [`ShardedSide::reorder`] is the bijection between the two. It includes rows that no sequence owns
 //! (TransformerEngine's kernels lose or double those rows if a buffer is longer than the last offset).
 
-use seamproof_oracle::sharding::{self, Piece, PlacedRun, ShardingError, run_of};
+use seamproof_oracle::sharding::{self, Lanes, Piece, PlacedRun, ShardingError, run_of, without_lanes};
 use seamproof_oracle::{Balance, Problem, Run, Side};
 
 /// One sequence on every rank.
@@ -36,6 +39,8 @@ pub struct ShardedSide {
     pub rows: usize,
     /// The sequences, in the problem's order.
     pub slots: Vec<Slot>,
+    /// The lanes of a rank's tensor, where rows lie side by side.
+    pub lanes: Option<Lanes>,
 }
 
 impl ShardedSide {
@@ -48,8 +53,9 @@ impl ShardedSide {
     }
 
     /// Cuts runs of a tensor of `total` rows. Nothing is checked: spans must be multiples of
-    /// [`sharding::span_multiple`], and rows must be consecutive.
+    /// [`sharding::span_multiple`], and rows must be consecutive or side by side.
     pub fn of_runs(runs: &[Run], total: usize, cp: usize, balance: Balance) -> ShardedSide {
+        let (runs, total, lanes) = without_lanes(runs, total);
         let mut order: Vec<usize> = (0..runs.len()).collect();
         order.sort_by_key(|&index| (runs[index].offset, runs[index].span));
         let mut slots = vec![Slot { offset: 0, span: 0, len: 0 }; runs.len()];
@@ -63,7 +69,17 @@ impl ShardedSide {
             end = end.max(run.offset + run.span);
         }
         rows += total.saturating_sub(end) / cp;
-        ShardedSide { cp, balance, rows, slots }
+        ShardedSide { cp, balance, rows, slots, lanes: lanes.map(|lanes| lanes.part(cp)) }
+    }
+
+    /// Returns where rows lie on a rank that are numbered lane after lane.
+    pub(crate) fn on_rank(&self, run: Run) -> Run {
+        self.lanes.map_or(run, |lanes| lanes.beside(run))
+    }
+
+    /// Returns where rows lie in sequence order that are numbered lane after lane.
+    fn in_order(&self, run: Run) -> Run {
+        self.lanes.map_or(run, |lanes| lanes.whole(self.cp).beside(run))
     }
 
     /// Returns the pieces of a rank's slot, in order of rows; none for an empty slot.
@@ -105,7 +121,13 @@ impl ShardedSide {
     /// Returns the rows of a piece in a rank's tensor.
     pub fn local(&self, sequence: usize, piece: &Piece) -> Run {
         let offset = self.slots[sequence].offset + piece.at;
-        Run { offset, step: 1, len: self.real(sequence, piece), span: piece.span }
+        self.on_rank(Run { offset, step: 1, len: self.real(sequence, piece), span: piece.span })
+    }
+
+    /// Returns the rows of a sequence in a rank's tensor. Padding is included and counted as rows (`len = span`).
+    pub fn slot(&self, sequence: usize) -> Run {
+        let Slot { offset, span, .. } = self.slots[sequence];
+        self.on_rank(Run::packed(offset, span, span))
     }
 
     /// Returns the pieces of every sequence on a rank, with their rows.
@@ -119,21 +141,31 @@ impl ShardedSide {
     /// Returns the rows of a sequence in a buffer in sequence order.
     pub fn gathered(&self, sequence: usize) -> Run {
         let slot = self.slots[sequence];
-        Run { offset: slot.offset * self.cp, step: 1, len: slot.len, span: slot.span * self.cp }
+        self.in_order(Run::packed(slot.offset * self.cp, slot.len, slot.span * self.cp))
     }
 
     /// Returns runs of a rank's tensor with their rows in sequence order. Every row of the tensor occurs once. Besides
     /// the slots' pieces there are the rows that no sequence owns, which lie rank after rank in their share of the
     /// gathered gap.
     pub fn reorder(&self, rank: usize) -> Vec<(Run, Run)> {
+        let moves = self.moves(rank).into_iter();
+        moves.map(|(here, there)| (self.on_rank(here), self.in_order(there))).collect()
+    }
+
+    /// Returns the same runs, numbered lane after lane.
+    pub(crate) fn moves(&self, rank: usize) -> Vec<(Run, Run)> {
         let mut map = Vec::new();
         let mut order: Vec<usize> = (0..self.slots.len()).collect();
         order.sort_by_key(|&index| (self.slots[index].offset, self.slots[index].span));
         let mut end = 0;
-        let unowned = |from: usize, to: usize| {
+        let share = |(from, to): (usize, usize)| {
             let rows = to - from;
             let there = from * self.cp + rank * rows;
             (rows > 0).then(|| (Run::packed(from, rows, rows), Run::packed(there, rows, rows)))
+        };
+        let unowned = |from: usize, to: usize| {
+            let stretches: Vec<_> = self.stretches(from, to).into_iter().filter_map(share).collect();
+            stretches
         };
         for index in order {
             let slot = self.slots[index];
@@ -147,6 +179,17 @@ impl ShardedSide {
         }
         map.extend(unowned(end, self.rows));
         map
+    }
+
+    /// Returns the parts of `from..to` of which each lies in one lane or outside all of them.
+    fn stretches(&self, from: usize, to: usize) -> Vec<(usize, usize)> {
+        let borders = self
+            .lanes
+            .into_iter()
+            .flat_map(|Lanes { first, step, height }| (0..=step).map(move |lane| first + lane * height));
+        let inner = borders.filter(|&border| from < border && border < to);
+        let ends: Vec<usize> = [from].into_iter().chain(inner).chain([to.max(from)]).collect();
+        ends.windows(2).map(|pair| (pair[0], pair[1])).collect()
     }
 
     /// Returns the row in sequence order of each row of a rank's tensor, as TransformerEngine's
@@ -206,7 +249,7 @@ mod tests {
             slot
         });
         let slots = slots.collect();
-        ShardedSide { cp, balance, rows: rows + slack, slots }
+        ShardedSide { cp, balance, rows: rows + slack, slots, lanes: None }
     }
 
     #[test]

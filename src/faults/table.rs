@@ -1,6 +1,6 @@
 //! Faults in tables.
 
-use seamproof_oracle::{Format, Inputs, Precision, Problem};
+use seamproof_oracle::{Algorithm, Format, Inputs, Precision, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};
 
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, Sizes, Table};
@@ -28,6 +28,30 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         entries: &[11, 202],
         caught_by: &[Catcher::Capability],
         edit: |table| table.dims.qk = Sizes::up_to(64),
+    },
+    TableFault {
+        id: "table-without-padding",
+        imitates: "padding between sequences is refused for every generation of a kernel, although one masks it",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: |table| table.layout.padding = false,
+    },
+    TableFault {
+        id: "table-without-an-algorithm",
+        imitates: "a list of refused algorithms still names all-gather, which the backend runs by now",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: |table| table.parallel.algorithms.retain(|name| *name != Algorithm::AllGather.name()),
+    },
+    TableFault {
+        id: "table-of-equal-lengths",
+        imitates: "a backend asserts equal maxima of queries and keys, and masks sequences of any lengths",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: |table| table.lengths.equal = true,
     },
 ];
 

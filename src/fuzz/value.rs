@@ -11,7 +11,9 @@ use seamproof_judge::generate::{RawProblem, RawSequence};
 use seamproof_oracle::BORDERS_MAX;
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 3;
+pub const VALUE_VERSION: u8 = 4;
+/// First byte of a value from before keys had a layout of their own.
+const WITHOUT_KV_LAYOUT: u8 = 3;
 /// First byte of a value from before its mask had blocks and a prefix.
 const WITHOUT_BLOCKS: u8 = 2;
 /// First byte of a value from before it had a form.
@@ -36,9 +38,10 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // No borders, no chunks and no prefix are numbers 0, and so is the plain form.
-        WITHOUT_BLOCKS => [body, &[0; 3]].concat(),
-        WITHOUT_FORM => [body, &[0; 4]].concat(),
+        // The layout of the queries, no borders, no chunks, no prefix and the plain form are numbers 0.
+        WITHOUT_KV_LAYOUT => [body, &[0]].concat(),
+        WITHOUT_BLOCKS => [body, &[0; 4]].concat(),
+        WITHOUT_FORM => [body, &[0; 5]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -167,6 +170,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         borders,
         chunk,
         prefix,
+        kv_layout,
     } = raw;
     let mut numbers = vec![
         layout,
@@ -201,6 +205,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         form,
         chunk,
         prefix,
+        kv_layout,
     ];
     numbers.extend(borders);
     numbers
@@ -221,6 +226,17 @@ mod tests {
         assert_eq!(from_bytes(&[&to_bytes(&RawProblem::default())[..], &[0]].concat()), None, "and a byte");
         let other = [&[VALUE_VERSION + 1], &to_bytes(&RawProblem::default())[1..]].concat();
         assert_eq!(from_bytes(&other), None, "another version");
+    }
+
+    #[test]
+    fn values_from_before_a_number_was_added_read_back() {
+        let raw = draw_raw(9, 3, &Limits::quick());
+        let raw = RawProblem { form: 0, kv_layout: 0, ..raw };
+        let bytes = to_bytes(&raw);
+        for (missing, version) in [(1, WITHOUT_KV_LAYOUT), (2, WITHOUT_FORM)] {
+            let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
+            assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");
+        }
     }
 
     #[test]

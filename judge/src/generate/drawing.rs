@@ -5,10 +5,10 @@
 //! Each further choice aims at the seams, which uniform draws never hit.
 
 use arbitrary::{Arbitrary, Unstructured};
-use seamproof_oracle::Algorithm;
+use seamproof_oracle::{Algorithm, Form};
 
 use super::choices::Choices;
-use super::fixup::{EXACT_MODES, FORMS, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, FORMS, LAYOUTS, SCALES, SINKS, SOFTCAPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Limits, RawProblem, RawSequence, aims};
 
@@ -50,6 +50,7 @@ enum Feature {
     Modes,
     Parallel,
     SubGroup,
+    OtherLayout,
 }
 
 #[derive(Clone, Copy)]
@@ -82,6 +83,7 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(BLOCKS_ONE_IN) {
         blocks(choose, limits, &mut raw);
     }
+    other_layout(choose, features, &mut raw);
     raw
 }
 
@@ -121,6 +123,18 @@ fn border(choose: &mut Choices<'_, '_>, limits: &Limits, keys: u32) -> u32 {
 
 /// Number of cases among which one asks for another form than the plain one. Few problems can be said in one.
 const FORM_ONE_IN: u32 = 2;
+
+/// Layouts of keys and values, beside each layout of queries (THD, BSHD, SBHD).
+const BESIDE: [[u32; 3]; LAYOUTS.len()] = [[1, 2, 2], [0, 2, 2], [0, 1, 1]];
+
+/// Gives keys another layout than queries. A padded batch, of which lengths alone tell, has one layout.
+fn other_layout(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
+    let lengths = FORMS.iter().position(|form| *form == Form::Lengths).map_or(0, |index| index as u32 + 1);
+    let wanted = features.on(Feature::EqualSpans) && features.on(Feature::OtherLayout);
+    if wanted && raw.form != lengths {
+        raw.kv_layout = 1 + choose.of(&BESIDE[raw.layout as usize]);
+    }
+}
 
 /// Number of cases of which [`EXACT`] ask for an exact mode.
 const EXACT_OF: u32 = 20;
@@ -215,7 +229,7 @@ fn sequences(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, 
     if features.on(Feature::Padding) {
         padding(choose, features, &mut raw.sequences);
     }
-    raw.layout = if features.on(Feature::EqualSpans) { choose.below(3) } else { 0 };
+    raw.layout = if features.on(Feature::EqualSpans) { choose.below(LAYOUTS.len() as u32) } else { 0 };
     if features.on(Feature::Gaps) {
         gaps(choose, limits, &mut raw.sequences);
     }

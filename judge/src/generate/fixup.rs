@@ -9,8 +9,8 @@
 //!    elements than `elements_max`. Equal spans become packed ones where that saves half of the elements. Then the
 //!    larger head dimension loses a third. Where the heads weigh more, the KV heads halve instead, then the group,
 //!    down to one head of dimension 8. Then the sequence of the largest span halves. Then gaps and slack go.
-//! 6. With context parallelism, the group gets 1 to 16 ranks, the layout is packed, and every span becomes a multiple
-//!    of what the balance cuts it into. Longer stripes become dual-chunk where the algorithm has no use for them. Where an
+//! 6. With context parallelism, the group gets 1 to 16 ranks, and every span becomes a multiple of what the balance
+//!    cuts it into. Longer stripes become dual-chunk where the algorithm has no use for them. Where an
 //!    algorithm deals heads, its parameter, or else the number of ranks, becomes the largest one, not above the one
 //!    asked for, over which the heads can be dealt.
 //! 7. An exact mode becomes the next of its table whose preconditions the problem meets, after its scale has become
@@ -63,6 +63,8 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
     InputMode::Routing,
     InputMode::Pairs,
 ];
+/// Table of layouts, from THD over BSHD to SBHD.
+pub(super) const LAYOUTS: [Layout; 3] = [Layout::Packed, Layout::EqualSpans, Layout::Interleaved];
 /// Table of forms other than the plain one.
 pub(super) const FORMS: [Form; 2] = [Form::Segments, Form::Lengths];
 /// Head dimension below which no dimension is shrunk; rows shrink instead.
@@ -209,7 +211,7 @@ impl Piece {
 
 /// Layout of the spans of one side.
 #[derive(Clone, Copy, PartialEq)]
-enum Layout {
+pub(super) enum Layout {
     Packed,
     EqualSpans,
     Interleaved,
@@ -222,6 +224,22 @@ impl Layout {
             Layout::EqualSpans | Layout::Interleaved => equal(pieces, self == Layout::Interleaved),
         };
         (runs, end + slack)
+    }
+}
+
+/// Layouts of both sides.
+#[derive(Clone, Copy, PartialEq)]
+struct Layouts {
+    q: Layout,
+    kv: Layout,
+}
+
+impl Layouts {
+    const PACKED: Layouts = Layouts { q: Layout::Packed, kv: Layout::Packed };
+
+    fn asked(raw: &RawProblem) -> Layouts {
+        let q = wrapped(&LAYOUTS, raw.layout);
+        Layouts { q, kv: raw.kv_layout.checked_sub(1).map_or(q, |index| wrapped(&LAYOUTS, index)) }
     }
 }
 
@@ -252,7 +270,7 @@ struct Shape {
     q: Vec<Piece>,
     kv: Vec<Piece>,
     slack: TensorRows,
-    layout: Layout,
+    layouts: Layouts,
     kv_heads: usize,
     group: usize,
     dims: Dims,
@@ -321,7 +339,6 @@ impl Shape {
                 self.parallel.algorithm = with(largest(parameter, &fits));
             }
         }
-        self.layout = Layout::Packed;
         let unit = span_multiple(self.parallel.balance, self.parallel.size());
         self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.unit = unit);
     }
@@ -346,7 +363,7 @@ impl Shape {
             q: kept.iter().map(q).collect(),
             kv: kept.iter().map(kv).collect(),
             slack: TensorRows { q: slack(raw.q_slack), kv: slack(raw.kv_slack) },
-            layout: wrapped(&[Layout::Packed, Layout::EqualSpans, Layout::Interleaved], raw.layout),
+            layouts: Layouts::asked(raw),
             kv_heads,
             group: one_to(raw.group, heads_max / kv_heads as u32),
             dims: Dims { qk: dim(raw.qk_dim), v: dim(raw.v_dim) },
@@ -367,8 +384,8 @@ impl Shape {
 
     /// Returns the number of elements, as `Problem::elements` counts them.
     fn elements(&self) -> u64 {
-        let (_, q_rows) = self.layout.runs(&self.q, self.slack.q);
-        let (_, kv_rows) = self.layout.runs(&self.kv, self.slack.kv);
+        let (_, q_rows) = self.layouts.q.runs(&self.q, self.slack.q);
+        let (_, kv_rows) = self.layouts.kv.runs(&self.kv, self.slack.kv);
         let rows = q_rows * self.heads().q + kv_rows * self.kv_heads;
         self.passes * rows as u64 * (self.dims.qk + self.dims.v) as u64
     }
@@ -392,13 +409,13 @@ impl Shape {
     /// Packs equal spans if there are too many elements and packing saves half of them. Returns whether it did.
     fn pack(&mut self, elements_max: u64) -> bool {
         let spread = self.elements();
-        if self.layout == Layout::Packed || spread <= elements_max {
+        if self.layouts == Layouts::PACKED || spread <= elements_max {
             return false;
         }
-        let layout = std::mem::replace(&mut self.layout, Layout::Packed);
+        let layouts = std::mem::replace(&mut self.layouts, Layouts::PACKED);
         let saves_half = 2 * self.elements() <= spread;
         if !saves_half {
-            self.layout = layout;
+            self.layouts = layouts;
         }
         saves_half
     }
@@ -438,8 +455,8 @@ impl Shape {
     }
 
     fn runs(&self) -> (Vec<Sequence>, TensorRows) {
-        let (q_runs, q) = self.layout.runs(&self.q, self.slack.q);
-        let (kv_runs, kv) = self.layout.runs(&self.kv, self.slack.kv);
+        let (q_runs, q) = self.layouts.q.runs(&self.q, self.slack.q);
+        let (kv_runs, kv) = self.layouts.kv.runs(&self.kv, self.slack.kv);
         let sequence = |(id, (q, kv)): (u32, (Run, Run))| Sequence { id, q, kv };
         ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), TensorRows { q, kv })
     }

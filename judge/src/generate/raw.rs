@@ -28,7 +28,7 @@ pub struct RawSequence {
 pub struct RawProblem {
     /// Sequences, in order of memory.
     pub sequences: Vec<RawSequence>,
-    /// Layout, modulo 3: 0 packed, 1 equal spans (BSHD), 2 equal spans interleaved (SBHD).
+    /// Layout of both sides, modulo 3: 0 packed (THD), 1 equal spans (BSHD), 2 equal spans interleaved (SBHD).
     pub layout: u32,
     /// Number of rows after the last sequence's queries.
     pub q_slack: u32,
@@ -104,6 +104,9 @@ pub struct RawProblem {
     /// Number of keys of a prefix.
     #[serde(default)]
     pub prefix: u32,
+    /// Layout of keys and values: 0 for that of the queries, n for layout n − 1, modulo 3.
+    #[serde(default)]
+    pub kv_layout: u32,
 }
 
 impl RawProblem {

@@ -73,6 +73,7 @@ fn random_raw(seed: u64) -> RawProblem {
         borders: (0..count).map(|_| number()).collect(),
         chunk: number(),
         prefix: number(),
+        kv_layout: number(),
     }
 }
 

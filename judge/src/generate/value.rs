@@ -13,7 +13,8 @@ pub fn value_of(problem: &Problem) -> RawProblem {
     let bound = |side: Option<u32>| side.map_or(0, |keys| keys.saturating_add(1));
     let mut raw = RawProblem {
         sequences: sequences(problem),
-        layout: if problem.sequences.iter().any(|s| s.q.step > 1) { 2 } else { 0 },
+        layout: layout(problem, |s| s.q),
+        kv_layout: 1 + layout(problem, |s| s.kv),
         q_slack: slack(problem, |s| s.q, problem.rows.q),
         kv_slack: slack(problem, |s| s.kv, problem.rows.kv),
         kv_heads: problem.heads.kv as u32,
@@ -68,6 +69,11 @@ fn sequences(problem: &Problem) -> Vec<RawSequence> {
         kv_gap,
     };
     problem.sequences.iter().zip(both).map(sequence).collect()
+}
+
+/// Returns the layout of a side. Runs say equal spans by themselves, except those of a step.
+fn layout(problem: &Problem, side: fn(&Sequence) -> Run) -> u32 {
+    if problem.sequences.iter().any(|sequence| side(sequence).step > 1) { 2 } else { 0 }
 }
 
 fn slack(problem: &Problem, side: fn(&Sequence) -> Run, rows: usize) -> u32 {

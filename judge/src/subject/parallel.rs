@@ -12,8 +12,9 @@ pub enum ParallelRule {
     /// Every span must be a multiple of the number of pieces that the balance makes of it.
     #[error("a sequence's span is not a multiple of what the sharding cuts it into")]
     SpanMultiple,
-    /// Only consecutive rows are cut; those with a step (SBHD) are not supported.
-    #[error("rows with a step (SBHD) are not supported under context parallelism")]
+    /// Only rows that follow each other are cut, or those that lie side by side (SBHD): with one step for all sequences
+    /// of a side, which begin within it.
+    #[error("rows with a step are dealt where all sequences of a side have it and begin within it (SBHD)")]
     ConsecutiveRows,
     /// Query heads must be dealt evenly.
     #[error("the query heads are not a multiple of the all-to-all's ranks")]
@@ -114,9 +115,23 @@ pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
 
 /// Returns the rule that the rows of a sequence break, if any. Spans must be multiples of `unit`.
 fn broken_by_rows(problem: &Problem, unit: usize) -> Option<ParallelRule> {
-    let side = |side: fn(&Sequence) -> Run| problem.sequences.iter().map(side);
-    side(|sequence| sequence.q).chain(side(|sequence| sequence.kv)).find_map(|run| match run.step {
-        1 => (!run.span.is_multiple_of(unit)).then_some(ParallelRule::SpanMultiple),
-        _ => Some(ParallelRule::ConsecutiveRows),
-    })
+    let side = |side: fn(&Sequence) -> Run, rows| {
+        let runs: Vec<Run> = problem.sequences.iter().map(side).collect();
+        let owning: Vec<Run> = runs.into_iter().filter(|run| run.span > 0).collect();
+        let beside = are_side_by_side(&owning, rows);
+        owning.into_iter().find_map(|run| match beside || run.step == 1 {
+            true => (!run.span.is_multiple_of(unit)).then_some(ParallelRule::SpanMultiple),
+            false => Some(ParallelRule::ConsecutiveRows),
+        })
+    };
+    side(|sequence| sequence.q, problem.rows.q).or_else(|| side(|sequence| sequence.kv, problem.rows.kv))
+}
+
+/// Whether rows of one position lie side by side, in a tensor of at least as many rows as there are from one position
+/// to the next.
+fn are_side_by_side(runs: &[Run], rows: usize) -> bool {
+    let first = runs.iter().map(|run| run.offset).min().unwrap_or(0);
+    let mut steps = runs.iter().map(|run| run.step);
+    let step = steps.next().unwrap_or(1);
+    step <= rows && steps.all(|other| other == step) && runs.iter().all(|run| run.offset < first + step)
 }

@@ -41,7 +41,7 @@ pub static MISCALLS: LazyLock<Vec<Miscall>> =
     LazyLock::new(|| AT_THE_CALL.into_iter().chain(MISREADS).collect());
 
 /// Faults in what the subject is told or given, or in what is taken from it.
-const AT_THE_CALL: [Miscall; 23] = [
+const AT_THE_CALL: [Miscall; 24] = [
     Miscall {
         id: "call-window-narrower",
         imitates: "the left window bound arrives one smaller",
@@ -176,6 +176,16 @@ const AT_THE_CALL: [Miscall; 23] = [
         caught_by: VALUES,
         edit: |backend, problem, inputs| {
             given(backend, problem, inputs, |inputs| k_swapped(problem, &mut inputs.k))
+        },
+    },
+    Miscall {
+        id: "call-row-lost-in-a-conversion",
+        imitates: "a conversion from THD ends one row early: the longest sequence's last key and value are zeros",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: VALUES,
+        edit: |backend, problem, inputs| {
+            given(backend, problem, inputs, |inputs| last_key_lost(problem, inputs))
         },
     },
     Miscall {
@@ -416,6 +426,15 @@ fn v_shifted(problem: &Problem, v: &mut Array3<f32>) {
             let from = rows[(i + rows.len() - 1) % rows.len()];
             v.index_axis_mut(Axis(0), row).assign(&old.index_axis(Axis(0), from));
         }
+    }
+}
+
+/// Makes the last real row of the longest sequence's keys and values zeros.
+fn last_key_lost(problem: &Problem, inputs: &mut Inputs) {
+    let longest = problem.sequences.iter().map(|sequence| sequence.kv).max_by_key(|kv| kv.len);
+    if let Some(row) = longest.and_then(|kv| kv.real_rows().last()) {
+        inputs.k.index_axis_mut(Axis(0), row).fill(0.0);
+        inputs.v.index_axis_mut(Axis(0), row).fill(0.0);
     }
 }
 

@@ -1,5 +1,5 @@
-//! The reference kernels, halves of statistics and sequences from segment ids, run on a CPU thread by thread and held
-//! to plain loops (`kernels_reference/`). So they are seen to be right without a GPU:
+//! The reference kernels, halves of statistics, sequences from segment ids and conversions between layouts, run on a CPU
+//! thread by thread and held to plain loops (`kernels_reference/`). So they are seen to be right without a GPU:
 //! `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
@@ -11,10 +11,12 @@ const SOURCE: &str = include_str!("../cuda/reference.cu");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
 const METADATA: &str = include_str!("../../cuda/metadata.cu");
+const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 4] = [
+const CHECKS: [(&str, &str); 5] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
+    ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
@@ -124,4 +126,25 @@ fn sequences_from_segment_ids_are_right_thread_by_thread() {
         seen += expected;
     }
     assert!(seen >= 8, "{seen} faults");
+}
+
+/// Test that conversions give the rows of the definition, and that the faults that are planted in them on a GPU are seen
+/// here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn conversions_are_right_thread_by_thread() {
+    let slots = part(COMMON, "struct Slots {", "// `count` ones from bit");
+    let moves = part(ROWS, "constexpr u32 TILE_ROWS_MAX", "// 2: striped.");
+    let conversion = part(ROWS, "// Layouts of a batch", "// The same by the bulk copy engine");
+    let source = [moves, conversion].concat();
+    let run = |source: &str| run("conversions.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
+    let right = run(&source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    let of_conversions = |seen| matches!(seen, Detector::Bits(["convert"]));
+    let faults: Vec<_> = source_faults().filter(|fault| of_conversions(fault.edit.seen)).collect();
+    assert!(faults.len() >= 4, "{} faults", faults.len());
+    for fault in faults {
+        let edited = source.replace(fault.edit.find, fault.edit.replace);
+        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
+    }
 }

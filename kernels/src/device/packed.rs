@@ -73,7 +73,8 @@ pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
             let rows = total / cut.cp;
             let slots = rank_slots(&pairs, rows, cut)?;
             let of_shard = slots.iter().map(|run| Slot { offset: run.offset, span: run.span, len: run.len });
-            let shard = ShardedSide { cp: cut.cp, balance: cut.balance, rows, slots: of_shard.collect() };
+            let Cut { cp, balance } = cut;
+            let shard = ShardedSide { cp, balance, rows, slots: of_shard.collect(), lanes: None };
             (rank_order(&shard) == places).then(|| Reorder { slots: tables(&slots), rows, cut, order })
         })
     })

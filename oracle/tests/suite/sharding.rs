@@ -68,6 +68,29 @@ fn what_cannot_be_cut_is_said() {
     assert_eq!(cut(Run::packed(0, 3, 12), Balance::Striped { stripe: 3 }), None);
 }
 
+/// Three sequences in SBHD behind two rows of nobody, of which one is short, dealt to two ranks by chunks.
+#[test]
+fn rows_side_by_side_stay_side_by_side() {
+    let lane = |lane: usize, len, span| Run { offset: 2 + lane, step: 3, len, span };
+    let runs = [lane(0, 7, 8), lane(2, 3, 4), lane(1, 0, 8)];
+    let layouts = layouts(&problem(&runs, 28, Balance::DualChunk)).expect("spans of four");
+    let [first, second] = [&layouts[0].q, &layouts[1].q];
+    assert_eq!([first.rows, second.rows], [14, 14], "2 / 2 rows, three lanes of four, 2 / 2 rows");
+    let rows = |offset, len, span| Run { offset, step: 3, len, span };
+    assert_eq!(
+        first.runs,
+        [
+            placed(0, [0, 1, 2], 0, rows(1, 2, 2)),
+            placed(0, [6, 1, 2], 2, rows(7, 1, 2)),
+            placed(1, [0, 1, 1], 0, rows(3, 1, 1)),
+            placed(1, [3, 1, 1], 1, rows(6, 0, 1)),
+            placed(2, [0, 1, 2], 0, rows(2, 0, 2)),
+            placed(2, [6, 1, 2], 2, rows(8, 0, 2)),
+        ]
+    );
+    assert_eq!(second.runs[0], placed(0, [2, 1, 4], 0, rows(1, 4, 4)));
+}
+
 #[test]
 fn as_few_runs_are_kept_as_there_can_be() {
     let tokens: Vec<Run> = (0..1 << 17).map(|index| Run::packed(4 * index, 1, 4)).collect();

@@ -107,6 +107,29 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
     Fault {
+        id: "kv-layout-from-q",
+        imitates: "keys are read in the layout of the queries: interleaved for blocked rows, or the reverse",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| laid_out_as_q(&mut fields.sequences));
+        },
+    },
+    Fault {
+        id: "sbhd-on-a-shard-as-thd",
+        imitates: "a rank's keys of an interleaved batch are taken to follow each other",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |problem, schedule| {
+            let lanes = problem.sequences.iter().map(|sequence| sequence.kv.step).max().unwrap_or(1);
+            if problem.parallel.size() > 1 && lanes > 1 {
+                segments(schedule, |segment| segment.kv.iter_mut().for_each(|run| run.step /= lanes));
+            }
+        },
+    },
+    Fault {
         id: "tail-becomes-a-sequence",
         imitates: "the buffer's capacity is appended as an offset: rows past the last sequence are attended",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/1a244a5f19",
@@ -201,3 +224,20 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
 ];
+
+/// Puts the keys of equal spans where they would lie in the layout of the queries: side by side where queries of one
+/// position do, and one sequence after the other where they do not.
+fn laid_out_as_q(sequences: &mut [Sequence]) {
+    let (batch, first) = (sequences.len(), sequences.iter().map(|sequence| sequence.kv.offset).min());
+    let span = sequences.first().map_or(0, |sequence| sequence.kv.span);
+    let Some(first) = first.filter(|_| sequences.iter().all(|sequence| sequence.kv.span == span)) else {
+        return;
+    };
+    for (index, Sequence { q, kv, .. }) in sequences.iter_mut().enumerate() {
+        match (q.step > 1, kv.step > 1) {
+            (true, false) => (kv.offset, kv.step) = (first + index, batch),
+            (false, true) => (kv.offset, kv.step) = (first + index * span, 1),
+            _ => {}
+        }
+    }
+}

@@ -14,7 +14,7 @@
 //!
 //! | refused | why |
 //! |---|---|
-//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart |
+//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Format, Problem, Run};
@@ -263,8 +263,8 @@ impl Rank<'_> {
         let gathered = self.shards.kv.gathered(q.sequence);
         let keys = visible_prefix(self.problem, q).saturating_sub(first).div_ceil(step);
         // An empty run lies at the sequence's first row, whatever `first` is.
-        let offset = gathered.offset + if keys > 0 { first } else { 0 };
-        let rows = Run { offset, step, len: keys, span: keys };
+        let offset = gathered.offset + if keys > 0 { gathered.step * first } else { 0 };
+        let rows = Run { offset, step: gathered.step * step, len: keys, span: keys };
         let kv = Piece { start: first, step, span: keys, at: 0 };
         build::segments(&self.problem.mask, (lq, lk), q, (&kv, rows), unseeing)
     }
@@ -285,7 +285,7 @@ fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
     let cut = |index: usize, len: usize, span: usize| PlacedRun {
         sequence,
         piece: Piece { start: piece.start + index * piece.step, step: 1, span, at: piece.at + index },
-        local: Run::packed(local.offset + index, len, span),
+        local: Run { offset: local.offset + local.step * index, step: local.step, len, span },
     };
     let padding = (local.span > local.len).then(|| cut(local.len, 0, local.span - local.len));
     (0..local.len).map(|index| cut(index, 1, 1)).chain(padding).collect()

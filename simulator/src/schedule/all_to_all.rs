@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`BuildError::QueryHeads`] | query heads that are no multiple of the ranks |
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of the ranks |
-//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart |
+//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
 use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{Piece, PlacedRun};

@@ -284,12 +284,7 @@ pub(super) fn local_with_sinks(
 
 /// Returns the rows of every slot of a rank's tensor. Padding is included and counted as rows (`len = span`).
 pub(super) fn slots(shard: &ShardedSide) -> Vec<Run> {
-    shard
-        .slots
-        .iter()
-        .filter(|slot| slot.span > 0)
-        .map(|slot| Run::packed(slot.offset, slot.span, slot.span))
-        .collect()
+    (0..shard.slots.len()).map(|sequence| shard.slot(sequence)).filter(|slot| slot.span > 0).collect()
 }
 
 /// Returns pairs in which both sides are equal.

@@ -11,14 +11,13 @@
 //! | [`BuildError::HierarchicalBalance`] | stripes: those of a group's members are no stripes of a ring's rank |
 //! | [`BuildError::QueryHeads`] | query heads that are no multiple of a group's members |
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of a group's members |
-//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart |
+//! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
 use std::ops::Range;
 
 use seamproof_oracle::{Balance, Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
-use super::collect::rank_order;
 use super::exchange::{Exchange, HeadDeal};
 use super::program::{MergeOrder, RowPair, Schedule};
 use super::ring::{Member, RingCore};
@@ -121,6 +120,7 @@ fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
         balance: shard.balance,
         rows: shard.rows * members,
         slots: shard.slots.iter().map(slot).collect(),
+        lanes: shard.lanes.map(|lanes| lanes.whole(members)),
     }
 }
 
@@ -129,14 +129,22 @@ fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
 fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Range<usize>) -> Vec<RowPair> {
     // Runs of sequence order, which both cuts share, each with its first row on the ring's rank.
     let mut runs: Vec<(Run, usize)> =
-        ring.reorder(group).into_iter().map(|(here, there)| (there, here.offset)).collect();
+        ring.moves(group).into_iter().map(|(here, there)| (there, here.offset)).collect();
     runs.sort_by_key(|(there, _)| there.offset);
     let on_ring = |run: Run| {
         let holder = runs.partition_point(|(there, _)| there.offset <= run.offset).checked_sub(1)?;
         let (there, here) = runs[holder];
-        Some(Run { offset: here + run.offset - there.offset, ..run })
+        Some(ring.on_rank(Run { offset: here + run.offset - there.offset, ..run }))
     };
-    rank_order(all, members).into_iter().filter_map(|(from, run)| Some((from, on_ring(run)?))).collect()
+    let of_member = |(member, rank): (usize, usize)| {
+        let pairs = all.moves(rank).into_iter();
+        pairs.map(move |(here, run)| {
+            let here = all.on_rank(here);
+            (Run { offset: member * all.rows + here.offset, ..here }, run)
+        })
+    };
+    let pairs = members.enumerate().flat_map(of_member);
+    pairs.filter_map(|(from, run)| Some((from, on_ring(run)?))).collect()
 }
 
 #[cfg(test)]
@@ -150,7 +158,7 @@ mod tests {
                 let ranks = groups * members;
                 let slot = |offset, span| Slot { offset, span, len: span * ranks };
                 let slots = vec![slot(7, 2), slot(1, 0), slot(2, 4)];
-                let all = ShardedSide { cp: ranks, balance, rows: 11, slots };
+                let all = ShardedSide { cp: ranks, balance, rows: 11, slots, lanes: None };
                 let ring = joined(&all, members);
                 for group in 0..groups {
                     let of_group = group * members..(group + 1) * members;

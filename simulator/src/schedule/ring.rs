@@ -18,7 +18,7 @@
 //! |---|---|
 //! | stripes of more than one row | [`BuildError::RingStripe`]: a step's mask is no band |
 //! | a span that the balance does not divide | [`ShardingError::Span`](seamproof_oracle::sharding::ShardingError::Span) |
-//! | rows of a sequence that lie apart | [`ShardingError::Strided`](seamproof_oracle::sharding::ShardingError::Strided) |
+//! | rows that lie apart, and not side by side | [`ShardingError::Strided`](seamproof_oracle::sharding::ShardingError::Strided) |
 //! | any other: every mask, alignment, sink, soft cap, length and head count | a schedule |
 
 use std::cmp::Ordering;
@@ -503,7 +503,8 @@ fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
     let mut runs: Vec<Run> = runs.map(|run| Run { len: run.span, ..run }).collect();
     runs.sort_by_key(|run| run.offset);
     runs.dedup_by(|later, earlier| {
-        let adjacent = earlier.offset + earlier.span == later.offset;
+        let packed = earlier.step == 1 && later.step == 1;
+        let adjacent = packed && earlier.offset + earlier.span == later.offset;
         if adjacent {
             *earlier = Run::packed(earlier.offset, earlier.len + later.len, earlier.span + later.span);
         }

@@ -31,6 +31,29 @@ fn problem(
     Problem::new(ProblemFields { mask, parallel, ..fields }).unwrap()
 }
 
+/// Test that a conversion there and back loses nothing, and that BSHD and SBHD are each other's transposes.
+#[test]
+fn conversions_keep_every_real_row() {
+    // A first offset, an empty sequence, padding, a gap and slack.
+    let slots = [Run::packed(2, 3, 4), Run::packed(6, 0, 0), Run::packed(6, 2, 2), Run::packed(9, 1, 3)];
+    let real: Vec<usize> = slots.iter().flat_map(Run::real_rows).collect();
+    let pairs = |from, to, positions| converted_pairs(&slots, positions, [from, to]);
+    for layout in BatchLayout::ALL {
+        let there = pairs(BatchLayout::Thd, layout, 3);
+        let back = pairs(layout, BatchLayout::Thd, 3);
+        assert_eq!(there.iter().map(|&(row, _)| row).collect::<Vec<_>>(), real);
+        assert_eq!(back, there.iter().map(|&(row, there)| (there, row)).collect::<Vec<_>>());
+        assert_eq!(there.iter().map(|&(_, row)| row).collect::<BTreeSet<_>>().len(), real.len());
+    }
+    let rows = [(0, 0), (1, 4), (2, 8), (6, 2), (7, 6), (9, 3)];
+    assert_eq!(pairs(BatchLayout::Bshd, BatchLayout::Sbhd, 3), rows);
+    assert_eq!(
+        pairs(BatchLayout::Thd, BatchLayout::Bshd, 1),
+        [(2, 0), (6, 2), (9, 3)],
+        "room for one position"
+    );
+}
+
 /// Whether any query of a row sees a key.
 fn shows(row: &SegmentRow) -> bool {
     let (queries, keys) = (row.q.1 as i64, row.kv.1 as i64);

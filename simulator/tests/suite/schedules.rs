@@ -1,10 +1,11 @@
 //! Every schedule gives the exact answer in f64. This tests the logic of a context-parallel algorithm without rounding.
 
 use crate::common::hold::hold;
-use crate::common::{Draws, problem};
+use crate::common::{Draws, problem, side_by_side};
 use crate::symbolic;
 
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, ProblemFields};
+use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Operation, Work, build, build_with};
 
 fn every_balance(
@@ -64,6 +65,33 @@ fn hierarchical_is_exact() {
             |cp: usize| cp.is_multiple_of(members).then_some(Algorithm::Hierarchical { all_to_all: members });
         every_balance(algorithm, &[Balance::Contiguous, DUAL], 8, 15);
     }
+}
+
+/// Rows side by side (SBHD), which every rank has side by side too.
+#[test]
+fn rows_side_by_side_are_exact() {
+    let mut draws = Draws(3);
+    let algorithms = [
+        Algorithm::Ring,
+        Algorithm::AllGather,
+        Algorithm::AllToAll,
+        Algorithm::Hierarchical { all_to_all: 2 },
+    ];
+    let mut apart = 0;
+    for (algorithm, balance) in algorithms.into_iter().flat_map(|algorithm| ALL.map(|cut| (algorithm, cut))) {
+        for cp in [2, 4] {
+            for _ in 0..12 {
+                let problem = problem(&mut draws, algorithm, balance, cp);
+                let problem = side_by_side(&mut draws, &problem);
+                let Ok(schedule) = build(&problem) else { continue };
+                apart += usize::from(problem.sequences.iter().any(|both| both.q.step.max(both.kv.step) > 1));
+                symbolic::prove(&problem, &schedule).unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+                check(&problem, &schedule).unwrap_or_else(|errors| panic!("{}\n{problem:?}", errors[0]));
+                hold(&problem, &schedule, &mut draws);
+            }
+        }
+    }
+    assert!(apart > 150, "{apart}");
 }
 
 /// An edit of operations that makes a schedule wrong. It returns whether it changed anything.

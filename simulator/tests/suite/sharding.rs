@@ -1,6 +1,6 @@
 //! The cut of the schedules' builders is the oracle's cut, and both are TransformerEngine's.
 
-use crate::common::{Draws, problem};
+use crate::common::{Draws, problem, side_by_side};
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ fn drawn_runs(draws: &mut Draws, spans: &[usize], cp: usize) -> (Vec<Run>, usize
     (runs, rows)
 }
 
-/// Returns a problem with up to five sequences in any order of memory. Its gaps, first offset and slack need not be
+/// Returns a problem with up to five sequences in any order of memory, or side by side. Its gaps, first offset and slack need not be
 /// divisible by the ranks.
 fn drawn(draws: &mut Draws, balance: Balance, cp: usize) -> Problem {
     let mut fields = ProblemFields::from(problem(draws, Algorithm::AllGather, balance, cp));
@@ -63,7 +63,8 @@ fn drawn(draws: &mut Draws, balance: Balance, cp: usize) -> Problem {
     let pairs = (0..).zip(q.into_iter().zip(kv));
     fields.sequences = pairs.map(|(id, (q, kv))| Sequence { id, q, kv }).collect();
     fields.rows = TensorRows { q: q_rows, kv: kv_rows };
-    Problem::new(fields).expect("a problem")
+    let packed = Problem::new(fields).expect("a problem");
+    if draws.below(3) == 0 { side_by_side(draws, &packed) } else { packed }
 }
 
 #[test]

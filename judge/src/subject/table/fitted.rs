@@ -270,7 +270,7 @@ impl Table {
             if !taken.slack {
                 side.cap_slack(0);
             }
-            if !taken.steps || cut || !taken.gaps && side.leaves_rows_between() {
+            if !taken.steps || !taken.gaps && side.leaves_rows_between() {
                 side.pack();
             }
             if !taken.order {

@@ -10,7 +10,7 @@ use seamproof_kernels::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTabl
 use seamproof_kernels::tables::Cut;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
-use seamproof_simulator::helpers::{Direction, Half, Rest, SlotPart, Style, Update, half_rows};
+use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest, SlotPart, Style, Update, half_rows};
 use seamproof_simulator::shard::ShardedSide;
 
 use super::error::BenchError;
@@ -35,6 +35,7 @@ pub fn thd(gpu: &Gpu, to: &mut dyn Write) -> Result<(), BenchError> {
     }
     for pack in [&published, &ragged, &short] {
         moves(&pools, pack, to)?;
+        conversions(&pools, pack, to)?;
         merges(&pools, pack, to)?;
         gradients(&pools, pack, to)?;
         statistics(&pools, pack, to)?;
@@ -100,6 +101,33 @@ fn moves(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), Benc
         gpu.write_half(slots, Half::Second, pools.rows(launch, halves)?, pools.rows_to(launch, rows)?)
     })?;
     writeln!(to, "{line}")?;
+    Ok(())
+}
+
+/// Measures conversions between layouts. They write zeros to rows of the target that are not real.
+fn conversions(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), BenchError> {
+    const WAYS: [[BatchLayout; 2]; 6] = [
+        [BatchLayout::Thd, BatchLayout::Bshd],
+        [BatchLayout::Bshd, BatchLayout::Thd],
+        [BatchLayout::Thd, BatchLayout::Sbhd],
+        [BatchLayout::Sbhd, BatchLayout::Thd],
+        [BatchLayout::Bshd, BatchLayout::Sbhd],
+        [BatchLayout::Sbhd, BatchLayout::Bshd],
+    ];
+    let buffers = SlotBuffers::new(pools.gpu, &pack.runs, pack.rows)?;
+    let positions = pack.runs.iter().map(|run| run.len).max().unwrap_or(0);
+    let rows = |layout| if layout == BatchLayout::Thd { pack.rows } else { pack.runs.len() * positions };
+    for ways in WAYS {
+        let [from_rows, to_rows] = ways.map(rows);
+        let bytes = (real(&pack.runs) + to_rows) * ROW_BYTES;
+        let name = format!("{} to {}", ways[0].name(), ways[1].name());
+        let tensor = from_rows.max(to_rows) * ROW_BYTES;
+        let line = pools.line((&pack.name, &name), (bytes, tensor), |launch| {
+            let tensors = [pools.rows(launch, from_rows)?, pools.rows_to(launch, to_rows)?];
+            pools.gpu.convert(buffers.slots(), positions, ways, tensors, Rest::Fill(0))
+        })?;
+        writeln!(to, "{line}")?;
+    }
     Ok(())
 }
 

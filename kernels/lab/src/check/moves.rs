@@ -3,7 +3,7 @@
 use seamproof_kernels::rows::ByteRows;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Run;
-use seamproof_simulator::helpers::{self, Direction, Half, Rest};
+use seamproof_simulator::helpers::{self, BatchLayout, Direction, Half, Rest};
 
 use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields, random_bytes};
@@ -118,6 +118,26 @@ pub(super) fn copy_valid(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let [from, to] = tensors(draw, image, &pairs, [total, total], rest);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
         gpu.copy_valid(place.slots(slots)?, rows(place, from)?, rows(place, to)?, rest)
+    })
+}
+
+pub(super) fn convert(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
+    let (runs, total, slots) = plain(draw, image);
+    let longest = runs.iter().map(|run| run.len).max().unwrap_or(0);
+    // Some batches have no room for the longest sequence.
+    let positions = draw.pick(&[longest, longest, longest + 3, longest / 2]);
+    let layouts = [draw.pick(&BatchLayout::ALL), draw.pick(&BatchLayout::ALL)];
+    let rest = draw.rest();
+    draw.note(&format!("{layouts:?}, {positions} positions"));
+    let pairs = helpers::converted_pairs(&runs, positions, layouts);
+    let sizes = layouts.map(|layout| match layout {
+        BatchLayout::Thd => total,
+        BatchLayout::Bshd | BatchLayout::Sbhd => runs.len() * positions,
+    });
+    let [from, to] = tensors(draw, image, &pairs, sizes, rest);
+    Box::new(move |gpu: &Gpu, place: &PlacedImage| {
+        let tensors = [rows(place, from)?, rows(place, to)?];
+        gpu.convert(place.slots(slots)?, positions, layouts, tensors, rest)
     })
 }
 

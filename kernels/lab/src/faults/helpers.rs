@@ -44,6 +44,10 @@ const TE_STRIPED: BugSource = (
     "lengths from ids and offsets from positions",
     "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/attention.py",
 );
+const TE_3063: BugSource = (
+    "rows lost or misplaced on the way from THD over BSHD to SBHD",
+    "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+);
 const PYTORCH_186142: BugSource = (
     "illegal address, scratch sized from the wrong axis",
     "https://github.com/pytorch/pytorch/issues/186142",
@@ -52,8 +56,16 @@ const PYTORCH_186142: BugSource = (
 const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
 const HALVES: &[&str] =
     &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
-const SEARCHES: &[&str] =
-    &["copy valid", "fill padding", "reorder", "partition indices", "read half", "write half", "valid mask"];
+const SEARCHES: &[&str] = &[
+    "copy valid",
+    "fill padding",
+    "reorder",
+    "partition indices",
+    "read half",
+    "write half",
+    "valid mask",
+    "convert",
+];
 const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
 const SEGMENTS: &[&str] = &["segment runs", "segment sequences"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
@@ -125,7 +137,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         Detector::Bits(&["cu_seqlens on rank"]);
     "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
-        Detector::Bits(&["reorder", "copy valid", "fill padding", "read half"]);
+        Detector::Bits(&["reorder", "copy valid", "fill padding", "read half", "convert"]);
     "heads-past-the-last", PastTheEnd, FA_A3A257C7, "merge.cu",
         "if (h < count) store_words<EACH>(to, values[h], (1u << EACH) - 1);"
             => "store_words<EACH>(to, values[h], (1u << EACH) - 1);",
@@ -168,6 +180,18 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "repeated-id-taken", WrongSeam, TE_2692, "metadata.cu",
         " || run_of(side, id) != i;" => ";",
         Detector::Bits(&["segment sequences"]);
+    "last-row-lost-in-a-conversion", LastSequence, TE_3063, "rows.cu",
+        "position < min(slot.len, positions);" => "position < min(slot.len, positions) - 1;",
+        Detector::Bits(&["convert"]);
+    "padding-converted", WrongSeam, TE_3063, "rows.cu",
+        "position < min(slot.len, positions);" => "position < min(slot.span, positions);",
+        Detector::Bits(&["convert"]);
+    "sbhd-taken-for-bshd", WrongSeam, TE_3063, "rows.cu",
+        ": position * slots.count + slot.index;" => ": (i64)slot.index * positions + position;",
+        Detector::Bits(&["convert"]);
+    "conversion-from-row-0", FirstOffset, TE_3063, "rows.cu",
+        "from == THD  ? slot.offset + position" => "from == THD  ? (slot.index == 0 ? 0 : slot.offset) + position",
+        Detector::Bits(&["convert"]);
     "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
         "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",
         Detector::Bits(&["merge of out"]);

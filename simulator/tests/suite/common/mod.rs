@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Heads, Mask, Pass, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
 };
 
 /// The generator splitmix64.
@@ -107,5 +107,31 @@ pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance,
         pass: draws.pick(&[Pass::Forward, Pass::Backward, Pass::Backward]),
         ..ProblemFields::of(sequences, 1)
     };
+    Problem::new(fields).unwrap()
+}
+
+/// Returns a problem with the sequences of q, of kv or of both side by side (SBHD), perhaps with a lane of nobody, behind
+/// other rows and before others.
+pub(crate) fn side_by_side(draws: &mut Draws, problem: &Problem) -> Problem {
+    let mut fields = ProblemFields::from(problem.clone());
+    let step = fields.sequences.len() + draws.below(2);
+    let chosen = if step > 1 { 1 + draws.below(3) } else { 0 };
+    for (bit, side) in [(1, Side::Q), (2, Side::Kv)] {
+        if chosen & bit == 0 {
+            continue;
+        }
+        let (first, slack) = (draws.below(5), draws.below(5));
+        let mut end = first;
+        for (lane, sequence) in fields.sequences.iter_mut().enumerate() {
+            let run = if side == Side::Q { &mut sequence.q } else { &mut sequence.kv };
+            // A run without rows may lie anywhere.
+            let step = if run.span > 0 { step } else { 1 + draws.below(3) };
+            let offset = if run.span > 0 { first + lane } else { draws.below(first + 1) };
+            *run = Run { offset, step, ..*run };
+            end = end.max(run.end().unwrap());
+        }
+        let rows = if side == Side::Q { &mut fields.rows.q } else { &mut fields.rows.kv };
+        *rows = step.max(end) + slack;
+    }
     Problem::new(fields).unwrap()
 }
