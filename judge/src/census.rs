@@ -111,7 +111,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 104] = [
+const OF_PROBLEMS: [Class; 106] = [
     // Number of sequences.
     class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
     class("1 sequence", [129, 130, 129], |p| p.sequences.len() == 1),
@@ -182,6 +182,11 @@ const OF_PROBLEMS: [Class; 104] = [
     // Forms in which problems are given.
     class("given as segment ids and positions", [100, 98, 101], |p| p.form == Form::Segments),
     class("given as lengths of a padded batch", [16, 18, 14], |p| p.form == Form::Lengths),
+    // Steps on a cache.
+    class("in steps on a cache", [0, 0, 0], |p| !p.steps.is_empty()),
+    class("in steps, keys cached at first", [0, 0, 0], |p| {
+        !p.steps.is_empty() && any(p, |s| s.kv.len > s.q.len)
+    }),
     // Masks.
     class("full mask", [333, 331, 331], |p| unbounded(p.mask) == (true, true)),
     class("causal top-left", [186, 186, 188], |p| causal(p, Alignment::TopLeft)),

@@ -332,11 +332,12 @@ pub enum Relation {
     Euler,
     Mass,
     OtherForm,
+    OneCall,
 }
 
 impl Relation {
     /// Every relation, in order.
-    pub const ALL: [Relation; 27] = [
+    pub const ALL: [Relation; 28] = [
         Relation::PaddingAmount,
         Relation::Placement,
         Relation::SequenceOrder,
@@ -364,6 +365,7 @@ impl Relation {
         Relation::Euler,
         Relation::Mass,
         Relation::OtherForm,
+        Relation::OneCall,
     ];
 
     /// Returns the name in texts and files.
@@ -396,6 +398,7 @@ impl Relation {
             Relation::Euler => "euler",
             Relation::Mass => "mass",
             Relation::OtherForm => "other-form",
+            Relation::OneCall => "one-call",
         }
     }
 }

@@ -341,6 +341,7 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
+        twin.table.cache = false;
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

@@ -16,7 +16,7 @@ use std::time::Duration;
 use seamproof_judge::case::Subject;
 use seamproof_judge::profile::{self, Lock};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
-use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::subjects::{SubjectName, in_steps};
 use seamproof_oracle::{Inputs, Problem};
 
 use crate::worker::{Pool, Questions, Ready, Remote, Served, WorkerCommand};
@@ -307,6 +307,11 @@ impl Backend for Outside {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        // The caller keeps the cache, so that the process sees each call as a problem of its own.
+        let refused = self.declared.declaration.table.refusal(problem).is_some();
+        if !problem.steps.is_empty() && !refused {
+            return in_steps(self, problem, inputs);
+        }
         self.declared.asked(problem, || self.remote.run(problem, inputs))
     }
 }

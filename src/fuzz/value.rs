@@ -10,9 +10,11 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_judge::generate::{RawProblem, RawSequence};
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 2;
+pub const VALUE_VERSION: u8 = 3;
 /// First byte of a value from before it had a form.
 const WITHOUT_FORM: u8 = 1;
+/// First byte of a value from before it had steps.
+const WITHOUT_STEPS: u8 = 2;
 /// Largest number of sequences in a value, as of the generator's cases. Bytes with more are no value.
 const SEQUENCES_MAX: usize = 1100;
 /// Largest number of changes in one mutation.
@@ -33,8 +35,9 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // The plain form is the number 0.
-        WITHOUT_FORM => [body, &[0]].concat(),
+        // The plain form and no steps are the number 0.
+        WITHOUT_FORM => [body, &[0, 0]].concat(),
+        WITHOUT_STEPS => [body, &[0]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -154,6 +157,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         order,
         exact,
         form,
+        steps,
     } = raw;
     vec![
         layout,
@@ -186,6 +190,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         order,
         exact,
         form,
+        steps,
     ]
 }
 

@@ -8,7 +8,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use seamproof_oracle::Algorithm;
 
 use super::choices::Choices;
-use super::fixup::{EXACT_MODES, FORMS, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, FORMS, SCALES, SINKS, SOFTCAPS, STEPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Limits, RawProblem, RawSequence, aims};
 
@@ -79,11 +79,18 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(FORM_ONE_IN) {
         raw.form = 1 + choose.below(FORMS.len() as u32);
     }
+    if choose.one_in(STEPS_ONE_IN) {
+        raw.steps = 1 + choose.below(STEPS.len() as u32);
+        aims::cache(choose, limits, &mut raw);
+    }
     raw
 }
 
 /// Number of cases among which one asks for another form than the plain one. Few problems can be said in one.
 const FORM_ONE_IN: u32 = 2;
+
+/// Number of cases among which one is made in steps on a cache.
+const STEPS_ONE_IN: u32 = 24;
 
 /// Number of cases of which [`EXACT`] ask for an exact mode.
 const EXACT_OF: u32 = 20;

@@ -95,6 +95,10 @@ pub struct RawProblem {
     /// or the next entry that can say the problem.
     #[serde(default)]
     pub form: u32,
+    /// Steps: 0 for none. Otherwise an entry of a table of ways to cut the longest sequence's queries, where the problem can
+    /// be made in steps.
+    #[serde(default)]
+    pub steps: u32,
 }
 
 impl RawProblem {

@@ -70,6 +70,7 @@ fn random_raw(seed: u64) -> RawProblem {
         order: number(),
         exact: number(),
         form: number(),
+        steps: number(),
     }
 }
 

@@ -110,7 +110,7 @@ macro_rules! identity {
 }
 
 /// Every identity, in the order of [`Relation`].
-pub static TABLE: [Identity; 27] = [
+pub static TABLE: [Identity; 28] = [
     identity!(PaddingAmount Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
         "the same sequences without their padding, or with three padding rows where they have none";
         "padding", "lengths taken for offsets", "tile edges"),
@@ -192,6 +192,9 @@ pub static TABLE: [Identity; 27] = [
     identity!(OtherForm Both 1 free, form::other_form,
         "the same given in another form: offsets, segment ids and positions, or lengths of a padded batch";
         "readers of segment ids", "lengths of a padded batch", "paths for another layout"),
+    identity!(OneCall Both 1 free, form::one_call,
+        "the same in one call, without a cache";
+        "rows of a cache", "diagonal of a step", "paths for few queries"),
 ];
 
 /// Returns the identity of a relation.

@@ -9,11 +9,13 @@ mod ideal;
 mod miscalled;
 mod miscalls;
 mod misreads;
+mod missteps;
 mod name;
 mod on_device;
 mod options;
 mod planted;
 mod recorded;
+mod stepwise;
 
 pub use borrowed::Borrowed;
 pub use built::built;
@@ -26,3 +28,4 @@ pub use on_device::{Reached, run_schedule};
 pub use options::{OptionError, Options, listed};
 pub use planted::Planted;
 pub use recorded::Recorded;
+pub use stepwise::in_steps;

@@ -94,7 +94,7 @@ impl Backend for Spoilt {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut fields: ProblemFields = problem.clone().into();
         (self.told)(&mut fields);
-        let told = Problem::new(fields).expect("a small edit is legal");
+        let told = Problem::new(fields.sayable()).expect("a small edit is legal");
         let mut outputs = self.inner.run(&told, inputs)?;
         let mut runs = self.runs.lock().expect("nobody panics with the lock");
         (self.spoil)(problem, *runs, &mut outputs);
@@ -188,6 +188,7 @@ fn faults() -> Vec<Fault> {
             gradients(o, |g| g.dv.mapv_inplace(|x| written(x, |x| 1.5 * x)));
         }),
         spoilt(Relation::OtherForm, |p, _, o| out_if(p.form == Form::Segments, o)),
+        spoilt(Relation::OneCall, |p, _, o| out_if(!p.steps.is_empty(), o)),
     ]
 }
 

@@ -25,6 +25,7 @@ mod odd_shapes;
 mod own_kernel;
 mod sample;
 mod shrink;
+mod steps;
 mod strategy;
 mod subject_names;
 mod tables;

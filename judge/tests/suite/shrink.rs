@@ -13,7 +13,7 @@ use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Element, Form, Format, Heads, InputMode, Mask,
-    Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, TensorRows,
+    Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, Steps, TensorRows,
 };
 
 /// Number of starts of each fault.
@@ -163,6 +163,7 @@ fn messy(seed: u64) -> Problem {
         data_seed: c.next(),
         pass: c.of(&[Pass::Forward, Pass::Backward]),
         form: c.of(&Form::ALL),
+        steps: if c.chance(50) { Steps(vec![1 + c.below(9), 1 + c.below(3)]) } else { Steps::default() },
     };
     Problem::new(fields.sayable()).expect("the sampler makes legal problems")
 }

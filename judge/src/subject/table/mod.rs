@@ -43,6 +43,8 @@ pub struct Table {
     pub layout: Layouts,
     /// Forms in which problems are given.
     pub forms: Vec<Form>,
+    /// Whether problems with steps are taken, call by call on a cache.
+    pub cache: bool,
     /// Whether a soft cap is taken.
     pub softcap: bool,
     /// Kinds of sink.
@@ -299,6 +301,7 @@ impl Default for Table {
             lengths: Lengths::default(),
             layout: Layouts::default(),
             forms: vec![Form::CuSeqlens],
+            cache: false,
             softcap: false,
             sinks: vec![Sink::None],
             backward: true,
@@ -402,6 +405,7 @@ impl Table {
             softcap: true,
             sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
             forms: Form::ALL.to_vec(),
+            cache: true,
             parallel: Parallelism::all(),
             ..Table::default()
         }
