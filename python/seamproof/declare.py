@@ -71,6 +71,7 @@ def declaration(
     lengths: Mapping[str, Any] | None = None,
     layout: Mapping[str, bool] | None = None,
     forms: Iterable[str] = ("cu_seqlens",),
+    cache: bool = False,
     softcap: bool = False,
     sinks: Iterable[str] = ("none",),
     backward: bool = True,
@@ -87,8 +88,8 @@ def declaration(
     """Returns a declaration as the protocol writes it.
 
     `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
-    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch. `table`
-    adds rows of the table as the protocol names them, or replaces them.
+    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch. `cache`
+    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `table` adds rows of the table as the protocol names them, or replaces them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {
@@ -99,6 +100,7 @@ def declaration(
         "lengths": dict(lengths or {}),
         "layout": dict(layout or packed()),
         "forms": _known(forms, GIVEN, "forms"),
+        "cache": cache,
         "softcap": softcap,
         "sinks": _known(sinks, SINKS, "sinks"),
         "backward": backward,

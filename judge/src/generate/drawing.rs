@@ -90,7 +90,7 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
 const FORM_ONE_IN: u32 = 2;
 
 /// Number of cases among which one is made in steps on a cache.
-const STEPS_ONE_IN: u32 = 24;
+const STEPS_ONE_IN: u32 = 16;
 
 /// Number of cases of which [`EXACT`] ask for an exact mode.
 const EXACT_OF: u32 = 20;
