@@ -333,11 +333,13 @@ pub enum Relation {
     Mass,
     OtherForm,
     OneCall,
+    Beside,
+    Memory,
 }
 
 impl Relation {
     /// Every relation, in order.
-    pub const ALL: [Relation; 28] = [
+    pub const ALL: [Relation; 30] = [
         Relation::PaddingAmount,
         Relation::Placement,
         Relation::SequenceOrder,
@@ -366,6 +368,8 @@ impl Relation {
         Relation::Mass,
         Relation::OtherForm,
         Relation::OneCall,
+        Relation::Beside,
+        Relation::Memory,
     ];
 
     /// Returns the name in texts and files.
@@ -399,6 +403,8 @@ impl Relation {
             Relation::Mass => "mass",
             Relation::OtherForm => "other-form",
             Relation::OneCall => "one-call",
+            Relation::Beside => "beside",
+            Relation::Memory => "memory",
         }
     }
 }

@@ -14,7 +14,14 @@ WINDOWS = FORMS[2:]
 ALIGNMENTS = ("top-left", "bottom-right")
 GIVEN = ("cu_seqlens", "segments", "lengths")
 SINKS = ("none", "off-by-one", "learnable")
-PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
+PROMISES = (
+    "deterministic_backward",
+    "sequences_alone",
+    "heads_alone",
+    "groups_alone",
+    "rows_alone",
+    "linear_memory",
+)
 PARTIALS, STORED = ("merge", "wire"), ("f32", "io")
 ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights")
 

@@ -1,6 +1,7 @@
 //! Subjects that come with the judge: the emulated kernel, right and with planted faults, and wrappers around any
 //! subject.
 
+mod beside;
 mod borrowed;
 mod built;
 mod difference;
@@ -16,7 +17,9 @@ mod options;
 mod planted;
 mod recorded;
 mod stepwise;
+mod unfused;
 
+pub use beside::Beside;
 pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
@@ -29,3 +32,4 @@ pub use options::{OptionError, Options, listed};
 pub use planted::Planted;
 pub use recorded::Recorded;
 pub use stepwise::in_steps;
+pub use unfused::Unfused;

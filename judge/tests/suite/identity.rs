@@ -9,7 +9,7 @@ use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::identity::{self, Identity, TABLE};
 use seamproof_judge::ladder::{Depth, Judge, Rung};
 use seamproof_judge::shrink::shrink;
-use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, Other, Outputs, Promises, RankOutputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Algorithm, Alignment, Form, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
@@ -74,7 +74,13 @@ struct Spoilt {
 impl Spoilt {
     fn new(fault: &Fault) -> Spoilt {
         let (spoil, told) = (fault.spoil, fault.told);
-        Spoilt { inner: Emulated::default(), spoil, told, promises: Promises::ALL, runs: Mutex::new(0) }
+        Spoilt {
+            inner: Emulated::default(),
+            spoil,
+            told,
+            promises: Promises { linear_memory: true, ..Promises::ALL },
+            runs: Mutex::new(0),
+        }
     }
 }
 
@@ -85,6 +91,10 @@ impl Backend for Spoilt {
 
     fn inner(&self) -> Option<&dyn Backend> {
         Some(&self.inner)
+    }
+
+    fn beside(&self) -> Option<Other<'_>> {
+        Some(Other { subject: &self.inner, bits: false })
     }
 
     fn name(&self) -> &str {
@@ -189,6 +199,8 @@ fn faults() -> Vec<Fault> {
         }),
         spoilt(Relation::OtherForm, |p, _, o| out_if(p.form == Form::Segments, o)),
         spoilt(Relation::OneCall, |p, _, o| out_if(!p.steps.is_empty(), o)),
+        spoilt(Relation::Beside, |_, _, o| out_if(true, o)),
+        spoilt(Relation::Memory, |p, _, o| o.costs.peak_bytes = Some(p.pairs())),
     ]
 }
 
