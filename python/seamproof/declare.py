@@ -96,7 +96,8 @@ def declaration(
 
     `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
     problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch. `cache`
-    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `table` adds rows of the table as the protocol names them, or replaces them.
+    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `table` adds
+    rows of the table as the protocol names them, or replaces them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {

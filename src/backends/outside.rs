@@ -307,25 +307,24 @@ impl Backend for Outside {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        // The caller keeps the cache, so that the process sees each call as a problem of its own.
-        let refused = self.declared.declaration.table.refusal(problem).is_some();
-        if !problem.steps.is_empty() && !refused {
-            return in_steps(self, problem, inputs);
-        }
-        self.declared.asked(problem, || self.remote.run(problem, inputs))
+        self.declared.asked(self, problem, inputs, || self.remote.run(problem, inputs))
     }
 }
 
 impl Declared {
     /// Returns the subject's answer to a problem. What its table does not take is refused here, unless the subject
-    /// says that it refuses it itself.
+    /// says that it refuses it itself. The cache of a problem in steps is kept here, so that the process sees each call
+    /// as a problem of its own.
     pub(super) fn asked(
         &self,
+        subject: &dyn Backend,
         problem: &Problem,
+        inputs: &Inputs,
         run: impl FnOnce() -> Result<Outputs, RunError>,
     ) -> Result<Outputs, RunError> {
         match self.declaration.table.refusal(problem) {
             Some(refusal) if !self.declaration.refuses => Err(refusal.into()),
+            None if !problem.steps.is_empty() => in_steps(subject, problem, inputs),
             _ => run(),
         }
     }

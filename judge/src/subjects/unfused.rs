@@ -95,7 +95,7 @@ fn cleared(problem: &Problem) -> RankOutputs {
             whole.gradients.iter_mut().for_each(|all| all.dq.index_axis_mut(Axis(0), row).fill(0.0));
         }
         for row in kv.padding_rows() {
-            for all in &mut whole.gradients {
+            if let Some(all) = &mut whole.gradients {
                 all.dk.index_axis_mut(Axis(0), row).fill(0.0);
                 all.dv.index_axis_mut(Axis(0), row).fill(0.0);
             }
