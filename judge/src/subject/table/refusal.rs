@@ -327,7 +327,8 @@ impl Table {
     /// Refuses steps, or a problem whose calls are not all inside the table.
     pub(super) fn of_steps(&self, problem: &Problem) -> Option<Refusal> {
         let inside = || problem.calls().iter().all(|call| self.refusal(&call.problem).is_none());
-        (!problem.steps.is_empty() && !(self.cache && inside())).then_some(Refusal::Cache)
+        let taken = problem.steps.is_empty() || self.cache && inside();
+        (!taken).then_some(Refusal::Cache)
     }
 
     fn of_softmax(&self, problem: &Problem) -> Vec<Refusal> {
