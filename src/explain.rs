@@ -30,7 +30,7 @@ use std::ops::Range;
 
 use seamproof_oracle::segments::Described;
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Given, Pass, Problem, Run, Sequence, TensorName};
+use seamproof_oracle::{Append, Call, Given, Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaunch, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
@@ -112,7 +112,7 @@ pub fn subject(case: &Case, other: bool) -> String {
 /// Returns a schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
-    let mut text = format!("problem   {}\n{}\n", prose::describe(problem), given(problem));
+    let mut text = format!("problem   {}\n{}{}\n", prose::describe(problem), given(problem), calls(problem));
     text += &explainer.layout();
     match trace(problem, schedule) {
         Ok(launches) => {
@@ -144,6 +144,24 @@ fn given(problem: &Problem) -> String {
             format!("given     segments, by shape: q {q}; kv {kv}\n")
         }
     }
+}
+
+/// Returns a line for each call of a problem with steps: what it appends, and where; none for one call.
+fn calls(problem: &Problem) -> String {
+    let mut text = String::new();
+    for (number, Call { appends, .. }) in problem.calls().iter().enumerate() {
+        let each = appends.iter().map(|append| {
+            let Append { sequence, first, cached, tokens } = *append;
+            let row = problem.sequences[sequence].kv.row(cached);
+            let queries = format!("queries {first}..{}", first + tokens);
+            format!("sequence {sequence} has {cached} keys, appends {tokens} from row {row} on for {queries}")
+        });
+        let _ = writeln!(text, "call {number}    {}", listed(each, SEQUENCES_SHOWN));
+    }
+    if !text.is_empty() {
+        text += "          what follows is the same in one call, without a cache\n";
+    }
+    text
 }
 
 /// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and

@@ -11,7 +11,7 @@ use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, BordersError, ContextParallel, Dims, Element, Form,
     Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemError, ProblemFields, Run, Sequence,
-    Side, Sink, Softmax, TensorRows,
+    Side, Sink, Softmax, Steps, TensorRows,
 };
 use serde::de::DeserializeOwned;
 
@@ -107,6 +107,9 @@ pub struct Geometry {
     /// Form in which the subject is given the problem: cu_seqlens, segments, lengths [default: cu_seqlens]
     #[arg(long, value_parser = word::<Form>)]
     form: Option<Form>,
+    /// Tokens that each of several calls appends to a KV cache [default: one call, without a cache]
+    #[arg(long, value_name = "100,1,1")]
+    append: Option<List<usize>>,
 }
 
 /// Reason why options make no problem.
@@ -224,6 +227,7 @@ impl Geometry {
             data_seed: Some(problem.data_seed),
             forward: problem.pass == Pass::Forward,
             form: Some(problem.form),
+            append: (!problem.steps.is_empty()).then(|| List(problem.steps.0.clone())),
         };
         whole.without_defaults(problem)
     }
@@ -302,6 +306,7 @@ impl Geometry {
             data_seed: self.data_seed.unwrap_or(0),
             pass: if self.forward { Pass::Forward } else { Pass::Backward },
             form: self.form.unwrap_or_default(),
+            steps: Steps(self.append.as_ref().map(|list| list.0.clone()).unwrap_or_default()),
             ..fields
         })?)
     }
@@ -584,7 +589,8 @@ impl Display for Geometry {
         option(f, "mode", self.mode.map(|mode| prose::word(&mode)))?;
         option(f, "data-seed", self.data_seed)?;
         f.write_str(if self.forward { " --forward" } else { "" })?;
-        option(f, "form", self.form.map(Form::name))
+        option(f, "form", self.form.map(Form::name))?;
+        option(f, "append", self.append.as_ref())
     }
 }
 

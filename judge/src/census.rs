@@ -112,36 +112,36 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 113] = [
+const OF_PROBLEMS: [Class; 115] = [
     // Number of sequences.
-    class("no sequence", [28, 28, 28], |p| p.sequences.is_empty()),
-    class("1 sequence", [129, 130, 129], |p| p.sequences.len() == 1),
-    class("2 sequences", [220, 220, 220], |p| p.sequences.len() == 2),
-    class("3 or more sequences", [592, 592, 592], |p| p.sequences.len() >= 3),
-    class("31 to 33 sequences", [56, 56, 56], |p| (31..=33).contains(&p.sequences.len())),
+    class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
+    class("1 sequence", [127, 127, 127], |p| p.sequences.len() == 1),
+    class("2 sequences", [224, 225, 224], |p| p.sequences.len() == 2),
+    class("3 or more sequences", [575, 574, 576], |p| p.sequences.len() >= 3),
+    class("31 to 33 sequences", [52, 52, 53], |p| (31..=33).contains(&p.sequences.len())),
     // Lengths.
-    class("empty sequence", [513, 519, 512], |p| any(p, is_empty)),
-    class("empty run at the head", [183, 186, 183], |p| is_seam_of_empties(p, p.sequences.first())),
-    class("empty run in the middle", [178, 181, 177], empties_inside),
-    class("empty run at the tail", [152, 156, 152], |p| is_seam_of_empties(p, p.sequences.last())),
-    class("every sequence empty", [60, 61, 61], |p| {
+    class("empty sequence", [468, 473, 468], |p| any(p, is_empty)),
+    class("empty run at the head", [167, 171, 167], |p| is_seam_of_empties(p, p.sequences.first())),
+    class("empty run in the middle", [168, 171, 167], empties_inside),
+    class("empty run at the tail", [150, 153, 147], |p| is_seam_of_empties(p, p.sequences.last())),
+    class("every sequence empty", [55, 57, 56], |p| {
         !p.sequences.is_empty() && p.sequences.iter().all(is_empty)
     }),
-    class("length 1", [384, 482, 347], |p| any_run(p, |run| run.len == 1)),
-    class("length below 2·cp", [525, 682, 418], |p| any_run(p, |run| (1..4).contains(&run.len))),
-    class("length 1 off 2·cp of 4, 8, 16", [765, 724, 760], |p| near(p, &[4, 8, 16])),
-    class("length 1 off a tile of 32, 64, 128", [222, 108, 530], |p| near(p, &[32, 64, 128])),
-    class("length a multiple of 16", [258, 101, 479], |p| any_run(p, |run| run.len > 0 && run.len % 16 == 0)),
+    class("length 1", [404, 494, 370], |p| any_run(p, |run| run.len == 1)),
+    class("length below 2·cp", [536, 683, 437], |p| any_run(p, |run| (1..4).contains(&run.len))),
+    class("length 1 off 2·cp of 4, 8, 16", [756, 719, 749], |p| near(p, &[4, 8, 16])),
+    class("length 1 off a tile of 32, 64, 128", [225, 107, 516], |p| near(p, &[32, 64, 128])),
+    class("length a multiple of 16", [257, 96, 464], |p| any_run(p, |run| run.len > 0 && run.len % 16 == 0)),
     class("a giant among tiny ones", [47, 24, 63], giant),
     // Queries against keys.
-    class("q and kv equal", [621, 644, 612], |p| any(p, |s| s.q.len == s.kv.len && s.q.len > 0)),
-    class("q shorter than kv", [347, 347, 346], |p| any(p, |s| s.q.len < s.kv.len)),
-    class("q longer than kv", [305, 301, 306], |p| any(p, |s| s.q.len > s.kv.len)),
-    class("q much shorter than kv", [126, 85, 165], |p| any(p, |s| s.q.len > 0 && s.q.len * 8 <= s.kv.len)),
-    class("q much longer than kv", [52, 23, 87], |p| any(p, |s| s.kv.len > 0 && s.kv.len * 8 <= s.q.len)),
-    class("one query, many keys", [131, 115, 135], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 4)),
-    class("queries without keys", [162, 179, 168], |p| any(p, |s| s.q.len > 0 && s.kv.len == 0)),
-    class("keys without queries", [157, 148, 158], |p| any(p, |s| s.q.len == 0 && s.kv.len > 0)),
+    class("q and kv equal", [632, 657, 619], |p| any(p, |s| s.q.len == s.kv.len && s.q.len > 0)),
+    class("q shorter than kv", [371, 367, 376], |p| any(p, |s| s.q.len < s.kv.len)),
+    class("q longer than kv", [281, 275, 281], |p| any(p, |s| s.q.len > s.kv.len)),
+    class("q much shorter than kv", [114, 74, 151], |p| any(p, |s| s.q.len > 0 && s.q.len * 8 <= s.kv.len)),
+    class("q much longer than kv", [46, 21, 83], |p| any(p, |s| s.kv.len > 0 && s.kv.len * 8 <= s.q.len)),
+    class("one query, many keys", [116, 101, 121], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 4)),
+    class("queries without keys", [159, 165, 155], |p| any(p, |s| s.q.len > 0 && s.kv.len == 0)),
+    class("keys without queries", [145, 146, 146], |p| any(p, |s| s.q.len == 0 && s.kv.len > 0)),
     // Padding and layout.
     class("no padding", [241, 237, 236], |p| !any_run(p, |run| run.span > run.len)),
     class("padding below a chunk", [280, 138, 413], |p| any_run(p, |run| padding_chunks(run) == Some(0))),
@@ -160,14 +160,14 @@ const OF_PROBLEMS: [Class; 113] = [
     class("gap between sequences", [112, 107, 110], gap_inside),
     class("slack after the end", [470, 462, 475], |p| slack(p) != [0, 0]),
     // Poison in rows without a token: infinities in these cases, NaN in all others.
-    class("infinities in padding rows", [220, 220, 221], |p| {
+    class("infinities in padding rows", [217, 218, 219], |p| {
         Poison::strongest(p) == Poison::Infinity
             && (real_q_rows(p).contains(&false) || real_kv_rows(p).contains(&false))
     }),
     class("padding in the saved out and lse", [646, 642, 657], |p| {
         p.pass == Pass::Backward && real_q_rows(p).contains(&false)
     }),
-    class("an empty row in the saved out and lse", [152, 156, 163], |p| {
+    class("an empty row in the saved out and lse", [151, 152, 150], |p| {
         p.pass == Pass::Backward && any(p, |s| blind_query(p.mask, s) || (s.q.len > 0 && s.kv.len == 0))
     }),
     class("equal spans (BSHD)", [133, 181, 109], equal_spans),
@@ -183,10 +183,15 @@ const OF_PROBLEMS: [Class; 113] = [
     class("lengths 1 off 64 or 128, both sides", [115, 0, 448], |p| {
         any(p, |s| [s.q.len, s.kv.len].iter().all(|&rows| off_tile(rows)))
     }),
-    class("one query, 63 keys and more", [46, 0, 128], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
+    class("one query, 63 keys and more", [38, 0, 115], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
     // Forms in which problems are given.
     class("given as segment ids and positions", [97, 94, 93], |p| p.form == Form::Segments),
     class("given as lengths of a padded batch", [13, 15, 13], |p| p.form == Form::Lengths),
+    // Steps on a cache.
+    class("in steps on a cache", [56, 55, 53], |p| !p.steps.is_empty()),
+    class("in steps, keys cached at first", [41, 38, 41], |p| {
+        !p.steps.is_empty() && any(p, |s| s.kv.len > s.q.len)
+    }),
     // Masks.
     class("full mask", [281, 280, 280], |p| p.mask.is_band() && unbounded(p.mask) == (true, true)),
     class("causal top-left", [164, 164, 161], |p| causal(p, Alignment::TopLeft)),
@@ -196,11 +201,11 @@ const OF_PROBLEMS: [Class; 113] = [
     class("window to the left only", [29, 30, 29], |p| unbounded(p.mask) == (false, true)),
     class("window to the right only", [27, 27, 27], |p| p.mask.left.is_none() && p.mask.right > Some(0)),
     class("window of left 0", [38, 40, 38], |p| p.mask.left == Some(0)),
-    class("window of a few keys", [96, 131, 95], |p| edges(p, |keys| (1..=2).contains(&keys))),
-    class("window 1 off a tile", [98, 74, 99], |p| edges(p, |keys| off_multiple(keys, &[4, 8, 16, 32, 64]))),
-    class("window at a length's edge", [70, 71, 51], window_at_length),
-    class("window past every length", [44, 45, 44], |p| edges(p, |keys| keys > 1 << 20)),
-    class("bottom-right, lengths differ", [256, 253, 256], |p| {
+    class("window of a few keys", [95, 129, 94], |p| edges(p, |keys| (1..=2).contains(&keys))),
+    class("window 1 off a tile", [91, 72, 92], |p| edges(p, |keys| off_multiple(keys, &[4, 8, 16, 32, 64]))),
+    class("window at a length's edge", [66, 67, 46], window_at_length),
+    class("window past every length", [43, 44, 43], |p| edges(p, |keys| keys > 1 << 20)),
+    class("bottom-right, lengths differ", [282, 276, 285], |p| {
         p.mask.align == Alignment::BottomRight && any(p, |s| s.q.len != s.kv.len)
     }),
     class("a query that sees no key", [63, 55, 61], |p| any(p, |s| blind_query(p.mask, s))),
@@ -216,52 +221,52 @@ const OF_PROBLEMS: [Class; 113] = [
         p.mask.blocks.is_some() && any(p, |s| is_cut(p.mask, s) && prefix_shows(p.mask, s))
     }),
     // Heads.
-    class("MHA, several heads", [150, 153, 163], |p| p.heads.kv > 1 && p.group() == 1),
-    class("GQA", [92, 94, 112], |p| p.heads.kv > 1 && p.group() > 1),
-    class("MQA", [325, 328, 300], |p| p.heads.kv == 1 && p.group() > 1),
-    class("group of 3 or 5", [140, 159, 152], |p| [3, 5].contains(&p.group())),
-    class("group of 8 and more", [55, 36, 47], |p| p.group() >= 8),
-    class("head dim below 8", [103, 185, 0], |p| p.dims.qk.min(p.dims.v) < 8),
-    class("head dim not a multiple of 8", [283, 298, 180], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
-    class("head dim 64 and more", [194, 170, 352], |p| p.dims.qk >= 64),
-    class("head dim 128 and more", [73, 60, 160], |p| p.dims.qk.max(p.dims.v) >= 128),
-    class("dv 80, 96, 112 or 192", [38, 36, 85], |p| [80, 96, 112, 192].contains(&p.dims.v)),
-    class("dv below dqk", [162, 163, 159], |p| p.dims.v < p.dims.qk),
-    class("dv above dqk", [167, 176, 155], |p| p.dims.v > p.dims.qk),
+    class("MHA, several heads", [148, 152, 152], |p| p.heads.kv > 1 && p.group() == 1),
+    class("GQA", [92, 93, 114], |p| p.heads.kv > 1 && p.group() > 1),
+    class("MQA", [329, 332, 306], |p| p.heads.kv == 1 && p.group() > 1),
+    class("group of 3 or 5", [141, 158, 151], |p| [3, 5].contains(&p.group())),
+    class("group of 8 and more", [54, 34, 44], |p| p.group() >= 8),
+    class("head dim below 8", [100, 179, 0], |p| p.dims.qk.min(p.dims.v) < 8),
+    class("head dim not a multiple of 8", [271, 286, 171], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
+    class("head dim 64 and more", [188, 167, 339], |p| p.dims.qk >= 64),
+    class("head dim 128 and more", [70, 58, 157], |p| p.dims.qk.max(p.dims.v) >= 128),
+    class("dv 80, 96, 112 or 192", [38, 35, 80], |p| [80, 96, 112, 192].contains(&p.dims.v)),
+    class("dv below dqk", [162, 164, 151], |p| p.dims.v < p.dims.qk),
+    class("dv above dqk", [166, 167, 154], |p| p.dims.v > p.dims.qk),
     // Softmax, numbers, direction.
-    class("scale not 1/√dqk", [457, 457, 452], |p| {
+    class("scale not 1/√dqk", [455, 455, 449], |p| {
         p.softmax.scale != (1.0 / (p.dims.qk as f64).sqrt()) as f32
     }),
-    class("softcap", [417, 417, 417], |p| p.softmax.softcap.is_some()),
-    class("sink, off by one", [161, 161, 161], |p| p.softmax.sink == Sink::OffByOne),
-    class("sink, learnable", [158, 158, 158], |p| p.softmax.sink == Sink::Learnable),
+    class("softcap", [404, 404, 403], |p| p.softmax.softcap.is_some()),
+    class("sink, off by one", [159, 160, 160], |p| p.softmax.sink == Sink::OffByOne),
+    class("sink, learnable", [163, 163, 163], |p| p.softmax.sink == Sink::Learnable),
     class("bf16", [477, 477, 477], |p| p.precision.q.format == Format::Bf16),
     class("fp16", [477, 477, 477], |p| p.precision.q.format == Format::Fp16),
     class("P in f32", [239, 239, 239], |p| p.precision.p.format == Format::F32),
-    class("values: integers", [117, 119, 120], |p| p.mode == InputMode::Integers),
-    class("values: flat or peaked", [253, 252, 253], |p| {
+    class("values: integers", [123, 122, 123], |p| p.mode == InputMode::Integers),
+    class("values: flat or peaked", [241, 241, 241], |p| {
         matches!(p.mode, InputMode::Flat | InputMode::Peaked)
     }),
-    class("values: large", [38, 35, 37], |p| p.mode == InputMode::Large),
-    class("values: heavy-tailed", [38, 38, 38], |p| p.mode == InputMode::HeavyTailed),
-    class("values: equal", [36, 37, 37], |p| p.mode == InputMode::Equal),
-    class("values: tiny", [34, 34, 34], |p| p.mode == InputMode::Tiny),
-    class("values: sunk", [41, 42, 39], |p| p.mode == InputMode::Sunk),
-    class("values: uniform-count", [136, 122, 137], |p| p.mode == InputMode::UniformCount),
-    class("values: endpoints", [124, 125, 120], |p| p.mode == InputMode::Endpoints),
-    class("values: routing", [49, 51, 44], |p| p.mode == InputMode::Routing),
-    class("values: pairs", [71, 81, 74], |p| p.mode == InputMode::Pairs),
-    class("values: staircase", [33, 31, 37], |p| p.mode == InputMode::Staircase),
-    class("exact backward: routing", [31, 35, 28], |p| exact_backward(p, InputMode::Routing)),
-    class("exact backward: pairs", [49, 52, 48], |p| exact_backward(p, InputMode::Pairs)),
-    class("several ranks: uniform-count", [54, 51, 51], |p| exact_ranks(p, InputMode::UniformCount)),
-    class("several ranks: endpoints", [50, 48, 46], |p| exact_ranks(p, InputMode::Endpoints)),
-    class("several ranks: routing", [21, 22, 18], |p| exact_ranks(p, InputMode::Routing)),
-    class("several ranks: pairs", [28, 32, 28], |p| exact_ranks(p, InputMode::Pairs)),
-    class("several ranks: staircase", [13, 13, 15], |p| exact_ranks(p, InputMode::Staircase)),
-    class("forward and backward", [715, 715, 715], |p| p.pass == Pass::Backward),
-    class("forward only", [239, 239, 239], |p| p.pass == Pass::Forward),
-    class("gradient of the sink", [118, 118, 118], |p| {
+    class("values: large", [36, 36, 35], |p| p.mode == InputMode::Large),
+    class("values: heavy-tailed", [36, 36, 37], |p| p.mode == InputMode::HeavyTailed),
+    class("values: equal", [35, 35, 35], |p| p.mode == InputMode::Equal),
+    class("values: tiny", [36, 36, 36], |p| p.mode == InputMode::Tiny),
+    class("values: sunk", [41, 40, 39], |p| p.mode == InputMode::Sunk),
+    class("values: uniform-count", [130, 124, 130], |p| p.mode == InputMode::UniformCount),
+    class("values: endpoints", [119, 120, 123], |p| p.mode == InputMode::Endpoints),
+    class("values: routing", [48, 52, 43], |p| p.mode == InputMode::Routing),
+    class("values: pairs", [73, 78, 72], |p| p.mode == InputMode::Pairs),
+    class("values: staircase", [31, 30, 35], |p| p.mode == InputMode::Staircase),
+    class("exact backward: routing", [28, 31, 26], |p| exact_backward(p, InputMode::Routing)),
+    class("exact backward: pairs", [45, 47, 44], |p| exact_backward(p, InputMode::Pairs)),
+    class("several ranks: uniform-count", [47, 45, 48], |p| exact_ranks(p, InputMode::UniformCount)),
+    class("several ranks: endpoints", [44, 45, 45], |p| exact_ranks(p, InputMode::Endpoints)),
+    class("several ranks: routing", [18, 19, 16], |p| exact_ranks(p, InputMode::Routing)),
+    class("several ranks: pairs", [27, 29, 28], |p| exact_ranks(p, InputMode::Pairs)),
+    class("several ranks: staircase", [11, 11, 13], |p| exact_ranks(p, InputMode::Staircase)),
+    class("forward and backward", [668, 669, 672], |p| p.pass == Pass::Backward),
+    class("forward only", [285, 285, 281], |p| p.pass == Pass::Forward),
+    class("gradient of the sink", [115, 114, 114], |p| {
         p.pass == Pass::Backward && p.softmax.sink == Sink::Learnable
     }),
 ];
@@ -271,14 +276,14 @@ const OF_GROUPS: [Class; 22] = [
     class("group of one rank", [90, 89, 89], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
-    class("cp 2", [121, 122, 122], |p| p.parallel.size() == 2),
-    class("cp 3, 5, 6 or 7", [107, 108, 107], |p| matches!(p.parallel.size(), 3 | 5 | 6 | 7)),
-    class("cp 3", [44, 45, 45], |p| p.parallel.size() == 3),
-    class("cp 8", [58, 57, 57], |p| p.parallel.size() == 8),
-    class("cp 4 or 8", [156, 154, 157], |p| matches!(p.parallel.size(), 4 | 8)),
-    class("dual-chunk", [178, 178, 177], |p| parallel(p) && p.parallel.balance == Balance::DualChunk),
-    class("contiguous", [94, 96, 98], |p| parallel(p) && p.parallel.balance == Balance::Contiguous),
-    class("striped", [112, 110, 111], |p| {
+    class("cp 2", [113, 114, 114], |p| p.parallel.size() == 2),
+    class("cp 3, 5, 6 or 7", [97, 98, 98], |p| matches!(p.parallel.size(), 3 | 5 | 6 | 7)),
+    class("cp 3", [42, 42, 41], |p| p.parallel.size() == 3),
+    class("cp 8", [53, 52, 54], |p| p.parallel.size() == 8),
+    class("cp 4 or 8", [142, 142, 145], |p| matches!(p.parallel.size(), 4 | 8)),
+    class("dual-chunk", [163, 164, 164], |p| parallel(p) && p.parallel.balance == Balance::DualChunk),
+    class("contiguous", [86, 89, 90], |p| parallel(p) && p.parallel.balance == Balance::Contiguous),
+    class("striped", [103, 101, 102], |p| {
         parallel(p) && matches!(p.parallel.balance, Balance::Striped { .. })
     }),
     // Labels: no schedule, device or check computes with the ranks' numbers in the world.
@@ -294,10 +299,10 @@ const OF_GROUPS: [Class; 22] = [
     class("length below 2·cp, several ranks", [244, 312, 173], |p| {
         parallel(p) && any_run(p, |run| run.len > 0 && run.len < 2 * p.parallel.size())
     }),
-    class("KV heads on several ranks", [35, 35, 35], |p| {
+    class("KV heads on several ranks", [34, 33, 33], |p| {
         p.parallel.algorithm == Algorithm::AllToAll && p.heads.kv < p.parallel.size()
     }),
-    class("right window, all-gather", [12, 12, 12], |p| {
+    class("right window, all-gather", [10, 11, 10], |p| {
         p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
     }),
     class("documents, several ranks", [16, 15, 16], |p| {

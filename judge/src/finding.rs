@@ -332,11 +332,14 @@ pub enum Relation {
     Euler,
     Mass,
     OtherForm,
+    OneCall,
+    Beside,
+    Memory,
 }
 
 impl Relation {
     /// Every relation, in order.
-    pub const ALL: [Relation; 27] = [
+    pub const ALL: [Relation; 30] = [
         Relation::PaddingAmount,
         Relation::Placement,
         Relation::SequenceOrder,
@@ -364,6 +367,9 @@ impl Relation {
         Relation::Euler,
         Relation::Mass,
         Relation::OtherForm,
+        Relation::OneCall,
+        Relation::Beside,
+        Relation::Memory,
     ];
 
     /// Returns the name in texts and files.
@@ -396,6 +402,9 @@ impl Relation {
             Relation::Euler => "euler",
             Relation::Mass => "mass",
             Relation::OtherForm => "other-form",
+            Relation::OneCall => "one-call",
+            Relation::Beside => "beside",
+            Relation::Memory => "memory",
         }
     }
 }

@@ -5,7 +5,7 @@ pub use seamproof_oracle::envelope::{
 };
 pub use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Given, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
+    Problem, ProblemFields, Run, Sequence, Side, Sink, Softmax, Steps, TensorRows,
 };
 pub use seamproof_simulator::UNWRITTEN_BITS;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use seamproof_oracle::{Alignment, Blocks, Mask, Pass, Problem, Sequence, Sink};
+use seamproof_oracle::{Alignment, Blocks, Call, Mask, Pass, Problem, Sequence, Sink};
 
 use crate::finding::Relation;
 
@@ -59,9 +59,18 @@ fn describe_with(problem: &Problem, values: &str) -> String {
     if !problem.form.is_plain() {
         let _ = write!(text, "; given as {}", problem.form.name());
     }
+    if !problem.steps.is_empty() {
+        let _ = write!(text, "; in steps ({})", tokens_of(problem));
+    }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
     let _ = write!(text, "; {} {values}; {pass}", problem.precision.q);
     text
+}
+
+/// Returns the numbers of tokens that calls append to the longest sequence.
+fn tokens_of(problem: &Problem) -> String {
+    let most = |call: Call| call.appends.iter().map(|append| append.tokens).max().unwrap_or(0).to_string();
+    problem.calls().into_iter().map(most).collect::<Vec<_>>().join(", ")
 }
 
 fn describe_sequences(sequences: &[Sequence]) -> String {

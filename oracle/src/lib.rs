@@ -28,6 +28,7 @@ mod run;
 pub mod segments;
 pub mod sharding;
 mod softmax;
+mod steps;
 mod tensor_name;
 
 pub use form::{Form, FormError, Given};
@@ -43,4 +44,5 @@ pub use precision::{Element, ElementNameError, Precision, Scaling};
 pub use problem::{Dims, Heads, Pass, Problem, ProblemError, ProblemFields, Sequence, Side, TensorRows};
 pub use run::{Run, RunLayoutError};
 pub use softmax::{Sink, Softmax};
+pub use steps::{Append, Call, STEPS_MAX, Steps, StepsError};
 pub use tensor_name::TensorName;

@@ -11,7 +11,7 @@ use crate::limits::{
 };
 use crate::{
     Balance, ContextParallel, Form, FormError, Format, InputMode, Mask, Precision, Run, RunLayoutError, Sink,
-    Softmax,
+    Softmax, Steps, StepsError,
 };
 
 /// One sequence: its queries and its keys, of independent lengths.
@@ -110,6 +110,9 @@ pub struct ProblemFields {
     /// The form in which the problem is given to a subject.
     #[serde(default, skip_serializing_if = "Form::is_plain")]
     pub form: Form,
+    /// The tokens that each of several calls appends to a cache; empty for one call without a cache.
+    #[serde(default, skip_serializing_if = "Steps::is_empty")]
+    pub steps: Steps,
 }
 
 impl ProblemFields {
@@ -146,13 +149,17 @@ impl ProblemFields {
             data_seed: 0,
             pass: Pass::Backward,
             form: Form::CuSeqlens,
+            steps: Steps::default(),
         }
     }
 
-    /// Returns the fields in the plain form where their own form cannot say them.
+    /// Returns the fields in the plain form where their own form cannot say them, and without steps where they cannot
+    /// be made in these.
     pub fn sayable(self) -> ProblemFields {
         let form = if self.form.check(&self).is_ok() { self.form } else { Form::CuSeqlens };
-        ProblemFields { form, ..self }
+        let fields = ProblemFields { form, ..self };
+        let steps = if fields.steps.check(&fields).is_ok() { fields.steps.clone() } else { Steps::default() };
+        ProblemFields { steps, ..fields }
     }
 
     /// Returns [`ProblemFields::of`] sequences that follow each other (THD), each given by its numbers of queries and
@@ -277,6 +284,12 @@ pub enum ProblemError {
         /// What it cannot say.
         error: FormError,
     },
+    /// Steps in which the problem cannot be made.
+    #[error("steps: {error}")]
+    Steps {
+        /// What is in the way.
+        error: StepsError,
+    },
 }
 
 /// A valid attention problem. Its fields are read like those of [`ProblemFields`]. To change a problem, edit a copy of
@@ -318,7 +331,19 @@ impl Problem {
         check_rows(&fields.sequences, Side::Kv, fields.rows.kv)?;
         let form = fields.form;
         form.check(&fields).map_err(|error| ProblemError::Form { form, error })?;
+        fields.steps.check(&fields).map_err(|error| ProblemError::Steps { error })?;
         Ok(Problem(fields))
+    }
+
+    /// Returns the problem of one call with a part of the sequences: their keys end earlier, and their queries lie
+    /// elsewhere, in tensors of so many rows.
+    pub(crate) fn with_sequences(&self, sequences: Vec<Sequence>, rows: TensorRows) -> Problem {
+        Problem(ProblemFields { sequences, rows, steps: Steps::default(), ..self.0.clone() })
+    }
+
+    /// Returns the problem as one call, without a cache.
+    pub fn at_once(&self) -> Problem {
+        Problem(ProblemFields { steps: Steps::default(), ..self.0.clone() })
     }
 
     /// Returns the problem without its backward pass.

@@ -15,7 +15,14 @@ KINDS = ("documents", "chunks", "prefix")
 ALIGNMENTS = ("top-left", "bottom-right")
 GIVEN = ("cu_seqlens", "segments", "lengths")
 SINKS = ("none", "off-by-one", "learnable")
-PROMISES = ("deterministic_backward", "sequences_alone", "heads_alone", "groups_alone", "rows_alone")
+PROMISES = (
+    "deterministic_backward",
+    "sequences_alone",
+    "heads_alone",
+    "groups_alone",
+    "rows_alone",
+    "linear_memory",
+)
 PARTIALS, STORED = ("merge", "wire"), ("f32", "io")
 ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights")
 
@@ -81,6 +88,7 @@ def declaration(
     lengths: Mapping[str, Any] | None = None,
     layout: Mapping[str, bool] | None = None,
     forms: Iterable[str] = ("cu_seqlens",),
+    cache: bool = False,
     softcap: bool = False,
     sinks: Iterable[str] = ("none",),
     backward: bool = True,
@@ -97,8 +105,9 @@ def declaration(
     """Returns a declaration as the protocol writes it.
 
     `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
-    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch. `table`
-    adds rows of the table as the protocol names them, or replaces them.
+    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch. `cache`
+    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `table` adds
+    rows of the table as the protocol names them, or replaces them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {
@@ -109,6 +118,7 @@ def declaration(
         "lengths": dict(lengths or {}),
         "layout": dict(layout or packed()),
         "forms": _known(forms, GIVEN, "forms"),
+        "cache": cache,
         "softcap": softcap,
         "sinks": _known(sinks, SINKS, "sinks"),
         "backward": backward,

@@ -83,6 +83,57 @@ def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     assert form == "cu_seqlens" or f"given as {form}" in told["on"]
 
 
+CACHED = """
+import numpy as np
+import seamproof
+
+@seamproof.subject(
+    arrays="numpy", formats=["f32"], masks=seamproof.bottom_right(), backward=False, cache=True,
+    layout=seamproof.packed(padding=True, gaps=True),
+)
+def attention(p, q, k, v, dout=None, sink=None):
+    with open(CALLS, "a") as file:
+        print(list(map(int, p.q.lengths)), list(map(int, p.kv.lengths)), file=file)
+    out = np.zeros(p.shape("out"), np.float32)
+    lse = np.full(p.shape("lse"), -np.inf, np.float32)
+    for number in range(len(p.q.lengths)):
+        sequence, queries = p.kv.padded_offsets[number], p.q.padded_offsets[number]
+        for i in range(p.q.lengths[number]):
+            seen = i + p.kv.lengths[number] - p.q.lengths[number] + 1
+            for head in range(p.heads_q):
+                keys = slice(sequence, sequence + seen), head // p.group
+                logits = p.scale * (k[keys] @ q[queries + i, head])
+                weights = np.exp(logits - logits.max())
+                out[queries + i, head] = weights @ v[keys] / weights.sum()
+                lse[head, queries + i] = logits.max() + np.log(weights.sum())
+    return out, lse
+"""
+
+
+def test_a_case_in_steps_is_a_call_for_each_step(tmp_path):
+    stored = EXAMPLES.parents[1] / "corpus/regressions/te-3063-cache-in-steps.json"
+    case = json.loads(stored.read_text())
+    case["problem"]["precision"] = dict.fromkeys(case["problem"]["precision"], "f32")
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    calls = tmp_path / "calls.txt"
+    right = CACHED.replace("CALLS", repr(str(calls)))
+
+    def replay(text):
+        (tmp_path / "kernel.py").write_text(text)
+        name = f"python:{tmp_path / 'kernel.py'}:attention"
+        command = [program.find(), "replay", str(tmp_path / "case.json"), "--backend", name]
+        return subprocess.run(command, env=_environment(), capture_output=True, text=True)
+
+    done = replay(right)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = ["[61, 61, 2] [61, 101, 2]", "[1, 1] [62, 102]", "[1, 1] [63, 103]", "[1, 1] [64, 104]"]
+    # A sentinel comes first.
+    assert "\n".join(steps) in calls.read_text()
+    # In decoding, causal is taken from the top-left corner.
+    done = replay(right.replace("+ p.kv.lengths[number] - p.q.lengths[number] + 1", "+ 1"))
+    assert done.returncode == 2, done.stdout + done.stderr
+
+
 def load(path, text):
     path.write_text(text)
     return load_file(str(path)).attention

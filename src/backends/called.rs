@@ -60,7 +60,7 @@ impl Backend for Called {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.itself.declared.asked(problem, || {
+        self.itself.declared.asked(self, problem, inputs, || {
             self.runs.fetch_add(1, Ordering::Relaxed);
             let result = self.caller.run(problem, inputs);
             if self.ended().is_some() {

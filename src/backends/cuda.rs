@@ -343,6 +343,7 @@ impl Backend for Cuda {
         twin.table.forms = vec![Form::CuSeqlens];
         // No kernel takes a prefix, and none has run on the segments of documents and chunks.
         twin.table.masks.kinds.clear();
+        twin.table.cache = false;
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use seamproof_judge::subjects::{
-    self, Emulated, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, miscall,
+    self, Beside, Emulated, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, Unfused, miscall,
 };
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
@@ -24,8 +24,8 @@ use seamproof_judge::subject::Backend;
 pub(crate) const EMULATED: &str = "emulated";
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
-/// a GPU, and the emulated kernel with the canary's fault planted in it.
-pub const NAMES: [&str; 3] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id];
+/// a GPU, the emulated kernel with the canary's fault planted in it, and the emulated kernel behind a loop over sequences.
+pub const NAMES: [&str; 4] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id, Unfused::NAME];
 
 /// Reason why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +62,24 @@ pub fn by_name(name: &str, options: &Options) -> Result<Box<dyn Backend>, Backen
 
 /// Makes a backend from its name and options, which runs in the workers of a pool, if it runs in any.
 pub fn in_pool(name: &str, options: &Options, pool: Arc<Pool>) -> Result<Box<dyn Backend>, BackendError> {
-    let name = SubjectName::new(name, options.clone());
+    let mut options = options.clone();
+    let named = |(option, bits)| Some((options.remove(option)?, bits));
+    let Some((other, bits)) = [(BESIDE, false), (BITS_OF, true)].into_iter().find_map(named) else {
+        return alone(name, options, pool);
+    };
+    let other: SubjectName = other.parse()?;
+    let other = alone(&other.name(), other.options, Arc::clone(&pool))?;
+    Ok(Box::new(Beside::new(alone(name, options, pool)?, other, bits)))
+}
+
+/// Option of any subject: the subject beside it, whose results are to agree within the bounds of both.
+pub const BESIDE: &str = "beside";
+/// Option of any subject: the subject beside it, whose results are to have the same bits.
+pub const BITS_OF: &str = "bits_of";
+
+/// Makes a backend with no other one beside it.
+fn alone(name: &str, options: Options, pool: Arc<Pool>) -> Result<Box<dyn Backend>, BackendError> {
+    let name = SubjectName::new(name, options);
     let called = name.called();
     let called: Box<dyn Backend> = if called.is_outside() {
         Box::new(outside::subject(&called, pool)?)
@@ -126,6 +143,12 @@ fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
         // The faults are planted where the kernels are compiled, not here.
         _ if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
         (EMULATED, None) => Ok(Box::new(Emulated::from_options(options)?)),
+        (Unfused::NAME, None) => {
+            Ok(Box::new(Unfused { kernel: Emulated::from_options(options)?, makes_mask: false }))
+        }
+        (Unfused::NAME, Some(None)) if planted.as_deref() == Some(Unfused::FULL_MASK) => {
+            Ok(Box::new(Unfused { kernel: Emulated::from_options(options)?, makes_mask: true }))
+        }
         (EMULATED, Some(Some(fault))) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
         // A finding with the planted canary must replay.
         (id, None) if id == faults::WINDOW_OFF_BY_ONE.id && options.is_empty() => Ok(canary()),

@@ -16,7 +16,7 @@ use std::time::Duration;
 use seamproof_judge::case::Subject;
 use seamproof_judge::profile::{self, Lock};
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError};
-use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::subjects::{SubjectName, in_steps};
 use seamproof_oracle::{Inputs, Problem};
 
 use crate::worker::{Pool, Questions, Ready, Remote, Served, WorkerCommand};
@@ -307,20 +307,24 @@ impl Backend for Outside {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.declared.asked(problem, || self.remote.run(problem, inputs))
+        self.declared.asked(self, problem, inputs, || self.remote.run(problem, inputs))
     }
 }
 
 impl Declared {
     /// Returns the subject's answer to a problem. What its table does not take is refused here, unless the subject
-    /// says that it refuses it itself.
+    /// says that it refuses it itself. The cache of a problem in steps is kept here, so that the process sees each call
+    /// as a problem of its own.
     pub(super) fn asked(
         &self,
+        subject: &dyn Backend,
         problem: &Problem,
+        inputs: &Inputs,
         run: impl FnOnce() -> Result<Outputs, RunError>,
     ) -> Result<Outputs, RunError> {
         match self.declaration.table.refusal(problem) {
             Some(refusal) if !self.declaration.refuses => Err(refusal.into()),
+            None if !problem.steps.is_empty() => in_steps(subject, problem, inputs),
             _ => run(),
         }
     }

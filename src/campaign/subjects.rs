@@ -65,6 +65,11 @@ impl Registered {
         Ok(subject)
     }
 
+    /// Returns the subject with other fixed options.
+    pub fn among(self, fixed: impl FnOnce(Options) -> Options) -> Result<Registered, BackendError> {
+        Registered::with(self.name, fixed(self.fixed))
+    }
+
     /// Returns the options that are the same for every case.
     pub fn fixed(&self) -> &Options {
         &self.fixed

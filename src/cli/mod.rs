@@ -44,6 +44,7 @@ use crate::recording::{self, Recording};
 use crate::replay::{ReplayError, subject_of};
 use crate::worker as worker_processes;
 use exit::Exit;
+use options::BesideOptions;
 use output::{complain, note, print};
 use seamproof_judge::case::{Case, CaseError};
 use seamproof_judge::evaluate::quiet_caught_panics;
@@ -235,6 +236,15 @@ fn tell_if_long(file: &Path, problem: &Problem) {
 
 /// Loads a stored case and makes its subject. A subject that `backend` names, with options, takes the place of its own.
 fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), CliError> {
+    load_beside(file, backend, &BesideOptions::default())
+}
+
+/// Loads a stored case as [`load`] does, with another subject beside its own.
+fn load_beside(
+    file: &Path,
+    backend: Option<&str>,
+    beside: &BesideOptions,
+) -> Result<(Case, Box<dyn Backend>), CliError> {
     if file.is_dir() {
         return Err(CliError::Usage(format!("{}: is a directory; {}", file.display(), case_below(file))));
     }
@@ -242,6 +252,7 @@ fn load(file: &Path, backend: Option<&str>) -> Result<(Case, Box<dyn Backend>), 
     if let Some(text) = backend {
         case.subject = text.parse::<SubjectName>().map_err(BackendError::from)?.into();
     }
+    case.subject.options = beside.among(case.subject.options);
     let file = file.display().to_string();
     match subject_of(&case) {
         Ok(backend) => Ok((case, backend)),

@@ -3,6 +3,10 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use seamproof_judge::subjects::Options;
+
+use crate::backends::{BESIDE, BITS_OF};
+
 /// Longest limit of time, a year.
 const SECONDS_MAX: f64 = 366.0 * 86400.0;
 /// Digits of a commit hash: SHA-1, SHA-256. An abbreviated one could also be a decimal number.
@@ -83,5 +87,25 @@ mod tests {
         for wrong in ["", "60", "s", "-1s", "1e9h", "NaNs", "1d", "é1s"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
+    }
+}
+
+/// A subject beside the one that is judged.
+#[derive(clap::Args, Debug, Default)]
+pub(super) struct BesideOptions {
+    /// Also run every case on this subject, and hold the results of both to each other: within the bounds of both
+    #[arg(long, value_name = "NAME")]
+    beside: Option<String>,
+    /// Both subjects are to give the same bits
+    #[arg(long, requires = "beside")]
+    bitwise: bool,
+}
+
+impl BesideOptions {
+    /// Returns a subject's options with the other subject among them.
+    pub(super) fn among(&self, mut options: Options) -> Options {
+        let option = if self.bitwise { BITS_OF } else { BESIDE };
+        options.extend(self.beside.clone().map(|name| (option.to_owned(), name)));
+        options
     }
 }

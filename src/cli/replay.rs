@@ -5,8 +5,9 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
+use super::options::BesideOptions;
 use super::output::{complain, print_line};
-use super::{CliError, load, recorded_beside, tell_if_long, worker};
+use super::{CliError, load_beside, recorded_beside, tell_if_long, worker};
 use crate::campaign::{OnDisk, Registered};
 use crate::nightly::{found_by, newest_of};
 use crate::record::findings_of;
@@ -25,6 +26,8 @@ Examples:
   seamproof replay seamproof.out                  what the last campaign found
   seamproof replay nights/night-0001              what a night found
   seamproof replay case.json --backend emulated   a case on another subject
+  seamproof replay case.json --beside python:old.py
+                                                  and the results of both held to each other
 
 Cases of Python subjects whose library or device this machine lacks are skipped, with a line each.";
 
@@ -37,6 +40,8 @@ pub(super) struct Args {
     /// Judge this subject instead of each case's own
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
+    #[command(flatten)]
+    beside: BesideOptions,
     #[command(flatten)]
     workers: worker::WorkerOptions,
 }
@@ -72,7 +77,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     unread.iter().for_each(complain);
     tally.unreadable = unread.len();
     for path in all {
-        match replayed(&path, args.backend.as_deref(), &mut lacking) {
+        match replayed(&path, args, &mut lacking) {
             Ok(Replayed::Judged(judged)) => {
                 let (case, verdict) = judged.as_ref();
                 print_line(&tally.line(&path.display(), &described(case), verdict));
@@ -113,7 +118,8 @@ fn lacks(case: &Case, known: &mut Lacking) -> Option<String> {
     known.entry(format!("{name} {options:?}")).or_insert_with(ask).clone()
 }
 
-fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result<Replayed, CliError> {
+fn replayed(path: &Path, args: &Args, lacking: &mut Lacking) -> Result<Replayed, CliError> {
+    let backend = args.backend.as_deref();
     // A subject that is asked for by name has to be there.
     let stored = if backend.is_none() { Case::load(path).ok() } else { None };
     if let Some(what) = stored.and_then(|case| lacks(&case, lacking)) {
@@ -127,7 +133,7 @@ fn replayed(path: &Path, backend: Option<&str>, lacking: &mut Lacking) -> Result
         let verdict = recording::judge(&recording, sample)?;
         return judged(path, case, verdict);
     }
-    let (case, backend) = load(path, backend)?;
+    let (case, backend) = load_beside(path, backend, &args.beside)?;
     tell_if_long(path, &case.problem);
     let file = || path.display().to_string();
     let verdict = replay_as(&case, backend.as_ref(), &case.problem);

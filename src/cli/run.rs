@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::exit::Exit;
-use super::options::{duration, random_seed, seed};
+use super::options::{BesideOptions, duration, random_seed, seed};
 use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
 use crate::campaign::{
@@ -40,6 +40,8 @@ pub(super) struct Args {
     /// The subject [default: emulated]. NAME:OPTION=VALUE,… fixes options that are otherwise drawn for each case
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
+    #[command(flatten)]
+    beside: BesideOptions,
     /// End after this many cases (of all shards together). A thousand meet the floors of the census with any
     /// seed; fewer may not, and then the exit code is 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -131,6 +133,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
+    let subjects = subjects.among(|options| args.beside.among(options))?;
     if let Err(what) = subjects.ready() {
         if control.stopped() {
             verdict(Tone::Doubt, "too little run: interrupted before the subject was ready");

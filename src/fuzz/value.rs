@@ -11,7 +11,9 @@ use seamproof_judge::generate::{RawProblem, RawSequence};
 use seamproof_oracle::BORDERS_MAX;
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 4;
+pub const VALUE_VERSION: u8 = 5;
+/// First byte of a value from before it had steps.
+const WITHOUT_STEPS: u8 = 4;
 /// First byte of a value from before keys had a layout of their own.
 const WITHOUT_KV_LAYOUT: u8 = 3;
 /// First byte of a value from before its mask had blocks and a prefix.
@@ -38,10 +40,11 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // The layout of the queries, no borders, no chunks, no prefix and the plain form are numbers 0.
-        WITHOUT_KV_LAYOUT => [body, &[0]].concat(),
-        WITHOUT_BLOCKS => [body, &[0; 4]].concat(),
-        WITHOUT_FORM => [body, &[0; 5]].concat(),
+        // No steps, the layout of the queries, no borders, no chunks, no prefix and the plain form are numbers 0.
+        WITHOUT_STEPS => [body, &[0]].concat(),
+        WITHOUT_KV_LAYOUT => [body, &[0; 2]].concat(),
+        WITHOUT_BLOCKS => [body, &[0; 5]].concat(),
+        WITHOUT_FORM => [body, &[0; 6]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -171,6 +174,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         chunk,
         prefix,
         kv_layout,
+        steps,
     } = raw;
     let mut numbers = vec![
         layout,
@@ -206,6 +210,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         chunk,
         prefix,
         kv_layout,
+        steps,
     ];
     numbers.extend(borders);
     numbers
@@ -231,9 +236,12 @@ mod tests {
     #[test]
     fn values_from_before_a_number_was_added_read_back() {
         let raw = draw_raw(9, 3, &Limits::quick());
-        let raw = RawProblem { form: 0, kv_layout: 0, ..raw };
+        let blocks = RawProblem { borders: Vec::new(), chunk: 0, prefix: 0, ..raw };
+        let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, ..blocks };
         let bytes = to_bytes(&raw);
-        for (missing, version) in [(1, WITHOUT_KV_LAYOUT), (2, WITHOUT_FORM)] {
+        for (missing, version) in
+            [(1, WITHOUT_STEPS), (2, WITHOUT_KV_LAYOUT), (5, WITHOUT_BLOCKS), (6, WITHOUT_FORM)]
+        {
             let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
             assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");
         }

@@ -10,7 +10,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::{
     ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
-    Scaling, Sequence, Softmax, TensorRows,
+    Scaling, Sequence, Softmax, Steps, TensorRows,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -245,6 +245,7 @@ impl From<RecordedProblem> for ProblemFields {
             data_seed,
             pass,
             form: Form::CuSeqlens,
+            steps: Steps::default(),
         }
     }
 }

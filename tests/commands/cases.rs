@@ -316,3 +316,39 @@ fn a_replay_line_can_be_pasted() {
     let output = Process::new("sh").args(["-c", line]).current_dir(place.path()).output().expect("a shell");
     assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
 }
+
+/// Test that a case is judged beside another subject: within the bounds of both, bit for bit, and where one of them is
+/// wrong.
+#[test]
+fn a_case_is_judged_beside_another_subject() {
+    let place = place();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-2596-padded-pack-ring.json");
+    let beside = |options: &[&str]| code(&seamproof(place.path(), &[&["replay", stored], options].concat()));
+    assert_eq!(beside(&["--beside", "emulated:kv_tile=2"]), 0);
+    assert_eq!(beside(&["--beside", "emulated:order=7", "--bitwise"]), 0);
+    assert_eq!(beside(&["--beside", "emulated:kv_tile=2", "--bitwise"]), 2);
+    assert_eq!(beside(&["--beside", "emulated~call-scale-off"]), 2);
+    refuses(place.path(), &["replay", stored, "--bitwise"], &["--beside"]);
+    refuses(place.path(), &["replay", stored, "--beside", "nobody"], &["unknown backend 'nobody'"]);
+    let run = ["run", "--cases", "60", "--seed", "1", "--beside", "emulated~call-scale-off", "--out", "out"];
+    let found = seamproof(place.path(), &run);
+    let said = stdout(&found);
+    assert!(code(&found) == 2 && said.contains("beside"), "{said}{}", stderr(&found));
+    // What was found names the other subject, and is found again beside it.
+    assert_eq!(code(&seamproof(place.path(), &["replay", "out"])), 2);
+}
+
+/// Test of the unfused path, by name: right, and with the mask of all queries by all keys.
+#[test]
+fn the_unfused_path_is_known_by_its_name() {
+    let place = place();
+    let run = |name: &str| {
+        let run = ["run", "--cases", "120", "--seed", "1", "--backend", name, "--out", name];
+        let output = seamproof(place.path(), &run);
+        (code(&output), stdout(&output))
+    };
+    let (right, said) = run("unfused");
+    assert!(right != 2 && !said.contains("memory"), "{right}: {said}");
+    let (wrong, said) = run("unfused+full-mask");
+    assert!(wrong == 2 && said.contains("peak bytes grow faster than tokens do"), "{wrong}: {said}");
+}

@@ -15,7 +15,7 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Form, Format, Heads, InputMode, Mask,
-    Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax, TensorName, TensorRows,
+    Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorName, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -121,6 +121,10 @@ fn every_field_is_on_the_page_and_nothing_else() {
         let mask = Mask { blocks, prefix: 1, ..Mask::CAUSAL };
         paths(&serde_json::to_value(mask).expect("a mask is JSON"), "problem.mask", &mut fields);
     }
+    let mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
+    let stepped = ProblemFields { mask, pass: Pass::Forward, ..ProblemFields::packed(&[(2, 2)], 8) };
+    let stepped = Problem::new(ProblemFields { steps: Steps(vec![1]), ..stepped }).expect("two calls");
+    paths(&serde_json::to_value(&stepped).expect("a problem is JSON"), "problem", &mut fields);
     // These fields hold one of several forms, and the page names only the fields of the forms.
     for form in
         ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]

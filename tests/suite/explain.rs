@@ -10,7 +10,9 @@ use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
-use seamproof_oracle::{Algorithm, Balance, ContextParallel, Form, Mask, Pass, Problem, ProblemFields, Run};
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Form, Mask, Pass, Problem, ProblemFields, Run, Steps,
+};
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
@@ -52,6 +54,25 @@ fn the_form_in_which_a_problem_is_given() {
     assert_eq!(
         given(Form::Segments, &[(3, 3), (3, 3)])[1],
         "given     segments, by shape: q ids [2, 3], positions [3]; kv ids [3], positions made from them"
+    );
+}
+
+/// Test that the text says what each call of a problem with steps appends, and where.
+#[test]
+fn the_calls_of_a_problem_in_steps() {
+    let mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
+    let fields = ProblemFields { mask, pass: Pass::Forward, ..ProblemFields::packed(&[(3, 5), (1, 1)], 8) };
+    let problem = Problem::new(ProblemFields { steps: Steps(vec![2]), ..fields }).unwrap();
+    let text = explained(&Emulated::default(), &problem, Selection::default());
+    assert_eq!(
+        text.lines().take(4).collect::<Vec<_>>(),
+        [
+            "problem   2 sequences (3 × 5, 1); heads 1/1; dims 8/8; causal bottom-right; in steps (2, 1); bf16 flat; forward",
+            "call 0    sequence 0 has 2 keys, appends 2 from row 2 on for queries 0..2, sequence 1 has 0 keys, appends 1 from row 5 on for queries 0..1",
+            "call 1    sequence 0 has 4 keys, appends 1 from row 4 on for queries 2..3",
+            "          what follows is the same in one call, without a cache",
+        ],
+        "{text}"
     );
 }
 

@@ -111,6 +111,22 @@ fn value_dims(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProble
     }
 }
 
+/// A forward on one rank that can be made in steps: causal from the bottom-right corner, with a key for each query and
+/// often more keys, which are in the cache at first. Sequences are few and not many sizes, so that steps are cheap.
+pub(super) fn cache(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    (raw.algorithm, raw.backward, raw.right, raw.bottom_right) = (0, 0, 1, 1);
+    raw.sequences.truncate(CACHES_MAX);
+    for sequence in &mut raw.sequences {
+        sequence.q_len = sequence.q_len.max(1);
+        let more =
+            if choose.one_in(2) { choose.below(1 + sequence.q_len.min(limits.length_max / 4)) } else { 0 };
+        sequence.kv_len = sequence.q_len + more;
+    }
+}
+
+/// Largest number of sequences that are made in steps.
+const CACHES_MAX: usize = 16;
+
 /// One row or many after the last sequence.
 fn slack(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
     let many = limits.slack_max;

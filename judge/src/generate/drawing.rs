@@ -8,7 +8,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use seamproof_oracle::{Algorithm, Form};
 
 use super::choices::Choices;
-use super::fixup::{EXACT_MODES, FORMS, LAYOUTS, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, FORMS, LAYOUTS, SCALES, SINKS, SOFTCAPS, STEPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Limits, RawProblem, RawSequence, aims};
 
@@ -84,6 +84,10 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
         blocks(choose, limits, &mut raw);
     }
     other_layout(choose, features, &mut raw);
+    if choose.one_in(STEPS_ONE_IN) {
+        raw.steps = 1 + choose.below(STEPS.len() as u32);
+        aims::cache(choose, limits, &mut raw);
+    }
     raw
 }
 
@@ -135,6 +139,9 @@ fn other_layout(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawP
         raw.kv_layout = 1 + choose.of(&BESIDE[raw.layout as usize]);
     }
 }
+
+/// Number of cases among which one is made in steps on a cache.
+const STEPS_ONE_IN: u32 = 16;
 
 /// Number of cases of which [`EXACT`] ask for an exact mode.
 const EXACT_OF: u32 = 20;

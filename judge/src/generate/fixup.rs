@@ -17,7 +17,8 @@
 //!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
 //! 9. Borders of documents are sorted, and those that are 0, repeated or too many are dropped.
-//! 10. A form becomes the next of its table that can say the problem; where none can, the plain one.
+//! 10. Steps are left out where the problem cannot be made in them.
+//! 11. A form becomes the next of its table that can say the problem; where none can, the plain one.
 
 use std::num::NonZeroU32;
 
@@ -26,7 +27,7 @@ use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
     Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax,
-    TensorRows,
+    Steps, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -67,6 +68,21 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
 pub(super) const LAYOUTS: [Layout; 3] = [Layout::Packed, Layout::EqualSpans, Layout::Interleaved];
 /// Table of forms other than the plain one.
 pub(super) const FORMS: [Form; 2] = [Form::Segments, Form::Lengths];
+/// Table of ways to cut so many queries into steps. What is left after them is the last step.
+pub(super) const STEPS: [fn(usize) -> Steps; 6] = [
+    |queries| cut(&[queries.saturating_sub(1)]),
+    |queries| cut(&[queries.saturating_sub(3), 1, 1]),
+    |queries| cut(&[queries / 2]),
+    |queries| cut(&[queries / 3, queries / 3]),
+    |queries| cut(&[queries.saturating_sub(6), 1, 3, 1]),
+    |queries| cut(&[queries]),
+];
+
+/// Returns the steps that append something.
+fn cut(tokens: &[usize]) -> Steps {
+    Steps(tokens.iter().copied().filter(|&tokens| tokens > 0).collect())
+}
+
 /// Head dimension below which no dimension is shrunk; rows shrink instead.
 const DIM_KEPT: usize = 8;
 /// Ratio of a head dimension to the number of query heads from which on the dimension weighs more.
@@ -84,12 +100,24 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     if let Some(plant) = entry(&UNSUPPORTED, raw.unsupported) {
         plant(&mut fields, raw.detail as usize);
     }
+    fields.steps = steps(raw.steps, &fields);
     fields.form = form(raw.form, &fields);
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
 
-/// Returns the form of the fields: step 10 of the module's text.
+/// Returns the steps of the fields: step 10 of the module's text.
+fn steps(index: u32, fields: &ProblemFields) -> Steps {
+    let Some(index) = index.checked_sub(1) else { return Steps::default() };
+    let longest = fields.sequences.iter().map(|sequence| sequence.q.len).max().unwrap_or(0);
+    let steps = wrapped(&STEPS, index)(longest);
+    if longest > 0 && steps.check(fields).is_ok() { steps } else { Steps::default() }
+}
+
+/// Returns the form of the fields: step 11 of the module's text.
 fn form(form: u32, fields: &ProblemFields) -> Form {
+    if !fields.steps.is_empty() {
+        return Form::CuSeqlens;
+    }
     let Some(first) = form.checked_sub(1) else { return Form::CuSeqlens };
     let forms = (0..FORMS.len() as u32).map(|index| wrapped(&FORMS, first.wrapping_add(index)));
     forms.into_iter().find(|form| form.check(fields).is_ok()).unwrap_or_default()
@@ -155,6 +183,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         data_seed: raw.data_seed,
         pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
         form: Form::CuSeqlens,
+        steps: Steps::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use seamproof_oracle::limits::{
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Problem, ProblemError,
-    ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side,
+    ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError,
 };
 
 use crate::subject::Needs;
@@ -60,7 +60,7 @@ pub(super) const UNSUPPORTED: [Unsupport; 8] = [
 
 /// Table of rules to break. Its order is a format: entries are added at the end and never removed. A count of
 /// sequences above the bound is left out, because it would need a hundred thousand of them.
-pub(super) const MALFORMED: [(&str, Break); 13] = [
+pub(super) const MALFORMED: [(&str, Break); 14] = [
     ("OutOfRange", count_out_of_range),
     ("OutOfRange", parallel_out_of_range),
     ("HeadsNotDivisible", heads_not_divisible),
@@ -74,6 +74,7 @@ pub(super) const MALFORMED: [(&str, Break); 13] = [
     ("RepeatedRank", repeated_rank),
     ("GroupSize", group_size),
     ("Form", form_without_room),
+    ("Steps", steps_without_cache),
 ];
 
 fn element(fields: &mut ProblemFields, which: usize) -> &mut Element {
@@ -348,4 +349,15 @@ fn form_without_room(fields: &mut ProblemFields, detail: usize) -> ProblemError 
     fields.rows.q = 1 + detail / 2 % 3;
     let error = FormError::Rows { side: Side::Q, rows: fields.rows.q, expected: 0 };
     ProblemError::Form { form: fields.form, error }
+}
+
+/// Asks for steps that append nothing, or under a mask that does not follow a cache.
+fn steps_without_cache(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    if detail.is_multiple_of(2) {
+        fields.steps = Steps(vec![1, 0]);
+        return ProblemError::Steps { error: StepsError::Nothing { index: 1 } };
+    }
+    fields.steps = Steps(vec![1 + detail / 2 % 3]);
+    fields.mask.right = Some(1);
+    ProblemError::Steps { error: StepsError::Mask }
 }

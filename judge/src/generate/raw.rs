@@ -107,6 +107,10 @@ pub struct RawProblem {
     /// Layout of keys and values: 0 for that of the queries, n for layout n − 1, modulo 3.
     #[serde(default)]
     pub kv_layout: u32,
+    /// Steps: 0 for none. Otherwise an entry of a table of ways to cut the longest sequence's queries, where the problem can
+    /// be made in steps.
+    #[serde(default)]
+    pub steps: u32,
 }
 
 impl RawProblem {

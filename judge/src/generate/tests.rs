@@ -74,6 +74,7 @@ fn random_raw(seed: u64) -> RawProblem {
         chunk: number(),
         prefix: number(),
         kv_layout: number(),
+        steps: number(),
     }
 }
 

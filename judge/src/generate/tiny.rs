@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, TensorRows,
+    ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorRows,
 };
 
 /// Largest number of real rows on one side of a sequence.
@@ -65,6 +65,7 @@ fn fields(index: usize) -> ProblemFields {
         data_seed: index as u64,
         pass: Pass::Backward,
         form: Form::CuSeqlens,
+        steps: Steps::default(),
     }
 }
 

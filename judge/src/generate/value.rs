@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{Alignment, Balance, Blocks, Format, InputMode, Pass, Problem, Run, Sequence};
 
-use super::fixup::{EXACT_MODES, FORMS, MODES, SCALES, SINKS, SOFTCAPS};
+use super::fixup::{EXACT_MODES, FORMS, MODES, SCALES, SINKS, SOFTCAPS, STEPS};
 use super::limits::WIDEST_BUDGET;
 use super::{RawProblem, RawSequence};
 
@@ -44,8 +44,18 @@ pub fn value_of(problem: &Problem) -> RawProblem {
     raw.mode = entry(&MODES).unwrap_or(0) as u32;
     raw.exact = entry(&EXACT_MODES).map_or(0, |index| index as u32 + 1);
     raw.form = FORMS.iter().position(|form| *form == problem.form).map_or(0, |index| index as u32 + 1);
+    raw.steps = steps(problem);
     parallel(problem, &mut raw);
     raw
+}
+
+/// Returns the entry of the table of steps that gives the problem's; the first one where none does.
+fn steps(problem: &Problem) -> u32 {
+    if problem.steps.is_empty() {
+        return 0;
+    }
+    let longest = problem.sequences.iter().map(|sequence| sequence.q.len).max().unwrap_or(0);
+    1 + STEPS.iter().position(|cut| cut(longest) == problem.steps).unwrap_or(0) as u32
 }
 
 fn sequences(problem: &Problem) -> Vec<RawSequence> {

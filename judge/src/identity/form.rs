@@ -1,4 +1,4 @@
-//! The identity of forms: one problem has one answer, however it is given.
+//! Identities of forms and of steps: one problem has one answer, however it is given, and in however many calls.
 
 use seamproof_oracle::{Form, ProblemFields};
 
@@ -27,5 +27,21 @@ pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
         "further from the result in another form than both roundings explain",
         "further from the gradient in another form than the errors of both runs explain",
     ];
+    within_both(evidence, relation, &twin, what)
+}
+
+/// Asks a problem with steps in one call. Each row has the same bits where rows are promised to stand alone, and
+/// otherwise agrees within both errors. Neighbours change from call to call, so sequences must stand alone as well.
+pub(super) fn one_call(evidence: &Evidence<'_>) -> Option<Look> {
+    let (problem, relation) = (evidence.problem, Relation::OneCall);
+    if problem.steps.is_empty() {
+        return None;
+    }
+    let twin = Twin::new(evidence, problem.at_once().into(), TwinOrigin::same(problem))?;
+    let promises = evidence.backend.declaration().promises;
+    if promises.rows_alone && promises.sequences_alone {
+        return Some(twin.agrees(evidence, relation, &same(&results_of(false))));
+    }
+    let what = ["further from the result in one call than both roundings explain", ""];
     within_both(evidence, relation, &twin, what)
 }

@@ -16,12 +16,14 @@
 
 mod arrange;
 mod asked;
+mod beside;
 mod bound;
 mod form;
 mod gradients;
 mod heads;
 mod laws;
 mod mask;
+mod memory;
 pub mod norms;
 mod probe;
 mod readers;
@@ -42,6 +44,8 @@ use crate::verdict::Margin;
 /// Number of identities with runs of their own that a case of a campaign meets. A second one would cost a fifth of
 /// the cases.
 const DRAWN: usize = 1;
+/// Number of cases among which one is asked about memory, of a subject that promises something of it.
+const MEMORY_ONE_IN: u64 = 8;
 /// Constant that sets the draw of identities apart from other uses of the data seed.
 const DRAW: u64 = 0x1de7_7177;
 
@@ -110,7 +114,7 @@ macro_rules! identity {
 }
 
 /// Every identity, in the order of [`Relation`].
-pub static TABLE: [Identity; 27] = [
+pub static TABLE: [Identity; 30] = [
     identity!(PaddingAmount Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
         "the same sequences without their padding, or with three padding rows where they have none";
         "padding", "lengths taken for offsets", "tile edges"),
@@ -192,6 +196,15 @@ pub static TABLE: [Identity; 27] = [
     identity!(OtherForm Both 1 free, form::other_form,
         "the same given in another form: offsets, segment ids and positions, or lengths of a padded batch";
         "readers of segment ids", "lengths of a padded batch", "paths for another layout"),
+    identity!(OneCall Both 1 free, form::one_call,
+        "the same in one call, without a cache";
+        "rows of a cache", "diagonal of a step", "paths for few queries"),
+    identity!(Beside Both 1 free, beside::beside,
+        "the same on the subject beside this one";
+        "a new path that differs from the older one"),
+    identity!(Memory Bounded 3 |p| p.linear_memory, memory::memory,
+        "one sequence of 64, 128 and 256 tokens";
+        "a mask of queries by keys", "buffers for every pair of rows"),
 ];
 
 /// Returns the identity of a relation.
@@ -203,7 +216,13 @@ pub fn identity(relation: Relation) -> &'static Identity {
 pub(crate) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     let promises = evidence.backend.declaration().promises;
     let all = evidence.depth == Depth::All || !evidence.has_oracle();
-    let asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
+    let mut asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
+    if !all {
+        // Whoever names another subject asks for it in every case.
+        asked.extend(evidence.backend.beside().map(|_| identity(Relation::Beside)));
+        let weighed = mix(evidence.problem.data_seed ^ DRAW).is_multiple_of(MEMORY_ONE_IN);
+        asked.extend(weighed.then(|| identity(Relation::Memory)));
+    }
     let known = &evidence.judge.identities;
     let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
     for identity in asked.filter(|identity| (identity.needs)(&promises)) {
@@ -218,6 +237,11 @@ pub(crate) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
 }
 
 impl Identity {
+    /// Whether few subjects can be asked, which would leave the draws of all others empty.
+    pub fn stands_apart(&self) -> bool {
+        matches!(self.relation, Relation::Beside | Relation::Memory)
+    }
+
     /// Asks the identity; `None` where it says nothing about the case.
     pub fn answer(&self, evidence: &Evidence<'_>) -> Option<Look> {
         match (self.ask)(evidence) {
@@ -237,9 +261,10 @@ impl Identity {
 }
 
 /// Returns the identities of a data seed: those without runs, then [`DRAWN`] others, with expensive ones drawn less
-/// often.
+/// often. Those that few subjects can be asked are not drawn.
 pub fn drawn(data_seed: u64) -> Vec<&'static Identity> {
-    let (mut free, mut dear): (Vec<_>, Vec<_>) = TABLE.iter().partition(|identity| identity.runs == 0);
+    let drawn = TABLE.iter().filter(|identity| !identity.stands_apart());
+    let (mut free, mut dear): (Vec<_>, Vec<_>) = drawn.partition(|identity| identity.runs == 0);
     dear.sort_by_cached_key(|identity| {
         // The smallest scaled draw wins, so twice the runs make an identity about half as likely.
         mix(mix(data_seed ^ DRAW).wrapping_add(identity.relation as u64)) / 2

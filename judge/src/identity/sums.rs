@@ -84,12 +84,22 @@ pub(super) fn within_both(
     twin: &Twin,
     what: [&'static str; 2],
 ) -> Option<Look> {
-    let answer = match twin.answer(evidence, relation) {
+    within_errors_of([evidence, evidence], relation, twin, what)
+}
+
+/// Asks as [`within_both`] does. The subject of the second evidence runs the twin.
+pub(super) fn within_errors_of(
+    [evidence, theirs]: [&Evidence<'_>; 2],
+    relation: Relation,
+    twin: &Twin,
+    what: [&'static str; 2],
+) -> Option<Look> {
+    let answer = match twin.answer(theirs, relation) {
         Ok(answer) => answer,
         Err(look) => return Some(look),
     };
     let here = Bounds::new(evidence, evidence.problem, evidence.inputs);
-    let there = Bounds::new(evidence, &twin.problem, &twin.inputs);
+    let there = Bounds::new(theirs, &twin.problem, &twin.inputs);
     let (mut lse, mut out) =
         (Bounded::new(relation, TensorName::Lse, what[0]), Bounded::new(relation, TensorName::Out, what[0]));
     each_query(evidence, |sequence, position, head| {

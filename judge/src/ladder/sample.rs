@@ -20,7 +20,7 @@ use seamproof_oracle::blocked::{self, Answer, SomeRows, Wanted};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
     ContextParallel, Form, ForwardResults, Mask, Problem, ProblemError, ProblemFields, Run, SavedErrors,
-    SavedOut, SavedViews, Sequence, Side, TensorRows,
+    SavedOut, SavedViews, Sequence, Side, Steps, TensorRows,
 };
 
 use super::bounds::{self, Comparison};
@@ -257,6 +257,7 @@ impl Frame {
             precision,
             parallel: ContextParallel::single(),
             form: Form::CuSeqlens,
+            steps: Steps::default(),
             mode,
             data_seed,
             pass,

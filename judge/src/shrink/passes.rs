@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Scaling, Sink, Softmax,
+    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Scaling, Sink, Softmax, Steps,
 };
 
 use super::shape::{Arrangement, Layout};
@@ -43,6 +43,7 @@ pub(super) const PASSES: &[ShrinkPass] = &[
     ShrinkPass { name: "softmax", step: softmax },
     ShrinkPass { name: "mask", step: mask },
     ShrinkPass { name: "form", step: form },
+    ShrinkPass { name: "steps", step: steps },
     ShrinkPass { name: "layout", step: layout },
     ShrinkPass { name: "heads", step: heads },
     ShrinkPass { name: "dims", step: dims },
@@ -150,6 +151,7 @@ fn one_head(fields: &mut ProblemFields) {
 
 fn plain_features(fields: &mut ProblemFields) {
     fields.form = Form::CuSeqlens;
+    fields.steps = Steps::default();
     fields.mask = Mask::FULL;
     fields.softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
     fields.parallel = ContextParallel::single();
@@ -233,6 +235,33 @@ fn mask(best: &Problem, cursor: usize) -> Proposal {
 
 fn form(best: &Problem, cursor: usize) -> Proposal {
     pick(best, cursor, &[|fields| fields.form = Form::CuSeqlens])
+}
+
+/// Makes all calls one, without a cache. Then tries one call alone, on what is in the cache before it: in one call without
+/// a cache, and as one step. Then drops a step, and lowers its tokens.
+fn steps(best: &Problem, cursor: usize) -> Proposal {
+    if best.steps.is_empty() {
+        return Proposal::Over;
+    }
+    let Some(cursor) = cursor.checked_sub(1) else {
+        return Proposal::Try(Box::new(best.at_once().into()));
+    };
+    let calls = best.calls();
+    if let Some(call) = calls.get(cursor / 2) {
+        let mut fields = ProblemFields::from(call.problem.clone());
+        if cursor.is_multiple_of(2) {
+            return Proposal::Try(Box::new(fields));
+        }
+        fields.steps = Steps(call.appends.iter().map(|append| append.tokens).max().into_iter().collect());
+        return Proposal::Try(Box::new(fields));
+    }
+    let count = best.steps.0.len();
+    let Some([index, slot]) = digits(cursor - 2 * calls.len(), [count, SLOTS]) else { return Proposal::Over };
+    let Some(tokens) = lowered(best.steps.0[index], slot) else { return Proposal::Skip };
+    edit(best, |fields| match tokens {
+        0 => drop(fields.steps.0.remove(index)),
+        _ => fields.steps.0[index] = tokens,
+    })
 }
 
 /// Removes whole kinds of seams: all of them, then each kind alone; on both sides, then on each side alone.

@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, Balance, Blocks, ContextParallel, Element, Form, Format, InputMode, Mask, Pass, Precision,
-    Problem, Scaling, Sink, Softmax,
+    Problem, Scaling, Sink, Softmax, Steps,
 };
 
 use super::shape::Arrangement;
@@ -25,6 +25,8 @@ pub struct Size {
     pub layout: [u64; 4],
     /// Place of the form in [`Form::ALL`].
     pub form: u64,
+    /// Steps: their number, and the sum of their tokens.
+    pub steps: [u64; 2],
     /// Number of query heads, number of KV heads.
     pub heads: [u64; 2],
     /// Head dimensions of qk and v: their sum, their difference.
@@ -54,6 +56,7 @@ pub fn size(problem: &Problem) -> Size {
         softmax: softmax(&problem.softmax),
         layout: layout(problem, real),
         form: position(&Form::ALL, &problem.form),
+        steps: steps(&problem.steps),
         heads: [problem.heads.q as u64, problem.heads.kv as u64],
         dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
         parallel: parallel(&problem.parallel),
@@ -62,6 +65,11 @@ pub fn size(problem: &Problem) -> Size {
         ids: sum_and_displaced(problem.sequences.iter().map(|sequence| sequence.id as usize)),
         seed: problem.data_seed,
     }
+}
+
+fn steps(Steps(tokens): &Steps) -> [u64; 2] {
+    let sum = tokens.iter().fold(0u64, |sum, &tokens| sum.saturating_add(tokens as u64));
+    [tokens.len() as u64, sum]
 }
 
 fn mask(mask: &Mask) -> [u64; 5] {

@@ -143,6 +143,11 @@ pub trait Backend: Sync {
         None
     }
 
+    /// Returns the subject that this one's results are held to, if there is one.
+    fn beside(&self) -> Option<Other<'_>> {
+        self.inner().and_then(Backend::beside)
+    }
+
     /// Returns how this problem's sums are cut into separately rounded pieces. The default has no tiles, and on several
     /// ranks the joints that the declaration says.
     fn partition(&self, problem: &Problem) -> Partition {
@@ -207,6 +212,15 @@ impl dyn Backend + '_ {
     pub fn ready(&self) -> Result<(), String> {
         self.host().map_or(Ok(()), Host::ready)
     }
+}
+
+/// A subject beside another one.
+#[derive(Clone, Copy)]
+pub struct Other<'a> {
+    /// The subject.
+    pub subject: &'a dyn Backend,
+    /// Whether both are to give the same bits. Otherwise they agree within the bounds of both.
+    pub bits: bool,
 }
 
 /// Processes and devices of a subject that does not run in this process.

@@ -69,16 +69,16 @@ impl Needs {
     pub(crate) fn of(algorithm: Algorithm, size: usize) -> Needs {
         let needs = |rates| Needs { dealt_to: 1, stripe: None, rates };
         match algorithm {
-            Algorithm::Single => needs([480, 480, 480]),
+            Algorithm::Single => needs([518, 516, 515]),
             Algorithm::Ring => {
-                Needs { stripe: Some((1, ParallelRule::RingStripe)), ..needs([117, 117, 118]) }
+                Needs { stripe: Some((1, ParallelRule::RingStripe)), ..needs([107, 107, 109]) }
             }
-            Algorithm::AllGather => needs([120, 119, 117]),
-            Algorithm::AllToAll => Needs { dealt_to: size, ..needs([117, 118, 120]) },
+            Algorithm::AllGather => needs([111, 110, 109]),
+            Algorithm::AllToAll => Needs { dealt_to: size, ..needs([106, 108, 110]) },
             Algorithm::Hierarchical { all_to_all } => Needs {
                 dealt_to: all_to_all,
                 stripe: Some((0, ParallelRule::HierarchicalBalance)),
-                ..needs([118, 118, 117])
+                ..needs([109, 110, 108])
             },
         }
     }

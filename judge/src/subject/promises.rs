@@ -43,7 +43,7 @@ impl Default for PaddingContract {
     }
 }
 
-/// Promises about the bits of the results, beyond being right: a right subject may leave all of them open. A relation
+/// Promises about the bits of the results and about memory, beyond being right: a right subject may leave all of them open. A relation
 /// that needs a promise is asked only of a subject that makes it.
 ///
 /// No promise is needed for the forward: every subject must give the same bits for the same inputs there.
@@ -65,16 +65,20 @@ pub struct Promises {
     /// sequence alone. They depend neither on other rows nor on the form in which the mask is given. The dk and dv of
     /// a key depend in the same way on the rows that see it.
     pub rows_alone: bool,
+    /// The peak bytes that the subject reports grow no faster than the tokens of one sequence do.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub linear_memory: bool,
 }
 
 impl Promises {
-    /// Every promise.
+    /// Every promise about bits.
     pub const ALL: Promises = Promises {
         deterministic_backward: true,
         sequences_alone: true,
         heads_alone: true,
         groups_alone: true,
         rows_alone: true,
+        linear_memory: false,
     };
 }
 

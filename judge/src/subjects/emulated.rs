@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::in_steps;
 use seamproof_oracle::envelope::{
     self, Accumulation, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
 };
@@ -368,6 +369,9 @@ impl Backend for Emulated {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        if !problem.steps.is_empty() {
+            return in_steps(self, problem, inputs);
+        }
         let problem = &*read(problem)?;
         let schedule = self.launchable(problem)?;
         self.run_schedule(problem, inputs, &schedule, &self.device(problem))

@@ -13,6 +13,7 @@ use seamproof_simulator::faults::Catcher::{self, Crash, Envelope, Exact, Identit
 use seamproof_simulator::faults::{Fault, find};
 
 use super::misreads::MISREADS;
+use super::missteps::MISSTEPS;
 use crate::subject::{Backend, Outputs, RankGradients, RankOutputs, RunError};
 
 /// A wrong call of a subject.
@@ -38,7 +39,7 @@ const HALVED: &str = "https://github.com/zhuzilin/ring-flash-attention/commit/40
 
 /// Every miscall.
 pub static MISCALLS: LazyLock<Vec<Miscall>> =
-    LazyLock::new(|| AT_THE_CALL.into_iter().chain(MISREADS).collect());
+    LazyLock::new(|| AT_THE_CALL.into_iter().chain(MISREADS).chain(MISSTEPS).collect());
 
 /// Faults in what the subject is told or given, or in what is taken from it.
 const AT_THE_CALL: [Miscall; 24] = [

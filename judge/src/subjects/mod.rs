@@ -1,6 +1,7 @@
 //! Subjects that come with the judge: the emulated kernel, right and with planted faults, and wrappers around any
 //! subject.
 
+mod beside;
 mod borrowed;
 mod built;
 mod difference;
@@ -9,12 +10,16 @@ mod ideal;
 mod miscalled;
 mod miscalls;
 mod misreads;
+mod missteps;
 mod name;
 mod on_device;
 mod options;
 mod planted;
 mod recorded;
+mod stepwise;
+mod unfused;
 
+pub use beside::Beside;
 pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
@@ -26,3 +31,5 @@ pub use on_device::{Reached, run_schedule};
 pub use options::{OptionError, Options, listed};
 pub use planted::Planted;
 pub use recorded::Recorded;
+pub use stepwise::in_steps;
+pub use unfused::Unfused;

@@ -6,7 +6,7 @@ use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
-use super::{Emulated, SubjectName};
+use super::{Emulated, SubjectName, in_steps};
 use crate::subject::{Backend, Declaration, Outputs, RunError};
 
 /// [`Emulated`] on schedules that a fault has edited, or with a kernel that a fault has made wrong. It merges in the
@@ -58,6 +58,9 @@ impl Backend for Planted {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        if !problem.steps.is_empty() {
+            return in_steps(self, problem, inputs);
+        }
         let mut schedule = (*self.inner.launchable(problem)?).clone();
         self.fault.plant(problem, &mut schedule);
         let device = match self.fault.edit {

@@ -9,7 +9,7 @@ use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::identity::{self, Identity, TABLE};
 use seamproof_judge::ladder::{Depth, Judge, Rung};
 use seamproof_judge::shrink::shrink;
-use seamproof_judge::subject::{Backend, Declaration, Outputs, Promises, RankOutputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, Other, Outputs, Promises, RankOutputs, RunError};
 use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Algorithm, Alignment, Form, Inputs, Mask, Pass, Problem, ProblemFields, TensorName};
@@ -74,7 +74,13 @@ struct Spoilt {
 impl Spoilt {
     fn new(fault: &Fault) -> Spoilt {
         let (spoil, told) = (fault.spoil, fault.told);
-        Spoilt { inner: Emulated::default(), spoil, told, promises: Promises::ALL, runs: Mutex::new(0) }
+        Spoilt {
+            inner: Emulated::default(),
+            spoil,
+            told,
+            promises: Promises { linear_memory: true, ..Promises::ALL },
+            runs: Mutex::new(0),
+        }
     }
 }
 
@@ -87,6 +93,10 @@ impl Backend for Spoilt {
         Some(&self.inner)
     }
 
+    fn beside(&self) -> Option<Other<'_>> {
+        Some(Other { subject: &self.inner, bits: false })
+    }
+
     fn name(&self) -> &str {
         "spoilt"
     }
@@ -94,7 +104,7 @@ impl Backend for Spoilt {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut fields: ProblemFields = problem.clone().into();
         (self.told)(&mut fields);
-        let told = Problem::new(fields).expect("a small edit is legal");
+        let told = Problem::new(fields.sayable()).expect("a small edit is legal");
         let mut outputs = self.inner.run(&told, inputs)?;
         let mut runs = self.runs.lock().expect("nobody panics with the lock");
         (self.spoil)(problem, *runs, &mut outputs);
@@ -188,6 +198,9 @@ fn faults() -> Vec<Fault> {
             gradients(o, |g| g.dv.mapv_inplace(|x| written(x, |x| 1.5 * x)));
         }),
         spoilt(Relation::OtherForm, |p, _, o| out_if(p.form == Form::Segments, o)),
+        spoilt(Relation::OneCall, |p, _, o| out_if(!p.steps.is_empty(), o)),
+        spoilt(Relation::Beside, |_, _, o| out_if(true, o)),
+        spoilt(Relation::Memory, |p, _, o| o.costs.peak_bytes = Some(p.pairs())),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 mod any_order;
 mod approximate;
+mod beside;
 mod broken_backends;
 mod built_schedules;
 mod case_file;
@@ -25,10 +26,12 @@ mod odd_shapes;
 mod own_kernel;
 mod sample;
 mod shrink;
+mod steps;
 mod strategy;
 mod subject_names;
 mod tables;
 mod tiers;
+mod unfused;
 mod values;
 
 /// Allocator of the program. A case allocates thousands of small buffers.

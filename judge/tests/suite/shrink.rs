@@ -15,7 +15,7 @@ use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form, Format, Heads,
-    InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax,
+    InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, Steps,
     TensorRows,
 };
 
@@ -184,8 +184,25 @@ fn messy(seed: u64) -> Problem {
         data_seed: c.next(),
         pass: c.of(&[Pass::Forward, Pass::Backward]),
         form: c.of(&Form::ALL),
+        steps: Steps::default(),
     };
+    let fields = if c.chance(10) { stepped(c, fields.clone()) } else { fields };
     Problem::new(fields.sayable()).expect("the sampler makes legal problems")
+}
+
+/// Returns a forward on one rank that is made in steps.
+fn stepped(c: &mut Choices, mut fields: ProblemFields) -> ProblemFields {
+    for Sequence { q, kv, .. } in &mut fields.sequences {
+        q.len = q.len.min(kv.len);
+    }
+    ProblemFields {
+        mask: Mask { left: None, right: Some(0), align: Alignment::BottomRight, ..Mask::CAUSAL },
+        parallel: ContextParallel::single(),
+        pass: Pass::Forward,
+        form: Form::CuSeqlens,
+        steps: Steps(vec![1 + c.below(9), 1 + c.below(3)]),
+        ..fields
+    }
 }
 
 /// Returns the first starts on which a fault shows.
@@ -308,6 +325,11 @@ fn odd_names(problem: &Problem) -> bool {
     problem.data_seed % 2 == 1 && any(problem, |s| s.id % 2 == 1 && s.kv.len > 0)
 }
 
+/// Whether a later call appends behind what an earlier one cached.
+fn second_call(problem: &Problem) -> bool {
+    problem.calls().len() > 1
+}
+
 fn learnable_sink_under_softcap(problem: &Problem) -> bool {
     problem.softmax.sink == Sink::Learnable && problem.softmax.softcap.is_some() && any_pair(problem)
 }
@@ -328,6 +350,10 @@ fn faults() -> Vec<Fault> {
         move |f: &mut ProblemFields| f.mask = Mask { left: Some(left), right: None, align, ..Mask::FULL }
     };
     let gqa = |f: &mut ProblemFields| (f.pass, f.heads.q) = (Pass::Backward, 2);
+    let in_steps = |f: &mut ProblemFields| {
+        f.mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
+        f.steps = Steps(vec![1]);
+    };
     let chunked = |f: &mut ProblemFields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::DualChunk);
         f.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
@@ -341,6 +367,7 @@ fn faults() -> Vec<Fault> {
                 plain(&[(1, 2)], left(0, Alignment::BottomRight)),
             ],
         ),
+        fault("second call", second_call, &[plain(&[(2, 2)], in_steps)]),
         fault("last block skipped", last_block_skipped, &[plain(&[(1, 5)], |_| {})]),
         fault("dk of a group", grouped_dk, &[plain(&[(1, 1)], gqa)]),
         fault(

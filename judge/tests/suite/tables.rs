@@ -77,7 +77,7 @@ fn drawn(draws: &mut Draws) -> Table {
         &mut layout.order,
     ];
     rows.into_iter().for_each(|row| *row = draws.wide());
-    table.softcap = draws.wide();
+    (table.cache, table.softcap) = (draws.wide(), draws.wide());
     if !draws.wide() {
         table.sinks = draws.some(&[Sink::None, Sink::OffByOne, Sink::Learnable]);
     }

@@ -12,4 +12,5 @@ mod high_precision;
 mod problem;
 mod segments;
 mod sharding;
+mod steps;
 mod sums;

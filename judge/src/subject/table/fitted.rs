@@ -22,6 +22,7 @@
 //!   large loses free rows, then padding, then its last sequences, then the ends of the others.
 //! - *The form* becomes the plain one, or the first one of the table. One rank is left where that is not the plain one.
 //!   Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other rows.
+//! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
 //! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
 //!
 //! Values, ids, the data seed and the scale stay, but for the scale that a new mode needs. The result is inside the
@@ -29,8 +30,8 @@
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, TensorRows,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pass, Precision,
+    Problem, ProblemFields, Run, Sequence, Sink, TensorRows,
 };
 
 use super::refusal::has_blind_query;
@@ -101,14 +102,17 @@ impl Table {
         if !form.is_plain() {
             fields.parallel = self.one_rank();
         }
-        // What follows may be in no other form yet.
+        // What follows may be in no other form yet, nor in steps.
         fields.form = Form::CuSeqlens;
+        let steps = std::mem::take(&mut fields.steps);
         let before = Problem::new(fields).ok()?;
         let mut shape = Arrangement::of(&before);
         self.fit_lengths(&mut shape, before.mask);
         self.fit_rows(&mut shape, &before, given_up);
         self.fit_tensors(&mut shape, form);
-        Problem::new(ProblemFields { form, ..self.written(&before, &shape) }).ok()
+        let fitted = Problem::new(ProblemFields { form, ..self.written(&before, &shape) }).ok()?;
+        let in_steps = Problem::new(ProblemFields { steps, ..fitted.clone().into() }).ok();
+        in_steps.filter(|problem| self.of_steps(problem).is_none()).or(Some(fitted))
     }
 
     /// Returns the precision of the table with the most equal quantities.
@@ -132,6 +136,18 @@ impl Table {
         let padded = form != Form::Lengths || self.layout.padding;
         let ranks = form.is_plain() || self.parallel.takes(Algorithm::Single);
         self.forms.contains(&form) && padded && ranks
+    }
+
+    /// Whether any problem of the table can be made in steps: several calls need padding, since the cache is not yet full.
+    pub(super) fn fits_steps(&self) -> bool {
+        let causal = [MaskForm::Causal, MaskForm::CausalWindow];
+        self.cache
+            && causal.iter().any(|form| self.masks.forms.contains(form))
+            && self.masks.alignments.contains(&Alignment::BottomRight)
+            && self.parallel.takes(Algorithm::Single)
+            && self.forms.contains(&Form::CuSeqlens)
+            && self.layout.padding
+            && !self.lengths.equal
     }
 
     fn nearest_dims(&self, Dims { qk, v }: Dims) -> Dims {

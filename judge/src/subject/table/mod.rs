@@ -45,6 +45,8 @@ pub struct Table {
     pub layout: Layouts,
     /// Forms in which problems are given.
     pub forms: Vec<Form>,
+    /// Whether problems with steps are taken, call by call on a cache.
+    pub cache: bool,
     /// Whether a soft cap is taken.
     pub softcap: bool,
     /// Kinds of sink.
@@ -341,6 +343,7 @@ impl Default for Table {
             lengths: Lengths::default(),
             layout: Layouts::default(),
             forms: vec![Form::CuSeqlens],
+            cache: false,
             softcap: false,
             sinks: vec![Sink::None],
             backward: true,
@@ -446,6 +449,7 @@ impl Table {
             sinks: vec![Sink::None, Sink::OffByOne, Sink::Learnable],
             forms: Form::ALL.to_vec(),
             masks: Masks { kinds: MaskKind::ALL.to_vec(), ..Masks::default() },
+            cache: true,
             parallel: Parallelism::all(),
             ..Table::default()
         }

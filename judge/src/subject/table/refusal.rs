@@ -97,6 +97,9 @@ pub enum Refusal {
     /// A form in which the problem is given.
     #[error("a problem given as {} is not supported", .0.name())]
     Form(Form),
+    /// Steps.
+    #[error("steps on a cache are not supported")]
+    Cache,
     /// A soft cap.
     #[error("softcap is not supported")]
     Softcap,
@@ -135,7 +138,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 33] = [
+const ROWS: [Word; 34] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -162,6 +165,7 @@ const ROWS: [Word; 33] = [
     "layout.steps",
     "layout.order",
     "forms",
+    "cache",
     "softcap",
     "sinks",
     "backward",
@@ -201,6 +205,7 @@ impl Refusal {
             Refusal::Steps => "layout.steps",
             Refusal::Order => "layout.order",
             Refusal::Form(_) => "forms",
+            Refusal::Cache => "cache",
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sinks",
             Refusal::Backward => "backward",
@@ -251,7 +256,12 @@ impl Table {
         let rows = self.of_lengths(problem).into_iter().chain(self.of_layout(problem));
         let form = (!self.forms.contains(&problem.form)).then_some(Refusal::Form(problem.form));
         let softmax = self.of_softmax(problem).into_iter();
-        numbers.chain(rows).chain(form).chain(softmax).chain(self.of_parallel(problem))
+        numbers
+            .chain(rows)
+            .chain(form)
+            .chain(self.of_steps(problem))
+            .chain(softmax)
+            .chain(self.of_parallel(problem))
     }
 
     /// Refuses a problem as the table says. Call it in the first line of [`Backend::run`](super::super::Backend::run).
@@ -319,6 +329,13 @@ impl Table {
             return Vec::new();
         }
         Seams::of(problem).refused(&self.layout).collect()
+    }
+
+    /// Refuses steps, or a problem whose calls are not all inside the table.
+    pub(super) fn of_steps(&self, problem: &Problem) -> Option<Refusal> {
+        let inside = || problem.calls().iter().all(|call| self.refusal(&call.problem).is_none());
+        let taken = problem.steps.is_empty() || self.cache && inside();
+        (!taken).then_some(Refusal::Cache)
     }
 
     fn of_softmax(&self, problem: &Problem) -> Vec<Refusal> {
