@@ -130,7 +130,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         source: "https://github.com/nod-ai/amd-shark-ai/pull/1452",
         entries: &[],
         caught_by: &[Checker, Envelope],
-        edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| chunks_of_ranks(f)),
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, chunks_of_ranks),
     },
     Fault {
         id: "causal-dropped",

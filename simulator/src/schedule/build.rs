@@ -408,7 +408,7 @@ mod tests {
     /// Returns the pairs of rows that segments show, and the rows of queries that they own, sorted.
     fn shown(segments: &[Segment]) -> (Vec<(usize, usize)>, Vec<usize>) {
         let pairs = segments.iter().flat_map(|segment| {
-            let keys: Vec<usize> = segment.kv.iter().flat_map(|run| run.real_rows()).collect();
+            let keys: Vec<usize> = segment.kv.iter().flat_map(Run::real_rows).collect();
             let rows = segment.q.real_rows().enumerate();
             rows.flat_map(move |(i, row)| segment.visible(i).map(|j| (row, keys[j])).collect::<Vec<_>>())
         });
