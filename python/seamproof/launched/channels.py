@@ -33,7 +33,8 @@ class LeadChannel(Channel):
         frame = super().read()
         if frame is None:
             self.seat.post("end")
-            return None
+            # The others must have heard it before this process is gone.
+            return self.seat.frames.get()
         self._sequence = frame.sequence
         self.seat.begin(frame.sequence)
         self.seat.post("share", frame.kind, frame.sequence, bytes(frame.body))
@@ -62,8 +63,9 @@ class LeadChannel(Channel):
 
     def crash(self, text: str) -> None:
         """Answers the request under way with a failure, from whatever thread, and ends this process."""
-        print(f"seamproof.launched: {text}", file=sys.stderr, flush=True)
-        if self._sequence is not None:
+        if self._sequence is None:
+            print(f"seamproof.launched: {text}", file=sys.stderr, flush=True)
+        else:
             self._put(FAILED, self._sequence, _said(("Crash", text)))
         os._exit(SPOILT)
 

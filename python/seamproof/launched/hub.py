@@ -36,11 +36,11 @@ class Request:
     sequence: int
     last: float = field(default_factory=time.monotonic)
     # Messages that were sent and not received yet, by source and destination.
-    mail: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
+    mail: dict[tuple[int, int], deque[bytes]] = field(default_factory=dict)
     # From which rank one waits for a message.
     waiting: dict[int, int] = field(default_factory=dict)
     # What ranks that have ended their program gave.
-    joined: dict[int, Any] = field(default_factory=dict)
+    joined: dict[int, bytes | None] = field(default_factory=dict)
     # Ranks that have answered, and of what they failed.
     answers: dict[int, Failure | None] = field(default_factory=dict)
     failure: Failure | None = None
@@ -123,7 +123,7 @@ class Hub:
 
     def _end(self, rank: int) -> None:
         self._is_over = True
-        for other in range(self.size):
+        for other in reversed(range(self.size)):
             self._tell(other, "end")
 
     def _under_way(self, sequence: int) -> Request | None:
@@ -134,7 +134,7 @@ class Hub:
         request.last = time.monotonic()
         return request
 
-    def _send(self, rank: int, sequence: int, to: int, value: Any) -> None:
+    def _send(self, rank: int, sequence: int, to: int, value: bytes) -> None:
         if (request := self._under_way(sequence)) is None:
             return
         if request.waiting.get(to) == rank:
@@ -152,7 +152,7 @@ class Hub:
         request.waiting[rank] = source
         self._look_for_a_deadlock(request)
 
-    def _join(self, rank: int, sequence: int, value: Any) -> None:
+    def _join(self, rank: int, sequence: int, value: bytes | None) -> None:
         if (request := self._under_way(sequence)) is None:
             return
         request.joined[rank] = value
@@ -203,8 +203,8 @@ class Hub:
             return
         if request.failure is None:
             said = [f"rank {rank} {self._waits(request, rank)}" for rank in live]
-            head = "Deadlock: every rank that has not ended waits, and none for anything that will come:"
-            request.failure = ("Raised", "\n  ".join([head, *said]))
+            head = "Deadlock: every rank that has not ended waits, and none for anything that will come"
+            request.failure = ("Raised", listed(head, said))
         self._stop(request)
 
     def _waits(self, request: Request, rank: int) -> str:
@@ -234,9 +234,7 @@ class Hub:
         patience = self._patience if request.failure is None else GRACE
         waited = time.monotonic() - request.last
         if waited > patience:
-            live = ", ".join(map(str, request.live(self.size)))
-            words = f"rank {live} has not ended, and nothing came for {waited:.0f} s"
-            self._crash(self._told(request, f"Hang: {words}"))
+            self._crash(self._told(request, f"Hang: nothing came for {waited:.0f} s"))
 
     def _has_died(self, rank: int) -> None:
         words = f"rank {rank} {self._exit(rank)}"
@@ -244,7 +242,7 @@ class Hub:
             self._crash(words)
         else:
             self._request.answers.setdefault(rank, None)
-            self._crash(self._told(self._request, f"RankDied: {words}"))
+            self._crash(self._told(self._request, f"Died: {words}"))
 
     def _exit(self, rank: int) -> str:
         """Returns how a rank has ended, in words."""
@@ -261,8 +259,8 @@ class Hub:
         lines = []
         for rank in live:
             known = [self._waits(request, rank), places.get(rank, "does not answer")]
-            lines.append(f"  rank {rank} {'; '.join(filter(None, known))}")
-        return "\n".join([*before, head, *lines])
+            lines.append(f"rank {rank} {', and '.join(filter(None, known))}")
+        return "\n".join([*before, listed(head, lines)])
 
     def _places(self, live: list[int]) -> dict[int, str]:
         """Asks ranks where they are."""
@@ -285,3 +283,8 @@ class Hub:
                     found[rank] = more[0]
         return found
 
+
+
+def listed(head: str, lines: list[str]) -> str:
+    """Returns a head and what follows from it, so that it can be read as one line too."""
+    return ":\n  ".join([head, ";\n  ".join(lines)]) if lines else head

@@ -18,9 +18,8 @@ from ..subject import Subject
 from .hub import Hub
 from .seat import Seat
 
-# Variables that make NCCL keep what it does, as old and as new versions of torch call them.
-RECORDERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
-RECORDED = "2000"
+# Variable by which torch keeps what NCCL does, and how many calls.
+RECORDER, RECORDED = "TORCH_FR_BUFFER_SIZE", "2000"
 # Calls of NCCL that are told of a rank that hangs.
 TOLD_MOST = 8
 
@@ -45,8 +44,13 @@ def opened(target: str, seat: Seat, request: dict[str, Any], hub: Hub | None = N
             hub.is_shared_state = True
     fields = {field.name: getattr(subject, field.name) for field in dataclasses.fields(subject)}
     fields["declared"] = narrowed(subject.declared, seat.size)
-    fields["call"] = lambda p, *inputs, **more: subject.call(seated(p, seat.size), *inputs, **more)
-    return Launched(**fields)
+
+    def call(p: Problem, *inputs: Any, **more: Any) -> Any:
+        p = seated(p, seat.size)
+        seat.prepare(p.parallel.ranks)
+        return subject.call(p, *inputs, **more)
+
+    return Launched(**fields | {"call": call})
 
 
 def narrowed(declared: dict[str, Any], size: int) -> dict[str, Any]:
@@ -91,8 +95,7 @@ def _join_torch(seat: Seat, subject: Subject) -> None:
             "that are threads on one"
         )
     if not dist.is_initialized():
-        for name in RECORDERS:
-            os.environ.setdefault(name, RECORDED)
+        os.environ.setdefault(RECORDER, RECORDED)
         host = "127.0.0.1"
         own = dist.TCPStore(host, 0, seat.size, is_master=True, wait_for_workers=False) if seat.rank == 0 else None
         port = seat.join(own.port if own else 0)[0]
@@ -105,10 +108,11 @@ def _join_torch(seat: Seat, subject: Subject) -> None:
         # A group of torch has its ranks in their own order, and is made once: NCCL's cost memory.
         ranks = tuple(sorted(ranks))
         if ranks not in groups:
-            groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+            groups[ranks] = dist.new_group(list(ranks))
         return groups[ranks]
 
-    seat.group_of = group_of
+    # All processes make a group together, those too that are not in it.
+    seat.group_of = seat.prepare = group_of
     if on_gpu:
         seat.pending = _calls_of_nccl
 

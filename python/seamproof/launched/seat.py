@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import pickle
 import queue
 import sys
 import threading
@@ -31,6 +32,8 @@ class Seat:
         self.pending: Callable[[], str] = str
         # Returns the process group of these ranks, where the library has such.
         self.group_of: Callable[[Iterable[int]], Any] = lambda ranks: Group(self, tuple(sorted(ranks)))
+        # Is told on every process which ranks a problem is for.
+        self.prepare: Callable[[Iterable[int]], Any] = lambda ranks: None
         self.frames: queue.SimpleQueue[tuple[int, int, bytes] | None] = queue.SimpleQueue()
         self.verdicts: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[tuple[int, bool, Any]] = queue.SimpleQueue()
@@ -40,7 +43,7 @@ class Seat:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def post(self, word: str, *more: Any) -> None:
-        """Tells the hub something."""
+        """Tells the hub something: numbers, texts and bytes, as torch's tensors would be handed over in its own way."""
         with self._lock:
             self._connection.send((word, *more))
 
@@ -50,17 +53,17 @@ class Seat:
 
     def send(self, value: Any, to: int) -> None:
         """Sends a copy of a value to a rank, and waits for nothing."""
-        self.post("send", self._request, to, value)
+        self.post("send", self._request, to, pickle.dumps(value))
 
     def receive(self, source: int) -> Any:
         """Returns the next value that a rank sends to this one."""
         self.post("receive", self._request, source)
-        return self._next()
+        return pickle.loads(self._next())
 
     def join(self, value: Any) -> list[Any]:
         """Returns the values of all processes, once each has given one; an idle process gives `None`."""
-        self.post("join", self._request, value)
-        return self._next()
+        self.post("join", self._request, None if value is None else pickle.dumps(value))
+        return [None if given is None else pickle.loads(given) for given in self._next()]
 
     def _next(self) -> Any:
         while True:
@@ -74,10 +77,11 @@ class Seat:
     def _listen(self) -> None:
         """Reads what the hub says, until it is gone. The process is of no use then, whatever it does."""
         try:
-            while True:
-                self._hear(*self._connection.recv())
+            while (heard := self._connection.recv())[0] != "end":
+                self._hear(*heard)
         except (EOFError, OSError):
             os._exit(ALONE)
+        self.frames.put(None)
 
     def _hear(self, word: str, *more: Any) -> None:
         if word == "frame":
@@ -86,8 +90,6 @@ class Seat:
             self.verdicts.put(*more)
         elif word == "where":
             self.post("at", self._where())
-        elif word == "end":
-            self.frames.put(None)
         else:
             self._inbox.put((more[0], word == "value", more[1]))
 
