@@ -18,7 +18,7 @@ FAULT = seamproof.options().get("fault")
 
 
 def logits(local, q, k, block):
-    """Scaled products of the rank's queries with the keys of a block, [heads, queries, keys]; −∞ where a key is hidden."""
+    """Returns scaled products with the keys of a block, [heads, queries, keys]: −∞ where a key is hidden."""
     products = local.problem.scale * np.einsum("ihd,jhd->hij", q, k)
     queries = local.rank * len(q) + np.arange(len(q))
     return np.where(queries[:, None] >= block * len(k) + np.arange(len(k)), products, -np.inf)

@@ -142,16 +142,25 @@ def test_a_world_is_as_large_as_the_processes_are():
 
     assert (ranks([2, 0], 3).world, ranks([2, 0], 3).ranks) == (4, (2, 0))
     cut = ranks([6, 1, 5], 7)
-    assert cut.world == 4 and sorted(cut.ranks) in ([0, 2, 3], [1, 2, 3]) and cut.ranks[1] < cut.ranks[2] < cut.ranks[0]
+    assert (
+        cut.world == 4
+        and sorted(cut.ranks) in ([0, 2, 3], [1, 2, 3])
+        and cut.ranks[1] < cut.ranks[2] < cut.ranks[0]
+    )
 
 
 def test_a_subject_gets_groups_that_the_processes_can_be():
-    part = narrowed({"table": {"parallel": {"ranks_most": 8, "sub_groups": True}}}, SIZE)
-    assert part["table"]["parallel"] == {"ranks_most": 4, "sub_groups": True}
-    whole = narrowed({"table": {}}, SIZE)
-    assert whole["table"]["parallel"] == {"ranks_least": 4, "ranks_most": 4}
+    def groups(**parallel):
+        return narrowed({"table": {"parallel": parallel}}, SIZE)["table"]["parallel"]
+
+    part = {"algorithms": ["single", "ring"], "sub_groups": True}
+    assert groups(**part, ranks_most=8) == {**part, "ranks_most": 4}
+    whole = groups(algorithms=["single", "ring"])
+    assert whole == {"algorithms": ["ring"], "ranks_least": 4, "ranks_most": 4}
     with pytest.raises(DeclarationError, match="1 to 3 ranks"):
-        narrowed({"table": {"parallel": {"ranks_most": 3}}}, SIZE)
+        groups(algorithms=["ring"], ranks_most=3)
+    with pytest.raises(DeclarationError, match="no algorithm of several ranks"):
+        groups()
 
 
 def judged(tmp_path, launcher, target, cases):

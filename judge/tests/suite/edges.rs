@@ -108,7 +108,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 32] = [
+const EDGES: [Edge; 33] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -157,6 +157,14 @@ const EDGES: [Edge; 32] = [
         "parallel.balances",
         |t| t.parallel.balances = vec![BalanceKind::Contiguous, BalanceKind::DualChunk],
         |p| p.parallel.balance == seamproof_oracle::Balance::DualChunk && p.parallel.size() > 1,
+    ),
+    (
+        "parallel.ranks_least",
+        |t| {
+            t.parallel.algorithms = vec!["ring", "all-to-all"];
+            t.parallel.ranks_least = 2;
+        },
+        |p| p.parallel.size() == 2,
     ),
     ("parallel.ranks_most", |t| t.parallel.ranks_most = 3, |p| p.parallel.size() == 3),
     ("parallel.sub_groups", |t| t.parallel.sub_groups = false, |p| p.parallel.size() > 1),

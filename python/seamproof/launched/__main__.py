@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import SeamproofError
 from ..frames import duplicated_standard_streams
 from ..session import Session
-from ..worker import SPOILT, _end_late, watch
+from ..worker import SPOILT, end_late, watch
 from . import seat
 from .channels import LeadChannel, RankChannel
 from .hub import Hub
@@ -62,7 +62,9 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m seamproof.launched", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m seamproof.launched", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("target", metavar="FILE[:NAME][:OPTION=VALUE,…]")
     parser.add_argument("--ranks", type=int, metavar="N", help="start N processes on this host")
     parser.add_argument(
@@ -87,7 +89,7 @@ def _lead(
         connections = [end, *_accepted(listener, size, exits)]
     place = channel.seat = Seat(0, size, own)
     hub = Hub(connections, given.patience, exits, channel.crash)
-    watch(reader, _end_late)
+    watch(reader, end_late)
     return _serve(place, Session(channel, lambda request: opened(given.target, place, request, hub)))
 
 

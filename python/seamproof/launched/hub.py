@@ -59,9 +59,9 @@ class Request:
 class Hub:
     """The hub of a subject's processes. `connections` lead to the ranks, in order.
 
-    `exits` says how a rank has ended, in words, where that is known. `crash` answers the request under way with a failure, and ends this
-    process. With `is_shared_state` programs have channels of their own, such as NCCL's, which a rank that fails alone
-    leaves in disorder.
+    `exits` says how a rank has ended, in words, where that is known. `crash` answers the request under way with a
+    failure, and ends this process. With `is_shared_state` programs have channels of their own, such as NCCL's, which a
+    rank that fails alone leaves in disorder.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Hub:
 
     def _look_at_the_clock(self) -> None:
         request = self._request
-        if request is None or request.kind == OPEN and request.failure is None:
+        if request is None or (request.kind == OPEN and request.failure is None):
             return
         patience = self._patience if request.failure is None else GRACE
         waited = time.monotonic() - request.last
@@ -282,7 +282,6 @@ class Hub:
                 if word == "at":
                     found[rank] = more[0]
         return found
-
 
 
 def listed(head: str, lines: list[str]) -> str:

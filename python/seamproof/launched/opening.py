@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from ..dealing import Parallel
 from ..errors import DeclarationError, NotHere
 from ..loading import load
 from ..problem import Problem
@@ -60,12 +59,15 @@ def narrowed(declared: dict[str, Any], size: int) -> dict[str, Any]:
     """
     declared = copy.deepcopy(declared)
     parallel = declared["table"].setdefault("parallel", {})
-    most = parallel.get("ranks_most", size)
-    if not parallel.get("sub_groups", False):
-        least = parallel.get("ranks_least", 1)
-        if not least <= size <= most:
-            raise DeclarationError(f"it takes {least} to {most} ranks: start as many, and not {size}")
-        parallel["ranks_least"] = size
+    least, most = parallel.get("ranks_least", 1), parallel.get("ranks_most", size)
+    several = [name for name in parallel.get("algorithms", ["single"]) if name != "single"]
+    if not several:
+        raise DeclarationError("it takes no algorithm of several ranks: declare parallel.algorithms")
+    is_whole = not parallel.get("sub_groups", False)
+    if size < least or (is_whole and size > most):
+        raise DeclarationError(f"it takes {least} to {most} ranks: start as many, and not {size}")
+    if is_whole and size > 1:
+        parallel |= {"algorithms": several, "ranks_least": size}
     parallel["ranks_most"] = min(most, size)
     return declared
 
@@ -97,7 +99,11 @@ def _join_torch(seat: Seat, subject: Subject) -> None:
     if not dist.is_initialized():
         os.environ.setdefault(RECORDER, RECORDED)
         host = "127.0.0.1"
-        own = dist.TCPStore(host, 0, seat.size, is_master=True, wait_for_workers=False) if seat.rank == 0 else None
+        own = (
+            dist.TCPStore(host, 0, seat.size, is_master=True, wait_for_workers=False)
+            if seat.rank == 0
+            else None
+        )
         port = seat.join(own.port if own else 0)[0]
         store = own or dist.TCPStore(host, port, seat.size, is_master=False)
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"

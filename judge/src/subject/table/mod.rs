@@ -220,6 +220,8 @@ pub struct Parallelism {
     pub algorithms: Vec<Word>,
     /// Ways to deal rows to ranks; a single rank needs none.
     pub balances: Vec<BalanceKind>,
+    /// Smallest number of ranks in a group.
+    pub ranks_least: usize,
     /// Largest number of ranks in a group.
     pub ranks_most: usize,
     /// Whether a group may be a part of a larger world.
@@ -357,6 +359,7 @@ impl Default for Parallelism {
         Parallelism {
             algorithms: vec![Algorithm::Single.name()],
             balances: BalanceKind::ALL.to_vec(),
+            ranks_least: 1,
             ranks_most: WORLD_MAX,
             sub_groups: false,
         }
@@ -439,6 +442,7 @@ impl Table {
             ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),
             ("lengths.rows_most", self.lengths.rows_most, ROWS_MAX),
             ("parallel.ranks_most", self.parallel.ranks_most, WORLD_MAX),
+            ("parallel.ranks_least", self.parallel.ranks_least, self.parallel.ranks_most),
             ("lengths.least_kv", self.lengths.least_kv, self.lengths.most.min(self.lengths.rows_most)),
         ];
         match bounds.into_iter().find(|(_, got, most)| !(1..=*most).contains(got)) {
@@ -477,6 +481,26 @@ impl Table {
         if !one_rank && !self.parallel.balances.contains(&BalanceKind::Contiguous) {
             let what = "without single among the algorithms, contiguous is needed for a group of one rank";
             return Err(wrong("parallel.balances", what));
+        }
+        if self.parallel.ranks_least > 1 { self.of_several_ranks() } else { Ok(()) }
+    }
+
+    /// Checks that some group of the least number of ranks takes any heads and any lengths.
+    fn of_several_ranks(&self) -> Result<(), TableError> {
+        let taken = &self.parallel;
+        let least = |what: &str| Err(wrong("parallel.ranks_least", what));
+        if taken.takes(Algorithm::Single) {
+            return least("single is one rank; drop it from parallel.algorithms");
+        }
+        if ![Algorithm::Ring, Algorithm::AllGather].iter().any(|any_heads| taken.takes(*any_heads)) {
+            return least("several ranks need ring or all-gather, which take any heads");
+        }
+        if !self.layout.padding {
+            return least("several ranks need layout.padding, so that they can share any length");
+        }
+        let shared = self.lengths.least_kv.next_multiple_of(taken.ranks_least);
+        if shared > self.lengths.rows_most {
+            return least("the ranks cannot share lengths.least_kv in lengths.rows_most; raise that");
         }
         Ok(())
     }

@@ -109,6 +109,9 @@ pub enum Refusal {
     /// A way to deal rows to ranks.
     #[error("the balance {} is not supported", .0.name())]
     Balance(BalanceKind),
+    /// A group of too few ranks.
+    #[error("a group of {0} ranks is too small")]
+    FewRanks(usize),
     /// A group of too many ranks.
     #[error("a group of {0} ranks is too large")]
     Ranks(usize),
@@ -132,7 +135,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 32] = [
+const ROWS: [Word; 33] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -163,6 +166,7 @@ const ROWS: [Word; 32] = [
     "backward",
     "parallel.algorithms",
     "parallel.balances",
+    "parallel.ranks_least",
     "parallel.ranks_most",
     "parallel.sub_groups",
 ];
@@ -201,6 +205,7 @@ impl Refusal {
             Refusal::Backward => "backward",
             Refusal::Algorithm(_) => "parallel.algorithms",
             Refusal::Balance(_) => "parallel.balances",
+            Refusal::FewRanks(_) => "parallel.ranks_least",
             Refusal::Ranks(_) => "parallel.ranks_most",
             Refusal::World => "parallel.sub_groups",
             Refusal::Parallel(rule) => rule.name(),
@@ -329,6 +334,7 @@ impl Table {
         let kind = BalanceKind::of(parallel.balance);
         let cuts = algorithm != Algorithm::Single;
         found.extend((cuts && !taken.balances.contains(&kind)).then_some(Refusal::Balance(kind)));
+        found.extend((size < taken.ranks_least).then_some(Refusal::FewRanks(size)));
         found.extend((size > taken.ranks_most).then_some(Refusal::Ranks(size)));
         found.extend((!taken.sub_groups && parallel.world != size).then_some(Refusal::World));
         found.extend(broken_rule(problem).map(Refusal::Parallel));
