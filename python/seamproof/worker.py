@@ -42,7 +42,7 @@ def watch(reader: int, end: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _end_late() -> None:
+def end_late() -> None:
     """Ends this process after a while."""
     time.sleep(GRACE_SECONDS)
     os._exit(1)
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     reader, writer = duplicated_standard_streams()
     channel = Channel.over(reader, writer)
-    watch(reader, _end_late)
+    watch(reader, end_late)
     faulthandler.enable(file=2)
     session = Session(channel, lambda request: load(given.target, given.options, request))
     try:

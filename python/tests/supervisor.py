@@ -138,10 +138,12 @@ def expected(raw: dict[str, Any], values: dict[str, np.ndarray]) -> dict[str, np
 class Worker:
     """A worker process, and what it says."""
 
+    module = "seamproof.worker"
+
     def __init__(self, target: str, *options: str, **environment: str):
         paths = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "seamproof.worker", target, *options],
+            [sys.executable, "-m", self.module, target, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

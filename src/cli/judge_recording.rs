@@ -7,8 +7,9 @@ use super::exit::Exit;
 use super::output::print_line;
 use super::replay::Tally;
 use super::{CliError, tell_if_long};
+use crate::paste;
 use crate::record::write_whole;
-use crate::recording::{self, RecordingError, Sample};
+use crate::recording::{self, Recording, RecordingError, Sample};
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::verdict::Verdict;
 
@@ -16,7 +17,8 @@ const EXAMPLES: &str = "\
 Examples:
   seamproof judge-recording run                   what a recorder or `seamproof record` wrote
   seamproof judge-recording run --rows 512        some rows of a long recording
-  seamproof judge-recording run --out case.json   and a finding as a case, for replay and explain";
+  seamproof judge-recording run --out case.json   and a finding as a case, for replay and explain
+  seamproof judge-recording run --live live.json  and its problem as a case that runs: replay, shrink";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -32,6 +34,9 @@ pub(super) struct Args {
     /// Store a finding as a case in this file, beside the recording, so that replay and explain take it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Store the recording's problem with drawn values, on the emulated kernel, as a case that can be run and shrunk
+    #[arg(long, value_name = "FILE")]
+    live: Option<PathBuf>,
 }
 
 /// Largest number of rows that can be asked for: as many as a tensor can have.
@@ -60,12 +65,37 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         print_line(&format_args!("asked    {}", recording::asked(&recording, sample, margin)));
     }
     print_line(&format_args!("left out {}", recording::left_out(&recording, sample, margin)));
+    if args.live.is_some() || matches!(verdict, Verdict::Finding(_)) {
+        print_line(&format_args!("live     {}", live(args, &recording)?));
+    }
     if let (Some(out), Verdict::Finding(finding)) = (&args.out, &verdict) {
         let case = recording::case_of(&recording, sample, (**finding).clone())?;
         write_whole(out, &case.to_json()).map_err(RecordingError::from)?;
         print_line(&format_args!("case     {}", out.display()));
     }
     Ok(tally.exit())
+}
+
+/// Stores the nearest live case where that was asked for. Returns how it is run, or why there is none, in words.
+fn live(args: &Args, recording: &Recording) -> Result<String, CliError> {
+    let case = match recording::live_case(recording) {
+        Ok(case) => case,
+        Err(why) => return Ok(format!("none: {why}")),
+    };
+    let command = match &args.live {
+        Some(file) => {
+            write_whole(file, &case.to_json()).map_err(RecordingError::from)?;
+            paste::replay_command(file, None)
+        }
+        None => match paste::try_command(&case) {
+            Some(command) => command,
+            None => return Ok("the same problem with drawn values: --live FILE stores it as a case".into()),
+        },
+    };
+    Ok(format!(
+        "the same problem with drawn values; --backend names another subject: {}",
+        paste::typed(&command)
+    ))
 }
 
 /// Refuses a file that would not lie beside the recording. Inside of it a file would spoil the recording.

@@ -25,6 +25,7 @@
 
 mod error;
 mod judged;
+mod live;
 mod manifest;
 mod placement;
 mod rank_file;
@@ -35,6 +36,7 @@ mod write;
 
 pub use error::{Fault, RecordingError};
 pub use judged::{asked, judge, left_out};
+pub use live::{NotLive, live_case};
 pub use manifest::{
     DsinkForm, EmptyLse, FormatName, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry,
     RecordedArithmetic, RecordedProblem, RecordedSubject, Tile,

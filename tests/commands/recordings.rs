@@ -115,6 +115,23 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
     }
 }
 
+/// Test that the problem of a recording runs again as the finding says, and that a fault of its subject shows in it.
+#[test]
+fn the_problem_of_a_recording_is_a_case_that_runs() {
+    let place = place();
+    case(place.path(), &RING);
+    record(place.path(), &["--backend", "emulated+backward-key-duplicated"]);
+    let (exit, said) = judged(place.path());
+    let pasted = "live     the same problem with drawn values; --backend names another subject: ";
+    assert!(exit == 2 && said.contains(pasted) && said.contains(" try --lengths 17,0,30 "), "{said}");
+    let output = seamproof(place.path(), &["judge-recording", "run", "--live", "live.json"]);
+    assert!(code(&output) == 2 && stdout(&output).contains(" replay live.json"), "{}", stdout(&output));
+    for (backend, exit) in [("emulated", 0), ("emulated+backward-key-duplicated", 2)] {
+        let output = seamproof(place.path(), &["replay", "live.json", "--backend", backend]);
+        assert_eq!(code(&output), exit, "{backend}: {}", stdout(&output));
+    }
+}
+
 #[test]
 fn a_sample_says_what_it_leaves_out() {
     let place = place();
@@ -184,6 +201,7 @@ fn tables_place_the_rows_and_contradict_the_rule() {
     });
     let (exit, said) = judged(place.path());
     assert!(exit == 2 && said.contains("the tables give this position to no rank"), "{said}");
+    assert!(said.contains("live     none: its tables deal the rows otherwise than ring does"), "{said}");
     edit_rank(&run, 1, |tensors, _| {
         let (_, _, sequences) = tensors.get_mut("kv.sequence").expect("there are tables");
         sequences[..4].copy_from_slice(&9i32.to_le_bytes());

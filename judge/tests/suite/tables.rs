@@ -86,6 +86,9 @@ fn drawn(draws: &mut Draws) -> Table {
         table.parallel.algorithms = draws.some(&Algorithm::ALL.map(Algorithm::name));
         table.parallel.balances = draws.some(&BalanceKind::ALL);
         table.parallel.ranks_most = draws.of(&[1, 2, 3, 8]);
+        table.parallel.ranks_least = draws.of(&[1, 1, 2, 3]).min(table.parallel.ranks_most);
+        let is_several = table.parallel.ranks_least > 1;
+        table.parallel.algorithms.retain(|algorithm| !is_several || *algorithm != "single");
         table.parallel.sub_groups = draws.wide();
     }
     if !draws.wide() {
@@ -120,6 +123,10 @@ fn lengths(draws: &mut Draws, table: &mut Table) {
     }
     if !draws.wide() {
         lengths.least_kv = draws.of(&[1, 2, 5, 9]).min(lengths.most);
+    }
+    if !draws.wide() {
+        lengths.multiple_q = draws.of(&[1, 2, 3]);
+        lengths.multiple_kv = draws.of(&[1, 2, 4]);
     }
     if !draws.wide() {
         lengths.sequences_most = draws.of(&[1, 2, 5]);

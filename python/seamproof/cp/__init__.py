@@ -23,11 +23,19 @@ sums = seamproof.cp.run(program, ranks=4, seed=7)
 ```
 """
 
-from .attend import Local, as_one, attend, by_sequence
-from .group import register
-from .turns import Deadlock, Mismatch
-from .world import run
+from typing import Any
 
-register()
+from .attend import Local, as_one, attend, by_sequence
+from .turns import Deadlock, Mismatch
+
+
+def __getattr__(name: str) -> Any:
+    """Returns `run`, which loads torch: `attend` works without it where ranks are processes."""
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .world import run
+
+    return run
+
 
 __all__ = ["Deadlock", "Local", "Mismatch", "as_one", "attend", "by_sequence", "run"]

@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
+from .. import launched
 from ..dealing import Parallel
 from ..errors import DeclarationError
 from ..problem import Problem, Run
 from ..subject import Result
-from .world import run
 
 
 @dataclass(frozen=True)
 class Local:
-    """What one rank has of a problem.
+    """What one rank has of a problem, in arrays of torch or, where ranks are processes, of numpy.
 
     `q`, `k`, `v` and `dout` are the rank's rows `[rows, heads, dim]`, one sequence behind the other; `dout` is `None`
     in a forward. `spans` are the rows of each sequence that all ranks have together. `rank` is the rank in its group.
@@ -33,10 +31,10 @@ class Local:
     problem: Problem
     rank: int
     spans: list[int]
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor | None
+    q: Any
+    k: Any
+    v: Any
+    dout: Any | None
 
     @property
     def size(self) -> int:
@@ -44,15 +42,19 @@ class Local:
         return self.problem.parallel.size
 
     def group(self) -> Any:
-        """Returns the group, which may be a part of the world."""
-        parallel = self.problem.parallel
+        """Returns the group, which may be a part of the world: one of torch, or a `launched.Group` without torch."""
+        parallel, seat = self.problem.parallel, launched.here()
+        if seat is not None:
+            return seat.group_of(parallel.ranks)
+        import torch.distributed as dist
+
         is_whole = parallel.world == parallel.size
         return dist.group.WORLD if is_whole else dist.new_group(sorted(parallel.ranks))
 
-    def offsets(self, share: int = 1) -> torch.Tensor:
+    def offsets(self, share: int = 1) -> Any:
         """Returns where sequences begin and the last ends, as `cu_seqlens`, in one of `share` equal shares of them."""
         ends = np.cumsum([0, *(span // share for span in self.spans)])
-        return torch.tensor(ends, dtype=torch.int32, device=self.q.device)
+        return self.problem.library.integers(ends.tolist())
 
     def sequences(self) -> list[Local]:
         """Returns the rank's rows of each sequence that has any, as problems of one sequence."""
@@ -71,7 +73,7 @@ class Local:
         for name, (_, axis) in PLACES.items():
             found = [getattr(part, name) for part in parts]
             if found and all(part is not None for part in found):
-                setattr(whole, name, torch.cat(found, axis))
+                setattr(whole, name, _joined(found, axis))
         return whole
 
 
@@ -98,22 +100,21 @@ def as_one(parallel: Parallel, spans: list[int]) -> list[np.ndarray]:
 def attend(
     p: Problem,
     program: Program,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dout: torch.Tensor | None = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    dout: Any | None = None,
     deal: Deal = by_sequence,
 ) -> Result:
     """Returns the results of a context-parallel program, in the rows of the problem.
 
-    Sequences must have as many keys as queries. The order of the ranks is drawn from the problem's seed. A problem
-    without rows is not given to the program, as nothing of its results could be wrong.
+    Sequences must have as many keys as queries. Ranks are threads, in an order that is drawn from the problem's seed,
+    or the processes that `seamproof.launched` has started. A problem without rows is not given to the program, as
+    nothing of its results could be wrong.
     """
     spans = [max(sequence.q.span, sequence.kv.span) for sequence in p.sequences]
     sides = [_rows(p, side, spans) for side in ("q", "kv")]
-    dealt = [
-        [torch.from_numpy(side[rows]).to(q.device) for side in sides] for rows in deal(p.parallel, spans)
-    ]
+    dealt = [[side[rows] for side in sides] for rows in deal(p.parallel, spans)]
     # A group of torch has its ranks in their own order.
     ranks = sorted(p.parallel.ranks)
 
@@ -125,8 +126,39 @@ def attend(
 
     if not sum(spans):
         return Result(*(p.empty(name) for name in ("out", "lse")), None, *map(p.empty, ("dq", "dk", "dv")))
-    found = run(of_rank, p.parallel.world, seed=p.raw["data_seed"], device=str(q.device), present=ranks)
-    return _whole(p, found, dealt)
+    return _whole(p, _found(p, of_rank, ranks, q), dealt)
+
+
+def _found(p: Problem, of_rank: Callable[[int], Result], ranks: list[int], q: Any) -> list[Result]:
+    """Returns the results of each rank."""
+    seat = launched.here()
+    if seat is None:
+        if isinstance(q, np.ndarray):
+            raise DeclarationError(
+                "ranks of a program in numpy are processes: --backend 'exec:python3 -m seamproof.launched --ranks N …'"
+            )
+        from .world import run
+
+        return run(of_rank, p.parallel.world, seed=p.raw["data_seed"], device=str(q.device), present=ranks)
+    own = None
+    if seat.rank in ranks:
+        result = of_rank(seat.rank)
+        own = {name: _on_host(getattr(result, name)) for name in PLACES}
+    return [Result(**found) for found in seat.join(own) if found is not None]
+
+
+def _on_host(array: Any) -> Any:
+    """Returns an array of torch on the CPU, and any other as it is."""
+    return array if array is None or isinstance(array, np.ndarray) else array.detach().cpu()
+
+
+def _joined(parts: list[Any], axis: int) -> Any:
+    """Returns arrays of numpy or torch one behind the other."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis)
+    import torch
+
+    return torch.cat(parts, axis)
 
 
 def _rows(p: Problem, side: str, spans: list[int]) -> np.ndarray:
@@ -144,14 +176,31 @@ def _rows(p: Problem, side: str, spans: list[int]) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _taken(tensor: Any, rows: np.ndarray) -> Any:
     """Returns rows of an input, and 0 for −1."""
     if not len(tensor):
-        return tensor.new_zeros(len(rows), *tensor.shape[1:])
-    return torch.where((rows >= 0)[:, None, None], tensor[rows], 0)
+        return _zeros(tensor, len(rows))
+    taken = tensor[_indices(tensor, rows)]
+    taken[_indices(tensor, np.flatnonzero(rows < 0))] = 0
+    return taken
 
 
-def _whole(p: Problem, found: list[Result], dealt: list[list[torch.Tensor]]) -> Result:
+def _zeros(tensor: Any, rows: int) -> Any:
+    """Returns rows of 0."""
+    shape = (rows, *tensor.shape[1:])
+    return np.zeros(shape, tensor.dtype) if isinstance(tensor, np.ndarray) else tensor.new_zeros(shape)
+
+
+def _indices(tensor: Any, rows: np.ndarray) -> Any:
+    """Returns row numbers as what indexes an array."""
+    if isinstance(tensor, np.ndarray):
+        return rows
+    import torch
+
+    return torch.from_numpy(rows).to(tensor.device)
+
+
+def _whole(p: Problem, found: list[Result], dealt: list[list[np.ndarray]]) -> Result:
     """Returns results of all ranks in the rows of the problem."""
     whole = Result(None)
     for name, (side, axis) in PLACES.items():
@@ -161,14 +210,20 @@ def _whole(p: Problem, found: list[Result], dealt: list[list[torch.Tensor]]) -> 
         into = p.empty(name)
         for part, of_rank in zip(parts, dealt, strict=True):
             rows = of_rank[side]
-            real = (rows >= 0).nonzero()[:, 0]
+            real = np.flatnonzero(rows >= 0)
             _check(name, part, into, len(rows), axis)
-            into.index_copy_(axis, rows[real], part.detach().index_select(axis, real))
+            before = (slice(None),) * axis
+            into[(*before, _indices(into, rows[real]))] = _moved(part, into)[(*before, _indices(into, real))]
         setattr(whole, name, into)
     return whole
 
 
-def _check(name: str, part: torch.Tensor, into: torch.Tensor, rows: int, axis: int) -> None:
+def _moved(part: Any, into: Any) -> Any:
+    """Returns a rank's result where the whole is."""
+    return part if isinstance(part, np.ndarray) else part.detach().to(into.device)
+
+
+def _check(name: str, part: Any, into: Any, rows: int, axis: int) -> None:
     """Raises where a rank's result is none of its rows, or in another format."""
     shape = list(into.shape)
     shape[axis] = rows

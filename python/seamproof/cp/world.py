@@ -94,6 +94,10 @@ def run(
     are the ranks that run, in a world of which the others stay idle; results are theirs, in that order. The first
     error of a rank is raised, and a `Deadlock` where ranks wait in vain.
     """
+    # The group calls this module.
+    from .group import register
+
+    register()
     numbers = list(range(ranks) if present is None else present)
     world = World(ranks, Turns(numbers, seed))
     results: dict[int, Any] = {}

@@ -10,11 +10,12 @@
 //!   is new reaches as far as the longest sequence. Bounds above the largest become the largest. Another alignment
 //!   becomes the first one of the table. Documents, chunks and a prefix that are not taken are left out.
 //! - *The soft cap* and the *backward pass* are left out. The *sink* becomes the first one of the table.
-//! - *The group of ranks* becomes the whole world, and loses the ranks that are too many. An algorithm becomes the
-//!   first one of the table that can deal the heads, and the balance the first one of the table. Where that leaves a
-//!   rule of the algorithm broken, and where the table takes no algorithm of several ranks, there is one rank.
-//! - *Lengths* are cut to the largest, and sequences past the largest number are dropped. Where a sequence has keys, it
-//!   gets at least the least number of them. A side that may not be empty gets one row, or that many keys. A sequence
+//! - *The group of ranks* becomes the whole world, and loses the ranks that are too many or gets those that are
+//!   missing. An algorithm becomes the first one of the table that can deal the heads, and the balance the first one of
+//!   the table. Where that leaves a rule of the algorithm broken, and where the table takes no algorithm of several
+//!   ranks, there is one rank, or the least number of them.
+//! - *Lengths* are cut to the largest and to multiples, and sequences past the largest number are dropped. Where a
+//!   sequence has keys, it gets at least the least number of them. A side that may not be empty gets one row, or that many keys. A sequence
 //!   gets as many keys as queries where that is asked for, and where a query would see no key. Where there must be a
 //!   sequence, there is one of one query and one key, or of the least number of keys.
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
@@ -35,7 +36,7 @@ use seamproof_oracle::{
 };
 
 use super::refusal::has_blind_query;
-use super::{MaskForm, MaskKind, Seams, Table};
+use super::{Lengths, MaskForm, MaskKind, Seams, Table};
 use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
@@ -50,9 +51,9 @@ const DRAW: u64 = 0xf0a3_27ec;
 enum GivenUp {
     /// Nothing.
     Nothing,
-    /// All ranks but one.
+    /// All ranks but the least number of them.
     Ranks,
-    /// All ranks but one, and every row that is not real.
+    /// All ranks but the least number of them, and every row that is not real.
     FreeRows,
 }
 
@@ -96,11 +97,11 @@ impl Table {
         }
         fields.parallel = match given_up {
             GivenUp::Nothing => self.nearest_parallel(&fields.parallel, fields.heads),
-            GivenUp::Ranks | GivenUp::FreeRows => self.one_rank(),
+            GivenUp::Ranks | GivenUp::FreeRows => self.fewest_ranks(),
         };
         let form = self.nearest_form(fields.form);
         if !form.is_plain() {
-            fields.parallel = self.one_rank();
+            fields.parallel = self.fewest_ranks();
         }
         // What follows may be in no other form yet, nor in steps.
         fields.form = Form::CuSeqlens;
@@ -110,6 +111,9 @@ impl Table {
         self.fit_lengths(&mut shape, before.mask);
         self.fit_rows(&mut shape, &before, given_up);
         self.fit_tensors(&mut shape, form);
+        if self.parallel.ranks_least > 1 {
+            self.fit_shares(&mut shape, &before.parallel);
+        }
         let fitted = Problem::new(ProblemFields { form, ..self.written(&before, &shape) }).ok()?;
         let in_steps = Problem::new(ProblemFields { steps, ..fitted.clone().into() }).ok();
         in_steps.filter(|problem| self.of_steps(problem).is_none()).or(Some(fitted))
@@ -134,7 +138,8 @@ impl Table {
     /// Whether any problem of the table can be brought into a form. Lengths that differ need padding.
     pub(super) fn fits(&self, form: Form) -> bool {
         let padded = form != Form::Lengths || self.layout.padding;
-        let ranks = form.is_plain() || self.parallel.takes(Algorithm::Single);
+        let ranks =
+            form.is_plain() || self.parallel.ranks_least == 1 && self.parallel.takes(Algorithm::Single);
         self.forms.contains(&form) && padded && ranks
     }
 
@@ -200,6 +205,11 @@ impl Table {
         if fitted.size() > taken.ranks_most {
             fewer_ranks(&mut fitted, taken.ranks_most);
         }
+        if fitted.size() < taken.ranks_least {
+            fitted.ranks = (0..taken.ranks_least).collect();
+            fewer_ranks(&mut fitted, taken.ranks_least);
+            renumber(&mut fitted);
+        }
         let is_cut = fitted.size() < parallel.size();
         if is_part && !taken.sub_groups || is_cut && !is_part {
             renumber(&mut fitted);
@@ -210,7 +220,7 @@ impl Table {
             let fits = |other: &Algorithm| {
                 taken.takes(*other) && Needs::of(*other, size).broken_by_heads(heads).is_none()
             };
-            let Some(other) = others.find(fits) else { return self.one_rank() };
+            let Some(other) = others.find(fits) else { return self.fewest_ranks() };
             fitted.algorithm = other;
         }
         if fitted.algorithm != Algorithm::Single {
@@ -232,12 +242,15 @@ impl Table {
         kept.or_else(others).unwrap_or(parallel.balance)
     }
 
-    /// Returns one rank, with the first algorithm of the table where it does not take the plain call.
-    fn one_rank(&self) -> ContextParallel {
-        let taken = |algorithm: &Algorithm| self.parallel.takes(*algorithm);
-        let first = || Algorithm::of_several_ranks().find(taken);
-        let plain = Some(Algorithm::Single).filter(taken).or_else(first).unwrap_or(Algorithm::Single);
-        ContextParallel::over(1, plain, Balance::Contiguous)
+    /// Returns the smallest group: one rank with the plain call, or else the first algorithm of the table that takes
+    /// any heads in a group of that size.
+    fn fewest_ranks(&self) -> ContextParallel {
+        let (taken, size) = (&self.parallel, self.parallel.ranks_least);
+        let any_heads =
+            |other: &Algorithm| size == 1 || matches!(other, Algorithm::Ring | Algorithm::AllGather);
+        let all = std::iter::once(Algorithm::Single).chain(Algorithm::of_several_ranks());
+        let first = all.filter(any_heads).find(|algorithm| taken.takes(*algorithm));
+        ContextParallel::over(size, first.unwrap_or(Algorithm::Single), Balance::Contiguous)
     }
 
     fn fit_lengths(&self, shape: &mut Arrangement, mask: Mask) {
@@ -248,24 +261,28 @@ impl Table {
         }
         shape.cap_lengths(taken.most);
         let empty_q = taken.empty_q && (taken.empty_kv || !taken.equal);
+        let (unit_q, unit_kv) = taken.units();
+        let least_kv = taken.least_kv.next_multiple_of(unit_kv);
         for (q, kv) in shape.q.pieces.iter_mut().zip(&mut shape.kv.pieces) {
-            let least_q = if taken.equal { taken.least_kv } else { 1 };
+            q.len -= q.len % unit_q;
+            kv.len -= kv.len % unit_kv;
+            let least_q = if taken.equal { least_kv } else { unit_q };
             if q.len > 0 || !empty_q {
                 q.hold(least_q);
             }
             if kv.len > 0 {
-                kv.hold(taken.least_kv);
+                kv.hold(least_kv);
             }
             if taken.equal && q.len != kv.len {
                 (kv.len, kv.pad) = (q.len, q.pad);
             }
             if kv.len == 0 && !taken.empty_kv {
-                kv.hold(taken.least_kv);
+                kv.hold(least_kv);
             }
             // More keys than queries leave no query blind.
             if !taken.blind_queries && has_blind_query(mask, q.len, kv.len) {
                 (kv.len, kv.pad) = (q.len, q.pad);
-                kv.hold(taken.least_kv);
+                kv.hold(least_kv);
             }
         }
     }
@@ -323,8 +340,29 @@ impl Table {
             shape.cut_padding_of(form);
         }
         if shape.sides().into_iter().any(|side| too_large(side)) {
-            shape.cap_lengths(most);
+            shape.cap_lengths(most - most % self.lengths.unit());
             shape.cut_padding_of(form);
+        }
+    }
+
+    /// Gives each sequence a span that the ranks can share, in tensors of the largest number of rows.
+    fn fit_shares(&self, shape: &mut Arrangement, parallel: &ContextParallel) {
+        let multiple = span_multiple(parallel.balance, parallel.size());
+        let most = self.lengths.rows_most;
+        shape.sides().into_iter().for_each(|side| side.round_spans(multiple));
+        let is_too_large = |shape: &mut Arrangement| shape.sides().into_iter().any(|side| side.rows() > most);
+        while shape.ids.len() > 1 && is_too_large(shape) {
+            let last = shape.ids.len() - 1;
+            shape.retain(|index| index < last);
+        }
+        if is_too_large(shape) {
+            let lengths =
+                Lengths { multiple_q: multiple, multiple_kv: self.lengths.unit(), ..self.lengths.clone() };
+            shape.cap_lengths(most - most % lengths.unit());
+            for side in shape.sides() {
+                side.plain();
+                side.round_spans(multiple);
+            }
         }
     }
 

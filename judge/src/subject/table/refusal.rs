@@ -64,6 +64,14 @@ pub enum Refusal {
     /// No sequence at all.
     #[error("no sequence at all is not supported")]
     NoSequences,
+    /// A number of queries or keys that is no multiple.
+    #[error("a sequence of {len} {} is not supported: it is no multiple", if *of_queries { "queries" } else { "keys" })]
+    Multiple {
+        /// Whether it is a number of queries, and not of keys.
+        of_queries: bool,
+        /// The number.
+        len: usize,
+    },
     /// A sequence with too few keys.
     #[error("a sequence of {0} keys is too short")]
     FewKeys(usize),
@@ -115,6 +123,9 @@ pub enum Refusal {
     /// A way to deal rows to ranks.
     #[error("the balance {} is not supported", .0.name())]
     Balance(BalanceKind),
+    /// A group of too few ranks.
+    #[error("a group of {0} ranks is too small")]
+    FewRanks(usize),
     /// A group of too many ranks.
     #[error("a group of {0} ranks is too large")]
     Ranks(usize),
@@ -138,7 +149,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 34] = [
+const ROWS: [Word; 37] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -154,6 +165,8 @@ const ROWS: [Word; 34] = [
     "lengths.empty_kv",
     "lengths.blind_queries",
     "lengths.no_sequences",
+    "lengths.multiple_q",
+    "lengths.multiple_kv",
     "lengths.least_kv",
     "lengths.most",
     "lengths.sequences_most",
@@ -171,6 +184,7 @@ const ROWS: [Word; 34] = [
     "backward",
     "parallel.algorithms",
     "parallel.balances",
+    "parallel.ranks_least",
     "parallel.ranks_most",
     "parallel.sub_groups",
 ];
@@ -194,6 +208,8 @@ impl Refusal {
             Refusal::EmptyKeys => "lengths.empty_kv",
             Refusal::BlindQueries => "lengths.blind_queries",
             Refusal::NoSequences => "lengths.no_sequences",
+            Refusal::Multiple { of_queries: true, .. } => "lengths.multiple_q",
+            Refusal::Multiple { .. } => "lengths.multiple_kv",
             Refusal::FewKeys(_) => "lengths.least_kv",
             Refusal::Length(_) => "lengths.most",
             Refusal::Sequences(_) => "lengths.sequences_most",
@@ -211,6 +227,7 @@ impl Refusal {
             Refusal::Backward => "backward",
             Refusal::Algorithm(_) => "parallel.algorithms",
             Refusal::Balance(_) => "parallel.balances",
+            Refusal::FewRanks(_) => "parallel.ranks_least",
             Refusal::Ranks(_) => "parallel.ranks_most",
             Refusal::World => "parallel.sub_groups",
             Refusal::Parallel(rule) => rule.name(),
@@ -314,6 +331,12 @@ impl Table {
         let blind = !taken.blind_queries && any(&|s| has_blind_query(problem.mask, s.q.len, s.kv.len));
         found.extend(blind.then_some(Refusal::BlindQueries));
         found.extend((!taken.no_sequences && sequences.is_empty()).then_some(Refusal::NoSequences));
+        let odd = |of_queries: bool, multiple: usize, len: fn(&Sequence) -> usize| {
+            let len = sequences.iter().map(len).find(|len| !len.is_multiple_of(multiple));
+            len.map(|len| Refusal::Multiple { of_queries, len })
+        };
+        found.extend(odd(true, taken.multiple_q, |s| s.q.len));
+        found.extend(odd(false, taken.multiple_kv, |s| s.kv.len));
         let fewest = sequences.iter().map(|s| s.kv.len).filter(|len| *len > 0).min();
         found.extend(fewest.filter(|len| *len < taken.least_kv).map(Refusal::FewKeys));
         let longest = sequences.iter().map(|s| s.q.len.max(s.kv.len)).max();
@@ -353,6 +376,7 @@ impl Table {
         let kind = BalanceKind::of(parallel.balance);
         let cuts = algorithm != Algorithm::Single;
         found.extend((cuts && !taken.balances.contains(&kind)).then_some(Refusal::Balance(kind)));
+        found.extend((size < taken.ranks_least).then_some(Refusal::FewRanks(size)));
         found.extend((size > taken.ranks_most).then_some(Refusal::Ranks(size)));
         found.extend((!taken.sub_groups && parallel.world != size).then_some(Refusal::World));
         found.extend(broken_rule(problem).map(Refusal::Parallel));
