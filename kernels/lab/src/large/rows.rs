@@ -31,13 +31,23 @@ pub(super) fn rows_of(problem: &Problem, rows: Rows, head: usize) -> Vec<[usize;
 /// end of their keys.
 fn boundaries(problem: &Problem, sequence: usize) -> BTreeSet<usize> {
     let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
-    // The queries of other masks are drawn, and have no boundaries of their own.
-    let band = problem.mask.band(lq, lk).map(Band::transposed);
-    let sides = band.into_iter().flat_map(|Band { lo, hi }| [lo, hi]).flatten();
+    let Some(band) = problem.mask.band(lq, lk) else { return changes(problem, lq, lk) };
+    let Band { lo, hi } = band.transposed();
+    let sides = [lo, hi].into_iter().flatten();
     // The key that a side points at is 0, or the last one.
     let edges = sides.flat_map(|side| [side, side + lk as i64 - 1]);
     let near = edges.chain([0, lq as i64 - 1]).flat_map(|i| [i - 1, i, i + 1]);
     near.filter(|&i| (0..lq as i64).contains(&i)).map(|i| i as usize).collect()
+}
+
+/// Returns the boundaries of a mask that is no band, by looking at every query.
+fn changes(problem: &Problem, lq: usize, lk: usize) -> BTreeSet<usize> {
+    let cut = |i: usize| {
+        let keys = problem.mask.visible(i, lq, lk);
+        (keys.is_empty(), keys.start == 0, keys.end == lk)
+    };
+    let near = (1..lq).filter(|&i| cut(i - 1) != cut(i)).flat_map(|i| [i - 1, i]);
+    near.chain([0, lq.saturating_sub(1)]).filter(|&i| i < lq).collect()
 }
 
 #[cfg(test)]
