@@ -16,7 +16,7 @@ use crate::campaign::{Options, Registered, Subjects};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::subject::{Backend, Refusal};
-use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted};
+use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted, needs_steps};
 use seamproof_judge::values;
 
 /// A fault that the judge must find in a subject.
@@ -97,10 +97,12 @@ impl Suspect {
         planted.chain(TABLE_FAULTS.iter().map(Suspect::from)).chain(MISCALLS.iter().map(Suspect::from))
     }
 
-    /// Returns every fault at the call of a subject.
+    /// Returns every fault at the call of a subject. Faults of steps show only on a subject that takes them.
     pub fn at_calls_of(subject: Registered) -> impl Iterator<Item = Suspect> {
+        let steps = subject.declaration(&subject.options(0)).is_ok_and(|declared| declared.table.cache);
         let of = Arc::new(subject);
-        MISCALLS.iter().map(move |miscall| Suspect::Call(Call { miscall, of: Some(Arc::clone(&of)) }))
+        let shown = MISCALLS.iter().filter(move |miscall| steps || !needs_steps(miscall));
+        shown.map(move |miscall| Suspect::Call(Call { miscall, of: Some(Arc::clone(&of)) }))
     }
 
     /// Returns every fault in the kernels for a GPU that a campaign's judge must find.

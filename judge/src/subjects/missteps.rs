@@ -83,6 +83,11 @@ pub(super) const MISSTEPS: [Miscall; 4] = [
     },
 ];
 
+/// Whether a fault at the call shows only on problems with steps.
+pub fn needs_steps(miscall: &Miscall) -> bool {
+    MISSTEPS.iter().any(|of_steps| of_steps.id == miscall.id)
+}
+
 /// Runs a problem with steps as this caller makes them, and any other as it is.
 fn misstep(
     backend: &dyn Backend,

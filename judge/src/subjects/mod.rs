@@ -26,6 +26,7 @@ pub use difference::{difference, same_bits};
 pub use emulated::{Arithmetic, Emulated, Results, draw_options, launchable};
 pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, Miscall, WrongCall, miscall};
+pub use missteps::needs_steps;
 pub use name::SubjectName;
 pub use on_device::{Reached, run_schedule};
 pub use options::{OptionError, Options, listed};
