@@ -65,13 +65,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         print_line(&format_args!("asked    {}", recording::asked(&recording, sample, margin)));
     }
     print_line(&format_args!("left out {}", recording::left_out(&recording, sample, margin)));
+    if args.live.is_some() || matches!(verdict, Verdict::Finding(_)) {
+        print_line(&format_args!("live     {}", live(args, &recording)?));
+    }
     if let (Some(out), Verdict::Finding(finding)) = (&args.out, &verdict) {
         let case = recording::case_of(&recording, sample, (**finding).clone())?;
         write_whole(out, &case.to_json()).map_err(RecordingError::from)?;
         print_line(&format_args!("case     {}", out.display()));
-    }
-    if args.live.is_some() || matches!(verdict, Verdict::Finding(_)) {
-        print_line(&format_args!("live     {}", live(args, &recording)?));
     }
     Ok(tally.exit())
 }
