@@ -56,14 +56,15 @@ fn the_fields_are_those_of_the_protocol() {
             "masks": {"forms": ["full", "causal", "left-window", "right-window", "causal-window", "two-sided"],
                       "alignments": ["top-left", "bottom-right"], "window_most": 2147483647},
             "lengths": {"equal": true, "empty_q": false, "empty_kv": false, "blind_queries": false,
-                        "no_sequences": false, "least_kv": 2, "most": 8192, "sequences_most": 64, "rows_most": 65536},
+                        "no_sequences": false, "multiple_q": 4, "multiple_kv": 8, "least_kv": 2, "most": 8192,
+                        "sequences_most": 64, "rows_most": 65536},
             "layout": {"padding": false, "gaps": false, "first_offset": false, "slack": false, "steps": false,
                        "order": false},
             "softcap": true, "sinks": ["none", "off-by-one", "learnable"], "backward": false,
             "statistics": ["lse", "max_logit"],
             "parallel": {"algorithms": ["single", "ring", "all-gather", "all-to-all", "hierarchical"],
-                         "balances": ["contiguous", "dual-chunk", "striped"], "ranks_most": 8,
-                         "sub_groups": true}
+                         "balances": ["contiguous", "dual-chunk", "striped"], "ranks_least": 1,
+                         "ranks_most": 8, "sub_groups": true}
         },
         "padding": {"inputs": "anything", "outputs": "untouched"},
         "promises": {"deterministic_backward": true, "sequences_alone": true, "heads_alone": true,

@@ -108,7 +108,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 33] = [
+const EDGES: [Edge; 35] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -135,6 +135,8 @@ const EDGES: [Edge; 33] = [
         |p| any(p, |s| s.q.len > 1 && s.kv.len > 1 && p.mask.visible(0, s.q.len, s.kv.len).len() == 1),
     ),
     ("lengths.no_sequences", |t| t.lengths.no_sequences = false, |p| p.sequences.len() == 1),
+    ("lengths.multiple_q", |t| t.lengths.multiple_q = 4, |p| any(p, |s| s.q.len == 4)),
+    ("lengths.multiple_kv", |t| t.lengths.multiple_kv = 3, |p| any(p, |s| s.kv.len == 6)),
     ("lengths.least_kv", |t| t.lengths.least_kv = 3, |p| any(p, |s| s.kv.len == 3)),
     ("lengths.most", |t| t.lengths.most = 7, |p| any(p, |s| s.kv.len == 7)),
     ("lengths.sequences_most", |t| t.lengths.sequences_most = 3, |p| p.sequences.len() == 3),

@@ -122,6 +122,10 @@ fn lengths(draws: &mut Draws, table: &mut Table) {
         lengths.least_kv = draws.of(&[1, 2, 5, 9]).min(lengths.most);
     }
     if !draws.wide() {
+        lengths.multiple_q = draws.of(&[1, 2, 3]);
+        lengths.multiple_kv = draws.of(&[1, 2, 4]);
+    }
+    if !draws.wide() {
         lengths.sequences_most = draws.of(&[1, 2, 5]);
     }
     if !draws.wide() {

@@ -14,7 +14,7 @@
 //!   missing. An algorithm becomes the first one of the table that can deal the heads, and the balance the first one of
 //!   the table. Where that leaves a rule of the algorithm broken, and where the table takes no algorithm of several
 //!   ranks, there is one rank, or the least number of them.
-//! - *Lengths* are cut to the largest, and sequences past the largest number are dropped. Where a sequence has keys, it
+//! - *Lengths* are cut to the largest and to multiples, and sequences past the largest number are dropped. Where a sequence has keys, it
 //!   gets at least the least number of them. A side that may not be empty gets one row, or that many keys. A sequence
 //!   gets as many keys as queries where that is asked for, and where a query would see no key. Where there must be a
 //!   sequence, there is one of one query and one key, or of the least number of keys.
@@ -35,7 +35,7 @@ use seamproof_oracle::{
 };
 
 use super::refusal::has_blind_query;
-use super::{MaskForm, Seams, Table};
+use super::{Lengths, MaskForm, Seams, Table};
 use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
@@ -242,24 +242,28 @@ impl Table {
         }
         shape.cap_lengths(taken.most);
         let empty_q = taken.empty_q && (taken.empty_kv || !taken.equal);
+        let (unit_q, unit_kv) = taken.units();
+        let least_kv = taken.least_kv.next_multiple_of(unit_kv);
         for (q, kv) in shape.q.pieces.iter_mut().zip(&mut shape.kv.pieces) {
-            let least_q = if taken.equal { taken.least_kv } else { 1 };
+            q.len -= q.len % unit_q;
+            kv.len -= kv.len % unit_kv;
+            let least_q = if taken.equal { least_kv } else { unit_q };
             if q.len > 0 || !empty_q {
                 q.hold(least_q);
             }
             if kv.len > 0 {
-                kv.hold(taken.least_kv);
+                kv.hold(least_kv);
             }
             if taken.equal && q.len != kv.len {
                 (kv.len, kv.pad) = (q.len, q.pad);
             }
             if kv.len == 0 && !taken.empty_kv {
-                kv.hold(taken.least_kv);
+                kv.hold(least_kv);
             }
             // More keys than queries leave no query blind.
             if !taken.blind_queries && has_blind_query(mask, q.len, kv.len) {
                 (kv.len, kv.pad) = (q.len, q.pad);
-                kv.hold(taken.least_kv);
+                kv.hold(least_kv);
             }
         }
     }
@@ -317,7 +321,7 @@ impl Table {
             shape.cut_padding_of(form);
         }
         if shape.sides().into_iter().any(|side| too_large(side)) {
-            shape.cap_lengths(most);
+            shape.cap_lengths(most - most % self.lengths.unit());
             shape.cut_padding_of(form);
         }
     }
@@ -333,7 +337,9 @@ impl Table {
             shape.retain(|index| index < last);
         }
         if is_too_large(shape) {
-            shape.cap_lengths(most - most % multiple);
+            let lengths =
+                Lengths { multiple_q: multiple, multiple_kv: self.lengths.unit(), ..self.lengths.clone() };
+            shape.cap_lengths(most - most % lengths.unit());
             for side in shape.sides() {
                 side.plain();
                 side.round_spans(multiple);

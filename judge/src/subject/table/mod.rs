@@ -183,6 +183,10 @@ pub struct Lengths {
     pub blind_queries: bool,
     /// Whether there may be no sequence.
     pub no_sequences: bool,
+    /// Number of which the queries of each sequence are a multiple.
+    pub multiple_q: usize,
+    /// Number of which the keys of each sequence are a multiple.
+    pub multiple_kv: usize,
     /// Smallest number of keys of a sequence that has any.
     pub least_kv: usize,
     /// Largest length of a sequence, on either side.
@@ -340,11 +344,32 @@ impl Default for Lengths {
             empty_kv: true,
             blind_queries: true,
             no_sequences: true,
+            multiple_q: 1,
+            multiple_kv: 1,
             least_kv: 1,
             most: ROWS_MAX,
             sequences_most: SEQUENCES_MAX,
             rows_most: ROWS_MAX,
         }
+    }
+}
+
+impl Lengths {
+    /// Returns the smallest number of which lengths of either side may be multiples.
+    fn unit(&self) -> usize {
+        let (mut divisor, mut rest) = (self.multiple_q.max(1), self.multiple_kv.max(1));
+        let product = divisor.saturating_mul(rest);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        product / divisor
+    }
+
+    /// Returns the numbers of which queries and keys become multiples. Both are the same where a sequence may have to
+    /// get as many keys as queries.
+    fn units(&self) -> (usize, usize) {
+        let (unit, are_apart) = (self.unit(), !self.equal && self.blind_queries);
+        if are_apart { (self.multiple_q, self.multiple_kv) } else { (unit, unit) }
     }
 }
 
@@ -442,6 +467,8 @@ impl Table {
             ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),
             ("lengths.rows_most", self.lengths.rows_most, ROWS_MAX),
             ("parallel.ranks_most", self.parallel.ranks_most, WORLD_MAX),
+            ("lengths.multiple_q", self.lengths.multiple_q, ROWS_MAX),
+            ("lengths.multiple_kv", self.lengths.multiple_kv, ROWS_MAX),
             ("parallel.ranks_least", self.parallel.ranks_least, self.parallel.ranks_most),
             ("lengths.least_kv", self.lengths.least_kv, self.lengths.most.min(self.lengths.rows_most)),
         ];
@@ -474,6 +501,13 @@ impl Table {
                 "lengths alone is a padded batch; take layout.padding, or another form",
             ));
         }
+        let shortest = self.lengths.least_kv.next_multiple_of(self.lengths.unit());
+        if shortest > self.lengths.most.min(self.lengths.rows_most) {
+            let what = format!(
+                "sequences of {shortest} tokens are too long by another row; raise lengths.most or rows_most"
+            );
+            return Err(wrong("lengths.multiple_kv", &what));
+        }
         let one_rank = self.parallel.takes(Algorithm::Single);
         if !one_rank && !self.forms.contains(&Form::CuSeqlens) {
             return Err(wrong("forms", "without single among the algorithms, cu_seqlens is needed"));
@@ -498,8 +532,12 @@ impl Table {
         if !self.layout.padding {
             return least("several ranks need layout.padding, so that they can share any length");
         }
-        let shared = self.lengths.least_kv.next_multiple_of(taken.ranks_least);
-        if shared > self.lengths.rows_most {
+        let shared = Lengths {
+            multiple_q: taken.ranks_least,
+            multiple_kv: self.lengths.unit(),
+            ..self.lengths.clone()
+        };
+        if shared.least_kv.next_multiple_of(shared.unit()) > self.lengths.rows_most {
             return least("the ranks cannot share lengths.least_kv in lengths.rows_most; raise that");
         }
         Ok(())

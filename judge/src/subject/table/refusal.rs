@@ -61,6 +61,14 @@ pub enum Refusal {
     /// No sequence at all.
     #[error("no sequence at all is not supported")]
     NoSequences,
+    /// A number of queries or keys that is no multiple.
+    #[error("a sequence of {len} {} is not supported: it is no multiple", if *of_queries { "queries" } else { "keys" })]
+    Multiple {
+        /// Whether it is a number of queries, and not of keys.
+        of_queries: bool,
+        /// The number.
+        len: usize,
+    },
     /// A sequence with too few keys.
     #[error("a sequence of {0} keys is too short")]
     FewKeys(usize),
@@ -135,7 +143,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 33] = [
+const ROWS: [Word; 35] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -150,6 +158,8 @@ const ROWS: [Word; 33] = [
     "lengths.empty_kv",
     "lengths.blind_queries",
     "lengths.no_sequences",
+    "lengths.multiple_q",
+    "lengths.multiple_kv",
     "lengths.least_kv",
     "lengths.most",
     "lengths.sequences_most",
@@ -189,6 +199,8 @@ impl Refusal {
             Refusal::EmptyKeys => "lengths.empty_kv",
             Refusal::BlindQueries => "lengths.blind_queries",
             Refusal::NoSequences => "lengths.no_sequences",
+            Refusal::Multiple { of_queries: true, .. } => "lengths.multiple_q",
+            Refusal::Multiple { .. } => "lengths.multiple_kv",
             Refusal::FewKeys(_) => "lengths.least_kv",
             Refusal::Length(_) => "lengths.most",
             Refusal::Sequences(_) => "lengths.sequences_most",
@@ -302,6 +314,12 @@ impl Table {
         let blind = !taken.blind_queries && any(&|s| has_blind_query(problem.mask, s.q.len, s.kv.len));
         found.extend(blind.then_some(Refusal::BlindQueries));
         found.extend((!taken.no_sequences && sequences.is_empty()).then_some(Refusal::NoSequences));
+        let odd = |of_queries: bool, multiple: usize, len: fn(&Sequence) -> usize| {
+            let len = sequences.iter().map(len).find(|len| !len.is_multiple_of(multiple));
+            len.map(|len| Refusal::Multiple { of_queries, len })
+        };
+        found.extend(odd(true, taken.multiple_q, |s| s.q.len));
+        found.extend(odd(false, taken.multiple_kv, |s| s.kv.len));
         let fewest = sequences.iter().map(|s| s.kv.len).filter(|len| *len > 0).min();
         found.extend(fewest.filter(|len| *len < taken.least_kv).map(Refusal::FewKeys));
         let longest = sequences.iter().map(|s| s.q.len.max(s.kv.len)).max();

@@ -31,11 +31,12 @@ impl Table {
         let ranks =
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
         let may_be_blind = lengths.empty_kv || self.masks.may_blind();
-        let has_room = lengths.empty_kv || lengths.most > lengths.least_kv;
+        let unit = lengths.unit();
+        let has_room = lengths.empty_kv || lengths.most >= lengths.least_kv.next_multiple_of(unit) + unit;
         let flags = [
             ("dims.equal", !self.dims.equal && self.dims.qk.iter().any(|qk| self.dims.v.least() != qk)),
             ("heads.groups", self.heads.groups.iter().any(|group| (2..=self.heads.most).contains(&group))),
-            ("lengths.equal", !lengths.equal && lengths.most > 1),
+            ("lengths.equal", !lengths.equal && lengths.most > unit),
             ("lengths.empty_q", lengths.empty_q && (lengths.empty_kv || !lengths.equal)),
             (
                 "lengths.empty_kv",
