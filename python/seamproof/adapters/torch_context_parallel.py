@@ -1,4 +1,4 @@
-"""torch's context parallelism for scaled_dot_product_attention, its ranks being threads on one device.
+"""torch's context parallelism for scaled_dot_product_attention, its ranks being threads on one device, or processes.
 
     seamproof run --backend python:torch_context_parallel.py:all_to_all:cp=4
 

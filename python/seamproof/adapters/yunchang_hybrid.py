@@ -1,4 +1,4 @@
-"""yunchang's `LongContextAttention`, Ulysses × ring, its ranks being threads on one device.
+"""yunchang's `LongContextAttention`, Ulysses × ring, its ranks being threads on one device, or processes.
 
     seamproof run --backend python:yunchang_hybrid.py:attention:cp=4
 
@@ -15,10 +15,12 @@ import torch
 
 import seamproof
 import seamproof.cp
+import seamproof.launched
 
 flash_attn_shim.install()
 
 import yunchang as library  # noqa: E402
+from yunchang.globals import PROCESS_GROUP  # noqa: E402
 
 VERSIONS = {"yunchang": library.__version__}
 IMPLEMENTATIONS = {"contiguous": "basic", "dual-chunk": "zigzag"}
@@ -42,6 +44,22 @@ def deal(parallel, spans):
         dealt.append(rows.reshape(parallel.size, -1))
         start += span
     return list(np.concatenate(dealt, axis=1))
+
+
+# The groups of an all-to-all and of a ring, by the width of the former. Those of processes stay, as NCCL's cost memory;
+# those of threads end with their world.
+GROUPS = {}
+
+
+def join(local):
+    """Makes the groups of a problem those that the layer takes: it reads a register of the process."""
+    ulysses = width(local.problem.parallel)
+    if ulysses in GROUPS:
+        PROCESS_GROUP.ULYSSES_PG, PROCESS_GROUP.RING_PG = GROUPS[ulysses]
+        return
+    library.set_seq_parallel_pg(ulysses, local.size // ulysses, local.rank, local.size)
+    if seamproof.launched.here() is not None:
+        GROUPS[ulysses] = PROCESS_GROUP.ULYSSES_PG, PROCESS_GROUP.RING_PG
 
 
 def of_sequence(local, layer):
@@ -74,8 +92,8 @@ def attention(p, q, k, v, dout=None, sink=None):
     parallel = p.parallel
 
     def program(local):
-        # The layer takes its groups from a register of the process, which no other rank may change before.
-        library.set_seq_parallel_pg(width(parallel), local.size // width(parallel), local.rank, local.size)
+        # Between this and the layer no other rank may change the register.
+        join(local)
         layer = library.LongContextAttention(ring_impl_type=IMPLEMENTATIONS[parallel.balance])
         return local.joined([of_sequence(part, layer) for part in local.sequences()])
 
