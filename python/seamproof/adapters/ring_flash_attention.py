@@ -1,4 +1,4 @@
-"""ring-flash-attn: rings, zigzag rings, stripes and an all-gather by heads; ranks are threads on one device, or processes.
+"""ring-flash-attn: rings, zigzag rings, stripes, an all-gather by heads; ranks are threads on one device, or processes.
 
     seamproof run --backend python:ring_flash_attention.py:varlen:cp=4
 
