@@ -15,9 +15,9 @@
 //!   the table. Where that leaves a rule of the algorithm broken, and where the table takes no algorithm of several
 //!   ranks, there is one rank, or the least number of them.
 //! - *Lengths* are cut to the largest and to multiples, and sequences past the largest number are dropped. Where a
-//!   sequence has keys, it gets at least the least number of them. A side that may not be empty gets one row, or that many keys. A sequence
-//!   gets as many keys as queries where that is asked for, and where a query would see no key. Where there must be a
-//!   sequence, there is one of one query and one key, or of the least number of keys.
+//!   sequence has keys, it gets at least the least number of them. A side that may not be empty gets one row, or that
+//!   many keys. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
+//!   Where there must be a sequence, there is one of one query and one key, or of the least number of keys.
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
 //!   lie in their listed order. Where padding is taken, spans grow to what several ranks need. A tensor that is too
 //!   large loses free rows, then padding, then its last sequences, then the ends of the others.
