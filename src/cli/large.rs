@@ -110,6 +110,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let dir = RunDir::create(args.out.as_deref().unwrap_or(DEFAULT_DIR.as_ref()))?;
     let mut hunt = Hunt {
         bench,
+        backend: args.backend.clone(),
         findings: dir.findings()?,
         rows: args.rows,
         is_stopped: &|| control.stopped(),
@@ -135,6 +136,8 @@ fn stored(file: &Path) -> Result<Problem, CliError> {
 /// A hunt in progress.
 struct Hunt<'a> {
     bench: Bench,
+    /// The subject as it was named, with its options.
+    backend: String,
     findings: Findings,
     /// Number of drawn rows of each side.
     rows: usize,
@@ -276,7 +279,7 @@ impl Hunt<'_> {
 
     /// Returns the command that judges a stored pack again, with the same rows.
     fn again(&self, name: &str) -> String {
-        let (backend, file) = (self.bench.backend().name(), self.findings.path(name));
+        let (backend, file) = (&self.backend, self.findings.path(name));
         let rows = if self.rows == ROWS { String::new() } else { format!(" --rows {}", self.rows) };
         typed(&format!("seamproof large --backend {backend}{rows} --replay {}", file.display()))
     }
