@@ -12,7 +12,7 @@ use seamproof_judge::finding::Finding;
 use seamproof_judge::ladder::products;
 use seamproof_judge::large::{self, Answer, Head, Judged, Known, Question, Rows, Seconds};
 use seamproof_judge::shrink::Shrinker;
-use seamproof_judge::subject::{Backend, RunError};
+use seamproof_judge::subject::{Backend, Declaration, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Problem;
@@ -96,13 +96,16 @@ impl Bench {
         self.look_at(problem, |question| question)
     }
 
-    /// Returns what is found where a pack's results are moved by one row before they are judged.
-    pub fn canary(&mut self, problem: &Problem) -> Option<Finding> {
-        self.look_at(problem, Question::with_moved_results).finding().cloned()
+    /// Runs a pack, and judges its results moved by one row.
+    pub fn canary(&mut self, problem: &Problem) -> Look {
+        self.look_at(problem, Question::with_moved_results)
     }
 
     fn look_at(&mut self, problem: &Problem, edit: fn(Question) -> Question) -> Look {
-        let arithmetic = self.backend.declaration().arithmetic;
+        let Declaration { arithmetic, table, .. } = self.backend.declaration();
+        if let Some(refusal) = table.refusal(problem) {
+            return Look::Silent(Verdict::Refused(refusal));
+        }
         let partition = self.backend.partition(problem);
         let model = Model::new(problem, arithmetic, partition);
         let rows = Rows { count: self.rows, seed: problem.data_seed };

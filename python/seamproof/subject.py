@@ -250,7 +250,7 @@ class Subject:
             if not problem.took(result.lse):
                 tensors["lse"] = _without_foreign(tensors["lse"], problem.q.owned(), axis=1)
         for name in self._missing(problem, tensors):
-            raise DeclarationError(_missing_words(name, problem))
+            raise DeclarationError(missing_words(name, problem))
         dealt = problem.dealt()
         for name in ("out", "lse", "dq", "dk", "dv") if dealt else ():
             _hold_shape(name, tensors.get(name), problem.shape(name))
@@ -370,7 +370,8 @@ def _without_foreign(values: np.ndarray, owned: np.ndarray, axis: int) -> np.nda
     return values
 
 
-def _missing_words(name: str, problem: Problem) -> str:
+def missing_words(name: str, problem: Problem) -> str:
+    """Returns what is wrong where a result did not come back."""
     if name == "lse":
         none = "statistics=[], or lse=False in flash_varlen"
         return f"no lse came back: return (out, lse), or declare that there is none: {none}"

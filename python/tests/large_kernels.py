@@ -66,6 +66,13 @@ def lowered(k):
     return elements[torch.where(at < bound, at, at - bound)].reshape(k.shape)
 
 
+def bare(p, name, result):
+    """Returns a result without slack, in memory that torch lets nobody write to. There is nothing wrong with that."""
+    end = (p.kv if name in ("dk", "dv") else p.q).padded[-1]
+    with torch.inference_mode():
+        return (result[:, :end] if name == "lse" else result[:end]).clone()
+
+
 @seamproof.subject(
     arrays="torch", device="cpu", formats=["bf16"], d=[32, 64], d_v=[32, 64], d_equal=True, groups=[1, 2], heads_most=4,
     masks=seamproof.both_alignments(windows=True), layout=seamproof.packed(padding=True, slack=True), compiles=False,
@@ -90,6 +97,11 @@ def attention(p, q, k, v, dout=None, sink=None):
             sums["dq"][queries, head] = parts[2]
             sums["dk"][keys, head // p.group] += parts[3]
             sums["dv"][keys, head // p.group] += parts[4]
+    if FAULT == "residue":
+        sums["dk"] += 2.0**-10
+    found = {"out": out, "lse": lse} | {name: each.to(q.dtype) for name, each in sums.items()}
+    if FAULT == "bare":
+        found = {name: bare(p, name, each) for name, each in found.items()}
     if not p.backward:
-        return out, lse
-    return seamproof.Result(out, lse=lse, **{name: each.to(q.dtype) for name, each in sums.items()})
+        return found["out"], found["lse"]
+    return seamproof.Result(**found)

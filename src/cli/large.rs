@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::exit::Exit;
@@ -14,7 +14,7 @@ use crate::backends::BackendError;
 use crate::large::{Bench, Look, is_pack};
 use crate::paste::typed;
 use crate::record::{DEFAULT_DIR, Findings, RunDir};
-use seamproof_judge::case::Case;
+use seamproof_judge::case::{Case, InputSource};
 use seamproof_judge::failure::Symptom;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::hash::mix;
@@ -33,6 +33,8 @@ Examples:
   seamproof large --backend python:kernel.py --tokens 1024..2048 --cases 20
                                                   on a CPU";
 
+/// Drawn rows of each side, where nobody says how many.
+const ROWS: usize = 64;
 /// Time of a hunt that names neither cases nor a time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
 
@@ -52,7 +54,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1 << 44)]
     products: u64,
     /// Drawn rows of queries and of keys, besides those at borders; each in all heads
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = ROWS)]
     rows: usize,
     /// End after this many packs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -101,20 +103,16 @@ fn elements(text: &str) -> Result<RangeInclusive<u64>, String> {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     let name: SubjectName = args.backend.parse().map_err(BackendError::from)?;
-    let stored = args.replay.iter().map(|file| Ok(Case::load(file)?.problem));
-    let stored: Vec<Problem> = stored.collect::<Result<_, CliError>>()?;
-    if let Some((_, file)) = stored.iter().zip(&args.replay).find(|(problem, _)| !is_pack(problem)) {
-        let what =
-            "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`";
-        return Err(CliError::Usage(format!("{}: {what}", file.display())));
-    }
+    let stored = args.replay.iter().map(|file| stored(file)).collect::<Result<Vec<Problem>, CliError>>()?;
     let bench = Bench::new(&name, args.rows)?;
     bench.backend().ready().map_err(|what| CliError::Start { name: args.backend.clone(), what })?;
     let control = stopped_by_signals()?;
     let dir = RunDir::create(args.out.as_deref().unwrap_or(DEFAULT_DIR.as_ref()))?;
     let mut hunt = Hunt {
         bench,
+        backend: args.backend.clone(),
         findings: dir.findings()?,
+        rows: args.rows,
         is_stopped: &|| control.stopped(),
         shrink: args.shrink,
         seen: BTreeSet::new(),
@@ -125,10 +123,24 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     ended.map(|()| hunt.tally.exit())
 }
 
+/// Returns the problem of a stored case.
+fn stored(file: &Path) -> Result<Problem, CliError> {
+    let case = Case::load(file)?;
+    if is_pack(&case.problem) && case.inputs == InputSource::Generated {
+        return Ok(case.problem);
+    }
+    let what = "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`";
+    Err(CliError::Usage(format!("{}: {what}", file.display())))
+}
+
 /// A hunt in progress.
 struct Hunt<'a> {
     bench: Bench,
+    /// The subject as it was named, with its options.
+    backend: String,
     findings: Findings,
+    /// Number of drawn rows of each side.
+    rows: usize,
     is_stopped: &'a dyn Fn() -> bool,
     /// Longest time for making a finding smaller.
     shrink: Duration,
@@ -152,8 +164,8 @@ impl Hunt<'_> {
         let start = Instant::now();
         for case in 0..args.cases.unwrap_or(u64::MAX) {
             if self.tally.canaries.iter().any(|canary| canary.is_missed(LOOKS_MAX))
-                || (self.is_stopped)()
                 || time.is_some_and(|time| start.elapsed() >= time)
+                || self.is_interrupted()
             {
                 break;
             }
@@ -165,27 +177,44 @@ impl Hunt<'_> {
         Ok(())
     }
 
+    /// Whether a signal ends the hunt before its time.
+    fn is_interrupted(&mut self) -> bool {
+        self.tally.is_interrupted = (self.is_stopped)();
+        self.tally.is_interrupted
+    }
+
     /// Judges a pack that holds once more, with its results moved by one row. Until that was a finding once, the packs
     /// that hold prove nothing. Packs whose every row is known are judged in another way, and have a canary of their own.
-    fn look_for_canary(&mut self, problem: &Problem, is_exact: bool) {
+    fn look_for_canary(&mut self, problem: &Problem, is_exact: bool) -> Result<(), CliError> {
         let canary = &mut self.tally.canaries[usize::from(is_exact)];
         if canary.is_found || canary.looks == LOOKS_MAX {
-            return;
+            return Ok(());
         }
         canary.looks += 1;
-        if let Some(finding) = self.bench.canary(problem) {
-            canary.is_found = true;
-            print_line(&format_args!("canary    found: results moved by one row: {finding}"));
-        } else if canary.looks == LOOKS_MAX {
-            print_line("canary    missed: results that were moved by one row hold");
+        let look = self.bench.canary(problem);
+        match (&look, look.finding()) {
+            // A run without results is the subject's own failure.
+            (Look::Silent(_), Some(finding)) => return self.found(problem, finding),
+            (_, Some(finding)) => {
+                canary.is_found = true;
+                print_line(&format_args!("canary    found: results moved by one row: {finding}"));
+            }
+            (_, None) if canary.looks == LOOKS_MAX => {
+                print_line("canary    missed: results that were moved by one row hold");
+            }
+            (_, None) => {}
         }
+        Ok(())
     }
 
     fn replay(&mut self, stored: &[Problem]) -> Result<(), CliError> {
-        stored
-            .iter()
-            .enumerate()
-            .try_for_each(|(index, problem)| self.judge(&format!("file {index}"), problem))
+        for (index, problem) in stored.iter().enumerate() {
+            if self.is_interrupted() {
+                break;
+            }
+            self.judge(&format!("file {index}"), problem)?;
+        }
+        Ok(())
     }
 
     fn judge(&mut self, name: &str, problem: &Problem) -> Result<(), CliError> {
@@ -201,33 +230,26 @@ impl Hunt<'_> {
             Look::Silent(Verdict::Refused(_)) => self.tally.outside += 1,
             Look::Silent(_) => self.tally.internal += 1,
         }
-        match look.finding() {
-            Some(finding) => return self.found(problem, finding),
-            None => {
-                if let Look::Judged(judged, _) = &look {
-                    self.look_for_canary(problem, judged.exact > 0);
-                }
-            }
+        match (&look, look.finding()) {
+            (_, Some(finding)) => self.found(problem, finding),
+            (Look::Judged(judged, _), None) => self.look_for_canary(problem, judged.exact > 0),
+            (Look::Silent(_), None) => Ok(()),
         }
-        Ok(())
     }
 
     /// Stores a finding: as it was drawn, and the smallest case that was found from there.
     fn found(&mut self, problem: &Problem, finding: &Finding) -> Result<(), CliError> {
         self.tally.found += 1;
         self.tally.ended += usize::from(finding.check.is_end());
-        if !self.seen.insert(Symptom::of(finding)) {
+        print_line(&format_args!("  finding {finding}"));
+        let symptom = Symptom::of(finding);
+        if !self.seen.insert(symptom) {
             return Ok(());
         }
-        let tensor = finding.tensor.map_or("run".to_owned(), |tensor| tensor.to_string());
-        let name = format!("{}-{tensor}-{:08x}", finding.check, mix(problem.data_seed) as u32);
+        let name = format!("{}-{:08x}", symptom.name(), mix(problem.data_seed) as u32);
         let large = format!("large-{name}");
         self.findings.record(&large, &self.bench.case(problem, finding))?;
-        print_line(&format_args!("  finding {finding}"));
-        let path = self.findings.path(&large);
-        let backend = &self.bench.backend().name().to_owned();
-        let again = format!("seamproof large --backend {backend} --replay {}", path.display());
-        print_line(&format_args!("  again   {}", typed(&again)));
+        print_line(&format_args!("  again   {}", self.again(&large)));
         if self.shrink == Duration::ZERO {
             return Ok(());
         }
@@ -249,14 +271,17 @@ impl Hunt<'_> {
         }
         let replay = match is_ordinary {
             true => typed(&self.findings.replay(&name, &case)),
-            false => {
-                let file = self.findings.path(&name);
-                let command = format!("seamproof large --backend {backend} --replay {}", file.display());
-                format!("{} (the ordinary judge does not show it)", typed(&command))
-            }
+            false => format!("{} (the ordinary judge does not show it)", self.again(&name)),
         };
         print_line(&format_args!("  replay  {replay}"));
         Ok(())
+    }
+
+    /// Returns the command that judges a stored pack again, with the same rows.
+    fn again(&self, name: &str) -> String {
+        let (backend, file) = (&self.backend, self.findings.path(name));
+        let rows = if self.rows == ROWS { String::new() } else { format!(" --rows {}", self.rows) };
+        typed(&format!("seamproof large --backend {backend}{rows} --replay {}", file.display()))
     }
 }
 
@@ -285,6 +310,7 @@ struct Tally {
     /// Packs that the table does not take.
     outside: u64,
     internal: u64,
+    is_interrupted: bool,
     found: usize,
     /// Findings that are the end of a process.
     ended: usize,
@@ -300,7 +326,7 @@ impl Tally {
             Tally { found, ended, .. } if found > ended => Exit::Finding,
             Tally { ended: 1.., .. } => Exit::Crash,
             Tally { internal: 1.., .. } => Exit::Internal,
-            Tally { judged: 0, .. } => Exit::TooLittle,
+            Tally { judged: 0, .. } | Tally { is_interrupted: true, .. } => Exit::TooLittle,
             Tally { canaries, .. } if canaries.iter().any(|canary| canary.is_missed(1)) => Exit::CanaryMissed,
             _ => Exit::Held,
         }

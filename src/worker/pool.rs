@@ -30,6 +30,8 @@ use seamproof_judge::subject::{DeviceRuns, Ended, Outputs, RunError};
 
 /// Number of workers on which the sentinel is tried before a subject counts as having none.
 const SENTINEL_TRIES: u32 = 2;
+/// How often the time of a phase a worker may take for what is not its subject's, where it answers questions.
+const PATIENCE: u32 = 10;
 /// Number of workers that fail to start, one after the other, before a seat is given up.
 pub const STARTS_MAX: u32 = 2;
 
@@ -164,11 +166,14 @@ impl Pool {
     }
 
     /// Returns a worker of its own, on the first device, that answers other questions than runs. It is started when it is
-    /// first asked. Opening its subject takes this long at most, unless a person said how long.
+    /// first asked. Opening its subject takes this long at most, unless a person said how long. What it does before and
+    /// after the subject's calls is no time of the subject, and may take longer than the same phases of a run.
     pub fn questions(&self, worker: &WorkerCommand, subject: Subject, start: Duration) -> Questions {
         let fixed = self.settings.is_start_fixed;
         let start = if fixed { self.settings.deadlines.start } else { start };
-        let deadlines = Deadlines { start, ..self.settings.deadlines };
+        let Deadlines { upload, launch, finish, .. } = self.settings.deadlines;
+        let patient = |phase: Duration| phase.saturating_mul(PATIENCE);
+        let deadlines = Deadlines { start, upload: patient(upload), launch, finish: patient(finish) };
         Questions::new(Bench { launch: worker.launch(&self.settings), device: 0, deadlines }, subject)
     }
 

@@ -26,8 +26,8 @@ const DIMS: [usize; 6] = [64, 128, 128, 128, 96, 256];
 /// Numbers of KV heads, and of query heads for each.
 const KV_HEADS: [usize; 5] = [1, 2, 4, 8, 16];
 const GROUPS: [usize; 5] = [1, 1, 2, 4, 8];
-/// Modes. In `pairs` each query has its weight on two neighbouring keys, in half of the rows at an end of what it sees: a
-/// wrong pair shows in full, however long the row is.
+/// Modes. In `pairs` each query has its weight on two neighbouring keys, in two rows of three at an end of what it sees:
+/// a wrong pair shows in full, however long the row is.
 const MODES: [InputMode; 8] = [
     InputMode::Pairs,
     InputMode::Pairs,
@@ -64,7 +64,8 @@ pub fn pack(seed: u64, case: u64, sizes: &Sizes, table: &Table) -> Option<Proble
     let mut draws = Draws(mix(mix(seed) ^ case));
     let drawn = drawn(&mut draws, sizes, table)?;
     let mode = drawn.mode;
-    let asked = with_mode(table.asked(drawn), mode)?;
+    // The nearest problem in the table may have other heads.
+    let asked = with_mode(within(table.asked(drawn), sizes)?, mode)?;
     let fits = table.refusal(&asked).is_none() && asked.parallel.size() == 1;
     let is_packed = |both: &Sequence| both.q.step == 1 && both.kv.step == 1;
     (fits && asked.sequences.iter().all(is_packed)).then_some(asked)
@@ -160,7 +161,8 @@ fn within(mut problem: Problem, sizes: &Sizes) -> Option<Problem> {
         };
         problem = Problem::new(fields).ok()?;
     }
-    Some(problem)
+    let elements = problem.q_shape().iter().product::<usize>() as u64;
+    (elements >= *sizes.elements.start()).then_some(problem)
 }
 
 fn mask(draws: &mut Draws) -> Mask {

@@ -158,7 +158,7 @@ fn blocks(problem: &Problem, side: Side, rows: Rows) -> (Vec<Block>, Vec<Reach>)
 /// Returns the rows of a side that are judged, by sequence and position, in the order of the sequences.
 fn chosen(problem: &Problem, side: Side, rows: Rows) -> BTreeSet<[usize; 2]> {
     let lengths: Vec<usize> = problem.sequences.iter().map(|both| run_of(both, side).len).collect();
-    let seed = mix(mix(rows.seed ^ DRAW) + side as u64);
+    let seed = mix(mix(rows.seed ^ DRAW).wrapping_add(side as u64));
     let mut draw = (0u64..).map(|n| mix(seed.wrapping_add(n)));
     let mut pick = |below: usize| (draw.next().unwrap_or(0) % below.max(1) as u64) as usize;
     let longest = (0..lengths.len()).max_by_key(|&index| lengths[index]);
@@ -185,7 +185,7 @@ fn chosen(problem: &Problem, side: Side, rows: Rows) -> BTreeSet<[usize; 2]> {
         chosen.extend(inside.map(|at| [index, at as usize]));
     }
     let total: usize = lengths.iter().sum();
-    for _ in 0..if total == 0 { 0 } else { rows.count } {
+    for _ in 0..rows.count.min(total) {
         let mut at = pick(total);
         let index = lengths.iter().position(|&len| {
             let inside = at < len;

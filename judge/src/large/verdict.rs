@@ -69,7 +69,7 @@ pub fn judge(
         rows: [queries, keys],
         unbounded: tally.unbounded,
         has_dk: keys > 0 && !model.weighs_dots(),
-        exact: answer.head.exact.values().map(|compared| compared.compared).sum(),
+        exact: answer.head.exact.values().fold(0, |all, each| all.saturating_add(each.compared)),
     })
 }
 

@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import UNIT
 from ..problem import Problem
 from .ops import NumpyOps
 from .values import BIAS, LARGEST, PAYLOAD, Choices, Plan
-
-# The exponent of the smallest normal number of each format.
-LEAST = {"bf16": -126, "fp16": -14, "f32": -126}
 
 
 @dataclass
@@ -195,7 +191,7 @@ class Exact:
         ds = [weight * (dot - d) for weight, dot in zip(given.weights, dots, strict=True)]
         k, q = keys("k"), ops.f64(self._rows("q", rows, heads))
         exact = p.scale * ops.f64(ds[0][..., None] * k[0] + ds[1][..., None] * k[1])
-        tally("dq", exact, self._half_spacing(exact), abs(exact) < LARGEST[p.form("dq")])
+        tally("dq", self._rounded("dq", exact), ops.zeros(1), abs(exact) < LARGEST[p.form("dq")])
         for place, each in zip(places, ds, strict=True):
             ops.add_at(sums["dk"], place, (p.scale * ops.f64(each)[..., None] * q).reshape(-1, p.dim_qk))
             ops.add_at(sums["ds"], place, ops.f64(abs(each)).reshape(-1))
@@ -204,16 +200,15 @@ class Exact:
         """Compares a gradient of keys where its terms add up to few enough units."""
         shape = (self.p.kv.rows, heads.stop - heads.start, exact.shape[-1])
         got, exact = self.ops.f64(self.tensors[name][:, heads]), exact.reshape(shape)
-        most = self._half_spacing(exact)
         # A sum that overflows is left to the rows that are judged by their bounds.
         asked = asked.reshape(shape) & (abs(exact) < LARGEST[self.p.form(name)])
-        self.tallies[name].add(self.ops, (got, exact, most), asked, (0, heads.start))
+        compared = (got, self._rounded(name, exact), self.ops.zeros(1))
+        self.tallies[name].add(self.ops, compared, asked, (0, heads.start))
 
-    def _half_spacing(self, exact: Any) -> Any:
-        """Returns the most that rounding to the gradients' format changes numbers."""
-        form = self.p.precision["gradients"]
-        exponents = self.ops.exponents(exact).clip(LEAST[form])
-        return UNIT[form] * self.ops.powers(exponents)
+    def _rounded(self, name: str, exact: Any) -> Any:
+        """Returns exact sums rounded to the format of a gradient. Those that are compared are numbers of f32."""
+        form = self.p.form(name)
+        return self.ops.f64(self.ops.stored(exact.clip(-LARGEST[form], LARGEST[form]), form))
 
 
 def repeated(array: Any, count: int) -> Any:

@@ -68,6 +68,10 @@ class NumpyOps:
             array[(slice(None),) * axis + (part,)] = 0
         return array
 
+    def lengthened(self, array: Any, count: int) -> Any:
+        """Returns an array with so many further rows, of NaN."""
+        return np.concatenate([array, np.full((count, *array.shape[1:]), np.nan, array.dtype)])
+
     def moved(self, array: Any, axis: int) -> Any:
         """Returns an array whose elements are moved by one along an axis."""
         return np.roll(array, 1, axis)
@@ -90,14 +94,6 @@ class NumpyOps:
     def add_at(self, sums: Any, places: Any, terms: Any) -> None:
         """Adds terms to rows of sums, of which some may be named more than once."""
         np.add.at(sums, places, terms)
-
-    def exponents(self, array: Any) -> Any:
-        """Returns the exponents of numbers, that of 1 being 0."""
-        return np.frexp(array)[1] - 1
-
-    def powers(self, exponents: Any) -> Any:
-        """Returns powers of 2 in f64."""
-        return np.ldexp(1.0, exponents)
 
     def isfinite(self, array: Any) -> Any:
         return np.isfinite(array)
@@ -138,9 +134,11 @@ class TorchOps(NumpyOps):
     def read(self, array: Any, form: str, what: str) -> Any:
         if not self.torch.is_tensor(array):
             raise TypeError(f"{what} is a {type(array).__name__}, not a tensor of torch")
-        if array.dtype != self.library.dtype(form):
+        # As everywhere, f64 is taken for f32 and rounded to it.
+        dtype, f64 = self.library.dtype(form), self.torch.float64
+        if array.dtype != dtype and not (form == "f32" and array.dtype == f64):
             raise TypeError(f"{what} came back as {array.dtype}, but this problem asks for {form}")
-        return array.detach()
+        return array.detach().to(self.device, dtype)
 
     def integers(self, values: Any) -> Any:
         return self.torch.as_tensor(np.asarray(values, np.int64), device=self.device)
@@ -167,9 +165,15 @@ class TorchOps(NumpyOps):
         return self.torch.where(condition, one, other)
 
     def cleared(self, array: Any, rows: Sequence[slice], axis: int) -> Any:
+        # Results of `torch.inference_mode`, and those whose rows are one in memory, cannot be written to.
+        if rows and (array.is_inference() or 0 in array.stride()):
+            array = array.clone()
         for part in rows:
             array[(slice(None),) * axis + (part,)] = 0
         return array
+
+    def lengthened(self, array: Any, count: int) -> Any:
+        return self.torch.cat([array, array.new_full((count, *array.shape[1:]), np.nan)])
 
     def moved(self, array: Any, axis: int) -> Any:
         return self.torch.roll(array, 1, axis)
@@ -188,12 +192,6 @@ class TorchOps(NumpyOps):
 
     def add_at(self, sums: Any, places: Any, terms: Any) -> None:
         sums.index_add_(0, places, terms)
-
-    def exponents(self, array: Any) -> Any:
-        return self.torch.frexp(array).exponent - 1
-
-    def powers(self, exponents: Any) -> Any:
-        return self.torch.exp2(exponents.to(self.torch.float64))
 
     def isfinite(self, array: Any) -> Any:
         return self.torch.isfinite(array)

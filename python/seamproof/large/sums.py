@@ -325,7 +325,9 @@ class Sums:
             wrong = self.ops.isnan(array[:, start:end] if name == "lse" else array[start:end])
             found = int(wrong.sum())
             if found and place is None:
-                place = np.argwhere(self.ops.host(wrong))[0].tolist()
+                # A whole tensor may be wrong, and is too large for the host.
+                first = int(self.ops.host(wrong.reshape(wrong.shape[0], -1).any(-1)).argmax())
+                place = [first, *np.argwhere(self.ops.host(wrong[first]))[0].tolist()]
                 place[1 if name == "lse" else 0] += start
             count += found
         return None if place is None else [count, *place]

@@ -16,12 +16,12 @@ import numpy as np
 
 from .. import frames
 from ..arrays import Numpy
-from ..errors import OwnFault, ProtocolError, SeamproofError
+from ..errors import DeclarationError, OwnFault, ProtocolError, SeamproofError
 from ..frames import Channel, duplicated_standard_streams
 from ..loading import load
 from ..problem import Problem
 from ..session import COMPILING, LAUNCHED, UPLOADED, Session, describe
-from ..subject import Result, Subject
+from ..subject import Result, Subject, missing_words
 from ..worker import SPOILT, _end_late, watch
 from .exact import Exact
 from .ops import NumpyOps, ops
@@ -157,21 +157,28 @@ class Answer:
 
     def _read(self, name: str, array: Any) -> Any:
         if array is None:
-            raise TypeError(f"no {name} came back")
-        array = self.ops.read(array, self.problem.form(name), name)
-        if tuple(array.shape) != self.problem.shape(name):
-            raise TypeError(f"{name} has shape {list(array.shape)}, not {list(self.problem.shape(name))}")
+            raise DeclarationError(missing_words(name, self.problem))
+        array, shape = self.ops.read(array, self.problem.form(name), name), self.problem.shape(name)
+        if tuple(array.shape[1:]) == shape[1:] and array.shape[0] < shape[0]:
+            # The kernel returned no slack.
+            array = self.ops.lengthened(array, shape[0] - array.shape[0])
+        if tuple(array.shape) != shape:
+            raise TypeError(f"{name} has shape {list(array.shape)}, not {list(shape)}")
         return array
 
     def _lse(self, result: Result) -> Any:
         """Returns the LSE as f32 `[heads, rows]` of the library; `None` where the kernel hides it."""
-        if result.lse is None:
-            return None
         form, p = self.subject.lse, self.problem
+        if result.lse is None:
+            if "lse" in self.subject.declared["table"]["statistics"]:
+                raise DeclarationError(missing_words("lse", p))
+            return None
         is_standard = (form.base, form.order) == ("e", "ht") and tuple(result.lse.shape) == p.shape("lse")
         if is_standard and (form.empty == "-inf" or not p.blind_rows().any()):
             return self.ops.read(result.lse, "f32", "lse")
-        values = self.subject.lse.standard(self.library.get(result.lse, "f32", "lse"), self.problem)
+        values = form.standard(self.library.get(result.lse, "f32", "lse"), p)
+        if values.shape != p.shape("lse"):
+            raise TypeError(f"lse has shape {list(values.shape)}, not {list(p.shape('lse'))}")
         return self.ops.read(self.library.put(values, "f32"), "f32", "lse")
 
     def _no_numbers(self, sums: Sums) -> dict[str, list[int]]:
