@@ -121,12 +121,13 @@ FAULTS = {
     "query-block": "dk · sequence 0",
     "lost-head": "dk",
     "wrapped": "lse",
+    "scaled-in-place": "q",
 }
 
 
 def told(fault):
     """Returns the beginning of a fault's finding: by a row that is known bit for bit, or by its bound."""
-    return rf"(exact|envelope) · {FAULTS[fault]}[ ,]"
+    return rf"(exact|envelope|structure) · {FAULTS[fault]}[ :,]"
 
 
 @pytest.mark.skipif("not has_torch()")

@@ -6,6 +6,8 @@ use ndarray::{ArrayD, IxDyn};
 use serde::Deserialize;
 use serde_json::Value;
 
+use seamproof_oracle::TensorName;
+
 /// Error of an answer that does not fit its question.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -46,6 +48,8 @@ pub struct Head {
     pub no_numbers: BTreeMap<String, Vec<usize>>,
     /// For each result whose every row is known bit for bit, what was compared.
     pub exact: BTreeMap<String, Compared>,
+    /// Inputs that the subject wrote to.
+    pub changed: Vec<TensorName>,
     /// Guard bands that were overwritten, as the worker protocol writes them.
     pub damage: Vec<Value>,
     /// Times.

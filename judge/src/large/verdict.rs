@@ -2,7 +2,7 @@
 
 use ndarray::ArrayD;
 use seamproof_oracle::envelope::{Extremes, Model, RowEnvelope, RowSums};
-use seamproof_oracle::{Format, Problem, Sequence, Sink, TensorName};
+use seamproof_oracle::{Format, Pass, Problem, Sequence, Sink, TensorName};
 
 use super::answer::{Answer, AnswerError, Named};
 use super::rows::{Question, Reach};
@@ -54,7 +54,7 @@ pub fn judge(
     let mut tally = Tally::new(problem);
     let queries = tally.queries(run)?;
     let keys = tally.keys(run)?;
-    let found = match no_number(run)?.or_else(|| damaged(answer)) {
+    let found = match changed(answer).or(no_number(run)?).or_else(|| damaged(answer)) {
         Some(finding) => Some(finding),
         None => exactly::wrong(problem, answer)?,
     };
@@ -217,7 +217,11 @@ impl Tally {
         let (Some(statistics), Some(dv), Some(dk)) =
             (statistics, answer.array("key dv", &asked(5))?, answer.array("key dk", &asked(6))?)
         else {
-            return Ok(0);
+            // Without an LSE there is nothing that the gradients of a row could be made of.
+            let names = answer.head.names.get("query");
+            let has_lse = names.is_some_and(|names| names.iter().any(|name| name == "lse"));
+            let asked = problem.pass == Pass::Backward && has_lse;
+            return missing("rows of keys", if asked { rows } else { 0 });
         };
         for (row, reach) in reaches.iter().enumerate() {
             for head in 0..heads {
@@ -324,6 +328,13 @@ pub(super) fn place_in(problem: &Problem, tensor: TensorName, place: &[usize]) -
     let sequence = problem.sequences.iter().position(owns);
     let first = sequence.map_or(0, |sequence| run(&problem.sequences[sequence]).offset);
     Ok(Place { sequence, head: Some(head), row: Some(row - first), lane: lane.first().copied() })
+}
+
+/// Returns the finding about an input that the subject wrote to. It comes first, since all others go by the inputs.
+fn changed(answer: &Answer) -> Option<Finding> {
+    let &tensor = answer.head.changed.first()?;
+    let what = format!("the kernel changed its input {tensor}");
+    Some(Finding::new(Check::Structure, Some(tensor), what))
 }
 
 /// Returns the finding about guard bands that were overwritten.

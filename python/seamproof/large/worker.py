@@ -80,6 +80,9 @@ class Answer:
         self.problem = Problem.from_json(question["problem"], self.library)
         self.ops: NumpyOps = ops(self.library)
         self.seconds: dict[str, float] = {}
+        # A sum over the bits of each input as it was drawn, and the inputs that hold others after the run.
+        self.bits: dict[str, int] = {}
+        self.changed: list[str] = []
 
     def _timed(self, name: str, work: Any) -> Any:
         self.library.finish()
@@ -92,7 +95,18 @@ class Answer:
     def draw(self) -> dict[str, Any]:
         """Returns the inputs."""
         with own_fault(self.library):
-            return self._timed("inputs", lambda: Inputs(self.problem, self.ops, self._padding()).all())
+            tensors = self._timed("inputs", lambda: Inputs(self.problem, self.ops, self._padding()).all())
+            self.bits = self._bits(tensors)
+        return tensors
+
+    def _bits(self, tensors: dict[str, Any]) -> dict[str, int]:
+        return {
+            name: self.ops.bits(
+                self.ops.read(array, "f32" if name == "sink" else self.problem.form(name), name)
+            )
+            for name, array in tensors.items()
+            if array is not None
+        }
 
     def _padding(self) -> float:
         """Returns what rows without a token hold: what would show if a kernel read them."""
@@ -103,7 +117,11 @@ class Answer:
         """Calls the kernel twice, so that the second call is a warm one, and returns the results of that."""
         self._timed("warm", lambda: self._called(tensors))
         self.library.dirty(self.problem.results())
-        return self._timed("kernel", lambda: self._called(tensors))
+        result = self._timed("kernel", lambda: self._called(tensors))
+        with own_fault(self.library):
+            after = self._bits(tensors)
+        self.changed = [name for name, bits in self.bits.items() if after[name] != bits]
+        return result
 
     def _called(self, tensors: dict[str, Any]) -> Result:
         self.problem = dataclasses.replace(self.problem, guarded=[])
@@ -139,6 +157,7 @@ class Answer:
         if sums.backward:
             arrays["law"] = sums.laws(question["sequences"])
         head = {"names": sums.names, "no_numbers": self._no_numbers(sums), "damage": p.damage(), "exact": {}}
+        head["changed"] = self.changed
         if question["exact"] is not None:
             head["exact"] = Exact(p, ops, sums.tensors, question["exact"]).compared()
         return head, arrays
