@@ -60,7 +60,9 @@ fn what_cannot_be_cut_is_said() {
     let cut = |run: Run, balance| layouts(&problem(&[Run::packed(0, 0, 0), run], 100, balance)).err();
     let uneven = |span, multiple| Some(ShardingError::Span { sequence: 1, side: Side::Q, span, multiple });
     let strided = Run { offset: 0, step: 2, len: 1, span: 24 };
-    assert_eq!(cut(strided, STRIPES), Some(ShardingError::Strided { sequence: 1, side: Side::Q, step: 2 }));
+    assert_eq!(cut(strided, STRIPES), None, "no other rows are beside it");
+    let mixed = layouts(&problem(&[Run::packed(60, 1, 4), strided], 100, STRIPES)).err();
+    assert_eq!(mixed, Some(ShardingError::Strided { sequence: 1, side: Side::Q, step: 2 }));
     assert_eq!(cut(Run::packed(0, 3, 3), Balance::Contiguous), uneven(3, 2));
     assert_eq!(cut(Run::packed(0, 3, 6), Balance::DualChunk), uneven(6, 4));
     assert_eq!(cut(Run::packed(0, 3, 5), STRIPES), uneven(5, 2));

@@ -97,11 +97,12 @@ fn what_cannot_be_made_in_steps_is_refused_with_the_value() {
     let right = || fields(&[(2, 4)], &[1]);
     assert_eq!(refused(fields(&[(2, 4)], &[1, 0])), "steps: steps[1] is 0; use at least 1");
     assert_eq!(refused(fields(&[(2, 4)], &[1; 65])), "steps: there are 65 of them; use at most 64");
-    let corner =
-        "steps: the mask is not causal from the bottom-right corner; use right 0 and align bottom-right";
+    let corner = "steps: the mask is not causal from the bottom-right corner; use right 0, align bottom-right and no prefix";
     assert_eq!(refused(ProblemFields { mask: Mask::CAUSAL, ..right() }), corner);
     let ahead = Mask { right: Some(1), ..right().mask };
     assert_eq!(refused(ProblemFields { mask: ahead, ..right() }), corner);
+    let shown = Mask { prefix: 1, ..right().mask };
+    assert_eq!(refused(ProblemFields { mask: shown, ..right() }), corner);
     assert_eq!(
         refused(ProblemFields { pass: Pass::Backward, ..right() }),
         "steps: the pass is backward; use forward"
