@@ -11,7 +11,7 @@ use seamproof_oracle::envelope::{Extremes, Majorant, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Sink, TensorName};
 
 use super::answer::{AnswerError, Named};
-use super::verdict::Run;
+use super::run::Run;
 use crate::finding::{Check, Finding, Place, Relation, number};
 
 /// Relative loss of the sums, in f64 and of products whose magnitudes are rounded up in f32.

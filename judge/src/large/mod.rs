@@ -5,13 +5,15 @@
 
 mod answer;
 mod exactly;
+mod known;
 mod laws;
 mod pack;
 mod rows;
+mod run;
 mod verdict;
 
 pub use answer::{Answer, AnswerError, Compared, Head, Seconds};
-pub use exactly::Known;
+pub use known::Known;
 pub use pack::{Sizes, TOKENS_MOST, is_drawn, pack};
 pub use rows::{Block, Question, Reach, Rows};
 pub use verdict::{Judged, judge, silence};

@@ -7,7 +7,7 @@ use seamproof_oracle::envelope::{Delta, Model};
 use seamproof_oracle::{Band, Problem, Sequence, Side};
 use serde::Serialize;
 
-use super::exactly::Known;
+use super::known::Known;
 use crate::hash::mix;
 use seamproof_oracle::sharding::run_of;
 

@@ -2,10 +2,11 @@
 
 use ndarray::ArrayD;
 use seamproof_oracle::envelope::{Extremes, Model, RowEnvelope, RowSums};
-use seamproof_oracle::{Format, Pass, Problem, Sequence, Sink, TensorName};
+use seamproof_oracle::{Format, Pass, Problem, Sink, TensorName};
 
 use super::answer::{Answer, AnswerError, Named};
 use super::rows::{Question, Reach};
+use super::run::{Run, place_in};
 use super::{exactly, laws};
 use crate::finding::{Check, Finding, Place};
 use crate::ladder::bounds::{error_ratios, wording};
@@ -32,15 +33,6 @@ pub struct Judged {
     pub has_dk: bool,
     /// Number of elements that are known bit for bit, and were compared with that.
     pub exact: usize,
-}
-
-/// A run in question.
-#[derive(Clone, Copy)]
-pub(super) struct Run<'a> {
-    pub(super) problem: &'a Problem,
-    pub(super) model: &'a Model,
-    pub(super) question: &'a Question,
-    pub(super) answer: &'a Answer,
 }
 
 /// Judges an answer.
@@ -315,19 +307,6 @@ fn no_number(run: Run<'_>) -> Result<Option<Finding>, AnswerError> {
     let place = place_in(run.problem, tensor, &place)?;
     let finding = Finding::new(Check::Envelope, Some(tensor), NO_NUMBER.to_owned());
     Ok(Some(Finding { place, failed: count, compared: count, ..finding }))
-}
-
-/// Returns a row, a head and perhaps a lane of a tensor as a place in the problem's terms.
-pub(super) fn place_in(problem: &Problem, tensor: TensorName, place: &[usize]) -> Result<Place, AnswerError> {
-    let &[row, head, ref lane @ ..] = place else {
-        return Err(AnswerError(format!("the place {place:?} in {tensor}")));
-    };
-    let is_key = matches!(tensor, TensorName::Dk | TensorName::Dv);
-    let run = |both: &Sequence| if is_key { both.kv } else { both.q };
-    let owns = |both: &Sequence| (run(both).offset..run(both).offset + run(both).len).contains(&row);
-    let sequence = problem.sequences.iter().position(owns);
-    let first = sequence.map_or(0, |sequence| run(&problem.sequences[sequence]).offset);
-    Ok(Place { sequence, head: Some(head), row: Some(row - first), lane: lane.first().copied() })
 }
 
 /// Returns the finding about an input that the subject wrote to. It comes first, since all others go by the inputs.

@@ -11,7 +11,7 @@ use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem, TensorName};
 
 use super::ideal::Ideal;
-use super::miscalls::Miscall;
+use super::miscall::Miscall;
 use super::name::SubjectName;
 use super::{difference, same_bits};
 use crate::ladder::compare;

@@ -13,7 +13,7 @@ use seamproof_oracle::segments::{Array, Described, Segments, described};
 use seamproof_oracle::{Algorithm, Inputs, Problem, Run, Sequence, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
-use super::miscalls::{Miscall, ROWS, VALUES, told};
+use super::miscall::{Miscall, ROWS, VALUES, told};
 use crate::subject::{Backend, Outputs, RunError};
 use seamproof_oracle::sharding::run_of;
 

@@ -4,7 +4,7 @@
 
 use seamproof_oracle::{Alignment, Inputs, Problem};
 
-use super::miscalls::{Miscall, ROWS, VALUES};
+use super::miscall::{Miscall, ROWS, VALUES};
 use super::stepwise::{Caller, RIGHT, called};
 use crate::subject::{Backend, Outputs, RunError};
 

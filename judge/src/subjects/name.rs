@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::miscalls::{Miscall, miscall};
+use super::miscall::Miscall;
+use super::miscalls::miscall;
 use super::options::{OptionError, Options, listed, read};
 use crate::case::Subject;
 

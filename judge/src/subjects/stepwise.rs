@@ -7,7 +7,7 @@
 use ndarray::{Array1, Array2, Array3, Axis};
 use seamproof_oracle::{Append, Call, Inputs, Problem, ProblemFields, Run, TensorName};
 
-use super::miscalls::told;
+use super::miscall::told;
 use crate::ladder::runs::fills;
 use crate::subject::{Backend, Costs, Outputs, PaddingOutputs, RankOutputs, RunError};
 use crate::values::poison_rows;

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from .places import here
 from .wires import parcel_of, poison
-from .world import here
 
 Tensors = list[torch.Tensor]
 # Returns a rank's results from what every rank has handed over.

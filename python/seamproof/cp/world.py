@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,70 +13,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
+from .group import register
+from .places import Seat, World, seated
 from .turns import Deadlock, Stopped, Turns
-from .wires import Line, Meeting
 
-
-@dataclass
-class World:
-    """What the ranks of one run share."""
-
-    size: int
-    turns: Turns
-    lines: dict[tuple[Any, ...], Line] = field(default_factory=dict)
-    meetings: dict[tuple[str, int], Meeting] = field(default_factory=dict)
-
-    def line(self, group: str, source: int, to: int, tag: int) -> Line:
-        """Returns the line from one rank of a group to another."""
-        return self.lines.setdefault((group, source, to, tag), Line())
-
-    def meeting(self, group: str, number: int, size: int) -> Meeting:
-        """Returns a group's collective by its number."""
-        return self.meetings.setdefault((group, number), Meeting(size))
-
-    def unfinished(self) -> str | None:
-        """Returns words about what somebody still expects, where all ranks have ended."""
-        for (group, source, to, _), line in self.lines.items():
-            if line.sent or line.expected:
-                what = "sent, and never received" if line.sent else "received, and never sent"
-                return f"a message from rank {source} to rank {to} of group {group!r} was {what}"
-        for (group, number), meeting in self.meetings.items():
-            if not meeting.is_full():
-                missing = ", ".join(map(str, meeting.missing()))
-                return f"call {number} of group {group!r} was never made by its rank {missing}"
-        return None
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A rank's place in its world."""
-
-    rank: int
-    world: World
-
-    @property
-    def turns(self) -> Turns:
-        """The world's turns."""
-        return self.world.turns
-
-    def wait(self, ready: Callable[[], bool] = lambda: True, words: Callable[[], str] = lambda: "") -> None:
-        """Gives the turn up until a condition holds."""
-        self.turns.wait(self.rank, ready, words)
-
-
-_seats = threading.local()
 # One world runs at a time: torch's own registers are the process's.
 _running = threading.Lock()
-
-
-def here() -> Seat:
-    """Returns the seat of the calling thread."""
-    seat = getattr(_seats, "seat", None)
-    if seat is None:
-        raise RuntimeError(
-            "a group of seamproof.cp was called by a thread that is no rank: run backward in the thread of the rank"
-        )
-    return seat
 
 
 def run(
@@ -94,9 +35,6 @@ def run(
     are the ranks that run, in a world of which the others stay idle; results are theirs, in that order. The first
     error of a rank is raised, and a `Deadlock` where ranks wait in vain.
     """
-    # The group calls this module.
-    from .group import register
-
     register()
     numbers = list(range(ranks) if present is None else present)
     world = World(ranks, Turns(numbers, seed))
@@ -159,7 +97,7 @@ def _state_of_threads() -> Iterator[None]:
 @contextlib.contextmanager
 def _rank_of(seat: Seat, store: dist.Store, device: str, began: Any) -> Iterator[None]:
     """Makes the calling thread a rank."""
-    _seats.seat = seat
+    seated(seat)
     with contextlib.ExitStack() as stack:
         # Backward runs in this thread, whose rank it is.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))

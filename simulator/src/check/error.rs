@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Positions, RunLayoutError, TensorName};
 
-use super::growth::GrowthError;
+use super::resource::GrowthError;
 use super::stretch::Stretch;
 
 /// Largest number of errors that one check returns. Later errors mostly follow from earlier ones.

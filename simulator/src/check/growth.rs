@@ -5,75 +5,13 @@
 //! *flat* if it never rises, and *linear* if it never more than doubles. Nothing is run, so a probe costs what its
 //! builder costs.
 
-use std::fmt;
-
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, TensorRows,
 };
 
-use super::resources::Resource;
+use super::resource::{Axis, GrowthError, Resource};
+use super::resources::amount;
 use crate::schedule::{Growth, MergeOrder, Schedule, memory_growth};
-
-/// A size of a problem that is doubled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Axis {
-    /// Tokens of one sequence, over the same ranks.
-    Tokens,
-    /// Sequences of the same length, over the same ranks.
-    Sequences,
-    /// Ranks, each with as many rows as before.
-    Ranks,
-}
-
-impl Axis {
-    /// Every axis.
-    pub const ALL: [Axis; 3] = [Axis::Tokens, Axis::Sequences, Axis::Ranks];
-
-    /// Returns the name used in texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            Axis::Tokens => "tokens",
-            Axis::Sequences => "sequences",
-            Axis::Ranks => "ranks",
-        }
-    }
-}
-
-/// A resource that grows faster than the algorithm declares.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GrowthError {
-    /// The resource.
-    pub resource: Resource,
-    /// The size that was doubled.
-    pub axis: Axis,
-    /// The three sizes.
-    pub sizes: [usize; 3],
-    /// The amount that the dearest rank takes at each size.
-    pub amounts: [u64; 3],
-    /// The fastest growth that is declared.
-    pub declared: Growth,
-}
-
-impl std::error::Error for GrowthError {}
-
-impl fmt::Display for GrowthError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (axis, [a, b, c], [x, y, z]) = (self.axis.name(), self.amounts, self.sizes);
-        let rate = |from: u64, to: u64, sizes: usize| {
-            (10.0 * (to as f64 - from as f64) / sizes as f64).round() / 10.0
-        };
-        let (first, then) = (rate(a, b, y - x), rate(b, c, z - y));
-        write!(f, "{} grow as {axis} × {first}", self.resource.name())?;
-        if then != first {
-            write!(f, ", then as {axis} × {then}")?;
-        }
-        write!(f, " ({a}, {b}, {c} at {x}, {y}, {z} {axis}); the schedule of record grows as ")?;
-        match self.declared {
-            Growth::Flat => f.write_str("a constant"),
-            Growth::Linear | Growth::Faster => write!(f, "{axis} × a constant"),
-        }
-    }
-}
 
 /// Returns every resource that grows faster than a problem's algorithm declares, in the schedules that `schedule` makes
 /// of the probes. `order` is the order in which the schedule of record merges. Returns `None` if a probe has no
@@ -87,7 +25,7 @@ pub fn growth(
     let amounts = |axis: Axis, times: usize| {
         let schedule = schedule(&probe(problem, axis, times)?)?;
         let declared = schedule.sequence_parallel.is_none();
-        declared.then(|| Resource::ALL.map(|resource| resource.of(&schedule)))
+        declared.then(|| Resource::ALL.map(|resource| amount(resource, &schedule)))
     };
     let mut errors = Vec::new();
     for axis in Axis::ALL {

@@ -42,6 +42,7 @@ mod moves;
 mod order;
 mod proved;
 mod race;
+mod resource;
 mod resources;
 mod shape;
 mod sink;
@@ -55,9 +56,9 @@ mod whole;
 use seamproof_oracle::Problem;
 
 pub use error::{CheckError, CoverKind, ERRORS_MAX, FormError, Needed, OperationId};
-pub use growth::{Axis, GrowthError, growth};
+pub use growth::growth;
 pub use order::Action;
-pub use resources::Resource;
+pub use resource::{Axis, GrowthError, Resource};
 pub use stretch::Stretch;
 pub use trace::{Held, HeldRows, Reading, TracedLaunch, actions, trace, trace_moves};
 

@@ -5,66 +5,31 @@
 
 use seamproof_oracle::Pass;
 
+use super::resource::Resource;
 use super::touch::touches;
 use crate::schedule::{Buffer, RankProgram, Role, Schedule, Work};
 
-/// A resource of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// Largest number of bytes that are live at once in a pass. Each pass has its own peak, because the larger one
-    /// would hide the growth of the other.
-    PeakBytes(Pass),
-    /// Number of launches of attention kernels.
-    Launches,
-    /// Number of segments of all launches: the work that their grids enumerate.
-    Segments,
-    /// Number of times that the host waits for a device and reads.
-    HostReads,
+/// Returns the amount that the dearest rank takes.
+pub(super) fn amount(resource: Resource, schedule: &Schedule) -> u64 {
+    let amount = |program: &RankProgram| match resource {
+        Resource::PeakBytes(pass) => peak_bytes(schedule, program, pass),
+        _ => program.operations.iter().map(|operation| of_work(resource, &operation.work)).sum(),
+    };
+    schedule.ranks.iter().map(amount).max().unwrap_or(0)
 }
 
-impl Resource {
-    /// Every resource.
-    pub const ALL: [Resource; 5] = [
-        Resource::PeakBytes(Pass::Forward),
-        Resource::PeakBytes(Pass::Backward),
-        Resource::Launches,
-        Resource::Segments,
-        Resource::HostReads,
-    ];
-
-    /// Returns the name used in texts, a plural.
-    pub fn name(self) -> &'static str {
-        match self {
-            Resource::PeakBytes(Pass::Forward) => "peak bytes of a rank",
-            Resource::PeakBytes(Pass::Backward) => "peak bytes of a rank in the backward",
-            Resource::Launches => "launches of a rank",
-            Resource::Segments => "segments of a rank's launches",
-            Resource::HostReads => "host reads of a rank",
-        }
-    }
-
-    /// Returns the amount that the dearest rank takes.
-    pub fn of(self, schedule: &Schedule) -> u64 {
-        let amount = |program: &RankProgram| match self {
-            Resource::PeakBytes(pass) => peak_bytes(schedule, program, pass),
-            _ => program.operations.iter().map(|operation| self.of_work(&operation.work)).sum(),
-        };
-        schedule.ranks.iter().map(amount).max().unwrap_or(0)
-    }
-
-    /// Returns the amount that one operation adds. Bytes are not counted so: buffers outlive operations.
-    fn of_work(self, work: &Work) -> u64 {
-        let segments = match work {
-            Work::Attend(attend) => Some(attend.call.segments.len()),
-            Work::AttendBackward(attend) => Some(attend.call.segments.len()),
-            _ => None,
-        };
-        match self {
-            Resource::PeakBytes(_) => 0,
-            Resource::Launches => u64::from(segments.is_some()),
-            Resource::Segments => segments.unwrap_or(0) as u64,
-            Resource::HostReads => u64::from(matches!(work, Work::HostRead(_))),
-        }
+/// Returns the amount that one operation adds. Bytes are not counted so: buffers outlive operations.
+fn of_work(resource: Resource, work: &Work) -> u64 {
+    let segments = match work {
+        Work::Attend(attend) => Some(attend.call.segments.len()),
+        Work::AttendBackward(attend) => Some(attend.call.segments.len()),
+        _ => None,
+    };
+    match resource {
+        Resource::PeakBytes(_) => 0,
+        Resource::Launches => u64::from(segments.is_some()),
+        Resource::Segments => segments.unwrap_or(0) as u64,
+        Resource::HostReads => u64::from(matches!(work, Work::HostRead(_))),
     }
 }
 
