@@ -223,7 +223,7 @@ mod tests {
             "names": { "law": list },
             "no_numbers": {},
             "exact": {},
-            "damage": [],
+            "damage": [], "changed": [],
             "seconds": { "inputs": 0.0, "warm": 0.0, "kernel": 0.0, "judge": 0.0 },
             "arrays": [["law", [1, 1, list.len()]]],
         });
