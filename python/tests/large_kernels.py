@@ -86,7 +86,7 @@ def attention(p, q, k, v, dout=None, sink=None):
     if FAULT == "wrapped":
         k = lowered(k)
     if FAULT == "scaled-in-place":
-        q *= 2
+        q.data *= 2
     out, lse = torch.zeros(p.shape("out"), dtype=q.dtype), torch.zeros(p.shape("lse"))
     sums = {name: torch.zeros(p.shape(name), dtype=torch.float64) for name in ("dq", "dk", "dv")}
     for index, sequence in enumerate(p.sequences):

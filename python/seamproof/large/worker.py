@@ -22,7 +22,7 @@ from ..loading import load
 from ..problem import Problem
 from ..session import COMPILING, LAUNCHED, UPLOADED, Session, describe
 from ..subject import Result, Subject, missing_words
-from ..worker import SPOILT, _end_late, watch
+from ..worker import SPOILT, end_late, watch
 from .exact import Exact
 from .ops import NumpyOps, ops
 from .sums import Block, Sums
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     reader, writer = duplicated_standard_streams()
     channel = Channel.over(reader, writer)
-    watch(reader, _end_late)
+    watch(reader, end_late)
     faulthandler.enable(file=2)
     session = LargeSession(channel, lambda request: load(given.target, {}, request))
     try:
