@@ -122,6 +122,7 @@ FAULTS = {
     "lost-head": "dk",
     "wrapped": "lse",
     "scaled-in-place": "q",
+    "infinite": "out",
 }
 
 
