@@ -315,18 +315,14 @@ class Sums:
             found.append(ops.joined(parts))
         return ops.host(ops.stack(found, 0) if found else nothing[None][:0])
 
-    def _no_number(self, name: str, array: Any) -> Any:
-        """Returns which elements are NaN. In out, a mean of values, an infinity is wrong too; gradients overflow."""
-        return ~self.ops.isfinite(array) if name == "out" else self.ops.isnan(array)
-
     def no_numbers(self, name: str, real: list[list[int]]) -> list[int] | None:
         """Returns the number of real elements of a result that are no number, and the place of the first."""
         array = self.tensors[name]
-        if not bool(self._no_number(name, array).any()):
+        if not bool(no_number(self.ops, name, array).any()):
             return None
         count, place = 0, None
         for start, end in real:
-            wrong = self._no_number(name, array[:, start:end] if name == "lse" else array[start:end])
+            wrong = no_number(self.ops, name, array[:, start:end] if name == "lse" else array[start:end])
             found = int(wrong.sum())
             if found and place is None:
                 # A whole tensor may be wrong, and is too large for the host.
@@ -335,6 +331,11 @@ class Sums:
                 place[1 if name == "lse" else 0] += start
             count += found
         return None if place is None else [count, *place]
+
+
+def no_number(ops: NumpyOps, name: str, array: Any) -> Any:
+    """Returns which elements are NaN. In out, a mean of values, an infinity is wrong too; gradients overflow."""
+    return ~ops.isfinite(array) if name == "out" else ops.isnan(array)
 
 
 def named(sums: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
