@@ -56,15 +56,21 @@ def main(arguments: list[str] | None = None) -> int:
         "--options", default="{}", type=json.loads, metavar="JSON", help="options of the subject"
     )
     given = parser.parse_args(arguments)
+    return serve(
+        "worker", lambda channel: Session(channel, lambda request: load(given.target, given.options, request))
+    )
+
+
+def serve(program: str, session_of: Callable[[Channel], Session]) -> int:
+    """Serves on the standard streams; returns the exit code."""
     reader, writer = duplicated_standard_streams()
-    channel = Channel.over(reader, writer)
+    session = session_of(Channel.over(reader, writer))
     watch(reader, end_late)
     faulthandler.enable(file=2)
-    session = Session(channel, lambda request: load(given.target, given.options, request))
     try:
         session.serve()
     except SeamproofError as error:
-        print(f"seamproof.worker: {error}", file=sys.stderr)
+        print(f"seamproof.{program}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 0  # The supervisor has gone.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import faulthandler
 import math
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,13 +14,12 @@ import numpy as np
 
 from .. import frames
 from ..arrays import Numpy
-from ..errors import DeclarationError, OwnFault, ProtocolError, SeamproofError
-from ..frames import Channel, duplicated_standard_streams
+from ..errors import DeclarationError, OwnFault, ProtocolError
 from ..loading import load
 from ..problem import Problem
 from ..session import COMPILING, LAUNCHED, UPLOADED, Session, describe
 from ..subject import Result, Subject, missing_words
-from ..worker import SPOILT, end_late, watch
+from ..worker import serve
 from .exact import Exact
 from .ops import NumpyOps, ops
 from .sums import Block, Sums
@@ -213,16 +210,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m seamproof.large")
     parser.add_argument("target", metavar="FILE[:NAME]")
     given = parser.parse_args(arguments)
-    reader, writer = duplicated_standard_streams()
-    channel = Channel.over(reader, writer)
-    watch(reader, end_late)
-    faulthandler.enable(file=2)
-    session = LargeSession(channel, lambda request: load(given.target, {}, request))
-    try:
-        session.serve()
-    except SeamproofError as error:
-        print(f"seamproof.large: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        return 0  # The supervisor has gone.
-    return SPOILT if session.spoilt else 0
+    return serve(
+        "large", lambda channel: LargeSession(channel, lambda request: load(given.target, {}, request))
+    )
