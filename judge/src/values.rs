@@ -30,7 +30,8 @@ use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
 use crate::subject::PaddingInputs;
 use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis, s};
-use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Run, Sequence, Side};
+use seamproof_oracle::sharding::run_of;
+use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Side};
 
 /// Mean of the sum of four uniform 16-bit words, `4 · 65535 / 2`.
 const NORMAL_MEAN: i32 = 131_070;
@@ -255,13 +256,6 @@ impl Source {
             }
         }
         array
-    }
-}
-
-fn run_of(sequence: &Sequence, side: Side) -> Run {
-    match side {
-        Side::Q => sequence.q,
-        Side::Kv => sequence.kv,
     }
 }
 
