@@ -14,10 +14,11 @@ const METADATA: &str = include_str!("../../cuda/metadata.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 5] = [
+const CHECKS: [(&str, &str); 6] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
+    ("packs.h", include_str!("kernels_reference/packs.h")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
 ];

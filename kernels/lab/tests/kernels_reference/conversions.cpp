@@ -1,9 +1,9 @@
 // Conversions between THD, BSHD and SBHD on a CPU: packs of every kind held to plain loops, and tables that are wrong to the
 // tensors' ends. Ends with 1 and a line of what is wrong.
+#include "packs.h"
 #include "threads.h"
 
 #include <cstdio>
-#include <random>
 
 // Rows of some words, with words before and behind that nobody may touch.
 struct Tensor {
@@ -39,16 +39,6 @@ inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 #include "source.cu"
 
 constexpr u32 PATTERN = 0x5a5a5a5au;
-
-struct Pack {
-    std::vector<int> offset, span, len;
-    int rows;
-};
-
-struct Draw {
-    std::mt19937_64 random;
-    int below(int end) { return random() % end; }
-};
 
 // Gaps, a first offset, empty slots, whole padding and slack.
 Pack pack(Draw& draw) {

@@ -1,9 +1,9 @@
 // Halves of statistics, four rows a thread, on a CPU: packs of every kind held to a plain loop, and tables that are wrong to
 // the tensors' ends. Ends with 1 and a line of what is wrong.
+#include "packs.h"
 #include "threads.h"
 
 #include <cstdio>
-#include <random>
 
 // `rows` of each head, with words before and behind that nobody may touch.
 struct Tensor {
@@ -43,16 +43,6 @@ inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 constexpr int COUNT = 8;
 constexpr u32 PATTERN = 0xff800000u;
-
-struct Pack {
-    std::vector<int> offset, span, len;
-    int rows;
-};
-
-struct Draw {
-    std::mt19937_64 random;
-    int below(int end) { return random() % end; }
-};
 
 // Gaps, a first offset, empty slots, odd ones and slack; `rows` as kernels for four rows need them.
 Pack pack(Draw& draw) {
