@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use ndarray::{Array, Array2, Array3, ArrayView, Dimension};
 use seamproof_oracle::Format;
+use serde::{Deserialize, Serialize};
 
 use crate::Real;
 
@@ -17,20 +18,34 @@ use crate::Real;
 const GUARD_ELEMENTS_MIN: usize = 64;
 
 /// Place of a guard band.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "bool", into = "bool")]
 pub enum Guard {
-    /// Before the first element.
+    /// Before the first element: `true` in JSON.
     Before,
     /// After the last element.
     After,
 }
 
+impl From<bool> for Guard {
+    fn from(before: bool) -> Guard {
+        if before { Guard::Before } else { Guard::After }
+    }
+}
+
+impl From<Guard> for bool {
+    fn from(guard: Guard) -> bool {
+        guard == Guard::Before
+    }
+}
+
 /// Guard elements of one band that changed, which shows a write outside the tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
     /// The tensor's name.
     pub tensor: String,
     /// Band that changed.
+    #[serde(rename = "before")]
     pub guard: Guard,
     /// Distance in elements from the tensor's edge; 0 touches the edge.
     pub distance: usize,

@@ -10,7 +10,7 @@ use std::fmt;
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
 use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{Inputs, Pass, Problem};
-use seamproof_simulator::{Damage, Guard};
+use seamproof_simulator::Damage;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -184,7 +184,7 @@ struct OutputsHead {
 #[serde(untagged)]
 enum DamageHead {
     Input(ChangedInput),
-    Band { tensor: String, before: bool, distance: usize, elements: usize },
+    Band(Damage),
 }
 
 /// Encodes the body of [`super::frame::Kind::Outputs`].
@@ -200,15 +200,10 @@ pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
             dsink: [of.dsink.len()],
         }),
     };
-    let band = |damage: &Damage| DamageHead::Band {
-        tensor: damage.tensor.clone(),
-        before: damage.guard == Guard::Before,
-        distance: damage.distance,
-        elements: damage.elements,
-    };
     let ranks = outputs.ranks.iter().map(shapes).collect();
     let inputs = outputs.changed.iter().cloned().map(DamageHead::Input);
-    let damage = outputs.damage.iter().map(band).chain(inputs).collect();
+    let bands = outputs.damage.iter().cloned().map(DamageHead::Band);
+    let damage = bands.chain(inputs).collect();
     let mut body = Body::new(&OutputsHead { ranks, damage });
     for rank in &outputs.ranks {
         body.array(rank.out.view());
@@ -237,10 +232,7 @@ pub fn decode_outputs(body: &[u8]) -> Result<Outputs, MessageError> {
     for overwritten in head.damage {
         match overwritten {
             DamageHead::Input(input) => changed.push(of_an_input(input)?),
-            DamageHead::Band { tensor, before, distance, elements } => {
-                let guard = if before { Guard::Before } else { Guard::After };
-                damage.push(Damage { tensor, guard, distance, elements });
-            }
+            DamageHead::Band(band) => damage.push(band),
         }
     }
     Ok(Outputs { ranks, damage, changed, costs: Costs::default() })
@@ -470,7 +462,12 @@ mod tests {
     fn what_was_overwritten_arrives() {
         let problem = drawn().find(|problem| problem.tokens() > 8).expect("one of them");
         let mut outputs = Emulated::default().run(&problem, &values::inputs(&problem)).expect("it runs");
-        let band = Damage { tensor: "out".into(), guard: Guard::Before, distance: 3, elements: 2 };
+        let band = Damage {
+            tensor: "out".into(),
+            guard: seamproof_simulator::Guard::Before,
+            distance: 3,
+            elements: 2,
+        };
         let input = ChangedInput { tensor: TensorName::V, first: vec![4, 0, 1], elements: 7 };
         outputs.damage.push(band.clone());
         outputs.changed.push(input.clone());

@@ -130,7 +130,7 @@ fn wrong_shape(problem: &Problem, layout: &RankLayout, rank: &RankOutputs) -> Op
     })
 }
 
-fn guard_finding(damage: &Damage) -> Finding {
+pub(crate) fn guard_finding(damage: &Damage) -> Finding {
     let Damage { tensor, guard, distance, elements } = damage;
     let side = format!("{guard:?}").to_lowercase();
     let what = format!(

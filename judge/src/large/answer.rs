@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use seamproof_oracle::TensorName;
+use seamproof_simulator::Damage;
 
 /// Error of an answer that does not fit its question.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +52,7 @@ pub struct Head {
     /// Inputs that the subject wrote to.
     pub changed: Vec<TensorName>,
     /// Guard bands that were overwritten, as the worker protocol writes them.
-    pub damage: Vec<Value>,
+    pub damage: Vec<Damage>,
     /// Times.
     pub seconds: Seconds,
     /// Shapes of the arrays that follow, in this order.

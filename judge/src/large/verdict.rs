@@ -12,6 +12,7 @@ use crate::finding::{Check, Finding, Place};
 use crate::ladder::bounds::{error_ratios, wording};
 use crate::ladder::compare::Worst;
 use crate::ladder::runs::capability_verdict;
+use crate::ladder::structure::guard_finding;
 use crate::subject::RunError;
 use crate::verdict::{Margin, Tier, Verdict};
 
@@ -46,10 +47,11 @@ pub fn judge(
     let mut tally = Tally::new(problem);
     let queries = tally.queries(run)?;
     let keys = tally.keys(run)?;
-    let found = match changed(answer).or(no_number(run)?).or_else(|| damaged(answer)) {
-        Some(finding) => Some(finding),
-        None => exactly::wrong(problem, answer)?,
-    };
+    let found =
+        match changed(answer).or(no_number(run)?).or_else(|| answer.head.damage.first().map(guard_finding)) {
+            Some(finding) => Some(finding),
+            None => exactly::wrong(problem, answer)?,
+        };
     let found = found.or_else(|| tally.worst.into_iter().find_map(Worst::finding));
     let finding = match found {
         Some(finding) => Some(finding),
@@ -314,11 +316,4 @@ fn changed(answer: &Answer) -> Option<Finding> {
     let &tensor = answer.head.changed.first()?;
     let what = format!("the kernel changed its input {tensor}");
     Some(Finding::new(Check::Structure, Some(tensor), what))
-}
-
-/// Returns the finding about guard bands that were overwritten.
-fn damaged(answer: &Answer) -> Option<Finding> {
-    let damage = answer.head.damage.first()?;
-    let what = format!("wrote outside of its result: {damage}");
-    Some(Finding::new(Check::Structure, None, what))
 }
