@@ -13,6 +13,22 @@ const FAST_PATH: &str = "https://github.com/NVIDIA/TransformerEngine/pull/3063";
 /// Source of the change of the causal mask's corner, which a decode step with a cache sees.
 const CORNER: &str = "https://github.com/Dao-AILab/flash-attention/blob/main/README.md";
 
+/// A caller that tells the kernel of the other corner.
+const TOP_LEFT: Caller = Caller { tells: |_, fields| fields.mask.align = Alignment::TopLeft, ..RIGHT };
+/// A caller that appends a step's last token after its launch.
+const LATE: Caller = Caller {
+    place: |call, append, token| {
+        let late = call > 0 && token + 1 == append.tokens;
+        (!late).then_some(append.cached + token)
+    },
+    ..RIGHT
+};
+/// A caller that begins at the last cached row.
+const EARLY: Caller =
+    Caller { place: |_, append, token| Some(append.cached.saturating_sub(1) + token), ..RIGHT };
+/// A caller that forgets what was cached at first.
+const AT_THE_QUERY: Caller = Caller { place: |_, append, token| Some(append.first + token), ..RIGHT };
+
 /// Every fault of a caller that keeps a cache.
 pub(super) const MISSTEPS: [Miscall; 4] = [
     Miscall {
@@ -21,14 +37,7 @@ pub(super) const MISSTEPS: [Miscall; 4] = [
         source: CORNER,
         entries: &[],
         caught_by: VALUES,
-        edit: |backend, problem, inputs| {
-            misstep(
-                backend,
-                problem,
-                inputs,
-                Caller { tells: |_, fields| fields.mask.align = Alignment::TopLeft, ..RIGHT },
-            )
-        },
+        edit: |backend, problem, inputs| misstep(backend, problem, inputs, TOP_LEFT),
     },
     Miscall {
         id: "call-cache-row-unwritten",
@@ -36,20 +45,7 @@ pub(super) const MISSTEPS: [Miscall; 4] = [
         source: FAST_PATH,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misstep(
-                backend,
-                problem,
-                inputs,
-                Caller {
-                    place: |call, append, token| {
-                        let late = call > 0 && token + 1 == append.tokens;
-                        (!late).then_some(append.cached + token)
-                    },
-                    ..RIGHT
-                },
-            )
-        },
+        edit: |backend, problem, inputs| misstep(backend, problem, inputs, LATE),
     },
     Miscall {
         id: "call-appended-one-row-early",
@@ -57,14 +53,7 @@ pub(super) const MISSTEPS: [Miscall; 4] = [
         source: FAST_PATH,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misstep(
-                backend,
-                problem,
-                inputs,
-                Caller { place: |_, append, token| Some(append.cached.saturating_sub(1) + token), ..RIGHT },
-            )
-        },
+        edit: |backend, problem, inputs| misstep(backend, problem, inputs, EARLY),
     },
     Miscall {
         id: "call-appended-at-the-query",
@@ -72,14 +61,7 @@ pub(super) const MISSTEPS: [Miscall; 4] = [
         source: FAST_PATH,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| {
-            misstep(
-                backend,
-                problem,
-                inputs,
-                Caller { place: |_, append, token| Some(append.first + token), ..RIGHT },
-            )
-        },
+        edit: |backend, problem, inputs| misstep(backend, problem, inputs, AT_THE_QUERY),
     },
 ];
 

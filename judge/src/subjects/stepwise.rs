@@ -173,8 +173,10 @@ impl Whole {
             one.max_logit,
             [call.problem.heads.q],
             |whole: &mut Array1<f32>, one| {
-                // A NaN stays: no comparison with it holds.
-                whole.zip_mut_with(one, |max, one| *max = if *max >= *one { *max } else { *one });
+                // A NaN of any call stays.
+                whole.zip_mut_with(one, |max, one| {
+                    *max = if max.is_nan() || *max >= *one { *max } else { *one };
+                });
             },
         )?;
         self.outputs.damage.extend(outputs.damage);

@@ -135,3 +135,39 @@ fn a_subject_without_a_cache_is_asked_in_one_call() {
     // The cache is not yet full in the first call: its rows are padding there.
     assert_eq!(table.refusal(&tight.expect("steps of nine tokens")), Some(Refusal::Cache));
 }
+
+/// The emulated kernel whose largest logit is NaN in the first call of a problem.
+struct NoNumberAtFirst(std::sync::atomic::AtomicBool);
+
+impl Backend for NoNumberAtFirst {
+    fn name(&self) -> &str {
+        "no-number-at-first"
+    }
+
+    fn declaration(&self) -> Declaration {
+        Emulated::default().declaration()
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = Emulated::default().run(problem, inputs)?;
+        if self.0.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            outputs.ranks[0].max_logit.iter_mut().for_each(|most| most.fill(f32::NAN));
+        }
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn a_largest_logit_that_is_no_number_stays_through_later_calls() {
+    let mut seen = 0;
+    for problem in drawn().take(20) {
+        let subject = NoNumberAtFirst(true.into());
+        let outputs =
+            in_steps(&subject, &problem, &seamproof_judge::values::inputs(&problem)).expect("it runs");
+        if let Some(most) = &outputs.ranks[0].max_logit {
+            assert!(most.iter().all(|most| most.is_nan()), "{most}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 0);
+}
