@@ -47,6 +47,9 @@ const SHARES: [(Profile, f64); 3] = [(Profile::Quick, 0.5), (Profile::Seams, 0.2
 /// Shortest campaign of large cases, one of which may take a CPU tens of seconds.
 const LARGE_SECONDS_MIN: f64 = 60.0;
 
+/// Least and most seconds in which stored cases are begun on a subject.
+const STORED_SECONDS: (f64, f64) = (10.0, 120.0);
+
 /// Reason why a night cannot begin or go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NightError {
@@ -154,8 +157,7 @@ impl Night {
         // One subject after the other: its workers, which take seconds to start, stay for all that it is asked.
         for subject in &self.orders.subjects {
             let dir = home::run_of(&self.dir, subject, "regressions");
-            let judged =
-                regressions::judge(subject, stored, report.excusing(), &dir, self.orders.jobs, watch)?;
+            let judged = regressions::judge(subject, stored, report.excusing(), &dir, self.stored(), watch)?;
             note(&judged.to_string());
             report.add_regressions(judged);
             for (profile, seconds) in self.shares() {
@@ -174,9 +176,21 @@ impl Night {
         Ok(())
     }
 
+    /// Returns the seconds of campaigns that each subject has.
+    fn seconds_each(&self) -> f64 {
+        self.orders.seconds / self.orders.subjects.len().max(1) as f64
+    }
+
+    /// Returns the part of the night that stored cases have on each subject: as long as its campaigns, within bounds.
+    fn stored(&self) -> regressions::Part {
+        let (least, most) = STORED_SECONDS;
+        let time = Duration::from_secs_f64(self.seconds_each().clamp(least, most));
+        regressions::Part { time, night: self.number, jobs: self.orders.jobs }
+    }
+
     /// Returns the profiles that are run, with the seconds of each subject. Large cases wait for a longer night.
     fn shares(&self) -> Vec<(Profile, f64)> {
-        let seconds = self.orders.seconds / self.orders.subjects.len().max(1) as f64;
+        let seconds = self.seconds_each();
         let is_run = |&(profile, share): &(Profile, f64)| {
             profile != Profile::Large || seconds * share >= LARGE_SECONDS_MIN
         };
@@ -243,8 +257,7 @@ impl Night {
     }
 }
 
-/// Starts the workers of a subject, so that its campaign has all of its time. What does not start is for the campaign to
-/// tell.
+/// Starts the workers of a subject, so that what follows has all of its time. What does not start is for that to tell.
 fn warm_up(subject: &Registered, jobs: usize) {
     if let Ok(pool) = rayon::ThreadPoolBuilder::new().num_threads(jobs).build() {
         pool.broadcast(|_| subject.ready().ok());

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::known::Failure;
 use super::report::excuse;
-use super::{Known, NightError, ReportedFailure, Watch};
+use super::{Known, NightError, ReportedFailure, Watch, warm_up};
 use crate::campaign::{Registered, Subjects};
 use crate::paste::replay_command;
 use crate::record::RunDir;
@@ -24,8 +24,8 @@ use seamproof_judge::files;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::verdict::Verdict;
 
-/// Time after which no stored case is begun on a subject.
-const TIME_MAX: Duration = Duration::from_secs(120);
+/// Nights in which the turn goes once around the list.
+const TURN: usize = 4;
 
 /// Stored cases with their files.
 pub(crate) type StoredCases = Vec<(PathBuf, Case)>;
@@ -67,20 +67,39 @@ impl Display for Regressions {
     }
 }
 
+/// The part of a night that stored cases have on one subject.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Time after which no case is begun. A subject that compiles each shape would take minutes for all.
+    pub(super) time: Duration,
+    /// Number of the night. Each begins elsewhere in the list, so that no case is left out in all of them.
+    pub(super) night: u32,
+    pub(super) jobs: usize,
+}
+
+impl Part {
+    /// Returns the positions of a list in the order in which this night takes them.
+    fn turn(self, length: usize) -> impl Iterator<Item = usize> + Send {
+        let first = self.night as usize % TURN * length / TURN;
+        (first..length).chain(0..first)
+    }
+}
+
 /// Judges stored cases on a subject, several at a time; `dir` becomes the folder of this run.
 pub(super) fn judge(
     subject: &str,
     stored: &StoredCases,
     known: &Known,
     dir: &Path,
-    jobs: usize,
+    part: Part,
     watch: &Watch,
 ) -> Result<Regressions, NightError> {
     let (registered, run) = (Registered::new(subject)?, RunDir::create(dir)?);
     let (findings, control) = (run.findings()?, watch.begin(&format!("{subject} regressions")));
+    warm_up(&registered, part.jobs);
     let begun = Instant::now();
     let judge_one = |(file, case): &(PathBuf, Case)| -> Result<Option<Verdict>, NightError> {
-        if control.stopped() || begun.elapsed() >= TIME_MAX {
+        if control.stopped() || begun.elapsed() >= part.time {
             return Ok(None);
         }
         let verdict = evaluate(registered.backend(registered.fixed())?.as_ref(), &case.problem);
@@ -91,14 +110,18 @@ pub(super) fn judge(
         }
         Ok(Some(verdict))
     };
-    let judge_all = || stored.par_iter().map(judge_one).collect::<Result<Vec<_>, _>>();
-    let verdicts = match rayon::ThreadPoolBuilder::new().num_threads(jobs).build() {
+    // One after the other by the turn: a parallel slice would begin at several places.
+    let judge_at = |at: usize| judge_one(&stored[at]).map(|verdict| (at, verdict));
+    let judge_all =
+        || part.turn(stored.len()).par_bridge().map(judge_at).collect::<Result<BTreeMap<_, _>, _>>();
+    let verdicts = match rayon::ThreadPoolBuilder::new().num_threads(part.jobs).build() {
         Ok(pool) => pool.install(judge_all),
         // A machine without room for more threads still has the common ones.
         Err(_) => judge_all(),
     }?;
     let mut sum = Regressions { subject: subject.to_owned(), ..Regressions::default() };
-    for (verdict, (path, case)) in verdicts.into_iter().zip(stored) {
+    for (at, verdict) in verdicts {
+        let (path, case) = &stored[at];
         let file = path.display().to_string();
         match verdict {
             None => sum.not_begun.push(file),
@@ -138,12 +161,16 @@ mod tests {
         vec![(file.clone(), Case::load(&file).unwrap())]
     }
 
+    fn part(night: u32) -> Part {
+        Part { time: Duration::from_secs(60), night, jobs: 1 }
+    }
+
     /// Test that what fails has the key that the list of known failures takes, and a file that shows it again.
     #[test]
     fn a_failing_case_is_a_finding_on_disk() {
         let place = tempfile::tempdir().unwrap();
         let (watch, dir, subject) = (Watch::default(), place.path().join("run"), "window-off-by-one");
-        let judged = judge(subject, &stored(), &Known::default(), &dir, 1, &watch).unwrap();
+        let judged = judge(subject, &stored(), &Known::default(), &dir, part(1), &watch).unwrap();
         let progress = watch.progress();
         assert_eq!(
             (&*progress.what, progress.cases, progress.failed),
@@ -163,8 +190,24 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (watch, dir) = (Watch::default(), place.path().join("run"));
         watch.stop();
-        let judged = judge("emulated", &stored(), &Known::default(), &dir, 1, &watch).unwrap();
+        let judged = judge("emulated", &stored(), &Known::default(), &dir, part(1), &watch).unwrap();
         assert_eq!((judged.not_begun.len(), judged.held.len()), (1, 0));
         assert!(judged.to_string().ends_with("internal 0 · not begun 1"), "{judged}");
+    }
+    #[test]
+    fn each_night_takes_all_cases_and_begins_elsewhere() {
+        let turns = [1, 2, 3, 4, 5].map(|night| part(night).turn(10).collect::<Vec<_>>());
+        assert_eq!(turns[0], [2, 3, 4, 5, 6, 7, 8, 9, 0, 1]);
+        assert_eq!([1, 2, 3, 4].map(|night| turns[night][0]), [5, 7, 0, 2]);
+        assert_eq!(part(1).turn(0).count(), 0);
+    }
+
+    #[test]
+    fn no_case_begins_when_the_time_is_over() {
+        let place = tempfile::tempdir().unwrap();
+        let (watch, dir) = (Watch::default(), place.path().join("run"));
+        let part = Part { time: Duration::ZERO, ..part(1) };
+        let judged = judge("emulated", &stored(), &Known::default(), &dir, part, &watch).unwrap();
+        assert_eq!((judged.not_begun.len(), judged.held.len()), (1, 0));
     }
 }
