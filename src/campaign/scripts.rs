@@ -20,8 +20,16 @@ const SCRIPTS_TIME: [Duration; 2] = [Duration::from_secs(60), Duration::from_sec
 /// Writes the scripts of the first `most` findings, where the subject is in a Python file, and runs each. What becomes of
 /// each finding's script is told in the finding, in its description and in one more event. `begun` hears which of how
 /// many scripts is begun. With `most` 0 nothing is told of scripts.
-pub fn write_scripts(summary: &mut Summary, sinks: &Sinks, most: usize, begun: &dyn Fn(usize, usize)) {
-    let found = if most > 0 { with_cases(summary, sinks) } else { Vec::new() };
+/// Nothing is told of findings that `is_wanted` does not want either.
+pub fn write_scripts(
+    summary: &mut Summary,
+    sinks: &Sinks,
+    most: usize,
+    is_wanted: &dyn Fn(&Distinct) -> bool,
+    begun: &dyn Fn(usize, usize),
+) {
+    let mut found = if most > 0 { with_cases(summary, sinks) } else { Vec::new() };
+    found.retain(|&(index, ..)| is_wanted(&summary.distinct[index]));
     let [least, longest] = SCRIPTS_TIME;
     let time = Duration::try_from_secs_f64(summary.seconds).unwrap_or_default().clamp(least, longest);
     let (start, of) = (Instant::now(), found.len().min(most));

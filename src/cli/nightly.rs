@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quick_junit::TestSuite;
+use rayon::prelude::*;
 
 use super::exit::Exit;
 use super::junit::{
@@ -100,10 +101,16 @@ fn subjects(named: &[String], others: &[String]) -> Result<(Vec<String>, Absent)
         [] => SUBJECTS.into_iter().chain(others.iter().map(String::as_str)).collect(),
         named => named.iter().map(String::as_str).collect(),
     };
+    if let Some(name) =
+        wanted.iter().enumerate().find_map(|(at, name)| wanted[..at].contains(name).then_some(name))
+    {
+        return Err(CliError::Usage(format!("{name} is named twice")));
+    }
     let (mut there, mut absent) = (Vec::new(), Vec::new());
-    for name in wanted {
-        if there.iter().any(|other| other == name) {
-            return Err(CliError::Usage(format!("{name} is named twice")));
+    for (name, opens) in wanted.iter().copied().zip(opened(&wanted)) {
+        if opens {
+            there.push(name.to_owned());
+            continue;
         }
         let ready = match Registered::new(name) {
             Err(error) if !named.is_empty() => return Err(error.into()),
@@ -124,6 +131,15 @@ fn subjects(named: &[String], others: &[String]) -> Result<(Vec<String>, Absent)
         }
     }
     Ok((there, absent))
+}
+
+/// Returns of each subject whether it opens. Several are tried at a time, as each takes seconds. One that does not open may
+/// take a worker's place from another one, so that those which fail are to be asked again, one by one.
+fn opened(subjects: &[&str]) -> Vec<bool> {
+    let opens = |name: &&str| Registered::new(name).is_ok_and(|subject| subject.ready().is_ok());
+    let opened = subjects.par_iter().map(opens).collect();
+    shared().restore();
+    opened
 }
 
 /// Ends the night after the cases in flight at the first signal, and the program at the second.

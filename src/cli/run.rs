@@ -226,7 +226,7 @@ pub(super) fn scripts(
     let Some(summary) = &mut outcome.summary else { return Ok(()) };
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
-    campaign::write_scripts(summary, &sinks, most, &|number, of| {
+    campaign::write_scripts(summary, &sinks, most, &|_| true, &|number, of| {
         note(&format_args!("progress scripts of findings: {number} of {of}"));
     });
     Ok(())

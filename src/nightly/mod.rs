@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) use home::{found_by, newest_of};
-use known::Excusing;
 pub(crate) use known::Known;
+use known::{Excusing, Failure};
 pub(crate) use outside::outside_of;
 pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
 pub(crate) use report::{NightCampaign, Report, ReportedFailure};
@@ -34,8 +34,8 @@ pub(crate) use watch::Watch;
 
 use crate::backends::BackendError;
 use crate::campaign::{
-    self, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects as _, Summary, Wrong,
-    conclude,
+    self, Distinct, Event, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects as _, Summary,
+    Wrong, conclude,
 };
 use crate::record::{Findings, Home, RecordError, RunDir, make_dir, write_whole};
 use seamproof_judge::case::CaseError;
@@ -229,7 +229,9 @@ impl Night {
         if profile == Profile::Large {
             lift_floors(&mut summary);
         }
-        campaign::write_scripts(&mut summary, &sinks, campaign::SCRIPTS_MAX, &|_, _| {});
+        // Scripts cost a minute. What is known has one beside its story.
+        let is_new = |distinct: &Distinct| report.excusing().of(Failure::of_distinct(distinct)).is_none();
+        campaign::write_scripts(&mut summary, &sinks, campaign::SCRIPTS_MAX, &is_new, &|_, _| {});
         conclude(&dir, &start, canary, Some(&summary), &logs)?;
         Ok(summary)
     }
