@@ -38,6 +38,13 @@ const ROWS: usize = 64;
 /// Time of a hunt that names neither cases nor a time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
 
+/// Options of drawing, which stored cases leave nothing to do.
+const DRAWN: [&str; 7] = ["tokens", "elements", "products", "cases", "time", "seed", "forward"];
+/// Fewest tokens. The canary moves results by one row, which changes nothing where there is one.
+const TOKENS_LEAST: usize = 2;
+/// Packs outside of the table after which a hunt that judged none ends.
+const OUTSIDE_MOST: u64 = 1000;
+
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -72,7 +79,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2m")]
     shrink: Duration,
     /// Judge these stored cases instead of drawing any
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = DRAWN)]
     replay: Vec<PathBuf>,
     /// Directory of findings [default: seamproof.out]. That of an earlier campaign is renamed to DIR.1, DIR.2, …
     #[arg(long, value_name = "DIR")]
@@ -86,9 +93,9 @@ fn tokens(text: &str) -> Result<RangeInclusive<usize>, String> {
     let (least, most) = text.split_once("..").unwrap_or((text, text));
     let number = |text: &str| text.parse::<usize>().map_err(|_| format!("'{text}' is no number of tokens"));
     let (least, most) = (number(least)?, number(most)?);
-    match (1..=TOKENS_MOST).contains(&least) && (least..=TOKENS_MOST).contains(&most) {
+    match (TOKENS_LEAST..=TOKENS_MOST).contains(&least) && (least..=TOKENS_MOST).contains(&most) {
         true => Ok(least..=most),
-        false => Err(format!("use numbers from 1 to {TOKENS_MOST}, the smaller one first")),
+        false => Err(format!("use numbers from {TOKENS_LEAST} to {TOKENS_MOST}, the smaller one first")),
     }
 }
 
@@ -126,10 +133,16 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 /// Returns the problem of a stored case.
 fn stored(file: &Path) -> Result<Problem, CliError> {
     let case = Case::load(file)?;
-    if is_pack(&case.problem) && case.inputs == InputSource::Generated {
+    let is_drawn = is_pack(&case.problem) && case.inputs == InputSource::Generated;
+    if is_drawn && case.before.is_empty() {
         return Ok(case.problem);
     }
-    let what = "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`";
+    let what = match is_drawn {
+        true => "a case that needs other runs before it; use `seamproof replay`",
+        false => {
+            "no pack of one rank whose inputs can be drawn where the subject runs; use `seamproof replay`"
+        }
+    };
     Err(CliError::Usage(format!("{}: {what}", file.display())))
 }
 
@@ -172,6 +185,12 @@ impl Hunt<'_> {
             match pack(seed, case, &sizes, &table) {
                 Some(problem) => self.judge(&format!("case {case}"), &problem)?,
                 None => self.tally.outside += 1,
+            }
+            if self.tally.judged == 0 && self.tally.outside == OUTSIDE_MOST {
+                print_line(&format_args!(
+                    "too little run: the subject's table takes none of {OUTSIDE_MOST} packs; name other --tokens or --elements"
+                ));
+                break;
             }
         }
         Ok(())
@@ -390,7 +409,7 @@ mod tests {
     fn tokens_are_a_number_or_a_range() {
         assert_eq!(tokens("2048"), Ok(2048..=2048));
         assert_eq!(tokens("16384..131072"), Ok(16384..=131_072));
-        for wrong in ["", "0", "5..3", "1..", "x", "1..99999999999"] {
+        for wrong in ["", "0", "1", "5..3", "2..", "x", "1..99999999999"] {
             assert!(tokens(wrong).is_err(), "{wrong}");
         }
         assert_eq!(elements("4096"), Ok(0..=4096));

@@ -63,6 +63,9 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["large", "--backend", "emulated"], &["emulated", "python:FILE"]);
     refuses(dir, &large(["--cases", "1"]), &["none.py"]);
     refuses(dir, &large(["--tokens", "5..3"]), &["--tokens", "the smaller one first"]);
+    refuses(dir, &large(["--tokens", "1"]), &["--tokens", "from 2"]);
+    let replayed = ["large", "--backend", "python:none.py", "--replay", "case.json", "--tokens", "5"];
+    refuses(dir, &replayed, &["--replay", "cannot be used with", "--tokens"]);
     refuses(dir, &large(["--elements", "6..5"]), &["--elements", "the smaller number first"]);
     refuses(dir, &large(["--shrink", "60"]), &["--shrink", "60s"]);
     refuses(dir, &["run", "--shard", "3/3"], &["--shard", "3/3"]);
