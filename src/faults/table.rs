@@ -68,7 +68,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         entries: &[],
         caught_by: &[Catcher::Capability],
         edit: only_declared(|table| {
-            table.parallel.algorithms.retain(|name| *name != Algorithm::AllGather.name())
+            table.parallel.algorithms.retain(|name| *name != Algorithm::AllGather.name());
         }),
     },
     TableFault {
@@ -86,7 +86,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         entries: &[],
         caught_by: &[Catcher::Capability],
         edit: only_declared(|table| {
-            table.layout.padding_except = vec![unpadded(None, Some(SideLayout::Thd))]
+            table.layout.padding_except = vec![unpadded(None, Some(SideLayout::Thd))];
         }),
     },
     TableFault {
