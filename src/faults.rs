@@ -30,7 +30,7 @@ pub use score::{
     Effort, First, MEDIAN_CASES_MAX, NotRun, Repro, Score, Scored, by_campaign, score, score_all,
 };
 pub use suspect::{Call, Suspect, call_stream};
-pub use table::{TABLE_FAULTS, TableFault, Tabled};
+pub use table::{TABLE_FAULTS, TableFault, Tabled, Tables};
 
 /// Largest number of problems that are drawn for one fault and seed.
 pub const DRAWN_MAX: u64 = 20_000;

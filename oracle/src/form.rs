@@ -2,6 +2,12 @@
 //!
 //! A form is no part of the mathematics. All forms of one problem have one answer, in the same rows. What a form cannot
 //! say is no problem in that form.
+//!
+//! A caller who gives `cu_seqlens` of real tokens and of rows may also say, in one word, whether they differ:
+//! `pad_between_seqs`, as TransformerEngine calls it. Without the word a subject compares them. The word `true` allows a
+//! difference and demands none. The word `false` where they differ is a lie, and no problem: backends of
+//! TransformerEngine then index rows by sums of real lengths, or divide real lengths by the ranks, so that the call has
+//! no one meaning. Who wants rows of padding read as real gives them as real rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +26,11 @@ pub enum Form {
     Segments,
     /// A padded batch (BSHD) with the lengths of its batch rows, each of which is a sequence.
     Lengths,
+    /// As [`Form::CuSeqlens`], with `pad_between_seqs` true: first rows may be others than sums of real lengths. It says
+    /// every problem.
+    PadBetweenSeqs,
+    /// As [`Form::CuSeqlens`], with `pad_between_seqs` false: first rows are the sums of the real lengths before them.
+    NoPadBetweenSeqs,
 }
 
 /// What a form cannot say of a problem.
@@ -61,7 +72,8 @@ pub enum FormError {
 
 impl Form {
     /// Every form, the plain one first.
-    pub const ALL: [Form; 3] = [Form::CuSeqlens, Form::Segments, Form::Lengths];
+    pub const ALL: [Form; 5] =
+        [Form::CuSeqlens, Form::Segments, Form::Lengths, Form::PadBetweenSeqs, Form::NoPadBetweenSeqs];
 
     /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
@@ -69,34 +81,53 @@ impl Form {
             Form::CuSeqlens => "cu_seqlens",
             Form::Segments => "segments",
             Form::Lengths => "lengths",
+            Form::PadBetweenSeqs => "pad_between_seqs",
+            Form::NoPadBetweenSeqs => "no_pad_between_seqs",
         }
     }
 
-    /// Whether this is the form that says every problem.
+    /// Whether this is the form that says every problem, without a word about padding.
     pub fn is_plain(&self) -> bool {
         *self == Form::CuSeqlens
     }
 
+    /// Whether first rows and real lengths are given, under any algorithm.
+    pub fn gives_offsets(&self) -> bool {
+        !matches!(self, Form::Segments | Form::Lengths)
+    }
+
+    /// Returns the caller's word for padding between sequences; `None` where nothing is said.
+    pub fn pad_between_seqs(&self) -> Option<bool> {
+        match self {
+            Form::PadBetweenSeqs => Some(true),
+            Form::NoPadBetweenSeqs => Some(false),
+            Form::CuSeqlens | Form::Segments | Form::Lengths => None,
+        }
+    }
+
     /// Checks that the form says these fields. The fields' own form is not read.
     pub fn check(self, fields: &ProblemFields) -> Result<(), FormError> {
-        if self.is_plain() {
+        if matches!(self, Form::CuSeqlens | Form::PadBetweenSeqs) {
             return Ok(());
         }
         let algorithm = fields.parallel.algorithm;
-        if algorithm != Algorithm::Single {
+        if algorithm != Algorithm::Single && !self.gives_offsets() {
             return Err(FormError::Algorithm { algorithm: algorithm.name() });
         }
         for (side, rows) in [(Side::Q, fields.rows.q), (Side::Kv, fields.rows.kv)] {
             let runs: Vec<Run> = fields.sequences.iter().map(|sequence| run_of(sequence, side)).collect();
             let span = runs.first().map_or(0, |run| run.span);
+            let mut real = 0;
             for (index, &got) in runs.iter().enumerate() {
                 let expected = match self {
                     Form::Lengths => Run::packed(index * span, got.len, span),
+                    Form::NoPadBetweenSeqs => Run::packed(real, got.len, got.len),
                     _ => Run::packed(got.offset, got.len, got.len),
                 };
                 if got != expected {
                     return Err(FormError::Run { index, side, got, expected });
                 }
+                real += got.len;
             }
             let expected = span * runs.len();
             if self == Form::Lengths && rows != expected {
@@ -127,7 +158,7 @@ impl Given {
     pub fn of(problem: &Problem) -> Option<Given> {
         let lengths = |side| problem.sequences.iter().map(|sequence| run_of(sequence, side).len).collect();
         match problem.form {
-            Form::CuSeqlens => None,
+            Form::CuSeqlens | Form::PadBetweenSeqs | Form::NoPadBetweenSeqs => None,
             Form::Segments => {
                 let [q, kv] = described(&problem.sequences, problem.rows);
                 let sides = [q, Described { positions: None, ..kv }];

@@ -1,5 +1,6 @@
-"""Attention in numpy that is given its sequences in three forms: offsets beside lengths, segment ids and positions, and
-lengths of a padded batch. What it reads from any of them is an id and a position for each row.
+"""Attention in numpy that is given its sequences in each form: offsets beside lengths, with and without the caller's
+word for padding, segment ids and positions, and lengths of a padded batch. What it reads from any of them is an id and
+a position for each row.
 
     seamproof run --backend python:python/examples/numpy_forms.py:attention
 """
@@ -11,8 +12,10 @@ import seamproof
 
 def by_offsets(p):
     for side in (p.q, p.kv):
+        # Without padding, which the caller denies with False, lengths alone say where rows lie.
+        offsets = side.offsets if p.pad_between_seqs is False else side.padded_offsets
         ids, at = np.zeros((2, side.rows), np.int32)
-        for number, (first, length) in enumerate(zip(side.padded_offsets, side.lengths, strict=False), 1):
+        for number, (first, length) in enumerate(zip(offsets, side.lengths, strict=False), 1):
             ids[first : first + length] = number
             at[first : first + length] = np.arange(length)
         yield ids, at
@@ -30,7 +33,13 @@ def by_lengths(p):
         yield ids.reshape(-1), at.reshape(-1)
 
 
-READERS = {"cu_seqlens": by_offsets, "segments": by_segments, "lengths": by_lengths}
+READERS = {
+    "cu_seqlens": by_offsets,
+    "pad_between_seqs": by_offsets,
+    "no_pad_between_seqs": by_offsets,
+    "segments": by_segments,
+    "lengths": by_lengths,
+}
 
 
 @seamproof.subject(

@@ -13,6 +13,33 @@ class DeclarationError(SeamproofError, ValueError):
     """A declaration that cannot be, or that the function does not keep."""
 
 
+class MaximumTooSmall(DeclarationError):
+    """A largest length that a caller gives, and that a sequence exceeds."""
+
+    def __init__(self, name: str, given: int, sequence: int, length: int):
+        super().__init__(
+            f"{name}={given} is too small: sequence {sequence} has {length} tokens; give the largest real length, or "
+            "more"
+        )
+
+    @classmethod
+    def check(cls, name: str, given: object, lengths: Iterable[int]) -> None:
+        """Refuses a largest length that is given and that one of the real lengths exceeds."""
+        for sequence, length in enumerate(lengths):
+            if given is not None and length > int(given):
+                raise cls(name, int(given), sequence, length)
+
+
+class PaddingDenied(DeclarationError):
+    """A caller's word that sequences have no padding between them, where their offsets say that they have."""
+
+    def __init__(self, side: str, sequence: int, real: int, padded: int):
+        super().__init__(
+            f"pad_between_seqs is False, but sequence {sequence} begins or ends at row {padded} of {side} and not at "
+            f"{real}, the sum of the lengths: leave pad_between_seqs out, say True, or give these rows as real ones"
+        )
+
+
 class NotHere(SeamproofError):
     """A subject whose library or device this machine lacks: it cannot be judged here, which says nothing about it."""
 

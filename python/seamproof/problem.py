@@ -42,7 +42,12 @@ class Side:
 
         They are where rows lie only in a layout without padding, gaps and a first offset, as `cu_seqlens` there.
         """
-        return self.library.integers(np.cumsum([0, *(run.len for run in self.runs)]).tolist())
+        return self.library.integers(self.sums)
+
+    @property
+    def sums(self) -> list[int]:
+        """`offsets` as a list of Python."""
+        return list(itertools.accumulate((run.len for run in self.runs), initial=0))
 
     @functools.cached_property
     def padded_offsets(self) -> Any:
@@ -134,7 +139,7 @@ class Problem:
     parallel: Parallel
     raw: dict[str, Any] = field(repr=False, compare=False)
     library: Numpy = field(repr=False, compare=False)
-    # The form that the subject is given: "cu_seqlens", "segments" or "lengths".
+    # The form that the subject is given, one of `declare.GIVEN`.
     given: str = "cu_seqlens"
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
 
@@ -196,6 +201,15 @@ class Problem:
     def lengths(self) -> tuple[Any, Any]:
         """Real rows of each sequence, of q and of kv. In a padded batch each owns `max_span` rows of a side."""
         return self.q.lengths, self.kv.lengths
+
+    @property
+    def pad_between_seqs(self) -> bool | None:
+        """The caller's word for padding between sequences, TransformerEngine's name; `None` where nothing is said.
+
+        `True` allows rows of sequences to lie elsewhere than `offsets` say, and demands nothing. With `False`
+        `padded_offsets` are `offsets`.
+        """
+        return {"pad_between_seqs": True, "no_pad_between_seqs": False}.get(self.given)
 
     def _of_rows(self, side: Side, of_run: Any) -> Any:
         values = np.zeros(side.rows, np.int32)

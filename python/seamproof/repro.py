@@ -418,16 +418,9 @@ def _call(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator
 
 def _varlen_call(subject: Subject, finding: Finding, name: str, leaves: str) -> Iterator[str]:
     call, problem = subject.call, finding.problem
-    lists = {
-        f"cu_seqlens_{to}": f"ints({call.offsets(problem, side)})" for to, side in (("q", "q"), ("k", "kv"))
-    }
-    if call.seqused:
-        lists |= {
-            f"seqused_{to}": f"ints({[run.len for run in side.runs]})"
-            for to, side in (("q", problem.q), ("k", problem.kv))
-        }
-    values = call.values(problem, None, None)
-    words = {word: lists.get(word, repr(values.get(word))) for word in call.signature.names if word in values}
+    lists = {word: f"ints({numbers})" for word, numbers in call.lists(problem).items()}
+    values = call.values(problem) | lists
+    words = {word: lists.get(word, repr(values[word])) for word in call.signature.names if word in values}
     if "sink" in leaves:
         words["sink"] = "sink"
     arguments = [f"{call.signature.names[word]}={text}" for word, text in words.items()]
@@ -486,7 +479,7 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
             for r in of.runs
         )
         return (
-            f"SimpleNamespace(lengths=ints({lengths}), offsets=ints({np.cumsum([0, *lengths]).tolist()}), "
+            f"SimpleNamespace(lengths=ints({lengths}), offsets=ints({of.sums}), "
             f"padded_offsets={padded}, max_length={of.max_length}, max_span={of.max_span}, rows={of.rows}, "
             f"runs=[{runs}])"
         )
@@ -554,7 +547,7 @@ _PLAIN = (
     "backward",
     "given",
 )
-_DERIVED = ("mask", "causal", "bottom_right", "group", "format")
+_DERIVED = ("mask", "causal", "bottom_right", "group", "format", "pad_between_seqs")
 
 
 def _lse_lines(subject: Subject, problem: Problem) -> Iterator[str]:

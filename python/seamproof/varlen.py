@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from .declare import SINKS, Sizes, bottom_right, declaration, multiples, packed
-from .errors import DeclarationError
+from .errors import DeclarationError, MaximumTooSmall
 from .lse import LseForm
-from .problem import Problem, contiguous
+from .problem import Problem, Side, contiguous
 from .subject import Result, Subject, as_result, autograd, of_scope
 
 # The names that libraries give to each argument; the first is FlashAttention's.
 ALIASES = {
     "cu_seqlens_q": ("cu_seqlens_q", "cu_seq_q"),
     "cu_seqlens_k": ("cu_seqlens_k", "cu_seqlens_kv", "cu_seq_k"),
+    "cu_seqlens_q_padded": ("cu_seqlens_q_padded",),
+    "cu_seqlens_k_padded": ("cu_seqlens_k_padded", "cu_seqlens_kv_padded"),
+    "pad_between_seqs": ("pad_between_seqs",),
     "max_seqlen_q": ("max_seqlen_q", "max_q"),
     "max_seqlen_k": ("max_seqlen_k", "max_seqlen_kv", "max_k"),
     "softmax_scale": ("softmax_scale", "scale", "sm_scale"),
@@ -32,6 +35,9 @@ ALIASES = {
 # Libraries of this signature pass windows as i32, and add positions to them. A bound beyond is no question to a kernel.
 WINDOW_MOST = 2**30
 NEEDED = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale")
+# What TransformerEngine's signature has beside FlashAttention's.
+PADDED = ("cu_seqlens_q_padded", "cu_seqlens_k_padded")
+SAID = ("cu_seqlens", "pad_between_seqs", "no_pad_between_seqs")
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Signature:
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
-            return cls({word: names[0] for word, names in ALIASES.items() if word != "sink"}, -1)
+            beside = ("sink", *PADDED, "pad_between_seqs")
+            return cls({word: names[0] for word, names in ALIASES.items() if word not in beside}, -1)
         names = {}
         for word, aliases in ALIASES.items():
             own = next((alias for alias in aliases if alias in parameters), None)
@@ -68,6 +75,11 @@ class Signature:
             raise DeclarationError(
                 f"{getattr(function, '__name__', 'the function')} has no argument {', '.join(missing)}: "
                 "flash_varlen calls functions of FlashAttention's signature; use seamproof.subject for others"
+            )
+        if len([word for word in PADDED if word in names]) == 1:
+            raise DeclarationError(
+                f"{getattr(function, '__name__', 'the function')} has padded offsets of one side alone; it needs "
+                "cu_seqlens_q_padded and cu_seqlens_kv_padded, or neither"
             )
         return cls(names, None if default in (None, (None, None), [None, None]) else -1)
 
@@ -107,12 +119,15 @@ def flash_varlen(
     `formats`: by default f32 for numpy, and bf16 and fp16 for the others.
     `backward`: `True` for automatic differentiation (torch, JAX: the default), `False`, or a function
     `(dout, q, k, v, out, lse, **same arguments)` that returns `(dq, dk, dv)`.
-    `seqused`: sequences may have padding; the function gets `seqused_q` and `seqused_k` beside padded `cu_seqlens`.
-    `max_seqlen_q` and `max_seqlen_k` are the largest real lengths then too, as callers pass them.
+    `seqused`: sequences may have padding; the function gets `seqused_q` and `seqused_k` beside padded `cu_seqlens`, or
+    padded offsets beside real ones where it takes `cu_seqlens_q_padded` and `cu_seqlens_kv_padded`.
+    `max_seqlen_q` and `max_seqlen_k` are the largest real lengths then too, as callers pass them. A function with
+    `pad_between_seqs` is called without that word (`None`), and with it wherever it is true to say so.
     `slack`: tensors may be longer than the last of `cu_seqlens`.
     `windows`, `softcap`, `sinks`: by default what the signature has.
     `lse`: its form, or `False` where only out is returned.
-    `arguments`: further arguments for every call.
+    `arguments`: further arguments for every call. Largest lengths among them that a sequence exceeds are a
+    `MaximumTooSmall`.
     Everything else is an argument of `declare.declaration`.
     """
     scope = sys._getframe(1).f_globals
@@ -150,6 +165,7 @@ def flash_varlen(
                     "sinks": taken,
                     "backward": bool(gradient),
                     "statistics": ["lse"] if lse is not False else [],
+                    "forms": SAID if signature.has("pad_between_seqs") else SAID[:1],
                     **declared,
                     "table": table,
                 }
@@ -194,24 +210,36 @@ class Varlen:
 
     def arguments(self, p: Problem) -> dict[str, Any]:
         """Returns the arguments of the call that have a name, by the function's own names."""
-        values = self.values(p, *(p.library.integers(self.offsets(p, side)) for side in ("q", "kv")))
-        return {own: values[word] for word, own in self.signature.names.items() if word in values} | self.more
+        lists = {word: p.library.integers(numbers) for word, numbers in self.lists(p).items()}
+        values = self.values(p) | lists
+        own = {own: values[word] for word, own in self.signature.names.items() if word in values} | self.more
+        for word, side in (("max_seqlen_q", p.q), ("max_seqlen_k", p.kv)):
+            name = self.signature.names.get(word, word)
+            MaximumTooSmall.check(name, own.get(name), (run.len for run in side.runs))
+        return own
 
-    def values(self, p: Problem, cu_seqlens_q: Any, cu_seqlens_k: Any) -> dict[str, Any]:
-        """Returns the values of the arguments, by our words."""
+    def lists(self, p: Problem) -> dict[str, list[int]]:
+        """Returns the arguments that are lists of integers, by our words: offsets and real lengths."""
+        sides = {"q": p.q, "k": p.kv}
+        lists = {f"cu_seqlens_{to}": self.offsets(side) for to, side in sides.items()}
+        if self.seqused and self.signature.has("cu_seqlens_q_padded"):
+            padded = {f"{word}_padded": offsets for word, offsets in lists.items()}
+            return {f"cu_seqlens_{to}": side.sums for to, side in sides.items()} | padded
+        if self.seqused:
+            lists |= {f"seqused_{to}": [run.len for run in side.runs] for to, side in sides.items()}
+        return lists
+
+    def values(self, p: Problem) -> dict[str, Any]:
+        """Returns the arguments that are no lists, by our words."""
         values = {
-            "cu_seqlens_q": cu_seqlens_q,
-            "cu_seqlens_k": cu_seqlens_k,
             "max_seqlen_q": p.q.max_length,
             "max_seqlen_k": p.kv.max_length,
+            "pad_between_seqs": p.pad_between_seqs,
             "softmax_scale": p.scale,
             "causal": p.causal,
             "window_size": self.window(p),
             "return_lse": self.returns_lse,
         }
-        if self.seqused:
-            values["seqused_q"] = p.library.integers([run.len for run in p.q.runs])
-            values["seqused_k"] = p.library.integers([run.len for run in p.kv.runs])
         if p.softcap is not None:
             values["softcap"] = p.softcap
         return values
@@ -223,9 +251,9 @@ class Varlen:
             return (none, none)
         return (none if p.left is None else p.left, none if p.right is None else p.right)
 
-    def offsets(self, p: Problem, side: str) -> list[int]:
-        """Returns `cu_seqlens` of one side."""
-        runs = getattr(p, side).runs
+    def offsets(self, side: Side) -> list[int]:
+        """Returns where the rows of one side's sequences begin, and where those of the last end."""
+        runs = side.runs
         if not self.seqused and not contiguous(runs):
             raise DeclarationError(
                 "the sequences of this problem have padding, gaps or another order of keys than of queries, which "

@@ -66,7 +66,10 @@ def _environment() -> dict[str, str]:
     return worker_environment({})
 
 
-@pytest.mark.parametrize("form", ["cu_seqlens", "segments", "lengths"])
+FORMS = ["cu_seqlens", "segments", "lengths", "pad_between_seqs", "no_pad_between_seqs"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     text = (EXAMPLES / "numpy_forms.py").read_text()
     right = load(tmp_path / "right.py", text)
@@ -81,6 +84,74 @@ def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     assert "does not show" not in told["script"]
     assert json.loads(Path(told["case"]).read_text())["problem"].get("form", "cu_seqlens") == form
     assert form == "cu_seqlens" or f"given as {form}" in told["on"]
+
+
+# Wrong kernels in the calling forms with padding, by what they do: the subject, an edit of its text, and which of its
+# places is edited (one in each pass).
+MISREAD = {
+    "the largest number of queries for keys": (
+        "attention",
+        "np.arange(most_k)[:lk]",
+        "np.arange(most_q)[:lk]",
+        [0],
+    ),
+    "a largest length that is too small": (
+        "attention",
+        "np.arange(most_q)[:lq]",
+        "np.arange(most_q - 1)[:lq]",
+        [0],
+    ),
+    "padded lengths in the backward": ("attention", "seqused_k, max", "np.diff(cu_seqlens_k), max", [0]),
+    "lengths of queries for keys in the backward": ("attention", "seqused_k, max", "seqused_q, max", [0]),
+    "lengths of queries for keys": ("attention", "seqused_k, max", "seqused_q, max", [1]),
+    "q alone looked at": ("attention_te", " and np.array_equal(real_kv, padded_kv)", "", [0]),
+    "padding of the last sequence not looked at": (
+        "attention_te",
+        "not (np.array_equal(real_q, padded_q) and np.array_equal(real_kv, padded_kv))",
+        "real_q[:-1].tolist() != padded_q[:-1].tolist()",
+        [0],
+    ),
+    "the word dropped": (
+        "attention_te",
+        "is_padded(pad_between_seqs,",
+        "is_padded(pad_between_seqs and False,",
+        [0, 1],
+    ),
+    "the word lost in the backward": (
+        "attention_te",
+        "is_padded(pad_between_seqs,",
+        "is_padded(pad_between_seqs and False,",
+        [0],
+    ),
+}
+
+
+def edited(text, before, after, places):
+    parts = text.split(before)
+    assert len(parts) - 1 > max(places), before
+    joined = [after if place in places else before for place in range(len(parts) - 1)]
+    return parts[0] + "".join(word + part for word, part in zip(joined, parts[1:], strict=True))
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_te"])
+def test_calls_with_padding_are_right(name):
+    report = seamproof.check(getattr(load_file(str(EXAMPLES / "numpy_padded.py")), name), cases=60, seed=1)
+    assert report.outcome in ("held", "too-little-run") and report.held > 30
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("what", MISREAD)
+def test_a_wrong_reader_of_padding_or_maxima_is_found(tmp_path, what):
+    name, *edit = MISREAD[what]
+    path = tmp_path / "wrong.py"
+    path.write_text(edited((EXAMPLES / "numpy_padded.py").read_text(), *edit))
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(getattr(load_file(str(path)), name), cases=150, seed=1)
+    told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
+    assert "does not show" not in told["script"]
+    problem = json.loads(Path(told["case"]).read_text())["problem"]
+    assert len(problem["sequences"]) <= 2
+    assert ("backward" in what) <= (problem["pass"] == "backward")
 
 
 CACHED = """

@@ -20,12 +20,12 @@ from seamproof.varlen import Signature
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def load(name: str):
+def load(name: str, subject: str = "attention"):
     """Returns an example's subject."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.attention
+    return getattr(module, subject)
 
 
 def run(subject, raw, values):
@@ -207,6 +207,53 @@ def test_padding_goes_with_seqused():
     assert arguments["max_seqlen_q"] == 3, "the largest real length, not the largest span"
     with pytest.raises(DeclarationError, match="must not take"):
         seamproof.flash_varlen(kernel).call.arguments(Problem.from_json(problem([(3, 5)], padding=2)))
+
+
+def test_padded_offsets_beside_real_ones():
+    """TransformerEngine's calling form: real and padded offsets, and the caller's word where it is said."""
+    subject = load("numpy_padded", "attention_te")
+    assert subject.declared["table"]["forms"] == ["cu_seqlens", "pad_between_seqs", "no_pad_between_seqs"]
+    raw = problem([(3, 5), (1, 1)], padding=2)
+    for form, word in {"cu_seqlens": None, "pad_between_seqs": True, "no_pad_between_seqs": False}.items():
+        p = Problem.from_json({**raw, "form": form})
+        arguments = subject.call.arguments(p)
+        assert (p.pad_between_seqs, arguments["pad_between_seqs"]) == (word, word)
+    assert arguments["cu_seqlens_q"].tolist() == [0, 3, 4]
+    assert arguments["cu_seqlens_q_padded"].tolist() == [0, 5, 8]
+    assert arguments["cu_seqlens_kv"].tolist() == [0, 5, 6]
+    assert arguments["cu_seqlens_kv_padded"].tolist() == p.kv.padded_offsets.tolist()
+    assert (arguments["max_seqlen_q"], arguments["max_seqlen_kv"]) == (3, 5), "of real tokens, of each side"
+    assert "seqused_q" not in arguments
+
+    def one_side(q, k, v, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, softmax_scale):
+        pass
+
+    with pytest.raises(DeclarationError, match="one side alone"):
+        seamproof.flash_varlen(seqused=True)(one_side)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_te"])
+def test_padded_calls_and_their_gradients(name):
+    raw = problem([(3, 5), (0, 0), (4, 2)], padding=2, slack=1, right=0, backward=True)
+    values = inputs(raw)
+    compare(raw, values, run(load("numpy_padded", name), raw, values), 1e-5)
+
+
+def test_a_largest_length_that_is_too_small_is_an_error():
+    def kernel(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale):
+        pass
+
+    p = Problem.from_json(problem([(3, 5), (4, 1)]))
+
+    def given(**arguments):
+        return seamproof.flash_varlen(arrays="numpy", arguments=arguments)(kernel).call.arguments(p)
+
+    assert (given()["max_q"], given()["max_k"]) == (4, 5)
+    assert given(max_q=64)["max_q"] == 64
+    with pytest.raises(seamproof.MaximumTooSmall, match="max_q=3 is too small: sequence 1 has 4 tokens"):
+        given(max_q=3)
+    with pytest.raises(seamproof.MaximumTooSmall, match="max_k=4 is too small: sequence 0 has 5 tokens"):
+        given(max_k=4)
 
 
 def test_sequences_in_another_order_of_memory():

@@ -220,6 +220,33 @@ def test_a_call_in_thd(tmp_path, judged, size, kind, options, code):
     assert problem["pass"] == "backward" and problem["softmax"]["scale"] == 0.25
 
 
+@pytest.mark.parametrize(
+    "said, error, words",
+    [
+        ({"pad_between_seqs": True, "max_seqlen_q": 12, "max_seqlen_kv": 16}, None, ""),
+        ({"pad_between_seqs": False}, seamproof.PaddingDenied, "ends at row 8 of q and not at 5"),
+        (
+            {"max_seqlen_q": 11},
+            seamproof.MaximumTooSmall,
+            "max_seqlen_q=11 is too small: sequence 2 has 12 tokens",
+        ),
+        (
+            {"max_seqlen_kv": 0},
+            seamproof.MaximumTooSmall,
+            "max_seqlen_kv=0 is too small: sequence 0 has 5 tokens",
+        ),
+    ],
+)
+def test_what_a_caller_says_of_offsets_must_be_true(tmp_path, said, error, words):
+    if error is None:
+        step(tmp_path / "run", DotProductAttention(), 1, said)
+        assert manifest(tmp_path / "run")["problem"]["sequences"][2]["q"]["len"] == 12
+        return
+    with pytest.raises(error, match=words):
+        step(tmp_path / "run", DotProductAttention(), 1, said)
+    assert not (tmp_path / "run" / "recording.json").exists()
+
+
 def read(module, call=None, shape=(4, HEADS, LANES)):
     """Returns the options that are read from a call of q, k and v of this shape."""
     tensors = [torch.zeros(shape) for _ in range(3)]

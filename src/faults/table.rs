@@ -1,13 +1,37 @@
 //! Faults in tables.
+//!
+//! A subject has two tables: the one that it declares, and the one that it refuses by, its *gate*. In a right subject
+//! both are the same. A row that lets a problem through which the gate refuses is too wide, and one that refuses what the
+//! gate lets through is too narrow. Seen from the table, these are a subject that refuses what its row takes, and one that
+//! computes what its row refuses.
 
 use seamproof_oracle::{Algorithm, Format, Inputs, Precision, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};
 
-use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, Sizes, Table};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, SideLayout, Sizes, Table, Unpadded};
 use seamproof_judge::subjects::Emulated;
 
-/// A planted fault of a table. The subject runs and refuses as before, but declares something else.
-pub type TableFault = Fault<fn(&mut Table)>;
+/// A planted fault of a table.
+pub type TableFault = Fault<Tables>;
+
+/// Edits of the emulated kernel's table that make a subject's two tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables {
+    /// The table that is declared.
+    declared: fn(&mut Table),
+    /// The table that the subject refuses by.
+    gate: fn(&mut Table),
+}
+
+/// Returns the tables of a subject that refuses as the emulated kernel does, but declares something else.
+const fn only_declared(declared: fn(&mut Table)) -> Tables {
+    Tables { declared, gate: |_| {} }
+}
+
+/// Returns what refuses padding in a layout under an algorithm.
+fn unpadded(algorithm: Option<Algorithm>, layout: Option<SideLayout>) -> Unpadded {
+    Unpadded { algorithm: algorithm.map(Algorithm::name), layout }
+}
 
 /// Tables that promise too much or too little. The judge's capability check must see both.
 pub const TABLE_FAULTS: &[TableFault] = &[
@@ -17,9 +41,9 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[1, 10],
         caught_by: &[Catcher::Capability],
-        edit: |table| {
+        edit: only_declared(|table| {
             table.precisions.extend([Format::E4m3, Format::E5m2].map(Precision::uniform));
-        },
+        }),
     },
     TableFault {
         id: "table-too-narrow",
@@ -27,7 +51,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
         entries: &[11, 202],
         caught_by: &[Catcher::Capability],
-        edit: |table| table.dims.qk = Sizes::up_to(64),
+        edit: only_declared(|table| table.dims.qk = Sizes::up_to(64)),
     },
     TableFault {
         id: "table-without-padding",
@@ -35,7 +59,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
         entries: &[],
         caught_by: &[Catcher::Capability],
-        edit: |table| table.layout.padding = false,
+        edit: only_declared(|table| table.layout.padding = false),
     },
     TableFault {
         id: "table-without-an-algorithm",
@@ -43,7 +67,9 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
         entries: &[],
         caught_by: &[Catcher::Capability],
-        edit: |table| table.parallel.algorithms.retain(|name| *name != Algorithm::AllGather.name()),
+        edit: only_declared(|table| {
+            table.parallel.algorithms.retain(|name| *name != Algorithm::AllGather.name());
+        }),
     },
     TableFault {
         id: "table-of-equal-lengths",
@@ -51,7 +77,65 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
         entries: &[],
         caught_by: &[Catcher::Capability],
-        edit: |table| table.lengths.equal = true,
+        edit: only_declared(|table| table.lengths.equal = true),
+    },
+    TableFault {
+        id: "padding-in-thd-not-refused",
+        imitates: "a backend is refused for padding between packed sequences by the table alone: a call computes it",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: only_declared(|table| {
+            table.layout.padding_except = vec![unpadded(None, Some(SideLayout::Thd))];
+        }),
+    },
+    TableFault {
+        id: "padding-under-all-gather-not-refused",
+        imitates: "tests skip a backend for padding under all-gather, and nothing refuses it at run time",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: only_declared(|table| {
+            table.layout.padding_except = vec![unpadded(Some(Algorithm::AllGather), None)];
+        }),
+    },
+    TableFault {
+        id: "padding-in-a-batch-not-refused",
+        imitates: "masks of padding are refused in BSHD and SBHD by the table alone: a call computes them",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: only_declared(|table| {
+            table.layout.padding_except =
+                [SideLayout::Bshd, SideLayout::Sbhd].map(|layout| unpadded(None, Some(layout))).to_vec();
+        }),
+    },
+    TableFault {
+        id: "padding-refused-under-all-algorithms",
+        imitates: "padding is refused under a ring, and the gate asks only whether there are several ranks",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: Tables {
+            declared: |table| table.layout.padding_except = vec![unpadded(Some(Algorithm::Ring), None)],
+            gate: |table| {
+                let all = Algorithm::of_several_ranks();
+                table.layout.padding_except = all.map(|algorithm| unpadded(Some(algorithm), None)).collect();
+            },
+        },
+    },
+    TableFault {
+        id: "padding-refused-in-all-layouts",
+        imitates: "padding is refused under a ring in BSHD, and the gate asks for the algorithm alone",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: Tables {
+            declared: |table| {
+                table.layout.padding_except = vec![unpadded(Some(Algorithm::Ring), Some(SideLayout::Bshd))];
+            },
+            gate: |table| table.layout.padding_except = vec![unpadded(Some(Algorithm::Ring), None)],
+        },
     },
 ];
 
@@ -68,21 +152,27 @@ impl Tabled {
         Tabled { inner: Emulated::default(), fault }
     }
 
-    /// Whether the faulty table answers differently from the right one on a problem.
+    /// Whether the declared table answers differently from the gate on a problem.
     pub fn shows(&self, problem: &Problem) -> bool {
-        let said = |subject: &dyn Backend| subject.declaration().table.refusal(problem);
-        said(self) != said(&self.inner)
+        let said = |edit| self.table(edit).refusal(problem);
+        said(self.fault.edit.declared) != said(self.fault.edit.gate)
+    }
+
+    /// Returns the kernel's table after an edit.
+    fn table(&self, edit: fn(&mut Table)) -> Table {
+        let mut table = self.inner.declaration().table;
+        edit(&mut table);
+        table
     }
 }
 
 impl Backend for Tabled {
     fn declaration(&self) -> Declaration {
-        let mut declaration = self.inner.declaration();
-        (self.fault.edit)(&mut declaration.table);
-        declaration
+        self.inner.declaration().with_table(self.table(self.fault.edit.declared))
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.table(self.fault.edit.gate).check(problem)?;
         self.inner.run(problem, inputs)
     }
 

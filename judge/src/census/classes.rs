@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 115] = [
+const OF_PROBLEMS: [Class; 118] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [127, 127, 127], |p| p.sequences.len() == 1),
@@ -171,6 +171,11 @@ const OF_PROBLEMS: [Class; 115] = [
     // Forms in which problems are given.
     class("given as segment ids and positions", [93, 91, 89], |p| p.form == Form::Segments),
     class("given as lengths of a padded batch", [13, 15, 12], |p| p.form == Form::Lengths),
+    class("said to have padding", [209, 208, 209], |p| p.form == Form::PadBetweenSeqs),
+    class("said to have padding, with none", [17, 16, 16], |p| {
+        p.form == Form::PadBetweenSeqs && Form::NoPadBetweenSeqs.check(p).is_ok()
+    }),
+    class("said to have no padding", [16, 16, 15], |p| p.form == Form::NoPadBetweenSeqs),
     // Steps on a cache.
     class("in steps on a cache", [47, 46, 48], |p| !p.steps.is_empty()),
     class("in steps, keys cached at first", [35, 32, 38], |p| {

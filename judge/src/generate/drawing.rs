@@ -77,9 +77,7 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     parallel(choose, features, &mut raw);
     exact(choose, &mut raw);
     aims::aim(choose, limits, &mut raw);
-    if choose.one_in(FORM_ONE_IN) {
-        raw.form = 1 + choose.below(FORMS.len() as u32);
-    }
+    form(choose, &mut raw);
     if choose.one_in(BLOCKS_ONE_IN) {
         blocks(choose, limits, &mut raw);
     }
@@ -125,15 +123,27 @@ fn border(choose: &mut Choices<'_, '_>, limits: &Limits, keys: u32) -> u32 {
     }
 }
 
-/// Number of cases among which one asks for another form than the plain one. Few problems can be said in one.
-const FORM_ONE_IN: u32 = 2;
+/// Ways to draw a form: what every other one asks for, few problems can be said in.
+const FORM_WAYS: u32 = 8;
+
+/// Draws a form. Half of the cases ask for segments or for lengths, an eighth each for either word of the caller's about
+/// padding, and the others for none.
+fn form(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    raw.form = match choose.below(FORM_WAYS) {
+        way if way % 2 == 1 => 1 + choose.below(2),
+        2 => 3,
+        6 => 4,
+        _ => 0,
+    };
+}
 
 /// Layouts of keys and values, beside each layout of queries (THD, BSHD, SBHD).
 const BESIDE: [[u32; 3]; LAYOUTS.len()] = [[1, 2, 2], [0, 2, 2], [0, 1, 1]];
 
 /// Gives keys another layout than queries. A padded batch, of which lengths alone tell, has one layout.
 fn other_layout(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
-    let lengths = FORMS.iter().position(|form| *form == Form::Lengths).map_or(0, |index| index as u32 + 1);
+    let lengths =
+        FORMS.iter().position(|forms| forms[0] == Form::Lengths).map_or(0, |index| index as u32 + 1);
     let wanted = features.on(Feature::EqualSpans) && features.on(Feature::OtherLayout);
     if wanted && raw.form != lengths {
         raw.kv_layout = 1 + choose.of(&BESIDE[raw.layout as usize]);

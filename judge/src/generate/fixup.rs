@@ -18,7 +18,7 @@
 //! 8. An index of an illegal case past its table's end means a legal case.
 //! 9. Borders of documents are sorted, and those that are 0, repeated or too many are dropped.
 //! 10. Steps are left out where the problem cannot be made in them.
-//! 11. A form becomes the next of its table that can say the problem; where none can, the plain one.
+//! 11. A form becomes the first of its entry that can say the problem; where none can, the plain one.
 
 use std::num::NonZeroU32;
 
@@ -66,8 +66,13 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
 ];
 /// Table of layouts, from THD over BSHD to SBHD.
 pub(super) const LAYOUTS: [Layout; 3] = [Layout::Packed, Layout::EqualSpans, Layout::Interleaved];
-/// Table of forms other than the plain one.
-pub(super) const FORMS: [Form; 2] = [Form::Segments, Form::Lengths];
+/// Table of forms other than the plain one, each followed by those that stand in for it.
+pub(super) const FORMS: [&[Form]; 4] = [
+    &[Form::Segments, Form::Lengths],
+    &[Form::Lengths, Form::Segments],
+    &[Form::NoPadBetweenSeqs, Form::PadBetweenSeqs],
+    &[Form::PadBetweenSeqs],
+];
 /// Table of ways to cut so many queries into steps. What is left after them is the last step.
 pub(super) const STEPS: [fn(usize) -> Steps; 6] = [
     |queries| cut(&[queries.saturating_sub(1)]),
@@ -118,8 +123,8 @@ fn form(form: u32, fields: &ProblemFields) -> Form {
     if !fields.steps.is_empty() {
         return Form::CuSeqlens;
     }
-    let Some(first) = form.checked_sub(1) else { return Form::CuSeqlens };
-    let forms = (0..FORMS.len() as u32).map(|index| wrapped(&FORMS, first.wrapping_add(index)));
+    let Some(entry) = form.checked_sub(1) else { return Form::CuSeqlens };
+    let forms = wrapped(&FORMS, entry).iter().copied();
     forms.into_iter().find(|form| form.check(fields).is_ok()).unwrap_or_default()
 }
 

@@ -6,7 +6,7 @@ use seamproof_oracle::limits::{
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Problem, ProblemError,
-    ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError,
+    ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError, TensorRows,
 };
 
 use crate::subject::Needs;
@@ -336,8 +336,12 @@ fn group_size(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     ProblemError::GroupSize { size, rule }
 }
 
-/// Chooses a form that cannot say the fields: several ranks, or rows outside of a batch of none.
+/// Chooses a form that cannot say the fields: several ranks, rows outside of a batch of none, or padding of which the
+/// caller says that it is not there.
 fn form_without_room(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    if detail % 4 == 2 {
+        return padding_denied(fields, detail);
+    }
     if detail.is_multiple_of(2) {
         fields.form = Form::Segments;
         fields.parallel = parallel(Algorithm::Ring, Balance::Contiguous, 2);
@@ -348,6 +352,18 @@ fn form_without_room(fields: &mut ProblemFields, detail: usize) -> ProblemError 
     fields.sequences.clear();
     fields.rows.q = 1 + detail / 2 % 3;
     let error = FormError::Rows { side: Side::Q, rows: fields.rows.q, expected: 0 };
+    ProblemError::Form { form: fields.form, error }
+}
+
+/// Gives one sequence rows of padding that the caller denies.
+fn padding_denied(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let (len, rows) = (1 + detail / 4 % 3, 1 + detail / 12 % 2);
+    let [full, padded] = [len, len + rows].map(|span| Run::packed(0, len, span));
+    fields.form = Form::NoPadBetweenSeqs;
+    fields.parallel = ContextParallel::single();
+    fields.sequences = vec![Sequence { id: 0, q: full, kv: padded }];
+    fields.rows = TensorRows { q: len, kv: len + rows };
+    let error = FormError::Run { index: 0, side: Side::Kv, got: padded, expected: full };
     ProblemError::Form { form: fields.form, error }
 }
 

@@ -91,8 +91,8 @@ pub struct RawProblem {
     /// preconditions the problem meets.
     #[serde(default)]
     pub exact: u32,
-    /// Form in which the problem is given: 0 for the plain one. Otherwise it is an entry of the table of other forms,
-    /// or the next entry that can say the problem.
+    /// Form in which the problem is given: 0 for the plain one, n for the first form of entry n − 1 of a table that can
+    /// say the problem, modulo the number of entries.
     #[serde(default)]
     pub form: u32,
     /// First keys of documents but the first, in any order; none for a mask without documents.

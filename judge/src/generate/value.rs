@@ -43,7 +43,8 @@ pub fn value_of(problem: &Problem) -> RawProblem {
     let entry = |table: &[InputMode]| table.iter().position(|mode| *mode == problem.mode);
     raw.mode = entry(&MODES).unwrap_or(0) as u32;
     raw.exact = entry(&EXACT_MODES).map_or(0, |index| index as u32 + 1);
-    raw.form = FORMS.iter().position(|form| *form == problem.form).map_or(0, |index| index as u32 + 1);
+    let form = FORMS.iter().position(|forms| forms[0] == problem.form);
+    raw.form = form.map_or(0, |index| index as u32 + 1);
     raw.steps = steps(problem);
     parallel(problem, &mut raw);
     raw

@@ -87,13 +87,18 @@ pub(super) fn within_both(
     within_errors_of([evidence, evidence], relation, twin, what)
 }
 
-/// Asks as [`within_both`] does. The subject of the second evidence runs the twin.
+/// Asks as [`within_both`] does. The subject of the second evidence runs the twin. A twin whose rows had to move, because
+/// padding is refused under its algorithm, is not asked.
 pub(super) fn within_errors_of(
     [evidence, theirs]: [&Evidence<'_>; 2],
     relation: Relation,
     twin: &Twin,
     what: [&'static str; 2],
 ) -> Option<Look> {
+    if twin.problem.sequences != evidence.problem.sequences {
+        evidence.told.outside.set(true);
+        return None;
+    }
     let answer = match twin.answer(theirs, relation) {
         Ok(answer) => answer,
         Err(look) => return Some(look),

@@ -112,11 +112,13 @@ impl Arrangement {
     }
 
     /// Makes the layout one that a form says: without padding of the sequences' own for segments, with spans that are
-    /// all as long as the longest and no other rows for lengths.
+    /// all as long as the longest and no other rows for lengths, with rows that follow each other from row 0 on where
+    /// the caller says that there is no padding.
     pub(crate) fn bring_into(&mut self, form: Form) {
         for side in self.sides() {
             match form {
-                Form::CuSeqlens => {}
+                Form::CuSeqlens | Form::PadBetweenSeqs => {}
+                Form::NoPadBetweenSeqs => side.follow(),
                 Form::Segments => {
                     side.pack();
                     side.cap_padding(0);
@@ -128,7 +130,7 @@ impl Arrangement {
 
     /// Makes the layout one that a form says, with as little padding as it can have.
     pub(crate) fn cut_padding_of(&mut self, form: Form) {
-        if !form.is_plain() {
+        if !matches!(form, Form::CuSeqlens | Form::PadBetweenSeqs) {
             self.sides().into_iter().for_each(|side| side.cap_padding(0));
             self.bring_into(form);
         }
@@ -268,7 +270,15 @@ impl Layout {
 
     /// Removes every seam: the rows are packed, in order, and all real.
     pub(crate) fn plain(&mut self) {
-        self.cap_all(0);
+        self.follow();
+        self.cap_slack(0);
+    }
+
+    /// Makes real rows follow each other from row 0 on, in order. Rows after the last stay.
+    fn follow(&mut self) {
+        self.cap_padding(0);
+        self.cap_gaps(0);
+        self.cap_first(0);
         self.pack();
         self.sort();
     }

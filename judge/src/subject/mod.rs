@@ -30,7 +30,7 @@ pub use promises::{
 pub use seamproof_oracle::TensorName;
 pub use table::{
     BalanceKind, HeadCounts, HeadDims, Layouts, Lengths, MaskForm, MaskKind, Masks, Parallelism, Refusal,
-    Sizes, SizesError, Table, TableError,
+    SideLayout, Sizes, SizesError, Table, TableError, Unpadded,
 };
 
 use crate::finding::Earlier;

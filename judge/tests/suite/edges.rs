@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use seamproof_judge::campaign::{Campaign, CampaignSummary};
 use seamproof_judge::finding::Check;
 use seamproof_judge::prelude::*;
-use seamproof_judge::subject::{BalanceKind, Layouts};
+use seamproof_judge::subject::{BalanceKind, Layouts, SideLayout, Unpadded};
 use seamproof_judge::subjects::Emulated;
 
 use crate::tables::random;
@@ -92,6 +92,7 @@ fn any(problem: &Problem, holds: impl Fn(&Sequence) -> bool) -> bool {
 fn only(table: &mut Table, layout: fn(&mut Layouts)) {
     table.layout = Layouts {
         padding: false,
+        padding_except: Vec::new(),
         gaps: false,
         first_offset: false,
         slack: false,
@@ -108,7 +109,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 37] = [
+const EDGES: [Edge; 38] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -147,6 +148,14 @@ const EDGES: [Edge; 37] = [
     ("lengths.sequences_most", |t| t.lengths.sequences_most = 3, |p| p.sequences.len() == 3),
     ("lengths.rows_most", |t| t.lengths.rows_most = 20, |p| p.rows.kv > 17),
     ("layout.padding", |t| only(t, |l| l.padding = true), |p| lies(p, |l| l.padding = false)),
+    (
+        "layout.padding_except",
+        |t| {
+            let (algorithm, layout) = (Some("ring"), Some(SideLayout::Thd));
+            t.layout.padding_except = vec![Unpadded { algorithm, layout }];
+        },
+        |p| p.parallel.algorithm.name() == "all-to-all" && lies(p, |l| l.padding = false) && p.pairs() > 0,
+    ),
     ("layout.gaps", |t| only(t, |l| l.gaps = true), |p| lies(p, |l| l.gaps = false)),
     ("layout.first_offset", |t| only(t, |l| l.first_offset = true), |p| lies(p, |l| l.first_offset = false)),
     ("layout.slack", |t| only(t, |l| l.slack = true), |p| lies(p, |l| l.slack = false)),

@@ -3,7 +3,7 @@
 use seamproof_judge::exact::eligible;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subject::broken_rule;
+use seamproof_judge::subject::{SideLayout, Unpadded, broken_rule};
 
 use crate::tables::random;
 
@@ -127,6 +127,78 @@ fn each_row_changes_only_what_it_refuses() {
             ProblemFields { sequences: own.sequences.clone(), rows: own.rows, ..(*problem).clone().into() };
         assert_eq!(same, own.clone().into(), "only rows change");
     }
+}
+
+/// Test that padding goes where its layout or its algorithm has none, and stays everywhere else.
+#[test]
+fn padding_is_refused_under_one_algorithm_or_in_one_layout() {
+    use seamproof_oracle::{Algorithm, Balance};
+    let except = |algorithm: Option<Algorithm>, layout| {
+        vec![Unpadded { algorithm: algorithm.map(Algorithm::name), layout }]
+    };
+    let over = |algorithm, lengths: &[(usize, usize)]| ProblemFields {
+        parallel: ContextParallel::over(2, algorithm, Balance::DualChunk),
+        heads: Heads { q: 2, kv: 2 },
+        ..ProblemFields::padded(lengths, 8)
+    };
+    let thd: &[(usize, usize)] = &[(3, 4), (5, 8)];
+    let bshd: &[(usize, usize)] = &[(3, 4), (2, 4)];
+    let said = |fields: &ProblemFields, unpadded: &[Unpadded]| {
+        let mut table = Table::widest();
+        table.layout.padding_except = unpadded.to_vec();
+        let table = table.validated().expect("some problem passes");
+        let problem = Problem::new(fields.clone()).expect("it is legal");
+        (table.refusal(&problem).map(|refusal| refusal.to_string()), table.fitted(problem))
+    };
+    let ring_in_bshd = except(Some(Algorithm::Ring), Some(SideLayout::Bshd));
+    let (refusal, fitted) = said(&over(Algorithm::Ring, bshd), &ring_in_bshd);
+    assert_eq!(refusal.as_deref(), Some("padding rows are not supported under ring in bshd"));
+    assert_eq!(fitted.parallel.algorithm, Algorithm::Single);
+    for taken in [
+        over(Algorithm::Ring, thd),
+        over(Algorithm::AllToAll, bshd),
+        over(Algorithm::Ring, &[(4, 4), (4, 4)]),
+    ] {
+        assert_eq!(said(&taken, &ring_in_bshd).0, None, "{taken:?}");
+    }
+    let in_thd = except(None, Some(SideLayout::Thd));
+    let (refusal, fitted) = said(&ProblemFields::padded(thd, 8), &in_thd);
+    assert_eq!(refusal.as_deref(), Some("padding rows are not supported in thd"));
+    assert_eq!(
+        runs(&fitted),
+        runs(&Problem::new(ProblemFields::packed(&[(3, 3), (5, 5)], 8)).expect("legal"))
+    );
+    assert_eq!(said(&ProblemFields::padded(bshd, 8), &in_thd).0, None);
+    // One padded sequence is no batch of several.
+    assert!(said(&ProblemFields::padded(&[(3, 4)], 8), &in_thd).0.is_some());
+    let nowhere = except(None, None);
+    let mut table = Table::widest();
+    table.layout.padding_except = nowhere;
+    let told = table.validated().expect_err("no padding is left").to_string();
+    assert_eq!(
+        told,
+        "table.layout.padding_except: padding is refused everywhere; say layout.padding false instead"
+    );
+}
+
+/// Test that a table is written and read with what refuses padding, and that an algorithm without a name is refused.
+#[test]
+fn exceptions_of_padding_are_written_and_read() {
+    let text =
+        r#"{"layout": {"padding_except": [{"algorithm": "ring", "layout": "bshd"}, {"layout": "sbhd"}]}}"#;
+    let table: Table = serde_json::from_str(text).expect("a table");
+    let [first, second] = table.layout.padding_except[..] else { panic!("{table:?}") };
+    assert_eq!((first.algorithm, first.layout), (Some("ring"), Some(SideLayout::Bshd)));
+    assert_eq!((second.algorithm, second.layout), (None, Some(SideLayout::Sbhd)));
+    let again: Table =
+        serde_json::from_value(serde_json::to_value(&table).expect("plain data")).expect("a table");
+    assert_eq!(again, table);
+    assert!(
+        serde_json::to_value(Table::default()).expect("plain data")["layout"].get("padding_except").is_none()
+    );
+    let unknown = text.replace("ring", "rung");
+    let error = serde_json::from_str::<Table>(&unknown).expect_err("no algorithm").to_string();
+    assert!(error.contains("'rung' is no algorithm; known: single, ring"), "{error}");
 }
 
 #[test]

@@ -9,6 +9,9 @@ use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
 use seamproof_judge::subjects::{Emulated, miscall};
 
+/// Every form but the plain one.
+const OTHERS: [Form; 4] = [Form::Segments, Form::Lengths, Form::PadBetweenSeqs, Form::NoPadBetweenSeqs];
+
 /// The emulated kernel, which reads wrongly what it is given in one form.
 struct Misreads {
     form: Form,
@@ -46,7 +49,7 @@ fn given(form: Form) -> impl Iterator<Item = Problem> {
 
 #[test]
 fn a_wrong_reader_of_one_form_is_found_and_shrunk_in_that_form() {
-    for form in [Form::Segments, Form::Lengths] {
+    for form in OTHERS {
         let subject = Misreads { form, promises: Promises::ALL };
         let wrong = |problem: &Problem| matches!(evaluate(&subject, problem), Verdict::Finding(_));
         let found = given(form).find(wrong).expect("a finding");
@@ -58,7 +61,7 @@ fn a_wrong_reader_of_one_form_is_found_and_shrunk_in_that_form() {
 
 #[test]
 fn a_failure_in_any_form_is_shrunk_to_the_plain_one() {
-    for form in [Form::Segments, Form::Lengths] {
+    for form in OTHERS {
         let shrunk =
             given(form).take(8).map(|problem| shrink(&problem, 2_000, |small| small.pairs() > 0).problem);
         assert!(shrunk.collect::<Vec<_>>().iter().all(|small| small.form.is_plain()));
@@ -91,7 +94,7 @@ fn all_forms_of_a_problem_are_held_to_one_answer() {
 fn the_emulated_kernel_reads_what_it_is_given() {
     let (right, mut shown) = (Emulated::default(), 0);
     let dropped = miscall("call-last-segment-dropped").expect("a fault");
-    for problem in [Form::Segments, Form::Lengths].into_iter().flat_map(|form| given(form).take(20)) {
+    for problem in OTHERS.into_iter().flat_map(|form| given(form).take(20)) {
         let inputs = seamproof_judge::values::inputs(&problem);
         let plain =
             Problem::new(ProblemFields { form: Form::CuSeqlens, ..problem.clone().into() }).expect("plain");

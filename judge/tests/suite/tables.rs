@@ -2,7 +2,7 @@
 
 use seamproof_judge::hash::mix;
 use seamproof_judge::prelude::*;
-use seamproof_judge::subject::BalanceKind;
+use seamproof_judge::subject::{BalanceKind, SideLayout, Unpadded};
 use seamproof_oracle::Algorithm;
 
 /// Numbers that follow from a seed.
@@ -77,6 +77,9 @@ fn drawn(draws: &mut Draws) -> Table {
         &mut layout.order,
     ];
     rows.into_iter().for_each(|row| *row = draws.wide());
+    if !draws.wide() {
+        table.layout.padding_except = (0..1 + draws.below(3)).map(|_| unpadded(draws)).collect();
+    }
     (table.cache, table.softcap) = (draws.wide(), draws.wide());
     if !draws.wide() {
         table.sinks = draws.some(&[Sink::None, Sink::OffByOne, Sink::Learnable]);
@@ -95,6 +98,11 @@ fn drawn(draws: &mut Draws) -> Table {
         table.forms = draws.some(&Form::ALL);
     }
     table
+}
+
+fn unpadded(draws: &mut Draws) -> Unpadded {
+    let algorithm = draws.wide().then(|| draws.of(&Algorithm::ALL).name());
+    Unpadded { algorithm, layout: draws.wide().then(|| draws.of(&SideLayout::ALL)) }
 }
 
 fn masks(draws: &mut Draws, table: &mut Table) {

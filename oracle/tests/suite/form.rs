@@ -36,7 +36,9 @@ fn a_form_that_says_a_problem_is_read_as_the_same_sequences() {
     for form in [Form::Segments, Form::Lengths] {
         assert_eq!(read(&in_form(form, &[]).unwrap()), []);
     }
-    assert!(Given::of(&in_form(Form::CuSeqlens, &runs).unwrap()).is_none());
+    for form in [Form::CuSeqlens, Form::PadBetweenSeqs] {
+        assert!(Given::of(&in_form(form, &runs).unwrap()).is_none());
+    }
 }
 
 #[test]
@@ -69,6 +71,38 @@ fn what_a_form_cannot_say_is_refused_with_the_value() {
         ring.unwrap_err().to_string(),
         "form lengths: the algorithm is ring; only single is given so; use cu_seqlens"
     );
+}
+
+/// Test that the caller's word for padding is free to say yes, and says no only where rows lie at the sums of lengths.
+#[test]
+fn a_caller_who_denies_padding_that_is_there_is_refused() {
+    let tail = [(tight(0, 2), tight(0, 3)), (tight(2, 1), Run::packed(3, 1, 2))];
+    let gap = [(tight(0, 2), tight(0, 3)), (tight(3, 1), tight(3, 1))];
+    let first = [(tight(1, 2), tight(0, 3))];
+    let apart = [(Run { offset: 0, step: 2, len: 2, span: 2 }, tight(0, 2))];
+    let tight_ones = [(tight(0, 2), tight(0, 3)), (tight(2, 0), tight(3, 1)), (tight(2, 1), tight(4, 0))];
+    for runs in [&tail[..], &gap, &first, &apart, &tight_ones, &[]] {
+        assert!(in_form(Form::PadBetweenSeqs, runs).is_ok(), "{runs:?}");
+        let denied = in_form(Form::NoPadBetweenSeqs, runs);
+        assert_eq!(denied.is_ok(), runs.len() == 3 || runs.is_empty(), "{denied:?}");
+    }
+    assert_eq!(
+        in_form(Form::NoPadBetweenSeqs, &tail).unwrap_err(),
+        "form no_pad_between_seqs: sequences[1].kv has offset 3, step 1 and span 2, not 3, 1 and 1; use cu_seqlens"
+    );
+    assert!(
+        in_form(Form::NoPadBetweenSeqs, &gap).unwrap_err().contains("offset 3, step 1 and span 1, not 2")
+    );
+    let words = Form::ALL.map(|form| form.pad_between_seqs());
+    assert_eq!(words, [None, None, None, Some(true), Some(false)]);
+    // Ranks share rows without padding where they divide every length.
+    let parallel = ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk);
+    let ring = |form, lengths: &[(usize, usize)]| {
+        Problem::new(ProblemFields { form, parallel: parallel.clone(), ..ProblemFields::padded(lengths, 8) })
+    };
+    assert!(ring(Form::NoPadBetweenSeqs, &[(8, 8), (4, 4)]).is_ok());
+    assert!(ring(Form::NoPadBetweenSeqs, &[(8, 8), (3, 4)]).is_err());
+    assert!(ring(Form::PadBetweenSeqs, &[(8, 8), (3, 4)]).is_ok());
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from .. import recording
-from ..errors import DeclarationError
+from ..errors import DeclarationError, MaximumTooSmall, PaddingDenied
 from ..formats import UNIT
 from .call import INPUTS
 
@@ -183,11 +184,21 @@ def _sequences(rows: list[int], ranks: int, given: Mapping[str, Any]) -> list[di
         owned = real if owned is None else [int(offset) for offset in owned]
         if len(real) != len(owned):
             raise DeclarationError(f"cu_seqlens_{side} and cu_seqlens_{side}_padded have different lengths")
+        _check_words(side, real, owned, given)
         bounds = zip(real, real[1:], owned, owned[1:], strict=False)
         sides.append([{"offset": first, "len": b - a, "span": last - first} for a, b, first, last in bounds])
     if len(sides[0]) != len(sides[1]):
         raise DeclarationError("cu_seqlens_q and cu_seqlens_kv have different lengths")
     return [{"id": index, "q": q, "kv": kv} for index, (q, kv) in enumerate(zip(*sides, strict=True))]
+
+
+def _check_words(side: str, real: list[int], owned: list[int], given: Mapping[str, Any]) -> None:
+    """Refuses what the caller says of padding and of largest lengths where the offsets of a side say otherwise."""
+    lengths = [end - first for first, end in itertools.pairwise(real)]
+    MaximumTooSmall.check(f"max_seqlen_{side}", given[f"max_seqlen_{side}"], lengths)
+    apart = [index for index, (a, b) in enumerate(zip(real, owned, strict=True)) if a != b]
+    if given["pad_between_seqs"] is False and apart:
+        raise PaddingDenied(side, max(apart[0] - 1, 0), real[apart[0]], owned[apart[0]])
 
 
 def manifest_of(

@@ -224,6 +224,9 @@ def record(
     cu_seqlens_kv: Any = None,
     cu_seqlens_q_padded: Any = None,
     cu_seqlens_kv_padded: Any = None,
+    pad_between_seqs: bool | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
     algorithm: str = "ring",
     balance: str = "contiguous",
     lse: str | None = None,
@@ -245,12 +248,13 @@ def record(
     The call is the first one of `attention`, a module of torch, or of `rec(function)`. Its first three arguments are
     this rank's q, k and v, in `layout`. All ranks of the group must enter the context.
 
-    The `cu_seqlens` are those of all ranks together: where sequences begin and end, and with `_padded` where their rows
-    do. Without them each row of a batch is one sequence. `lse` is the order of axes, `"ht"` or `"th"`, of a second
-    result that is the LSE; in a batch the sequences may be an axis before these. `sink` is `"off-by-one"`, or has the
-    logits of a learnable sink: an argument of the call, or a parameter of the module. `arithmetic` has fields of the
-    manifest; what is left out is not known, and has the widest bounds. `of_call` returns more of these options from the
-    arguments of the call, which it gets by name.
+    The `cu_seqlens` are those of all ranks together: where sequences begin and end, and with `_padded` where their
+    rows do. Without them each row of a batch is one sequence. `pad_between_seqs` and `max_seqlen` are what the caller
+    says of them; where they contradict the offsets, nothing is recorded (`PaddingDenied`, `MaximumTooSmall`). `lse` is
+    the order of axes, `"ht"` or `"th"`, of a second result that is the LSE; in a batch the sequences may be an axis
+    before these. `sink` is `"off-by-one"`, or has the logits of a learnable sink: an argument of the call, or a
+    parameter of the module. `arithmetic` has fields of the manifest; what is left out is not known, and has the widest
+    bounds. `of_call` returns more of these options from the arguments of the call, which it gets by name.
     """
     given = {key: value for key, value in locals().items() if key not in ("directory", "attention", "group")}
     check_arguments({"dropout": dropout, "bias": bias, "alibi": alibi})

@@ -16,6 +16,8 @@ from .recorder import Recorder, record
 
 ALGORITHMS = {"p2p": "ring", "all_gather": "all-gather", "a2a": "all-to-all"}
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+# What a caller says of these.
+WORDS = ("pad_between_seqs", "max_seqlen_q", "max_seqlen_kv")
 
 
 def record_transformer_engine(
@@ -32,8 +34,9 @@ def record_transformer_engine(
 ) -> Recorder:
     """Returns a context in which the first call of a `DotProductAttention` is recorded, as by `seamproof.record`.
 
-    Mask, window, layout, sink, `cu_seqlens` and the way of communication come from the module and from the call. The
-    group is the module's own; for a2a+p2p, where that is two, give the group of all ranks of context parallelism.
+    Mask, window, layout, sink, `cu_seqlens`, what is said of them, and the way of communication come from the module
+    and from the call. The group is the module's own; for a2a+p2p, where that is two, give the group of all ranks of
+    context parallelism.
     """
     missing = [word for word in ("qkv_format", "attn_mask_type") if not hasattr(module, word)]
     if missing:
@@ -97,7 +100,7 @@ def _read(module: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     left, right = of("window_size") or (-1, -1)
     # Without a causal mask (−1, 0) is no window.
     right = -1 if is_causal or left < 0 else right
-    lengths = {name: call.get(name) for name in CU_SEQLENS} if layout == "thd" else {}
+    lengths = {name: call.get(name) for name in (*CU_SEQLENS, *WORDS)} if layout == "thd" else {}
     return {
         "layout": layout,
         "causal": is_causal,

@@ -39,7 +39,7 @@ pub const ABSENT: &[Absent] = &[
         reason: "an index table read out of bounds inside a helper kernel: tables are runs here, checked as such",
     },
     Absent {
-        entries: &[43, 48, 59, 149, 152, 153, 156, 159],
+        entries: &[43, 59, 149, 152, 153, 156, 159],
         reason: "maxima, scratch, integers and grids of a device",
     },
     Absent {

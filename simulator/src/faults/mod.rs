@@ -20,6 +20,7 @@ mod padding;
 mod region;
 mod resources;
 mod shipped;
+mod words;
 
 use std::sync::LazyLock;
 
@@ -46,6 +47,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
     let classes = [
         metadata::FAULTS,
         padding::FAULTS,
+        words::FAULTS,
         mask::FAULTS,
         exchange::FAULTS,
         merge::FAULTS,

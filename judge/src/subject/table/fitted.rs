@@ -19,10 +19,12 @@
 //!   many keys. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
 //!   Where there must be a sequence, there is one of one query and one key, or of the least number of keys.
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
-//!   lie in their listed order. Where padding is taken, spans grow to what several ranks need. A tensor that is too
-//!   large loses free rows, then padding, then its last sequences, then the ends of the others.
-//! - *The form* becomes the plain one, or the first one of the table. One rank is left where that is not the plain one.
+//!   lie in their listed order. Where padding is taken, spans grow to what several ranks need; where it is refused under
+//!   their algorithm alone, one rank is left. A tensor that is too large loses free rows, then padding, then its last
+//!   sequences, then the ends of the others.
+//! - *The form* becomes the plain one, or the first one of the table. One rank is left in segments and in a padded batch.
 //!   Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other rows.
+//!   Where the caller says that there is no padding, rows follow each other from row 0 on.
 //! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
 //! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
 //!
@@ -36,7 +38,7 @@ use seamproof_oracle::{
 };
 
 use super::refusal::has_blind_query;
-use super::{Lengths, MaskForm, MaskKind, Seams, Table};
+use super::{Lengths, MaskForm, MaskKind, Seams, SideLayout, Table};
 use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
@@ -100,7 +102,7 @@ impl Table {
             GivenUp::Ranks | GivenUp::FreeRows => self.fewest_ranks(),
         };
         let form = self.nearest_form(fields.form);
-        if !form.is_plain() {
+        if !form.gives_offsets() {
             fields.parallel = self.fewest_ranks();
         }
         // What follows may be in no other form yet, nor in steps.
@@ -128,19 +130,22 @@ impl Table {
         self.precisions.iter().min_by_key(unlike).copied().unwrap_or(Precision::uniform(Format::F32))
     }
 
-    /// Returns a form of the table: the problem's own, or the plain one, or the first. Only one rank is given in
-    /// another than the plain one.
+    /// Returns a form of the table: the problem's own, or the plain one, or the first.
     fn nearest_form(&self, form: Form) -> Form {
         let taken = |form: &Form| self.fits(*form);
         [form, Form::CuSeqlens].into_iter().chain(self.forms.iter().copied()).find(taken).unwrap_or(form)
     }
 
-    /// Whether any problem of the table can be brought into a form. Lengths that differ need padding.
+    /// Whether any problem of the table can be brought into a form. Lengths that differ need padding, and several ranks
+    /// share any length with padding alone.
     pub(super) fn fits(&self, form: Form) -> bool {
-        let padded = form != Form::Lengths || self.layout.padding;
-        let ranks =
-            form.is_plain() || self.parallel.ranks_least == 1 && self.parallel.takes(Algorithm::Single);
-        self.forms.contains(&form) && padded && ranks
+        let one_rank = self.parallel.ranks_least == 1 && self.parallel.takes(Algorithm::Single);
+        let fits = match form {
+            Form::CuSeqlens | Form::PadBetweenSeqs => true,
+            Form::Segments | Form::NoPadBetweenSeqs => one_rank,
+            Form::Lengths => one_rank && self.takes_padding(Algorithm::Single, SideLayout::Bshd),
+        };
+        self.forms.contains(&form) && fits
     }
 
     /// Whether any problem of the table can be made in steps: several calls need padding, since the cache is not yet full.
@@ -151,7 +156,7 @@ impl Table {
             && self.masks.alignments.contains(&Alignment::BottomRight)
             && self.parallel.takes(Algorithm::Single)
             && self.forms.contains(&Form::CuSeqlens)
-            && self.layout.padding
+            && SideLayout::ALL.iter().all(|layout| self.takes_padding(Algorithm::Single, *layout))
             && !self.lengths.equal
     }
 
@@ -243,14 +248,21 @@ impl Table {
     }
 
     /// Returns the smallest group: one rank with the plain call, or else the first algorithm of the table that takes
-    /// any heads in a group of that size.
+    /// any heads and any lengths in a group of that size.
     fn fewest_ranks(&self) -> ContextParallel {
         let (taken, size) = (&self.parallel, self.parallel.ranks_least);
-        let any_heads =
-            |other: &Algorithm| size == 1 || matches!(other, Algorithm::Ring | Algorithm::AllGather);
         let all = std::iter::once(Algorithm::Single).chain(Algorithm::of_several_ranks());
-        let first = all.filter(any_heads).find(|algorithm| taken.takes(*algorithm));
+        let fits = |other: &Algorithm| size == 1 || self.shares_anything(*other);
+        let first = all.filter(fits).find(|algorithm| taken.takes(*algorithm));
         ContextParallel::over(size, first.unwrap_or(Algorithm::Single), Balance::Contiguous)
+    }
+
+    /// Whether several ranks of an algorithm take any heads, and any lengths of packed rows by means of padding.
+    pub(super) fn shares_anything(&self, algorithm: Algorithm) -> bool {
+        let padded = |layout| self.takes_padding(algorithm, layout);
+        matches!(algorithm, Algorithm::Ring | Algorithm::AllGather)
+            && padded(SideLayout::Thd)
+            && padded(SideLayout::Bshd)
     }
 
     fn fit_lengths(&self, shape: &mut Arrangement, mask: Mask) {
@@ -312,8 +324,21 @@ impl Table {
             if given_up == GivenUp::FreeRows {
                 side.plain();
             }
+            self.fit_padding(side, parallel.algorithm);
             if cut && taken.padding {
                 side.round_spans(span_multiple(parallel.balance, parallel.size()));
+            }
+        }
+    }
+
+    /// Cuts the padding of a side whose layout has none under the algorithm. Rows between lanes that are left may be
+    /// refused as well; the side is packed then.
+    fn fit_padding(&self, side: &mut Layout, algorithm: Algorithm) {
+        let (runs, _) = side.runs();
+        if !self.takes_padding(algorithm, SideLayout::of(&runs)) {
+            side.cap_padding(0);
+            if !self.layout.gaps && side.leaves_rows_between() {
+                side.pack();
             }
         }
     }

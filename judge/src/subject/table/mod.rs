@@ -14,9 +14,8 @@ mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Blocks, Form, Format, Mask, Precision, Sink, TensorName,
+    Algorithm, Alignment, Balance, Blocks, Form, Format, Mask, Precision, Run, Sink, TensorName,
 };
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use refusal::Refusal;
@@ -247,6 +246,9 @@ pub struct Lengths {
 pub struct Layouts {
     /// Whether a sequence may own rows past its real ones, between it and the next.
     pub padding: bool,
+    /// Algorithms, layouts, or algorithms in layouts, in which a sequence may own none all the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub padding_except: Vec<Unpadded>,
     /// Whether rows between sequences may belong to none.
     pub gaps: bool,
     /// Whether the first sequence may begin after row 0.
@@ -257,6 +259,67 @@ pub struct Layouts {
     pub steps: bool,
     /// Whether sequences may lie in memory in another order than they are listed in.
     pub order: bool,
+}
+
+/// Problems whose sequences may own no padding, although others may: those of an algorithm, of a layout, or of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unpadded {
+    /// Algorithm, by [`Algorithm::name`]; any where left out.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "maybe_word",
+        deserialize_with = "maybe_algorithm_name"
+    )]
+    pub algorithm: Option<Word>,
+    /// Layout of the side that has padding; any where left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<SideLayout>,
+}
+
+impl Unpadded {
+    /// Whether padding of a side in a layout is refused under an algorithm.
+    fn refuses(&self, algorithm: Algorithm, layout: SideLayout) -> bool {
+        self.algorithm.is_none_or(|own| own == algorithm.name())
+            && self.layout.is_none_or(|own| own == layout)
+    }
+}
+
+/// Layout of one side of a problem, as its rows show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SideLayout {
+    /// Sequences one after the other, one of them alone, or in spans that differ.
+    Thd,
+    /// Several sequences in spans that are all as long, one after the other.
+    Bshd,
+    /// Rows of a sequence that lie apart.
+    Sbhd,
+}
+
+impl SideLayout {
+    /// Every layout.
+    pub const ALL: [SideLayout; 3] = [SideLayout::Thd, SideLayout::Bshd, SideLayout::Sbhd];
+
+    /// Returns the layout of a side with these runs.
+    pub fn of(runs: &[Run]) -> SideLayout {
+        let alike = |pair: &[Run]| pair[0].span == pair[1].span && pair[0].end() == Some(pair[1].offset);
+        match runs {
+            _ if runs.iter().any(|run| run.step > 1) => SideLayout::Sbhd,
+            [_, _, ..] if runs.windows(2).all(alike) => SideLayout::Bshd,
+            _ => SideLayout::Thd,
+        }
+    }
+
+    /// Returns the name in texts and files.
+    pub fn name(self) -> Word {
+        match self {
+            SideLayout::Thd => "thd",
+            SideLayout::Bshd => "bshd",
+            SideLayout::Sbhd => "sbhd",
+        }
+    }
 }
 
 /// Context parallelism of a [`Table`].
@@ -323,14 +386,22 @@ fn words<S: Serializer>(words: &[Word], serializer: S) -> Result<S::Ok, S::Error
 }
 
 fn algorithm_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Word>, D::Error> {
+    Vec::<String>::deserialize(deserializer)?.into_iter().map(algorithm_name).collect()
+}
+
+fn maybe_word<S: Serializer>(word: &Option<Word>, serializer: S) -> Result<S::Ok, S::Error> {
+    word.serialize(serializer)
+}
+
+fn maybe_algorithm_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Word>, D::Error> {
+    Option::<String>::deserialize(deserializer)?.map(algorithm_name).transpose()
+}
+
+fn algorithm_name<E: serde::de::Error>(name: String) -> Result<Word, E> {
     let known = Algorithm::ALL.map(Algorithm::name);
-    let word = |name: String| {
-        let found = known.into_iter().find(|known| *known == name);
-        found.ok_or_else(|| {
-            D::Error::custom(format!("'{}' is no algorithm; known: {}", shortened(&name), known.join(", ")))
-        })
-    };
-    Vec::<String>::deserialize(deserializer)?.into_iter().map(word).collect()
+    known.into_iter().find(|known| *known == name).ok_or_else(|| {
+        E::custom(format!("'{}' is no algorithm; known: {}", shortened(&name), known.join(", ")))
+    })
 }
 
 /// Returns the beginning of a text from outside.
@@ -421,7 +492,22 @@ impl Lengths {
 
 impl Default for Layouts {
     fn default() -> Layouts {
-        Layouts { padding: true, gaps: true, first_offset: true, slack: true, steps: true, order: true }
+        Layouts {
+            padding: true,
+            padding_except: Vec::new(),
+            gaps: true,
+            first_offset: true,
+            slack: true,
+            steps: true,
+            order: true,
+        }
+    }
+}
+
+impl Layouts {
+    /// Returns what refuses padding of a side in a layout under an algorithm, where others may have it.
+    fn exception(&self, algorithm: Algorithm, layout: SideLayout) -> Option<Unpadded> {
+        self.padding_except.iter().copied().find(|unpadded| unpadded.refuses(algorithm, layout))
     }
 }
 
@@ -539,14 +625,19 @@ impl Table {
                 "0 leaves no bound above 0; drop right-window and two-sided from masks.forms, or raise it";
             return Err(wrong("masks.window_most", what));
         }
+        if self.layout.padding && !self.pads_somewhere() {
+            let what = "padding is refused everywhere; say layout.padding false instead";
+            return Err(wrong("layout.padding_except", what));
+        }
         let statistic = |name: &TensorName| matches!(name, TensorName::Lse | TensorName::MaxLogit);
         if let Some(other) = self.statistics.iter().find(|name| !statistic(name)) {
             return Err(wrong("statistics", &format!("{other} is no statistic; use lse and max_logit")));
         }
-        if self.forms.iter().all(|form| *form == Form::Lengths) && !self.layout.padding {
+        let pads_a_batch = self.takes_padding(Algorithm::Single, SideLayout::Bshd);
+        if self.forms.iter().all(|form| *form == Form::Lengths) && !pads_a_batch {
             return Err(wrong(
                 "forms",
-                "lengths alone is a padded batch; take layout.padding, or another form",
+                "lengths alone is a padded batch; take layout.padding there, or another form",
             ));
         }
         let shortest = self.lengths.least_kv.next_multiple_of(self.lengths.unit());
@@ -567,6 +658,20 @@ impl Table {
         if self.parallel.ranks_least > 1 { self.of_several_ranks() } else { Ok(()) }
     }
 
+    /// Whether padding of a side in a layout is taken under an algorithm.
+    fn takes_padding(&self, algorithm: Algorithm, layout: SideLayout) -> bool {
+        self.layout.padding && self.layout.exception(algorithm, layout).is_none()
+    }
+
+    /// Whether some algorithm takes padding in packed rows.
+    pub(super) fn pads_somewhere(&self) -> bool {
+        let taken = |algorithm: &Algorithm| self.parallel.takes(*algorithm);
+        let packed = [SideLayout::Thd, SideLayout::Bshd];
+        let pads =
+            |algorithm: Algorithm| packed.into_iter().any(|layout| self.takes_padding(algorithm, layout));
+        Algorithm::ALL.into_iter().filter(taken).any(pads)
+    }
+
     /// Checks that some group of the least number of ranks takes any heads and any lengths.
     fn of_several_ranks(&self) -> Result<(), TableError> {
         let taken = &self.parallel;
@@ -574,11 +679,15 @@ impl Table {
         if taken.takes(Algorithm::Single) {
             return least("single is one rank; drop it from parallel.algorithms");
         }
-        if ![Algorithm::Ring, Algorithm::AllGather].iter().any(|any_heads| taken.takes(*any_heads)) {
+        let any_heads =
+            || [Algorithm::Ring, Algorithm::AllGather].into_iter().filter(|other| taken.takes(*other));
+        if any_heads().next().is_none() {
             return least("several ranks need ring or all-gather, which take any heads");
         }
-        if !self.layout.padding {
-            return least("several ranks need layout.padding, so that they can share any length");
+        if !any_heads().any(|algorithm| self.shares_anything(algorithm)) {
+            return least(
+                "several ranks need layout.padding of packed rows, so that they can share any length",
+            );
         }
         let shared = Lengths {
             multiple_q: taken.ranks_least,

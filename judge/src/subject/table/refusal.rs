@@ -1,9 +1,10 @@
 //! The rows of a table that refuse a problem.
 
-use seamproof_oracle::{Algorithm, Element, Form, Mask, Pass, Precision, Problem, Sequence};
+use seamproof_oracle::sharding::run_of;
+use seamproof_oracle::{Algorithm, Element, Form, Mask, Pass, Precision, Problem, Run, Sequence, Side};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::{BalanceKind, Layouts, MaskForm, MaskKind, Seams, Table};
+use super::{BalanceKind, Layouts, MaskForm, MaskKind, Seams, SideLayout, Table, Unpadded};
 use crate::subject::Word;
 use crate::subject::parallel::{ParallelRule, broken_rule};
 
@@ -87,6 +88,9 @@ pub enum Refusal {
     /// Rows of a sequence past its real ones.
     #[error("padding rows are not supported")]
     Padding,
+    /// Rows of a sequence past its real ones, under this algorithm or in this layout alone.
+    #[error("padding rows are not supported{}{}", of_algorithm(.0), of_layout(.0))]
+    PaddingExcept(Unpadded),
     /// Rows between sequences that belong to none.
     #[error("rows between sequences that belong to none are not supported")]
     Gaps,
@@ -140,6 +144,14 @@ pub enum Refusal {
     Row(Word),
 }
 
+fn of_algorithm(unpadded: &Unpadded) -> String {
+    unpadded.algorithm.map(|algorithm| format!(" under {algorithm}")).unwrap_or_default()
+}
+
+fn of_layout(unpadded: &Unpadded) -> String {
+    unpadded.layout.map(|layout| format!(" in {}", layout.name())).unwrap_or_default()
+}
+
 impl PartialEq for Refusal {
     fn eq(&self, other: &Refusal) -> bool {
         self.row() == other.row()
@@ -149,7 +161,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 37] = [
+const ROWS: [Word; 38] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -172,6 +184,7 @@ const ROWS: [Word; 37] = [
     "lengths.sequences_most",
     "lengths.rows_most",
     "layout.padding",
+    "layout.padding_except",
     "layout.gaps",
     "layout.first_offset",
     "layout.slack",
@@ -215,6 +228,7 @@ impl Refusal {
             Refusal::Sequences(_) => "lengths.sequences_most",
             Refusal::Rows(_) => "lengths.rows_most",
             Refusal::Padding => "layout.padding",
+            Refusal::PaddingExcept(_) => "layout.padding_except",
             Refusal::Gaps => "layout.gaps",
             Refusal::FirstOffset => "layout.first_offset",
             Refusal::Slack => "layout.slack",
@@ -351,7 +365,16 @@ impl Table {
         if self.layout == Layouts::default() {
             return Vec::new();
         }
-        Seams::of(problem).refused(&self.layout).collect()
+        let algorithm = problem.parallel.algorithm;
+        let mut found: Vec<Refusal> = Seams::of(problem).refused(&self.layout).collect();
+        let excepted = [Side::Q, Side::Kv].into_iter().find_map(|side| {
+            let runs: Vec<Run> = problem.sequences.iter().map(|sequence| run_of(sequence, side)).collect();
+            let padded = runs.iter().any(|run| run.span > run.len);
+            self.layout.exception(algorithm, SideLayout::of(&runs)).filter(|_| padded)
+        });
+        let behind = usize::from(found.first() == Some(&Refusal::Padding));
+        found.splice(behind..behind, excepted.map(Refusal::PaddingExcept));
+        found
     }
 
     /// Refuses steps, or a problem whose calls are not all inside the table.

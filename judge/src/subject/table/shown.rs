@@ -45,7 +45,7 @@ impl Table {
             ),
             ("lengths.blind_queries", lengths.blind_queries && !lengths.equal && may_be_blind && has_room),
             ("lengths.no_sequences", lengths.no_sequences),
-            ("layout.padding", layout.padding && lengths.rows_most > 1),
+            ("layout.padding", self.pads_somewhere() && lengths.rows_most > 1),
             ("layout.gaps", layout.gaps && lengths.sequences_most > 1),
             ("layout.first_offset", layout.first_offset && lengths.rows_most > 1),
             ("layout.slack", layout.slack && lengths.rows_most > 1),
