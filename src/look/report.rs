@@ -23,10 +23,15 @@ const STYLE: &str = include_str!("report.css");
 const SCRIPT: &str = include_str!("report.js");
 /// SHA-256 of the script in base64, the only one that may run. A test holds it to the script.
 const SCRIPT_HASH: &str = "B+Li4Vuwb1WlSirJVyBIS3cg4YKJDj6OFtxTB5PMDVc=";
-/// Largest size of all pictures of failures together, in bytes. Later ones are left to `seamproof explain`.
-const PICTURE_BYTES_MAX: usize = 1_300_000;
+/// Largest size of a page, in bytes. What the rest leaves of it is for pictures and scripts of failures; later pictures
+/// are left to `seamproof explain`.
+const PAGE_BYTES_MAX: usize = 1_900_000;
+/// Largest size of all texts about failures, in bytes. Later failures have their sentence and their command.
+const TEXT_BYTES_MAX: usize = 300_000;
+/// Largest number of letters of a text in a list or a heading.
+const SHORT: usize = 400;
 /// Largest size of the data in the page, in bytes.
-const DATA_BYTES_MAX: usize = 400_000;
+const DATA_BYTES_MAX: usize = 500_000;
 /// Largest number of doubts, and of failures that are gone, that are listed.
 const LISTED_MAX: usize = 40;
 /// Largest number of campaigns whose margins and census are shown.
@@ -34,35 +39,36 @@ const CAMPAIGNS_MAX: usize = 12;
 
 /// Returns the page.
 pub(crate) fn page(report: &Report) -> String {
-    let again = again(&report.findings);
-    let mut room = PICTURE_BYTES_MAX;
-    let articles: Vec<(State, Markup)> = report
-        .findings
-        .iter()
-        .zip(&again)
-        .enumerate()
-        .map(|(at, (entry, again))| (entry.state, article(at, entry, again, &mut room)))
-        .collect();
+    let head = html! {
+        p class="faint" { (told(&report.title)) " · " (told(&report.folder)) }
+        h1 id="sentence" class=(tone(report.tone)) { (short(&report.sentence)) }
+        (contents(report))
+        (doubts(&report.doubts))
+    };
+    let rest = html! {
+        (gone(&report.gone))
+        (trends(report))
+        @for (at, measured) in report.measured.iter().take(CAMPAIGNS_MAX).enumerate() { (campaign(at, measured)) }
+        h2 { "Facts" }
+        dl id="facts" { @for (name, value) in &report.facts { dt { (told(name)) } dd { (told(value)) } } }
+        p class="faint" {
+            "A program finds all of this as JSON in the element " code { "#data" } " of this page, and the cases in the folder."
+        }
+    };
+    let data = data(report);
+    let taken = head.0.len() + rest.0.len() + data.len() + TEXT_BYTES_MAX;
+    let room = Room { pictures: PAGE_BYTES_MAX.saturating_sub(taken), texts: TEXT_BYTES_MAX };
+    let articles = articles(report, room);
     let body = html! {
         main {
-            p class="faint" { (told(&report.title)) " · " (told(&report.folder)) }
-            h1 id="sentence" class=(tone(report.tone)) { (told(&report.sentence)) }
-            (contents(report))
-            (doubts(&report.doubts))
+            (head)
             (groups(report.kind, &articles))
             @if report.findings_left > 0 {
                 p class="faint" { "… and " (counted(report.findings_left as u64, "more failure")) " in the folder." }
             }
-            (gone(&report.gone))
-            (trends(report))
-            @for (at, measured) in report.measured.iter().take(CAMPAIGNS_MAX).enumerate() { (campaign(at, measured)) }
-            h2 { "Facts" }
-            dl id="facts" { @for (name, value) in &report.facts { dt { (told(name)) } dd { (told(value)) } } }
-            p class="faint" {
-                "A program finds all of this as JSON in the element " code { "#data" } " of this page, and the cases in the folder."
-            }
+            (rest)
         }
-        script type="application/json" id="data" { (PreEscaped(data(report))) }
+        script type="application/json" id="data" { (PreEscaped(data)) }
         script { (PreEscaped(SCRIPT)) }
     };
     let title = format!("seamproof: {}", report.folder);
@@ -86,15 +92,16 @@ fn data(report: &Report) -> String {
 }
 
 fn escaped(value: &impl Serialize) -> String {
-    // Plain data with text keys is JSON. Letters that mean something outside of it stand in strings alone.
+    // Plain data with text keys is JSON. Letters that mean something outside of it, and all but plain ones, stand in
+    // strings alone.
     let text = serde_json::to_string(value).unwrap_or_default();
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
-        match letter {
-            '<' | '>' | '&' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{fffe}' | '\u{ffff}' => {
-                escaped += &format!("\\u{:04x}", u32::from(letter));
-            }
-            _ => escaped.push(letter),
+        if matches!(letter, ' '..='~') && !"<>&".contains(letter) {
+            escaped.push(letter);
+        } else {
+            let mut units = [0; 2];
+            escaped.extend(letter.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
         }
     }
     escaped
@@ -121,7 +128,7 @@ fn contents(report: &Report) -> Markup {
             nav aria-label="Findings" {
                 ol {
                     @for (at, entry) in report.findings.iter().enumerate() {
-                        li { a href=(format!("#{}", anchor(at))) { (told(&entry.sentence)) } " " (tags(report.kind, entry)) }
+                        li { a href=(format!("#{}", anchor(at))) { (short(&entry.sentence)) } " " (tags(report.kind, entry)) }
                     }
                 }
             }
@@ -150,7 +157,7 @@ fn doubts(doubts: &[String]) -> Markup {
     html! {
         @if !doubts.is_empty() {
             h2 { "What to know" }
-            ul { @for doubt in doubts.iter().take(LISTED_MAX) { li { (told(doubt)) } } }
+            ul { @for doubt in doubts.iter().take(LISTED_MAX) { li { (short(doubt)) } } }
             @if doubts.len() > LISTED_MAX { p class="faint" { "… and " (doubts.len() - LISTED_MAX) " more" } }
         }
     }
@@ -194,13 +201,65 @@ fn heading(kind: Kind, state: State) -> [&'static str; 2] {
     }
 }
 
-/// Returns a failure. `room` is what is left for pictures, in bytes.
-fn article(at: usize, entry: &Entry, again: &Again, room: &mut usize) -> Markup {
+/// Bytes that are left for failures in the page.
+struct Room {
+    /// For pictures and scripts.
+    pictures: usize,
+    /// For everything else.
+    texts: usize,
+}
+
+impl Room {
+    /// Takes what a part needs, if there is room for it.
+    fn take(left: &mut usize, part: Markup) -> Option<Markup> {
+        *left = left.checked_sub(part.0.len())?;
+        Some(part)
+    }
+}
+
+/// Returns the failures with their states.
+fn articles(report: &Report, mut room: Room) -> Vec<(State, Markup)> {
+    let again = again(&report.findings);
+    let of_entry = |(at, (entry, again)): (usize, (&Entry, &Again))| {
+        (entry.state, article(at, report.kind, entry, again, &mut room))
+    };
+    report.findings.iter().zip(&again).enumerate().map(of_entry).collect()
+}
+
+/// Returns a failure, with as much as there is room for.
+fn article(at: usize, kind: Kind, entry: &Entry, again: &Again, room: &mut Room) -> Markup {
     let id = anchor(at);
-    let pictures = pictures(&id, entry, again);
-    let text = pictures.0.len();
-    let shown = if text <= *room { Some(pictures) } else { None };
-    *room = room.saturating_sub(shown.as_ref().map_or(0, |_| text));
+    let texts = Room::take(&mut room.texts, texts(entry));
+    let shown = texts.is_some().then(|| pictures(&id, entry, again));
+    let shown = shown.and_then(|pictures| Room::take(&mut room.pictures, pictures));
+    let pasted = Room::take(&mut room.pictures, script(entry));
+    html! {
+        article id=(id) {
+            h3 { (at + 1) ". " (short(&entry.sentence)) }
+            p { (tags(kind, entry)) (short(&entry.problem)) }
+            @if let Some((why, source)) = &entry.known {
+                p { strong { "Known: " } (short(why)) " " (link(source)) }
+            }
+            @if entry.finding.as_ref().is_some_and(|finding| finding.identity.is_some()) {
+                p class="faint" {
+                    "An identity compares this run with others. The pictures show this one; the text of explain shows all."
+                }
+            }
+            @match &shown {
+                Some(pictures) => (pictures),
+                None => p class="faint" { "The page has no room for its pictures; " code { "explain" } " draws them." },
+            }
+            @if let Some(pasted) = &pasted { (pasted) }
+            @match &texts {
+                Some(texts) => (texts),
+                None => pre class="replay" { (short(&entry.replay)) },
+            }
+        }
+    }
+}
+
+/// Returns what is told of a failure in words, and its commands.
+fn texts(entry: &Entry) -> Markup {
     let explain =
         entry.file.as_ref().map(|file| format!("seamproof explain {} --html case.html", quoted(file)));
     let met = entry.met.map(|(cases, shrunk)| met(cases, shrunk));
@@ -210,36 +269,27 @@ fn article(at: usize, entry: &Entry, again: &Again, room: &mut usize) -> Markup 
         (false, count) => format!("Not minimal after {}", counted(count, "evaluation")),
     };
     html! {
-        article id=(id) {
-            h3 { (at + 1) ". " (told(&entry.sentence)) }
-            p { (told(&entry.problem)) }
-            p class="faint" {
-                @if let Some(met) = &met { (met) ". " }
-                (state) "."
-                @if let Some(campaign) = &entry.campaign { " Found by " (told(campaign)) "." }
-            }
-            @if let Some((why, source)) = &entry.known {
-                p { strong { "Known: " } (told(why)) " " (link(source)) }
-            }
-            @if entry.finding.as_ref().is_some_and(|finding| finding.identity.is_some()) {
-                p class="faint" { "An identity compares this run with others. The pictures show this one; the text of explain shows all." }
-            }
-            @match shown {
-                Some(pictures) => (pictures),
-                None => p class="faint" { "The page has no room for its pictures; " code { "explain" } " draws them." },
-            }
-            (script(entry))
-            h4 { "Judge it again" }
-            pre class="replay" { (told(&entry.replay)) }
-            @if let Some(explain) = &explain { h4 { "See all of the case" } pre { (told(explain)) } }
-            details {
-                summary { "All that was found, in words" }
-                p { (told(&entry.words)) }
-                p class="faint" { "Key: " (told(&entry.key)) }
-                @if let Some(command) = &entry.try_command { pre { (told(command)) } }
-            }
+        p class="faint" {
+            @if let Some(met) = &met { (met) ". " }
+            (state) "."
+        }
+        h4 { "Judge it again" }
+        pre class="replay" { (told(&entry.replay)) }
+        @if let Some(explain) = &explain { h4 { "See all of the case" } pre { (told(explain)) } }
+        details {
+            summary { "All that was found, in words" }
+            p { (told(&entry.words)) }
+            p class="faint" { "Key: " (told(&entry.key)) }
+            @if let Some(command) = &entry.try_command { pre { (told(command)) } }
         }
     }
+}
+
+/// Returns the beginning of a text that stands where there is little room.
+fn short(text: &str) -> String {
+    let mut letters = text.chars();
+    let kept: String = letters.by_ref().take(SHORT).collect();
+    if letters.next().is_some() { told(&(kept + "…")) } else { told(&kept) }
 }
 
 fn link(source: &str) -> Markup {
@@ -362,7 +412,7 @@ fn gone(gone: &[String]) -> Markup {
         @if !gone.is_empty() {
             h2 { "Gone (" (gone.len()) ")" }
             p class="faint" { "Failures that this night has not seen." }
-            ul { @for one in gone.iter().take(LISTED_MAX) { li { (told(one)) } } }
+            ul { @for one in gone.iter().take(LISTED_MAX) { li { (short(one)) } } }
             @if gone.len() > LISTED_MAX { p class="faint" { "… and " (gone.len() - LISTED_MAX) " more" } }
         }
     }

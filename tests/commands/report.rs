@@ -255,7 +255,11 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).expect("a folder") {
         let path = entry.expect("an entry").path();
         let place = to.join(path.file_name().expect("a name"));
-        if path.is_dir() { copy(&path, &place) } else { drop(fs::copy(&path, &place).expect("a copy")) }
+        if path.is_dir() {
+            copy(&path, &place);
+        } else {
+            fs::copy(&path, &place).expect("a copy");
+        }
     }
 }
 
