@@ -28,6 +28,8 @@ const SCRIPT_HASH: &str = "B+Li4Vuwb1WlSirJVyBIS3cg4YKJDj6OFtxTB5PMDVc=";
 const PAGE_BYTES_MAX: usize = 1_900_000;
 /// Largest size of all texts about failures, in bytes. Later failures have their sentence and their command.
 const TEXT_BYTES_MAX: usize = 300_000;
+/// Multiple of its equal share of the room that a failure's pictures may take before those folded away are left out.
+const FAIR: usize = 2;
 /// Largest number of letters of a text in a list or a heading.
 const SHORT: usize = 400;
 /// Largest size of the data in the page, in bytes.
@@ -221,16 +223,17 @@ impl Room {
 fn articles(report: &Report, mut room: Room) -> Vec<(State, Markup)> {
     let again = again(&report.findings);
     let of_entry = |(at, (entry, again)): (usize, (&Entry, &Again))| {
-        (entry.state, article(at, report.kind, entry, again, &mut room))
+        let fair = FAIR * room.pictures / (report.findings.len() - at);
+        (entry.state, article(at, report.kind, entry, (again, fair), &mut room))
     };
     report.findings.iter().zip(&again).enumerate().map(of_entry).collect()
 }
 
-/// Returns a failure, with as much as there is room for.
-fn article(at: usize, kind: Kind, entry: &Entry, again: &Again, room: &mut Room) -> Markup {
+/// Returns a failure, with as much as there is room for. Its pictures may take `fair` bytes, the first of them more.
+fn article(at: usize, kind: Kind, entry: &Entry, (again, fair): (&Again, usize), room: &mut Room) -> Markup {
     let id = anchor(at);
     let texts = Room::take(&mut room.texts, texts(entry));
-    let shown = texts.is_some().then(|| pictures(&id, entry, again));
+    let shown = texts.is_some().then(|| pictures(&id, entry, again, fair));
     let shown = shown.and_then(|pictures| Room::take(&mut room.pictures, pictures));
     let pasted = Room::take(&mut room.pictures, script(entry));
     html! {
@@ -249,7 +252,10 @@ fn article(at: usize, kind: Kind, entry: &Entry, again: &Again, room: &mut Room)
                 Some(pictures) => (pictures),
                 None => p class="faint" { "The page has no room for its pictures; " code { "explain" } " draws them." },
             }
-            @if let Some(pasted) = &pasted { (pasted) }
+            @match (&pasted, &entry.script) {
+                (None, Some(script)) => p { "Script to paste: " code { (short(&script.path)) } },
+                _ => (pasted.unwrap_or_default()),
+            }
             @match &texts {
                 Some(texts) => (texts),
                 None => pre class="replay" { (short(&entry.replay)) },
@@ -325,17 +331,19 @@ struct Shown {
     tables: Vec<Table>,
 }
 
-/// Returns the picture that shows a failure, and the others folded away.
-fn pictures(id: &str, entry: &Entry, again: &Again) -> PreEscaped<String> {
+/// Returns the picture that shows a failure, and the others folded away where all together take at most `fair` bytes.
+fn pictures(id: &str, entry: &Entry, again: &Again, fair: usize) -> Markup {
     let mut all = shown(entry, again).into_iter();
     let first = all.next();
-    html! {
+    let first = html! {
         @if let Some(first) = &first {
             figure {
                 figcaption { (first.drawing.title) ". " (first.lead) }
                 (drawn(id, first))
             }
         }
+    };
+    let others = html! {
         @for other in all {
             details {
                 summary { (other.drawing.title) }
@@ -350,6 +358,11 @@ fn pictures(id: &str, entry: &Entry, again: &Again) -> PreEscaped<String> {
                 div class="wide" tabindex="0" { (drawing.inline_as(&format!("{id}-way"))) }
             }
         }
+    };
+    if first.0.len() + others.0.len() <= fair {
+        html! { (first) (others) }
+    } else {
+        first
     }
 }
 

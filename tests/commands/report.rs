@@ -223,7 +223,8 @@ fn fifty_findings_fit_a_page() {
     let data = data(&page);
     let shown = list(&data["findings"]).len() as u64 + data["findings_left"].as_u64().expect("a number");
     assert_eq!((shown, page.matches("<article ").count()), (50, 50));
-    assert!(page.matches("role=\"img\"").count() > 50, "most have pictures");
+    let pictures = page.matches("role=\"img\"").count();
+    assert!(pictures >= 40, "{pictures} pictures: most failures have one");
     let doubts = data["doubts"].to_string();
     assert!(doubts.contains("torn.json") && doubts.contains("events.jsonl, line "), "{doubts}");
 }
