@@ -17,5 +17,6 @@ pub mod prove;
 pub mod record;
 pub mod recording;
 pub mod replay;
+pub(crate) mod report;
 pub mod script;
 pub mod worker;

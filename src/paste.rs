@@ -58,6 +58,14 @@ pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     format!("{NAME} replay {}{backend}", quoted(&path))
 }
 
+/// Returns the command that shows what a folder holds as a page beside the folder.
+pub fn report_command(dir: &Path) -> String {
+    let dir = dir.display().to_string();
+    let dir = if dir.starts_with('-') { format!("./{dir}") } else { dir };
+    let page = format!("{}.html", dir.trim_end_matches('/'));
+    format!("{NAME} report {} --html {}", quoted(&dir), quoted(&page))
+}
+
 /// Returns the command that judges a case from options alone, without its file. There is none for a subject that this
 /// program cannot make, for a case that needs runs before it, and for more sequences than a person reads.
 pub fn try_command(case: &Case) -> Option<String> {

@@ -38,6 +38,8 @@ pub const EARLIER_RUNS_MAX: usize = 999;
 const LOCK: &str = "seamproof.lock";
 /// Name of the folder of findings in a campaign's directory.
 pub const FINDINGS: &str = "findings";
+/// Name of the file that says what was run in a campaign's directory.
+pub const RUN: &str = "run.json";
 /// Name of the event log in a campaign's directory.
 pub const EVENTS: &str = "events.jsonl";
 /// Length of the longest line of an event log that is read, in bytes. An event holds one case.
@@ -150,7 +152,7 @@ impl RunDir {
 
     /// Writes or replaces `run.json`.
     pub fn describe(&self, run: &impl Serialize) -> Result<(), RecordError> {
-        self.write("run.json", run)
+        self.write(RUN, run)
     }
 
     /// Writes `sums.json`.

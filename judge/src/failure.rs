@@ -9,9 +9,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use seamproof_oracle::{Alignment, Blocks, Format, InputMode, Pass, Problem, Sequence, Sink};
-use serde::Serialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::finding::{Check, Ending, Finding, Relation};
+use crate::generate::Malformed;
 use crate::subject::TensorName;
 use crate::verdict::Verdict;
 
@@ -60,21 +62,22 @@ pub fn ratio(finding: &Finding) -> f64 {
 }
 
 /// The properties that two minimal failures share when they are the same.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FailureKey {
     /// The broken check.
     pub check: Check,
     /// The broken identity, for check `identity`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Relation>,
     /// Ending of the subject's process, where the failure is that ending.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
     /// Name of the subject.
     pub backend: String,
     /// The wrong tensor.
     pub tensor: Option<TensorName>,
-    /// Features that the minimal case could not lose.
+    /// Features that the minimal case could not lose, or the rule that a malformed problem breaks.
+    #[serde(deserialize_with = "named")]
     pub features: BTreeSet<&'static str>,
 }
 
@@ -105,6 +108,16 @@ impl FailureKey {
             features: BTreeSet::new(),
         }
     }
+}
+
+/// Reads features by their names.
+fn named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<&'static str>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    let known = || FEATURES.iter().map(|(name, _)| *name).chain(Malformed::rules());
+    let named = |name: &String| {
+        known().find(|known| known == name).ok_or_else(|| D::Error::custom(format!("no feature '{name}'")))
+    };
+    names.iter().map(named).collect()
 }
 
 /// Separator between the parts of a key in words: check (and identity), subject, ending, tensor, features.

@@ -200,6 +200,12 @@ pub(crate) fn is_emulated(name: &str) -> bool {
     base == EMULATED || base == mock::NAME || base == faults::WINDOW_OFF_BY_ONE.id
 }
 
+/// Whether a subject runs in this process, on its CPU.
+pub(crate) fn is_in_process(name: &SubjectName) -> bool {
+    let needs_another = name.at_worker || name.is_outside() || cuda::is_named(name);
+    !needs_another && name.base != mock::NAME
+}
+
 /// Returns options for a case of a campaign, from its seed. Tile sizes vary, so that every edge is met with few
 /// tokens.
 pub fn draw_options(name: &str, seed: u64) -> Options {

@@ -11,6 +11,7 @@ use super::summary::{Canary, Distinct, SummaryEvent};
 use seamproof_judge::case::Case;
 use seamproof_judge::finding::{Check, Ending, Relation};
 use seamproof_judge::subject::TensorName;
+use seamproof_oracle::Problem;
 
 /// Number of cases that have an event each. Of later cases only those that did not hold have one, so that logs stay
 /// bounded.
@@ -111,6 +112,17 @@ pub struct ShrunkEvent<'a> {
     pub index: u64,
     /// The smaller case.
     pub case: &'a Case,
+    /// Problems on the way to it, from the drawn one on; none where it was not shrunk here.
+    #[serde(skip_serializing_if = "<[Problem]>::is_empty")]
+    pub steps: &'a [Problem],
+}
+
+/// The same, as it is read.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Shrunk {
+    pub(crate) case: Case,
+    #[serde(default)]
+    pub(crate) steps: Vec<Problem>,
 }
 
 /// Receiver of events.

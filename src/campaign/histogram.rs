@@ -48,6 +48,20 @@ impl From<Stored> for Histogram {
     }
 }
 
+/// Numbers between two borders.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bar {
+    /// The numbers are above this; those of the first bin of all may be below.
+    pub above: f64,
+    /// The numbers are at most this; those of the last bin of all may be larger.
+    pub to: f64,
+    /// How many they are.
+    pub count: u64,
+}
+
+/// Bars of one factor of two.
+const BARS_PER_BINADE: usize = 4;
+
 /// What a report says of a distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quantiles {
@@ -118,6 +132,15 @@ impl Histogram {
         })
     }
 
+    /// Returns the numbers by size, four bars to a factor of two. Bars without numbers are left out.
+    pub fn bars(&self) -> Vec<Bar> {
+        let edge = |bar: usize| (bar as f64 / BARS_PER_BINADE as f64 + EXPONENT_MIN).exp2();
+        let bars = self.counts.chunks(BINS_PER_BINADE as usize / BARS_PER_BINADE).enumerate();
+        let counted =
+            bars.map(|(at, bins)| Bar { above: edge(at), to: edge(at + 1), count: bins.iter().sum() });
+        counted.filter(|bar| bar.count > 0).collect()
+    }
+
     fn quantile(&self, count: u64, share: f64) -> f64 {
         let rank = rank(count, share);
         let mut below = 0;
@@ -145,6 +168,17 @@ mod tests {
         assert_eq!((quantiles.count, quantiles.max), (1000, 1000.0));
         assert!(quantiles.tells(0.99) && !Quantiles { count: 999, ..quantiles }.tells(0.99));
         assert!(tells(20, 0.5) && !tells(19, 0.5));
+    }
+
+    #[test]
+    fn bars_hold_every_number_once() {
+        let mut histogram = Histogram::default();
+        [0.3, 0.31, 0.5, 1.0, 1.01, 900.0].into_iter().for_each(|value| histogram.add(value));
+        let bars: Vec<(f64, f64, u64)> =
+            histogram.bars().iter().map(|bar| (bar.above, bar.to, bar.count)).collect();
+        let near = |exponent: f64| exponent.exp2();
+        let expected = [(-1.75, 2), (-1.0, 1), (0.0, 2), (9.75, 1)];
+        assert_eq!(bars, expected.map(|(from, count)| (near(from), near(from + 0.25), count)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use super::confirm::{self, Confirmation};
-use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, ShrunkEvent};
+use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, Shrunk, ShrunkEvent};
 use super::minimise::{minimise, shrink_budget};
 use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
@@ -30,6 +30,7 @@ use seamproof_judge::prose;
 use seamproof_judge::shrink;
 use seamproof_judge::subject::{Backend, Recall};
 use seamproof_judge::verdict::{Cost, Margin, Verdict};
+use seamproof_oracle::Problem;
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
 pub const SHRINKS_PER_SYMPTOM_MAX: usize = 8;
@@ -93,7 +94,7 @@ pub(super) enum Recorded {
     /// It was judged now, and put on disk.
     Now(Result<(), RecordError>),
     /// A part of the campaign judged it: the finding says no more than its symptom, and this is what the part shrunk it to.
-    Earlier(Option<Box<Case>>),
+    Earlier(Option<Box<Shrunk>>),
 }
 
 /// Result of a second look at a case that a part of the campaign judged.
@@ -162,6 +163,8 @@ pub(super) struct Ledger<'a> {
     needs: BTreeMap<FailureKey, (Symptom, Features)>,
     /// The failure for which each known one of the list counts, by its name there.
     listed: BTreeMap<String, FailureKey>,
+    /// Way of the last shrink.
+    steps: Vec<Problem>,
     /// The end of all shrinking.
     shrinking: Deadline,
     /// Time left for shrinking cases that end the subject's process; `None` where there is no limit.
@@ -183,6 +186,7 @@ impl<'a> Ledger<'a> {
             shrinks: BTreeMap::new(),
             needs: BTreeMap::new(),
             listed: BTreeMap::new(),
+            steps: Vec::new(),
             shrinking: Deadline::default(),
             ended_shrinking: None,
             search: None,
@@ -358,8 +362,12 @@ impl<'a> Ledger<'a> {
             return if kept && earlier.is_some() { self.keep_drawn(&name, case, finding) } else { Ok(()) };
         }
         *shrinks += 1;
+        self.steps = Vec::new();
         let case = match earlier {
-            Some(Some(shrunk)) => *shrunk,
+            Some(Some(shrunk)) => {
+                self.steps = shrunk.steps;
+                shrunk.case
+            }
             Some(None) => match self.judged_again(&case, symptom) {
                 Again::Fails(again) => {
                     finding = *again;
@@ -373,7 +381,10 @@ impl<'a> Ledger<'a> {
             },
             None => self.confirmed(case, finding, recall, known.is_some()),
         };
-        self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case }));
+        // What was shrunk in vain stays as it was drawn.
+        let is_shrunk = self.steps.last() == Some(&case.problem);
+        let steps = if is_shrunk { &self.steps[..] } else { &[] };
+        self.sinks.observer.event(&Event::Shrunk(ShrunkEvent { index, case: &case, steps }));
         self.learn(symptom, &drawn, &case);
         self.replace(index, (symptom, worst), &name, case)
     }
@@ -557,20 +568,28 @@ impl<'a> Ledger<'a> {
             let left = |left: Duration| left.saturating_sub(begun.elapsed());
             self.ended_shrinking = self.ended_shrinking.map(left);
         }
-        attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned())).unwrap_or_else(|what| {
-            self.summary.trouble(what);
-            case
-        })
+        let shrunk = attempt.unwrap_or_else(|_| Err("the shrinker panicked".to_owned()));
+        match shrunk {
+            Ok(Shrunk { case, steps }) => {
+                self.steps = steps;
+                case
+            }
+            Err(what) => {
+                self.summary.trouble(what);
+                case
+            }
+        }
     }
 
     /// The smallest case until this time. Candidates that may end the subject's process are run in one of their own,
     /// beside the campaign's cases, and none is confirmed but the smallest. It takes the drawn case's place only where
     /// it fails alone, in a fresh process.
-    fn shrunk(&self, case: &Case, start: &Finding, end: Deadline) -> Result<Case, String> {
+    fn shrunk(&self, case: &Case, start: &Finding, end: Deadline) -> Result<Shrunk, String> {
         let (options, control) = (&case.subject.options, self.sinks.control);
         let is_over = || control.stopped() || end.passed();
         let within = |backend: &dyn Backend| {
-            minimise(case, start, backend, shrink_budget(start.check), &is_over, |_| {}).case
+            let small = minimise(case, start, backend, shrink_budget(start.check), &is_over, |_| {});
+            Shrunk { case: small.case, steps: small.steps }
         };
         let backend = self.subjects.backend(options).map_err(|error| error.to_string())?;
         let is_alone = start.ending.is_some() && case.before.is_empty();
@@ -579,17 +598,20 @@ impl<'a> Ledger<'a> {
         };
         let beside = fresh.hasty();
         let small = within(beside.backend(options).map_err(|error| error.to_string())?.as_ref());
+        let Shrunk { case: small, steps } = small;
+        let unshrunk = |case| Shrunk { case, steps: Vec::new() };
         if small.problem == case.problem {
-            return Ok(found_again(small, start.clone()));
+            return Ok(unshrunk(found_again(small, start.clone())));
         }
         if control.stopped() {
-            return Ok(case.clone());
+            return Ok(unshrunk(case.clone()));
         }
         // The process may have been spoilt on the way.
         let again = same_failure(start, evaluate(backend.as_ref(), &small.problem));
         let alone = again
             .filter(|finding| finding.before.is_empty() && confirm::stays(self.subjects, &small, finding));
-        Ok(alone.map_or_else(|| case.clone(), |finding| found_again(small, finding)))
+        let is_alone = alone.map(|finding| Shrunk { case: found_again(small, finding), steps });
+        Ok(is_alone.unwrap_or_else(|| unshrunk(case.clone())))
     }
 
     /// Puts the minimal case in the place of the drawn one, unless a smaller case of the same failure is there. `worst`

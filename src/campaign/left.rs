@@ -7,7 +7,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::paste::replay_command;
 use crate::record::FINDINGS;
@@ -41,7 +41,7 @@ impl OnDisk {
 }
 
 /// What a shard or a night found that did not end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// Its directory.
     pub dir: String,

@@ -18,14 +18,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::event::{CASE_EVENTS_MAX, CaseEvent, Start};
+use super::event::{CASE_EVENTS_MAX, CaseEvent, Shrunk, Start};
 use super::ledger::{Failed, Judged, Ledger, Recorded};
 use super::plan::{Plan, Shard};
 use super::summary::{Summary, Sums};
 use super::{Sinks, Subjects, case_of, merged};
 use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS};
 use seamproof_judge::asked::Asked;
-use seamproof_judge::case::Case;
 use seamproof_judge::evaluate::evaluate_malformed;
 use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Ending, Finding, Relation};
@@ -226,7 +225,7 @@ fn drawn_again(
     plan: &Plan,
     subjects: &dyn Subjects,
     record: &Record,
-    shrunk: Option<Box<Case>>,
+    shrunk: Option<Box<Shrunk>>,
 ) -> Result<Judged, String> {
     let attempt = panic::catch_unwind(AssertUnwindSafe(|| failed(plan, subjects, record, shrunk)));
     attempt.unwrap_or_else(|_| Err(format!("case {}: drawing it again panicked", record.index)))
@@ -236,7 +235,7 @@ fn failed(
     plan: &Plan,
     subjects: &dyn Subjects,
     record: &Record,
-    shrunk: Option<Box<Case>>,
+    shrunk: Option<Box<Shrunk>>,
 ) -> Result<Judged, String> {
     let index = record.index;
     match super::asked(plan, subjects, index).map_err(|error| error.to_string())? {
@@ -282,13 +281,7 @@ impl Record {
 /// A case, and what it was shrunk to.
 struct Taken {
     record: Record,
-    shrunk: Option<Box<Case>>,
-}
-
-/// A smaller case, as it was read.
-#[derive(Deserialize)]
-struct Shrunk {
-    case: Box<Case>,
+    shrunk: Option<Box<Shrunk>>,
 }
 
 /// What any event says.
@@ -333,7 +326,7 @@ impl<'a> Log<'a> {
     }
 
     /// Goes on to the next case. Returns the shrunk case that lies before it, if there is one.
-    fn advance(&mut self) -> Result<Option<Box<Case>>, MergeError> {
+    fn advance(&mut self) -> Result<Option<Box<Shrunk>>, MergeError> {
         let mut shrunk = None;
         for text in self.lines.by_ref() {
             self.line += 1;
@@ -344,7 +337,7 @@ impl<'a> Log<'a> {
                     self.ahead = Some(parsed(&self.path, self.line, &text)?);
                     break;
                 }
-                "shrunk" => shrunk = Some(parsed::<Shrunk>(&self.path, self.line, &text)?.case),
+                "shrunk" => shrunk = Some(parsed(&self.path, self.line, &text)?),
                 _ => {}
             }
         }

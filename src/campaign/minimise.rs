@@ -18,6 +18,9 @@ pub const SHRINK_EVALUATIONS_MAX: usize = 1000;
 /// Most evaluations of one shrink where the subject hangs: each candidate that still does takes a deadline, twice.
 pub const HANG_EVALUATIONS_MAX: usize = 32;
 
+/// Largest number of problems that are kept of the way to a smaller case, both ends included.
+pub const STEPS_MAX: usize = 8;
+
 /// Returns the most evaluations that the shrink of a failure of this check takes.
 pub fn shrink_budget(check: Check) -> usize {
     if check == Check::Timeout { HANG_EVALUATIONS_MAX } else { SHRINK_EVALUATIONS_MAX }
@@ -30,6 +33,8 @@ pub struct Minimised {
     pub case: Case,
     /// Number of accepted steps.
     pub accepted: usize,
+    /// Problems on the way, from the one before shrinking to the smallest, evenly spaced: at most [`STEPS_MAX`].
+    pub steps: Vec<Problem>,
 }
 
 /// Returns the smallest case that shows the failure `start` of `case`, within `budget` evaluations. `step` sees each
@@ -47,6 +52,7 @@ pub fn minimise(
 ) -> Minimised {
     let mut last = start.clone();
     let mut ended = false;
+    let mut way = vec![case.problem.clone()];
     let fails = |candidate: &Problem| {
         // At the end nothing more is accepted, so that the shrinker's passes run dry.
         ended |= is_over();
@@ -54,6 +60,7 @@ pub fn minimise(
         let finding = verdict.and_then(Result::ok).and_then(|verdict| same_failure(start, verdict));
         let Some(finding) = finding else { return false };
         step(candidate);
+        way.push(candidate.clone());
         last = finding;
         true
     };
@@ -65,7 +72,16 @@ pub fn minimise(
     Minimised {
         case: Case { problem: shrunk.problem, story, found: Some(found), ..case.clone() },
         accepted: shrunk.accepted.iter().map(|(_, steps)| steps).sum(),
+        steps: thinned(way),
     }
+}
+
+/// Returns at most [`STEPS_MAX`] of these, evenly spaced, with the first and the last.
+fn thinned(way: Vec<Problem>) -> Vec<Problem> {
+    let last = way.len() - 1;
+    let kept = STEPS_MAX.min(way.len());
+    let places: Vec<usize> = (0..kept).map(|at| at * last / (kept - 1).max(1)).collect();
+    way.into_iter().enumerate().filter(|(at, _)| places.contains(at)).map(|(_, step)| step).collect()
 }
 
 /// Returns what was wrong in a case before it was first shrunk, which may be long ago, for the same symptom.

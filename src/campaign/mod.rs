@@ -36,16 +36,19 @@ use std::time::{Duration, Instant};
 
 use seamproof_oracle::{Pass, Problem};
 
+pub(crate) use event::Shrunk;
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
-pub use histogram::{ABOVE_MIN, Histogram, Quantiles, tells};
+pub use histogram::{ABOVE_MIN, Bar, Histogram, Quantiles, tells};
 pub use ledger::{DISTINCT_MAX, ENDED_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use left::{Left, OnDisk};
 pub use logs::{Logs, conclude};
 pub use merge::{MergeError, Part, Stored, campaign_of, merge};
-pub use minimise::{HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, minimise, shrink_budget};
+pub use minimise::{
+    HANG_EVALUATIONS_MAX, Minimised, SHRINK_EVALUATIONS_MAX, STEPS_MAX, minimise, shrink_budget,
+};
 pub use plan::{CANARY_CASES_MAX, Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
-pub(crate) use report::met;
+pub(crate) use report::{Ended, met};
 pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use scripts::{SCRIPTS_MAX, write_scripts};
 pub use search::canary;

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
+use serde::{Deserialize, Serialize};
+
 use super::summary::{Canary, Distinct, Summary};
 use crate::script::Script;
 use seamproof_judge::census::CLASSES;
@@ -21,7 +23,8 @@ const MISSED_SHOWN_MAX: usize = 4;
 const NAMED_MAX: usize = 6;
 
 /// How a line is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Tone {
     /// Good news.
     Good,
@@ -73,6 +76,55 @@ impl Distinct {
     /// Returns how often the failure was met, as in `1 failing case` or `312 failing cases, 8 of them shrunk`.
     pub fn met(&self) -> String {
         met(self.cases(), self.seen)
+    }
+}
+
+/// What the verdict on a campaign is made of: some fields of its summary, as `run.json` holds them too.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Ended {
+    pub(crate) cases: u64,
+    pub(crate) held: u64,
+    pub(crate) failed: BTreeMap<String, u64>,
+    pub(crate) distinct: usize,
+    pub(crate) infrastructure_count: u64,
+    #[serde(default)]
+    pub(crate) void: Option<String>,
+    pub(crate) interrupted: bool,
+    #[serde(default)]
+    pub(crate) adapter: Vec<String>,
+    pub(crate) missed: Vec<String>,
+    pub(crate) times: Pace,
+}
+
+/// Length and speed of a campaign.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(crate) struct Pace {
+    pub(crate) seconds: f64,
+    pub(crate) cases_per_second: f64,
+}
+
+impl Ended {
+    /// Returns the verdict in one sentence, with cases and seconds.
+    pub(crate) fn verdict(&self) -> (Tone, String) {
+        let run = format!("{} in {:.1} s", counted(self.cases, "case"), self.times.seconds);
+        if !self.failed.is_empty() {
+            let (findings, failed) = (counted(self.distinct, "finding"), self.failed.values().sum::<u64>());
+            (Tone::Bad, format!("{findings}: {failed} of {run} failed"))
+        } else if self.infrastructure_count > 0 {
+            let faults = counted(self.infrastructure_count, "fault");
+            (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
+        } else if let Some(why) = self.void.as_ref().filter(|_| !self.interrupted) {
+            (Tone::Doubt, format!("no pass: {run} found nothing, but {why}"))
+        } else if !self.adapter.is_empty() {
+            (Tone::Doubt, format!("the subject's adapter is at fault: {run} say little"))
+        } else if !self.missed.is_empty() {
+            let more = if self.interrupted { "" } else { "; give it more --cases or --time" };
+            (Tone::Doubt, format!("too little run: {run} say nothing yet{more}"))
+        } else {
+            let refused = self.cases.saturating_sub(self.held);
+            let held = format!("{} held, {refused} refused as they must be", self.held);
+            (Tone::Good, format!("held: {run}; nothing was found; {held}"))
+        }
     }
 }
 
@@ -160,26 +212,24 @@ impl Summary {
 
     /// Returns the verdict in one line, with cases and seconds.
     fn verdict(&self) -> Line {
-        let run = format!("{} in {:.1} s", counted(self.cases, "case"), self.seconds);
-        let (tone, text) = if !self.failed.is_empty() {
-            let findings = counted(self.distinct.len(), "finding");
-            (Tone::Bad, format!("{findings}: {} of {run} failed", self.failed_count()))
-        } else if self.infrastructure_count > 0 {
-            let faults = counted(self.infrastructure_count, "fault");
-            (Tone::Doubt, format!("{faults} of this program or of a device: {run}"))
-        } else if let Some(why) = self.void.as_ref().filter(|_| !self.interrupted) {
-            (Tone::Doubt, format!("no pass: {run} found nothing, but {why}"))
-        } else if !self.adapter.is_empty() {
-            (Tone::Doubt, format!("the subject's adapter is at fault: {run} say little"))
-        } else if !self.missed.is_empty() {
-            let more = if self.interrupted { "" } else { "; give it more --cases or --time" };
-            (Tone::Doubt, format!("too little run: {run} say nothing yet{more}"))
-        } else {
-            let refused = self.cases.saturating_sub(self.held);
-            let held = format!("{} held, {refused} refused as they must be", self.held);
-            (Tone::Good, format!("held: {run}; nothing was found; {held}"))
-        };
+        let (tone, text) = self.ended().verdict();
         Line::new(tone, "verdict", text)
+    }
+
+    /// Returns what the verdict is made of.
+    fn ended(&self) -> Ended {
+        Ended {
+            cases: self.cases,
+            held: self.held,
+            failed: self.failed.iter().map(|(check, count)| (check.name().to_owned(), *count)).collect(),
+            distinct: self.distinct.len(),
+            infrastructure_count: self.infrastructure_count,
+            void: self.void.clone(),
+            interrupted: self.interrupted,
+            adapter: self.adapter.clone(),
+            missed: self.missed.clone(),
+            times: Pace { seconds: self.seconds, cases_per_second: self.per_second(self.cases) },
+        }
     }
 
     /// Returns the failing cases that no finding stands for.

@@ -9,7 +9,7 @@ use super::replay::Tally;
 use super::{CliError, tell_if_long};
 use crate::paste;
 use crate::record::write_whole;
-use crate::recording::{self, Recording, RecordingError, Sample};
+use crate::recording::{self, ROWS_MAX, Recording, RecordingError, Sample};
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::verdict::Verdict;
 
@@ -38,9 +38,6 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     live: Option<PathBuf>,
 }
-
-/// Largest number of rows that can be asked for: as many as a tensor can have.
-const ROWS_MAX: u64 = seamproof_oracle::limits::ROWS_MAX as u64;
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     if let Some(out) = &args.out {

@@ -8,6 +8,7 @@ use super::exit::Exit;
 use super::output::{complain, leave_stdout, print_line};
 use super::run::{
     RunOutcome, announce, conclude, look_for_canary, opened, recorded, scripts, stopped_by_signals,
+    tell_report,
 };
 use super::{CliError, junit, worker};
 use crate::campaign::{
@@ -144,6 +145,7 @@ fn merged(
     let mut outcome = RunOutcome { canary, summary, interrupted: control.stopped() };
     scripts(&mut outcome, &dir, &logs, &control, campaign::SCRIPTS_MAX)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
+    tell_report(&dir, &outcome);
     let RunOutcome { canary, summary, .. } = &outcome;
     let written =
         report.map_or(Ok(()), |report| report.write(&start.backend, canary, summary.as_ref(), left));

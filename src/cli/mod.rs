@@ -24,6 +24,7 @@ mod progress;
 mod prove;
 mod record;
 mod replay;
+mod report;
 mod run;
 mod serve;
 mod shrink;
@@ -74,6 +75,8 @@ enum Command {
     Record(record::Args),
     /// Judge a run that was recorded
     JudgeRecording(judge_recording::Args),
+    /// Show what a campaign, a night or a recording found, as a page to look at
+    Report(report::Args),
     /// Judge packs of tens of thousands of tokens, forward and backward, where the subject runs
     Large(large::Args),
     /// Judge one case that the options describe
@@ -135,6 +138,8 @@ enum CliError {
     Start { name: String, what: String },
     #[error(transparent)]
     Night(#[from] crate::nightly::NightError),
+    #[error(transparent)]
+    Report(#[from] crate::report::ReportError),
     #[error(transparent)]
     Merge(#[from] crate::campaign::MergeError),
     #[error(transparent)]
@@ -198,6 +203,7 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::Record(args)) => record::run(&args),
         Some(Command::JudgeRecording(args)) => judge_recording::run(&args),
+        Some(Command::Report(args)) => report::run(&args),
         Some(Command::Large(args)) => large::run(&args),
         Some(Command::Try(args)) => tried::run(&args),
         Some(Command::Shrink(args)) => shrink::run(&args),

@@ -13,6 +13,7 @@ use crate::campaign::{
     self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
     Summary, Tone,
 };
+use crate::paste::report_command;
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 use crate::worker::{abandon_all, is_abandoned};
 use seamproof_judge::generate::Profile;
@@ -154,6 +155,7 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let mut outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
     scripts(&mut outcome, &dir, &logs, control, args.scripts)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
+    tell_report(&dir, &outcome);
     if let Some(summary) = outcome.summary.as_ref().filter(|_| args.census) {
         print_line(&summary.census);
     }
@@ -288,6 +290,14 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
         }
     };
     recorded(exit, written)
+}
+
+/// Prints the command that shows what was found as a page.
+pub(super) fn tell_report(dir: &RunDir, outcome: &RunOutcome) {
+    if outcome.summary.as_ref().is_some_and(|summary| !summary.distinct.is_empty()) {
+        let text = format!("report: {}", report_command(dir.path()));
+        print_report(&[Line::new(Tone::Command, "", text)]);
+    }
 }
 
 /// Prints the verdict of a campaign that did not begin.

@@ -100,7 +100,7 @@ fn written_to(args: &Args, small: &Minimised) -> Option<PathBuf> {
 }
 
 fn save(args: &Args, small: &Minimised) -> Result<(), CliError> {
-    let (out, Minimised { case, accepted }) = (written_to(args, small), small);
+    let (out, Minimised { case, accepted, .. }) = (written_to(args, small), small);
     if let Some(out) = &out {
         write_whole(out, &case.to_json())?;
     }

@@ -197,7 +197,7 @@ fn parts(stretch: &Stretch, single: bool) -> Vec<Stretch> {
     }
 }
 
-fn class(holds: Content) -> &'static str {
+pub(super) fn class(holds: Content) -> &'static str {
     match holds {
         Content::Real { .. } => "real",
         Content::Padding { .. } => "padding",
@@ -220,7 +220,7 @@ fn named(stretch: &Stretch, [x, y, width, _]: [f64; 4]) -> Option<Markup> {
 }
 
 /// Returns the title of a stretch in a rank's tensor, or in the problem's.
-fn title(stretch: &Stretch, rank: Option<usize>) -> String {
+pub(super) fn title(stretch: &Stretch, rank: Option<usize>) -> String {
     let Stretch { rows, holds } = stretch;
     let of = rank.map_or(String::new(), |rank| format!("rank {rank}, "));
     let local = if rank.is_some() { "local " } else { "" };

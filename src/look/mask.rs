@@ -23,6 +23,8 @@ const TILES_MAX: usize = 48;
 const SEAMS_MAX: usize = 64;
 /// Longer side of a matrix, and the shorter side at least.
 const SIZE: [f64; 2] = [300.0, 14.0];
+/// Largest side of a pair.
+const PAIR_MAX: f64 = 32.0;
 /// Room around a matrix: on its left and above it.
 const ROOM: [f64; 2] = [58.0, 48.0];
 /// Largest number of different rows of others that are named.
@@ -66,7 +68,7 @@ pub(super) fn weightiest(case: &Case) -> Option<usize> {
 }
 
 /// Returns the sequences to draw, in the problem's order.
-fn chosen(case: &Case) -> Vec<usize> {
+pub(super) fn chosen(case: &Case) -> Vec<usize> {
     let mut sequences = by_weight(case);
     sequences.truncate(SEQUENCES_DRAWN);
     sequences.sort_unstable();
@@ -157,10 +159,16 @@ impl Matrix {
         self.grid.total()
     }
 
+    /// Whether the launches are asked for something else than the mask shows.
+    pub(super) fn is_wrong(&self) -> bool {
+        let Tile { missing, extra, twice, .. } = self.total();
+        missing + extra + twice > 0 || self.compared.as_ref().is_some_and(|of| of.strangers > 0)
+    }
+
     /// Returns the width and the height.
     fn size(&self) -> [f64; 2] {
         let [queries, keys] = self.lengths.map(|length| length.max(1) as f64);
-        let unit = SIZE[0] / queries.max(keys);
+        let unit = (SIZE[0] / queries.max(keys)).min(PAIR_MAX);
         [keys, queries].map(|length| (length * unit).max(SIZE[1]))
     }
 }
@@ -319,11 +327,11 @@ fn class(tile: Tile, area: u64) -> Option<&'static str> {
 }
 
 /// A sequence's real positions on one rank: where they begin and end, and the rank.
-type Piece = (usize, usize, usize);
+pub(super) type Piece = (usize, usize, usize);
 
 /// Returns the pieces of one side of a sequence in order of positions; `None` where ranks take turns position by
 /// position, which has a border at each.
-fn pieces(layouts: &[RankLayout], sequence: usize, side: Side) -> Option<Vec<Piece>> {
+pub(super) fn pieces(layouts: &[RankLayout], sequence: usize, side: Side) -> Option<Vec<Piece>> {
     let mut pieces = Vec::new();
     for (rank, layout) in layouts.iter().enumerate() {
         for run in layout.side(side).runs.iter().filter(|run| run.sequence == sequence && run.local.len > 0) {

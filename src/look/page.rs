@@ -10,12 +10,8 @@ use super::table::Table;
 
 /// Style of the page around the pictures.
 const PAGE_STYLE: &str = include_str!("page.css");
-/// Elements without an end, in the form that is both HTML and XML. The second forbids scripts and whatever would be
-/// loaded, should a text ever slip through.
-const META: &str = "<meta charset=\"utf-8\"/>\n\
-    <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
-    <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-    <meta name=\"referrer\" content=\"no-referrer\"/>\n";
+/// Policy that forbids scripts and whatever would be loaded, should a text ever slip through.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// A picture with what stands around it.
 pub(super) struct Section {
@@ -44,28 +40,41 @@ pub(super) struct Head<'a> {
 /// Returns the page.
 pub(super) fn page(head: &Head, sections: &[Section]) -> String {
     let title = format!("seamproof: {}", head.file);
+    let body = html! {
+        main {
+            h1 { (told(head.file)) }
+            (finding(head))
+            h2 { "The case" }
+            (numbers(head.case))
+            @if let Some(story) = &head.case.story { (self::story(story)) }
+            @if let Some(checked) = &head.checked {
+                h2 { "What the checker says of the schedule" }
+                pre { (told(checked)) }
+            }
+            @for section in sections { (self::section(section)) }
+        }
+    };
+    document(&title, POLICY, "", &body)
+}
+
+/// Returns a document, in the form that is both HTML and XML. `policy` says what may be loaded or run, `style` is added
+/// to that of all pages.
+pub(super) fn document(title: &str, policy: &str, style: &str, body: &Markup) -> String {
     html! {
         (DOCTYPE) "\n"
         html lang="en" xmlns="http://www.w3.org/1999/xhtml" {
             head {
-                (PreEscaped(META))
-                title { (told(&title)) }
-                style { (PreEscaped(PAGE_STYLE)) (PreEscaped(STYLE)) }
+                // Elements without an end.
+                (PreEscaped("<meta charset=\"utf-8\"/>\n"))
+                (PreEscaped(format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\"/>\n")))
+                (PreEscaped("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"))
+                (PreEscaped("<meta name=\"referrer\" content=\"no-referrer\"/>\n"))
+                title { (told(title)) }
+                style { (PreEscaped(PAGE_STYLE)) (PreEscaped(STYLE)) (PreEscaped(style)) }
             }
             body {
                 svg xmlns="http://www.w3.org/2000/svg" class="picture patterns" aria-hidden="true" { (patterns()) }
-                main {
-                    h1 { (told(head.file)) }
-                    (finding(head))
-                    h2 { "The case" }
-                    (numbers(head.case))
-                    @if let Some(story) = &head.case.story { (self::story(story)) }
-                    @if let Some(checked) = &head.checked {
-                        h2 { "What the checker says of the schedule" }
-                        pre { (told(checked)) }
-                    }
-                    @for section in sections { (self::section(section)) }
-                }
+                (body)
             }
         }
         "\n"

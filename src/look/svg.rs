@@ -33,18 +33,23 @@ pub(super) struct Drawing {
 impl Drawing {
     /// Returns the picture as part of a page.
     pub(super) fn inline(&self) -> Markup {
-        self.framed(&html! {})
+        self.framed(self.id, &html! {})
+    }
+
+    /// Returns the picture as part of a page that has others of its name: `id` is its own.
+    pub(super) fn inline_as(&self, id: &str) -> Markup {
+        self.framed(id, &html! {})
     }
 
     /// Returns the picture as a file of its own.
     pub(super) fn alone(&self) -> String {
         let own = html! { style { (PreEscaped(STYLE)) } (patterns()) };
         let xml = PreEscaped("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
-        html! { (xml) (self.framed(&own)) "\n" }.into_string()
+        html! { (xml) (self.framed(self.id, &own)) "\n" }.into_string()
     }
 
-    fn framed(&self, own: &Markup) -> Markup {
-        let (title, desc) = (format!("{}-title", self.id), format!("{}-desc", self.id));
+    fn framed(&self, id: &str, own: &Markup) -> Markup {
+        let (title, desc) = (format!("{id}-title"), format!("{id}-desc"));
         html! {
             svg xmlns="http://www.w3.org/2000/svg" class="picture" role="img"
                 width=(number(WIDTH)) height=(number(self.height))
@@ -99,6 +104,18 @@ pub(super) fn told(text: &(impl Display + ?Sized)) -> String {
     let left = letters.count();
     let cut = if left > 0 { format!(" … and {left} more characters") } else { String::new() };
     visible(&kept, true) + &cut
+}
+
+/// Returns a ratio with as many digits as tell something.
+pub(super) fn ratio(value: f64) -> String {
+    match value {
+        _ if value.is_nan() || value.is_infinite() => "no number".to_owned(),
+        0.0 => "0".to_owned(),
+        _ if value.fract() == 0.0 && value.abs() < 1e6 => format!("{value:.0}"),
+        _ if value < 0.001 || value >= 100_000.0 => format!("{value:.1e}"),
+        _ if value < 10.0 => format!("{value:.3}"),
+        _ => format!("{value:.1}"),
+    }
 }
 
 /// Returns a rectangle with a title, which shows when a pointer rests on it.

@@ -16,7 +16,7 @@ use crate::campaign::{Left, OnDisk};
 use seamproof_judge::files;
 
 /// Name of the file that ends a night.
-pub(super) const REPORT: &str = "report.json";
+pub(crate) const REPORT: &str = "report.json";
 /// Size of the largest file that is read of a night or of all nights, cases apart, in bytes.
 pub(super) const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -42,7 +42,7 @@ pub(crate) fn newest_of(home: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the number in the name of a night's folder; `None` for other names, such as `night-1` and `night-0000`.
-fn number_of(dir: &Path) -> Option<u32> {
+pub(crate) fn number_of(dir: &Path) -> Option<u32> {
     let name = dir.file_name()?.to_str()?;
     let number = name.strip_prefix("night-")?.parse().ok()?;
     (number > 0 && dir_of(Path::new(""), number) == Path::new(name)).then_some(number)
@@ -65,6 +65,17 @@ pub(super) fn run_of(night: &Path, subject: &str, run: &str) -> PathBuf {
 pub(crate) fn found_by(dir: &Path) -> Option<OnDisk> {
     number_of(&dir.canonicalize().ok()?)?;
     dir.is_dir().then(|| found_in(dir))
+}
+
+/// Whether a directory is a night's.
+pub(crate) fn is_night(dir: &Path) -> bool {
+    dir.is_dir() && dir.canonicalize().is_ok_and(|dir| number_of(&dir).is_some())
+}
+
+/// Returns the nights of a home before one, in order, each with its directory.
+pub(crate) fn earlier(home: &Path, night: u32) -> Result<Vec<(u32, PathBuf)>, NightError> {
+    let before = numbers(home)?.into_iter().take_while(|&number| number < night);
+    Ok(before.map(|number| (number, dir_of(home, number))).collect())
 }
 
 fn found_in(night: &Path) -> OnDisk {

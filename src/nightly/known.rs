@@ -92,14 +92,14 @@ pub(crate) struct Failure<'a> {
 }
 
 /// An entry, and whether it is still true.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Listed {
     pub(crate) key: String,
     pub(crate) standing: Standing,
 }
 
 /// Whether an entry is still true.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Standing {
     /// Its case fails as the entry says.

@@ -24,13 +24,18 @@ mod watch;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use home::{found_by, newest_of};
-pub(crate) use known::Known;
+pub(crate) use home::{
+    REPORT as NIGHT_REPORT, earlier as earlier_nights, found_by, is_night, newest_of, number_of,
+};
 use known::{Excusing, Failure};
+pub(crate) use known::{Known, Listed, Standing};
 pub(crate) use outside::outside_of;
 pub(crate) use regressions::{Regressions, StoredCases, regressions_of};
 pub(crate) use report::{NightCampaign, Report, ReportedFailure};
+pub(crate) use trend::{Point, has_moved, trend_of};
 pub(crate) use watch::Watch;
+
+use serde::Serialize;
 
 use crate::backends::BackendError;
 use crate::campaign::{
@@ -73,6 +78,15 @@ impl NightError {
             what: format!("cannot be read: {}", error.to_string()),
         }
     }
+}
+
+/// Contents of `report.json`.
+#[derive(Serialize)]
+struct Told<'a> {
+    /// What came of the night, in a few words.
+    title: String,
+    #[serde(flatten)]
+    report: &'a Report,
 }
 
 /// What a night is to do.
@@ -247,7 +261,8 @@ impl Night {
     /// Ends the night with the report for machines, which must be the last file.
     pub(crate) fn end(&self, report: &Report) -> Result<(), NightError> {
         let path = self.dir.join(home::REPORT);
-        let text = serde_json::to_string_pretty(report)
+        let told = Told { title: report.title(), report };
+        let text = serde_json::to_string_pretty(&told)
             .map_err(|error| NightError::Read { path: path.clone(), what: error.to_string() })?;
         Ok(write_whole(&path, &(text + "\n"))?)
     }

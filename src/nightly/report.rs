@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::known::{Failure, Listed, Standing};
 use super::trend::{Point, Trend};
@@ -24,7 +24,7 @@ take, refused as such. *failed*: those in which a check broke. *different*: fail
 *against the night before*: cases per second, and the p99 of each tensor, the error ÷ bound that 99 of 100 cases stay below.";
 
 /// A failure of a night, whatever campaigns it was seen in.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ReportedFailure {
     pub(crate) key: String,
     /// Number of failing cases of it, shrunk ones and those that were only counted.
@@ -39,7 +39,7 @@ pub(crate) struct ReportedFailure {
     /// Command that shows it again.
     pub(crate) replay: String,
     /// Script that shows it without this project, or why there is none; absent where the subject is in no Python file.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) script: Option<String>,
     /// The reason why it is known, and its source.
     pub(crate) known: Option<Excuse>,
@@ -234,7 +234,7 @@ impl Report {
     }
 
     /// Returns what the exit code says, in a few words.
-    fn title(&self) -> String {
+    pub(super) fn title(&self) -> String {
         match self.canary.permits() {
             true => self.news_title(),
             false => "proves nothing, as the canary was missed".to_owned(),

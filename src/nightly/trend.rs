@@ -21,6 +21,16 @@ const RATE_CASES_MIN: u64 = 100;
 /// Least shift of a margin that is told. A bin of the histogram is 4.5 % wide, and few cases scatter.
 const MARGIN_SHIFT: f64 = 0.1;
 
+/// Whether a margin that is this multiple of an earlier one has moved.
+pub(crate) fn has_moved(ratio: f64) -> bool {
+    (ratio - 1.0).abs() > MARGIN_SHIFT
+}
+
+/// Returns the campaigns of all nights of a home, in order.
+pub(crate) fn trend_of(home: &Path) -> Result<Vec<Point>, NightError> {
+    Ok(Trend::read(home)?.points)
+}
+
 /// A campaign of a night in short.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
@@ -43,10 +53,10 @@ pub(crate) struct Point {
     /// Number of different failures.
     pub(crate) distinct: usize,
     /// Error ÷ bound that 99 of 100 cases stay below, by tensor, in tier W.
-    p99: BTreeMap<TensorName, f64>,
+    pub(crate) p99: BTreeMap<TensorName, f64>,
     /// Number of cases behind each p99.
     #[serde(default)]
-    counted: BTreeMap<TensorName, u64>,
+    pub(crate) counted: BTreeMap<TensorName, u64>,
 }
 
 impl Point {
@@ -91,7 +101,7 @@ impl Point {
         let counted = |point: &Point, tensor| point.counted.get(tensor).copied().unwrap_or(0);
         let (told, few): (Vec<_>, Vec<_>) =
             both.partition(|(tensor, _)| tells(counted(self, tensor).min(counted(before, tensor)), 0.99));
-        let moved = told.iter().filter(|(_, ratio)| (ratio - 1.0).abs() > MARGIN_SHIFT);
+        let moved = told.iter().filter(|(_, ratio)| has_moved(*ratio));
         let mut said: Vec<String> =
             moved.map(|(tensor, ratio)| format!("p99 of {tensor} × {ratio:.2}")).collect();
         if said.is_empty() && !told.is_empty() {

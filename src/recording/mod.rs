@@ -61,6 +61,8 @@ pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 pub const RANK_BYTES_MAX: u64 = 1 << 30;
 /// Size of the largest header of a rank file, in bytes.
 pub const HEADER_BYTES_MAX: u64 = 16 << 20;
+/// Largest number of rows that can be asked for: as many as a tensor can have.
+pub const ROWS_MAX: u64 = seamproof_oracle::limits::ROWS_MAX as u64;
 /// Largest number of ranks of a recording.
 pub const RANKS_MAX: usize = 1024;
 /// Largest number of characters of a recording's note.

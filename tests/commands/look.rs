@@ -16,14 +16,14 @@ use seamproof_oracle::{
 use super::{code, place, refuses, seamproof, stderr, stdout};
 
 /// Largest size of a page, in bytes.
-const PAGE_MAX: usize = 2 << 20;
+pub(super) const PAGE_MAX: usize = 2 << 20;
 const PICTURES: [&str; 3] = ["layout", "mask", "schedule"];
 
 /// Names of the cases.
 const CASES: [&str; 8] = ["single", "ring", "hierarchical", "window", "empty", "crossed", "wide", "long"];
 
 /// Returns the problem of a case.
-fn problem(name: &str) -> Problem {
+pub(super) fn problem(name: &str) -> Problem {
     let padded = |lengths: &[(usize, usize)]| ProblemFields {
         mask: Mask::CAUSAL,
         ..ProblemFields::padded(lengths, 4)
@@ -66,7 +66,7 @@ fn page(dir: &Path, name: &str) -> String {
 /// Returns the names of the elements, in order, and the text of all. The document is well-formed, and each of its ids is
 /// there once.
 #[track_caller]
-fn elements(document: &str) -> (Vec<String>, String) {
+pub(super) fn elements(document: &str) -> (Vec<String>, String) {
     let mut reader = Reader::from_str(document);
     let (mut names, mut ids, mut text) = (Vec::new(), Vec::new(), String::new());
     loop {
@@ -94,7 +94,7 @@ fn elements(document: &str) -> (Vec<String>, String) {
 }
 
 /// Returns the cells of the table with this caption, without its head.
-fn table(page: &str, name: &str) -> Vec<Vec<String>> {
+pub(super) fn table(page: &str, name: &str) -> Vec<Vec<String>> {
     let (_, from) = page.split_once(&format!("<caption>{name}</caption>")).expect("the table is there");
     let (_, body) = from.split_once("<tbody>").expect("a table has a body");
     let (body, _) = body.split_once("</tbody>").expect("a body ends");
@@ -221,17 +221,22 @@ fn texts_from_a_file_are_shown_and_never_obeyed() {
 /// Test that a page fits a telephone, as a browser lays it out. It runs where Chromium is, and says so where it is not.
 #[test]
 fn a_page_does_not_overflow_a_telephone() {
+    let place = place();
+    let dir = place.path();
+    stored(dir, "ring");
+    fits_a_telephone(dir, &page(dir, "ring"));
+}
+
+/// Checks that a page fits a telephone, where Chromium is.
+pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
     let has_chromium =
         Process::new("chromium").arg("--version").output().is_ok_and(|output| output.status.success());
     if !has_chromium {
         eprintln!("not run: there is no chromium here");
         return;
     }
-    let place = place();
-    let dir = place.path();
-    stored(dir, "ring");
     // A page of the test’s own holds the page in a frame as wide as a telephone, and measures it.
-    let quoted = page(dir, "ring").replace('&', "&amp;").replace('"', "&quot;");
+    let quoted = page.replace('&', "&amp;").replace('"', "&quot;");
     let measure = "let root = this.contentDocument.documentElement; \
                    document.title = root.scrollWidth + ' of ' + root.clientWidth";
     let outer = format!(

@@ -14,6 +14,7 @@ mod nightly;
 mod outside;
 mod recorded_programs;
 mod recordings;
+mod report;
 #[cfg(unix)]
 mod worker;
 #[cfg(unix)]

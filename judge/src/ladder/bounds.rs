@@ -71,22 +71,27 @@ pub(super) fn forward(
     let look = |tensor: TensorName, margin: &mut Margin| {
         let mut tiers = bounds.iter().filter_map(|(tier, bound)| Some((*tier, (*bound)?)));
         tiers.find_map(|(tier, bound)| {
-            let views = match tensor {
-                TensorName::Lse => {
-                    let got = ResultTensor::Statistic(rank.lse.as_ref()?.view());
-                    (
-                        got,
-                        ResultTensor::Statistic(exact.lse.view()),
-                        ResultTensor::Statistic(bound.lse.view()),
-                    )
-                }
-                TensorName::MaxLogit => heads(rank.max_logit.as_ref()?, &exact.max_logit, &bound.max_logit),
-                _ => rows(Side::Q, &rank.out, &exact.out, &bound.out),
-            };
-            compare.tensor(tensor, tier, views, margin)
+            compare.tensor(tensor, tier, forward_views(tensor, rank, exact, bound)?, margin)
         })
     };
     tensors.iter().find_map(|&tensor| look(tensor, margin))
+}
+
+/// Returns a tensor of a forward, its exact values and their bounds; `None` for a statistic that the subject hides.
+pub(super) fn forward_views<'a>(
+    tensor: TensorName,
+    rank: &'a RankOutputs,
+    exact: &'a ForwardResults,
+    bound: &'a ForwardResults,
+) -> Option<Triple<'a>> {
+    Some(match tensor {
+        TensorName::Lse => {
+            let got = ResultTensor::Statistic(rank.lse.as_ref()?.view());
+            (got, ResultTensor::Statistic(exact.lse.view()), ResultTensor::Statistic(bound.lse.view()))
+        }
+        TensorName::MaxLogit => heads(rank.max_logit.as_ref()?, &exact.max_logit, &bound.max_logit),
+        _ => rows(Side::Q, &rank.out, &exact.out, &bound.out),
+    })
 }
 
 /// Compares these gradients in tiers W and T.
@@ -113,17 +118,27 @@ fn gradients(
     let looks =
         tensors.iter().flat_map(|&tensor| bounds.iter().map(move |&(tier, bound)| (tensor, tier, bound)));
     looks.into_iter().find_map(|(tensor, tier, bound)| {
-        let views = match tensor {
-            TensorName::Dq => rows(Side::Q, &got.dq, &exact.dq, &bound.dq),
-            TensorName::Dk => rows(Side::Kv, &got.dk, &exact.dk, &bound.dk),
-            TensorName::Dv => rows(Side::Kv, &got.dv, &exact.dv, &bound.dv),
-            _ => heads(&got.dsink, &exact.dsink, &bound.dsink),
-        };
-        compare.tensor(tensor, tier, views, margin)
+        compare.tensor(tensor, tier, gradient_views(tensor, got, exact, bound), margin)
     })
 }
 
-type Triple<'a> = (ResultTensor<'a, f32>, ResultTensor<'a, f64>, ResultTensor<'a, f64>);
+/// Returns a gradient, its exact values and their bounds.
+pub(super) fn gradient_views<'a>(
+    tensor: TensorName,
+    got: &'a RankGradients,
+    exact: &'a Gradients,
+    bound: &'a Gradients,
+) -> Triple<'a> {
+    match tensor {
+        TensorName::Dq => rows(Side::Q, &got.dq, &exact.dq, &bound.dq),
+        TensorName::Dk => rows(Side::Kv, &got.dk, &exact.dk, &bound.dk),
+        TensorName::Dv => rows(Side::Kv, &got.dv, &exact.dv, &bound.dv),
+        _ => heads(&got.dsink, &exact.dsink, &bound.dsink),
+    }
+}
+
+/// A result, its exact values, and their bounds.
+pub(super) type Triple<'a> = (ResultTensor<'a, f32>, ResultTensor<'a, f64>, ResultTensor<'a, f64>);
 
 fn rows<'a>(side: Side, got: &'a Array3<f32>, exact: &'a Array3<f64>, bound: &'a Array3<f64>) -> Triple<'a> {
     (
@@ -153,18 +168,23 @@ impl Comparison<'_> {
         (got, exact, bound): Triple<'_>,
         margin: &mut Margin,
     ) -> Option<Finding> {
-        let precision = &self.problem.precision;
-        let format = match tensor {
-            TensorName::Out => Some(precision.out.format),
-            TensorName::Dq | TensorName::Dk | TensorName::Dv => Some(precision.gradients.format),
-            // An infinite statistic says that there is no key; it is not an overflow.
-            _ => None,
-        };
+        let format = self.overflows(tensor);
         let largest = self.largest(tier, format, (got, exact, bound));
         if let Some(margin) = margin.tier_mut(tier).of_mut(tensor) {
             *margin = margin.max(largest);
         }
         (largest > 1.0).then(|| self.finding(tensor, tier, format, (got, exact, bound)))?
+    }
+
+    /// Returns the format in which a tensor can overflow.
+    pub(super) fn overflows(&self, tensor: TensorName) -> Option<Format> {
+        let precision = &self.problem.precision;
+        match tensor {
+            TensorName::Out => Some(precision.out.format),
+            TensorName::Dq | TensorName::Dk | TensorName::Dv => Some(precision.gradients.format),
+            // An infinite statistic says that there is no key; it is not an overflow.
+            _ => None,
+        }
     }
 
     /// Returns the largest error ÷ bound of all real elements that the tier bounds.

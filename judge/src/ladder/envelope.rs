@@ -4,10 +4,10 @@
 
 use std::cell::LazyCell;
 
-use seamproof_oracle::ForwardResults;
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::Replay;
+use seamproof_oracle::{ForwardResults, Gradients, Saved};
 
 use super::bounds::{
     BACKWARD, Comparison, FORWARD, backward, forward, replayed_gradients, replayed_out, saved,
@@ -67,11 +67,7 @@ fn look_back(
         return Look::Held;
     }
     let saved = saved(first, &forward.exact.lse);
-    let lse_error = forward.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| first.lse.is_none());
-    let answer = evidence.oracle(|| match lse_error {
-        None => blocked::backward(problem, inputs, &saved, Some(model)),
-        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, &saved, errors, model),
-    });
+    let answer = backward_of(evidence, model, forward, &saved);
     let replayed = || {
         let replay = replay.as_ref().filter(|_| first.lse.is_some())?;
         evidence.oracle(|| blocked::replayed_backward(problem, inputs, &saved, model, &replay.profile))
@@ -89,4 +85,19 @@ fn look_back(
         Some(finding)
     });
     broken.into()
+}
+
+/// Returns the exact backward of what the subject saved, with its bounds.
+pub(super) fn backward_of(
+    evidence: &Evidence<'_>,
+    model: &Model,
+    forward: &Answer<ForwardResults>,
+    saved: &Saved,
+) -> Answer<Gradients> {
+    let Evidence { problem, inputs, first, .. } = *evidence;
+    let lse_error = forward.bound.as_ref().map(|bound| &bound.worst.lse).filter(|_| first.lse.is_none());
+    evidence.oracle(|| match lse_error {
+        None => blocked::backward(problem, inputs, saved, Some(model)),
+        Some(errors) => blocked::backward_of_hidden_lse(problem, inputs, saved, errors, model),
+    })
 }

@@ -21,6 +21,7 @@ pub mod compare;
 mod diagnosis;
 mod draw;
 mod envelope;
+mod errors;
 pub mod evidence;
 mod exact;
 pub mod faults;
@@ -46,6 +47,7 @@ use crate::verdict::{Cost, Margin, Verdict};
 pub use assemble::{Assembly, place_rows};
 pub use bounds::MeasureRatios;
 pub use draw::Sampled;
+pub use errors::{ErrorMap, WorstLane};
 pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
 use runs::{capability_verdict, expected_refusals, fills, poisoned, run, whole_case};
@@ -129,15 +131,30 @@ impl Judge {
         findings: &mut Vec<Finding>,
     ) -> Result<Verdict, Box<Margin>> {
         let mut margin = Box::<Margin>::default();
+        let climb = |evidence: &Evidence<'_>| self.climb(evidence, findings, &mut margin);
+        match self.with_evidence(backend, problem, depth, meter, climb) {
+            Ok(Some(what)) => Ok(Verdict::Infrastructure(what)),
+            Ok(None) => Err(margin),
+            Err(verdict) => Ok(verdict),
+        }
+    }
+
+    /// Runs the subject under two poisons, and examines what it returned. `Err` is a verdict that leaves nothing to
+    /// examine.
+    fn with_evidence<T>(
+        &self,
+        backend: &dyn Backend,
+        problem: &Problem,
+        depth: Depth,
+        meter: &Meter,
+        examine: impl FnOnce(&Evidence<'_>) -> T,
+    ) -> Result<T, Verdict> {
         if let Some(reason) = self.too_large(problem) {
-            return Ok(Verdict::TooLarge(reason));
+            return Err(Verdict::TooLarge(reason));
         }
         let inputs = meter.inputs(|| values::inputs(problem));
-        let runs = Judge::runs(backend, problem, &inputs, meter);
-        let [first, second] = match runs.and_then(|runs| self.whole(backend, problem, runs)) {
-            Ok(results) => results,
-            Err(verdict) => return Ok(verdict),
-        };
+        let runs = Judge::runs(backend, problem, &inputs, meter)?;
+        let [first, second] = self.whole(backend, problem, runs)?;
         let layout = layout::whole(problem);
         let told = Told::default();
         let evidence = Evidence {
@@ -152,10 +169,7 @@ impl Judge {
             meter,
             told: &told,
         };
-        match self.climb(&evidence, findings, &mut margin) {
-            Some(what) => Ok(Verdict::Infrastructure(what)),
-            None => Err(margin),
-        }
+        Ok(examine(&evidence))
     }
 
     /// Asks rung after rung, and gathers their findings. A rung that fails to look ends the case if nothing was found
