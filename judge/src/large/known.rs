@@ -46,7 +46,7 @@ impl Known {
         });
         let narrow = 2f64.powi(precision.gradients.format.precision_bits());
         Some(Known {
-            out: out && is_narrow(precision.out.format),
+            out: out && is_narrow(precision.out.format) && !merging.differs(),
             dv: dv && has_16_bits,
             gradients: gradients && has_16_bits,
             lse,

@@ -259,7 +259,7 @@ impl Allowed {
         Allowed {
             factor,
             relative,
-            absolute: absolute + added,
+            absolute: absolute + added + exact::difference_error(mode, merging),
             format,
             lse: exact::lse_error(mode, logit, shown.lse(), active, keys, merging),
         }
