@@ -25,7 +25,7 @@
 use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, MergeBy, Partition, WeightRounding};
 use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
 
-use super::plan::{Code, ExactPlan, code_lanes, has_codes, is_uniform};
+use super::plan::{Code, ExactPlan, PartialLse, code_lanes, has_codes, is_uniform};
 use super::{COUNT_VALUE, DEAD_LEVEL, LEVEL_MAX, ROUTED_VALUE, STAIR_VALUE, TABLE_MAX};
 
 /// Unit roundoff ε of f32.
@@ -244,13 +244,15 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging, arithmetic: &
     let p_bits = if precision.p.format == Format::F32 { bits(precision.ds) } else { bits(precision.p) };
     let half_ulp = 2f64.powi(-p_bits.max(bits(precision.ds)) - 1);
     let weights = problem.sequences.iter().all(|sequence| {
-        let logit = ExactPlan::of(mode, problem, sequence).code_logit();
-        backward_weight_error(mode, logit, sequence.kv.len, merging) < half_ulp
+        let plan = ExactPlan::of(mode, problem, sequence);
+        let logit = plan.code_logit();
+        backward_weight_error(mode, logit, plan.partial_lse(logit, plan.keys()), merging) < half_ulp
     });
     let out_half_ulp = 2f64.powi(-bits(precision.out) - 1);
     let steady = problem.sequences.iter().all(|sequence| {
-        let logit = ExactPlan::of(mode, problem, sequence).code_logit();
-        let (relative, merged) = out_error(mode, logit, 2, sequence.kv.len, merging);
+        let plan = ExactPlan::of(mode, problem, sequence);
+        let logit = plan.code_logit();
+        let (relative, merged) = out_error(mode, logit, 2, plan.partial_lse(logit, plan.keys()), merging);
         relative + merged + difference_error(mode, merging) / least_out(mode) < out_half_ulp
     });
     let is_known = match arithmetic.weights {
@@ -288,11 +290,15 @@ fn sum_error(mode: InputMode, logit: f64, active: usize) -> f64 {
     if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + 2.0 * EPSILON * active as f64 }
 }
 
-/// Returns the error that one merge adds to an LSE, where `lse` bounds the magnitude of a partial one. A difference
-/// rounds that of both LSEs, which counts once more.
-fn one_lse_error(lse: f64, merging: Merging) -> f64 {
-    let roundings = if merging.differs() { 5.0 } else { 4.0 };
-    EXPONENTIAL + LOGARITHM + EPSILON * (roundings * lse + 4.0)
+/// Returns the error that merges add to an LSE.
+///
+/// `L' = L − ln σ(L − b)` rounds the difference, its logarithm and the result. The logarithm is 0 where b is that of
+/// keys without a weight. Where L is, the roundings are those of its own magnitude, and that happens once: L' has a
+/// weight.
+fn merged_lse_error(lse: PartialLse, merging: Merging) -> f64 {
+    let (roundings, once) = if merging.differs() { (5.0, 5.0 * EPSILON * lse.deepest) } else { (4.0, 0.0) };
+    let each = EXPONENTIAL + LOGARITHM + EPSILON * (roundings * lse.weighing + 4.0);
+    merging.count as f64 * each + once
 }
 
 /// Returns the absolute error that merges by differences add to an element of out.
@@ -312,21 +318,18 @@ fn least_out(mode: InputMode) -> f64 {
     if mode == InputMode::Pairs { 0.5 } else { 1.0 }
 }
 
-/// Returns the relative error that merges add to a weight, where `lse` bounds the magnitude of a partial LSE.
-fn merge_error(lse: f64, merging: Merging) -> f64 {
+/// Returns the relative error that merges add to a weight.
+fn merge_error(lse: PartialLse, merging: Merging) -> f64 {
     if merging.count == 0 {
         return 0.0;
     }
-    let stored = EPSILON * (5.0 * lse + 4.0) + LOGARITHM * (1.0 + lse.ln_1p());
-    let each = match merging.by {
-        MergeBy::Weights => EXPONENTIAL + EPSILON * (2.0 * lse + 4.0),
-        MergeBy::Difference => one_lse_error(lse, merging),
+    let weighing = lse.weighing;
+    let stored = EPSILON * (5.0 * weighing + 4.0) + LOGARITHM * (1.0 + weighing.ln_1p());
+    let merged = match merging.by {
+        MergeBy::Weights => merging.count as f64 * (EXPONENTIAL + EPSILON * (2.0 * weighing + 4.0)),
+        MergeBy::Difference => merged_lse_error(lse, merging),
     };
-    2.0 * (stored + merging.count as f64 * each)
-}
-
-fn partial_lse(logit: f64, keys: usize) -> f64 {
-    logit.abs() + (keys as f64 + 1.0).ln()
+    2.0 * (stored + merged)
 }
 
 /// Returns the relative error of an element of out before its rounding, and the error that merges add to it. In the
@@ -335,10 +338,10 @@ pub(crate) fn out_error(
     mode: InputMode,
     logit: f64,
     active: usize,
-    keys: usize,
+    partial: PartialLse,
     merging: Merging,
 ) -> (f64, f64) {
-    let merged = merge_error(partial_lse(logit, keys), merging);
+    let merged = merge_error(partial, merging);
     let terms = if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + ADDITION * active as f64 };
     (NORMALISED + sum_error(mode, logit, active) + terms, merged)
 }
@@ -377,27 +380,30 @@ pub(crate) fn normalised(
     ((rounded(-error), rounded(error)), added + floor)
 }
 
-/// Returns the absolute error of an LSE of `active` keys with a weight among `keys` visible ones.
+/// Returns the absolute error of an LSE of `active` keys with a weight.
 pub(crate) fn lse_error(
     mode: InputMode,
     logit: f64,
     lse: f64,
     active: usize,
-    keys: usize,
+    partial: PartialLse,
     merging: Merging,
 ) -> f64 {
     let rounded = EPSILON * (4.0 * logit.abs() + lse.abs() + 4.0);
     let logarithm = LOGARITHM * (1.0 + (lse - logit).abs());
-    let partial = partial_lse(logit, keys);
-    let each = one_lse_error(partial, merging);
-    sum_error(mode, logit, active) + rounded + logarithm + merging.count as f64 * each
+    sum_error(mode, logit, active) + rounded + logarithm + merged_lse_error(partial, merging)
 }
 
 /// Returns the relative error of the backward's weight `exp(s − LSE)` in `routing` and `pairs`.
-pub(crate) fn backward_weight_error(mode: InputMode, logit: f64, keys: usize, merging: Merging) -> f64 {
+pub(crate) fn backward_weight_error(
+    mode: InputMode,
+    logit: f64,
+    partial: PartialLse,
+    merging: Merging,
+) -> f64 {
     let lse = logit + std::f64::consts::LN_2;
     let exponent = EPSILON * (3.0 * logit.abs() + 3.0 * lse.abs() + 2.0);
-    EXPONENTIAL + exponent + lse_error(mode, logit, lse, 2, keys, merging)
+    EXPONENTIAL + exponent + lse_error(mode, logit, lse, 2, partial, merging)
 }
 
 /// Check that the lowest logit of a staircase is as exact as the highest: its level has 8 bits in every format.

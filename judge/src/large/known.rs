@@ -40,7 +40,8 @@ impl Known {
             let of_sequence = |sequence| {
                 let plan = ExactPlan::new(problem, sequence);
                 let logit = plan.code_logit();
-                lse_error(mode, logit, logit + (active as f64).ln(), active, plan.keys(), merging)
+                let partial = plan.partial_lse(logit, plan.keys());
+                lse_error(mode, logit, logit + (active as f64).ln(), active, partial, merging)
             };
             (0..problem.sequences.len()).map(of_sequence).fold(0.0, f64::max)
         });
