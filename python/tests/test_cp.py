@@ -575,8 +575,8 @@ def test_what_a_difference_loses_is_found_where_weights_are_claimed(merge_by, co
     case = json.loads((root / "corpus" / "defects" / "ring-merge-cancels.json").read_text())
     case["subject"]["options"] = {"merge_by": merge_by}
     (tmp_path / "case.json").write_text(json.dumps(case))
-    done = subprocess.run(
-        [path, "replay", str(tmp_path / "case.json")], capture_output=True, text=True, cwd=root
-    )
+    environment = os.environ | {"SEAMPROOF_PYTHON": sys.executable}
+    command = [path, "replay", str(tmp_path / "case.json")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     assert done.returncode == code, done.stdout + done.stderr
     assert code == 0 or "looks as if query 1 of sequence 0 missed key 1" in done.stdout

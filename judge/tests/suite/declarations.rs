@@ -4,7 +4,9 @@ use seamproof_judge::oracle::envelope::Arithmetic;
 use seamproof_judge::subject::{Declaration, Partials, Promises, Stored};
 use std::num::NonZeroUsize;
 
-use seamproof_judge::oracle::envelope::{Accumulation, Delta, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding};
+use seamproof_judge::oracle::envelope::{
+    Accumulation, Delta, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding,
+};
 use seamproof_judge::oracle::{Alignment, Sink};
 
 use seamproof_judge::subject::{Backend, BalanceKind, MaskForm, Sizes};

@@ -97,9 +97,12 @@ fn many_rings_that_merge_by_differences_hold() {
 
 #[test]
 fn differences_that_are_wrong_are_found_though_differences_are_declared() {
-    for id in
-        ["difference-share-swapped", "difference-of-the-step", "difference-lse-swapped", "difference-in-16-bit"]
-    {
+    for id in [
+        "difference-share-swapped",
+        "difference-of-the-step",
+        "difference-lse-swapped",
+        "difference-in-16-bit",
+    ] {
         let fault = *faults::by_id(id).expect("a fault of the catalogue");
         let found = merged(7).take(60).any(|(kernel, problem)| {
             matches!(judge(&Planted::new(kernel, fault), &problem), Verdict::Finding(_))

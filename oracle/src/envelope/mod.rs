@@ -58,7 +58,8 @@ mod sums;
 pub use accumulation::Accumulation;
 pub use arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 pub use constants::{
-    DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR, TANH_ERROR,
+    DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR,
+    TANH_ERROR,
 };
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};

@@ -7,7 +7,8 @@ pub(super) mod majorant;
 use super::accumulation::Accumulation;
 use super::arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 use super::constants::{
-    DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR, TANH_ERROR,
+    DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR,
+    TANH_ERROR,
 };
 use super::partition::{GradientSums, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;

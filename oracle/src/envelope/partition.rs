@@ -84,7 +84,13 @@ impl Partition {
         Partition {
             q_tile,
             kv_tile,
-            merges: Merges { count: 0, step: f32, running: f32, product_rounded: false, by: MergeBy::Weights },
+            merges: Merges {
+                count: 0,
+                step: f32,
+                running: f32,
+                product_rounded: false,
+                by: MergeBy::Weights,
+            },
             sums: GradientSums { count: 0, format: f32 },
         }
     }
