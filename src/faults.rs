@@ -19,7 +19,7 @@ use std::time::Instant;
 use seamproof_oracle::Problem;
 use seamproof_simulator::check::{GrowthError, check, growth};
 use seamproof_simulator::faults::{Catcher, Fault, Plant};
-use seamproof_simulator::schedule::{MergeOrder, Schedule};
+use seamproof_simulator::schedule::Schedule;
 
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::{Emulated, Planted, same_bits};
@@ -55,7 +55,7 @@ pub fn planted(fault: &Fault, problem: &Problem) -> Option<Schedule> {
 fn changes_result(fault: &Fault, problem: &Problem) -> bool {
     let mut inputs = values::inputs(problem);
     values::poison(&mut inputs, problem, Poison::Nan);
-    let right = Emulated::default();
+    let right = Emulated { merge: fault.order(), ..Emulated::default() };
     let run = |subject: &dyn Backend| {
         catch_unwind(AssertUnwindSafe(|| subject.run(problem, &inputs))).ok().and_then(Result::ok)
     };
@@ -90,7 +90,7 @@ fn excess(fault: &Fault, problem: &Problem) -> Option<GrowthError> {
         fault.plant(probe, &mut schedule);
         Some(schedule)
     };
-    growth(problem, MergeOrder::default(), edited)?.into_iter().next()
+    growth(problem, fault.order(), edited)?.into_iter().next()
 }
 
 /// Returns the first problem of a seed's stream whose edited schedule the checker rejects.

@@ -275,7 +275,7 @@ pub enum Unlockable {
 /// 1 − [`CONDEMNING_SHARE`]. Over all candidates, the chances to survive every case add up to [`WRONG_LOCK_CHANCE`]
 /// at most.
 pub fn lock_cases_min() -> u64 {
-    let merges = 1 + MergeOrder::ALL.len();
+    let merges = 1 + MergeOrder::WEIGHTED.len();
     let candidates = (ForwardFacts::all().count() * merges * BackwardFacts::all().count()) as f64;
     let cases = libm::log(WRONG_LOCK_CHANCE / candidates) / libm::log(1.0 - CONDEMNING_SHARE);
     cases.ceil() as u64
@@ -312,14 +312,14 @@ impl Calibration {
         };
         let tile = trial.declared_tile();
         let others =
-            MergeOrder::ALL.into_iter().filter_map(|order| Some((order, trial.other_merges(order)?)));
+            MergeOrder::WEIGHTED.into_iter().filter_map(|order| Some((order, trial.other_merges(order)?)));
         let others: BTreeMap<MergeOrder, Merges> = others.collect();
         let mut replays = Replays { trial: &trial, forward: Vec::new(), backward: Vec::new() };
         let mut forward = BTreeMap::new();
         for facts in ForwardFacts::all() {
             let declared = replays.forward(facts.profile(tile), None);
             forward.insert(facts, declared);
-            for order in MergeOrder::ALL {
+            for order in MergeOrder::WEIGHTED {
                 let other =
                     others.get(&order).map(|merges| replays.forward(facts.profile(tile), Some(*merges)));
                 forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));

@@ -1,7 +1,7 @@
 //! Names that a test of a kernel usually needs.
 
 pub use seamproof_oracle::envelope::{
-    Accumulation, Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding,
+    Accumulation, Arithmetic, Delta, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding,
 };
 pub use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Given, Heads, InputMode, Inputs, Mask, Pass, Precision,

@@ -350,6 +350,9 @@ impl Gpu {
             MergeStyle::Statistics => 1,
             MergeStyle::Weighted { product_rounded: false } => 2,
             MergeStyle::Weighted { product_rounded: true } => 3,
+            MergeStyle::Difference => {
+                return Err(KernelError::shape("no kernel merges by a difference; merge by weights"));
+            }
         };
         let views = [
             out.raw("out")?,

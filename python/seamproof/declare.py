@@ -23,7 +23,8 @@ PROMISES = (
     "rows_alone",
     "linear_memory",
 )
-PARTIALS, STORED = ("merge", "wire"), ("f32", "io")
+# What may be said of each part of `partials`.
+PARTIALS = {"merge": ("f32", "io"), "merge_by": ("weights", "difference"), "wire": ("f32", "io")}
 ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights")
 
 Sizes = int | Iterable[int] | Mapping[str, int]
@@ -135,7 +136,7 @@ def declaration(
         "arithmetic": {
             name: (arithmetic or {})[name] for name in _known(arithmetic or (), ARITHMETIC, "arithmetic")
         },
-        "partials": _stored(partials or {}),
+        "partials": _partials(partials or {}),
         "refuses": refuses,
     }
     return declared | _given(start_seconds=start_seconds)
@@ -196,9 +197,9 @@ def _precision(form: str, p: str, ds: str, gradients: str) -> dict[str, str]:
     }
 
 
-def _stored(partials: Mapping[str, str]) -> dict[str, str]:
+def _partials(partials: Mapping[str, str]) -> dict[str, str]:
     names = _known(partials, PARTIALS, "partials")
-    return dict(zip(names, _known(partials.values(), STORED, "partials"), strict=True))
+    return {name: _known([partials[name]], PARTIALS[name], f"partials.{name}")[0] for name in names}
 
 
 def _forms(windows: bool | str | Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -561,3 +562,21 @@ def alone(balance, size):
     raw = whole_ring(balance, size)
     raw["parallel"] |= {"world": size, "ranks": list(range(size))}
     return raw
+
+
+@pytest.mark.parametrize(("merge_by", "code"), [("weights", 2), ("difference", 0)])
+def test_what_a_difference_loses_is_found_where_weights_are_claimed(merge_by, code, tmp_path):
+    pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")
+    try:
+        path = program.find()
+    except ProgramMissing:
+        pytest.skip("there is no program; name one in $SEAMPROOF")
+    root = Path(__file__).parent.parent.parent
+    case = json.loads((root / "corpus" / "defects" / "ring-merge-cancels.json").read_text())
+    case["subject"]["options"] = {"merge_by": merge_by}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    environment = os.environ | {"SEAMPROOF_PYTHON": sys.executable}
+    command = [path, "replay", str(tmp_path / "case.json")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert code == 0 or "looks as if query 1 of sequence 0 missed key 1" in done.stdout

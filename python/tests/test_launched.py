@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -163,17 +164,16 @@ def test_a_subject_gets_groups_that_the_processes_can_be():
         groups()
 
 
-def judged(tmp_path, launcher, target, cases):
-    """Returns the exit code and the report of a campaign."""
+def told(command, launcher, target, *more):
+    """Returns the exit code and the report of a command of the program on a subject."""
     try:
         path = program.find()
     except ProgramMissing:
         pytest.skip("there is no program; name one in $SEAMPROOF")
-    command = [*launcher, str(target)]
-    more = ["--cases", str(cases), "--seed", "1", "--scripts", "0", "--out", str(tmp_path / "out")]
+    backend = f"exec:{shlex.join([*launcher, str(target)])}"
     paths = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [path, "run", "--backend", f"exec:{shlex.join(command)}", *more],
+        [path, command, "--backend", backend, *more],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": paths},
@@ -181,7 +181,18 @@ def judged(tmp_path, launcher, target, cases):
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-STARTED = [sys.executable, "-m", "seamproof.launched", "--ranks", str(SIZE)]
+def judged(tmp_path, launcher, target, cases):
+    """Returns the exit code and the report of a campaign."""
+    more = ["--cases", str(cases), "--seed", "1", "--scripts", "0", "--out", str(tmp_path / "out")]
+    return told("run", launcher, target, *more)
+
+
+def started(size):
+    """Returns the command that starts some processes."""
+    return [sys.executable, "-m", "seamproof.launched", "--ranks", str(size)]
+
+
+STARTED = started(SIZE)
 
 
 def test_the_judge_holds_a_ring_of_processes_for_right(tmp_path):
@@ -201,3 +212,64 @@ def test_torchrun_starts_a_ring_of_torch_over_gloo(tmp_path):
     command = [*launcher, "-m", "seamproof.launched"]
     code, said = judged(tmp_path, command, EXAMPLES / "torch_ring.py", 6)
     assert code in (0, 4) and "failed 0" in said, said[-2000:]
+
+
+TO_ITSELF = """
+import torch
+import torch.distributed as dist
+import seamproof, seamproof.cp
+
+def program(local):
+    found, group = torch.zeros(2), local.group()
+    # Two messages in order, and a place that is too short in a fault.
+    places = [found[:1], found[1:] if seamproof.options().get("fault") is None else torch.zeros(2)]
+    sends = [dist.P2POp(dist.isend, torch.tensor([float(n)]), local.problem.parallel.ranks[0], group) for n in (7, 8)]
+    takes = [dist.P2POp(dist.irecv, place, local.problem.parallel.ranks[0], group) for place in places]
+    for work in dist.batch_isend_irecv([*sends, *takes]):
+        work.wait()
+    raise ValueError(f"found {found.tolist()}")
+
+@seamproof.subject(arrays="torch", device="cpu", formats=["f32"],
+                   table={"parallel": {"algorithms": ["ring"], "sub_groups": True}})
+def attention(p, q, k, v, dout=None, sink=None):
+    return seamproof.cp.attend(p, program, q, k, v, dout)
+"""
+
+
+def test_a_rank_sends_to_itself_over_gloo(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "kernel.py").write_text(TO_ITSELF)
+    _, said, worker = asked(tmp_path / "kernel.py", [2])
+    assert "ValueError: found [7.0, 8.0] (on rank 2)" in said
+    worker.process.kill()
+    _, said, worker = asked(f"{tmp_path / 'kernel.py'}:attention:fault=short", [2])
+    assert "a rank sends itself torch.float32 [1], and receives torch.float32 [2]" in said
+    worker.process.kill()
+
+
+# An adapter, the library that it needs, the number of processes, and how the case is dealt to them.
+OTHERS = [
+    ("torch_context_parallel.py:all_gather", "torch", 2, "ring:2 contiguous"),
+    ("torch_context_parallel.py:all_to_all", "torch", 4, "ring:4 dual-chunk"),
+    ("ring_flash_attention.py:varlen", "ring_flash_attn", 2, "ring:2 dual-chunk"),
+    ("ring_flash_attention.py:varlen", "ring_flash_attn", 4, "ring:4 contiguous"),
+    ("ring_flash_attention.py:dense", "ring_flash_attn", 2, "ring:1 contiguous"),
+    ("ring_flash_attention.py:llama3", "ring_flash_attn", 2, "all-gather:2 contiguous"),
+    ("yunchang_hybrid.py:attention", "yunchang", 2, "all-to-all:2 contiguous"),
+    ("yunchang_hybrid.py:attention", "yunchang", 4, "hierarchical:4:2 dual-chunk"),
+    ("yunchang_hybrid.py:attention", "yunchang", 4, "ring:4 contiguous"),
+]
+
+
+@pytest.mark.parametrize(("subject", "library", "size", "dealt"), OTHERS)
+def test_programs_of_others_are_right_as_processes(subject, library, size, dealt):
+    pytest.importorskip("torch")
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    target = PACKAGE / "seamproof" / "adapters" / subject
+    # Every rank has rows, the sequences have padding, and dq of bf16 has no known defect.
+    case = ["--lengths", "13,16", "--padded", "16,16", "--heads", "4", "--dim", "16", "--format", "bf16"]
+    group, balance = dealt.split()
+    more = [*case, "--causal", "--bottom-right", "--cp", group, "--balance", balance]
+    code, said = told("try", started(size), target, *more)
+    assert code == 0 and "held" in said and "forward and backward" in said, said[-2000:]

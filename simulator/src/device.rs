@@ -231,7 +231,7 @@ impl<T: Real> Device for Cpu<T> {
         match work {
             Work::Attend(attend) => self.attend(attend, buffers),
             Work::AttendBackward(attend) => self.attend_backward(attend, buffers),
-            Work::Merge(merge) => operations::merge(merge, buffers),
+            Work::Merge(merge) => operations::merge(merge, &*self.kernel, buffers),
             Work::ApplySink { sink, out, lse, rows } => {
                 operations::apply_sink(*sink, *out, *lse, rows, buffers)
             }

@@ -85,7 +85,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let draw = seamproof_judge::hash::mix(seed);
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
-        ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
+        ("merge".into(), MergeOrder::WEIGHTED[(draw >> 63) as usize].name().into()),
         // One case in four runs without the kernels for packed slots.
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
         // One case in four runs its streams in parallel.
@@ -109,7 +109,9 @@ impl Cuda {
             let (taken, expected) = match option.as_str() {
                 "order" => (value.parse().ok().map(|order| subject.order = order), "a whole number"),
                 "merge" => {
-                    (MergeOrder::by_name(value).map(|order| subject.merge = order), "running or deferred")
+                    let of_kernels = |order: &MergeOrder| MergeOrder::WEIGHTED.contains(order);
+                    let order = MergeOrder::by_name(value).filter(of_kernels);
+                    (order.map(|order| subject.merge = order), "running or deferred")
                 }
                 "helpers" => {
                     let known = matches!(value.as_str(), "on" | "off");
@@ -157,7 +159,7 @@ impl Cuda {
     pub fn of_case(case: u64, problem: &Problem) -> Cuda {
         let subject = Cuda {
             order: case,
-            merge: MergeOrder::ALL[(case % 2) as usize],
+            merge: MergeOrder::WEIGHTED[(case % 2) as usize],
             helpers: !case.is_multiple_of(3),
             streams: 1 + 3 * ((case / 2 % 2) as usize),
             ..Cuda::default()

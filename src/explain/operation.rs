@@ -74,6 +74,9 @@ fn merged(schedule: &Schedule, merge: &Merge) -> String {
     let rows = pairs(rows);
     match style {
         MergeStyle::Running => format!("merges {step_out} and {step_lse} into {out} and {lse}, {rows}"),
+        MergeStyle::Difference => {
+            format!("merges {step_out} and {step_lse} into {out} and {lse} by a difference, {rows}")
+        }
         MergeStyle::Statistics => format!("merges {step_lse} into {lse}, {rows}"),
         MergeStyle::Weighted { .. } => format!("adds {step_out}, weighted by {lse}, to {out}, {rows}"),
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use seamproof_judge::subject::{Declaration, PaddingContract, TensorName};
 use seamproof_judge::subjects::Recorded;
 use seamproof_oracle::envelope::{
-    Accumulation, Arithmetic, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
+    Accumulation, Arithmetic, Delta, DsWeights, GroupSums, MergeBy, Partition, SoftCap, WeightRounding,
 };
 use seamproof_oracle::{
     ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
@@ -156,6 +156,9 @@ pub struct RecordedArithmetic {
     pub tile: Option<Tile>,
     /// Format in which partial outs are stored and merged.
     pub merge: FormatName,
+    /// Formula by which outs are merged.
+    #[serde(default)]
+    pub merge_by: MergeBy,
     /// Format in which partial sums of dk and dv are stored; `None` where they are not rounded.
     pub wire: Option<FormatName>,
     /// Order of rounding weights and dividing by the row's sum.
@@ -260,6 +263,7 @@ impl RecordedArithmetic {
             accumulation,
             tile: Some(Tile { q: q_tile, kv: kv_tile }),
             merge: FormatName(if is_coarser { merges.step } else { merges.running }),
+            merge_by: merges.by,
             wire: (sums.format != Format::F32).then_some(FormatName(sums.format)),
             weights,
             delta,
@@ -279,7 +283,7 @@ impl RecordedArithmetic {
         let Tile { q, kv } = self.tile.unwrap_or(Tile { q: 1, kv: 1 });
         let FormatName(merge) = self.merge;
         let wire = self.wire.map_or(Format::F32, |FormatName(format)| format);
-        Partition::single(q.max(1), kv.max(1)).of_group(ranks, merge, wire)
+        Partition::single(q.max(1), kv.max(1)).of_group(ranks, merge, self.merge_by, wire)
     }
 }
 

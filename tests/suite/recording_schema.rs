@@ -118,7 +118,8 @@ fn whole() -> Value {
         "lse": {"base": "e", "order": "ht", "empty": "-inf"},
         "dsink": "partial",
         "arithmetic": {
-            "accumulation": {"f32-tree": 4}, "tile": {"q": 64, "kv": 64}, "merge": "f32", "wire": "bf16",
+            "accumulation": {"f32-tree": 4}, "tile": {"q": 64, "kv": 64}, "merge": "f32",
+            "merge_by": "difference", "wire": "bf16",
             "weights": "unknown", "delta": "stored-out", "group_sums": "f32", "soft_cap": "accurate",
             "ds_weights": "rounded"
         },

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use seamproof_oracle::envelope::{Accumulation, Arithmetic};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, MergeBy};
 use seamproof_oracle::sharding::{RankLayout, layouts, run_of};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Form, Format, InputMode, Mask, Pass, Problem, Run, Scaling,
@@ -465,7 +465,7 @@ fn window_at_length(problem: &Problem) -> bool {
 /// Whether the gradients of a case are known bit for bit, provided that no partial result is stored in 16 bits.
 fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
     let count = if parallel(problem) { problem.parallel.size() + 1 } else { 0 };
-    let merging = Merging { count, narrow_out: false, narrow_sums: false };
+    let merging = Merging { count, narrow_out: false, narrow_sums: false, by: MergeBy::Weights };
     let flash = Arithmetic::flash_attention(Accumulation::Unknown);
     let seen = problem.pairs() > 0;
     seen && problem.mode == mode

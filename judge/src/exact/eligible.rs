@@ -17,16 +17,16 @@
 //! - *LSE.* It has the row sum's error, the roundings of the maximum's product and of the sum, and the logarithm's
 //!   error.
 //! - *Merges.* A step's weight is `exp(its LSE − the LSE)`. It has the errors of storing both, and of each
-//!   exponential.
+//!   exponential. A merge by a difference has an absolute error besides, that of the largest value.
 //!
 //! A result is right when it is one of the format's numbers from `RN(x − error)` to `RN(x + error)`. This is almost
 //! always one number, or the two next to a tie.
 
-use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, Partition, WeightRounding};
+use seamproof_oracle::envelope::{Arithmetic, Delta, GroupSums, MergeBy, Partition, WeightRounding};
 use seamproof_oracle::{Element, Format, InputMode, Pass, Problem, Scaling};
 
-use super::plan::{Code, ExactPlan, code_lanes, has_codes, is_uniform};
-use super::{DEAD_LEVEL, LEVEL_MAX, TABLE_MAX};
+use super::plan::{Code, ExactPlan, PartialLse, code_lanes, has_codes, is_uniform};
+use super::{COUNT_VALUE, DEAD_LEVEL, LEVEL_MAX, ROUTED_VALUE, STAIR_VALUE, TABLE_MAX};
 
 /// Unit roundoff ε of f32.
 const EPSILON: f64 = 1.0 / (1 << 24) as f64;
@@ -35,6 +35,9 @@ const EPSILON: f64 = 1.0 / (1 << 24) as f64;
 const EXPONENTIAL: f64 = 8.0 * EPSILON;
 /// Absolute error of a logarithm near 1, and relative error elsewhere.
 const LOGARITHM: f64 = 8.0 * EPSILON;
+/// Absolute error of a merge by a difference, relative to the largest value:
+/// [`envelope::DIFFERENCE_ERROR`](seamproof_oracle::envelope::DIFFERENCE_ERROR) with this module's exponential.
+const DIFFERENCE: f64 = 16.0 * EPSILON;
 /// Relative error of dividing by the row sum.
 const NORMALISED: f64 = 8.0 * EPSILON;
 /// Relative error of one addition in a tensor core: 17 addends are truncated at 2⁻²⁵ of the largest, and the result
@@ -93,6 +96,8 @@ pub struct Merging {
     pub narrow_out: bool,
     /// Whether partial gradients are stored in 16 bits.
     pub narrow_sums: bool,
+    /// Formula by which outs are merged.
+    pub by: MergeBy,
 }
 
 impl From<Partition> for Merging {
@@ -103,11 +108,17 @@ impl From<Partition> for Merging {
             count: merges.count,
             narrow_out: merges.count > 0 && (narrow(merges.step) || narrow(merges.running)),
             narrow_sums: sums.count > 0 && narrow(sums.format),
+            by: merges.by,
         }
     }
 }
 
 impl Merging {
+    /// Whether outs are merged by differences.
+    pub(crate) fn differs(self) -> bool {
+        self.count > 0 && self.by == MergeBy::Difference
+    }
+
     /// Returns the merging of a subject with this arithmetic. Gradients of single query heads that may be stored are
     /// partial gradients too.
     pub fn with_heads(self, arithmetic: &Arithmetic, problem: &Problem) -> Merging {
@@ -220,6 +231,8 @@ fn amplitude(code: &Code, format: Format) -> Result<(), Why> {
 /// - *Out*, merged in 16 bits, is exact only where a partial out, weighted or not, is itself a number of the format.
 ///   That is so in `pairs` and `routing`, where a step's out is the row's, half of it, or of no weight. The errors
 ///   must also stay below half an ulp, so that each store rounds them away.
+/// - *Out, merged by differences*, is off by an absolute error, that of the largest value that entered it. An out of 0
+///   may then be a small number, and D with it: dq and dk are left to the envelope.
 /// - *Gradients*: P is a power of two (2⁰, 2⁻¹) up to a relative error below half an ulp, so its rounding is exact. D
 ///   is exact, since it comes from an exact out. `dS = P · (dP − D)` is exact, since it is a multiple of ¼ of at most
 ///   dv quarters. All sums of such multiples are exact while they have no more bits than their format holds.
@@ -231,14 +244,16 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging, arithmetic: &
     let p_bits = if precision.p.format == Format::F32 { bits(precision.ds) } else { bits(precision.p) };
     let half_ulp = 2f64.powi(-p_bits.max(bits(precision.ds)) - 1);
     let weights = problem.sequences.iter().all(|sequence| {
-        let logit = ExactPlan::of(mode, problem, sequence).code_logit();
-        backward_weight_error(mode, logit, sequence.kv.len, merging) < half_ulp
+        let plan = ExactPlan::of(mode, problem, sequence);
+        let logit = plan.code_logit();
+        backward_weight_error(mode, logit, plan.partial_lse(logit, plan.keys()), merging) < half_ulp
     });
     let out_half_ulp = 2f64.powi(-bits(precision.out) - 1);
     let steady = problem.sequences.iter().all(|sequence| {
-        let logit = ExactPlan::of(mode, problem, sequence).code_logit();
-        let (relative, merged) = out_error(mode, logit, 2, sequence.kv.len, merging);
-        relative + merged < out_half_ulp
+        let plan = ExactPlan::of(mode, problem, sequence);
+        let logit = plan.code_logit();
+        let (relative, merged) = out_error(mode, logit, 2, plan.partial_lse(logit, plan.keys()), merging);
+        relative + merged + difference_error(mode, merging) / least_out(mode) < out_half_ulp
     });
     let is_known = match arithmetic.weights {
         _ if coded || precision.p.format == Format::F32 => true,
@@ -251,7 +266,7 @@ pub fn parts(mode: InputMode, problem: &Problem, merging: Merging, arithmetic: &
     let dv = backward && out && coded && problem.dims.v as f64 <= quarters && weights;
     Parts {
         out,
-        gradients: dv && arithmetic.delta == Delta::StoredOut,
+        gradients: dv && arithmetic.delta == Delta::StoredOut && !merging.differs(),
         dv,
         zero_dk: backward && is_uniform(mode),
     }
@@ -275,18 +290,46 @@ fn sum_error(mode: InputMode, logit: f64, active: usize) -> f64 {
     if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + 2.0 * EPSILON * active as f64 }
 }
 
-/// Returns the relative error that merges add to a weight, where `lse` bounds the magnitude of a partial LSE.
-fn merge_error(lse: f64, merging: Merging) -> f64 {
+/// Returns the error that merges add to an LSE.
+///
+/// `L' = L − ln σ(L − b)` rounds the difference, its logarithm and the result. The logarithm is 0 where b is that of
+/// keys without a weight. Where L is, the roundings are those of its own magnitude, and that happens once: L' has a
+/// weight.
+fn merged_lse_error(lse: PartialLse, merging: Merging) -> f64 {
+    let (roundings, once) = if merging.differs() { (5.0, 5.0 * EPSILON * lse.deepest) } else { (4.0, 0.0) };
+    let each = EXPONENTIAL + LOGARITHM + EPSILON * (roundings * lse.weighing + 4.0);
+    merging.count as f64 * each + once
+}
+
+/// Returns the absolute error that merges by differences add to an element of out.
+pub(crate) fn difference_error(mode: InputMode, merging: Merging) -> f64 {
+    let largest = match mode {
+        InputMode::UniformCount => COUNT_VALUE,
+        InputMode::Staircase => STAIR_VALUE,
+        InputMode::Pairs => 1,
+        InputMode::Routing => ROUTED_VALUE,
+        _ => TABLE_MAX,
+    };
+    if merging.differs() { 1.02 * merging.count as f64 * DIFFERENCE * f64::from(largest) } else { 0.0 }
+}
+
+/// Returns the smallest magnitude of an out other than 0 of a coded mode.
+fn least_out(mode: InputMode) -> f64 {
+    if mode == InputMode::Pairs { 0.5 } else { 1.0 }
+}
+
+/// Returns the relative error that merges add to a weight.
+fn merge_error(lse: PartialLse, merging: Merging) -> f64 {
     if merging.count == 0 {
         return 0.0;
     }
-    let stored = EPSILON * (5.0 * lse + 4.0) + LOGARITHM * (1.0 + lse.ln_1p());
-    let each = EXPONENTIAL + EPSILON * (2.0 * lse + 4.0);
-    2.0 * (stored + merging.count as f64 * each)
-}
-
-fn partial_lse(logit: f64, keys: usize) -> f64 {
-    logit.abs() + (keys as f64 + 1.0).ln()
+    let weighing = lse.weighing;
+    let stored = EPSILON * (5.0 * weighing + 4.0) + LOGARITHM * (1.0 + weighing.ln_1p());
+    let merged = match merging.by {
+        MergeBy::Weights => merging.count as f64 * (EXPONENTIAL + EPSILON * (2.0 * weighing + 4.0)),
+        MergeBy::Difference => merged_lse_error(lse, merging),
+    };
+    2.0 * (stored + merged)
 }
 
 /// Returns the relative error of an element of out before its rounding, and the error that merges add to it. In the
@@ -295,10 +338,10 @@ pub(crate) fn out_error(
     mode: InputMode,
     logit: f64,
     active: usize,
-    keys: usize,
+    partial: PartialLse,
     merging: Merging,
 ) -> (f64, f64) {
-    let merged = merge_error(partial_lse(logit, keys), merging);
+    let merged = merge_error(partial, merging);
     let terms = if is_uniform(mode) { 0.0 } else { weight_error(mode, logit) + ADDITION * active as f64 };
     (NORMALISED + sum_error(mode, logit, active) + terms, merged)
 }
@@ -337,27 +380,30 @@ pub(crate) fn normalised(
     ((rounded(-error), rounded(error)), added + floor)
 }
 
-/// Returns the absolute error of an LSE of `active` keys with a weight among `keys` visible ones.
+/// Returns the absolute error of an LSE of `active` keys with a weight.
 pub(crate) fn lse_error(
     mode: InputMode,
     logit: f64,
     lse: f64,
     active: usize,
-    keys: usize,
+    partial: PartialLse,
     merging: Merging,
 ) -> f64 {
     let rounded = EPSILON * (4.0 * logit.abs() + lse.abs() + 4.0);
     let logarithm = LOGARITHM * (1.0 + (lse - logit).abs());
-    let partial = partial_lse(logit, keys);
-    let each = EXPONENTIAL + LOGARITHM + EPSILON * (4.0 * partial + 4.0);
-    sum_error(mode, logit, active) + rounded + logarithm + merging.count as f64 * each
+    sum_error(mode, logit, active) + rounded + logarithm + merged_lse_error(partial, merging)
 }
 
 /// Returns the relative error of the backward's weight `exp(s − LSE)` in `routing` and `pairs`.
-pub(crate) fn backward_weight_error(mode: InputMode, logit: f64, keys: usize, merging: Merging) -> f64 {
+pub(crate) fn backward_weight_error(
+    mode: InputMode,
+    logit: f64,
+    partial: PartialLse,
+    merging: Merging,
+) -> f64 {
     let lse = logit + std::f64::consts::LN_2;
     let exponent = EPSILON * (3.0 * logit.abs() + 3.0 * lse.abs() + 2.0);
-    EXPONENTIAL + exponent + lse_error(mode, logit, lse, 2, keys, merging)
+    EXPONENTIAL + exponent + lse_error(mode, logit, lse, 2, partial, merging)
 }
 
 /// Check that the lowest logit of a staircase is as exact as the highest: its level has 8 bits in every format.

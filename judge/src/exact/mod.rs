@@ -42,7 +42,7 @@ use ndarray::{Array1, Array3};
 use seamproof_oracle::{Format, Inputs, Pass, Problem, Side, Sink};
 
 pub use eligible::{Merging, Parts, Why, eligible, fit_scale, keys_max, parts};
-pub(crate) use eligible::{backward_weight_error, lse_error, normalised, out_error};
+pub(crate) use eligible::{backward_weight_error, difference_error, lse_error, normalised, out_error};
 pub(crate) use plan::{ExactPlan, has_codes, is_uniform};
 pub use table::table;
 

@@ -88,6 +88,15 @@ impl Code {
     }
 }
 
+/// Bounds of the magnitudes of a row's partial LSEs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartialLse {
+    /// Bound for those of keys among which one has a weight.
+    pub(super) weighing: f64,
+    /// Bound for all, those of keys without a weight too.
+    pub(super) deepest: f64,
+}
+
 /// Plan of one sequence of a problem in an exact mode.
 pub(crate) struct ExactPlan<'a> {
     /// Problem of the plan.
@@ -140,6 +149,20 @@ impl<'a> ExactPlan<'a> {
     /// Returns the logit of weight 1 in `routing` and `pairs`: a product of powers of two, an integer and the scale.
     pub(crate) fn code_logit(&self) -> f64 {
         f64::from(self.problem.softmax.scale) * self.code.amplitude * self.code.steps as f64
+    }
+
+    /// Returns the bounds of a row's partial LSEs. `logit` is the largest logit of the row, and `keys` the number of
+    /// its keys.
+    pub(crate) fn partial_lse(&self, logit: f64, keys: usize) -> PartialLse {
+        let scale = f64::from(self.problem.softmax.scale);
+        let lowest = match self.mode {
+            _ if is_uniform(self.mode) => 0.0,
+            InputMode::Staircase => scale * f64::from(DEAD_LEVEL),
+            _ => self.code_logit() - 2.0 * scale * self.code.amplitude * self.code.lanes as f64,
+        };
+        let count = (keys as f64 + 1.0).ln();
+        let weighing = logit.abs() + count;
+        PartialLse { weighing, deepest: weighing.max(lowest.abs() + count) }
     }
 
     /// Returns the unit of q's lanes.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use seamproof_oracle::envelope::{Accumulation, Arithmetic};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, MergeBy};
 use seamproof_oracle::{
     Alignment, Element, Format, InputMode, Mask, Precision, Problem, ProblemFields, Softmax,
 };
@@ -20,9 +20,9 @@ const MASKS: [Mask; 4] = [
 ];
 /// Merges of the table: none, in f32, in 16 bits. Their number is a little above that of any ring of the generator.
 const MERGINGS: [Merging; 3] = [
-    Merging { count: 0, narrow_out: false, narrow_sums: false },
-    Merging { count: 9, narrow_out: false, narrow_sums: false },
-    Merging { count: 9, narrow_out: true, narrow_sums: true },
+    Merging { count: 0, narrow_out: false, narrow_sums: false, by: MergeBy::Weights },
+    Merging { count: 9, narrow_out: false, narrow_sums: false, by: MergeBy::Weights },
+    Merging { count: 9, narrow_out: true, narrow_sums: true, by: MergeBy::Weights },
 ];
 /// Largest number of keys with which results are examined, where the mode takes so many.
 const KEYS: usize = 4096;
@@ -45,6 +45,8 @@ divided by their sum, and D comes from the stored out. Other declared choices ch
 - *An unknown order*: `out` of these modes is left to the envelope, except with P in f32.
 - *D from an unrounded out or from Σ P·dP, or unknown*: dq and dk of `routing` and `pairs` are left to the envelope.
 - *dk and dv of single heads stored*, or unknown: for a group of several heads, sums are those of 16 bits.
+- *Merged by differences*: `out` is known up to the absolute error of the differences, and stored in 16 bits between
+  only while that stays below half an ulp. dq and dk of `routing` and `pairs` are left to the envelope.
 - *out and gradients in f32*: the same results, rounded to f32. `out` is then one of a few neighbouring numbers.
 
 ";

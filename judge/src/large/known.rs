@@ -40,13 +40,14 @@ impl Known {
             let of_sequence = |sequence| {
                 let plan = ExactPlan::new(problem, sequence);
                 let logit = plan.code_logit();
-                lse_error(mode, logit, logit + (active as f64).ln(), active, plan.keys(), merging)
+                let partial = plan.partial_lse(logit, plan.keys());
+                lse_error(mode, logit, logit + (active as f64).ln(), active, partial, merging)
             };
             (0..problem.sequences.len()).map(of_sequence).fold(0.0, f64::max)
         });
         let narrow = 2f64.powi(precision.gradients.format.precision_bits());
         Some(Known {
-            out: out && is_narrow(precision.out.format),
+            out: out && is_narrow(precision.out.format) && !merging.differs(),
             dv: dv && has_16_bits,
             gradients: gradients && has_16_bits,
             lse,

@@ -1,16 +1,18 @@
 //! Partial results: what each rank of a group stores of its own share, and what is made of the shares of all.
 
-use seamproof_oracle::envelope::Partition;
+use seamproof_oracle::envelope::{MergeBy, Partition};
 use seamproof_oracle::{Element, Format, Problem};
 use serde::{Deserialize, Serialize};
 
-/// Formats of partial results of a subject that runs on several ranks. Nothing is said of how many there are: the bounds
+/// Formats and merges of partial results of a subject that runs on several ranks. Nothing is said of how many there are: the bounds
 /// take the most that a ring, an all-gather or an all-to-all of the group's size can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Partials {
     /// Of a rank's outs for a part of the keys, and of the running out that they are merged into.
     pub merge: Stored,
+    /// Formula by which outs are merged. Its operations are in f32, whatever is stored.
+    pub merge_by: MergeBy,
     /// Of partial dq, dk and dv that are sent, or added up.
     pub wire: Stored,
 }
@@ -38,7 +40,8 @@ impl Partials {
         match problem.parallel.size() {
             0 | 1 => single,
             ranks => {
-                single.of_group(ranks, of(self.merge, precision.out), of(self.wire, precision.gradients))
+                let (merge, wire) = (of(self.merge, precision.out), of(self.wire, precision.gradients));
+                single.of_group(ranks, merge, self.merge_by, wire)
             }
         }
     }
@@ -55,7 +58,7 @@ mod tests {
             Draw::Problem(problem) => Some(problem),
             Draw::Malformed(_) => None,
         });
-        let stored = Partials { merge: Stored::Io, wire: Stored::F32 };
+        let stored = Partials { merge: Stored::Io, merge_by: MergeBy::Difference, wire: Stored::F32 };
         let (alone, several): (Vec<_>, Vec<_>) = drawn.partition(|problem| problem.parallel.size() <= 1);
         assert!(!alone.is_empty() && !several.is_empty());
         for problem in alone {
@@ -64,6 +67,7 @@ mod tests {
         for problem in several {
             let Partition { merges, sums, .. } = stored.partition(&problem);
             assert!(merges.count > problem.parallel.size() && sums.count > problem.parallel.size());
+            assert_eq!(merges.by, MergeBy::Difference);
             assert_eq!((merges.running, sums.format), (problem.precision.out.format, Format::F32));
         }
     }

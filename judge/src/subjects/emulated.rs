@@ -41,7 +41,7 @@ pub struct Emulated {
     pub tiles: Tiles,
     /// Seed of the order in which ranks and streams proceed. With f32 arithmetic, no order may change a bit.
     pub order: u64,
-    /// Time at which a ring merges its steps.
+    /// Time and formula with which a ring merges its steps.
     pub merge: MergeOrder,
     /// Units that the kernel computes on.
     pub arithmetic: Arithmetic,
@@ -116,7 +116,7 @@ fn choice<T: DeserializeOwned + Default + PartialEq>(name: &str) -> Option<T> {
 fn expected(option: &str) -> &'static str {
     match option {
         "order" => "a whole number",
-        "merge" => "running or deferred",
+        "merge" => "running, deferred or difference",
         "arithmetic" => "f32 or hopper",
         "weights" => "before-normalisation or after-normalisation",
         "delta" => "stored-out, weighted-dots or unrounded-out",
@@ -147,13 +147,13 @@ pub fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("q_tile".into(), size(draw)),
         ("kv_tile".into(), size(draw >> 32)),
         ("order".into(), (crate::hash::mix(draw) % ORDERS).to_string()),
-        ("merge".into(), MergeOrder::ALL[(draw >> 63) as usize].name().into()),
+        ("merge".into(), MergeOrder::WEIGHTED[(draw >> 63) as usize].name().into()),
     ])
 }
 
 impl Emulated {
-    /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `order`, `merge` (`running` or
-    /// `deferred`) and `arithmetic` (`f32` or `hopper`). The defaults are 4, 4, 0, `running` and `f32`.
+    /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `order`, `merge` (`running`,
+    /// `deferred` or `difference`) and `arithmetic` (`f32` or `hopper`). The defaults are 4, 4, 0, `running` and `f32`.
     ///
     /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
     /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `soft_cap` (`accurate` or `approximate`),

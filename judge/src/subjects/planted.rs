@@ -4,13 +4,13 @@
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
-use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
+use seamproof_simulator::schedule::{BuildError, Schedule};
 
 use super::{Emulated, SubjectName, in_steps};
 use crate::subject::{Backend, Declaration, Outputs, RunError};
 
 /// [`Emulated`] on schedules that a fault has edited, or with a kernel that a fault has made wrong. It merges in the
-/// default order, for which the edits are written.
+/// fault's own order ([`Fault::order`]).
 #[derive(Clone, Debug)]
 pub struct Planted {
     /// Emulated kernel that is made wrong.
@@ -23,7 +23,7 @@ pub struct Planted {
 impl Planted {
     /// Returns the kernel with a fault, under the name `emulated+ID`.
     pub fn new(inner: Emulated, fault: Fault) -> Planted {
-        let inner = Emulated { merge: MergeOrder::default(), ..inner };
+        let inner = Emulated { merge: fault.order(), ..inner };
         let name = SubjectName::planted(inner.name(), fault.id).name();
         Planted { inner, fault, name }
     }

@@ -34,7 +34,7 @@ fn problem(seed: u64, case: u64, kernel: &dyn Backend) -> Option<Problem> {
 }
 
 /// Every choice alone, all of them together, and each with a declaration of nothing.
-const CHOICES: [&[(&str, &str)]; 15] = [
+const CHOICES: [&[(&str, &str)]; 17] = [
     &[("weights", "after-normalisation")],
     &[("delta", "weighted-dots")],
     &[("delta", "unrounded-out")],
@@ -55,6 +55,8 @@ const CHOICES: [&[(&str, &str)]; 15] = [
         ("group_sums", "stored"),
         ("declares", "nothing"),
     ],
+    &[("merge", "difference")],
+    &[("merge", "difference"), ("declares", "nothing")],
 ];
 
 /// Number of cases for each choice.
@@ -114,6 +116,11 @@ fn approximate_soft_caps_hold() {
 #[test]
 fn logit_gradients_of_rounded_weights_hold() {
     (12..15).for_each(every_case_holds);
+}
+
+#[test]
+fn merges_by_a_difference_hold() {
+    (15..17).for_each(every_case_holds);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Declarations as the protocol writes them.
 
 use seamproof_judge::oracle::envelope::Arithmetic;
-use seamproof_judge::subject::{Declaration, Promises};
+use seamproof_judge::subject::{Declaration, Partials, Promises, Stored};
 use std::num::NonZeroUsize;
 
-use seamproof_judge::oracle::envelope::{Accumulation, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
+use seamproof_judge::oracle::envelope::{
+    Accumulation, Delta, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding,
+};
 use seamproof_judge::oracle::{Alignment, Sink};
 
 use seamproof_judge::subject::{Backend, BalanceKind, MaskForm, Sizes};
@@ -71,6 +73,7 @@ fn the_fields_are_those_of_the_protocol() {
                      "groups_alone": true, "rows_alone": true},
         "arithmetic": {"accumulation": {"f32-tree": 4}, "weights": "after-normalisation",
                        "delta": "weighted-dots", "group_sums": "stored", "soft_cap": "approximate", "ds_weights": "rounded"},
+        "partials": {"merge": "io", "merge_by": "difference", "wire": "f32"},
         "refuses": true, "start_seconds": 300
     }"#;
     let declaration = Declaration::from_json(json).expect("the protocol's own fields");
@@ -84,6 +87,8 @@ fn the_fields_are_those_of_the_protocol() {
         ds_weights: DsWeights::Rounded,
     };
     assert_eq!(declaration.arithmetic, expected);
+    let partials = Partials { merge: Stored::Io, merge_by: MergeBy::Difference, wire: Stored::F32 };
+    assert_eq!(declaration.partials, partials);
 }
 
 #[test]
@@ -113,6 +118,7 @@ fn a_wrong_field_is_named_by_its_path() {
         (r#"{"promises": {"all": true}}"#, "promises.all: unknown field"),
         (r#"{"arithmetic": {"accumulation": {"f32-tree": 0}}}"#, "arithmetic.accumulation"),
         (r#"{"arithmetic": {"weights": "never"}}"#, "arithmetic.weights: unknown variant"),
+        (r#"{"partials": {"merge_by": "sums"}}"#, "partials.merge_by: unknown variant"),
         (r#"{"start_seconds": 901}"#, "start_seconds: 901 is out of range"),
         (r#"{"refuses": true} 1"#, "text: trailing characters"),
         ("[", "text: "),

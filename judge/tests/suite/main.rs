@@ -9,6 +9,7 @@ mod case_file;
 mod census;
 mod choices;
 mod declarations;
+mod differences;
 mod edges;
 mod emulated_bytes;
 mod exact_document;

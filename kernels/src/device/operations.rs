@@ -173,25 +173,27 @@ impl CudaDevice<'_> {
         let Merge { style, step_out, step_lse, out, lse, .. } = *merge;
         memory.image.check_pairs(step_out, out, &merge.rows)?;
         memory.image.check_pairs(step_lse, lse, &merge.rows)?;
+        let Some(of_slots) = merge_of_slots(style) else {
+            return Err(DeviceError::Shape("no kernel merges by a difference; merge by weights".into()));
+        };
         let at = places(memory, [out, lse, step_out, step_lse]).map_err(failed)?;
         let fits = packed::adds(&at[0], &at[2]) || style == MergeStyle::Statistics;
         let fits = self.options.helpers && fits && at[1].rows == at[3].rows && at[0].rows == at[1].rows;
         match fits.then(|| packed::slots(&merge.rows)).flatten() {
-            Some(slots) => self.merge_slots(style, at, &slots, memory),
+            Some(slots) => self.merge_slots(of_slots, at, &slots, memory),
             None => self.merge_pairs(style, at, &merge.rows, memory),
         }
         Ok(())
     }
 
-    fn merge_slots(&self, style: MergeStyle, at: [Placed; 4], slots: &PackedSlots, memory: &mut CudaMemory) {
+    fn merge_slots(
+        &self,
+        (way, style): (&'static str, Option<Style>),
+        at: [Placed; 4],
+        slots: &PackedSlots,
+        memory: &mut CudaMemory,
+    ) {
         let (table, count) = (memory.table(&slots.table.0), slots.count);
-        let (way, style) = match style {
-            MergeStyle::Statistics => ("merge: merge_statistics", None),
-            MergeStyle::Running => ("merge: merge_running", Some(Style::Running)),
-            MergeStyle::Weighted { product_rounded } => {
-                ("merge: merge_weighted", Some(Style::Weighted { product_rounded }))
-            }
-        };
         self.workspace.count(way);
         memory.record(move |gpu, frame| {
             let [out, lse, step_out, step_lse] = at;
@@ -404,4 +406,17 @@ fn places<const N: usize>(memory: &CudaMemory, ids: [BufferId; N]) -> Result<[Pl
 fn views<'a, const N: usize>(places: &[Placed; N], memory: Area<'a>) -> Result<[View<'a>; N], KernelError> {
     let found = places.iter().map(|place| place.view(memory)).collect::<Result<Vec<_>, _>>()?;
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
+}
+
+/// Returns the way of merging slots in a style, with its name in counts; the style is `None` where only statistics are
+/// merged. No kernel merges by a difference.
+fn merge_of_slots(style: MergeStyle) -> Option<(&'static str, Option<Style>)> {
+    match style {
+        MergeStyle::Statistics => Some(("merge: merge_statistics", None)),
+        MergeStyle::Running => Some(("merge: merge_running", Some(Style::Running))),
+        MergeStyle::Weighted { product_rounded } => {
+            Some(("merge: merge_weighted", Some(Style::Weighted { product_rounded })))
+        }
+        MergeStyle::Difference => None,
+    }
 }

@@ -21,7 +21,8 @@
 //!
 //! Further terms follow from the choices of an [`Arithmetic`]; docs/judge.md derives them. Weights that are normalised
 //! before they are rounded add `4ε·p` each, and the floors of P and of aligned products are no longer divided by `l`.
-//! [`Model::row_delta`] gives D's value and error for each source. Stored gradients of the n heads of a group add
+//! A merge by a difference ([`MergeBy::Difference`]) adds [`DIFFERENCE_ERROR`] times the row's largest `|v|` to out, and
+//! `ε·(|L| + |b|)` to the LSE, for each merge: docs/judge.md derives both. [`Model::row_delta`] gives D's value and error for each source. Stored gradients of the n heads of a group add
 //! `n·u` and n floors to dk and dv.
 //!
 //! These terms hold the cost of a GPU's approximate instructions, and a kernel that uses them need not declare them.
@@ -57,12 +58,13 @@ mod sums;
 pub use accumulation::Accumulation;
 pub use arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 pub use constants::{
-    EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR, TANH_ERROR,
+    DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR,
+    TANH_ERROR,
 };
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
 pub use model::majorant::{Extremes, GradientMajorants, Majorant};
 pub use model::{BoundTier, Model, PairError, Rounding, RowModel, RowStatistics};
-pub use partition::{GradientSums, Merges, Partition};
+pub use partition::{GradientSums, MergeBy, Merges, Partition};
 pub use profile::{KeyOrder, NumericProfile};
 pub use sums::{DitherSums, RowEnvelope, RowSums, largest_multiplicity};

@@ -7,9 +7,10 @@ pub(super) mod majorant;
 use super::accumulation::Accumulation;
 use super::arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 use super::constants::{
-    EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR, TANH_ERROR,
+    DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR,
+    TANH_ERROR,
 };
-use super::partition::{GradientSums, Merges, Partition};
+use super::partition::{GradientSums, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem};
 
@@ -318,6 +319,8 @@ impl Model {
     /// Returns the relative error that merging adds to a weight. A step's share of the final row is
     /// `e^(step lse − lse)` times its normalised weights, and the step's own row sum cancels between the two. The error
     /// of storing the step's LSE is left, and for each merge that of an exponential, its argument, a product and a sum.
+    /// By a difference, shares add up to 1 whatever the LSEs are: the error of each running LSE is left in them, and the
+    /// share's own error is absolute ([`Model::difference`]).
     fn merge_theta(&self, row: &RowStatistics) -> f64 {
         let count = self.partition.merges.count as f64;
         if count == 0.0 {
@@ -325,20 +328,47 @@ impl Model {
         }
         let lse = Model::partial_lse(row);
         let stored = F32_ROUNDOFF * (5.0 * lse + 4.0) + LOG_ERROR + LOG_RELATIVE_ERROR * lse;
-        let each = EXP_ERROR + F32_ROUNDOFF * (2.0 * lse + 4.0);
+        let each = match self.partition.merges.by {
+            MergeBy::Weights => EXP_ERROR + F32_ROUNDOFF * (2.0 * lse + 4.0),
+            MergeBy::Difference => self.one_merge_lse(lse),
+        };
         2.0 * (stored + count * each)
     }
 
-    /// Returns the error that merging adds to the LSE: each merge is an `ln(e^a + e^b)`.
+    /// Returns the error that one merge adds to an LSE, where partial LSEs have magnitudes of at most `lse`.
+    ///
+    /// By weights it is that of `ln(e^a + e^b)`. By a difference it is that of `L − ln σ(L − b)`, where
+    /// `ln σ(x) = min(x, 0) − ln(1 + e^−|x|)`. Rounding `L − b`, and its logarithm of at most `|L − b| + ln 2`, costs
+    /// `ε·(|L| + |b|)` each. Rounding the result costs `ε·|L'|`.
+    fn one_merge_lse(&self, lse: f64) -> f64 {
+        let roundings = match self.partition.merges.by {
+            MergeBy::Weights => 4.0,
+            MergeBy::Difference => 5.0,
+        };
+        EXP_ERROR + LOG_ERROR + F32_ROUNDOFF * (roundings * lse + 4.0)
+    }
+
+    /// Returns the error that merging adds to the LSE.
     fn merge_lse(&self, row: &RowStatistics) -> f64 {
-        let each = EXP_ERROR + LOG_ERROR + F32_ROUNDOFF * (4.0 * Model::partial_lse(row) + 4.0);
-        self.partition.merges.count as f64 * each
+        self.partition.merges.count as f64 * self.one_merge_lse(Model::partial_lse(row))
+    }
+
+    /// Returns the absolute error that merging by differences adds to an element of out, where no value that the row
+    /// sees is larger than `value_max`. A later merge takes an earlier one's error with a share of at most 1. Rounded
+    /// weights may leave the hull by their roundings.
+    fn difference(&self, value_max: f64) -> f64 {
+        let Merges { count, step, running, by, .. } = self.partition.merges;
+        let leaves = 1.0 + 4.0 * self.p.unit_roundoff() + step.unit_roundoff() + running.unit_roundoff();
+        match by {
+            MergeBy::Weights => 0.0,
+            MergeBy::Difference => 1.01 * count as f64 * DIFFERENCE_ERROR * leaves * value_max,
+        }
     }
 
     /// Returns the error that storing partial outs adds to a row, relative to `Σ p|v|`: a rounding of each partial out,
     /// and for each merge one of the running out and perhaps one of the product.
     fn merge_out(&self) -> f64 {
-        let Merges { count, step, running, product_rounded } = self.partition.merges;
+        let Merges { count, step, running, product_rounded, .. } = self.partition.merges;
         if count == 0 {
             return 0.0;
         }
@@ -351,7 +381,7 @@ impl Model {
     /// each rounding. Partial outs are then weighed, and their weights add up to at most 1.
     #[inline]
     fn merge_floor(&self) -> f64 {
-        let Merges { count, step, running, product_rounded } = self.partition.merges;
+        let Merges { count, step, running, product_rounded, .. } = self.partition.merges;
         if count == 0 {
             return 0.0;
         }
@@ -446,6 +476,7 @@ impl Model {
             let floors = if self.may_normalise_first { floors * value_max * shares } else { 0.0 };
             (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff()) + floors
         };
+        let error = error + self.difference(value_max);
         error + final_rounding(self.out, out.abs() + error)
     }
 

@@ -1,5 +1,7 @@
 //! The partition of a subject's sums: tiles, merges of partial results, partial gradients.
 
+use serde::{Deserialize, Serialize};
+
 use crate::Format;
 
 /// The separately rounded pieces into which a subject cuts a problem's sums.
@@ -30,6 +32,21 @@ pub struct Merges {
     pub running: Format,
     /// Whether the weighted partial out is rounded to the running format before it is added.
     pub product_rounded: bool,
+    /// The formula of a merge.
+    pub by: MergeBy,
+}
+
+/// The formula by which a step's out `B` and LSE `b` enter the running out `O` and LSE `L`. Both formulas compute the
+/// same function in f32, and round it differently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MergeBy {
+    /// Weights: `L' = ln(e^L + e^b)`, `O' = e^(L − L')·O + e^(b − L')·B`. An error of O' is relative to its summands.
+    #[default]
+    Weights,
+    /// A difference: `O' = O − σ(b − L)·(O − B)`, `L' = L − ln σ(L − b)`. Where σ is 1 the two O cancel. An error of O'
+    /// is then relative to the larger of O and B, and that of L' to the larger of L and b.
+    Difference,
 }
 
 /// Sums of one row's partial gradients, which separate launches compute and store.
@@ -54,10 +71,10 @@ const SUMS_PER_RANK: usize = 10;
 
 impl Partition {
     /// Returns the partition with the weakest joints of a group of this many ranks whose schedule is not known: partial
-    /// outs are stored and merged in `merge`, partial gradients stored in `wire`.
-    pub fn of_group(self, ranks: usize, merge: Format, wire: Format) -> Partition {
-        let merges =
-            Merges { count: MERGES_PER_RANK * ranks + 1, step: merge, running: merge, product_rounded: true };
+    /// outs are stored in `merge` and merged by `by`, partial gradients stored in `wire`.
+    pub fn of_group(self, ranks: usize, merge: Format, by: MergeBy, wire: Format) -> Partition {
+        let count = MERGES_PER_RANK * ranks + 1;
+        let merges = Merges { count, step: merge, running: merge, product_rounded: true, by };
         Partition { merges, sums: GradientSums { count: SUMS_PER_RANK * ranks, format: wire }, ..self }
     }
 
@@ -67,7 +84,13 @@ impl Partition {
         Partition {
             q_tile,
             kv_tile,
-            merges: Merges { count: 0, step: f32, running: f32, product_rounded: false },
+            merges: Merges {
+                count: 0,
+                step: f32,
+                running: f32,
+                product_rounded: false,
+                by: MergeBy::Weights,
+            },
             sums: GradientSums { count: 0, format: f32 },
         }
     }

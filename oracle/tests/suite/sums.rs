@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use ndarray::{Array3, Axis};
 use proptest::prelude::*;
 use seamproof_oracle::envelope::{
-    Accumulation, Arithmetic, DitherSums, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS,
+    Accumulation, Arithmetic, DitherSums, MergeBy, Merges, Model, Partition, RowEnvelope, RowSums, SLOTS,
     WeightRounding, largest_multiplicity,
 };
 use seamproof_oracle::{Format, Heads, Inputs, Mask, Precision, Problem, ProblemFields, blocked};
@@ -140,7 +140,8 @@ fn model_of(problem: &Problem, draws: &mut Draws) -> Model {
         Accumulation::WgmmaTruncating,
         Accumulation::Unknown,
     ]);
-    let merges = Merges { count: 3, step: Format::Bf16, running: Format::F32, product_rounded: true };
+    let by = draws.pick(&[MergeBy::Weights, MergeBy::Difference]);
+    let merges = Merges { count: 3, step: Format::Bf16, running: Format::F32, product_rounded: true, by };
     let single = Partition::single(1 + draws.below(8), 1 + draws.below(40));
     let partition = draws.pick(&[single, Partition { merges, ..single }]);
     let weights = draws.pick(&[

@@ -36,14 +36,19 @@ except PackageNotFoundError:
     VERSIONS = {}
 
 
-def declared(algorithm, balances, **more):
+# How outs are said to be merged. The rings subtract; `merge_by=weights` shows what that loses.
+MERGE_BY = seamproof.options().get("merge_by", "difference")
+
+
+def declared(algorithm, balances):
+    merge_by = MERGE_BY if algorithm == "ring" else "weights"
     ranks = int(seamproof.options().get("cp", 8))
     return seamproof.subject(
         arrays="torch", device="cuda" if torch.cuda.is_available() else "cpu", formats=["bf16", "fp16"],
         d=seamproof.multiples(8, to=128), d_v=seamproof.multiples(8, to=128), d_equal=True,
         groups=[1, 2, 4], masks=seamproof.bottom_right(windows=False), padding_inputs="anything",
         layout=seamproof.packed(padding=True, slack=False), versions=VERSIONS,
-        partials={"merge": "io", "wire": "io"}, start_seconds=300,
+        partials={"merge": "io", "merge_by": merge_by, "wire": "io"}, start_seconds=300,
         table={
             "masks": {"forms": ["causal"]}, "lengths": {"equal": True, "no_sequences": False},
             "parallel": {

@@ -19,6 +19,8 @@ import seamproof.cp
 
 aten = torch.ops.aten
 KERNEL = seamproof.options().get("kernel", "flash")
+# How outs are said to be merged. torch subtracts; `merge_by=weights` shows what that loses.
+MERGE_BY = seamproof.options().get("merge_by", "difference")
 ON_GPU = torch.cuda.is_available()
 # Sequences of `[batch, heads, rows, dim]`.
 ROWS = 2
@@ -102,7 +104,7 @@ declared = seamproof.subject(
     arrays="torch", device="cuda" if ON_GPU else "cpu", formats=["bf16", "fp16"],
     d=seamproof.multiples(8, to=128), d_v=seamproof.multiples(8, to=128), d_equal=True, groups=[1],
     masks=seamproof.bottom_right(windows=False), layout=seamproof.packed(padding=True, slack=False),
-    padding_inputs="anything", partials={"merge": "io", "wire": "io"}, start_seconds=300,
+    padding_inputs="anything", partials={"merge": "io", "merge_by": MERGE_BY, "wire": "io"}, start_seconds=300,
     table={
         "masks": {"forms": ["causal"]}, "lengths": {"equal": True, "no_sequences": False},
         "parallel": {

@@ -23,6 +23,8 @@ import yunchang as library  # noqa: E402
 from yunchang.globals import PROCESS_GROUP  # noqa: E402
 
 VERSIONS = {"yunchang": library.__version__}
+# How outs are said to be merged. The rings subtract; `merge_by=weights` shows what that loses.
+MERGE_BY = seamproof.options().get("merge_by", "difference")
 IMPLEMENTATIONS = {"contiguous": "basic", "dual-chunk": "zigzag"}
 
 
@@ -79,7 +81,7 @@ def of_sequence(local, layer):
     d=seamproof.multiples(8, to=128), d_v=seamproof.multiples(8, to=128), d_equal=True, groups=[1],
     masks=seamproof.bottom_right(windows=False), layout=seamproof.packed(padding=True, slack=False),
     padding_inputs="anything", statistics=[], versions=VERSIONS,
-    partials={"merge": "io", "wire": "io"}, start_seconds=300,
+    partials={"merge": "io", "merge_by": MERGE_BY, "wire": "io"}, start_seconds=300,
     table={
         "masks": {"forms": ["causal"]}, "lengths": {"equal": True, "no_sequences": False},
         "parallel": {

@@ -14,6 +14,7 @@ from ..errors import DeclarationError, NotHere
 from ..loading import load
 from ..problem import Problem
 from ..subject import Subject
+from .gloo import carry_own_messages
 from .hub import Hub
 from .seat import Seat
 
@@ -108,6 +109,8 @@ def _join_torch(seat: Seat, subject: Subject) -> None:
         store = own or dist.TCPStore(host, port, seat.size, is_master=False)
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size)
+        if not on_gpu:
+            carry_own_messages()
     groups: dict[tuple[int, ...], Any] = {tuple(range(seat.size)): dist.group.WORLD}
 
     def group_of(ranks: Iterable[int]) -> Any:

@@ -31,6 +31,7 @@ ARITHMETIC = (
     "accumulation",
     "tile",
     "merge",
+    "merge_by",
     "wire",
     "weights",
     "delta",
@@ -222,7 +223,9 @@ def manifest_of(
 
 
 def _unknown_arithmetic(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the weakest arithmetic. Several ranks may store what they join in the coarsest format of the call."""
+    """Returns the weakest arithmetic. Several ranks may store what they join in the coarsest format of the call, and
+    merge outs by differences.
+    """
     unknown = {"accumulation": "unknown", "tile": None, "merge": "f32", "wire": None}
     if len(problem["parallel"]["ranks"]) == 1:
         return unknown
@@ -231,7 +234,7 @@ def _unknown_arithmetic(problem: Mapping[str, Any]) -> dict[str, Any]:
         max((precision[name] for name in (*INPUTS, result)), key=UNIT.__getitem__)
         for result in ("out", "gradients")
     )
-    return {**unknown, "merge": merge, "wire": wire}
+    return {**unknown, "merge": merge, "merge_by": "difference", "wire": wire}
 
 
 def _versions() -> dict[str, str]:

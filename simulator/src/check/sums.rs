@@ -65,7 +65,9 @@ impl Machine<'_> {
         self.cells([*step_out, *step_lse, *out, *lse], rows, |machine, cell, symbols| {
             let [step_out, step_lse, out, lse] = &symbols;
             let merged = match style {
-                MergeStyle::Running => merge_running([step_out, step_lse], [out, lse], cell.len),
+                MergeStyle::Running | MergeStyle::Difference => {
+                    merge_running([step_out, step_lse], [out, lse], cell.len)
+                }
                 MergeStyle::Statistics => merge_lse(step_lse, lse, cell.len).map(|lse| [None, Some(lse)]),
                 MergeStyle::Weighted { .. } => merge_weighted([step_out, step_lse], [out, lse], cell.len),
             };

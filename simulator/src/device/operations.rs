@@ -7,6 +7,7 @@ use seamproof_oracle::{Format, Run};
 
 use super::buffers::{Buffers, stretch};
 use super::error::DeviceError;
+use crate::emulated::Kernel;
 use crate::schedule::{Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
 use crate::{GuardedTensor, Real};
 
@@ -172,7 +173,11 @@ pub(crate) fn share<T: Real>(a: T, total: T) -> T {
     if a == T::NEG_INFINITY { T::ZERO } else { (a - total).exp() }
 }
 
-pub(super) fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
+pub(super) fn merge<T: Real>(
+    merge: &Merge,
+    kernel: &dyn Kernel<T>,
+    buffers: &mut Buffers<T>,
+) -> Result<(), DeviceError> {
     buffers.check_pairs(merge.step_out, merge.out, &merge.rows)?;
     buffers.check_pairs(merge.step_lse, merge.lse, &merge.rows)?;
     let heads = 0..buffers.heads(merge.out);
@@ -184,6 +189,12 @@ pub(super) fn merge<T: Real>(merge: &Merge, buffers: &mut Buffers<T>) -> Result<
             for head in heads.clone() {
                 let old = &mut lse.lane_mut(head, target)[0];
                 let new = buffers.lane(merge.step_lse, source, head)[0];
+                let is_empty = *old == T::NEG_INFINITY || new == T::NEG_INFINITY;
+                if merge.style == MergeStyle::Difference && !is_empty {
+                    let step = buffers.lane(merge.step_out, source, head);
+                    kernel.merge_by_difference((out.lane_mut(target, head), old), (step, new), format);
+                    continue;
+                }
                 let Weights { total, keep, add } = weights(merge.style, *old, new);
                 *old = total;
                 if merge.style == MergeStyle::Statistics {
@@ -212,7 +223,8 @@ struct Weights<T> {
 
 fn weights<T: Real>(style: MergeStyle, old: T, new: T) -> Weights<T> {
     match style {
-        MergeStyle::Running => {
+        // By a difference, only the identity is merged here.
+        MergeStyle::Running | MergeStyle::Difference => {
             let total = log_add(old, new);
             Weights { total, keep: share(old, total), add: share(new, total) }
         }

@@ -90,6 +90,10 @@ pub trait Kernel<T: Real>: Sync {
     fn forward(&self, call: &AttentionCall, tensors: ForwardLaunch<'_, T>);
     /// Runs the backward.
     fn backward(&self, call: &AttentionCall, tensors: BackwardLaunch<'_, T>);
+    /// Folds a step's row of out and its LSE into the running ones by a difference
+    /// ([`MergeStyle::Difference`](crate::schedule::MergeStyle::Difference)). Both LSEs are finite. The running out is
+    /// rounded to `format`.
+    fn merge_by_difference(&self, running: (&mut [T], &mut T), step: (&[T], T), format: Format);
 }
 
 /// Stages that run on either arithmetic in f32: those of the right kernel, or of another that differs in some.
@@ -228,6 +232,19 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
                 self.clear_backward(segment, (heads, kv_heads), &mut tensors);
             }
         }
+    }
+
+    fn merge_by_difference(
+        &self,
+        (out, lse): (&mut [T], &mut T),
+        (step, step_lse): (&[T], T),
+        format: Format,
+    ) {
+        let share = self.stages.difference_share(*lse, step_lse);
+        for (out, &step) in out.iter_mut().zip(step) {
+            *out = self.stages.difference(*out, step, share).round(format);
+        }
+        *lse = self.stages.difference_lse(*lse, step_lse);
     }
 }
 

@@ -47,6 +47,18 @@ pub(super) fn grow<T: Real, A: UnitArithmetic<T>>(
     }
 }
 
+/// Returns `σ(x) = 1 / (1 + e^−x)`.
+pub(super) fn sigmoid<T: Real>(x: T) -> T {
+    T::ONE / (T::ONE + (T::ZERO - x).exp())
+}
+
+/// Returns `ln σ(x) = min(x, 0) − ln(1 + e^−|x|)`.
+pub(super) fn log_sigmoid<T: Real>(x: T) -> T {
+    let magnitude = x.larger(T::ZERO - x);
+    let below = T::ZERO - T::ZERO.larger(T::ZERO - x);
+    below - (T::ONE + (T::ZERO - magnitude).exp()).ln()
+}
+
 #[inline(never)]
 pub(super) fn round<T: Real>(value: T, format: Format) -> T {
     value.round(format)

@@ -173,6 +173,21 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         units.exp(sink - lse) * d
     }
 
+    /// Returns the share of a step in a merge by a difference, `σ(step − running)` of both LSEs.
+    fn difference_share(&self, running: T, step: T) -> T {
+        right::sigmoid(step - running)
+    }
+
+    /// Returns an element of out, merged by a difference: `out − share·(out − step)`.
+    fn difference(&self, out: T, step: T, share: T) -> T {
+        out - share * (out - step)
+    }
+
+    /// Returns an LSE, merged by a difference: `running − ln σ(running − step)`.
+    fn difference_lse(&self, running: T, step: T) -> T {
+        running - right::log_sigmoid(running - step)
+    }
+
     /// Returns the padding rows that become zero (−∞ in the LSE).
     fn padding(&self, _tensor: TensorName, run: &Run) -> Vec<usize> {
         right::padding(run)

@@ -26,7 +26,7 @@ use std::sync::LazyLock;
 
 use seamproof_oracle::Problem;
 
-use crate::schedule::{Schedule, build};
+use crate::schedule::{MergeOrder, Schedule, build_with};
 
 pub use absent::{ABSENT, Absent, PLANTABLE};
 pub use fault::{Catcher, Edit, Fault, FaultRecord, Plant, find};
@@ -38,7 +38,16 @@ impl Fault {
     pub fn schedule(&self, problem: &Problem) -> Option<Schedule> {
         match region::FAULTS.iter().any(|fault| fault.id == self.id) {
             true => region::schedule(problem),
-            false => build(problem).ok(),
+            false => build_with(problem, self.order()).ok(),
+        }
+    }
+
+    /// Returns the order in which a schedule merges for the fault to show: the default one, for which edits are
+    /// written, but for faults of merges by a difference.
+    pub fn order(&self) -> MergeOrder {
+        match kernel::is_of_differences(self) {
+            true => MergeOrder::Difference,
+            false => MergeOrder::default(),
         }
     }
 }

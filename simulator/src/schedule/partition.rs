@@ -1,7 +1,7 @@
 //! Effect of a schedule's steps on the envelope: the number of times that partial results are merged and partial
 //! gradients are stored, and the keys that a launch shows its queries together.
 
-use seamproof_oracle::envelope::{GradientSums, Merges, Partition};
+use seamproof_oracle::envelope::{GradientSums, MergeBy, Merges, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Format, Positions, Problem};
 
@@ -24,6 +24,7 @@ impl Schedule {
                 step: coarser(partition.merges.step, merges.step),
                 running: coarser(partition.merges.running, merges.running),
                 product_rounded: partition.merges.product_rounded || merges.product_rounded,
+                by: if merges.by == MergeBy::Difference { merges.by } else { partition.merges.by },
             };
             partition.sums = GradientSums {
                 count: partition.sums.count.max(sums.count),
@@ -62,6 +63,9 @@ impl Schedule {
                     merges.running = coarser(merges.running, self.buffers[merge.out.0].format);
                     let rounded = MergeStyle::Weighted { product_rounded: true };
                     merges.product_rounded |= merge.style == rounded;
+                    if merge.style == MergeStyle::Difference {
+                        merges.by = MergeBy::Difference;
+                    }
                 }
                 Work::ApplySink { out, .. } => {
                     merges.count += 1;

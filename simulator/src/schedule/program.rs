@@ -206,6 +206,9 @@ pub struct AttendBackward {
 pub enum MergeStyle {
     /// Merges both lse and out: `lse' = ln(e^lse + e^step)`, `out' = out·e^(lse − lse') + step·e^(step lse − lse')`.
     Running,
+    /// Merges both like [`MergeStyle::Running`], by a difference: `out' = out − σ(step lse − lse)·(out − step)` and
+    /// `lse' = lse − ln σ(lse − step lse)`. A step or a running result with an LSE of −∞ is the identity.
+    Difference,
     /// Merges only the LSE. The outs follow with [`MergeStyle::Weighted`] once the LSE is final.
     Statistics,
     /// Merges only the out, against a final LSE: `out' = out + step·e^(step lse − lse)`.
@@ -215,7 +218,7 @@ pub enum MergeStyle {
     },
 }
 
-/// Order in which a ring folds its steps' outs together. Both orders compute the same function and round it
+/// Order and formula in which a ring folds its steps' outs together. All compute the same function and round it
 /// differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -230,17 +233,31 @@ pub enum MergeOrder {
     /// the number of members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
     /// <https://github.com/NVIDIA/TransformerEngine>.
     Deferred,
+    /// Running order, each merge by a difference ([`MergeStyle::Difference`]), as rings on torch have it. No CUDA kernel
+    /// does it. Source: `update_out_and_lse` of <https://github.com/zhuzilin/ring-flash-attention>.
+    Difference,
 }
 
 impl MergeOrder {
-    /// Both orders.
-    pub const ALL: [MergeOrder; 2] = [MergeOrder::Running, MergeOrder::Deferred];
+    /// Every order.
+    pub const ALL: [MergeOrder; 3] = [MergeOrder::Running, MergeOrder::Deferred, MergeOrder::Difference];
+    /// The orders that multiply outs by their weights, which are those of the CUDA kernels.
+    pub const WEIGHTED: [MergeOrder; 2] = [MergeOrder::Running, MergeOrder::Deferred];
 
     /// Returns the name used in options and texts.
     pub fn name(self) -> &'static str {
         match self {
             MergeOrder::Running => "running",
             MergeOrder::Deferred => "deferred",
+            MergeOrder::Difference => "difference",
+        }
+    }
+
+    /// Returns the manner in which a step enters the running result at once; the deferred order has another one later.
+    pub(super) fn style(self) -> MergeStyle {
+        match self {
+            MergeOrder::Running | MergeOrder::Deferred => MergeStyle::Running,
+            MergeOrder::Difference => MergeStyle::Difference,
         }
     }
 

@@ -354,7 +354,8 @@ impl ForwardStep {
             let attend = Attend { step, call, q, k, v, sink: None, out, lse: step_lse, max_logit };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
-            let merge = Merge { style: MergeStyle::Running, step_out, step_lse, out: self.out, lse, rows };
+            let style = core.order.style();
+            let merge = Merge { style, step_out, step_lse, out: self.out, lse, rows };
             let merge = self.keep(merge);
             builder.push(rank, stream, Work::Merge(merge));
         }

@@ -145,7 +145,7 @@ impl Backward<'_> {
         match self.evidence.problem.precision.p.format {
             Format::F32 => {
                 let (mode, logit) = (self.evidence.problem.mode, plan.code_logit());
-                backward_weight_error(mode, logit, plan.keys(), self.merging)
+                backward_weight_error(mode, logit, plan.partial_lse(logit, plan.keys()), self.merging)
             }
             _ => 0.0,
         }

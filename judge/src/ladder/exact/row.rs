@@ -248,7 +248,8 @@ impl Allowed {
         if shown.sum == 0.0 {
             return Allowed { factor: (1.0, 1.0), relative: 0.0, absolute: 0.0, format, lse: 0.0 };
         }
-        let (relative, merged) = exact::out_error(mode, logit, active, keys, merging);
+        let partial = plan.partial_lse(logit, keys);
+        let (relative, merged) = exact::out_error(mode, logit, active, partial, merging);
         let largest = f64::from(exact::COUNT_VALUE.max(exact::TABLE_MAX));
         let (relative, absolute) =
             if is_uniform(mode) { (relative, merged * largest) } else { (relative + merged, 0.0) };
@@ -259,9 +260,9 @@ impl Allowed {
         Allowed {
             factor,
             relative,
-            absolute: absolute + added,
+            absolute: absolute + added + exact::difference_error(mode, merging),
             format,
-            lse: exact::lse_error(mode, logit, shown.lse(), active, keys, merging),
+            lse: exact::lse_error(mode, logit, shown.lse(), active, partial, merging),
         }
     }
 

@@ -3,11 +3,18 @@
 use super::fault::Fault;
 
 mod backward;
+mod difference;
 mod entry;
 mod forward;
 mod geometry;
 
 /// Returns every fault of a kernel.
 pub(super) fn faults() -> impl Iterator<Item = Fault> {
-    [geometry::FAULTS, forward::FAULTS, backward::FAULTS].into_iter().flatten().copied()
+    let classes = [geometry::FAULTS, forward::FAULTS, backward::FAULTS, difference::FAULTS];
+    classes.into_iter().flatten().copied()
+}
+
+/// Whether a fault is one of merges by a difference.
+pub(super) fn is_of_differences(fault: &Fault) -> bool {
+    difference::FAULTS.contains(fault)
 }
