@@ -284,7 +284,8 @@ impl Pages {
     /// by their places where they are as many as before.
     pub fn fitted(&self, before: &[Sequence], fields: &ProblemFields) -> Pages {
         let after = &fields.sequences;
-        let own: HashMap<u32, usize> = before.iter().enumerate().map(|(index, one)| (one.id, index)).collect();
+        let own: HashMap<u32, usize> =
+            before.iter().enumerate().map(|(index, one)| (one.id, index)).collect();
         let place = |index: usize| match before.len() == after.len() {
             true => Some(index),
             false => own.get(&after[index].id).copied(),

@@ -434,9 +434,10 @@ impl Problem {
     pub fn elements(&self) -> u64 {
         let size = |shape: [usize; 3]| shape.iter().map(|&n| n as u64).product::<u64>();
         let passes = if self.pass == Pass::Backward { 2 } else { 1 };
-        let pool = self.pages.as_ref().map_or(0, |pages| {
-            (pages.rows() * self.heads.kv) as u64 * (self.dims.qk + self.dims.v) as u64
-        });
+        let pool = self
+            .pages
+            .as_ref()
+            .map_or(0, |pages| (pages.rows() * self.heads.kv) as u64 * (self.dims.qk + self.dims.v) as u64);
         let tensors = [self.q_shape(), self.k_shape(), self.v_shape(), self.out_shape()];
         passes * tensors.map(size).iter().sum::<u64>() + pool
     }

@@ -18,10 +18,8 @@ fn pages(size: usize, count: usize, table: &[&[usize]]) -> Pages {
 }
 
 fn shared(mut pages: Pages, prefixes: &[[usize; 3]]) -> Pages {
-    pages.shared = prefixes
-        .iter()
-        .map(|&[sequence, with, pages]| SharedPrefix { sequence, with, pages })
-        .collect();
+    pages.shared =
+        prefixes.iter().map(|&[sequence, with, pages]| SharedPrefix { sequence, with, pages }).collect();
     pages
 }
 

@@ -17,6 +17,7 @@ mod merge;
 mod metadata;
 mod order;
 mod padding;
+mod pages;
 mod region;
 mod resources;
 mod shipped;
@@ -46,6 +47,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
     let classes = [
         metadata::FAULTS,
         padding::FAULTS,
+        pages::FAULTS,
         mask::FAULTS,
         exchange::FAULTS,
         merge::FAULTS,
