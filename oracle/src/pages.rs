@@ -30,7 +30,7 @@ pub struct Pages {
     pub count: usize,
     /// Pages of each sequence, in order of positions.
     pub table: Vec<Vec<usize>>,
-    /// Sequences that begin with the pages of another.
+    /// Sequences that begin with the pages of another, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared: Vec<SharedPrefix>,
 }
@@ -125,8 +125,8 @@ pub enum PagesError {
         /// The index of the second owner, perhaps the same.
         second: usize,
     },
-    /// A prefix shared by a sequence that is not there, with one that does not come before it, or twice.
-    #[error("shared names sequence {sequence} with {with}; use each sequence once, with one before it")]
+    /// A prefix shared by a sequence that is not there, with one that does not come before it, twice or out of order.
+    #[error("shared names sequence {sequence} with {with}; name each once and in order, with one before it")]
     Sharing {
         /// The index of the sequence.
         sequence: usize,
@@ -168,6 +168,59 @@ impl Pages {
             (first..count).collect()
         });
         Pages { table: table.collect(), count, size, shared: Vec::new() }
+    }
+
+    /// Returns the same pages in the opposite order, so that no two that follow each other in the table do in the pool.
+    pub fn reversed(self) -> Pages {
+        let names: Vec<usize> = (0..self.count).rev().collect();
+        self.renamed(&names)
+    }
+
+    /// Returns the pages under other numbers: page p becomes `names[p]`, a number below the number of pages.
+    pub fn renamed(mut self, names: &[usize]) -> Pages {
+        self.table.iter_mut().flatten().for_each(|page| *page = names[*page]);
+        self
+    }
+
+    /// Returns the pages where all sequences begin with those of the one that has most, as far as all owners fill them.
+    pub fn sharing_a_prefix(mut self, fields: &ProblemFields) -> Pages {
+        let most = self.table.iter().max_by_key(|pages| pages.len()).cloned().unwrap_or_default();
+        for pages in &mut self.table {
+            let count = pages.len().min(most.len());
+            pages[..count].copy_from_slice(&most[..count]);
+        }
+        self.of_full(fields)
+    }
+
+    /// Returns the pages with every first page that several sequences name declared as shared.
+    pub fn shared(self) -> Pages {
+        Pages { shared: shared_in(&self.table), ..self }
+    }
+
+    /// Returns the pages without sharing: each sequence has pages of its own.
+    pub fn parted(mut self) -> Pages {
+        for (sequence, borrowed) in self.borrowed().into_iter().enumerate() {
+            for page in &mut self.table[sequence][..borrowed] {
+                *page = self.count;
+                self.count += 1;
+            }
+        }
+        Pages { shared: Vec::new(), ..self }
+    }
+
+    /// Returns the pages without those that no sequence owns. The others keep their order.
+    pub fn without_free(self) -> Pages {
+        let mut owned = vec![false; self.count];
+        self.table.iter().flatten().for_each(|&page| owned[page] = true);
+        let mut count = 0;
+        let names: Vec<usize> = owned
+            .iter()
+            .map(|&owned| {
+                count += usize::from(owned);
+                count.saturating_sub(1)
+            })
+            .collect();
+        Pages { count, ..self.renamed(&names) }
     }
 
     /// Returns the number of rows of the pool.
@@ -239,12 +292,12 @@ impl Pages {
         if !self.shared.is_empty() && fields.mode.is_exact() {
             return Err(PagesError::ExactMode);
         }
-        let mut named = vec![false; self.table.len()];
+        let mut next = 0;
         for &SharedPrefix { sequence, with, pages } in &self.shared {
-            let again = named.get_mut(sequence).is_none_or(|named| std::mem::replace(named, true));
-            if again || with >= sequence {
+            if sequence < next || sequence >= self.table.len() || with >= sequence {
                 return Err(PagesError::Sharing { sequence, with });
             }
+            next = sequence + 1;
             let first = |sequence: usize| self.table[sequence].get(..pages);
             if first(sequence).is_none() || first(sequence) != first(with) {
                 return Err(PagesError::Unequal { sequence, with, pages });
@@ -275,35 +328,48 @@ impl Pages {
     /// still shares it.
     pub fn of(&self, kept: &[usize]) -> Pages {
         let table: Vec<Vec<usize>> = kept.iter().map(|&sequence| self.table[sequence].clone()).collect();
-        let shared = if self.shared.is_empty() { Vec::new() } else { shared_in(&table) };
-        Pages { size: self.size, count: self.count, table, shared }
+        let (size, count, none) = (self.size, self.count, Vec::new());
+        Pages { size, count, table, shared: none }.shared()
     }
 
     /// Returns these pages for other sequences of the same problem, which are fewer, or shorter, or longer: each keeps the
-    /// pages that it needs and gets new ones for the keys that it lacks pages for. Sequences are told by their ids, and
-    /// by their places where they are as many as before.
+    /// pages that it needs, and as many that hold no key, and gets new ones where it has too few. Sequences are told by
+    /// their ids. One with a new id has the pages of the one in whose place it is, if that is gone.
     pub fn fitted(&self, before: &[Sequence], fields: &ProblemFields) -> Pages {
         let after = &fields.sequences;
-        let own: HashMap<u32, usize> =
-            before.iter().enumerate().map(|(index, one)| (one.id, index)).collect();
-        let place = |index: usize| match before.len() == after.len() {
-            true => Some(index),
-            false => own.get(&after[index].id).copied(),
+        let places = |sequences: &[Sequence]| -> HashMap<u32, usize> {
+            sequences.iter().enumerate().map(|(index, one)| (one.id, index)).collect()
         };
+        let (own, kept) = (places(before), places(after));
+        let in_place = |index: usize| {
+            let gone = before.len() == after.len() && !kept.contains_key(&before[index].id);
+            gone.then_some(index)
+        };
+        let needed = |sequence: &Sequence| sequence.kv.len.div_ceil(self.size);
         let mut pages = Pages { table: Vec::with_capacity(after.len()), shared: Vec::new(), ..*self };
+        let mut lengths = Vec::with_capacity(after.len());
         for (index, sequence) in after.iter().enumerate() {
-            let mut row = place(index).and_then(|place| self.table.get(place)).cloned().unwrap_or_default();
-            row.truncate(sequence.kv.len.div_ceil(self.size));
+            let place = own.get(&sequence.id).copied().or_else(|| in_place(index));
+            let mut row = place.and_then(|place| self.table.get(place)).cloned().unwrap_or_default();
+            let unfilled = place.map_or(0, |place| row.len().saturating_sub(needed(&before[place])));
+            lengths.push(needed(sequence) + unfilled);
+            row.truncate(needed(sequence) + unfilled);
             pages.table.push(row);
         }
         pages.part_unfilled(fields);
-        for (row, sequence) in pages.table.iter_mut().zip(after) {
-            while row.len() < sequence.kv.len.div_ceil(self.size) {
+        for (row, length) in pages.table.iter_mut().zip(lengths) {
+            while row.len() < length {
                 row.push(pages.count);
                 pages.count += 1;
             }
         }
-        Pages { shared: shared_in(&pages.table), ..pages }
+        pages.shared()
+    }
+
+    /// Returns the pages with those parted that sequences share and these fields do not fill alike.
+    pub fn of_full(mut self, fields: &ProblemFields) -> Pages {
+        self.part_unfilled(fields);
+        self.shared()
     }
 
     /// Gives each sequence pages of its own in place of shared ones that are not full, or that values of an exact mode do

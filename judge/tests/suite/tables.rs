@@ -79,6 +79,9 @@ fn drawn(draws: &mut Draws) -> Table {
     rows.into_iter().for_each(|row| *row = draws.wide());
     (table.cache, table.softcap) = (draws.wide(), draws.wide());
     if !draws.wide() {
+        table.pages = draws.wide().then(|| draws.sizes(16));
+    }
+    if !draws.wide() {
         table.sinks = draws.some(&[Sink::None, Sink::OffByOne, Sink::Learnable]);
     }
     table.backward = draws.wide();
