@@ -210,17 +210,22 @@ impl Pages {
 
     /// Returns the pages without those that no sequence owns. The others keep their order.
     pub fn without_free(self) -> Pages {
+        let free = self.free();
+        self.without(&free)
+    }
+
+    /// Returns the pages that no sequence owns, in order.
+    pub fn free(&self) -> Vec<usize> {
         let mut owned = vec![false; self.count];
         self.table.iter().flatten().for_each(|&page| owned[page] = true);
-        let mut count = 0;
-        let names: Vec<usize> = owned
-            .iter()
-            .map(|&owned| {
-                count += usize::from(owned);
-                count.saturating_sub(1)
-            })
-            .collect();
-        Pages { count, ..self.renamed(&names) }
+        (0..self.count).filter(|&page| !owned[page]).collect()
+    }
+
+    /// Returns the pages without some of those that no sequence owns, which are in order. The others keep their order.
+    pub fn without(self, free: &[usize]) -> Pages {
+        let names: Vec<usize> =
+            (0..self.count).map(|page| page - free.partition_point(|&free| free < page)).collect();
+        Pages { count: self.count - free.len(), ..self.renamed(&names) }
     }
 
     /// Returns the number of rows of the pool.

@@ -99,14 +99,18 @@ const PAGES_ONE_IN: u32 = 30;
 /// Number of cases in steps among which one has its cache in pages.
 const PAGED_STEPS_ONE_IN: u32 = 2;
 
+/// Number of page sizes, the first of the table, of which a prefix often fills a page.
+const SHARED_SIZES: u32 = 5;
+
 /// Puts keys and values into pages, mostly in any order; some share a prefix.
 fn pages(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
     (raw.algorithm, raw.backward, raw.form) = (0, 0, 0);
     raw.pages = 1 + choose.below(PAGE_SIZES.len() as u32);
     raw.page_order = if choose.one_in(4) { 0 } else { choose.word() as u32 };
     raw.free_pages = choose.below(4);
-    if choose.one_in(3) {
+    if choose.one_in(2) {
         (raw.shared_pages, raw.exact) = (1, 0);
+        raw.pages = 1 + choose.below(SHARED_SIZES);
     }
 }
 

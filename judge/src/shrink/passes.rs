@@ -277,7 +277,7 @@ fn steps(best: &Problem, cursor: usize) -> Proposal {
 }
 
 /// Takes keys and values out of the pages. Then makes pages small with as few keys as need as many of them, or large. Puts
-/// them in order, parts what is shared, and drops pages that no sequence owns or that hold no key.
+/// them in order, parts what is shared, and drops pages that hold no key or that no sequence owns, all of these or one.
 fn pages(best: &Problem, cursor: usize) -> Proposal {
     const SMALL: usize = 4;
     const SIZES: [usize; 6] = [PAGE_SIZE_MAX, 64, 16, 8, 4, 2];
@@ -301,7 +301,10 @@ fn pages(best: &Problem, cursor: usize) -> Proposal {
         (Some(&size), _) if cursor.is_multiple_of(2) => in_order(size),
         (Some(&size), _) => in_order(size).reversed(),
         (_, Some(simpler)) => simpler(pages.clone(), in_order(pages.size)),
-        _ => return Proposal::Over,
+        _ => match pages.free().get(cursor - 2 * SIZES.len() - SIMPLER.len()) {
+            Some(&free) if cursor < REFINED_MAX => pages.clone().without(&[free]),
+            _ => return Proposal::Over,
+        },
     };
     edit(best, |fields| fields.pages = Some(simpler))
 }

@@ -210,3 +210,22 @@ fn a_problem_without_pages_is_written_as_before() {
     assert_eq!(json(&paged)["pages"], expected);
     assert_eq!(serde_json::from_value::<Problem>(json(&paged)).unwrap(), paged);
 }
+
+#[test]
+fn pages_are_simplified_step_by_step() {
+    let table: &[&[usize]] = &[&[5, 1], &[5, 3]];
+    let pages = shared(pages(2, 7, table), &[[1, 0, 1]]);
+    assert_eq!(pages.free(), [0, 2, 4, 6]);
+    assert_eq!(pages.clone().without(&[2, 6]).table, [vec![4, 1], vec![4, 2]]);
+    let tight = pages.clone().without_free();
+    assert_eq!((tight.count, &tight.table[..]), (3, &[vec![2, 0], vec![2, 1]][..]));
+    let parted = pages.parted();
+    assert_eq!(parted.table, [vec![5, 1], vec![7, 3]]);
+    assert!(parted.shared.is_empty());
+    assert_eq!(Pages::in_order(2, [3, 2]).reversed().table, [vec![2, 1], vec![0]]);
+    // The third sequence has most pages, and the first fills only one.
+    let three = fields(&[3, 4, 6], Pages::in_order(2, [3, 4, 6]));
+    let sharing = Pages::in_order(2, [3, 4, 6]).sharing_a_prefix(&three);
+    assert_eq!(sharing.table, [vec![4, 5], vec![4, 7], vec![4, 8, 6]]);
+    assert!(Problem::new(ProblemFields { pages: Some(sharing), ..three }).is_ok());
+}
