@@ -11,7 +11,8 @@ use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Form, Mask, Pass, Problem, ProblemFields, Run, Steps,
+    Algorithm, Alignment, Balance, ContextParallel, Form, Mask, Pages, Pass, Problem, ProblemFields, Run,
+    Steps,
 };
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
@@ -71,6 +72,23 @@ fn the_calls_of_a_problem_in_steps() {
             "call 0    sequence 0 has 2 keys, appends 2 from row 2 on for queries 0..2, sequence 1 has 0 keys, appends 1 from row 5 on for queries 0..1",
             "call 1    sequence 0 has 4 keys, appends 1 from row 4 on for queries 2..3",
             "          what follows is the same in one call, without a cache",
+        ],
+        "{text}"
+    );
+}
+
+/// Test that the text says in which pages the keys of each sequence lie.
+#[test]
+fn the_pages_of_a_problem() {
+    let pages = Pages { size: 2, count: 5, table: vec![vec![4, 0, 2], vec![1]], shared: Vec::new() };
+    let fields = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(3, 5), (1, 1)], 8) };
+    let problem = Problem::new(ProblemFields { pages: Some(pages), ..fields }).unwrap();
+    let text = explained(&Emulated::default(), &problem, Selection::default());
+    assert_eq!(
+        text.lines().take(2).collect::<Vec<_>>(),
+        [
+            "problem   2 sequences (3 × 5, 1); heads 1/1; dims 8/8; every key visible; in pages of 2; bf16 flat; forward",
+            "pages     5 of 2 rows: sequence 0 in 4, 0, 2, sequence 1 in 1",
         ],
         "{text}"
     );
