@@ -177,16 +177,16 @@ const OF_PROBLEMS: [Class; 120] = [
         !p.steps.is_empty() && any(p, |s| s.kv.len > s.q.len)
     }),
     // Pages of keys and values.
-    class("in pages", [0, 0, 0], |p| p.pages.is_some()),
-    class("in pages, in steps", [0, 0, 0], |p| p.pages.is_some() && !p.steps.is_empty()),
-    class("in pages, in another order than the sequences'", [0, 0, 0], |p| {
+    class("in pages", [50, 48, 53], |p| p.pages.is_some()),
+    class("in pages, in steps", [21, 19, 23], |p| p.pages.is_some() && !p.steps.is_empty()),
+    class("in pages, in another order than the sequences'", [39, 36, 42], |p| {
         let of_table = p.pages.iter().flat_map(|pages| pages.table.iter().flatten());
         of_table.enumerate().any(|(index, page)| index != *page)
     }),
-    class("in pages of a size that is no power of two", [0, 0, 0], |p| {
+    class("in pages of a size that is no power of two", [13, 13, 12], |p| {
         p.pages.as_ref().is_some_and(|pages| !pages.size.is_power_of_two())
     }),
-    class("in pages, some of them shared", [0, 0, 0], |p| {
+    class("in pages, some of them shared", [8, 6, 10], |p| {
         p.pages.as_ref().is_some_and(|pages| !pages.shared.is_empty())
     }),
     // Masks.
