@@ -403,19 +403,22 @@ fn first_keys(fields: &ProblemFields, sequence: usize) -> usize {
     if fields.steps.is_empty() { kv.len } else { kv.len.saturating_sub(q.len) }
 }
 
-/// Returns which sequences begin with the pages of an earlier one, each with the one of which it has most.
+/// Returns which sequences begin with the pages of an earlier one, each with the first of those of which it has most.
 fn shared_in(table: &[Vec<usize>]) -> Vec<SharedPrefix> {
+    // A tree of pages, by number: the page that comes behind others leads to a node, which a first sequence has made.
+    let mut behind: HashMap<(usize, usize), (usize, usize)> = HashMap::new();
     let mut shared = Vec::new();
-    let mut beginning: HashMap<usize, Vec<usize>> = HashMap::new();
-    for (sequence, pages) in table.iter().enumerate() {
-        let Some(first) = pages.first() else { continue };
-        let earlier = beginning.entry(*first).or_default();
-        let alike = |with: usize| table[with].iter().zip(pages).take_while(|(a, b)| a == b).count();
-        // Of several that share as much, the first.
-        if let Some(with) = earlier.iter().copied().rev().max_by_key(|&with| alike(with)) {
-            shared.push(SharedPrefix { sequence, with, pages: alike(with) });
+    for (sequence, row) in table.iter().enumerate() {
+        let (mut node, mut prefix) = (0, SharedPrefix { sequence, with: sequence, pages: 0 });
+        for &page in row {
+            let next = behind.len() + 1;
+            let (child, with) = *behind.entry((node, page)).or_insert((next, sequence));
+            if with < sequence {
+                prefix = SharedPrefix { with, pages: prefix.pages + 1, ..prefix };
+            }
+            node = child;
         }
-        earlier.push(sequence);
+        shared.extend((prefix.pages > 0).then_some(prefix));
     }
     shared
 }

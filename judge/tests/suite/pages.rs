@@ -10,6 +10,7 @@ use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
 use seamproof_judge::subjects::{Emulated, Planted, same_bits};
 use seamproof_judge::values;
+use seamproof_simulator::check::check;
 use seamproof_simulator::faults;
 
 /// Returns drawn problems in pages, with keys.
@@ -39,6 +40,16 @@ fn pages_on_the_right_kernel_have_the_bits_of_rows_that_lie_together() {
         in_disorder += usize::from(pages.table.iter().flatten().enumerate().any(|(i, page)| i != *page));
     }
     assert!(steps > 20 && shared > 10 && in_disorder > 60, "{steps} {shared} {in_disorder}");
+}
+
+/// Test that the checker proves the schedules of drawn pages, of one row or many, shared or not.
+#[test]
+fn the_schedule_of_drawn_pages_is_proved() {
+    for problem in drawn().take(120) {
+        let schedule = Emulated::default().schedule(&problem).expect("one rank");
+        let proved = check(&problem, &schedule);
+        assert!(proved.is_ok(), "{problem:?}: {proved:?}");
+    }
 }
 
 #[test]
