@@ -1,6 +1,6 @@
 //! Faults in tables.
 
-use seamproof_oracle::{Algorithm, Format, Inputs, Precision, Problem};
+use seamproof_oracle::{Algorithm, Format, Inputs, PAGE_SIZE_MAX, Precision, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};
 
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, Sizes, Table};
@@ -52,6 +52,14 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         entries: &[],
         caught_by: &[Catcher::Capability],
         edit: |table| table.lengths.equal = true,
+    },
+    TableFault {
+        id: "table-of-large-pages",
+        imitates: "only pages of 256 rows are taken, as by an older kernel, although this one reads pages of any size",
+        source: "https://github.com/Dao-AILab/flash-attention/issues/1627",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: |table| table.pages = Some(Sizes::only(PAGE_SIZE_MAX)),
     },
 ];
 
