@@ -87,7 +87,7 @@ fn the_pages_of_a_problem() {
     assert_eq!(
         text.lines().take(2).collect::<Vec<_>>(),
         [
-            "problem   2 sequences (3 × 5, 1); heads 1/1; dims 8/8; every key visible; in pages of 2; bf16 flat; forward",
+            "problem   2 sequences (3 × 5, 1); heads 1/1; dims 8/8; full; in pages of 2; bf16 flat; forward",
             "pages     5 of 2 rows: sequence 0 in 4, 0, 2, sequence 1 in 1",
         ],
         "{text}"
