@@ -92,6 +92,12 @@ fn the_pages_of_a_problem() {
         ],
         "{text}"
     );
+    // Keys in a page that two sequences share are those of both.
+    let pages = Pages { size: 2, count: 4, table: vec![vec![3, 0], vec![3, 1]], shared: Vec::new() }.shared();
+    let fields = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(1, 4), (1, 3)], 8) };
+    let problem = Problem::new(ProblemFields { pages: Some(pages), ..fields }).unwrap();
+    let text = explained(&Emulated::default(), &problem, Selection::default());
+    assert!(text.contains("in pages of 2, some shared") && !text.contains("should see"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use seamproof_oracle::envelope::{GradientSums, Merges, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
-use seamproof_oracle::{Format, Pages, Positions, Problem};
+use seamproof_oracle::{Format, Positions, Problem};
 
 use super::program::{Merge, MergeStyle, Schedule, Work};
 use crate::check::{Held, HeldRows, Reading, trace_moves};
@@ -97,9 +97,7 @@ fn launches(problem: &Problem, reading: &Reading) -> Vec<ReplayedLaunch> {
         let needed = heads.start / problem.group()..heads.end.div_ceil(problem.group());
         let own = |held: &Held| {
             let (of, kv_heads, line) = positions(held)?;
-            let shares = |pages: &Pages| pages.share(sequence, of, line.at(0)..line.at(line.len));
-            let own = of == sequence || problem.pages.as_ref().is_some_and(shares);
-            (own && kv_heads == needed).then_some((held.at, line))
+            (of == sequence && kv_heads == needed).then_some((held.at, line))
         };
         ReplayedLaunch { sequence, heads, queries, keys: reading.keys.iter().filter_map(own).collect() }
     };

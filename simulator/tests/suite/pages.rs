@@ -1,6 +1,7 @@
 //! A cache in pages: the schedule is proved, its answer has the bits of rows that lie together, and every fault of a
 //! reader of the table is seen.
 
+use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Alignment, Mask, Pages, Pass, Problem, ProblemFields, Run, SharedPrefix, Steps};
 use seamproof_simulator::AttentionCall;
 use seamproof_simulator::check::check;
@@ -44,6 +45,10 @@ fn a_schedule_in_pages_is_proved_also_where_pages_are_shared() {
         let schedule = build(&problem).unwrap();
         assert!(check(&problem, &schedule).is_ok(), "{problem:?}");
     }
+    // Each launch shows the queries of a sequence all of its keys, in tier R as well.
+    let launches = build(&paged()).unwrap().launches(&paged()).unwrap();
+    let keys = |launch: &ReplayedLaunch| launch.keys.iter().map(|(_, line)| line.len).sum::<usize>();
+    assert_eq!(launches.iter().map(keys).collect::<Vec<_>>(), [7, 6, 8]);
     // The prefix is shared, and nothing else of the second sequence.
     let mut schedule = build(&paged()).unwrap();
     let wrong = AttentionCall::through(&paged(), |_, position| 12 * (position / 4) + position % 4);
