@@ -30,7 +30,7 @@ use std::ops::Range;
 
 use seamproof_oracle::segments::Described;
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Append, Call, Given, Pass, Problem, Run, Sequence, TensorName};
+use seamproof_oracle::{Append, Call, Given, Pages, Pass, Problem, Run, Sequence, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaunch, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
@@ -112,7 +112,8 @@ pub fn subject(case: &Case, other: bool) -> String {
 /// Returns a schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
-    let mut text = format!("problem   {}\n{}{}\n", prose::describe(problem), given(problem), calls(problem));
+    let said = [prose::describe(problem) + "\n", given(problem), calls(problem), paged(problem)];
+    let mut text = format!("problem   {}\n", said.concat());
     text += &explainer.layout();
     match trace(problem, schedule) {
         Ok(launches) => {
@@ -162,6 +163,17 @@ fn calls(problem: &Problem) -> String {
         text += "          what follows is the same in one call, without a cache\n";
     }
     text
+}
+
+/// Returns the line that says in which pages the keys of each sequence lie; none where they lie as the problem says.
+fn paged(problem: &Problem) -> String {
+    let Some(Pages { size, count, table, .. }) = &problem.pages else { return String::new() };
+    let each = table
+        .iter()
+        .enumerate()
+        .map(|(sequence, pages)| format!("sequence {sequence} in {}", listed(pages, SEQUENCES_SHOWN)));
+    let of_sequences = listed(each, SEQUENCES_SHOWN);
+    format!("pages     {count} of {size} rows: {of_sequences}\n")
 }
 
 /// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and

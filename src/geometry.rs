@@ -10,8 +10,8 @@ use std::str::FromStr;
 use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, BordersError, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemError, ProblemFields, Run, Sequence,
-    Side, Sink, Softmax, Steps, TensorRows,
+    Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemError, ProblemFields, Run,
+    Sequence, Side, Sink, Softmax, Steps, TensorRows,
 };
 use serde::de::DeserializeOwned;
 
@@ -110,6 +110,9 @@ pub struct Geometry {
     /// Tokens that each of several calls appends to a KV cache [default: one call, without a cache]
     #[arg(long, value_name = "100,1,1")]
     append: Option<List<usize>>,
+    /// Pages of keys and values: rows of a page, pages, and the pages of each sequence; those of a prefix may be shared
+    #[arg(long, value_name = "16/5:3.0.4:1")]
+    pages: Option<Paging>,
 }
 
 /// Reason why options make no problem.
@@ -181,6 +184,10 @@ struct Group {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Dealing(Balance);
 
+/// Pages, as in `16/5:3.0.4:1`. Sequences that begin with the same pages share these.
+#[derive(Clone, Debug, PartialEq)]
+struct Paging(Pages);
+
 impl Geometry {
     /// Returns the options that make a problem.
     pub fn of(problem: &Problem) -> Geometry {
@@ -228,6 +235,7 @@ impl Geometry {
             forward: problem.pass == Pass::Forward,
             form: Some(problem.form),
             append: (!problem.steps.is_empty()).then(|| List(problem.steps.0.clone())),
+            pages: problem.pages.clone().map(Paging),
         };
         whole.without_defaults(problem)
     }
@@ -307,6 +315,7 @@ impl Geometry {
             pass: if self.forward { Pass::Forward } else { Pass::Backward },
             form: self.form.unwrap_or_default(),
             steps: Steps(self.append.as_ref().map(|list| list.0.clone()).unwrap_or_default()),
+            pages: self.pages.as_ref().map(|Paging(pages)| pages.clone()),
             ..fields
         })?)
     }
@@ -460,6 +469,19 @@ impl FromStr for Window {
     }
 }
 
+impl FromStr for Paging {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Paging, String> {
+        let mut parts = text.split(':');
+        let size = parts.next().and_then(|first| first.split_once('/'));
+        let (size, count) = size.ok_or("write the rows of a page, '/' and the pages, as in 16/5:3.0.4:1")?;
+        let row = |row: &str| row.split('.').filter(|_| !row.is_empty()).map(number).collect();
+        let table = parts.map(row).collect::<Result<_, _>>()?;
+        Ok(Paging(Pages { size: number(size)?, count: number(count)?, table, shared: Vec::new() }.shared()))
+    }
+}
+
 impl FromStr for Quantity {
     type Err = String;
 
@@ -560,6 +582,16 @@ impl Display for Dealing {
     }
 }
 
+impl Display for Paging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Paging(Pages { size, count, table, .. }) = self;
+        write!(f, "{size}/{count}")?;
+        table.iter().try_for_each(|row| {
+            write!(f, ":{}", row.iter().map(usize::to_string).collect::<Vec<_>>().join("."))
+        })
+    }
+}
+
 impl Display for Geometry {
     /// Writes the options as a shell takes them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -590,7 +622,8 @@ impl Display for Geometry {
         option(f, "data-seed", self.data_seed)?;
         f.write_str(if self.forward { " --forward" } else { "" })?;
         option(f, "form", self.form.map(Form::name))?;
-        option(f, "append", self.append.as_ref())
+        option(f, "append", self.append.as_ref())?;
+        option(f, "pages", self.pages.as_ref())
     }
 }
 
@@ -649,6 +682,8 @@ mod tests {
             ("--lengths 3 --cp ring:4:2", "ring has no parameter; write ring:4"),
             ("--lengths 3 --precision w=f32", "there is no quantity 'w'; known: q, k"),
             ("--lengths 3 --sink many", "unknown variant `many`, expected one of `none`"),
+            ("--lengths 3 --pages 4", "write the rows of a page, '/' and the pages"),
+            ("--lengths 3 --pages 4/2:0.x", "'x' is not a number that fits"),
         ] {
             let error = read(wrong).expect_err(wrong).to_string();
             assert!(error.contains(said), "{error}");
@@ -661,6 +696,7 @@ mod tests {
             ),
             ("--lengths 3 --padded 2", "sequences[0].q: len 3 is more than span 2"),
             ("--lengths 1,1 --padded 18446744073709551615,1", "the rows of sequence"),
+            ("--lengths 9 --forward --pages 4/2:0.1", "pages: table[0] is too short: it names 2 pages"),
             ("--lengths 9 --documents 5,3", "--documents: border 1 of the documents is 3; use more than 5"),
         ] {
             let error = problem(wrong).expect_err(wrong).to_string();

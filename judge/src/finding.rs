@@ -335,11 +335,12 @@ pub enum Relation {
     OneCall,
     Beside,
     Memory,
+    OutOfPages,
 }
 
 impl Relation {
     /// Every relation, in order.
-    pub const ALL: [Relation; 30] = [
+    pub const ALL: [Relation; 31] = [
         Relation::PaddingAmount,
         Relation::Placement,
         Relation::SequenceOrder,
@@ -370,6 +371,7 @@ impl Relation {
         Relation::OneCall,
         Relation::Beside,
         Relation::Memory,
+        Relation::OutOfPages,
     ];
 
     /// Returns the name in texts and files.
@@ -405,6 +407,7 @@ impl Relation {
             Relation::OneCall => "one-call",
             Relation::Beside => "beside",
             Relation::Memory => "memory",
+            Relation::OutOfPages => "out-of-pages",
         }
     }
 }

@@ -4,8 +4,8 @@ pub use seamproof_oracle::envelope::{
     Accumulation, Arithmetic, Delta, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding,
 };
 pub use seamproof_oracle::{
-    Alignment, ContextParallel, Dims, Form, Format, Given, Heads, InputMode, Inputs, Mask, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Side, Sink, Softmax, Steps, TensorRows,
+    Alignment, ContextParallel, Dims, Form, Format, Given, Heads, InputMode, Inputs, Mask, Pages, Pass,
+    Precision, Problem, ProblemFields, Run, Sequence, Side, Sink, Softmax, Steps, TensorRows,
 };
 pub use seamproof_simulator::UNWRITTEN_BITS;
 

@@ -62,6 +62,10 @@ fn describe_with(problem: &Problem, values: &str) -> String {
     if !problem.steps.is_empty() {
         let _ = write!(text, "; in steps ({})", tokens_of(problem));
     }
+    if let Some(pages) = &problem.pages {
+        let shared = if pages.shared.is_empty() { "" } else { ", some shared" };
+        let _ = write!(text, "; in pages of {}{shared}", pages.size);
+    }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
     let _ = write!(text, "; {} {values}; {pass}", problem.precision.q);
     text

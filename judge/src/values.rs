@@ -24,6 +24,8 @@
 //! In mode `Sunk` lane 0 of q and k carries the depth of a row's logits and the other lanes are those of `Flat`: see
 //! `Depths`.
 //!
+//! Rows of k and v that lie in one row of a shared page hold the values of the earlier sequence.
+//!
 //! Scaled elements are not supported: they hold the values of their bare format, and nothing runs them yet.
 
 use crate::exact;
@@ -280,10 +282,17 @@ pub fn inputs(problem: &Problem) -> Inputs {
     if mode == InputMode::Sunk {
         Depths::of(problem).write(problem, &mut q, &mut k);
     }
+    let mut v = source(Tensor::V, precision.v).array(problem, Side::Kv, problem.v_shape());
+    for (from, to) in problem.shared_rows() {
+        for tensor in [&mut k, &mut v] {
+            let (from, mut to) = tensor.multi_slice_mut((s![from, .., ..], s![to, .., ..]));
+            to.assign(&from);
+        }
+    }
     Inputs {
         q,
         k,
-        v: source(Tensor::V, precision.v).array(problem, Side::Kv, problem.v_shape()),
+        v,
         dout: match problem.pass {
             Pass::Forward => Array3::zeros([0, problem.heads.q, problem.dims.v]),
             Pass::Backward => dout.array(problem, Side::Q, problem.out_shape()),

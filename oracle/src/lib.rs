@@ -19,6 +19,7 @@ mod inputs;
 pub mod limits;
 mod mask;
 pub mod names;
+mod pages;
 mod parallel;
 mod positions;
 mod precision;
@@ -38,6 +39,7 @@ pub use inputs::{
     ForwardResults, Gradients, InputViews, Inputs, Saved, SavedErrors, SavedOut, SavedViews, ShapeError,
 };
 pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Mask, Sight, Tile};
+pub use pages::{PAGE_SIZE_MAX, Pages, PagesError, SharedPrefix, runs_of};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;
 pub use precision::{Element, ElementNameError, Precision, Scaling};

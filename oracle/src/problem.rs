@@ -10,8 +10,8 @@ use crate::limits::{
     WORLD_MAX,
 };
 use crate::{
-    Balance, ContextParallel, Form, FormError, Format, InputMode, Mask, Precision, Run, RunLayoutError, Sink,
-    Softmax, Steps, StepsError,
+    Balance, ContextParallel, Form, FormError, Format, InputMode, Mask, Pages, PagesError, Precision, Run,
+    RunLayoutError, Sink, Softmax, Steps, StepsError,
 };
 
 /// One sequence: its queries and its keys, of independent lengths.
@@ -113,6 +113,9 @@ pub struct ProblemFields {
     /// The tokens that each of several calls appends to a cache; empty for one call without a cache.
     #[serde(default, skip_serializing_if = "Steps::is_empty")]
     pub steps: Steps,
+    /// The pages in which keys and values lie; absent where they lie as the sequences say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages: Option<Pages>,
 }
 
 impl ProblemFields {
@@ -150,16 +153,19 @@ impl ProblemFields {
             pass: Pass::Backward,
             form: Form::CuSeqlens,
             steps: Steps::default(),
+            pages: None,
         }
     }
 
-    /// Returns the fields in the plain form where their own form cannot say them, and without steps where they cannot
-    /// be made in these.
+    /// Returns the fields in the plain form where their own form cannot say them, without steps where they cannot be
+    /// made in these, and without pages in which they cannot lie.
     pub fn sayable(self) -> ProblemFields {
         let form = if self.form.check(&self).is_ok() { self.form } else { Form::CuSeqlens };
         let fields = ProblemFields { form, ..self };
         let steps = if fields.steps.check(&fields).is_ok() { fields.steps.clone() } else { Steps::default() };
-        ProblemFields { steps, ..fields }
+        let fields = ProblemFields { steps, ..fields };
+        let pages = fields.pages.as_ref().filter(|pages| pages.check(&fields).is_ok()).cloned();
+        ProblemFields { pages, ..fields }
     }
 
     /// Returns [`ProblemFields::of`] sequences that follow each other (THD), each given by its numbers of queries and
@@ -290,6 +296,12 @@ pub enum ProblemError {
         /// What is in the way.
         error: StepsError,
     },
+    /// Pages in which the keys and values cannot lie.
+    #[error("pages: {error}")]
+    Pages {
+        /// What is in the way.
+        error: PagesError,
+    },
 }
 
 /// A valid attention problem. Its fields are read like those of [`ProblemFields`]. To change a problem, edit a copy of
@@ -332,18 +344,30 @@ impl Problem {
         let form = fields.form;
         form.check(&fields).map_err(|error| ProblemError::Form { form, error })?;
         fields.steps.check(&fields).map_err(|error| ProblemError::Steps { error })?;
+        let pages = fields.pages.as_ref().map_or(Ok(()), |pages| pages.check(&fields));
+        pages.map_err(|error| ProblemError::Pages { error })?;
         Ok(Problem(fields))
     }
 
-    /// Returns the problem of one call with a part of the sequences: their keys end earlier, and their queries lie
-    /// elsewhere, in tensors of so many rows.
-    pub(crate) fn with_sequences(&self, sequences: Vec<Sequence>, rows: TensorRows) -> Problem {
-        Problem(ProblemFields { sequences, rows, steps: Steps::default(), ..self.0.clone() })
+    /// Returns the problem of one call with a part of the sequences, in their own pages: their keys end earlier, and their
+    /// queries lie elsewhere, in tensors of so many rows.
+    pub(crate) fn with_sequences(
+        &self,
+        sequences: Vec<Sequence>,
+        pages: Option<Pages>,
+        rows: TensorRows,
+    ) -> Problem {
+        Problem(ProblemFields { sequences, pages, rows, steps: Steps::default(), ..self.0.clone() })
     }
 
     /// Returns the problem as one call, without a cache.
     pub fn at_once(&self) -> Problem {
         Problem(ProblemFields { steps: Steps::default(), ..self.0.clone() })
+    }
+
+    /// Returns the problem with its keys and values where the sequences say, and not in pages.
+    pub fn without_pages(&self) -> Problem {
+        Problem(ProblemFields { pages: None, ..self.0.clone() })
     }
 
     /// Returns the problem without its backward pass.
@@ -405,11 +429,17 @@ impl Problem {
         self.sequences.iter().map(|sequence| self.mask.pairs(sequence.q.len, sequence.kv.len)).sum()
     }
 
-    /// Returns the number of elements of q, k, v and out, twice in a backward: a measure of memory and of copying.
+    /// Returns the number of elements of q, k, v, out and the pool of pages, twice in a backward: a measure of memory and
+    /// of copying.
     pub fn elements(&self) -> u64 {
         let size = |shape: [usize; 3]| shape.iter().map(|&n| n as u64).product::<u64>();
         let passes = if self.pass == Pass::Backward { 2 } else { 1 };
-        passes * (size(self.q_shape()) + size(self.k_shape()) + size(self.v_shape()) + size(self.out_shape()))
+        let pool = self
+            .pages
+            .as_ref()
+            .map_or(0, |pages| (pages.rows() * self.heads.kv) as u64 * (self.dims.qk + self.dims.v) as u64);
+        let tensors = [self.q_shape(), self.k_shape(), self.v_shape(), self.out_shape()];
+        passes * tensors.map(size).iter().sum::<u64>() + pool
     }
 }
 

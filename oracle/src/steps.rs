@@ -70,7 +70,7 @@ pub enum StepsError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     /// Queries of the appended tokens, which follow each other, and the cache where it lies. Cache rows that are not
-    /// yet written are padding of their sequence.
+    /// yet written are padding of their sequence. Where the cache is in pages, the sequences keep theirs.
     pub problem: Problem,
     /// What each sequence of that problem appends.
     pub appends: Vec<Append>,
@@ -161,6 +161,8 @@ impl Problem {
             rows += tokens;
         }
         let rows = TensorRows { q: rows, ..self.rows };
-        Call { problem: self.with_sequences(sequences, rows), appends }
+        let taking: Vec<usize> = appends.iter().map(|append| append.sequence).collect();
+        let pages = self.pages.as_ref().map(|pages| pages.of(&taking));
+        Call { problem: self.with_sequences(sequences, pages, rows), appends }
     }
 }

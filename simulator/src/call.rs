@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use seamproof_oracle::sharding::{Piece, PlacedRun};
-use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax};
+use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax, runs_of};
 
 use crate::schedule::{Unseeing, segments};
 
@@ -100,15 +100,23 @@ pub enum CallError {
 }
 
 impl AttentionCall {
-    /// Returns the whole problem as one launch on one rank.
+    /// Returns the whole problem as one launch on one rank. Keys in pages are read where the table says.
     pub fn whole(problem: &Problem) -> AttentionCall {
-        let segments =
-            problem.sequences.iter().enumerate().flat_map(|(sequence, &Sequence { q, kv, .. })| {
-                let whole = |run: Run| Piece { start: 0, step: 1, span: run.span, at: 0 };
-                let placed = PlacedRun { sequence, piece: whole(q), local: q };
-                segments(&problem.mask, (q.len, kv.len), &placed, (&whole(kv), kv), Unseeing::Kept)
-            });
-        AttentionCall { segments: segments.collect(), softmax: problem.softmax, policy: RowPolicy::Overwrite }
+        match &problem.pages {
+            None => launch(problem, |kv| kv, |_, run| vec![run]),
+            Some(pages) => {
+                AttentionCall::through(problem, |sequence, position| pages.row(sequence, position))
+            }
+        }
+    }
+
+    /// Returns the whole problem as one launch on one rank that reads each key in the row of a pool which `row` returns,
+    /// given the sequence and the position. A launch does not own rows of the pool past the real ones.
+    pub fn through(problem: &Problem, row: impl Fn(usize, usize) -> usize) -> AttentionCall {
+        let positions = |kv: Run| Run::packed(0, kv.len, kv.len);
+        launch(problem, positions, |sequence, Run { offset, len, .. }| {
+            runs_of((offset..offset + len).map(|position| row(sequence, position)))
+        })
     }
 
     /// Checks every run against the tensors' rows, the single ownership of every query row, and the scale and softcap.
@@ -132,4 +140,24 @@ impl AttentionCall {
         }
         Ok(())
     }
+}
+
+/// Returns the whole problem as one launch. The keys of each sequence are the run that `keys` makes of its own, and a part
+/// of them lies in the runs that `place` returns for it.
+fn launch(
+    problem: &Problem,
+    keys: impl Fn(Run) -> Run,
+    place: impl Fn(usize, Run) -> Vec<Run>,
+) -> AttentionCall {
+    let whole = |run: Run| Piece { start: 0, step: 1, span: run.span, at: 0 };
+    let of_sequence = |(sequence, &Sequence { q, kv, .. }): (usize, &Sequence)| {
+        let (placed, kv) = (PlacedRun { sequence, piece: whole(q), local: q }, keys(kv));
+        let mut made = segments(&problem.mask, (q.len, kv.len), &placed, (&whole(kv), kv), Unseeing::Kept);
+        for segment in &mut made {
+            segment.kv = segment.kv.drain(..).flat_map(|run| place(sequence, run)).collect();
+        }
+        made
+    };
+    let segments = problem.sequences.iter().enumerate().flat_map(of_sequence).collect();
+    AttentionCall { segments, softmax: problem.softmax, policy: RowPolicy::Overwrite }
 }

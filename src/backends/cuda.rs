@@ -31,7 +31,8 @@ use super::Emulated;
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, Refusal,
+    RunError, Way,
 };
 use seamproof_judge::subjects::{OptionError, Reached, SubjectName, built, launchable, run_schedule};
 
@@ -221,6 +222,9 @@ impl CudaRunner {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
+        if let Some(pages) = &problem.pages {
+            return Err(Refusal::Pages(pages.size).into());
+        }
         let schedule = launchable(problem, subject.merge)?;
         let Cuda { helpers, attention, dq, streams, .. } = *subject;
         let device =
@@ -346,6 +350,8 @@ impl Backend for Cuda {
         // No kernel takes a prefix, and none has run on the segments of documents and chunks.
         twin.table.masks.kinds.clear();
         twin.table.cache = false;
+        // No kernel for a GPU reads a table of pages.
+        twin.table.pages = None;
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

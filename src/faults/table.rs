@@ -5,7 +5,7 @@
 //! gate lets through is too narrow. Seen from the table, these are a subject that refuses what its row takes, and one that
 //! computes what its row refuses.
 
-use seamproof_oracle::{Algorithm, Format, Inputs, Precision, Problem};
+use seamproof_oracle::{Algorithm, Format, Inputs, PAGE_SIZE_MAX, Precision, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};
 
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, SideLayout, Sizes, Table, Unpadded};
@@ -136,6 +136,14 @@ pub const TABLE_FAULTS: &[TableFault] = &[
             },
             gate: |table| table.layout.padding_except = vec![unpadded(Some(Algorithm::Ring), None)],
         },
+    },
+    TableFault {
+        id: "table-of-large-pages",
+        imitates: "only pages of 256 rows are taken, as by an older kernel, although this one reads pages of any size",
+        source: "https://github.com/Dao-AILab/flash-attention/issues/1627",
+        entries: &[],
+        caught_by: &[Catcher::Capability],
+        edit: only_declared(|table| table.pages = Some(Sizes::only(PAGE_SIZE_MAX))),
     },
 ];
 

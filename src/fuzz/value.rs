@@ -11,7 +11,9 @@ use seamproof_judge::generate::{RawProblem, RawSequence};
 use seamproof_oracle::BORDERS_MAX;
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 5;
+pub const VALUE_VERSION: u8 = 6;
+/// First byte of a value from before it had pages.
+const WITHOUT_PAGES: u8 = 5;
 /// First byte of a value from before it had steps.
 const WITHOUT_STEPS: u8 = 4;
 /// First byte of a value from before keys had a layout of their own.
@@ -40,11 +42,12 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // No steps, the layout of the queries, no borders, no chunks, no prefix and the plain form are numbers 0.
-        WITHOUT_STEPS => [body, &[0]].concat(),
-        WITHOUT_KV_LAYOUT => [body, &[0; 2]].concat(),
-        WITHOUT_BLOCKS => [body, &[0; 5]].concat(),
-        WITHOUT_FORM => [body, &[0; 6]].concat(),
+        // No pages, no steps, the layout of the queries, no borders, no chunks, no prefix and the plain form are numbers 0.
+        WITHOUT_PAGES => [body, &[0; 4]].concat(),
+        WITHOUT_STEPS => [body, &[0; 5]].concat(),
+        WITHOUT_KV_LAYOUT => [body, &[0; 6]].concat(),
+        WITHOUT_BLOCKS => [body, &[0; 9]].concat(),
+        WITHOUT_FORM => [body, &[0; 10]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -175,6 +178,10 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         prefix,
         kv_layout,
         steps,
+        pages,
+        page_order,
+        free_pages,
+        shared_pages,
     } = raw;
     let mut numbers = vec![
         layout,
@@ -211,6 +218,10 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         prefix,
         kv_layout,
         steps,
+        pages,
+        page_order,
+        free_pages,
+        shared_pages,
     ];
     numbers.extend(borders);
     numbers
@@ -237,11 +248,16 @@ mod tests {
     fn values_from_before_a_number_was_added_read_back() {
         let raw = draw_raw(9, 3, &Limits::quick());
         let blocks = RawProblem { borders: Vec::new(), chunk: 0, prefix: 0, ..raw };
-        let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, ..blocks };
+        let pages = RawProblem { pages: 0, page_order: 0, free_pages: 0, shared_pages: 0, ..blocks };
+        let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, ..pages };
         let bytes = to_bytes(&raw);
-        for (missing, version) in
-            [(1, WITHOUT_STEPS), (2, WITHOUT_KV_LAYOUT), (5, WITHOUT_BLOCKS), (6, WITHOUT_FORM)]
-        {
+        for (missing, version) in [
+            (4, WITHOUT_PAGES),
+            (5, WITHOUT_STEPS),
+            (6, WITHOUT_KV_LAYOUT),
+            (9, WITHOUT_BLOCKS),
+            (10, WITHOUT_FORM),
+        ] {
             let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
             assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");
         }

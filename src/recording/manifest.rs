@@ -249,6 +249,7 @@ impl From<RecordedProblem> for ProblemFields {
             pass,
             form: Form::CuSeqlens,
             steps: Steps::default(),
+            pages: None,
         }
     }
 }

@@ -15,7 +15,8 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Form, Format, Heads, InputMode, Mask,
-    Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorName, TensorRows,
+    PAGE_SIZE_MAX, Pages, Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorName,
+    TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -125,6 +126,10 @@ fn every_field_is_on_the_page_and_nothing_else() {
     let stepped = ProblemFields { mask, pass: Pass::Forward, ..ProblemFields::packed(&[(2, 2)], 8) };
     let stepped = Problem::new(ProblemFields { steps: Steps(vec![1]), ..stepped }).expect("two calls");
     paths(&serde_json::to_value(&stepped).expect("a problem is JSON"), "problem", &mut fields);
+    let pages = Pages { size: 1, count: 3, table: vec![vec![0, 1], vec![0, 2]], shared: Vec::new() }.shared();
+    let paged = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(1, 2), (1, 2)], 8) };
+    let paged = Problem::new(ProblemFields { pages: Some(pages), ..paged }).expect("a shared page");
+    paths(&serde_json::to_value(&paged).expect("a problem is JSON"), "problem", &mut fields);
     // These fields hold one of several forms, and the page names only the fields of the forms.
     for form in
         ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]
@@ -172,6 +177,8 @@ fn every_bound_is_on_the_page() {
     let bounds = [
         ("problem.sequences", format!("at most {SEQUENCES_MAX}")),
         ("problem.rows.q", format!("0 to {ROWS_MAX}")),
+        ("problem.pages.size", format!("1 to {PAGE_SIZE_MAX}")),
+        ("problem.pages.count", format!("at most {ROWS_MAX} rows")),
         ("problem.heads.q", format!("1 to {HEADS_MAX}")),
         ("problem.dims.qk", format!("1 to {HEAD_DIM_MAX}")),
         ("problem.softmax.scale", format!("to {SCALE_MAX}")),

@@ -118,6 +118,7 @@ const OTHERS: &[&str] = &[
     "te-golden-empty-middle",
     "te-golden-four-sequences",
     "transformers-46634-documents-ring",
+    "vllm-42494-pages-of-a-cache",
     "vllm-gaudi-1797-prefix",
     "vllm-gaudi-1797-prefix-all-to-all",
     "vllm-gaudi-1797-prefix-ring",

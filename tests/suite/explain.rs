@@ -11,7 +11,8 @@ use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Form, Mask, Pass, Problem, ProblemFields, Run, Steps,
+    Algorithm, Alignment, Balance, ContextParallel, Form, Mask, Pages, Pass, Problem, ProblemFields, Run,
+    Steps,
 };
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
@@ -74,6 +75,29 @@ fn the_calls_of_a_problem_in_steps() {
         ],
         "{text}"
     );
+}
+
+/// Test that the text says in which pages the keys of each sequence lie.
+#[test]
+fn the_pages_of_a_problem() {
+    let pages = Pages { size: 2, count: 5, table: vec![vec![4, 0, 2], vec![1]], shared: Vec::new() };
+    let fields = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(3, 5), (1, 1)], 8) };
+    let problem = Problem::new(ProblemFields { pages: Some(pages), ..fields }).unwrap();
+    let text = explained(&Emulated::default(), &problem, Selection::default());
+    assert_eq!(
+        text.lines().take(2).collect::<Vec<_>>(),
+        [
+            "problem   2 sequences (3 × 5, 1); heads 1/1; dims 8/8; full; in pages of 2; bf16 flat; forward",
+            "pages     5 of 2 rows: sequence 0 in 4, 0, 2, sequence 1 in 1",
+        ],
+        "{text}"
+    );
+    // Keys in a page that two sequences share are those of both.
+    let pages = Pages { size: 2, count: 4, table: vec![vec![3, 0], vec![3, 1]], shared: Vec::new() }.shared();
+    let fields = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(1, 4), (1, 3)], 8) };
+    let problem = Problem::new(ProblemFields { pages: Some(pages), ..fields }).unwrap();
+    let text = explained(&Emulated::default(), &problem, Selection::default());
+    assert!(text.contains("in pages of 2, some shared") && !text.contains("should see"), "{text}");
 }
 
 #[test]

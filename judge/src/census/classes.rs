@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 118] = [
+const OF_PROBLEMS: [Class; 123] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [127, 127, 127], |p| p.sequences.len() == 1),
@@ -180,6 +180,19 @@ const OF_PROBLEMS: [Class; 118] = [
     class("in steps on a cache", [47, 46, 48], |p| !p.steps.is_empty()),
     class("in steps, keys cached at first", [35, 32, 38], |p| {
         !p.steps.is_empty() && any(p, |s| s.kv.len > s.q.len)
+    }),
+    // Pages of keys and values.
+    class("in pages", [50, 48, 53], |p| p.pages.is_some()),
+    class("in pages, in steps", [21, 19, 23], |p| p.pages.is_some() && !p.steps.is_empty()),
+    class("in pages, in another order than the sequences'", [39, 36, 42], |p| {
+        let of_table = p.pages.iter().flat_map(|pages| pages.table.iter().flatten());
+        of_table.enumerate().any(|(index, page)| index != *page)
+    }),
+    class("in pages of a size that is no power of two", [13, 13, 12], |p| {
+        p.pages.as_ref().is_some_and(|pages| !pages.size.is_power_of_two())
+    }),
+    class("in pages, some of them shared", [8, 6, 10], |p| {
+        p.pages.as_ref().is_some_and(|pages| !pages.shared.is_empty())
     }),
     // Masks.
     class("full mask", [261, 259, 259], |p| p.mask.is_band() && unbounded(p.mask) == (true, true)),

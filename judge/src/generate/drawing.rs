@@ -8,7 +8,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use seamproof_oracle::{Algorithm, Form};
 
 use super::choices::Choices;
-use super::fixup::{EXACT_MODES, FORMS, LAYOUTS, SCALES, SINKS, SOFTCAPS, STEPS};
+use super::fixup::{EXACT_MODES, FORMS, LAYOUTS, PAGE_SIZES, SCALES, SINKS, SOFTCAPS, STEPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::{Limits, RawProblem, RawSequence, aims};
 
@@ -86,7 +86,30 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
         raw.steps = 1 + choose.below(STEPS.len() as u32);
         aims::cache(choose, limits, &mut raw);
     }
+    if choose.one_in(if raw.steps > 0 { PAGED_STEPS_ONE_IN } else { PAGES_ONE_IN }) {
+        pages(choose, &mut raw);
+    }
     raw
+}
+
+/// Number of cases among which one is a forward on one rank whose keys and values lie in pages.
+const PAGES_ONE_IN: u32 = 30;
+/// Number of cases in steps among which one has its cache in pages.
+const PAGED_STEPS_ONE_IN: u32 = 2;
+
+/// Number of page sizes, the first of the table, of which a prefix often fills a page.
+const SHARED_SIZES: u32 = 5;
+
+/// Puts keys and values into pages, mostly in any order; some share a prefix.
+fn pages(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    (raw.algorithm, raw.backward, raw.form) = (0, 0, 0);
+    raw.pages = 1 + choose.below(PAGE_SIZES.len() as u32);
+    raw.page_order = if choose.one_in(4) { 0 } else { choose.word() as u32 };
+    raw.free_pages = choose.below(4);
+    if choose.one_in(2) {
+        (raw.shared_pages, raw.exact) = (1, 0);
+        raw.pages = 1 + choose.below(SHARED_SIZES);
+    }
 }
 
 /// Number of cases among which one asks for documents, chunks or a prefix.

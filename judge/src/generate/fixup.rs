@@ -18,7 +18,10 @@
 //! 8. An index of an illegal case past its table's end means a legal case.
 //! 9. Borders of documents are sorted, and those that are 0, repeated or too many are dropped.
 //! 10. Steps are left out where the problem cannot be made in them.
-//! 11. A form becomes the first of its entry that can say the problem; where none can, the plain one.
+//! 11. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
+//!     shared as far as its pages are full, and in no exact mode.
+//! 12. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or pages,
+//!     the plain one.
 
 use std::num::NonZeroU32;
 
@@ -26,8 +29,8 @@ use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX}
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink, Softmax,
-    Steps, TensorRows,
+    Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink,
+    Softmax, Steps, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -88,6 +91,11 @@ fn cut(tokens: &[usize]) -> Steps {
     Steps(tokens.iter().copied().filter(|&tokens| tokens > 0).collect())
 }
 
+/// Table of page sizes: those of the field, the smallest, and such as are no power of two.
+pub(super) const PAGE_SIZES: [usize; 12] = [16, 1, 2, 4, 3, 8, 5, 32, 7, 12, 64, 256];
+/// Largest number of pages that no sequence owns.
+const FREE_PAGES_MAX: usize = 3;
+
 /// Head dimension below which no dimension is shrunk; rows shrink instead.
 const DIM_KEPT: usize = 8;
 /// Ratio of a head dimension to the number of query heads from which on the dimension weighs more.
@@ -106,6 +114,7 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
         plant(&mut fields, raw.detail as usize);
     }
     fields.steps = steps(raw.steps, &fields);
+    fields.pages = pages(raw, &fields, limits);
     fields.form = form(raw.form, &fields);
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
@@ -118,9 +127,34 @@ fn steps(index: u32, fields: &ProblemFields) -> Steps {
     if longest > 0 && steps.check(fields).is_ok() { steps } else { Steps::default() }
 }
 
-/// Returns the form of the fields: step 11 of the module's text.
+/// Returns the pages of the fields: step 11 of the module's text.
+fn pages(raw: &RawProblem, fields: &ProblemFields, limits: &Limits) -> Option<Pages> {
+    let size = wrapped(&PAGE_SIZES, raw.pages.checked_sub(1)?);
+    let mut pages = Pages::in_order(size, fields.sequences.iter().map(|sequence| sequence.kv.len));
+    if raw.shared_pages & 1 == 1 {
+        pages = pages.sharing_a_prefix(fields);
+    }
+    let drawn = |number: usize| crate::hash::mix(u64::from(raw.page_order) << 32 | number as u64);
+    let shuffled = raw.page_order != 0;
+    for (sequence, row) in pages.table.iter_mut().enumerate() {
+        if shuffled && drawn(sequence).is_multiple_of(4) {
+            row.push(pages.count);
+            pages.count += 1;
+        }
+    }
+    pages.count += raw.free_pages as usize % (FREE_PAGES_MAX + 1);
+    if shuffled {
+        let mut names: Vec<usize> = (0..pages.count).collect();
+        names.sort_by_key(|&page| drawn(page));
+        pages = pages.renamed(&names);
+    }
+    let paged = Problem::new(ProblemFields { pages: Some(pages), ..fields.clone() }).ok()?;
+    Some(paged).filter(|paged| paged.elements() <= limits.elements_max)?.pages.clone()
+}
+
+/// Returns the form of the fields: step 12 of the module's text.
 fn form(form: u32, fields: &ProblemFields) -> Form {
-    if !fields.steps.is_empty() {
+    if !fields.steps.is_empty() || fields.pages.is_some() {
         return Form::CuSeqlens;
     }
     let Some(entry) = form.checked_sub(1) else { return Form::CuSeqlens };
@@ -189,6 +223,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
         form: Form::CuSeqlens,
         steps: Steps::default(),
+        pages: None,
     }
 }
 

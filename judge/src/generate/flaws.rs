@@ -5,8 +5,8 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Problem, ProblemError,
-    ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError, TensorRows,
+    Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Pages, PagesError, Pass, Problem,
+    ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError, TensorRows,
 };
 
 use crate::subject::Needs;
@@ -60,7 +60,7 @@ pub(super) const UNSUPPORTED: [Unsupport; 8] = [
 
 /// Table of rules to break. Its order is a format: entries are added at the end and never removed. A count of
 /// sequences above the bound is left out, because it would need a hundred thousand of them.
-pub(super) const MALFORMED: [(&str, Break); 14] = [
+pub(super) const MALFORMED: [(&str, Break); 15] = [
     ("OutOfRange", count_out_of_range),
     ("OutOfRange", parallel_out_of_range),
     ("HeadsNotDivisible", heads_not_divisible),
@@ -75,6 +75,7 @@ pub(super) const MALFORMED: [(&str, Break); 14] = [
     ("GroupSize", group_size),
     ("Form", form_without_room),
     ("Steps", steps_without_cache),
+    ("Pages", pages_not_there),
 ];
 
 fn element(fields: &mut ProblemFields, which: usize) -> &mut Element {
@@ -376,4 +377,29 @@ fn steps_without_cache(fields: &mut ProblemFields, detail: usize) -> ProblemErro
     fields.steps = Steps(vec![1 + detail / 2 % 3]);
     fields.mask.right = Some(1);
     ProblemError::Steps { error: StepsError::Mask }
+}
+
+/// Asks for pages that the pool does not have, that two sequences own, or of which there are too few.
+fn pages_not_there(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let keys = 1 + detail / 3 % 5;
+    let packed = ProblemFields::packed(&[(1, keys), (1, keys)], 8);
+    (fields.sequences, fields.rows) = (packed.sequences, packed.rows);
+    (fields.parallel, fields.pass) = (ContextParallel::single(), Pass::Forward);
+    let mut pages = Pages::in_order(1, [keys, keys]);
+    let error = match detail % 3 {
+        0 => {
+            pages.table[1][0] = pages.count;
+            PagesError::OutOfRange { sequence: 1, index: 0, page: pages.count, count: pages.count }
+        }
+        1 => {
+            pages.table[1][keys - 1] = 0;
+            PagesError::Owned { page: 0, first: 0, second: 1 }
+        }
+        _ => {
+            pages.table[0].pop();
+            PagesError::Short { sequence: 0, pages: keys - 1, keys, needed: keys }
+        }
+    };
+    fields.pages = Some(pages);
+    ProblemError::Pages { error }
 }

@@ -111,6 +111,20 @@ pub struct RawProblem {
     /// be made in steps.
     #[serde(default)]
     pub steps: u32,
+    /// Pages of keys and values: 0 for none. Otherwise an entry of a table of page sizes, where keys and values can lie in
+    /// pages.
+    #[serde(default)]
+    pub pages: u32,
+    /// Order of the pages: 0 for that of the sequences; any other number shuffles them, and gives some sequences a page
+    /// that holds no key.
+    #[serde(default)]
+    pub page_order: u32,
+    /// Number of pages that no sequence owns, modulo 4.
+    #[serde(default)]
+    pub free_pages: u32,
+    /// Whether sequences share the pages of a prefix: odd for yes.
+    #[serde(default)]
+    pub shared_pages: u32,
 }
 
 impl RawProblem {

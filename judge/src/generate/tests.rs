@@ -75,6 +75,10 @@ fn random_raw(seed: u64) -> RawProblem {
         prefix: number(),
         kv_layout: number(),
         steps: number(),
+        pages: number(),
+        page_order: number(),
+        free_pages: number(),
+        shared_pages: number(),
     }
 }
 

@@ -66,6 +66,7 @@ fn fields(index: usize) -> ProblemFields {
         pass: Pass::Backward,
         form: Form::CuSeqlens,
         steps: Steps::default(),
+        pages: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{Alignment, Balance, Blocks, Format, InputMode, Pass, Problem, Run, Sequence};
 
-use super::fixup::{EXACT_MODES, FORMS, MODES, SCALES, SINKS, SOFTCAPS, STEPS};
+use super::fixup::{EXACT_MODES, FORMS, MODES, PAGE_SIZES, SCALES, SINKS, SOFTCAPS, STEPS};
 use super::limits::WIDEST_BUDGET;
 use super::{RawProblem, RawSequence};
 
@@ -46,6 +46,7 @@ pub fn value_of(problem: &Problem) -> RawProblem {
     let form = FORMS.iter().position(|forms| forms[0] == problem.form);
     raw.form = form.map_or(0, |index| index as u32 + 1);
     raw.steps = steps(problem);
+    pages(problem, &mut raw);
     parallel(problem, &mut raw);
     raw
 }
@@ -57,6 +58,16 @@ fn steps(problem: &Problem) -> u32 {
     }
     let longest = problem.sequences.iter().map(|sequence| sequence.q.len).max().unwrap_or(0);
     1 + STEPS.iter().position(|cut| cut(longest) == problem.steps).unwrap_or(0) as u32
+}
+
+/// Sets the numbers of pages: the nearest size of the table, in order or in some other, with a shared prefix or without.
+fn pages(problem: &Problem, raw: &mut RawProblem) {
+    let Some(pages) = &problem.pages else { return };
+    let far = |index: &usize| PAGE_SIZES[*index].abs_diff(pages.size);
+    raw.pages = 1 + (0..PAGE_SIZES.len()).min_by_key(far).unwrap_or(0) as u32;
+    raw.page_order = u32::from(pages.table.iter().flatten().enumerate().any(|(index, page)| index != *page));
+    raw.free_pages = pages.count.saturating_sub(pages.clone().without_free().count) as u32;
+    raw.shared_pages = u32::from(!pages.shared.is_empty());
 }
 
 fn sequences(problem: &Problem) -> Vec<RawSequence> {

@@ -1,4 +1,5 @@
-//! Identities of forms and of steps: one problem has one answer, however it is given, and in however many calls.
+//! Identities of forms, of steps and of pages: one problem has one answer, however it is given, in however many calls, and
+//! wherever its keys lie.
 
 use seamproof_oracle::{Form, ProblemFields};
 
@@ -43,5 +44,18 @@ pub(super) fn one_call(evidence: &Evidence<'_>) -> Option<Look> {
         return Some(twin.agrees(evidence, relation, &same(&results_of(false))));
     }
     let what = ["further from the result in one call than both roundings explain", ""];
+    within_both(evidence, relation, &twin, what)
+}
+
+/// Asks a problem in pages with keys and values that lie together. The results have the same bits where sequences are
+/// promised to stand alone, wherever they lie, and otherwise agree within both errors.
+pub(super) fn out_of_pages(evidence: &Evidence<'_>) -> Option<Look> {
+    let (problem, relation) = (evidence.problem, Relation::OutOfPages);
+    problem.pages.as_ref()?;
+    let twin = Twin::new(evidence, problem.without_pages().into(), TwinOrigin::same(problem))?;
+    if evidence.backend.declaration().promises.sequences_alone {
+        return Some(twin.agrees(evidence, relation, &same(&results_of(false))));
+    }
+    let what = ["further from the result without pages than both roundings explain", ""];
     within_both(evidence, relation, &twin, what)
 }

@@ -51,6 +51,7 @@ fn probe(problem: &Problem, tokens: usize) -> Option<Problem> {
         mode: InputMode::Flat,
         form: Form::CuSeqlens,
         steps: Steps::default(),
+        pages: None,
         ..problem.clone().into()
     };
     Problem::new(fields).ok()

@@ -114,7 +114,7 @@ macro_rules! identity {
 }
 
 /// Every identity, in the order of [`Relation`].
-pub static TABLE: [Identity; 30] = [
+pub static TABLE: [Identity; 31] = [
     identity!(PaddingAmount Bitwise 1 |p| p.sequences_alone, arrange::padding_amount,
         "the same sequences without their padding, or with three padding rows where they have none";
         "padding", "lengths taken for offsets", "tile edges"),
@@ -205,6 +205,9 @@ pub static TABLE: [Identity; 30] = [
     identity!(Memory Bounded 3 |p| p.linear_memory, memory::memory,
         "one sequence of 64, 128 and 256 tokens";
         "a mask of queries by keys", "buffers for every pair of rows"),
+    identity!(OutOfPages Both 1 free, form::out_of_pages,
+        "the same with keys and values that lie together, and not in pages";
+        "tables of pages", "borders of pages", "rows of a pool that hold no key"),
 ];
 
 /// Returns the identity of a relation.

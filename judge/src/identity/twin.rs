@@ -105,8 +105,15 @@ pub(super) struct Twin {
 }
 
 impl Twin {
-    /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it.
-    pub(super) fn new(evidence: &Evidence<'_>, fields: ProblemFields, source: TwinOrigin) -> Option<Twin> {
+    /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it. Its
+    /// sequences keep their pages, unless the fields have none.
+    pub(super) fn new(
+        evidence: &Evidence<'_>,
+        mut fields: ProblemFields,
+        source: TwinOrigin,
+    ) -> Option<Twin> {
+        let paged = fields.pages.take();
+        fields.pages = paged.map(|pages| pages.fitted(&evidence.problem.sequences, &fields));
         let problem = inside(evidence, Problem::new(fields.sayable()).ok()?)?;
         if problem.elements() > evidence.judge.elements_max {
             return None;
@@ -135,7 +142,9 @@ impl Twin {
             |what: String| Look::from(Some(broken(relation, None, format!("in the second run: {what}"))));
         let [fill, _] = fills(evidence.backend, &self.problem);
         let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fill));
-        let outputs = match evidence.run(&self.problem, &inputs) {
+        // Sequences with other values of their own share no page.
+        let apart = (!self.problem.shares_equal_rows(&inputs)).then(|| self.problem.without_pages());
+        let outputs = match evidence.run(apart.as_ref().unwrap_or(&self.problem), &inputs) {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
             Err(error @ RunError::OutOfMemory(_)) => return Err(Look::Failed(error.to_string())),

@@ -258,6 +258,7 @@ impl Frame {
             parallel: ContextParallel::single(),
             form: Form::CuSeqlens,
             steps: Steps::default(),
+            pages: None,
             mode,
             data_seed,
             pass,

@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields, Scaling, Sink, Softmax, Steps,
+    Format, Heads, InputMode, Mask, PAGE_SIZE_MAX, Pages, Pass, Precision, Problem, ProblemFields, Scaling,
+    Sink, Softmax, Steps,
 };
 
 use super::shape::{Arrangement, Layout};
@@ -44,6 +45,7 @@ pub(super) const PASSES: &[ShrinkPass] = &[
     ShrinkPass { name: "mask", step: mask },
     ShrinkPass { name: "form", step: form },
     ShrinkPass { name: "steps", step: steps },
+    ShrinkPass { name: "pages", step: pages },
     ShrinkPass { name: "layout", step: layout },
     ShrinkPass { name: "heads", step: heads },
     ShrinkPass { name: "dims", step: dims },
@@ -106,7 +108,16 @@ fn refined(best: &Problem) -> usize {
 fn edit(best: &Problem, change: impl FnOnce(&mut ProblemFields)) -> Proposal {
     let mut fields = ProblemFields::from(best.clone());
     change(&mut fields);
+    keep_pages(best, &mut fields);
     Proposal::Try(Box::new(fields))
+}
+
+/// Gives other sequences than the best problem's the pages that they had there, and parts shared pages that other fields
+/// do not fill alike.
+fn keep_pages(best: &Problem, fields: &mut ProblemFields) {
+    let Some(pages) = fields.pages.take() else { return };
+    let fits = fields.sequences == best.sequences && pages.check(fields).is_ok();
+    fields.pages = Some(if fits { pages } else { pages.fitted(&best.sequences, fields) });
 }
 
 fn reshape(best: &Problem, change: impl FnOnce(&mut Arrangement)) -> Proposal {
@@ -152,6 +163,7 @@ fn one_head(fields: &mut ProblemFields) {
 fn plain_features(fields: &mut ProblemFields) {
     fields.form = Form::CuSeqlens;
     fields.steps = Steps::default();
+    fields.pages = None;
     fields.mask = Mask::FULL;
     fields.softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
     fields.parallel = ContextParallel::single();
@@ -262,6 +274,55 @@ fn steps(best: &Problem, cursor: usize) -> Proposal {
         0 => drop(fields.steps.0.remove(index)),
         _ => fields.steps.0[index] = tokens,
     })
+}
+
+/// Takes keys and values out of the pages. Then makes pages small with as few keys as need as many of them, or large. Puts
+/// them in order, parts what is shared, and drops pages that hold no key or that no sequence owns, all of these or one.
+fn pages(best: &Problem, cursor: usize) -> Proposal {
+    const SMALL: usize = 4;
+    const SIZES: [usize; 6] = [PAGE_SIZE_MAX, 64, 16, 8, 4, 2];
+    const SIMPLER: [fn(Pages, Pages) -> Pages; 5] = [
+        |_, in_order| in_order,
+        |_, in_order| in_order.reversed(),
+        |pages, _| pages.parted().without_free(),
+        |pages, _| pages.without_free(),
+        |mut pages, in_order| {
+            let filled = pages.table.iter_mut().zip(&in_order.table);
+            filled.for_each(|(row, needed)| row.truncate(needed.len()));
+            pages.without_free()
+        },
+    ];
+    let Some(pages) = &best.pages else { return Proposal::Over };
+    let in_order = |size| Pages::in_order(size, best.sequences.iter().map(|sequence| sequence.kv.len));
+    let Some(cursor) = cursor.checked_sub(1) else { return edit(best, |fields| fields.pages = None) };
+    let Some(cursor) = cursor.checked_sub(SMALL) else { return small_pages(best, pages, 1 + cursor) };
+    let simpler = match (SIZES.get(cursor / 2), SIMPLER.get(cursor.wrapping_sub(2 * SIZES.len()))) {
+        (Some(&size), _) if size <= pages.size => return Proposal::Skip,
+        (Some(&size), _) if cursor.is_multiple_of(2) => in_order(size),
+        (Some(&size), _) => in_order(size).reversed(),
+        (_, Some(simpler)) => simpler(pages.clone(), in_order(pages.size)),
+        _ => match pages.free().get(cursor - 2 * SIZES.len() - SIMPLER.len()) {
+            Some(&free) if cursor < REFINED_MAX => pages.clone().without(&[free]),
+            _ => return Proposal::Over,
+        },
+    };
+    edit(best, |fields| fields.pages = Some(simpler))
+}
+
+/// Makes pages as small as `size`. Each sequence keeps its pages with one key in the last, and no more queries than keys.
+fn small_pages(best: &Problem, pages: &Pages, size: usize) -> Proposal {
+    if size >= pages.size {
+        return Proposal::Skip;
+    }
+    let mut shape = Arrangement::of(best);
+    for (q, kv) in shape.q.pieces.iter_mut().zip(&mut shape.kv.pieces) {
+        kv.len = kv.len.div_ceil(pages.size).checked_sub(1).map_or(0, |full| full * size + 1);
+        q.len = q.len.min(kv.len);
+    }
+    let mut fields = ProblemFields::from(best.clone());
+    shape.write(&mut fields);
+    fields.pages = Some(Pages { size, ..pages.clone() }.of_full(&fields));
+    Proposal::Try(Box::new(fields))
 }
 
 /// Removes whole kinds of seams: all of them, then each kind alone; on both sides, then on each side alone.

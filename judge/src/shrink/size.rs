@@ -1,8 +1,8 @@
 //! The size of a problem: the total order in which every accepted step goes down.
 
 use seamproof_oracle::{
-    Alignment, Balance, Blocks, ContextParallel, Element, Form, Format, InputMode, Mask, Pass, Precision,
-    Problem, Scaling, Sink, Softmax, Steps,
+    Alignment, Balance, Blocks, ContextParallel, Element, Form, Format, InputMode, Mask, PAGE_SIZE_MAX,
+    Pages, Pass, Precision, Problem, Scaling, Sink, Softmax, Steps,
 };
 
 use super::shape::Arrangement;
@@ -27,6 +27,9 @@ pub struct Size {
     pub form: u64,
     /// Steps: their number, and the sum of their tokens.
     pub steps: [u64; 2],
+    /// Pages: 1 for any, shared prefixes, rows by which a page is smaller than the largest, number of pages, places of the
+    /// table that are not the pages in order.
+    pub pages: [u64; 5],
     /// Number of query heads, number of KV heads.
     pub heads: [u64; 2],
     /// Head dimensions of qk and v: their sum, their difference.
@@ -57,6 +60,7 @@ pub fn size(problem: &Problem) -> Size {
         layout: layout(problem, real),
         form: position(&Form::ALL, &problem.form),
         steps: steps(&problem.steps),
+        pages: problem.pages.as_ref().map_or([0; 5], pages),
         heads: [problem.heads.q as u64, problem.heads.kv as u64],
         dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
         parallel: parallel(&problem.parallel),
@@ -70,6 +74,12 @@ pub fn size(problem: &Problem) -> Size {
 fn steps(Steps(tokens): &Steps) -> [u64; 2] {
     let sum = tokens.iter().fold(0u64, |sum, &tokens| sum.saturating_add(tokens as u64));
     [tokens.len() as u64, sum]
+}
+
+fn pages(pages: &Pages) -> [u64; 5] {
+    let [_, displaced] = sum_and_displaced(pages.table.iter().flatten().copied());
+    let smaller = PAGE_SIZE_MAX.saturating_sub(pages.size);
+    [1, pages.shared.len() as u64, smaller as u64, pages.count as u64, displaced]
 }
 
 fn mask(mask: &Mask) -> [u64; 5] {

@@ -42,6 +42,7 @@ impl Backend for Unfused {
         table.parallel.sub_groups = false;
         table.forms = vec![Form::CuSeqlens];
         table.cache = false;
+        table.pages = None;
         // The gradient of a sink is a sum over all calls.
         table.sinks = vec![Sink::None, Sink::OffByOne];
         Declaration { promises: Promises { linear_memory: true, ..declaration.promises }, ..declaration }

@@ -139,7 +139,7 @@ fn max_logit_of(
 ) {
     let mut fields: ProblemFields = problem.clone().into();
     edit(&mut fields);
-    let other = Problem::new(fields).expect("a simpler problem is legal");
+    let other = Problem::new(fields.sayable()).expect("a simpler problem is legal");
     let other = inner.run(&other, inputs).expect("a simpler problem runs");
     for (rank, other) in outputs.ranks.iter_mut().zip(other.ranks) {
         rank.max_logit = other.max_logit;

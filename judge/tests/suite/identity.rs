@@ -201,6 +201,7 @@ fn faults() -> Vec<Fault> {
         spoilt(Relation::OneCall, |p, _, o| out_if(!p.steps.is_empty(), o)),
         spoilt(Relation::Beside, |_, _, o| out_if(true, o)),
         spoilt(Relation::Memory, |p, _, o| o.costs.peak_bytes = Some(p.pairs())),
+        spoilt(Relation::OutOfPages, |p, _, o| out_if(p.pages.is_some(), o)),
     ]
 }
 

@@ -25,6 +25,7 @@ mod judge_faults;
 mod many_sequences;
 mod odd_shapes;
 mod own_kernel;
+mod pages;
 mod sample;
 mod shrink;
 mod steps;

@@ -15,8 +15,8 @@ use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form, Format, Heads,
-    InputMode, Mask, Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax, Steps,
-    TensorRows,
+    InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax,
+    Steps, TensorRows,
 };
 
 /// Number of starts of each fault.
@@ -185,8 +185,10 @@ fn messy(seed: u64) -> Problem {
         pass: c.of(&[Pass::Forward, Pass::Backward]),
         form: c.of(&Form::ALL),
         steps: Steps::default(),
+        pages: None,
     };
     let fields = if c.chance(10) { stepped(c, fields.clone()) } else { fields };
+    let fields = if c.chance(10) { paged(c, fields.clone()) } else { fields };
     Problem::new(fields.sayable()).expect("the sampler makes legal problems")
 }
 
@@ -203,6 +205,23 @@ fn stepped(c: &mut Choices, mut fields: ProblemFields) -> ProblemFields {
         steps: Steps(vec![1 + c.below(9), 1 + c.below(3)]),
         ..fields
     }
+}
+
+/// Returns a forward on one rank whose keys lie in pages in the opposite order, with a free page; a prefix may be shared.
+fn paged(c: &mut Choices, fields: ProblemFields) -> ProblemFields {
+    let single = ProblemFields {
+        parallel: ContextParallel::single(),
+        pass: Pass::Forward,
+        form: Form::CuSeqlens,
+        ..fields
+    };
+    let keys = single.sequences.iter().map(|sequence| sequence.kv.len);
+    let mut pages = Pages::in_order(1 + c.below(9), keys);
+    if c.chance(50) {
+        pages = pages.sharing_a_prefix(&single);
+    }
+    pages.count += 1;
+    ProblemFields { pages: Some(pages.reversed()), ..single }
 }
 
 /// Returns the first starts on which a fault shows.
@@ -330,6 +349,15 @@ fn second_call(problem: &Problem) -> bool {
     problem.calls().len() > 1
 }
 
+/// Whether a key lies in another page than the one before it, and not in the page behind that in the pool.
+fn page_apart(problem: &Problem) -> bool {
+    let apart = |pages: &Pages| {
+        let mut keys = problem.sequences.iter().map(|sequence| sequence.kv.len).enumerate();
+        keys.any(|(sequence, keys)| pages.runs(sequence, 0..keys).len() > 1)
+    };
+    problem.pages.as_ref().is_some_and(apart)
+}
+
 fn learnable_sink_under_softcap(problem: &Problem) -> bool {
     problem.softmax.sink == Sink::Learnable && problem.softmax.softcap.is_some() && any_pair(problem)
 }
@@ -354,6 +382,7 @@ fn faults() -> Vec<Fault> {
         f.mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
         f.steps = Steps(vec![1]);
     };
+    let in_pages = |f: &mut ProblemFields| f.pages = Some(Pages::in_order(1, [2]).reversed());
     let chunked = |f: &mut ProblemFields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::DualChunk);
         f.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
@@ -368,6 +397,7 @@ fn faults() -> Vec<Fault> {
             ],
         ),
         fault("second call", second_call, &[plain(&[(2, 2)], in_steps)]),
+        fault("page apart", page_apart, &[plain(&[(0, 2)], in_pages)]),
         fault("last block skipped", last_block_skipped, &[plain(&[(1, 5)], |_| {})]),
         fault("dk of a group", grouped_dk, &[plain(&[(1, 1)], gqa)]),
         fault(

@@ -82,6 +82,9 @@ fn drawn(draws: &mut Draws) -> Table {
     }
     (table.cache, table.softcap) = (draws.wide(), draws.wide());
     if !draws.wide() {
+        table.pages = draws.wide().then(|| draws.sizes(16));
+    }
+    if !draws.wide() {
         table.sinks = draws.some(&[Sink::None, Sink::OffByOne, Sink::Learnable]);
     }
     table.backward = draws.wide();

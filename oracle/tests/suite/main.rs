@@ -9,6 +9,7 @@ mod finite_differences;
 mod form;
 mod format;
 mod high_precision;
+mod pages;
 mod problem;
 mod segments;
 mod sharding;

@@ -183,6 +183,8 @@ impl Machine<'_> {
             let mut mine = Vec::with_capacity(keys.len());
             for k in keys {
                 let offset = q.at as i64 - k.at as i64;
+                let own = self.shared(q, k);
+                let k = own.as_ref().unwrap_or(k);
                 let Some(group) = self.paired_heads(place, segment, q, k, heads) else { continue };
                 let patch = Patch {
                     place,
@@ -200,6 +202,14 @@ impl Machine<'_> {
             patches.push(mine);
         }
         patches
+    }
+
+    /// Returns another sequence's keys as the queries' own, if they lie in pages that both share.
+    fn shared(&self, q: &SegmentRows, k: &SegmentRows) -> Option<SegmentRows> {
+        let (sequence, of, line) = (q.tokens.sequence, k.tokens.sequence, k.tokens.line(k.len));
+        let pages = self.problem.pages.as_ref().filter(|_| sequence != of)?;
+        let shared = pages.share(sequence, of, line.at(0)..line.at(line.len));
+        shared.then(|| SegmentRows { tokens: Tokens { sequence, ..k.tokens.clone() }, ..k.clone() })
     }
 
     /// Checks that queries and keys are of one sequence and of heads that belong together. Returns the query heads

@@ -126,14 +126,28 @@ impl Machine<'_> {
         let of_band = bands.iter().flat_map(|heads| {
             segments.iter().enumerate().map(|(segment, runs)| {
                 let Segment { q: queries, kv, .. } = runs;
-                Reading {
-                    segment,
-                    queries: self.held(TensorName::Q, q, std::slice::from_ref(queries), &heads.q),
-                    keys: self.held(TensorName::K, k, kv, &heads.kv),
-                }
+                let queries = self.held(TensorName::Q, q, std::slice::from_ref(queries), &heads.q);
+                let mut keys = self.held(TensorName::K, k, kv, &heads.kv);
+                self.name_shared(&queries, &mut keys);
+                Reading { segment, queries, keys }
             })
         });
         Some(TracedLaunch { at, readings: of_band.collect() })
+    }
+
+    /// Names keys as those of the queries' sequence, if they lie in pages that it shares.
+    fn name_shared(&self, queries: &[Held], keys: &mut [Held]) {
+        let Some(HeldRows::Positions { sequence: own, .. }) = queries.first().map(|held| &held.holds) else {
+            return;
+        };
+        let Some(pages) = &self.problem.pages else { return };
+        for Held { len, holds, .. } in keys {
+            if let HeldRows::Positions { sequence, start, step, .. } = holds
+                && pages.share(*own, *sequence, *start..*start + *step * *len)
+            {
+                *sequence = *own;
+            }
+        }
     }
 
     fn held(&self, tensor: TensorName, buffer: BufferId, runs: &[Run], heads: &Range<usize>) -> Vec<Held> {

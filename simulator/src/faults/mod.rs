@@ -17,6 +17,7 @@ mod merge;
 mod metadata;
 mod order;
 mod padding;
+mod pages;
 mod region;
 mod resources;
 mod shipped;
@@ -57,6 +58,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         metadata::FAULTS,
         padding::FAULTS,
         words::FAULTS,
+        pages::FAULTS,
         mask::FAULTS,
         exchange::FAULTS,
         merge::FAULTS,

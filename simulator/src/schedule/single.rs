@@ -1,10 +1,10 @@
 //! One rank: one launch forward and one backward.
 //!
-//! The rank's layout is the problem's own, and any layout is taken: gaps, strides, first offset, slack. The kernel
-//! itself applies the sink.
+//! The rank's layout is the problem's own, and any layout is taken: gaps, strides, first offset, slack. Keys and values in
+//! pages are a pool, which the launch reads through the table. The kernel itself applies the sink.
 
-use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
+use seamproof_oracle::{Pages, Problem};
 
 use super::build::{self, BuildError, Builder, Shards};
 use super::program::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
@@ -17,7 +17,8 @@ const STREAM: usize = 0;
 /// Returns the single-rank schedule.
 pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
     let mut builder = Builder::new(1);
-    let shards = Shards { q: whole(problem, problem.rows.q), kv: whole(problem, problem.rows.kv) };
+    let kv_rows = problem.pages.as_ref().map_or(problem.rows.kv, Pages::rows);
+    let shards = Shards { q: whole(problem, problem.rows.q), kv: whole(problem, kv_rows) };
     let local = build::local(&mut builder, problem, &shards, 0);
     let call = AttentionCall::whole(problem);
     builder.fill(0, STREAM, local.max_logit, &[], FillValue::NegInfinity);
@@ -75,6 +76,9 @@ fn place_whole(problem: &Problem, placement: &Placement, axes: &Axes) -> Vec<Pla
         return Vec::new();
     }
     let sequences = problem.sequences.iter().enumerate();
+    if let (Some(pages), K | V) = (&problem.pages, placement.tensor) {
+        return place_in_pages(problem, pages);
+    }
     sequences
         .map(|(sequence, both)| {
             let local = if matches!(placement.tensor, K | V | Dk | Dv) { both.kv } else { both.q };
@@ -82,4 +86,21 @@ fn place_whole(problem: &Problem, placement: &Placement, axes: &Axes) -> Vec<Pla
             PlacedRun { sequence, piece, local }
         })
         .collect()
+}
+
+/// Returns the rows of the pool that hold keys. Those of a shared page are the earlier sequence's.
+fn place_in_pages(problem: &Problem, pages: &Pages) -> Vec<PlacedRun> {
+    let mut placed = Vec::new();
+    for (sequence, (both, borrowed)) in problem.sequences.iter().zip(pages.borrowed()).enumerate() {
+        let mut start = borrowed * pages.size;
+        for local in pages.runs(sequence, start..both.kv.len) {
+            placed.push(PlacedRun {
+                sequence,
+                piece: Piece { start, step: 1, span: local.span, at: 0 },
+                local,
+            });
+            start += local.len;
+        }
+    }
+    placed
 }

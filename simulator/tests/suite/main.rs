@@ -9,6 +9,7 @@ mod check_rejects;
 mod common;
 mod fault_catalogue;
 mod helpers;
+mod pages;
 mod resources;
 mod ring;
 mod schedules;

@@ -26,6 +26,8 @@
 //!   Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other rows.
 //!   Where the caller says that there is no padding, rows follow each other from row 0 on.
 //! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
+//! - *Pages* stay where keys and values can still lie in them, with a page for each key that has none. Of a size that is
+//!   not taken they become those of the nearest, in the opposite order; where none is taken there are none.
 //! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
 //!
 //! Values, ids, the data seed and the scale stay, but for the scale that a new mode needs. The result is inside the
@@ -33,7 +35,7 @@
 
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pass, Precision,
+    Algorithm, Alignment, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pages, Pass, Precision,
     Problem, ProblemFields, Run, Sequence, Sink, TensorRows,
 };
 
@@ -105,9 +107,9 @@ impl Table {
         if !form.gives_offsets() {
             fields.parallel = self.fewest_ranks();
         }
-        // What follows may be in no other form yet, nor in steps.
+        // What follows may be in no other form yet, nor in steps or pages.
         fields.form = Form::CuSeqlens;
-        let steps = std::mem::take(&mut fields.steps);
+        let (steps, pages) = (std::mem::take(&mut fields.steps), fields.pages.take());
         let before = Problem::new(fields).ok()?;
         let mut shape = Arrangement::of(&before);
         self.fit_lengths(&mut shape, before.mask);
@@ -118,7 +120,20 @@ impl Table {
         }
         let fitted = Problem::new(ProblemFields { form, ..self.written(&before, &shape) }).ok()?;
         let in_steps = Problem::new(ProblemFields { steps, ..fitted.clone().into() }).ok();
-        in_steps.filter(|problem| self.of_steps(problem).is_none()).or(Some(fitted))
+        let fitted = in_steps.filter(|problem| self.of_steps(problem).is_none()).unwrap_or(fitted);
+        let in_pages = pages.and_then(|pages| self.nearest_pages(&pages, &before.sequences, &fitted));
+        let in_pages = in_pages.map(|pages| ProblemFields { pages: Some(pages), ..fitted.clone().into() });
+        in_pages.and_then(|fields| Problem::new(fields).ok()).or(Some(fitted))
+    }
+
+    /// Returns the pages of a problem's sequences `before` they were fitted, in a size of the table.
+    fn nearest_pages(&self, pages: &Pages, before: &[Sequence], fitted: &Problem) -> Option<Pages> {
+        let sizes = self.pages.as_ref()?;
+        if sizes.contains(pages.size) {
+            return Some(pages.fitted(before, fitted));
+        }
+        let keys = fitted.sequences.iter().map(|sequence| sequence.kv.len);
+        Some(Pages::in_order(sizes.nearest(pages.size), keys).reversed())
     }
 
     /// Returns the precision of the table with the most equal quantities.

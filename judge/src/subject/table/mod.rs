@@ -14,7 +14,8 @@ mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Blocks, Form, Format, Mask, Precision, Run, Sink, TensorName,
+    Algorithm, Alignment, Balance, Blocks, Form, Format, Mask, PAGE_SIZE_MAX, Precision, Run, Sink,
+    TensorName,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -46,6 +47,8 @@ pub struct Table {
     pub forms: Vec<Form>,
     /// Whether problems with steps are taken, call by call on a cache.
     pub cache: bool,
+    /// Page sizes of keys and values in pages; none where they are not taken.
+    pub pages: Option<Sizes>,
     /// Whether a soft cap is taken.
     pub softcap: bool,
     /// Kinds of sink.
@@ -421,6 +424,7 @@ impl Default for Table {
             layout: Layouts::default(),
             forms: vec![Form::CuSeqlens],
             cache: false,
+            pages: None,
             softcap: false,
             sinks: vec![Sink::None],
             backward: true,
@@ -564,6 +568,7 @@ impl Table {
             forms: Form::ALL.to_vec(),
             masks: Masks { kinds: MaskKind::ALL.to_vec(), ..Masks::default() },
             cache: true,
+            pages: Some(Sizes::up_to(PAGE_SIZE_MAX)),
             parallel: Parallelism::all(),
             ..Table::default()
         }
@@ -596,6 +601,7 @@ impl Table {
         let bounds = [
             ("dims.qk", self.dims.qk.most(), HEAD_DIM_MAX),
             ("dims.v", self.dims.v.most(), HEAD_DIM_MAX),
+            ("pages", self.pages.as_ref().map_or(1, Sizes::most), PAGE_SIZE_MAX),
             ("heads.most", self.heads.most, HEADS_MAX),
             ("lengths.most", self.lengths.most, ROWS_MAX),
             ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),

@@ -112,6 +112,9 @@ pub enum Refusal {
     /// Steps.
     #[error("steps on a cache are not supported")]
     Cache,
+    /// Keys and values in pages of this size.
+    #[error("keys and values in pages of {0} rows are not supported")]
+    Pages(usize),
     /// A soft cap.
     #[error("softcap is not supported")]
     Softcap,
@@ -161,7 +164,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 38] = [
+const ROWS: [Word; 39] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -192,6 +195,7 @@ const ROWS: [Word; 38] = [
     "layout.order",
     "forms",
     "cache",
+    "pages",
     "softcap",
     "sinks",
     "backward",
@@ -236,6 +240,7 @@ impl Refusal {
             Refusal::Order => "layout.order",
             Refusal::Form(_) => "forms",
             Refusal::Cache => "cache",
+            Refusal::Pages(_) => "pages",
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sinks",
             Refusal::Backward => "backward",
@@ -291,6 +296,7 @@ impl Table {
             .chain(rows)
             .chain(form)
             .chain(self.of_steps(problem))
+            .chain(self.of_pages(problem))
             .chain(softmax)
             .chain(self.of_parallel(problem))
     }
@@ -377,11 +383,19 @@ impl Table {
         found
     }
 
-    /// Refuses steps, or a problem whose calls are not all inside the table.
+    /// Refuses steps, or a problem whose calls are not all inside the table. Whether their pages are is not asked.
     pub(super) fn of_steps(&self, problem: &Problem) -> Option<Refusal> {
-        let inside = || problem.calls().iter().all(|call| self.refusal(&call.problem).is_none());
+        let calls =
+            || if problem.pages.is_some() { problem.without_pages().calls() } else { problem.calls() };
+        let inside = || calls().iter().all(|call| self.refusal(&call.problem).is_none());
         let taken = problem.steps.is_empty() || self.cache && inside();
         (!taken).then_some(Refusal::Cache)
+    }
+
+    fn of_pages(&self, problem: &Problem) -> Option<Refusal> {
+        let size = problem.pages.as_ref()?.size;
+        let taken = self.pages.as_ref().is_some_and(|sizes| sizes.contains(size));
+        (!taken).then_some(Refusal::Pages(size))
     }
 
     fn of_softmax(&self, problem: &Problem) -> Vec<Refusal> {

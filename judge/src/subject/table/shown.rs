@@ -1,6 +1,6 @@
 //! The rows of a table that a problem shows, so that a campaign can say which of them no case had.
 
-use seamproof_oracle::{Algorithm, Alignment, Pass, Problem, Sequence, Sink};
+use seamproof_oracle::{Algorithm, Alignment, Form, Pass, Problem, Sequence, Sink};
 
 use super::refusal::has_blind_query;
 use super::{BalanceKind, MaskForm, MaskKind, Seams, Table};
@@ -51,6 +51,7 @@ impl Table {
             ("layout.slack", layout.slack && lengths.rows_most > 1),
             ("layout.steps", layout.steps && single),
             ("cache", self.fits_steps()),
+            ("pages", self.pages.is_some() && single && self.forms.contains(&Form::CuSeqlens)),
             ("softcap", self.softcap),
             ("backward", self.backward),
             ("parallel.ranks_most", ranks),
@@ -100,6 +101,7 @@ impl Table {
             ("layout.slack", seams.slack),
             ("layout.steps", seams.steps),
             ("cache", !problem.steps.is_empty()),
+            ("pages", problem.pages.is_some()),
             ("softcap", problem.softmax.softcap.is_some()),
             ("backward", problem.pass == Pass::Backward),
             ("parallel.ranks_most", parallel.size() > 1),
