@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use seamproof_oracle::{Problem, Run, Sequence};
+use seamproof_oracle::{ContextParallel, Problem, ProblemFields, Run, Sequence};
 
 use super::edit::{rewrite, segments, works};
 use super::fault::Catcher::Checker;
 use super::fault::{Edit, Fault};
 use crate::schedule::{
-    BufferId, Layer, MergeOrder, Placement, Region, Rotated, Schedule, Work, sequence_parallel,
+    BufferId, Layer, Placement, Region, Rotated, Schedule, Work, build,
 };
 
 /// Largest region in which a fault is planted.
@@ -164,9 +164,16 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// Returns the right schedule of a problem in the largest region, up to [`RANKS_MAX`], that holds its heads.
-pub(super) fn schedule(problem: &Problem) -> Option<Schedule> {
-    (1..=RANKS_MAX).rev().find_map(|ranks| sequence_parallel(problem, ranks, MergeOrder::default()).ok())
+/// Returns a problem in a region: the largest one, up to [`RANKS_MAX`], that holds the heads. A problem that is in one
+/// stays there, and so does one whose heads no region holds. A form, or steps, that a region cannot have are left out.
+pub(super) fn around(problem: Problem) -> Problem {
+    let regions = if problem.parallel.region > 1 { 0..0 } else { 2..RANKS_MAX + 1 };
+    let inside = regions.rev().find_map(|region| {
+        let parallel = ContextParallel { region, ..problem.parallel.clone() };
+        let fields = ProblemFields { parallel, ..problem.clone().into() };
+        Problem::new(fields.sayable()).ok().filter(|inside| build(inside).is_ok())
+    });
+    inside.unwrap_or(problem)
 }
 
 fn ranks(schedule: &Schedule) -> usize {
