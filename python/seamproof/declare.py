@@ -137,6 +137,10 @@ def declaration(
         "partials": _stored(partials or {}),
         "refuses": refuses,
     }
+    if declared["table"].get("parallel", {}).get("regions"):
+        raise DeclarationError(
+            "table.parallel.regions: a subject in Python is not told hidden rows; leave it out, and take the heads of a rank"
+        )
     return declared | _given(start_seconds=start_seconds)
 
 

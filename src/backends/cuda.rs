@@ -344,6 +344,8 @@ impl Backend for Cuda {
         // No kernel takes a prefix, and none has run on the segments of documents and chunks.
         twin.table.masks.kinds.clear();
         twin.table.cache = false;
+        // Its device has no linear layer and no rotation.
+        twin.table.parallel.regions = false;
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

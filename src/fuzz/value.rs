@@ -11,7 +11,9 @@ use seamproof_judge::generate::{RawProblem, RawSequence};
 use seamproof_oracle::BORDERS_MAX;
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 5;
+pub const VALUE_VERSION: u8 = 6;
+/// First byte of a value from before it had a region.
+const WITHOUT_REGION: u8 = 5;
 /// First byte of a value from before it had steps.
 const WITHOUT_STEPS: u8 = 4;
 /// First byte of a value from before keys had a layout of their own.
@@ -40,11 +42,13 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // No steps, the layout of the queries, no borders, no chunks, no prefix and the plain form are numbers 0.
-        WITHOUT_STEPS => [body, &[0]].concat(),
-        WITHOUT_KV_LAYOUT => [body, &[0; 2]].concat(),
-        WITHOUT_BLOCKS => [body, &[0; 5]].concat(),
-        WITHOUT_FORM => [body, &[0; 6]].concat(),
+        // No region, no steps, the layout of the queries, no borders, no chunks, no prefix and the plain form are
+        // numbers 0.
+        WITHOUT_REGION => [body, &[0]].concat(),
+        WITHOUT_STEPS => [body, &[0; 2]].concat(),
+        WITHOUT_KV_LAYOUT => [body, &[0; 3]].concat(),
+        WITHOUT_BLOCKS => [body, &[0; 6]].concat(),
+        WITHOUT_FORM => [body, &[0; 7]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -175,6 +179,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         prefix,
         kv_layout,
         steps,
+        region,
     } = raw;
     let mut numbers = vec![
         layout,
@@ -211,6 +216,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         prefix,
         kv_layout,
         steps,
+        region,
     ];
     numbers.extend(borders);
     numbers
@@ -237,11 +243,10 @@ mod tests {
     fn values_from_before_a_number_was_added_read_back() {
         let raw = draw_raw(9, 3, &Limits::quick());
         let blocks = RawProblem { borders: Vec::new(), chunk: 0, prefix: 0, ..raw };
-        let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, ..blocks };
+        let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, region: 0, ..blocks };
         let bytes = to_bytes(&raw);
-        for (missing, version) in
-            [(1, WITHOUT_STEPS), (2, WITHOUT_KV_LAYOUT), (5, WITHOUT_BLOCKS), (6, WITHOUT_FORM)]
-        {
+        let versions = [WITHOUT_REGION, WITHOUT_STEPS, WITHOUT_KV_LAYOUT, WITHOUT_BLOCKS, WITHOUT_FORM];
+        for (missing, version) in [1, 2, 3, 6, 7].into_iter().zip(versions) {
             let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
             assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");
         }

@@ -87,9 +87,14 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(STEPS_ONE_IN) {
         raw.steps = 1 + choose.below(STEPS.len() as u32);
         aims::cache(choose, limits, &mut raw);
+    } else if choose.one_in(REGION_ONE_IN) {
+        aims::region(choose, &mut raw);
     }
     raw
 }
+
+/// Number of cases among which one is in a sequence-parallel region.
+const REGION_ONE_IN: u32 = 20;
 
 /// Number of cases among which one asks for documents, chunks or a prefix.
 const BLOCKS_ONE_IN: u32 = 6;

@@ -111,6 +111,10 @@ pub struct RawProblem {
     /// be made in steps.
     #[serde(default)]
     pub steps: u32,
+    /// Number of ranks of the sequence-parallel region that each rank of the group is, where a region can hold the heads;
+    /// 0 or 1 for none.
+    #[serde(default)]
+    pub region: u32,
 }
 
 impl RawProblem {

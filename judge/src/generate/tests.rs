@@ -75,6 +75,7 @@ fn random_raw(seed: u64) -> RawProblem {
         prefix: number(),
         kv_layout: number(),
         steps: number(),
+        region: number(),
     }
 }
 

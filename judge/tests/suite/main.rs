@@ -24,6 +24,7 @@ mod judge_faults;
 mod many_sequences;
 mod odd_shapes;
 mod own_kernel;
+mod region;
 mod sample;
 mod shrink;
 mod steps;
