@@ -108,7 +108,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 37] = [
+const EDGES: [Edge; 38] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -177,6 +177,7 @@ const EDGES: [Edge; 37] = [
     ("parallel.sub_groups", |t| t.parallel.sub_groups = false, |p| p.parallel.size() > 1),
     ("forms", |t| t.forms = vec![Form::CuSeqlens, Form::Segments], |p| p.form == Form::Segments),
     ("cache", |t| t.softcap = false, |p| !p.steps.is_empty()),
+    ("parallel.regions", |t| t.softcap = false, |p| p.parallel.region > 1 && p.tokens() > 0),
 ];
 
 /// Test that a kernel that is wrong just inside the edge of a row is found, and shrunk to a case inside.
