@@ -139,7 +139,7 @@ def declaration(
     }
     if declared["table"].get("parallel", {}).get("regions"):
         raise DeclarationError(
-            "table.parallel.regions: a subject in Python is not told hidden rows; leave it out, and take the heads of a rank"
+            "table.parallel.regions: a subject in Python is not told of hidden rows; leave it out"
         )
     return declared | _given(start_seconds=start_seconds)
 

@@ -116,7 +116,8 @@ fn what_a_region_cannot_hold_is_refused_by_its_rule() {
     assert!(error.contains("parallel.region is 5000; use 1 to 2048"), "{error}");
 }
 
-/// Test that the judge sees each wrong region on the reported pack, and what sees it first.
+/// Test that the judge sees each wrong region on the reported pack, and what sees it first. Positions that are too large by
+/// one number on both sides are not among them: products of rotated rows depend on differences alone.
 #[test]
 fn a_wrong_region_is_found_on_the_reported_pack() {
     let faults = [
@@ -127,7 +128,7 @@ fn a_wrong_region_is_found_on_the_reported_pack() {
         ("scatter-without-its-sum", Check::Envelope),
         ("padding-lost-in-a-region", Check::Structure),
         ("padded-lengths-in-a-region", Check::Structure),
-        ("positions-from-real-offsets", Check::Envelope),
+        ("rotation-at-real-offsets", Check::Envelope),
     ];
     for (id, check) in faults {
         let wrong = Planted::new(Emulated::default(), *by_id(id).expect(id));
@@ -137,8 +138,10 @@ fn a_wrong_region_is_found_on_the_reported_pack() {
         let small = shrink(&problem, 2_000, |problem| {
             finding(evaluate(&wrong, problem)).is_some_and(|other| other.check == check)
         });
+        // Padding that is attended shows without a region too.
+        let region = if id == "padded-lengths-in-a-region" { 1 } else { 2 };
         let small = small.problem;
-        assert_eq!((small.parallel.region, small.parallel.size()), (2, 1), "{id}: {small:?}");
+        assert_eq!((small.parallel.region, small.parallel.size()), (region, 1), "{id}: {small:?}");
         assert!(small.sequences.len() <= 2 && small.tokens() <= 4, "{id}: {small:?}");
     }
 }

@@ -1,23 +1,15 @@
-//! Sequence parallelism: the gather and scatter of token rows around tensor-parallel linear layers, with rotary
-//! positions.
+//! Sequence parallelism: the gather and scatter of token rows around tensor-parallel linear layers, with a rotation by
+//! position.
 //!
-//! A *region* of T ranks holds the token rows of one context-parallel rank. Outside the region, rows are *hidden*: a
-//! hidden row is whole, and the layers make every head of it. Each rank has a *shard*: one of T equal parts of the
-//! rows. Inside the region, each rank has every row of its own heads:
-//!
-//! ```text
-//! q, k, v shards ─ all-gather ─ column-parallel linear ─ rotate q, k ─┐
-//!                                                       attention of the rank's heads
-//!      out shard ─ reduce-scatter ─ row-parallel linear ──────────────┘
-//! ```
-//!
-//! The backward is the mirror image: dout is gathered, and dq, dk and dv are scattered, after dq and dk are rotated
-//! back. Gradients of the layers' weights are no part of the problem.
+//! A [region](seamproof_oracle::region) of T ranks holds the token rows of one context-parallel rank. Each rank has a
+//! *shard* of the hidden rows: one of T equal parts. Inside the region, each rank has every row of its own heads. An
+//! all-gather leads to the column-parallel layer, and a reduce-scatter away from the row-parallel one. The backward gathers
+//! dout, and scatters dq, dk and dv. Gradients of the layers' weights are no part of the problem.
 //!
 //! Three lengths meet here, and none can replace another. *Rows* of the buffer, padding and slack included, size the
 //! gather, the layers and the scatter. If T does not divide them, a shard's rows are rounded up, and no sequence owns
 //! the added rows. *Padded offsets* say where a sequence's rows lie, in the shards too: the borders of shards may cut a
-//! sequence. *Real lengths* bound the mask. The rotary position of a row is its position in its sequence. It is not its
+//! sequence. *Real lengths* bound the mask. A row is rotated by its position in its sequence. It is not its
 //! row, and under context parallelism it is not its place in the rank's part.
 //!
 //! Attention is [`build_with`]'s schedule of the problem with a rank's heads, for any algorithm. Member c of the
