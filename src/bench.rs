@@ -173,7 +173,8 @@ impl Pack {
         let of = |id: usize| Run::packed(id * span, span - 5, span);
         let sequences = (0..self.sequences).map(|id| Sequence { id: id as u32, q: of(id), kv: of(id) });
         let world = ranks / self.region;
-        let parallel = ContextParallel { region: self.region, ..ContextParallel::over(world, algorithm, balance) };
+        let parallel =
+            ContextParallel { region: self.region, ..ContextParallel::over(world, algorithm, balance) };
         Problem::new(ProblemFields {
             sequences: sequences.collect(),
             rows: TensorRows { q: PROVED_TOKENS, kv: PROVED_TOKENS },

@@ -48,9 +48,10 @@ mod tests {
     #[test]
     fn a_rotation_moves_lanes_and_turns_signs() {
         let row = [1, 2, 3];
-        let turned = [0, 1, 2, 3, 4, 6].map(|position| rotated(&row, position));
         let expected = [[1, 2, 3], [-3, 1, 2], [-2, -3, 1], [-1, -2, -3], [3, -1, -2], [1, 2, 3]];
-        assert_eq!(turned.each_ref().map(|row| row.as_slice()), expected.each_ref().map(|row| row.as_slice()));
+        for (position, expected) in [0, 1, 2, 3, 4, 6].into_iter().zip(expected) {
+            assert_eq!(rotated(&row, position), expected, "position {position}");
+        }
         assert_eq!([0, 1, 2].map(|position| rotated(&[7], position)[0]), [7, -7, 7]);
         assert!(rotated::<i32>(&[], 3).is_empty());
     }

@@ -318,7 +318,8 @@ impl SideLayout {
         let mut own = SideLayout { rows, runs: Vec::new() };
         for PlacedRun { sequence, piece, local } in &self.runs {
             for i in (0..local.span).filter(|&i| local.row(i) / rows == part) {
-                let piece = Piece { start: piece.start + i * piece.step, span: 1, at: piece.at + i, ..*piece };
+                let piece =
+                    Piece { start: piece.start + i * piece.step, span: 1, at: piece.at + i, ..*piece };
                 let local =
                     Run { offset: local.row(i) % rows, len: usize::from(i < local.len), span: 1, ..*local };
                 own.push(PlacedRun { sequence: *sequence, piece, local });

@@ -11,7 +11,8 @@ use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Form, Heads, Mask, Pass, Problem, ProblemFields, Run, Steps,
+    Algorithm, Alignment, Balance, ContextParallel, Form, Heads, Mask, Pass, Problem, ProblemFields, Run,
+    Steps,
 };
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
@@ -63,7 +64,8 @@ fn the_ranks_of_a_region() {
     let fields = ProblemFields::from(problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1));
     let parallel = ContextParallel { region: 2, ..fields.parallel.clone() };
     let problem = Problem::new(ProblemFields { heads: Heads { q: 4, kv: 1 }, parallel, ..fields }).unwrap();
-    let text = explained(&Emulated::default(), &problem, Selection { operations: true, ..Selection::default() });
+    let text =
+        explained(&Emulated::default(), &problem, Selection { operations: true, ..Selection::default() });
     let head: Vec<&str> = text.lines().take(4).collect();
     assert_eq!(
         head,
@@ -75,7 +77,12 @@ fn the_ranks_of_a_region() {
         ],
         "{text}"
     );
-    for words in ["all-gathers q", "column-parallel layer of heads 2..4", "rotates q", "reduce-scatters out hidden"] {
+    for words in [
+        "all-gathers q",
+        "column-parallel layer of heads 2..4",
+        "rotates “q of own heads”",
+        "reduce-scatters “out hidden, partial”",
+    ] {
         assert!(text.contains(words), "{words}\n{text}");
     }
 }

@@ -20,7 +20,9 @@ pub enum ParallelRule {
     #[error("the query heads are not a multiple of the ranks of the all-to-all or of the region")]
     QueryHeads,
     /// KV heads must be dealt or replicated evenly.
-    #[error("the kv heads are neither a multiple nor a divisor of the ranks of the all-to-all or of the region")]
+    #[error(
+        "the kv heads are neither a multiple nor a divisor of the ranks of the all-to-all or of the region"
+    )]
     KvHeads,
     /// A ring supports stripes of one row only, so that the mask of each of its steps is one band.
     #[error("stripes of more than one row are not supported in a ring")]

@@ -52,7 +52,10 @@ fn a_right_kernel_holds_in_every_region() {
         replicated += usize::from(problem.heads.kv < problem.parallel.region);
         backward += usize::from(problem.pass == Pass::Backward);
     }
-    assert!(judged == 150 && several > 30 && replicated > 20 && backward > 80, "{several} {replicated} {backward}");
+    assert!(
+        judged == 150 && several > 30 && replicated > 20 && backward > 80,
+        "{several} {replicated} {backward}"
+    );
 }
 
 /// Returns row, sequence, position, and whether it is real, of each placed row.
@@ -79,7 +82,8 @@ fn placed(schedule: &Schedule, tensor: TensorName) -> Vec<(usize, usize, Vec<(us
 #[test]
 fn the_judges_map_of_a_region_is_the_schedules() {
     for problem in drawn(6).take(100) {
-        let (schedule, layouts) = (build(&problem).expect("it is built"), layouts(&problem).expect("it is cut"));
+        let (schedule, layouts) =
+            (build(&problem).expect("it is built"), layouts(&problem).expect("it is cut"));
         for (tensor, side) in [(TensorName::Out, Side::Q), (TensorName::V, Side::Kv)] {
             let map = layouts.iter().map(|rank| rank.side(side)).map(|side| (side.rows, 0, rows(&side.runs)));
             assert_eq!(map.collect::<Vec<_>>(), placed(&schedule, tensor), "{problem:?}");
