@@ -12,7 +12,7 @@ use seamproof_oracle::{
 };
 
 use seamproof_simulator::check::check;
-use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build, sequence_parallel};
+use seamproof_simulator::schedule::build;
 
 use seamproof_judge::values;
 
@@ -173,7 +173,8 @@ impl Pack {
         let of = |id: usize| Run::packed(id * span, span - 5, span);
         let sequences = (0..self.sequences).map(|id| Sequence { id: id as u32, q: of(id), kv: of(id) });
         let world = ranks / self.region;
-        let parallel = ContextParallel { algorithm, balance, world, ranks: (0..world).collect() };
+        let parallel =
+            ContextParallel { region: self.region, ..ContextParallel::over(world, algorithm, balance) };
         Problem::new(ProblemFields {
             sequences: sequences.collect(),
             rows: TensorRows { q: PROVED_TOKENS, kv: PROVED_TOKENS },
@@ -183,20 +184,13 @@ impl Pack {
         })
     }
 
-    fn schedule(&self, problem: &Problem) -> Result<Schedule, RegionError> {
-        match self.region {
-            1 => Ok(build(problem)?),
-            ranks => sequence_parallel(problem, ranks, MergeOrder::default()),
-        }
-    }
-
     /// Builds and proves the pack's schedule, and writes one line of the table.
     fn prove(&self, to: &mut dyn Write) -> io::Result<()> {
         let Pack { name, sequences, ranks, .. } = *self;
         let problem = self.problem().map_err(io::Error::other)?;
         forget_peak();
         let start = Instant::now();
-        let schedule = self.schedule(&problem).map_err(io::Error::other)?;
+        let schedule = build(&problem).map_err(io::Error::other)?;
         let built = start.elapsed().as_secs_f64();
         let result = check(&problem, &schedule);
         let proved = start.elapsed().as_secs_f64() - built;

@@ -112,7 +112,8 @@ pub fn subject(case: &Case, other: bool) -> String {
 /// Returns a schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
-    let said = [prose::describe(problem) + "\n", given(problem), calls(problem), paged(problem)];
+    let said =
+        [prose::describe(problem) + "\n", given(problem), calls(problem), region(problem), paged(problem)];
     let mut text = format!("problem   {}\n", said.concat());
     text += &explainer.layout();
     match trace(problem, schedule) {
@@ -174,6 +175,23 @@ fn paged(problem: &Problem) -> String {
         .map(|(sequence, pages)| format!("sequence {sequence} in {}", listed(pages, SEQUENCES_SHOWN)));
     let of_sequences = listed(each, SEQUENCES_SHOWN);
     format!("pages     {count} of {size} rows: {of_sequences}\n")
+}
+
+/// Returns the lines that say what ranks of regions hold; none without a region.
+fn region(problem: &Problem) -> String {
+    let (ranks, members) = (problem.parallel.region, problem.parallel.size());
+    let Some(heads) = problem.heads.dealt(ranks).filter(|_| ranks > 1) else { return String::new() };
+    let of = match problem.heads.kv < ranks {
+        true => format!("kv heads are each on {} of them", ranks / problem.heads.kv),
+        false => format!("kv heads, {} on each, too", heads.kv),
+    };
+    format!(
+        "region    each of {} is {ranks}: rows of q, k, v, out and their gradients are cut among these, padding rows \
+         as any others\n          attention is of {} on each, after a gather of rows, a column-parallel layer and a \
+         rotation by position; {of}\n",
+        counted(members, "rank"),
+        counted(heads.q, "query head"),
+    )
 }
 
 /// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and

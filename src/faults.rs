@@ -69,7 +69,8 @@ fn changes_result(fault: &Fault, problem: &Problem) -> bool {
 /// Returns the problems of a seed's stream on which the fault shows, with their edited schedules.
 pub fn stream(fault: &Fault, seed: u64) -> impl Iterator<Item = (Problem, Schedule)> {
     let subject = Emulated::default().declaration().table;
-    let drawn = suspect::problems(seed).filter(move |problem| subject.refusal(problem).is_none());
+    let asked = suspect::problems(seed).map(|problem| fault.asked(problem));
+    let drawn = asked.filter(move |problem| subject.refusal(problem).is_none());
     drawn.filter_map(|problem| planted(fault, &problem).map(|schedule| (problem, schedule))).take(CASES_MAX)
 }
 

@@ -95,6 +95,9 @@ pub struct Geometry {
     /// Members of the group, in order [default: 0,1,2,…]
     #[arg(long, value_name = "0,1,2,3")]
     ranks: Option<List<usize>>,
+    /// Ranks of the sequence-parallel region that each rank of the group is [default: 1, none]
+    #[arg(long)]
+    region: Option<usize>,
     /// Kind of values: flat, peaked, large, uniform-count, …
     #[arg(long, value_parser = word::<InputMode>)]
     mode: Option<InputMode>,
@@ -230,6 +233,7 @@ impl Geometry {
             balance: Some(Dealing(parallel.balance)),
             world: Some(parallel.world),
             ranks: Some(List(parallel.ranks.clone())),
+            region: Some(parallel.region),
             mode: Some(problem.mode),
             data_seed: Some(problem.data_seed),
             forward: problem.pass == Pass::Forward,
@@ -268,9 +272,10 @@ impl Geometry {
 
     /// Returns the options without those that change nothing.
     fn without_defaults(self, problem: &Problem) -> Geometry {
-        let drops: [fn(&mut Geometry); 18] = [
+        let drops: [fn(&mut Geometry); 19] = [
             |g| g.ranks = None,
             |g| g.world = None,
+            |g| g.region = None,
             |g| g.balance = None,
             |g| g.cp = None,
             |g| g.rows = None,
@@ -383,7 +388,12 @@ impl Geometry {
         let whole = ContextParallel::over(size, algorithm, balance);
         let ranks = self.ranks.as_ref().map_or(whole.ranks, |ranks| ranks.0.clone());
         match ranks.len() == size {
-            true => Ok(ContextParallel { world: self.world.unwrap_or(size), ranks, ..whole }),
+            true => Ok(ContextParallel {
+                world: self.world.unwrap_or(size),
+                ranks,
+                region: self.region.unwrap_or(1),
+                ..whole
+            }),
             false => {
                 Err(GeometryError::Count { option: "ranks", got: ranks.len(), of: "cp", expected: size })
             }
@@ -618,6 +628,7 @@ impl Display for Geometry {
         option(f, "balance", self.balance)?;
         option(f, "world", self.world)?;
         option(f, "ranks", self.ranks.as_ref())?;
+        option(f, "region", self.region)?;
         option(f, "mode", self.mode.map(|mode| prose::word(&mode)))?;
         option(f, "data-seed", self.data_seed)?;
         f.write_str(if self.forward { " --forward" } else { "" })?;

@@ -2,9 +2,9 @@
 //! ([`seamproof_simulator::check`]), and so is the growth of what they take.
 
 use rayon::prelude::*;
-use seamproof_oracle::{Heads, Problem, ProblemFields};
+use seamproof_oracle::{ContextParallel, Heads, Problem, ProblemFields};
 use seamproof_simulator::check::{CheckError, Proof, check, growth};
-use seamproof_simulator::schedule::{MergeOrder, RegionError, Schedule, build_with, sequence_parallel};
+use seamproof_simulator::schedule::{BuildError, MergeOrder, build_with};
 
 use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
 
@@ -17,7 +17,7 @@ pub enum Proved {
     /// A right schedule.
     Held(Proof),
     /// A problem of which no builder makes a schedule.
-    Refused(RegionError),
+    Refused(BuildError),
     /// A wrong schedule.
     Wrong(Vec<CheckError>),
 }
@@ -37,16 +37,7 @@ pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
 
 /// Builds and checks a problem's schedule like [`prove`], at its own size alone.
 fn prove_one(problem: &Problem, order: MergeOrder) -> Proved {
-    checked(problem, build_with(problem, order).map_err(RegionError::from))
-}
-
-/// Builds and checks a problem's schedule inside sequence-parallel regions of `ranks` ranks.
-pub fn prove_region(problem: &Problem, order: MergeOrder, ranks: usize) -> Proved {
-    checked(problem, sequence_parallel(problem, ranks, order))
-}
-
-fn checked(problem: &Problem, schedule: Result<Schedule, RegionError>) -> Proved {
-    match schedule {
+    match build_with(problem, order) {
         Err(error) => Proved::Refused(error),
         Ok(schedule) => match check(problem, &schedule) {
             Ok(proof) => Proved::Held(proof),
@@ -100,17 +91,14 @@ const VARIANTS: u64 = KINDS * SWEEP_RANKS_MAX as u64;
 struct Item {
     problem: Problem,
     order: MergeOrder,
-    /// Number of ranks of its sequence-parallel regions; `None` without regions.
-    region: Option<usize>,
 }
 
 impl Item {
     /// Proves the schedule. Growth is the same at each size of the group, and asked at one.
     fn prove(&self) -> Proved {
-        match self.region {
-            None if self.problem.parallel.size() == GROWTH_RANKS => prove(&self.problem, self.order),
-            None => prove_one(&self.problem, self.order),
-            Some(ranks) => prove_region(&self.problem, self.order, ranks),
+        match self.problem.parallel.all_ranks() {
+            GROWTH_RANKS => prove(&self.problem, self.order),
+            _ => prove_one(&self.problem, self.order),
         }
     }
 }
@@ -123,25 +111,26 @@ fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
     match CUTS.get((variant % KINDS) as usize) {
         Some(cut) => {
             let problem = drawn(seed, pack, cut, ranks)?;
-            Some(Item { problem, order: cut.2, region: None })
+            Some(Item { problem, order: cut.2 })
         }
         None => region_of_sweep(seed, pack, ranks),
     }
 }
 
-/// Returns a pack on one rank or on two, in a region of all ranks or of half of them, with heads that its ranks can
-/// hold.
+/// Returns a pack on one rank or on two, in a region of all ranks or of half of them, but at least of two, with heads
+/// that its ranks can hold.
 fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let halves = ranks.is_multiple_of(2) && (pack + u64::from(ranks) / 2).is_multiple_of(2);
     let any = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
     let (cut, size) = if halves { (any, 2) } else { (&SINGLE, 1) };
     let problem = drawn(seed, pack, cut, size)?;
-    let ranks = ranks as usize / problem.parallel.size();
+    let ranks = (ranks as usize / problem.parallel.size()).max(2);
     let mut fields = ProblemFields::from(problem);
+    fields.parallel = ContextParallel { region: ranks, ..fields.parallel };
     let Heads { q, kv } = fields.heads;
     // KV heads are split for every other pack; for the others one KV head is replicated.
     fields.heads = Heads { q: q * ranks, kv: if pack.is_multiple_of(2) { kv * ranks } else { 1 } };
-    Some(Item { problem: Problem::new(fields).ok()?, order: cut.2, region: Some(ranks) })
+    Some(Item { problem: Problem::new(fields.sayable()).ok()?, order: cut.2 })
 }
 
 /// Returns a pack over some ranks.
@@ -190,7 +179,7 @@ impl Sweep {
         match item.prove() {
             Proved::Held(proof) => {
                 self.proved += 1;
-                self.regions += u64::from(item.region.is_some());
+                self.regions += u64::from(item.problem.parallel.region > 1);
                 self.operations += proof.operations as u64;
                 self.pairs += proof.pairs;
             }

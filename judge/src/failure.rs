@@ -152,7 +152,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
 pub type Feature = (&'static str, fn(&Problem) -> bool);
 
 /// Every feature.
-pub const FEATURES: [Feature; 23] = [
+pub const FEATURES: [Feature; 24] = [
     ("several sequences", |p| p.sequences.len() > 1),
     ("no sequence", |p| p.sequences.is_empty()),
     ("empty sequence", |p| p.sequences.iter().any(|s| s.q.len == 0 || s.kv.len == 0)),
@@ -174,6 +174,7 @@ pub const FEATURES: [Feature; 23] = [
     ("sink", |p| p.softmax.sink != Sink::None),
     ("not bf16", |p| p.precision.q.format != Format::Bf16),
     ("context parallel", |p| p.parallel.size() > 1),
+    ("region", |p| p.parallel.region > 1),
     ("real values", |p| p.mode != InputMode::Integers && !p.mode.is_exact()),
     ("backward", |p| p.pass == Pass::Backward),
 ];

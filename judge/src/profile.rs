@@ -13,7 +13,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Algorithm, Positions, Problem, Side};
+use seamproof_oracle::{Positions, Problem, Side};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -187,8 +187,7 @@ pub fn whole_launches(problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let (queries, keys) = (line(Side::Q), vec![(0, line(Side::Kv))]);
         ReplayedLaunch { sequence, heads: 0..problem.heads.q, queries, keys }
     };
-    let is_single = problem.parallel.algorithm == Algorithm::Single;
-    is_single.then(|| problem.sequences.iter().enumerate().map(launch).collect())
+    problem.parallel.is_whole().then(|| problem.sequences.iter().enumerate().map(launch).collect())
 }
 
 /// Returns the locked profile of a subject of this name. A file of another version counts as none; a test reads all

@@ -56,6 +56,9 @@ fn describe_with(problem: &Problem, values: &str) -> String {
         let algorithm = problem.parallel.algorithm.name();
         let _ = write!(text, "; {algorithm} over {} ranks", problem.parallel.size());
     }
+    if problem.parallel.region > 1 {
+        let _ = write!(text, "; in sequence-parallel regions of {} ranks", problem.parallel.region);
+    }
     if !problem.form.is_plain() {
         let _ = write!(text, "; given as {}", problem.form.name());
     }

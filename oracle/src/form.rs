@@ -43,6 +43,12 @@ pub enum FormError {
         /// The algorithm.
         algorithm: &'static str,
     },
+    /// A sequence-parallel region.
+    #[error("the region has {ranks} ranks; only 1 is given so")]
+    Region {
+        /// The ranks of the region.
+        ranks: usize,
+    },
     /// A run that lies elsewhere than the form says, or has padding that it does not say.
     #[error(
         "sequences[{index}].{side} has offset {}, step {} and span {}, not {}, {} and {}",
@@ -113,6 +119,9 @@ impl Form {
         let algorithm = fields.parallel.algorithm;
         if algorithm != Algorithm::Single && !self.gives_offsets() {
             return Err(FormError::Algorithm { algorithm: algorithm.name() });
+        }
+        if fields.parallel.region > 1 {
+            return Err(FormError::Region { ranks: fields.parallel.region });
         }
         for (side, rows) in [(Side::Q, fields.rows.q), (Side::Kv, fields.rows.kv)] {
             let runs: Vec<Run> = fields.sequences.iter().map(|sequence| run_of(sequence, side)).collect();

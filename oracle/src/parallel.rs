@@ -1,4 +1,5 @@
-//! Context parallelism (CP) as part of a problem: the algorithm, the cut of the sequences, and the ranks of the group.
+//! Context parallelism (CP) as part of a problem: the algorithm, the cut of the sequences, the ranks of the group, and
+//! the sequence-parallel region that each of them is.
 
 use std::mem::discriminant;
 
@@ -114,6 +115,17 @@ pub struct ContextParallel {
     pub world: usize,
     /// The group's members: ranks of the world, in group order.
     pub ranks: Vec<usize>,
+    /// The ranks of the [sequence-parallel region](crate::region) that each member of the group is; 1 for none.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub region: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(region: &usize) -> bool {
+    *region == 1
 }
 
 impl ContextParallel {
@@ -124,11 +136,21 @@ impl ContextParallel {
 
     /// Returns a group of all ranks of a world of `cp`, in order.
     pub fn over(cp: usize, algorithm: Algorithm, balance: Balance) -> ContextParallel {
-        ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect() }
+        ContextParallel { algorithm, balance, world: cp, ranks: (0..cp).collect(), region: 1 }
     }
 
     /// Returns the CP size.
     pub fn size(&self) -> usize {
         self.ranks.len()
+    }
+
+    /// Returns the number of ranks that hold a part of the problem: those of all regions.
+    pub fn all_ranks(&self) -> usize {
+        self.size() * self.region
+    }
+
+    /// Whether one rank holds the problem's own tensors.
+    pub fn is_whole(&self) -> bool {
+        self.algorithm == Algorithm::Single && self.region == 1
     }
 }

@@ -46,6 +46,16 @@ pub struct Heads {
     pub kv: usize,
 }
 
+impl Heads {
+    /// Returns the heads of each of `ranks` ranks that query heads are dealt to evenly. KV heads are dealt evenly too, or
+    /// each is on equally many ranks. `None` where they cannot be.
+    pub fn dealt(self, ranks: usize) -> Option<Heads> {
+        let evenly = self.kv.is_multiple_of(ranks) || ranks.is_multiple_of(self.kv);
+        let heads = Heads { q: self.q / ranks.max(1), kv: (self.kv / ranks.max(1)).max(1) };
+        (ranks > 0 && self.q.is_multiple_of(ranks) && evenly).then_some(heads)
+    }
+}
+
 /// Head dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -486,6 +496,10 @@ fn check_parallel(parallel: &ContextParallel) -> Result<(), ProblemError> {
         if !(1..=max).contains(&got) {
             return Err(ProblemError::OutOfRange { field, got, min: 1, max });
         }
+    }
+    let (got, max) = (parallel.region, WORLD_MAX / parallel.world);
+    if !(1..=max).contains(&got) {
+        return Err(ProblemError::OutOfRange { field: "parallel.region", got, min: 1, max });
     }
     let mut taken = vec![false; parallel.world];
     for (index, &rank) in parallel.ranks.iter().enumerate() {

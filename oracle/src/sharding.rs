@@ -23,6 +23,13 @@
 //! too.
 //!
 //! A single rank ([`Algorithm::Single`]) holds the problem's own layout, whatever its balance.
+//!
+//! Where each of these ranks is a [region](crate::region), its rows are cut into as many equal parts as the region has
+//! ranks, one after the other. Padding and rows that no sequence owns count as any other, and so a border may lie inside a
+//! sequence. If the rows cannot be cut evenly, each part is as long as the first, and the rows that are too many belong to
+//! no sequence. The statistics of queries are not cut: a rank has those of its own heads, on all rows of its region.
+
+use std::ops::Range;
 
 use crate::{Algorithm, Balance, Problem, Run, Sequence, Side};
 
@@ -33,6 +40,17 @@ pub struct RankLayout {
     pub q: SideLayout,
     /// Keys and values.
     pub kv: SideLayout,
+    /// The statistics of a rank of a region; `None` for those of all heads on the rows of [`RankLayout::q`].
+    pub statistics: Option<StatisticsLayout>,
+}
+
+/// The statistics of one rank of a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatisticsLayout {
+    /// The query heads of the rank.
+    pub heads: Range<usize>,
+    /// The rows.
+    pub rows: SideLayout,
 }
 
 /// One rank's rows of one side.
@@ -171,15 +189,34 @@ pub fn without_lanes(runs: &[Run], rows: usize) -> (Vec<Run>, usize, Option<Lane
     }
 }
 
-/// Returns the layouts of a problem's ranks, in group order.
+/// Returns the layouts of a problem's ranks, in group order: of one member of the group after the other, and of one rank
+/// after the other in each member's region.
 pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
+    let members = members(problem)?;
+    let ranks = problem.parallel.region;
+    if ranks == 1 {
+        return Ok(members);
+    }
+    let heads = problem.heads.q / ranks;
+    let of_region = |RankLayout { q, kv, .. }: RankLayout| {
+        (0..ranks).map(move |rank| RankLayout {
+            q: q.part(rank, ranks),
+            kv: kv.part(rank, ranks),
+            statistics: Some(StatisticsLayout { heads: heads * rank..heads * (rank + 1), rows: q.clone() }),
+        })
+    };
+    Ok(members.into_iter().flat_map(of_region).collect())
+}
+
+/// Returns the layouts of the members of a problem's group, as if none was a region.
+pub fn members(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     if problem.parallel.algorithm == Algorithm::Single {
         return Ok(vec![whole(problem)]);
     }
     check(problem, Side::Q)?;
     check(problem, Side::Kv)?;
     let (q, kv) = (dealt(problem, Side::Q), dealt(problem, Side::Kv));
-    Ok(q.into_iter().zip(kv).map(|(q, kv)| RankLayout { q, kv }).collect())
+    Ok(q.into_iter().zip(kv).map(|(q, kv)| RankLayout { q, kv, statistics: None }).collect())
 }
 
 /// Returns the problem's own layout.
@@ -193,7 +230,7 @@ pub fn whole(problem: &Problem) -> RankLayout {
         rows: rows_of(problem, side),
         runs: problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(placed).collect(),
     };
-    RankLayout { q: side(Side::Q), kv: side(Side::Kv) }
+    RankLayout { q: side(Side::Q), kv: side(Side::Kv), statistics: None }
 }
 
 /// Checks that a side can be cut over the problem's group.
@@ -275,6 +312,22 @@ fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
 }
 
 impl SideLayout {
+    /// Returns one of `parts` equal parts of the rows, of which the first rows of the tensor are the first.
+    fn part(&self, part: usize, parts: usize) -> SideLayout {
+        let rows = self.rows.div_ceil(parts);
+        let mut own = SideLayout { rows, runs: Vec::new() };
+        for PlacedRun { sequence, piece, local } in &self.runs {
+            for i in (0..local.span).filter(|&i| local.row(i) / rows == part) {
+                let piece =
+                    Piece { start: piece.start + i * piece.step, span: 1, at: piece.at + i, ..*piece };
+                let local =
+                    Run { offset: local.row(i) % rows, len: usize::from(i < local.len), span: 1, ..*local };
+                own.push(PlacedRun { sequence: *sequence, piece, local });
+            }
+        }
+        own
+    }
+
     /// Appends one row. It extends the last run where it continues that run, and is a run of its own otherwise.
     fn push(&mut self, one: PlacedRun) {
         match self.runs.last_mut().filter(|last| last.goes_on_with(&one)) {
@@ -304,6 +357,16 @@ impl RankLayout {
             Side::Q => &self.q,
             Side::Kv => &self.kv,
         }
+    }
+
+    /// Returns the rows of statistics.
+    pub fn statistics_rows(&self) -> &SideLayout {
+        self.statistics.as_ref().map_or(&self.q, |statistics| &statistics.rows)
+    }
+
+    /// Returns the heads of statistics, in a problem of so many query heads.
+    pub fn statistics_heads(&self, q: usize) -> Range<usize> {
+        self.statistics.as_ref().map_or(0..q, |statistics| statistics.heads.clone())
     }
 }
 

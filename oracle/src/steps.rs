@@ -45,6 +45,12 @@ pub enum StepsError {
         /// The algorithm.
         algorithm: &'static str,
     },
+    /// A sequence-parallel region.
+    #[error("the region has {ranks} ranks; use 1")]
+    Region {
+        /// The ranks of the region.
+        ranks: usize,
+    },
     /// A backward pass, whose gradients would need all calls at once.
     #[error("the pass is backward; use forward")]
     Backward,
@@ -113,6 +119,9 @@ impl Steps {
         }
         if algorithm != Algorithm::Single {
             return Err(StepsError::Algorithm { algorithm: algorithm.name() });
+        }
+        if fields.parallel.region > 1 {
+            return Err(StepsError::Region { ranks: fields.parallel.region });
         }
         if fields.pass == Pass::Backward {
             return Err(StepsError::Backward);

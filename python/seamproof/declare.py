@@ -139,6 +139,10 @@ def declaration(
         "partials": _partials(partials or {}),
         "refuses": refuses,
     }
+    if declared["table"].get("parallel", {}).get("regions"):
+        raise DeclarationError(
+            "table.parallel.regions: a subject in Python is not told of hidden rows; leave it out"
+        )
     return declared | _given(start_seconds=start_seconds)
 
 

@@ -144,6 +144,11 @@ def test_narrowing(fake_program, monkeypatch):
         seamproof.check(right, formats=["bf16"])
 
 
+def test_a_subject_in_python_takes_no_regions():
+    with pytest.raises(seamproof.DeclarationError, match="table.parallel.regions"):
+        seamproof.subject(arrays="numpy", formats=["f32"], table={"parallel": {"regions": True}})(lambda q: q)
+
+
 def test_no_program(monkeypatch, tmp_path):
     monkeypatch.setenv("SEAMPROOF", str(tmp_path / "nothing"))
     with pytest.raises(seamproof.ProgramMissing, match="nothing"):

@@ -13,12 +13,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use ndarray::s;
+use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
-use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide};
+use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide, turn};
 use crate::schedule::{
-    Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work,
+    Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work, rotates,
 };
 
 /// Reason why a schedule did not run to its end.
@@ -532,7 +533,7 @@ fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
 }
 
 /// Fills the input buffers with the ranks' parts of `inputs`. Padding rows get the problem's own padding, and rows that
-/// no sequence owns get `slack`.
+/// no sequence owns get `slack`. Hidden rows of q and k are the problem's own, rotated back.
 pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, slack: f32) -> Buffers<T> {
     let mut buffers = Buffers::unwritten(schedule);
     for placement in &schedule.placements {
@@ -548,6 +549,9 @@ pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, sl
         }
         buffers.tensor_mut(placement.buffer).values_mut().fill(T::from_f32(slack));
         load_rows(problem, inputs, placement, buffer.heads, &mut buffers);
+        if schedule.sequence_parallel.is_some() && rotates(placement.tensor) {
+            rotate_back(placement, buffer.heads, &mut buffers);
+        }
     }
     buffers
 }
@@ -574,6 +578,15 @@ fn load_rows<T: Real>(
             let elements = source.slice(s![global.row(position), held.clone(), ..]);
             let to = buffers.row_mut(placement.buffer, placed.local.row(i));
             to.iter_mut().zip(elements).for_each(|(to, element)| *to = T::from_f32(*element));
+        }
+    }
+}
+
+fn rotate_back<T: Real>(placement: &Placement, heads: usize, buffers: &mut Buffers<T>) {
+    for PlacedRun { piece, local, .. } in &placement.rows {
+        for (i, head) in (0..piece.span).flat_map(|i| (0..heads).map(move |head| (i, head))) {
+            let lanes = buffers.lane_mut(placement.buffer, local.row(i), head);
+            turn(lanes, piece.start + i * piece.step, true);
         }
     }
 }

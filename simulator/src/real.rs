@@ -2,7 +2,7 @@
 //! a schedule's logic to 12 digits.
 
 use std::fmt::Debug;
-use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
 use seamproof_oracle::Format;
 
@@ -27,6 +27,7 @@ pub trait Real:
     + Sub<Output = Self>
     + Mul<Output = Self>
     + Div<Output = Self>
+    + Neg<Output = Self>
     + AddAssign
     + SubAssign
     + MulAssign

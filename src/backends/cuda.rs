@@ -352,6 +352,8 @@ impl Backend for Cuda {
         twin.table.cache = false;
         // No kernel for a GPU reads a table of pages.
         twin.table.pages = None;
+        // Its device has no linear layer and no rotation.
+        twin.table.parallel.regions = false;
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)

@@ -150,7 +150,7 @@ fn look(args: &Args, case: &Case, source: Source) -> Result<Exit, CliError> {
 }
 
 fn check_rank(args: &Args, problem: &Problem) -> Result<(), CliError> {
-    let ranks = problem.parallel.size();
+    let ranks = problem.parallel.all_ranks();
     match args.rank.filter(|rank| *rank >= ranks) {
         Some(rank) => {
             Err(CliError::Usage(format!("--rank is {rank}; the group has ranks 0 to {}", ranks - 1)))

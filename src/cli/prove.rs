@@ -8,9 +8,10 @@ use super::CliError;
 use super::exit::Exit;
 use super::options::seed;
 use super::output::print_line;
-use crate::prove::{Proved, prove, prove_region, sweep};
+use crate::prove::{Proved, prove, sweep};
 use seamproof_judge::case::Case;
 use seamproof_judge::prose::{self, counted};
+use seamproof_oracle::{Problem, ProblemError, ProblemFields};
 use seamproof_simulator::schedule::MergeOrder;
 
 /// Default number of problems in a sweep.
@@ -30,7 +31,7 @@ pub(super) struct Args {
     /// Case files
     #[arg(value_name = "FILE", required_unless_present = "sweep", conflicts_with = "sweep")]
     files: Vec<PathBuf>,
-    /// Ranks of a sequence-parallel region to put each rank of a case in
+    /// Ranks of a sequence-parallel region to put each rank of a case in, in place of the case's own
     #[arg(long, value_name = "RANKS", conflicts_with = "sweep")]
     region: Option<usize>,
     /// Prove every algorithm and cut over 1 to 16 ranks, on packs of the generator
@@ -52,21 +53,26 @@ fn run_files(files: &[PathBuf], region: Option<usize>) -> Result<Exit, CliError>
     let mut exit = Exit::Held;
     for file in files {
         let case = Case::load(file)?;
-        let orders = MergeOrder::of(case.problem.parallel.algorithm);
+        let problem = inside(&case.problem, region)
+            .map_err(|error| CliError::Usage(format!("{}: --region: {error}", file.display())))?;
+        let orders = MergeOrder::of(problem.parallel.algorithm);
         for &order in orders {
             let merges =
                 if orders.len() > 1 { format!("{} merges · ", order.name()) } else { String::new() };
-            let described = format!("{merges}{}", prose::describe(&case.problem));
-            let proved = match region {
-                None => prove(&case.problem, order),
-                Some(ranks) => prove_region(&case.problem, order, ranks),
-            };
-            if !print_proved(&file.display(), &proved, &described) {
+            let described = format!("{merges}{}", prose::describe(&problem));
+            if !print_proved(&file.display(), &prove(&problem, order), &described) {
                 exit = Exit::Finding;
             }
         }
     }
     Ok(exit)
+}
+
+/// Returns the problem in the region that is asked for, in the plain form and in one call.
+fn inside(problem: &Problem, region: Option<usize>) -> Result<Problem, ProblemError> {
+    let mut fields = ProblemFields::from(problem.clone());
+    fields.parallel.region = region.unwrap_or(fields.parallel.region);
+    Problem::new(fields.sayable())
 }
 
 /// Prints a case's line. Returns whether nothing is wrong with its schedule.

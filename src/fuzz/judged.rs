@@ -8,7 +8,8 @@
 use ndarray::Array3;
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
-    Format, ForwardResults, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side, TensorName,
+    ContextParallel, Format, ForwardResults, Gradients, Inputs, Pass, Problem, ProblemFields, Saved, Side,
+    TensorName,
 };
 use seamproof_oracle::{blocked, exact};
 
@@ -65,11 +66,12 @@ fn holds(judge: &Judge, problem: &Problem, [tensor, element, amount]: [u32; 3]) 
 }
 
 /// Returns the problem in which this tensor is judged alone. A backward is judged on the forward's results, which
-/// moving them would spoil.
+/// moving them would spoil. Hidden rows of a region hold other lanes, so there is none.
 fn asked(problem: &Problem, name: TensorName) -> Option<Problem> {
     let gradient = matches!(name, TensorName::Dq | TensorName::Dk | TensorName::Dv | TensorName::Dsink);
     let pass = if gradient { Pass::Backward } else { Pass::Forward };
-    Problem::new(ProblemFields { pass, ..problem.clone().into() }).ok()
+    let parallel = ContextParallel { region: 1, ..problem.parallel.clone() };
+    Problem::new(ProblemFields { pass, parallel, ..problem.clone().into() }).ok()
 }
 
 fn poisoned(problem: &Problem) -> Inputs {

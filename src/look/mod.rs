@@ -197,6 +197,10 @@ fn placed(schedule: &Schedule) -> Vec<RankLayout> {
         side
     };
     (0..schedule.ranks.len())
-        .map(|rank| RankLayout { q: side(rank, TensorName::Q), kv: side(rank, TensorName::K) })
+        .map(|rank| RankLayout {
+            q: side(rank, TensorName::Q),
+            kv: side(rank, TensorName::K),
+            statistics: None,
+        })
         .collect()
 }

@@ -73,12 +73,9 @@ impl Shape {
     }
 
     fn parallel(&self) -> ContextParallel {
-        let ranks = (0..self.ranks).collect();
         match self.ranks {
             1 => ContextParallel::single(),
-            world => {
-                ContextParallel { algorithm: Algorithm::Ring, balance: Balance::DualChunk, world, ranks }
-            }
+            ranks => ContextParallel::over(ranks, Algorithm::Ring, Balance::DualChunk),
         }
     }
 }

@@ -330,6 +330,9 @@ impl Manifest {
         check_precision(&self.problem.precision)?;
         let problem = Problem::new(self.problem.clone().into());
         let problem = problem.map_err(|error| ("problem".to_owned(), error.into()))?;
+        if problem.parallel.region > 1 {
+            return Err(("problem.parallel.region".into(), Fault::Region(problem.parallel.region)));
+        }
         self.check_ranks(&problem)?;
         Ok(problem)
     }

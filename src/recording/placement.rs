@@ -69,7 +69,8 @@ impl RankTables {
 
     /// Returns the layout that the tables say. Rows that follow each other in both are one run.
     pub(super) fn layout(&self, problem: &Problem) -> RankLayout {
-        RankLayout { q: self.q.layout(problem, Side::Q), kv: self.kv.layout(problem, Side::Kv) }
+        let (q, kv) = (self.q.layout(problem, Side::Q), self.kv.layout(problem, Side::Kv));
+        RankLayout { q, kv, statistics: None }
     }
 }
 

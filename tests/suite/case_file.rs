@@ -33,7 +33,7 @@ fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
         heads: Heads { q: 2, kv: 1 },
         mask: Mask { left: Some(2), ..Mask::CAUSAL },
         softmax: Softmax { softcap: Some(4.0), ..Softmax::scaled(0.5) },
-        parallel: ContextParallel::over(2, algorithm, balance),
+        parallel: ContextParallel { region: 2, ..ContextParallel::over(2, algorithm, balance) },
         data_seed: 1,
         ..ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 8)
     };

@@ -22,8 +22,8 @@ use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::{
-    Algorithm, Alignment, Dims, Heads, InputMode, Inputs, Mask, Pass, Problem, ProblemFields, Run, Saved,
-    Softmax, TensorName, exact,
+    Alignment, Dims, Heads, InputMode, Inputs, Mask, Pass, Problem, ProblemFields, Run, Saved, Softmax,
+    TensorName, exact,
 };
 use seamproof_simulator::Segment;
 use seamproof_simulator::faults::{Catcher, Fault, Plant, WINDOW_OFF_BY_ONE, catalogue};
@@ -144,7 +144,7 @@ fn perfect(problem: &Problem, inputs: &Inputs, rank: &mut RankOutputs) {
 #[test]
 fn the_rung_agrees_with_the_oracle() {
     let cases = exact_cases(3, &Limits::seams(), 4000);
-    let single = |(_, problem): &&(u64, Problem)| problem.parallel.algorithm == Algorithm::Single;
+    let single = |(_, problem): &&(u64, Problem)| problem.parallel.is_whole();
     let alarms: Vec<String> = cases
         .iter()
         .filter(single)

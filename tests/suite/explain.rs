@@ -11,8 +11,8 @@ use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::Emulated;
 use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Form, Mask, Pages, Pass, Problem, ProblemFields, Run,
-    Steps,
+    Algorithm, Alignment, Balance, ContextParallel, Form, Heads, Mask, Pages, Pass, Problem, ProblemFields,
+    Run, Steps,
 };
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
@@ -56,6 +56,35 @@ fn the_form_in_which_a_problem_is_given() {
         given(Form::Segments, &[(3, 3), (3, 3)])[1],
         "given     segments, by shape: q ids [2, 3], positions [3]; kv ids [3], positions made from them"
     );
+}
+
+/// Test that the text says what the ranks of a region hold, and what they do around attention.
+#[test]
+fn the_ranks_of_a_region() {
+    let fields = ProblemFields::from(problem(&[(3, 4), (2, 4)], Mask::CAUSAL, Algorithm::Single, 1));
+    let parallel = ContextParallel { region: 2, ..fields.parallel.clone() };
+    let problem = Problem::new(ProblemFields { heads: Heads { q: 4, kv: 1 }, parallel, ..fields }).unwrap();
+    let text =
+        explained(&Emulated::default(), &problem, Selection { operations: true, ..Selection::default() });
+    let head: Vec<&str> = text.lines().take(4).collect();
+    assert_eq!(
+        head,
+        [
+            "problem   2 sequences (3 of 4, 2 of 4); heads 4/1; dims 1/1; causal top-left; in sequence-parallel regions of 2 ranks; bf16 flat; forward",
+            "region    each of 1 rank is 2: rows of q, k, v, out and their gradients are cut among these, padding rows as any others",
+            "          attention is of 2 query heads on each, after a gather of rows, a column-parallel layer and a rotation by position; kv heads are each on 2 of them",
+            "",
+        ],
+        "{text}"
+    );
+    for words in [
+        "all-gathers q",
+        "column-parallel layer of heads 2..4",
+        "rotates “q of own heads”",
+        "reduce-scatters “out hidden, partial”",
+    ] {
+        assert!(text.contains(words), "{words}\n{text}");
+    }
 }
 
 /// Test that the text says what each call of a problem with steps appends, and where.

@@ -274,7 +274,7 @@ const OF_PROBLEMS: [Class; 123] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 22] = [
+const OF_GROUPS: [Class; 25] = [
     class("group of one rank", [83, 82, 80], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -314,6 +314,11 @@ const OF_GROUPS: [Class; 22] = [
         parallel(p) && matches!(p.mask.blocks, Some(Blocks::Chunks(_))) && any(p, |s| is_cut(p.mask, s))
     }),
     class("a prefix, several ranks", [22, 18, 24], |p| parallel(p) && any(p, |s| prefix_shows(p.mask, s))),
+    class("sequence-parallel region", [32, 31, 32], |p| p.parallel.region > 1),
+    class("sequence-parallel region, several members", [12, 11, 11], |p| {
+        p.parallel.region > 1 && parallel(p)
+    }),
+    class("KV heads on several ranks of a region", [14, 13, 11], |p| p.heads.kv < p.parallel.region),
     // These problems are about three in a thousand: too few for a floor in a short campaign.
     refused("heads that cannot be dealt", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))

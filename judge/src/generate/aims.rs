@@ -127,6 +127,19 @@ pub(super) fn cache(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut Raw
 /// Largest number of sequences that are made in steps.
 const CACHES_MAX: usize = 16;
 
+/// Ranks of a region.
+const REGIONS: [u32; 4] = [2, 2, 3, 4];
+
+/// A region with heads that its ranks can hold: the case's own for each of them, or one KV head on all of them.
+pub(super) fn region(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    raw.region = choose.of(&REGIONS);
+    if choose.one_in(3) {
+        (raw.kv_heads, raw.group) = (1, raw.group.max(1).saturating_mul(raw.region));
+    } else {
+        raw.kv_heads = raw.kv_heads.max(1).saturating_mul(raw.region);
+    }
+}
+
 /// One row or many after the last sequence.
 fn slack(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
     let many = limits.slack_max;

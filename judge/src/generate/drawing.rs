@@ -85,12 +85,17 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(STEPS_ONE_IN) {
         raw.steps = 1 + choose.below(STEPS.len() as u32);
         aims::cache(choose, limits, &mut raw);
+    } else if choose.one_in(REGION_ONE_IN) {
+        aims::region(choose, &mut raw);
     }
     if choose.one_in(if raw.steps > 0 { PAGED_STEPS_ONE_IN } else { PAGES_ONE_IN }) {
         pages(choose, &mut raw);
     }
     raw
 }
+
+/// Number of cases among which one is in a sequence-parallel region.
+const REGION_ONE_IN: u32 = 20;
 
 /// Number of cases among which one is a forward on one rank whose keys and values lie in pages.
 const PAGES_ONE_IN: u32 = 30;

@@ -17,10 +17,12 @@
 //!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
 //! 9. Borders of documents are sorted, and those that are 0, repeated or too many are dropped.
-//! 10. Steps are left out where the problem cannot be made in them.
-//! 11. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
+//! 10. A region becomes the largest one, not above the one asked for, that can hold the heads; it is left out where none
+//!     can.
+//! 11. Steps are left out where the problem cannot be made in them.
+//! 12. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
 //!     shared as far as its pages are full, and in no exact mode.
-//! 12. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or pages,
+//! 13. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or pages,
 //!     the plain one.
 
 use std::num::NonZeroU32;
@@ -37,7 +39,7 @@ use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::limits::WIDEST_BUDGET;
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
-use crate::subject::Needs;
+use crate::subject::{Needs, broken_rule};
 
 /// Scales other than 1/√dqk.
 pub(super) const SCALES: [f32; 7] = [1.0, 0.5, 0.125, 0.0625, 0.3, 0.01, 1.7];
@@ -113,13 +115,24 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     if let Some(plant) = entry(&UNSUPPORTED, raw.unsupported) {
         plant(&mut fields, raw.detail as usize);
     }
+    fields.parallel.region = region(raw.region, &fields);
     fields.steps = steps(raw.steps, &fields);
     fields.pages = pages(raw, &fields, limits);
     fields.form = form(raw.form, &fields);
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
 
-/// Returns the steps of the fields: step 10 of the module's text.
+/// Returns the ranks of the fields' region: step 10 of the module's text.
+fn region(asked: u32, fields: &ProblemFields) -> usize {
+    let holds = |region: &usize| {
+        let parallel = ContextParallel { region: *region, ..fields.parallel.clone() };
+        let problem = Problem::new(ProblemFields { parallel, ..fields.clone() });
+        problem.is_ok_and(|problem| broken_rule(&problem).is_none())
+    };
+    (2..=(asked as usize).min(REGION_MAX)).rev().find(holds).unwrap_or(1)
+}
+
+/// Returns the steps of the fields: step 11 of the module's text.
 fn steps(index: u32, fields: &ProblemFields) -> Steps {
     let Some(index) = index.checked_sub(1) else { return Steps::default() };
     let longest = fields.sequences.iter().map(|sequence| sequence.q.len).max().unwrap_or(0);
@@ -127,7 +140,7 @@ fn steps(index: u32, fields: &ProblemFields) -> Steps {
     if longest > 0 && steps.check(fields).is_ok() { steps } else { Steps::default() }
 }
 
-/// Returns the pages of the fields: step 11 of the module's text.
+/// Returns the pages of the fields: step 12 of the module's text.
 fn pages(raw: &RawProblem, fields: &ProblemFields, limits: &Limits) -> Option<Pages> {
     let size = wrapped(&PAGE_SIZES, raw.pages.checked_sub(1)?);
     let mut pages = Pages::in_order(size, fields.sequences.iter().map(|sequence| sequence.kv.len));
@@ -152,7 +165,7 @@ fn pages(raw: &RawProblem, fields: &ProblemFields, limits: &Limits) -> Option<Pa
     Some(paged).filter(|paged| paged.elements() <= limits.elements_max)?.pages.clone()
 }
 
-/// Returns the form of the fields: step 12 of the module's text.
+/// Returns the form of the fields: step 13 of the module's text.
 fn form(form: u32, fields: &ProblemFields) -> Form {
     if !fields.steps.is_empty() || fields.pages.is_some() {
         return Form::CuSeqlens;
@@ -353,6 +366,8 @@ struct Shape {
 
 /// Largest number of ranks in a group.
 const RANKS_MAX: usize = 16;
+/// Largest number of ranks of a region.
+const REGION_MAX: usize = 4;
 /// Largest number of ranks of a world that are not in the group.
 const OTHERS_MAX: usize = 8;
 /// Largest number of rows in a stripe.
@@ -375,7 +390,7 @@ fn parallel(raw: &RawProblem) -> ContextParallel {
     let refused = Needs::of(algorithm, ranks).broken_by_balance(balance).is_some();
     let balance = if refused { Balance::DualChunk } else { balance };
     let world = ranks + (raw.others as usize).min(OTHERS_MAX);
-    ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks) }
+    ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks), region: 1 }
 }
 
 /// Returns the group's members: the first ranks of the world, or a shuffled choice of them.

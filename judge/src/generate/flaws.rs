@@ -124,7 +124,7 @@ fn mixed_formats(fields: &mut ProblemFields, detail: usize) {
 }
 
 fn parallel(algorithm: Algorithm, balance: Balance, size: usize) -> ContextParallel {
-    ContextParallel { algorithm, balance, world: size, ranks: (0..size).collect() }
+    ContextParallel::over(size, algorithm, balance)
 }
 
 /// Chooses a group whose size does not divide some span; where there is none, stripes that the algorithm cannot use.

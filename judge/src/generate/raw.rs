@@ -125,6 +125,10 @@ pub struct RawProblem {
     /// Whether sequences share the pages of a prefix: odd for yes.
     #[serde(default)]
     pub shared_pages: u32,
+    /// Number of ranks of the sequence-parallel region that each rank of the group is, where a region can hold the heads;
+    /// 0 or 1 for none.
+    #[serde(default)]
+    pub region: u32,
 }
 
 impl RawProblem {

@@ -79,6 +79,7 @@ fn random_raw(seed: u64) -> RawProblem {
         page_order: number(),
         free_pages: number(),
         shared_pages: number(),
+        region: number(),
     }
 }
 

@@ -127,4 +127,5 @@ fn parallel(problem: &Problem, raw: &mut RawProblem) {
     };
     raw.algorithm = group.algorithm.number() as u32;
     raw.all_to_all = group.algorithm.parameter().unwrap_or(0) as u32;
+    raw.region = if group.region > 1 { group.region as u32 } else { 0 };
 }

@@ -1,6 +1,6 @@
 //! The law of a kernel's memory: it grows no faster than the tokens do.
 
-use seamproof_oracle::{Algorithm, Form, InputMode, Problem, ProblemFields, Steps};
+use seamproof_oracle::{Form, InputMode, Problem, ProblemFields, Steps};
 
 use super::asked::broken;
 use crate::finding::Relation;
@@ -41,7 +41,7 @@ pub(super) fn memory(evidence: &Evidence<'_>) -> Option<Look> {
 
 /// Returns one sequence of so many tokens in the place of the problem's own; `None` on several ranks.
 fn probe(problem: &Problem, tokens: usize) -> Option<Problem> {
-    if problem.parallel.algorithm != Algorithm::Single {
+    if !problem.parallel.is_whole() {
         return None;
     }
     let alone = ProblemFields::packed(&[(tokens, tokens)], 1);

@@ -4,7 +4,7 @@ use std::cell::LazyCell;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{Algorithm, ContextParallel, Format, ProblemFields, Side, Sink};
+use seamproof_oracle::{ContextParallel, Format, ProblemFields, Side, Sink};
 
 use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
@@ -63,7 +63,7 @@ fn query_place(sequence: usize, row: usize, head: usize) -> Place {
 /// of dsink is left to the envelope.
 pub(super) fn one_rank(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::OneRank;
-    if evidence.problem.parallel.algorithm == Algorithm::Single {
+    if evidence.problem.parallel.is_whole() {
         return None;
     }
     let mut fields: ProblemFields = evidence.problem.clone().into();

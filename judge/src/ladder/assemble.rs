@@ -1,15 +1,16 @@
 //! The way from ranks' results to the problem's. Every real row is taken from the rank that owns it, by the judge's
-//! own map.
+//! own map. Hidden rows of dq and dk become those at attention.
 
 use std::ops::Range;
 
-use ndarray::{Array1, Array2, Array3, s};
-use seamproof_oracle::{Algorithm, Pass, Problem, Side, TensorName};
+use ndarray::{Array1, Array2, Array3, Axis, s};
+use seamproof_oracle::region::rotated;
+use seamproof_oracle::{Pass, Problem, Run, Side, TensorName};
 
 use crate::finding::{Check, Finding};
 use crate::ladder::runs::whole_case;
 use crate::subject::{RankGradients, RankOutputs};
-use seamproof_oracle::sharding::{RankLayout, run_of};
+use seamproof_oracle::sharding::{RankLayout, SideLayout, run_of};
 
 /// Returns one set of results in the problem's own layout, in which rows that are not real hold 0. dsink is the sum
 /// of the ranks' partial sums. Returns a finding where ranks disagree on what all of them hold.
@@ -18,7 +19,7 @@ pub(super) fn assemble(
     layouts: &[RankLayout],
     ranks: Vec<RankOutputs>,
 ) -> Result<RankOutputs, Box<Finding>> {
-    if problem.parallel.algorithm == Algorithm::Single {
+    if problem.parallel.is_whole() {
         let nobody = || Box::new(whole_case(Check::Structure, "no rank answered".into()));
         return ranks.into_iter().next().ok_or_else(nobody);
     }
@@ -59,31 +60,57 @@ impl<'a> Assembly<'a> {
         let (problem, whole) = (self.problem, &mut self.whole);
         place_rows(problem, (layout, Side::Q), &rank.out, &mut whole.out);
         match (&mut whole.lse, &rank.lse) {
-            (Some(whole), Some(local)) => each_block(problem, layout, Side::Q, |there, here| {
-                whole.slice_mut(s![.., there]).assign(&local.slice(s![.., here]));
-            }),
+            (Some(whole), Some(local)) => {
+                let (rows, heads) = (layout.statistics_rows(), layout.statistics_heads(problem.heads.q));
+                each_block(problem, (rows, Side::Q), |there, here| {
+                    whole.slice_mut(s![heads.clone(), there]).assign(&local.slice(s![.., here]));
+                });
+            }
             (lse, _) => *lse = None,
         }
         match (&mut whole.gradients, &rank.gradients) {
             (Some(whole), Some(local)) => {
                 place_rows(problem, (layout, Side::Q), &local.dq, &mut whole.dq);
                 place_rows(problem, (layout, Side::Kv), &local.dk, &mut whole.dk);
+                if problem.parallel.region > 1 {
+                    rotate_rows(problem, (layout, Side::Q), &mut whole.dq);
+                    rotate_rows(problem, (layout, Side::Kv), &mut whole.dk);
+                }
                 place_rows(problem, (layout, Side::Kv), &local.dv, &mut whole.dv);
                 self.dsink.zip_mut_with(&local.dsink, |sum, part| *sum += f64::from(*part));
             }
             (gradients, _) => *gradients = None,
         }
-        let index = self.ranks;
+        self.maxima(layout, rank)?;
         self.ranks += 1;
+        Ok(())
+    }
+
+    /// Adds the maxima of the next rank, or returns the finding that they disagree with those of the first rank that has
+    /// them: with several ranks, rank 0 or its neighbour in the region.
+    fn maxima(&mut self, layout: &RankLayout, rank: &RankOutputs) -> Result<(), Box<Finding>> {
+        let (index, region) = (self.ranks, self.problem.parallel.region);
+        let heads = layout.statistics_heads(self.problem.heads.q);
         if index == 0 {
-            // Rank 0 agrees with itself, whatever it holds. A NaN is for the envelope to judge.
-            whole.max_logit.clone_from(&rank.max_logit);
-        } else if whole.max_logit.is_some() && rank.max_logit != whole.max_logit {
-            let what = format!("rank {index} holds another maximum than rank 0");
-            let tensor = Some(TensorName::MaxLogit);
-            return Err(Box::new(Finding { tensor, ..whole_case(Check::Structure, what) }));
+            let none = || Array1::from_elem(self.problem.heads.q, f32::NEG_INFINITY);
+            self.whole.max_logit = rank.max_logit.as_ref().map(|_| none());
+        }
+        let (Some(whole), Some(local)) = (&mut self.whole.max_logit, &rank.max_logit) else {
+            return if self.whole.max_logit.is_none() { Ok(()) } else { Err(self.other_maximum()) };
+        };
+        if index < region {
+            // The first rank with a head agrees with itself, whatever it holds. A NaN is for the envelope to judge.
+            whole.slice_mut(s![heads]).assign(local);
+        } else if whole.slice(s![heads]) != local.view() {
+            return Err(self.other_maximum());
         }
         Ok(())
+    }
+
+    fn other_maximum(&self) -> Box<Finding> {
+        let (index, first) = (self.ranks, self.ranks % self.problem.parallel.region);
+        let what = format!("rank {index} holds another maximum than rank {first}");
+        Box::new(Finding { tensor: Some(TensorName::MaxLogit), ..whole_case(Check::Structure, what) })
     }
 
     /// Returns the results of the ranks that were added.
@@ -104,13 +131,26 @@ pub fn place_rows(
 ) {
     let row = local.shape()[1] * local.shape()[2];
     match (whole.as_slice_mut(), local.as_slice()) {
-        (Some(whole), Some(local)) => each_block(problem, layout, side, |there, here| {
+        (Some(whole), Some(local)) => each_block(problem, (layout.side(side), side), |there, here| {
             let (there, here) = (there.start * row..there.end * row, here.start * row..here.end * row);
             whole[there].copy_from_slice(&local[here]);
         }),
-        _ => each_block(problem, layout, side, |there, here| {
+        _ => each_block(problem, (layout.side(side), side), |there, here| {
             whole.slice_mut(s![there, .., ..]).assign(&local.slice(s![here, .., ..]));
         }),
+    }
+}
+
+/// Rotates the real rows of a rank, in their places in the problem's tensor, by their positions.
+fn rotate_rows(problem: &Problem, (layout, side): (&RankLayout, Side), whole: &mut Array3<f32>) {
+    for placed in &layout.side(side).runs {
+        let run: Run = run_of(&problem.sequences[placed.sequence], side);
+        for position in (0..placed.local.len).map(|i| placed.piece.start + i * placed.piece.step) {
+            for mut lanes in whole.index_axis_mut(Axis(0), run.row(position)).outer_iter_mut() {
+                let turned = rotated(&lanes.to_vec(), position);
+                lanes.iter_mut().zip(turned).for_each(|(lane, value)| *lane = value);
+            }
+        }
     }
 }
 
@@ -118,11 +158,10 @@ pub fn place_rows(
 /// each other in both.
 fn each_block(
     problem: &Problem,
-    layout: &RankLayout,
-    side: Side,
+    (rows, side): (&SideLayout, Side),
     mut visit: impl FnMut(Range<usize>, Range<usize>),
 ) {
-    for placed in &layout.side(side).runs {
+    for placed in &rows.runs {
         let run = run_of(&problem.sequences[placed.sequence], side);
         let follow = run.step == 1 && placed.piece.step == 1 && placed.local.step == 1;
         let size = if follow { placed.local.len.max(1) } else { 1 };

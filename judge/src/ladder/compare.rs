@@ -11,7 +11,7 @@ use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use seamproof_oracle::{Run, Side, TensorName};
 
 use crate::finding::{Check, Finding, Place, Relation, number};
-use seamproof_oracle::sharding::RankLayout;
+use seamproof_oracle::sharding::{RankLayout, SideLayout};
 
 /// A result tensor, in any of the shapes that results have.
 #[derive(Clone, Copy)]
@@ -28,6 +28,14 @@ impl<'a, T: Copy> ResultTensor<'a, T> {
     /// Returns the side whose rows the tensor has.
     pub(crate) fn side(&self) -> Side {
         if let ResultTensor::Rows(_, side) = self { *side } else { Side::Q }
+    }
+
+    /// Returns the rows of a layout that the tensor has.
+    fn rows_of<'l>(&self, layout: &'l RankLayout) -> &'l SideLayout {
+        match self {
+            ResultTensor::Rows(_, side) => layout.side(*side),
+            ResultTensor::Statistic(_) | ResultTensor::Heads(_) => layout.statistics_rows(),
+        }
     }
 
     /// Returns the number of heads, and the number of lanes of a row.
@@ -53,18 +61,19 @@ impl<'a, T: Copy> ResultTensor<'a, T> {
     /// Calls `visit(row, head, place)` for every real row and head of a layout. [`ResultTensor::lane`] gives the lanes.
     pub(crate) fn real(&self, layout: &RankLayout, mut visit: impl FnMut(usize, usize, Place)) {
         let (heads, _) = self.extent();
+        let first = if let ResultTensor::Rows(..) = self { 0 } else { layout.statistics_heads(heads).start };
         if let ResultTensor::Heads(_) = self {
             for head in 0..heads {
-                visit(0, head, Place { head: Some(head), ..Place::default() });
+                visit(0, head, Place { head: Some(first + head), ..Place::default() });
             }
             return;
         }
-        for placed in &layout.side(self.side()).runs {
+        for placed in &self.rows_of(layout).runs {
             for (i, row) in placed.local.real_rows().enumerate() {
                 for head in 0..heads {
                     let place = Place {
                         sequence: Some(placed.sequence),
-                        head: Some(head),
+                        head: Some(first + head),
                         row: Some(placed.piece.start + i * placed.piece.step),
                         lane: None,
                     };
@@ -89,7 +98,7 @@ impl<'a, T: Copy> ResultTensor<'a, T> {
         layout: &RankLayout,
         mut holds: impl FnMut(Range<usize>) -> bool,
     ) -> bool {
-        let mut runs = layout.side(self.side()).runs.iter().flat_map(|placed| blocks(&placed.local));
+        let mut runs = self.rows_of(layout).runs.iter().flat_map(|placed| blocks(&placed.local));
         match self {
             ResultTensor::Heads(array) => holds(0..array.len()),
             ResultTensor::Rows(array, _) => {

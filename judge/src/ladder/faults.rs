@@ -417,7 +417,7 @@ fn out_of(outputs: &mut Outputs, change: impl Fn(f32) -> f32) {
 
 fn ring(fields: &mut ProblemFields) {
     let (algorithm, balance) = (Algorithm::Ring, Balance::Contiguous);
-    fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
+    fields.parallel = ContextParallel::over(2, algorithm, balance);
 }
 
 /// Makes a ring of dual chunks without padding, so that every row of another cut holds a result.

@@ -32,9 +32,13 @@ pub(crate) fn check(
     let contract = backend.declaration().padding.outputs;
     wrong_form(backend, problem, layouts, outputs).or_else(|| {
         on_each_rank(layouts, outputs, |layout, rank| {
-            let (q, kv) = (outside(&layout.q), outside(&layout.kv));
+            let [q, kv, statistics] = [&layout.q, &layout.kv, layout.statistics_rows()].map(outside);
             results(rank).into_iter().find_map(|(tensor, view)| {
-                let (padding, unowned) = if view.side() == Side::Q { &q } else { &kv };
+                let (padding, unowned) = match view {
+                    ResultTensor::Statistic(_) => &statistics,
+                    _ if view.side() == Side::Q => &q,
+                    _ => &kv,
+                };
                 unwritten(layout, tensor, &view)
                     .or_else(|| broken(padding, contract, PADDING_BROKEN, tensor, &view))
                     .or_else(|| broken(unowned, PaddingOutputs::Untouched, UNOWNED_WRITTEN, tensor, &view))
@@ -108,9 +112,10 @@ fn wrong_statistics(declared: &[TensorName], rank: &RankOutputs) -> Option<Findi
 fn wrong_shape(problem: &Problem, layout: &RankLayout, rank: &RankOutputs) -> Option<Finding> {
     let (q, kv) = (layout.q.rows, layout.kv.rows);
     let (heads, dims) = (problem.heads, problem.dims);
+    let [own, statistics] = [layout.statistics_heads(heads.q).len(), layout.statistics_rows().rows];
     let mut shapes = vec![(TensorName::Out, rank.out.shape(), vec![q, heads.q, dims.v])];
-    shapes.extend(rank.lse.iter().map(|array| (TensorName::Lse, array.shape(), vec![heads.q, q])));
-    shapes.extend(rank.max_logit.iter().map(|array| (TensorName::MaxLogit, array.shape(), vec![heads.q])));
+    shapes.extend(rank.lse.iter().map(|array| (TensorName::Lse, array.shape(), vec![own, statistics])));
+    shapes.extend(rank.max_logit.iter().map(|array| (TensorName::MaxLogit, array.shape(), vec![own])));
     if let Some(gradients) = &rank.gradients {
         shapes.push((TensorName::Dq, gradients.dq.shape(), vec![q, heads.q, dims.qk]));
         shapes.push((TensorName::Dk, gradients.dk.shape(), vec![kv, heads.kv, dims.qk]));

@@ -38,6 +38,7 @@ pub(super) struct ShrinkPass {
 /// Every pass, in order.
 pub(super) const PASSES: &[ShrinkPass] = &[
     ShrinkPass { name: "at once", step: at_once },
+    ShrinkPass { name: "region", step: region },
     ShrinkPass { name: "forward only", step: forward_only },
     ShrinkPass { name: "sequences", step: sequences },
     ShrinkPass { name: "all lengths", step: all_lengths },
@@ -168,6 +169,24 @@ fn plain_features(fields: &mut ProblemFields) {
     fields.softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
     fields.parallel = ContextParallel::single();
 }
+
+/// Leaves out the region, or makes it smaller; then also with the fewest heads that the smaller one can hold.
+fn region(best: &Problem, cursor: usize) -> Proposal {
+    let Some([heads, less]) = digits(cursor, [2, REGIONS.len()]) else { return Proposal::Over };
+    let (own, region) = (best.parallel.region, REGIONS[less]);
+    if own == 1 || region > own || heads == 0 && region == own {
+        return Proposal::Skip;
+    }
+    edit(best, |fields| {
+        fields.parallel.region = region;
+        if heads == 1 {
+            fields.heads = Heads { q: region, kv: 1 };
+        }
+    })
+}
+
+/// Ranks of a region that are tried in place of its own.
+const REGIONS: [usize; 3] = [1, 2, 4];
 
 fn forward_only(best: &Problem, cursor: usize) -> Proposal {
     pick(best, cursor, &[|fields| fields.pass = Pass::Forward])

@@ -34,6 +34,8 @@ pub struct Size {
     pub heads: [u64; 2],
     /// Head dimensions of qk and v: their sum, their difference.
     pub dims: [u64; 2],
+    /// Ranks of the sequence-parallel region.
+    pub region: u64,
     /// Context parallelism: size of the group, world, number and parameter of the algorithm, balance with its
     /// stripe, sum of the ranks, ranks that differ from their place in the group.
     pub parallel: [u64; 7],
@@ -63,6 +65,7 @@ pub fn size(problem: &Problem) -> Size {
         pages: problem.pages.as_ref().map_or([0; 5], pages),
         heads: [problem.heads.q as u64, problem.heads.kv as u64],
         dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
+        region: problem.parallel.region as u64,
         parallel: parallel(&problem.parallel),
         precision: precision(&problem.precision),
         mode: position(&InputMode::ALL, &problem.mode),

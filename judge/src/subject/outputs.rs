@@ -10,6 +10,9 @@ use crate::finding::{Earlier, Ending};
 
 /// Results of one rank in the rank's own layout, padding included.
 ///
+/// A rank of a [region](seamproof_oracle::region) returns its hidden rows of out, dq, dk and dv, with all heads. Its lse
+/// and max_logit are those of its own heads, on all rows of the region, and its dsink is 0 for any other head.
+///
 /// The subject makes these arrays, and fills out, lse, dq, dk and dv with [`UNWRITTEN_BITS`] before its kernel writes
 /// to them. Afterwards no real row may hold these bits, and rows that no sequence owns must hold nothing else,
 /// whatever the subject's [`PaddingOutputs`](super::PaddingOutputs). The judge thus sees what was forgotten, and what was written outside. A
@@ -90,7 +93,8 @@ pub struct ChangedInput {
 /// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// Results of each rank, in group order. One rank alone holds the problem's own layout.
+    /// Results of each rank, in group order, and of one rank after the other in each region. One rank alone holds the
+    /// problem's own layout.
     pub ranks: Vec<RankOutputs>,
     /// Guard bands that were overwritten.
     pub damage: Vec<Damage>,

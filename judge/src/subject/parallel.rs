@@ -4,7 +4,7 @@
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
 
-/// Requirement of a context-parallel algorithm. Every subject refuses a problem that breaks it, because the algorithm
+/// Requirement of a context-parallel algorithm, or of a sequence-parallel region. Every subject refuses a problem that breaks it, because the algorithm
 /// cannot run it or does not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
@@ -17,10 +17,12 @@ pub enum ParallelRule {
     #[error("rows with a step are dealt where all sequences of a side have it and begin within it (SBHD)")]
     ConsecutiveRows,
     /// Query heads must be dealt evenly.
-    #[error("the query heads are not a multiple of the all-to-all's ranks")]
+    #[error("the query heads are not a multiple of the ranks of the all-to-all or of the region")]
     QueryHeads,
     /// KV heads must be dealt or replicated evenly.
-    #[error("the kv heads are neither a multiple nor a divisor of the all-to-all's ranks")]
+    #[error(
+        "the kv heads are neither a multiple nor a divisor of the ranks of the all-to-all or of the region"
+    )]
     KvHeads,
     /// A ring supports stripes of one row only, so that the mask of each of its steps is one band.
     #[error("stripes of more than one row are not supported in a ring")]
@@ -91,25 +93,32 @@ impl Needs {
 
     /// Returns the rule that numbers of heads break, if any.
     pub(crate) fn broken_by_heads(&self, heads: Heads) -> Option<ParallelRule> {
-        let ranks = self.dealt_to;
-        if !heads.q.is_multiple_of(ranks) {
-            return Some(ParallelRule::QueryHeads);
-        }
-        let dealt = heads.kv.is_multiple_of(ranks) || ranks.is_multiple_of(heads.kv);
-        (!dealt).then_some(ParallelRule::KvHeads)
+        broken_by_dealing(heads, self.dealt_to)
     }
 }
 
-/// Returns a requirement of the problem's algorithm that the problem breaks, if any. It is the same for every subject.
+/// Returns the rule that heads break which cannot be dealt to so many ranks, if any.
+fn broken_by_dealing(heads: Heads, ranks: usize) -> Option<ParallelRule> {
+    match heads.dealt(ranks) {
+        Some(_) => None,
+        None if heads.q.is_multiple_of(ranks) => Some(ParallelRule::KvHeads),
+        None => Some(ParallelRule::QueryHeads),
+    }
+}
+
+/// Returns a requirement of the problem's algorithm, or of its region, that the problem breaks, if any. It is the same for every subject.
 /// It does not use the schedule builders, because they are tested against it.
 pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (algorithm, balance, size) =
         (problem.parallel.algorithm, problem.parallel.balance, problem.parallel.size());
+    let Some(heads) = problem.heads.dealt(problem.parallel.region) else {
+        return broken_by_dealing(problem.heads, problem.parallel.region);
+    };
     if algorithm == Algorithm::Single {
         return None;
     }
     let needs = Needs::of(algorithm, size);
-    let of_group = needs.broken_by_balance(balance).or_else(|| needs.broken_by_heads(problem.heads));
+    let of_group = needs.broken_by_balance(balance).or_else(|| needs.broken_by_heads(heads));
     of_group.or_else(|| broken_by_rows(problem, span_multiple(balance, size)))
 }
 

@@ -37,7 +37,7 @@ impl Partials {
             Stored::Io => element.format,
         };
         let precision = &problem.precision;
-        match problem.parallel.size() {
+        match problem.parallel.all_ranks() {
             0 | 1 => single,
             ranks => {
                 let (merge, wire) = (of(self.merge, precision.out), of(self.wire, precision.gradients));
@@ -59,14 +59,14 @@ mod tests {
             Draw::Malformed(_) => None,
         });
         let stored = Partials { merge: Stored::Io, merge_by: MergeBy::Difference, wire: Stored::F32 };
-        let (alone, several): (Vec<_>, Vec<_>) = drawn.partition(|problem| problem.parallel.size() <= 1);
+        let (alone, several): (Vec<_>, Vec<_>) = drawn.partition(|problem| problem.parallel.all_ranks() <= 1);
         assert!(!alone.is_empty() && !several.is_empty());
         for problem in alone {
             assert_eq!(stored.partition(&problem), Partition::single(problem.rows.q, problem.rows.kv));
         }
         for problem in several {
             let Partition { merges, sums, .. } = stored.partition(&problem);
-            assert!(merges.count > problem.parallel.size() && sums.count > problem.parallel.size());
+            assert!(merges.count > problem.parallel.all_ranks() && sums.count > problem.parallel.all_ranks());
             assert_eq!(merges.by, MergeBy::Difference);
             assert_eq!((merges.running, sums.format), (problem.precision.out.format, Format::F32));
         }

@@ -379,7 +379,7 @@ fn last_with(sequences: &mut [Sequence], test: impl Fn(&Sequence) -> bool) -> Op
 
 /// Returns the first two real rows of the first sequence that has two, where a tensor has the problem's own layout.
 fn rows_of_first(problem: &Problem, rows: usize) -> Vec<usize> {
-    let whole = rows == problem.rows.q && problem.parallel.size() == 1;
+    let whole = rows == problem.rows.q && problem.parallel.all_ranks() == 1;
     let first = problem.sequences.iter().find(|sequence| sequence.q.len > 1).filter(|_| whole);
     first.map(|sequence| sequence.q.real_rows().take(2).collect()).unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use std::iter::{self, repeat_n};
 
 use ndarray::{Array3, Axis};
 use seamproof_oracle::segments::{Array, Described, Segments, described};
-use seamproof_oracle::{Algorithm, Inputs, Problem, Run, Sequence, Side};
+use seamproof_oracle::{Inputs, Problem, Run, Sequence, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
 use super::miscall::{Miscall, ROWS, VALUES, told};
@@ -129,7 +129,7 @@ fn misread(
 ) -> Result<Outputs, RunError> {
     let owned = |run: Run| run.len > 0 || run.span == 0;
     let told_apart = |sequence: &Sequence| owned(sequence.q) && owned(sequence.kv);
-    let sayable = problem.parallel.algorithm == Algorithm::Single && problem.sequences.iter().all(told_apart);
+    let sayable = problem.parallel.is_whole() && problem.sequences.iter().all(told_apart);
     let given = sayable.then(|| described(&problem.sequences, problem.rows));
     let right = given.as_ref().and_then(|given| read(given, problem).ok());
     let (Some(given), Some(right)) = (given, right) else { return backend.run(problem, inputs) };
@@ -276,7 +276,7 @@ fn numbered(pairs: impl Iterator<Item = (Run, Run)>) -> Vec<Sequence> {
 /// Runs rows in the order in which two ranks with the first and the last chunks have them, as if that were the order of
 /// their positions.
 fn before_reordering(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-    if problem.parallel.algorithm != Algorithm::Single {
+    if !problem.parallel.is_whole() {
         return backend.run(problem, inputs);
     }
     let there = |from: &Array3<f32>, side| moved(problem, side, from, |place, position| (position, place));

@@ -40,6 +40,7 @@ impl Backend for Unfused {
         table.parallel.algorithms = vec![Algorithm::Single.name()];
         table.parallel.ranks_most = 1;
         table.parallel.sub_groups = false;
+        table.parallel.regions = false;
         table.forms = vec![Form::CuSeqlens];
         table.cache = false;
         table.pages = None;

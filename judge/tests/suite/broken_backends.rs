@@ -190,7 +190,8 @@ fn empty_rows_with_lse_0(_: &Emulated, problem: &Problem, _: &Inputs, outputs: &
     let layouts = layouts(problem).expect("it ran, so it can be cut");
     for (layout, rank) in layouts.iter().zip(&mut outputs.ranks) {
         let Some(lse) = &mut rank.lse else { continue };
-        for row in layout.q.runs.iter().flat_map(|placed| placed.local.real_rows()) {
+        let rows = &layout.statistics_rows().runs;
+        for row in rows.iter().flat_map(|placed| placed.local.real_rows()) {
             lse.column_mut(row).mapv_inplace(|lse| if lse == f32::NEG_INFINITY { 0.0 } else { lse });
         }
     }

@@ -21,9 +21,10 @@ fn the_schedule_is_always_the_problems_own() {
 }
 
 /// Returns the world ranks between which a schedule has messages: the ends of every send and receive, and the members
-/// of every communicator that is used. Operations name places in the group, and the group says which rank is where.
+/// of every communicator that is used. Operations name places in the group, and the group says which rank is where. The
+/// ranks of a region are where its member is.
 fn world_ranks_of_messages(problem: &Problem, schedule: &Schedule) -> BTreeSet<(usize, usize)> {
-    let world = &problem.parallel.ranks;
+    let (world, region) = (&problem.parallel.ranks, problem.parallel.region);
     let mut ends = BTreeSet::new();
     for (place, program) in schedule.ranks.iter().enumerate() {
         for operation in &program.operations {
@@ -35,7 +36,7 @@ fn world_ranks_of_messages(problem: &Problem, schedule: &Schedule) -> BTreeSet<(
                 | Work::AllReduce { communicator, .. } => schedule.communicators[*communicator].clone(),
                 _ => Vec::new(),
             };
-            ends.extend(peers.into_iter().map(|peer| (world[place], world[peer])));
+            ends.extend(peers.into_iter().map(|peer| (world[place / region], world[peer / region])));
         }
     }
     ends
@@ -50,13 +51,14 @@ fn idle_ranks_of_the_world_have_no_operation_and_no_message() {
     for index in 0..400 {
         let Draw::Problem(problem) = generate::draw(12, index, &Limits::seams()) else { continue };
         let parallel = problem.parallel.clone();
-        let alone = ContextParallel::over(parallel.size(), parallel.algorithm, parallel.balance);
+        let whole = ContextParallel::over(parallel.size(), parallel.algorithm, parallel.balance);
+        let alone = ContextParallel { region: parallel.region, ..whole };
         if parallel == alone {
             continue;
         }
         let Ok(schedule) = build(&problem) else { continue };
         let members: BTreeSet<usize> = parallel.ranks.iter().copied().collect();
-        assert_eq!(schedule.ranks.len(), members.len());
+        assert_eq!(schedule.ranks.len(), members.len() * parallel.region);
         for (from, to) in world_ranks_of_messages(&problem, &schedule) {
             assert!(members.contains(&from) && members.contains(&to), "{from} to {to} in {parallel:?}");
             messages += 1;

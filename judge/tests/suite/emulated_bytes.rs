@@ -29,7 +29,7 @@ fn fields() -> ProblemFields {
 
 /// Returns the fields on ranks. The spans are multiples of twice the number of ranks.
 fn on(algorithm: Algorithm, balance: Balance, ranks: Vec<usize>) -> ProblemFields {
-    let parallel = ContextParallel { algorithm, balance, world: 4, ranks };
+    let parallel = ContextParallel { algorithm, balance, world: 4, ranks, region: 1 };
     ProblemFields { parallel, ..fields() }
 }
 

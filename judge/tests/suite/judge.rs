@@ -45,7 +45,7 @@ fn problem(edit: impl FnOnce(&mut ProblemFields)) -> Problem {
 fn over_two_ranks() -> Problem {
     problem(|fields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::Contiguous);
-        fields.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
+        fields.parallel = ContextParallel::over(2, algorithm, balance);
     })
 }
 

@@ -26,6 +26,7 @@ mod many_sequences;
 mod odd_shapes;
 mod own_kernel;
 mod pages;
+mod region;
 mod sample;
 mod shrink;
 mod steps;

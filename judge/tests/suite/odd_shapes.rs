@@ -85,12 +85,7 @@ fn lengths(fields: &mut ProblemFields, [q, kv]: [usize; 2]) {
 
 fn parallel(fields: &mut ProblemFields, algorithm: Algorithm, ranks: usize, of: [usize; 2]) {
     lengths(fields, of);
-    fields.parallel = ContextParallel {
-        algorithm,
-        balance: Balance::Contiguous,
-        world: ranks,
-        ranks: (0..ranks).collect(),
-    };
+    fields.parallel = ContextParallel::over(ranks, algorithm, Balance::Contiguous);
 }
 
 /// Returns a shape in every mode and format, with the mode's own scale where it has one.

@@ -115,7 +115,7 @@ fn parallel(c: &mut Choices) -> ContextParallel {
     let hierarchical = Algorithm::Hierarchical { all_to_all: if size.is_multiple_of(2) { 2 } else { 1 } };
     let algorithm = c.of(&[Algorithm::Ring, Algorithm::AllGather, Algorithm::AllToAll, hierarchical]);
     let balance = c.of(&[Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 3 }]);
-    ContextParallel { algorithm, balance, world, ranks }
+    ContextParallel { algorithm, balance, world, ranks, region: c.of(&[1, 1, 1, 2, 4]) }
 }
 
 fn precision(c: &mut Choices) -> Precision {
@@ -385,7 +385,7 @@ fn faults() -> Vec<Fault> {
     let in_pages = |f: &mut ProblemFields| f.pages = Some(Pages::in_order(1, [2]).reversed());
     let chunked = |f: &mut ProblemFields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::DualChunk);
-        f.parallel = ContextParallel { algorithm, balance, world: 2, ranks: vec![0, 1] };
+        f.parallel = ContextParallel::over(2, algorithm, balance);
     };
     vec![
         fault(

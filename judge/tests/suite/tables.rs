@@ -100,6 +100,7 @@ fn drawn(draws: &mut Draws) -> Table {
     if !draws.wide() {
         table.forms = draws.some(&Form::ALL);
     }
+    table.parallel.regions = draws.wide();
     table
 }
 

@@ -44,6 +44,7 @@ fn rich_fields() -> ProblemFields {
             balance: Balance::Striped { stripe: 3 },
             world: 8,
             ranks: vec![5, 1, 0, 7],
+            region: 3,
         },
         mode: InputMode::HeavyTailed,
         data_seed: u64::MAX,
@@ -180,9 +181,11 @@ fn ranks_are_distinct_members_of_the_world() {
     let ranks = |world: usize, ranks: &[usize]| {
         let ranks = ranks.to_vec();
         error(|fields| {
-            let ring =
-                ContextParallel { algorithm: Algorithm::Ring, balance: Balance::DualChunk, world, ranks };
-            fields.parallel = ring;
+            fields.parallel = ContextParallel {
+                world,
+                ranks,
+                ..ContextParallel::over(1, Algorithm::Ring, Balance::DualChunk)
+            };
         })
     };
     let range = |field, got, max| ProblemError::OutOfRange { field, got, min: 1, max };

@@ -15,8 +15,7 @@ fn problem(runs: &[Run], rows: usize, balance: Balance) -> Problem {
     let sequence = |(id, &run): (u32, &Run)| Sequence { id, q: run, kv: run };
     fields.sequences = (0..).zip(runs).map(sequence).collect();
     fields.rows = TensorRows { q: rows, kv: rows };
-    fields.parallel =
-        ContextParallel { algorithm: Algorithm::AllGather, balance, world: 2, ranks: vec![0, 1] };
+    fields.parallel = ContextParallel::over(2, Algorithm::AllGather, balance);
     Problem::new(fields).expect("a problem")
 }
 

@@ -25,7 +25,8 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
         }
     };
     let regions = schedule.sequence_parallel.unwrap_or(1);
-    table("rank", ranks, count("ranks", ranks, problem.parallel.size().saturating_mul(regions)), errors);
+    table("rank", ranks, count("ranks of a region", regions, problem.parallel.region), errors);
+    table("rank", ranks, count("ranks", ranks, problem.parallel.all_ranks()), errors);
     table("rank", ranks, at_most("ranks", ranks, WORLD_MAX), errors);
     for (index, buffer) in schedule.buffers.iter().enumerate() {
         table("buffer", index, check_buffer(buffer, ranks), errors);

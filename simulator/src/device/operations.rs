@@ -86,9 +86,6 @@ pub(super) fn linear<T: Real>(
     Ok(())
 }
 
-/// The base of rotary frequencies.
-const ROTARY_BASE: f64 = 10_000.0;
-
 /// Rotates rows in place, as [`crate::schedule::Work::Rotate`] says.
 pub(super) fn rotate<T: Real>(
     id: BufferId,
@@ -98,28 +95,37 @@ pub(super) fn rotate<T: Real>(
 ) -> Result<(), DeviceError> {
     let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
     buffers.check_rows(id, &runs)?;
-    let format = buffers.tensor(id).format();
     for Rotated { rows, position, step } in rows {
         for (i, row) in rows.real_rows().enumerate() {
-            let position = (position + step * i) as f64;
             for head in 0..buffers.heads(id) {
-                turn(buffers.lane_mut(id, row, head), if inverse { -position } else { position }, format);
+                turn(buffers.lane_mut(id, row, head), position + step * i, inverse);
             }
         }
     }
     Ok(())
 }
 
-/// Rotates one row of one head.
-fn turn<T: Real>(lane: &mut [T], position: f64, format: Format) {
-    let half = lane.len() / 2;
-    for j in 0..half {
-        let frequency = libm::pow(ROTARY_BASE, -(j as f64) / half as f64);
-        let (sin, cos) = libm::sincos(position * frequency);
-        let (sin, cos) = (T::from_f64(sin), T::from_f64(cos));
-        let (a, b) = (lane[j], lane[j + half]);
-        lane[j] = (a * cos - b * sin).round(format);
-        lane[j + half] = (a * sin + b * cos).round(format);
+/// Rotates one row of one head, or rotates it back.
+pub(crate) fn turn<T: Real>(lane: &mut [T], position: usize, inverse: bool) {
+    let lanes = lane.len();
+    if lanes == 0 {
+        return;
+    }
+    let (sign, by) = (position / lanes % 2 == 1, position % lanes);
+    // `by` lanes pass the end: they come back with the other sign, and a whole turn changes every sign.
+    let negate = |part: &mut [T], whether: bool| {
+        if whether {
+            part.iter_mut().for_each(|value| *value = -*value);
+        }
+    };
+    if inverse {
+        negate(&mut lane[..by], !sign);
+        negate(&mut lane[by..], sign);
+        lane.rotate_left(by);
+    } else {
+        lane.rotate_right(by);
+        negate(&mut lane[..by], !sign);
+        negate(&mut lane[by..], sign);
     }
 }
 

@@ -34,12 +34,12 @@ pub use fault::{Catcher, Edit, Fault, FaultRecord, Plant, find};
 pub use mask::WINDOW_OFF_BY_ONE;
 
 impl Fault {
-    /// Returns the right schedule in which the fault is planted. A fault of sequence-parallel regions is planted in a
-    /// schedule with regions, any other in the problem's own; `None` if there is no such schedule.
-    pub fn schedule(&self, problem: &Problem) -> Option<Schedule> {
+    /// Returns the problem that the fault is tried on in place of a drawn one. A fault of sequence-parallel regions is
+    /// tried in a region where there can be one, any other on the drawn problem itself.
+    pub fn asked(&self, drawn: Problem) -> Problem {
         match region::FAULTS.iter().any(|fault| fault.id == self.id) {
-            true => region::schedule(problem),
-            false => build_with(problem, self.order()).ok(),
+            true => region::around(drawn),
+            false => drawn,
         }
     }
 
@@ -50,6 +50,11 @@ impl Fault {
             true => MergeOrder::Difference,
             false => MergeOrder::default(),
         }
+    }
+
+    /// Returns the right schedule of a problem, in which the fault is planted; `None` if there is none.
+    pub fn schedule(&self, problem: &Problem) -> Option<Schedule> {
+        build_with(problem, self.order()).ok()
     }
 }
 

@@ -1,19 +1,24 @@
-//! Faults of sequence-parallel regions: gathers and scatters of the wrong size, and rows rotated by another row's
-//! position.
+//! Faults of sequence-parallel regions: gathers and scatters of the wrong size or order, sums that are forgotten, padding
+//! that is not kept, and rows rotated by another row's position.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use seamproof_oracle::{Problem, Run, Sequence};
+use seamproof_oracle::{ContextParallel, Problem, ProblemFields, Run, Sequence};
 
-use super::edit::{rewrite, segments, works};
-use super::fault::Catcher::Checker;
+use super::edit::{Passes, rewrite, segments, works};
+use super::fault::Catcher::{self, Checker, Crash, Envelope, Exact, Identity, Poison, Structure};
 use super::fault::{Edit, Fault};
 use crate::schedule::{
-    BufferId, Layer, MergeOrder, Placement, Region, Rotated, Schedule, Work, sequence_parallel,
+    BufferId, Layer, Placement, Region, Role, Rotated, RowPair, Schedule, Work, build, hidden,
 };
 
 /// Largest region in which a fault is planted.
 const RANKS_MAX: usize = 4;
+
+/// Catchers of exchanges of a wrong size: rows are outside of a buffer, missing, or another row's.
+const SIZES: &[Catcher] = &[Checker, Crash, Structure, Poison, Exact, Envelope];
+/// Catchers of rows that are another row's, or that hold what they should not.
+const ROWS: &[Catcher] = &[Checker, Structure, Poison, Exact, Envelope, Identity];
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
@@ -21,7 +26,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the offsets that mask also size the gather before a linear layer, which expects padded rows",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[3],
-        caught_by: &[Checker],
+        caught_by: SIZES,
         edit: |_, schedule| {
             let (ranks, mut cut) = (ranks(schedule), Vec::new());
             each_part_by_real_rows(schedule, Exchange::Gather, |gathered, part| {
@@ -37,9 +42,80 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the output has the rows of the real lengths: the scatter after a linear layer deals too few",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[2],
-        caught_by: &[Checker],
+        caught_by: SIZES,
         edit: |_, schedule| {
             each_part_by_real_rows(schedule, Exchange::Scatter, |_, _| {});
+        },
+    },
+    Fault {
+        id: "scatter-of-the-neighbours-rows",
+        imitates: "each rank of a region takes the rows of the next one after the linear layer",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[],
+        caught_by: ROWS,
+        edit: |_, schedule| {
+            scatters(schedule, Passes::Both, |_, work| {
+                if let Work::ReduceScatter { from, .. } = work {
+                    let one = from.len().min(1);
+                    from.rotate_left(one);
+                }
+            });
+        },
+    },
+    Fault {
+        id: "gather-in-another-order",
+        imitates: "the rows of a region's ranks are gathered in the opposite order of its ranks",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[],
+        caught_by: ROWS,
+        edit: |_, schedule| {
+            let inputs: BTreeSet<BufferId> = schedule
+                .placements
+                .iter()
+                .filter(|placement| hidden(placement.tensor).is_some())
+                .map(|placement| placement.buffer)
+                .collect();
+            for work in works(schedule) {
+                if let Work::AllGather { from, to, .. } = work
+                    && inputs.contains(&from.buffer)
+                {
+                    to.reverse();
+                }
+            }
+        },
+    },
+    Fault {
+        id: "scatter-without-its-sum",
+        imitates: "the backward of a region cuts the gradients of hidden rows, but does not add up those of its ranks",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[],
+        caught_by: ROWS,
+        edit: |_, schedule| {
+            scatters(schedule, Passes::Backward, |member, work| {
+                if let Work::ReduceScatter { from, to, .. } = work
+                    && let Some(own) = from.get(member)
+                {
+                    let rows = vec![(own.rows, to.rows)];
+                    *work = Work::Copy { from: own.buffer, to: to.buffer, rows };
+                }
+            });
+        },
+    },
+    Fault {
+        id: "padding-lost-in-a-region",
+        imitates: "hidden rows of the output are packed by real lengths: padding rows do not keep their place",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[],
+        caught_by: ROWS,
+        edit: |_, schedule| {
+            let real: BTreeMap<BufferId, Vec<Run>> = results(schedule).collect();
+            for work in works(schedule) {
+                if let Work::Copy { to, rows, .. } = work
+                    && let Some(runs) = real.get(to)
+                {
+                    pack(rows, runs);
+                }
+            }
         },
     },
     Fault {
@@ -47,7 +123,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the token count is rounded up for the ranks of a region, the last offset is not",
         source: "https://github.com/NVIDIA/Megatron-LM/pull/2574",
         entries: &[35],
-        caught_by: &[Checker],
+        caught_by: SIZES,
         edit: |_, schedule| {
             let layers: Vec<(BufferId, BufferId)> = works(schedule)
                 .filter_map(|work| match work {
@@ -68,7 +144,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "padded offsets are passed in both roles, so that gather and linear layer fit: padding is attended",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[4],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |_, schedule| {
             segments(schedule, |segment| {
                 segment.q.len = segment.q.span;
@@ -81,7 +157,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "a row's position is its padded row less the real offset of its sequence: wrong after the first padding",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2077",
         entries: &[27],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |problem, schedule| {
             rotations(schedule, |rows| {
                 let (first, mut real) = (rows.to_vec(), 0);
@@ -97,7 +173,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the rotation walks the real offsets of a padded layout: it turns rows of other sequences, and padding",
         source: "https://github.com/NVIDIA/Megatron-LM/commit/8e44748ee2",
         entries: &[28],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |problem, schedule| {
             rotations(schedule, |rows| {
                 let (first, mut real) = (rows.to_vec(), 0);
@@ -113,7 +189,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "positions of the pack are counted through: no sequence after the first begins at 0",
         source: "https://github.com/epfLLM/Megatron-LLM/issues/23",
         entries: &[],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |_, schedule| {
             rotations(schedule, |rows| {
                 rows.iter_mut().for_each(|rotated| rotated.position = rotated.rows.offset);
@@ -125,7 +201,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "two callers rotate the same rows",
         source: "https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/251",
         entries: &[],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |_, schedule| {
             rewrite(schedule, |_, operation| {
                 let again = match &operation.work {
@@ -141,7 +217,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the backward of the rotation is not its inverse: dq and dk stay turned",
         source: "https://github.com/PaddlePaddle/Paddle/pull/74716",
         entries: &[],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |_, schedule| {
             for work in works(schedule) {
                 if let Work::Rotate { rows, inverse, .. } = work {
@@ -155,7 +231,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "a rank's part of a sequence is rotated as though it began at position 0",
         source: "https://github.com/NVIDIA/Megatron-LM/pull/4075",
         entries: &[41],
-        caught_by: &[Checker],
+        caught_by: ROWS,
         edit: |_, schedule| {
             rotations(schedule, |rows| {
                 rows.iter_mut().for_each(|rotated| (rotated.position, rotated.step) = (0, 1));
@@ -164,9 +240,63 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
-/// Returns the right schedule of a problem in the largest region, up to [`RANKS_MAX`], that holds its heads.
-pub(super) fn schedule(problem: &Problem) -> Option<Schedule> {
-    (1..=RANKS_MAX).rev().find_map(|ranks| sequence_parallel(problem, ranks, MergeOrder::default()).ok())
+/// Returns a problem in a region: the largest one, up to [`RANKS_MAX`], that holds the heads. A problem that is in one
+/// stays there, and so does one whose heads no region holds. A form, or steps, that a region cannot have are left out.
+pub(super) fn around(problem: Problem) -> Problem {
+    let regions = if problem.parallel.region > 1 { 0..0 } else { 2..RANKS_MAX + 1 };
+    let inside = regions.rev().find_map(|region| {
+        let parallel = ContextParallel { region, ..problem.parallel.clone() };
+        let fields = ProblemFields { parallel, ..problem.clone().into() };
+        Problem::new(fields.sayable()).ok().filter(|inside| build(inside).is_ok())
+    });
+    inside.unwrap_or(problem)
+}
+
+/// Edits the scatters of hidden rows, each with the member of its region that it belongs to.
+fn scatters(schedule: &mut Schedule, passes: Passes, mut edit: impl FnMut(usize, &mut Work)) {
+    let (ranks, hidden) = (ranks(schedule), hidden_rows(schedule));
+    for (rank, program) in schedule.ranks.iter_mut().enumerate() {
+        let begin = program.backward.unwrap_or(program.operations.len());
+        for (index, operation) in program.operations.iter_mut().enumerate() {
+            let of_region = match &operation.work {
+                Work::ReduceScatter { from, .. } => from.iter().all(|part| hidden.contains(&part.buffer)),
+                _ => false,
+            };
+            if of_region && (passes == Passes::Both || index >= begin) {
+                edit(rank % ranks, &mut operation.work);
+            }
+        }
+    }
+}
+
+/// Returns the buffers that row-parallel layers write.
+fn hidden_rows(schedule: &Schedule) -> BTreeSet<BufferId> {
+    let works = schedule.ranks.iter().flat_map(|program| &program.operations);
+    let written = works.filter_map(|operation| match operation.work {
+        Work::Linear { layer: Layer::Row, to, .. } => Some(to),
+        _ => None,
+    });
+    written.collect()
+}
+
+/// Returns the runs of every result that is placed outside of a region.
+fn results(schedule: &Schedule) -> impl Iterator<Item = (BufferId, Vec<Run>)> + '_ {
+    let outside = schedule.placements.iter().filter(|placement| hidden(placement.tensor).is_some());
+    let runs = |placement: &Placement| placement.rows.iter().map(|placed| placed.local).collect();
+    outside
+        .filter(|placement| matches!(schedule.buffers[placement.buffer.0].role, Role::Output(_)))
+        .map(move |placement| (placement.buffer, runs(placement)))
+}
+
+/// Makes a copy of whole runs one of their real rows alone, which then follow each other.
+fn pack(rows: &mut [RowPair], runs: &[Run]) {
+    let mut end = rows.first().map_or(0, |(_, to)| to.offset);
+    for (from, to) in rows {
+        let real = runs.iter().find(|run| run.offset == to.offset).map_or(to.len, |run| run.len);
+        (from.len, from.span) = (real, real);
+        *to = Run { offset: end, len: real, span: real, ..*to };
+        end += real * to.step;
+    }
 }
 
 fn ranks(schedule: &Schedule) -> usize {

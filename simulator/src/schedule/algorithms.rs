@@ -8,15 +8,20 @@ use super::build::BuildError;
 use super::hierarchical::hierarchical;
 use super::program::{MergeOrder, Schedule};
 use super::ring::ring;
+use super::sequence_parallel::sequence_parallel;
 use super::single::single;
 
-/// Returns the schedule of a problem's own algorithm, or the reason why there is none.
+/// Returns the schedule of a problem's own algorithm, inside the problem's sequence-parallel regions, or the reason why
+/// there is none.
 pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
     build_with(problem, MergeOrder::default())
 }
 
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
+    if problem.parallel.region > 1 {
+        return sequence_parallel(problem, order);
+    }
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
         Algorithm::Ring => ring(problem, order),

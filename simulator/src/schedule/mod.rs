@@ -40,6 +40,6 @@ pub use program::{
     Work,
 };
 pub use ring::ring;
-pub use sequence_parallel::{RegionError, sequence_parallel};
+pub use sequence_parallel::sequence_parallel;
 pub(crate) use sequence_parallel::{hidden, rotates};
 pub use single::single;

@@ -1,11 +1,13 @@
 //! Effect of a schedule's steps on the envelope: the number of times that partial results are merged and partial
 //! gradients are stored, and the keys that a launch shows its queries together.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use seamproof_oracle::envelope::{GradientSums, MergeBy, Merges, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Format, Positions, Problem};
 
-use super::program::{Merge, MergeStyle, Schedule, Work};
+use super::program::{BufferId, Layer, Merge, MergeStyle, Region, Schedule, Work};
 use crate::check::{Held, HeldRows, Reading, trace_moves};
 use crate::emulated::Tiles;
 
@@ -17,8 +19,10 @@ impl Schedule {
     /// of any rank for each kind of rounding, and the coarsest format that any step stores.
     pub fn partition(&self, tiles: Tiles) -> Partition {
         let mut partition = Partition::single(tiles.q, tiles.kv);
+        let summands = self.summands();
         for program in &self.ranks {
-            let (merges, sums) = self.roundings(program.operations.iter().map(|operation| &operation.work));
+            let works = program.operations.iter().map(|operation| &operation.work);
+            let (merges, sums) = self.roundings(works, &summands);
             partition.merges = Merges {
                 count: partition.merges.count.max(merges.count),
                 step: coarser(partition.merges.step, merges.step),
@@ -51,8 +55,14 @@ impl Schedule {
     }
 
     /// Returns one rank's merges and stored sums.
-    fn roundings<'a>(&self, works: impl Iterator<Item = &'a Work>) -> (Merges, GradientSums) {
+    fn roundings<'a>(
+        &self,
+        works: impl Iterator<Item = &'a Work>,
+        summands: &BTreeMap<BufferId, usize>,
+    ) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
+        let group = self.ranks.len() / self.sequence_parallel.unwrap_or(1).max(1);
+        let hidden = |from: &[Region]| summands.get(&from.first()?.buffer).copied();
         for work in works {
             match work {
                 // A deferred merge folds in the LSE and the out in two operations, and counts as one merge.
@@ -74,18 +84,40 @@ impl Schedule {
                 Work::Accumulate { from, to, .. } => {
                     // On each rank that its gradient visits, a row is added to at most once for each part of the
                     // queries and each part of the keys. Each time, a partial sum and the running sum are stored.
-                    sums.count = 2 * PARTS_MAX * PARTS_MAX * self.ranks.len();
+                    sums.count = 2 * PARTS_MAX * PARTS_MAX * group;
                     let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
                     sums.format = coarser(sums.format, coarser(from, to));
                 }
-                Work::ReduceScatter { to, .. } => {
-                    sums.count += self.ranks.len();
+                // Of the summands of a hidden row, one alone is no zero where each head is on one rank.
+                Work::ReduceScatter { from, .. } if hidden(from) == Some(1) => {}
+                Work::ReduceScatter { from, to, .. } => {
+                    sums.count += hidden(from).unwrap_or(group);
                     sums.format = coarser(sums.format, self.buffers[to.buffer.0].format);
                 }
                 _ => {}
             }
         }
         (merges, sums)
+    }
+
+    /// Returns the buffers of hidden rows that row-parallel layers make, each with the number of ranks of its region that
+    /// make the same heads.
+    fn summands(&self) -> BTreeMap<BufferId, usize> {
+        let made = self.ranks.iter().enumerate().flat_map(|(rank, program)| {
+            let region = rank / self.sequence_parallel.unwrap_or(1).max(1);
+            program.operations.iter().filter_map(move |operation| match &operation.work {
+                Work::Linear { layer: Layer::Row, heads, to, .. } => {
+                    Some((*to, (region, self.buffers[to.0].heads, heads.start), rank))
+                }
+                _ => None,
+            })
+        });
+        let made: Vec<_> = made.collect();
+        let mut makers: BTreeMap<_, BTreeSet<usize>> = BTreeMap::new();
+        for (_, of, rank) in &made {
+            makers.entry(*of).or_default().insert(*rank);
+        }
+        made.into_iter().map(|(to, of, _)| (to, makers[&of].len())).collect()
     }
 }
 

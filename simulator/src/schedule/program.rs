@@ -392,9 +392,9 @@ pub enum Work {
         /// Rows of both buffers.
         rows: Vec<RowPair>,
     },
-    /// Applies the rotary embedding in place to all heads. Elements `j` and `j + n` of a row of `2·n` elements turn by
-    /// the angle `position · 10000^(−j/n)` ([RoFormer](https://arxiv.org/abs/2104.09864)). The last element of an odd
-    /// number stays.
+    /// Applies the rotation by the position in place to all heads. It is opaque to the checker, but for being a rotation:
+    /// one by p and one by q are one by p + q. The CPU device's is [`rotated`](seamproof_oracle::region::rotated), which is
+    /// exact in every format.
     Rotate {
         /// The buffer, which is read and written.
         buffer: BufferId,
@@ -518,7 +518,7 @@ pub struct Schedule {
     pub communicators: Vec<Vec<usize>>,
     /// Placements of inputs and results. Placements of dsink on several ranks are partial sums.
     pub placements: Vec<Placement>,
-    /// Number of ranks of each *sequence-parallel region*, if the schedule has regions. Each rank of the problem's
+    /// Number of ranks of each *sequence-parallel region*, if the schedule has regions. Each member of the problem's
     /// group becomes this many consecutive ranks. q, k, v, dout, out, dq, dk and dv are then placed as hidden rows.
     /// Between these and attention there are linear layers and, for q and k, a rotation by the position in the
     /// sequence.

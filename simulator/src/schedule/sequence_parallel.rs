@@ -1,33 +1,24 @@
-//! Sequence parallelism: the gather and scatter of token rows around tensor-parallel linear layers, with rotary
-//! positions.
+//! Sequence parallelism: the gather and scatter of token rows around tensor-parallel linear layers, with a rotation by
+//! position.
 //!
-//! A *region* of T ranks holds the token rows of one context-parallel rank. Outside the region, rows are *hidden*: a
-//! hidden row is whole, and the layers make every head of it. Each rank has a *shard*: one of T equal parts of the
-//! rows. Inside the region, each rank has every row of its own heads:
-//!
-//! ```text
-//! q, k, v shards ─ all-gather ─ column-parallel linear ─ rotate q, k ─┐
-//!                                                       attention of the rank's heads
-//!      out shard ─ reduce-scatter ─ row-parallel linear ──────────────┘
-//! ```
-//!
-//! The backward is the mirror image: dout is gathered, and dq, dk and dv are scattered, after dq and dk are rotated
-//! back. Gradients of the layers' weights are no part of the problem.
+//! A [region](seamproof_oracle::region) of T ranks holds the token rows of one context-parallel rank. Each rank has a
+//! *shard* of the hidden rows: one of T equal parts. Inside the region, each rank has every row of its own heads. An
+//! all-gather leads to the column-parallel layer, and a reduce-scatter away from the row-parallel one. The backward gathers
+//! dout, and scatters dq, dk and dv. Gradients of the layers' weights are no part of the problem.
 //!
 //! Three lengths meet here, and none can replace another. *Rows* of the buffer, padding and slack included, size the
 //! gather, the layers and the scatter. If T does not divide them, a shard's rows are rounded up, and no sequence owns
 //! the added rows. *Padded offsets* say where a sequence's rows lie, in the shards too: the borders of shards may cut a
-//! sequence. *Real lengths* bound the mask. The rotary position of a row is its position in its sequence. It is not its
+//! sequence. *Real lengths* bound the mask. A row is rotated by its position in its sequence. It is not its
 //! row, and under context parallelism it is not its place in the rank's part.
 //!
-//! Attention is [`build_with`]'s schedule of the problem with a rank's heads, for any algorithm. Rank c of the
+//! Attention is [`build_with`]'s schedule of the problem with a rank's heads, for any algorithm. Member c of the
 //! problem's group becomes ranks `c·T … c·T + T − 1`, and member t of these runs the schedule with the t-th block of
 //! heads. If there are fewer KV heads than ranks, they are replicated, and the reduce-scatter adds up dk and dv of the
 //! replicas.
 //!
 //! | refused | why |
 //! |---|---|
-//! | [`RegionError::Ranks`] | no rank, or more than a world may have |
 //! | [`BuildError::QueryHeads`] | query heads that are no multiple of T |
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of T |
 //! | any other | what the problem's own algorithm refuses of a rank's heads |
@@ -36,9 +27,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
-use seamproof_oracle::{Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
+use seamproof_oracle::{ContextParallel, Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
 
 use super::algorithms::build_with;
 use super::build::{BuildError, Builder};
@@ -49,34 +39,10 @@ use super::program::{
     Buffer, BufferId, Layer, MergeOrder, Operation, Placement, Role, Rotated, RowPair, Schedule, Work,
 };
 
-/// Reason why there is no sequence-parallel region of a problem.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegionError {
-    /// No rank, or more than a schedule may have.
-    #[error("{got} ranks cannot hold a sequence-parallel region; use 1 to {max}")]
-    Ranks {
-        /// Number of ranks of the region.
-        got: usize,
-        /// Largest number.
-        max: usize,
-    },
-    /// Heads that cannot be dealt, or a refusal of the problem's own algorithm.
-    #[error(transparent)]
-    Build(#[from] BuildError),
-}
-
-/// Returns the problem's schedule inside sequence-parallel regions of `ranks` ranks, with the given order in which a
-/// ring merges. The module's text says which problems are refused.
-pub fn sequence_parallel(
-    problem: &Problem,
-    ranks: usize,
-    order: MergeOrder,
-) -> Result<Schedule, RegionError> {
-    let max = WORLD_MAX / problem.parallel.size();
-    if !(1..=max).contains(&ranks) {
-        return Err(RegionError::Ranks { got: ranks, max });
-    }
+/// Returns the problem's schedule inside its sequence-parallel regions, with the given order in which a ring merges.
+/// Where the problem has none, each region has one rank. The module's text says which problems are refused.
+pub fn sequence_parallel(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
+    let ranks = problem.parallel.region;
     let heads = HeadDeal::new(problem.heads, ranks)?;
     let inner: Result<Vec<Schedule>, BuildError> =
         (0..ranks).map(|member| build_with(&of_member(problem, &heads, member)?, order)).collect();
@@ -103,10 +69,11 @@ pub fn sequence_parallel(
     Ok(schedule)
 }
 
-/// Returns the problem with only the heads of one member.
+/// Returns the problem with only the heads of one member, on ranks that are no regions.
 fn of_member(problem: &Problem, deal: &HeadDeal, member: usize) -> Result<Problem, BuildError> {
     let heads = Heads { q: deal.of(Side::Q, member).len(), kv: deal.of(Side::Kv, member).len() };
-    let fields = ProblemFields { heads, ..ProblemFields::from(problem.clone()) };
+    let parallel = ContextParallel { region: 1, ..problem.parallel.clone() };
+    let fields = ProblemFields { heads, parallel, ..ProblemFields::from(problem.clone()) };
     Problem::new(fields).map_err(|_| BuildError::KvHeads { heads: heads.kv, ranks: heads.q })
 }
 

@@ -297,6 +297,7 @@ fn problem(
             balance,
             world,
             ranks: (1..world).rev().collect(),
+            region: 1,
         },
         ..fields
     })

@@ -9,7 +9,7 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{
-    BuildError, Layer, MergeOrder, Operation, RegionError, Rotated, Schedule, Work, sequence_parallel,
+    BuildError, Layer, MergeOrder, Operation, Rotated, Schedule, Work, build, sequence_parallel,
 };
 
 /// Returns a random problem whose heads a region of `ranks` ranks can hold. KV heads are split, or one is replicated.
@@ -20,6 +20,7 @@ fn dealt(draws: &mut Draws, algorithm: Algorithm, balance: Balance, cp: usize, r
         0 => Heads { q: q * ranks, kv: kv * ranks },
         _ => Heads { q: q * ranks, kv: 1 },
     };
+    fields.parallel.region = ranks;
     Problem::new(fields).unwrap()
 }
 
@@ -38,7 +39,7 @@ fn holds(algorithm: Algorithm, balances: &[Balance], cp: usize, cases: usize) {
             for _ in 0..cases {
                 let problem = dealt(&mut draws, algorithm, balance, cp, ranks);
                 for &order in MergeOrder::of(algorithm) {
-                    let schedule = sequence_parallel(&problem, ranks, order).unwrap();
+                    let schedule = sequence_parallel(&problem, order).unwrap();
                     assert_eq!(schedule.ranks.len(), cp * ranks);
                     proved(&problem, &schedule);
                     hold(&problem, &schedule, &mut draws);
@@ -82,18 +83,17 @@ fn what_a_region_cannot_hold_is_refused() {
         let mut fields =
             ProblemFields::from(problem(&mut Draws(1), Algorithm::Single, Balance::Contiguous, 1));
         fields.heads = Heads { q, kv };
-        sequence_parallel(&Problem::new(fields).unwrap(), ranks, MergeOrder::default()).map(|_| ())
+        fields.parallel.region = ranks;
+        build(&Problem::new(fields).unwrap()).map(|_| ())
     };
-    assert_eq!(heads(6, 2, 4), Err(RegionError::Build(BuildError::QueryHeads { heads: 6, ranks: 4 })));
-    assert_eq!(heads(12, 3, 4), Err(RegionError::Build(BuildError::KvHeads { heads: 3, ranks: 4 })));
-    assert_eq!(heads(4, 2, 0), Err(RegionError::Ranks { got: 0, max: 1 << 12 }));
-    assert!(matches!(heads(4, 2, usize::MAX), Err(RegionError::Ranks { .. })));
+    assert_eq!(heads(6, 2, 4), Err(BuildError::QueryHeads { heads: 6, ranks: 4 }));
+    assert_eq!(heads(12, 3, 4), Err(BuildError::KvHeads { heads: 3, ranks: 4 }));
     assert_eq!(heads(4, 2, 4), Ok(()));
 }
 
 /// Returns a causal pack on one rank. Sequences are given as (real, padded) lengths; `first` rows lie before them and
-/// one row of slack behind.
-fn packed(lengths: &[(usize, usize)], first: usize, heads: Heads) -> Problem {
+/// one row of slack behind. A region of `ranks` ranks holds them.
+fn packed(lengths: &[(usize, usize)], first: usize, heads: Heads, ranks: usize) -> Problem {
     let mut rows = first;
     let sequences = lengths.iter().enumerate().map(|(id, &(len, span))| {
         let run = Run::packed(rows, len, span);
@@ -106,15 +106,15 @@ fn packed(lengths: &[(usize, usize)], first: usize, heads: Heads) -> Problem {
     (fields.rows, fields.heads) = (TensorRows { q: rows + 1, kv: rows + 1 }, heads);
     (fields.mask, fields.pass) = (Mask::CAUSAL, Pass::Backward);
     fields.softmax.sink = Sink::Learnable;
-    fields.parallel = ContextParallel::single();
+    fields.parallel = ContextParallel { region: ranks, ..ContextParallel::single() };
     Problem::new(fields).unwrap()
 }
 
 /// Returns a problem in which every shard holds real rows of a sequence, and the border between two shards cuts a
 /// sequence. Its 15 rows become 8 on each of two ranks.
 fn small() -> (Problem, Schedule) {
-    let problem = packed(&[(5, 6), (6, 7)], 1, Heads { q: 4, kv: 2 });
-    let schedule = sequence_parallel(&problem, 2, MergeOrder::default()).unwrap();
+    let problem = packed(&[(5, 6), (6, 7)], 1, Heads { q: 4, kv: 2 }, 2);
+    let schedule = build(&problem).unwrap();
     (problem, schedule)
 }
 
@@ -147,9 +147,9 @@ fn rotation(schedule: &mut Schedule, back: bool, edit: impl Fn(&mut Vec<Rotated>
 fn the_seed_pack_is_proved_over_any_ranks() {
     // TransformerEngine issue 2892: lengths are padded to 16 rows for FP8, and there are 32 heads.
     let lengths = [(100, 112), (150, 160), (120, 128), (130, 144)];
-    let problem = packed(&lengths, 0, Heads { q: 32, kv: 8 });
     for ranks in [1, 2, 4, 8, 16, 32] {
-        let schedule = sequence_parallel(&problem, ranks, MergeOrder::default()).unwrap();
+        let problem = packed(&lengths, 0, Heads { q: 32, kv: 8 }, ranks);
+        let schedule = sequence_parallel(&problem, MergeOrder::default()).unwrap();
         assert_eq!(check(&problem, &schedule).unwrap().pairs, problem.pairs() * 32, "{ranks} ranks");
     }
 }

@@ -13,7 +13,7 @@
 //! - *The group of ranks* becomes the whole world, and loses the ranks that are too many or gets those that are
 //!   missing. An algorithm becomes the first one of the table that can deal the heads, and the balance the first one of
 //!   the table. Where that leaves a rule of the algorithm broken, and where the table takes no algorithm of several
-//!   ranks, there is one rank, or the least number of them.
+//!   ranks, there is one rank, or the least number of them. A region that is not taken, or cannot hold the heads, goes.
 //! - *Lengths* are cut to the largest and to multiples, and sequences past the largest number are dropped. Where a
 //!   sequence has keys, it gets at least the least number of them. A side that may not be empty gets one row, or that
 //!   many keys. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
@@ -175,6 +175,15 @@ impl Table {
             && !self.lengths.equal
     }
 
+    /// Whether any problem of the table can be in a region of up to 4 ranks, which needs the plain form, and heads for
+    /// each of them.
+    pub(super) fn fits_regions(&self) -> bool {
+        let (most, mut groups) = (self.heads.most, self.heads.groups.iter());
+        let dealt = |group: usize| (2..=4).any(|ranks| group.is_multiple_of(ranks));
+        let heads = groups.any(|group| 2 * group <= most || group <= most && dealt(group));
+        self.parallel.regions && heads && self.forms.contains(&Form::CuSeqlens)
+    }
+
     fn nearest_dims(&self, Dims { qk, v }: Dims) -> Dims {
         let (taken, inside) = (&self.dims, self.dims.qk.contains(qk) && self.dims.v.contains(v));
         if !taken.equal {
@@ -245,6 +254,9 @@ impl Table {
         }
         if fitted.algorithm != Algorithm::Single {
             fitted.balance = self.nearest_balance(&fitted);
+        }
+        if !taken.regions || heads.dealt(fitted.region).is_none() {
+            fitted.region = 1;
         }
         fitted
     }

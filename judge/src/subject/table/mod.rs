@@ -340,6 +340,8 @@ pub struct Parallelism {
     pub ranks_most: usize,
     /// Whether a group may be a part of a larger world.
     pub sub_groups: bool,
+    /// Whether each rank of the problem's group may be a sequence-parallel region of several.
+    pub regions: bool,
 }
 
 /// Kind of a [`Balance`]: whatever its stripes.
@@ -523,16 +525,18 @@ impl Default for Parallelism {
             ranks_least: 1,
             ranks_most: WORLD_MAX,
             sub_groups: false,
+            regions: false,
         }
     }
 }
 
 impl Parallelism {
-    /// Returns every algorithm, balance and group.
+    /// Returns every algorithm, balance, group and region.
     pub fn all() -> Parallelism {
         Parallelism {
             algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
             sub_groups: true,
+            regions: true,
             ..Parallelism::default()
         }
     }

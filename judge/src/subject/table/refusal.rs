@@ -139,7 +139,10 @@ pub enum Refusal {
     /// A group smaller than its world.
     #[error("a group inside a larger world is not supported")]
     World,
-    /// A problem that the context-parallel algorithm cannot cut or deal.
+    /// A sequence-parallel region.
+    #[error("sequence-parallel regions are not supported")]
+    Region,
+    /// A problem that the context-parallel algorithm, or the region, cannot cut or deal.
     #[error("{0}")]
     Parallel(ParallelRule),
     /// A row that another process named.
@@ -164,7 +167,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 39] = [
+const ROWS: [Word; 40] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -204,6 +207,7 @@ const ROWS: [Word; 39] = [
     "parallel.ranks_least",
     "parallel.ranks_most",
     "parallel.sub_groups",
+    "parallel.regions",
 ];
 
 impl Refusal {
@@ -249,6 +253,7 @@ impl Refusal {
             Refusal::FewRanks(_) => "parallel.ranks_least",
             Refusal::Ranks(_) => "parallel.ranks_most",
             Refusal::World => "parallel.sub_groups",
+            Refusal::Region => "parallel.regions",
             Refusal::Parallel(rule) => rule.name(),
             Refusal::Row(row) => row,
         }
@@ -416,6 +421,7 @@ impl Table {
         found.extend((size < taken.ranks_least).then_some(Refusal::FewRanks(size)));
         found.extend((size > taken.ranks_most).then_some(Refusal::Ranks(size)));
         found.extend((!taken.sub_groups && parallel.world != size).then_some(Refusal::World));
+        found.extend((!taken.regions && parallel.region > 1).then_some(Refusal::Region));
         found.extend(broken_rule(problem).map(Refusal::Parallel));
         found
     }

@@ -56,6 +56,7 @@ impl Table {
             ("backward", self.backward),
             ("parallel.ranks_most", ranks),
             ("parallel.sub_groups", parallel.sub_groups && ranks),
+            ("parallel.regions", self.fits_regions()),
         ];
         taken.extend(flags.into_iter().filter(|(_, taken)| *taken).map(|(row, _)| row.to_owned()));
         taken
@@ -106,6 +107,7 @@ impl Table {
             ("backward", problem.pass == Pass::Backward),
             ("parallel.ranks_most", parallel.size() > 1),
             ("parallel.sub_groups", parallel.world != parallel.size()),
+            ("parallel.regions", parallel.region > 1),
         ];
         shown.extend(flags.into_iter().filter(|(_, shown)| *shown).map(|(row, _)| row.to_owned()));
         shown

@@ -1,12 +1,13 @@
 //! A schedule that is run in f64 and compared with the exact answer.
 
 use ndarray::{Array1, Array3, Axis, s};
+use seamproof_oracle::region::rotated;
 use seamproof_oracle::{Inputs, Pass, Problem, Run, Saved, Sequence, TensorName, exact};
 use seamproof_simulator::Real;
 use seamproof_simulator::device::{Buffers, Cpu};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::executor::{ExecutedPasses, execute, load};
-use seamproof_simulator::schedule::{Axes, Placement, Role, Schedule};
+use seamproof_simulator::schedule::{Axes, Role, Schedule};
 
 use super::Draws;
 
@@ -28,33 +29,8 @@ fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     Inputs { q, k, v, dout, sink }
 }
 
-/// The rotary embedding of a row, as products of complex numbers.
-fn rotary(row: &mut [f64], position: f64) {
-    let half = row.len() / 2;
-    for j in 0..half {
-        let angle = position / 10_000f64.powf(j as f64 / half as f64);
-        let (re, im) = (angle.cos(), angle.sin());
-        (row[j], row[j + half]) = (row[j] * re - row[j + half] * im, row[j] * im + row[j + half] * re);
-    }
-}
-
 fn rotates(tensor: TensorName) -> bool {
     matches!(tensor, TensorName::Q | TensorName::K | TensorName::Dq | TensorName::Dk)
-}
-
-/// Rotates the inputs back. The schedule's own rotation then gives attention the inputs of the exact answer.
-fn turn_inputs_back(schedule: &Schedule, buffers: &mut Buffers<f64>) {
-    let inputs = |placement: &&Placement| matches!(placement.tensor, TensorName::Q | TensorName::K);
-    for placement in schedule.placements.iter().filter(inputs) {
-        for placed in &placement.rows {
-            for (i, head) in
-                (0..placed.local.len).flat_map(|i| placement.heads.clone().map(move |head| (i, head)))
-            {
-                let position = (placed.piece.start + i * placed.piece.step) as f64;
-                rotary(buffers.lane_mut(placement.buffer, placed.local.row(i), head), -position);
-            }
-        }
-    }
 }
 
 /// Runs the schedule in f64, in an order drawn from `draws`, and compares every placed row with the exact answer.
@@ -65,9 +41,6 @@ pub(crate) fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
     let device =
         Cpu::<f64>::new(Tiles { q: 2, kv: 3 }, problem.precision.p.format, problem.precision.ds.format);
     let mut buffers = load::<f64>(schedule, problem, &inputs, f32::NAN);
-    if schedule.sequence_parallel.is_some() {
-        turn_inputs_back(schedule, &mut buffers);
-    }
     let counts = execute(schedule, ExecutedPasses::Both, &device, &mut buffers, |ready| draws.below(ready))
         .unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
     assert_eq!(counts.host_reads, 0);
@@ -114,11 +87,11 @@ pub(crate) fn hold(problem: &Problem, schedule: &Schedule, draws: &mut Draws) {
                             check(lanes[0], right, row, head);
                         }
                         TensorName::Out | TensorName::Dq | TensorName::Dk | TensorName::Dv => {
-                            let mut right = exact_rows.slice(s![row, of_problem, ..]).to_vec();
-                            if schedule.sequence_parallel.is_some() && rotates(placement.tensor) {
-                                rotary(&mut right, -(position as f64));
-                            }
-                            for (&got, right) in lanes.iter().zip(right) {
+                            let right = exact_rows.slice(s![row, of_problem, ..]).to_vec();
+                            let is_rotated =
+                                schedule.sequence_parallel.is_some() && rotates(placement.tensor);
+                            let got = if is_rotated { rotated(lanes, position) } else { lanes.to_vec() };
+                            for (got, right) in got.into_iter().zip(right) {
                                 check(got, if real { right } else { 0.0 }, row, head);
                             }
                         }
