@@ -238,13 +238,14 @@ impl Tile {
         to: &mut Tiers<PieceForward>,
     ) {
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
-        let ErrorSums { worst, dithered, value_max } = errors.sums(operands, &self.keys, model);
+        let ErrorSums { worst, dithered, value_max } =
+            errors.sums(operands, &self.keys, &self.visible, model);
         for (local, row) in self.rows.iter().enumerate() {
             let finish = |tier: BoundTier, sums: &Array2<f64>, bound: &mut PieceForward| {
                 let denominator = model.denominator(row, errors.weights[local], tier);
                 let outs = exact.out.row(at + local).into_iter().zip(sums.row(local));
                 for (bound, (&out, &sum)) in bound.out.row_mut(at + local).iter_mut().zip(outs) {
-                    let any = || model.out_bound(row, out, sum, denominator, value_max);
+                    let any = || model.out_bound(row, out, sum, denominator, value_max[local]);
                     *bound = if row.keys == 0 { 0.0 } else { any() };
                 }
                 let sees_nothing = row.lse == f64::NEG_INFINITY;
@@ -337,18 +338,25 @@ impl Errors {
         }
     }
 
-    /// Returns the sums over the keys of a tile.
-    fn sums(&self, operands: &Keys<'_, '_>, keys: &std::ops::Range<usize>, model: &Model) -> ErrorSums {
+    /// Returns the sums over the keys of a tile, of which each row sees those in its range of `visible`.
+    fn sums(
+        &self,
+        operands: &Keys<'_, '_>,
+        keys: &std::ops::Range<usize>,
+        visible: &[std::ops::Range<usize>],
+        model: &Model,
+    ) -> ErrorSums {
         let is_dithered = self.is_dithered.contains(&true);
         for noise in [&self.rounding, &self.noise].into_iter().filter(|_| is_dithered) {
             assert_eq!(noise.dim(), self.linear.dim(), "shape of a dithered tile's roundings");
         }
         let zeros = || Array2::zeros((self.linear.nrows(), operands.dim_v()));
         let (mut worst, mut rounding, mut noise) = (zeros(), zeros(), zeros());
-        let mut value_max = 0.0;
+        let mut of_keys = Vec::with_capacity(keys.len());
         for tile in tiles(keys.clone(), KEY_TILE) {
-            let v_abs = operands.v(tile.clone()).mapv_into(|v| model.magnitude(v));
-            value_max = v_abs.iter().copied().fold(value_max, f64::max);
+            let values = operands.v(tile.clone());
+            of_keys.extend(values.rows().into_iter().map(|row| largest(row.iter().map(|v| v.abs()))));
+            let v_abs = values.mapv_into(|v| model.magnitude(v));
             add_product(&mut worst, &self.linear, &v_abs, (&tile, keys));
             if is_dithered {
                 add_product(&mut rounding, &self.rounding, &v_abs, (&tile, keys));
@@ -362,7 +370,8 @@ impl Errors {
             worst += &rounding;
             noise
         });
-        ErrorSums { worst, dithered, value_max }
+        let of_row = |seen: &std::ops::Range<usize>| largest(of_keys[seen.clone()].iter().copied());
+        ErrorSums { worst, dithered, value_max: visible.iter().map(of_row).collect() }
     }
 }
 
@@ -372,8 +381,13 @@ struct ErrorSums {
     worst: Array2<f64>,
     /// Where a row is dithered; `None` where none is.
     dithered: Option<Array2<f64>>,
-    /// The largest magnitude of a value.
-    value_max: f64,
+    /// The largest magnitude of a value that each row sees.
+    value_max: Vec<f64>,
+}
+
+/// Returns the largest of magnitudes, 0 of none.
+fn largest(magnitudes: impl Iterator<Item = f64>) -> f64 {
+    magnitudes.fold(0.0, f64::max)
 }
 
 /// Returns `ln Σ e^x`.
