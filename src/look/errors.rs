@@ -52,7 +52,7 @@ pub(super) fn errors(case: &Case, layouts: &[RankLayout], maps: &[ErrorMap]) -> 
         ("missing", "past the bound"),
         ("twice", "past it without a measure: NaN, or none allowed"),
         ("line-seam", "border of ranks or chunks"),
-        ("line-found", "the worst"),
+        ("line-found", "the worst of a tensor"),
     ];
     let (key, mut y) = legend(&entries);
     let strips = strips(case, maps);
@@ -154,7 +154,7 @@ fn draw(strip: &Strip, layouts: &[RankLayout], y: f64) -> Markup {
     let worst = strip.map.worst();
     let cells = strip.cells();
     let is_worst = |cell: &&Cell<'_>| worst.is_some_and(|worst| std::ptr::eq(worst, cell.worst));
-    let marked = cells.iter().find(is_worst).filter(|cell| cell.worst.ratio > 0.0);
+    let marked = cells.iter().find(is_worst).filter(|cell| cell.worst.ratio > 1.0);
     html! {
         (words("end", [LEFT - 8.0, y + height.min(CELL[1] * 2.0) / 2.0 + 4.0], &strip.name()))
         @for cell in &cells { (block(class(cell.worst.ratio), place(cell.at), &title(strip, cell))) }
@@ -247,7 +247,7 @@ pub(super) fn numbers(maps: &[ErrorMap]) -> Table {
     Table {
         name: "Errors",
         head: head.map(String::from).to_vec(),
-        rows: maps.iter().map(row).collect(),
+        rows: maps.iter().filter(|map| !map.rows.is_empty()).map(row).collect(),
         left: 0,
     }
 }

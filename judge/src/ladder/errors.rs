@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_broken_forward_has_its_finding_in_the_map() {
         let problem = problem(Mask { left: Some(2), ..Mask::CAUSAL });
-        let backend = Planted::canary(Emulated::default(), WINDOW_OFF_BY_ONE);
+        let backend = Planted::canary(Emulated::default(), WINDOW_OFF_BY_ONE.entry());
         let Verdict::Finding(finding) = super::super::judge(&backend, &problem) else {
             panic!("it is caught")
         };
