@@ -112,7 +112,7 @@ pub(super) fn ratio(value: f64) -> String {
         _ if value.is_nan() || value.is_infinite() => "no number".to_owned(),
         0.0 => "0".to_owned(),
         _ if value.fract() == 0.0 && value.abs() < 1e6 => format!("{value:.0}"),
-        _ if value < 0.001 || value >= 100_000.0 => format!("{value:.1e}"),
+        _ if !(0.001..100_000.0).contains(&value) => format!("{value:.1e}"),
         _ if value < 10.0 => format!("{value:.3}"),
         _ => format!("{value:.1}"),
     }

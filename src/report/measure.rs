@@ -84,7 +84,7 @@ pub(super) fn measured(stored: &Stored, missed: &[String], before: Option<(u32, 
         Some(TensorMargin { tier, tensor, quantiles, bars: histogram.bars(), before })
     };
     let margins = sums.margins.iter().flat_map(|(&tier, tensors)| {
-        tensors.iter().filter_map(move |(&tensor, histogram)| Some((tier, tensor, histogram)))
+        tensors.iter().map(move |(&tensor, histogram)| (tier, tensor, histogram))
     });
     let margins = margins.filter_map(|(tier, tensor, histogram)| margin(tier, tensor, histogram)).collect();
     let census = sums.census.rows().into_iter().map(|row| {

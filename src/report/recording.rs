@@ -56,13 +56,12 @@ fn concluded(verdict: &Verdict) -> (Tone, String) {
 
 /// Returns the largest error ÷ bound of each tensor.
 fn margins(margin: &Margin) -> impl Iterator<Item = (String, String)> {
-    let told = Tier::ALL.into_iter().flat_map(|tier| {
+    Tier::ALL.into_iter().flat_map(|tier| {
         let named = margin.tier(tier).named().into_iter().filter(|(_, ratio)| *ratio > 0.0);
         named.map(move |(tensor, ratio)| {
             (format!("{tensor}, tier {tier}"), format!("{ratio:.3} of the bound at most"))
         })
-    });
-    told
+    })
 }
 
 fn entry(dir: &Path, recording: &Recording, sample: Option<Sample>, finding: &Finding) -> Entry {

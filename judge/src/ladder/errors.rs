@@ -146,7 +146,7 @@ mod tests {
         };
         assert_eq!((finding.check, finding.tensor), (Check::Envelope, Some(TensorName::Lse)));
         let maps = Judge::default().error_maps(&backend, &problem).unwrap();
-        assert_eq!(maps.iter().map(|map| map.tensor).collect::<Vec<_>>(), [TensorName::Lse, TensorName::Out]);
+        assert_eq!(maps.iter().map(|map| map.tensor).collect::<Vec<_>>(), FORWARD);
         let worst = maps[0].worst().unwrap();
         assert_eq!((worst.place, Some(worst.ratio)), (finding.place, finding.ratio));
         assert_eq!(maps[0].rows.iter().filter(|row| row.ratio > 1.0).count(), finding.failed);
