@@ -295,8 +295,7 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
 /// Prints the command that shows what was found as a page.
 pub(super) fn tell_report(dir: &RunDir, outcome: &RunOutcome) {
     if outcome.summary.as_ref().is_some_and(|summary| !summary.distinct.is_empty()) {
-        let text = format!("report: {}", report_command(dir.path()));
-        print_report(&[Line::new(Tone::Command, "", text)]);
+        print_report(&[Line::new(Tone::Command, "report", report_command(dir.path()))]);
     }
 }
 
