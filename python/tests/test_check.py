@@ -145,7 +145,7 @@ def test_narrowing(fake_program, monkeypatch):
 
 
 def test_a_subject_in_python_takes_no_regions():
-    with pytest.raises(seamproof.DeclarationError, match="table.parallel.regions"):
+    with pytest.raises(seamproof.DeclarationError, match=r"table\.parallel\.regions"):
         seamproof.subject(arrays="numpy", formats=["f32"], table={"parallel": {"regions": True}})(lambda q: q)
 
 

@@ -13,7 +13,7 @@ use crate::campaign::{
     self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
     Summary, Tone,
 };
-use crate::paste::report_command;
+use crate::paste::{report_command, typed};
 use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
 use crate::worker::{abandon_all, is_abandoned};
 use seamproof_judge::generate::Profile;
@@ -295,7 +295,7 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
 /// Prints the command that shows what was found as a page.
 pub(super) fn tell_report(dir: &RunDir, outcome: &RunOutcome) {
     if outcome.summary.as_ref().is_some_and(|summary| !summary.distinct.is_empty()) {
-        print_report(&[Line::new(Tone::Command, "report", report_command(dir.path()))]);
+        print_line(&format_args!("report    {}", typed(&report_command(dir.path()))));
     }
 }
 

@@ -58,8 +58,11 @@ fn a_right_kernel_holds_in_every_region() {
     );
 }
 
-/// Returns row, sequence, position, and whether it is real, of each placed row.
-fn rows(runs: &[PlacedRun]) -> Vec<(usize, usize, usize, bool)> {
+/// A placed row: its number, sequence and position, and whether it is real.
+type Row = (usize, usize, usize, bool);
+
+/// Returns each placed row, in order.
+fn rows(runs: &[PlacedRun]) -> Vec<Row> {
     let of = |placed: &PlacedRun| {
         let PlacedRun { sequence, piece, local } = *placed;
         (0..local.span).map(move |i| (local.row(i), sequence, piece.start + piece.step * i, i < local.len))
@@ -70,7 +73,7 @@ fn rows(runs: &[PlacedRun]) -> Vec<(usize, usize, usize, bool)> {
 }
 
 /// Returns the number of rows, the first head and the placed rows of a tensor on each rank of a schedule.
-fn placed(schedule: &Schedule, tensor: TensorName) -> Vec<(usize, usize, Vec<(usize, usize, usize, bool)>)> {
+fn placed(schedule: &Schedule, tensor: TensorName) -> Vec<(usize, usize, Vec<Row>)> {
     let mut ranks = BTreeMap::new();
     for placement in schedule.placements.iter().filter(|placement| placement.tensor == tensor) {
         let buffer = &schedule.buffers[placement.buffer.0];

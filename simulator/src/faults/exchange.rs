@@ -108,6 +108,10 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[99],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
+            // Ranks of a schedule with regions are no places in the group.
+            if schedule.sequence_parallel.is_some() {
+                return;
+            }
             let ranks = &problem.parallel.ranks;
             for work in works(schedule) {
                 if let Work::Send { to, .. } = work {
@@ -123,6 +127,9 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
+            if schedule.sequence_parallel.is_some() {
+                return;
+            }
             let place = |rank: usize| problem.parallel.ranks.iter().position(|member| *member == rank);
             rewrite(schedule, |_, mut operation| {
                 if let Work::Send { to, .. } = &mut operation.work {
