@@ -19,9 +19,14 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
 
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
-    if problem.parallel.region > 1 {
-        return sequence_parallel(problem, order);
+    match problem.parallel.region {
+        0 | 1 => outside_regions(problem, order),
+        _ => sequence_parallel(problem, |heads| outside_regions(heads, order)),
     }
+}
+
+/// Returns the schedule of a problem whose ranks are no regions.
+fn outside_regions(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
         Algorithm::Ring => ring(problem, order),

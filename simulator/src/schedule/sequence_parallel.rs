@@ -12,7 +12,7 @@
 //! sequence. *Real lengths* bound the mask. A row is rotated by its position in its sequence. It is not its
 //! row, and under context parallelism it is not its place in the rank's part.
 //!
-//! Attention is [`build_with`]'s schedule of the problem with a rank's heads, for any algorithm. Member c of the
+//! Attention is the schedule of the problem with a rank's heads, of any algorithm. Member c of the
 //! problem's group becomes ranks `c·T … c·T + T − 1`, and member t of these runs the schedule with the t-th block of
 //! heads. If there are fewer KV heads than ranks, they are replicated, and the reduce-scatter adds up dk and dv of the
 //! replicas.
@@ -30,22 +30,22 @@ use std::sync::Arc;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{ContextParallel, Heads, Pass, Problem, ProblemFields, Run, Side, TensorName};
 
-use super::algorithms::build_with;
 use super::build::{BuildError, Builder};
 use super::collect::{COMMUNICATION, COMPUTE, all, part};
 use super::embed::Embedding;
 use super::exchange::HeadDeal;
-use super::program::{
-    Buffer, BufferId, Layer, MergeOrder, Operation, Placement, Role, Rotated, RowPair, Schedule, Work,
-};
+use super::program::{Buffer, BufferId, Layer, Operation, Placement, Role, Rotated, RowPair, Schedule, Work};
 
-/// Returns the problem's schedule inside its sequence-parallel regions, with the given order in which a ring merges.
-/// Where the problem has none, each region has one rank. The module's text says which problems are refused.
-pub fn sequence_parallel(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
+/// Returns the problem's schedule inside its sequence-parallel regions, around the schedules of `attention` of a rank's
+/// heads. Where the problem has no region, each has one rank. The module's text says which problems are refused.
+pub fn sequence_parallel(
+    problem: &Problem,
+    attention: impl Fn(&Problem) -> Result<Schedule, BuildError>,
+) -> Result<Schedule, BuildError> {
     let ranks = problem.parallel.region;
     let heads = HeadDeal::new(problem.heads, ranks)?;
     let inner: Result<Vec<Schedule>, BuildError> =
-        (0..ranks).map(|member| build_with(&of_member(problem, &heads, member)?, order)).collect();
+        (0..ranks).map(|member| attention(&of_member(problem, &heads, member)?)).collect();
     let inner = inner?;
     let mut builder = Builder::new(problem.parallel.size() * ranks);
     let regions = (0..problem.parallel.size()).map(|c| (c * ranks..(c + 1) * ranks).collect());

@@ -9,7 +9,7 @@ use seamproof_oracle::{
 };
 use seamproof_simulator::check::check;
 use seamproof_simulator::schedule::{
-    BuildError, Layer, MergeOrder, Operation, Rotated, Schedule, Work, build, sequence_parallel,
+    BuildError, Layer, MergeOrder, Operation, Rotated, Schedule, Work, build, build_with, sequence_parallel,
 };
 
 /// Returns a random problem whose heads a region of `ranks` ranks can hold. KV heads are split, or one is replicated.
@@ -39,7 +39,7 @@ fn holds(algorithm: Algorithm, balances: &[Balance], cp: usize, cases: usize) {
             for _ in 0..cases {
                 let problem = dealt(&mut draws, algorithm, balance, cp, ranks);
                 for &order in MergeOrder::of(algorithm) {
-                    let schedule = sequence_parallel(&problem, order).unwrap();
+                    let schedule = sequence_parallel(&problem, |heads| build_with(heads, order)).unwrap();
                     assert_eq!(schedule.ranks.len(), cp * ranks);
                     proved(&problem, &schedule);
                     hold(&problem, &schedule, &mut draws);
@@ -149,7 +149,7 @@ fn the_seed_pack_is_proved_over_any_ranks() {
     let lengths = [(100, 112), (150, 160), (120, 128), (130, 144)];
     for ranks in [1, 2, 4, 8, 16, 32] {
         let problem = packed(&lengths, 0, Heads { q: 32, kv: 8 }, ranks);
-        let schedule = sequence_parallel(&problem, MergeOrder::default()).unwrap();
+        let schedule = sequence_parallel(&problem, build).unwrap();
         assert_eq!(check(&problem, &schedule).unwrap().pairs, problem.pairs() * 32, "{ranks} ranks");
     }
 }
