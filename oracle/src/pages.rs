@@ -72,6 +72,12 @@ pub enum PagesError {
         /// The algorithm.
         algorithm: &'static str,
     },
+    /// A sequence-parallel region.
+    #[error("the region has {ranks} ranks; use 1")]
+    Region {
+        /// The ranks of the region.
+        ranks: usize,
+    },
     /// A backward pass.
     #[error("the pass is backward; use forward")]
     Backward,
@@ -267,6 +273,9 @@ impl Pages {
         }
         if algorithm != Algorithm::Single {
             return Err(PagesError::Algorithm { algorithm: algorithm.name() });
+        }
+        if fields.parallel.region > 1 {
+            return Err(PagesError::Region { ranks: fields.parallel.region });
         }
         if fields.pass == Pass::Backward {
             return Err(PagesError::Backward);

@@ -320,10 +320,10 @@ const OF_GROUPS: [Class; 25] = [
     }),
     class("KV heads on several ranks of a region", [14, 13, 11], |p| p.heads.kv < p.parallel.region),
     // These problems are about three in a thousand: too few for a floor in a short campaign.
-    refused("heads that cannot be dealt", [3, 3, 3], |p| {
+    refused("heads that cannot be dealt", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))
     }),
-    refused("spans that cannot be cut", [2, 2, 2], |p| {
+    refused("spans that cannot be cut", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::SpanMultiple))
     }),
 ];

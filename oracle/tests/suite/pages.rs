@@ -85,6 +85,8 @@ fn pages_are_for_a_forward_on_one_rank_in_the_plain_form() {
     let padded = ProblemFields::padded(&[(8, 8)], 8);
     let ring = ProblemFields { parallel, pass: Pass::Forward, pages: right.pages.clone(), ..padded };
     assert_eq!(refused(ring), PagesError::Algorithm { algorithm: "all-gather" });
+    let parallel = ContextParallel { region: 2, ..right.parallel.clone() };
+    assert_eq!(refused(ProblemFields { parallel, ..right.clone() }), PagesError::Region { ranks: 2 });
     assert_eq!(refused(ProblemFields { pass: Pass::Backward, ..right.clone() }), PagesError::Backward);
     let form = Form::Segments;
     assert_eq!(refused(ProblemFields { form, ..right.clone() }), PagesError::Form { form });
