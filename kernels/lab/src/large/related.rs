@@ -104,13 +104,13 @@ mod tests {
     use seamproof_judge::subjects::Emulated;
     use seamproof_judge::values;
     use seamproof_oracle::envelope::Model;
-    use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields};
+    use seamproof_oracle::{Inputs, Pass, Problem, ProblemFields};
 
-    /// Returns forwards on one rank, with the emulated kernel's results.
+    /// Returns forwards on one rank without pages, with the emulated kernel's results.
     fn forwards(cases: u64) -> impl Iterator<Item = (Problem, Inputs, RankOutputs)> {
         let limits = Profile::Quick.limits();
         let drawn = (0..cases).filter_map(move |case| match generate::draw(7, case, &limits) {
-            Draw::Problem(problem) if problem.parallel.algorithm == Algorithm::Single => {
+            Draw::Problem(problem) if problem.parallel.is_whole() && problem.pages.is_none() => {
                 Problem::new(ProblemFields { pass: Pass::Forward, ..problem.into() }).ok()
             }
             _ => None,
