@@ -43,13 +43,17 @@ pub struct Pool {
     confirms: bool,
     seats: Mutex<Seats>,
     free: Condvar,
-    /// Digests of the sentinel's right results, by subject; `None` where the judge does not find the results right.
-    known: Mutex<HashMap<String, Option<Digest>>>,
+    /// What is known of the sentinel's results, by subject.
+    known: Mutex<HashMap<String, Arc<Mutex<KnownDigest>>>>,
     /// Runs on each device, by the device's ordinal.
     used: Mutex<BTreeMap<usize, DeviceRuns>>,
 }
 
 type Digest = [u8; blake3::OUT_LEN];
+
+/// The digest of a sentinel's right results: `None` before they were asked for, and `Some(None)` where the judge does not
+/// find them right.
+type KnownDigest = Option<Option<Digest>>;
 
 #[derive(Debug)]
 struct Seats {
@@ -276,10 +280,12 @@ impl Pool {
     /// their own. The answer is `None` where the judge finds them wrong, or where there are none twice. Such a
     /// subject has no sentinel, and its cases show what is wrong with it.
     fn known(&self, served: &Served, bench: &Bench) -> Result<Option<Digest>, StartError> {
-        let mut known = lock(&self.known);
         let key = format!("{:?}", served.sentinel);
-        if let Some(digest) = known.get(&key) {
-            return Ok(*digest);
+        let known = Arc::clone(lock(&self.known).entry(key).or_default());
+        // Who asks for the same subject waits. Who asks for another one does not: to find out takes seconds.
+        let mut known = lock(&known);
+        if let Some(digest) = *known {
+            return Ok(digest);
         }
         for _ in 0..SENTINEL_TRIES {
             let mut session = bench.session(&served.sentinel)?;
@@ -289,11 +295,11 @@ impl Pool {
                 None => None,
             };
             if digest.is_some() {
-                known.insert(key, digest);
+                *known = Some(digest);
                 return Ok(digest);
             }
         }
-        known.insert(key, None);
+        *known = Some(None);
         Ok(None)
     }
 }
