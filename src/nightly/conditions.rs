@@ -8,7 +8,7 @@ use seamproof_oracle::{Balance, Problem, Sequence};
 type Test = fn(&Problem, &[Sequence]) -> bool;
 
 /// Conditions beyond features, by the words of the list.
-const CONDITIONS: [(&str, Test); 14] = [
+const CONDITIONS: [(&str, Test); 15] = [
     ("queries without keys", |_, at| at.iter().any(|s| s.q.len > 0 && s.kv.len == 0)),
     ("more queries than keys", |_, at| at.iter().any(|s| s.q.len > s.kv.len)),
     ("64 keys past a multiple of 128", |_, at| at.iter().any(|s| s.kv.len % 128 == 64)),
@@ -18,6 +18,10 @@ const CONDITIONS: [(&str, Test); 14] = [
     ("no key but in the last sequence", |p, _| but_last(p).all(|s| s.kv.len == 0)),
     ("no query but in the last sequence", |p, _| but_last(p).all(|s| s.q.len == 0)),
     ("one query at most in each sequence", |p, _| p.sequences.iter().all(|s| s.q.len <= 1)),
+    ("one row at most in each chunk", |p, _| {
+        let chunks = p.parallel.size() * if p.parallel.balance == Balance::DualChunk { 2 } else { 1 };
+        p.sequences.iter().all(|s| s.q.span.max(s.kv.span) <= chunks)
+    }),
     ("as many rows of q as sequences", |p, _| p.rows.q == p.sequences.len()),
     ("no right bound", |p, _| p.mask.right.is_none()),
     ("right bound of all keys", |p, _| {
@@ -75,6 +79,7 @@ mod tests {
             ("torch-flash-open-window", "no right bound", "one query at most in each sequence"),
             ("torch-flash-wide-window", "right bound of all keys", "no right bound"),
             ("ring-merge-cancels", "contiguous balance", "as many rows of q as sequences"),
+            ("ring-merge-cancels", "one row at most in each chunk", "no query at all"),
             ("ring-merge-cancels", "context parallel", "64 keys past a multiple of 128"),
         ] {
             let problem = defect(name);

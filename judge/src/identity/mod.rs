@@ -34,6 +34,7 @@ mod twin;
 
 use bound::Bounds;
 use ndarray::Array2;
+pub(crate) use repeat::rerun;
 
 use crate::finding::{Check, Finding, Relation};
 use crate::hash::mix;

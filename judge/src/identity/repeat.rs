@@ -5,7 +5,7 @@ use crate::finding::Relation;
 use crate::ladder::evidence::{Evidence, Look};
 
 /// Asks the same run again.
-pub(super) fn rerun(evidence: &Evidence<'_>) -> Option<Look> {
+pub(crate) fn rerun(evidence: &Evidence<'_>) -> Option<Look> {
     let twin = Twin::of(evidence);
     Some(twin.agrees(evidence, Relation::Rerun, &same(&everything(evidence))))
 }

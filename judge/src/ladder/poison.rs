@@ -3,10 +3,14 @@
 //! A subject that sums gradients in any order gives other bits on every run. In its gradients, padding must not make
 //! a NaN. The envelope sees any other change that padding makes in them, because it examines both runs of such a
 //! subject.
+//!
+//! Whether padding is to blame, a third run tells: one with the first run's very inputs. Where it differs from the first
+//! as well, the subject gives other bits on every run, and the finding says so.
 
 use super::compare::{ResultTensor, Worst, same_bits};
 use super::structure::results;
 use crate::finding::{Check, Finding, number};
+use crate::identity::rerun;
 use crate::ladder::evidence::{Evidence, Look};
 use crate::subject::{RankOutputs, TensorName};
 use crate::verdict::Margin;
@@ -15,8 +19,17 @@ use seamproof_oracle::sharding::RankLayout;
 /// Asks whether the two runs of the evidence agree.
 pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     let deterministic = evidence.backend.declaration().promises.deterministic_backward;
-    check(evidence.layout, evidence.first, evidence.second, deterministic).into()
+    let mut found = check(evidence.layout, evidence.first, evidence.second, deterministic);
+    if let Some(finding) = &mut found
+        && matches!(rerun(evidence), Some(Look::Broken(_)))
+    {
+        finding.what.push_str(AGAIN);
+    }
+    found.into()
 }
+
+/// What is said of a subject whose results change without another padding.
+const AGAIN: &str = ", or on the run: the same inputs once more give other bits as well";
 
 /// Returns the first tensor in which two runs with different poison differ.
 fn check(

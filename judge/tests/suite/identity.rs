@@ -1,8 +1,10 @@
 //! The identity rung. It is silent on the right kernel, and each identity sees the fault that is planted for it.
 
+use std::path::Path;
 use std::sync::Mutex;
 
 use rayon::prelude::*;
+use seamproof_judge::case::Case;
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::{Check, Finding, Relation};
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -111,6 +113,23 @@ impl Backend for Spoilt {
         *runs += 1;
         Ok(outputs)
     }
+}
+
+/// Test that a poison finding says whether the same inputs give other bits as well.
+#[test]
+fn padding_is_not_blamed_alone_where_the_same_run_differs_too() {
+    let told = |_: &mut ProblemFields| ();
+    let file = "../corpus/regressions/te-docstring-padded-pack.json";
+    let problem = Case::load(Path::new(file)).expect("a stored case").problem;
+    let again = |spoil: Spoil| {
+        let spoilt = Spoilt::new(&Fault { relation: Relation::Rerun, spoil, told });
+        let verdict = Judge::default().examine(&spoilt, &problem, Depth::First).verdict;
+        let Verdict::Finding(finding) = verdict else { panic!("the second run is spoilt: {verdict}") };
+        assert_eq!(finding.check, Check::Poison);
+        finding.what.contains("the same inputs once more")
+    };
+    assert!(!again(|_, before, o| out_if(before == 1, o)), "the third run is the first once more");
+    assert!(again(|_, before, o| out_if(before >= 1, o)));
 }
 
 /// A fault that one identity is meant to catch.

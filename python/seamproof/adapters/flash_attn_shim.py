@@ -3,11 +3,21 @@
 `install` makes them importable, unless `flash_attn` is there. On a GPU they are torch's own FlashAttention 2, which is
 the same kernel; a call without queries fails there, so it is left out. On the CPU they are plain torch with
 FlashAttention's roundings: P and dS in q's format, sums in f32, D from the out that is stored.
+
+Rings merge their outs in TorchScript, which fuses a merge after its first calls on a GPU and then returns other bits
+(`docs/findings/ring-merge-fused.md`). No bit is the same in two runs then, so it is off; `jit=on` shows it.
 """
 
 import importlib
+import os
 import sys
 import types
+
+import seamproof
+
+# torch reads it when it is imported.
+if seamproof.options().get("jit") != "on":
+    os.environ.setdefault("PYTORCH_JIT", "0")
 
 import torch
 
