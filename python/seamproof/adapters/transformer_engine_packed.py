@@ -4,10 +4,10 @@
     seamproof run --backend python:transformer_engine_packed.py:p2p:cp=4
 
 Real lengths are `cu_seqlens`, and `cu_seqlens_padded` says where sequences lie. `attention` takes any lengths without
-windows, `windows` as many keys as queries, `sinks` a sink, and `max_logit` returns the largest logit of each head.
+windows, `windows` as many keys as queries, and `sinks` a sink.
 `p2p`, `all_gather`, `all_to_all` and `hierarchical` (a2a+p2p) have rows dealt in two chunks, `all_gather_contiguous`
 the rows of all sequences as if they were one; ranks are threads on one device, or processes. `cp` is the largest number
-of ranks, 8 without it. No LSE comes back.
+of ranks. No LSE comes back, and the largest logits only in the format of out.
 
 `backend` is `fused` (cuDNN), which is taken without it, or `flash`: no other runs, and a problem that it does not take
 is refused. The package is loaded without torch.compile, which would compile helpers anew for each shape.
@@ -42,11 +42,11 @@ VERSIONS = {
 SOFTMAX = {"none": "vanilla"}
 
 
-def module_of(p, q, k, v, softmax="none", **more):
+def module_of(p, q, k, v, softmax="none"):
     """Returns a module for some tensors `[rows, heads, dim]`. It has no state but a sink."""
     module = library.DotProductAttention(
         q.shape[1], (k.shape[2], v.shape[2]), num_gqa_groups=k.shape[1], qkv_format="thd", softmax_scale=p.scale,
-        softmax_type=SOFTMAX.get(softmax, softmax), **more,
+        softmax_type=SOFTMAX.get(softmax, softmax),
     )  # fmt: skip
     return module.train(p.backward)
 
@@ -61,15 +61,14 @@ def called(p, module, q, k, v, dout, sink=None, **arguments):
         module.softmax_offset.data.copy_(sink)
         leaves.append(module.softmax_offset)
     try:
-        found = module(*leaves[:3], **arguments)
+        flat = module(*leaves[:3], **arguments)
     except ValueError as error:
         if "backend is available" not in str(error):
             raise
         raise seamproof.Refused(f"no {BACKEND} backend takes it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 says why)") from error
     check_backend()
-    flat, largest = found if isinstance(found, tuple) else (found, None)
     out = flat.view(len(leaves[0]), q.shape[1], v.shape[2])[:rows]
-    result = seamproof.Result(out, max_logit=largest)
+    result = seamproof.Result(out)
     if dout is not None:
         dq, dk, dv, *of_sink = torch.autograd.grad(out, leaves, dout)
         result.dq, result.dk, result.dv = dq[:rows], dk[: len(k)], dv[: len(k)]
@@ -103,8 +102,8 @@ def up(rows):
     return max(64, -(-rows // 64) * 64)
 
 
-def alone(p, q, k, v, dout, sink=None, **more):
-    module = module_of(p, q, k, v, p.sink, **more)
+def alone(p, q, k, v, dout, sink=None):
+    module = module_of(p, q, k, v, p.sink)
     return called(
         p, module, q, k, v, dout, sink, cu_seqlens_q=p.q.offsets, cu_seqlens_kv=p.kv.offsets,
         cu_seqlens_q_padded=p.q.padded_offsets, cu_seqlens_kv_padded=p.kv.padded_offsets,
@@ -135,13 +134,6 @@ def attention(p, q, k, v, dout=None, sink=None):
 )  # fmt: skip
 def windows(p, q, k, v, dout=None, sink=None):
     return alone(p, q, k, v, dout)
-
-
-@declared(
-    masks=seamproof.both_alignments(windows=False), lengths={"no_sequences": False}, statistics=["max_logit"]
-)  # fmt: skip
-def max_logit(p, q, k, v, dout=None, sink=None):
-    return alone(p, q, k, v, dout, return_max_logit=True)
 
 
 @declared(
