@@ -56,7 +56,9 @@ def fat_binaries(data, start, length):
             kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
             (arch,) = struct.unpack_from("<I", data, at + 28)
             if kind not in KINDS or header < 64 or at + header + size > end:
-                raise ValueError(f"no entry of a fat binary at byte {at}: kind {kind}, header of {header} bytes")
+                raise ValueError(
+                    f"no entry of a fat binary at byte {at}: kind {kind}, header of {header} bytes"
+                )
             entries.append(Entry(KINDS[kind], arch, at + header, size))
             at += header + size
         found.append(entries)

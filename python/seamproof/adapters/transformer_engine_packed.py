@@ -4,10 +4,10 @@
     seamproof run --backend python:transformer_engine_packed.py:p2p:cp=4
 
 Real lengths are `cu_seqlens`, and `cu_seqlens_padded` says where sequences lie. `attention` takes any lengths without
-windows, `windows` as many keys as queries, and `sinks` a sink.
-`p2p`, `all_gather`, `all_to_all` and `hierarchical` (a2a+p2p) have rows dealt in two chunks, `all_gather_contiguous`
-the rows of all sequences as if they were one; ranks are threads on one device, or processes. `cp` is the largest number
-of ranks. No LSE comes back, and the largest logits only in the format of out.
+windows, `windows` as many keys as queries, and `sinks` a sink. `p2p`, `all_gather`, `all_to_all` and `hierarchical`
+(a2a+p2p) have rows dealt in two chunks, `all_gather_contiguous` the rows of all sequences as if they were one; ranks
+are threads on one device, or processes. `cp` is the largest number of ranks: 8 without it. Where an all-to-all cannot
+deal the heads, heads of 0 are added. No LSE comes back, and the largest logits only in the format of out.
 
 `backend` is `fused` (cuDNN), which is taken without it, or `flash`: no other runs, and a problem that it does not take
 is refused. The package is loaded without torch.compile, which would compile helpers anew for each shape.
@@ -16,6 +16,7 @@ Written for TransformerEngine 2.20.2 from its source; not run yet.
 """
 
 import functools
+import math
 import os
 
 import seamproof
@@ -39,46 +40,53 @@ VERSIONS = {
     "cudnn": ".".join(map(str, library.get_cudnn_version())),
     "backend": BACKEND,
 }
-SOFTMAX = {"none": "vanilla"}
 
 
-def module_of(p, q, k, v, softmax="none"):
-    """Returns a module for some tensors `[rows, heads, dim]`. It has no state but a sink."""
-    module = library.DotProductAttention(
-        q.shape[1], (k.shape[2], v.shape[2]), num_gqa_groups=k.shape[1], qkv_format="thd", softmax_scale=p.scale,
-        softmax_type=SOFTMAX.get(softmax, softmax),
-    )  # fmt: skip
-    return module.train(p.backward)
-
-
-def called(p, module, q, k, v, dout, sink=None, **arguments):
-    """Returns the results of a module's call, gradients too where they are asked for."""
-    # A module looks where in their memory the tensors begin: what begins further on could be one packed tensor.
-    rows, leaves = len(q), [at_least_one(tensor).detach().clone() for tensor in (q, k, v)]
+def called(p, q, k, v, dout, sink=None, unit=1, prepare=None, **arguments):
+    """Returns the results of a call, gradients too where they are asked for. `unit` is of what KV heads are a multiple."""
+    heads, kv_heads, group = q.shape[1], k.shape[1], q.shape[1] // k.shape[1]
+    most = -(-kv_heads // unit) * unit
+    leaves = [widened(q, most * group), widened(k, most), widened(v, most)]
     for leaf in leaves:
         leaf.requires_grad_(dout is not None)
+    module = library.DotProductAttention(
+        most * group, (k.shape[2], v.shape[2]), num_gqa_groups=most, qkv_format="thd", softmax_scale=p.scale,
+        softmax_type="vanilla" if p.sink == "none" else p.sink,
+    ).train(dout is not None)  # fmt: skip
     if sink is not None:
         module.softmax_offset.data.copy_(sink)
         leaves.append(module.softmax_offset)
+    if prepare is not None:
+        prepare(module)
     try:
         flat = module(*leaves[:3], **arguments)
     except ValueError as error:
         if "backend is available" not in str(error):
             raise
-        raise seamproof.Refused(f"no {BACKEND} backend takes it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 says why)") from error
+        raise seamproof.Refused(
+            f"no {BACKEND} backend takes it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 says why)"
+        ) from error
     check_backend()
-    out = flat.view(len(leaves[0]), q.shape[1], v.shape[2])[:rows]
+    out = flat.view(len(leaves[0]), most * group, v.shape[2])[: len(q), :heads]
     result = seamproof.Result(out)
     if dout is not None:
         dq, dk, dv, *of_sink = torch.autograd.grad(out, leaves, dout)
-        result.dq, result.dk, result.dv = dq[:rows], dk[: len(k)], dv[: len(k)]
+        result.dq, result.dk, result.dv = (
+            dq[: len(q), :heads],
+            dk[: len(k), :kv_heads],
+            dv[: len(k), :kv_heads],
+        )
         result.dsink = of_sink[0] if of_sink else None
     return result
 
 
-def at_least_one(tensor):
-    """Returns a tensor, or one row of 0 in place of none: a tensor without rows has no address."""
-    return tensor if len(tensor) else tensor.new_zeros(1, *tensor.shape[1:])
+def widened(tensor, heads):
+    """Returns a copy with as many heads, and at least one row: what is added is 0.
+
+    The module looks where in its memory a tensor begins, and one without rows has no address.
+    """
+    more = (0, 0, 0, heads - tensor.shape[1], 0, int(not len(tensor)))
+    return torch.nn.functional.pad(tensor.detach(), more).clone()
 
 
 def check_backend():
@@ -102,12 +110,13 @@ def up(rows):
     return max(64, -(-rows // 64) * 64)
 
 
-def alone(p, q, k, v, dout, sink=None):
-    module = module_of(p, q, k, v, p.sink)
+def alone(p, q, k, v, dout, sink=None, same_length=False):
+    longest = [side.max_span for side in (p.q, p.kv)]
+    most_q, most_kv = [max(longest)] * 2 if same_length else longest
     return called(
-        p, module, q, k, v, dout, sink, cu_seqlens_q=p.q.offsets, cu_seqlens_kv=p.kv.offsets,
+        p, q, k, v, dout, sink, cu_seqlens_q=p.q.offsets, cu_seqlens_kv=p.kv.offsets,
         cu_seqlens_q_padded=p.q.padded_offsets, cu_seqlens_kv_padded=p.kv.padded_offsets,
-        max_seqlen_q=up(p.q.max_span), max_seqlen_kv=up(p.kv.max_span), pad_between_seqs=p.pad_between_seqs,
+        max_seqlen_q=up(most_q), max_seqlen_kv=up(most_kv), pad_between_seqs=p.pad_between_seqs,
         bottom_right_diagonal=p.bottom_right, **mask_of(p, p.bottom_right),
     )  # fmt: skip
 
@@ -133,7 +142,8 @@ def attention(p, q, k, v, dout=None, sink=None):
     masks=seamproof.both_alignments(windows=WINDOWS, most=1 << 30), lengths={"no_sequences": False, "equal": True}
 )  # fmt: skip
 def windows(p, q, k, v, dout=None, sink=None):
-    return alone(p, q, k, v, dout)
+    # Windows are refused where the longest length of queries is above that of keys; here only padding could make it so.
+    return alone(p, q, k, v, dout, same_length=True)
 
 
 @declared(
@@ -149,19 +159,25 @@ def sinks(p, q, k, v, dout=None, sink=None):
 
 def parallel(p, way, q, k, v, dout, deal=seamproof.cp.by_sequence, **more):
     """Returns the results of a way of communication. The module is told lengths and places of whole sequences."""
-    real = p.q.offsets
+    real, ranks = p.q.offsets, sorted(p.parallel.ranks)
+    # An all-to-all deals heads to its ranks, and takes an even number alone.
+    width = {"a2a": p.parallel.size, "a2a+p2p": p.parallel.all_to_all}.get(way)
+    unit = math.lcm(2, width) if width else 1
 
     def program(local):
-        # One tensor for both sides, as callers give it: some ways demand the very same.
-        padded = local.offsets()
-        module = module_of(p, local.q, local.k, local.v)
-        stream = torch.cuda.Stream() if local.q.is_cuda else None
-        ranks = sorted(p.parallel.ranks)
-        group = local.group() if way != "a2a+p2p" else hierarchy(ranks, local)
-        module.set_context_parallel_group(group, ranks, stream, way, **more)
+        padded = (
+            local.offsets()
+        )  # one tensor for both sides, as callers give it: some ways demand the very same
+
+        def prepare(module):
+            group = hierarchy(ranks, local.rank, width) if way == "a2a+p2p" else local.group()
+            stream = torch.cuda.Stream() if local.q.is_cuda else None
+            module.set_context_parallel_group(group, ranks, stream, way, **more)
+
         return called(
-            p, module, local.q, local.k, local.v, local.dout, cu_seqlens_q=real, cu_seqlens_kv=real,
-            cu_seqlens_q_padded=padded, cu_seqlens_kv_padded=padded, **mask_of(p, bottom_right=False),
+            p, local.q, local.k, local.v, local.dout, unit=unit, prepare=prepare, cu_seqlens_q=real,
+            cu_seqlens_kv=real, cu_seqlens_q_padded=padded, cu_seqlens_kv_padded=padded,
+            **mask_of(p, bottom_right=False),
         )  # fmt: skip
 
     result = seamproof.cp.attend(p, program, q, k, v, dout, deal=deal)
@@ -169,11 +185,10 @@ def parallel(p, way, q, k, v, dout, deal=seamproof.cp.by_sequence, **more):
     return result
 
 
-def hierarchy(ranks, local):
+def hierarchy(ranks, rank, width):
     """Returns the groups of a rank: that of its all-to-all, whose ranks are neighbours, and that of its ring."""
-    width = local.problem.parallel.all_to_all
-    first, place = local.rank - local.rank % width, local.rank % width
-    return [group_of(ranks[first : first + width]), group_of(ranks[place::width])]
+    first = rank - rank % width
+    return [group_of(ranks[first : first + width]), group_of(ranks[rank % width :: width])]
 
 
 # Groups of processes stay, as NCCL's cost memory; those of threads end with their world.
@@ -189,12 +204,12 @@ def group_of(ranks):
     return GROUPS[tuple(ranks)]
 
 
-def declared_parallel(algorithm, windows=(), balance="dual-chunk", most=8, **more):
+def declared_parallel(algorithm, windows=(), balance="dual-chunk", **more):
     table = {
         "lengths": {"equal": True, "no_sequences": False},
         "parallel": {
             "algorithms": ["single", algorithm], "balances": [balance], "sub_groups": True,
-            "ranks_most": int(OPTIONS.get("cp", most)),
+            "ranks_most": int(OPTIONS.get("cp", 8)),
         },
     }  # fmt: skip
     given = {"masks": seamproof.bottom_right(windows=windows or False, most=1 << 30)} | more
@@ -217,12 +232,12 @@ def all_gather(p, q, k, v, dout=None, sink=None):
     return parallel(p, "all_gather", q, k, v, dout)
 
 
-@declared_parallel("all-to-all", windows=WINDOWS, most=2)
+@declared_parallel("all-to-all", windows=WINDOWS)
 def all_to_all(p, q, k, v, dout=None, sink=None):
     return parallel(p, "a2a", q, k, v, dout)
 
 
-@declared_parallel("hierarchical", partials=MERGED, most=4)
+@declared_parallel("hierarchical", partials=MERGED)
 def hierarchical(p, q, k, v, dout=None, sink=None):
     return parallel(p, "a2a+p2p", q, k, v, dout)
 
