@@ -43,7 +43,7 @@ VERSIONS = {
 
 
 def called(p, q, k, v, dout, sink=None, unit=1, prepare=None, **arguments):
-    """Returns the results of a call, gradients too where they are asked for. `unit` is of what KV heads are a multiple."""
+    """Returns the results of a call, gradients too where they are asked for. KV heads become a multiple of `unit`."""
     heads, kv_heads, group = q.shape[1], k.shape[1], q.shape[1] // k.shape[1]
     most = -(-kv_heads // unit) * unit
     leaves = [widened(q, most * group), widened(k, most), widened(v, most)]
@@ -71,11 +71,8 @@ def called(p, q, k, v, dout, sink=None, unit=1, prepare=None, **arguments):
     result = seamproof.Result(out)
     if dout is not None:
         dq, dk, dv, *of_sink = torch.autograd.grad(out, leaves, dout)
-        result.dq, result.dk, result.dv = (
-            dq[: len(q), :heads],
-            dk[: len(k), :kv_heads],
-            dv[: len(k), :kv_heads],
-        )
+        result.dq = dq[: len(q), :heads]
+        result.dk, result.dv = dk[: len(k), :kv_heads], dv[: len(k), :kv_heads]
         result.dsink = of_sink[0] if of_sink else None
     return result
 
@@ -165,9 +162,8 @@ def parallel(p, way, q, k, v, dout, deal=seamproof.cp.by_sequence, **more):
     unit = math.lcm(2, width) if width else 1
 
     def program(local):
-        padded = (
-            local.offsets()
-        )  # one tensor for both sides, as callers give it: some ways demand the very same
+        # One tensor for both sides, as callers give it: some ways demand the very same.
+        padded = local.offsets()
 
         def prepare(module):
             group = hierarchy(ranks, local.rank, width) if way == "a2a+p2p" else local.group()
