@@ -77,7 +77,10 @@ def thin(path, arch):
     """Zeroes in place; returns for each kind, architecture and fate the number of entries and their bytes."""
     counts = collections.defaultdict(lambda: [0, 0])
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        for entries in fat_binaries(data, *section(data, ".nv_fatbin")):
+        found = fat_binaries(data, *section(data, ".nv_fatbin"))
+        if not any(kept(entries, arch) for entries in found):
+            raise ValueError(f"{path} has nothing for sm_{arch}; it is left as it is")
+        for entries in found:
             needed = kept(entries, arch)
             for entry in entries:
                 stays = entry in needed
@@ -86,8 +89,6 @@ def thin(path, arch):
                 count = counts[entry.kind, entry.arch, "kept" if stays else "zeroed"]
                 count[0] += 1
                 count[1] += entry.size
-    if not any(fate == "kept" for _, _, fate in counts):
-        raise ValueError(f"{path} has nothing for sm_{arch}, and all of it is zeroed now")
     return counts
 
 
