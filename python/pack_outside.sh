@@ -2,13 +2,13 @@
 # Packs the kernels of others that machines with torch seldom have, for a GPU machine without a network: CPython 3.12,
 # x86-64, CUDA 13, torch 2.11 and what comes with it.
 #
-#     python/pack_outside.sh DIR                      here; writes DIR/outside.tar.xz, about 70 MB, and DIR/te.tar.xz, 30 MB
+#     python/pack_outside.sh DIR                      here; writes DIR/outside.tar.xz, about 70 MB
 #     mkdir SITE && tar xJf outside.tar.xz -C SITE    there, where the checkout and the program are too
 #     . SITE/env.sh && seamproof nightly --outside --budget 30m --workers 8
 #
-# TransformerEngine, te.tar.xz, is unpacked into a folder of its own and used in the same way. Of its library the code of
-# Hopper stays alone. Its extension for torch is built here where TORCH_PYTHON names a CPython 3.12 with torch 2.11, and
-# there with build_transformer_engine.sh otherwise: SITE/source has what it needs.
+# Where TORCH_PYTHON names a CPython 3.12 with torch 2.11, pip, setuptools and wheel, DIR/te.tar.xz, 30 MB, is
+# TransformerEngine: unpacked into a folder of its own, and used in the same way. Of its library the code of Hopper
+# stays alone, and its extension for torch is built.
 #
 # cuDNN's `sinks` need another version of cudnn-frontend: put SITE/sinks before SITE in PYTHONPATH for them.
 set -euo pipefail
@@ -58,6 +58,7 @@ tar c -C "$dir/site" --exclude=iket --exclude=3rdparty --exclude='*.a' . |
   xz -T2 --x86 --lzma2=preset=9,dict=128MiB > "$dir/outside.tar.xz"
 ls -l "$dir/outside.tar.xz"
 
+[ -n "${TORCH_PYTHON:-}" ] || exit 0
 fetch "$dir/wheels-te" transformer-engine==2.20.2 transformer-engine-cu13==2.20.2 einops==0.8.2 pydantic==2.14.4 \
   pydantic-core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0 \
   nvdlfw-inspect==0.2.2 pyyaml==6.0.4 onnx==1.23.2 onnxscript==0.7.2 onnx-ir==1.1.0 ml-dtypes==0.6.0 protobuf==7.36.2
@@ -65,13 +66,10 @@ unpack "$dir/wheels-te" "$dir/te"
 rm -rf "$dir/te/transformer_engine/jax" "$dir"/te/transformer_engine/wheel_lib/*nccl_ep*
 python3 "$here/thin_fatbin.py" "$dir/te/transformer_engine/wheel_lib/libtransformer_engine.so" 90
 # The source's own setup asks for torch before it says its name.
-${TORCH_PYTHON:-python3} -m pip download -q --no-deps --no-build-isolation --no-binary=:all: -d "$dir" \
+"$TORCH_PYTHON" -m pip download -q --no-deps --no-build-isolation --no-binary=:all: -d "$dir" \
   transformer-engine-torch==2.20.2
-mkdir -p "$dir/te/source"
-tar xzf "$dir/transformer_engine_torch-2.20.2.tar.gz" -C "$dir/te/source" --strip-components 1
-if [ -n "${TORCH_PYTHON:-}" ]; then
-  PYTHON=$TORCH_PYTHON "$here/build_transformer_engine.sh" "$dir/te/source" "$dir/te"
-fi
+tar xzf "$dir/transformer_engine_torch-2.20.2.tar.gz" -C "$dir"
+PYTHON=$TORCH_PYTHON "$here/build_transformer_engine.sh" "$dir/transformer_engine_torch-2.20.2" "$dir/te"
 # Libraries that its own is linked to lie beside torch, and are not looked for there.
 cat > "$dir/te/env.sh" <<'SHELL'
 site=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
