@@ -4,7 +4,8 @@
 #
 #     python/build_transformer_engine.sh SOURCE SITE    SOURCE: transformer_engine_torch-VERSION; the extension goes to SITE
 #
-# PYTHON names another interpreter. CUDA's headers are those beside its packages, then those of CUDA_HOME.
+# PYTHON names another interpreter. Headers of CUDA are those of its packages, to which nvidia-cuda-crt and
+# nvidia-cuda-cccl belong, then those of CUDA_HOME.
 set -euo pipefail
 source=${1:?usage: build_transformer_engine.sh SOURCE SITE} site=${2:?usage: build_transformer_engine.sh SOURCE SITE}
 build=$(mktemp -d)

@@ -6,9 +6,9 @@
 #     mkdir SITE && tar xJf outside.tar.xz -C SITE    there, where the checkout and the program are too
 #     . SITE/env.sh && seamproof nightly --outside --budget 30m --workers 8
 #
-# Where TORCH_PYTHON names a CPython 3.12 with torch 2.11, pip, setuptools and wheel, DIR/te.tar.xz, 30 MB, is
-# TransformerEngine: unpacked into a folder of its own, and used in the same way. Of its library the code of Hopper
-# stays alone, and its extension for torch is built.
+# Where TORCH_PYTHON names a CPython 3.12 with torch 2.11, setuptools, wheel, nvidia-cuda-crt and nvidia-cuda-cccl,
+# DIR/te.tar.xz, 30 MB, is TransformerEngine: unpacked into a folder of its own, and used in the same way. Of its library
+# the code of Hopper stays alone, and its extension for torch is built.
 #
 # cuDNN's `sinks` need another version of cudnn-frontend: put SITE/sinks before SITE in PYTHONPATH for them.
 set -euo pipefail
