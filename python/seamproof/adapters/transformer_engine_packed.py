@@ -4,18 +4,20 @@
     seamproof run --backend python:transformer_engine_packed.py:p2p:cp=4
 
 Real lengths are `cu_seqlens`, and `cu_seqlens_padded` says where sequences lie. `attention` takes any lengths without
-windows, `windows` as many keys as queries, and `sinks` a sink. `p2p`, `all_gather`, `all_to_all` and `hierarchical`
-(a2a+p2p) have rows dealt in two chunks, `all_gather_contiguous` the rows of all sequences as if they were one; ranks
-are threads on one device, or processes. `cp` is the largest number of ranks: 8 without it. Where an all-to-all cannot
-deal the heads, heads of 0 are added. No LSE comes back, and the largest logits only in the format of out.
+windows, `windows` as many keys as queries, and `sinks` a sink, with gradients since cuDNN 9.26. `p2p`, `all_gather`,
+`all_to_all` and `hierarchical` (a2a+p2p) have rows dealt in two chunks, `all_gather_contiguous` the rows of all
+sequences as if they were one; ranks are threads on one device, or processes. `cp` is the largest number of ranks: 8
+without it. Where an all-to-all cannot deal the heads, heads of 0 are added. No LSE comes back, and the largest logits
+only in the format of out.
 
 `backend` is `fused` (cuDNN), which is taken without it, or `flash`: no other runs, and a problem that it does not take
 is refused. The package is loaded without torch.compile, which would compile helpers anew for each shape.
 
-Written for TransformerEngine 2.20.2 from its source; not run yet.
+Tried with TransformerEngine 2.20.2, torch 2.11.0, cuDNN 9.19.0 and NCCL 2.28.9 on H100s.
 """
 
 import functools
+import logging
 import math
 import os
 
@@ -42,6 +44,23 @@ VERSIONS = {
 }
 
 
+class Reasons(logging.Handler):
+    """Keeps what the package said last of why it does not take a backend."""
+
+    said = "no reason was given"
+
+    def emit(self, record):
+        text = record.getMessage()
+        if text.startswith(f"Disabling {BACKEND.capitalize()}Attention"):
+            self.said = text
+
+
+REASONS = Reasons()
+logging.getLogger("DotProductAttention").addHandler(REASONS)
+logging.getLogger("DotProductAttention").propagate = False
+inner.attn_log._log_level = logging.DEBUG
+
+
 def called(p, q, k, v, dout, sink=None, unit=1, prepare=None, **arguments):
     """Returns the results of a call, gradients too where they are asked for. KV heads become a multiple of `unit`."""
     heads, kv_heads, group = q.shape[1], k.shape[1], q.shape[1] // k.shape[1]
@@ -63,9 +82,7 @@ def called(p, q, k, v, dout, sink=None, unit=1, prepare=None, **arguments):
     except ValueError as error:
         if "backend is available" not in str(error):
             raise
-        raise seamproof.Refused(
-            f"no {BACKEND} backend takes it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 says why)"
-        ) from error
+        raise seamproof.Refused(REASONS.said[:300]) from error
     check_backend()
     out = flat.view(len(leaves[0]), most * group, v.shape[2])[: len(q), :heads]
     result = seamproof.Result(out)
@@ -107,13 +124,16 @@ def up(rows):
     return max(64, -(-rows // 64) * 64)
 
 
-def alone(p, q, k, v, dout, sink=None, same_length=False):
-    longest = [side.max_span for side in (p.q, p.kv)]
-    most_q, most_kv = [max(longest)] * 2 if same_length else longest
+def alone(p, q, k, v, dout, sink=None):
+    most_q, most_kv = up(p.q.max_span), up(p.kv.max_span)
+    if p.left is not None or p.right not in (None, 0) or (p.causal and p.bottom_right):
+        # Such masks are refused where the longest queries are longer than the longest keys. The longest lengths are
+        # bounds, and callers have one for both sides.
+        most_q = most_kv = max(most_q, most_kv)
     return called(
         p, q, k, v, dout, sink, cu_seqlens_q=p.q.offsets, cu_seqlens_kv=p.kv.offsets,
         cu_seqlens_q_padded=p.q.padded_offsets, cu_seqlens_kv_padded=p.kv.padded_offsets,
-        max_seqlen_q=up(most_q), max_seqlen_kv=up(most_kv), pad_between_seqs=p.pad_between_seqs,
+        max_seqlen_q=most_q, max_seqlen_kv=most_kv, pad_between_seqs=p.pad_between_seqs,
         bottom_right_diagonal=p.bottom_right, **mask_of(p, p.bottom_right),
     )  # fmt: skip
 
@@ -139,13 +159,13 @@ def attention(p, q, k, v, dout=None, sink=None):
     masks=seamproof.both_alignments(windows=WINDOWS, most=1 << 30), lengths={"no_sequences": False, "equal": True}
 )  # fmt: skip
 def windows(p, q, k, v, dout=None, sink=None):
-    # Windows are refused where the longest length of queries is above that of keys; here only padding could make it so.
-    return alone(p, q, k, v, dout, same_length=True)
+    return alone(p, q, k, v, dout)
 
 
+# cuDNN's backward of packed rows takes a sink since 9.26.
 @declared(
     masks=seamproof.both_alignments(windows=False), lengths={"no_sequences": False},
-    sinks=["none", "off-by-one", "learnable"],
+    sinks=["none", "off-by-one", "learnable"], backward=library.get_cudnn_version() >= (9, 26, 0),
 )  # fmt: skip
 def sinks(p, q, k, v, dout=None, sink=None):
     return alone(p, q, k, v, dout, sink if p.sink == "learnable" else None)
