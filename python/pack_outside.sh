@@ -6,9 +6,14 @@
 #     mkdir SITE && tar xJf outside.tar.xz -C SITE    there, where the checkout and the program are too
 #     . SITE/env.sh && seamproof nightly --outside --budget 30m --workers 8
 #
+# Where TORCH_PYTHON names a CPython 3.12 with torch 2.11, setuptools, wheel, nvidia-cuda-crt and nvidia-cuda-cccl,
+# DIR/te.tar.xz, 30 MB, is TransformerEngine: unpacked into a folder of its own, and used in the same way. Of its library
+# the code of Hopper stays alone, and its extension for torch is built.
+#
 # cuDNN's `sinks` need another version of cudnn-frontend: put SITE/sinks before SITE in PYTHONPATH for them.
 set -euo pipefail
 dir=${1:?usage: pack_outside.sh DIR}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$dir/wheels" "$dir/site/sinks"
 
 # fetch FOLDER PACKAGE…: wheels for that machine, without what they need.
@@ -52,3 +57,26 @@ SHELL
 tar c -C "$dir/site" --exclude=iket --exclude=3rdparty --exclude='*.a' . |
   xz -T2 --x86 --lzma2=preset=9,dict=128MiB > "$dir/outside.tar.xz"
 ls -l "$dir/outside.tar.xz"
+
+[ -n "${TORCH_PYTHON:-}" ] || exit 0
+fetch "$dir/wheels-te" transformer-engine==2.20.2 transformer-engine-cu13==2.20.2 einops==0.8.2 pydantic==2.14.4 \
+  pydantic-core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0 \
+  nvdlfw-inspect==0.2.2 pyyaml==6.0.4 onnx==1.23.2 onnxscript==0.7.2 onnx-ir==1.1.0 ml-dtypes==0.6.0 protobuf==7.36.2
+unpack "$dir/wheels-te" "$dir/te"
+rm -rf "$dir/te/transformer_engine/jax" "$dir"/te/transformer_engine/wheel_lib/*nccl_ep*
+python3 "$here/thin_fatbin.py" "$dir/te/transformer_engine/wheel_lib/libtransformer_engine.so" 90
+# The source's own setup asks for torch before it says its name.
+"$TORCH_PYTHON" -m pip download -q --no-deps --no-build-isolation --no-binary=:all: -d "$dir" \
+  transformer-engine-torch==2.20.2
+tar xzf "$dir/transformer_engine_torch-2.20.2.tar.gz" -C "$dir"
+PYTHON=$TORCH_PYTHON "$here/build_transformer_engine.sh" "$dir/transformer_engine_torch-2.20.2" "$dir/te"
+# Libraries that its own is linked to lie beside torch, and are not looked for there.
+cat > "$dir/te/env.sh" <<'SHELL'
+site=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" NVTE_FRAMEWORK=pytorch
+nvidia=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])')
+export CUDNN_HOME="$nvidia/cudnn"
+export LD_LIBRARY_PATH="$nvidia/cudnn/lib:$nvidia/nccl/lib:$nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+SHELL
+tar c -C "$dir/te" . | xz -T2 -6 > "$dir/te.tar.xz"
+ls -l "$dir/te.tar.xz"
