@@ -14,6 +14,7 @@ pub mod merge;
 pub mod metadata;
 pub mod nvrtc;
 pub mod occupancy;
+mod pages;
 pub mod pairs;
 pub mod rows;
 pub mod source;
