@@ -10,7 +10,7 @@ use crate::block::{SCAN_THREADS, THREADS};
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 use crate::memory::{Area, Argument};
-use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, hold_i32, holds_i32};
+use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, WideSlots, blocks, check_apart, hold_i32, holds_i32};
 
 /// The constant `TILE` of the source.
 const RUN_TILE: usize = 1024;
@@ -333,6 +333,15 @@ impl Gpu {
         let arguments: [&dyn Argument; 6] =
             [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &rank, &segments.address()];
         self.launch("all_gather_residues", (blocks(count, THREADS), 1, THREADS), &arguments)
+    }
+
+    /// Writes tables of i64 as tables of i32 into `room`, which has 12 bytes for each slot, and returns these for later
+    /// launches. A number past 32 bits becomes the nearest that fits: no tensor has its row, before or after.
+    pub fn narrow<'r>(&self, wide: WideSlots, room: Area<'r>) -> Result<Slots<'r>, KernelError> {
+        let (raw, slots) = wide.narrowed(room)?;
+        let shape = (blocks(3 * wide.count, THREADS), 1, THREADS);
+        self.launch("narrow_slots", shape, &[&raw, &room.address()])?;
+        Ok(slots)
     }
 
     /// Finds the runs of rows with one id and growing positions. `scratch` has [`SegmentIds::scratch_bytes`].
