@@ -13,7 +13,7 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 use crate::block::{THREADS, WARP};
 use crate::codec::format_number;
 use crate::error::KernelError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
 use crate::pages::BlockTable;
 use crate::tables::{ROWS_MAX, blocks, check_apart};

@@ -15,10 +15,11 @@ const METADATA: &str = include_str!("../../cuda/metadata.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 7] = [
+const CHECKS: [(&str, &str); 8] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
+    ("narrow.cpp", include_str!("kernels_reference/narrow.cpp")),
     ("pages.cpp", include_str!("kernels_reference/pages.cpp")),
     ("packs.h", include_str!("kernels_reference/packs.h")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
@@ -173,6 +174,24 @@ fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
     let faults: Vec<_> =
         source_faults().filter(|fault| fault.edit.file == "attend.cu" && of_pages(fault.edit.find)).collect();
     assert!(faults.len() >= 4, "{} faults", faults.len());
+    for fault in faults {
+        let edited = source.replace(fault.edit.find, fault.edit.replace);
+        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
+    }
+}
+
+/// Test that tables of 64 bits become the nearest ones of 32, and that the faults that are planted there on a GPU are seen
+/// here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn tables_are_narrowed_thread_by_thread() {
+    let source = part(METADATA, "struct WideSlots {", "// The sum over the block's threads");
+    let run = |source: &str| run("narrow.cpp", &[("source.cu", source)]);
+    let right = run(source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    let of_narrowing = |seen| matches!(seen, Detector::Bits(["narrow tables"]));
+    let faults: Vec<_> = source_faults().filter(|fault| of_narrowing(fault.edit.seen)).collect();
+    assert!(faults.len() >= 3, "{} faults", faults.len());
     for fault in faults {
         let edited = source.replace(fault.edit.find, fault.edit.replace);
         assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);

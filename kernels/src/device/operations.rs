@@ -17,7 +17,9 @@ use crate::backward::{BackwardMode, DqOrder};
 use crate::error::KernelError;
 use crate::forward::TileShape;
 use crate::memory::Area;
+use crate::merge::MergeKernels;
 use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
+use crate::rows::RowKernels;
 use crate::tables::Slots;
 use crate::view::View;
 

@@ -1,7 +1,7 @@
 //! Cases of merges, gradients and statistics.
 
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, MergeKernels};
 use seamproof_oracle::{Format, Run};
 use seamproof_simulator::helpers::{self, Half, Numbers, SlotPart, Statistic, Style, Update, half_rows};
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use seamproof_kernels::memory::Area;
 use seamproof_kernels::tables::{Slots, WideSlots};
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, TableKernels};
 use seamproof_oracle::Run;
 use seamproof_simulator::helpers;
 

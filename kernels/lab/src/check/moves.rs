@@ -1,7 +1,7 @@
 //! Cases of rows moved whole.
 
 use seamproof_kernels::rows::ByteRows;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, RowKernels};
 use seamproof_oracle::Run;
 use seamproof_simulator::helpers::{self, BatchLayout, Direction, Half, Rest};
 

@@ -2,7 +2,7 @@
 
 use seamproof_kernels::metadata::{RunTables, SegmentIds, SequenceTables, SlotTables};
 use seamproof_kernels::tables::Cut;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, RowKernels, TableKernels};
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
 use seamproof_simulator::helpers::{self, PairedRows, SegmentRow, SegmentRun};
