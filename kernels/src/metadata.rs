@@ -137,12 +137,12 @@ pub struct SequenceTables<'a> {
 }
 
 impl<'a> SegmentIds<'a> {
-    /// Returns the bytes of scratch that [`Gpu::runs`] needs.
+    /// Returns the bytes of scratch that [`TableKernels::runs`] needs.
     pub fn scratch_bytes(&self) -> usize {
         blocks(self.rows, RUN_TILE) * 4
     }
 
-    /// Returns the bytes of a side's scratch that [`Gpu::sequences`] needs.
+    /// Returns the bytes of a side's scratch that [`TableKernels::sequences`] needs.
     pub fn sequence_scratch_bytes(&self) -> usize {
         self.scratch_bytes() + (4 * self.rows + 1) * 4
     }

@@ -5,6 +5,7 @@
 //! row of places for each segment of the call. Places that name no page hold 0.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
+use seamproof_oracle::Run;
 use seamproof_simulator::{AttentionCall, Segment};
 
 use crate::attend::CallTables;
@@ -76,7 +77,7 @@ fn in_none(segment: usize, size: usize) -> KernelError {
 /// Returns the position of a segment's first key in its first page, and the segment's pages; `None` where its keys do not
 /// lie in pages of this size.
 fn pages_of(segment: &Segment, size: usize) -> Option<(usize, Vec<usize>)> {
-    let mut rows = segment.kv.iter().flat_map(|run| run.real_rows()).peekable();
+    let mut rows = segment.kv.iter().flat_map(Run::real_rows).peekable();
     let first = rows.peek().map_or(0, |row| row % size);
     let mut pages = Vec::new();
     for (position, row) in (first..).zip(rows) {
@@ -105,7 +106,7 @@ impl BlockTable {
 
 #[cfg(test)]
 mod tests {
-    use seamproof_oracle::{Run, Sink, Softmax, runs_of};
+    use seamproof_oracle::{Sink, Softmax, runs_of};
     use seamproof_simulator::RowPolicy;
 
     use super::*;

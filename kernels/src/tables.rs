@@ -32,7 +32,7 @@ pub struct Slots<'a> {
 }
 
 /// The slots of packed sequences in tables of i64, as callers have them whose offsets are 64 bits wide.
-/// [`Gpu::narrow`](crate::Gpu::narrow) makes [`Slots`] of them, which all launches take.
+/// [`narrow`](crate::TableKernels::narrow) makes [`Slots`] of them, which all launches take.
 #[derive(Clone, Copy, Debug)]
 pub struct WideSlots<'a> {
     /// The first rows, `[count]` i64.

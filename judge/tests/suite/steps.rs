@@ -2,7 +2,7 @@
 
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::finding::{Check, Relation};
+use seamproof_judge::finding::Relation;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
