@@ -238,7 +238,6 @@ impl CudaRunner {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        subject.declaration().table.check(problem)?;
         if !problem.steps.is_empty() {
             [Phase::Uploaded, Phase::Launched].into_iter().for_each(&mut *reached);
             let outputs = in_steps(&Calls { subject: *subject, runner: Mutex::new(self) }, problem, inputs)?;
