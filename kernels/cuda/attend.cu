@@ -5,6 +5,8 @@
 // for the sums: every sum is serial, in the order of the CPU device with tiles of 32 keys, whose bits these kernels give.
 // No sum depends on which warp comes first. Only real rows are read, and only visible pairs enter a sum, so that whatever
 // lies in padding stays out. Keys of one backward launch are named once.
+//
+// Keys and values of a forward may lie in pages, which a block table names.
 #include "common.cuh"
 
 constexpr u32 FULL = 0xffffffffu;
@@ -47,6 +49,17 @@ struct Forward {
     View max_logit;
     // NO_SINK, OFF_BY_ONE, or learnable.
     int sink_kind;
+};
+
+// The pages of keys and values: where the key at a position of a segment's sequence lies.
+struct BlockTable {
+    // Pages of each segment in order of positions, `width` places each.
+    const int* pages;
+    // Position of each segment's first key.
+    const int* first;
+    int width;
+    // Rows of a page.
+    int size;
 };
 
 struct Backward {
@@ -139,6 +152,13 @@ __device__ __forceinline__ i64 key_row(const Call& call, const QuerySegment& seg
     return runs[run].offset + runs[run].step * (key - runs[run].first_key);
 }
 
+// The same row through the block table.
+__device__ __forceinline__ i64 paged_row(const BlockTable& table, int segment, i64 key) {
+    const i64 position = table.first[segment] + key;
+    const i64 page = table.pages[(i64)segment * table.width + position / table.size];
+    return page * table.size + position % table.size;
+}
+
 __device__ __forceinline__ float product(const float* a, const View& view, i64 place, int dim) {
     float sum = 0.0f;
     for (int lane = 0; lane < dim; ++lane) sum += a[lane] * get(view, place + lane);
@@ -176,6 +196,8 @@ __device__ __forceinline__ void put_row(
 // An owned row of the queries.
 struct Query {
     QuerySegment segment;
+    // The segment's number.
+    int number;
     i64 index;
     i64 row;
     bool real;
@@ -190,6 +212,7 @@ __device__ __forceinline__ Query query_at(const Call& call, i64 owned) {
     const i64 index = owned - segment.first_row;
     return {
         segment,
+        s,
         index,
         segment.q_offset + segment.q_step * index,
         index < segment.q_len,
@@ -198,7 +221,9 @@ __device__ __forceinline__ Query query_at(const Call& call, i64 owned) {
     };
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ Forward a) {
+// `row_of` gives the row of a query's local key.
+template <class RowOf>
+__device__ __forceinline__ void forward(const Forward& a, RowOf row_of) {
     __shared__ float queries[WARPS][DIM_MAX];
     const Call& call = a.call;
     const int lane = threadIdx.x % 32;
@@ -221,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
     for (i64 tile = query.first / 32 * 32; tile < query.end; tile += 32) {
         const i64 key = tile + lane;
         const bool seen = key >= query.first && key < query.end;
-        const i64 row = seen ? key_row(call, query.segment, key) : 0;
+        const i64 row = seen ? row_of(query, key) : 0;
         const float score =
             seen ? logit_of(call, product(q, a.k, place_of(a.k, row, kv_head), call.dim)) : neg_infinity();
         float tile_max = score;
@@ -259,6 +284,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
     }
     put_row(acc, sum == 0.0f ? 0.0f : 1.0f / sum, a.out, out, call.dim_v);
     if (lane == 0) put(a.lse, lse, sum == 0.0f ? neg_infinity() : largest + exact_ln(sum));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ Forward a) {
+    forward(a, [&](const Query& query, i64 key) { return key_row(a.call, query.segment, key); });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attend_pages(
+    const __grid_constant__ Forward a, const __grid_constant__ BlockTable table
+) {
+    forward(a, [&](const Query& query, i64 key) { return paged_row(table, query.number, key); });
 }
 
 // <dout, out> of a row, the sum serial.

@@ -8,6 +8,25 @@
 constexpr int CONTIGUOUS = 0, DUAL_CHUNK = 1, STRIPED = 2;
 constexpr u32 SCAN_THREADS = 1024;
 
+// Slots in tables of 64 bits.
+struct WideSlots {
+    const i64* offset;
+    const i64* span;
+    const i64* len;
+    int count;
+};
+
+// The three tables in 32 bits, one behind the other. A row past 32 bits becomes the nearest that fits, which lies in no
+// tensor either; its low bits alone would be another row.
+extern "C" __global__ void __launch_bounds__(THREADS) narrow_slots(const __grid_constant__ WideSlots wide, int* to) {
+    after_earlier_launches();
+    const i64 at = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= 3ll * wide.count) return;
+    const int table = (int)(at / wide.count), s = (int)(at - (i64)table * wide.count);
+    const i64 number = (table == 0 ? wide.offset : table == 1 ? wide.span : wide.len)[s];
+    to[at] = (int)min(max(number, -0x80000000ll), 0x7fffffffll);
+}
+
 // The sum over the block's threads before this one; that of all in `total`. All threads of the block together.
 __device__ __forceinline__ i64 sum_before(i64 value, i64& total) {
     __shared__ i64 warps[SCAN_THREADS / 32];

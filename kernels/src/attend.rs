@@ -13,8 +13,9 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 use crate::block::{THREADS, WARP};
 use crate::codec::format_number;
 use crate::error::KernelError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
+use crate::pages::BlockTable;
 use crate::tables::{ROWS_MAX, blocks, check_apart};
 use crate::view::{RawView, Table, View};
 
@@ -42,6 +43,8 @@ pub struct CallTables {
     pub(crate) softmax: Softmax,
     pub(crate) policy: RowPolicy,
     pub(crate) summary: CallSummary,
+    /// The block table, behind all others, through which keys and values are found.
+    pub(crate) pages: Option<BlockTable>,
 }
 
 /// Numbers of a call's segments and runs that the host keeps, for the copy engine and for the choice of a launch.
@@ -226,7 +229,7 @@ impl CallTables {
         let (segments, softmax, policy, rows) =
             (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
         let summary = CallSummary::of(call);
-        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary })
+        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary, pages: None })
     }
 
     /// Returns the bytes of scratch that a backward launch needs.
@@ -410,7 +413,8 @@ pub(crate) fn statistic(name: &str, view: &View, shape: [usize; 3]) -> Result<()
 }
 
 impl Gpu {
-    /// Launches the forward. `tables` holds the call's tables.
+    /// Launches the forward. `tables` holds the call's tables. Where they have a block table
+    /// ([`CallTables::in_pages`]), keys and values are found through it.
     pub fn attend(
         &self,
         call: &CallTables,
@@ -433,7 +437,11 @@ impl Gpu {
         ];
         let arguments = RawForward { call: raw, views, sink_kind };
         let [_, heads, _] = q.shape();
-        self.launch("attend", (blocks(call.owned[0] * heads, WARPS), 1, THREADS), &[&arguments])
+        let grid = (blocks(call.owned[0] * heads, WARPS), 1, THREADS);
+        match &call.pages {
+            None => self.launch("attend", grid, &[&arguments]),
+            Some(pages) => self.launch("attend_pages", grid, &[&arguments, &pages.raw(tables)]),
+        }
     }
 
     /// Launches the backward. `scratch` has [`CallTables::scratch_bytes`]. [`Gpu::sink_gradient`] makes dsink.

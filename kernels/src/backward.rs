@@ -15,9 +15,10 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{BackwardTensors, CallTables, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::forward::{self, AttentionKernels, ForwardOperands, tensor_map};
-use crate::gpu::{Gpu, TensorMap};
+use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, tensor_map};
+use crate::gpu::{Gpu, Launch, TensorMap};
 use crate::memory::{Area, Argument};
+use crate::tables::on_bytes;
 use crate::view::{RawView, View};
 
 /// The keys of a tile: `KEYS` of the source.
@@ -31,7 +32,6 @@ const PLANNED_RUN_BYTES: usize = 32;
 /// The number of parts of the workspace, in the order of [`RawArguments::places`], and the multiple on which they
 /// begin.
 const PARTS: usize = 9;
-const ALIGNMENT: usize = 16;
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
@@ -314,10 +314,8 @@ impl Form {
 
 fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
     let raw = view.raw(name)?;
-    if raw.base.is_multiple_of(ALIGNMENT as u64) {
-        return Ok(raw);
-    }
-    Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of {ALIGNMENT}", raw.base)))
+    on_bytes(name, raw.base, ALIGNMENT)?;
+    Ok(raw)
 }
 
 fn operands(formats: WeightFormats, tensors: &BackwardTensors) -> BackwardOperands {
@@ -364,7 +362,8 @@ impl Gpu {
         tensors.check(tables, &[("the workspace", workspace)])?;
         let bucket = Bucket::of([dim, dim_v]);
         let layout = bucket.layout(call, heads);
-        if workspace.bytes() < layout[PARTS] || !workspace.address().is_multiple_of(ALIGNMENT as u64) {
+        on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
+        if workspace.bytes() < layout[PARTS] {
             return Err(KernelError::shape(format!(
                 "{} bytes for the workspace, not {}",
                 workspace.bytes(),

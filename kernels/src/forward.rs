@@ -15,14 +15,17 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{CallTables, ForwardTensors, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::gpu::{Gpu, TensorMap, TiledTensor};
+use crate::gpu::{Gpu, Launch, TensorMap, TiledTensor};
 use crate::memory::{Area, Argument};
+use crate::tables::on_bytes;
 use crate::view::{RawView, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
 /// The end of bounds and rows, whose sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;
+/// The bytes that addresses are aligned to where the copy engine reads, and vectors are stored.
+pub(crate) const ALIGNMENT: usize = 16;
 /// The elements of a box's row, and the multiple on which the copy engine's addresses lie.
 const PANEL: usize = 64;
 const LANES: usize = 8;
@@ -345,9 +348,7 @@ pub(crate) fn tensor_map(
     [heads_of_box, rows_of_box]: [usize; 2],
 ) -> Result<TensorMap, KernelError> {
     let ([rows, heads, dim], raw) = (view.shape(), view.raw(name)?);
-    if !raw.base.is_multiple_of(16) {
-        return Err(KernelError::shape(format!("{name}: at {:#x}, which is no multiple of 16", raw.base)));
-    }
+    on_bytes(name, raw.base, ALIGNMENT)?;
     let (row, head) = (raw.row as usize, raw.head as usize);
     gpu.tensor_map(&TiledTensor {
         base: raw.base,
@@ -387,7 +388,8 @@ impl Gpu {
         }
         tensors.check(tables, &[("the plan", plan)])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
-        if plan.bytes() < call.plan_bytes() || !plan.address().is_multiple_of(16) {
+        on_bytes("the plan", plan.address(), ALIGNMENT)?;
+        if plan.bytes() < call.plan_bytes() {
             return Err(KernelError::shape(format!(
                 "{} bytes for the plan, not {}",
                 plan.bytes(),
@@ -395,9 +397,7 @@ impl Gpu {
             )));
         }
         let out = out.raw("out")?;
-        if !out.base.is_multiple_of(16) {
-            return Err(KernelError::shape(format!("out: at {:#x}, which is no multiple of 16", out.base)));
-        }
+        on_bytes("out", out.base, ALIGNMENT)?;
         if call.owned[0] == 0 || heads == 0 {
             return Ok(());
         }

@@ -97,6 +97,29 @@ pub fn driver_version() -> Result<CudaVersion, KernelError> {
     Ok(CudaVersion { major: version / 1000, minor: version % 1000 / 10 })
 }
 
+/// What launches kernels.
+pub trait Launch {
+    /// Launches a kernel on a grid: the blocks, the rows of blocks, and the threads of a block. A grid without a block is
+    /// no launch.
+    fn launch(
+        &self,
+        kernel: &str,
+        grid: (usize, usize, usize),
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError>;
+}
+
+impl Launch for Gpu {
+    fn launch(
+        &self,
+        kernel: &str,
+        grid: (usize, usize, usize),
+        arguments: &[&dyn Argument],
+    ) -> Result<(), KernelError> {
+        self.launch_with(kernel, grid, 0, arguments)
+    }
+}
+
 impl Gpu {
     /// Opens a GPU and loads the production kernels, from `cache` where it has them.
     pub fn open(ordinal: usize, cache: &Cache) -> Result<Gpu, KernelError> {
@@ -398,16 +421,6 @@ impl Gpu {
     /// Waits for everything that was launched. Errors of kernels show here.
     pub fn finish(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(failed("finish"))
-    }
-
-    /// Launches a kernel on `blocks` times `rows_of_blocks` blocks. Without blocks there is no launch.
-    pub(crate) fn launch(
-        &self,
-        kernel: &str,
-        grid: (usize, usize, usize),
-        arguments: &[&dyn Argument],
-    ) -> Result<(), KernelError> {
-        self.launch_with(kernel, grid, 0, arguments)
     }
 
     /// Launches a kernel with so many bytes of dynamic shared memory for each block.

@@ -14,7 +14,10 @@ pub mod merge;
 pub mod metadata;
 pub mod nvrtc;
 pub mod occupancy;
+mod pages;
 pub mod pairs;
+#[cfg(test)]
+mod refusals;
 pub mod rows;
 pub mod source;
 pub mod tables;
@@ -23,5 +26,8 @@ pub mod view;
 
 pub use device::CudaDevice;
 pub use error::KernelError;
-pub use gpu::Gpu;
+pub use gpu::{Gpu, Launch};
+pub use merge::MergeKernels;
+pub use metadata::TableKernels;
+pub use rows::RowKernels;
 pub use version::{CUDA_MAJOR_MIN, CudaVersion};

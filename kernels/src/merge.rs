@@ -11,10 +11,10 @@ use seamproof_simulator::helpers::{Half, Rest, SlotPart, Style, Update, half_row
 use crate::block::{THREADS, WARP};
 use crate::codec::element_bytes;
 use crate::error::KernelError;
-use crate::gpu::Gpu;
+use crate::gpu::Launch;
 use crate::memory::{Area, Argument};
-use crate::rows::{ByteRows, check_half_rows};
-use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks, check_apart};
+use crate::rows::{ByteRows, RowKernels, check_half_rows};
+use crate::tables::{ROWS_MAX, RawSlots, Slots, blocks, check_apart, on_bytes};
 
 /// The constant `HEADS` of the source.
 const STATISTIC_HEADS: usize = 8;
@@ -108,10 +108,10 @@ impl DeviceStatistic<'_> {
             let what = format!("{name}: {have} bytes as [{}, {}], not f32 [{heads}, {rows}]", is.0, is.1);
             return Err(KernelError::shape(what));
         }
-        if heads > ROWS_MAX || !self.area.address().is_multiple_of(4) {
-            return Err(KernelError::shape(format!("{name}: {heads} heads at {:#x}", self.area.address())));
+        if heads > ROWS_MAX {
+            return Err(KernelError::shape(format!("{name}: {heads} heads; at most {ROWS_MAX}")));
         }
-        Ok(())
+        on_bytes(name, self.area.address(), 4)
     }
 }
 
@@ -125,12 +125,11 @@ impl DeviceTensor<'_> {
                 format!("{name}: [{have}, {heads}, {dim}] in {} bytes, not {rows} rows", self.area.bytes());
             return Err(KernelError::shape(what));
         }
-        if self.heads.saturating_mul(self.dim) > ROWS_MAX
-            || !self.area.address().is_multiple_of(element as u64)
-        {
-            return Err(KernelError::shape(format!("{name}: {} heads of {}", self.heads, self.dim)));
+        if self.heads.saturating_mul(self.dim) > ROWS_MAX {
+            let what = format!("{name}: {} heads of {}; at most {ROWS_MAX} lanes", self.heads, self.dim);
+            return Err(KernelError::shape(what));
         }
-        Ok(())
+        on_bytes(name, self.area.address(), element)
     }
 
     pub(crate) fn as_rows(&self) -> ByteRows<'_> {
@@ -207,9 +206,10 @@ impl Tiling {
     }
 }
 
-impl Gpu {
+/// The launches of this module.
+pub trait MergeKernels: RowKernels {
     /// Folds a step's statistic into the running one: `ln(e^a + e^b)`, with −∞ as the identity.
-    pub fn merge_statistics(
+    fn merge_statistics(
         &self,
         slots: Slots,
         part: SlotPart,
@@ -235,7 +235,7 @@ impl Gpu {
 
     /// Copies one half of a statistic, padding included, to the layout of halves. `rest` is written where no slot
     /// owns a row.
-    pub fn read_half_statistic(
+    fn read_half_statistic(
         &self,
         slots: Slots,
         half: Half,
@@ -243,50 +243,22 @@ impl Gpu {
         halves: DeviceStatistic,
         rest: Option<f32>,
     ) -> Result<(), KernelError> {
-        self.half_statistic(slots, half, [whole, halves], (0, rest))
+        half_statistic(self, slots, half, [whole, halves], (0, rest))
     }
 
     /// Copies the layout of halves back to one half of a statistic.
-    pub fn write_half_statistic(
+    fn write_half_statistic(
         &self,
         slots: Slots,
         half: Half,
         halves: DeviceStatistic,
         whole: DeviceStatistic,
     ) -> Result<(), KernelError> {
-        self.half_statistic(slots, half, [whole, halves], (1, None))
-    }
-
-    fn half_statistic(
-        &self,
-        slots: Slots,
-        half: Half,
-        [whole, halves]: [DeviceStatistic; 2],
-        (write, rest): (i32, Option<f32>),
-    ) -> Result<(), KernelError> {
-        whole.check("whole", whole.heads, slots.rows)?;
-        halves.check("halves", whole.heads, half_rows(slots.rows))?;
-        check_half_rows(halves.rows)?;
-        let (whole_area, halves_area) = (("whole", whole.area), ("halves", halves.area));
-        let (to, from) = if write == 1 { (whole_area, halves_area) } else { (halves_area, whole_area) };
-        check_apart(&[to], &reads(&slots, &[from]))?;
-        let arguments: [&dyn Argument; 7] = [
-            &raw_part(SlotPart::Compact(half), &slots)?,
-            &whole.area.address(),
-            &halves.area.address(),
-            &(whole.heads as i32),
-            &write,
-            &i32::from(rest.is_some()),
-            &rest.unwrap_or_default().to_bits(),
-        ];
-        let vector = whole.in_quads() && halves.in_quads();
-        let (each, heads) = if vector { (QUAD, HALF_QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
-        let grid = (blocks(halves.rows, THREADS * each), blocks(whole.heads, heads), THREADS);
-        self.launch(&format!("half_statistics_{each}"), grid, &arguments)
+        half_statistic(self, slots, half, [whole, halves], (1, None))
     }
 
     /// Folds a step's out into the running one. [`Style::Running`] also updates the running statistic.
-    pub fn merge_out(
+    fn merge_out(
         &self,
         slots: Slots,
         (part, style): (SlotPart, Style),
@@ -317,7 +289,7 @@ impl Gpu {
 
     /// Copies or adds a step's gradient, each half of every slot by itself. A step of one half leaves the other half
     /// alone, whatever its update is.
-    pub fn accumulate(
+    fn accumulate(
         &self,
         slots: Slots,
         part: SlotPart,
@@ -348,7 +320,7 @@ impl Gpu {
 
     /// Folds the row maxima of real rows into the largest logit of each head. With `fresh` it starts from −∞, and not
     /// from what `largest` holds.
-    pub fn max_logit(
+    fn max_logit(
         &self,
         slots: Slots,
         rows_max: DeviceStatistic,
@@ -362,6 +334,7 @@ impl Gpu {
             1,
         )?;
         check_apart(&[("largest", largest)], &reads(&slots, &[("row maxima", rows_max.area)]))?;
+        let raw = slots.raw()?;
         if fresh {
             let (count, pattern) = (rows_max.heads as i64, f32::NEG_INFINITY.to_bits());
             let grid = (blocks(rows_max.heads, THREADS), 1, THREADS);
@@ -369,10 +342,40 @@ impl Gpu {
         }
         let each = if rows_max.in_quads() { QUAD } else { 1 };
         let arguments: [&dyn Argument; 4] =
-            [&slots.raw()?, &rows_max.area.address(), &(rows_max.heads as i32), &largest.address()];
+            [&raw, &rows_max.area.address(), &(rows_max.heads as i32), &largest.address()];
         let grid = (blocks(slots.rows, THREADS * each), blocks(rows_max.heads, LOGIT_HEADS), THREADS);
         self.launch(&format!("max_logit_{each}"), grid, &arguments)
     }
+}
+
+impl<L: Launch + ?Sized> MergeKernels for L {}
+
+fn half_statistic<L: Launch + ?Sized>(
+    gpu: &L,
+    slots: Slots,
+    half: Half,
+    [whole, halves]: [DeviceStatistic; 2],
+    (write, rest): (i32, Option<f32>),
+) -> Result<(), KernelError> {
+    whole.check("whole", whole.heads, slots.rows)?;
+    halves.check("halves", whole.heads, half_rows(slots.rows))?;
+    check_half_rows(halves.rows)?;
+    let (whole_area, halves_area) = (("whole", whole.area), ("halves", halves.area));
+    let (to, from) = if write == 1 { (whole_area, halves_area) } else { (halves_area, whole_area) };
+    check_apart(&[to], &reads(&slots, &[from]))?;
+    let arguments: [&dyn Argument; 7] = [
+        &raw_part(SlotPart::Compact(half), &slots)?,
+        &whole.area.address(),
+        &halves.area.address(),
+        &(whole.heads as i32),
+        &write,
+        &i32::from(rest.is_some()),
+        &rest.unwrap_or_default().to_bits(),
+    ];
+    let vector = whole.in_quads() && halves.in_quads();
+    let (each, heads) = if vector { (QUAD, HALF_QUAD_HEADS) } else { (1, STATISTIC_HEADS) };
+    let grid = (blocks(halves.rows, THREADS * each), blocks(whole.heads, heads), THREADS);
+    gpu.launch(&format!("half_statistics_{each}"), grid, &arguments)
 }
 
 /// The places of a block's warps relative to one another: `BELOW` of the source.

@@ -8,9 +8,11 @@ use seamproof_oracle::{Alignment, Balance, Mask};
 
 use crate::block::{SCAN_THREADS, THREADS};
 use crate::error::KernelError;
-use crate::gpu::Gpu;
+use crate::gpu::Launch;
 use crate::memory::{Area, Argument};
-use crate::tables::{Cut, ROWS_MAX, RawSlots, Slots, blocks, check_apart, hold_i32, holds_i32};
+use crate::tables::{
+    Cut, ROWS_MAX, RawSlots, Slots, WideSlots, blocks, check_apart, hold_i32, holds_i32, on_bytes,
+};
 
 /// The constant `TILE` of the source.
 const RUN_TILE: usize = 1024;
@@ -135,12 +137,12 @@ pub struct SequenceTables<'a> {
 }
 
 impl<'a> SegmentIds<'a> {
-    /// Returns the bytes of scratch that [`Gpu::runs`] needs.
+    /// Returns the bytes of scratch that [`TableKernels::runs`] needs.
     pub fn scratch_bytes(&self) -> usize {
         blocks(self.rows, RUN_TILE) * 4
     }
 
-    /// Returns the bytes of a side's scratch that [`Gpu::sequences`] needs.
+    /// Returns the bytes of a side's scratch that [`TableKernels::sequences`] needs.
     pub fn sequence_scratch_bytes(&self) -> usize {
         self.scratch_bytes() + (4 * self.rows + 1) * 4
     }
@@ -203,10 +205,11 @@ impl RunTables<'_> {
     }
 }
 
-impl Gpu {
+/// The launches of this module.
+pub trait TableKernels: Launch {
     /// Makes a rank's slots from those of the whole batch: offsets, spans and gaps are divided by cp, and real rows
     /// are counted.
-    pub fn rank_slots(&self, batch: Slots, cut: Cut, rank: usize, to: SlotTables) -> Result<(), KernelError> {
+    fn rank_slots(&self, batch: Slots, cut: Cut, rank: usize, to: SlotTables) -> Result<(), KernelError> {
         let (raw, written) = (batch.raw()?, [("offset", to.offset), ("span", to.span), ("len", to.len)]);
         hold_i32(&written, batch.count)?;
         check_apart(&written, &batch.tables())?;
@@ -227,7 +230,7 @@ impl Gpu {
 
     /// Makes TransformerEngine's `get_cu_seqlens_on_cp_rank`: the running sum, from 0, of the real rows of each
     /// slot's first and second chunk, each counted where it is asked for. It has count + 1 i32.
-    pub fn cu_seqlens_on_rank(
+    fn cu_seqlens_on_rank(
         &self,
         slots: Slots,
         cp: usize,
@@ -252,7 +255,7 @@ impl Gpu {
     /// rank's stripes is no band of rows, so that a launch with one band for each segment could not say it.
     /// TransformerEngine's ring takes only stripes of 1 too (<https://github.com/NVIDIA/TransformerEngine>,
     /// `transformer_engine/jax`, ring attention on packed sequences). All-gather takes any stripe.
-    pub fn ring_segments(
+    fn ring_segments(
         &self,
         [q, kv]: [Slots; 2],
         mask: &Mask,
@@ -281,7 +284,7 @@ impl Gpu {
     /// Makes the segments of an all-gather's forward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and
     /// sequence. Keys are the visible prefix, in sequence order. In the layout of stripes there is a segment for each
     /// of `q.rows / stripe` places, rounded up, unless stripes of 1 are on one rank.
-    pub fn all_gather_segments(
+    fn all_gather_segments(
         &self,
         [q, kv]: [Slots; 2],
         mask: &Mask,
@@ -313,7 +316,7 @@ impl Gpu {
     /// go to different launches. For stripes of 1 on several ranks there are [`SEGMENT_BYTES`] for each residue below
     /// cp and sequence, the last fastest, and a launch for each residue; keys are every cp-th row from the segment's
     /// first one.
-    pub fn all_gather_backward_segments(
+    fn all_gather_backward_segments(
         &self,
         [q, kv]: [Slots; 2],
         mask: &Mask,
@@ -335,8 +338,17 @@ impl Gpu {
         self.launch("all_gather_residues", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
+    /// Writes tables of i64 as tables of i32 into `room`, which has 12 bytes for each slot, and returns these for later
+    /// launches. A number past 32 bits becomes the nearest that fits: no tensor has its row, before or after.
+    fn narrow<'r>(&self, wide: WideSlots, room: Area<'r>) -> Result<Slots<'r>, KernelError> {
+        let (raw, slots) = wide.narrowed(room)?;
+        let shape = (blocks(3 * wide.count, THREADS), 1, THREADS);
+        self.launch("narrow_slots", shape, &[&raw, &room.address()])?;
+        Ok(slots)
+    }
+
     /// Finds the runs of rows with one id and growing positions. `scratch` has [`SegmentIds::scratch_bytes`].
-    pub fn runs(&self, ids: SegmentIds, scratch: Area, to: RunTables) -> Result<(), KernelError> {
+    fn runs(&self, ids: SegmentIds, scratch: Area, to: RunTables) -> Result<(), KernelError> {
         ids.check()?;
         let tables =
             [("offset", to.offset), ("len", to.len), ("run id", to.id), ("run position", to.position)];
@@ -358,7 +370,7 @@ impl Gpu {
     /// Makes the sequences of each batch row from ids and positions of both sides, as
     /// [`seamproof_oracle::segments::Segments::sequences`] does, batch row by batch row. `scratch` has
     /// [`SegmentIds::sequence_scratch_bytes`] of q, and behind them those of kv.
-    pub fn sequences(
+    fn sequences(
         &self,
         [q, kv]: [SegmentIds; 2],
         scratch: Area,
@@ -381,9 +393,13 @@ impl Gpu {
         let written: Vec<(&str, Area)> =
             tables.into_iter().chain([("count", to.count), ("scratch", scratch)]).collect();
         check_apart(&written, &[q.arrays(), kv.arrays()].concat())?;
-        let of_q = q.sequence_scratch_bytes();
-        let q_runs = self.runs_in(q, scratch.part(0..of_q)?)?;
-        let kv_runs = self.runs_in(kv, scratch.part(of_q..of_q + kv.sequence_scratch_bytes())?)?;
+        let (of_q, of_kv) = (q.sequence_scratch_bytes(), kv.sequence_scratch_bytes());
+        if scratch.bytes() < of_q + of_kv {
+            let what = format!("scratch: {} bytes, not {}", scratch.bytes(), of_q + of_kv);
+            return Err(KernelError::shape(what));
+        }
+        let q_runs = runs_in(self, q, scratch.part(0..of_q)?)?;
+        let kv_runs = runs_in(self, kv, scratch.part(of_q..of_q + of_kv)?)?;
         let raw = RawSequences {
             q_offset: to.q_offset.address(),
             q_len: to.q_len.address(),
@@ -396,23 +412,29 @@ impl Gpu {
         let arguments: [&dyn Argument; 5] = [&q_runs.raw(), &kv_runs.raw(), &lengths[0], &lengths[1], &raw];
         self.launch("pair_runs", (batch_rows, 1, THREADS), &arguments)
     }
+}
 
-    /// Finds all runs of a side, in its scratch.
-    fn runs_in<'a>(&self, ids: SegmentIds, scratch: Area<'a>) -> Result<RunTables<'a>, KernelError> {
-        let part = |first: usize, numbers: usize| scratch.part(4 * first..4 * (first + numbers));
-        let (room, tiles) = (ids.rows, blocks(ids.rows, RUN_TILE));
-        let table = |index: usize| part(index * room, room);
-        let to = RunTables {
-            offset: table(0)?,
-            len: table(1)?,
-            id: table(2)?,
-            position: table(3)?,
-            room,
-            count: part(4 * room, 1)?,
-        };
-        self.runs(ids, part(4 * room + 1, tiles)?, to)?;
-        Ok(to)
-    }
+impl<L: Launch + ?Sized> TableKernels for L {}
+
+/// Finds all runs of a side, in its scratch.
+fn runs_in<'a, L: Launch + ?Sized>(
+    gpu: &L,
+    ids: SegmentIds,
+    scratch: Area<'a>,
+) -> Result<RunTables<'a>, KernelError> {
+    let part = |first: usize, numbers: usize| scratch.part(4 * first..4 * (first + numbers));
+    let (room, tiles) = (ids.rows, blocks(ids.rows, RUN_TILE));
+    let table = |index: usize| part(index * room, room);
+    let to = RunTables {
+        offset: table(0)?,
+        len: table(1)?,
+        id: table(2)?,
+        position: table(3)?,
+        room,
+        count: part(4 * room, 1)?,
+    };
+    gpu.runs(ids, part(4 * room + 1, tiles)?, to)?;
+    Ok(to)
 }
 
 /// Checks two batches, which must have as many sequences.
@@ -426,13 +448,11 @@ fn check_sequences([q, kv]: [Slots; 2]) -> Result<[RawSlots; 2], KernelError> {
 /// Refuses memory that has not room for `count` segments apart from the tables that they are made of.
 fn check_segments(segments: Area, count: usize, from: [Slots; 2]) -> Result<(), KernelError> {
     let bytes = count.checked_mul(SEGMENT_BYTES);
-    if bytes != Some(segments.bytes()) || !segments.address().is_multiple_of(16) {
-        let what = format!(
-            "segments: {} bytes, not {count} of {SEGMENT_BYTES} on a multiple of 16",
-            segments.bytes()
-        );
+    if bytes != Some(segments.bytes()) {
+        let what = format!("segments: {} bytes, not {count} of {SEGMENT_BYTES}", segments.bytes());
         return Err(KernelError::shape(what));
     }
+    on_bytes("segments", segments.address(), 16)?;
     check_apart(&[("segments", segments)], &from.map(|slots| slots.tables()).concat())
 }
 

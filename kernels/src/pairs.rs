@@ -12,7 +12,7 @@ use seamproof_simulator::schedule::{MergeStyle, Reduction, RowPair};
 
 use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
 use crate::tables::{blocks, check_apart};
 use crate::view::{RawView, Table, View};

@@ -9,10 +9,12 @@ use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest};
 
 use crate::block::{THREADS, WARP};
 use crate::error::KernelError;
-use crate::gpu::Gpu;
+use crate::gpu::Launch;
 use crate::memory::{Area, Argument};
-use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart};
+use crate::tables::{Cut, ROWS_MAX, RawCut, RawSlots, Slots, blocks, check_apart, on_bytes};
 
+/// The bytes of the widest vector.
+const VECTOR: usize = 16;
 /// The bytes that a block moves, unless a row is longer: four vectors of 16 bytes a thread.
 const TILE_BYTES: usize = THREADS * 16 * 4;
 /// The constant `TILE_ROWS_MAX` of the source.
@@ -64,6 +66,18 @@ unsafe impl Argument for HalfMap {}
 unsafe impl Argument for ConvertMap {}
 
 impl ByteRows<'_> {
+    /// Returns the rows if they move at full speed, 16 bytes at a time, and otherwise says what is not aligned to 16 bytes.
+    /// All rows move without this, if more slowly; it is for whoever cannot be slow.
+    pub fn in_vectors(self, name: &str) -> Result<Self, KernelError> {
+        on_bytes(name, self.area.address(), VECTOR)?;
+        if !self.row_bytes.is_multiple_of(VECTOR) {
+            let what =
+                format!("{name}: rows of {} bytes, which are not aligned to {VECTOR} bytes", self.row_bytes);
+            return Err(KernelError::shape(what));
+        }
+        Ok(self)
+    }
+
     fn check(&self, name: &str) -> Result<(), KernelError> {
         let ByteRows { area, rows, row_bytes } = *self;
         if row_bytes == 0 || row_bytes > ROWS_MAX || rows.checked_mul(row_bytes) != Some(area.bytes()) {
@@ -100,45 +114,12 @@ fn same(name: &str, have: usize, want: usize) -> Result<(), KernelError> {
     if have == want { Ok(()) } else { Err(KernelError::shape(format!("{name}: {have} rows, not {want}"))) }
 }
 
-impl Gpu {
-    fn move_rows(
-        &self,
-        kernel: &str,
-        (slots, map): (Slots, &dyn Argument),
-        rows: usize,
-        [from, to]: [ByteRows; 2],
-        rest: Rest,
-    ) -> Result<(), KernelError> {
-        check_apart(&[("the target", to.area)], &slots.tables())?;
-        let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
-        let vector = 1_usize << bits.trailing_zeros().min(4);
-        let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
-        let (unit, tile_bytes, tile_rows_max) = match in_bulk {
-            true => (1, BULK_TILE_BYTES, WARP),
-            false => (vector, TILE_BYTES, TILE_ROWS_MAX),
-        };
-        let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
-        let arguments: [&dyn Argument; 7] = [
-            map,
-            &(rows as i64),
-            &from.area.address(),
-            &to.area.address(),
-            &((to.row_bytes / unit) as u32),
-            &(tile_rows as u32),
-            &fill(rest).1,
-        ];
-        let tiles = blocks(rows, tile_rows);
-        if in_bulk {
-            let pieces = blocks(to.row_bytes, BULK_BYTES);
-            return self.launch(&format!("{kernel}_bulk"), (tiles, pieces, WARP), &arguments);
-        }
-        self.launch(&format!("{kernel}_{vector}"), (tiles, 1, THREADS), &arguments)
-    }
-
+/// The launches of this module.
+pub trait RowKernels: Launch {
     /// Moves ranks' rows, one rank after the other, to whole sequences, or back. `slots` are a rank's. Both tensors
     /// have `cp` times the rank's rows. The move is a bijection: every row is written, even one that no sequence
     /// owns.
-    pub fn reorder(
+    fn reorder(
         &self,
         slots: Slots,
         cut: Cut,
@@ -152,26 +133,20 @@ impl Gpu {
         let rows = slots.rows * cut.cp;
         same("from", from.rows, rows)?;
         same("to", to.rows, rows)?;
-        self.move_rows("reorder", (slots, &map), rows, [from, to], Rest::Leave)
+        move_rows(self, "reorder", (slots, &map), rows, [from, to], Rest::Leave)
     }
 
     /// Copies real rows to the same rows of another tensor.
-    pub fn copy_valid(
-        &self,
-        slots: Slots,
-        from: ByteRows,
-        to: ByteRows,
-        rest: Rest,
-    ) -> Result<(), KernelError> {
+    fn copy_valid(&self, slots: Slots, from: ByteRows, to: ByteRows, rest: Rest) -> Result<(), KernelError> {
         check_pair(from, to)?;
         same("from", from.rows, slots.rows)?;
         same("to", to.rows, slots.rows)?;
         let map = CopyValidMap(slots.raw()?, fill(rest).0);
-        self.move_rows("copy_valid", (slots, &map), slots.rows, [from, to], rest)
+        move_rows(self, "copy_valid", (slots, &map), slots.rows, [from, to], rest)
     }
 
     /// Fills every row that is not real.
-    pub fn fill_padding(&self, slots: Slots, to: ByteRows, byte: u8) -> Result<(), KernelError> {
+    fn fill_padding(&self, slots: Slots, to: ByteRows, byte: u8) -> Result<(), KernelError> {
         to.check("to")?;
         same("to", to.rows, slots.rows)?;
         let raw = slots.raw()?;
@@ -182,12 +157,12 @@ impl Gpu {
             return self.launch("fill_padding_16", (blocks(slots.rows, THREADS), 1, THREADS), &arguments);
         }
         let map = FillPaddingMap(raw);
-        self.move_rows("fill_padding", (slots, &map), slots.rows, [to, to], Rest::Fill(byte))
+        move_rows(self, "fill_padding", (slots, &map), slots.rows, [to, to], Rest::Fill(byte))
     }
 
     /// Copies one half of every slot, padding included, to the layout of halves, whose offsets and spans are divided
     /// by two and rounded down. `rest` says what happens to rows of that layout that no slot owns.
-    pub fn read_half(
+    fn read_half(
         &self,
         slots: Slots,
         half: Half,
@@ -199,11 +174,11 @@ impl Gpu {
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 0, fill(rest).0);
-        self.move_rows("half", (slots, &map), halves.rows, [whole, halves], rest)
+        move_rows(self, "half", (slots, &map), halves.rows, [whole, halves], rest)
     }
 
     /// Copies the layout of halves back to one half of every slot. No other row changes.
-    pub fn write_half(
+    fn write_half(
         &self,
         slots: Slots,
         half: Half,
@@ -214,13 +189,13 @@ impl Gpu {
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 1, 0);
-        self.move_rows("half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
+        move_rows(self, "half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
     }
 
     /// Copies the real rows of a batch from one layout to another. Layouts other than THD have `positions` rows for each
     /// sequence, of which the real ones come first; real rows past those are left out. `rest` says what happens to the
     /// other rows of the target.
-    pub fn convert(
+    fn convert(
         &self,
         slots: Slots,
         positions: usize,
@@ -239,11 +214,11 @@ impl Gpu {
         same("to", to.rows, rows(to_layout))?;
         let layouts = (from_layout as i32, to_layout as i32);
         let map = ConvertMap(slots.raw()?, positions as i32, layouts.0, layouts.1, fill(rest).0);
-        self.move_rows("convert", (slots, &map), to.rows, [from, to], rest)
+        move_rows(self, "convert", (slots, &map), to.rows, [from, to], rest)
     }
 
     /// Writes a byte for each row: 1 where the row is real, else 0.
-    pub fn valid_mask(&self, slots: Slots, mask: Area) -> Result<(), KernelError> {
+    fn valid_mask(&self, slots: Slots, mask: Area) -> Result<(), KernelError> {
         same("mask", mask.bytes(), slots.rows)?;
         check_apart(&[("mask", mask)], &slots.tables())?;
         let shape = (blocks(slots.rows, THREADS * MASK_EACH), 1, THREADS);
@@ -251,7 +226,7 @@ impl Gpu {
     }
 
     /// Writes, for each row of a rank's tensor, its row in sequence order as i64.
-    pub fn partition_indices(
+    fn partition_indices(
         &self,
         slots: Slots,
         cut: Cut,
@@ -259,18 +234,55 @@ impl Gpu {
         indices: Area,
     ) -> Result<(), KernelError> {
         let raw = slots.raw()?;
-        if indices.bytes() != slots.rows * 8 || !indices.address().is_multiple_of(8) {
+        if indices.bytes() != slots.rows * 8 {
             return Err(KernelError::shape(format!(
                 "indices: {} bytes, not {} i64",
                 indices.bytes(),
                 slots.rows
             )));
         }
+        on_bytes("indices", indices.address(), 8)?;
         let rank = cut.check_rank(rank)?;
         check_apart(&[("indices", indices)], &slots.tables())?;
         let arguments: [&dyn Argument; 4] = [&raw, &cut.raw()?, &rank, &indices.address()];
         self.launch("partition_indices", (blocks(slots.rows, THREADS), 1, THREADS), &arguments)
     }
+}
+
+impl<L: Launch + ?Sized> RowKernels for L {}
+
+fn move_rows<L: Launch + ?Sized>(
+    gpu: &L,
+    kernel: &str,
+    (slots, map): (Slots, &dyn Argument),
+    rows: usize,
+    [from, to]: [ByteRows; 2],
+    rest: Rest,
+) -> Result<(), KernelError> {
+    check_apart(&[("the target", to.area)], &slots.tables())?;
+    let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
+    let vector = 1_usize << bits.trailing_zeros().min(4);
+    let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;
+    let (unit, tile_bytes, tile_rows_max) = match in_bulk {
+        true => (1, BULK_TILE_BYTES, WARP),
+        false => (vector, TILE_BYTES, TILE_ROWS_MAX),
+    };
+    let tile_rows = (tile_bytes / to.row_bytes).clamp(1, tile_rows_max);
+    let arguments: [&dyn Argument; 7] = [
+        map,
+        &(rows as i64),
+        &from.area.address(),
+        &to.area.address(),
+        &((to.row_bytes / unit) as u32),
+        &(tile_rows as u32),
+        &fill(rest).1,
+    ];
+    let tiles = blocks(rows, tile_rows);
+    if in_bulk {
+        let pieces = blocks(to.row_bytes, BULK_BYTES);
+        return gpu.launch(&format!("{kernel}_bulk"), (tiles, pieces, WARP), &arguments);
+    }
+    gpu.launch(&format!("{kernel}_{vector}"), (tiles, 1, THREADS), &arguments)
 }
 
 pub(crate) fn check_half_rows(rows: usize) -> Result<(), KernelError> {

@@ -31,6 +31,56 @@ pub struct Slots<'a> {
     pub rows: usize,
 }
 
+/// The slots of packed sequences in tables of i64, as callers have them whose offsets are 64 bits wide.
+/// [`narrow`](crate::TableKernels::narrow) makes [`Slots`] of them, which all launches take.
+#[derive(Clone, Copy, Debug)]
+pub struct WideSlots<'a> {
+    /// The first rows, `[count]` i64.
+    pub offset: Area<'a>,
+    /// The owned rows, padding included, `[count]` i64.
+    pub span: Area<'a>,
+    /// The real rows, `[count]` i64.
+    pub len: Area<'a>,
+    /// The number of sequences.
+    pub count: usize,
+    /// The rows of the tensor.
+    pub rows: usize,
+}
+
+/// The struct `WideSlots` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawWideSlots {
+    offset: u64,
+    span: u64,
+    len: u64,
+    count: i32,
+}
+// SAFETY: repr(C), the fields of `WideSlots` in metadata.cu.
+unsafe impl Argument for RawWideSlots {}
+
+impl<'a> WideSlots<'a> {
+    /// Returns the three tables, with names for messages.
+    pub(crate) fn tables(&self) -> [(&'static str, Area<'a>); 3] {
+        [("wide offset", self.offset), ("wide span", self.span), ("wide len", self.len)]
+    }
+
+    /// Returns what the kernel receives, and the tables of i32 in `room`, which has 12 bytes for each slot.
+    pub(crate) fn narrowed<'r>(&self, room: Area<'r>) -> Result<(RawWideSlots, Slots<'r>), KernelError> {
+        let WideSlots { offset, span, len, count, rows } = *self;
+        for (name, table) in self.tables() {
+            holds(name, table, count, ("i64", 8))?;
+        }
+        holds_i32("room", room, count.saturating_mul(3))?;
+        check_apart(&[("room", room)], &self.tables())?;
+        let table = |index: usize| room.part(index * count * 4..(index + 1) * count * 4);
+        let slots = Slots { offset: table(0)?, span: table(1)?, len: table(2)?, count, rows };
+        slots.raw()?;
+        let [offset, span, len] = [offset, span, len].map(|table| table.address());
+        Ok((RawWideSlots { offset, span, len, count: count as i32 }, slots))
+    }
+}
+
 /// The struct `Slots` of the sources.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -82,11 +132,24 @@ impl<'a> Slots<'a> {
 
 /// Refuses what is no table of `count` i32.
 pub(crate) fn holds_i32(name: &str, table: Area, count: usize) -> Result<(), KernelError> {
-    if count > ROWS_MAX || table.bytes() != count * 4 || !table.address().is_multiple_of(4) {
-        let what = format!("{name}: {} bytes, not a table of {count} i32", table.bytes());
+    holds(name, table, count, ("i32", 4))
+}
+
+/// Refuses what is no table of `count` numbers of a kind, each of so many bytes.
+fn holds(name: &str, table: Area, count: usize, (kind, bytes): (&str, usize)) -> Result<(), KernelError> {
+    if count > ROWS_MAX || table.bytes() != count * bytes {
+        let what = format!("{name}: {} bytes, not a table of {count} {kind}", table.bytes());
         return Err(KernelError::shape(what));
     }
-    Ok(())
+    on_bytes(name, table.address(), bytes)
+}
+
+/// Refuses an address that is not aligned to so many bytes.
+pub(crate) fn on_bytes(name: &str, address: u64, bytes: usize) -> Result<(), KernelError> {
+    if address.is_multiple_of(bytes as u64) {
+        return Ok(());
+    }
+    Err(KernelError::shape(format!("{name}: at {address:#x}, which is not aligned to {bytes} bytes")))
 }
 
 /// Refuses tables of which one does not have `count` i32.

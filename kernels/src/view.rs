@@ -6,7 +6,7 @@ use seamproof_oracle::Format;
 use crate::codec::{element_bytes, format_number};
 use crate::error::KernelError;
 use crate::memory::{Area, Argument};
-use crate::tables::ROWS_MAX;
+use crate::tables::{ROWS_MAX, on_bytes};
 
 /// A tensor in device memory. The lanes of a row and head are neighbours.
 #[derive(Clone, Copy, Debug)]
@@ -73,12 +73,7 @@ impl<'a> View<'a> {
             return Err(KernelError::shape(format!("{name}: [{rows}, {heads}, {dim}] in {bytes} bytes")));
         }
         let format = format_number(name, format)?;
-        if !area.address().is_multiple_of(element as u64) {
-            return Err(KernelError::shape(format!(
-                "{name}: at {:#x}, which is no multiple of {element}",
-                area.address()
-            )));
-        }
+        on_bytes(name, area.address(), element)?;
         Ok(RawView { base: area.address(), row: row as i64, head: head as i64, format })
     }
 }

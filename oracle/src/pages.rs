@@ -15,7 +15,7 @@ use ndarray::{Array3, Axis};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ROWS_MAX;
-use crate::{Algorithm, Form, Inputs, Pass, Problem, ProblemFields, Run, Sequence};
+use crate::{Inputs, Problem, ProblemFields, Run, Sequence, SingleForwardError};
 
 /// Largest number of rows of a page.
 pub const PAGE_SIZE_MAX: usize = 256;
@@ -66,27 +66,9 @@ pub enum PagesError {
         /// The rows of a page.
         size: usize,
     },
-    /// An algorithm of several ranks.
-    #[error("the algorithm is {algorithm}; use single")]
-    Algorithm {
-        /// The algorithm.
-        algorithm: &'static str,
-    },
-    /// A sequence-parallel region.
-    #[error("the region has {ranks} ranks; use 1")]
-    Region {
-        /// The ranks of the region.
-        ranks: usize,
-    },
-    /// A backward pass.
-    #[error("the pass is backward; use forward")]
-    Backward,
-    /// A form other than the plain one.
-    #[error("the form is {}; use cu_seqlens", form.name())]
-    Form {
-        /// The form.
-        form: Form,
-    },
+    /// A problem that is not one forward call.
+    #[error(transparent)]
+    SingleForward(#[from] SingleForwardError),
     /// A table with a row too many or too few.
     #[error("the table has {rows} rows; use one for each of the {sequences} sequences")]
     Rows {
@@ -264,25 +246,14 @@ impl Pages {
 
     /// Checks that the keys and values of these fields can lie in the pages. The fields' own pages are not read.
     pub fn check(&self, fields: &ProblemFields) -> Result<(), PagesError> {
-        let (size, count, algorithm) = (self.size, self.count, fields.parallel.algorithm);
+        let (size, count) = (self.size, self.count);
         if !(1..=PAGE_SIZE_MAX).contains(&size) {
             return Err(PagesError::Size { size });
         }
         if count.checked_mul(size).is_none_or(|rows| rows > ROWS_MAX) {
             return Err(PagesError::Pool { count, size });
         }
-        if algorithm != Algorithm::Single {
-            return Err(PagesError::Algorithm { algorithm: algorithm.name() });
-        }
-        if fields.parallel.region > 1 {
-            return Err(PagesError::Region { ranks: fields.parallel.region });
-        }
-        if fields.pass == Pass::Backward {
-            return Err(PagesError::Backward);
-        }
-        if !fields.form.is_plain() {
-            return Err(PagesError::Form { form: fields.form });
-        }
+        fields.check_single_forward()?;
         let (rows, sequences) = (self.table.len(), fields.sequences.len());
         if rows != sequences {
             return Err(PagesError::Rows { rows, sequences });

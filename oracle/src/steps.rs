@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Algorithm, Alignment, Form, Mask, Pass, Problem, ProblemFields, Run, Sequence, TensorRows};
+use crate::{Alignment, Mask, Problem, ProblemFields, Run, Sequence, SingleForwardError, TensorRows};
 
 /// Largest number of steps of a problem.
 pub const STEPS_MAX: usize = 64;
@@ -39,27 +39,9 @@ pub enum StepsError {
         "the mask is not causal from the bottom-right corner; use right 0, align bottom-right and no prefix"
     )]
     Mask,
-    /// An algorithm of several ranks.
-    #[error("the algorithm is {algorithm}; use single")]
-    Algorithm {
-        /// The algorithm.
-        algorithm: &'static str,
-    },
-    /// A sequence-parallel region.
-    #[error("the region has {ranks} ranks; use 1")]
-    Region {
-        /// The ranks of the region.
-        ranks: usize,
-    },
-    /// A backward pass, whose gradients would need all calls at once.
-    #[error("the pass is backward; use forward")]
-    Backward,
-    /// A form other than the plain one.
-    #[error("the form is {}; use cu_seqlens", form.name())]
-    Form {
-        /// The form.
-        form: Form,
-    },
+    /// A problem that is not one forward call over everything. A backward would need all calls at once.
+    #[error(transparent)]
+    SingleForward(#[from] SingleForwardError),
     /// A sequence that would append more tokens than it has keys.
     #[error("sequences[{index}] has {queries} queries and {keys} keys; each query brings a key of its own")]
     Keys {
@@ -106,7 +88,7 @@ impl Steps {
         if self.is_empty() {
             return Ok(());
         }
-        let (count, algorithm, form) = (self.0.len(), fields.parallel.algorithm, fields.form);
+        let count = self.0.len();
         if count > STEPS_MAX {
             return Err(StepsError::Count { count });
         }
@@ -117,18 +99,7 @@ impl Steps {
         if right != Some(0) || align != Alignment::BottomRight || prefix > 0 {
             return Err(StepsError::Mask);
         }
-        if algorithm != Algorithm::Single {
-            return Err(StepsError::Algorithm { algorithm: algorithm.name() });
-        }
-        if fields.parallel.region > 1 {
-            return Err(StepsError::Region { ranks: fields.parallel.region });
-        }
-        if fields.pass == Pass::Backward {
-            return Err(StepsError::Backward);
-        }
-        if !form.is_plain() {
-            return Err(StepsError::Form { form });
-        }
+        fields.check_single_forward()?;
         let lengths = fields.sequences.iter().map(|sequence| (sequence.q.len, sequence.kv.len));
         match lengths.enumerate().find(|(_, (queries, keys))| queries > keys) {
             Some((index, (queries, keys))) => Err(StepsError::Keys { index, queries, keys }),

@@ -90,6 +90,7 @@ def declaration(
     layout: Mapping[str, bool] | None = None,
     forms: Iterable[str] = ("cu_seqlens",),
     cache: bool = False,
+    pages: Sizes | None = None,
     softcap: bool = False,
     sinks: Iterable[str] = ("none",),
     backward: bool = True,
@@ -108,8 +109,9 @@ def declaration(
     `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
     problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch, and
     `"pad_between_seqs"` and `"no_pad_between_seqs"` for `"cu_seqlens"` with the caller's word for padding. `cache`
-    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `table` adds
-    rows of the table as the protocol names them, or replaces them.
+    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `pages` are the
+    sizes of pages in which it takes k and v. `table` adds rows of the table as the protocol names them, or replaces
+    them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {
@@ -121,6 +123,7 @@ def declaration(
         "layout": dict(layout or packed()),
         "forms": _known(forms, GIVEN, "forms"),
         "cache": cache,
+        **_given(pages=_sizes(pages)),
         "softcap": softcap,
         "sinks": _known(sinks, SINKS, "sinks"),
         "backward": backward,

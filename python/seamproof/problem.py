@@ -16,6 +16,7 @@ from .copies import Copies
 from .dealing import Parallel
 from .errors import DeclarationError
 from .formats import is_unwritten
+from .pages import Pages, pooled
 from .reference import keys_seen
 from .runs import Run
 from .views import kind_of, laid_out
@@ -141,6 +142,8 @@ class Problem:
     library: Numpy = field(repr=False, compare=False)
     # The form that the subject is given, one of `declare.GIVEN`.
     given: str = "cu_seqlens"
+    # The pages in which keys and values lie; `None` where they lie as `kv` says.
+    pages: Pages | None = None
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -148,9 +151,8 @@ class Problem:
         """Returns the problem of a case file's JSON, its sequences in the order in which their rows lie."""
         library = library or Numpy()
         pairs = raw["sequences"]
-        sequences = in_memory_order(
-            [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
-        )
+        listed = [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
+        sequences = in_memory_order(listed)
         mask, softmax = raw["mask"], raw["softmax"]
         return cls(
             sequences=sequences,
@@ -175,7 +177,21 @@ class Problem:
             raw=raw,
             library=library,
             given=raw.get("form", "cu_seqlens"),
+            pages=Pages.of(raw.get("pages"), [listed.index(sequence) for sequence in sequences]),
         )
+
+    @functools.cached_property
+    def block_table(self) -> Any:
+        """Pages of each sequence, i32: `[sequences, most pages]`, 0 behind its last one; `None` without pages."""
+        return None if self.pages is None else self.library.integers(self.pages.block_table())
+
+    def in_pages(self, inputs: dict[str, np.ndarray], hole: float) -> dict[str, np.ndarray]:
+        """Returns inputs with k and v in the problem's pages, if it has any, as `[pages, size, heads, dim]`."""
+        if self.pages is None:
+            return inputs
+        rows = [run.real_rows() for run in self.kv.runs]
+        of = (rows, self.pages.size, self.pages.count, self.pages.table, hole)
+        return inputs | {name: pooled(inputs[name], *of) for name in ("k", "v")}
 
     @functools.cached_property
     def segment_ids_q(self) -> Any:
@@ -344,8 +360,11 @@ class Problem:
         """Returns an input of numpy or torch with the same elements, laid out in memory as is drawn for the problem.
 
         `name` is `"q"`, `"k"`, `"v"` or `"dout"`. It is for kernels that take strides: rows or lanes may lie apart,
-        heads may come before rows, and rows that are all alike may be one with a stride of 0.
+        heads may come before rows, and rows that are all alike may be one with a stride of 0. A pool of pages stays as
+        it is.
         """
+        if array.ndim != 3:
+            return array
         return laid_out(array, kind_of(self.raw["data_seed"], name))
 
     def empty_out(self) -> Any:

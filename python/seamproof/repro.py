@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from . import program, reference, source, verdict, views
+from . import pages, program, reference, source, verdict, views
 from .errors import ProtocolError, SeamproofError
 from .frames import Channel, cut_text, split
 from .loading import options
+from .pages import HOLES
 from .problem import WINDOW_STYLES, Problem, Side
 from .session import read_inputs
 from .subject import INPUTS, Subject
@@ -264,6 +265,8 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield "\n\n# The call.\n\n\n"
     if ".view(" in text or source.imports_file(text):
         yield inspect.getsource(views.laid_out) + "\n\n"
+    if finding.problem.pages is not None:
+        yield inspect.getsource(pages.pooled) + "\n\n"
     yield from _conversions(subject, finding.problem)
     yield "\n\n"
     yield from _call(subject, finding, kernel)
@@ -395,6 +398,7 @@ def _call(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator
     problem = finding.problem
     learnable = problem.sink == "learnable"
     yield "def call(q, k, v, dout, sink):\n"
+    yield from _in_pages(subject, problem)
     yield "    q, k, v = put(q), put(k), put(v)\n"
     if learnable:
         yield "    sink = put_f32(sink)\n"
@@ -414,6 +418,16 @@ def _call(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator
     yield "    got = {name: get(x) for name, x in got.items() if x is not None}\n"
     yield from _lse_lines(subject, problem)
     yield "    return got\n"
+
+
+def _in_pages(subject: Subject, problem: Problem) -> Iterator[str]:
+    """Yields the line that puts keys and values into pages."""
+    of = problem.pages
+    if of is not None:
+        rows = "[" + ", ".join(_slice(run.real_rows()) for run in problem.kv.runs) + "]"
+        hole = f"float('{HOLES[subject.declared['padding']['inputs']]}')".replace("'", '"')
+        yield f"    pages = ({rows}, {of.size}, {of.count}, {of.table}, {hole})\n"
+        yield "    k, v = pooled(k, *pages), pooled(v, *pages)\n"
 
 
 def _varlen_call(subject: Subject, finding: Finding, name: str, leaves: str) -> Iterator[str]:
@@ -498,6 +512,8 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
         yield f"    p.parallel = Parallel.from_json({problem.raw['parallel']!r})\n"
         yield f"    p.raw = {{'data_seed': {problem.raw['data_seed']}}}\n".replace("'", '"')
     yield f"    p.shape = lambda name: {shapes}[name]\n"
+    table = "None" if problem.pages is None else f"ints({problem.pages.block_table()})"
+    yield f"    p.block_table = {table}\n"
     forms = {name: problem.form(name) for name in (*INPUTS, "out", "lse", "dq", "dk", "dv")}
     yield f"    p.form = lambda name: {forms}[name]\n"
     if subject.declared["table"].get("forms", ["cu_seqlens"]) != ["cu_seqlens"]:

@@ -18,6 +18,7 @@ from .declare import declaration, narrowed
 from .errors import DeclarationError, NotReady, OwnFault
 from .formats import same, unwritten
 from .lse import LseForm
+from .pages import HOLES
 from .problem import Problem
 
 # Says that gradients come from the library's automatic differentiation.
@@ -159,9 +160,13 @@ class Subject:
         }
 
     def put(self, problem: Problem, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Returns inputs as the library's arrays; the first ones of a process are held against their f32 bits."""
+        """Returns inputs as the library's arrays, k and v in the problem's pages.
+
+        The first ones of a process are held against their f32 bits.
+        """
         library = self.open()
         self._puts += 1
+        inputs = problem.in_pages(inputs, HOLES[self.declared["padding"]["inputs"]])
         tensors = library.put_all({name: (values, problem.form(name)) for name, values in inputs.items()})
         for name, values in inputs.items() if self._puts <= ROUND_TRIPS else ():
             form = problem.form(name)
@@ -230,6 +235,9 @@ class Subject:
         found = []
         for name in given.differing(now):
             after, before = (library.get(of.arrays[name], problem.form(name), name) for of in (now, given))
+            if name != "sink":
+                # Rows of a pool are counted through its pages.
+                after, before = (of.reshape(-1, *of.shape[-2:]) for of in (after, before))
             places = np.argwhere(after.view(np.uint32) != before.view(np.uint32))
             # Two NaN of 16 bits may be one of f32.
             if len(places):
@@ -287,8 +295,9 @@ def subject(
     """Declares a function as a subject: `@seamproof.subject(formats=["bf16"], …)`.
 
     The function is called as `function(p, q, k, v, dout=None, sink=None)`: `p` is the `Problem`, the others are arrays
-    `[rows, heads, dim]` of the library `arrays` (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`) on `device`. It returns a
-    `Result`, or out alone, or `(out, lse)`. All other arguments are those of `declare.declaration`.
+    `[rows, heads, dim]` of the library `arrays` (`"numpy"`, `"torch"`, `"jax"`, `"cupy"`) on `device`. In a problem
+    with pages, k and v are pools `[pages, size, heads, dim]`, which `p.block_table` reads. It returns a `Result`, or
+    out alone, or `(out, lse)`. All other arguments are those of `declare.declaration`.
     """
     scope = sys._getframe(1).f_globals
 

@@ -30,6 +30,7 @@ ALIASES = {
     "sink": ("learnable_sink", "sinks", "sink", "s_aux"),
     "seqused_q": ("seqused_q",),
     "seqused_k": ("seqused_k", "seqused_kv"),
+    "page_table": ("page_table", "block_table"),
     "return_lse": ("return_lse", "return_softmax_lse", "return_attn_probs"),
 }
 # Libraries of this signature pass windows as i32, and add positions to them. A bound beyond is no question to a kernel.
@@ -57,7 +58,7 @@ class Signature:
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
-            beside = ("sink", *PADDED, "pad_between_seqs")
+            beside = ("sink", *PADDED, "pad_between_seqs", "page_table")
             return cls({word: names[0] for word, names in ALIASES.items() if word not in beside}, -1)
         names = {}
         for word, aliases in ALIASES.items():
@@ -124,6 +125,8 @@ def flash_varlen(
     `max_seqlen_q` and `max_seqlen_k` are the largest real lengths then too, as callers pass them. A function with
     `pad_between_seqs` is called without that word (`None`), and with it wherever it is true to say so.
     `slack`: tensors may be longer than the last of `cu_seqlens`.
+    `pages`: page sizes of k and v in pages, for a function with `page_table` or `block_table`. It then gets real
+    lengths as `seqused_k` and no `cu_seqlens_k`; without `seqused_k` it gets sums of real lengths there.
     `windows`, `softcap`, `sinks`: by default what the signature has.
     `lse`: its form, or `False` where only out is returned.
     `arguments`: further arguments for every call. Largest lengths among them that a sequence exceeds are a
@@ -135,6 +138,10 @@ def flash_varlen(
     def declare(function: Callable[..., Any]) -> Subject:
         signature = Signature.of(function)
         library = arrays or of_scope(function, scope)
+        if declared.get("pages") is not None and not signature.has("page_table"):
+            raise DeclarationError(
+                f"pages={declared['pages']}: the function has no argument {' or '.join(ALIASES['page_table'])}"
+            )
         gradient = library in ("torch", "jax") if backward is None else backward
         masks = signature.has("window_size") if windows is None else windows
         taken = _sinks(signature, sinks)
@@ -218,8 +225,20 @@ class Varlen:
             MaximumTooSmall.check(name, own.get(name), (run.len for run in side.runs))
         return own
 
-    def lists(self, p: Problem) -> dict[str, list[int]]:
-        """Returns the arguments that are lists of integers, by our words: offsets and real lengths."""
+    def lists(self, p: Problem) -> dict[str, list[Any]]:
+        """Returns the arguments that are lists of integers, by our words: offsets, real lengths, pages."""
+        lists = self.offsets_and_lengths(p)
+        if p.pages is None:
+            return lists
+        if self.signature.has("seqused_k"):
+            del lists["cu_seqlens_k"]
+            lists["seqused_k"] = [run.len for run in p.kv.runs]
+        else:
+            lists["cu_seqlens_k"] = p.kv.sums
+        return lists | {"page_table": p.pages.block_table()}
+
+    def offsets_and_lengths(self, p: Problem) -> dict[str, list[int]]:
+        """Returns what says where rows lie that are in no pages."""
         sides = {"q": p.q, "k": p.kv}
         lists = {f"cu_seqlens_{to}": self.offsets(side) for to, side in sides.items()}
         if self.seqused and self.signature.has("cu_seqlens_q_padded"):
@@ -232,6 +251,7 @@ class Varlen:
     def values(self, p: Problem) -> dict[str, Any]:
         """Returns the arguments that are no lists, by our words."""
         values = {
+            "cu_seqlens_k": None,
             "max_seqlen_q": p.q.max_length,
             "max_seqlen_k": p.kv.max_length,
             "pad_between_seqs": p.pad_between_seqs,

@@ -34,6 +34,39 @@ def test_segment_ids_and_positions():
     assert Problem.from_json(problem([(2, 2)]) | {"form": "lengths"}).given == "lengths"
 
 
+def paged(lengths, size, count, table, **more):
+    return problem(lengths, **more) | {"pages": {"size": size, "count": count, "table": table}}
+
+
+def test_pages_are_a_pool_and_a_block_table():
+    # The second page of the first sequence has one row, and a page more that holds none; page 1 is free.
+    raw = paged([(1, 3), (0, 0), (1, 2)], 2, 5, [[4, 0, 2], [], [3]], padding=1)
+    p = Problem.from_json(raw)
+    assert p.block_table.tolist() == [[4, 0, 2], [0, 0, 0], [3, 0, 0]] and p.block_table.dtype == np.int32
+    values = inputs(raw)
+    given = p.in_pages(values, 7.0)
+    for name in ("k", "v"):
+        rows, pool = values[name], given[name]
+        assert pool.shape == (5, 2, 1, rows.shape[2])
+        np.testing.assert_array_equal(pool[4], rows[0:2])
+        np.testing.assert_array_equal(pool[0, 0], rows[2])
+        np.testing.assert_array_equal(pool[3], rows[5:7])
+        # Rows without a key hold what rows without a token hold.
+        assert np.isnan(pool[0, 1]).all() and np.isnan(pool[[1, 2]]).all()
+    assert given["q"] is values["q"]
+    tight = paged([(1, 3)], 2, 2, [[1, 0]])
+    assert Problem.from_json(tight).in_pages(inputs(tight), 7.0)["k"][0, 1, 0, 0] == 7.0
+    # Sequences are sorted by their rows, and their pages with them.
+    raw["sequences"].reverse()
+    raw["pages"]["table"].reverse()
+    assert Problem.from_json(raw).block_table.tolist() == p.block_table.tolist()
+    plain = Problem.from_json(problem([(1, 3)]))
+    assert plain.block_table is None and plain.in_pages(values, 7.0) is values
+    # No caller has a pool without a page, or a table without a column.
+    empty = Problem.from_json(paged([(1, 0)], 2, 0, [[]]))
+    assert (empty.block_table.tolist(), empty.pages.count) == ([[0]], 1)
+
+
 def test_rows_that_offsets_cannot_say():
     raw = problem([(2, 2), (2, 2)])
     for run, offset in zip((s["q"] for s in raw["sequences"]), (0, 1), strict=True):

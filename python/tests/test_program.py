@@ -205,6 +205,24 @@ def test_a_case_in_steps_is_a_call_for_each_step(tmp_path):
     assert done.returncode == 2, done.stdout + done.stderr
 
 
+def test_pages_are_read_through_the_table():
+    right = load_file(str(EXAMPLES / "numpy_paged.py")).attention
+    report = seamproof.check(right, cases=300, seed=1)
+    assert report.outcome in ("held", "too-little-run") and report.held > 150
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fault", ["table", "length"])
+def test_a_wrong_reader_of_pages_is_found_and_shown(monkeypatch, fault):
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(example("numpy_paged", monkeypatch, fault), cases=300, seed=1)
+    told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
+    assert "does not show" not in told["script"]
+    assert "pooled(k, *pages)" in Path(told["script"].split()[1]).read_text()
+    problem = json.loads(Path(told["case"]).read_text())["problem"]
+    assert problem["pages"]["count"] <= 3 and len(problem["sequences"]) <= 2
+
+
 def load(path, text):
     path.write_text(text)
     return load_file(str(path)).attention

@@ -209,6 +209,52 @@ def test_padding_goes_with_seqused():
         seamproof.flash_varlen(kernel).call.arguments(Problem.from_json(problem([(3, 5)], padding=2)))
 
 
+def test_pages_are_given_as_each_signature_has_them():
+    def third(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, softmax_scale):
+        pass
+
+    def second(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, softmax_scale):
+        pass
+
+    raw = problem([(3, 5), (1, 1)]) | {"pages": {"size": 3, "count": 3, "table": [[2, 0], [1]]}}
+    p = Problem.from_json(raw)
+    subject = seamproof.flash_varlen(pages=[3], seqused=True, backward=False)(third)
+    assert subject.declared["table"]["pages"] == [3]
+    arguments = subject.call.arguments(p)
+    assert arguments["cu_seqlens_k"] is None and arguments["seqused_k"].tolist() == [5, 1]
+    assert arguments["page_table"].tolist() == [[2, 0], [1, 0]]
+    assert arguments["cu_seqlens_q"].tolist() == [0, 3, 4]
+    arguments = seamproof.flash_varlen(pages=[3])(second).call.arguments(p)
+    assert arguments["cu_seqlens_k"].tolist() == [0, 5, 6] and arguments["block_table"].shape == (2, 2)
+    plain = subject.call.arguments(Problem.from_json(problem([(3, 5), (1, 1)])))
+    assert plain["cu_seqlens_k"].tolist() == [0, 5, 6] and "page_table" not in plain
+    with pytest.raises(DeclarationError, match="page_table or block_table"):
+        seamproof.flash_varlen(pages=[3])(lambda q, k, v, **more: None)
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_attention_in_pages(padding):
+    raw = problem([(3, 5), (0, 0), (2, 4), (1, 1)], right=0, padding=padding, heads=(4, 2))
+    values = inputs(raw)
+    pages = {"size": 3, "count": 7, "table": [[6, 0], [], [4, 2], [1, 3]]}
+    got = run(load("numpy_paged"), raw | {"pages": pages}, values)
+    compare(raw, values, got, 1e-5)
+    assert got["damage"] == []
+    np.testing.assert_array_equal(got["lse"], run(load("numpy_paged"), raw, values)["lse"])
+
+
+def test_a_pool_that_is_written_is_noticed():
+    @seamproof.subject(arrays="numpy", formats=["f32"], backward=False, statistics=[], pages=[2])
+    def writes(p, q, k, v, dout=None, sink=None):
+        k[1, 1, 0, 2] += 1
+        return np.zeros(p.shape("out"), np.float32)
+
+    raw = problem([(1, 3)]) | {"pages": {"size": 2, "count": 2, "table": [[0, 1]]}}
+    values = inputs(raw)
+    (damage,) = run(writes, raw, values)["damage"]
+    assert damage == {"tensor": "k", "first": [3, 0, 2], "elements": 1}
+
+
 def test_padded_offsets_beside_real_ones():
     """TransformerEngine's calling form: real and padded offsets, and the caller's word where it is said."""
     subject = load("numpy_padded", "attention_te")

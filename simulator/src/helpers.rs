@@ -173,6 +173,12 @@ pub fn rank_slots(shard: &ShardedSide, rank: usize) -> Vec<Run> {
     slots.collect()
 }
 
+/// Returns tables of 64 bits in 32: a number that does not fit is the nearest that does.
+pub fn narrowed(numbers: &[i64]) -> Vec<i32> {
+    let fits = |number: &i64| (*number).clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+    numbers.iter().map(fits).collect()
+}
+
 /// Returns for each row whether it is real.
 pub fn valid_mask(slots: &[Run], rows: usize) -> Vec<bool> {
     let mut mask = vec![false; rows];

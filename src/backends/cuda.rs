@@ -6,7 +6,8 @@
 //! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`DqOrder`]), or
 //! on the simple kernels, whose sums are serial ([`AttentionKernels`]). The results of the simple kernels are bit for
 //! bit those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
-//! rows. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the
+//! rows. Keys in pages are read through a block table by the simple kernel, and through runs of rows by those on tensor
+//! cores. Each step of a problem is a launch of its own. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the
 //! smallest of all kernels, and so change the maximum at least as often as any.
 
 use std::collections::BTreeMap;
@@ -31,10 +32,11 @@ use super::Emulated;
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, Refusal,
-    RunError, Way,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
-use seamproof_judge::subjects::{OptionError, Reached, SubjectName, built, launchable, run_schedule};
+use seamproof_judge::subjects::{
+    OptionError, Reached, SubjectName, built, in_steps, launchable, run_schedule,
+};
 
 /// Name of the subject, as `--backend` takes it.
 pub(super) const NAME: &str = "cuda";
@@ -73,6 +75,14 @@ impl Default for Cuda {
 /// Returns the formats to which P and dS of a problem are rounded.
 fn formats(problem: &Problem) -> WeightFormats {
     WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format }
+}
+
+/// Returns the calls that a problem is made in: itself, where it has no steps.
+fn calls_of(problem: &Problem) -> Vec<Problem> {
+    if problem.steps.is_empty() {
+        return vec![problem.clone()];
+    }
+    problem.calls().into_iter().map(|call| call.problem).collect()
 }
 
 /// A GPU that runs problems, one after the other. After an error of the driver it is useless.
@@ -178,10 +188,10 @@ impl Cuda {
 
     /// Returns the subject with every forward in the shape of this problem's. The bits of a sequence then depend
     /// neither on other sequences nor on the place of rows, since tiles follow from their sequence and from the
-    /// shape. Returns `None` on several ranks, whose launches may have shapes of their own, and where the launch goes
-    /// to the simple kernels.
+    /// shape. Returns `None` on several ranks and in several steps, whose launches may have shapes of their own, and
+    /// where the launch goes to the simple kernels.
     pub fn in_shape_of(self, problem: &Problem) -> Option<Cuda> {
-        if problem.parallel.algorithm != Algorithm::Single {
+        if problem.parallel.algorithm != Algorithm::Single || !problem.steps.is_empty() {
             return None;
         }
         let schedule = self.schedule(problem).ok()?;
@@ -191,10 +201,16 @@ impl Cuda {
         }
     }
 
-    /// Returns for each forward launch whether it goes to tensor cores, and for each backward launch; `None` where one
-    /// has no tables, since it is refused.
-    fn on_tensor_cores(&self, schedule: &Schedule, problem: &Problem) -> Option<[Vec<bool>; 2]> {
-        device::on_tensor_cores(schedule, formats(problem), self.attention).ok()
+    /// Returns for each forward launch of all calls whether it goes to tensor cores, and for each backward launch; `None`
+    /// where a call has no schedule or a launch no tables, since it is refused.
+    fn on_tensor_cores(&self, problem: &Problem) -> Option<[Vec<bool>; 2]> {
+        let mut taken = [Vec::new(), Vec::new()];
+        for call in calls_of(problem) {
+            let schedule = built(&call, self.merge).ok()?;
+            let of_call = device::on_tensor_cores(&schedule, formats(&call), self.attention).ok()?;
+            taken.iter_mut().zip(of_call).for_each(|(taken, here)| taken.extend(here));
+        }
+        Some(taken)
     }
 
     /// Returns the emulated kernel that gives the same bits as a subject from [`Cuda::with_twins_bits`].
@@ -214,7 +230,7 @@ impl CudaRunner {
         CudaRunner { workspace: Workspace::new(gpu) }
     }
 
-    /// Runs a problem.
+    /// Runs a problem. One with steps is run call by call, and all of these together reach each phase once.
     pub fn run(
         &mut self,
         subject: &Cuda,
@@ -222,13 +238,17 @@ impl CudaRunner {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        if let Some(pages) = &problem.pages {
-            return Err(Refusal::Pages(pages.size).into());
+        if !problem.steps.is_empty() {
+            [Phase::Uploaded, Phase::Launched].into_iter().for_each(&mut *reached);
+            let outputs = in_steps(&Calls { subject: *subject, runner: Mutex::new(self) }, problem, inputs)?;
+            reached(Phase::Done);
+            return Ok(outputs);
         }
         let schedule = launchable(problem, subject.merge)?;
         let Cuda { helpers, attention, dq, streams, .. } = *subject;
-        let device =
-            self.workspace.device(formats(problem), DeviceOptions { helpers, attention, dq, streams });
+        let page = problem.pages.as_ref().map(|pages| pages.size);
+        let options = DeviceOptions { helpers, attention, dq, streams, page };
+        let device = self.workspace.device(formats(problem), options);
         let mut on_way = |stage: Reached| {
             reached(match stage {
                 Reached::Uploaded => Phase::Uploaded,
@@ -253,6 +273,27 @@ impl CudaRunner {
     /// Returns how many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.workspace.counts()
+    }
+}
+
+/// A subject on a GPU that is open, for the calls of a problem in steps.
+struct Calls<'a> {
+    subject: Cuda,
+    runner: Mutex<&'a mut CudaRunner>,
+}
+
+impl Backend for Calls<'_> {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.subject.declaration()
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        runner.run(&self.subject, problem, inputs, &mut |_| {})
     }
 }
 
@@ -349,9 +390,6 @@ impl Backend for Cuda {
         twin.table.forms = vec![Form::CuSeqlens];
         // No kernel takes a prefix, and none has run on the segments of documents and chunks.
         twin.table.masks.kinds.clear();
-        twin.table.cache = false;
-        // No kernel for a GPU reads a table of pages.
-        twin.table.pages = None;
         // Its device has no linear layer and no rotation.
         twin.table.parallel.regions = false;
         match self.attention {
@@ -386,18 +424,17 @@ impl Backend for Cuda {
         let schedule = built(problem, self.merge).ok()?;
         // Tiles of the kernels on tensor cores depend on the shape of the whole launch.
         let is_simple = self.attention == AttentionKernels::Simple
-            || !self.on_tensor_cores(&schedule, problem)?.concat().contains(&true);
+            || !self.on_tensor_cores(problem)?.concat().contains(&true);
         if is_simple { schedule.launches(problem) } else { None }
     }
 
     /// Returns the ways as the device decides them: by the schedule's launches.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
         let names = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES];
-        let schedule = match built(problem, self.merge) {
-            Ok(schedule) if self.attention != AttentionKernels::Simple => schedule,
-            _ => return Vec::new(),
-        };
-        let launches = self.on_tensor_cores(&schedule, problem).unwrap_or_default();
+        if self.attention == AttentionKernels::Simple {
+            return Vec::new();
+        }
+        let launches = self.on_tensor_cores(problem).unwrap_or_default();
         let named = names.into_iter().zip(launches).filter(|(_, launches)| !launches.is_empty());
         named.map(|(name, launches)| Way { name, taken: !launches.contains(&false) }).collect()
     }

@@ -67,7 +67,7 @@ enum What {
     #[command(after_help = EXAMPLES)]
     Check {
         /// Number of random cases, the operations in turn
-        #[arg(long, default_value_t = 1700)]
+        #[arg(long, default_value_t = 1785)]
         cases: u64,
         /// Seed of the cases
         #[arg(long, default_value_t = 1)]

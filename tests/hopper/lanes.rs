@@ -225,8 +225,13 @@ fn a_wait_that_a_schedule_lacks_shows() {
 /// Returns the bits of a run on this number of streams of a GPU. The host's order is the same for all.
 fn on_gpu(workspace: &Workspace, streams: usize, problem: &Problem, schedule: &Schedule) -> Vec<Vec<u32>> {
     let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
-    let ways =
-        DeviceOptions { helpers: true, attention: AttentionKernels::Simple, dq: DqOrder::Fixed, streams };
+    let ways = DeviceOptions {
+        helpers: true,
+        attention: AttentionKernels::Simple,
+        dq: DqOrder::Fixed,
+        streams,
+        page: None,
+    };
     run(&workspace.device(formats, ways), problem, schedule, 0)
 }
 

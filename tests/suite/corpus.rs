@@ -139,7 +139,7 @@ const UNSAID: &[(&str, &[u16])] = &[
         &[6, 10, 36, 44, 92, 93, 115, 116, 127, 128, 130, 131, 138, 199, 202],
     ),
     ("segment ids and positions: a case has sequences, and the oracle's tests hold them", &[15, 16]),
-    ("paged keys and splits of them: a problem has neither", &[46, 47, 50, 62, 123, 164, 166]),
+    ("splits of paged keys, and flags of a library: a problem has neither", &[46, 47, 50, 62, 123, 164, 166]),
     ("caches of metadata and compile keys: a case is one problem", &[194, 195, 196, 197, 198, 200, 201]),
     (
         "custom masks, additive ones, dropout and sparsity: outside the scope",

@@ -24,6 +24,7 @@ mod judge;
 mod judge_faults;
 mod many_sequences;
 mod odd_shapes;
+mod one_identity;
 mod own_kernel;
 mod pages;
 mod region;

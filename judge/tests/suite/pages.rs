@@ -3,15 +3,16 @@
 
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::finding::{Check, Relation};
+use seamproof_judge::finding::Relation;
 use seamproof_judge::generate::{self, Draw};
-use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
 use seamproof_judge::subjects::{Emulated, Planted, same_bits};
 use seamproof_judge::values;
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults;
+
+use crate::one_identity::assert_found_by;
 
 /// Returns drawn problems in pages, with keys.
 fn drawn() -> impl Iterator<Item = Problem> {
@@ -117,23 +118,9 @@ impl Backend for WrongInPages {
     }
 }
 
-/// Test of the identity alone, with bits where these are promised, and within bounds where they are not.
 #[test]
 fn pages_are_held_to_rows_that_lie_together() {
-    let mut judge = Judge { identities: vec![Relation::OutOfPages], ..Judge::default() };
-    judge.rungs.retain(|rung| rung.check == Check::Identity);
-    for promises in [Promises::ALL, Promises::default()] {
-        let finding = |subject: &dyn Backend, problem: &Problem| match judge
-            .examine(subject, problem, Depth::First)
-            .verdict
-        {
-            Verdict::Finding(finding) => finding.identity,
-            _ => None,
-        };
-        let seen = drawn().find_map(|problem| finding(&WrongInPages(promises), &problem));
-        assert_eq!(seen, Some(Relation::OutOfPages));
-        assert!(drawn().take(20).all(|problem| finding(&Emulated::default(), &problem).is_none()));
-    }
+    assert_found_by(Relation::OutOfPages, WrongInPages, drawn);
 }
 
 /// Test that a table without the row takes no pages, and keeps everything else of a problem; one with other sizes takes

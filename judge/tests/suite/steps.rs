@@ -2,12 +2,13 @@
 
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::finding::{Check, Relation};
+use seamproof_judge::finding::Relation;
 use seamproof_judge::generate::{self, Draw};
-use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
 use seamproof_judge::subjects::{Emulated, in_steps, same_bits};
+
+use crate::one_identity::assert_found_by;
 
 /// Returns drawn problems in more than one call.
 fn drawn() -> impl Iterator<Item = Problem> {
@@ -88,23 +89,9 @@ impl Backend for WrongInDecoding {
     }
 }
 
-/// Test of the identity alone, with bits where these are promised, and within bounds where they are not.
 #[test]
 fn all_steps_together_are_held_to_one_call() {
-    let mut judge = Judge { identities: vec![Relation::OneCall], ..Judge::default() };
-    judge.rungs.retain(|rung| rung.check == Check::Identity);
-    for promises in [Promises::ALL, Promises::default()] {
-        let finding = |subject: &dyn Backend, problem: &Problem| match judge
-            .examine(subject, problem, Depth::First)
-            .verdict
-        {
-            Verdict::Finding(finding) => finding.identity,
-            _ => None,
-        };
-        let seen = drawn().find_map(|problem| finding(&WrongInDecoding(promises), &problem));
-        assert_eq!(seen, Some(Relation::OneCall));
-        assert!(drawn().take(20).all(|problem| finding(&Emulated::default(), &problem).is_none()));
-    }
+    assert_found_by(Relation::OneCall, WrongInDecoding, drawn);
 }
 
 /// Test that one failing step is shrunk to that step, as a problem of its own.

@@ -10,7 +10,7 @@ use seamproof_lab::check::{
 use seamproof_lab::faults::source_faults;
 
 /// The cases of the comparison, and the least that each operation must get to write.
-const CASES: u64 = 6800;
+const CASES: u64 = 7140;
 const WRITING_CASES_MIN: u64 = 200;
 /// The number of calls. Each is launched in every way.
 const CALLS: u64 = 200;
@@ -136,7 +136,7 @@ fn a_planted_fault_is_seen() {
     // Other tests look at campaigns. The remaining faults end the process that runs them.
     for fault in source_faults().filter(|fault| fault.edit.seen.is_compared()) {
         let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &fault.edit.sources().unwrap()));
-        let (found, _) = done(seen(&gpu, fault, 1700, 2)).unwrap();
+        let (found, _) = done(seen(&gpu, fault, 1785, 2)).unwrap();
         assert!(found, "{} was not seen, or elsewhere", fault.id);
     }
 }

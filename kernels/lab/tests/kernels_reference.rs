@@ -1,5 +1,5 @@
 //! The reference kernels, halves of statistics, sequences from segment ids and conversions between layouts, run on a CPU
-//! thread by thread and held to plain loops (`kernels_reference/`). So they are seen to be right without a GPU:
+//! thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in rows. So they are seen to be right without a GPU:
 //! `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
@@ -8,16 +8,19 @@ use std::process::{Command, Output};
 use seamproof_lab::faults::{Detector, source_faults};
 
 const SOURCE: &str = include_str!("../cuda/reference.cu");
+const ATTEND: &str = include_str!("../../cuda/attend.cu");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
 const METADATA: &str = include_str!("../../cuda/metadata.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 6] = [
+const CHECKS: [(&str, &str); 8] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
+    ("narrow.cpp", include_str!("kernels_reference/narrow.cpp")),
+    ("pages.cpp", include_str!("kernels_reference/pages.cpp")),
     ("packs.h", include_str!("kernels_reference/packs.h")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
@@ -144,6 +147,51 @@ fn conversions_are_right_thread_by_thread() {
     let of_conversions = |seen| matches!(seen, Detector::Bits(["convert"]));
     let faults: Vec<_> = source_faults().filter(|fault| of_conversions(fault.edit.seen)).collect();
     assert!(faults.len() >= 4, "{} faults", faults.len());
+    for fault in faults {
+        let edited = source.replace(fault.edit.find, fault.edit.replace);
+        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
+    }
+}
+
+/// Test that keys which are found through a block table are those of the same rows, and that the faults that are planted in
+/// the table's reader on a GPU are seen here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
+    let search = part(COMMON, "template <class Value>", "constexpr u32 ALL_LANES");
+    let numbers = part(
+        COMMON,
+        "__device__ __forceinline__ float two_to",
+        "__device__ __forceinline__ float rounded_to",
+    );
+    let tables = &COMMON[COMMON.find("// The tables of an attention call.").expect("the tables of a call")..];
+    let source = part(ATTEND, "constexpr u32 FULL", "// <dout, out> of a row, the sum serial.");
+    let common = [search, numbers, tables].concat();
+    let run = |source: &str| run("pages.cpp", &[("common.cuh", &common), ("source.cu", source)]);
+    let right = run(source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    let of_pages = |text: &str| text.contains("table.");
+    let faults: Vec<_> =
+        source_faults().filter(|fault| fault.edit.file == "attend.cu" && of_pages(fault.edit.find)).collect();
+    assert!(faults.len() >= 4, "{} faults", faults.len());
+    for fault in faults {
+        let edited = source.replace(fault.edit.find, fault.edit.replace);
+        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
+    }
+}
+
+/// Test that tables of 64 bits become the nearest ones of 32, and that the faults that are planted there on a GPU are seen
+/// here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn tables_are_narrowed_thread_by_thread() {
+    let source = part(METADATA, "struct WideSlots {", "// The sum over the block's threads");
+    let run = |source: &str| run("narrow.cpp", &[("source.cu", source)]);
+    let right = run(source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    let of_narrowing = |seen| matches!(seen, Detector::Bits(["narrow tables"]));
+    let faults: Vec<_> = source_faults().filter(|fault| of_narrowing(fault.edit.seen)).collect();
+    assert!(faults.len() >= 3, "{} faults", faults.len());
     for fault in faults {
         let edited = source.replace(fault.edit.find, fault.edit.replace);
         assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);

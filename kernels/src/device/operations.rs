@@ -17,7 +17,9 @@ use crate::backward::{BackwardMode, DqOrder};
 use crate::error::KernelError;
 use crate::forward::TileShape;
 use crate::memory::Area;
+use crate::merge::MergeKernels;
 use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
+use crate::rows::RowKernels;
 use crate::tables::Slots;
 use crate::view::View;
 
@@ -82,12 +84,17 @@ impl CudaDevice<'_> {
         let [q, k, v, out, lse, max_logit] =
             places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
         let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
-        let call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
-        let (at, formats) = (memory.table(&call.bytes), self.formats);
+        let (call, formats) = (CallTables::new(&attend.call, [q.rows, k.rows], false)?, self.formats);
         let operands = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
         let shape = self.options.attention.shape(&call, &operands);
+        let call = match self.options.page.filter(|_| shape.is_none()) {
+            Some(size) => call.in_pages(&attend.call, size)?,
+            None => call,
+        };
+        let at = memory.table(&call.bytes);
         let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
         self.workspace.count(match shape {
+            None if call.pages.is_some() => "attend: attend_pages",
             None => "attend: attend",
             Some(TileShape::Long) => "attend: forward_long",
             Some(TileShape::Paired) => "attend: forward_paired",

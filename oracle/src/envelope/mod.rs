@@ -3,9 +3,9 @@
 //! [`crate::replay`].
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
-//! f32 between, and sums and rounds as it declares ([`Arithmetic`], [`Partition`]). The bound is a sum of named rounding terms
-//! evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit roundoff, a count
-//! of roundings, or a documented accuracy of an instruction.
+//! f32 between, and sums and rounds as it declares ([`Arithmetic`], [`Partition`]). The bound is a sum of named rounding
+//! terms evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit roundoff, a
+//! count of roundings, or a documented accuracy of an instruction.
 //!
 //! Terms, for query i and key j (all quantities exact; `A_ij = Σ_c |q_ic||k_jc|`, `B_ij = Σ_c |dout_ic||v_jc|`, `m` the
 //! row's largest logit, `l = Σ exp(s − m)`, `u` the unit roundoff of a stored format):
@@ -22,8 +22,8 @@
 //! Further terms follow from the choices of an [`Arithmetic`]; docs/judge.md derives them. Weights that are normalised
 //! before they are rounded add `4ε·p` each, and the floors of P and of aligned products are no longer divided by `l`.
 //! A merge by a difference ([`MergeBy::Difference`]) adds [`DIFFERENCE_ERROR`] times the row's largest `|v|` to out, and
-//! `ε·(|L| + |b|)` to the LSE, for each merge: docs/judge.md derives both. [`Model::row_delta`] gives D's value and error for each source. Stored gradients of the n heads of a group add
-//! `n·u` and n floors to dk and dv.
+//! `ε·(|L| + |b|)` to the LSE, for each merge: docs/judge.md derives both. [`Model::row_delta`] gives D's value and
+//! error for each source. Stored gradients of the n heads of a group add `n·u` and n floors to dk and dv.
 //!
 //! These terms hold the cost of a GPU's approximate instructions, and a kernel that uses them need not declare them.
 //! `ex2.approx` (2 ulp) is [`EXP_ERROR`]. Its argument `fma(S, c, −fl(m·c))`, with `c = fl(scale·log₂e)`, is off by

@@ -3,7 +3,7 @@
 use ndarray::Array3;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Form, InputMode, Inputs, Mask, Pages, PagesError, Pass,
-    Problem, ProblemError, ProblemFields, Run, SharedPrefix, Steps,
+    Problem, ProblemError, ProblemFields, Run, SharedPrefix, SingleForwardError, Steps,
 };
 
 /// Returns a forward of sequences of so many keys, each with the query of a last token, and with these pages.
@@ -78,18 +78,21 @@ fn pages_that_no_cache_has_are_refused() {
 fn pages_are_for_a_forward_on_one_rank_in_the_plain_form() {
     let right = fields(&[8], Pages::in_order(4, [8]));
     let refused = |fields: ProblemFields| match Problem::new(fields) {
-        Err(ProblemError::Pages { error }) => error,
+        Err(ProblemError::Pages { error: PagesError::SingleForward(error) }) => error,
         other => panic!("{other:?}"),
     };
     let parallel = ContextParallel::over(2, Algorithm::AllGather, Balance::Contiguous);
     let padded = ProblemFields::padded(&[(8, 8)], 8);
     let ring = ProblemFields { parallel, pass: Pass::Forward, pages: right.pages.clone(), ..padded };
-    assert_eq!(refused(ring), PagesError::Algorithm { algorithm: "all-gather" });
+    assert_eq!(refused(ring), SingleForwardError::Algorithm { algorithm: "all-gather" });
     let parallel = ContextParallel { region: 2, ..right.parallel.clone() };
-    assert_eq!(refused(ProblemFields { parallel, ..right.clone() }), PagesError::Region { ranks: 2 });
-    assert_eq!(refused(ProblemFields { pass: Pass::Backward, ..right.clone() }), PagesError::Backward);
+    assert_eq!(refused(ProblemFields { parallel, ..right.clone() }), SingleForwardError::Region { ranks: 2 });
+    assert_eq!(
+        refused(ProblemFields { pass: Pass::Backward, ..right.clone() }),
+        SingleForwardError::Backward
+    );
     let form = Form::Segments;
-    assert_eq!(refused(ProblemFields { form, ..right.clone() }), PagesError::Form { form });
+    assert_eq!(refused(ProblemFields { form, ..right.clone() }), SingleForwardError::Form { form });
     let sayable = ProblemFields { pass: Pass::Backward, ..right.clone() }.sayable();
     assert!(sayable.pages.is_none() && right.sayable().pages.is_some());
 }

@@ -3,7 +3,8 @@
     seamproof run --backend python:flash_attention_4.py:attention
 
 Tried with flash-attn-4 4.0.0b36 on an H100 and an H200. `deterministic` asks for the same bits in every run, `sink`
-adds a learnable sink, `softcap` a soft cap. Each value of a soft cap is another kernel, so that a campaign compiles
+adds a learnable sink, `softcap` a soft cap. `paged` has keys and values in pages, forward alone, and is called step by
+step on a KV cache. Each value of a soft cap is another kernel, so that a campaign compiles
 without end.
 """
 
@@ -41,6 +42,10 @@ deterministic = declared(
     name="deterministic", arguments={"deterministic": True}, promises=["deterministic_backward"]
 )(flash_attn_varlen_func)
 sink = declared(name="sink", sinks=["learnable"])(flash_attn_varlen_func)
+# A page of as many rows as a tile of keys is loaded by another path than the others.
+paged = declared(name="paged", backward=False, cache=True, pages=[1, 3, 5, 16, 64, 128])(
+    flash_attn_varlen_func
+)
 softcap = declared(name="softcap", softcap=True, groups=[1, 2], formats=["bf16"])(flash_attn_varlen_func)
 
 

@@ -152,11 +152,13 @@ impl<'a> Pools<'a> {
     }
 
     pub(super) fn rows(&self, launch: usize, rows: usize) -> Result<ByteRows<'_>, KernelError> {
-        Ok(ByteRows { area: turn(&self.from, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES })
+        ByteRows { area: turn(&self.from, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES }
+            .in_vectors("rows")
     }
 
     pub(super) fn rows_to(&self, launch: usize, rows: usize) -> Result<ByteRows<'_>, KernelError> {
-        Ok(ByteRows { area: turn(&self.to, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES })
+        ByteRows { area: turn(&self.to, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES }
+            .in_vectors("rows")
     }
 
     pub(super) fn tensor(

@@ -8,7 +8,7 @@ use std::io::Write;
 
 use seamproof_kernels::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTables};
 use seamproof_kernels::tables::Cut;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, MergeKernels, RowKernels, TableKernels};
 use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
 use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest, SlotPart, Style, Update, half_rows};
 use seamproof_simulator::shard::ShardedSide;

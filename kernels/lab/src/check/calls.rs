@@ -1,8 +1,8 @@
 //! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step,
-//! sinks of −∞.
+//! sinks of −∞. In some the keys lie in pages, from anywhere in a first page on.
 //!
 //! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels,
-//! which must give the same bits in every row, written or not. The kernels on tensor cores run in each shape, and in
+//! which must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on tensor cores run in each shape, and in
 //! both orders of the backward. They must come near in real rows, and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
@@ -11,7 +11,7 @@ use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
+use seamproof_oracle::{Format, Heads, Run, Sink, Softmax, runs_of};
 use seamproof_simulator::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};
 use seamproof_simulator::{AttentionCall, GuardedTensor, RowPolicy, Segment};
 
@@ -29,6 +29,8 @@ const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300]
 const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
 /// The most runs that a segment's keys are dealt to.
 const RUNS_MAX: usize = 4;
+/// The rows of a page.
+const PAGES: [usize; 5] = [1, 3, 16, 64, 100];
 /// The number in results before a launch, apart from the largest logit.
 const BEFORE: f32 = 7.0;
 /// The most that results on tensor cores may be off by where no number is above 2. `OUT` is two roundings to the
@@ -47,6 +49,8 @@ struct Case {
     dims: [usize; 2],
     format: Format,
     out: Format,
+    /// The rows of a page, where the keys of all segments lie in pages.
+    page: Option<usize>,
 }
 
 /// The room for the next run. Rows of a tensor with a step belong to interleaved *phases*, one for each row of the
@@ -98,8 +102,33 @@ fn segment_around(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> S
     Segment { q: queries.run(draw, rows), kv: vec![keys.run(draw, seen)], lo: None, hi: None, prefix: 0 }
 }
 
+/// Puts the keys of a segment into pages of `size` rows, from anywhere in the first one on, and returns how many pages are
+/// taken then, `taken` of which were before. Pages follow each other downward.
+fn put_in_pages(draw: &mut CaseDraw, segment: &mut Segment, size: usize, taken: usize) -> usize {
+    let first = draw.below(size);
+    let end = first + segment.keys();
+    let last = taken + end.div_ceil(size);
+    let row = |position: usize| (last - 1 - position / size) * size + position % size;
+    segment.kv = runs_of((first..end).map(row));
+    last
+}
+
 impl Case {
     fn draw(draw: &mut CaseDraw) -> Case {
+        let mut case = Case::in_runs(draw);
+        if draw.one_in(4) {
+            let size = draw.pick(&PAGES);
+            let taken = case
+                .call
+                .segments
+                .iter_mut()
+                .fold(0, |taken, segment| put_in_pages(draw, segment, size, taken));
+            (case.page, case.rows[1]) = (Some(size), (taken + 1) * size);
+        }
+        case
+    }
+
+    fn in_runs(draw: &mut CaseDraw) -> Case {
         let step = draw.pick(&[1, 1, 2, 3]);
         let room = || Room { step, phase: 0, next: 0 };
         let (mut queries, mut keys) = (room(), room());
@@ -128,6 +157,7 @@ impl Case {
             dims,
             format,
             out: draw.pick(&[format, Format::F32]),
+            page: None,
         }
     }
 
@@ -236,6 +266,7 @@ struct Placed<'g> {
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Simple,
+    Paged(usize),
     Forward(TileShape),
     Backward(DqOrder),
 }
@@ -245,6 +276,7 @@ impl Way {
         let how = BackwardMode::overwrite;
         match self {
             Way::Simple => Kernels::Simple,
+            Way::Paged(size) => Kernels::Paged(size),
             Way::Forward(shape) => Kernels::Tuned(shape, how(DqOrder::Fixed)),
             // A backward has one shape. The forward's shape is not looked at.
             Way::Backward(order) => Kernels::Tuned(TileShape::Long, how(order)),
@@ -312,7 +344,7 @@ impl<'g> Placed<'g> {
         let sizes = (case.rows, case.heads.q, case.dims);
         let launches = Launches::new(gpu, &case.call, sizes, (way.kernels(), weights))?;
         match way {
-            Way::Simple => launches.launch(gpu, (&forward, &backward)),
+            Way::Simple | Way::Paged(_) => launches.launch(gpu, (&forward, &backward)),
             Way::Forward(_) => launches.forward(gpu, &forward),
             Way::Backward(_) => launches.backward(gpu, &backward),
         }
@@ -325,14 +357,14 @@ impl<'g> Placed<'g> {
         }
         self.launch(way)?;
         let written = match way {
-            Way::Simple => 0..6,
+            Way::Simple | Way::Paged(_) => 0..6,
             Way::Forward(_) => 0..3,
             Way::Backward(_) => 3..6,
         };
         for (index, ((buffer, tensor), want)) in self.results.iter().zip(twin).enumerate() {
             let got = self.gpu.read_elements(buffer.area(), tensor.format())?;
             let want = if written.contains(&index) { want } else { tensor };
-            let near = (!matches!(way, Way::Simple)).then(|| self.allowed(index, want));
+            let near = (!matches!(way, Way::Simple | Way::Paged(_))).then(|| self.allowed(index, want));
             if let Some(what) = self.difference((index, &got), want, near) {
                 return Ok(Some(what));
             }
@@ -387,7 +419,7 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let (inputs, sink) = (drawn.inputs(&mut draw), drawn.sinks(&mut draw));
         let twin = drawn.twin(&inputs, &sink);
         let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
-        let ways = [Way::Simple].into_iter();
+        let ways = [Way::Simple].into_iter().chain(drawn.page.map(Way::Paged));
         let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(DqOrder::ALL.map(Way::Backward));
         for way in ways {
             if let Some(place) = placed.wrong(way, &twin)? {
@@ -424,9 +456,13 @@ mod tests {
             case.heads.q == case.heads.kv && tables.summary().all_seen && tables.summary().keys > 3 * 128
         };
         assert!(cases.iter().filter(|case| goes_around(case)).count() > 20);
+        assert!(count(&|case: &Case| case.page.is_some_and(|size| size > 1)) > 40);
         for case in &cases {
             case.call.check(case.rows[0], case.rows[1]).expect("a legal call");
-            CallTables::new(&case.call, case.rows, true).expect("no key twice");
+            let tables = CallTables::new(&case.call, case.rows, true).expect("no key twice");
+            if let Some(size) = case.page {
+                tables.in_pages(&case.call, size).expect("keys in pages");
+            }
         }
     }
 }

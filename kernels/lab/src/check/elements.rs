@@ -1,7 +1,7 @@
 //! Cases of merges, gradients and statistics.
 
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, MergeKernels};
 use seamproof_oracle::{Format, Run};
 use seamproof_simulator::helpers::{self, Half, Numbers, SlotPart, Statistic, Style, Update, half_rows};
 
@@ -203,7 +203,7 @@ pub(super) fn statistics(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let lse = put_statistic(image, "lse", [&before, &after], heads);
     let step = put_statistic(image, "step lse", [&added, &added], heads);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.merge_statistics(place.slots(slots)?, part, lse.statistic(place)?, step.statistic(place)?)
+        gpu.merge_statistics(place.slots(gpu, slots)?, part, lse.statistic(place)?, step.statistic(place)?)
     })
 }
 
@@ -249,7 +249,7 @@ pub(super) fn merge_out(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
         let running = (out.tensor(place)?, lse.statistic(place)?);
         let step = (step_out.tensor(place)?, step_lse.statistic(place)?);
-        gpu.merge_out(place.slots(slots)?, (part, style), running, step)
+        gpu.merge_out(place.slots(gpu, slots)?, (part, style), running, step)
     })
 }
 
@@ -267,7 +267,7 @@ pub(super) fn accumulate(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let sum = put_numbers(image, "sum", skew, [&before, &after], total);
     let step = put_numbers(image, "step", skew, [&added, &added], step_rows);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.accumulate(place.slots(slots)?, part, updates, sum.tensor(place)?, step.tensor(place)?)
+        gpu.accumulate(place.slots(gpu, slots)?, part, updates, sum.tensor(place)?, step.tensor(place)?)
     })
 }
 
@@ -295,7 +295,7 @@ pub(super) fn half_statistic(draw: &mut CaseDraw, image: &mut Image) -> ImageLau
     let from = put_statistic(image, "from", [&from, &from], heads);
     let to = put_statistic(image, "to", [&before, &after], heads);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        let (slots, from, to) = (place.slots(slots)?, from.statistic(place)?, to.statistic(place)?);
+        let (slots, from, to) = (place.slots(gpu, slots)?, from.statistic(place)?, to.statistic(place)?);
         if write {
             gpu.write_half_statistic(slots, half, from, to)
         } else {
@@ -329,7 +329,7 @@ pub(super) fn max_logit(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let (before, after) = (bytes(&before), bytes(&after));
     let largest = image.output("largest", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.max_logit(place.slots(slots)?, rows_max.statistic(place)?, place.of(largest)?, fresh)
+        gpu.max_logit(place.slots(gpu, slots)?, rows_max.statistic(place)?, place.of(largest)?, fresh)
     })
 }
 

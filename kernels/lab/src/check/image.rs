@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use seamproof_kernels::memory::Area;
-use seamproof_kernels::tables::Slots;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::tables::{Slots, WideSlots};
+use seamproof_kernels::{Gpu, KernelError, TableKernels};
 use seamproof_oracle::Run;
+use seamproof_simulator::helpers;
 
 use super::draw::CaseDraw;
 
@@ -27,11 +28,13 @@ pub(super) struct Image {
     pub(super) after: Vec<u8>,
     pub(super) fields: Vec<(&'static str, Range<usize>)>,
     pub(super) poison: u8,
+    /// Whether tables of slots are of i64, which the launch narrows first.
+    pub(super) wide: bool,
 }
 
 impl Image {
     pub(super) fn new(poison: u8) -> Image {
-        Image { before: Vec::new(), after: Vec::new(), fields: Vec::new(), poison }
+        Image { before: Vec::new(), after: Vec::new(), fields: Vec::new(), poison, wide: false }
     }
 
     /// Adds guards up to the next place for a field, `skew` bytes off the alignment.
@@ -66,13 +69,28 @@ impl Image {
 
     /// Adds the tables of slots.
     pub(super) fn slots(&mut self, runs: &[Run], rows: usize) -> SlotFields {
-        SlotFields {
-            offset: self.table("offset", runs.iter().map(|run| run.offset)),
-            span: self.table("span", runs.iter().map(|run| run.span)),
-            len: self.table("len", runs.iter().map(|run| run.len)),
-            count: runs.len(),
-            rows,
+        let columns: [fn(&Run) -> usize; 3] = [|run| run.offset, |run| run.span, |run| run.len];
+        let names = ["offset", "span", "len"];
+        let count = runs.len();
+        if !self.wide {
+            let of = |index: usize| (names[index], runs.iter().map(columns[index]));
+            let tables = [0, 1, 2].map(of).map(|(name, numbers)| self.table(name, numbers));
+            return SlotFields { tables, room: None, count, rows };
         }
+        let numbers = columns.map(|of| runs.iter().map(|run| of(run) as i64).collect::<Vec<i64>>());
+        let (tables, room) = self.wide_tables(numbers.each_ref().map(Vec::as_slice));
+        SlotFields { tables, room: Some(room), count, rows }
+    }
+
+    /// Adds three tables of i64, and the place to which they are narrowed.
+    pub(super) fn wide_tables(&mut self, numbers: [&[i64]; 3]) -> ([Field; 3], Field) {
+        let names = ["wide offset", "wide span", "wide len"];
+        let bytes = |numbers: &[i64]| -> Vec<u8> { numbers.iter().flat_map(|n| n.to_le_bytes()).collect() };
+        let tables = [0, 1, 2].map(|index| self.input(names[index], 0, &bytes(numbers[index])));
+        let narrowed = numbers.into_iter().flat_map(helpers::narrowed);
+        let after: Vec<u8> = narrowed.flat_map(i32::to_le_bytes).collect();
+        let before = self.poisoned(after.len());
+        (tables, self.output("room", 0, &before, &after))
     }
 
     /// Returns `bytes` of poison.
@@ -118,9 +136,14 @@ impl<'a> PlacedImage<'a> {
         self.area.part(self.fields[field.0].1.clone())
     }
 
-    pub(super) fn slots(&self, fields: SlotFields) -> Result<Slots<'a>, KernelError> {
-        let SlotFields { offset, span, len, count, rows } = fields;
-        Ok(Slots { offset: self.of(offset)?, span: self.of(span)?, len: self.of(len)?, count, rows })
+    /// Returns the slots, whose tables are narrowed by a launch where they are wide.
+    pub(super) fn slots(&self, gpu: &Gpu, fields: SlotFields) -> Result<Slots<'a>, KernelError> {
+        let SlotFields { tables: [offset, span, len], room, count, rows } = fields;
+        let (offset, span, len) = (self.of(offset)?, self.of(span)?, self.of(len)?);
+        match room {
+            None => Ok(Slots { offset, span, len, count, rows }),
+            Some(room) => gpu.narrow(WideSlots { offset, span, len, count, rows }, self.of(room)?),
+        }
     }
 }
 
@@ -130,9 +153,9 @@ pub(super) type ImageLaunch = Box<dyn Fn(&Gpu, &PlacedImage) -> Result<(), Kerne
 /// The tables of slots in an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotFields {
-    offset: Field,
-    span: Field,
-    len: Field,
-    count: usize,
-    rows: usize,
+    pub(super) tables: [Field; 3],
+    /// The place of the narrowed tables, where the tables are of i64.
+    pub(super) room: Option<Field>,
+    pub(super) count: usize,
+    pub(super) rows: usize,
 }

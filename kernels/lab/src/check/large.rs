@@ -8,7 +8,7 @@ use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
 use seamproof_kernels::rows::ByteRows;
 use seamproof_kernels::tables::Slots;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, MergeKernels, RowKernels};
 use seamproof_oracle::Format;
 use seamproof_simulator::helpers::{Half, Rest, SlotPart, Style, Update};
 

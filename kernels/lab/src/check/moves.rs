@@ -1,7 +1,7 @@
 //! Cases of rows moved whole.
 
 use seamproof_kernels::rows::ByteRows;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, RowKernels};
 use seamproof_oracle::Run;
 use seamproof_simulator::helpers::{self, BatchLayout, Direction, Half, Rest};
 
@@ -107,7 +107,7 @@ pub(super) fn reorder(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let rows_all = shard.rows * shard.cp;
     let [from, to] = tensors(draw, image, &pairs, [rows_all, rows_all], Rest::Leave);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.reorder(place.slots(slots)?, cut, order, rows(place, from)?, rows(place, to)?)
+        gpu.reorder(place.slots(gpu, slots)?, cut, order, rows(place, from)?, rows(place, to)?)
     })
 }
 
@@ -117,7 +117,7 @@ pub(super) fn copy_valid(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let pairs: Vec<_> = runs.iter().flat_map(Run::real_rows).map(|row| (row, row)).collect();
     let [from, to] = tensors(draw, image, &pairs, [total, total], rest);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.copy_valid(place.slots(slots)?, rows(place, from)?, rows(place, to)?, rest)
+        gpu.copy_valid(place.slots(gpu, slots)?, rows(place, from)?, rows(place, to)?, rest)
     })
 }
 
@@ -137,7 +137,7 @@ pub(super) fn convert(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let [from, to] = tensors(draw, image, &pairs, sizes, rest);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
         let tensors = [rows(place, from)?, rows(place, to)?];
-        gpu.convert(place.slots(slots)?, positions, layouts, tensors, rest)
+        gpu.convert(place.slots(gpu, slots)?, positions, layouts, tensors, rest)
     })
 }
 
@@ -150,7 +150,7 @@ pub(super) fn fill_padding(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunc
     helpers::fill_padding(&runs, &mut after, row_bytes, byte);
     let to = (image.output("to", skews[0], &before, &after), total, row_bytes);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.fill_padding(place.slots(slots)?, rows(place, to)?, byte)
+        gpu.fill_padding(place.slots(gpu, slots)?, rows(place, to)?, byte)
     })
 }
 
@@ -160,7 +160,7 @@ pub(super) fn read_half(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let pairs = helpers::half_pairs(&runs, half);
     let [from, to] = tensors(draw, image, &pairs, [total, helpers::half_rows(total)], rest);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.read_half(place.slots(slots)?, half, rows(place, from)?, rows(place, to)?, rest)
+        gpu.read_half(place.slots(gpu, slots)?, half, rows(place, from)?, rows(place, to)?, rest)
     })
 }
 
@@ -170,7 +170,7 @@ pub(super) fn write_half(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let pairs: Vec<_> = helpers::half_pairs(&runs, half).into_iter().map(|(row, half)| (half, row)).collect();
     let [from, to] = tensors(draw, image, &pairs, [helpers::half_rows(total), total], Rest::Leave);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.write_half(place.slots(slots)?, half, rows(place, from)?, rows(place, to)?)
+        gpu.write_half(place.slots(gpu, slots)?, half, rows(place, from)?, rows(place, to)?)
     })
 }
 
@@ -179,5 +179,5 @@ pub(super) fn valid_mask(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let after: Vec<u8> = helpers::valid_mask(&runs, total).into_iter().map(u8::from).collect();
     let (skew, before) = (draw.pick(&[0, 0, 1, 7]), image.poisoned(total));
     let mask = image.output("mask", skew, &before, &after);
-    Box::new(move |gpu: &Gpu, place: &PlacedImage| gpu.valid_mask(place.slots(slots)?, place.of(mask)?))
+    Box::new(move |gpu: &Gpu, place: &PlacedImage| gpu.valid_mask(place.slots(gpu, slots)?, place.of(mask)?))
 }

@@ -25,6 +25,8 @@ const BEFORE: u8 = 0x3f;
 pub(super) enum Kernels {
     /// The simple kernels.
     Simple,
+    /// The simple kernels, whose forward finds keys through a block table for pages of so many rows.
+    Paged(usize),
     /// The kernels on tensor cores.
     Tuned(TileShape, BackwardMode),
 }
@@ -47,9 +49,13 @@ impl Launches {
         (rows, heads, dims): ([usize; 2], usize, [usize; 2]),
         (kernels, weights): (Kernels, WeightFormats),
     ) -> Result<Launches, KernelError> {
-        let call = CallTables::new(call, rows, true)?;
+        let tables = CallTables::new(call, rows, true)?;
+        let call = match kernels {
+            Kernels::Paged(size) => tables.in_pages(call, size)?,
+            Kernels::Simple | Kernels::Tuned(..) => tables,
+        };
         let bytes = match kernels {
-            Kernels::Simple => [0, call.scratch_bytes(heads)],
+            Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads)],
             Kernels::Tuned(..) => [call.plan_bytes(), call.workspace_bytes(heads, dims)],
         };
         let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
@@ -71,7 +77,7 @@ impl Launches {
     pub(super) fn forward(&self, gpu: &Gpu, tensors: &ForwardTensors) -> Result<(), KernelError> {
         let (Launches { call, weights, .. }, tables) = (self, self.tables.area());
         match self.kernels {
-            Kernels::Simple => gpu.attend(call, tables, *weights, tensors),
+            Kernels::Simple | Kernels::Paged(_) => gpu.attend(call, tables, *weights, tensors),
             Kernels::Tuned(shape, _) => {
                 gpu.forward(call, [tables, self.rooms[0].area()], *weights, shape, tensors)
             }
@@ -83,7 +89,7 @@ impl Launches {
         let Launches { call, weights, .. } = self;
         let areas = [self.tables.area(), self.rooms[1].area()];
         match self.kernels {
-            Kernels::Simple => gpu.attend_backward(call, areas, *weights, tensors),
+            Kernels::Simple | Kernels::Paged(_) => gpu.attend_backward(call, areas, *weights, tensors),
             Kernels::Tuned(_, how) => gpu.backward(call, areas, *weights, how, tensors),
         }
     }
@@ -156,7 +162,8 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
                     .map(|update| BackwardMode { order, update })
             });
             let tuned = TileShape::ALL.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
-            for kernels in [Kernels::Simple].into_iter().chain(tuned) {
+            // Any rows are pages of one row.
+            for kernels in [Kernels::Simple, Kernels::Paged(1)].into_iter().chain(tuned) {
                 let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
                 passes.results(|| passes.launch())?;
             }

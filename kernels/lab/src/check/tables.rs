@@ -2,7 +2,7 @@
 
 use seamproof_kernels::metadata::{RunTables, SegmentIds, SequenceTables, SlotTables};
 use seamproof_kernels::tables::Cut;
-use seamproof_kernels::{Gpu, KernelError};
+use seamproof_kernels::{Gpu, KernelError, RowKernels, TableKernels};
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
 use seamproof_simulator::helpers::{self, PairedRows, SegmentRow, SegmentRun};
@@ -75,8 +75,22 @@ pub(super) fn partition_indices(draw: &mut CaseDraw, image: &mut Image) -> Image
     let before = image.poisoned(after.len());
     let indices = image.output("indices", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.partition_indices(place.slots(slots)?, cut, rank, place.of(indices)?)
+        gpu.partition_indices(place.slots(gpu, slots)?, cut, rank, place.of(indices)?)
     })
+}
+
+/// Numbers near the ends of 32 bits, and far beyond.
+const WIDE: [i64; 8] =
+    [-1, i32::MIN as i64, i32::MIN as i64 - 1, i32::MAX as i64, 1 << 31, (1 << 32) + 5, i64::MIN, i64::MAX];
+
+pub(super) fn narrow(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
+    let count = draw.pick(&[0, 1, 5, 255, 256, 3000]);
+    let mut number = || if draw.one_in(3) { draw.pick(&WIDE) } else { i64::from(draw.bits() >> 1) };
+    let numbers: [Vec<i64>; 3] = std::array::from_fn(|_| (0..count).map(|_| number()).collect());
+    draw.note(&format!("{count} slots"));
+    let (tables, room) = image.wide_tables(numbers.each_ref().map(Vec::as_slice));
+    let slots = SlotFields { tables, room: Some(room), count, rows: 1 };
+    Box::new(move |gpu: &Gpu, place: &PlacedImage| place.slots(gpu, slots).map(drop))
 }
 
 pub(super) fn rank_slots(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
@@ -94,7 +108,7 @@ pub(super) fn rank_slots(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let len = table("rank's len", |run| run.len);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
         let to = SlotTables { offset: place.of(offset)?, span: place.of(span)?, len: place.of(len)? };
-        gpu.rank_slots(place.slots(batch)?, cut, rank, to)
+        gpu.rank_slots(place.slots(gpu, batch)?, cut, rank, to)
     })
 }
 
@@ -110,7 +124,7 @@ pub(super) fn cu_seqlens(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
     let before = image.poisoned(after.len());
     let cu = image.output("cu_seqlens", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        gpu.cu_seqlens_on_rank(place.slots(slots)?, cut.cp, rank, halves, place.of(cu)?)
+        gpu.cu_seqlens_on_rank(place.slots(gpu, slots)?, cut.cp, rank, halves, place.of(cu)?)
     })
 }
 
@@ -132,7 +146,7 @@ pub(super) fn ring_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaun
     let before = image.poisoned(after.len());
     let segments = image.output("segments", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        let both = [place.slots(slots[0])?, place.slots(slots[1])?];
+        let both = [place.slots(gpu, slots[0])?, place.slots(gpu, slots[1])?];
         gpu.ring_segments(both, &mask, cut, [rank, owner], place.of(segments)?)
     })
 }
@@ -159,7 +173,7 @@ fn all_gather(draw: &mut CaseDraw, image: &mut Image, pass: Pass) -> ImageLaunch
     let before = image.poisoned(after.len());
     let segments = image.output("segments", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
-        let both = [place.slots(slots[0])?, place.slots(slots[1])?];
+        let both = [place.slots(gpu, slots[0])?, place.slots(gpu, slots[1])?];
         let to = place.of(segments)?;
         match pass {
             Pass::Forward => gpu.all_gather_segments(both, &mask, cut, rank, to),

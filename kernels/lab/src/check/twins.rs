@@ -6,7 +6,8 @@
 //! outputs, and the rows that nobody may read, are filled with one poison and then with another.
 //!
 //! Cases aim at the seams: no sequence, empty ones, thousands, a first offset, gaps, slack, whole padding, odd
-//! lengths, rows of any number of bytes on any alignment, statistics of −∞.
+//! lengths, rows of any number of bytes on any alignment, statistics of −∞. In every third case of an operation the tables
+//! of slots are of i64, and are narrowed before the launch.
 
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
@@ -48,7 +49,7 @@ pub const MISMATCHES_MAX: usize = 20;
 type MakeCase = fn(&mut CaseDraw, &mut Image) -> ImageLaunch;
 
 /// The operations, each with the cases that it is checked on.
-const OPERATIONS: [(&str, MakeCase); 20] = [
+const OPERATIONS: [(&str, MakeCase); 21] = [
     ("reorder", moves::reorder),
     ("copy valid", moves::copy_valid),
     ("fill padding", moves::fill_padding),
@@ -69,7 +70,10 @@ const OPERATIONS: [(&str, MakeCase); 20] = [
     ("all-gather backward segments", tables::all_gather_backward_segments),
     ("segment sequences", tables::sequences),
     ("convert", moves::convert),
+    ("narrow tables", tables::narrow),
 ];
+/// The number of an operation's cases among which one has tables of i64.
+const WIDE_ONE_IN: u64 = 3;
 
 /// Runs `cases` cases from a seed, the operations in turn.
 pub fn check(gpu: &Gpu, cases: u64, seed: u64) -> Result<CheckOutcome, KernelError> {
@@ -119,6 +123,7 @@ fn run(
     poison: u8,
 ) -> Result<(bool, Option<Difference>), KernelError> {
     let mut image = Image::new(poison);
+    image.wide = (case / OPERATIONS.len() as u64) % WIDE_ONE_IN == WIDE_ONE_IN - 1;
     let mut draw = CaseDraw::new(seed, case);
     let launch = make(&mut draw, &mut image);
     image.close();

@@ -126,6 +126,22 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "segment.first_row + index]"
             => "index]",
         VALUES;
+    "block-table-of-the-segment-before", WrongSeam, ("a block table is read past its row", "https://github.com/Dao-AILab/flash-attention/pull/2711"), "attend.cu",
+        "table.pages[(i64)segment * table.width"
+            => "table.pages[(i64)max(segment - 1, 0) * table.width",
+        Detector::Calls;
+    "page-row-by-a-mask", WrongSeam, ("rows of a page are masked, as if their number were a power of two", "https://github.com/Dao-AILab/flash-attention/issues/1627"), "attend.cu",
+        "return page * table.size + position % table.size;"
+            => "return page * table.size + (position & (table.size - 1));",
+        Detector::Calls;
+    "one-page-for-a-tile", WrongSeam, ("keys are loaded together, as if they lay in one page", "https://github.com/hw-native-sys/pypto/pull/470"), "attend.cu",
+        "table.width + position / table.size];"
+            => "table.width + (position - position % 32) / table.size];",
+        Detector::Calls;
+    "position-of-the-first-key-forgotten", FirstOffset, ("a segment's first key is taken for its sequence's", "https://github.com/Dao-AILab/flash-attention/commit/9ee0ff1d"), "attend.cu",
+        "const i64 position = table.first[segment] + key;"
+            => "const i64 position = key;",
+        Detector::Calls;
     "merge-forgets", Arithmetic, ("a merge forgets what was there", "https://github.com/NVIDIA/cudnn-frontend/issues/752"), "pairs.cu",
         "const float keep = a.style == RUNNING ? exact_share(old, total) : 1.0f"
             => "const float keep = a.style == RUNNING ? 0.0f : 1.0f",

@@ -192,6 +192,16 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "conversion-from-row-0", FirstOffset, TE_3063, "rows.cu",
         "from == THD  ? slot.offset + position" => "from == THD  ? (slot.index == 0 ? 0 : slot.offset) + position",
         Detector::Bits(&["convert"]);
+    "low-bits-of-wide-tables", Int32Product, TE_1230, "metadata.cu",
+        "to[at] = (int)min(max(number, -0x80000000ll), 0x7fffffffll);" => "to[at] = (int)number;",
+        Detector::Bits(&["narrow tables"]);
+    "wide-tables-read-as-narrow", Int32Product, TE_1230, "metadata.cu",
+        "const i64 number = (table == 0 ? wide.offset : table == 1 ? wide.span : wide.len)[s];"
+            => "const i64 number = ((const int*)(table == 0 ? wide.offset : table == 1 ? wide.span : wide.len))[s];",
+        Detector::Bits(&["narrow tables"]);
+    "spans-for-lengths-of-wide-tables", WrongSeam, TE_2892, "metadata.cu",
+        "table == 1 ? wide.span : wide.len)[s];" => "wide.span)[s];",
+        Detector::Bits(&["narrow tables"]);
     "product-not-rounded", Arithmetic, TE_CORRECTION, "merge.cu",
         "(STYLE == WEIGHTED_ROUNDED ? rounded<ACC>(product) : product)" => "product",
         Detector::Bits(&["merge of out"]);
