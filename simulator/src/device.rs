@@ -15,7 +15,6 @@ use seamproof_oracle::{Format, Run};
 
 pub use buffers::{Buffers, reduce};
 pub use error::DeviceError;
-pub(crate) use operations::turn;
 
 use crate::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};
 use crate::schedule::{Attend, AttendBackward, BufferId, Reduction, Region, Work};

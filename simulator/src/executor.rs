@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use ndarray::s;
+use seamproof_oracle::region::rotated_back;
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
-use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide, turn};
+use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide};
 use crate::schedule::{
     Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work, rotates,
 };
@@ -586,7 +587,8 @@ fn rotate_back<T: Real>(placement: &Placement, heads: usize, buffers: &mut Buffe
     for PlacedRun { piece, local, .. } in &placement.rows {
         for (i, head) in (0..piece.span).flat_map(|i| (0..heads).map(move |head| (i, head))) {
             let lanes = buffers.lane_mut(placement.buffer, local.row(i), head);
-            turn(lanes, piece.start + i * piece.step, true);
+            let hidden = rotated_back(lanes, piece.start + i * piece.step);
+            lanes.copy_from_slice(&hidden);
         }
     }
 }

@@ -69,6 +69,11 @@ impl<'a> Machine<'a> {
         self.set(placement.buffer, &heads, rows);
     }
 
+    /// Whether two sequences have the same keys at these positions, in pages that they share.
+    pub(super) fn shares(&self, one: usize, other: usize, positions: Range<usize>) -> bool {
+        one != other && self.problem.pages.as_ref().is_some_and(|pages| pages.share(one, other, positions))
+    }
+
     pub(super) fn work(&self, place: OperationId) -> &'a Work {
         &self.schedule.ranks[place.rank].operations[place.operation].work
     }

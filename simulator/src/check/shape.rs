@@ -24,8 +24,8 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
             errors.push(CheckError::Table { what, index, fault });
         }
     };
-    let regions = schedule.sequence_parallel.unwrap_or(1);
-    table("rank", ranks, count("ranks of a region", regions, problem.parallel.region), errors);
+    let region = schedule.region();
+    table("rank", ranks, count("ranks of a region", region, problem.parallel.region), errors);
     table("rank", ranks, count("ranks", ranks, problem.parallel.all_ranks()), errors);
     table("rank", ranks, at_most("ranks", ranks, WORLD_MAX), errors);
     for (index, buffer) in schedule.buffers.iter().enumerate() {

@@ -140,10 +140,9 @@ impl Machine<'_> {
         let Some(HeldRows::Positions { sequence: own, .. }) = queries.first().map(|held| &held.holds) else {
             return;
         };
-        let Some(pages) = &self.problem.pages else { return };
         for Held { len, holds, .. } in keys {
             if let HeldRows::Positions { sequence, start, step, .. } = holds
-                && pages.share(*own, *sequence, *start..*start + *step * *len)
+                && self.shares(*own, *sequence, *start..*start + *step * *len)
             {
                 *sequence = *own;
             }

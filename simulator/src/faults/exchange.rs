@@ -1,6 +1,6 @@
 //! Faults of rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
 
-use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, TensorName};
+use seamproof_oracle::{Algorithm, Balance, ContextParallel, Problem, ProblemFields, TensorName};
 
 use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
@@ -108,14 +108,11 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[99],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
-            // Ranks of a schedule with regions are no places in the group.
-            if schedule.sequence_parallel.is_some() {
-                return;
-            }
-            let ranks = &problem.parallel.ranks;
+            // Each place in the group is a region, in which the sender and its peer have the same place.
+            let ContextParallel { ranks, region, .. } = &problem.parallel;
             for work in works(schedule) {
                 if let Work::Send { to, .. } = work {
-                    *to = ranks[*to] % ranks.len();
+                    *to = ranks[*to / region] % ranks.len() * region + *to % region;
                 }
             }
         },
@@ -127,13 +124,11 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
-            if schedule.sequence_parallel.is_some() {
-                return;
-            }
-            let place = |rank: usize| problem.parallel.ranks.iter().position(|member| *member == rank);
+            let ContextParallel { ranks, region, .. } = &problem.parallel;
+            let place = |rank: usize| ranks.iter().position(|member| *member == rank);
             rewrite(schedule, |_, mut operation| {
                 if let Work::Send { to, .. } = &mut operation.work {
-                    *to = place(*to)?;
+                    *to = place(*to / region)? * region + *to % region;
                 }
                 Some(operation)
             });

@@ -61,7 +61,7 @@ impl Schedule {
         summands: &BTreeMap<BufferId, usize>,
     ) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
-        let group = self.ranks.len() / self.sequence_parallel.unwrap_or(1).max(1);
+        let group = self.ranks.len() / self.region();
         let hidden = |from: &[Region]| summands.get(&from.first()?.buffer).copied();
         for work in works {
             match work {
@@ -104,7 +104,7 @@ impl Schedule {
     /// make the same heads.
     fn summands(&self) -> BTreeMap<BufferId, usize> {
         let made = self.ranks.iter().enumerate().flat_map(|(rank, program)| {
-            let region = rank / self.sequence_parallel.unwrap_or(1).max(1);
+            let region = rank / self.region();
             program.operations.iter().filter_map(move |operation| match &operation.work {
                 Work::Linear { layer: Layer::Row, heads, to, .. } => {
                     Some((*to, (region, self.buffers[to.0].heads, heads.start), rank))

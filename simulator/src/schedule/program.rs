@@ -524,3 +524,10 @@ pub struct Schedule {
     /// sequence.
     pub sequence_parallel: Option<usize>,
 }
+
+impl Schedule {
+    /// Returns the number of ranks of each sequence-parallel region; 1 in a schedule without regions.
+    pub fn region(&self) -> usize {
+        self.sequence_parallel.unwrap_or(1).max(1)
+    }
+}
