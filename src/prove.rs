@@ -53,7 +53,7 @@ type Cut = (u32, u32, MergeOrder);
 const SINGLE: Cut = (0, 0, MergeOrder::Running);
 
 /// Every algorithm with each cut that it takes and each order in which it merges.
-const CUTS: [Cut; 18] = {
+const CUTS: [Cut; 20] = {
     const RUNNING: MergeOrder = MergeOrder::Running;
     const DEFERRED: MergeOrder = MergeOrder::Deferred;
     [
@@ -73,8 +73,10 @@ const CUTS: [Cut; 18] = {
         (3, 3, RUNNING),
         (4, 0, RUNNING),
         (4, 1, RUNNING),
+        (4, 2, RUNNING),
         (4, 0, DEFERRED),
         (4, 1, DEFERRED),
+        (4, 2, DEFERRED),
     ]
 };
 

@@ -308,7 +308,6 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
         BuildError::RingStripe { .. } => ParallelRule::RingStripe,
-        BuildError::HierarchicalBalance => ParallelRule::HierarchicalBalance,
     }
 }
 

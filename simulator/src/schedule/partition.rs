@@ -83,7 +83,8 @@ impl Schedule {
                 }
                 Work::Accumulate { from, to, .. } => {
                     // On each rank that its gradient visits, a row is added to at most once for each part of the
-                    // queries and each part of the keys. Each time, a partial sum and the running sum are stored.
+                    // queries and each part of the keys. Each time, a partial sum and the running sum are stored. A
+                    // striped hierarchy has more parts, and visits as many fewer ranks.
                     sums.count = 2 * PARTS_MAX * PARTS_MAX * group;
                     let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
                     sums.format = coarser(sums.format, coarser(from, to));
