@@ -13,6 +13,7 @@ use exponential::{log_add, share};
 use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
+use crate::Segment;
 use crate::schedule::band;
 use crate::shard::ShardedSide;
 
@@ -340,6 +341,12 @@ pub struct SegmentRow {
 impl SegmentRow {
     /// An entry without rows.
     const EMPTY: SegmentRow = SegmentRow { q: (0, 0), kv: (0, 0), lo: Some(0), hi: Some(0) };
+
+    /// Returns the entry as a segment of a launch, without padding.
+    pub fn segment(&self) -> Segment {
+        let SegmentRow { q, kv, lo, hi } = *self;
+        Segment { q: Run::packed(q.0, q.1, q.1), kv: vec![Run::packed(kv.0, kv.1, kv.1)], lo, hi, prefix: 0 }
+    }
 }
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece

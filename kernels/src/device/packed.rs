@@ -36,7 +36,8 @@ pub(super) fn slots(rows: &[RowPair]) -> Option<PackedSlots> {
     Some(tables(&runs))
 }
 
-fn tables(runs: &[Run]) -> PackedSlots {
+/// Returns slots as tables.
+pub(super) fn tables(runs: &[Run]) -> PackedSlots {
     let mut table = Table::default();
     let columns: [fn(&Run) -> usize; 3] = [|run| run.offset, |run| run.span, |run| run.len];
     for column in columns {

@@ -73,7 +73,7 @@ pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>
 /// no sum makes queries or keys, as in every right schedule.
 pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     traced(problem, schedule, |work| match work {
-        Work::Copy { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
+        Work::Copy { .. } | Work::CopyValid { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
         Work::Linear { layer, .. } => *layer == Layer::Column,
         Work::Send { .. } | Work::Recv { .. } | Work::AllGather { .. } | Work::AllToAll { .. } => true,
         _ => false,

@@ -356,7 +356,8 @@ impl ForwardStep {
             let [step_out, step_lse] = self.partial(builder, step, part);
             let rows = owned(call.segments.iter().map(|segment| segment.q));
             let (step, out) = (core.step(ends, step, part), step_out);
-            let attend = Attend { step, call, q, k, v, sink: None, out, lse: step_lse, max_logit };
+            let attend =
+                Attend { step, call, table: None, q, k, v, sink: None, out, lse: step_lse, max_logit };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
             let style = core.order.style();
@@ -460,7 +461,8 @@ impl BackwardStep {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));
             let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
             let step = core.step(ends, step, part);
-            let launch = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+            let launch =
+                AttendBackward { step, call, table: None, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
             builder.push(rank, stream, Work::AttendBackward(launch));
             wait(builder, rank, stream, turn.take());
             let sums =

@@ -28,6 +28,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
         Work::Attend(Attend {
             step: Step::Only,
             call: call.clone(),
+            table: None,
             q: local.q,
             k: local.k,
             v: local.v,
@@ -45,6 +46,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
             Work::AttendBackward(AttendBackward {
                 step: Step::Only,
                 call,
+                table: None,
                 q: local.q,
                 k: local.k,
                 v: local.v,

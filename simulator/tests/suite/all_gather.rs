@@ -4,7 +4,7 @@ use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Mask, Pass, Problem, ProblemFields, Run,
 };
 use seamproof_simulator::Segment;
-use seamproof_simulator::schedule::{Work, all_gather};
+use seamproof_simulator::schedule::{MergeOrder, Work, all_gather};
 
 /// A problem on two ranks with dual-chunk balance; its packed sequences are given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
@@ -19,7 +19,7 @@ fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) ->
 
 /// Returns the segments of a rank's forward launches.
 fn segments(problem: &Problem, rank: usize) -> Vec<Segment> {
-    let schedule = all_gather(problem).unwrap();
+    let schedule = all_gather(problem, MergeOrder::Running).unwrap();
     let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
         Work::Attend(attend) => Some(attend.call.segments.clone()),
         _ => None,

@@ -48,7 +48,7 @@ pub const MISMATCHES_MAX: usize = 20;
 type MakeCase = fn(&mut CaseDraw, &mut Image) -> ImageLaunch;
 
 /// The operations, each with the cases that it is checked on.
-const OPERATIONS: [(&str, MakeCase); 20] = [
+const OPERATIONS: [(&str, MakeCase); 21] = [
     ("reorder", moves::reorder),
     ("copy valid", moves::copy_valid),
     ("fill padding", moves::fill_padding),
@@ -69,6 +69,7 @@ const OPERATIONS: [(&str, MakeCase); 20] = [
     ("all-gather backward segments", tables::all_gather_backward_segments),
     ("segment sequences", tables::sequences),
     ("convert", moves::convert),
+    ("told call", tables::told_call),
 ];
 
 /// Runs `cases` cases from a seed, the operations in turn.
