@@ -191,12 +191,15 @@ fn lanes(schedule: &Schedule, phase: ExecutedPasses) -> Vec<Lane> {
 }
 
 /// Returns a phase's operations, with their indices in the program.
-fn of_phase(program: &RankProgram, phase: ExecutedPasses) -> impl Iterator<Item = (usize, &Operation)> {
+pub(crate) fn of_phase(
+    program: &RankProgram,
+    phase: ExecutedPasses,
+) -> impl Iterator<Item = (usize, &Operation)> {
     program.operations.iter().enumerate().filter(move |(index, _)| phase.has(program, *index))
 }
 
 /// Returns the record for each wait: the event's last record before the wait in host order.
-fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
+pub(crate) fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
     let mut records: Vec<(EventId, usize)> = Vec::new();
     let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
@@ -213,7 +216,7 @@ fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
     awaited
 }
 
-fn reads(program: &RankProgram, phase: ExecutedPasses) -> VecDeque<usize> {
+pub(crate) fn reads(program: &RankProgram, phase: ExecutedPasses) -> VecDeque<usize> {
     of_phase(program, phase)
         .filter(|(_, operation)| matches!(operation.work, Work::HostRead(_)))
         .map(|(index, _)| index)

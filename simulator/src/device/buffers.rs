@@ -6,7 +6,7 @@ use std::sync::Arc;
 use seamproof_oracle::{Format, Run};
 
 use super::error::DeviceError;
-use crate::schedule::{Axes, BufferId, Reduction, Region, RowPair, Schedule};
+use crate::schedule::{Axes, Buffer, BufferId, Reduction, Region, RowPair, Schedule};
 use crate::{Damage, GuardedTensor, Real};
 
 /// All buffers of a schedule.
@@ -32,6 +32,43 @@ impl<T: Real> Buffers<T> {
             axes: buffers.iter().map(|b| b.axes).collect(),
             rows: buffers.iter().map(|b| b.rows).collect(),
             heads: buffers.iter().map(|b| b.heads).collect(),
+            moving: Vec::new(),
+        }
+    }
+
+    /// Returns the buffers of each rank of a schedule apart. Other ranks' have no rows and heads there.
+    pub(crate) fn split(mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
+        let of_rank = |rank: usize| {
+            let own = |id: usize| schedule.buffers[id].rank == rank;
+            let kept = |sizes: &[usize]| -> Vec<usize> {
+                sizes.iter().enumerate().map(|(id, size)| if own(id) { *size } else { 0 }).collect()
+            };
+            let mut take = |id: usize| match own(id) {
+                true => std::mem::replace(&mut self.tensors[id], GuardedTensor::nothing()),
+                false => GuardedTensor::nothing(),
+            };
+            Buffers {
+                tensors: (0..schedule.buffers.len()).map(&mut take).collect(),
+                axes: self.axes.clone(),
+                rows: kept(&self.rows),
+                heads: kept(&self.heads),
+                moving: Vec::new(),
+            }
+        };
+        (0..schedule.ranks.len()).map(of_rank).collect()
+    }
+
+    /// Returns the buffers of all ranks together, as they were before [`Buffers::split`].
+    pub(crate) fn joined(schedule: &Schedule, mut parts: Vec<Buffers<T>>) -> Buffers<T> {
+        let take = |(id, buffer): (usize, &Buffer)| {
+            std::mem::replace(&mut parts[buffer.rank].tensors[id], GuardedTensor::nothing())
+        };
+        let buffers = &schedule.buffers;
+        Buffers {
+            tensors: buffers.iter().enumerate().map(take).collect(),
+            axes: buffers.iter().map(|buffer| buffer.axes).collect(),
+            rows: buffers.iter().map(|buffer| buffer.rows).collect(),
+            heads: buffers.iter().map(|buffer| buffer.heads).collect(),
             moving: Vec::new(),
         }
     }
