@@ -28,7 +28,9 @@ pub(super) fn make<T: Real>(
     }
     for (row, segment) in rows.iter().enumerate() {
         let SegmentRow { q, kv, lo, hi } = *segment;
-        let end = |end: Option<i64>, none: f64| end.map_or(none, |end| end as f64);
+        // No row is as far away as the largest number: a bound further away shows and hides the same keys.
+        let near = |end: i64| (end as f64).clamp(-NUMBER_MAX, NUMBER_MAX);
+        let end = |end: Option<i64>, none: f64| end.map_or(none, near);
         let rows = [q.0, q.1, kv.0, kv.1].map(|number| number as f64);
         let band = [end(lo, f64::NEG_INFINITY), end(hi, f64::INFINITY), 0.0, 0.0];
         if rows.iter().chain(&band).any(|number| number.is_finite() && number.abs() > NUMBER_MAX) {
