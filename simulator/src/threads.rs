@@ -22,15 +22,15 @@ use crate::schedule::{Reduction, Region, Schedule, Work};
 /// Largest number of looks by which anything is late.
 const LOOKS_MAX: usize = 6;
 
-/// Runs a phase of `schedule` with a thread for each rank, and returns the memory of all. `choose` makes the choices of a
-/// rank: of one of `n` things each time, and any answer below n is legal.
+/// Runs a phase of `schedule` with a thread for each rank. The phases of one run share their memory. `choose` makes the
+/// choices of a rank: of one of `n` things each time, and any answer below n is legal.
 pub fn execute_on_threads<T: Real, C: FnMut(usize) -> usize>(
     schedule: &Schedule,
     phase: ExecutedPasses,
     device: &Cpu<T>,
-    memory: Buffers<T>,
+    memory: &mut Buffers<T>,
     choose: impl Fn(usize) -> C + Sync,
-) -> Result<(Buffers<T>, Counts), ExecuteError> {
+) -> Result<Counts, ExecuteError> {
     let world = World { state: Mutex::default(), changed: Condvar::new(), ranks: schedule.ranks.len() };
     let parts = memory.split(schedule);
     let run = |(rank, memory): (usize, Buffers<T>)| {
@@ -47,15 +47,16 @@ pub fn execute_on_threads<T: Real, C: FnMut(usize) -> usize>(
         let started: Vec<_> = parts.into_iter().enumerate().map(start).collect();
         started.into_iter().filter_map(|rank| rank.join().ok()).collect()
     });
-    if let Some(error) = world.lock().failed.take() {
-        return Err(error);
-    }
     let (parts, counts): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+    memory.join(schedule, parts);
     let sum = |sum: Counts, one: Counts| Counts {
         operations: sum.operations + one.operations,
         host_reads: sum.host_reads + one.host_reads,
     };
-    Ok((Buffers::joined(schedule, parts), counts.into_iter().fold(Counts::default(), sum)))
+    match world.lock().failed.take() {
+        Some(error) => Err(error),
+        None => Ok(counts.into_iter().fold(Counts::default(), sum)),
+    }
 }
 
 /// Sending and receiving rank.

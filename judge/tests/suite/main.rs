@@ -33,6 +33,7 @@ mod steps;
 mod strategy;
 mod subject_names;
 mod tables;
+mod threads;
 mod tiers;
 mod unfused;
 mod values;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use seamproof_oracle::{Format, Run};
 
 use super::error::DeviceError;
-use crate::schedule::{Axes, Buffer, BufferId, Reduction, Region, RowPair, Schedule};
+use crate::schedule::{Axes, BufferId, Reduction, Region, RowPair, Schedule};
 use crate::{Damage, GuardedTensor, Real};
 
 /// All buffers of a schedule.
@@ -36,8 +36,8 @@ impl<T: Real> Buffers<T> {
         }
     }
 
-    /// Returns the buffers of each rank of a schedule apart. Other ranks' have no rows and heads there.
-    pub(crate) fn split(mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
+    /// Takes the buffers of each rank of a schedule out. In a rank's part, other ranks' have no rows and heads.
+    pub(crate) fn split(&mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
         let of_rank = |rank: usize| {
             let own = |id: usize| schedule.buffers[id].rank == rank;
             let kept = |sizes: &[usize]| -> Vec<usize> {
@@ -58,18 +58,12 @@ impl<T: Real> Buffers<T> {
         (0..schedule.ranks.len()).map(of_rank).collect()
     }
 
-    /// Returns the buffers of all ranks together, as they were before [`Buffers::split`].
-    pub(crate) fn joined(schedule: &Schedule, mut parts: Vec<Buffers<T>>) -> Buffers<T> {
-        let take = |(id, buffer): (usize, &Buffer)| {
-            std::mem::replace(&mut parts[buffer.rank].tensors[id], GuardedTensor::nothing())
-        };
-        let buffers = &schedule.buffers;
-        Buffers {
-            tensors: buffers.iter().enumerate().map(take).collect(),
-            axes: buffers.iter().map(|buffer| buffer.axes).collect(),
-            rows: buffers.iter().map(|buffer| buffer.rows).collect(),
-            heads: buffers.iter().map(|buffer| buffer.heads).collect(),
-            moving: Vec::new(),
+    /// Puts the buffers of each rank back.
+    pub(crate) fn join(&mut self, schedule: &Schedule, mut parts: Vec<Buffers<T>>) {
+        for (id, buffer) in schedule.buffers.iter().enumerate() {
+            if let Some(part) = parts.get_mut(buffer.rank) {
+                self.tensors[id] = std::mem::replace(&mut part.tensors[id], GuardedTensor::nothing());
+            }
         }
     }
 

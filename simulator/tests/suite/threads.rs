@@ -42,13 +42,12 @@ fn bits(buffers: &Buffers<f32>) -> Vec<Vec<u64>> {
 }
 
 fn on_threads(problem: &Problem, schedule: &Schedule, seed: u64) -> Result<Vec<Vec<u64>>, ExecuteError> {
-    let memory = loaded(problem, schedule, 1);
+    let mut memory = loaded(problem, schedule, 1);
     let choose = |rank: usize| {
         let mut draws = Draws(seed.wrapping_mul(97).wrapping_add(rank as u64));
         move |n: usize| draws.below(n)
     };
-    let (memory, counts) =
-        execute_on_threads(schedule, ExecutedPasses::Both, &device(problem), memory, choose)?;
+    let counts = execute_on_threads(schedule, ExecutedPasses::Both, &device(problem), &mut memory, choose)?;
     let operations: usize = schedule.ranks.iter().map(|program| program.operations.len()).sum();
     assert_eq!(counts.operations, operations);
     Ok(bits(&memory))
