@@ -68,12 +68,12 @@ impl Needs {
         let needs = |rates| Needs { dealt_to: 1, stripe: None, rates };
         let of_a_ring = Some((1, ParallelRule::RingStripe));
         match algorithm {
-            Algorithm::Single => needs([518, 516, 515]),
-            Algorithm::Ring => Needs { stripe: of_a_ring, ..needs([107, 107, 109]) },
-            Algorithm::AllGather => needs([111, 110, 109]),
-            Algorithm::AllToAll => Needs { dealt_to: size, ..needs([106, 108, 110]) },
+            Algorithm::Single => needs([528, 530, 528]),
+            Algorithm::Ring => Needs { stripe: of_a_ring, ..needs([104, 103, 107]) },
+            Algorithm::AllGather => needs([108, 107, 105]),
+            Algorithm::AllToAll => Needs { dealt_to: size, ..needs([105, 106, 107]) },
             Algorithm::Hierarchical { all_to_all } => {
-                Needs { dealt_to: all_to_all, stripe: of_a_ring, ..needs([109, 110, 108]) }
+                Needs { dealt_to: all_to_all, stripe: of_a_ring, ..needs([107, 106, 105]) }
             }
         }
     }
