@@ -72,15 +72,22 @@ struct Part<T> {
     format: seamproof_oracle::Format,
 }
 
+/// One collective.
+struct Collective<T> {
+    /// Parts of the members that have come, by rank.
+    parts: BTreeMap<usize, Arc<Part<T>>>,
+    /// Number of members that have taken all parts.
+    taken: usize,
+}
+
 /// What the ranks know of each other.
 struct Shared<T> {
     /// Number of receives that each pair has posted.
     received: BTreeMap<Pair, usize>,
     /// Messages on their way, by pair and number.
     messages: BTreeMap<(Pair, usize), Vec<Vec<T>>>,
-    /// Parts of collectives, by communicator and number, and by rank. They stay until every member has taken them.
-    parts: BTreeMap<(usize, usize), BTreeMap<usize, Arc<Part<T>>>>,
-    taken: BTreeMap<(usize, usize), usize>,
+    /// Collectives that not every member has left, by communicator and number.
+    collectives: BTreeMap<(usize, usize), Collective<T>>,
     /// Number of changes so far.
     changes: usize,
     /// Number of ranks that wait and have seen the last change.
@@ -95,8 +102,7 @@ impl<T> Default for Shared<T> {
         Shared {
             received: BTreeMap::new(),
             messages: BTreeMap::new(),
-            parts: BTreeMap::new(),
-            taken: BTreeMap::new(),
+            collectives: BTreeMap::new(),
             changes: 0,
             idle: 0,
             ended: 0,
@@ -248,9 +254,10 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
             if !ready.is_empty() {
                 let chosen = (self.choose)(ready.len()).min(ready.len() - 1);
                 self.advance(ready[chosen])?;
-            } else if self.lanes.iter().all(|lane| lane.next == lane.operations.len()) {
-                return Ok(());
-            } else if !self.world.wait(seen, || self.stand()) {
+                continue;
+            }
+            let ended = self.lanes.iter().all(|lane| lane.next == lane.operations.len());
+            if ended || !self.world.wait(seen, || self.stand()) {
                 return Ok(());
             }
         }
@@ -283,7 +290,8 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
             Meets::Receives(pair, number) => state.messages.contains_key(&(pair, number)),
             Meets::Joins(communicator, number) => {
                 let members = self.schedule.communicators.get(communicator).map_or(0, Vec::len);
-                state.parts.get(&(communicator, number)).is_some_and(|parts| parts.len() == members)
+                let collective = state.collectives.get(&(communicator, number));
+                collective.is_some_and(|collective| collective.parts.len() == members)
             }
         }
     }
@@ -414,8 +422,9 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         let number = *count;
         *count += 1;
         self.world.tell(|state| {
-            let parts = state.parts.entry((*communicator, number)).or_default();
-            parts.insert(self.rank, Arc::new(part));
+            let nobody = || Collective { parts: BTreeMap::new(), taken: 0 };
+            let collective = state.collectives.entry((*communicator, number)).or_insert_with(nobody);
+            collective.parts.insert(self.rank, Arc::new(part));
         });
         self.launch(lane, operation, Meets::Joins(*communicator, number));
         self.lanes[lane].launched = 1;
@@ -473,14 +482,13 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         let members = self.schedule.communicators.get(communicator).ok_or_else(mismatch)?;
         let key = (communicator, number);
         let mut state = self.world.lock();
-        let of_member = |member: &usize| state.parts.get(&key)?.get(member).cloned();
+        let collective = state.collectives.get_mut(&key).ok_or_else(mismatch)?;
+        let of_member = |member: &usize| collective.parts.get(member).cloned();
         let parts: Vec<Arc<Part<T>>> =
             members.iter().map(of_member).collect::<Option<_>>().ok_or_else(mismatch)?;
-        let taken = state.taken.entry(key).or_default();
-        *taken += 1;
-        if *taken == members.len() {
-            state.parts.remove(&key);
-            state.taken.remove(&key);
+        collective.taken += 1;
+        if collective.taken == members.len() {
+            state.collectives.remove(&key);
         }
         match parts.iter().all(|part| part.kind == parts[0].kind) {
             true => Ok(parts),
