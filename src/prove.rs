@@ -53,7 +53,7 @@ type Cut = (u32, u32, MergeOrder);
 const SINGLE: Cut = (0, 0, MergeOrder::Running);
 
 /// Every algorithm with each cut that it takes and each order in which it merges.
-const CUTS: [Cut; 18] = {
+const CUTS: [Cut; 24] = {
     const RUNNING: MergeOrder = MergeOrder::Running;
     const DEFERRED: MergeOrder = MergeOrder::Deferred;
     [
@@ -67,14 +67,20 @@ const CUTS: [Cut; 18] = {
         (2, 1, RUNNING),
         (2, 2, RUNNING),
         (2, 3, RUNNING),
+        (2, 0, DEFERRED),
+        (2, 1, DEFERRED),
+        (2, 2, DEFERRED),
+        (2, 3, DEFERRED),
         (3, 0, RUNNING),
         (3, 1, RUNNING),
         (3, 2, RUNNING),
         (3, 3, RUNNING),
         (4, 0, RUNNING),
         (4, 1, RUNNING),
+        (4, 2, RUNNING),
         (4, 0, DEFERRED),
         (4, 1, DEFERRED),
+        (4, 2, DEFERRED),
     ]
 };
 

@@ -249,6 +249,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
     segments[i] = segment;
 }
 
+// The bound that stands for an open side of a band in a call's tables.
+constexpr i64 FAR_AWAY = 1ll << 40;
+
+__device__ __forceinline__ i64 near(i64 bound) {
+    return bound < -FAR_AWAY ? -FAR_AWAY : bound > FAR_AWAY ? FAR_AWAY : bound;
+}
+
+// What segments say, in the tables of a call with one run of keys for each. What the host knows without lengths stays:
+// steps, owned rows, and which run is whose.
+extern "C" __global__ void __launch_bounds__(THREADS) fill_call(
+    const Segment* from, int count, QuerySegment* segments, KeyRun* runs
+) {
+    after_earlier_launches();
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    const Segment segment = from[i];
+    segments[i].q_offset = segment.q_offset;
+    segments[i].q_len = segment.q_len;
+    segments[i].keys = segment.kv_len;
+    segments[i].lo = near(segment.lo);
+    segments[i].hi = near(segment.hi);
+    runs[i].offset = segment.kv_offset;
+    runs[i].len = segment.kv_len;
+}
+
+// The queries of segments, as slots without padding.
+extern "C" __global__ void __launch_bounds__(THREADS) query_slots(
+    const Segment* from, int count, int* offset, int* span, int* len
+) {
+    after_earlier_launches();
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    offset[i] = from[i].q_offset;
+    span[i] = from[i].q_len;
+    len[i] = from[i].q_len;
+}
+
 // All-gather, backward, of stripes of 1: positions of a rank's queries are cp apart, and have a band only against keys that
 // are too. A launch for each residue: every cp-th key of the visible prefix from it on. segments: [residues, sequences].
 extern "C" __global__ void __launch_bounds__(THREADS) all_gather_residues(

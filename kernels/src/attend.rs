@@ -29,6 +29,8 @@ const WARPS: usize = THREADS / WARP;
 const UNBOUNDED: i64 = 1 << 40;
 /// The bytes of `Segment` of the source.
 pub(crate) const SEGMENT_BYTES: usize = 9 * 8;
+/// The bytes of `KeyRun` of the source.
+const RUN_BYTES: usize = 6 * 8;
 
 /// The tables of a call, to be put where a GPU reads them.
 #[derive(Clone, Debug)]
@@ -158,6 +160,13 @@ unsafe impl Argument for RawForward {}
 // SAFETY: repr(C), the fields of `Backward` in attend.cu.
 unsafe impl Argument for RawBackward {}
 
+/// Makes some 8-byte words of each row of a table 0.
+fn clear_words(table: &mut [u8], row_bytes: usize, words: &[usize]) {
+    for row in table.chunks_exact_mut(row_bytes) {
+        words.iter().for_each(|word| row[8 * word..8 * word + 8].fill(0));
+    }
+}
+
 impl CallTables {
     /// Returns the tables.
     pub fn bytes(&self) -> &[u8] {
@@ -230,6 +239,16 @@ impl CallTables {
             (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
         let summary = CallSummary::of(call);
         Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary, pages: None })
+    }
+
+    /// Takes the lengths and bounds out of the tables, for a device that makes them itself
+    /// ([`Gpu::fill_call`]). A launch on tables that nobody filled then sees nothing.
+    pub fn leave_to_device(&mut self) {
+        let (segments, runs) = self.bytes.split_at_mut(self.segments * SEGMENT_BYTES);
+        // Offset, real rows, keys and both bounds.
+        clear_words(segments, SEGMENT_BYTES, &[0, 2, 4, 5, 6]);
+        // Offset and real rows.
+        clear_words(runs, RUN_BYTES, &[0, 2]);
     }
 
     /// Returns the bytes of scratch that a backward launch needs.

@@ -6,6 +6,7 @@
 
 use seamproof_oracle::{Alignment, Balance, Mask};
 
+use crate::attend::{CallTables, SEGMENT_BYTES as CALL_SEGMENT_BYTES};
 use crate::block::{SCAN_THREADS, THREADS};
 use crate::error::KernelError;
 use crate::gpu::Launch;
@@ -274,7 +275,7 @@ pub trait TableKernels: Launch {
         };
         let (rank, owner) = (cut.check_rank(rank)?, cut.check_rank(owner)?);
         let count = parts * parts * q.count;
-        check_segments(segments, count, [q, kv])?;
+        check_segments(segments, count, &both_tables([q, kv]))?;
         let [cp, balance, _] = cut.numbers()?;
         let arguments: [&dyn Argument; 8] =
             [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &balance, &rank, &owner, &segments.address()];
@@ -305,11 +306,45 @@ pub trait TableKernels: Launch {
             Balance::Striped { stripe } => blocks(q.rows, stripe),
         };
         let rank = cut.check_rank(rank)?;
-        check_segments(segments, count, [q, kv])?;
+        check_segments(segments, count, &both_tables([q, kv]))?;
         check_gathered(kv, cut)?;
         let arguments: [&dyn Argument; 8] =
             [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &balance, &stripe, &rank, &segments.address()];
         self.launch("all_gather_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
+    }
+
+    /// Writes what segments say into the tables of a call, which has a run of keys for each of them. The call's own
+    /// lengths and bounds are not read.
+    pub fn fill_call(&self, segments: Area, call: &CallTables, tables: Area) -> Result<(), KernelError> {
+        let [count, runs] = call.counts();
+        if runs != count {
+            let what =
+                format!("{runs} runs of keys; segments of a table have one each, and there are {count}");
+            return Err(KernelError::shape(what));
+        }
+        if tables.bytes() != call.bytes().len() || !tables.address().is_multiple_of(8) {
+            return Err(KernelError::shape(format!("{} bytes are not the call's tables", tables.bytes())));
+        }
+        check_segments(segments, count, &[("the call's tables", tables)])?;
+        let runs = tables.address() + (count * CALL_SEGMENT_BYTES) as u64;
+        let arguments: [&dyn Argument; 4] = [&segments.address(), &(count as i32), &tables.address(), &runs];
+        self.launch("fill_call", (blocks(count, THREADS), 1, THREADS), &arguments)
+    }
+
+    /// Makes slots of the queries of `count` segments, without padding.
+    pub fn query_slots(&self, segments: Area, count: usize, to: SlotTables) -> Result<(), KernelError> {
+        let written = [("offset", to.offset), ("span", to.span), ("len", to.len)];
+        hold_i32(&written, count)?;
+        check_segments(segments, count, &written)?;
+        check_apart(&written, &[])?;
+        let arguments: [&dyn Argument; 5] = [
+            &segments.address(),
+            &(count as i32),
+            &to.offset.address(),
+            &to.span.address(),
+            &to.len.address(),
+        ];
+        self.launch("query_slots", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
     /// Makes the segments of an all-gather's backward. They are the forward's table, and the segments of one sequence
@@ -331,7 +366,7 @@ pub trait TableKernels: Launch {
         let [cp, ..] = cut.numbers()?;
         let rank = cut.check_rank(rank)?;
         let count = cut.cp * q.count;
-        check_segments(segments, count, [q, kv])?;
+        check_segments(segments, count, &both_tables([q, kv]))?;
         check_gathered(kv, cut)?;
         let arguments: [&dyn Argument; 6] =
             [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &rank, &segments.address()];
@@ -445,15 +480,20 @@ fn check_sequences([q, kv]: [Slots; 2]) -> Result<[RawSlots; 2], KernelError> {
     Ok([q.raw()?, kv.raw()?])
 }
 
-/// Refuses memory that has not room for `count` segments apart from the tables that they are made of.
-fn check_segments(segments: Area, count: usize, from: [Slots; 2]) -> Result<(), KernelError> {
+/// Returns the tables of both sides' slots.
+fn both_tables<'a>(sides: [Slots<'a>; 2]) -> Vec<(&'static str, Area<'a>)> {
+    sides.map(|slots| slots.tables()).concat()
+}
+
+/// Refuses memory that has not room for `count` segments apart from other tables.
+fn check_segments(segments: Area, count: usize, others: &[(&str, Area)]) -> Result<(), KernelError> {
     let bytes = count.checked_mul(SEGMENT_BYTES);
     if bytes != Some(segments.bytes()) {
         let what = format!("segments: {} bytes, not {count} of {SEGMENT_BYTES}", segments.bytes());
         return Err(KernelError::shape(what));
     }
     on_bytes("segments", segments.address(), 16)?;
-    check_apart(&[("segments", segments)], &from.map(|slots| slots.tables()).concat())
+    check_apart(&[("segments", segments)], others)
 }
 
 /// Refuses gathered rows past 32 bits.

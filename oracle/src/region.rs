@@ -37,6 +37,13 @@ pub fn rotated<T: Copy + Neg<Output = T>>(hidden: &[T], position: usize) -> Vec<
     (0..lanes).map(|lane| value(from(lane))).collect()
 }
 
+/// Returns the hidden row of a row at attention: undoes [`rotated`].
+pub fn rotated_back<T: Copy + Neg<Output = T>>(row: &[T], position: usize) -> Vec<T> {
+    // x^2n is 1: a whole turn and its half with the other sign bring every lane back.
+    let turns = 2 * row.len();
+    rotated(row, turns - position.checked_rem(turns).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +61,14 @@ mod tests {
         }
         assert_eq!([0, 1, 2].map(|position| rotated(&[7], position)[0]), [7, -7, 7]);
         assert!(rotated::<i32>(&[], 3).is_empty());
+    }
+
+    #[test]
+    fn a_rotation_is_undone() {
+        for position in 0..13 {
+            assert_eq!(rotated_back(&rotated(&[1, 2, 3], position), position), [1, 2, 3], "{position}");
+        }
+        assert!(rotated_back::<i32>(&[], 3).is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 mod buffers;
 mod error;
 mod operations;
+mod tables;
 
 use std::ops::Deref;
 
@@ -15,7 +16,6 @@ use seamproof_oracle::{Format, Run};
 
 pub use buffers::{Buffers, reduce};
 pub use error::DeviceError;
-pub(crate) use operations::turn;
 
 use crate::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};
 use crate::schedule::{Attend, AttendBackward, BufferId, Reduction, Region, Work};
@@ -128,7 +128,8 @@ impl<T: Real> Cpu<T> {
 
     fn attend(&self, attend: &Attend, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
         let (q_rows, kv_rows) = (buffers.rows(attend.q), buffers.rows(attend.k));
-        attend.call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
+        let call = tables::told(&attend.call, attend.table.as_ref(), buffers)?;
+        call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
         let mut out = buffers.take(attend.out)?;
         let mut lse = buffers.take(attend.lse)?;
         let mut max_logit = buffers.take(attend.max_logit)?;
@@ -141,7 +142,7 @@ impl<T: Real> Cpu<T> {
             lse: &mut lse,
             max_logit: &mut max_logit,
         };
-        self.kernel.forward(&attend.call, forward);
+        self.kernel.forward(&call, forward);
         buffers.put(attend.out, out);
         buffers.put(attend.lse, lse);
         buffers.put(attend.max_logit, max_logit);
@@ -150,7 +151,8 @@ impl<T: Real> Cpu<T> {
 
     fn attend_backward(&self, attend: &AttendBackward, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {
         let (q_rows, kv_rows) = (buffers.rows(attend.q), buffers.rows(attend.k));
-        attend.call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
+        let call = tables::told(&attend.call, attend.table.as_ref(), buffers)?;
+        call.check(q_rows, kv_rows).map_err(|error| DeviceError::Shape(error.to_string()))?;
         let mut dq = buffers.take(attend.dq)?;
         let mut dk = buffers.take(attend.dk)?;
         let mut dv = buffers.take(attend.dv)?;
@@ -171,7 +173,7 @@ impl<T: Real> Cpu<T> {
             dv: &mut dv,
             dsink: &mut dsink,
         };
-        self.kernel.backward(&attend.call, backward);
+        self.kernel.backward(&call, backward);
         buffers.put(attend.dq, dq);
         buffers.put(attend.dk, dk);
         buffers.put(attend.dv, dv);
@@ -246,6 +248,12 @@ impl<T: Real> Device for Cpu<T> {
             }
             Work::Copy { from, to, rows } => {
                 operations::each_lane(*from, *to, rows, buffers, <[T]>::copy_from_slice)
+            }
+            Work::MakeSegments { to, from } => tables::make(*to, from, buffers),
+            Work::CopyValid { from, to, table, .. } => {
+                let valid = tables::read(table, buffers)?;
+                let rows: Vec<_> = valid.iter().map(|segment| (segment.q, segment.q)).collect();
+                operations::each_lane(*from, *to, &rows, buffers, <[T]>::copy_from_slice)
             }
             Work::Linear { layer, heads, from, to, rows } => {
                 operations::linear(*layer, heads, (*from, *to), rows, buffers)

@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use ndarray::s;
+use seamproof_oracle::region::rotated_back;
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 
 use crate::Real;
-use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide, turn};
+use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide};
 use crate::schedule::{
     Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work, rotates,
 };
@@ -190,12 +191,15 @@ fn lanes(schedule: &Schedule, phase: ExecutedPasses) -> Vec<Lane> {
 }
 
 /// Returns a phase's operations, with their indices in the program.
-fn of_phase(program: &RankProgram, phase: ExecutedPasses) -> impl Iterator<Item = (usize, &Operation)> {
+pub(crate) fn of_phase(
+    program: &RankProgram,
+    phase: ExecutedPasses,
+) -> impl Iterator<Item = (usize, &Operation)> {
     program.operations.iter().enumerate().filter(move |(index, _)| phase.has(program, *index))
 }
 
 /// Returns the record for each wait: the event's last record before the wait in host order.
-fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
+pub(crate) fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
     let mut records: Vec<(EventId, usize)> = Vec::new();
     let mut awaited = vec![None; program.operations.len()];
     for (index, operation) in of_phase(program, phase) {
@@ -212,7 +216,7 @@ fn awaited(program: &RankProgram, phase: ExecutedPasses) -> Vec<Option<usize>> {
     awaited
 }
 
-fn reads(program: &RankProgram, phase: ExecutedPasses) -> VecDeque<usize> {
+pub(crate) fn reads(program: &RankProgram, phase: ExecutedPasses) -> VecDeque<usize> {
     of_phase(program, phase)
         .filter(|(_, operation)| matches!(operation.work, Work::HostRead(_)))
         .map(|(index, _)| index)
@@ -586,7 +590,8 @@ fn rotate_back<T: Real>(placement: &Placement, heads: usize, buffers: &mut Buffe
     for PlacedRun { piece, local, .. } in &placement.rows {
         for (i, head) in (0..piece.span).flat_map(|i| (0..heads).map(move |head| (i, head))) {
             let lanes = buffers.lane_mut(placement.buffer, local.row(i), head);
-            turn(lanes, piece.start + i * piece.step, true);
+            let hidden = rotated_back(lanes, piece.start + i * piece.step);
+            lanes.copy_from_slice(&hidden);
         }
     }
 }

@@ -13,6 +13,7 @@ use exponential::{log_add, share};
 use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
+use crate::Segment;
 use crate::schedule::band;
 use crate::shard::ShardedSide;
 
@@ -330,15 +331,6 @@ pub fn max_logit(slots: &[Run], rows_max: &Statistic) -> Vec<f32> {
     (0..rows_max.heads()).map(largest).collect()
 }
 
-/// Returns the number of pieces of any slot; `None` if it depends on the span.
-fn pieces_of(balance: Balance) -> Option<usize> {
-    match balance {
-        Balance::Contiguous | Balance::Striped { stripe: 1 } => Some(1),
-        Balance::DualChunk => Some(2),
-        Balance::Striped { .. } => None,
-    }
-}
-
 /// Table entry of a launch for one sequence, one piece of queries and one piece of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentRow {
@@ -355,6 +347,12 @@ pub struct SegmentRow {
 impl SegmentRow {
     /// An entry without rows.
     const EMPTY: SegmentRow = SegmentRow { q: (0, 0), kv: (0, 0), lo: Some(0), hi: Some(0) };
+
+    /// Returns the entry as a segment of a launch, without padding.
+    pub fn segment(&self) -> Segment {
+        let SegmentRow { q, kv, lo, hi } = *self;
+        Segment { q: Run::packed(q.0, q.1, q.1), kv: vec![Run::packed(kv.0, kv.1, kv.1)], lo, hi, prefix: 0 }
+    }
 }
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
@@ -366,7 +364,7 @@ pub fn ring_segments(
     rank: usize,
     owner: usize,
 ) -> Option<Vec<SegmentRow>> {
-    let parts = pieces_of(q.balance)?;
+    let parts = q.parts()?;
     let sequences = 0..q.slots.len();
     let mut segments = Vec::new();
     for (q_part, kv_part) in (0..parts).flat_map(|a| (0..parts).map(move |b| (a, b))) {
@@ -412,7 +410,7 @@ fn all_gather_bands(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec
         }
         return segments;
     }
-    let parts = pieces_of(q.balance).unwrap_or_default();
+    let parts = q.parts().unwrap_or_default();
     let places = (0..parts).flat_map(|part| sequences.clone().map(move |sequence| (sequence, part)));
     places.map(|(sequence, part)| of(sequence, q.piece(sequence, rank, part))).collect()
 }

@@ -35,6 +35,9 @@ pub struct ShardedSide {
     pub cp: usize,
     /// Manner in which sequences are cut.
     pub balance: Balance,
+    /// Number of ranks of a finer cut whose rows each rank holds together, one after the other. It is 1 but in the rings
+    /// of the hierarchical algorithm, and only stripes show it: there each of these ranks has a piece of its own.
+    pub members: usize,
     /// Number of rows of each rank's tensor.
     pub rows: usize,
     /// The sequences, in the problem's order.
@@ -69,7 +72,8 @@ impl ShardedSide {
             end = end.max(run.offset + run.span);
         }
         rows += total.saturating_sub(end) / cp;
-        ShardedSide { cp, balance, rows, slots, lanes: lanes.map(|lanes| lanes.part(cp)) }
+        let lanes = lanes.map(|lanes| lanes.part(cp));
+        ShardedSide { cp, balance, members: 1, rows, slots, lanes }
     }
 
     /// Returns where rows lie on a rank that are numbered lane after lane.
@@ -88,11 +92,20 @@ impl ShardedSide {
         pieces.filter(|piece| piece.span > 0)
     }
 
-    fn piece_count(&self, sequence: usize) -> usize {
+    /// Returns the number of pieces of any slot, empty ones included; `None` if it depends on the span.
+    pub(crate) fn parts(&self) -> Option<usize> {
         match self.balance {
-            Balance::Contiguous | Balance::Striped { stripe: 1 } => 1,
-            Balance::DualChunk => 2,
-            Balance::Striped { stripe } => self.slots[sequence].span / stripe,
+            Balance::Contiguous => Some(1),
+            Balance::DualChunk => Some(2),
+            Balance::Striped { stripe: 1 } => Some(self.members),
+            Balance::Striped { .. } => None,
+        }
+    }
+
+    fn piece_count(&self, sequence: usize) -> usize {
+        match (self.parts(), self.balance) {
+            (None, Balance::Striped { stripe }) => self.slots[sequence].span / stripe,
+            (parts, _) => parts.unwrap_or(1),
         }
     }
 
@@ -105,7 +118,10 @@ impl ShardedSide {
                 let (chunk, id) = (span / 2, [rank, 2 * cp - 1 - rank][part]);
                 Piece { start: id * chunk, step: 1, span: chunk, at: part * chunk }
             }
-            Balance::Striped { stripe: 1 } => Piece { start: rank, step: cp, span, at: 0 },
+            Balance::Striped { stripe: 1 } => {
+                let (members, span) = (self.members, span / self.members);
+                Piece { start: rank * members + part, step: cp * members, span, at: part * span }
+            }
             Balance::Striped { stripe } => {
                 Piece { start: (part * cp + rank) * stripe, step: 1, span: stripe, at: part * stripe }
             }
@@ -249,7 +265,7 @@ mod tests {
             slot
         });
         let slots = slots.collect();
-        ShardedSide { cp, balance, rows: rows + slack, slots, lanes: None }
+        ShardedSide { cp, balance, members: 1, rows: rows + slack, slots, lanes: None }
     }
 
     #[test]

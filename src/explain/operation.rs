@@ -29,6 +29,11 @@ pub(super) fn words(schedule: &Schedule, work: &Work) -> String {
             format!("adds {} to {}, {}", name(from), name(to), pairs(rows))
         }
         Work::Copy { from, to, rows } => format!("copies {} to {}, {}", name(from), name(to), pairs(rows)),
+        Work::MakeSegments { to, .. } => format!("makes {} from the lengths of sequences", name(to)),
+        Work::CopyValid { from, to, table, .. } => {
+            let table = region(schedule, table);
+            format!("copies the valid rows that {table} says from {} to {}", name(from), name(to))
+        }
         Work::Linear { layer, heads, from, to, rows } => {
             let layer = if *layer == Layer::Column { "column-parallel" } else { "row-parallel" };
             let (heads, rows) = (Line::range(heads.clone()), pairs(rows));

@@ -155,8 +155,7 @@ fn algorithms(deal_heads: bool) -> Vec<Algorithm> {
     Algorithm::of_several_ranks().filter(|algorithm| deals(algorithm) == deal_heads).collect()
 }
 
-/// Asks for stripes that the algorithm cannot use: a ring's step would mask no band, or the hierarchical algorithm
-/// would have no super-chunks.
+/// Asks for stripes that the algorithm cannot use: a ring's step, in a hierarchy too, would mask no band.
 fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
     let longest = |algorithm| Some((algorithm, Needs::of(algorithm, 2).stripe?.0));
     let refusing: Vec<(Algorithm, usize)> = Algorithm::of_several_ranks().filter_map(longest).collect();

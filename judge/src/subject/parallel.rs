@@ -24,23 +24,20 @@ pub enum ParallelRule {
         "the kv heads are neither a multiple nor a divisor of the ranks of the all-to-all or of the region"
     )]
     KvHeads,
-    /// A ring supports stripes of one row only, so that the mask of each of its steps is one band.
+    /// A ring, alone or in a hierarchy, supports stripes of one row only, so that the mask of each of its steps is one
+    /// band.
     #[error("stripes of more than one row are not supported in a ring")]
     RingStripe,
-    /// The hierarchical algorithm supports contiguous and dual-chunk balance only.
-    #[error("stripes are not supported in the hierarchical algorithm")]
-    HierarchicalBalance,
 }
 
 impl ParallelRule {
     /// Every rule.
-    pub(super) const ALL: [ParallelRule; 6] = [
+    pub(super) const ALL: [ParallelRule; 5] = [
         ParallelRule::SpanMultiple,
         ParallelRule::ConsecutiveRows,
         ParallelRule::QueryHeads,
         ParallelRule::KvHeads,
         ParallelRule::RingStripe,
-        ParallelRule::HierarchicalBalance,
     ];
 
     /// Returns the name that refusals are counted by.
@@ -51,7 +48,6 @@ impl ParallelRule {
             ParallelRule::QueryHeads => "query heads",
             ParallelRule::KvHeads => "kv heads",
             ParallelRule::RingStripe => "ring stripe",
-            ParallelRule::HierarchicalBalance => "hierarchical balance",
         }
     }
 }
@@ -70,18 +66,15 @@ impl Needs {
     /// Returns the row of an algorithm for a group of `size` ranks.
     pub(crate) fn of(algorithm: Algorithm, size: usize) -> Needs {
         let needs = |rates| Needs { dealt_to: 1, stripe: None, rates };
+        let of_a_ring = Some((1, ParallelRule::RingStripe));
         match algorithm {
-            Algorithm::Single => needs([518, 516, 515]),
-            Algorithm::Ring => {
-                Needs { stripe: Some((1, ParallelRule::RingStripe)), ..needs([107, 107, 109]) }
+            Algorithm::Single => needs([528, 530, 528]),
+            Algorithm::Ring => Needs { stripe: of_a_ring, ..needs([104, 103, 107]) },
+            Algorithm::AllGather => needs([108, 107, 105]),
+            Algorithm::AllToAll => Needs { dealt_to: size, ..needs([105, 106, 107]) },
+            Algorithm::Hierarchical { all_to_all } => {
+                Needs { dealt_to: all_to_all, stripe: of_a_ring, ..needs([107, 106, 105]) }
             }
-            Algorithm::AllGather => needs([111, 110, 109]),
-            Algorithm::AllToAll => Needs { dealt_to: size, ..needs([106, 108, 110]) },
-            Algorithm::Hierarchical { all_to_all } => Needs {
-                dealt_to: all_to_all,
-                stripe: Some((0, ParallelRule::HierarchicalBalance)),
-                ..needs([109, 110, 108])
-            },
         }
     }
 

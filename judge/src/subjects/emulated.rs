@@ -59,6 +59,17 @@ pub struct Emulated {
     pub results: Results,
     /// Whether the kernel declares its arithmetic. If not, everything about it is unknown.
     pub declares: bool,
+    /// Manner in which ranks run.
+    pub ranks: Ranks,
+}
+
+/// Manner in which the ranks of a schedule run. No bit depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
+    /// One thread goes through the operations of all ranks.
+    InTurn,
+    /// Each rank has a thread and memory of its own.
+    Threads,
 }
 
 /// Format of out and of the gradients.
@@ -103,6 +114,7 @@ impl Default for Emulated {
             ds_weights: DsWeights::Unrounded,
             results: Results::Inputs,
             declares: true,
+            ranks: Ranks::InTurn,
         }
     }
 }
@@ -125,12 +137,13 @@ fn expected(option: &str) -> &'static str {
         "ds_weights" => "unrounded or rounded",
         "results" => "inputs or f32",
         "declares" => "all or nothing",
+        "ranks" => "in-turn or threads",
         _ => "a whole number from 1 to 4096",
     }
 }
 
 /// Options that the kernel has.
-const KNOWN: &str = "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, ds_weights, results, declares";
+const KNOWN: &str = "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, ds_weights, results, declares, ranks";
 
 fn one_of<T: Copy>(name: &str, of: [(&str, T); 2]) -> Option<T> {
     of.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
@@ -157,8 +170,9 @@ impl Emulated {
     ///
     /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
     /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `soft_cap` (`accurate` or `approximate`),
-    /// `ds_weights` (`unrounded` or `rounded`), `results` (`inputs` or `f32`: the format of out and gradients) and
-    /// `declares` (`all`, or `nothing` of its arithmetic). The first of each is the default.
+    /// `ds_weights` (`unrounded` or `rounded`), `results` (`inputs` or `f32`: the format of out and gradients),
+    /// `declares` (`all`, or `nothing` of its arithmetic) and `ranks` (`in-turn` or `threads`). The first of each is the
+    /// default.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
@@ -178,6 +192,8 @@ impl Emulated {
                     .map(|results| backend.results = results),
                 "declares" => one_of(value, [("all", true), ("nothing", false)])
                     .map(|declares| backend.declares = declares),
+                "ranks" => one_of(value, [("in-turn", Ranks::InTurn), ("threads", Ranks::Threads)])
+                    .map(|ranks| backend.ranks = ranks),
                 _ => {
                     let (option, known) = (option.clone(), KNOWN);
                     return Err(OptionError::Unknown { backend: "emulated", option, known });
@@ -252,8 +268,12 @@ impl Emulated {
         device: &Cpu<f32>,
     ) -> Result<Outputs, RunError> {
         let scheduled = self.scheduled(problem);
-        let mut outputs =
-            on_device::run_schedule(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?;
+        let mut outputs = match self.ranks {
+            Ranks::InTurn => {
+                on_device::run_schedule(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?
+            }
+            Ranks::Threads => on_device::run_on_threads(device, &scheduled, inputs, schedule, self.order)?,
+        };
         if self.delta == Delta::UnroundedOut {
             let format = problem.precision.out.format;
             let round = |out: &mut f32| {
@@ -308,7 +328,6 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
         BuildError::RingStripe { .. } => ParallelRule::RingStripe,
-        BuildError::HierarchicalBalance => ParallelRule::HierarchicalBalance,
     }
 }
 

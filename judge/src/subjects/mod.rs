@@ -24,7 +24,7 @@ pub use beside::Beside;
 pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
-pub use emulated::{Arithmetic, Emulated, Results, draw_options, launchable};
+pub use emulated::{Arithmetic, Emulated, Ranks, Results, draw_options, launchable};
 pub use miscall::{Miscall, WrongCall};
 pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, miscall};

@@ -4,9 +4,10 @@
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
 use seamproof_simulator::GuardedTensor;
-use seamproof_simulator::device::{Buffers, Device, DeviceError};
-use seamproof_simulator::executor::{ExecutedPasses, execute, load, output};
+use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError};
+use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::Schedule;
+use seamproof_simulator::threads::execute_on_threads;
 
 use crate::subject::{Costs, Outputs, RankGradients, RankOutputs, RunError};
 use crate::values;
@@ -31,17 +32,52 @@ pub fn run_schedule<D: Device<Real = f32>>(
     order: u64,
     reached: &mut dyn FnMut(Reached),
 ) -> Result<Outputs, RunError> {
+    let mut choose = choices(order);
+    let mut execute = |phase: ExecutedPasses, memory: &mut D::Memory| {
+        execute(schedule, phase, device, memory, &mut choose).map(drop)
+    };
+    run_phases(device, problem, inputs, schedule, &mut execute, reached)
+}
+
+/// Runs a schedule like [`run_schedule`], with a thread for each rank. The choices of each are drawn from `order`.
+pub(super) fn run_on_threads(
+    device: &Cpu<f32>,
+    problem: &Problem,
+    inputs: &Inputs,
+    schedule: &Schedule,
+    order: u64,
+) -> Result<Outputs, RunError> {
+    let mut execute = |phase: ExecutedPasses, memory: &mut Buffers<f32>| {
+        let of_rank = |rank: usize| choices(crate::hash::mix(order ^ crate::hash::mix(rank as u64)));
+        execute_on_threads(schedule, phase, device, memory, of_rank).map(drop)
+    };
+    run_phases(device, problem, inputs, schedule, &mut execute, &mut |_| {})
+}
+
+/// Returns a maker of choices, of one of some number each time.
+fn choices(mut state: u64) -> impl FnMut(usize) -> usize {
+    move |ready| {
+        state = crate::hash::mix(state.wrapping_add(1));
+        (state % ready as u64) as usize
+    }
+}
+
+/// Function that executes one phase of a schedule.
+type Execute<'a, M> = dyn FnMut(ExecutedPasses, &mut M) -> Result<(), ExecuteError> + 'a;
+
+fn run_phases<D: Device<Real = f32>>(
+    device: &D,
+    problem: &Problem,
+    inputs: &Inputs,
+    schedule: &Schedule,
+    execute: &mut Execute<'_, D::Memory>,
+    reached: &mut dyn FnMut(Reached),
+) -> Result<Outputs, RunError> {
     let mut memory =
         device.upload(load(schedule, problem, inputs, slack(problem, inputs))).map_err(failed)?;
     reached(Reached::Uploaded);
-    let mut state = order;
-    let mut choose = |ready: usize| {
-        state = crate::hash::mix(state.wrapping_add(1));
-        (state % ready as u64) as usize
-    };
     let mut pass = |phase: ExecutedPasses, memory: &mut D::Memory| {
-        execute(schedule, phase, device, memory, &mut choose)
-            .map_err(|error| RunError::Crash(error.to_string()))?;
+        execute(phase, memory).map_err(|error| RunError::Crash(error.to_string()))?;
         device.submit(memory).map_err(failed)
     };
     pass(ExecutedPasses::Forward, &mut memory)?;

@@ -34,6 +34,7 @@ mod steps;
 mod strategy;
 mod subject_names;
 mod tables;
+mod threads;
 mod tiers;
 mod unfused;
 mod values;

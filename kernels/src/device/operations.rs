@@ -4,7 +4,8 @@ use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
+    SegmentSource, Work,
 };
 
 use super::choice::{backward_operands, operands};
@@ -18,9 +19,10 @@ use crate::error::KernelError;
 use crate::forward::TileShape;
 use crate::memory::Area;
 use crate::merge::MergeKernels;
+use crate::metadata::{SEGMENT_BYTES, SlotTables};
 use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
 use crate::rows::RowKernels;
-use crate::tables::Slots;
+use crate::tables::{Cut, Slots};
 use crate::view::View;
 
 type Range = std::ops::Range<usize>;
@@ -45,6 +47,25 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
 }
 
+/// Rows of a table of segments.
+struct TablePart {
+    table: Placed,
+    bytes: Range,
+}
+
+impl TablePart {
+    fn new(table: &Region, memory: &CudaMemory) -> Result<TablePart, KernelError> {
+        let [at] = places(memory, [table.buffer])?;
+        let bytes = |rows: usize| rows * SEGMENT_BYTES;
+        let Run { offset, len, .. } = table.rows;
+        Ok(TablePart { table: at, bytes: bytes(offset)..bytes(offset + len) })
+    }
+
+    fn area<'a>(&self, memory: Area<'a>) -> Result<Area<'a>, KernelError> {
+        self.table.area(memory)?.part(self.bytes.clone())
+    }
+}
+
 impl CudaDevice<'_> {
     pub(super) fn record_work(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
         match work {
@@ -67,6 +88,11 @@ impl CudaDevice<'_> {
                 };
                 self.record_fill(*to, rows, value, memory)
             }
+            Work::MakeSegments { to, from } => self.make_segments(*to, from, memory).map_err(failed),
+            Work::CopyValid { from, to, table, rows } => {
+                memory.image.check_pairs(*from, *to, rows)?;
+                self.copy_valid([*from, *to], table, memory).map_err(failed)
+            }
             Work::Linear { .. } => Err(DeviceError::NotLocal("linear layers")),
             Work::Rotate { .. } => Err(DeviceError::NotLocal("rotations")),
             Work::Send { .. } | Work::Recv { .. } => Err(DeviceError::NotLocal("messages")),
@@ -84,7 +110,9 @@ impl CudaDevice<'_> {
         let [q, k, v, out, lse, max_logit] =
             places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
         let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
-        let (call, formats) = (CallTables::new(&attend.call, [q.rows, k.rows], false)?, self.formats);
+        let mut call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
+        let told = self.told(attend.table.as_ref(), &mut call, memory)?;
+        let formats = self.formats;
         let operands = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
         let shape = self.options.attention.shape(&call, &operands);
         let call = match self.options.page.filter(|_| shape.is_none()) {
@@ -113,6 +141,9 @@ impl CudaDevice<'_> {
                 max_logit: view(max_logit)?,
             };
             let tables = frame.tables.part(at.clone())?;
+            if let Some(told) = &told {
+                gpu.fill_call(told.area(frame.memory)?, &call, tables)?;
+            }
             match shape {
                 None => gpu.attend(&call, tables, formats, &tensors),
                 Some(shape) => {
@@ -128,7 +159,8 @@ impl CudaDevice<'_> {
         let AttendBackward { q, k, v, dout, out, lse, dq, dk, dv, .. } = *attend;
         let [q, k, v, dout_at, out_at, lse_at, dq, dk, dv] =
             places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
-        let call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
+        let mut call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
+        let told = self.told(attend.table.as_ref(), &mut call, memory)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
         let forward = operands([q, k, v, out_at].map(|place| (place.format, place.dim)), formats);
         let gradients = [dout_at, dq, dk, dv].map(|place| place.format);
@@ -161,6 +193,9 @@ impl CudaDevice<'_> {
                 dv: view(dv)?,
             };
             let areas = [frame.tables.part(at.clone())?, frame.scratch.part(scratch.clone())?];
+            if let Some(told) = &told {
+                gpu.fill_call(told.area(frame.memory)?, &call, areas[0])?;
+            }
             match tuned {
                 true => gpu.backward(&call, areas, formats, how, &tensors),
                 false => gpu.attend_backward(&call, areas, formats, &tensors),
@@ -174,6 +209,69 @@ impl CudaDevice<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns where a launch's segments lie, if a table says them, and takes them out of the call.
+    fn told(
+        &self,
+        table: Option<&Region>,
+        call: &mut CallTables,
+        memory: &CudaMemory,
+    ) -> Result<Option<TablePart>, KernelError> {
+        let Some(table) = table else { return Ok(None) };
+        call.leave_to_device();
+        TablePart::new(table, memory).map(Some)
+    }
+
+    fn make_segments(
+        &self,
+        to: BufferId,
+        from: &SegmentSource,
+        memory: &mut CudaMemory,
+    ) -> Result<(), KernelError> {
+        let [to] = places(memory, [to])?;
+        let SegmentSource { sides, mask, place } = from;
+        let (mask, place, cut) = (*mask, *place, Cut { cp: sides[0].cp, balance: sides[0].balance });
+        let sides = [0, 1].map(|side: usize| {
+            let side = &sides[side];
+            let slots = side.slots.iter().map(|slot| Run::packed(slot.offset, slot.len, slot.span));
+            let packed = packed::tables(&slots.collect::<Vec<_>>());
+            (memory.table(&packed.table.0), packed.count, side.rows)
+        });
+        self.workspace.count("make segments: all_gather_segments");
+        memory.record(move |gpu, frame| {
+            let slots = |side: usize| {
+                let (at, count, rows) = &sides[side];
+                slots_at(at, *count, *rows, frame.tables)
+            };
+            let segments = to.area(frame.memory)?;
+            gpu.all_gather_segments([slots(0)?, slots(1)?], &mask, cut, place, segments)
+        });
+        Ok(())
+    }
+
+    fn copy_valid(
+        &self,
+        buffers: [BufferId; 2],
+        table: &Region,
+        memory: &mut CudaMemory,
+    ) -> Result<(), KernelError> {
+        let at = places(memory, buffers)?;
+        let [from, to] = &at;
+        if from.format != to.format || !packed::alike(from, to) {
+            return Err(KernelError::shape("valid rows are copied between tensors of one shape and format"));
+        }
+        let (told, count) = (TablePart::new(table, memory)?, table.rows.len);
+        let scratch = memory.scratch(3 * 4 * count);
+        self.workspace.count("copy valid: copy_valid");
+        memory.record(move |gpu, frame| {
+            let [from, to] = at;
+            let slots = slots_at(&scratch, count, to.rows, frame.scratch)?;
+            let Slots { offset, span, len, .. } = slots;
+            gpu.query_slots(told.area(frame.memory)?, count, SlotTables { offset, span, len })?;
+            gpu.copy_valid(slots, from.as_rows(frame.memory)?, to.as_rows(frame.memory)?, Rest::Leave)
+        });
+        Ok(())
     }
 
     fn merge(&self, merge: &Merge, memory: &mut CudaMemory) -> Result<(), DeviceError> {

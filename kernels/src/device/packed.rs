@@ -36,7 +36,8 @@ pub(super) fn slots(rows: &[RowPair]) -> Option<PackedSlots> {
     Some(tables(&runs))
 }
 
-fn tables(runs: &[Run]) -> PackedSlots {
+/// Returns slots as tables.
+pub(super) fn tables(runs: &[Run]) -> PackedSlots {
     let mut table = Table::default();
     let columns: [fn(&Run) -> usize; 3] = [|run| run.offset, |run| run.span, |run| run.len];
     for column in columns {
@@ -74,7 +75,8 @@ pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
             let slots = rank_slots(&pairs, rows, cut)?;
             let of_shard = slots.iter().map(|run| Slot { offset: run.offset, span: run.span, len: run.len });
             let Cut { cp, balance } = cut;
-            let shard = ShardedSide { cp, balance, rows, slots: of_shard.collect(), lanes: None };
+            let slots_of_shard = of_shard.collect();
+            let shard = ShardedSide { cp, balance, members: 1, rows, slots: slots_of_shard, lanes: None };
             (rank_order(&shard) == places).then(|| Reorder { slots: tables(&slots), rows, cut, order })
         })
     })

@@ -207,8 +207,7 @@ impl Machine<'_> {
     /// Returns another sequence's keys as the queries' own, if they lie in pages that both share.
     fn shared(&self, q: &SegmentRows, k: &SegmentRows) -> Option<SegmentRows> {
         let (sequence, of, line) = (q.tokens.sequence, k.tokens.sequence, k.tokens.line(k.len));
-        let pages = self.problem.pages.as_ref().filter(|_| sequence != of)?;
-        let shared = pages.share(sequence, of, line.at(0)..line.at(line.len));
+        let shared = self.shares(sequence, of, line.at(0)..line.at(line.len));
         shared.then(|| SegmentRows { tokens: Tokens { sequence, ..k.tokens.clone() }, ..k.clone() })
     }
 

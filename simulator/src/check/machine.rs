@@ -1,16 +1,18 @@
 //! The [`Machine`] of the symbolic execution: the content of every buffer, and the errors found in it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::content::{Content, on_rows};
-use super::error::{CheckError, Errors, OperationId};
+use super::error::{CheckError, Errors, FormError, OperationId};
 use super::proved::ProvedCovers;
 use super::shape::side;
 use super::symbol::{Form, Symbol, SymbolRows, Tokens, What};
-use crate::schedule::{Axes, BufferId, Placement, Role, Schedule, Work};
+use crate::Segment;
+use crate::schedule::{Axes, BufferId, Placement, Region, Role, Schedule, Work};
 
 /// State of the symbolic execution: every buffer's content, and the errors so far.
 pub(super) struct Machine<'a> {
@@ -22,6 +24,8 @@ pub(super) struct Machine<'a> {
     pub(super) launches: Vec<(OperationId, Range<usize>)>,
     /// Covers for which a proof has been tried.
     pub(super) proved: ProvedCovers,
+    /// Segments of the tables that have been made.
+    pub(super) tables: BTreeMap<BufferId, Vec<Segment>>,
 }
 
 /// Rows of an operation or of a result, as an error about their content names them.
@@ -44,7 +48,8 @@ impl<'a> Machine<'a> {
         });
         let contents = contents.collect();
         let (launches, proved) = (Vec::new(), ProvedCovers::default());
-        let mut machine = Machine { problem, schedule, contents, errors, launches, proved };
+        let tables = BTreeMap::new();
+        let mut machine = Machine { problem, schedule, contents, errors, launches, proved, tables };
         for placement in &schedule.placements {
             if let Role::Input(tensor) = schedule.buffers[placement.buffer.0].role {
                 machine.place_input(tensor, placement);
@@ -67,6 +72,31 @@ impl<'a> Machine<'a> {
             (local, Symbol::Tokens(Tokens { sequence, start, step, ..tokens.clone() }))
         });
         self.set(placement.buffer, &heads, rows);
+    }
+
+    /// Checks that rows of a table say what is expected of each segment.
+    pub(super) fn expect_table<T: PartialEq>(
+        &mut self,
+        at: OperationId,
+        table: &Region,
+        expected: &[T],
+        of: impl Fn(&Segment) -> T,
+    ) {
+        let rows = table.rows.offset..table.rows.offset + table.rows.len;
+        let said = self.tables.get(&table.buffer).and_then(|made| made.get(rows));
+        let fault = match said {
+            None => FormError::Plain("a table is read before it is made"),
+            Some(said) if said.iter().map(of).zip(expected).any(|(said, expected)| said != *expected) => {
+                FormError::Plain("the table says other rows than are expected")
+            }
+            Some(_) => return,
+        };
+        self.errors.push(CheckError::Malformed { at, fault });
+    }
+
+    /// Whether two sequences have the same keys at these positions, in pages that they share.
+    pub(super) fn shares(&self, one: usize, other: usize, positions: Range<usize>) -> bool {
+        one != other && self.problem.pages.as_ref().is_some_and(|pages| pages.share(one, other, positions))
     }
 
     pub(super) fn work(&self, place: OperationId) -> &'a Work {

@@ -1,17 +1,20 @@
 //! Form: every operation names buffers of its own rank, rows and heads inside them, and shapes that fit each other, and
 //! writes no row twice. A schedule that passes can be simulated without bounds checks.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use seamproof_oracle::limits::{HEADS_MAX, ROWS_MAX, WORLD_MAX};
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Problem, Run, Side, TensorName};
+use seamproof_oracle::{Balance, Format, Problem, Run, Side, TensorName};
 
 use super::error::{CheckError, Errors, FormError, OperationId};
+use super::touch::{Access, Touch, touches};
 use crate::schedule::{
     Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, Placement, Region, Role, Rotated, RowPair,
-    Schedule, Work,
+    Schedule, SegmentSource, Work,
 };
+use crate::shard::ShardedSide;
 use crate::{AttentionCall, RowPolicy};
 
 type Checked = Result<(), FormError>;
@@ -24,8 +27,8 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
             errors.push(CheckError::Table { what, index, fault });
         }
     };
-    let regions = schedule.sequence_parallel.unwrap_or(1);
-    table("rank", ranks, count("ranks of a region", regions, problem.parallel.region), errors);
+    let region = schedule.region();
+    table("rank", ranks, count("ranks of a region", region, problem.parallel.region), errors);
     table("rank", ranks, count("ranks", ranks, problem.parallel.all_ranks()), errors);
     table("rank", ranks, at_most("ranks", ranks, WORLD_MAX), errors);
     for (index, buffer) in schedule.buffers.iter().enumerate() {
@@ -40,12 +43,13 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
     if !errors.0.is_empty() {
         return;
     }
+    let tables = tables(schedule);
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let begins = program.backward.unwrap_or(0);
         table("rank", rank, at_most("begin of the backward", begins, program.operations.len()), errors);
-        let shape = Shape { problem, schedule, rank };
+        let shape = Shape { problem, schedule, rank, tables: &tables };
         for (operation, step) in program.operations.iter().enumerate() {
-            if let Err(fault) = shape.work(&step.work) {
+            if let Err(fault) = shape.work(&step.work).and_then(|()| shape.leaves_tables(&step.work)) {
                 errors.push(CheckError::Malformed {
                     at: OperationId { rank, operation, stream: step.stream },
                     fault,
@@ -184,11 +188,44 @@ fn disjoint(buffer: &Buffer, runs: impl Iterator<Item = (Run, usize)>, what: &'s
     Ok(())
 }
 
+/// Returns the buffers that tables of segments are made in.
+fn tables(schedule: &Schedule) -> BTreeSet<BufferId> {
+    let works = schedule.ranks.iter().flat_map(|program| &program.operations);
+    let made = works.filter_map(|operation| match operation.work {
+        Work::MakeSegments { to, .. } => Some(to),
+        _ => None,
+    });
+    made.collect()
+}
+
+/// Checks lengths of which a table of segments can be made.
+fn check_source(source: &SegmentSource) -> Checked {
+    let [q, kv] = &source.sides;
+    count("sequences of keys", kv.slots.len(), q.slots.len())?;
+    count("ranks of keys", kv.cp, q.cp)?;
+    for side in [q, kv] {
+        let rows = side.slots.iter().map(|slot| slot.offset.saturating_add(slot.span)).max();
+        at_most("rows of a slot", rows.unwrap_or(0), side.rows)?;
+        at_most("gathered rows", side.rows.saturating_mul(side.cp), ROWS_MAX.saturating_mul(2))?;
+    }
+    let is_cut = |side: &ShardedSide| {
+        matches!(side.balance, Balance::Contiguous | Balance::DualChunk) && side.lanes.is_none()
+    };
+    match source.place < q.cp && is_cut(q) && is_cut(kv) && source.mask.is_band() {
+        true => Ok(()),
+        false => Err(FormError::Plain(
+            "a table of segments needs chunks of whole rows, a rank of theirs and a band",
+        )),
+    }
+}
+
 /// Operations of one rank.
 struct Shape<'a> {
     problem: &'a Problem,
     schedule: &'a Schedule,
     rank: usize,
+    /// The buffers of tables.
+    tables: &'a BTreeSet<BufferId>,
 }
 
 impl<'a> Shape<'a> {
@@ -213,6 +250,11 @@ impl<'a> Shape<'a> {
             }
             Work::Accumulate { from, to, rows } | Work::Copy { from, to, rows } => {
                 self.pairs(*from, *to, rows)
+            }
+            Work::MakeSegments { to, from } => self.make_segments(*to, from),
+            Work::CopyValid { from, to, table, rows } => {
+                self.pairs(*from, *to, rows)?;
+                self.table(table, rows.len())
             }
             Work::Linear { layer, heads, from, to, rows } => self.linear(*layer, heads, (*from, *to), rows),
             Work::Rotate { buffer, rows, .. } => self.rotate(*buffer, rows),
@@ -330,6 +372,41 @@ impl<'a> Shape<'a> {
         self.written(id, &runs)
     }
 
+    fn make_segments(&self, to: BufferId, source: &SegmentSource) -> Checked {
+        check_source(source)?;
+        self.axes(to, Axes::Rows)?;
+        let table = self.buffer(to)?;
+        count("words of a table's row", table.dim * table.heads, SegmentSource::WORDS)?;
+        count("segments of a table", source.rows().map_or(0, |rows| rows.len()), table.rows)?;
+        match (&table.role, table.format) {
+            (Role::Scratch, Format::F32) => Ok(()),
+            _ => Err(FormError::Plain("a table is a scratch buffer of 4-byte words")),
+        }
+    }
+
+    /// Checks rows of a table that say `segments` segments.
+    fn table(&self, table: &Region, segments: usize) -> Checked {
+        self.region(table)?;
+        count("rows of a table", table.rows.len, segments)?;
+        match self.tables.contains(&table.buffer) {
+            true => Ok(()),
+            false => Err(FormError::Plain("a launch or a copy reads segments where no table is made")),
+        }
+    }
+
+    /// Checks that nothing but what makes tables writes them.
+    fn leaves_tables(&self, work: &Work) -> Checked {
+        let makes = matches!(work, Work::MakeSegments { .. });
+        let writes =
+            |(buffer, access, _): &Touch<'_>| *access != Access::Read && self.tables.contains(buffer);
+        match makes || self.tables.is_empty() || !touches(work).iter().any(writes) {
+            true => Ok(()),
+            false => {
+                Err(FormError::Plain("a table is written by another operation than the one that makes it"))
+            }
+        }
+    }
+
     fn pairs(&self, from: BufferId, to: BufferId, rows: &[RowPair]) -> Checked {
         let (source, target) = (self.buffer(from)?, self.buffer(to)?);
         if (source.heads, source.dim, source.axes) != (target.heads, target.dim, target.axes) {
@@ -377,6 +454,7 @@ impl<'a> Shape<'a> {
         self.sink(Some(attend.max_logit), attend.q)?;
         let reads = [attend.q, attend.k, attend.v].into_iter().chain(attend.sink);
         apart(reads, &[attend.out, attend.lse, attend.max_logit])?;
+        attend.table.iter().try_for_each(|table| self.table(table, attend.call.segments.len()))?;
         self.call(&attend.call, attend.q, attend.k)
     }
 
@@ -397,6 +475,7 @@ impl<'a> Shape<'a> {
         let (sink, dsink): (Option<BufferId>, Option<BufferId>) = attend.sink.unzip();
         let writes: Vec<BufferId> = [attend.dq, attend.dk, attend.dv].into_iter().chain(dsink).collect();
         apart(reads.into_iter().chain(sink), &writes)?;
+        attend.table.iter().try_for_each(|table| self.table(table, attend.call.segments.len()))?;
         self.call(&attend.call, attend.q, attend.k)?;
         let keys = attend.call.segments.iter().flat_map(|segment| segment.kv.iter());
         let owned = keys.map(|run| (*run, owned(&attend.call, run)));

@@ -39,6 +39,8 @@ pub(super) enum TouchedRows<'a> {
     /// Keys of a call: all rows that it owns, or only the real ones.
     Keys(&'a AttentionCall, bool),
     Region(&'a Region),
+    /// Every row.
+    Whole,
     /// Values of a buffer without rows.
     Values,
 }
@@ -66,6 +68,7 @@ impl TouchedRows<'_> {
                 keys.map(|run| writes(call, own, run)).collect()
             }
             TouchedRows::Region(region) => vec![rows_of(buffer, region)],
+            TouchedRows::Whole => vec![Run::packed(0, buffer.rows, buffer.rows)],
             TouchedRows::Values => Vec::new(),
         }
     }
@@ -88,7 +91,8 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
             let writes = [(a.out, Write, queries), (a.lse, Write, queries)];
             let sink = a.sink.map(|sink| (sink, Read, TouchedRows::Values));
             let raise = (a.max_logit, Raise, TouchedRows::Values);
-            reads.into_iter().chain(writes).chain(sink).chain([raise]).collect()
+            let table = every(&a.table, Read);
+            reads.into_iter().chain(writes).chain(sink).chain([raise]).chain(table).collect()
         }
         Work::AttendBackward(a) => {
             let (q, kv) = (TouchedRows::Queries(&a.call, false), TouchedRows::Keys(&a.call, false));
@@ -99,7 +103,7 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
             let sinks = a.sink.map(|(sink, dsink)| {
                 [(sink, Read, TouchedRows::Values), (dsink, Write, TouchedRows::Values)]
             });
-            reads.chain(writes).chain(sinks.into_iter().flatten()).collect()
+            reads.chain(writes).chain(sinks.into_iter().flatten()).chain(every(&a.table, Read)).collect()
         }
         Work::Merge(m) => {
             let reads = [m.step_out, m.step_lse].map(|id| (id, Read, TouchedRows::From(&m.rows)));
@@ -119,6 +123,11 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
         | Work::Copy { from, to, rows }
         | Work::Linear { from, to, rows, .. } => {
             vec![(*from, Read, TouchedRows::From(rows)), (*to, Write, TouchedRows::To(rows))]
+        }
+        Work::MakeSegments { to, .. } => vec![(*to, Write, TouchedRows::Whole)],
+        Work::CopyValid { from, to, table, rows } => {
+            let copied = [(*from, Read, TouchedRows::From(rows)), (*to, Write, TouchedRows::To(rows))];
+            copied.into_iter().chain(every([table], Read)).collect()
         }
         Work::Rotate { buffer, rows, .. } => vec![(*buffer, Write, TouchedRows::Rotated(rows))],
         Work::Fill { to, rows, .. } => vec![(*to, Write, TouchedRows::Runs(rows))],

@@ -73,7 +73,7 @@ pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>
 /// no sum makes queries or keys, as in every right schedule.
 pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     traced(problem, schedule, |work| match work {
-        Work::Copy { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
+        Work::Copy { .. } | Work::CopyValid { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
         Work::Linear { layer, .. } => *layer == Layer::Column,
         Work::Send { .. } | Work::Recv { .. } | Work::AllGather { .. } | Work::AllToAll { .. } => true,
         _ => false,
@@ -140,10 +140,9 @@ impl Machine<'_> {
         let Some(HeldRows::Positions { sequence: own, .. }) = queries.first().map(|held| &held.holds) else {
             return;
         };
-        let Some(pages) = &self.problem.pages else { return };
         for Held { len, holds, .. } in keys {
             if let HeldRows::Positions { sequence, start, step, .. } = holds
-                && pages.share(*own, *sequence, *start..*start + *step * *len)
+                && self.shares(*own, *sequence, *start..*start + *step * *len)
             {
                 *sequence = *own;
             }

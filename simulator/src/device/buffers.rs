@@ -36,6 +36,37 @@ impl<T: Real> Buffers<T> {
         }
     }
 
+    /// Takes the buffers of each rank of a schedule out. In a rank's part, other ranks' have no rows and heads.
+    pub(crate) fn split(&mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
+        let of_rank = |rank: usize| {
+            let own = |id: usize| schedule.buffers[id].rank == rank;
+            let kept = |sizes: &[usize]| -> Vec<usize> {
+                sizes.iter().enumerate().map(|(id, size)| if own(id) { *size } else { 0 }).collect()
+            };
+            let mut take = |id: usize| match own(id) {
+                true => std::mem::replace(&mut self.tensors[id], GuardedTensor::nothing()),
+                false => GuardedTensor::nothing(),
+            };
+            Buffers {
+                tensors: (0..schedule.buffers.len()).map(&mut take).collect(),
+                axes: self.axes.clone(),
+                rows: kept(&self.rows),
+                heads: kept(&self.heads),
+                moving: Vec::new(),
+            }
+        };
+        (0..schedule.ranks.len()).map(of_rank).collect()
+    }
+
+    /// Puts the buffers of each rank back.
+    pub(crate) fn join(&mut self, schedule: &Schedule, mut parts: Vec<Buffers<T>>) {
+        for (id, buffer) in schedule.buffers.iter().enumerate() {
+            if let Some(part) = parts.get_mut(buffer.rank) {
+                self.tensors[id] = std::mem::replace(&mut part.tensors[id], GuardedTensor::nothing());
+            }
+        }
+    }
+
     /// Returns the tensor behind a buffer.
     pub fn tensor(&self, id: BufferId) -> &GuardedTensor<T> {
         &self.tensors[id.0]

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use seamproof_oracle::region::{rotated, rotated_back};
 use seamproof_oracle::{Format, Run};
 
 use super::buffers::{Buffers, stretch};
@@ -95,38 +96,17 @@ pub(super) fn rotate<T: Real>(
 ) -> Result<(), DeviceError> {
     let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
     buffers.check_rows(id, &runs)?;
+    let turn: fn(&[T], usize) -> Vec<T> = if inverse { rotated_back } else { rotated };
     for Rotated { rows, position, step } in rows {
         for (i, row) in rows.real_rows().enumerate() {
             for head in 0..buffers.heads(id) {
-                turn(buffers.lane_mut(id, row, head), position + step * i, inverse);
+                let lane = buffers.lane_mut(id, row, head);
+                let turned = turn(lane, position + step * i);
+                lane.copy_from_slice(&turned);
             }
         }
     }
     Ok(())
-}
-
-/// Rotates one row of one head, or rotates it back.
-pub(crate) fn turn<T: Real>(lane: &mut [T], position: usize, inverse: bool) {
-    let lanes = lane.len();
-    if lanes == 0 {
-        return;
-    }
-    let (sign, by) = (position / lanes % 2 == 1, position % lanes);
-    // `by` lanes pass the end: they come back with the other sign, and a whole turn changes every sign.
-    let negate = |part: &mut [T], whether: bool| {
-        if whether {
-            part.iter_mut().for_each(|value| *value = -*value);
-        }
-    };
-    if inverse {
-        negate(&mut lane[..by], !sign);
-        negate(&mut lane[by..], sign);
-        lane.rotate_left(by);
-    } else {
-        lane.rotate_right(by);
-        negate(&mut lane[..by], !sign);
-        negate(&mut lane[by..], sign);
-    }
 }
 
 pub(super) fn fill<T: Real>(

@@ -1,11 +1,14 @@
 //! Faults of rings, gathers, all-to-alls and reorders: the wrong rows, the wrong heads, the wrong rank, or nothing.
 
-use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, TensorName};
+use seamproof_oracle::{
+    Algorithm, Alignment, Balance, ContextParallel, Problem, ProblemFields, Run, TensorName,
+};
 
 use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
-use crate::schedule::{BufferId, Operation, Schedule, Work, build};
+use crate::AttentionCall;
+use crate::schedule::{BufferId, Operation, Schedule, Step, Work, build};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
@@ -108,14 +111,11 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[99],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
-            // Ranks of a schedule with regions are no places in the group.
-            if schedule.sequence_parallel.is_some() {
-                return;
-            }
-            let ranks = &problem.parallel.ranks;
+            // Each place in the group is a region, in which the sender and its peer have the same place.
+            let ContextParallel { ranks, region, .. } = &problem.parallel;
             for work in works(schedule) {
                 if let Work::Send { to, .. } = work {
-                    *to = ranks[*to] % ranks.len();
+                    *to = ranks[*to / region] % ranks.len() * region + *to % region;
                 }
             }
         },
@@ -127,13 +127,11 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[],
         caught_by: &[Checker, Crash],
         edit: |problem, schedule| {
-            if schedule.sequence_parallel.is_some() {
-                return;
-            }
-            let place = |rank: usize| problem.parallel.ranks.iter().position(|member| *member == rank);
+            let ContextParallel { ranks, region, .. } = &problem.parallel;
+            let place = |rank: usize| ranks.iter().position(|member| *member == rank);
             rewrite(schedule, |_, mut operation| {
                 if let Work::Send { to, .. } = &mut operation.work {
-                    *to = place(*to)?;
+                    *to = place(*to / region)? * region + *to % region;
                 }
                 Some(operation)
             });
@@ -208,6 +206,37 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |_, schedule| each_all_to_all(schedule, |heads| heads.swap(0, 1)),
     },
     Fault {
+        id: "stripes-in-order-of-positions",
+        imitates: "an all-to-all brings the stripes of its ranks into one order; the ring takes them rank by rank",
+        source: "https://github.com/feifeibear/long-context-attention/blob/main/yunchang/comm/extract_local.py",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |problem, schedule| {
+            if let Some(members) = striped_group(problem) {
+                each_reorder(schedule, false, |rows| {
+                    let collected: Vec<Run> = rows.iter().map(|(_, to)| *to).collect();
+                    rows.iter_mut().for_each(|(_, to)| *to = interleaved(*to, members, &collected));
+                });
+            }
+        },
+    },
+    Fault {
+        id: "stripes-compared-by-ring-alone",
+        imitates: "a step's mask is chosen by places in the ring: pieces of one place see each other's diagonal",
+        source: "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/jax/cpp_extensions/attention.py",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            let is_causal = problem.mask.is_causal() && problem.mask.align == Alignment::TopLeft;
+            if let Some(members) = striped_group(problem).filter(|_| is_causal) {
+                each_diagonal(schedule, members, |call| {
+                    let hidden = call.segments.iter_mut().filter(|segment| segment.hi == Some(-1));
+                    hidden.for_each(|segment| segment.hi = Some(0));
+                });
+            }
+        },
+    },
+    Fault {
         id: "rows-before-the-first-offset",
         imitates: "the reorder looks for the offset before rows that precede the first one: it reads at index −1",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2829",
@@ -246,5 +275,42 @@ fn each_all_to_all(schedule: &mut Schedule, edit: impl Fn(&mut [std::ops::Range<
                 send.iter_mut().zip(heads).for_each(|(region, heads)| region.heads = heads);
             }
         }
+    }
+}
+
+/// Returns the number of ranks of an all-to-all, if stripes are dealt to several such groups of several ranks.
+fn striped_group(problem: &Problem) -> Option<usize> {
+    match (problem.parallel.algorithm, problem.parallel.balance) {
+        (Algorithm::Hierarchical { all_to_all }, Balance::Striped { .. }) if all_to_all > 1 => {
+            Some(all_to_all)
+        }
+        _ => None,
+    }
+}
+
+/// Edits the launches of rings' steps in which a group of `members` ranks works on keys of its own.
+fn each_diagonal(schedule: &mut Schedule, members: usize, mut edit: impl FnMut(&mut AttentionCall)) {
+    let ranks = members * schedule.region();
+    for (rank, program) in schedule.ranks.iter_mut().enumerate() {
+        for operation in &mut program.operations {
+            let (step, call) = match &mut operation.work {
+                Work::Attend(attend) => (attend.step, &mut attend.call),
+                Work::AttendBackward(attend) => (attend.step, &mut attend.call),
+                _ => continue,
+            };
+            if matches!(step, Step::Ring { owner, .. } if owner == rank / ranks) {
+                edit(call);
+            }
+        }
+    }
+}
+
+/// Returns where the rows of one of `members` runs of a slot lie if the runs take turns row by row. The runs follow each
+/// other in `collected`.
+fn interleaved(run: Run, members: usize, collected: &[Run]) -> Run {
+    let place = collected.iter().filter(|other| other.offset < run.offset).count() % members;
+    match run.offset.checked_sub(place * run.span) {
+        Some(first) if run.step == 1 => Run { offset: first + place, step: members, ..run },
+        _ => run,
     }
 }

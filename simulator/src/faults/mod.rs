@@ -21,6 +21,7 @@ mod pages;
 mod region;
 mod resources;
 mod shipped;
+mod steps;
 mod words;
 
 use std::sync::LazyLock;
@@ -44,10 +45,11 @@ impl Fault {
     }
 
     /// Returns the order in which a schedule merges for the fault to show: the default one, for which edits are
-    /// written, but for faults of merges by a difference.
+    /// written, but for faults of merges by a difference and of an all-gather's steps.
     pub fn order(&self) -> MergeOrder {
-        match kernel::is_of_differences(self) {
-            true => MergeOrder::Difference,
+        match steps::FAULTS.iter().any(|fault| fault.id == self.id) {
+            true => MergeOrder::Deferred,
+            false if kernel::is_of_differences(self) => MergeOrder::Difference,
             false => MergeOrder::default(),
         }
     }
@@ -72,6 +74,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         region::FAULTS,
         resources::FAULTS,
         shipped::FAULTS,
+        steps::FAULTS,
     ];
     let edits = classes.into_iter().flatten().map(|fault| fault.entry());
     edits.chain(kernel::faults()).collect()

@@ -15,8 +15,6 @@ use crate::schedule::{
 /// Largest region in which a fault is planted.
 const RANKS_MAX: usize = 4;
 
-/// Catchers of exchanges of a wrong size: rows are outside of a buffer, missing, or another row's.
-const SIZES: &[Catcher] = &[Checker, Crash, Structure, Poison, Exact, Envelope];
 /// Catchers of rows that are another row's, or that hold what they should not.
 const ROWS: &[Catcher] = &[Checker, Structure, Poison, Exact, Envelope, Identity];
 
@@ -26,9 +24,9 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the offsets that mask also size the gather before a linear layer, which expects padded rows",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[3],
-        caught_by: SIZES,
+        caught_by: &[Checker, Crash],
         edit: |_, schedule| {
-            let (ranks, mut cut) = (ranks(schedule), Vec::new());
+            let (ranks, mut cut) = (schedule.region(), Vec::new());
             each_part_by_real_rows(schedule, Exchange::Gather, |gathered, part| {
                 cut.extend(gathered.iter().map(|region| (region.buffer, part * ranks)));
             });
@@ -42,7 +40,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the output has the rows of the real lengths: the scatter after a linear layer deals too few",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[2],
-        caught_by: SIZES,
+        caught_by: ROWS,
         edit: |_, schedule| {
             each_part_by_real_rows(schedule, Exchange::Scatter, |_, _| {});
         },
@@ -106,7 +104,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "hidden rows of the output are packed by real lengths: padding rows do not keep their place",
         source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
         entries: &[],
-        caught_by: ROWS,
+        caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             let real: BTreeMap<BufferId, Vec<Run>> = results(schedule).collect();
             for work in works(schedule) {
@@ -123,7 +121,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the token count is rounded up for the ranks of a region, the last offset is not",
         source: "https://github.com/NVIDIA/Megatron-LM/pull/2574",
         entries: &[35],
-        caught_by: SIZES,
+        caught_by: &[Checker, Crash],
         edit: |_, schedule| {
             let layers: Vec<(BufferId, BufferId)> = works(schedule)
                 .filter_map(|work| match work {
@@ -254,7 +252,7 @@ pub(super) fn around(problem: Problem) -> Problem {
 
 /// Edits the scatters of hidden rows, each with the member of its region that it belongs to.
 fn scatters(schedule: &mut Schedule, passes: Passes, mut edit: impl FnMut(usize, &mut Work)) {
-    let (ranks, hidden) = (ranks(schedule), hidden_rows(schedule));
+    let (ranks, hidden) = (schedule.region(), hidden_rows(schedule));
     for (rank, program) in schedule.ranks.iter_mut().enumerate() {
         let begin = program.backward.unwrap_or(program.operations.len());
         for (index, operation) in program.operations.iter_mut().enumerate() {
@@ -299,10 +297,6 @@ fn pack(rows: &mut [RowPair], runs: &[Run]) {
     }
 }
 
-fn ranks(schedule: &Schedule) -> usize {
-    schedule.sequence_parallel.unwrap_or(1)
-}
-
 /// Edits the rows of every rotation, forward and back.
 fn rotations(schedule: &mut Schedule, mut edit: impl FnMut(&mut Vec<Rotated>)) {
     for work in works(schedule) {
@@ -334,7 +328,7 @@ enum Exchange {
 /// Shrinks exchanges to shards of real rows, where these are shorter than the shards of padded rows. Calls `tell` with
 /// the regions of the whole side and with the rows of a shard.
 fn each_part_by_real_rows(schedule: &mut Schedule, which: Exchange, mut tell: impl FnMut(&[Region], usize)) {
-    let (ranks, real) = (ranks(schedule), real_rows(schedule));
+    let (ranks, real) = (schedule.region(), real_rows(schedule));
     for work in works(schedule) {
         let (shard, whole, kind) = match work {
             Work::AllGather { from, to, .. } => (from, to, Exchange::Gather),
@@ -355,7 +349,7 @@ fn each_part_by_real_rows(schedule: &mut Schedule, which: Exchange, mut tell: im
 /// Returns the real rows of the region of each shard, and of each buffer from which a result's shard is copied.
 fn real_rows(schedule: &Schedule) -> BTreeMap<BufferId, usize> {
     let region = |placement: &Placement| {
-        (schedule.buffers[placement.buffer.0].rank / ranks(schedule), placement.tensor)
+        (schedule.buffers[placement.buffer.0].rank / schedule.region(), placement.tensor)
     };
     let mut real = BTreeMap::new();
     for placement in &schedule.placements {

@@ -139,7 +139,8 @@ fn released(kept: &mut Vec<Work>, operation: Operation) -> Vec<Operation> {
 /// Makes each rank of a ring gather all keys and values, and read each step's from there. The forward sends none.
 fn gathered_first(problem: &Problem, schedule: &mut Schedule) {
     let members = schedule.ranks.len();
-    if problem.parallel.algorithm != Algorithm::Ring || members == 1 {
+    let is_ring = problem.parallel.algorithm == Algorithm::Ring && schedule.sequence_parallel.is_none();
+    if !is_ring || members == 1 {
         return;
     }
     for rank in 0..members {

@@ -30,7 +30,7 @@ fn outside_regions(problem: &Problem, order: MergeOrder) -> Result<Schedule, Bui
     match problem.parallel.algorithm {
         Algorithm::Single => single(problem),
         Algorithm::Ring => ring(problem, order),
-        Algorithm::AllGather => all_gather(problem),
+        Algorithm::AllGather => all_gather(problem, order),
         Algorithm::AllToAll => all_to_all(problem),
         Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all, order),
     }
@@ -57,11 +57,12 @@ pub fn memory_growth(algorithm: Algorithm, order: MergeOrder) -> Growth {
 }
 
 impl MergeOrder {
-    /// Returns the orders that give an algorithm different schedules. An algorithm that merges nothing has only the
+    /// Returns the orders that give an algorithm different schedules. Where one launch does everything, there is only the
     /// default one.
     pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
         match algorithm {
-            Algorithm::Single | Algorithm::AllGather | Algorithm::AllToAll => &[MergeOrder::Running],
+            Algorithm::Single | Algorithm::AllToAll => &[MergeOrder::Running],
+            Algorithm::AllGather => &MergeOrder::WEIGHTED,
             Algorithm::Ring | Algorithm::Hierarchical { .. } => &MergeOrder::ALL,
         }
     }

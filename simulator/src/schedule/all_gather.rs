@@ -12,6 +12,9 @@
 //! equally far apart. Forward, each such query is a one-row segment. Backward, there is one launch for each residue of
 //! the key's position, and dQ is added up too.
 //!
+//! That is one launch. In TransformerEngine's shipped order ([`MergeOrder::Deferred`]), the pieces of a rank's queries
+//! are *steps* on two streams; [`super::all_gather_steps`] has them.
+//!
 //! | refused | why |
 //! |---|---|
 //! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
@@ -21,31 +24,39 @@ use seamproof_oracle::{Format, Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
-use super::program::{Attend, AttendBackward, BufferId, FillValue, Reduction, RowPair, Schedule, Step, Work};
+use super::program::{
+    Attend, AttendBackward, BufferId, FillValue, MergeOrder, Reduction, RowPair, Schedule, Step, Work,
+};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// Returns the all-gather schedule. The module's text says which problems are refused.
-pub fn all_gather(problem: &Problem) -> Result<Schedule, BuildError> {
+pub fn all_gather(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     let shards = Shards::new(problem)?;
     let ranks = problem.parallel.size();
     let mut builder = Builder::new(ranks);
-    let order = rank_order(&shards.kv, 0..ranks);
+    let pairs = rank_order(&shards.kv, 0..ranks);
     let mut gathered = Vec::new();
     for rank in 0..ranks {
         let local = build::local(&mut builder, problem, &shards, rank);
         let mut program =
-            Rank { problem, shards: &shards, order: &order, rank, local, builder: &mut builder };
-        let [k, v] = program.gather();
-        program.forward(k, v);
-        gathered.extend(local.backward.map(|to| (local, to, k, v)));
+            Rank { problem, shards: &shards, pairs: &pairs, rank, local, builder: &mut builder };
+        let kv = program.gather();
+        let table = match order {
+            MergeOrder::Deferred => program.forward_in_steps(kv),
+            MergeOrder::Running | MergeOrder::Difference => program.forward(kv),
+        };
+        gathered.extend(local.backward.map(|to| (local, to, kv, table)));
     }
     if !gathered.is_empty() {
         builder.begin_backward();
     }
-    for (rank, (local, to, k, v)) in gathered.into_iter().enumerate() {
+    for (rank, (local, to, kv, table)) in gathered.into_iter().enumerate() {
         let mut program =
-            Rank { problem, shards: &shards, order: &order, rank, local, builder: &mut builder };
-        program.backward(&to, k, v);
+            Rank { problem, shards: &shards, pairs: &pairs, rank, local, builder: &mut builder };
+        match order {
+            MergeOrder::Deferred => program.backward_in_steps(&to, kv, table),
+            MergeOrder::Running | MergeOrder::Difference => program.backward(&to, kv),
+        }
     }
     Ok(builder.finish())
 }
@@ -54,14 +65,14 @@ pub fn all_gather(problem: &Problem) -> Result<Schedule, BuildError> {
 const GROUP: usize = 0;
 
 /// One rank's program in the making.
-struct Rank<'a> {
-    problem: &'a Problem,
-    shards: &'a Shards,
+pub(super) struct Rank<'a> {
+    pub(super) problem: &'a Problem,
+    pub(super) shards: &'a Shards,
     /// Row pairs that take the keys from rank order to sequence order.
-    order: &'a [RowPair],
-    rank: usize,
-    local: Local,
-    builder: &'a mut Builder,
+    pairs: &'a [RowPair],
+    pub(super) rank: usize,
+    pub(super) local: Local,
+    pub(super) builder: &'a mut Builder,
 }
 
 impl Rank<'_> {
@@ -83,17 +94,25 @@ impl Rank<'_> {
         gathered.map(|(from, format, arrived, name)| {
             self.builder.wait(self.rank, COMPUTE, arrived);
             let to = self.builder.like(from, &format!("{name} gathered"), format);
-            self.builder.copy(self.rank, COMPUTE, from, to, self.order);
+            self.builder.copy(self.rank, COMPUTE, from, to, self.pairs);
             to
         })
     }
 
-    fn forward(&mut self, k: BufferId, v: BufferId) {
+    /// Attends to everything at once. No table is made.
+    fn forward(&mut self, [k, v]: [BufferId; 2]) -> Option<BufferId> {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
         let call = self.call(self.forward_segments());
-        let attend = Attend { step: Step::Only, call, q, k, v, sink, out, lse, max_logit };
+        let attend = Attend { step: Step::Only, call, table: None, q, k, v, sink, out, lse, max_logit };
         self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
+        self.reduce_max_logit();
+        None
+    }
+
+    /// Takes the largest logits over all ranks, behind the work on the main stream.
+    pub(super) fn reduce_max_logit(&mut self) {
+        let max_logit = self.local.max_logit;
         let attended = self.builder.record(self.rank, COMPUTE);
         self.builder.wait(self.rank, COMMUNICATION, attended);
         let region = every_head(self.builder, max_logit);
@@ -101,7 +120,7 @@ impl Rank<'_> {
         self.builder.push(self.rank, COMMUNICATION, work);
     }
 
-    fn backward(&mut self, to: &LocalBackward, k: BufferId, v: BufferId) {
+    fn backward(&mut self, to: &LocalBackward, kv: [BufferId; 2]) {
         self.sink_gradient(to);
         let launches = self.backward_launches();
         let everything = [Run::packed(0, self.order_rows(), self.order_rows())];
@@ -115,7 +134,7 @@ impl Rank<'_> {
         let of = launches.len();
         for (index, segments) in launches.into_iter().enumerate() {
             let step = Step::Launch { index, of };
-            self.launch(step, to, segments, [k, v], dq, sums);
+            self.launch(step, to, segments, kv, dq, sums);
         }
         let slots = build::same_rows(&build::slots(&self.shards.q));
         if let Some(sum) = dq.1 {
@@ -124,7 +143,7 @@ impl Rank<'_> {
         self.scatter([(sums[0].1, to.dk), (sums[1].1, to.dv)]);
     }
 
-    fn sink_gradient(&mut self, to: &LocalBackward) {
+    pub(super) fn sink_gradient(&mut self, to: &LocalBackward) {
         let Local { sink, out, lse, .. } = self.local;
         if let Some((sink, dsink)) = sink.zip(to.dsink) {
             let real = |placed: PlacedRun| Run { span: placed.local.len, ..placed.local };
@@ -161,7 +180,8 @@ impl Rank<'_> {
         let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
         let call = self.call(segments);
         let dout = to.dout;
-        let work = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+        let work =
+            AttendBackward { step, call, table: None, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
         self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
         for (from, to) in [(dk, dk_sum), (dv, dv_sum)] {
             let rows = keys.clone();
@@ -175,15 +195,16 @@ impl Rank<'_> {
 
     /// Reduce-scatters the gradients: takes them from sequence order to rank order, sums each rank's part over all
     /// ranks, and rounds the sums into the results.
-    fn scatter(&mut self, pairs: [(BufferId, BufferId); 2]) {
-        let back = inverse(self.order);
+    pub(super) fn scatter(&mut self, pairs: [(BufferId, BufferId); 2]) {
+        let back = inverse(self.pairs);
         let rows = self.shards.kv.rows;
         let arrived = pairs.map(|(sum, to)| {
-            let ordered = self.builder.like(sum, "gradient in rank order", Format::F32);
+            let format = self.builder.describe(sum).format;
+            let ordered = self.builder.like(sum, "gradient in rank order", format);
             self.builder.copy(self.rank, COMPUTE, sum, ordered, &back);
             let ready = self.builder.record(self.rank, COMPUTE);
             self.builder.wait(self.rank, COMMUNICATION, ready);
-            let mine = self.builder.like(to, "gradient of all ranks", Format::F32);
+            let mine = self.builder.like(to, "gradient of all ranks", format);
             let from =
                 (0..self.shards.kv.cp).map(|member| part(self.builder, ordered, member, rows)).collect();
             let work = Work::ReduceScatter { communicator: GROUP, from, to: all(self.builder, mine) };
@@ -198,22 +219,22 @@ impl Rank<'_> {
     }
 
     /// Makes a buffer with every rank's rows; heads and dim are those of the local one.
-    fn full(&mut self, local: BufferId, name: &str, format: Format) -> BufferId {
+    pub(super) fn full(&mut self, local: BufferId, name: &str, format: Format) -> BufferId {
         let model = self.builder.describe(local);
         let shape = [self.order_rows(), model.heads, model.dim];
         self.builder.scratch(self.rank, name, shape, format)
     }
 
-    fn order_rows(&self) -> usize {
+    pub(super) fn order_rows(&self) -> usize {
         self.shards.kv.rows * self.shards.kv.cp
     }
 
-    fn call(&self, segments: Vec<Segment>) -> AttentionCall {
+    pub(super) fn call(&self, segments: Vec<Segment>) -> AttentionCall {
         AttentionCall { segments, softmax: self.problem.softmax, policy: RowPolicy::Overwrite }
     }
 
     /// Whether the positions of some piece lie apart.
-    fn apart(&self) -> bool {
+    pub(super) fn apart(&self) -> bool {
         self.placed().iter().any(|placed| placed.piece.step > 1)
     }
 
@@ -221,7 +242,7 @@ impl Rank<'_> {
         self.shards.q.placed(self.rank)
     }
 
-    fn forward_segments(&self) -> Vec<Segment> {
+    pub(super) fn forward_segments(&self) -> Vec<Segment> {
         let rows = self.placed().into_iter().flat_map(|placed| match placed.piece.step {
             1 => vec![placed],
             _ => one_by_one(&placed),
@@ -231,7 +252,7 @@ impl Rank<'_> {
 
     /// Returns the segments of each backward launch. No launch names a key twice. Without a zero-filled sum for dQ,
     /// every row must be in a launch, even a row that sees no key.
-    fn backward_launches(&self) -> Vec<Vec<Segment>> {
+    pub(super) fn backward_launches(&self) -> Vec<Vec<Segment>> {
         let placed = self.placed();
         let ranks = self.shards.kv.cp;
         if self.apart() {

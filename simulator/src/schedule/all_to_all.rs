@@ -66,7 +66,7 @@ fn forward(builder: &mut Builder, rank: usize, block: &Local, call: &AttentionCa
     let &Local { q, k, v, sink, out, lse, max_logit, .. } = block;
     builder.fill(rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
     let (step, call) = (Step::Only, call.clone());
-    let attend = Attend { step, call, q, k, v, sink, out, lse, max_logit };
+    let attend = Attend { step, call, table: None, q, k, v, sink, out, lse, max_logit };
     builder.push(rank, COMPUTE, Work::Attend(attend));
 }
 
@@ -74,6 +74,6 @@ fn backward(builder: &mut Builder, rank: usize, block: &Local, to: &LocalBackwar
     let &Local { q, k, v, out, lse, .. } = block;
     let &LocalBackward { dout, dq, dk, dv, dsink } = to;
     let (step, call, sink) = (Step::Only, call.clone(), block.sink.zip(dsink));
-    let work = AttendBackward { step, call, q, k, v, dout, out, lse, sink, dq, dk, dv };
+    let work = AttendBackward { step, call, table: None, q, k, v, dout, out, lse, sink, dq, dk, dv };
     builder.push(rank, COMPUTE, Work::AttendBackward(work));
 }

@@ -44,9 +44,6 @@ pub enum BuildError {
         /// Rows in a stripe.
         stripe: usize,
     },
-    /// A balance that the hierarchical algorithm does not support.
-    #[error("stripes are not supported in the hierarchical algorithm; use dual-chunk or contiguous balance")]
-    HierarchicalBalance,
 }
 
 /// A schedule in the making.

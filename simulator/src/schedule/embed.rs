@@ -47,13 +47,16 @@ impl Embedding {
 /// Returns every buffer that an operation names.
 fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
     match work {
-        Work::Attend(Attend { q, k, v, sink, out, lse, max_logit, .. }) => {
-            [q, k, v, out, lse, max_logit].into_iter().chain(sink).collect()
+        Work::Attend(Attend { table, q, k, v, sink, out, lse, max_logit, .. }) => {
+            let table = table.iter_mut().map(|table| &mut table.buffer);
+            [q, k, v, out, lse, max_logit].into_iter().chain(sink).chain(table).collect()
         }
-        Work::AttendBackward(AttendBackward { q, k, v, dout, out, lse, sink, dq, dk, dv, .. }) => {
+        Work::AttendBackward(AttendBackward { table, q, k, v, dout, out, lse, sink, dq, dk, dv, .. }) => {
             let sinks = sink.iter_mut().flat_map(|(sink, dsink)| [sink, dsink]);
-            [q, k, v, dout, out, lse, dq, dk, dv].into_iter().chain(sinks).collect()
+            let table = table.iter_mut().map(|table| &mut table.buffer);
+            [q, k, v, dout, out, lse, dq, dk, dv].into_iter().chain(sinks).chain(table).collect()
         }
+        Work::CopyValid { from, to, table, .. } => vec![from, to, &mut table.buffer],
         Work::Merge(Merge { step_out, step_lse, out, lse, .. }) => {
             vec![step_out, step_lse, out, lse]
         }
@@ -62,7 +65,11 @@ fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
         Work::Accumulate { from, to, .. } | Work::Copy { from, to, .. } | Work::Linear { from, to, .. } => {
             vec![from, to]
         }
-        Work::Rotate { buffer, .. } | Work::Fill { to: buffer, .. } => vec![buffer],
+        Work::Rotate { buffer, .. }
+        | Work::Fill { to: buffer, .. }
+        | Work::MakeSegments { to: buffer, .. } => {
+            vec![buffer]
+        }
         Work::Send { regions, .. } | Work::Recv { regions, .. } => {
             regions.iter_mut().map(|region| &mut region.buffer).collect()
         }

@@ -6,29 +6,31 @@
 //! block of heads, and the results travel back. The collected rows follow the sequence order of all ranks, read back
 //! through the sequence order of the ring.
 //!
+//! Stripes of a group's members are no stripes of a ring's rank, whose rows would lie `A` side by side. Rank p of the
+//! ring has a piece for each member instead: piece a holds positions `p·A + a, p·A + a + A·P, …`. All pieces have this
+//! one step, so any two of them have a band, and a step of the ring is a launch for each piece of the keys.
+//!
 //! | refused | why |
 //! |---|---|
-//! | [`BuildError::HierarchicalBalance`] | stripes: those of a group's members are no stripes of a ring's rank |
+//! | [`BuildError::RingStripe`] | stripes of more than one row, as in a ring |
 //! | [`BuildError::QueryHeads`] | query heads that are no multiple of a group's members |
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of a group's members |
 //! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
 use std::ops::Range;
 
-use seamproof_oracle::{Balance, Problem, Run};
+use seamproof_oracle::{Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::exchange::{Exchange, HeadDeal};
 use super::program::{MergeOrder, RowPair, Schedule};
-use super::ring::{Member, RingCore};
+use super::ring::{self, Member, RingCore};
 use crate::shard::{ShardedSide, Slot};
 
 /// Returns the hierarchical schedule with groups of `members` ranks, a divisor of the CP size. The module's text says
 /// which problems are refused.
 pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Result<Schedule, BuildError> {
-    if matches!(problem.parallel.balance, Balance::Striped { .. }) {
-        return Err(BuildError::HierarchicalBalance);
-    }
+    ring::check_stripes(problem)?;
     let heads = HeadDeal::new(problem.heads, members)?;
     let shards = Shards::new(problem)?;
     let ranks = problem.parallel.size();
@@ -118,6 +120,7 @@ fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
     ShardedSide {
         cp: shard.cp / members,
         balance: shard.balance,
+        members: shard.members * members,
         rows: shard.rows * members,
         slots: shard.slots.iter().map(slot).collect(),
         lanes: shard.lanes.map(|lanes| lanes.whole(members)),
@@ -127,14 +130,15 @@ fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
 /// Returns row pairs from the rows of a group's members, one after the other, to the rows on the group's rank of a
 /// ring.
 fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Range<usize>) -> Vec<RowPair> {
-    // Runs of sequence order, which both cuts share, each with its first row on the ring's rank.
+    // Runs of sequence order, which both cuts share, each with its first row on the ring's rank. A run of a member lies
+    // in one of them, or is one of them where they are stripes.
     let mut runs: Vec<(Run, usize)> =
         ring.moves(group).into_iter().map(|(here, there)| (there, here.offset)).collect();
     runs.sort_by_key(|(there, _)| there.offset);
     let on_ring = |run: Run| {
         let holder = runs.partition_point(|(there, _)| there.offset <= run.offset).checked_sub(1)?;
         let (there, here) = runs[holder];
-        Some(ring.on_rank(Run { offset: here + run.offset - there.offset, ..run }))
+        Some(ring.on_rank(Run { offset: here + run.offset - there.offset, step: 1, ..run }))
     };
     let of_member = |(member, rank): (usize, usize)| {
         let pairs = all.moves(rank).into_iter();
@@ -149,16 +153,18 @@ fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Rang
 
 #[cfg(test)]
 mod tests {
+    use seamproof_oracle::Balance;
+
     use super::*;
 
     #[test]
     fn a_group_holds_what_a_rank_of_a_ring_would() {
         for (groups, members) in (1..=4).flat_map(|p| (1..=4).map(move |a| (p, a))) {
-            for balance in [Balance::Contiguous, Balance::DualChunk] {
+            for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }] {
                 let ranks = groups * members;
                 let slot = |offset, span| Slot { offset, span, len: span * ranks };
                 let slots = vec![slot(7, 2), slot(1, 0), slot(2, 4)];
-                let all = ShardedSide { cp: ranks, balance, rows: 11, slots, lanes: None };
+                let all = ShardedSide { cp: ranks, balance, members: 1, rows: 11, slots, lanes: None };
                 let ring = joined(&all, members);
                 for group in 0..groups {
                     let of_group = group * members..(group + 1) * members;

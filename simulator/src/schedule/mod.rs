@@ -15,6 +15,7 @@
 
 mod algorithms;
 mod all_gather;
+mod all_gather_steps;
 mod all_to_all;
 mod build;
 mod collect;
@@ -36,8 +37,8 @@ pub(crate) use build::{Unseeing, segments};
 pub use hierarchical::hierarchical;
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, Layer, Merge, MergeOrder, MergeStyle,
-    Operation, Placement, RankProgram, Reduction, Region, Role, Rotated, RowPair, Schedule, Section, Step,
-    Work,
+    Operation, Placement, RankProgram, Reduction, Region, Role, Rotated, RowPair, Schedule, Section,
+    SegmentSource, Step, Work,
 };
 pub use ring::ring;
 pub use sequence_parallel::sequence_parallel;

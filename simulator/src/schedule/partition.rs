@@ -61,7 +61,7 @@ impl Schedule {
         summands: &BTreeMap<BufferId, usize>,
     ) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
-        let group = self.ranks.len() / self.sequence_parallel.unwrap_or(1).max(1);
+        let group = self.ranks.len() / self.region();
         let hidden = |from: &[Region]| summands.get(&from.first()?.buffer).copied();
         for work in works {
             match work {
@@ -83,7 +83,8 @@ impl Schedule {
                 }
                 Work::Accumulate { from, to, .. } => {
                     // On each rank that its gradient visits, a row is added to at most once for each part of the
-                    // queries and each part of the keys. Each time, a partial sum and the running sum are stored.
+                    // queries and each part of the keys. Each time, a partial sum and the running sum are stored. A
+                    // striped hierarchy has more parts, and visits as many fewer ranks.
                     sums.count = 2 * PARTS_MAX * PARTS_MAX * group;
                     let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
                     sums.format = coarser(sums.format, coarser(from, to));
@@ -104,7 +105,7 @@ impl Schedule {
     /// make the same heads.
     fn summands(&self) -> BTreeMap<BufferId, usize> {
         let made = self.ranks.iter().enumerate().flat_map(|(rank, program)| {
-            let region = rank / self.sequence_parallel.unwrap_or(1).max(1);
+            let region = rank / self.region();
             program.operations.iter().filter_map(move |operation| match &operation.work {
                 Work::Linear { layer: Layer::Row, heads, to, .. } => {
                     Some((*to, (region, self.buffers[to.0].heads, heads.start), rank))

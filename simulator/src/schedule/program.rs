@@ -5,10 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Format, Run, TensorName};
+use seamproof_oracle::{Format, Mask, Run, TensorName};
 use serde::{Deserialize, Serialize};
 
 use crate::AttentionCall;
+use crate::helpers::{SegmentRow, all_gather_segments};
+use crate::shard::ShardedSide;
 
 /// A buffer of the schedule, by its index in [`Schedule::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -155,6 +157,9 @@ pub struct Attend {
     pub step: Step,
     /// The call of the launch.
     pub call: AttentionCall,
+    /// The rows of a [table](Work::MakeSegments) that say the call's segments, if the device reads them there. The call
+    /// then says what the host expects, and the checker proves that both are one.
+    pub table: Option<Region>,
     /// Queries.
     pub q: BufferId,
     /// Keys.
@@ -179,6 +184,8 @@ pub struct AttendBackward {
     pub step: Step,
     /// The call of the launch. Its policy says how padding rows of dq, dk and dv are treated.
     pub call: AttentionCall,
+    /// The rows of a table that say the call's segments, as in [`Attend::table`].
+    pub table: Option<Region>,
     /// Queries.
     pub q: BufferId,
     /// Keys.
@@ -232,6 +239,11 @@ pub enum MergeOrder {
     /// outs and their sum are kept in the result's own format, and each product is rounded to it. Scratch grows with
     /// the number of members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
     /// <https://github.com/NVIDIA/TransformerEngine>.
+    ///
+    /// An all-gather merges nothing. Its shipped order is a step for each chunk of a rank's queries, on two streams in
+    /// turn, of which each has an out of its own. The valid rows of these are copied into the result. Gradients of a
+    /// step and their sums are kept in the result's own format. Source: `AttnFuncWithCPAndKVAllGather`, in the same
+    /// place.
     Deferred,
     /// Running order, each merge by a difference ([`MergeStyle::Difference`]), as rings on torch have it. No CUDA kernel
     /// does it. Source: `update_out_and_lse` of <https://github.com/zhuzilin/ring-flash-attention>.
@@ -282,6 +294,28 @@ pub struct Merge {
     pub lse: BufferId,
     /// The step's rows and the running rows to which they go.
     pub rows: Vec<RowPair>,
+}
+
+/// Lengths of whole sequences from which a table of an all-gather's segments is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentSource {
+    /// Both sides, queries first.
+    pub sides: [ShardedSide; 2],
+    /// The mask, a band.
+    pub mask: Mask,
+    /// The rank whose queries attend, by its place in the cut.
+    pub place: usize,
+}
+
+impl SegmentSource {
+    /// Number of 4-byte words of a table's row: both offsets and lengths, and each end of the band in two.
+    pub const WORDS: usize = 8;
+
+    /// Returns the table: for each piece of queries a row for each sequence. `None` for a mask that is no band.
+    pub fn rows(&self) -> Option<Vec<SegmentRow>> {
+        let [q, kv] = &self.sides;
+        all_gather_segments(&self.mask, [q, kv], self.place)
+    }
 }
 
 /// Value that a fill writes.
@@ -375,6 +409,26 @@ pub enum Work {
         /// The buffer that is written.
         to: BufferId,
         /// Rows of both buffers.
+        rows: Vec<RowPair>,
+    },
+    /// Makes the segments of an all-gather's launches on the device, one for each row of a scratch buffer of
+    /// [`SegmentSource::WORDS`] words. Launches and copies read rows of the table. Nothing else may.
+    MakeSegments {
+        /// The table, which is written whole.
+        to: BufferId,
+        /// The lengths that the caller gives.
+        from: Arc<SegmentSource>,
+    },
+    /// Copies the real queries of some segments, all heads, as rows of a table say them (TransformerEngine's
+    /// `thd_copy_valid_tokens_from_per_split_to_rank_local`).
+    CopyValid {
+        /// The buffer that is read.
+        from: BufferId,
+        /// The buffer that is written.
+        to: BufferId,
+        /// The rows of the table.
+        table: Region,
+        /// The rows of both buffers that the table is expected to say.
         rows: Vec<RowPair>,
     },
     /// Applies a linear layer row by row: each output row depends on one input row. A *hidden* row is a row on the side
@@ -523,4 +577,11 @@ pub struct Schedule {
     /// Between these and attention there are linear layers and, for q and k, a rotation by the position in the
     /// sequence.
     pub sequence_parallel: Option<usize>,
+}
+
+impl Schedule {
+    /// Returns the number of ranks of each sequence-parallel region; 1 in a schedule without regions.
+    pub fn region(&self) -> usize {
+        self.sequence_parallel.unwrap_or(1).max(1)
+    }
 }

@@ -4,7 +4,8 @@
 //! and the previous member's KV comes in, into one of two slots in turn. The backward runs the ring the other way
 //! round. The gradients of a KV travel with it, and are complete and at home after the last step.
 //!
-//! A *part* is a piece of the owner's slot: dual-chunk has two, the other balances have one. Forward, a step is one
+//! A *part* is a piece of the owner's slot: dual-chunk has two, the other balances have one, and the stripes of a
+//! hierarchy's ring one for each rank of an all-to-all. Forward, a step is one
 //! launch for each part, because a segment has one band and a query row is in one segment of a launch. Backward, a
 //! launch also overwrites the gradients of its keys, and a step is one launch for each part of the queries and part of
 //! the keys. Segments without a visible pair are skipped. TransformerEngine's sections are the rest: *lower* keeps the
@@ -41,11 +42,7 @@ const MAIN: usize = collect::COMPUTE;
 
 /// Returns the ring schedule. The module's text says which problems are refused.
 pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
-    if let Balance::Striped { stripe } = problem.parallel.balance
-        && stripe > 1
-    {
-        return Err(BuildError::RingStripe { stripe });
-    }
+    check_stripes(problem)?;
     let shards = Shards::new(problem)?;
     let size = problem.parallel.size();
     let mut builder = Builder::new(size);
@@ -60,6 +57,14 @@ pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError
         core.backward(&mut builder);
     }
     Ok(builder.finish())
+}
+
+/// Refuses stripes of which a ring's step would show several bands.
+pub(super) fn check_stripes(problem: &Problem) -> Result<(), BuildError> {
+    match problem.parallel.balance {
+        Balance::Striped { stripe } if stripe > 1 => Err(BuildError::RingStripe { stripe }),
+        _ => Ok(()),
+    }
 }
 
 /// One member of a ring.
@@ -222,7 +227,7 @@ impl RingCore<'_> {
 
     /// Returns the number of parts of a slot.
     fn parts(&self) -> usize {
-        if self.shards.q.balance == Balance::DualChunk { 2 } else { 1 }
+        self.shards.q.parts().unwrap_or(1)
     }
 
     fn real_queries(&self, place: usize) -> Vec<Run> {
@@ -351,7 +356,8 @@ impl ForwardStep {
             let [step_out, step_lse] = self.partial(builder, step, part);
             let rows = owned(call.segments.iter().map(|segment| segment.q));
             let (step, out) = (core.step(ends, step, part), step_out);
-            let attend = Attend { step, call, q, k, v, sink: None, out, lse: step_lse, max_logit };
+            let attend =
+                Attend { step, call, table: None, q, k, v, sink: None, out, lse: step_lse, max_logit };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
             let style = core.order.style();
@@ -455,7 +461,8 @@ impl BackwardStep {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));
             let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
             let step = core.step(ends, step, part);
-            let launch = AttendBackward { step, call, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+            let launch =
+                AttendBackward { step, call, table: None, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
             builder.push(rank, stream, Work::AttendBackward(launch));
             wait(builder, rank, stream, turn.take());
             let sums =

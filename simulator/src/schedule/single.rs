@@ -28,6 +28,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
         Work::Attend(Attend {
             step: Step::Only,
             call: call.clone(),
+            table: None,
             q: local.q,
             k: local.k,
             v: local.v,
@@ -45,6 +46,7 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
             Work::AttendBackward(AttendBackward {
                 step: Step::Only,
                 call,
+                table: None,
                 q: local.q,
                 k: local.k,
                 v: local.v,
@@ -67,7 +69,8 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
 
 /// Returns a shard that holds only the rank's number of rows. The problem's own layout says where they lie.
 fn whole(problem: &Problem, rows: usize) -> ShardedSide {
-    ShardedSide { cp: 1, balance: problem.parallel.balance, rows, slots: Vec::<Slot>::new(), lanes: None }
+    let balance = problem.parallel.balance;
+    ShardedSide { cp: 1, balance, members: 1, rows, slots: Vec::<Slot>::new(), lanes: None }
 }
 
 fn place_whole(problem: &Problem, placement: &Placement, axes: &Axes) -> Vec<PlacedRun> {

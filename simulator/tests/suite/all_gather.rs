@@ -1,10 +1,15 @@
-//! Segments of an all-gather schedule.
+//! Segments of an all-gather schedule, and tables of its steps.
+
+use crate::common::Draws;
+use crate::common::hold::hold;
 
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Mask, Pass, Problem, ProblemFields, Run,
 };
 use seamproof_simulator::Segment;
-use seamproof_simulator::schedule::{Work, all_gather};
+use seamproof_simulator::check::check;
+use seamproof_simulator::helpers::SegmentRow;
+use seamproof_simulator::schedule::{MergeOrder, Schedule, Work, all_gather};
 
 /// A problem on two ranks with dual-chunk balance; its packed sequences are given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
@@ -19,7 +24,7 @@ fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) ->
 
 /// Returns the segments of a rank's forward launches.
 fn segments(problem: &Problem, rank: usize) -> Vec<Segment> {
-    let schedule = all_gather(problem).unwrap();
+    let schedule = all_gather(problem, MergeOrder::Running).unwrap();
     let calls = schedule.ranks[rank].operations.iter().filter_map(|operation| match &operation.work {
         Work::Attend(attend) => Some(attend.call.segments.clone()),
         _ => None,
@@ -48,4 +53,55 @@ fn keys_past_the_last_visible_one_are_not_named() {
     let keys = |rank| segments(&problem, rank).iter().map(Segment::keys).collect::<Vec<_>>();
     assert_eq!(keys(0), [2, 7], "chunks 0 and 3, its last row padding");
     assert_eq!(keys(1), [4, 6], "chunks 1 and 2");
+}
+
+/// Returns the tables of a rank's steps.
+fn tables(problem: &Problem, rank: usize) -> Vec<SegmentRow> {
+    let schedule = all_gather(problem, MergeOrder::Deferred).unwrap();
+    let made = schedule.ranks[rank].operations.iter().find_map(|operation| match &operation.work {
+        Work::MakeSegments { from, .. } => from.rows(),
+        _ => None,
+    });
+    made.expect("a table")
+}
+
+#[test]
+fn the_tables_of_steps_are_the_golden_ones() {
+    // Step 0 has both sequences' first chunk of the rank, step 1 the second. Of padding alone no key is named.
+    let problem = problem(&[(3, 4), (13, 16)], None, Some(0));
+    let rows = |rank| tables(&problem, rank).iter().map(|row| (row.q, row.kv)).collect::<Vec<_>>();
+    assert_eq!(
+        rows(0),
+        [((0, 1), (0, 1)), ((2, 4), (4, 4)), ((1, 0), (0, 0)), ((6, 1), (4, 13))],
+        "chunks 0 and 3"
+    );
+    assert_eq!(
+        rows(1),
+        [((0, 1), (0, 2)), ((2, 4), (4, 8)), ((1, 1), (0, 3)), ((6, 4), (4, 12))],
+        "chunks 1 and 2"
+    );
+}
+
+/// Returns a schedule in steps whose launches and copies say nothing themselves.
+fn told_by_tables_alone(problem: &Problem) -> Schedule {
+    let mut schedule = all_gather(problem, MergeOrder::Deferred).unwrap();
+    let operations = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
+    for operation in operations {
+        match &mut operation.work {
+            Work::Attend(attend) if attend.table.is_some() => attend.call.segments.clear(),
+            Work::AttendBackward(attend) if attend.table.is_some() => attend.call.segments.clear(),
+            Work::CopyValid { rows, .. } => rows.clear(),
+            _ => {}
+        }
+    }
+    schedule
+}
+
+#[test]
+fn a_run_goes_by_its_tables() {
+    let fields = ProblemFields::from(problem(&[(3, 4), (13, 16), (0, 4), (8, 8)], Some(4), Some(1)));
+    let problem = Problem::new(ProblemFields { pass: Pass::Backward, ..fields }).unwrap();
+    let schedule = told_by_tables_alone(&problem);
+    hold(&problem, &schedule, &mut Draws(1));
+    assert!(check(&problem, &schedule).is_err(), "the checker asks for the host's word too");
 }

@@ -16,3 +16,4 @@ mod schedules;
 mod sequence_parallel;
 mod sharding;
 mod symbolic;
+mod threads;

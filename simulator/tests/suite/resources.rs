@@ -76,7 +76,7 @@ fn right_builders_keep_the_law() {
 fn a_dearer_algorithm_breaks_the_law_of_a_ring() {
     let ring = pack(Algorithm::Ring, Mask::CAUSAL);
     let deferred = told(&ring, MergeOrder::Running, |probe| build_with(probe, MergeOrder::Deferred).ok());
-    let gathered = told(&ring, MergeOrder::Running, |probe| all_gather(probe).ok());
+    let gathered = told(&ring, MergeOrder::Running, |probe| all_gather(probe, MergeOrder::Running).ok());
     assert!(!deferred.is_empty() && !gathered.is_empty(), "{deferred:?} {gathered:?}");
     for error in deferred.into_iter().chain(gathered) {
         assert!(error.starts_with("peak bytes of a rank "), "{error}");

@@ -1,12 +1,14 @@
 //! Cases of metadata.
 
+use seamproof_kernels::attend::CallTables;
 use seamproof_kernels::metadata::{RunTables, SegmentIds, SequenceTables, SlotTables};
 use seamproof_kernels::tables::Cut;
 use seamproof_kernels::{Gpu, KernelError, RowKernels, TableKernels};
 use seamproof_oracle::sharding::span_multiple;
-use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run};
+use seamproof_oracle::{Alignment, Balance, Mask, Pass, Run, Sink, Softmax};
 use seamproof_simulator::helpers::{self, PairedRows, SegmentRow, SegmentRun};
 use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
+use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 use super::draw::CaseDraw;
 use super::image::{Image, ImageLaunch, PlacedImage, SlotFields};
@@ -179,6 +181,38 @@ fn all_gather(draw: &mut CaseDraw, image: &mut Image, pass: Pass) -> ImageLaunch
             Pass::Forward => gpu.all_gather_segments(both, &mask, cut, rank, to),
             Pass::Backward => gpu.all_gather_backward_segments(both, &mask, cut, rank, to),
         }
+    })
+}
+
+/// The tables of a call, and slots of its queries, from segments.
+pub(super) fn told_call(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
+    let cut =
+        Cut { cp: draw.pick(&[1, 2, 3, 4]), balance: draw.pick(&[Balance::Contiguous, Balance::DualChunk]) };
+    let [q, kv] = draw.two_shards(cut);
+    let (rank, mask) = (draw.rank(cut.cp), draw.mask());
+    let rows = helpers::all_gather_segments(&mask, [&q, &kv], rank).expect("masks of the draw are bands");
+    // One step: the first piece of every slot.
+    let rows = &rows[..q.slots.len()];
+    let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
+    let segments: Vec<Segment> = rows.iter().map(SegmentRow::segment).collect();
+    let call = AttentionCall { segments, softmax, policy: RowPolicy::Leave };
+    let mut call = CallTables::new(&call, [q.rows, kv.rows * cut.cp], false).expect("a call of the draw");
+    let after = call.bytes().to_vec();
+    call.leave_to_device();
+    let before = call.bytes().to_vec();
+    let segments = image.input("segments", 0, &rows.iter().flat_map(segment_bytes).collect::<Vec<_>>());
+    let tables = image.output("call's tables", 0, &before, &after);
+    let poison = image.poisoned(rows.len() * 4);
+    let mut table =
+        |name, of: fn(&SegmentRow) -> usize| image.output(name, 0, &poison, &i32_bytes(rows.iter().map(of)));
+    let offset = table("offsets of queries", |row| row.q.0);
+    let span = table("spans of queries", |row| row.q.1);
+    let len = table("lengths of queries", |row| row.q.1);
+    let count = rows.len();
+    Box::new(move |gpu: &Gpu, place: &PlacedImage| {
+        let to = SlotTables { offset: place.of(offset)?, span: place.of(span)?, len: place.of(len)? };
+        gpu.query_slots(place.of(segments)?, count, to)?;
+        gpu.fill_call(place.of(segments)?, &call, place.of(tables)?)
     })
 }
 

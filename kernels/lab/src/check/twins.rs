@@ -49,7 +49,7 @@ pub const MISMATCHES_MAX: usize = 20;
 type MakeCase = fn(&mut CaseDraw, &mut Image) -> ImageLaunch;
 
 /// The operations, each with the cases that it is checked on.
-const OPERATIONS: [(&str, MakeCase); 21] = [
+const OPERATIONS: [(&str, MakeCase); 22] = [
     ("reorder", moves::reorder),
     ("copy valid", moves::copy_valid),
     ("fill padding", moves::fill_padding),
@@ -71,6 +71,7 @@ const OPERATIONS: [(&str, MakeCase); 21] = [
     ("segment sequences", tables::sequences),
     ("convert", moves::convert),
     ("narrow tables", tables::narrow),
+    ("told call", tables::told_call),
 ];
 /// The number of an operation's cases among which one has tables of i64.
 const WIDE_ONE_IN: u64 = 3;

@@ -87,6 +87,12 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "band-of-residues-unscaled", WrongSeam, TE_STRIPED, "metadata.cu",
         "queries, {residue, cp, keys, 0}, segment);" => "queries, {0, cp, keys, 0}, segment);",
         Detector::Bits(&["all-gather backward segments"]);
+    "keys-of-a-told-call-unsaid", WrongSeam, MAGI_28, "metadata.cu",
+        "runs[i].len = segment.kv_len;" => "runs[i].len = segment.q_len;",
+        Detector::Bits(&["told call"]);
+    "told-call-one-segment-on", LastSequence, MAGI_28, "metadata.cu",
+        "const Segment segment = from[i];" => "const Segment segment = from[i + 1 < count ? i + 1 : i];",
+        Detector::Bits(&["told call"]);
     "two-empty-statistics", MissingGuard, VLLM_39148, "merge.cu",
         "const float difference = a == b ? 0.0f : a - b;" => "const float difference = a - b;",
         Detector::Bits(MERGES);

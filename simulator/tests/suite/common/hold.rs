@@ -14,7 +14,7 @@ use super::Draws;
 const TOLERANCE: f64 = 1e-10;
 
 /// Returns inputs that are multiples of 2^-6. Every row that is not real holds NaN.
-fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
+pub(crate) fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     let mut tensor = |shape: [usize; 3], side: fn(&Sequence) -> Run| {
         let mut array = Array3::from_elem(shape, f32::NAN);
         for row in problem.sequences.iter().flat_map(|sequence| side(sequence).real_rows()) {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use seamproof_oracle::{Pass, Problem, Run, Sink, TensorName};
 use seamproof_simulator::Segment;
+use seamproof_simulator::helpers::SegmentRow;
 use seamproof_simulator::schedule::{
     Attend, AttendBackward, Axes, BufferId, Merge, MergeStyle, Placement, RankProgram, Reduction, Region,
     Role, RowPair, Schedule, Work,
@@ -33,6 +34,8 @@ enum Cell {
     /// Tensor, sequence, position and head.
     Input(TensorName, usize, usize, usize),
     Sum(Sum),
+    /// A row of a table of segments.
+    Segment(SegmentRow),
 }
 
 /// Manner in which a cell is touched. Kernels *raise* a largest logit atomically, and raises need no order among
@@ -190,8 +193,33 @@ impl<'a> Machine<'a> {
         let Some(found) = schedule.ranks[rank].operations.get(operation) else { return Ok(false) };
         self.operation = operation;
         match &found.work {
-            Work::Attend(attend) => self.attend(attend)?,
-            Work::AttendBackward(attend) => self.attend_backward(attend)?,
+            Work::Attend(attend) => {
+                self.told(&attend.table, &attend.call.segments)?;
+                self.attend(attend)?;
+            }
+            Work::AttendBackward(attend) => {
+                self.told(&attend.table, &attend.call.segments)?;
+                self.attend_backward(attend)?;
+            }
+            Work::MakeSegments { to, from } => {
+                let rows = from.rows().ok_or("a table of a mask that is no band")?;
+                (0..rows.len()).try_for_each(|row| self.set(*to, row, 0, Cell::Segment(rows[row])))?;
+            }
+            Work::CopyValid { from, to, table, rows } => {
+                let segments: Vec<Segment> = self.segments(table)?;
+                for Segment { q, .. } in &segments {
+                    let real: Vec<usize> = q.real_rows().collect();
+                    for (i, head) in grid(real.len(), self.heads(*to)) {
+                        let cell = self.get(*from, real[i], head);
+                        self.set(*to, real[i], head, cell)?;
+                    }
+                }
+                if rows.iter().any(|(read, written)| read != written)
+                    || !rows.iter().map(|(read, _)| read).eq(segments.iter().map(|segment| &segment.q))
+                {
+                    return Err("a copy's table says other rows than are expected".into());
+                }
+            }
             Work::Merge(merge) => self.merge(merge)?,
             Work::ApplySink { out, lse, rows, .. } => {
                 for (&id, row) in [out, lse].into_iter().flat_map(|id| each(rows).map(move |row| (id, row))) {
@@ -237,6 +265,24 @@ impl<'a> Machine<'a> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Returns the segments that rows of a table say.
+    fn segments(&mut self, table: &Region) -> Result<Vec<Segment>, String> {
+        let said = |row: usize| match self.get(table.buffer, row, 0) {
+            Cell::Segment(row) => Ok(row.segment()),
+            other => Err(format!("a table's row {row} holds {other:?}")),
+        };
+        table.rows.real_rows().map(said).collect()
+    }
+
+    /// Checks that a launch's table says the segments of its call.
+    fn told(&mut self, table: &Option<Region>, segments: &[Segment]) -> Result<(), String> {
+        let Some(table) = table else { return Ok(()) };
+        match self.segments(table)? == segments {
+            true => Ok(()),
+            false => Err("a table says other segments than its call".into()),
+        }
     }
 
     fn places(&self, region: &Region) -> Vec<(usize, usize)> {

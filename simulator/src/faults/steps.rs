@@ -1,0 +1,188 @@
+//! Faults of an all-gather in steps on two streams: tables, rows and outs of the other step, and streams that do not wait.
+//!
+//! They are planted in TransformerEngine's shipped order ([`MergeOrder::Deferred`]), which alone has such steps.
+//!
+//! [`MergeOrder::Deferred`]: crate::schedule::MergeOrder::Deferred
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use seamproof_oracle::{Algorithm, Problem};
+
+use super::edit::{remove, works};
+use super::fault::Catcher::{Checker, Envelope, Poison, Structure};
+use super::fault::{Edit, Fault};
+use crate::schedule::{BufferId, EventId, Operation, RankProgram, Region, Schedule, Work};
+
+/// The context-parallel code with the steps.
+const STEPS: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py";
+/// The change that brought THD to the steps, with the kernel that copies valid rows.
+const VALID_ROWS: &str = "https://github.com/NVIDIA/TransformerEngine/pull/2829";
+
+pub(super) const FAULTS: &[Fault<Edit>] = &[
+    Fault {
+        id: "table-of-the-other-step",
+        imitates: "a step's launch gets the running lengths of the other chunk",
+        source: STEPS,
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            let tables = of_other_steps(schedule);
+            for work in works(schedule) {
+                if let Some(table) = launch_table(work) {
+                    other(table, &tables);
+                }
+            }
+        },
+    },
+    Fault {
+        id: "valid-rows-of-the-other-step",
+        imitates: "the rows of one chunk are copied out of the out in which the other one was made",
+        source: VALID_ROWS,
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            let tables = of_other_steps(schedule);
+            for work in works(schedule) {
+                if let Work::CopyValid { table, .. } = work {
+                    other(table, &tables);
+                }
+            }
+        },
+    },
+    Fault {
+        id: "one-out-for-both-steps",
+        imitates: "both steps' valid rows are copied from the out of the first one",
+        source: VALID_ROWS,
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            for program in &mut schedule.ranks {
+                let mut first: BTreeMap<BufferId, BufferId> = BTreeMap::new();
+                for operation in &mut program.operations {
+                    if let Work::CopyValid { from, to, .. } = &mut operation.work {
+                        *from = *first.entry(*to).or_insert(*from);
+                    }
+                }
+            }
+        },
+    },
+    Fault {
+        id: "table-of-floored-lengths",
+        imitates: "the lengths from which tables are made are whole numbers of tokens a chunk: the rest vanishes",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/1930",
+        entries: &[24],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::MakeSegments { from, .. } = work {
+                    let chunks = 2 * from.sides[0].cp;
+                    let slots = Arc::make_mut(from).sides.iter_mut().flat_map(|side| &mut side.slots);
+                    slots.for_each(|slot| slot.len -= slot.len % chunks);
+                }
+            }
+        },
+    },
+    Fault {
+        id: "table-of-another-rank",
+        imitates: "the tables of a step are made for the rank in the world, and not for its place in the group",
+        source: "https://github.com/SandAI-org/MagiAttention/pull/71",
+        entries: &[99],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::MakeSegments { from, .. } = work {
+                    let from = Arc::make_mut(from);
+                    from.place = (from.place + 1) % from.sides[0].cp;
+                }
+            }
+        },
+    },
+    Fault {
+        id: "step-before-the-gather",
+        imitates: "the second stream does not wait for the first, which gathers and reorders the keys",
+        source: STEPS,
+        entries: &[],
+        caught_by: &[Checker],
+        edit: |problem, schedule| drop_waits(problem, schedule, Stream::Second, Stream::First, false),
+    },
+    Fault {
+        id: "steps-not-joined",
+        imitates: "the first stream goes on while the second one still works on its step",
+        source: STEPS,
+        entries: &[],
+        caught_by: &[Checker],
+        edit: |problem, schedule| drop_waits(problem, schedule, Stream::First, Stream::Second, false),
+    },
+    Fault {
+        id: "gradients-added-at-once",
+        imitates: "both steps add their dk and dv to the sums without waiting for each other",
+        source: STEPS,
+        entries: &[],
+        caught_by: &[Checker],
+        edit: |problem, schedule| drop_waits(problem, schedule, Stream::Second, Stream::First, true),
+    },
+];
+
+/// Returns the rows of the table that a launch reads.
+fn launch_table(work: &mut Work) -> Option<&mut Region> {
+    match work {
+        Work::Attend(attend) => attend.table.as_mut(),
+        Work::AttendBackward(attend) => attend.table.as_mut(),
+        _ => None,
+    }
+}
+
+/// Returns the rows that each step reads of a table, by their first row.
+fn of_other_steps(schedule: &mut Schedule) -> BTreeMap<BufferId, BTreeMap<usize, Region>> {
+    let mut tables: BTreeMap<BufferId, BTreeMap<usize, Region>> = BTreeMap::new();
+    for table in works(schedule).filter_map(launch_table) {
+        tables.entry(table.buffer).or_default().insert(table.rows.offset, table.clone());
+    }
+    tables
+}
+
+/// Takes the rows of another step, if there is one.
+fn other(table: &mut Region, tables: &BTreeMap<BufferId, BTreeMap<usize, Region>>) {
+    let steps = tables.get(&table.buffer).into_iter().flatten();
+    let other = steps.filter(|(first, _)| **first != table.rows.offset).map(|(_, other)| other).next();
+    *table = other.unwrap_or(table).clone();
+}
+
+/// Stream of steps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    First = 0,
+    Second = 1,
+}
+
+/// Removes the waits of one stream for another. They are either the first waits of a pass, before the stream's own work,
+/// or later ones.
+fn drop_waits(problem: &Problem, schedule: &mut Schedule, waiting: Stream, awaited: Stream, later: bool) {
+    if problem.parallel.algorithm != Algorithm::AllGather {
+        return;
+    }
+    let dropped: Vec<Vec<EventId>> =
+        schedule.ranks.iter().map(|program| waits(program, waiting, awaited, later)).collect();
+    remove(schedule, |rank, Operation { stream, work }| match work {
+        Work::WaitEvent(event) => *stream == waiting as usize && dropped[rank].contains(event),
+        _ => false,
+    });
+}
+
+/// Returns the events of one stream for which another one waits.
+fn waits(program: &RankProgram, waiting: Stream, awaited: Stream, later: bool) -> Vec<EventId> {
+    let (mut recorded, mut works, mut events) = (Vec::new(), 0, Vec::new());
+    for (index, Operation { stream, work }) in program.operations.iter().enumerate() {
+        works = if program.backward == Some(index) { 0 } else { works };
+        match work {
+            Work::RecordEvent(event) if *stream == awaited as usize => recorded.push(*event),
+            Work::WaitEvent(event) if *stream == waiting as usize => {
+                let first = waiting == Stream::First || works == 0;
+                events.extend(recorded.contains(event).then_some(*event).filter(|_| first != later));
+            }
+            _ => works += usize::from(*stream == waiting as usize),
+        }
+    }
+    events
+}

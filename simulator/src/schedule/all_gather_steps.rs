@@ -1,0 +1,229 @@
+//! All-gather in steps, as TransformerEngine ships it.
+//!
+//! A *step* takes one piece of every slot: for a dual-chunk cut, step 0 takes the rank's first chunks and step 1 its
+//! second ones. Steps run on two streams in turn, behind the gather and everything else that the main stream did before.
+//! Each stream has an out of its own, as large as the rank's, of which a step writes its real rows. They are then copied
+//! into the result, which was filled with zeros: rows of other steps and padding are left alone. Backward, dq goes the
+//! same way. dk and dv are as large as all gathered keys. A step's are filled with zeros before its launch and added to
+//! the sums behind it, one step after the other. All of these are kept in the formats of the results.
+//!
+//! Where sequences follow each other in memory, slots are pieces of one or two chunks and the mask is a band, a *table*
+//! says the segments of every step. It is made on the device from the lengths of whole sequences, and both the launches
+//! and the copies of valid rows read their rows there. Other problems have the same steps with their segments in the
+//! calls. Stripes of 1 are one step forward, and backward one for each residue.
+//!
+//! Source: `AttnFuncWithCPAndKVAllGather` of
+//! <https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py>.
+
+use std::sync::Arc;
+
+use seamproof_oracle::{Balance, Format, Run};
+
+use super::all_gather::Rank;
+use super::build::{self, Local, LocalBackward};
+use super::collect::{self, COMPUTE};
+use super::program::{
+    Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, Region, Role, RowPair, SegmentSource,
+    Step, Work,
+};
+use crate::helpers::SegmentRow;
+use crate::shard::{ShardedSide, Slot};
+use crate::{AttentionCall, RowPolicy, Segment};
+
+/// The streams of steps, in turn.
+const STREAMS: [usize; 2] = [COMPUTE, 1];
+
+/// Segments of a step, and the rows of the table that say them.
+struct StepSegments {
+    segments: Vec<Segment>,
+    table: Option<Region>,
+}
+
+impl StepSegments {
+    /// Returns the real queries.
+    fn valid(&self) -> Vec<RowPair> {
+        let runs = self.segments.iter().map(|segment| Run { span: segment.q.len, ..segment.q });
+        build::same_rows(&runs.collect::<Vec<_>>())
+    }
+}
+
+impl Rank<'_> {
+    /// Pushes the forward. Returns the table, which the backward reads too.
+    pub(super) fn forward_in_steps(&mut self, [k, v]: [BufferId; 2]) -> Option<BufferId> {
+        let Local { q, sink, out, lse, max_logit, .. } = self.local;
+        let slots = build::slots(&self.shards.q);
+        let source = self.source();
+        let table = source.clone().map(|from| self.make_table(from));
+        self.builder.fill(self.rank, COMPUTE, out, &slots, FillValue::Zero);
+        self.builder.fill(self.rank, COMPUTE, lse, &slots, FillValue::NegInfinity);
+        self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
+        let whole = || vec![self.forward_segments()];
+        let steps = self.steps(table, || if self.apart() { whole() } else { self.backward_launches() });
+        let of = steps.len();
+        let outs = self.of_streams(of, out, "out");
+        self.fork(of);
+        let mut ends = Vec::new();
+        for (index, step) in steps.into_iter().enumerate() {
+            let (stream, from) = (STREAMS[index % 2], outs[index % 2]);
+            let (valid, table) = (step.valid(), step.table.clone());
+            let (call, step) = (self.step_call(step.segments), Step::Launch { index, of });
+            let attend =
+                Attend { step, call, table: table.clone(), q, k, v, sink, out: from, lse, max_logit };
+            self.builder.push(self.rank, stream, Work::Attend(attend));
+            self.copy_valid(stream, [from, out], table, valid);
+            ends.push((stream, self.builder.record(self.rank, stream)));
+        }
+        self.join(&ends);
+        self.reduce_max_logit();
+        table
+    }
+
+    /// Pushes the backward, with the segments of the forward's table.
+    pub(super) fn backward_in_steps(
+        &mut self,
+        to: &LocalBackward,
+        kv: [BufferId; 2],
+        table: Option<BufferId>,
+    ) {
+        self.sink_gradient(to);
+        let slots = build::slots(&self.shards.q);
+        self.builder.fill(self.rank, COMPUTE, to.dq, &slots, FillValue::Zero);
+        let steps = self.steps(table, || self.backward_launches());
+        let all = [Run::packed(0, self.order_rows(), self.order_rows())];
+        let sums = [(self.local.k, to.dk, "dk"), (self.local.v, to.dv, "dv")].map(|(local, to, name)| {
+            let format = self.builder.describe(to).format;
+            let sum = self.full(local, &format!("{name} of all steps"), format);
+            self.builder.fill(self.rank, COMPUTE, sum, &all, FillValue::Zero);
+            (sum, self.of_streams(steps.len(), sum, name))
+        });
+        let dqs = self.of_streams(steps.len(), to.dq, "dq");
+        self.fork(steps.len());
+        let (of, mut turn) = (steps.len(), None);
+        for (index, step) in steps.into_iter().enumerate() {
+            let stream = STREAMS[index % 2];
+            let [dq, dk, dv] = [&dqs, &sums[0].1, &sums[1].1].map(|of_streams| of_streams[index % 2]);
+            for gradient in [dk, dv] {
+                self.builder.fill(self.rank, stream, gradient, &all, FillValue::Zero);
+            }
+            let (valid, table) = (step.valid(), step.table);
+            let (call, step) = (self.step_call(step.segments), Step::Launch { index, of });
+            let (Local { q, out, lse, .. }, dout, [k, v]) = (self.local, to.dout, kv);
+            let launch = AttendBackward {
+                step,
+                call,
+                table: table.clone(),
+                q,
+                k,
+                v,
+                dout,
+                out,
+                lse,
+                sink: None,
+                dq,
+                dk,
+                dv,
+            };
+            self.builder.push(self.rank, stream, Work::AttendBackward(launch));
+            let rows = build::same_rows(&all);
+            let mut added = vec![(dk, sums[0].0, rows.clone()), (dv, sums[1].0, rows)];
+            match self.apart() {
+                true => added.push((dq, to.dq, valid)),
+                false => self.copy_valid(stream, [dq, to.dq], table, valid),
+            }
+            if let Some((_, before)) = turn {
+                self.builder.wait(self.rank, stream, before);
+            }
+            for (from, to, rows) in added {
+                self.builder.push(self.rank, stream, Work::Accumulate { from, to, rows });
+            }
+            turn = Some((stream, self.builder.record(self.rank, stream)));
+        }
+        self.join(turn.as_slice());
+        self.scatter([(sums[0].0, to.dk), (sums[1].0, to.dv)]);
+    }
+
+    fn copy_valid(
+        &mut self,
+        stream: usize,
+        [from, to]: [BufferId; 2],
+        table: Option<Region>,
+        rows: Vec<RowPair>,
+    ) {
+        let work = match table {
+            Some(table) => Work::CopyValid { from, to, table, rows },
+            None => Work::Copy { from, to, rows },
+        };
+        self.builder.push(self.rank, stream, work);
+    }
+
+    /// Returns a call that leaves padding alone.
+    fn step_call(&self, segments: Vec<Segment>) -> AttentionCall {
+        AttentionCall { policy: RowPolicy::Leave, ..self.call(segments) }
+    }
+
+    /// Returns the lengths of which a table can be made; `None` if no table says these segments.
+    fn source(&self) -> Option<SegmentSource> {
+        let sides = [self.shards.q.clone(), self.shards.kv.clone()];
+        let follow = |pair: &[Slot]| pair[0].offset + pair[0].span <= pair[1].offset;
+        let is_told = |side: &ShardedSide| {
+            let chunks = matches!(side.balance, Balance::Contiguous | Balance::DualChunk);
+            chunks && side.lanes.is_none() && !side.slots.is_empty() && side.slots.windows(2).all(follow)
+        };
+        let told = self.problem.mask.is_band() && sides.iter().all(is_told);
+        told.then_some(SegmentSource { sides, mask: self.problem.mask, place: self.rank })
+    }
+
+    fn make_table(&mut self, from: SegmentSource) -> BufferId {
+        let rows = from.rows().map_or(0, |rows| rows.len());
+        let to = self.builder.buffer(Buffer {
+            name: "segments of all steps".into(),
+            rank: self.rank,
+            axes: Axes::Rows,
+            rows,
+            heads: 1,
+            dim: SegmentSource::WORDS,
+            format: Format::F32,
+            role: Role::Scratch,
+        });
+        self.builder.push(self.rank, COMPUTE, Work::MakeSegments { to, from: Arc::new(from) });
+        to
+    }
+
+    /// Returns the steps: those of the table, or the given ones where there is none.
+    fn steps(&self, table: Option<BufferId>, others: impl Fn() -> Vec<Vec<Segment>>) -> Vec<StepSegments> {
+        let rows = self.source().and_then(|source| source.rows());
+        let Some((table, rows)) = table.zip(rows) else {
+            let untold = |segments| StepSegments { segments, table: None };
+            return others().into_iter().map(untold).collect();
+        };
+        let count = self.shards.q.slots.len();
+        let told = |(index, rows): (usize, &[SegmentRow])| StepSegments {
+            segments: rows.iter().map(SegmentRow::segment).collect(),
+            table: Some(collect::part(self.builder, table, index, count)),
+        };
+        rows.chunks(count).enumerate().map(told).collect()
+    }
+
+    /// Returns a buffer like `model` for each stream that has a step.
+    fn of_streams(&mut self, steps: usize, model: BufferId, name: &str) -> Vec<BufferId> {
+        let format = self.builder.describe(model).format;
+        let one = |stream| self.builder.like(model, &format!("{name} of a step, stream {stream}"), format);
+        (0..STREAMS.len().min(steps)).map(one).collect()
+    }
+
+    /// Lets the other stream begin behind the main one.
+    fn fork(&mut self, steps: usize) {
+        if steps > 1 {
+            let ready = self.builder.record(self.rank, COMPUTE);
+            self.builder.wait(self.rank, STREAMS[1], ready);
+        }
+    }
+
+    /// Makes the main stream wait for the ends of others.
+    fn join(&mut self, ends: &[(usize, EventId)]) {
+        let of_others = ends.iter().rfind(|(stream, _)| *stream != COMPUTE);
+        if let Some((_, end)) = of_others {
+            self.builder.wait(self.rank, COMPUTE, *end);
+        }
+    }
+}
