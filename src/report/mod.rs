@@ -309,6 +309,31 @@ impl Report {
     }
 }
 
+impl Entry {
+    /// Returns a failure of which nothing is known but these words.
+    fn told(key: String, state: State, problem: String, words: String, replay: String) -> Entry {
+        Entry {
+            state,
+            sentence: words.clone(),
+            key,
+            campaign: None,
+            problem,
+            words,
+            finding: None,
+            minimal: false,
+            evaluations: 0,
+            met: None,
+            file: None,
+            replay,
+            try_command: None,
+            script: None,
+            known: None,
+            way: Vec::new(),
+            case: None,
+        }
+    }
+}
+
 /// Reads a file of a folder as JSON.
 fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ReportError> {
     let bytes = files::read(path, FILE_BYTES_MAX)

@@ -74,23 +74,8 @@ fn entry(dir: &Path, recording: &Recording, sample: Option<Sample>, finding: &Fi
     });
     let found = Found::drawn(finding.clone().storable());
     let rows = sample.map_or(String::new(), |Sample { rows, seed }| format!(" --rows {rows} --seed {seed}"));
-    Entry {
-        state: State::New,
-        sentence: sentence(&found),
-        key: FailureKey::of(finding, &name, &recording.problem).to_string(),
-        campaign: None,
-        problem: prose::describe_recorded(&recording.problem),
-        words: found.to_string(),
-        minimal: false,
-        evaluations: 0,
-        finding: Some(found.finding),
-        met: None,
-        file: None,
-        replay: format!("seamproof judge-recording {}{rows}", quoted(&dir.display().to_string())),
-        try_command: None,
-        script: None,
-        known: None,
-        way: Vec::new(),
-        case: Some(Box::new(case)),
-    }
+    let key = FailureKey::of(finding, &name, &recording.problem).to_string();
+    let replay = format!("seamproof judge-recording {}{rows}", quoted(&dir.display().to_string()));
+    let problem = prose::describe_recorded(&recording.problem);
+    Entry { case: Some(Box::new(case)), ..Entry::of_found(found, key, State::New, problem, replay) }
 }
