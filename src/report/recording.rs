@@ -35,9 +35,15 @@ pub(crate) fn of_recording(
         report.facts.push(fact("asked", recording::asked(recording, sample, margin)));
         report.facts.extend(margins(margin));
     }
+    let errors = if sample.is_none() { recording::error_maps(recording) } else { Vec::new() };
     let found = if let Verdict::Finding(finding) = verdict { Some(finding) } else { None };
-    let entries = found.map(|finding| entry(dir, recording, sample, finding));
-    report.with_findings(entries.into_iter().collect())
+    let Some(finding) = found else {
+        let subject = Subject { name: manifest.subject.name.clone(), options: Default::default() };
+        let case = Box::new(Case::new(subject, 0, problem.clone()));
+        report.held = (!errors.is_empty()).then(|| (case, recording.layouts(), errors));
+        return report;
+    };
+    report.with_findings(vec![Entry { errors, ..entry(dir, recording, sample, finding) }])
 }
 
 fn concluded(verdict: &Verdict) -> (Tone, String) {
