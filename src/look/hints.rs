@@ -13,8 +13,8 @@ use super::svg::ratio;
 const ROWS_LEAST: usize = 3;
 /// Largest relative distance of two factors that agree: a few roundings of a 16-bit format.
 const FACTOR_SPREAD: f64 = 0.01;
-/// Smallest error of a factor that counts, which no rounding makes.
-const FACTOR_LEAST: f64 = 0.004;
+/// Smallest error of a factor that is told.
+const FACTOR_LEAST: f64 = 0.001;
 /// Multiple of its bound that an exact value has at least, for a factor to mean anything.
 const WEIGHT: f64 = 16.0;
 

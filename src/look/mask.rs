@@ -31,7 +31,7 @@ const SIZE: [f64; 2] = [300.0, 14.0];
 /// Largest side of a pair.
 const PAIR_MAX: f64 = 32.0;
 /// Room around a matrix: on its left and above it.
-const ROOM: [f64; 2] = [58.0, 48.0];
+const ROOM: [f64; 2] = [64.0, 48.0];
 /// Largest number of differences that are told in words, of each source.
 const DIFFERENCES_TOLD: usize = 4;
 /// Largest number of different rows of others that are named.

@@ -57,7 +57,7 @@ impl Sight {
         match self {
             Sight::Alone => "extra",
             Sight::First => "visible",
-            Sight::Saw => "partly",
+            Sight::Saw => "low",
             Sight::Not => "hidden",
         }
     }
@@ -152,11 +152,8 @@ fn ordered(scores: &[Score]) -> Vec<&Score> {
 }
 
 fn matrix(scores: &[Score]) -> Drawing {
-    let entries = [
-        ("extra", "seen by this rung alone"),
-        ("visible", "caught by it first"),
-        ("partly", "seen by it too"),
-    ];
+    let entries =
+        [("extra", "seen by this rung alone"), ("visible", "caught by it first"), ("low", "seen by it too")];
     let (key, top) = legend(&entries);
     let width = ((WIDTH - LEFT - 2.0) / scores.len().max(1) as f64).min(24.0);
     let marks: Vec<Markup> = ordered(scores)

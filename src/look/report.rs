@@ -4,7 +4,7 @@
 //! lets no other run. The data stands in the page once more as JSON (`docs/look.md`), for programs.
 
 use maud::{Markup, PreEscaped, html};
-use seamproof_judge::case::Case;
+use seamproof_judge::case::{Case, InputSource};
 use seamproof_judge::prose::{self, counted};
 use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{self, RankLayout};
@@ -356,10 +356,17 @@ fn values(entry: &Entry) -> Markup {
 
 /// Returns what is told of a failure in words, and its commands.
 fn texts(entry: &Entry) -> Markup {
+    let run = entry.case.as_ref().filter(|case| {
+        let is_end = case.found.as_ref().is_some_and(|found| found.finding.check.is_end());
+        case.inputs == InputSource::Generated && !is_end
+    });
+    let run = if run.is_some() { " --run" } else { "" };
     let explain =
-        entry.file.as_ref().map(|file| format!("seamproof explain {} --html case.html", quoted(file)));
+        entry.file.as_ref().map(|file| format!("seamproof explain {} --html case.html{run}", quoted(file)));
     let met = entry.met.map(|(cases, shrunk)| met(cases, shrunk));
+    let is_recorded = entry.case.as_ref().is_some_and(|case| case.inputs != InputSource::Generated);
     let state = match (entry.minimal, entry.evaluations) {
+        _ if is_recorded => "As it was recorded".to_owned(),
         (_, 0) => "As it was drawn".to_owned(),
         (true, count) => format!("Minimal after {}", counted(count, "evaluation")),
         (false, count) => format!("Not minimal after {}", counted(count, "evaluation")),

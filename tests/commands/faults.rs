@@ -2,7 +2,7 @@
 
 use seamproof_judge::subjects::MISCALLS;
 
-use super::look::{PAGE_MAX, elements, table};
+use super::look::{PAGE_MAX, elements, fits_a_telephone, table};
 use super::{code, place, refuses, seamproof, stderr, stdout};
 
 #[test]
@@ -84,10 +84,9 @@ fn the_whole_catalogue_is_scored_by_rung() {
     let whole = seamproof(place.path(), &["faults", "--score", "--quick", "--html", "power.html"]);
     let said = stdout(&whole);
     assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
-    has_the_score(
-        &std::fs::read_to_string(place.path().join("power.html")).expect("the page is there"),
-        &said,
-    );
+    let page = std::fs::read_to_string(place.path().join("power.html")).expect("the page is there");
+    has_the_score(&page, &said);
+    fits_a_telephone(place.path(), &page);
     let lines = |start: &str| said.lines().filter(|line| line.starts_with(start)).count();
     for rung in [
         "checker",

@@ -237,6 +237,8 @@ fn a_run_shows_what_a_schedule_does_not() {
     let (shown, pairs, past) = page("emulated");
     assert_eq!((pairs.len(), past), (1, 0), "{pairs:?}");
     assert!(!shown.contains("As the subject saw it"));
+    let (_, _, past) = page("emulated@worker");
+    assert_eq!(past, 0, "a subject in a worker is run like any other");
     let (shown, pairs, past) = page("emulated+window-one-key-long");
     assert_eq!(
         pairs.iter().map(|row| row[1].as_str()).collect::<Vec<_>>(),
@@ -374,7 +376,7 @@ fn a_page_does_not_overflow_a_telephone() {
     fits_a_telephone(dir, &page(dir, "ring"));
 }
 
-/// Checks that a page fits a telephone, where Chromium is.
+/// Checks in Chromium, where it is, that a page fits a telephone and a desk, and that its script sorts.
 pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
     let has_chromium =
         Process::new("chromium").arg("--version").output().is_ok_and(|output| output.status.success());
@@ -382,13 +384,18 @@ pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
         eprintln!("not run: there is no chromium here");
         return;
     }
-    // A page of the test’s own holds the page in a frame as wide as a telephone, and measures it.
+    // A page of the test’s own holds the page in frames as wide as a telephone and as a desk, and measures it.
     let quoted = page.replace('&', "&amp;").replace('"', "&quot;");
-    let measure = "let root = this.contentDocument.documentElement; \
-                   document.title = root.scrollWidth + ' of ' + root.clientWidth";
-    let outer = format!(
-        "<!DOCTYPE html><title></title><iframe width=390 height=900 frameborder=0 onload=\"{measure}\" srcdoc=\"{quoted}\"></iframe>"
-    );
+    let measure = "let inner = this.contentDocument; let root = inner.documentElement; \
+                   let head = inner.querySelector('table.sorts th button'); if (head) head.click(); \
+                   let sorted = head ? head.parentElement.getAttribute('aria-sort') : 'none'; \
+                   document.title += root.scrollWidth + ' of ' + root.clientWidth + ' ' + sorted + ';'";
+    let frame = |width: usize| {
+        format!(
+            "<iframe width={width} height=900 frameborder=0 onload=\"{measure}\" srcdoc=\"{quoted}\"></iframe>"
+        )
+    };
+    let outer = format!("<!DOCTYPE html><title></title>{}{}", frame(390), frame(1280));
     fs::write(dir.join("measured.html"), outer).expect("the file is written");
     let url = format!("file://{}", dir.join("measured.html").display());
     let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"];
@@ -396,7 +403,16 @@ pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
     let dom = stdout(&output);
     let (_, title) = dom.split_once("<title>").expect("the page has a title");
     let (measured, _) = title.split_once("</title>").expect("a title ends");
-    let (wide, of) = measured.split_once(" of ").unwrap_or_else(|| panic!("{measured}"));
-    let [wide, of] = [wide, of].map(|width| width.parse::<usize>().expect("a width"));
-    assert!(of <= 390 && wide <= of, "{wide} of {of}");
+    let frames: Vec<&str> = measured.split_terminator(';').collect();
+    assert_eq!(frames.len(), 2, "{measured}");
+    for frame in frames {
+        let [wide, "of", of, sorted] = frame.split(' ').collect::<Vec<_>>()[..] else { panic!("{measured}") };
+        let [wide, of] = [wide, of].map(|width| width.parse::<usize>().expect("a width"));
+        assert!(of <= 1280 && wide <= of, "{measured}");
+        assert_eq!(
+            sorted,
+            if page.contains("class=\"sorts\"") { "descending" } else { "none" },
+            "{measured}"
+        );
+    }
 }
