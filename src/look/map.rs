@@ -22,7 +22,10 @@ pub(super) fn map(layouts: &[RankLayout], matrices: &[Matrix]) -> String {
     if drawn.iter().any(|matrix| matrix.is_wrong()) {
         text += "  ╳ missing  + too many  = more than once";
     }
-    text += if layouts.len() > 1 { "; at the sides the ranks that own them\n" } else { "\n" };
+    text += "\n";
+    if layouts.len() > 1 {
+        text += "          numbers at the sides: ranks that own them\n";
+    }
     for matrix in &drawn {
         one(layouts, matrix, &mut text);
     }

@@ -182,7 +182,8 @@ mod tests {
             let seen = Judge::default().seen(&backend, &problem).unwrap();
             for row in seen.iter().filter(|row| row.query > 3) {
                 let start = (row.query as i64 - 3 + moved) as usize;
-                assert_eq!(row.keys, Some(vec![start..row.query + 1]), "{id}, query {}", row.query);
+                let keys = row.keys.as_deref().unwrap_or_default();
+                assert!(matches!(keys, [keys] if *keys == (start..row.query + 1)), "{id}, {row:?}");
             }
         }
     }
