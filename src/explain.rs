@@ -36,7 +36,7 @@ use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaun
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
 
 use crate::backends::unscheduled;
-pub(crate) use followed::{BandSums, Followed, words as operation_words};
+pub(crate) use followed::{BandSums, Followed, Sum, seen_differences, words as operation_words};
 use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};

@@ -1,19 +1,22 @@
 //! `seamproof explain`: shows a case as text, as a page, or as one picture.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use seamproof_oracle::{Pass, Problem};
 
 use super::exit::Exit;
-use super::output::{print, print_line, print_to_stdout};
-use super::{CliError, load, recorded_beside};
+use super::open::open_page;
+use super::output::{note, print, print_line, print_to_stdout};
+use super::{CliError, load, recorded_beside, tell_if_long};
 use crate::explain::{self, Selection, explain, explain_recorded};
-use crate::look::{Look, Picture, Source};
+use crate::look::{Look, Picture, Ran, Source};
 use crate::paste::replay_command;
 use crate::record::{is_stdout, write_whole};
-use crate::recording::Recording;
+use crate::recording::{self, Recording};
+use crate::report::{self, Again};
 use seamproof_judge::case::Case;
+use seamproof_judge::subject::Backend;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,6 +24,8 @@ Examples:
   seamproof explain case.json --rank 1 --pass backward
   seamproof explain case.json --operations             merges, messages, collectives and copies too
   seamproof explain case.json --html case.html         one page of pictures: layout, who sees whom, the schedule
+  seamproof explain case.json --html case.html --run --open
+                                                       the case is run once more: which rows are wrong, which keys were seen
   seamproof explain case.json --svg mask > mask.svg    one picture";
 
 #[derive(clap::Args, Debug)]
@@ -44,6 +49,12 @@ pub(super) struct Args {
     /// Write a page of pictures instead, to a file or to standard output (-)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rank", "pass", "operations", "svg"])]
     html: Option<PathBuf>,
+    /// Run the case once more for the page: which rows are wrong, and which keys the queries saw
+    #[arg(long, requires = "html")]
+    run: bool,
+    /// Open the page in a browser
+    #[arg(long, requires = "html")]
+    open: bool,
     /// Print one picture instead
     #[arg(long, value_name = "PICTURE", conflicts_with_all = ["rank", "pass", "operations"])]
     svg: Option<PictureName>,
@@ -87,11 +98,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
     if args.is_pictured() {
+        let run = if args.run { run_again(&args.file, &case, backend.as_ref()) } else { Ran::default() };
         let source = match backend.schedule(&case.problem) {
-            Ok(schedule) => return look(args, &case, Source::Schedule(&schedule)),
+            Ok(schedule) => return look(args, &case, Source::Schedule(&schedule), run),
             Err(error) => Source::Unknown(error.to_string()),
         };
-        return look(args, &case, source);
+        return look(args, &case, source, run);
     }
     let (problem, file) = (&case.problem, args.file.display());
     check_rank(args, problem)?;
@@ -104,8 +116,39 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let options = Selection { rank: args.rank, pass, operations: args.operations };
     let head = explain::subject(&case, args.backend.is_some());
     let others = explain::other_runs(&case, backend.as_ref(), &options);
-    print(&(head + &explain(problem, &schedule, &options) + &others));
+    let map =
+        if options == Selection::default() { map(&case, Source::Schedule(&schedule)) } else { String::new() };
+    print(&(head + &explain(problem, &schedule, &options) + &others + &map));
     Ok(Exit::Held)
+}
+
+/// Returns the small map of a case, where standard output takes its letters.
+fn map(case: &Case, source: Source) -> String {
+    if !takes_blocks() {
+        return String::new();
+    }
+    Look { case, file: "", replay: "", source, run: Ran::default() }.map()
+}
+
+/// Whether the reader's locale has letters beyond ASCII. On Windows the console has.
+fn takes_blocks() -> bool {
+    let named = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
+    let locale = named.filter(|locale| !locale.is_empty()).map(|locale| locale.to_uppercase()).next();
+    cfg!(windows) || locale.is_some_and(|locale| locale.contains("UTF-8") || locale.contains("UTF8"))
+}
+
+/// Runs a case again for its page.
+fn run_again(file: &Path, case: &Case, backend: &dyn Backend) -> Ran {
+    if case.found.as_ref().is_some_and(|found| found.finding.check.is_end()) {
+        note(&format_args!("{}: not run: its finding is the end of the subject", file.display()));
+        return Ran::default();
+    }
+    tell_if_long(file, &case.problem);
+    let Again { errors, seen, .. } = report::run(case, backend);
+    if errors.is_empty() && seen.is_empty() {
+        note(&format_args!("{}: its run left nothing to compare", file.display()));
+    }
+    Ran { errors, seen }
 }
 
 /// Shows a recorded case, whose run is over and has no schedule here.
@@ -115,6 +158,7 @@ fn run_recorded(args: &Args, case: &Case, recording: &Recording) -> Result<Exit,
         ("--pass", args.pass.is_some()),
         ("--operations", args.operations),
         ("--backend", args.backend.is_some()),
+        ("--run", args.run),
     ];
     if let Some((option, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
         let file = args.file.display();
@@ -123,22 +167,28 @@ fn run_recorded(args: &Args, case: &Case, recording: &Recording) -> Result<Exit,
         )));
     }
     if args.is_pictured() {
-        return look(args, case, Source::Recorded(recording.layouts()));
+        let run = Ran { errors: recording::error_maps(recording), seen: Vec::new() };
+        return look(args, case, Source::Recorded(recording.layouts()), run);
     }
-    print(&explain_recorded(case, &recording.layouts(), args.rank));
+    let map =
+        if args.rank.is_none() { map(case, Source::Recorded(recording.layouts())) } else { String::new() };
+    print(&(explain_recorded(case, &recording.layouts(), args.rank) + &map));
     Ok(Exit::Held)
 }
 
 /// Writes the page, or prints the picture.
-fn look(args: &Args, case: &Case, source: Source) -> Result<Exit, CliError> {
+fn look(args: &Args, case: &Case, source: Source, run: Ran) -> Result<Exit, CliError> {
     let file = args.file.display().to_string();
     let replay = replay_command(&args.file, args.backend.as_deref());
-    let look = Look { case, file: &file, replay: &replay, source };
+    let look = Look { case, file: &file, replay: &replay, source, run };
     match (&args.html, args.svg) {
         (Some(out), _) if is_stdout(out) => print_to_stdout(&look.page()),
         (Some(out), _) => {
             write_whole(out, &look.page())?;
             print_line(&format_args!("page     {}", out.display()));
+            if args.open {
+                open_page(out);
+            }
         }
         (None, Some(name)) => {
             let drawn = look.picture(name.picture());

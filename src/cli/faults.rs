@@ -1,18 +1,22 @@
 //! `seamproof faults`: plants the catalogue's faults and reports what catches them.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use seamproof_simulator::faults::{ABSENT, Catcher, FaultRecord};
 
 use super::CliError;
 use super::exit::Exit;
+use super::open::open_page;
 use super::output::print_line;
 use super::worker;
 use crate::campaign::{Registered, Subjects};
 use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, NotRun, RungScore, Score, Scored, Suspect, reason, score_all,
 };
+use crate::look::power_page;
 use crate::paste::typed;
+use crate::record::{is_stdout, write_whole};
 use seamproof_judge::ladder::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
 use seamproof_judge::prose::counted;
 use seamproof_judge::subjects::{SubjectName, listed};
@@ -28,6 +32,8 @@ Examples:
   seamproof faults --score                        plant each; what catches it, how soon, how small the repro is; what
                                                   each rung of the judge caught, and what only it caught
   seamproof faults --score --quick                one stream of problems, one case for all rungs, no repro
+  seamproof faults --score --quick --html power.html
+                                                  the same as a page: a matrix of faults and rungs
   seamproof faults --score --only merge-twice --seeds 1
   seamproof faults --gpu --score --quick          the faults in kernels, on a Hopper GPU
   seamproof faults --score --quick --backend cuda
@@ -65,6 +71,12 @@ pub(super) struct Args {
     /// Score the faults at the call on this backend, NAME or NAME:OPTION=VALUE,…, instead of the whole catalogue
     #[arg(long, value_name = "BACKEND", requires = "score", conflicts_with = "gpu")]
     backend: Option<String>,
+    /// Write the score as a page too: which rung catches what, as a matrix
+    #[arg(long, value_name = "FILE", requires = "score")]
+    html: Option<PathBuf>,
+    /// Open the page in a browser
+    #[arg(long, requires = "html")]
+    open: bool,
     /// Streams of problems of which the median is taken
     #[arg(long, value_name = "N", default_value_t = SEEDS, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
@@ -73,6 +85,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    if args.html.as_deref().is_some_and(is_stdout) {
+        return Err(CliError::Usage("--html: standard output has the score; name a file".to_owned()));
+    }
     args.workers.configure();
     let (suspects, judged) = chosen(args)?;
     if !args.score {
@@ -95,7 +110,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.only.is_none() && !args.gpu {
         print_rungs(&scored);
     }
-    Ok(summarise(&scored, args.only.is_none()))
+    let exit = summarise(&scored, args.only.is_none());
+    if let Some(out) = &args.html {
+        write_whole(out, &power_page(&scored))?;
+        print_line(&format_args!("page: {}", out.display()));
+        if args.open {
+            open_page(out);
+        }
+    }
+    Ok(exit)
 }
 
 /// Returns the faults in subjects and in the judge that are asked for.

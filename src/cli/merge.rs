@@ -145,7 +145,7 @@ fn merged(
     let mut outcome = RunOutcome { canary, summary, interrupted: control.stopped() };
     scripts(&mut outcome, &dir, &logs, &control, campaign::SCRIPTS_MAX)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
-    tell_report(&dir, &outcome);
+    tell_report(&dir, &outcome, false);
     let RunOutcome { canary, summary, .. } = &outcome;
     let written =
         report.map_or(Ok(()), |report| report.write(&start.backend, canary, summary.as_ref(), left));

@@ -18,6 +18,7 @@ mod kernels;
 mod large;
 mod merge;
 mod nightly;
+mod open;
 mod options;
 mod output;
 mod progress;

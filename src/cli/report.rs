@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::exit::Exit;
+use super::open::open_page;
 use super::output::{print_line, print_to_stdout};
 use super::{CliError, tell_if_long};
 use crate::look::report_page;
@@ -15,6 +16,8 @@ Examples:
   seamproof report seamproof.out --html report.html       what the last campaign found
   seamproof report nights/night-0002 --html night.html    a night: what is new first, and the trend over nights
   seamproof report merged --html report.html              shards that `seamproof merge` joined
+  seamproof report seamproof.out --html report.html --open
+                                                          the same in a browser
   seamproof report recording --html run.html              a recorded run, which is judged first
   seamproof report seamproof.out                          the same in a sentence";
 
@@ -26,6 +29,9 @@ pub(super) struct Args {
     /// Write a page to a file, or to standard output (-)
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Open the page in a browser
+    #[arg(long, requires = "html")]
+    open: bool,
     /// Of a recording: judge this many drawn rows of q and of k, and all at borders, in place of every row
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ROWS_MAX))]
     rows: Option<u64>,
@@ -45,6 +51,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             write_whole(out, &report_page(&report))?;
             tell(&report);
             print_line(&format_args!("page      {}", out.display()));
+            if args.open {
+                open_page(out);
+            }
         }
         None => tell(&report),
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::exit::Exit;
+use super::open::open_page;
 use super::options::{BesideOptions, duration, random_seed, seed};
 use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
@@ -13,9 +14,12 @@ use crate::campaign::{
     self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
     Summary, Tone,
 };
+use crate::look::report_page;
 use crate::paste::{report_command, typed};
-use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir};
+use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir, write_whole};
+use crate::report;
 use crate::worker::{abandon_all, is_abandoned};
+use seamproof_judge::evaluate::caught;
 use seamproof_judge::generate::Profile;
 
 /// Time of a campaign that neither cases nor time limit.
@@ -76,6 +80,9 @@ pub(super) struct Args {
     /// Show how many cases of each class of problems were drawn
     #[arg(long)]
     census: bool,
+    /// Open the report in a browser where something was found
+    #[arg(long)]
+    open: bool,
     /// Threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
     jobs: Option<u32>,
@@ -155,7 +162,7 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let mut outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
     scripts(&mut outcome, &dir, &logs, control, args.scripts)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
-    tell_report(&dir, &outcome);
+    tell_report(&dir, &outcome, args.open);
     if let Some(summary) = outcome.summary.as_ref().filter(|_| args.census) {
         print_line(&summary.census);
     }
@@ -292,10 +299,28 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
     recorded(exit, written)
 }
 
-/// Prints the command that shows what was found as a page.
-pub(super) fn tell_report(dir: &RunDir, outcome: &RunOutcome) {
-    if outcome.summary.as_ref().is_some_and(|summary| !summary.distinct.is_empty()) {
-        print_line(&format_args!("report    {}", typed(&report_command(dir.path()))));
+/// Name of the page of what a campaign found, in its folder.
+const PAGE: &str = "report.html";
+
+/// Writes the page of what was found into the campaign's folder, prints its path, and opens it where that is asked. Where
+/// it cannot be written, the command that shows it is printed: what was found stays found.
+pub(super) fn tell_report(dir: &RunDir, outcome: &RunOutcome, opens: bool) {
+    if outcome.summary.as_ref().is_none_or(|summary| summary.distinct.is_empty()) {
+        return;
+    }
+    let path = dir.path().join(PAGE);
+    let page = || Ok(write_whole(&path, &report_page(&report::read(dir.path())?))?);
+    match caught(page).unwrap_or_else(|what| Err(CliError::Usage(what))) {
+        Ok(()) => {
+            print_line(&format_args!("report    {}", path.display()));
+            if opens {
+                open_page(&path);
+            }
+        }
+        Err(why) => {
+            note(&format_args!("the report is not written: {why}"));
+            print_line(&format_args!("report    {}", typed(&report_command(dir.path()))));
+        }
     }
 }
 

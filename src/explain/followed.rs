@@ -3,12 +3,14 @@
 
 use std::ops::Range;
 
+use seamproof_judge::ladder::SeenRow;
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::check::{OperationId, TracedLaunch, trace};
 use seamproof_simulator::schedule::{Operation, Schedule};
 
-use super::line::Line;
-use super::seen::{Sighting, Sums, cost_of, queries};
+use super::line::{Line, tidy};
+use super::seen::{Sighting, Sums, cost_of, differences, queries};
+use super::sight::{Sight, groups};
 use super::{operation, pass_of, segments, step};
 
 /// Largest cost of the pairs of all launches that are pictured one by one.
@@ -31,6 +33,8 @@ pub(crate) struct Sum {
     pub(crate) twice: Vec<Range<usize>>,
     /// Rows of other sequences, of padding or of nothing that are shown, in words.
     pub(crate) foreign: Vec<String>,
+    /// Whether it is known what is shown. What launches are asked to show always is.
+    pub(crate) is_clear: bool,
 }
 
 /// Sums of one band of heads over one sequence.
@@ -61,6 +65,17 @@ impl<'a> Followed<'a> {
         Some(sequences.iter().map(|&sequence| self.of_sequence(&sums, sequence)).collect())
     }
 
+    /// Returns in words the queries to which the launches of a pass show something else than the mask does; none where
+    /// there is too much to compare.
+    pub(crate) fn differences(&self, pass: Pass) -> Vec<String> {
+        let launches = self
+            .launches
+            .iter()
+            .filter(|launch| pass_of(self.schedule, launch.at.rank, launch.at.operation) == pass);
+        let sightings: Vec<Sighting> = launches.flat_map(|launch| self.sightings(launch)).collect();
+        differences(self.problem, &sightings).unwrap_or_default()
+    }
+
     fn of_sequence(&self, sums: &Sums, sequence: usize) -> Vec<BandSums> {
         let queries = self.problem.sequences.get(sequence).map_or(0, |both| both.q.len);
         let of_band = |heads: Range<usize>| {
@@ -68,7 +83,8 @@ impl<'a> Followed<'a> {
             let of_query = |query| {
                 let sight = sums.sight((sequence, query), &heads);
                 right &= sight.is_right();
-                Sum { query, seen: ranges(&sight.keys), twice: ranges(&sight.twice), foreign: sight.foreign }
+                let [seen, twice] = [&sight.keys, &sight.twice].map(|lines| ranges(lines));
+                Sum { query, seen, twice, foreign: sight.foreign, is_clear: true }
             };
             let queries = (0..queries).map(of_query).collect();
             BandSums { heads, right, queries }
@@ -132,6 +148,33 @@ pub(crate) fn words(schedule: &Schedule, at: OperationId) -> String {
             step => format!("{pass} launch, {step}"),
         },
     }
+}
+
+/// Returns in words the queries of a head that saw something else than the mask shows. Those of which nobody knows what
+/// they saw are left out.
+pub(crate) fn seen_differences(problem: &Problem, seen: &[SeenRow]) -> Vec<String> {
+    let mut rows: Vec<&SeenRow> = seen.iter().collect();
+    rows.sort_by_key(|row| (row.sequence, row.head, row.query));
+    let of_head = |rows: &[&SeenRow]| {
+        let (sequence, head) = rows.first().map_or((0, 0), |row| (row.sequence, row.head));
+        let both = &problem.sequences[sequence];
+        let lines = |keys: &[Range<usize>]| tidy(keys.iter().cloned().map(Line::range).collect());
+        let sights = rows.iter().filter_map(|row| {
+            let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
+            let (keys, should) = (lines(row.keys.as_ref()?), lines(&[visible]));
+            let sight = Sight {
+                query: row.query,
+                keys,
+                twice: Vec::new(),
+                foreign: Vec::new(),
+                should: Some(should),
+            };
+            (!sight.is_right()).then_some(sight)
+        });
+        let of = format!(" of sequence {sequence}, head {head}");
+        groups(sights, true).iter().map(|group| group.words(&of)).collect::<Vec<_>>()
+    };
+    rows.chunk_by(|a, b| (a.sequence, a.head) == (b.sequence, b.head)).flat_map(of_head).collect()
 }
 
 /// Returns lines as ranges.

@@ -15,11 +15,17 @@ use super::mask;
 use super::svg::{Drawing, WIDTH, block, legend, number, ratio, words};
 use super::table::Table;
 
-/// Largest number of cells side by side, and of heads one below the other.
-const CELLS_MAX: [usize; 2] = [96, 16];
+/// Largest numbers of cells side by side and one below the other, finest first. The coarsest is taken where the others
+/// make too many cells.
+const CELLS_MAX: [[usize; 2]; 4] = [[96, 16], [48, 16], [32, 8], [16, 4]];
+/// Number of all cells that is too many.
+const CELLS_ALL_MAX: usize = 3000;
 /// Where cells begin, and their largest width and height.
 const LEFT: f64 = 150.0;
 const CELL: [f64; 2] = [26.0, 13.0];
+/// How to read the picture.
+pub(super) const LEAD: &str = "Error ÷ bound of each row and head, as the case runs: 1 is the largest error of an honest \
+                               result of this precision.";
 /// Largest number of strips of cells.
 const STRIPS_MAX: usize = 24;
 
@@ -82,12 +88,25 @@ pub(super) fn errors(case: &Case, layouts: &[RankLayout], maps: &[ErrorMap]) -> 
     (drawing, notes)
 }
 
+/// Returns the strips, as fine as their number allows.
 fn strips<'a>(case: &Case, maps: &'a [ErrorMap]) -> Vec<Strip<'a>> {
+    let mut strips = Vec::new();
+    for most in CELLS_MAX {
+        strips = strips_of(case, maps, most);
+        let cells = |strip: &Strip<'_>| strip.size[0] * strip.size[1];
+        if strips.iter().take(STRIPS_MAX).map(cells).sum::<usize>() <= CELLS_ALL_MAX {
+            break;
+        }
+    }
+    strips
+}
+
+fn strips_of<'a>(case: &Case, maps: &'a [ErrorMap], most: [usize; 2]) -> Vec<Strip<'a>> {
     let chosen: BTreeSet<usize> = mask::chosen(case).into_iter().collect();
     let of_map = |map: &'a ErrorMap| {
         let sequences: BTreeSet<Option<usize>> = map.rows.iter().map(|row| row.place.sequence).collect();
         let drawn = sequences.into_iter().filter(|sequence| sequence.is_none_or(|at| chosen.contains(&at)));
-        drawn.map(|sequence| strip(map, sequence)).collect::<Vec<_>>()
+        drawn.map(|sequence| strip(map, sequence, most)).collect::<Vec<_>>()
     };
     maps.iter().flat_map(of_map).collect()
 }
@@ -102,13 +121,13 @@ fn sequences_left(case: &Case, maps: &[ErrorMap]) -> usize {
     maps.iter().map(of_map).sum()
 }
 
-fn strip(map: &ErrorMap, sequence: Option<usize>) -> Strip<'_> {
+fn strip(map: &ErrorMap, sequence: Option<usize>, most: [usize; 2]) -> Strip<'_> {
     let rows: Vec<&WorstLane> = map.rows.iter().filter(|row| row.place.sequence == sequence).collect();
     let count = |of: fn(&WorstLane) -> Option<usize>| {
         rows.iter().filter_map(|row| of(row)).max().map_or(1, |largest| largest + 1)
     };
     let counts = [count(|row| row.place.row), count(|row| row.place.head)];
-    let side = [0, 1].map(|axis| counts[axis].div_ceil(CELLS_MAX[axis]).max(1));
+    let side = [0, 1].map(|axis| counts[axis].div_ceil(most[axis]).max(1));
     let size = [0, 1].map(|axis| counts[axis].div_ceil(side[axis]));
     Strip { map, sequence, side, size, rows }
 }

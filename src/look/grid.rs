@@ -15,6 +15,8 @@ pub(super) struct Tile {
     pub(super) extra: u64,
     /// Pairs that are shown more than once.
     pub(super) twice: u64,
+    /// Pairs of queries of which nobody knows what they saw.
+    pub(super) unclear: u64,
 }
 
 /// Field of a [`Tile`].
@@ -112,6 +114,7 @@ impl Grid {
             missing: sum.missing + tile.missing,
             extra: sum.extra + tile.extra,
             twice: sum.twice + tile.twice,
+            unclear: sum.unclear + tile.unclear,
         })
     }
 }

@@ -1,11 +1,13 @@
 //! Picture 2: who sees whom. For a sequence, the pairs of query and key that the mask shows, those that the launches are
-//! asked to show, and where both differ.
+//! asked to show, those that the subject was seen to show, and where they differ.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use maud::{Markup, html};
 use seamproof_judge::case::Case;
+use seamproof_judge::ladder::SeenRow;
 use seamproof_judge::prose::counted;
 use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Pass, Problem, Side};
@@ -13,8 +15,11 @@ use seamproof_oracle::{Pass, Problem, Side};
 use super::grid::{Grid, Tile};
 use super::svg::{Drawing, WIDTH, block, label, legend, number, words};
 use super::table::Table;
-use crate::explain::{BandSums, Followed};
+use crate::explain::{BandSums, Followed, Sum, seen_differences};
 
+/// How to read the picture, where the subject has run.
+pub(super) const LEAD: &str = "The pairs of query and key that the mask shows, beside those that the launches are asked to \
+                               show, and those that the subject saw where these are others.";
 /// Largest number of sequences that are drawn.
 const SEQUENCES_DRAWN: usize = 4;
 /// Largest number of tiles on each side of a matrix.
@@ -26,7 +31,9 @@ const SIZE: [f64; 2] = [300.0, 14.0];
 /// Largest side of a pair.
 const PAIR_MAX: f64 = 32.0;
 /// Room around a matrix: on its left and above it.
-const ROOM: [f64; 2] = [58.0, 48.0];
+const ROOM: [f64; 2] = [64.0, 48.0];
+/// Largest number of differences that are told in words, of each source.
+const DIFFERENCES_TOLD: usize = 4;
 /// Largest number of different rows of others that are named.
 const FOREIGN_NAMED: usize = 8;
 
@@ -39,14 +46,62 @@ pub(super) struct Matrix {
     compared: Option<Compared>,
 }
 
-/// Which launches were compared with the mask.
+/// Source of pairs beside the mask.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// What is asked of the launches of a pass.
+    Launches(Pass),
+    /// What the subject saw, decoded from its results.
+    Subject,
+}
+
+impl Of {
+    fn name(self) -> &'static str {
+        match self {
+            Of::Launches(Pass::Forward) => "forward",
+            Of::Launches(Pass::Backward) => "backward",
+            Of::Subject => "as the subject saw it",
+        }
+    }
+}
+
+/// What was compared with the mask.
 struct Compared {
-    pass: Pass,
+    of: Of,
     /// Heads in words, where they are not all.
     heads: String,
     /// Rows that are not of the sequence's keys, in words, and the number of queries that see any.
     foreign: BTreeSet<String>,
     strangers: usize,
+}
+
+/// Returns in words where the launches show, and where the subject saw, something else than the mask shows. What both do
+/// is said of the launches alone.
+pub(super) fn differences(problem: &Problem, followed: Option<&Followed>, seen: &[SeenRow]) -> Vec<String> {
+    let passes = match problem.pass {
+        Pass::Forward => &[Pass::Forward][..],
+        Pass::Backward => &[Pass::Forward, Pass::Backward],
+    };
+    let asked = passes.iter().flat_map(|&pass| {
+        let all = followed.map(|followed| followed.differences(pass)).unwrap_or_default();
+        listed(all, &format!("The {} is asked wrongly", Of::Launches(pass).name()))
+    });
+    let mut notes: Vec<String> = asked.collect();
+    if notes.is_empty() {
+        notes.extend(listed(seen_differences(problem, seen), "As the subject saw it"));
+    }
+    notes
+}
+
+/// Returns the first of some differences, with what they are of.
+fn listed(all: Vec<String>, of: &str) -> Vec<String> {
+    let left = all.len().saturating_sub(DIFFERENCES_TOLD);
+    let mut told: Vec<String> =
+        all.into_iter().take(DIFFERENCES_TOLD).map(|one| format!("{of}: {one}.")).collect();
+    if left > 0 {
+        told.push(format!("… and {left} more like these."));
+    }
+    told
 }
 
 /// Returns the sequences in the order of what they tell: that of the finding, and then those with most pairs.
@@ -76,8 +131,19 @@ pub(super) fn chosen(case: &Case) -> Vec<usize> {
 }
 
 /// Returns the matrices of the sequences that are drawn: what the mask shows, compared with what is asked of the
-/// launches of each pass. A backward that is asked for the same as the forward has no matrices of its own.
-pub(super) fn matrices(case: &Case, followed: Option<&Followed>) -> Vec<Matrix> {
+/// launches of each pass, and with what the subject saw. A source that shows the same pairs as an earlier one has no
+/// matrices of its own.
+pub(super) fn matrices(case: &Case, followed: Option<&Followed>, seen: &[SeenRow]) -> Vec<Matrix> {
+    matrices_in(case, followed, seen, TILES_MAX)
+}
+
+/// Returns the same, of at most `most` tiles on each side.
+pub(super) fn matrices_in(
+    case: &Case,
+    followed: Option<&Followed>,
+    seen: &[SeenRow],
+    most: usize,
+) -> Vec<Matrix> {
     let (problem, sequences) = (&case.problem, chosen(case));
     let passes = match problem.pass {
         Pass::Forward => &[Pass::Forward][..],
@@ -88,41 +154,75 @@ pub(super) fn matrices(case: &Case, followed: Option<&Followed>) -> Vec<Matrix> 
         let sums = followed.and_then(|followed| followed.sums(pass, &sequences));
         let Some(sums) = sums else { continue };
         for (&sequence, bands) in sequences.iter().zip(&sums) {
-            let matrix = compared(problem, sequence, pass, bands);
-            let said = all.iter().any(|other| other.sequence == sequence && other.same_pairs(&matrix));
-            if !said {
-                all.push(matrix);
-            }
+            put(&mut all, compared((problem, most), sequence, Of::Launches(pass), bands));
+        }
+    }
+    for &sequence in sequences.iter().filter(|_| !seen.is_empty()) {
+        let matrix = compared((problem, most), sequence, Of::Subject, &bands_of(problem, sequence, seen));
+        // That a subject saw what the mask shows says nothing more beside launches that are asked for something else.
+        if matrix.is_wrong() || !matrix.is_clear() || !all.iter().any(|other| other.sequence == sequence) {
+            put(&mut all, matrix);
         }
     }
     for &sequence in &sequences {
         if !all.iter().any(|matrix| matrix.sequence == sequence) {
-            all.push(defined(problem, sequence));
+            all.push(defined(problem, sequence, most));
         }
     }
     all
 }
 
-fn defined(problem: &Problem, sequence: usize) -> Matrix {
+/// Adds a matrix that shows other pairs than those of its sequence before.
+fn put(all: &mut Vec<Matrix>, matrix: Matrix) {
+    if !all.iter().any(|other| other.sequence == matrix.sequence && other.same_pairs(&matrix)) {
+        all.push(matrix);
+    }
+}
+
+/// Returns what each head of a sequence saw.
+fn bands_of(problem: &Problem, sequence: usize, seen: &[SeenRow]) -> Vec<BandSums> {
+    let both = &problem.sequences[sequence];
+    let of_head = |head: usize| {
+        let mut right = true;
+        let of_row = |row: &SeenRow| {
+            let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
+            let should: Vec<Range<usize>> = [visible].into_iter().filter(|keys| !keys.is_empty()).collect();
+            right &= row.keys.as_ref() == Some(&should);
+            let is_clear = row.keys.is_some();
+            let seen = row.keys.clone().unwrap_or(should);
+            Sum { query: row.query, seen, twice: Vec::new(), foreign: Vec::new(), is_clear }
+        };
+        let own = seen.iter().filter(|row| (row.sequence, row.head) == (sequence, head));
+        let queries = own.map(of_row).collect();
+        BandSums { heads: head..head + 1, right, queries }
+    };
+    (0..problem.heads.q).map(of_head).collect()
+}
+
+fn defined(problem: &Problem, sequence: usize, most: usize) -> Matrix {
     let both = &problem.sequences[sequence];
     let lengths = [both.q.len, both.kv.len];
-    let mut grid = Grid::new(lengths[0], lengths[1], TILES_MAX);
+    let mut grid = Grid::new(lengths[0], lengths[1], most);
     grid.show(&problem.mask.sight(lengths[0], lengths[1]));
     Matrix { sequence, lengths, grid, compared: None }
 }
 
 /// Returns a matrix with the differences of the first band of heads that has any.
-fn compared(problem: &Problem, sequence: usize, pass: Pass, bands: &[BandSums]) -> Matrix {
-    let mut matrix = defined(problem, sequence);
+fn compared((problem, most): (&Problem, usize), sequence: usize, of: Of, bands: &[BandSums]) -> Matrix {
+    let mut matrix = defined(problem, sequence, most);
     let wrong = bands.iter().filter(|band| !band.right).count();
     let Some(band) = bands.iter().find(|band| !band.right).or(bands.first()) else { return matrix };
     let all = band.heads == (0..problem.heads.q);
     let mut heads =
         if all { String::new() } else { format!("heads {}..{}", band.heads.start, band.heads.end) };
     if wrong > 1 {
-        heads += &format!("; {} differ too", counted(wrong - 1, "other band of heads"));
+        let others = wrong - 1;
+        heads += &format!(
+            "; {others} other {} too",
+            if others == 1 { "band of heads differs" } else { "bands of heads differ" }
+        );
     }
-    let mut of = Compared { pass, heads, foreign: BTreeSet::new(), strangers: 0 };
+    let mut compared = Compared { of, heads, foreign: BTreeSet::new(), strangers: 0 };
     let [queries, keys] = matrix.lengths;
     for sum in &band.queries {
         let visible = problem.mask.visible(sum.query, queries, keys);
@@ -141,11 +241,14 @@ fn compared(problem: &Problem, sequence: usize, pass: Pass, bands: &[BandSums]) 
         for twice in &sum.twice {
             matrix.grid.count(sum.query, twice, |tile| &mut tile.twice);
         }
-        of.strangers += usize::from(!sum.foreign.is_empty());
-        let room = FOREIGN_NAMED.saturating_sub(of.foreign.len());
-        of.foreign.extend(sum.foreign.iter().take(room).cloned());
+        if !sum.is_clear {
+            matrix.grid.count(sum.query, &(0..keys), |tile| &mut tile.unclear);
+        }
+        compared.strangers += usize::from(!sum.foreign.is_empty());
+        let room = FOREIGN_NAMED.saturating_sub(compared.foreign.len());
+        compared.foreign.extend(sum.foreign.iter().take(room).cloned());
     }
-    matrix.compared = Some(of);
+    matrix.compared = Some(compared);
     matrix
 }
 
@@ -159,10 +262,46 @@ impl Matrix {
         self.grid.total()
     }
 
-    /// Whether the launches are asked for something else than the mask shows.
+    /// Whether the launches are asked for something else than the mask shows, or the subject saw something else.
     pub(super) fn is_wrong(&self) -> bool {
         let Tile { missing, extra, twice, .. } = self.total();
         missing + extra + twice > 0 || self.compared.as_ref().is_some_and(|of| of.strangers > 0)
+    }
+
+    /// Whether it is known of each query what it saw.
+    fn is_clear(&self) -> bool {
+        self.total().unclear == 0
+    }
+
+    /// Returns what it shows, in words.
+    pub(super) fn title(&self) -> String {
+        let whose = self.compared.as_ref().map_or("by definition", |compared| compared.of.name());
+        format!("sequence {}, {whose}: {} × {}", self.sequence, self.lengths[0], self.lengths[1])
+    }
+
+    /// Returns the number of tiles.
+    pub(super) fn tiles(&self) -> usize {
+        self.grid.rows() * self.grid.columns()
+    }
+
+    /// Returns the numbers of rows and of columns of tiles.
+    pub(super) fn shape(&self) -> [usize; 2] {
+        [self.grid.rows(), self.grid.columns()]
+    }
+
+    /// Returns the first query of a row of tiles.
+    pub(super) fn first_query(&self, row: usize) -> usize {
+        self.grid.queries_of(row).start
+    }
+
+    /// Returns the first key of a column of tiles.
+    pub(super) fn first_key(&self, column: usize) -> usize {
+        self.grid.keys_of(column).start
+    }
+
+    /// Returns what a tile shows, as the class of its fill; `None` of a hidden one.
+    pub(super) fn class(&self, row: usize, column: usize) -> Option<&'static str> {
+        class(self.grid.tile(row, column), self.grid.area(row, column))
     }
 
     /// Returns the width and the height.
@@ -179,9 +318,10 @@ pub(super) fn mask(case: &Case, layouts: &[RankLayout], matrices: &[Matrix]) -> 
         ("visible", "visible pairs"),
         ("partly", "some of a tile’s pairs"),
         ("hidden", "not visible"),
-        ("missing", "visible, but not asked for"),
-        ("extra", "asked for, but not visible"),
-        ("twice", "asked for more than once"),
+        ("missing", "missing: visible, not shown"),
+        ("extra", "too many: shown, not visible"),
+        ("twice", "shown more than once"),
+        ("several", "nobody knows what was seen"),
         ("line-seam", "border of ranks or chunks"),
         ("line-found", "row of the finding"),
     ];
@@ -216,7 +356,7 @@ pub(super) fn mask(case: &Case, layouts: &[RankLayout], matrices: &[Matrix]) -> 
 /// Returns a matrix in words.
 fn summary(matrix: &Matrix) -> String {
     let [queries, keys] = matrix.lengths;
-    let Tile { visible, missing, extra, twice } = matrix.total();
+    let Tile { visible, missing, extra, twice, .. } = matrix.total();
     let mut text = format!(
         "Sequence {}: {} × {}, {}",
         matrix.sequence,
@@ -224,9 +364,10 @@ fn summary(matrix: &Matrix) -> String {
         counted(keys, "key"),
         counted(visible, "visible pair"),
     );
-    if matrix.compared.is_some() {
+    if let Some(Compared { of, .. }) = matrix.compared {
+        let rightly = if of == Of::Subject { "as the subject saw them" } else { "each asked for once" };
         text += &match (missing, extra, twice) {
-            (0, 0, 0) => ", each asked for once".to_owned(),
+            (0, 0, 0) => format!(", {rightly}"),
             _ => format!("; {missing} missing, {extra} extra, {twice} more than once"),
         };
     }
@@ -236,15 +377,9 @@ fn summary(matrix: &Matrix) -> String {
 fn draw(case: &Case, layouts: &[RankLayout], matrix: &Matrix, [left, top]: [f64; 2]) -> Markup {
     let [x, y] = [left + ROOM[0], top + ROOM[1]];
     let [width, height] = matrix.size();
-    let pass = matrix.compared.as_ref().map_or("by definition", |of| match of.pass {
-        Pass::Forward => "forward",
-        Pass::Backward => "backward",
-    });
-    let title =
-        format!("sequence {}, {pass}: {} × {}", matrix.sequence, matrix.lengths[0], matrix.lengths[1]);
     let cell = |count: usize, size: f64| size / count.max(1) as f64;
     let [of_query, of_key] = [cell(matrix.lengths[0], height), cell(matrix.lengths[1], width)];
-    let place = |rows: std::ops::Range<usize>, columns: std::ops::Range<usize>| {
+    let place = |rows: Range<usize>, columns: Range<usize>| {
         [
             x + columns.start as f64 * of_key,
             y + rows.start as f64 * of_query,
@@ -253,7 +388,7 @@ fn draw(case: &Case, layouts: &[RankLayout], matrix: &Matrix, [left, top]: [f64;
         ]
     };
     html! {
-        (words("strong", [left, top + 12.0], &title))
+        (words("strong", [left, top + 12.0], &matrix.title()))
         (words("faint", [x, top + 26.0], "keys →"))
         (words("faint end", [x - 18.0, y + 10.0], "queries"))
         (words("faint end", [x - 18.0, y + 22.0], "↓"))
@@ -269,8 +404,8 @@ fn draw(case: &Case, layouts: &[RankLayout], matrix: &Matrix, [left, top]: [f64;
 /// Neighbouring tiles of one kind.
 struct Tiles {
     class: &'static str,
-    queries: std::ops::Range<usize>,
-    keys: std::ops::Range<usize>,
+    queries: Range<usize>,
+    keys: Range<usize>,
     title: String,
 }
 
@@ -278,7 +413,7 @@ fn tiles(matrix: &Matrix) -> Vec<Tiles> {
     let grid = &matrix.grid;
     let mut all = Vec::new();
     for row in 0..grid.rows() {
-        let class = |column: usize| class(grid.tile(row, column), grid.area(row, column));
+        let class = |column: usize| matrix.class(row, column);
         let mut column = 0;
         while column < grid.columns() {
             let kind = class(column);
@@ -292,13 +427,13 @@ fn tiles(matrix: &Matrix) -> Vec<Tiles> {
     all
 }
 
-fn run(grid: &Grid, row: usize, columns: std::ops::Range<usize>, class: &'static str) -> Tiles {
+fn run(grid: &Grid, row: usize, columns: Range<usize>, class: &'static str) -> Tiles {
     let sum =
         |field: fn(Tile) -> u64| columns.clone().map(|column| field(grid.tile(row, column))).sum::<u64>();
     let area: u64 = columns.clone().map(|column| grid.area(row, column)).sum();
     let (queries, keys) =
         (grid.queries_of(row), grid.keys_of(columns.start).start..grid.keys_of(columns.end - 1).end);
-    let one = |range: &std::ops::Range<usize>, [single, many]: [&str; 2]| match range.len() {
+    let one = |range: &Range<usize>, [single, many]: [&str; 2]| match range.len() {
         1 => format!("{single} {}", range.start),
         _ => format!("{many} {}..{}", range.start, range.end),
     };
@@ -308,6 +443,7 @@ fn run(grid: &Grid, row: usize, columns: std::ops::Range<usize>, class: &'static
         (sum(|tile| tile.missing), "missing"),
         (sum(|tile| tile.extra), "extra"),
         (sum(|tile| tile.twice), "more than once"),
+        (sum(|tile| tile.unclear), "of which nobody knows"),
     ];
     for (count, what) in faults.into_iter().filter(|(count, _)| *count > 0) {
         title += &format!(", {count} {what}");
@@ -320,6 +456,7 @@ fn class(tile: Tile, area: u64) -> Option<&'static str> {
         Tile { missing: 1.., .. } => Some("missing"),
         Tile { extra: 1.., .. } => Some("extra"),
         Tile { twice: 1.., .. } => Some("twice"),
+        Tile { unclear: 1.., .. } => Some("several"),
         Tile { visible: 0, .. } => None,
         Tile { visible, .. } if visible == area => Some("visible"),
         Tile { .. } => Some("partly"),
@@ -417,19 +554,16 @@ fn frame([x, y, width, height]: [f64; 4]) -> String {
 /// Returns the numbers of the matrices, and what the picture leaves out in words.
 pub(super) fn numbers(problem: &Problem, matrices: &[Matrix]) -> (Table, Vec<String>) {
     let head =
-        ["sequence", "pass", "queries", "keys", "visible", "missing", "extra", "more than once", "tile"];
+        ["sequence", "pairs", "queries", "keys", "visible", "missing", "extra", "more than once", "tile"];
     let rows = matrices.iter().map(|matrix| {
-        let Tile { visible, missing, extra, twice } = matrix.total();
+        let Tile { visible, missing, extra, twice, .. } = matrix.total();
         let known = matrix.compared.is_some();
         let count = |count: u64| if known { count.to_string() } else { "not known".to_owned() };
-        let pass = matrix.compared.as_ref().map_or("", |of| match of.pass {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-        });
+        let whose = matrix.compared.as_ref().map_or("by definition", |compared| compared.of.name());
         let [queries, keys] = matrix.lengths;
         vec![
             matrix.sequence.to_string(),
-            if known { pass } else { "by definition" }.to_owned(),
+            whose.to_owned(),
             queries.to_string(),
             keys.to_string(),
             visible.to_string(),
@@ -456,6 +590,13 @@ fn notes(matrices: &[Matrix]) -> Vec<String> {
     }
     for matrix in matrices {
         let Some(of) = &matrix.compared else { continue };
+        if of.of == Of::Subject {
+            notes.push(format!(
+                "Sequence {}: the subject ran once more, on numbers of an exact mode in the place of the case’s own, which \
+                 tell the keys that a query saw.",
+                matrix.sequence
+            ));
+        }
         if !of.heads.is_empty() {
             notes.push(format!("Sequence {}: drawn for {}.", matrix.sequence, of.heads));
         }

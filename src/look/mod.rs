@@ -8,12 +8,16 @@
 //! they show is computed by [`explain`](crate::explain) and by the checker; nothing of the subject is run. Of a folder's
 //! [`report`](mod@crate::report): [`errors`](mod@errors), [`margins`](mod@margins), [`way`](mod@way), [`trend`](mod@trend).
 
+mod against;
 mod errors;
 mod grid;
+mod hints;
 mod layout;
+mod map;
 mod margins;
 mod mask;
 mod page;
+mod power;
 mod report;
 mod schedule;
 mod strip;
@@ -24,14 +28,16 @@ mod trend;
 mod way;
 
 use seamproof_judge::case::Case;
-use seamproof_oracle::TensorName;
+use seamproof_judge::ladder::{ErrorMap, SeenRow};
 use seamproof_oracle::sharding::{self, RankLayout, SideLayout};
-use seamproof_simulator::check::actions;
+use seamproof_oracle::{Problem, TensorName};
+use seamproof_simulator::check::{CheckError, actions, check};
 use seamproof_simulator::schedule::Schedule;
 
 use crate::backends::unscheduled;
 use crate::explain::{Followed, Selection, checked};
 use page::{Head, Section};
+pub(crate) use power::page as power_page;
 pub(crate) use report::page as report_page;
 use schedule::{Lanes, Parts};
 use svg::Drawing;
@@ -67,6 +73,17 @@ pub struct Look<'a> {
     pub replay: &'a str,
     /// How its ranks work together.
     pub source: Source<'a>,
+    /// What a run of it gave.
+    pub run: Ran,
+}
+
+/// What a run of a case gave; nothing of a case that was not run.
+#[derive(Debug, Default)]
+pub struct Ran {
+    /// Errors of the results, tensor by tensor.
+    pub errors: Vec<ErrorMap>,
+    /// Keys that the queries saw, decoded.
+    pub seen: Vec<SeenRow>,
 }
 
 impl Look<'_> {
@@ -84,9 +101,16 @@ impl Look<'_> {
         };
         let layouts = self.layouts();
         let followed = self.followed();
-        let sections =
-            [self.layout(&layouts), self.mask(&layouts, followed.as_ref()), self.in_time(followed.as_ref())];
+        let mut sections = vec![self.layout(&layouts), self.mask(&layouts, followed.as_ref())];
+        sections.extend(self.errors(&layouts));
+        sections.push(self.in_time(followed.as_ref()));
         page::page(&head, &sections)
+    }
+
+    /// Returns who sees whom as a small map in letters, for a terminal; nothing of a case without pairs.
+    pub fn map(&self) -> String {
+        let matrices = mask::matrices_in(self.case, self.followed().as_ref(), &self.run.seen, map::TILES_MAX);
+        map::map(&self.layouts(), &matrices)
     }
 
     /// Returns one picture as a file of its own, or the reason why there is none.
@@ -133,16 +157,36 @@ impl Look<'_> {
     }
 
     fn mask(&self, layouts: &[RankLayout], followed: Option<&Followed>) -> Section {
-        let matrices = mask::matrices(self.case, followed);
-        let (table, notes) = mask::numbers(&self.case.problem, &matrices);
+        let matrices = mask::matrices(self.case, followed, &self.run.seen);
+        let (table, numbers) = mask::numbers(&self.case.problem, &matrices);
+        let mut notes = mask::differences(&self.case.problem, followed, &self.run.seen);
+        notes.extend(numbers);
         Section {
             drawing: Ok(mask::mask(self.case, layouts, &matrices)),
             title: "Who sees whom",
-            lead: "The pairs of query and key that the mask shows, beside those that the launches are asked to show. \
-                   What a kernel makes of it is not in this picture.",
+            lead: if self.run.seen.is_empty() {
+                "The pairs of query and key that the mask shows, beside those that the launches are asked to show. \
+                 What a kernel makes of it is not in this picture."
+            } else {
+                mask::LEAD
+            },
             tables: vec![table],
             notes,
         }
+    }
+
+    fn errors(&self, layouts: &[RankLayout]) -> Option<Section> {
+        let maps = &self.run.errors;
+        let (drawing, worst) = (!maps.is_empty()).then(|| errors::errors(self.case, layouts, maps))?;
+        let mut notes = hints::hints(&self.case.problem, maps, &self.run.seen);
+        notes.extend(worst);
+        Some(Section {
+            drawing: Ok(drawing),
+            title: "Where the results are wrong",
+            lead: errors::LEAD,
+            tables: vec![errors::numbers(maps)],
+            notes,
+        })
     }
 
     fn in_time(&self, followed: Option<&Followed>) -> Section {
@@ -154,10 +198,7 @@ impl Look<'_> {
         Section { drawing, title: "The schedule", lead, tables, notes }
     }
 
-    fn drawn_in_time(
-        &self,
-        followed: Option<&Followed>,
-    ) -> Result<(Drawing, table::Table, Vec<String>), String> {
+    fn drawn_in_time(&self, followed: Option<&Followed>) -> Result<InTime, String> {
         let schedule = match &self.source {
             Source::Schedule(schedule) => *schedule,
             Source::Recorded(_) => {
@@ -169,18 +210,32 @@ impl Look<'_> {
             Source::Unknown(why) => return Err(format!("There is no schedule: {why}")),
         };
         let problem = &self.case.problem;
-        let actions = actions(problem, schedule).map_err(|errors| {
-            let first = errors.first().map(|error| format!(": {error}")).unwrap_or_default();
-            format!("The schedule does not run{first}")
-        })?;
-        let lanes: Lanes = schedule::lanes(schedule, &actions);
         let parts = match (followed, mask::weightiest(self.case)) {
             (Some(followed), Some(sequence)) => Parts::of(problem, followed, sequence),
             _ => Parts::none(),
         };
-        let (table, notes) = schedule::numbers(&lanes, &parts);
-        Ok((schedule::schedule(&lanes, &parts), table, notes))
+        let errors = check(problem, schedule).err().unwrap_or_default();
+        in_time(problem, schedule, &errors, &parts)
     }
+}
+
+/// Picture 3, its numbers, and what it leaves out.
+type InTime = (Drawing, table::Table, Vec<String>);
+
+/// Returns the picture of a schedule in time, or the reason why there is none. `errors` are the checker's.
+fn in_time(
+    problem: &Problem,
+    schedule: &Schedule,
+    errors: &[CheckError],
+    parts: &Parts,
+) -> Result<InTime, String> {
+    let actions = actions(problem, schedule).map_err(|errors| {
+        let first = errors.first().map(|error| format!(": {error}")).unwrap_or_default();
+        format!("The schedule does not run{first}")
+    })?;
+    let lanes: Lanes = schedule::lanes(schedule, &actions, errors);
+    let (table, notes) = schedule::numbers(&lanes, parts);
+    Ok((schedule::schedule(&lanes, parts), table, notes))
 }
 
 /// Returns the layouts of a schedule's ranks, as it places q and k.

@@ -4,23 +4,26 @@
 //! lets no other run. The data stands in the page once more as JSON (`docs/look.md`), for programs.
 
 use maud::{Markup, PreEscaped, html};
-use seamproof_judge::prose::counted;
+use seamproof_judge::case::{Case, InputSource};
+use seamproof_judge::prose::{self, counted};
+use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{self, RankLayout};
 use serde::Serialize;
 
 use super::page::document;
+use super::schedule::Parts;
 use super::svg::{Drawing, told};
 use super::table::Table;
-use super::{errors, layout, margins, mask, placed, trend, way};
+use super::{against, errors, hints, in_time, layout, margins, mask, placed, trend, way};
 use crate::campaign::{Tone, met};
 use crate::explain::Followed;
 use crate::paste::quoted;
-use crate::report::{Again, ClassCount, Entry, Kind, Measured, Report, State, again};
+use crate::report::{Again, ClassCount, Entry, Kind, Measured, Report, Runs, State, again};
 
 /// Style of the page, beside that of all pages.
-const STYLE: &str = include_str!("report.css");
+pub(super) const STYLE: &str = include_str!("report.css");
 /// Script of the page.
-const SCRIPT: &str = include_str!("report.js");
+pub(super) const SCRIPT: &str = include_str!("report.js");
 /// SHA-256 of the script in base64, the only one that may run. A test holds it to the script.
 const SCRIPT_HASH: &str = "B+Li4Vuwb1WlSirJVyBIS3cg4YKJDj6OFtxTB5PMDVc=";
 /// Largest size of a page, in bytes. What the rest leaves of it is for pictures and scripts of failures; later pictures
@@ -36,18 +39,24 @@ const SHORT: usize = 400;
 const DATA_BYTES_MAX: usize = 500_000;
 /// Largest number of doubts, and of failures that are gone, that are listed.
 const LISTED_MAX: usize = 40;
+/// Largest number of hints about a failure.
+const HINTS_MAX: usize = 3;
+/// Number of doubts that are shown of a long list.
+const DOUBTS_SHOWN: usize = 3;
 /// Largest number of campaigns whose margins and census are shown.
 const CAMPAIGNS_MAX: usize = 12;
 
 /// Returns the page.
 pub(crate) fn page(report: &Report) -> String {
+    let runs = again(&report.findings);
     let head = html! {
         p class="faint" { (told(&report.title)) " · " (told(&report.folder)) }
         h1 id="sentence" class=(tone(report.tone)) { (short(&report.sentence)) }
-        (contents(report))
+        (contents(report, &runs))
         (doubts(&report.doubts))
     };
     let rest = html! {
+        (held(report))
         (gone(&report.gone))
         (trends(report))
         @for (at, measured) in report.measured.iter().take(CAMPAIGNS_MAX).enumerate() { (campaign(at, measured)) }
@@ -60,7 +69,7 @@ pub(crate) fn page(report: &Report) -> String {
     let data = data(report);
     let taken = head.0.len() + rest.0.len() + data.len() + TEXT_BYTES_MAX;
     let room = Room { pictures: PAGE_BYTES_MAX.saturating_sub(taken), texts: TEXT_BYTES_MAX };
-    let articles = articles(report, room);
+    let articles = articles(report, &runs, room);
     let body = html! {
         main {
             (head)
@@ -74,12 +83,15 @@ pub(crate) fn page(report: &Report) -> String {
         script { (PreEscaped(SCRIPT)) }
     };
     let title = format!("seamproof: {}", report.folder);
-    let policy = format!("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{SCRIPT_HASH}'");
-    document(&title, &policy, STYLE, &body)
+    document(&title, &policy(), STYLE, &body)
 }
 
-/// Returns the report as JSON that neither ends its element nor means anything in XML. Where it is too long, the last
-/// failures are left out and counted.
+/// Returns the policy that lets no script run but [`SCRIPT`].
+pub(super) fn policy() -> String {
+    format!("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{SCRIPT_HASH}'")
+}
+
+/// Returns the report as JSON. Where it is too long, the last failures are left out and counted.
 fn data(report: &Report) -> String {
     let mut kept = report.clone();
     loop {
@@ -93,7 +105,8 @@ fn data(report: &Report) -> String {
     }
 }
 
-fn escaped(value: &impl Serialize) -> String {
+/// Returns data as JSON that neither ends its element nor means anything in XML.
+pub(super) fn escaped(value: &impl Serialize) -> String {
     // Plain data with text keys is JSON. Letters that mean something outside of it, and all but plain ones, stand in
     // strings alone.
     let text = serde_json::to_string(value).unwrap_or_default();
@@ -124,13 +137,20 @@ fn anchor(at: usize) -> String {
 }
 
 /// Returns the list of failures, where there are several.
-fn contents(report: &Report) -> Markup {
+fn contents(report: &Report, runs: &[Runs]) -> Markup {
+    let whys: Vec<Option<String>> = runs.iter().map(|runs| against::in_short(&runs.small.checked)).collect();
     html! {
         @if report.findings.len() > 1 {
             nav aria-label="Findings" {
                 ol {
-                    @for (at, entry) in report.findings.iter().enumerate() {
-                        li { a href=(format!("#{}", anchor(at))) { (short(&entry.sentence)) } " " (tags(report.kind, entry)) }
+                    @for (at, (entry, why)) in report.findings.iter().zip(&whys).enumerate() {
+                        li {
+                            a href=(format!("#{}", anchor(at))) { (short(&entry.sentence)) } " " (tags(report.kind, entry))
+                            // Said once where several failures in a row have the same cause.
+                            @if let Some(why) = why && (at == 0 || whys[at - 1].as_ref() != Some(why)) {
+                                span class="faint" { (short(why)) }
+                            }
+                        }
                     }
                 }
             }
@@ -155,12 +175,36 @@ fn tags(kind: Kind, entry: &Entry) -> Markup {
     }
 }
 
+/// Returns what makes the result doubtful, with most of a long list folded away.
 fn doubts(doubts: &[String]) -> Markup {
+    let shown = if doubts.len() > DOUBTS_SHOWN + 1 { DOUBTS_SHOWN } else { doubts.len() };
+    let (first, others) = doubts.split_at(shown);
     html! {
         @if !doubts.is_empty() {
             h2 { "What to know" }
-            ul { @for doubt in doubts.iter().take(LISTED_MAX) { li { (short(doubt)) } } }
-            @if doubts.len() > LISTED_MAX { p class="faint" { "… and " (doubts.len() - LISTED_MAX) " more" } }
+            ul { @for doubt in first { li { (short(doubt)) } } }
+            @if !others.is_empty() {
+                details {
+                    summary { "… and " (others.len()) " more" }
+                    ul { @for doubt in others.iter().take(LISTED_MAX) { li { (short(doubt)) } } }
+                    @if others.len() > LISTED_MAX { p class="faint" { "… and " (others.len() - LISTED_MAX) " more" } }
+                }
+            }
+        }
+    }
+}
+
+/// Returns how far the results of a recorded run that holds lie from the exact ones.
+fn held(report: &Report) -> Markup {
+    let Some((case, layouts, maps)) = &report.held else { return html! {} };
+    let (drawing, notes) = errors::errors(case, layouts, maps);
+    let shown =
+        Shown { drawing, lead: errors::LEAD, notes, tables: vec![errors::numbers(maps)], tells: true };
+    html! {
+        section {
+            h2 { "How far the results lie from the exact ones" }
+            p class="faint" { (shown.lead) }
+            figure { (drawn("held", &shown)) }
         }
     }
 }
@@ -220,26 +264,28 @@ impl Room {
 }
 
 /// Returns the failures with their states.
-fn articles(report: &Report, mut room: Room) -> Vec<(State, Markup)> {
-    let again = again(&report.findings);
-    let of_entry = |(at, (entry, again)): (usize, (&Entry, &Again))| {
+fn articles(report: &Report, runs: &[Runs], mut room: Room) -> Vec<(State, Markup)> {
+    let of_entry = |(at, (entry, runs)): (usize, (&Entry, &Runs))| {
         let fair = FAIR * room.pictures / (report.findings.len() - at);
-        (entry.state, article(at, report.kind, entry, (again, fair), &mut room))
+        (entry.state, article(at, report.kind, entry, (runs, fair), &mut room))
     };
-    report.findings.iter().zip(&again).enumerate().map(of_entry).collect()
+    report.findings.iter().zip(runs).enumerate().map(of_entry).collect()
 }
 
 /// Returns a failure, with as much as there is room for. Its pictures may take `fair` bytes, the first of them more.
-fn article(at: usize, kind: Kind, entry: &Entry, (again, fair): (&Again, usize), room: &mut Room) -> Markup {
+fn article(at: usize, kind: Kind, entry: &Entry, (runs, fair): (&Runs, usize), room: &mut Room) -> Markup {
     let id = anchor(at);
     let texts = Room::take(&mut room.texts, texts(entry));
-    let shown = texts.is_some().then(|| pictures(&id, entry, again, fair));
+    let shown = texts.is_some().then(|| pictures(&id, entry, runs, fair));
     let shown = shown.and_then(|pictures| Room::take(&mut room.pictures, pictures));
     let pasted = Room::take(&mut room.pictures, script(entry));
     html! {
         article id=(id) {
             h3 { (at + 1) ". " (short(&entry.sentence)) }
-            p { (tags(kind, entry)) (short(&entry.problem)) }
+            p { (tags(kind, entry)) (short(&entry.problem)) @if let Some(case) = &entry.case { (world(&case.problem)) } }
+            (values(entry))
+            @if texts.is_some() { @for hint in told_by_runs(entry, runs) { p { strong { (told(&hint)) } } } }
+            @if texts.is_some() && let Some(schedule) = &runs.small.schedule { (against::against(schedule, &runs.small.checked)) }
             @if let Some((why, source)) = &entry.known {
                 p { strong { "Known: " } (short(why)) " " (link(source)) }
             }
@@ -264,12 +310,63 @@ fn article(at: usize, kind: Kind, entry: &Entry, (again, fair): (&Again, usize),
     }
 }
 
+/// Returns what the runs of a failure tell of where the mistake is: those of its drawn case, which has more rows, and of its
+/// smallest.
+fn told_by_runs(entry: &Entry, runs: &Runs) -> Vec<String> {
+    let of = |case: &Case, again: &Again| {
+        let hints = hints::hints(&case.problem, &again.errors, &again.seen);
+        hints.into_iter().chain(hints::misread(&again.read)).collect::<Vec<_>>()
+    };
+    let mut told = runs.drawn.as_ref().map(|(case, again)| of(case, again)).unwrap_or_default();
+    let subject = |hint: &str| hint.split([':', ',']).next().unwrap_or_default().to_owned();
+    for hint in entry.case.iter().flat_map(|case| of(case, &runs.small)) {
+        if !told.iter().any(|other| subject(other) == subject(&hint)) {
+            told.push(hint);
+        }
+    }
+    told.truncate(HINTS_MAX);
+    told
+}
+
+/// Returns the worst element of a failure in numbers, and the mistake that its drawn case looks like.
+fn values(entry: &Entry) -> Markup {
+    let Some(finding) = &entry.finding else { return html! {} };
+    let place = finding.place.to_string();
+    let drawn = entry.case.as_ref().and_then(|case| case.found.as_ref()?.unshrunk.as_ref());
+    let is_said = |told: &String| {
+        told.split(": ").last().is_some_and(|last| entry.sentence.contains(last.trim_end_matches('.')))
+    };
+    let drawn = drawn.filter(|told| !is_said(told));
+    html! {
+        @if let Some(got) = &finding.got {
+            p {
+                @if !place.is_empty() { (told(&place)) ": " }
+                "got " strong { (short(got)) }
+                @if let Some(expected) = &finding.expected { ", expected " strong { (short(expected)) } }
+                @if let Some(bound) = finding.bound { " ± " (format!("{bound:.1e}")) }
+                @if finding.compared > 0 {
+                    "; " (finding.failed) " of " (counted(finding.compared as u64, "element")) " wrong"
+                }
+                "."
+            }
+        }
+        @if let Some(told_of_drawn) = drawn { p { "Before it was shrunk: " (short(told_of_drawn)) "." } }
+    }
+}
+
 /// Returns what is told of a failure in words, and its commands.
 fn texts(entry: &Entry) -> Markup {
+    let run = entry.case.as_ref().filter(|case| {
+        let is_end = case.found.as_ref().is_some_and(|found| found.finding.check.is_end());
+        case.inputs == InputSource::Generated && !is_end
+    });
+    let run = if run.is_some() { " --run" } else { "" };
     let explain =
-        entry.file.as_ref().map(|file| format!("seamproof explain {} --html case.html", quoted(file)));
+        entry.file.as_ref().map(|file| format!("seamproof explain {} --html case.html{run}", quoted(file)));
     let met = entry.met.map(|(cases, shrunk)| met(cases, shrunk));
+    let is_recorded = entry.case.as_ref().is_some_and(|case| case.inputs != InputSource::Generated);
     let state = match (entry.minimal, entry.evaluations) {
+        _ if is_recorded => "As it was recorded".to_owned(),
         (_, 0) => "As it was drawn".to_owned(),
         (true, count) => format!("Minimal after {}", counted(count, "evaluation")),
         (false, count) => format!("Not minimal after {}", counted(count, "evaluation")),
@@ -329,20 +426,18 @@ struct Shown {
     lead: &'static str,
     notes: Vec<String>,
     tables: Vec<Table>,
+    /// Whether it shows something wrong.
+    tells: bool,
 }
 
-/// Returns the picture that shows a failure, and the others folded away where all together take at most `fair` bytes.
-fn pictures(id: &str, entry: &Entry, again: &Again, fair: usize) -> Markup {
-    let mut all = shown(entry, again).into_iter();
+/// Returns the picture that shows a failure, the same of its drawn case, and the others folded away, as far as all
+/// together take at most `fair` bytes.
+fn pictures(id: &str, entry: &Entry, runs: &Runs, fair: usize) -> Markup {
+    let Some(case) = &entry.case else { return html! {} };
+    let mut all = shown(case, &runs.small).into_iter();
     let first = all.next();
-    let first = html! {
-        @if let Some(first) = &first {
-            figure {
-                figcaption { (first.drawing.title) ". " (first.lead) }
-                (drawn(id, first))
-            }
-        }
-    };
+    let first = html! { @if let Some(first) = &first { (pictured(id, first)) } };
+    let of_drawn = html! { @if let Some((case, again)) = &runs.drawn { (as_drawn(id, case, again)) } };
     let others = html! {
         @for other in all {
             details {
@@ -359,10 +454,41 @@ fn pictures(id: &str, entry: &Entry, again: &Again, fair: usize) -> Markup {
             }
         }
     };
-    if first.0.len() + others.0.len() <= fair {
-        html! { (first) (others) }
-    } else {
-        first
+    let mut left = fair.saturating_sub(first.0.len());
+    let others = Room::take(&mut left, others);
+    let of_drawn = Room::take(&mut left, of_drawn);
+    html! { (first) (of_drawn.unwrap_or_default()) (others.unwrap_or_default()) }
+}
+
+/// Returns what a failure's case looks like as it was drawn, where that shows something wrong.
+fn as_drawn(id: &str, case: &Case, again: &Again) -> Markup {
+    let first = shown(case, again).into_iter().next().filter(|first| first.tells);
+    html! {
+        @if first.is_some() || !again.checked.is_empty() {
+            h4 { "The same on the case as it was drawn" }
+            p class="faint" { (short(&prose::describe(&case.problem))) (world(&case.problem)) }
+            @if let Some(schedule) = &again.schedule { (against::against(schedule, &again.checked)) }
+            @if let Some(first) = &first { (pictured(&format!("{id}-drawn"), first)) }
+        }
+    }
+}
+
+/// Returns in words which ranks of the world a group has, where these are not the first.
+fn world(problem: &Problem) -> String {
+    let parallel = &problem.parallel;
+    if parallel.ranks.iter().enumerate().all(|(rank, of_world)| rank == *of_world) {
+        return String::new();
+    }
+    let named: Vec<String> = parallel.ranks.iter().take(16).map(ToString::to_string).collect();
+    format!("; the group’s ranks are {} of a world of {}", named.join(", "), parallel.world)
+}
+
+fn pictured(id: &str, shown: &Shown) -> Markup {
+    html! {
+        figure {
+            figcaption { (shown.drawing.title) ". " (shown.lead) }
+            (drawn(id, shown))
+        }
     }
 }
 
@@ -374,46 +500,60 @@ fn drawn(id: &str, shown: &Shown) -> Markup {
     }
 }
 
-/// Returns the pictures of a failure, first the one that shows it: the pairs where launches are asked for others than the
-/// mask shows, else the errors where there are any past their bounds, else the pairs around the failing row.
-fn shown(entry: &Entry, again: &Again) -> Vec<Shown> {
-    let Some(case) = &entry.case else { return Vec::new() };
+/// Returns the pictures of a case, first the one that shows what is wrong: the schedule where operations are not in order,
+/// the pairs where others are shown than the mask shows, the schedule where it is wrong otherwise, the errors where there
+/// are any past their bounds, else the pairs around the failing row.
+fn shown(case: &Case, again: &Again) -> Vec<Shown> {
     let problem = &case.problem;
     let layouts: Vec<RankLayout> = match &again.schedule {
         Some(schedule) => placed(schedule),
         None => sharding::layouts(problem).unwrap_or_else(|_| vec![sharding::whole(problem)]),
     };
     let followed = again.schedule.as_ref().and_then(|schedule| Followed::new(problem, schedule));
-    let matrices = mask::matrices(case, followed.as_ref());
-    let is_asked_wrongly = matrices.iter().any(mask::Matrix::is_wrong);
+    let matrices = mask::matrices(case, followed.as_ref(), &again.seen);
+    let has_wrong_pairs = matrices.iter().any(mask::Matrix::is_wrong);
+    let is_past = again.errors.iter().flat_map(|map| &map.rows).any(|row| row.ratio > 1.0);
     let (table, notes) = mask::numbers(problem, &matrices);
+    let mut told = mask::differences(problem, followed.as_ref(), &again.seen);
+    told.extend(notes);
+    let notes = told;
     let pairs = Shown {
         drawing: mask::mask(case, &layouts, &matrices),
-        lead: "The pairs of query and key that the mask shows, beside those that the launches are asked to show.",
+        lead: mask::LEAD,
         notes,
         tables: vec![table],
+        tells: has_wrong_pairs,
     };
     let rows = Shown {
         drawing: layout::layout(problem, &layouts),
         lead: "The rows of the tensors, and the ranks that hold them.",
         notes: Vec::new(),
         tables: Vec::new(),
+        tells: false,
     };
-    let is_past = again.errors.iter().flat_map(|map| &map.rows).any(|row| row.ratio > 1.0);
     let errors = (!again.errors.is_empty()).then(|| {
         let (drawing, notes) = errors::errors(case, &layouts, &again.errors);
         Shown {
             drawing,
-            lead: "Error ÷ bound of each row and head, as the case runs here.",
+            lead: errors::LEAD,
             notes,
             tables: vec![errors::numbers(&again.errors)],
+            tells: is_past,
         }
     });
-    let has_row = entry.finding.as_ref().is_some_and(|finding| finding.place.row.is_some());
-    match (is_asked_wrongly, is_past, has_row) {
-        (true, ..) | (false, false, true) => [Some(pairs), errors, Some(rows)],
-        (false, true, _) => [errors, Some(pairs), Some(rows)],
-        (false, false, false) => [Some(rows), Some(pairs), errors],
+    let in_time = again.schedule.as_ref().filter(|_| !again.checked.is_empty()).and_then(|schedule| {
+        let (drawing, _, _) = in_time(problem, schedule, &again.checked, &Parts::none()).ok()?;
+        let lead = "What each rank does, stream by stream, as early as the schedule allows. A title says what a bar does.";
+        Some(Shown { drawing, lead, notes: Vec::new(), tables: Vec::new(), tells: true })
+    });
+    let is_unordered = again.checked.iter().any(against::is_of_order);
+    let has_row = case.found.as_ref().is_some_and(|found| found.finding.place.row.is_some());
+    match (is_unordered && in_time.is_some(), has_wrong_pairs, in_time.is_some() || is_past) {
+        (true, ..) => vec![in_time, Some(pairs), errors, Some(rows)],
+        (_, true, _) => vec![Some(pairs), in_time, errors, Some(rows)],
+        (_, _, true) => vec![in_time, errors, Some(pairs), Some(rows)],
+        _ if has_row => vec![Some(pairs), errors, Some(rows)],
+        _ => vec![Some(rows), Some(pairs), errors],
     }
     .into_iter()
     .flatten()

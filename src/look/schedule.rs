@@ -7,7 +7,7 @@ use std::ops::Range;
 use maud::{Markup, html};
 use seamproof_judge::prose::counted;
 use seamproof_oracle::{Pass, Problem};
-use seamproof_simulator::check::{Action, OperationId};
+use seamproof_simulator::check::{Action, CheckError, OperationId};
 use seamproof_simulator::schedule::Schedule;
 
 use super::grid::Grid;
@@ -44,10 +44,31 @@ pub(super) struct Lanes<'a> {
     /// Width of a step of time, and the number of steps that are drawn.
     step: f64,
     steps: usize,
+    /// Operations, by rank and index, that the checker complains of, each with its words.
+    marked: BTreeMap<(usize, usize), String>,
 }
 
-/// Returns the lanes of a schedule, whose operations happen in this order.
-pub(super) fn lanes<'a>(schedule: &'a Schedule, actions: &[Action]) -> Lanes<'a> {
+/// Returns the operations that errors of the checker are about, each with the first of them in words.
+fn marked(errors: &[CheckError]) -> BTreeMap<(usize, usize), String> {
+    let mut marked = BTreeMap::new();
+    for error in errors {
+        let own = error.about().and_then(|(rank, operation)| Some((rank, operation?)));
+        let others = match error {
+            CheckError::Race { first: at, .. } | CheckError::Disagree { peer: at, .. } => {
+                Some((at.rank, at.operation))
+            }
+            CheckError::Cover { launch: Some(at), .. } => Some((at.rank, at.operation)),
+            _ => None,
+        };
+        for at in own.into_iter().chain(others) {
+            marked.entry(at).or_insert_with(|| error.to_string());
+        }
+    }
+    marked
+}
+
+/// Returns the lanes of a schedule, whose operations happen in this order, with what the checker says against it.
+pub(super) fn lanes<'a>(schedule: &'a Schedule, actions: &[Action], errors: &[CheckError]) -> Lanes<'a> {
     let timeline = timeline(schedule, actions);
     let drawn = schedule.ranks.len().min(RANKS_DRAWN);
     let (mut places, mut height) = (BTreeMap::new(), 0.0);
@@ -69,7 +90,7 @@ pub(super) fn lanes<'a>(schedule: &'a Schedule, actions: &[Action]) -> Lanes<'a>
         steps = steps.min(first_left.start);
     }
     let step = (room / steps.max(1) as f64).clamp(STEP[0], STEP[1]);
-    Lanes { schedule, timeline, places, height, step, steps }
+    Lanes { schedule, timeline, places, height, step, steps, marked: marked(errors) }
 }
 
 impl Lanes<'_> {
@@ -100,6 +121,7 @@ impl Lanes<'_> {
                 path class="lane" d=(format!("M{} {}H{}", number(LEFT), number(y + STREAM[1] + 2.0), number(end))) {}
             }
             @for bar in bars { (bar) }
+            @for bar in self.bars() { (self.mark(bar, top)) }
             @for (from, to, end) in &self.timeline.arrows {
                 @if let Some(arrow) = self.arrow(*from, *to, *end, top) { (arrow) }
             }
@@ -135,6 +157,29 @@ impl Lanes<'_> {
             @if parts.number(bar.at).is_some() {
                 a href=(format!("#{}", part_id(bar.at))) { (drawn) @if let Some(number) = number { (number) } }
             } @else { (drawn) }
+        }
+    }
+
+    /// Returns the mark of a bar that the checker complains of.
+    fn mark(&self, bar: &Bar, top: f64) -> Markup {
+        let place = self.place(bar.at).zip(self.marked.get(&(bar.at.rank, bar.at.operation)));
+        let Some((y, what)) = place else { return html! {} };
+        let (x, width) = (self.x(bar.start), (bar.end - bar.start) as f64 * self.step);
+        let y = top + y;
+        let frame = format!(
+            "M{} {}h{}v{}h{}z",
+            number(x - 1.0),
+            number(y - 1.5),
+            number(width + 2.0),
+            number(STREAM[1] + 3.0),
+            number(-width - 2.0)
+        );
+        html! {
+            g {
+                title { (told(&format!("the checker: {what}"))) }
+                path class="line-found" d=(frame) {}
+                text class="wrong middle" x=(number(x + width / 2.0)) y=(number(y + 11.0)) { "✕" }
+            }
         }
     }
 
@@ -308,6 +353,7 @@ pub(super) fn schedule(lanes: &Lanes, parts: &Parts) -> Drawing {
         ("wait", "wait"),
         ("line-arrow", "message"),
         ("line-pass", "the backward begins"),
+        ("line-found", "✕: the checker complains of it"),
     ];
     let (key, top) = legend(&entries);
     let drawn = lanes.draw(top + 4.0, parts);

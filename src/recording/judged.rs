@@ -6,7 +6,9 @@ use ndarray::{Array1, Array3, s};
 use seamproof_judge::case::Sample;
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
-use seamproof_judge::ladder::{Assembly, Judge, Sampled, padding_of_recorded, place_rows};
+use seamproof_judge::ladder::{
+    Assembly, ErrorMap, Judge, Sampled, padding_of_recorded, place_rows, products,
+};
 use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::subjects::Recorded;
 use seamproof_judge::verdict::{Margin, Verdict};
@@ -88,6 +90,36 @@ fn verdict(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, Rec
     Ok(Verdict::Pass(margin.unwrap_or_default()))
 }
 
+/// Products of visible pairs, heads and lanes of the largest recording whose errors are mapped.
+const MAPPED_PRODUCTS_MAX: u64 = 1 << 26;
+
+/// Returns the errors of a recording's results, row by row; nothing of a large one, of one that is judged in parts, and
+/// of one whose files contradict each other.
+pub fn error_maps(recording: &Recording) -> Vec<ErrorMap> {
+    let maps = || -> Option<Vec<ErrorMap>> {
+        let problem = &recording.problem;
+        let mut shares = shares(problem).into_iter();
+        let (share, None) = (shares.next()?, shares.next()) else { return None };
+        if products(problem) > MAPPED_PRODUCTS_MAX {
+            return None;
+        }
+        let layouts = placed(recording).ok()?;
+        let subject = subject_of(recording, problem);
+        let (inputs, results) = gathered(recording, (problem, &layouts), &subject, share).ok()?.ok()?;
+        Some(Judge::of_recorded().recorded_error_maps(&subject, problem, &inputs, &results))
+    };
+    caught(|| maps().unwrap_or_default()).unwrap_or_default()
+}
+
+/// Returns the subject of a recorded run, with the statistics that it returned.
+fn subject_of(recording: &Recording, problem: &Problem) -> Recorded {
+    let first = &recording.ranks[0].outputs;
+    let returned =
+        [(TensorName::Lse, first.lse.is_some()), (TensorName::MaxLogit, first.max_logit.is_some())];
+    let statistics = returned.into_iter().filter(|(_, returned)| *returned).map(|(name, _)| name);
+    recording.manifest.subject(problem, statistics.collect())
+}
+
 /// Adds to a finding about a row which rank holds it, where there are several and the finding names none.
 fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
     let Place { sequence: Some(sequence), row: Some(position), .. } = finding.place else { return finding };
@@ -128,11 +160,7 @@ fn judge_share(
         );
         return Ok(Verdict::TooLarge(what));
     }
-    let first = &recording.ranks[0].outputs;
-    let returned =
-        [(TensorName::Lse, first.lse.is_some()), (TensorName::MaxLogit, first.max_logit.is_some())];
-    let statistics = returned.into_iter().filter(|(_, returned)| *returned).map(|(name, _)| name);
-    let subject = recording.manifest.subject(&problem, statistics.collect());
+    let subject = subject_of(recording, &problem);
     match gathered(recording, (&problem, layouts), &subject, share)? {
         Err(finding) => Ok(Verdict::Finding(finding)),
         Ok((inputs, results)) => Ok(judge.examine_recorded(&subject, &problem, &inputs, &results).verdict),

@@ -35,7 +35,7 @@ mod stored;
 mod write;
 
 pub use error::{Fault, RecordingError};
-pub use judged::{asked, judge, left_out};
+pub use judged::{asked, error_maps, judge, left_out};
 pub use live::{NotLive, live_case};
 pub use manifest::{
     DsinkForm, EmptyLse, FormatName, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry,

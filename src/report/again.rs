@@ -1,5 +1,5 @@
-//! What is known of a failure only by running it again: the schedule of its subject, and how far off each row and head
-//! lies.
+//! What is known of a failure only by running it again: the schedule of its subject and what the checker says against it,
+//! how far off each row and head lies, and which keys each query saw.
 //!
 //! Only subjects of this process are run, and only small cases: a page is written in the blink of an eye. The limits
 //! count work and no time, so that the same folder gives the same page.
@@ -8,9 +8,11 @@ use super::Entry;
 use crate::backends::{BESIDE, BITS_OF, by_name, is_in_process};
 use seamproof_judge::case::{Case, InputSource};
 use seamproof_judge::evaluate::caught;
-use seamproof_judge::ladder::{ErrorMap, Judge, products};
+use seamproof_judge::ladder::{ErrorMap, Judge, ReadRow, SeenRow, products};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::SubjectName;
+use seamproof_oracle::TensorName;
+use seamproof_simulator::check::{CheckError, check};
 use seamproof_simulator::schedule::Schedule;
 
 /// Products of visible pairs, heads and lanes of the largest case that is run again.
@@ -20,29 +22,69 @@ const WORK_MAX: u64 = 1 << 21;
 /// Work that a case has at least: its schedule and its buffers.
 const CASE_WORK_MIN: u64 = 1 << 12;
 
-/// What running a case again tells; nothing of a case that was not run.
+/// What running a problem again tells; nothing of one that was not run.
 #[derive(Debug, Default)]
 pub(crate) struct Again {
     /// Schedule of the subject.
     pub(crate) schedule: Option<Schedule>,
+    /// What the checker says against the schedule.
+    pub(crate) checked: Vec<CheckError>,
     /// Errors of the results, tensor by tensor.
     pub(crate) errors: Vec<ErrorMap>,
+    /// Keys that the queries saw, decoded.
+    pub(crate) seen: Vec<SeenRow>,
+    /// Queries that read other values than their own, where the results say that values are wrong.
+    pub(crate) read: Vec<ReadRow>,
 }
 
-/// Runs the small cases of some failures again, in order, until the work is done that a page may take.
-pub(crate) fn again(entries: &[Entry]) -> Vec<Again> {
+/// What running a failure again tells.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    /// Of its smallest case.
+    pub(crate) small: Again,
+    /// Of its case as it was drawn, where that is another.
+    pub(crate) drawn: Option<(Box<Case>, Again)>,
+}
+
+/// Runs the small cases of some failures again, in order, until the work is done that a page may take. Drawn cases come
+/// after all smallest ones.
+pub(crate) fn again(entries: &[Entry]) -> Vec<Runs> {
     let mut left = WORK_MAX;
-    let mut of_entry = |entry: &Entry| {
-        let Some(case) = &entry.case else { return Again::default() };
-        let work = products(&case.problem).max(CASE_WORK_MIN);
-        if work > CASE_WORK_MAX.min(left) {
-            return Again::default();
-        }
-        let Some(backend) = subject(case) else { return Again::default() };
-        left -= work;
-        run(case, backend.as_ref())
-    };
-    entries.iter().map(&mut of_entry).collect()
+    let mut runs: Vec<Runs> =
+        entries.iter().map(|entry| Runs { small: small(entry, &mut left), drawn: None }).collect();
+    for (entry, runs) in entries.iter().zip(&mut runs) {
+        runs.drawn = drawn(entry).and_then(|case| {
+            let again = within(&case, &mut left)?;
+            Some((case, again))
+        });
+    }
+    runs
+}
+
+fn small(entry: &Entry, left: &mut u64) -> Again {
+    let again = entry.case.as_ref().and_then(|case| within(case, left)).unwrap_or_default();
+    match entry.errors.is_empty() {
+        true => again,
+        false => Again { errors: entry.errors.clone(), ..again },
+    }
+}
+
+/// Returns the case of a failure as it was drawn, without the finding, which is another's.
+fn drawn(entry: &Entry) -> Option<Box<Case>> {
+    let (case, first) = (entry.case.as_ref()?, entry.way.first()?);
+    let is_other = *first.of != case.problem;
+    is_other.then(|| Box::new(Case { problem: (*first.of).clone(), found: None, ..(**case).clone() }))
+}
+
+/// Runs a case again; `None` where it takes more than is left, or cannot be run here.
+fn within(case: &Case, left: &mut u64) -> Option<Again> {
+    let work = products(&case.problem).max(CASE_WORK_MIN);
+    if work > CASE_WORK_MAX.min(*left) {
+        return None;
+    }
+    let backend = subject(case)?;
+    *left -= work;
+    Some(run(case, backend.as_ref()))
 }
 
 /// Returns the subject of a case; `None` where it is not of this process, or the case's values are recorded.
@@ -55,10 +97,24 @@ fn subject(case: &Case) -> Option<Box<dyn Backend>> {
     by_name(&case.subject.name, &case.subject.options).ok()
 }
 
-fn run(case: &Case, backend: &dyn Backend) -> Again {
-    let schedule = caught(|| backend.schedule(&case.problem).ok()).ok().flatten();
-    let is_end = case.found.as_ref().is_some_and(|found| found.finding.check.is_end());
-    let judged = || Judge::default().error_maps(backend, &case.problem).unwrap_or_default();
-    let errors = if is_end { Vec::new() } else { caught(judged).unwrap_or_default() };
-    Again { schedule, errors }
+/// Runs a case again. A subject that does not end well has a schedule and nothing else.
+pub(crate) fn run(case: &Case, backend: &dyn Backend) -> Again {
+    let problem = &case.problem;
+    let schedule = caught(|| backend.schedule(problem).ok()).ok().flatten();
+    let checked =
+        schedule.as_ref().map(|schedule| caught(|| check(problem, schedule).err().unwrap_or_default()));
+    let checked = checked.and_then(Result::ok).unwrap_or_default();
+    if case.found.as_ref().is_some_and(|found| found.finding.check.is_end()) {
+        return Again { schedule, checked, ..Again::default() };
+    }
+    let judge = Judge::default();
+    let errors = caught(|| judge.error_maps(backend, problem).unwrap_or_default()).unwrap_or_default();
+    let seen = caught(|| judge.seen(backend, problem).unwrap_or_default()).unwrap_or_default();
+    let past = |name: TensorName| {
+        errors.iter().any(|map| map.tensor == name && map.rows.iter().any(|row| row.ratio > 1.0))
+    };
+    let asks = past(TensorName::Out) && !past(TensorName::Lse);
+    let read = || if asks { judge.read(backend, problem).unwrap_or_default() } else { Vec::new() };
+    let read = caught(read).unwrap_or_default();
+    Again { schedule, checked, errors, seen, read }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::measure::{Measured, measured};
 use super::{
@@ -227,24 +228,8 @@ impl Campaign {
     pub(super) fn read(dir: &Path, before: Option<(u32, &Path)>) -> Result<Campaign, ReportError> {
         let log = Log::read(&dir.join(EVENTS))?;
         let mut unread: Vec<String> = log.torn.into_iter().collect();
-        let mut of_json = |path: &Path, why: ReportError| {
-            if !files::is_absent(path) {
-                unread.push(why.to_string());
-            }
-        };
-        let path = dir.join(RUN);
-        let run: Run = json(&path).inspect_err(|_| ()).unwrap_or_else(|why| {
-            of_json(&path, why);
-            Run::default()
-        });
-        let path = dir.join(SUMS);
-        let stored: Option<Stored> = match json(&path) {
-            Ok(stored) => Some(stored),
-            Err(why) => {
-                of_json(&path, why);
-                None
-            }
-        };
+        let run: Run = there(&dir.join(RUN), &mut unread).unwrap_or_default();
+        let stored: Option<Stored> = there(&dir.join(SUMS), &mut unread);
         let missed: &[String] = run.summary.as_ref().map_or(&[], |summary| &summary.ended.missed);
         let measured = stored.as_ref().map(|stored| measured(stored, missed, before));
         let start = log.start.or(stored.map(|stored| stored.start));
@@ -340,26 +325,14 @@ impl Told {
             Some(file) if self.replay.starts_with(REPLAY) => replay_command(file, None),
             _ => self.replay.clone(),
         };
-        let script = file.as_ref().and_then(|file| pasted(file));
         let doubt = self.script.as_ref().and_then(|script| script.doubt.clone());
+        let script = file.as_ref().and_then(|file| pasted(file)).map(|script| Pasted { doubt, ..script });
         Entry {
-            state: if self.unconfirmed.is_some() { State::Flaky } else { state },
-            sentence: sentence(&found),
-            key: self.key.to_string(),
-            campaign: None,
-            problem: self.problem.clone(),
-            words: found.to_string(),
-            minimal: self.minimal,
-            evaluations: self.evaluations,
-            finding: Some(found.finding),
-            met: None,
             file: file.map(|file| file.display().to_string()),
-            replay,
             try_command: self.try_command.clone(),
-            script: script.map(|script| Pasted { doubt, ..script }),
-            known: None,
-            way: Vec::new(),
+            script,
             case,
+            ..Entry::of_found(found, self.key.to_string(), state, self.problem.clone(), replay)
         }
     }
 }
@@ -368,28 +341,36 @@ impl Told {
 const REPLAY: &str = "seamproof replay ";
 
 impl Entry {
+    /// Returns a failure of which no more is known than what was found; `problem` tells it in words. One that was not
+    /// seen again is flaky, whatever `state` says.
+    pub(super) fn of_found(
+        found: Found,
+        key: String,
+        state: State,
+        problem: String,
+        replay: String,
+    ) -> Entry {
+        let state = if found.unconfirmed.is_some() { State::Flaky } else { state };
+        Entry {
+            sentence: sentence(&found),
+            minimal: found.minimal,
+            evaluations: found.evaluations,
+            finding: Some(found.finding.clone()),
+            ..Entry::told(key, state, problem, found.to_string(), replay)
+        }
+    }
+
     /// Returns the failure that a stored case shows.
     pub(super) fn of_file(file: &Path, case: Case, state: State) -> Option<Entry> {
         let found = case.found.clone()?;
         let key = FailureKey::of(&found.finding, &case.subject.name, &case.problem).to_string();
+        let problem = prose::describe(&case.problem);
         Some(Entry {
-            state: if found.unconfirmed.is_some() { State::Flaky } else { state },
-            sentence: sentence(&found),
-            key,
-            campaign: None,
-            problem: prose::describe(&case.problem),
-            words: found.to_string(),
-            minimal: found.minimal,
-            evaluations: found.evaluations,
-            finding: Some(found.finding),
-            met: None,
             file: Some(file.display().to_string()),
-            replay: replay_command(file, None),
             try_command: try_command(&case),
             script: pasted(file),
-            known: None,
-            way: Vec::new(),
             case: Some(Box::new(case)),
+            ..Entry::of_found(found, key, state, problem, replay_command(file, None))
         })
     }
 
@@ -416,14 +397,24 @@ impl Entry {
     }
 }
 
+/// Returns what a JSON file holds. One that is there and cannot be read is told in `unread`.
+fn there<T: DeserializeOwned>(path: &Path, unread: &mut Vec<String>) -> Option<T> {
+    let told = json(path);
+    told.map_err(|why| {
+        if !files::is_absent(path) {
+            unread.push(why.to_string());
+        }
+    })
+    .ok()
+}
+
 /// Returns the script beside a case.
 fn pasted(file: &Path) -> Option<Pasted> {
     let path = script::beside(file);
-    let bytes = files::read(&path, SCRIPT_BYTES_MAX);
     if files::is_absent(&path) {
         return None;
     }
-    let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let text = files::read(&path, SCRIPT_BYTES_MAX).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     Some(Pasted { path: path.display().to_string(), doubt: None, text })
 }
 

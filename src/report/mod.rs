@@ -23,9 +23,11 @@ use crate::recording::{MANIFEST, RecordingError};
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::files;
 use seamproof_judge::finding::Finding;
+use seamproof_judge::ladder::ErrorMap;
 use seamproof_oracle::Problem;
+use seamproof_oracle::sharding::RankLayout;
 
-pub(crate) use again::{Again, again};
+pub(crate) use again::{Again, Runs, again, run};
 pub(crate) use measure::{ClassCount, Measured, TensorMargin};
 pub(crate) use recording::of_recording;
 
@@ -153,6 +155,9 @@ pub(crate) struct Report {
     pub(crate) measured: Vec<Measured>,
     /// Campaigns of all nights up to this one, in order.
     pub(crate) trend: Vec<Point>,
+    /// A recorded run that holds, with the errors of its results.
+    #[serde(skip)]
+    pub(crate) held: Option<(Box<Case>, Vec<RankLayout>, Vec<ErrorMap>)>,
 }
 
 /// Whether a failure is news.
@@ -218,6 +223,9 @@ pub(crate) struct Entry {
     /// The case.
     #[serde(skip)]
     pub(crate) case: Option<Box<Case>>,
+    /// Errors of results that are at hand without another run.
+    #[serde(skip)]
+    pub(crate) errors: Vec<ErrorMap>,
 }
 
 /// A script to paste.
@@ -296,6 +304,7 @@ impl Report {
             facts: Vec::new(),
             measured: Vec::new(),
             trend: Vec::new(),
+            held: None,
         }
     }
 
@@ -306,6 +315,32 @@ impl Report {
         entries.truncate(ENTRIES_MAX);
         self.findings = entries;
         self
+    }
+}
+
+impl Entry {
+    /// Returns a failure of which nothing is known but these words.
+    fn told(key: String, state: State, problem: String, words: String, replay: String) -> Entry {
+        Entry {
+            state,
+            sentence: words.clone(),
+            key,
+            campaign: None,
+            problem,
+            words,
+            finding: None,
+            minimal: false,
+            evaluations: 0,
+            met: None,
+            file: None,
+            replay,
+            try_command: None,
+            script: None,
+            known: None,
+            way: Vec::new(),
+            case: None,
+            errors: Vec::new(),
+        }
     }
 }
 
@@ -329,12 +364,13 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, line: usize, text: &[u8])
 const LOOKS: &str = "looks as if ";
 
 /// Returns what is wrong, in one sentence: the mistake that would explain it where one is named, else the finding's own
-/// words.
+/// words. That of the case as it was drawn comes first: a smallest case has so few numbers that several mistakes explain it.
 fn sentence(found: &Found) -> String {
     let Finding { check, identity, tensor, what, .. } = &found.finding;
-    let named = [Some(what), found.unshrunk.as_ref()].into_iter().flatten();
-    let looks = named.filter_map(|what| what.find(LOOKS).map(|at| &what[at..])).next();
-    let why = looks.unwrap_or(what).trim_end_matches('.');
+    let of = |words: &String| words.find(LOOKS).map(|at| words[at..].trim_end_matches('.').to_owned());
+    let of_drawn =
+        found.unshrunk.as_ref().and_then(of).map(|looks| format!("before it was shrunk, it {looks}"));
+    let why = of_drawn.or_else(|| of(what)).unwrap_or_else(|| what.trim_end_matches('.').to_owned());
     let about = match (tensor, identity) {
         (Some(tensor), _) => format!("{tensor} is wrong"),
         (None, Some(identity)) => format!("{check} {identity} does not hold"),
@@ -358,7 +394,11 @@ mod tests {
         let small = found("further from the exact value than rounding explains", Some(TensorName::Lse));
         assert_eq!(sentence(&small), "lse is wrong: further from the exact value than rounding explains.");
         let drawn = Found { unshrunk: Some("x: looks as if the mask was left out".into()), ..small };
-        assert_eq!(sentence(&drawn), "lse is wrong: looks as if the mask was left out.");
+        let told = "lse is wrong: before it was shrunk, it looks as if the mask was left out.";
+        assert_eq!(sentence(&drawn), told);
+        // Of two mistakes, that of the larger case.
+        let both = Found { finding: found("looks as if x", Some(TensorName::Lse)).finding, ..drawn };
+        assert_eq!(sentence(&both), told);
         let crash = Found::drawn(Finding::new(Check::Crash, None, "it died\nhere.".into()));
         assert_eq!(sentence(&crash), "crash: it died here.");
     }

@@ -201,24 +201,9 @@ impl Runs {
 
 /// Returns a failure of a night's report, with what its folder says of it.
 fn of_failure(failure: &ReportedFailure, own: Option<Entry>, earlier: &BTreeSet<&str>) -> Entry {
-    let mut entry = own.unwrap_or_else(|| Entry {
-        state: State::New,
-        sentence: failure.finding.clone(),
-        key: failure.key.clone(),
-        campaign: None,
-        problem: failure.problem.clone(),
-        words: failure.finding.clone(),
-        finding: None,
-        minimal: false,
-        evaluations: 0,
-        met: None,
-        file: None,
-        replay: failure.replay.clone(),
-        try_command: None,
-        script: None,
-        known: None,
-        way: Vec::new(),
-        case: None,
+    let mut entry = own.unwrap_or_else(|| {
+        let ReportedFailure { key, problem, finding, replay, .. } = failure.clone();
+        Entry::told(key, State::New, problem, finding, replay)
     });
     entry.met = Some((failure.cases, failure.shrunk));
     entry.known = failure.known.clone();

@@ -35,9 +35,15 @@ pub(crate) fn of_recording(
         report.facts.push(fact("asked", recording::asked(recording, sample, margin)));
         report.facts.extend(margins(margin));
     }
+    let errors = if sample.is_none() { recording::error_maps(recording) } else { Vec::new() };
     let found = if let Verdict::Finding(finding) = verdict { Some(finding) } else { None };
-    let entries = found.map(|finding| entry(dir, recording, sample, finding));
-    report.with_findings(entries.into_iter().collect())
+    let Some(finding) = found else {
+        let subject = Subject { name: manifest.subject.name.clone(), options: Default::default() };
+        let case = Box::new(Case::new(subject, 0, problem.clone()));
+        report.held = (!errors.is_empty()).then(|| (case, recording.layouts(), errors));
+        return report;
+    };
+    report.with_findings(vec![Entry { errors, ..entry(dir, recording, sample, finding) }])
 }
 
 fn concluded(verdict: &Verdict) -> (Tone, String) {
@@ -74,23 +80,8 @@ fn entry(dir: &Path, recording: &Recording, sample: Option<Sample>, finding: &Fi
     });
     let found = Found::drawn(finding.clone().storable());
     let rows = sample.map_or(String::new(), |Sample { rows, seed }| format!(" --rows {rows} --seed {seed}"));
-    Entry {
-        state: State::New,
-        sentence: sentence(&found),
-        key: FailureKey::of(finding, &name, &recording.problem).to_string(),
-        campaign: None,
-        problem: prose::describe_recorded(&recording.problem),
-        words: found.to_string(),
-        minimal: false,
-        evaluations: 0,
-        finding: Some(found.finding),
-        met: None,
-        file: None,
-        replay: format!("seamproof judge-recording {}{rows}", quoted(&dir.display().to_string())),
-        try_command: None,
-        script: None,
-        known: None,
-        way: Vec::new(),
-        case: Some(Box::new(case)),
-    }
+    let key = FailureKey::of(finding, &name, &recording.problem).to_string();
+    let replay = format!("seamproof judge-recording {}{rows}", quoted(&dir.display().to_string()));
+    let problem = prose::describe_recorded(&recording.problem);
+    Entry { case: Some(Box::new(case)), ..Entry::of_found(found, key, State::New, problem, replay) }
 }

@@ -2,6 +2,7 @@
 
 use seamproof_judge::subjects::MISCALLS;
 
+use super::look::{PAGE_MAX, elements, fits_a_telephone, table};
 use super::{code, place, refuses, seamproof, stderr, stdout};
 
 #[test]
@@ -32,7 +33,36 @@ fn the_catalogue_is_listed_and_a_fault_is_scored() {
     refuses(place.path(), &["faults", "--list", "--score"], &["--score"]);
     refuses(place.path(), &["faults", "--score", "--seeds", "0"], &["--seeds"]);
     refuses(place.path(), &["faults", "--quick"], &["--score"]);
+    refuses(place.path(), &["faults", "--html", "f.html"], &["--score"]);
+    refuses(place.path(), &["faults", "--score", "--html", "-"], &["--html", "standard output"]);
     refuses(place.path(), &["faults", "--score", "--quick", "--seeds", "2"], &["--quick"]);
+}
+
+/// Checks the figures of a score's page against its text.
+fn has_the_score(page: &str, said: &str) {
+    assert!(page.len() < PAGE_MAX, "{} bytes", page.len());
+    let (names, _) = elements(page);
+    assert_eq!(names.iter().filter(|name| *name == "script").count(), 2);
+    let rungs = table(page, "Rungs");
+    assert_eq!(rungs.len(), 9);
+    for row in &rungs {
+        let line =
+            said.lines().find(|line| line.starts_with(&format!("{} ", row[0]))).expect("the text has it");
+        assert_eq!(line.split_whitespace().take(5).collect::<Vec<_>>(), row.iter().collect::<Vec<_>>());
+    }
+    // A mark for each fault that a rung saw, in the picture and in the table.
+    let faults = table(page, "Faults in subjects");
+    let (_, picture) = page.split_once("role=\"img\"").expect("a picture");
+    let (picture, _) = picture.split_once("</svg>").expect("it ends");
+    for (at, row) in rungs.iter().enumerate() {
+        let signs = faults.iter().filter(|fault| !fault[3 + at].is_empty());
+        let (saw, alone): (usize, usize) =
+            (signs.clone().count(), signs.filter(|fault| fault[3 + at] == "◆ alone").count());
+        assert!(saw >= row[1].parse().expect("a number"), "{}", row[0]);
+        assert_eq!(alone.to_string(), row[3], "{}", row[0]);
+        let drawn = ["◆", "●", "○"].map(|sign| picture.matches(&format!(": {} {sign}", row[0])).count());
+        assert_eq!(drawn.iter().sum::<usize>(), saw, "{}", row[0]);
+    }
 }
 
 /// Test of faults of every kind by name, and of the whole catalogue. Each is caught, and the table has a line for
@@ -51,9 +81,12 @@ fn the_whole_catalogue_is_scored_by_rung() {
         assert_eq!(code(&one), 0, "{said}{}", stderr(&one));
         assert!(said.contains(&format!("caught {id}")) && said.contains(rung), "{said}");
     }
-    let whole = seamproof(place.path(), &["faults", "--score", "--quick"]);
+    let whole = seamproof(place.path(), &["faults", "--score", "--quick", "--html", "power.html"]);
     let said = stdout(&whole);
     assert_eq!(code(&whole), 0, "{said}{}", stderr(&whole));
+    let page = std::fs::read_to_string(place.path().join("power.html")).expect("the page is there");
+    has_the_score(&page, &said);
+    fits_a_telephone(place.path(), &page);
     let lines = |start: &str| said.lines().filter(|line| line.starts_with(start)).count();
     for rung in [
         "checker",

@@ -218,6 +218,156 @@ fn texts_from_a_file_are_shown_and_never_obeyed() {
     assert!(page.chars().all(kept) && !page.contains(['\u{ffff}', '\u{202e}']));
 }
 
+/// Test that a mistake inside of a kernel, which no schedule shows, is seen once the case is run: in the pairs that the
+/// subject saw and in the errors of its results. A right subject has no mark, and its errors are within their bounds.
+#[test]
+fn a_run_shows_what_a_schedule_does_not() {
+    let place = place();
+    let dir = place.path();
+    stored(dir, "window");
+    let page = |subject: &str| {
+        let output =
+            seamproof(dir, &["explain", "window.json", "--html", "-", "--run", "--backend", subject]);
+        assert_eq!(code(&output), 0, "{subject}: {}", stderr(&output));
+        let page = stdout(&output);
+        let errors = table(&page, "Errors");
+        let past: u64 = errors.iter().map(|row| row[2].parse::<u64>().expect("a number")).sum();
+        (elements(&page).1, table(&page, "Pairs of one head"), past)
+    };
+    let (shown, pairs, past) = page("emulated");
+    assert_eq!((pairs.len(), past), (1, 0), "{pairs:?}");
+    assert!(!shown.contains("As the subject saw it"));
+    let (_, _, past) = page("emulated@worker");
+    assert_eq!(past, 0, "a subject in a worker is run like any other");
+    let (shown, pairs, past) = page("emulated+window-one-key-long");
+    assert_eq!(
+        pairs.iter().map(|row| row[1].as_str()).collect::<Vec<_>>(),
+        ["forward", "as the subject saw it"]
+    );
+    assert_eq!(
+        pairs.iter().map(|row| row[6].as_str()).collect::<Vec<_>>(),
+        ["0", "24"],
+        "one key each, from query 6 on"
+    );
+    assert!(shown.contains(
+        "As the subject saw it: queries 6..30 of sequence 0, head 0: i sees i−6..i+1, should see i−5..i+1."
+    ));
+    assert!(past > 0);
+    refuses(dir, &["explain", "window.json", "--run"], &["--html"]);
+    refuses(dir, &["explain", "window.json", "--open"], &["--html"]);
+}
+
+/// Test of the map of a case in a terminal, which a terminal without its letters does not get.
+#[test]
+fn a_terminal_has_a_map() {
+    let place = place();
+    let dir = place.path();
+    stored(dir, "window");
+    stored(dir, "ring");
+    stored(dir, "long");
+    let map = |arguments: &[&str], locale: &str| {
+        let mut command = assert_cmd::Command::cargo_bin("seamproof").expect("the program is built");
+        let arguments = [&["explain"], arguments].concat();
+        let output =
+            command.current_dir(dir).args(arguments).env("LC_ALL", locale).output().expect("it runs");
+        let text = stdout(&output);
+        text.find("\nmap ").map(|at| text[at + 1..].to_owned())
+    };
+    assert_eq!(map(&["ring.json"], "C"), None);
+    let ring = map(&["ring.json"], "C.UTF-8").expect("a map");
+    let first: Vec<&str> = ring.lines().take(9).collect();
+    assert_eq!(
+        first,
+        [
+            "map       █ visible  ▒ some of a tile’s pairs  · hidden",
+            "          numbers at the sides: ranks that own them",
+            "  sequence 0, forward: 13 × 13, queries ↓, keys →",
+            "       0   1   2   3       2   1",
+            "     0 ██························",
+            "       ████······················",
+            "     1 ██████····················",
+            "       ████████··················",
+            "     2 ██████████················",
+        ]
+    );
+    let wrong = map(&["window.json", "--backend", "emulated+window-off-by-one"], "C.UTF-8").expect("a map");
+    assert!(
+        wrong.lines().next().is_some_and(|key| key.contains("╳ missing")) && wrong.contains("╳"),
+        "{wrong}"
+    );
+    for name in ["window.json", "ring.json", "long.json"] {
+        let map = map(&[name], "C.UTF-8").expect("a map");
+        assert!(
+            map.lines().count() <= 4 * 26 + 2 && map.lines().all(|line| line.chars().count() <= 100),
+            "{name}"
+        );
+    }
+}
+
+/// Test that `--open` opens the page with the reader's own program, and that nothing fails where there is none.
+#[cfg(unix)]
+#[test]
+fn a_page_is_opened_where_that_can_be() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let place = place();
+    let dir = place.path();
+    stored(dir, "single");
+    let browser = dir.join("browser");
+    fs::write(&browser, format!("#!/bin/sh\necho \"$1\" >{}\n", dir.join("opened").display()))
+        .expect("a script");
+    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755)).expect("it may run");
+    let open = |arguments: &[&str], browser: &str, path: &str| {
+        let mut command = assert_cmd::Command::cargo_bin("seamproof").expect("the program is built");
+        command
+            .current_dir(dir)
+            .args(arguments)
+            .env("BROWSER", browser)
+            .env("PATH", path)
+            .output()
+            .expect("it runs")
+    };
+    let explain = ["explain", "single.json", "--html", "page.html", "--open"];
+    let output = open(&explain, "", "/nowhere");
+    assert_eq!(code(&output), 0);
+    assert!(
+        stderr(&output).contains("--open: nothing here opens pages") && stderr(&output).contains("page.html")
+    );
+    let run = [
+        "run",
+        "--backend",
+        "emulated+window-dropped",
+        "--cases",
+        "20",
+        "--seed",
+        "1",
+        "--out",
+        "out",
+        "--open",
+    ];
+    let path = std::env::var("PATH").expect("a search path");
+    for (arguments, page) in [(&explain[..], "page.html"), (&run[..], "out/report.html")] {
+        let _ = fs::remove_file(dir.join("opened"));
+        let output = open(arguments, &browser.display().to_string(), &path);
+        assert!(!stderr(&output).contains("--open:"), "{}", stderr(&output));
+        let told = wait_for(&dir.join("opened"));
+        assert_eq!(Path::new(told.trim()), dir.join(page).canonicalize().expect("the page is there"));
+    }
+}
+
+/// Returns what a file holds, once it is there.
+#[cfg(unix)]
+fn wait_for(path: &Path) -> String {
+    let begun = std::time::Instant::now();
+    loop {
+        match fs::read_to_string(path) {
+            Ok(text) if text.ends_with('\n') => return text,
+            _ if begun.elapsed().as_secs() > 20 => panic!("{} is not there", path.display()),
+            _ => std::thread::sleep(std::time::Duration::from_millis(20)),
+        }
+    }
+}
+
 /// Test that a page fits a telephone, as a browser lays it out. It runs where Chromium is, and says so where it is not.
 #[test]
 fn a_page_does_not_overflow_a_telephone() {
@@ -227,7 +377,7 @@ fn a_page_does_not_overflow_a_telephone() {
     fits_a_telephone(dir, &page(dir, "ring"));
 }
 
-/// Checks that a page fits a telephone, where Chromium is.
+/// Checks in Chromium, where it is, that a page fits a telephone and a desk, and that its script sorts.
 pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
     let has_chromium =
         Process::new("chromium").arg("--version").output().is_ok_and(|output| output.status.success());
@@ -235,13 +385,18 @@ pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
         eprintln!("not run: there is no chromium here");
         return;
     }
-    // A page of the test’s own holds the page in a frame as wide as a telephone, and measures it.
+    // A page of the test’s own holds the page in frames as wide as a telephone and as a desk, and measures it.
     let quoted = page.replace('&', "&amp;").replace('"', "&quot;");
-    let measure = "let root = this.contentDocument.documentElement; \
-                   document.title = root.scrollWidth + ' of ' + root.clientWidth";
-    let outer = format!(
-        "<!DOCTYPE html><title></title><iframe width=390 height=900 frameborder=0 onload=\"{measure}\" srcdoc=\"{quoted}\"></iframe>"
-    );
+    let measure = "let inner = this.contentDocument; let root = inner.documentElement; \
+                   let head = inner.querySelector('table.sorts th button'); if (head) head.click(); \
+                   let sorted = head ? head.parentElement.getAttribute('aria-sort') : 'none'; \
+                   document.title += root.scrollWidth + ' of ' + root.clientWidth + ' ' + sorted + ';'";
+    let frame = |width: usize| {
+        format!(
+            "<iframe width={width} height=900 frameborder=0 onload=\"{measure}\" srcdoc=\"{quoted}\"></iframe>"
+        )
+    };
+    let outer = format!("<!DOCTYPE html><title></title>{}{}", frame(390), frame(1280));
     fs::write(dir.join("measured.html"), outer).expect("the file is written");
     let url = format!("file://{}", dir.join("measured.html").display());
     let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"];
@@ -249,7 +404,16 @@ pub(super) fn fits_a_telephone(dir: &Path, page: &str) {
     let dom = stdout(&output);
     let (_, title) = dom.split_once("<title>").expect("the page has a title");
     let (measured, _) = title.split_once("</title>").expect("a title ends");
-    let (wide, of) = measured.split_once(" of ").unwrap_or_else(|| panic!("{measured}"));
-    let [wide, of] = [wide, of].map(|width| width.parse::<usize>().expect("a width"));
-    assert!(of <= 390 && wide <= of, "{wide} of {of}");
+    let frames: Vec<&str> = measured.split_terminator(';').collect();
+    assert_eq!(frames.len(), 2, "{measured}");
+    for frame in frames {
+        let [wide, "of", of, sorted] = frame.split(' ').collect::<Vec<_>>()[..] else { panic!("{measured}") };
+        let [wide, of] = [wide, of].map(|width| width.parse::<usize>().expect("a width"));
+        assert!(of <= 1280 && wide <= of, "{measured}");
+        assert_eq!(
+            sorted,
+            if page.contains("class=\"sorts\"") { "descending" } else { "none" },
+            "{measured}"
+        );
+    }
 }

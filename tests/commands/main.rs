@@ -16,6 +16,8 @@ mod recorded_programs;
 mod recordings;
 mod report;
 #[cfg(unix)]
+mod ten;
+#[cfg(unix)]
 mod worker;
 #[cfg(unix)]
 mod worker_commands;

@@ -24,7 +24,7 @@ fn campaign(dir: &Path) {
     let output = seamproof(dir, &arguments);
     assert_eq!(code(&output), 2, "{}", stderr(&output));
     let told = stdout(&output);
-    assert!(told.contains(" report out --html out.html"), "{told}");
+    assert!(told.contains("report    out/report.html\n"), "{told}");
 }
 
 /// Returns the page of a folder.
@@ -76,6 +76,8 @@ fn a_campaigns_page_has_the_figures_of_its_folder() {
     campaign(dir);
     let begun = Instant::now();
     let page_of = page(dir, "out");
+    let left = fs::read_to_string(dir.join("out/report.html")).expect("the campaign leaves its page");
+    assert_eq!(left, page_of, "the same as the command’s");
     assert!(begun.elapsed() < PAGE_TIME, "{:?}", begun.elapsed());
     assert_eq!(page(dir, "out"), page_of, "the same folder, the same bytes");
     let data = data(&page_of);
@@ -171,13 +173,23 @@ fn texts_of_a_folder_are_shown_and_never_obeyed() {
     let spoilt = log.lines().map(|line| {
         let mut event: Value = serde_json::from_str(line).expect("an event");
         if event["event"] == "finding" {
-            event["finding"]["what"] = HOSTILE.into();
+            for field in ["what", "got", "expected"] {
+                event["finding"][field] = HOSTILE.into();
+            }
             event["problem"] = HOSTILE.into();
             event["replay"] = HOSTILE.into();
             event["unshrunk"] = HOSTILE.into();
             event["try"] = HOSTILE.into();
-            let script = dir.join(format!("out/findings/{}.py", text(&event["name"])));
-            fs::write(script, HOSTILE).expect("a script");
+            let name = text(&event["name"]);
+            fs::write(dir.join(format!("out/findings/{name}.py")), HOSTILE).expect("a script");
+            let file = dir.join(format!("out/findings/{name}.json"));
+            // An event may tell of a case that a later one has taken the place of.
+            if file.is_file() {
+                let mut case = read(&file);
+                case["found"]["unshrunk"] = HOSTILE.into();
+                case["found"]["finding"]["what"] = HOSTILE.into();
+                fs::write(file, case.to_string()).expect("a case");
+            }
         }
         if event["event"] == "start" {
             event["backend"] = HOSTILE.into();
@@ -374,6 +386,14 @@ fn a_recordings_page_tells_its_verdict() {
         assert_eq!(list(&data["findings"]).len(), usize::from(tone == "bad"));
         let (_, shown) = elements(&page);
         assert_eq!(shown.contains(&format!("seamproof judge-recording {run}")), tone == "bad");
+        // The values are at hand, so errors are mapped whether the run holds or not.
+        let errors = table(&page, "Errors");
+        let of_out = errors.iter().find(|row| row[0] == "out").expect("out is mapped");
+        assert_eq!(of_out[1], "47", "the real rows of one head");
+        let past: usize = errors.iter().map(|row| row[2].parse::<usize>().expect("a number")).sum();
+        let (_, strips) = page.split_once("the worst of a tensor").expect("the legend of the errors");
+        let (strips, _) = strips.split_once("</svg>").expect("it ends");
+        assert_eq!((past > 0, strips.contains("class=\"missing\"")), (tone == "bad", tone == "bad"));
     }
     refuses(dir, &["report", "case.json"], &["case.json", "explain"]);
     refuses(dir, &["report", "."], &["is no folder of a campaign"]);

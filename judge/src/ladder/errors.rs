@@ -57,7 +57,7 @@ impl Judge {
     }
 }
 
-fn maps(evidence: &Evidence<'_>) -> Vec<ErrorMap> {
+pub(super) fn maps(evidence: &Evidence<'_>) -> Vec<ErrorMap> {
     let Evidence { backend, problem, layout, inputs, first, .. } = *evidence;
     if !evidence.has_oracle() {
         return Vec::new();

@@ -10,7 +10,7 @@ use seamproof_oracle::sharding as layout;
 use seamproof_oracle::{Inputs, Problem};
 
 use super::evidence::{Depth, Evidence, Judge, Meter, Rung, Told};
-use super::{Examination, envelope};
+use super::{ErrorMap, Examination, envelope, errors};
 use crate::finding::Check;
 use crate::identity;
 use crate::subject::{Backend, RankOutputs};
@@ -59,8 +59,41 @@ impl Judge {
         if let Err(error) = inputs.check(problem) {
             return Verdict::Infrastructure(error.to_string());
         }
+        self.with_results((backend, problem), inputs, results, meter, |evidence| {
+            let (mut margin, mut findings) = (Box::<Margin>::default(), Vec::new());
+            match self.climb(evidence, &mut findings, &mut margin) {
+                Some(what) => Verdict::Infrastructure(what),
+                None => findings.pop().map_or(Verdict::Pass(margin), Verdict::from),
+            }
+        })
+    }
+
+    /// Returns the errors of the results of a run that is over, as [`Judge::error_maps`] does of one that it makes. The
+    /// inputs are those of [`Judge::examine_recorded`]. There are none where the oracle cannot afford all rows.
+    pub fn recorded_error_maps(
+        &self,
+        backend: &dyn Backend,
+        problem: &Problem,
+        inputs: &Inputs,
+        results: &RankOutputs,
+    ) -> Vec<ErrorMap> {
+        if self.too_large(problem).is_some() || inputs.check(problem).is_err() {
+            return Vec::new();
+        }
+        self.with_results((backend, problem), inputs, results, &Meter::default(), errors::maps)
+    }
+
+    /// Examines results that are there already.
+    fn with_results<T>(
+        &self,
+        (backend, problem): (&dyn Backend, &Problem),
+        inputs: &Inputs,
+        results: &RankOutputs,
+        meter: &Meter,
+        examine: impl FnOnce(&Evidence<'_>) -> T,
+    ) -> T {
         let (layout, told) = (layout::whole(problem), Told::default());
-        let evidence = Evidence {
+        examine(&Evidence {
             backend,
             problem,
             layout: &layout,
@@ -71,11 +104,6 @@ impl Judge {
             depth: Depth::First,
             meter,
             told: &told,
-        };
-        let (mut margin, mut findings) = (Box::<Margin>::default(), Vec::new());
-        match self.climb(&evidence, &mut findings, &mut margin) {
-            Some(what) => Verdict::Infrastructure(what),
-            None => findings.pop().map_or(Verdict::Pass(margin), Verdict::from),
-        }
+        })
     }
 }

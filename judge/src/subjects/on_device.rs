@@ -2,7 +2,7 @@
 //! Its saved results are poisoned where the contract allows. The backward then runs, and the ranks' results are read.
 
 use ndarray::{Array1, Array3};
-use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName};
+use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName, runs_of};
 use seamproof_simulator::GuardedTensor;
 use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError};
 use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, load, output};
@@ -184,7 +184,7 @@ fn poison_saved<D: Device>(
         for row in placement.rows.iter().flat_map(|placed| placed.local.real_rows()) {
             real[row] = true;
         }
-        for (value, runs) in dealt(&runs_of(&real, false), first) {
+        for (value, runs) in dealt(&unmarked(&real), first) {
             device.poison(placement.buffer, &runs, value, memory)?;
         }
     }
@@ -199,15 +199,9 @@ fn dealt(runs: &[Run], first: usize) -> Vec<(f32, Vec<Run>)> {
     all.filter(|(_, runs)| !runs.is_empty()).collect()
 }
 
-/// Returns the rows at which `marks` holds `mark`, in as few runs as possible.
-fn runs_of(marks: &[bool], mark: bool) -> Vec<Run> {
-    let mut first = 0;
-    let runs = marks.chunk_by(|a, b| a == b).map(|chunk| {
-        let run = (chunk[0], Run::packed(first, chunk.len(), chunk.len()));
-        first += chunk.len();
-        run
-    });
-    runs.filter(|(of, _)| *of == mark).map(|(_, run)| run).collect()
+/// Returns the rows that are not marked, in as few runs as possible.
+fn unmarked(marks: &[bool]) -> Vec<Run> {
+    runs_of((0..marks.len()).filter(|&row| !marks[row]))
 }
 
 #[cfg(test)]
@@ -222,7 +216,7 @@ mod tests {
         }
         let held = |first: usize| {
             let mut held = [0.0f32; 12];
-            for (value, runs) in dealt(&runs_of(&real, false), first) {
+            for (value, runs) in dealt(&unmarked(&real), first) {
                 runs.iter().flat_map(Run::real_rows).for_each(|row| held[row] = value);
             }
             held

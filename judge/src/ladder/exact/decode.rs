@@ -1,6 +1,7 @@
 //! Explanation of a wrong row: the set of keys that it shows, the sets nearest to the right one first.
 
 use std::borrow::Cow;
+use std::iter;
 
 use seamproof_oracle::InputMode;
 use seamproof_oracle::envelope::WeightRounding;
@@ -32,11 +33,11 @@ impl Row<'_> {
         (lse && self.out.as_ref().is_none_or(out)).then_some(shown)
     }
 
-    /// Returns the set of keys nearest to `right` that explains the row.
-    fn saw(&self, right: &KeySet) -> Option<KeySet> {
+    /// Returns the set of keys that explains the row: `right`, or the one nearest to it.
+    pub(super) fn saw(&self, right: &KeySet) -> Option<KeySet> {
         let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
         let most = WORK_MAX / scratch.len().max(1);
-        let mut sets = sets(right, self.head.plan.keys()).take(most);
+        let mut sets = iter::once(right.clone()).chain(sets(right, self.head.plan.keys()).take(most));
         sets.find(|keys| self.shown(self.head, keys, &mut scratch).is_some())
     }
 
@@ -65,7 +66,7 @@ impl Row<'_> {
 
     /// Returns the key whose value the row holds, anywhere in the problem; `None` where the row holds that of its own
     /// key.
-    fn read(&self, plans: &[ExactPlan<'_>]) -> Option<(usize, usize, usize)> {
+    pub(super) fn read(&self, plans: &[ExactPlan<'_>]) -> Option<(usize, usize, usize)> {
         let out = self.out.as_ref()?;
         let mut own = self.head.plan.chosen(self.query, self.query_head);
         if own.any(|key| *self.head.value(key) == **out) {

@@ -10,6 +10,7 @@
 mod decode;
 mod gradients;
 mod row;
+mod seen;
 
 use std::borrow::Cow;
 
@@ -23,6 +24,7 @@ use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::verdict::Margin;
 use row::{Allowed, Head, KeySet, Shown};
+pub use seen::{ReadRow, SeenRow};
 
 /// Compares the results with those that the mode allows.
 pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
@@ -30,12 +32,10 @@ pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {
     if eligible(problem.mode, problem).is_err() {
         return Look::Held;
     }
-    let arithmetic = evidence.backend.declaration().arithmetic;
-    let merging = Merging::from(evidence.partition()).with_heads(&arithmetic, problem);
-    let parts = parts(problem.mode, problem, merging, &arithmetic);
     let plans: Vec<ExactPlan<'_>> =
         (0..problem.sequences.len()).map(|index| ExactPlan::new(problem, index)).collect();
-    let forward = Forward { evidence, merging, weights: arithmetic.weights, parts };
+    let forward = Forward::new(evidence);
+    let Forward { merging, parts, .. } = forward;
     match forward.check(&plans) {
         Err(finding) => Some(*finding).into(),
         Ok(is_exact) => {
@@ -114,7 +114,15 @@ struct Forward<'a> {
     parts: Parts,
 }
 
-impl Forward<'_> {
+impl<'a> Forward<'a> {
+    fn new(evidence: &'a Evidence<'a>) -> Forward<'a> {
+        let problem = evidence.problem;
+        let arithmetic = evidence.backend.declaration().arithmetic;
+        let merging = Merging::from(evidence.partition()).with_heads(&arithmetic, problem);
+        let parts = parts(problem.mode, problem, merging, &arithmetic);
+        Forward { evidence, merging, weights: arithmetic.weights, parts }
+    }
+
     /// Checks LSE, out and max_logit. Returns whether every out is the exact value itself.
     fn check(&self, plans: &[ExactPlan<'_>]) -> Result<bool, Box<Finding>> {
         let problem = self.evidence.problem;
@@ -199,17 +207,27 @@ impl Forward<'_> {
     /// Returns what a wrong row shows, in words, and whether that explains it.
     fn story(&self, plans: &[ExactPlan<'_>], wrong: Wrong) -> (String, bool) {
         let plan = &plans[wrong.sequence];
-        let of_head = Head::new(plan, self.evidence.inputs, wrong.head / self.evidence.problem.group());
-        let row = decode::Row {
-            head: &of_head,
-            query: wrong.position,
-            query_head: wrong.head,
-            lse: self.got_lse(plan, wrong),
-            out: self.parts.out.then(|| self.got_out(plan, wrong)),
+        let of_head = self.head(plan, wrong.head);
+        let row = self.row(plan, &of_head, wrong);
+        decode::story(&row, plans, &KeySet::all(plan.visible(wrong.position)))
+    }
+
+    /// Returns the KV head of a query head.
+    fn head<'p>(&'p self, plan: &'p ExactPlan<'p>, head: usize) -> Head<'p> {
+        Head::new(plan, self.evidence.inputs, head / self.evidence.problem.group())
+    }
+
+    /// Returns a row of the results.
+    fn row<'p>(&'p self, plan: &ExactPlan<'_>, head: &'p Head<'p>, place: Wrong) -> decode::Row<'p> {
+        decode::Row {
+            head,
+            query: place.position,
+            query_head: place.head,
+            lse: self.got_lse(plan, place),
+            out: self.parts.out.then(|| self.got_out(plan, place)),
             merging: self.merging,
             weights: self.weights,
-        };
-        decode::story(&row, plans, &KeySet::all(plan.visible(wrong.position)))
+        }
     }
 
     /// Returns the finding about the worst row, or about the first that a set of keys explains where none explains

@@ -26,6 +26,18 @@ impl KeySet {
         self.range.contains(&key) != (self.flipped == Some(key))
     }
 
+    /// Returns the keys as ranges that are not empty, in order.
+    pub(super) fn ranges(&self) -> Vec<Range<usize>> {
+        let Range { start, end } = self.range.clone();
+        let inside = self.flipped.filter(|key| self.range.contains(key));
+        let outside = self.flipped.filter(|key| !self.range.contains(key)).map(|key| key..key + 1);
+        let parts = [start..inside.unwrap_or(end), inside.map_or(end, |key| key + 1)..end];
+        let mut parts: Vec<Range<usize>> = parts.into_iter().chain(outside).collect();
+        parts.retain(|part| !part.is_empty());
+        parts.sort_unstable_by_key(|part| part.start);
+        parts
+    }
+
     fn len(&self) -> usize {
         match self.flipped {
             None => self.range.len(),

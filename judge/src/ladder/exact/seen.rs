@@ -1,0 +1,190 @@
+//! Who saw whom: the keys of every row of a run, decoded, for whoever wants to see them. Nothing is decided here.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Dims, InputMode, Problem, ProblemFields, Softmax};
+
+use super::row::KeySet;
+use super::{Forward, Wrong};
+use crate::exact::{ExactPlan, eligible};
+use crate::ladder::evidence::{Depth, Judge, Meter};
+use crate::subject::Backend;
+use crate::verdict::Verdict;
+
+/// Modes in which each key counts alike, so that a row shows its keys whatever they hold. That of both ends of an
+/// interval comes first.
+const MODES: [InputMode; 2] = [InputMode::Endpoints, InputMode::UniformCount];
+
+/// Head dimensions that have room for the numbers of many keys.
+const ROUTED_DIM: usize = 64;
+
+/// Least number of lanes by which values of keys are told apart.
+const ROUTED_LANES_MIN: usize = 16;
+
+/// The keys that a query of a head saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenRow {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// Index of the query head.
+    pub head: usize,
+    /// Position of the query.
+    pub query: usize,
+    /// Positions of the keys, in order; `None` where no set of keys gives the row.
+    pub keys: Option<Vec<Range<usize>>>,
+}
+
+/// The value that a query of a head read in the place of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadRow {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// Index of the query head.
+    pub head: usize,
+    /// Position of the query.
+    pub query: usize,
+    /// Position of the key whose value it should read.
+    pub key: usize,
+    /// Sequence, KV head and position of the key whose value it read.
+    pub read: (usize, usize, usize),
+}
+
+impl Judge {
+    /// Runs the forward of a subject on a problem in which each query puts its whole weight on one key, and returns the
+    /// rows that hold another key's value. Head dimensions are enlarged where the problem's have no room for the
+    /// numbers of its keys, and a soft cap is left out. There are none where no such problem is taken. `Err` is a
+    /// verdict that leaves nothing to decode.
+    pub fn read(&self, backend: &dyn Backend, problem: &Problem) -> Result<Vec<ReadRow>, Verdict> {
+        let Some(problem) = routed(problem) else { return Ok(Vec::new()) };
+        self.with_evidence(backend, &problem, Depth::First, &Meter::default(), |evidence| {
+            let plans: Vec<ExactPlan<'_>> =
+                (0..problem.sequences.len()).map(|index| ExactPlan::new(&problem, index)).collect();
+            Forward::new(evidence).read(&plans)
+        })
+    }
+
+    /// Runs the forward of a subject on a problem with inputs of an exact mode in the place of its own, and returns the
+    /// keys that each row saw: of several sets that give the same row, the one nearest to the mask's. There are none
+    /// where no such mode takes the problem. `Err` is a verdict that leaves nothing to decode.
+    pub fn seen(&self, backend: &dyn Backend, problem: &Problem) -> Result<Vec<SeenRow>, Verdict> {
+        let Some(problem) = decodable(problem) else { return Ok(Vec::new()) };
+        self.with_evidence(backend, &problem, Depth::First, &Meter::default(), |evidence| {
+            let plans: Vec<ExactPlan<'_>> =
+                (0..problem.sequences.len()).map(|index| ExactPlan::new(&problem, index)).collect();
+            Forward::new(evidence).seen(&plans)
+        })
+    }
+}
+
+/// Returns a problem with inputs from which keys can be decoded.
+fn decodable(problem: &Problem) -> Option<Problem> {
+    let in_mode = |mode| Problem::new(ProblemFields { mode, ..problem.clone().into() }).ok();
+    MODES.into_iter().filter_map(in_mode).find(|problem| eligible(problem.mode, problem).is_ok())
+}
+
+/// Returns a problem each of whose queries reads one key.
+fn routed(problem: &Problem) -> Option<Problem> {
+    let of = |dims: Dims| {
+        let softmax = Softmax { softcap: None, ..problem.softmax };
+        let fields = ProblemFields { mode: InputMode::Routing, dims, softmax, ..problem.clone().into() };
+        Problem::new(fields).ok().filter(|problem| eligible(problem.mode, problem).is_ok())
+    };
+    // A value of few lanes is another key's by chance.
+    let own = Some(problem.dims).filter(|dims| dims.v >= ROUTED_LANES_MIN);
+    own.and_then(of).or_else(|| of(Dims { qk: ROUTED_DIM, v: ROUTED_DIM }))
+}
+
+impl Forward<'_> {
+    fn read(&self, plans: &[ExactPlan<'_>]) -> Vec<ReadRow> {
+        let mut read = Vec::new();
+        for (sequence, plan) in plans.iter().enumerate() {
+            for head in 0..self.evidence.problem.heads.q {
+                let of_head = self.head(plan, head);
+                for query in 0..plan.queries() {
+                    let place = Wrong { sequence, head, position: query, lane: None };
+                    let chosen = plan.chosen(query, head).next();
+                    let other =
+                        chosen.and_then(|key| Some((key, self.row(plan, &of_head, place).read(plans)?)));
+                    read.extend(other.map(|(key, read)| ReadRow { sequence, head, query, key, read }));
+                }
+            }
+        }
+        read
+    }
+
+    fn seen(&self, plans: &[ExactPlan<'_>]) -> Vec<SeenRow> {
+        let problem = self.evidence.problem;
+        let mut seen = Vec::new();
+        for (sequence, plan) in plans.iter().enumerate() {
+            for head in 0..problem.heads.q {
+                let of_head = self.head(plan, head);
+                for query in 0..plan.queries() {
+                    let place = Wrong { sequence, head, position: query, lane: None };
+                    let keys = self.row(plan, &of_head, place).saw(&KeySet::all(plan.visible(query)));
+                    let keys = keys.map(|keys| keys.ranges());
+                    seen.push(SeenRow { sequence, head, query, keys });
+                }
+            }
+        }
+        seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subjects::{Emulated, Planted};
+    use seamproof_oracle::{Heads, Mask};
+    use seamproof_simulator::faults::by_id;
+
+    fn problem() -> Problem {
+        let fields = ProblemFields {
+            heads: Heads { q: 4, kv: 2 },
+            mask: Mask { left: Some(3), ..Mask::CAUSAL },
+            mode: InputMode::Peaked,
+            ..ProblemFields::padded(&[(9, 12), (0, 4), (6, 6)], 8)
+        };
+        Problem::new(fields).unwrap()
+    }
+
+    /// Test that a right subject is seen to see what the mask shows, whatever the problem's own mode.
+    #[test]
+    fn a_right_subject_sees_what_the_mask_shows() {
+        let problem = problem();
+        let seen = Judge::default().seen(&Emulated::default(), &problem).unwrap();
+        assert_eq!(seen.len(), (9 + 6) * 4);
+        for row in seen {
+            let both = &problem.sequences[row.sequence];
+            let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
+            assert_eq!(row.keys, Some(vec![visible]), "{} {}", row.sequence, row.query);
+        }
+    }
+
+    /// Test that the values of neighbouring rows are told apart, and that a right subject reads its own.
+    #[test]
+    fn shifted_values_are_told() {
+        let problem = problem();
+        assert_eq!(Judge::default().read(&Emulated::default(), &problem), Ok(Vec::new()));
+        let backend = Planted::new(Emulated::default(), *by_id("value-rows-shifted").unwrap());
+        let read = Judge::default().read(&backend, &problem).unwrap();
+        assert!(!read.is_empty());
+        for ReadRow { sequence, key, read, .. } in read {
+            assert_eq!((read.0, read.2), (sequence, key + 1), "one row off");
+        }
+    }
+
+    /// Test that a kernel's own mistakes are decoded pair by pair, which no schedule tells.
+    #[test]
+    fn a_kernels_mistake_is_decoded() {
+        let problem = problem();
+        for (id, moved) in [("window-one-key-long", -1), ("window-one-key-short", 1)] {
+            let backend = Planted::new(Emulated::default(), *by_id(id).unwrap());
+            let seen = Judge::default().seen(&backend, &problem).unwrap();
+            for row in seen.iter().filter(|row| row.query > 3) {
+                let start = (row.query as i64 - 3 + moved) as usize;
+                let keys = row.keys.as_deref().unwrap_or_default();
+                assert!(matches!(keys, [keys] if *keys == (start..row.query + 1)), "{id}, {row:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What the errors of a run and the decoded keys tell together: which results are right, and so where the mistake is not.
+//!
+//! Nothing is guessed. The LSE holds the logits of exactly the keys that a query sees, out the values that it adds up with
+//! their weights, and the backward is judged on what the forward returned.
+
+use seamproof_judge::ladder::{ErrorMap, ReadRow, SeenRow};
+use seamproof_judge::prose::counted;
+use seamproof_oracle::{Problem, TensorName};
+
+use super::svg::ratio;
+
+/// Least number of wrong rows that have to agree on a factor.
+const ROWS_LEAST: usize = 3;
+/// Largest relative distance of two factors that agree: a few roundings of a 16-bit format.
+const FACTOR_SPREAD: f64 = 0.01;
+/// Smallest error of a factor that is told.
+const FACTOR_LEAST: f64 = 0.001;
+/// Multiple of its bound that an exact value has at least, for a factor to mean anything.
+const WEIGHT: f64 = 16.0;
+
+/// Returns in words whose values queries read in the place of their own; `None` where none reads another's.
+pub(super) fn misread(read: &[ReadRow]) -> Option<String> {
+    let first = read.first()?;
+    let by = |row: &ReadRow| (row.read.0 == row.sequence).then(|| row.read.2 as i64 - row.key as i64);
+    let shift = by(first).filter(|shift| *shift != 0 && read.iter().all(|row| by(row) == Some(*shift)));
+    let queries = counted(read.len() as u64, "row");
+    let ReadRow { sequence, head, query, key, read } = first;
+    let example = format!(
+        "query {query} of sequence {sequence}, head {head}, read the value of key {} of sequence {}, KV head {}, in the place \
+         of key {key}",
+        read.2, read.0, read.1
+    );
+    Some(match shift {
+        Some(shift) => format!(
+            "Asked to read one key each, {queries} of out read the value {} {} than they should: {example}.",
+            counted(shift.unsigned_abs(), "row"),
+            if shift < 0 { "earlier" } else { "later" }
+        ),
+        None => format!("Asked to read one key each, {queries} of out read another key’s value: {example}."),
+    })
+}
+
+/// Returns the hints, in sentences.
+pub(super) fn hints(problem: &Problem, maps: &[ErrorMap], seen: &[SeenRow]) -> Vec<String> {
+    let past = |name: TensorName| {
+        maps.iter().any(|map| map.tensor == name && map.rows.iter().any(|row| row.ratio > 1.0))
+    };
+    let (lse, out) = (past(TensorName::Lse), past(TensorName::Out));
+    let has_lse = maps.iter().any(|map| map.tensor == TensorName::Lse && !map.rows.is_empty());
+    let wrong: Vec<String> =
+        maps.iter().filter(|map| past(map.tensor)).map(|map| map.tensor.to_string()).collect();
+    let mut hints = Vec::new();
+    match (lse, out) {
+        _ if wrong.is_empty() => {}
+        (false, true) if has_lse => hints.push(
+            "lse is right and out is not: each query weighs the right keys rightly, and takes or adds up wrong values.".to_owned(),
+        ),
+        (true, _) if is_seen_rightly(problem, seen) => hints.push(
+            "On numbers that tell keys apart, each query saw exactly the keys that the mask shows: the logits are wrong (the \
+             scale, the cap, the sink, or rows of q or k that are another place’s or head’s), and not the mask."
+                .to_owned(),
+        ),
+        (false, false) => {
+            hints.push(format!("The forward is right, and the backward is not: wrong are {}.", wrong.join(", ")));
+        }
+        _ => {}
+    }
+    hints.extend(
+        maps.iter().filter(|map| map.tensor != TensorName::Lse).filter_map(|map| factor(problem, map)),
+    );
+    hints
+}
+
+/// Whether every query was decoded, and saw what the mask shows.
+fn is_seen_rightly(problem: &Problem, seen: &[SeenRow]) -> bool {
+    let is_right = |row: &SeenRow| {
+        let both = &problem.sequences[row.sequence];
+        let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
+        let keys = row.keys.as_deref();
+        keys.is_some_and(|keys| if visible.is_empty() { keys.is_empty() } else { keys == [visible] })
+    };
+    !seen.is_empty() && seen.iter().all(is_right)
+}
+
+/// Returns the one factor by which all wrong rows of a tensor differ from the exact ones. An LSE is a logarithm and has
+/// none; the largest logit has that of the scale, where no cap bends it.
+fn factor(problem: &Problem, map: &ErrorMap) -> Option<String> {
+    let is_logit = map.tensor == TensorName::MaxLogit;
+    let rows_least = if is_logit { 1 } else { ROWS_LEAST };
+    let wrong = map.rows.iter().filter(|row| row.ratio > 1.0);
+    let factors: Vec<f64> =
+        wrong.filter(|row| row.exact.abs() > WEIGHT * row.bound).map(|row| row.got / row.exact).collect();
+    let (least, most) = factors
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), f| (least.min(*f), most.max(*f)));
+    let agree = factors.len() >= rows_least && (most - least).abs() <= FACTOR_SPREAD * most.abs();
+    let mean = (least + most) / 2.0;
+    let says = agree && mean.is_finite() && mean > 0.0 && (mean - 1.0).abs() > FACTOR_LEAST;
+    match (says, is_logit) {
+        (true, true) if problem.softmax.softcap.is_none() => Some(format!(
+            "The largest logit of each wrong head is about {} times the exact one: as with another scale.",
+            ratio(mean)
+        )),
+        (true, false) => Some(format!(
+            "Each wrong row of {} is about {} times the exact one at its worst element.",
+            map.tensor,
+            ratio(mean)
+        )),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_judge::ladder::Judge;
+    use seamproof_judge::subject::Backend;
+    use seamproof_judge::subjects::{Emulated, Planted};
+    use seamproof_oracle::{Heads, InputMode, Mask, ProblemFields};
+    use seamproof_simulator::faults::by_id;
+
+    fn told(backend: &dyn Backend) -> Vec<String> {
+        let fields = ProblemFields {
+            heads: Heads { q: 4, kv: 2 },
+            mask: Mask::CAUSAL,
+            mode: InputMode::Flat,
+            ..ProblemFields::padded(&[(9, 12), (6, 6)], 16)
+        };
+        let problem = Problem::new(fields).expect("a problem");
+        let judge = Judge::default();
+        let maps = judge.error_maps(backend, &problem).expect("it runs");
+        let seen = judge.seen(backend, &problem).expect("it runs");
+        hints(&problem, &maps, &seen)
+    }
+
+    /// Test that each kind of mistake is placed where it is, and that nothing is said of a right subject.
+    #[test]
+    fn a_mistake_is_looked_for_where_it_is() {
+        assert_eq!(told(&Emulated::default()), Vec::<String>::new());
+        let of = |id: &str| told(&Planted::new(Emulated::default(), *by_id(id).expect("a fault"))).join(" ");
+        for (id, text) in [
+            ("value-rows-shifted", "lse is right and out is not"),
+            ("scale-one-percent-off", "the logits are wrong"),
+            ("scale-one-percent-off", "is about 1.010 times the exact one: as with another scale"),
+            ("dk-halved", "The forward is right, and the backward is not: wrong are dk."),
+            ("dk-halved", "row of dk is about 0.500 times"),
+        ] {
+            assert!(of(id).contains(text), "{id}: {}", of(id));
+        }
+        assert!(!of("window-one-key-long").contains("not the mask"));
+    }
+}
