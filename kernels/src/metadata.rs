@@ -315,16 +315,17 @@ pub trait TableKernels: Launch {
 
     /// Writes what segments say into the tables of a call, which has a run of keys for each of them. The call's own
     /// lengths and bounds are not read.
-    pub fn fill_call(&self, segments: Area, call: &CallTables, tables: Area) -> Result<(), KernelError> {
+    fn fill_call(&self, segments: Area, call: &CallTables, tables: Area) -> Result<(), KernelError> {
         let [count, runs] = call.counts();
         if runs != count {
             let what =
                 format!("{runs} runs of keys; segments of a table have one each, and there are {count}");
             return Err(KernelError::shape(what));
         }
-        if tables.bytes() != call.bytes().len() || !tables.address().is_multiple_of(8) {
+        if tables.bytes() != call.bytes().len() {
             return Err(KernelError::shape(format!("{} bytes are not the call's tables", tables.bytes())));
         }
+        on_bytes("the call's tables", tables.address(), 8)?;
         check_segments(segments, count, &[("the call's tables", tables)])?;
         let runs = tables.address() + (count * CALL_SEGMENT_BYTES) as u64;
         let arguments: [&dyn Argument; 4] = [&segments.address(), &(count as i32), &tables.address(), &runs];
@@ -332,7 +333,7 @@ pub trait TableKernels: Launch {
     }
 
     /// Makes slots of the queries of `count` segments, without padding.
-    pub fn query_slots(&self, segments: Area, count: usize, to: SlotTables) -> Result<(), KernelError> {
+    fn query_slots(&self, segments: Area, count: usize, to: SlotTables) -> Result<(), KernelError> {
         let written = [("offset", to.offset), ("span", to.span), ("len", to.len)];
         hold_i32(&written, count)?;
         check_segments(segments, count, &written)?;

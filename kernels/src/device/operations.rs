@@ -19,7 +19,7 @@ use crate::error::KernelError;
 use crate::forward::TileShape;
 use crate::memory::Area;
 use crate::merge::MergeKernels;
-use crate::metadata::{SEGMENT_BYTES, SlotTables};
+use crate::metadata::{SEGMENT_BYTES, SlotTables, TableKernels};
 use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
 use crate::rows::RowKernels;
 use crate::tables::{Cut, Slots};
