@@ -343,6 +343,8 @@ impl Runner for OnGpu {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
+        // What no kernel takes must not reach one: segments of documents or chunks would run, and nobody has proved them.
+        self.subject.declaration().table.check(problem)?;
         on_gpu(self.place, |runner| runner.run(&self.subject, problem, inputs, reached))
             .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
     }
@@ -444,5 +446,31 @@ impl Backend for Cuda {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let place = Place { ordinal: 0, fault: None };
         OnGpu { subject: *self, place }.run(problem, inputs, &mut |_| {})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use seamproof_judge::case::Case;
+    use seamproof_judge::{files, values};
+
+    use super::*;
+
+    /// Test that a problem outside the table never reaches a GPU: it is refused where there is none.
+    #[test]
+    fn what_the_table_refuses_reaches_no_gpu() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+        let cases = files::list(&folder).unwrap().into_iter().map(|path| Case::load(&path).unwrap());
+        let subject = Cuda::default();
+        let table = subject.declaration().table;
+        let refused: Vec<Problem> =
+            cases.map(|case| case.problem).filter(|problem| table.refusal(problem).is_some()).collect();
+        assert!(refused.len() > 5, "documents, chunks, prefixes, regions and forms are among the stored cases");
+        for problem in refused {
+            let ran = subject.run(&problem, &values::inputs(&problem));
+            assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
+        }
     }
 }
