@@ -7,12 +7,15 @@
 //! read from its sender only when its receiver has come: a sender that writes into it too early sends something else.
 //!
 //! No bit of a right schedule's results differs from a run by [`executor`](crate::executor): streams wait for each other
-//! by events, and sums over ranks are made in order of members.
+//! by events, and sums over ranks are made in order of members. Those of a wrong one depend on the machine: the draws of a
+//! rank are the same each time, and the moments at which others come are not.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use seamproof_oracle::Format;
 
 use crate::Real;
 use crate::device::{Buffers, Cpu, Device, DeviceError, reduce};
@@ -69,7 +72,7 @@ struct Part<T> {
     /// Kind of the collective, by which members agree.
     kind: (std::mem::Discriminant<Work>, Option<Reduction>),
     /// Format of the first region's buffer, in which a sum is rounded.
-    format: seamproof_oracle::Format,
+    format: Format,
 }
 
 /// One collective.
