@@ -19,25 +19,33 @@ const FACTOR_LEAST: f64 = 0.001;
 const WEIGHT: f64 = 16.0;
 
 /// Returns in words whose values queries read in the place of their own; `None` where none reads another's.
-pub(super) fn misread(read: &[ReadRow]) -> Option<String> {
+pub(super) fn misread(problem: &Problem, read: &[ReadRow]) -> Option<String> {
     let first = read.first()?;
-    let by = |row: &ReadRow| (row.read.0 == row.sequence).then(|| row.read.2 as i64 - row.key as i64);
-    let shift = by(first).filter(|shift| *shift != 0 && read.iter().all(|row| by(row) == Some(*shift)));
-    let queries = counted(read.len() as u64, "row");
+    let own = |row: &ReadRow| row.head / problem.group();
+    let by = |row: &ReadRow| row.read.2 as i64 - row.key as i64;
+    let is_of_sequence = read.iter().all(|row| row.read.0 == row.sequence);
+    let is_of_head = read.iter().all(|row| row.read.1 == own(row));
+    let shift = by(first);
+    let is_even = is_of_sequence && read.iter().all(|row| by(row) == shift);
+    let rows = counted(read.len() as u64, "row");
     let ReadRow { sequence, head, query, key, read } = first;
     let example = format!(
-        "query {query} of sequence {sequence}, head {head}, read the value of key {} of sequence {}, KV head {}, in the place \
-         of key {key}",
-        read.2, read.0, read.1
+        "query {query} of sequence {sequence}, head {head}, read that of key {} of sequence {}, KV head {}, in the place of \
+         key {key} of its own, KV head {}",
+        read.2,
+        read.0,
+        read.1,
+        own(first)
     );
-    Some(match shift {
-        Some(shift) => format!(
-            "Asked to read one key each, {queries} of out read the value {} {} than they should: {example}.",
-            counted(shift.unsigned_abs(), "row"),
-            if shift < 0 { "earlier" } else { "later" }
-        ),
-        None => format!("Asked to read one key each, {queries} of out read another key’s value: {example}."),
-    })
+    let what = match (is_even, shift) {
+        (true, 0) => "another KV head’s value".to_owned(),
+        (true, _) if is_of_head => {
+            let side = if shift < 0 { "earlier" } else { "later" };
+            format!("the value {} {side} than they should", counted(shift.unsigned_abs(), "row"))
+        }
+        _ => "another key’s value".to_owned(),
+    };
+    Some(format!("Asked to read one key each, {rows} of out read {what}: {example}."))
 }
 
 /// Returns the hints, in sentences.
@@ -53,7 +61,7 @@ pub(super) fn hints(problem: &Problem, maps: &[ErrorMap], seen: &[SeenRow]) -> V
     match (lse, out) {
         _ if wrong.is_empty() => {}
         (false, true) if has_lse => hints.push(
-            "lse is right and out is not: each query weighs the right keys rightly, and takes or adds up wrong values.".to_owned(),
+            "lse is right and out is not: the number of keys and the logits fit, and the values that are added up do not.".to_owned(),
         ),
         (true, _) if is_seen_rightly(problem, seen) => hints.push(
             "On numbers that tell keys apart, each query saw exactly the keys that the mask shows: the logits are wrong (the \

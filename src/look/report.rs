@@ -315,7 +315,7 @@ fn article(at: usize, kind: Kind, entry: &Entry, (runs, fair): (&Runs, usize), r
 fn told_by_runs(entry: &Entry, runs: &Runs) -> Vec<String> {
     let of = |case: &Case, again: &Again| {
         let hints = hints::hints(&case.problem, &again.errors, &again.seen);
-        hints.into_iter().chain(hints::misread(&again.read)).collect::<Vec<_>>()
+        hints.into_iter().chain(hints::misread(&case.problem, &again.read)).collect::<Vec<_>>()
     };
     let mut told = runs.drawn.as_ref().map(|(case, again)| of(case, again)).unwrap_or_default();
     let subject = |hint: &str| hint.split([':', ',']).next().unwrap_or_default().to_owned();

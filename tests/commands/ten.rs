@@ -12,11 +12,15 @@ type Told = (&'static str, &'static str, &'static [&'static str]);
 
 const TEN: [Told; 10] = [
     ("window-off-by-one", "60", &["should see", "missing"]),
-    ("value-rows-shifted", "20", &["lse is right and out is not", "wrong values"]),
+    (
+        "value-rows-shifted",
+        "20",
+        &["lse is right and out is not", "read the value 1 row later than they should"],
+    ),
     ("chunks-swapped", "60", &["holds v of sequence", "are needed"]),
     ("sent-to-the-world-rank", "60", &["a rank sends to itself", "the group’s ranks are"]),
     ("padded-keys-as-real", "20", &["rows of padding", "holds padding"]),
-    ("kv-head-of-neighbour", "60", &["KV head"]),
+    ("kv-head-of-neighbour", "60", &["took the keys and values of KV head", "another KV head’s value"]),
     ("kv-read-before-it-arrives", "60", &["a wait is missing", "✕"]),
     ("gradients-not-reduced", "60", &["never gets into the result"]),
     (

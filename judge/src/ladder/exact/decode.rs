@@ -1,7 +1,6 @@
 //! Explanation of a wrong row: the set of keys that it shows, the sets nearest to the right one first.
 
 use std::borrow::Cow;
-use std::iter;
 
 use seamproof_oracle::InputMode;
 use seamproof_oracle::envelope::WeightRounding;
@@ -33,12 +32,26 @@ impl Row<'_> {
         (lse && self.out.as_ref().is_none_or(out)).then_some(shown)
     }
 
-    /// Returns the set of keys that explains the row: `right`, or the one nearest to it.
-    pub(super) fn saw(&self, right: &KeySet) -> Option<KeySet> {
+    /// Whether a set of keys explains the row.
+    pub(super) fn is_of(&self, keys: &KeySet) -> bool {
+        self.shown(self.head, keys, &mut vec![0.0; self.head.plan.problem.dims.v]).is_some()
+    }
+
+    /// Returns the set of keys nearest to `right` that explains the row.
+    fn saw(&self, right: &KeySet) -> Option<KeySet> {
+        let mut left = WORK_MAX;
+        self.search(right, &mut left)
+    }
+
+    /// Returns the same with at most `left` sets times lanes, and takes what was looked at from it.
+    pub(super) fn search(&self, right: &KeySet, left: &mut usize) -> Option<KeySet> {
         let mut scratch = vec![0.0; self.head.plan.problem.dims.v];
-        let most = WORK_MAX / scratch.len().max(1);
-        let mut sets = iter::once(right.clone()).chain(sets(right, self.head.plan.keys()).take(most));
-        sets.find(|keys| self.shown(self.head, keys, &mut scratch).is_some())
+        let lanes = scratch.len().max(1);
+        let mut sets = sets(right, self.head.plan.keys()).take(WORK_MAX.min(*left) / lanes);
+        sets.find(|keys| {
+            *left -= lanes;
+            self.shown(self.head, keys, &mut scratch).is_some()
+        })
     }
 
     /// Returns the KV head other than its own whose keys in `right` explain the row, if they have a weight. A row

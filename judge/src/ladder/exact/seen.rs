@@ -15,6 +15,10 @@ use crate::verdict::Verdict;
 /// interval comes first.
 const MODES: [InputMode; 2] = [InputMode::Endpoints, InputMode::UniformCount];
 
+/// Largest work of searches for the keys of wrong rows of a run: sets of keys times lanes. Rows that are left then are told
+/// as ones that no set gives.
+const SEARCH_MAX: usize = 1 << 26;
+
 /// Head dimensions that have room for the numbers of many keys.
 const ROUTED_DIM: usize = 64;
 
@@ -114,13 +118,14 @@ impl Forward<'_> {
 
     fn seen(&self, plans: &[ExactPlan<'_>]) -> Vec<SeenRow> {
         let problem = self.evidence.problem;
-        let mut seen = Vec::new();
+        let (mut seen, mut left) = (Vec::new(), SEARCH_MAX);
         for (sequence, plan) in plans.iter().enumerate() {
             for head in 0..problem.heads.q {
                 let of_head = self.head(plan, head);
                 for query in 0..plan.queries() {
                     let place = Wrong { sequence, head, position: query, lane: None };
-                    let keys = self.row(plan, &of_head, place).saw(&KeySet::all(plan.visible(query)));
+                    let (row, right) = (self.row(plan, &of_head, place), KeySet::all(plan.visible(query)));
+                    let keys = if row.is_of(&right) { Some(right) } else { row.search(&right, &mut left) };
                     let keys = keys.map(|keys| keys.ranges());
                     seen.push(SeenRow { sequence, head, query, keys });
                 }
