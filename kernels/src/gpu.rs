@@ -99,8 +99,8 @@ pub fn driver_version() -> Result<CudaVersion, KernelError> {
 
 /// What launches kernels.
 pub trait Launch {
-    /// Launches a kernel on a grid: the blocks, the rows of blocks, and the threads of a block. A grid without a block is
-    /// no launch.
+    /// Launches a kernel on a grid: the blocks, the rows of blocks, and the threads of a block. A grid without a block
+    /// is no launch.
     fn launch(
         &self,
         kernel: &str,

@@ -39,8 +39,8 @@ pub(crate) struct RawBlockTable {
 unsafe impl Argument for RawBlockTable {}
 
 impl CallTables {
-    /// Returns the tables with a block table for pages of `size` rows, through which [`attend`](crate::Gpu::attend) then
-    /// finds keys and values. `call` is the one that these tables are of. Keys that lie otherwise are refused.
+    /// Returns the tables with a block table for pages of `size` rows, through which [`attend`](crate::Gpu::attend)
+    /// then finds keys and values. `call` is the one that these tables are of. Keys that lie otherwise are refused.
     pub fn in_pages(mut self, call: &AttentionCall, size: usize) -> Result<CallTables, KernelError> {
         if size == 0 || size > ROWS_MAX {
             return Err(KernelError::shape(format!("pages of {size} rows; each must have 1 to {ROWS_MAX}")));
@@ -74,8 +74,8 @@ fn in_none(segment: usize, size: usize) -> KernelError {
     KernelError::shape(format!("the keys of segment {segment} do not lie in pages of {size} rows"))
 }
 
-/// Returns the position of a segment's first key in its first page, and the segment's pages; `None` where its keys do not
-/// lie in pages of this size.
+/// Returns the position of a segment's first key in its first page, and the segment's pages; `None` where its keys do
+/// not lie in pages of this size.
 fn pages_of(segment: &Segment, size: usize) -> Option<(usize, Vec<usize>)> {
     let mut rows = segment.kv.iter().flat_map(Run::real_rows).peekable();
     let first = rows.peek().map_or(0, |row| row % size);

@@ -66,8 +66,8 @@ unsafe impl Argument for HalfMap {}
 unsafe impl Argument for ConvertMap {}
 
 impl ByteRows<'_> {
-    /// Returns the rows if they move at full speed, 16 bytes at a time, and otherwise says what is not aligned to 16 bytes.
-    /// All rows move without this, if more slowly; it is for whoever cannot be slow.
+    /// Returns the rows if they move at full speed, 16 bytes at a time, and otherwise says what is not aligned to 16
+    /// bytes. All rows move without this, if more slowly; it is for whoever cannot be slow.
     pub fn in_vectors(self, name: &str) -> Result<Self, KernelError> {
         on_bytes(name, self.area.address(), VECTOR)?;
         if !self.row_bytes.is_multiple_of(VECTOR) {

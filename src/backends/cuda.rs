@@ -7,8 +7,9 @@
 //! on the simple kernels, whose sums are serial ([`AttentionKernels`]). The results of the simple kernels are bit for
 //! bit those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
 //! rows. Keys in pages are read through a block table by the simple kernel, and through runs of rows by those on tensor
-//! cores. Each step of a problem is a launch of its own. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the
-//! smallest of all kernels, and so change the maximum at least as often as any.
+//! cores. Each step of a problem is a launch of its own. For the tensor cores' sums the envelope has a bound but no
+//! replay. Tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as often as
+//! any.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -201,8 +202,8 @@ impl Cuda {
         }
     }
 
-    /// Returns for each forward launch of all calls whether it goes to tensor cores, and for each backward launch; `None`
-    /// where a call has no schedule or a launch no tables, since it is refused.
+    /// Returns for each forward launch of all calls whether it goes to tensor cores, and for each backward launch;
+    /// `None` where a call has no schedule or a launch no tables, since it is refused.
     fn on_tensor_cores(&self, problem: &Problem) -> Option<[Vec<bool>; 2]> {
         let mut taken = [Vec::new(), Vec::new()];
         for call in calls_of(problem) {

@@ -5,8 +5,8 @@ use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
 use seamproof_judge::subjects::Emulated;
 
-/// Asserts that a relation finds a wrong subject on some of the problems, with bits where the subject promises these and
-/// within bounds where it does not, and that it finds nothing on the right kernel.
+/// Asserts that a relation finds a wrong subject on some of the problems, with bits where the subject promises these
+/// and within bounds where it does not, and that it finds nothing on the right kernel.
 pub(crate) fn assert_found_by<B: Backend, P: Iterator<Item = Problem>>(
     relation: Relation,
     wrong: impl Fn(Promises) -> B,

@@ -1,6 +1,6 @@
-//! The reference kernels, halves of statistics, sequences from segment ids and conversions between layouts, run on a CPU
-//! thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in rows. So they are seen to be right without a GPU:
-//! `cargo test --test kernels_reference -- --ignored`.
+//! The reference kernels, halves of statistics, sequences from segment ids and conversions between layouts, run on a
+//! CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
+//! rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -153,8 +153,8 @@ fn conversions_are_right_thread_by_thread() {
     }
 }
 
-/// Test that keys which are found through a block table are those of the same rows, and that the faults that are planted in
-/// the table's reader on a GPU are seen here too.
+/// Test that keys which are found through a block table are those of the same rows, and that the faults that are
+/// planted in the table's reader on a GPU are seen here too.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
@@ -180,8 +180,8 @@ fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
     }
 }
 
-/// Test that tables of 64 bits become the nearest ones of 32, and that the faults that are planted there on a GPU are seen
-/// here too.
+/// Test that tables of 64 bits become the nearest ones of 32, and that the faults that are planted there on a GPU are
+/// seen here too.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn tables_are_narrowed_thread_by_thread() {

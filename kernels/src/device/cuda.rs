@@ -33,8 +33,8 @@ pub struct DeviceOptions {
     /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in
     /// which they are asked for.
     pub streams: usize,
-    /// The rows of a page, where keys and values lie in pages. The simple kernel then reads through a block table, and the
-    /// kernels on tensor cores through runs of rows.
+    /// The rows of a page, where keys and values lie in pages. The simple kernel then reads through a block table, and
+    /// the kernels on tensor cores through runs of rows.
     pub page: Option<usize>,
 }
 

@@ -3,9 +3,9 @@
 //! [`crate::replay`].
 //!
 //! An *honest subject* rounds its inputs, weights, logit gradients and results to the problem's formats, computes in
-//! f32 between, and sums and rounds as it declares ([`Arithmetic`], [`Partition`]). The bound is a sum of named rounding
-//! terms evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit roundoff, a
-//! count of roundings, or a documented accuracy of an instruction.
+//! f32 between, and sums and rounds as it declares ([`Arithmetic`], [`Partition`]). The bound is a sum of named
+//! rounding terms evaluated with the exact answer's own quantities. Nothing here is tuned: each constant is a unit
+//! roundoff, a count of roundings, or a documented accuracy of an instruction.
 //!
 //! Terms, for query i and key j (all quantities exact; `A_ij = Σ_c |q_ic||k_jc|`, `B_ij = Σ_c |dout_ic||v_jc|`, `m` the
 //! row's largest logit, `l = Σ exp(s − m)`, `u` the unit roundoff of a stored format):

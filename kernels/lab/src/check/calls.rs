@@ -1,9 +1,10 @@
 //! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step,
 //! sinks of −∞. In some the keys lie in pages, from anywhere in a first page on.
 //!
-//! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels,
-//! which must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on tensor cores run in each shape, and in
-//! both orders of the backward. They must come near in real rows, and give the same bits in all others.
+//! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels, which
+//! must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on
+//! tensor cores run in each shape, and in both orders of the backward. They must come near in real rows, and give the
+//! same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
@@ -102,8 +103,8 @@ fn segment_around(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> S
     Segment { q: queries.run(draw, rows), kv: vec![keys.run(draw, seen)], lo: None, hi: None, prefix: 0 }
 }
 
-/// Puts the keys of a segment into pages of `size` rows, from anywhere in the first one on, and returns how many pages are
-/// taken then, `taken` of which were before. Pages follow each other downward.
+/// Puts the keys of a segment into pages of `size` rows, from anywhere in the first one on, and returns how many pages
+/// are taken then, `taken` of which were before. Pages follow each other downward.
 fn put_in_pages(draw: &mut CaseDraw, segment: &mut Segment, size: usize, taken: usize) -> usize {
     let first = draw.below(size);
     let end = first + segment.keys();

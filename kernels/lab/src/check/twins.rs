@@ -5,9 +5,9 @@
 //! equal the one that the twin made: outputs, inputs, padding rows and guards alike. Every case runs twice. The
 //! outputs, and the rows that nobody may read, are filled with one poison and then with another.
 //!
-//! Cases aim at the seams: no sequence, empty ones, thousands, a first offset, gaps, slack, whole padding, odd
-//! lengths, rows of any number of bytes on any alignment, statistics of −∞. In every third case of an operation the tables
-//! of slots are of i64, and are narrowed before the launch.
+//! Cases aim at the seams: no sequence, empty ones, thousands, a first offset, gaps, slack, whole padding, odd lengths,
+//! rows of any number of bytes on any alignment, statistics of −∞. In every third case of an operation the tables of
+//! slots are of i64, and are narrowed before the launch.
 
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};

@@ -1,5 +1,5 @@
-// Tables of 64 bits made tables of 32 on a CPU, thread by thread: the nearest number that fits. Ends with 1 and a line of what
-// is wrong.
+// Tables of 64 bits made tables of 32 on a CPU, thread by thread: the nearest number that fits. Ends with 1 and a line
+// of what is wrong.
 #include "threads.h"
 #include "packs.h"
 
@@ -10,7 +10,8 @@ inline void after_earlier_launches() {}
 #include "source.cu"
 
 int main() {
-    const i64 far[] = {-1, -0x80000000ll, -0x80000001ll, 0x7fffffff, 0x80000000ll, (1ll << 32) + 5, 1ll << 62, -(1ll << 62)};
+    const i64 far[] = {-1,           -0x80000000ll,  -0x80000001ll, 0x7fffffff,
+                       0x80000000ll, (1ll << 32) + 5, 1ll << 62,     -(1ll << 62)};
     for (int seed = 0; seed < 40; ++seed) {
         Draw draw{std::mt19937_64(seed)};
         const int counts[] = {0, 1, 5, 85, 86, 255, 256, 700}, count = counts[draw.below(8)];

@@ -1,5 +1,5 @@
-// The simple forward through a block table on a CPU: drawn pages give the bits of the same keys as runs of rows. Ends with 1
-// and a line of what is wrong.
+// The simple forward through a block table on a CPU: drawn pages give the bits of the same keys as runs of rows. Ends
+// with 1 and a line of what is wrong.
 #include "threads.h"
 #include "packs.h"
 
