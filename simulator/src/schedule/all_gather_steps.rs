@@ -52,8 +52,7 @@ impl Rank<'_> {
     pub(super) fn forward_in_steps(&mut self, [k, v]: [BufferId; 2]) -> Option<BufferId> {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         let slots = build::slots(&self.shards.q);
-        let source = self.source();
-        let table = source.clone().map(|from| self.make_table(from));
+        let table = self.source().map(|from| self.make_table(from));
         self.builder.fill(self.rank, COMPUTE, out, &slots, FillValue::Zero);
         self.builder.fill(self.rank, COMPUTE, lse, &slots, FillValue::NegInfinity);
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
