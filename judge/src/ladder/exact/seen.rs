@@ -172,9 +172,13 @@ mod tests {
         assert_eq!(Judge::default().read(&Emulated::default(), &problem), Ok(Vec::new()));
         let backend = Planted::new(Emulated::default(), *by_id("value-rows-shifted").unwrap());
         let read = Judge::default().read(&backend, &problem).unwrap();
-        assert!(!read.is_empty());
-        for ReadRow { sequence, key, read, .. } in read {
-            assert_eq!((read.0, read.2), (sequence, key + 1), "one row off");
+        // Each key of the last tile has the value of the next one, and the last key that of the tile's first.
+        assert!(read.iter().any(|row| row.read.2 == row.key + 1));
+        for row in read {
+            assert!(
+                row.read.0 == row.sequence && (row.read.2 == row.key + 1 || row.read.2 < row.key),
+                "{row:?}"
+            );
         }
     }
 
