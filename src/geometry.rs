@@ -1,7 +1,8 @@
 //! A problem as options of a command: `--lengths 17,0,300 --padded 32,16,304 --heads 8/2 --causal --cp ring:4`.
 //!
-//! Every problem can be written so, and the options of a problem give the same problem again. An option that is left out
-//! has the value that most problems have: packed sequences, one head of 64 lanes, every key visible, bf16, one rank.
+//! Every problem can be written so, and the options of a problem give the same problem again. An option that is left
+//! out has the value that most problems have: packed sequences, one head of 64 lanes, every key visible, bf16, one
+//! rank.
 
 use std::fmt::{self, Display};
 use std::num::NonZeroU32;

@@ -1,7 +1,7 @@
 //! Large packs, judged where the subject runs: `seamproof large`.
 //!
-//! A question goes to the process that has the subject, and sums come back; [`seamproof_judge::large`] has both. What is
-//! found there is made smaller there, until the ordinary judge can take it over.
+//! A question goes to the process that has the subject, and sums come back; [`seamproof_judge::large`] has both. What
+//! is found there is made smaller there, until the ordinary judge can take it over.
 
 use std::time::{Duration, Instant};
 
@@ -192,7 +192,8 @@ pub fn is_ordinary(problem: &Problem) -> bool {
     products(problem) <= ORDINARY_PRODUCTS && problem.elements() <= ORDINARY_ELEMENTS
 }
 
-/// Whether a problem can be asked about: one rank, sequences whose rows follow each other, and inputs that are drawn there.
+/// Whether a problem can be asked about: one rank, sequences whose rows follow each other, and inputs that are drawn
+/// there.
 pub fn is_pack(problem: &Problem) -> bool {
     let are_rows_together = problem.sequences.iter().all(|both| both.q.step == 1 && both.kv.step == 1);
     let has_rows = problem.rows.q > 0 && problem.rows.kv > 0;

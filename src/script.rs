@@ -1,9 +1,9 @@
 //! Scripts of findings of Python subjects.
 //!
-//! A script shows a finding with the library under test and numpy or torch alone, so that it can be pasted into an issue
-//! of that library. The Python package writes it and runs it at once (`python -m seamproof.script`), in the interpreter
-//! and the environment of the subject's workers; it has the case's numbers from `seamproof inputs`. Whatever goes wrong
-//! there is told beside the finding, and is no error of whoever found it.
+//! A script shows a finding with the library under test and numpy or torch alone, so that it can be pasted into an
+//! issue of that library. The Python package writes it and runs it at once (`python -m seamproof.script`), in the
+//! interpreter and the environment of the subject's workers; it has the case's numbers from `seamproof inputs`.
+//! Whatever goes wrong there is told beside the finding, and is no error of whoever found it.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Formatter};

@@ -149,9 +149,9 @@ pub struct Calibration {
 }
 
 impl ForwardFacts {
-    /// Returns every candidate that merges as declared. Weights that are not rounded, or that are normalised first, tell
-    /// nothing about tiles and their order, so they get one candidate for all of these. Weights that are not rounded
-    /// tell nothing about the order of normalising them either.
+    /// Returns every candidate that merges as declared. Weights that are not rounded, or that are normalised first,
+    /// tell nothing about tiles and their order, so they get one candidate for all of these. Weights that are not
+    /// rounded tell nothing about the order of normalising them either.
     fn all() -> impl Iterator<Item = ForwardFacts> {
         let tiles = [None].into_iter().chain(KV_TILES.map(Some));
         let all = tiles.flat_map(|kv_tile| {
@@ -282,8 +282,8 @@ pub fn lock_cases_min() -> u64 {
 }
 
 impl Calibration {
-    /// Scores every candidate on `cases` dithered problems of `seed`, each fitted to what the subject takes. The function
-    /// `backend` makes the instance for a case.
+    /// Scores every candidate on `cases` dithered problems of `seed`, each fitted to what the subject takes. The
+    /// function `backend` makes the instance for a case.
     pub fn run(
         backend: impl Fn(u64) -> Result<Box<dyn Backend>, RunError> + Sync,
         cases: u64,
@@ -391,8 +391,8 @@ impl Calibration {
         self.condemnations().map(left).sum::<f64>().min(1.0)
     }
 
-    /// Returns the number of cases that condemned each candidate that was condemned. A candidate that is weaker than one
-    /// that explains every case is left out: it would not have been taken.
+    /// Returns the number of cases that condemned each candidate that was condemned. A candidate that is weaker than
+    /// one that explains every case is left out: it would not have been taken.
     fn condemnations(&self) -> impl Iterator<Item = u64> {
         let tightest = self.tightest_backward();
         let is_weaker = move |facts: &BackwardFacts| {

@@ -120,8 +120,8 @@ impl Campaign {
     }
 }
 
-/// Whether a failure of a wrong call is the subject's own: an error, which no wrong call asks for, or one that the right
-/// call has as well.
+/// Whether a failure of a wrong call is the subject's own: an error, which no wrong call asks for, or one that the
+/// right call has as well.
 fn fails_by_itself(subject: &dyn Backend, problem: &Problem, finding: &Finding) -> bool {
     finding.check.is_end() || matches!(evaluate(subject, problem), Verdict::Finding(_))
 }

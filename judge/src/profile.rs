@@ -47,8 +47,8 @@ pub struct Lock {
     pub delta: Option<Delta>,
     /// Format of the gradients of one query head; `null` where each instance declares its own.
     pub group_sums: Option<GroupSums>,
-    /// Weights that dS is made of; `null` where each instance declares its own. A file without this field was written when
-    /// all were taken to be unrounded.
+    /// Weights that dS is made of; `null` where each instance declares its own. A file without this field was written
+    /// when all were taken to be unrounded.
     #[serde(default = "unrounded")]
     pub ds_weights: Option<DsWeights>,
     /// Keys of a tile; `null` where each instance declares its own. The options of the emulated backend choose it.

@@ -40,7 +40,8 @@ pub(crate) fn store(format: Format, elements: &[f32], bytes: &mut [u8]) {
         }
     };
     match format {
-        // A bf16 is the upper half of an f32. Cut off, the NaNs of poison stay signalling, which a conversion makes quiet.
+        // A bf16 is the upper half of an f32. Cut off, the NaNs of poison stay signalling, which a conversion makes
+        // quiet.
         Format::Bf16 => pairs(|bits| (bits >> 16) as u16, bytes),
         Format::Fp16 => pairs(fp16_code, bytes),
         _ => {

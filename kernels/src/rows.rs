@@ -192,9 +192,9 @@ pub trait RowKernels: Launch {
         move_rows(self, "half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
     }
 
-    /// Copies the real rows of a batch from one layout to another. Layouts other than THD have `positions` rows for each
-    /// sequence, of which the real ones come first; real rows past those are left out. `rest` says what happens to the
-    /// other rows of the target.
+    /// Copies the real rows of a batch from one layout to another. Layouts other than THD have `positions` rows for
+    /// each sequence, of which the real ones come first; real rows past those are left out. `rest` says what happens to
+    /// the other rows of the target.
     fn convert(
         &self,
         slots: Slots,

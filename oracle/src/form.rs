@@ -4,8 +4,8 @@
 //! say is no problem in that form.
 //!
 //! A caller who gives `cu_seqlens` of real tokens and of rows may also say, in one word, whether they differ:
-//! `pad_between_seqs`, as TransformerEngine calls it. Without the word a subject compares them. The word `true` allows a
-//! difference and demands none. The word `false` where they differ is a lie, and no problem: backends of
+//! `pad_between_seqs`, as TransformerEngine calls it. Without the word a subject compares them. The word `true` allows
+//! a difference and demands none. The word `false` where they differ is a lie, and no problem: backends of
 //! TransformerEngine then index rows by sums of real lengths, or divide real lengths by the ranks, so that the call has
 //! no one meaning. Who wants rows of padding read as real gives them as real rows.
 
@@ -26,8 +26,8 @@ pub enum Form {
     Segments,
     /// A padded batch (BSHD) with the lengths of its batch rows, each of which is a sequence.
     Lengths,
-    /// As [`Form::CuSeqlens`], with `pad_between_seqs` true: first rows may be others than sums of real lengths. It says
-    /// every problem.
+    /// As [`Form::CuSeqlens`], with `pad_between_seqs` true: first rows may be others than sums of real lengths. It
+    /// says every problem.
     PadBetweenSeqs,
     /// As [`Form::CuSeqlens`], with `pad_between_seqs` false: first rows are the sums of the real lengths before them.
     NoPadBetweenSeqs,

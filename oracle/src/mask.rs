@@ -1,13 +1,13 @@
 //! The mask: one interval of visible keys for each query of a sequence.
 //!
 //! With `lq` real queries and `lk` real keys of a sequence, let `shift = 0` ([`Alignment::TopLeft`]) or
-//! `shift = lk − lq` ([`Alignment::BottomRight`]). Query `i` has the *place* `i + shift` among the keys. It sees key `j`
-//! iff `0 ≤ j < lk` and
+//! `shift = lk − lq` ([`Alignment::BottomRight`]). Query `i` has the *place* `i + shift` among the keys. It sees key
+//! `j` iff `0 ≤ j < lk` and
 //!
 //! - **band:** `place − left ≤ j ≤ place + right`. Both bounds are inclusive and either may be absent (unbounded). A
 //!   causal mask is `right = 0`;
-//! - **blocks:** no border lies between `place` and `j`: for every border `b`, both are below `b` or neither is. Borders
-//!   are those that are listed ([`Blocks::Documents`]), or all multiples of a length ([`Blocks::Chunks`]);
+//! - **blocks:** no border lies between `place` and `j`: for every border `b`, both are below `b` or neither is.
+//!   Borders are those that are listed ([`Blocks::Documents`]), or all multiples of a length ([`Blocks::Chunks`]);
 //! - **prefix:** the first `prefix` keys of a block, or of a sequence without borders, are not hidden by `right`.
 //!
 //! Only real lengths enter: padding is never visible and never moves the diagonal.
@@ -15,8 +15,8 @@
 //! Both ends of the interval grow with the query, and may jump. A query whose place is on a key sees that key. The
 //! queries that see a key are therefore neighbours, and so are the keys that some query sees.
 //!
-//! [`Sight`] alone states this rule, for one sequence. All other code calls [`Mask::sight`] or [`Mask::visible`] to learn
-//! what is visible. What knows bands alone calls [`Mask::band`], which other masks do not have.
+//! [`Sight`] alone states this rule, for one sequence. All other code calls [`Mask::sight`] or [`Mask::visible`] to
+//! learn what is visible. What knows bands alone calls [`Mask::band`], which other masks do not have.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -36,8 +36,8 @@ pub enum Alignment {
 /// Largest number of borders of documents.
 pub const BORDERS_MAX: usize = 15;
 
-/// The first keys of all documents of a sequence but the first: numbers above 0 that ascend. The last document takes the
-/// rest of the sequence, and a border past the last key cuts nothing.
+/// The first keys of all documents of a sequence but the first: numbers above 0 that ascend. The last document takes
+/// the rest of the sequence, and a border past the last key cuts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u32>", into = "Vec<u32>")]
 pub struct Borders {

@@ -1,12 +1,13 @@
 //! A KV cache in pages: where each sequence's keys and values lie in a *pool* of pages of one size.
 //!
 //! A *table* names the pages of each sequence in order of positions: position `p` lies in row `p mod size` of page
-//! `p ÷ size` of the sequence's row of the table. The last page may be filled in part, and a sequence may own pages that
-//! hold no row yet. Whatever holds no row of a sequence may hold anything. Sequences whose first rows are equal may
-//! *share* the full pages of these rows; a page that two sequences own otherwise is an error.
+//! `p ÷ size` of the sequence's row of the table. The last page may be filled in part, and a sequence may own pages
+//! that hold no row yet. Whatever holds no row of a sequence may hold anything. Sequences whose first rows are equal
+//! may *share* the full pages of these rows; a page that two sequences own otherwise is an error.
 //!
-//! Pages are no part of the mathematics: the answer is that of the same rows in any other place. They are for a forward.
-//! A backward would add the gradients of all owners of a shared page, and no kernel writes gradients into pages.
+//! Pages are no part of the mathematics: the answer is that of the same rows in any other place. They are for a
+//! forward. A backward would add the gradients of all owners of a shared page, and no kernel writes gradients into
+//! pages.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -317,9 +318,9 @@ impl Pages {
         Pages { size, count, table, shared: none }.shared()
     }
 
-    /// Returns these pages for other sequences of the same problem, which are fewer, or shorter, or longer: each keeps the
-    /// pages that it needs, and as many that hold no key, and gets new ones where it has too few. Sequences are told by
-    /// their ids. One with a new id has the pages of the one in whose place it is, if that is gone.
+    /// Returns these pages for other sequences of the same problem, which are fewer, or shorter, or longer: each keeps
+    /// the pages that it needs, and as many that hold no key, and gets new ones where it has too few. Sequences are
+    /// told by their ids. One with a new id has the pages of the one in whose place it is, if that is gone.
     pub fn fitted(&self, before: &[Sequence], fields: &ProblemFields) -> Pages {
         let after = &fields.sequences;
         let places = |sequences: &[Sequence]| -> HashMap<u32, usize> {
@@ -357,8 +358,8 @@ impl Pages {
         self.shared()
     }
 
-    /// Gives each sequence pages of its own in place of shared ones that are not full, or that values of an exact mode do
-    /// not fill alike.
+    /// Gives each sequence pages of its own in place of shared ones that are not full, or that values of an exact mode
+    /// do not fill alike.
     fn part_unfilled(&mut self, fields: &ProblemFields) {
         let exact = fields.mode.is_exact();
         let full: Vec<usize> =

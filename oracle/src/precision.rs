@@ -105,9 +105,9 @@ pub struct Precision {
     /// Values.
     pub v: Element,
     /// Softmax weights, before the product with the values; f32 means that they are not rounded. The forward rounds
-    /// `exp(s − max)` before it divides by the row's sum, or the weights after they are divided, as the subject declares
-    /// ([`WeightRounding`](crate::envelope::WeightRounding)). Here `max` is the row's maximum or a running one. The
-    /// backward rounds `exp(s − lse)`.
+    /// `exp(s − max)` before it divides by the row's sum, or the weights after they are divided, as the subject
+    /// declares ([`WeightRounding`](crate::envelope::WeightRounding)). Here `max` is the row's maximum or a running
+    /// one. The backward rounds `exp(s − lse)`.
     pub p: Element,
     /// The output.
     pub out: Element,

@@ -47,8 +47,8 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// Returns the heads of each of `ranks` ranks that query heads are dealt to evenly. KV heads are dealt evenly too, or
-    /// each is on equally many ranks. `None` where they cannot be.
+    /// Returns the heads of each of `ranks` ranks that query heads are dealt to evenly. KV heads are dealt evenly too,
+    /// or each is on equally many ranks. `None` where they cannot be.
     pub fn dealt(self, ranks: usize) -> Option<Heads> {
         let evenly = self.kv.is_multiple_of(ranks) || ranks.is_multiple_of(self.kv);
         let heads = Heads { q: self.q / ranks.max(1), kv: (self.kv / ranks.max(1)).max(1) };
@@ -359,8 +359,8 @@ impl Problem {
         Ok(Problem(fields))
     }
 
-    /// Returns the problem of one call with a part of the sequences, in their own pages: their keys end earlier, and their
-    /// queries lie elsewhere, in tensors of so many rows.
+    /// Returns the problem of one call with a part of the sequences, in their own pages: their keys end earlier, and
+    /// their queries lie elsewhere, in tensors of so many rows.
     pub(crate) fn with_sequences(
         &self,
         sequences: Vec<Sequence>,
@@ -439,8 +439,8 @@ impl Problem {
         self.sequences.iter().map(|sequence| self.mask.pairs(sequence.q.len, sequence.kv.len)).sum()
     }
 
-    /// Returns the number of elements of q, k, v, out and the pool of pages, twice in a backward: a measure of memory and
-    /// of copying.
+    /// Returns the number of elements of q, k, v, out and the pool of pages, twice in a backward: a measure of memory
+    /// and of copying.
     pub fn elements(&self) -> u64 {
         let size = |shape: [usize; 3]| shape.iter().map(|&n| n as u64).product::<u64>();
         let passes = if self.pass == Pass::Backward { 2 } else { 1 };

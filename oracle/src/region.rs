@@ -2,7 +2,8 @@
 //!
 //! The ranks of a region share the work of one rank by heads. Between regions, token rows are cut among them, so that
 //! norms and the like are not computed twice (sequence parallelism as in
-//! [Megatron-LM](https://arxiv.org/abs/2205.05198)). A *hidden row* is such a row, of every head, as it enters or leaves:
+//! [Megatron-LM](https://arxiv.org/abs/2205.05198)). A *hidden row* is such a row, of every head, as it enters or
+//! leaves:
 //!
 //! ```text
 //! hidden q, k, v ─ gather of rows ─ column-parallel layer ─ rotation of q, k ─┐
@@ -10,21 +11,21 @@
 //!     hidden out ─ sum, and scatter of rows ─ row-parallel layer ─────────────┘
 //! ```
 //!
-//! The backward is the mirror image: it takes hidden rows of dout, and returns hidden rows of dq, dk and dv, after dq and
-//! dk are rotated back. lse, max_logit, the sink and dsink stay with their heads.
+//! The backward is the mirror image: it takes hidden rows of dout, and returns hidden rows of dq, dk and dv, after dq
+//! and dk are rotated back. lse, max_logit, the sink and dsink stay with their heads.
 //!
-//! The problem's own tensors are those at attention, so a region changes nothing of its answer: it says how the rows are
-//! given and returned. Both layers and the rotation are exact in every format, and so is the way from hidden rows to the
-//! problem's own and back.
+//! The problem's own tensors are those at attention, so a region changes nothing of its answer: it says how the rows
+//! are given and returned. Both layers and the rotation are exact in every format, and so is the way from hidden rows
+//! to the problem's own and back.
 //!
-//! - *Layers.* The weights are 0 and 1. Head h of a hidden row becomes head h of the tensor. A rank's summand of a hidden
-//!   row holds the rank's own heads, and zeros in all others.
+//! - *Layers.* The weights are 0 and 1. Head h of a hidden row becomes head h of the tensor. A rank's summand of a
+//!   hidden row holds the rank's own heads, and zeros in all others.
 //! - *Rotation.* The n lanes of a row at position p of its sequence are the coefficients of a polynomial, which is
-//!   multiplied by x^p modulo x^n + 1 ([`rotated`]). As with rotary embeddings, the product of two rotated rows depends on
-//!   their rows and on the difference of their positions alone.
+//!   multiplied by x^p modulo x^n + 1 ([`rotated`]). As with rotary embeddings, the product of two rotated rows depends
+//!   on their rows and on the difference of their positions alone.
 //!
-//! A KV head that several ranks of a region hold has a partial dk and dv on each of them. Each is stored as a gradient is,
-//! and the region adds them up: that alone rounds.
+//! A KV head that several ranks of a region hold has a partial dk and dv on each of them. Each is stored as a gradient
+//! is, and the region adds them up: that alone rounds.
 
 use std::ops::Neg;
 

@@ -10,8 +10,8 @@
 //! near-tie counts in full, and where all weights are alike all of them may be near-ties.
 //!
 //! A forward's weight is rounded relative to the running maximum, which starts anew with each launch and grows tile by
-//! tile. Where it is normalised first, it is rounded relative to the LSE of its launch instead, and tiles and their order
-//! say nothing. A backward's weight is absolute, and its replay needs no order.
+//! tile. Where it is normalised first, it is rounded relative to the LSE of its launch instead, and tiles and their
+//! order say nothing. A backward's weight is absolute, and its replay needs no order.
 
 use std::ops::Range;
 

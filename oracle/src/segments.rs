@@ -1,9 +1,9 @@
 //! Packed sequences described by segment ids and positions: what such a description means, and the sequences of a
 //! [`Problem`](crate::Problem) that say the same.
 //!
-//! Ids and positions are *arrays*: values in C order under a shape. Their last dimension goes along the rows of a *batch
-//! row*; each index of the dimensions before it is one batch row. An id names a row's *segment* within its batch row,
-//! and 0 is padding. A position is a row's place in its segment.
+//! Ids and positions are *arrays*: values in C order under a shape. Their last dimension goes along the rows of a
+//! *batch row*; each index of the dimensions before it is one batch row. An id names a row's *segment* within its batch
+//! row, and 0 is padding. A position is a row's place in its segment.
 //!
 //! A query sees a key where both lie in the same batch row, their ids are equal and not 0, and the mask's band holds of
 //! their positions ([`Segments::sees`]). Nothing else is said: rows of a segment may lie anywhere in their batch row,
@@ -286,8 +286,8 @@ impl Array {
     }
 }
 
-/// Returns the positions that ids alone mean: the rows of each segment count from 0. `order` has, where the rows of each
-/// batch row were reordered to balance ranks, the place of each before that; a segment counts in that order then.
+/// Returns the positions that ids alone mean: the rows of each segment count from 0. `order` has, where the rows of
+/// each batch row were reordered to balance ranks, the place of each before that; a segment counts in that order then.
 pub fn positions_of(ids: &Array, order: Option<&[usize]>) -> Result<Vec<i32>, SegmentsError> {
     let length = ids.row_length("ids")?;
     let mut positions = vec![0; ids.values.len()];

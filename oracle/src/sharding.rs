@@ -25,9 +25,10 @@
 //! A single rank ([`Algorithm::Single`]) holds the problem's own layout, whatever its balance.
 //!
 //! Where each of these ranks is a [region](crate::region), its rows are cut into as many equal parts as the region has
-//! ranks, one after the other. Padding and rows that no sequence owns count as any other, and so a border may lie inside a
-//! sequence. If the rows cannot be cut evenly, each part is as long as the first, and the rows that are too many belong to
-//! no sequence. The statistics of queries are not cut: a rank has those of its own heads, on all rows of its region.
+//! ranks, one after the other. Padding and rows that no sequence owns count as any other, and so a border may lie
+//! inside a sequence. If the rows cannot be cut evenly, each part is as long as the first, and the rows that are too
+//! many belong to no sequence. The statistics of queries are not cut: a rank has those of its own heads, on all rows of
+//! its region.
 
 use std::ops::Range;
 
@@ -189,8 +190,8 @@ pub fn without_lanes(runs: &[Run], rows: usize) -> (Vec<Run>, usize, Option<Lane
     }
 }
 
-/// Returns the layouts of a problem's ranks, in group order: of one member of the group after the other, and of one rank
-/// after the other in each member's region.
+/// Returns the layouts of a problem's ranks, in group order: of one member of the group after the other, and of one
+/// rank after the other in each member's region.
 pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     let members = members(problem)?;
     let ranks = problem.parallel.region;

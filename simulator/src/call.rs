@@ -1,9 +1,9 @@
 //! [`AttentionCall`]: the data that one kernel launch receives.
 //!
 //! A *segment* pairs a run of query rows with runs of key rows. Local query `i` sees local key `j` iff
-//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound. These three numbers and the runs
-//! express every mask, alignment, chunk and gathered buffer: a kernel needs no other rule. Each document or chunk of a
-//! mask is a segment of its own. A call *owns* the `span` rows of its segments.
+//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound. These three numbers and the
+//! runs express every mask, alignment, chunk and gathered buffer: a kernel needs no other rule. Each document or chunk
+//! of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
 
 use std::ops::Range;
 
@@ -110,8 +110,8 @@ impl AttentionCall {
         }
     }
 
-    /// Returns the whole problem as one launch on one rank that reads each key in the row of a pool which `row` returns,
-    /// given the sequence and the position. A launch does not own rows of the pool past the real ones.
+    /// Returns the whole problem as one launch on one rank that reads each key in the row of a pool which `row`
+    /// returns, given the sequence and the position. A launch does not own rows of the pool past the real ones.
     pub fn through(problem: &Problem, row: impl Fn(usize, usize) -> usize) -> AttentionCall {
         let positions = |kv: Run| Run::packed(0, kv.len, kv.len);
         launch(problem, positions, |sequence, Run { offset, len, .. }| {
@@ -142,8 +142,8 @@ impl AttentionCall {
     }
 }
 
-/// Returns the whole problem as one launch. The keys of each sequence are the run that `keys` makes of its own, and a part
-/// of them lies in the runs that `place` returns for it.
+/// Returns the whole problem as one launch. The keys of each sequence are the run that `keys` makes of its own, and a
+/// part of them lies in the runs that `place` returns for it.
 fn launch(
     problem: &Problem,
     keys: impl Fn(Run) -> Run,

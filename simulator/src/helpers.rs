@@ -383,8 +383,8 @@ pub fn ring_segments(
 ///
 /// There is a segment for each piece of queries and each sequence, and the sequence varies fastest. Striped cuts have a
 /// segment for each stripe, in the *layout of stripes*: a slot's stripes lie one after the other from its offset
-/// divided by the stripe, rounded down. Entries that no slot owns are empty. Stripes of 1 on one rank are one piece. The
-/// result is `None` for a mask that is no band.
+/// divided by the stripe, rounded down. Entries that no slot owns are empty. Stripes of 1 on one rank are one piece.
+/// The result is `None` for a mask that is no band.
 pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Option<Vec<SegmentRow>> {
     mask.is_band().then(|| all_gather_bands(mask, [q, kv], rank))
 }
@@ -511,10 +511,10 @@ pub fn paired_runs(
     (0..batch_rows).map(paired).collect()
 }
 
-/// Returns the runs of rows, each an id and a position, in batch rows of `row_length`, in order of rows. A change of the
-/// id and a break of positions both end a run. If lengths come from one of them and offsets from the other, the two
-/// lists have different lengths
-/// (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`, striped all-gather).
+/// Returns the runs of rows, each an id and a position, in batch rows of `row_length`, in order of rows. A change of
+/// the id and a break of positions both end a run. If lengths come from one of them and offsets from the other, the two
+/// lists have different lengths (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`,
+/// striped all-gather).
 pub fn segment_runs(rows: &[(i32, i32)], row_length: usize) -> Vec<SegmentRun> {
     let mut runs: Vec<SegmentRun> = Vec::new();
     for (row, &(id, position)) in rows.iter().enumerate() {

@@ -2,7 +2,8 @@
 //!
 //! [`shard`] cuts sequences over ranks. [`schedule`] builds each rank's list of operations, with one builder for each
 //! algorithm. [`mod@check`] proves a schedule right without arithmetic. One [`executor`] runs any schedule on a
-//! [`device`], with all ranks in one process; [`threads`] runs it with a thread for each rank. An [`AttentionCall`] is what a kernel launch receives. A
+//! [`device`], with all ranks in one process; [`threads`] runs it with a thread for each rank. An [`AttentionCall`] is
+//! what a kernel launch receives. A
 //! [`GuardedTensor`] is a buffer with guard bands. [`emulated`] is a FlashAttention-style tiled kernel on the CPU with
 //! the roundings of a real one. [`faults`] is the catalogue of planted bugs: edits of a schedule, and kernels with a
 //! wrong stage.

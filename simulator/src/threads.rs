@@ -6,9 +6,9 @@
 //! arrived, the place to which it goes holds *poison* (NaN), so that work that does not wait for it shows. A message is
 //! read from its sender only when its receiver has come: a sender that writes into it too early sends something else.
 //!
-//! No bit of a right schedule's results differs from a run by [`executor`](crate::executor): streams wait for each other
-//! by events, and sums over ranks are made in order of members. Those of a wrong one depend on the machine: the draws of a
-//! rank are the same each time, and the moments at which others come are not.
+//! No bit of a right schedule's results differs from a run by [`executor`](crate::executor): streams wait for each
+//! other by events, and sums over ranks are made in order of members. Those of a wrong one depend on the machine: the
+//! draws of a rank are the same each time, and the moments at which others come are not.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

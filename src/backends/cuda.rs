@@ -344,7 +344,8 @@ impl Runner for OnGpu {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        // What no kernel takes must not reach one: segments of documents or chunks would run, and nobody has proved them.
+        // What no kernel takes must not reach one: segments of documents or chunks would run, and nobody has proved
+        // them.
         self.subject.declaration().table.check(problem)?;
         on_gpu(self.place, |runner| runner.run(&self.subject, problem, inputs, reached))
             .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
@@ -468,7 +469,10 @@ mod tests {
         let table = subject.declaration().table;
         let refused: Vec<Problem> =
             cases.map(|case| case.problem).filter(|problem| table.refusal(problem).is_some()).collect();
-        assert!(refused.len() > 5, "documents, chunks, prefixes, regions and forms are among the stored cases");
+        assert!(
+            refused.len() > 5,
+            "documents, chunks, prefixes, regions and forms are among the stored cases"
+        );
         for problem in refused {
             let ran = subject.run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");

@@ -24,7 +24,8 @@ use seamproof_judge::subject::Backend;
 pub(crate) const EMULATED: &str = "emulated";
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
-/// a GPU, the emulated kernel with the canary's fault planted in it, and the emulated kernel behind a loop over sequences.
+/// a GPU, the emulated kernel with the canary's fault planted in it, and the emulated kernel behind a loop over
+/// sequences.
 pub const NAMES: [&str; 4] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id, Unfused::NAME];
 
 /// Reason why no backend could be made.
@@ -54,8 +55,8 @@ pub enum BackendError {
     Outside(#[from] OutsideError),
 }
 
-/// Makes a backend from its name and options. The name is that of a subject of this process, or of one behind the worker
-/// processes of [`worker::shared`], with or without faults at its call.
+/// Makes a backend from its name and options. The name is that of a subject of this process, or of one behind the
+/// worker processes of [`worker::shared`], with or without faults at its call.
 pub fn by_name(name: &str, options: &Options) -> Result<Box<dyn Backend>, BackendError> {
     in_pool(name, options, worker::shared())
 }

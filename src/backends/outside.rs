@@ -151,8 +151,8 @@ pub(crate) fn python_module(module: &str, arguments: &[&str]) -> Result<WorkerCo
     Ok(WorkerCommand { program: Some(program), arguments, environment })
 }
 
-/// Returns the interpreter of the workers, by its name where the search path leads to it, and the variables with which it
-/// finds the package.
+/// Returns the interpreter of the workers, by its name where the search path leads to it, and the variables with which
+/// it finds the package.
 pub(crate) fn python_by_name() -> (PathBuf, Vec<(String, OsString)>) {
     // Nothing was run by it then.
     let Ok(Python { program, environment }) = python() else { return (PYTHONS[0].into(), Vec::new()) };

@@ -1,9 +1,9 @@
 //! Confirmation of a wrong result of a subject that runs in worker processes, before it is shrunk.
 //!
 //! A worker may have been spoilt by what it ran before: then the result is wrong there and right everywhere else, and a
-//! replay shows nothing. So the case is judged *alone*, in a fresh worker. If it does not fail there, it is judged after
-//! the runs that its worker had made, which are cut down to the few that the failure needs. Those are stored with the
-//! case. A failure that shows in neither way is told as such, with how often it was seen, and is not shrunk.
+//! replay shows nothing. So the case is judged *alone*, in a fresh worker. If it does not fail there, it is judged
+//! after the runs that its worker had made, which are cut down to the few that the failure needs. Those are stored with
+//! the case. A failure that shows in neither way is told as such, with how often it was seen, and is not shrunk.
 //!
 //! In a process of its own nothing can be fresh. There the case is judged a second time.
 

@@ -93,7 +93,8 @@ pub(super) struct Failed {
 pub(super) enum Recorded {
     /// It was judged now, and put on disk.
     Now(Result<(), RecordError>),
-    /// A part of the campaign judged it: the finding says no more than its symptom, and this is what the part shrunk it to.
+    /// A part of the campaign judged it: the finding says no more than its symptom, and this is what the part shrunk it
+    /// to.
     Earlier(Option<Box<Shrunk>>),
 }
 

@@ -1,8 +1,8 @@
 //! Findings on disk that no sum counts, because the campaign that found them did not end.
 //!
-//! A campaign that was killed leaves complete findings (crate::record) and no sums. A shard whose sums or event log cannot
-//! be read is taken for one. Nobody knows how many cases such findings stand for, so they are in no summary, but they are
-//! told of, and so is a file or folder that cannot be read and may hold some.
+//! A campaign that was killed leaves complete findings (crate::record) and no sums. A shard whose sums or event log
+//! cannot be read is taken for one. Nobody knows how many cases such findings stand for, so they are in no summary, but
+//! they are told of, and so is a file or folder that cannot be read and may hold some.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};

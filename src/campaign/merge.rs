@@ -1,9 +1,9 @@
 //! Joins the parts of a campaign into the result that the whole would have had.
 //!
-//! What a campaign says of the cases that held does not depend on their order, and is in each part's [`Sums`]. The cases
-//! that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events. As a
-//! rule, the part that ran a case has shrunk it already where the ledger wants it shrunk, because a part's first cases of
-//! a symptom are among the whole's first ones. Otherwise the case is drawn, judged and shrunk here.
+//! What a campaign says of the cases that held does not depend on their order, and is in each part's [`Sums`]. The
+//! cases that did not hold go through the ledger once more, in the order of the whole campaign, from the parts' events.
+//! As a rule, the part that ran a case has shrunk it already where the ledger wants it shrunk, because a part's first
+//! cases of a symptom are among the whole's first ones. Otherwise the case is drawn, judged and shrunk here.
 //!
 //! A directory is a *part* if its sums can be read and its event log tells of all their cases. Nothing of any other
 //! directory is counted; [`Left`](super::Left) tells what it found.

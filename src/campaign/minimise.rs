@@ -1,7 +1,8 @@
 //! Shrinks a failing case, as a campaign and `seamproof shrink` do.
 //!
 //! A finding's words may name the fault (which key a query lost, which head it read), and a minimal case is often too
-//! small for that: in one lane any key may be the lost one. So what was wrong before shrinking stays with what was found.
+//! small for that: in one lane any key may be the lost one. So what was wrong before shrinking stays with what was
+//! found.
 
 use seamproof_oracle::Problem;
 
@@ -38,8 +39,8 @@ pub struct Minimised {
 }
 
 /// Returns the smallest case that shows the failure `start` of `case`, within `budget` evaluations. `step` sees each
-/// case on the way. A case inside the subject's table stays inside. Runs that the case needs before it are made before each candidate. Once `is_over` says so, the
-/// smallest case so far is returned.
+/// case on the way. A case inside the subject's table stays inside. Runs that the case needs before it are made before
+/// each candidate. Once `is_over` says so, the smallest case so far is returned.
 ///
 /// A story tells of the case as the field reported it, so that a smaller case has none.
 pub fn minimise(

@@ -8,9 +8,9 @@
 //! cannot hold, and shrinking ends some time later. A campaign that is limited by its cases alone knows none of these.
 //!
 //! The canary is a small campaign of its own, against a subject with a planted fault, through the same code: the
-//! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows on
-//! what it takes. A campaign that misses its canary proves nothing and is not begun. One whose subject fails by itself too
-//! often to tell is run for what it finds ([`search`]).
+//! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows
+//! on what it takes. A campaign that misses its canary proves nothing and is not begun. One whose subject fails by
+//! itself too often to tell is run for what it finds ([`search`]).
 
 mod confirm;
 mod event;

@@ -2,8 +2,8 @@
 //!
 //! Threads finish cases in any order. Whoever finishes the one that is next folds it, and all that wait behind it, into
 //! the ledger, while the others go on. A fold that shrinks takes minutes in which thousands of cases are judged; so
-//! nobody runs more than [`RUN_AHEAD_MAX`] cases ahead of it, nor past [`FAILURES_AHEAD_MAX`] failures, which are large,
-//! and memory stays bounded.
+//! nobody runs more than [`RUN_AHEAD_MAX`] cases ahead of it, nor past [`FAILURES_AHEAD_MAX`] failures, which are
+//! large, and memory stays bounded.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

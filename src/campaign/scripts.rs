@@ -17,10 +17,10 @@ pub const SCRIPTS_MAX: usize = 8;
 /// Least and most time of all scripts of a campaign. In between they may take as long as its cases.
 const SCRIPTS_TIME: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
 
-/// Writes the scripts of the first `most` findings, where the subject is in a Python file, and runs each. What becomes of
-/// each finding's script is told in the finding, in its description and in one more event. `begun` hears which of how
-/// many scripts is begun. With `most` 0 nothing is told of scripts.
-/// Nothing is told of findings that `is_wanted` does not want either.
+/// Writes the scripts of the first `most` findings, where the subject is in a Python file, and runs each. What becomes
+/// of each finding's script is told in the finding, in its description and in one more event. `begun` hears which of
+/// how many scripts is begun. With `most` 0 nothing is told of scripts. Nothing is told of findings that `is_wanted`
+/// does not want either.
 pub fn write_scripts(
     summary: &mut Summary,
     sinks: &Sinks,
@@ -56,8 +56,9 @@ pub fn write_scripts(
     }
 }
 
-/// Returns the findings of a subject in a Python file that are on disk: their index, name and case. An identity compares
-/// runs of two problems, and a script makes those of one, so identities come last; apart from that the first come first.
+/// Returns the findings of a subject in a Python file that are on disk: their index, name and case. An identity
+/// compares runs of two problems, and a script makes those of one, so identities come last; apart from that the first
+/// come first.
 fn with_cases(summary: &Summary, sinks: &Sinks) -> Vec<(usize, String, Case)> {
     let mut order: Vec<usize> = (0..summary.distinct.len()).collect();
     order.sort_by_key(|&index| {

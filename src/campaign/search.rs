@@ -5,8 +5,8 @@
 //! is judged once more with the right subject, and a failure that the right subject has as well is the subject's *own*.
 //! The end of a process, an error and a worker that went bad are its own without a second look: no wrong call asks for
 //! them, since the kernel is asked for a legal problem all the same. So is a failure on a problem where the wrong call
-//! asks for nothing else than the right one: a second look at a race may show nothing. Own failures are kept as they were
-//! drawn. A few of them end the search, and the canary is *not told*. One that is looked for to the end is missed.
+//! asks for nothing else than the right one: a second look at a race may show nothing. Own failures are kept as they
+//! were drawn. A few of them end the search, and the canary is *not told*. One that is looked for to the end is missed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,9 +39,9 @@ const SHRINKING: u32 = 5;
 /// Least and most time that the canary is shrunk for. The most is that of a campaign without a limit of time.
 const SHRINKING_TIMES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(120)];
 
-/// Looks for the fault of a subject's canary ([`Registered::canary`](super::Registered::canary)) with the plan's own seed
-/// and sizes. In place of large cases, which take seconds each, it looks in quick ones: they go the same way through
-/// this code.
+/// Looks for the fault of a subject's canary ([`Registered::canary`](super::Registered::canary)) with the plan's own
+/// seed and sizes. In place of large cases, which take seconds each, it looks in quick ones: they go the same way
+/// through this code.
 pub fn canary(plan: &Plan, subjects: &Wrong, findings: &Findings, control: &Control) -> Canary {
     let Wrong { wrong, right, call } = subjects;
     let search = Search::new(plan, right.as_ref(), *call);

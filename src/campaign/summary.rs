@@ -62,7 +62,8 @@ pub struct Distinct {
     pub name: Option<String>,
     /// Command that shows it again. Where only the crate of the subject can, words say which test to paste there.
     pub replay: String,
-    /// Command that judges the problem from options alone; absent where there is none (see [`try_command`](crate::paste::try_command)).
+    /// Command that judges the problem from options alone; absent where there is none (see
+    /// [`try_command`](crate::paste::try_command)).
     #[serde(rename = "try")]
     pub try_command: Option<String>,
     /// Script that shows it without this project; absent where the subject is in no Python file, and before the last

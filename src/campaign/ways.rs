@@ -1,8 +1,8 @@
 //! Which kernels the cases of a campaign ran on.
 //!
-//! A subject whose kernels do not take every problem says of each which *ways* it goes ([`Backend::ways`]): a campaign that
-//! seldom went a way says little of it, however many cases it had. So the cases are counted by way and by ranks, and there
-//! are floors as the census has them: shares that were measured of the generator.
+//! A subject whose kernels do not take every problem says of each which *ways* it goes ([`Backend::ways`]): a campaign
+//! that seldom went a way says little of it, however many cases it had. So the cases are counted by way and by ranks,
+//! and there are floors as the census has them: shares that were measured of the generator.
 //!
 //! [`Backend::ways`]: seamproof_judge::subject::Backend::ways
 

@@ -27,13 +27,15 @@ pub(super) struct Args {
     /// The subject, NAME or NAME:OPTION=VALUE,…
     #[arg(value_name = "BACKEND")]
     backend: String,
-    /// Number of dithered cases to run; --lock needs at least 98, as fewer may not tell a wrong profile from the right one
+    /// Number of dithered cases to run; --lock needs at least 98, as fewer may not tell a wrong profile from the right
+    /// one
     #[arg(long, value_name = "N", default_value_t = CASES, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash
     #[arg(long, value_name = "S", value_parser = seed, default_value = "1")]
     seed: u64,
-    /// Write the profile to this file, if it is unique; without FILE, to the lock file beside a Python subject's adapter
+    /// Write the profile to this file, if it is unique; without FILE, to the lock file beside a Python subject's
+    /// adapter
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "check")]
     lock: Option<Option<PathBuf>>,
     /// Compare with the locked profile

@@ -1,6 +1,6 @@
-//! `seamproof kernels judge`: forwards that are too large for the oracle on a CPU, run on the kernels and judged by their
-//! structure, by the reference on the GPU, and by identities between results of theirs: the packs of `bench attention`, or
-//! random problems, groups of ranks too.
+//! `seamproof kernels judge`: forwards that are too large for the oracle on a CPU, run on the kernels and judged by
+//! their structure, by the reference on the GPU, and by identities between results of theirs: the packs of `bench
+//! attention`, or random problems, groups of ranks too.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -44,8 +44,8 @@ pub(super) struct Args {
     /// Judge every row, but only in tier W; a sample is judged in tier T too
     #[arg(long)]
     all: bool,
-    /// Number of identities that each case is asked too, drawn from those that fit it; each takes about as long as the case's
-    /// own run
+    /// Number of identities that each case is asked too, drawn from those that fit it; each takes about as long as the
+    /// case's own run
     #[arg(long, default_value_t = 2)]
     identities: usize,
     /// Seed of problems and rows

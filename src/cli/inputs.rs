@@ -22,8 +22,8 @@ pub(super) struct Args {
     finite: bool,
 }
 
-/// Writes the case in words, as a line of JSON, and two requests to run it, as a worker gets them: its inputs under both
-/// fills of the padding, the stronger one first.
+/// Writes the case in words, as a line of JSON, and two requests to run it, as a worker gets them: its inputs under
+/// both fills of the padding, the stronger one first.
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let case = Case::load(&args.file)?;
     if let InputSource::Recorded { file, .. } = &case.inputs {

@@ -1,5 +1,5 @@
-//! `seamproof kernels`: compiles the GPU kernels, compares them with their twins on the CPU and with themselves, and judges
-//! them on large packs.
+//! `seamproof kernels`: compiles the GPU kernels, compares them with their twins on the CPU and with themselves, and
+//! judges them on large packs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -257,8 +257,8 @@ fn compare(gpu: usize, cases: u64, seed: u64) -> Result<Exit, CliError> {
     })
 }
 
-/// Launches every instance, so that a sanitizer around this command sees all. Launches in any order must differ somewhere,
-/// or a difference would not be seen in the fixed order either.
+/// Launches every instance, so that a sanitizer around this command sees all. Launches in any order must differ
+/// somewhere, or a difference would not be seen in the fixed order either.
 fn stress(gpu: usize, launches: usize) -> Result<Exit, CliError> {
     let gpu = Gpu::open(gpu, &Cache::of_user())?;
     let (mut fixed, mut any) = (0, 0);

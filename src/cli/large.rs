@@ -203,7 +203,8 @@ impl Hunt<'_> {
     }
 
     /// Judges a pack that holds once more, with its results moved by one row. Until that was a finding once, the packs
-    /// that hold prove nothing. Packs whose every row is known are judged in another way, and have a canary of their own.
+    /// that hold prove nothing. Packs whose every row is known are judged in another way, and have a canary of their
+    /// own.
     fn look_for_canary(&mut self, problem: &Problem, is_exact: bool) -> Result<(), CliError> {
         let canary = &mut self.tally.canaries[usize::from(is_exact)];
         if canary.is_found || canary.looks == LOOKS_MAX {

@@ -43,7 +43,8 @@ pub(super) struct Args {
     /// Subjects, which must be there [default: emulated, and cuda where there is a GPU]
     #[arg(long, value_name = "NAME", value_delimiter = ';')]
     backend: Vec<String>,
-    /// Looks for the kernels of others too that outside.toml of the corpus lists, and skips those that are not installed
+    /// Looks for the kernels of others too that outside.toml of the corpus lists, and skips those that are not
+    /// installed
     #[arg(long, conflicts_with = "backend")]
     outside: bool,
     /// Directory of regressions/, known.toml and outside.toml
@@ -133,8 +134,8 @@ fn subjects(named: &[String], others: &[String]) -> Result<(Vec<String>, Absent)
     Ok((there, absent))
 }
 
-/// Returns of each subject whether it opens. Several are tried at a time, as each takes seconds. One that does not open may
-/// take a worker's place from another one, so that those which fail are to be asked again, one by one.
+/// Returns of each subject whether it opens. Several are tried at a time, as each takes seconds. One that does not open
+/// may take a worker's place from another one, so that those which fail are to be asked again, one by one.
 fn opened(subjects: &[&str]) -> Vec<bool> {
     let opens = |name: &&str| Registered::new(name).is_ok_and(|subject| subject.ready().is_ok());
     let opened = subjects.par_iter().map(opens).collect();

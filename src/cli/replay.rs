@@ -97,8 +97,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(tally.exit())
 }
 
-/// Subjects from outside, by their name and options, each with the reason why this machine lacks it; `None` for one that
-/// is here.
+/// Subjects from outside, by their name and options, each with the reason why this machine lacks it; `None` for one
+/// that is here.
 type Lacking = BTreeMap<String, Option<String>>;
 
 /// Returns why this machine lacks a case's subject, if it is one from outside. A worker is started to find out.

@@ -302,8 +302,8 @@ pub(super) fn conclude(dir: &RunDir, start: &Start, outcome: &RunOutcome, logs: 
 /// Name of the page of what a campaign found, in its folder.
 const PAGE: &str = "report.html";
 
-/// Writes the page of what was found into the campaign's folder, prints its path, and opens it where that is asked. Where
-/// it cannot be written, the command that shows it is printed: what was found stays found.
+/// Writes the page of what was found into the campaign's folder, prints its path, and opens it where that is asked.
+/// Where it cannot be written, the command that shows it is printed: what was found stays found.
 pub(super) fn tell_report(dir: &RunDir, outcome: &RunOutcome, opens: bool) {
     if outcome.summary.as_ref().is_none_or(|summary| summary.distinct.is_empty()) {
         return;

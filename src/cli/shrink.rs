@@ -26,7 +26,8 @@ Examples:
 pub(super) struct Args {
     /// The failing case
     file: PathBuf,
-    /// Where the minimal case goes [default: FILE with .min.json at its end, and nowhere if FILE cannot be made smaller]
+    /// Where the minimal case goes [default: FILE with .min.json at its end, and nowhere if FILE cannot be made
+    /// smaller]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Judge this subject instead of the case's own
@@ -93,8 +94,8 @@ fn nothing_to_do(args: &Args, verdict: &Verdict) -> Result<Exit, CliError> {
     Ok(Exit::Held)
 }
 
-/// Returns the file of the smaller case. A second file of the same case would count as a second case wherever a folder is
-/// replayed.
+/// Returns the file of the smaller case. A second file of the same case would count as a second case wherever a folder
+/// is replayed.
 fn written_to(args: &Args, small: &Minimised) -> Option<PathBuf> {
     args.out.clone().or_else(|| (small.accepted > 0).then(|| args.file.with_extension("min.json")))
 }

@@ -1,9 +1,9 @@
 //! Faults in tables.
 //!
 //! A subject has two tables: the one that it declares, and the one that it refuses by, its *gate*. In a right subject
-//! both are the same. A row that lets a problem through which the gate refuses is too wide, and one that refuses what the
-//! gate lets through is too narrow. Seen from the table, these are a subject that refuses what its row takes, and one that
-//! computes what its row refuses.
+//! both are the same. A row that lets a problem through which the gate refuses is too wide, and one that refuses what
+//! the gate lets through is too narrow. Seen from the table, these are a subject that refuses what its row takes, and
+//! one that computes what its row refuses.
 
 use seamproof_oracle::{Algorithm, Format, Inputs, PAGE_SIZE_MAX, Precision, Problem};
 use seamproof_simulator::faults::{Catcher, Fault};

@@ -32,8 +32,8 @@ pub fn descriptor(rows: &[(i8, i8)], row_length: u8) {
     }
 }
 
-/// Ids and positions of a side, as bytes of a fuzzer: the dimensions of each array, of which the first four count modulo
-/// 8, and its values.
+/// Ids and positions of a side, as bytes of a fuzzer: the dimensions of each array, of which the first four count
+/// modulo 8, and its values.
 pub type DrawnSide = [(Vec<u8>, Vec<i8>); 2];
 
 /// Checks the sequences of any ids and positions under any shapes.

@@ -87,8 +87,9 @@ fn folder() -> PathBuf {
 }
 
 impl Hunter {
-    /// Returns the subject of [`BACKEND_VARIABLE`], or else the emulated kernel, with the fault of [`FAULT_VARIABLE`] if
-    /// there is one. An unknown subject or fault ends the process, because a target that hunts nothing must not pass.
+    /// Returns the subject of [`BACKEND_VARIABLE`], or else the emulated kernel, with the fault of [`FAULT_VARIABLE`]
+    /// if there is one. An unknown subject or fault ends the process, because a target that hunts nothing must not
+    /// pass.
     pub fn from_environment() -> Hunter {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let named =

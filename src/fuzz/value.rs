@@ -42,8 +42,8 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // No region, no pages, no steps, the layout of the queries, no borders, no chunks, no prefix and the plain form are
-        // numbers 0.
+        // No region, no pages, no steps, the layout of the queries, no borders, no chunks, no prefix and the plain form
+        // are numbers 0.
         WITHOUT_PAGES => [body, &[0; 5]].concat(),
         WITHOUT_STEPS => [body, &[0; 6]].concat(),
         WITHOUT_KV_LAYOUT => [body, &[0; 7]].concat(),

@@ -1,7 +1,8 @@
-//! What the errors of a run and the decoded keys tell together: which results are right, and so where the mistake is not.
+//! What the errors of a run and the decoded keys tell together: which results are right, and so where the mistake is
+//! not.
 //!
-//! Nothing is guessed. The LSE holds the logits of exactly the keys that a query sees, out the values that it adds up with
-//! their weights, and the backward is judged on what the forward returned.
+//! Nothing is guessed. The LSE holds the logits of exactly the keys that a query sees, out the values that it adds up
+//! with their weights, and the backward is judged on what the forward returned.
 
 use seamproof_judge::ladder::{ErrorMap, ReadRow, SeenRow};
 use seamproof_judge::prose::counted;

@@ -1,5 +1,5 @@
-//! Picture 2: who sees whom. For a sequence, the pairs of query and key that the mask shows, those that the launches are
-//! asked to show, those that the subject was seen to show, and where they differ.
+//! Picture 2: who sees whom. For a sequence, the pairs of query and key that the mask shows, those that the launches
+//! are asked to show, those that the subject was seen to show, and where they differ.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -75,8 +75,8 @@ struct Compared {
     strangers: usize,
 }
 
-/// Returns in words where the launches show, and where the subject saw, something else than the mask shows. What both do
-/// is said of the launches alone.
+/// Returns in words where the launches show, and where the subject saw, something else than the mask shows. What both
+/// do is said of the launches alone.
 pub(super) fn differences(problem: &Problem, followed: Option<&Followed>, seen: &[SeenRow]) -> Vec<String> {
     let passes = match problem.pass {
         Pass::Forward => &[Pass::Forward][..],

@@ -1,12 +1,14 @@
 //! A case to look at, as one HTML page or one picture as SVG; and a page of what a folder tells.
 //!
-//! Plain data goes in, markup comes out. The pictures need no script and no network, tell fills apart by pattern as well
-//! as by colour, and carry a title and a description. Each names what it leaves out, and the numbers of each stand
+//! Plain data goes in, markup comes out. The pictures need no script and no network, tell fills apart by pattern as
+//! well as by colour, and carry a title and a description. Each names what it leaves out, and the numbers of each stand
 //! below it. Texts from files are escaped, since a file may hold anything. The same case gives the same bytes.
 //!
-//! One file for each picture. Of a case: [`layout`](mod@layout), [`mask`](mod@mask), [`schedule`](mod@schedule), and what
-//! they show is computed by [`explain`](crate::explain) and by the checker; nothing of the subject is run. Of a folder's
-//! [`report`](mod@crate::report): [`errors`](mod@errors), [`margins`](mod@margins), [`way`](mod@way), [`trend`](mod@trend).
+//! One file for each picture. Of a case: [`layout`](mod@layout), [`mask`](mod@mask), [`schedule`](mod@schedule), and
+//! what they show is computed by [`explain`](crate::explain) and by the checker; nothing of the subject is run. Of a
+//! folder's
+//! [`report`](mod@crate::report): [`errors`](mod@errors), [`margins`](mod@margins), [`way`](mod@way),
+//! [`trend`](mod@trend).
 
 mod against;
 mod errors;

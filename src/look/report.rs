@@ -310,8 +310,8 @@ fn article(at: usize, kind: Kind, entry: &Entry, (runs, fair): (&Runs, usize), r
     }
 }
 
-/// Returns what the runs of a failure tell of where the mistake is: those of its drawn case, which has more rows, and of its
-/// smallest.
+/// Returns what the runs of a failure tell of where the mistake is: those of its drawn case, which has more rows, and
+/// of its smallest.
 fn told_by_runs(entry: &Entry, runs: &Runs) -> Vec<String> {
     let of = |case: &Case, again: &Again| {
         let hints = hints::hints(&case.problem, &again.errors, &again.seen);
@@ -500,9 +500,9 @@ fn drawn(id: &str, shown: &Shown) -> Markup {
     }
 }
 
-/// Returns the pictures of a case, first the one that shows what is wrong: the schedule where operations are not in order,
-/// the pairs where others are shown than the mask shows, the schedule where it is wrong otherwise, the errors where there
-/// are any past their bounds, else the pairs around the failing row.
+/// Returns the pictures of a case, first the one that shows what is wrong: the schedule where operations are not in
+/// order, the pairs where others are shown than the mask shows, the schedule where it is wrong otherwise, the errors
+/// where there are any past their bounds, else the pairs around the failing row.
 fn shown(case: &Case, again: &Again) -> Vec<Shown> {
     let problem = &case.problem;
     let layouts: Vec<RankLayout> = match &again.schedule {

@@ -2,10 +2,11 @@
 //! source.
 //!
 //! An entry excuses a failure that is one of its ways to show: of this subject or kin, in one of these checks and
-//! tensors, under these conditions, with these words, and not far above the ratios that were seen. Anything else is new.
-//! An entry excuses nothing unless its case still fails by its exact key. One whose case fails otherwise, or holds, fails
-//! the night, because a list that nobody prunes hides the next failure. A key names its subject, and the entry's case is
-//! judged on that one, whatever subject the file names: a stored regression is the same file for every subject.
+//! tensors, under these conditions, with these words, and not far above the ratios that were seen. Anything else is
+//! new. An entry excuses nothing unless its case still fails by its exact key. One whose case fails otherwise, or
+//! holds, fails the night, because a list that nobody prunes hides the next failure. A key names its subject, and the
+//! entry's case is judged on that one, whatever subject the file names: a stored regression is the same file for every
+//! subject.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! What is known of a failure only by running it again: the schedule of its subject and what the checker says against it,
-//! how far off each row and head lies, and which keys each query saw.
+//! What is known of a failure only by running it again: the schedule of its subject and what the checker says against
+//! it, how far off each row and head lies, and which keys each query saw.
 //!
 //! Only subjects of this process are run, and only small cases: a page is written in the blink of an eye. The limits
 //! count work and no time, so that the same folder gives the same page.

@@ -1,5 +1,5 @@
-//! What a campaign, a night or a recording found, as plain data: what `seamproof report` shows, and what a machine reads
-//! in its page.
+//! What a campaign, a night or a recording found, as plain data: what `seamproof report` shows, and what a machine
+//! reads in its page.
 //!
 //! A *folder* is what `seamproof run`, `seamproof merge` or `seamproof nightly` left, or a recording. Reading trusts
 //! nothing in it: files are bounded, a file that is no case is told of and hides no other, and a folder that did not
@@ -364,7 +364,8 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, line: usize, text: &[u8])
 const LOOKS: &str = "looks as if ";
 
 /// Returns what is wrong, in one sentence: the mistake that would explain it where one is named, else the finding's own
-/// words. That of the case as it was drawn comes first: a smallest case has so few numbers that several mistakes explain it.
+/// words. That of the case as it was drawn comes first: a smallest case has so few numbers that several mistakes
+/// explain it.
 fn sentence(found: &Found) -> String {
     let Finding { check, identity, tensor, what, .. } = &found.finding;
     let of = |words: &String| words.find(LOOKS).map(|at| words[at..].trim_end_matches('.').to_owned());

@@ -3,8 +3,8 @@
 //! The *supervisor* is the process that judges. It holds a [`Pool`] of *workers*, which run subjects and nothing
 //! else. The two exchange [`frame`]s over the worker's stdin and stdout. A run goes through phases, each with its
 //! own deadline. The last phase that was reached says where a dead worker stood. Inside a worker of this program a
-//! subject is a [`Runner`]; workers in other languages speak the same protocol (`docs/protocol.md`). In the supervisor a
-//! subject is a [`Remote`], a backend whose declaration is here and whose runs are made there. A [`Caller`] is the
+//! subject is a [`Runner`]; workers in other languages speak the same protocol (`docs/protocol.md`). In the supervisor
+//! a subject is a [`Remote`], a backend whose declaration is here and whose runs are made there. A [`Caller`] is the
 //! protocol turned round: the worker is the process that started this program.
 //!
 //! Whatever a subject does (crash, hang, run out of memory, write garbage, spoil its device), the supervisor
@@ -51,8 +51,8 @@ pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use served::{Served, WorkerCommand, subject};
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
-/// Whether a subject cannot be made because this machine lacks its library or device: `seamproof.NotHere` in Python, or a
-/// Python without the package itself.
+/// Whether a subject cannot be made because this machine lacks its library or device: `seamproof.NotHere` in Python, or
+/// a Python without the package itself.
 pub fn is_lacking(why: &str) -> bool {
     const PACKAGE: [&str; 2] = ["No module named 'seamproof'", "No module named 'numpy'"];
     let no_package =

@@ -51,8 +51,8 @@ pub struct Pool {
 
 type Digest = [u8; blake3::OUT_LEN];
 
-/// The digest of a sentinel's right results: `None` before they were asked for, and `Some(None)` where the judge does not
-/// find them right.
+/// The digest of a sentinel's right results: `None` before they were asked for, and `Some(None)` where the judge does
+/// not find them right.
 type KnownDigest = Option<Option<Digest>>;
 
 #[derive(Debug)]
@@ -169,9 +169,9 @@ impl Pool {
         Ok(ready)
     }
 
-    /// Returns a worker of its own, on the first device, that answers other questions than runs. It is started when it is
-    /// first asked. Opening its subject takes this long at most, unless a person said how long. What it does before and
-    /// after the subject's calls is no time of the subject, and may take longer than the same phases of a run.
+    /// Returns a worker of its own, on the first device, that answers other questions than runs. It is started when it
+    /// is first asked. Opening its subject takes this long at most, unless a person said how long. What it does before
+    /// and after the subject's calls is no time of the subject, and may take longer than the same phases of a run.
     pub fn questions(&self, worker: &WorkerCommand, subject: Subject, start: Duration) -> Questions {
         let fixed = self.settings.is_start_fixed;
         let start = if fixed { self.settings.deadlines.start } else { start };

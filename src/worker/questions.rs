@@ -1,5 +1,5 @@
-//! A worker that answers other questions than runs, one at a time. It is started afresh after its end, which is confirmed
-//! as that of a run is: the same question, alone in a fresh worker.
+//! A worker that answers other questions than runs, one at a time. It is started afresh after its end, which is
+//! confirmed as that of a run is: the same question, alone in a fresh worker.
 
 use serde::Serialize;
 

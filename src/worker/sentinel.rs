@@ -1,6 +1,6 @@
-//! The sentinel: a fixed problem, fitted to the subject's table, that a worker runs now and then between the others. The judge has found its results
-//! right once; from then on they must keep the same bits. Where they change, the worker or its device has gone bad,
-//! and every run since the last good sentinel is doubtful.
+//! The sentinel: a fixed problem, fitted to the subject's table, that a worker runs now and then between the others.
+//! The judge has found its results right once; from then on they must keep the same bits. Where they change, the worker
+//! or its device has gone bad, and every run since the last good sentinel is doubtful.
 //!
 //! It is a forward pass, because the bits of a forward follow from its inputs for every subject, whatever the subject
 //! promises.

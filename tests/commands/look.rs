@@ -63,8 +63,8 @@ fn page(dir: &Path, name: &str) -> String {
     stdout(&output)
 }
 
-/// Returns the names of the elements, in order, and the text of all. The document is well-formed, and each of its ids is
-/// there once.
+/// Returns the names of the elements, in order, and the text of all. The document is well-formed, and each of its ids
+/// is there once.
 #[track_caller]
 pub(super) fn elements(document: &str) -> (Vec<String>, String) {
     let mut reader = Reader::from_str(document);

@@ -1,5 +1,5 @@
-//! The program from outside: exit codes, texts, files, worker processes. Most of these tests wait for a process, so they
-//! are one program: while one waits, another computes.
+//! The program from outside: exit codes, texts, files, worker processes. Most of these tests wait for a process, so
+//! they are one program: while one waits, another computes.
 
 mod arguments;
 mod campaigns;

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::seamproof;
 
-/// Subjects whose failures have one symptom, or several, and the right one. Each is with the number of shards into which
-/// its campaign is cut: few large ones, or many small ones that each find failures of the others anew.
+/// Subjects whose failures have one symptom, or several, and the right one. Each is with the number of shards into
+/// which its campaign is cut: few large ones, or many small ones that each find failures of the others anew.
 const SUBJECTS: [(&str, usize); 5] = [
     (WINDOW, 7),
     (OTHER_HEAD, 2),

@@ -200,7 +200,8 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     events_name_files(place.path());
     let failures = report["failures"].as_array().expect("a list");
     assert_eq!(regressions_in_junit(place.path(), 1), ["failed", "held", "held"]);
-    // The smallest case of each key becomes its entry, but for one check and tensor that the stored case does not break.
+    // The smallest case of each key becomes its entry, but for one check and tensor that the stored case does not
+    // break.
     let key = report["regressions"][0]["failed"][0]["key"].as_str().expect("a key");
     let keys = || failures.iter().map(|failure| failure["key"].as_str().expect("a key"));
     let left_out = keys().find(|other| parts(other).0 != parts(key).0).expect("two kinds of failures");

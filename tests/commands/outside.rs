@@ -200,8 +200,8 @@ fn accidents_are_findings_of_a_campaign_and_no_canary() {
     });
 }
 
-/// Test that a subject which is wrong everywhere has findings and no canary, and that one which hangs everywhere ends in
-/// a verdict all the same.
+/// Test that a subject which is wrong everywhere has findings and no canary, and that one which hangs everywhere ends
+/// in a verdict all the same.
 #[test]
 fn a_subject_that_always_fails_has_findings_and_no_canary() {
     at_once([("wrong", 2, "5"), ("hang", 3, "1")], |(fault, expected, cases)| {
@@ -622,8 +622,8 @@ fn scripted(place: &Place, how: &str, more: &[&str]) -> (Output, Vec<Value>, Vec
     (output, events, files.map(|file| name(file).expect("a name")).collect())
 }
 
-/// Test that a finding of a Python subject comes with a script in place of a Rust test, and that what goes wrong with it
-/// is told at the finding.
+/// Test that a finding of a Python subject comes with a script in place of a Rust test, and that what goes wrong with
+/// it is told at the finding.
 #[test]
 fn a_finding_in_python_comes_with_a_script() {
     let doubts = [

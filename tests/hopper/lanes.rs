@@ -1,6 +1,7 @@
 //! A device that runs a schedule's lanes behind its host, in an order of its own. An executor tells a device the lane
 //! of each operation, the marks and the waits. That is enough for the right bits, and a missing wait shows. The same
-//! is tested on streams of a Hopper GPU where one is asked for, `cargo test --release --test hopper lanes -- --ignored`.
+//! is tested on streams of a Hopper GPU where one is asked for, `cargo test --release --test hopper lanes --
+//! --ignored`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

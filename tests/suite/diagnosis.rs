@@ -40,8 +40,8 @@ const MISTAKES: [(&str, &str); 2] = [
     ("emulated~call-softcap-dropped", "the soft cap was left out"),
 ];
 
-/// Test that no fault that is more than one pair is told as one, and that a mistake in the whole call is told as what it
-/// is, wherever one is told.
+/// Test that no fault that is more than one pair is told as one, and that a mistake in the whole call is told as what
+/// it is, wherever one is told.
 #[test]
 fn a_fault_that_is_no_single_pair_names_none() {
     for subject in [

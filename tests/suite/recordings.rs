@@ -26,8 +26,8 @@ fn drawn(index: u64) -> Option<Problem> {
     }
 }
 
-/// Runs a problem and writes the recording; `None` where the subject refuses the problem, and for one in a region, of which
-/// there is no recording.
+/// Runs a problem and writes the recording; `None` where the subject refuses the problem, and for one in a region, of
+/// which there is no recording.
 pub(super) fn recorded(
     dir: &Path,
     subject: &dyn Backend,

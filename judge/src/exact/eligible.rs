@@ -350,13 +350,13 @@ pub(crate) fn out_error(
 /// the exact ones, and the error of their sum relative to the largest value. `sum` is that of the weights, the largest
 /// of which is 1.
 ///
-/// The weights are `w / l` for powers of two w, so that all are rounded by the same factor `l · RN(1 / l)` where all are
-/// normal numbers. Below the normal range a weight is off by twice half a smallest spacing at most. Near a tie each may
-/// be rounded to either side. P in f32 has no such factor.
+/// The weights are `w / l` for powers of two w, so that all are rounded by the same factor `l · RN(1 / l)` where all
+/// are normal numbers. Below the normal range a weight is off by twice half a smallest spacing at most. Near a tie each
+/// may be rounded to either side. P in f32 has no such factor.
 ///
-/// Products of 16-bit weights and values are integers in units of the smallest weight's last place. Sums below 2²⁴ units
-/// are exact. Others err with each addition. In the modes with values of one sign that error is relative to the sum, and
-/// counted there ([`out_error`]).
+/// Products of 16-bit weights and values are integers in units of the smallest weight's last place. Sums below 2²⁴
+/// units are exact. Others err with each addition. In the modes with values of one sign that error is relative to the
+/// sum, and counted there ([`out_error`]).
 pub(crate) fn normalised(
     mode: InputMode,
     problem: &Problem,

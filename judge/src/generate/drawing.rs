@@ -154,8 +154,8 @@ fn border(choose: &mut Choices<'_, '_>, limits: &Limits, keys: u32) -> u32 {
 /// Ways to draw a form: what every other one asks for, few problems can be said in.
 const FORM_WAYS: u32 = 8;
 
-/// Draws a form. Half of the cases ask for segments or for lengths, an eighth each for either word of the caller's about
-/// padding, and the others for none.
+/// Draws a form. Half of the cases ask for segments or for lengths, an eighth each for either word of the caller's
+/// about padding, and the others for none.
 fn form(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
     raw.form = match choose.below(FORM_WAYS) {
         way if way % 2 == 1 => 1 + choose.below(2),

@@ -17,13 +17,13 @@
 //!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
 //! 9. Borders of documents are sorted, and those that are 0, repeated or too many are dropped.
-//! 10. A region becomes the largest one, not above the one asked for, that can hold the heads; it is left out where none
-//!     can.
+//! 10. A region becomes the largest one, not above the one asked for, that can hold the heads; it is left out where
+//!     none can.
 //! 11. Steps are left out where the problem cannot be made in them.
 //! 12. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
 //!     shared as far as its pages are full, and in no exact mode.
-//! 13. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or pages,
-//!     the plain one.
+//! 13. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or
+//!     pages, the plain one.
 
 use std::num::NonZeroU32;
 

@@ -107,12 +107,12 @@ pub struct RawProblem {
     /// Layout of keys and values: 0 for that of the queries, n for layout n − 1, modulo 3.
     #[serde(default)]
     pub kv_layout: u32,
-    /// Steps: 0 for none. Otherwise an entry of a table of ways to cut the longest sequence's queries, where the problem can
-    /// be made in steps.
+    /// Steps: 0 for none. Otherwise an entry of a table of ways to cut the longest sequence's queries, where the
+    /// problem can be made in steps.
     #[serde(default)]
     pub steps: u32,
-    /// Pages of keys and values: 0 for none. Otherwise an entry of a table of page sizes, where keys and values can lie in
-    /// pages.
+    /// Pages of keys and values: 0 for none. Otherwise an entry of a table of page sizes, where keys and values can lie
+    /// in pages.
     #[serde(default)]
     pub pages: u32,
     /// Order of the pages: 0 for that of the sequences; any other number shuffles them, and gives some sequences a page
@@ -125,8 +125,8 @@ pub struct RawProblem {
     /// Whether sequences share the pages of a prefix: odd for yes.
     #[serde(default)]
     pub shared_pages: u32,
-    /// Number of ranks of the sequence-parallel region that each rank of the group is, where a region can hold the heads;
-    /// 0 or 1 for none.
+    /// Number of ranks of the sequence-parallel region that each rank of the group is, where a region can hold the
+    /// heads; 0 or 1 for none.
     #[serde(default)]
     pub region: u32,
 }

@@ -60,7 +60,8 @@ fn steps(problem: &Problem) -> u32 {
     1 + STEPS.iter().position(|cut| cut(longest) == problem.steps).unwrap_or(0) as u32
 }
 
-/// Sets the numbers of pages: the nearest size of the table, in order or in some other, with a shared prefix or without.
+/// Sets the numbers of pages: the nearest size of the table, in order or in some other, with a shared prefix or
+/// without.
 fn pages(problem: &Problem, raw: &mut RawProblem) {
     let Some(pages) = &problem.pages else { return };
     let far = |index: &usize| PAGE_SIZES[*index].abs_diff(pages.size);

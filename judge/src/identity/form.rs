@@ -1,5 +1,5 @@
-//! Identities of forms, of steps and of pages: one problem has one answer, however it is given, in however many calls, and
-//! wherever its keys lie.
+//! Identities of forms, of steps and of pages: one problem has one answer, however it is given, in however many calls,
+//! and wherever its keys lie.
 
 use seamproof_oracle::{Form, ProblemFields};
 

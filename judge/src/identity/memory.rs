@@ -11,8 +11,8 @@ use crate::values;
 /// Tokens of the runs, each twice as many as before.
 const TOKENS: [usize; 3] = [64, 128, 256];
 
-/// Asks one sequence of growing length, with everything else as the case has it. The peak bytes that the subject reports
-/// never more than double. A subject that reports none is not asked.
+/// Asks one sequence of growing length, with everything else as the case has it. The peak bytes that the subject
+/// reports never more than double. A subject that reports none is not asked.
 pub(super) fn memory(evidence: &Evidence<'_>) -> Option<Look> {
     let mut amounts = Vec::new();
     for tokens in TOKENS {

@@ -61,9 +61,9 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::LinearInDout, &claims))
 }
 
-/// Asks about 4q with a quarter of the scale. dq is quartered; everything else stays as it is. A factor of two would not
-/// do: unfused attention multiplies q and k by the root of the scale each. Logits are sums of products of q and k, which
-/// are never tiny. Gradients may be tiny, so dq and dk are asked about only where the case is tame.
+/// Asks about 4q with a quarter of the scale. dq is quartered; everything else stays as it is. A factor of two would
+/// not do: unfused attention multiplies q and k by the root of the scale each. Logits are sums of products of q and k,
+/// which are never tiny. Gradients may be tiny, so dq and dk are asked about only where the case is tame.
 pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq};
     let mut fields: ProblemFields = evidence.problem.clone().into();

@@ -87,8 +87,8 @@ pub(super) fn within_both(
     within_errors_of([evidence, evidence], relation, twin, what)
 }
 
-/// Asks as [`within_both`] does. The subject of the second evidence runs the twin. A twin whose rows had to move, because
-/// padding is refused under its algorithm, is not asked.
+/// Asks as [`within_both`] does. The subject of the second evidence runs the twin. A twin whose rows had to move,
+/// because padding is refused under its algorithm, is not asked.
 pub(super) fn within_errors_of(
     [evidence, theirs]: [&Evidence<'_>; 2],
     relation: Relation,

@@ -86,8 +86,8 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Adds the maxima of the next rank, or returns the finding that they disagree with those of the first rank that has
-    /// them: with several ranks, rank 0 or its neighbour in the region.
+    /// Adds the maxima of the next rank, or returns the finding that they disagree with those of the first rank that
+    /// has them: with several ranks, rank 0 or its neighbour in the region.
     fn maxima(&mut self, layout: &RankLayout, rank: &RankOutputs) -> Result<(), Box<Finding>> {
         let (index, region) = (self.ranks, self.problem.parallel.region);
         let heads = layout.statistics_heads(self.problem.heads.q);

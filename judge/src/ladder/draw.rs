@@ -1,9 +1,9 @@
 //! Draw: the rows of a case that are examined where the oracle is too expensive for all of them ([`super::sample`]).
 //!
-//! On each side, [`ROWS_MAX`] rows are drawn, or fewer where [`PRODUCTS_MAX`] pays for fewer. Half of them are the first
-//! or the last row of their sequence that sees something or is seen, since that is where kernels go wrong. As many rows
-//! again are drawn that see nothing, or that nobody sees; these cost nothing. Of a recorded run so many are drawn as are
-//! asked for, and all borders besides ([`Sampled`]).
+//! On each side, [`ROWS_MAX`] rows are drawn, or fewer where [`PRODUCTS_MAX`] pays for fewer. Half of them are the
+//! first or the last row of their sequence that sees something or is seen, since that is where kernels go wrong. As
+//! many rows again are drawn that see nothing, or that nobody sees; these cost nothing. Of a recorded run so many are
+//! drawn as are asked for, and all borders besides ([`Sampled`]).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use seamproof_oracle::{Balance, Problem, Sequence, Side};
 
 use crate::hash::mix;
 
-/// Largest number of visible pairs × query heads × head dimension for the drawn rows of a side. It takes some seconds on
-/// two cores.
+/// Largest number of visible pairs × query heads × head dimension for the drawn rows of a side. It takes some seconds
+/// on two cores.
 const PRODUCTS_MAX: u64 = 1 << 29;
 /// Largest number of rows drawn on a side.
 const ROWS_MAX: u64 = 32;
@@ -60,8 +60,8 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// Returns the borders of chunks inside of a piece, as rows of it: the middle chunks of a sequence follow each other
-    /// on the last rank.
+    /// Returns the borders of chunks inside of a piece, as rows of it: the middle chunks of a sequence follow each
+    /// other on the last rank.
     fn chunk_borders(
         &self,
         problem: &Problem,

@@ -22,8 +22,8 @@ use crate::subjects::Emulated;
 use crate::verdict::{Margin, Verdict};
 use seamproof_oracle::sharding::{self as layout, RankLayout};
 
-/// A fault in the judge, which edits the judge's data. It is caught by the rung that it blinds: the faulty judge passes what
-/// the right judge condemns by that rung.
+/// A fault in the judge, which edits the judge's data. It is caught by the rung that it blinds: the faulty judge passes
+/// what the right judge condemns by that rung.
 pub type JudgeFault = Fault<fn(&mut Judge)>;
 
 /// Source of tests of context parallelism that passed on an all-zero tensor.

@@ -4,8 +4,8 @@
 //! a NaN. The envelope sees any other change that padding makes in them, because it examines both runs of such a
 //! subject.
 //!
-//! Whether padding is to blame, a third run tells: one with the first run's very inputs. Where it differs from the first
-//! as well, the subject gives other bits on every run, and the finding says so.
+//! Whether padding is to blame, a third run tells: one with the first run's very inputs. Where it differs from the
+//! first as well, the subject gives other bits on every run, and the finding says so.
 
 use super::compare::{ResultTensor, Worst, same_bits};
 use super::structure::results;

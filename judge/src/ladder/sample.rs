@@ -1,8 +1,8 @@
 //! Sample: the envelope of a case that is too large for the oracle, on some of its rows.
 //!
 //! A row of a result needs few other rows. The out, lse and dq of a query need the keys that it sees. Once out and
-//! lse are saved, the dk and dv of a key need the queries that see it, and dsink needs no key at all. The oracle answers
-//! and bounds the drawn rows of a sequence together, at the cost of these rows ([`blocked::forward_of`],
+//! lse are saved, the dk and dv of a key need the queries that see it, and dsink needs no key at all. The oracle
+//! answers and bounds the drawn rows of a sequence together, at the cost of these rows ([`blocked::forward_of`],
 //! [`blocked::backward_of`]). Which rows those are, [`super::draw`] says. dsink is judged whole.
 //!
 //! The identities compare the subject with itself, so a factor on all of a gradient escapes nearly every one of them.

@@ -59,9 +59,9 @@ impl Trial {
         self.declared_tile
     }
 
-    /// Returns a profile that rounds the same on this problem, and is one for all that do. Where all keys of every launch
-    /// are in one tile, neither its size nor the order of tiles makes a difference. Where each query head has a KV head
-    /// of its own, no gradients of single heads are added.
+    /// Returns a profile that rounds the same on this problem, and is one for all that do. Where all keys of every
+    /// launch are in one tile, neither its size nor the order of tiles makes a difference. Where each query head has a
+    /// KV head of its own, no gradients of single heads are added.
     pub fn in_effect(&self, profile: NumericProfile) -> NumericProfile {
         let ends = self.launches.iter().flat_map(|launch| &launch.keys).map(|(first, line)| first + line.len);
         let keys = ends.max().unwrap_or_default().max(1);

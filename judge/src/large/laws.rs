@@ -3,9 +3,9 @@
 //!
 //! Problems with a sink are not asked, since the bounds here leave it out.
 //!
-//! Here the errors of all queries of a sequence are bounded at once. Norms are the largest of the sequence, a logit is at
-//! most `scale·|q||k|`, and the errors of a query's weights add up to `c·(1 + λ)`, where c is the coefficient of p in the
-//! pair's error ([`Majorant`](seamproof_oracle::envelope::Majorant)) and λ the bound of its LSE.
+//! Here the errors of all queries of a sequence are bounded at once. Norms are the largest of the sequence, a logit is
+//! at most `scale·|q||k|`, and the errors of a query's weights add up to `c·(1 + λ)`, where c is the coefficient of p
+//! in the pair's error ([`Majorant`](seamproof_oracle::envelope::Majorant)) and λ the bound of its LSE.
 
 use seamproof_oracle::envelope::{Extremes, Majorant, RowEnvelope, RowSums};
 use seamproof_oracle::{Format, Sink, TensorName};

@@ -1,5 +1,5 @@
-//! Packs that are too large to pass through pipes. Their inputs are drawn where the subject runs, and rows of the results
-//! are compared with exact ones there. This module chooses the rows ([`Question`]), and judges what comes back
+//! Packs that are too large to pass through pipes. Their inputs are drawn where the subject runs, and rows of the
+//! results are compared with exact ones there. This module chooses the rows ([`Question`]), and judges what comes back
 //! ([`Answer`]): exact values, results, and the sums that the bounds are made of. The bounds are the oracle's own
 //! ([`seamproof_oracle::envelope::RowEnvelope`], [`Majorant`](seamproof_oracle::envelope::Majorant)), in tier W.
 

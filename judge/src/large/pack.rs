@@ -26,8 +26,8 @@ const DIMS: [usize; 6] = [64, 128, 128, 128, 96, 256];
 /// Numbers of KV heads, and of query heads for each.
 const KV_HEADS: [usize; 5] = [1, 2, 4, 8, 16];
 const GROUPS: [usize; 5] = [1, 1, 2, 4, 8];
-/// Modes. In `pairs` each query has its weight on two neighbouring keys, in two rows of three at an end of what it sees:
-/// a wrong pair shows in full, however long the row is.
+/// Modes. In `pairs` each query has its weight on two neighbouring keys, in two rows of three at an end of what it
+/// sees: a wrong pair shows in full, however long the row is.
 const MODES: [InputMode; 8] = [
     InputMode::Pairs,
     InputMode::Pairs,
@@ -81,8 +81,8 @@ fn with_mode(problem: Problem, mode: InputMode) -> Option<Problem> {
     }
 }
 
-/// Whether dk of a single query head may overflow in an exact mode, whose keys are read by thousands of queries. A subject
-/// that stores the heads of a group before it adds them up then adds infinities of both signs.
+/// Whether dk of a single query head may overflow in an exact mode, whose keys are read by thousands of queries. A
+/// subject that stores the heads of a group before it adds them up then adds infinities of both signs.
 fn heads_overflow(problem: &Problem) -> bool {
     let gradients = problem.precision.gradients.format;
     problem.pass == Pass::Backward && problem.group() > 1 && gradients.max_finite() < 1e6

@@ -113,8 +113,8 @@ fn edit(best: &Problem, change: impl FnOnce(&mut ProblemFields)) -> Proposal {
     Proposal::Try(Box::new(fields))
 }
 
-/// Gives other sequences than the best problem's the pages that they had there, and parts shared pages that other fields
-/// do not fill alike.
+/// Gives other sequences than the best problem's the pages that they had there, and parts shared pages that other
+/// fields do not fill alike.
 fn keep_pages(best: &Problem, fields: &mut ProblemFields) {
     let Some(pages) = fields.pages.take() else { return };
     let fits = fields.sequences == best.sequences && pages.check(fields).is_ok();
@@ -268,8 +268,8 @@ fn form(best: &Problem, cursor: usize) -> Proposal {
     pick(best, cursor, &[|fields| fields.form = Form::CuSeqlens])
 }
 
-/// Makes all calls one, without a cache. Then tries one call alone, on what is in the cache before it: in one call without
-/// a cache, and as one step. Then drops a step, and lowers its tokens.
+/// Makes all calls one, without a cache. Then tries one call alone, on what is in the cache before it: in one call
+/// without a cache, and as one step. Then drops a step, and lowers its tokens.
 fn steps(best: &Problem, cursor: usize) -> Proposal {
     if best.steps.is_empty() {
         return Proposal::Over;
@@ -295,8 +295,9 @@ fn steps(best: &Problem, cursor: usize) -> Proposal {
     })
 }
 
-/// Takes keys and values out of the pages. Then makes pages small with as few keys as need as many of them, or large. Puts
-/// them in order, parts what is shared, and drops pages that hold no key or that no sequence owns, all of these or one.
+/// Takes keys and values out of the pages. Then makes pages small with as few keys as need as many of them, or large.
+/// Puts them in order, parts what is shared, and drops pages that hold no key or that no sequence owns, all of these or
+/// one.
 fn pages(best: &Problem, cursor: usize) -> Proposal {
     const SMALL: usize = 4;
     const SIZES: [usize; 6] = [PAGE_SIZE_MAX, 64, 16, 8, 4, 2];
@@ -328,7 +329,8 @@ fn pages(best: &Problem, cursor: usize) -> Proposal {
     edit(best, |fields| fields.pages = Some(simpler))
 }
 
-/// Makes pages as small as `size`. Each sequence keeps its pages with one key in the last, and no more queries than keys.
+/// Makes pages as small as `size`. Each sequence keeps its pages with one key in the last, and no more queries than
+/// keys.
 fn small_pages(best: &Problem, pages: &Pages, size: usize) -> Proposal {
     if size >= pages.size {
         return Proposal::Skip;

@@ -27,8 +27,8 @@ pub struct Size {
     pub form: u64,
     /// Steps: their number, and the sum of their tokens.
     pub steps: [u64; 2],
-    /// Pages: 1 for any, shared prefixes, rows by which a page is smaller than the largest, number of pages, places of the
-    /// table that are not the pages in order.
+    /// Pages: 1 for any, shared prefixes, rows by which a page is smaller than the largest, number of pages, places of
+    /// the table that are not the pages in order.
     pub pages: [u64; 5],
     /// Number of query heads, number of KV heads.
     pub heads: [u64; 2],

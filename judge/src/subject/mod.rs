@@ -39,8 +39,8 @@ use crate::profile::{self, Lock};
 /// A word from this program's own vocabulary.
 pub type Word = &'static str;
 
-/// A subject's statement about itself, which holds for each of its runs. It begins as [`Declaration::single_rank`] or as
-/// the declaration of another subject, and its fields are edited, so that a field may be added later.
+/// A subject's statement about itself, which holds for each of its runs. It begins as [`Declaration::single_rank`] or
+/// as the declaration of another subject, and its fields are edited, so that a field may be added later.
 ///
 /// In JSON it is the declaration of `docs/protocol.md`. [`Declaration::from_json`] says where a text is wrong.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

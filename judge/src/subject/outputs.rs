@@ -10,13 +10,14 @@ use crate::finding::{Earlier, Ending};
 
 /// Results of one rank in the rank's own layout, padding included.
 ///
-/// A rank of a [region](seamproof_oracle::region) returns its hidden rows of out, dq, dk and dv, with all heads. Its lse
-/// and max_logit are those of its own heads, on all rows of the region, and its dsink is 0 for any other head.
+/// A rank of a [region](seamproof_oracle::region) returns its hidden rows of out, dq, dk and dv, with all heads. Its
+/// lse and max_logit are those of its own heads, on all rows of the region, and its dsink is 0 for any other head.
 ///
 /// The subject makes these arrays, and fills out, lse, dq, dk and dv with [`UNWRITTEN_BITS`] before its kernel writes
 /// to them. Afterwards no real row may hold these bits, and rows that no sequence owns must hold nothing else,
-/// whatever the subject's [`PaddingOutputs`](super::PaddingOutputs). The judge thus sees what was forgotten, and what was written outside. A
-/// kernel that adds to zeroed memory does so in another buffer, and the rows that a sequence owns are copied here.
+/// whatever the subject's [`PaddingOutputs`](super::PaddingOutputs). The judge thus sees what was forgotten, and what
+/// was written outside. A kernel that adds to zeroed memory does so in another buffer, and the rows that a sequence
+/// owns are copied here.
 ///
 /// [`UNWRITTEN_BITS`]: seamproof_simulator::UNWRITTEN_BITS
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
 
-/// Requirement of a context-parallel algorithm, or of a sequence-parallel region. Every subject refuses a problem that breaks it, because the algorithm
-/// cannot run it or does not support it.
+/// Requirement of a context-parallel algorithm, or of a sequence-parallel region. Every subject refuses a problem that
+/// breaks it, because the algorithm cannot run it or does not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelRule {
@@ -99,8 +99,8 @@ fn broken_by_dealing(heads: Heads, ranks: usize) -> Option<ParallelRule> {
     }
 }
 
-/// Returns a requirement of the problem's algorithm, or of its region, that the problem breaks, if any. It is the same for every subject.
-/// It does not use the schedule builders, because they are tested against it.
+/// Returns a requirement of the problem's algorithm, or of its region, that the problem breaks, if any. It is the same
+/// for every subject. It does not use the schedule builders, because they are tested against it.
 pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (algorithm, balance, size) =
         (problem.parallel.algorithm, problem.parallel.balance, problem.parallel.size());

@@ -4,8 +4,8 @@ use seamproof_oracle::envelope::{MergeBy, Partition};
 use seamproof_oracle::{Element, Format, Problem};
 use serde::{Deserialize, Serialize};
 
-/// Formats and merges of partial results of a subject that runs on several ranks. Nothing is said of how many there are: the bounds
-/// take the most that a ring, an all-gather or an all-to-all of the group's size can have.
+/// Formats and merges of partial results of a subject that runs on several ranks. Nothing is said of how many there
+/// are: the bounds take the most that a ring, an all-gather or an all-to-all of the group's size can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Partials {

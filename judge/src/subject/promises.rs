@@ -43,8 +43,8 @@ impl Default for PaddingContract {
     }
 }
 
-/// Promises about the bits of the results and about memory, beyond being right: a right subject may leave all of them open. A relation
-/// that needs a promise is asked only of a subject that makes it.
+/// Promises about the bits of the results and about memory, beyond being right: a right subject may leave all of them
+/// open. A relation that needs a promise is asked only of a subject that makes it.
 ///
 /// No promise is needed for the forward: every subject must give the same bits for the same inputs there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@ use seamproof_oracle::{Inputs, Problem};
 
 use crate::subject::{Backend, Declaration, Other, Outputs, RunError};
 
-/// A subject with another one beside it. It is judged as it is alone, and its results are held to the other's: within the
-/// bounds of both, or bit for bit.
+/// A subject with another one beside it. It is judged as it is alone, and its results are held to the other's: within
+/// the bounds of both, or bit for bit.
 pub struct Beside<'a> {
     one: Box<dyn Backend + 'a>,
     other: Box<dyn Backend + 'a>,

@@ -171,8 +171,8 @@ impl Emulated {
     /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
     /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `soft_cap` (`accurate` or `approximate`),
     /// `ds_weights` (`unrounded` or `rounded`), `results` (`inputs` or `f32`: the format of out and gradients),
-    /// `declares` (`all`, or `nothing` of its arithmetic) and `ranks` (`in-turn` or `threads`). The first of each is the
-    /// default.
+    /// `declares` (`all`, or `nothing` of its arithmetic) and `ranks` (`in-turn` or `threads`). The first of each is
+    /// the default.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
         for (option, value) in options {

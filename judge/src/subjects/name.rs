@@ -17,12 +17,12 @@ const CALLED: char = '~';
 
 /// `BASE[+ID][@worker][~ID…][:OPTION=VALUE,…]`; faults at the call may stand behind the options instead.
 ///
-/// A subject *outside* of this project is `python:FILE[:NAME][~ID…][:OPTION=VALUE,…]` or `exec:COMMAND[~ID…]`. It always
-/// runs in worker processes, and a fault can be planted only at its call, so `+` and `@worker` mean nothing in a path or
-/// a command. The options of a command are its own.
+/// A subject *outside* of this project is `python:FILE[:NAME][~ID…][:OPTION=VALUE,…]` or `exec:COMMAND[~ID…]`. It
+/// always runs in worker processes, and a fault can be planted only at its call, so `+` and `@worker` mean nothing in a
+/// path or a command. The options of a command are its own.
 ///
-/// Reading is total but for the options: what follows no part of this form is in the base, as the whole name of a subject
-/// that nobody knows is, and writing gives back what was read.
+/// Reading is total but for the options: what follows no part of this form is in the base, as the whole name of a
+/// subject that nobody knows is, and writing gives back what was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubjectName {
     /// The subject without a fault, in this process.

@@ -1,4 +1,5 @@
-//! The judge on right and on broken subjects. All tests are one program, since each program of tests takes seconds to link.
+//! The judge on right and on broken subjects. All tests are one program, since each program of tests takes seconds to
+//! link.
 
 mod any_order;
 mod approximate;

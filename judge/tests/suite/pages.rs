@@ -1,5 +1,5 @@
-//! Keys and values in pages: the right kernel gives the bits of rows that lie together, and a wrong reader of the table is
-//! found.
+//! Keys and values in pages: the right kernel gives the bits of rows that lie together, and a wrong reader of the table
+//! is found.
 
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;

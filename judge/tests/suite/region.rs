@@ -123,8 +123,8 @@ fn what_a_region_cannot_hold_is_refused_by_its_rule() {
     assert!(error.contains("parallel.region is 5000; use 1 to 2048"), "{error}");
 }
 
-/// Test that the judge sees each wrong region on the reported pack, and what sees it first. Positions that are too large by
-/// one number on both sides are not among them: products of rotated rows depend on differences alone.
+/// Test that the judge sees each wrong region on the reported pack, and what sees it first. Positions that are too
+/// large by one number on both sides are not among them: products of rotated rows depend on differences alone.
 #[test]
 fn a_wrong_region_is_found_on_the_reported_pack() {
     let faults = [

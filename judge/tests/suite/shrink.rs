@@ -207,7 +207,8 @@ fn stepped(c: &mut Choices, mut fields: ProblemFields) -> ProblemFields {
     }
 }
 
-/// Returns a forward on one rank whose keys lie in pages in the opposite order, with a free page; a prefix may be shared.
+/// Returns a forward on one rank whose keys lie in pages in the opposite order, with a free page; a prefix may be
+/// shared.
 fn paged(c: &mut Choices, fields: ProblemFields) -> ProblemFields {
     let single = ProblemFields {
         parallel: ContextParallel::single(),

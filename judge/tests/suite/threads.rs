@@ -1,5 +1,5 @@
-//! The emulated kernel with a thread for each rank: right problems hold, no bit differs from ranks in turn, and work that
-//! does not wait is found.
+//! The emulated kernel with a thread for each rank: right problems hold, no bit differs from ranks in turn, and work
+//! that does not wait is found.
 
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;

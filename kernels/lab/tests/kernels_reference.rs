@@ -132,8 +132,8 @@ fn sequences_from_segment_ids_are_right_thread_by_thread() {
     assert!(seen >= 8, "{seen} faults");
 }
 
-/// Test that conversions give the rows of the definition, and that the faults that are planted in them on a GPU are seen
-/// here too.
+/// Test that conversions give the rows of the definition, and that the faults that are planted in them on a GPU are
+/// seen here too.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn conversions_are_right_thread_by_thread() {

@@ -97,8 +97,8 @@ pub enum SoftCap {
 
 impl Arithmetic {
     /// Returns the choices of a FlashAttention-style kernel with this accumulation: weights are rounded before they are
-    /// normalised, D comes from the stored out, dS from unrounded weights, a group is summed in f32, and the soft cap is
-    /// accurate.
+    /// normalised, D comes from the stored out, dS from unrounded weights, a group is summed in f32, and the soft cap
+    /// is accurate.
     pub const fn flash_attention(accumulation: Accumulation) -> Arithmetic {
         Arithmetic {
             accumulation,

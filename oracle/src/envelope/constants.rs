@@ -17,8 +17,9 @@ pub(super) const LOG_RELATIVE_ERROR: f64 = 3.0 / (1u64 << 23) as f64;
 /// relative to the largest magnitude M of a value: 14ε.
 ///
 /// O and B lie in the values' hull, so `|O − B| ≤ 2M`. The argument x is off by `ε·|x|`, and `|x|·σ'(x) ≤ 0.224`. An
-/// honest exp ([`EXP_ERROR`], 4ε) counts `σ' ≤ 1/4` times. The sum `1 + e^−x` is off by ε, and an approximate reciprocal
-/// by 2ε. Thus s is off by 4.3ε. The difference and the product add ε each: `6.3ε·2M`. The last difference adds `ε·M`.
+/// honest exp ([`EXP_ERROR`], 4ε) counts `σ' ≤ 1/4` times. The sum `1 + e^−x` is off by ε, and an approximate
+/// reciprocal by 2ε. Thus s is off by 4.3ε. The difference and the product add ε each: `6.3ε·2M`. The last difference
+/// adds `ε·M`.
 pub const DIFFERENCE_ERROR: f64 = 14.0 * F32_ROUNDOFF;
 
 /// Eight standard deviations of rounding a weight to nearest, in its unit roundoffs. The error is uniform in a cell of

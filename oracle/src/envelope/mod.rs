@@ -21,8 +21,8 @@
 //!
 //! Further terms follow from the choices of an [`Arithmetic`]; docs/judge.md derives them. Weights that are normalised
 //! before they are rounded add `4ε·p` each, and the floors of P and of aligned products are no longer divided by `l`.
-//! A merge by a difference ([`MergeBy::Difference`]) adds [`DIFFERENCE_ERROR`] times the row's largest `|v|` to out, and
-//! `ε·(|L| + |b|)` to the LSE, for each merge: docs/judge.md derives both. [`Model::row_delta`] gives D's value and
+//! A merge by a difference ([`MergeBy::Difference`]) adds [`DIFFERENCE_ERROR`] times the row's largest `|v|` to out,
+//! and `ε·(|L| + |b|)` to the LSE, for each merge: docs/judge.md derives both. [`Model::row_delta`] gives D's value and
 //! error for each source. Stored gradients of the n heads of a group add `n·u` and n floors to dk and dv.
 //!
 //! These terms hold the cost of a GPU's approximate instructions, and a kernel that uses them need not declare them.

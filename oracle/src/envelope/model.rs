@@ -298,8 +298,9 @@ impl Model {
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
         let scaled = self.scale * a * (self.products_qk + 2.0 * F32_ROUNDOFF);
         let underflow = self.accumulation.underflow();
-        // tanh is 1-Lipschitz: the scaled product's error passes through whole at most, and the error of tanh is relative
-        // to what comes of it. The quotient by the cap loses a part to underflow, which comes back multiplied by the cap.
+        // tanh is 1-Lipschitz: the scaled product's error passes through whole at most, and the error of tanh is
+        // relative to what comes of it. The quotient by the cap loses a part to underflow, which comes back multiplied
+        // by the cap.
         let capped = |cap| self.tanh_error * (logit.abs() + scaled) + 2.0 * cap * underflow;
         let capped = self.softcap.map_or(0.0, capped);
         scaled + capped + underflow
@@ -319,8 +320,8 @@ impl Model {
     /// Returns the relative error that merging adds to a weight. A step's share of the final row is
     /// `e^(step lse − lse)` times its normalised weights, and the step's own row sum cancels between the two. The error
     /// of storing the step's LSE is left, and for each merge that of an exponential, its argument, a product and a sum.
-    /// By a difference, shares add up to 1 whatever the LSEs are: the error of each running LSE is left in them, and the
-    /// share's own error is absolute ([`Model::difference`]).
+    /// By a difference, shares add up to 1 whatever the LSEs are: the error of each running LSE is left in them, and
+    /// the share's own error is absolute ([`Model::difference`]).
     fn merge_theta(&self, row: &RowStatistics) -> f64 {
         let count = self.partition.merges.count as f64;
         if count == 0.0 {

@@ -3,9 +3,10 @@
 //! Inputs are in a narrow format, and products and sums are in f32 one after the other. The softmax is online over
 //! tiles of keys, and P is rounded before the product with the values. The backward recomputes P from the saved LSE,
 //! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. A kernel with other [`Roundings`] normalises P
-//! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Rows are addressed only through runs (offset,
-//! step, real length, span). Padding rows are never read; they are zeroed or left, as the call says. Production kernels
-//! are compared with this CPU twin. The twin is itself compared with the oracle and shares no code with it.
+//! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Rows are addressed only through runs
+//! (offset, step, real length, span). Padding rows are never read; they are zeroed or left, as the call says.
+//! Production kernels are compared with this CPU twin. The twin is itself compared with the oracle and shares no code
+//! with it.
 //!
 //! A [`TiledKernel`] is a loop over tiles. Its [`Stages`] say what is done, and its [`UnitArithmetic`] says on which
 //! units.
@@ -108,7 +109,8 @@ pub struct Roundings {
     pub p: Format,
     /// Format of the rounded logit gradients.
     pub ds: Format,
-    /// Whether weights are divided by the row's sum before they are rounded. The forward then goes over its tiles twice.
+    /// Whether weights are divided by the row's sum before they are rounded. The forward then goes over its tiles
+    /// twice.
     pub normalises_first: bool,
     /// Whether D is `Σ P·dP` over the keys of a launch, which must be all keys of its rows. Otherwise it is
     /// `rowsum(dout · out)` of the out that is stored.

@@ -305,8 +305,8 @@ fn each_diagonal(schedule: &mut Schedule, members: usize, mut edit: impl FnMut(&
     }
 }
 
-/// Returns where the rows of one of `members` runs of a slot lie if the runs take turns row by row. The runs follow each
-/// other in `collected`.
+/// Returns where the rows of one of `members` runs of a slot lie if the runs take turns row by row. The runs follow
+/// each other in `collected`.
 fn interleaved(run: Run, members: usize, collected: &[Run]) -> Run {
     let place = collected.iter().filter(|other| other.offset < run.offset).count() % members;
     match run.offset.checked_sub(place * run.span) {

@@ -191,8 +191,8 @@ fn moved_borders(blocks: Option<Blocks>, to: fn(u32) -> u32) -> Option<Blocks> {
     Borders::new(&keys).ok().map(Blocks::Documents)
 }
 
-/// Cuts chunks where the ranks' pieces of the longest sequence begin, and counts them from there, as far as there may be
-/// so many documents.
+/// Cuts chunks where the ranks' pieces of the longest sequence begin, and counts them from there, as far as there may
+/// be so many documents.
 fn chunks_of_ranks(fields: &mut ProblemFields) {
     let Some(Blocks::Chunks(length)) = fields.mask.blocks else { return };
     let pieces = match fields.parallel.balance {

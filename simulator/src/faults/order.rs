@@ -1,5 +1,5 @@
-//! Faults of streams and events: work that begins too early. A run may not show it, but the proof does. A run with ranks
-//! as [threads](crate::threads) shows it more often.
+//! Faults of streams and events: work that begins too early. A run may not show it, but the proof does. A run with
+//! ranks as [threads](crate::threads) shows it more often.
 
 use std::collections::{BTreeMap, BTreeSet};
 

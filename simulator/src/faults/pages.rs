@@ -45,7 +45,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         id: "pages-of-the-next-sequence",
         imitates: "rows of the table are counted from 1: each sequence reads the pages of the one behind it",
         source: PAST_THE_ROW,
-        entries: &[],
+        entries: &[62],
         caught_by: &[Checker, Structure, Poison, Envelope],
         edit: |problem, schedule| {
             read(problem, schedule, |pages, sequence, position| {

@@ -1,5 +1,5 @@
-//! Faults of sequence-parallel regions: gathers and scatters of the wrong size or order, sums that are forgotten, padding
-//! that is not kept, and rows rotated by another row's position.
+//! Faults of sequence-parallel regions: gathers and scatters of the wrong size or order, sums that are forgotten,
+//! padding that is not kept, and rows rotated by another row's position.
 
 use std::collections::{BTreeMap, BTreeSet};
 

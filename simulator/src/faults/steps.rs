@@ -1,4 +1,5 @@
-//! Faults of an all-gather in steps on two streams: tables, rows and outs of the other step, and streams that do not wait.
+//! Faults of an all-gather in steps on two streams: tables, rows and outs of the other step, and streams that do not
+//! wait.
 //!
 //! They are planted in TransformerEngine's shipped order ([`MergeOrder::Deferred`]), which alone has such steps.
 //!
@@ -156,8 +157,8 @@ enum Stream {
     Second = 1,
 }
 
-/// Removes the waits of one stream for another. They are either the first waits of a pass, before the stream's own work,
-/// or later ones.
+/// Removes the waits of one stream for another. They are either the first waits of a pass, before the stream's own
+/// work, or later ones.
 fn drop_waits(problem: &Problem, schedule: &mut Schedule, waiting: Stream, awaited: Stream, later: bool) {
     if problem.parallel.algorithm != Algorithm::AllGather {
         return;

@@ -1,8 +1,8 @@
 //! Faults of what a caller says beside lengths and offsets: a word for padding between sequences, and the largest
 //! lengths.
 //!
-//! Without the word a subject looks for padding itself. A subject that ignores the word is right as long as it looks well;
-//! what that costs is `host-decides-on-padding`.
+//! Without the word a subject looks for padding itself. A subject that ignores the word is right as long as it looks
+//! well; what that costs is `host-decides-on-padding`.
 
 use seamproof_oracle::{Algorithm, Form, FormError, Problem, Run, Side};
 

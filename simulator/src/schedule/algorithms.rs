@@ -57,8 +57,8 @@ pub fn memory_growth(algorithm: Algorithm, order: MergeOrder) -> Growth {
 }
 
 impl MergeOrder {
-    /// Returns the orders that give an algorithm different schedules. Where one launch does everything, there is only the
-    /// default one.
+    /// Returns the orders that give an algorithm different schedules. Where one launch does everything, there is only
+    /// the default one.
     pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
         match algorithm {
             Algorithm::Single | Algorithm::AllToAll => &[MergeOrder::Running],

@@ -2,9 +2,9 @@
 //!
 //! K and V are gathered in *rank order* and reordered into *sequence order* (see [`crate::shard`]). A piece of a rank's
 //! queries is one segment for each block of the mask, against the *visible prefix* of its sequence: the real keys up to
-//! the last one that the piece's last real query sees. The band follows from the piece's first position, for each sequence by itself
-//! (TransformerEngine shifts a window by one number for the whole batch and attends to wrong keys). A query meets all
-//! its keys in one launch, so nothing is merged and the kernel applies the sink itself.
+//! the last one that the piece's last real query sees. The band follows from the piece's first position, for each
+//! sequence by itself (TransformerEngine shifts a window by one number for the whole batch and attends to wrong keys).
+//! A query meets all its keys in one launch, so nothing is merged and the kernel applies the sink itself.
 //!
 //! In the backward, a launch overwrites dK and dV of the keys that it names, and may therefore name a key only once.
 //! The pieces of one sequence go to different launches. Their dK and dV are added up in f32, and the sums over ranks

@@ -1,11 +1,11 @@
 //! All-gather in steps, as TransformerEngine ships it.
 //!
 //! A *step* takes one piece of every slot: for a dual-chunk cut, step 0 takes the rank's first chunks and step 1 its
-//! second ones. Steps run on two streams in turn, behind the gather and everything else that the main stream did before.
-//! Each stream has an out of its own, as large as the rank's, of which a step writes its real rows. They are then copied
-//! into the result, which was filled with zeros: rows of other steps and padding are left alone. Backward, dq goes the
-//! same way. dk and dv are as large as all gathered keys. A step's are filled with zeros before its launch and added to
-//! the sums behind it, one step after the other. All of these are kept in the formats of the results.
+//! second ones. Steps run on two streams in turn, behind the gather and everything else that the main stream did
+//! before. Each stream has an out of its own, as large as the rank's, of which a step writes its real rows. They are
+//! then copied into the result, which was filled with zeros: rows of other steps and padding are left alone. Backward,
+//! dq goes the same way. dk and dv are as large as all gathered keys. A step's are filled with zeros before its launch
+//! and added to the sums behind it, one step after the other. All of these are kept in the formats of the results.
 //!
 //! Where sequences follow each other in memory, slots are pieces of one or two chunks and the mask is a band, a *table*
 //! says the segments of every step. It is made on the device from the lengths of whole sequences, and both the launches

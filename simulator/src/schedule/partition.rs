@@ -101,8 +101,8 @@ impl Schedule {
         (merges, sums)
     }
 
-    /// Returns the buffers of hidden rows that row-parallel layers make, each with the number of ranks of its region that
-    /// make the same heads.
+    /// Returns the buffers of hidden rows that row-parallel layers make, each with the number of ranks of its region
+    /// that make the same heads.
     fn summands(&self) -> BTreeMap<BufferId, usize> {
         let made = self.ranks.iter().enumerate().flat_map(|(rank, program)| {
             let region = rank / self.region();

@@ -245,8 +245,8 @@ pub enum MergeOrder {
     /// step and their sums are kept in the result's own format. Source: `AttnFuncWithCPAndKVAllGather`, in the same
     /// place.
     Deferred,
-    /// Running order, each merge by a difference ([`MergeStyle::Difference`]), as rings on torch have it. No CUDA kernel
-    /// does it. Source: `update_out_and_lse` of <https://github.com/zhuzilin/ring-flash-attention>.
+    /// Running order, each merge by a difference ([`MergeStyle::Difference`]), as rings on torch have it. No CUDA
+    /// kernel does it. Source: `update_out_and_lse` of <https://github.com/zhuzilin/ring-flash-attention>.
     Difference,
 }
 
@@ -446,9 +446,9 @@ pub enum Work {
         /// Rows of both buffers.
         rows: Vec<RowPair>,
     },
-    /// Applies the rotation by the position in place to all heads. It is opaque to the checker, but for being a rotation:
-    /// one by p and one by q are one by p + q. The CPU device's is [`rotated`](seamproof_oracle::region::rotated), which is
-    /// exact in every format.
+    /// Applies the rotation by the position in place to all heads. It is opaque to the checker, but for being a
+    /// rotation: one by p and one by q are one by p + q. The CPU device's is
+    /// [`rotated`](seamproof_oracle::region::rotated), which is exact in every format.
     Rotate {
         /// The buffer, which is read and written.
         buffer: BufferId,

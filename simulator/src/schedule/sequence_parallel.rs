@@ -3,8 +3,8 @@
 //!
 //! A [region](seamproof_oracle::region) of T ranks holds the token rows of one context-parallel rank. Each rank has a
 //! *shard* of the hidden rows: one of T equal parts. Inside the region, each rank has every row of its own heads. An
-//! all-gather leads to the column-parallel layer, and a reduce-scatter away from the row-parallel one. The backward gathers
-//! dout, and scatters dq, dk and dv. Gradients of the layers' weights are no part of the problem.
+//! all-gather leads to the column-parallel layer, and a reduce-scatter away from the row-parallel one. The backward
+//! gathers dout, and scatters dq, dk and dv. Gradients of the layers' weights are no part of the problem.
 //!
 //! Three lengths meet here, and none can replace another. *Rows* of the buffer, padding and slack included, size the
 //! gather, the layers and the scatter. If T does not divide them, a shard's rows are rounded up, and no sequence owns

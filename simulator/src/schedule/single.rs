@@ -1,7 +1,7 @@
 //! One rank: one launch forward and one backward.
 //!
-//! The rank's layout is the problem's own, and any layout is taken: gaps, strides, first offset, slack. Keys and values in
-//! pages are a pool, which the launch reads through the table. The kernel itself applies the sink.
+//! The rank's layout is the problem's own, and any layout is taken: gaps, strides, first offset, slack. Keys and values
+//! in pages are a pool, which the launch reads through the table. The kernel itself applies the sink.
 
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Pages, Problem};

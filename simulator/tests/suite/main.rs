@@ -1,5 +1,5 @@
-//! Schedules, their checker and their capabilities. All tests are one program, since each program of tests takes seconds
-//! to link.
+//! Schedules, their checker and their capabilities. All tests are one program, since each program of tests takes
+//! seconds to link.
 
 mod all_gather;
 mod calls;

@@ -50,8 +50,8 @@ fn drawn_runs(draws: &mut Draws, spans: &[usize], cp: usize) -> (Vec<Run>, usize
     (runs, rows)
 }
 
-/// Returns a problem with up to five sequences in any order of memory, or side by side. Its gaps, first offset and slack need not be
-/// divisible by the ranks.
+/// Returns a problem with up to five sequences in any order of memory, or side by side. Its gaps, first offset and
+/// slack need not be divisible by the ranks.
 fn drawn(draws: &mut Draws, balance: Balance, cp: usize) -> Problem {
     let mut fields = ProblemFields::from(problem(draws, Algorithm::AllGather, balance, cp));
     let count = draws.below(6);

@@ -15,8 +15,8 @@ use crate::verdict::Verdict;
 /// interval comes first.
 const MODES: [InputMode; 2] = [InputMode::Endpoints, InputMode::UniformCount];
 
-/// Largest work of searches for the keys of wrong rows of a run: sets of keys times lanes. Rows that are left then are told
-/// as ones that no set gives.
+/// Largest work of searches for the keys of wrong rows of a run: sets of keys times lanes. Rows that are left then are
+/// told as ones that no set gives.
 const SEARCH_MAX: usize = 1 << 26;
 
 /// Head dimensions that have room for the numbers of many keys.

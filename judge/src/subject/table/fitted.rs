@@ -19,15 +19,15 @@
 //!   many keys. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
 //!   Where there must be a sequence, there is one of one query and one key, or of the least number of keys.
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
-//!   lie in their listed order. Where padding is taken, spans grow to what several ranks need; where it is refused under
-//!   their algorithm alone, one rank is left. A tensor that is too large loses free rows, then padding, then its last
-//!   sequences, then the ends of the others.
-//! - *The form* becomes the plain one, or the first one of the table. One rank is left in segments and in a padded batch.
-//!   Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other rows.
-//!   Where the caller says that there is no padding, rows follow each other from row 0 on.
+//!   lie in their listed order. Where padding is taken, spans grow to what several ranks need; where it is refused
+//!   under their algorithm alone, one rank is left. A tensor that is too large loses free rows, then padding, then its
+//!   last sequences, then the ends of the others.
+//! - *The form* becomes the plain one, or the first one of the table. One rank is left in segments and in a padded
+//!   batch. Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other
+//!   rows. Where the caller says that there is no padding, rows follow each other from row 0 on.
 //! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
-//! - *Pages* stay where keys and values can still lie in them, with a page for each key that has none. Of a size that is
-//!   not taken they become those of the nearest, in the opposite order; where none is taken there are none.
+//! - *Pages* stay where keys and values can still lie in them, with a page for each key that has none. Of a size that
+//!   is not taken they become those of the nearest, in the opposite order; where none is taken there are none.
 //! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
 //!
 //! Values, ids, the data seed and the scale stay, but for the scale that a new mode needs. The result is inside the
@@ -63,8 +63,8 @@ enum GivenUp {
 
 impl Table {
     /// Returns the problem that is asked in place of a drawn one: the nearest in the table. Precisions that nothing
-    /// draws, such as f32 in all of its quantities, are not the nearest to any draw where the table has others too. Each
-    /// of them takes its share of the data seeds instead.
+    /// draws, such as f32 in all of its quantities, are not the nearest to any draw where the table has others too.
+    /// Each of them takes its share of the data seeds instead.
     pub fn asked(&self, drawn: Problem) -> Problem {
         let count = self.precisions.len() as u32;
         let chosen = self.precisions.get(below(count, mix(drawn.data_seed ^ DRAW)) as usize);
@@ -163,7 +163,8 @@ impl Table {
         self.forms.contains(&form) && fits
     }
 
-    /// Whether any problem of the table can be made in steps: several calls need padding, since the cache is not yet full.
+    /// Whether any problem of the table can be made in steps: several calls need padding, since the cache is not yet
+    /// full.
     pub(super) fn fits_steps(&self) -> bool {
         let causal = [MaskForm::Causal, MaskForm::CausalWindow];
         self.cache

@@ -201,8 +201,8 @@ impl MaskKind {
 }
 
 impl Masks {
-    /// Whether some mask hides every key of its sequence from a query. Seen from the top left that takes a left bound, and
-    /// more queries than keys; seen from the bottom right a right one. A block past the last key has no keys.
+    /// Whether some mask hides every key of its sequence from a query. Seen from the top left that takes a left bound,
+    /// and more queries than keys; seen from the bottom right a right one. A block past the last key has no keys.
     pub(super) fn may_blind(&self) -> bool {
         if self.kinds.iter().any(|kind| *kind != MaskKind::Prefix) {
             return true;

@@ -427,8 +427,8 @@ impl Table {
     }
 }
 
-/// Whether some query of a sequence sees no key. The first and the last query decide, because the queries that see a key
-/// are neighbours.
+/// Whether some query of a sequence sees no key. The first and the last query decide, because the queries that see a
+/// key are neighbours.
 pub(super) fn has_blind_query(mask: Mask, queries: usize, keys: usize) -> bool {
     let blind = |query: usize| mask.visible(query, queries, keys).is_empty();
     queries > 0 && (keys == 0 || blind(0) || blind(queries - 1))

@@ -110,8 +110,8 @@ pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance,
     Problem::new(fields).unwrap()
 }
 
-/// Returns a problem with the sequences of q, of kv or of both side by side (SBHD), perhaps with a lane of nobody, behind
-/// other rows and before others.
+/// Returns a problem with the sequences of q, of kv or of both side by side (SBHD), perhaps with a lane of nobody,
+/// behind other rows and before others.
 pub(crate) fn side_by_side(draws: &mut Draws, problem: &Problem) -> Problem {
     let mut fields = ProblemFields::from(problem.clone());
     let step = fields.sequences.len() + draws.below(2);
