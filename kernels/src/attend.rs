@@ -241,6 +241,15 @@ impl CallTables {
         Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary, pages: None })
     }
 
+    /// Returns the tables with a block table for pages of `size` rows, through which [`attend`](crate::Gpu::attend)
+    /// then finds keys and values. `call` is the one that these tables are of. Keys that lie otherwise are refused.
+    pub fn in_pages(mut self, call: &AttentionCall, size: usize) -> Result<CallTables, KernelError> {
+        let (pages, mut table) = BlockTable::of(call, size, self.bytes.len())?;
+        self.bytes.append(&mut table);
+        self.pages = Some(pages);
+        Ok(self)
+    }
+
     /// Takes the lengths and bounds out of the tables, for a device that makes them itself
     /// ([`Gpu::fill_call`]). A launch on tables that nobody filled then sees nothing.
     pub fn leave_to_device(&mut self) {

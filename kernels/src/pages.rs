@@ -8,7 +8,6 @@
 use seamproof_oracle::Run;
 use seamproof_simulator::{AttentionCall, Segment};
 
-use crate::attend::CallTables;
 use crate::error::KernelError;
 use crate::memory::{Area, Argument};
 use crate::tables::ROWS_MAX;
@@ -38,10 +37,14 @@ pub(crate) struct RawBlockTable {
 // SAFETY: repr(C), the fields of `BlockTable` in attend.cu.
 unsafe impl Argument for RawBlockTable {}
 
-impl CallTables {
-    /// Returns the tables with a block table for pages of `size` rows, through which [`attend`](crate::Gpu::attend)
-    /// then finds keys and values. `call` is the one that these tables are of. Keys that lie otherwise are refused.
-    pub fn in_pages(mut self, call: &AttentionCall, size: usize) -> Result<CallTables, KernelError> {
+impl BlockTable {
+    /// Returns the block table of a call for pages of `size` rows, and its numbers, i32 in bytes, which lie at `at` among
+    /// the call's tables. Keys that lie otherwise are refused.
+    pub(crate) fn of(
+        call: &AttentionCall,
+        size: usize,
+        at: usize,
+    ) -> Result<(BlockTable, Vec<u8>), KernelError> {
         if size == 0 || size > ROWS_MAX {
             return Err(KernelError::shape(format!("pages of {size} rows; each must have 1 to {ROWS_MAX}")));
         }
@@ -63,10 +66,18 @@ impl CallTables {
             let places = pages.iter().map(|&page| page as i32).chain(std::iter::repeat(0)).take(width);
             places.for_each(|page| table.i32(&[page]));
         }
-        let at = self.bytes.len();
-        self.bytes.append(&mut table.0);
-        self.pages = Some(BlockTable { at, segments, width, size });
-        Ok(self)
+        Ok((BlockTable { at, segments, width, size }, table.0))
+    }
+
+    /// Returns what the kernel receives, given where the call's tables lie.
+    pub(crate) fn raw(&self, tables: Area) -> RawBlockTable {
+        let first = tables.address() + self.at as u64;
+        RawBlockTable {
+            pages: first + 4 * self.segments as u64,
+            first,
+            width: self.width as i32,
+            size: self.size as i32,
+        }
     }
 }
 
@@ -91,19 +102,6 @@ fn pages_of(segment: &Segment, size: usize) -> Option<(usize, Vec<usize>)> {
     Some((first, pages))
 }
 
-impl BlockTable {
-    /// Returns what the kernel receives, given where the call's tables lie.
-    pub(crate) fn raw(&self, tables: Area) -> RawBlockTable {
-        let first = tables.address() + self.at as u64;
-        RawBlockTable {
-            pages: first + 4 * self.segments as u64,
-            first,
-            width: self.width as i32,
-            size: self.size as i32,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use seamproof_oracle::{Sink, Softmax, runs_of};
@@ -123,11 +121,8 @@ mod tests {
     }
 
     fn in_pages(keys: &[&[usize]], size: usize) -> Result<Vec<i32>, String> {
-        let call = call(keys);
-        let plain = CallTables::new(&call, [keys.len(), 64], false).expect("a legal call");
-        let before = plain.bytes.len();
-        let paged = plain.in_pages(&call, size).map_err(|error| error.to_string())?;
-        let numbers = paged.bytes[before..].chunks_exact(4);
+        let (_, bytes) = BlockTable::of(&call(keys), size, 0).map_err(|error| error.to_string())?;
+        let numbers = bytes.chunks_exact(4);
         Ok(numbers.map(|bytes| i32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect())
     }
 

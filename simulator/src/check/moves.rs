@@ -11,8 +11,8 @@ use seamproof_oracle::Run;
 use super::content::{HeadBand, on_rows};
 use super::error::{CheckError, OperationId};
 use super::machine::Machine;
-use super::shape::rows_of;
 use super::symbol::{Symbol, SymbolRows};
+use super::touch::rows_of;
 use crate::schedule::{Axes, BufferId, FillValue, Region, RowPair, Work};
 
 /// Rows of a buffer from some head on.

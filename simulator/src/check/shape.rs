@@ -9,13 +9,13 @@ use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Balance, Format, Problem, Run, Side, TensorName};
 
 use super::error::{CheckError, Errors, FormError, OperationId};
-use super::touch::{Access, Touch, touches};
+use super::touch::{Access, Touch, owned, rows_of, touches};
+use crate::AttentionCall;
 use crate::schedule::{
     Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, Placement, Region, Role, Rotated, RowPair,
     Schedule, SegmentSource, Work,
 };
 use crate::shard::ShardedSide;
-use crate::{AttentionCall, RowPolicy};
 
 type Checked = Result<(), FormError>;
 
@@ -581,14 +581,4 @@ fn apart(reads: impl IntoIterator<Item = BufferId>, writes: &[BufferId]) -> Chec
         ));
     }
     Ok(())
-}
-
-/// Returns the number of a run's rows that a call writes.
-pub(super) fn owned(call: &AttentionCall, run: &Run) -> usize {
-    if call.policy == RowPolicy::Overwrite { run.span } else { run.len }
-}
-
-/// Returns a region's rows, or the one row of a buffer without rows.
-pub(super) fn rows_of(buffer: &Buffer, region: &Region) -> Run {
-    if buffer.axes == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
 }

@@ -3,9 +3,8 @@
 use seamproof_oracle::Run;
 
 use super::order::Action;
-use super::shape::{owned, rows_of};
-use crate::AttentionCall;
 use crate::schedule::{Axes, Buffer, BufferId, Region, Rotated, RowPair, Schedule, Work};
+use crate::{AttentionCall, RowPolicy};
 
 /// Kind of access to rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,4 +160,14 @@ pub(super) fn last_touches(schedule: &Schedule, steps: &[Action]) -> Vec<Vec<Buf
         }
     }
     done
+}
+
+/// Returns the number of a run's rows that a call writes.
+pub(super) fn owned(call: &AttentionCall, run: &Run) -> usize {
+    if call.policy == RowPolicy::Overwrite { run.span } else { run.len }
+}
+
+/// Returns a region's rows, or the one row of a buffer without rows.
+pub(super) fn rows_of(buffer: &Buffer, region: &Region) -> Run {
+    if buffer.axes == Axes::Heads { Run::packed(0, 1, 1) } else { region.rows }
 }
