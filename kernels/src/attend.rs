@@ -251,7 +251,7 @@ impl CallTables {
     }
 
     /// Takes the lengths and bounds out of the tables, for a device that makes them itself
-    /// ([`Gpu::fill_call`]). A launch on tables that nobody filled then sees nothing.
+    /// ([`fill_call`](crate::TableKernels::fill_call)). A launch on tables that nobody filled then sees nothing.
     pub fn leave_to_device(&mut self) {
         let (segments, runs) = self.bytes.split_at_mut(self.segments * SEGMENT_BYTES);
         // Offset, real rows, keys and both bounds.

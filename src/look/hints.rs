@@ -74,9 +74,7 @@ pub(super) fn hints(problem: &Problem, maps: &[ErrorMap], seen: &[SeenRow]) -> V
         }
         _ => {}
     }
-    hints.extend(
-        maps.iter().filter(|map| map.tensor != TensorName::Lse).filter_map(|map| factor(problem, map)),
-    );
+    hints.extend(maps.iter().filter_map(|map| factor(problem, map)));
     hints
 }
 
@@ -93,7 +91,10 @@ fn is_seen_rightly(problem: &Problem, seen: &[SeenRow]) -> bool {
 
 /// Returns the one factor by which all wrong rows of a tensor differ from the exact ones. An LSE is a logarithm and has
 /// none; the largest logit has that of the scale, where no cap bends it.
-fn factor(problem: &Problem, map: &ErrorMap) -> Option<String> {
+pub(super) fn factor(problem: &Problem, map: &ErrorMap) -> Option<String> {
+    if map.tensor == TensorName::Lse {
+        return None;
+    }
     let is_logit = map.tensor == TensorName::MaxLogit;
     let rows_least = if is_logit { 1 } else { ROWS_LEAST };
     let wrong = map.rows.iter().filter(|row| row.ratio > 1.0);

@@ -53,9 +53,11 @@ pub(crate) fn page(report: &Report) -> String {
         p class="faint" { (told(&report.title)) " · " (told(&report.folder)) }
         h1 id="sentence" class=(tone(report.tone)) { (short(&report.sentence)) }
         (contents(report, &runs))
-        (doubts(&report.doubts))
+        // What was found comes first.
+        @if report.findings.is_empty() { (doubts(&report.doubts)) }
     };
     let rest = html! {
+        @if !report.findings.is_empty() { (doubts(&report.doubts)) }
         (held(report))
         (gone(&report.gone))
         (trends(report))
@@ -138,7 +140,8 @@ fn anchor(at: usize) -> String {
 
 /// Returns the list of failures, where there are several.
 fn contents(report: &Report, runs: &[Runs]) -> Markup {
-    let whys: Vec<Option<String>> = runs.iter().map(|runs| against::in_short(&runs.small.checked)).collect();
+    let both = report.findings.iter().zip(runs);
+    let whys: Vec<Option<String>> = both.map(|(entry, runs)| in_short(entry, runs)).collect();
     html! {
         @if report.findings.len() > 1 {
             nav aria-label="Findings" {
@@ -308,6 +311,21 @@ fn article(at: usize, kind: Kind, entry: &Entry, (runs, fair): (&Runs, usize), r
             }
         }
     }
+}
+
+/// Returns the most that the runs of a failure tell of its mistake, in a sentence: what the checker says against the
+/// schedule, else whose values were read, else a common factor, else which keys were seen.
+fn in_short(entry: &Entry, runs: &Runs) -> Option<String> {
+    let drawn = runs.drawn.iter().map(|(case, again)| (&**case, again));
+    let small = entry.case.iter().map(|case| (&**case, &runs.small));
+    let both: Vec<(&Case, &Again)> = drawn.chain(small).collect();
+    let first = |of: fn(&Problem, &Again) -> Option<String>| {
+        both.iter().find_map(|(case, again)| of(&case.problem, again))
+    };
+    against::in_short(&runs.small.checked)
+        .or_else(|| first(|problem, again| hints::misread(problem, &again.read)))
+        .or_else(|| first(|problem, again| again.errors.iter().find_map(|map| hints::factor(problem, map))))
+        .or_else(|| first(|problem, again| mask::differences(problem, None, &again.seen).into_iter().next()))
 }
 
 /// Returns what the runs of a failure tell of where the mistake is: those of its drawn case, which has more rows, and
