@@ -368,13 +368,15 @@ fn wait_for(path: &Path) -> String {
     }
 }
 
-/// Test that a page fits a telephone, as a browser lays it out. It runs where Chromium is, and says so where it is not.
+/// Test that pages fit a telephone, as a browser lays them out. It runs where Chromium is, and says so where it is not.
 #[test]
-fn a_page_does_not_overflow_a_telephone() {
+fn pages_do_not_overflow_a_telephone() {
     let place = place();
     let dir = place.path();
-    stored(dir, "ring");
-    fits_a_telephone(dir, &page(dir, "ring"));
+    for name in CASES {
+        stored(dir, name);
+        fits_a_telephone(dir, &page(dir, name));
+    }
 }
 
 /// Checks in Chromium, where it is, that a page fits a telephone and a desk, and that its script sorts.
