@@ -31,6 +31,7 @@ mod way;
 
 use seamproof_judge::case::Case;
 use seamproof_judge::ladder::{ErrorMap, SeenRow};
+use seamproof_judge::prose::counted;
 use seamproof_oracle::sharding::{self, RankLayout, SideLayout};
 use seamproof_oracle::{Problem, TensorName};
 use seamproof_simulator::check::{CheckError, actions, check};
@@ -231,12 +232,19 @@ fn in_time(
     errors: &[CheckError],
     parts: &Parts,
 ) -> Result<InTime, String> {
-    let actions = actions(problem, schedule).map_err(|errors| {
+    let (actions, stuck) = actions(problem, schedule).map_err(|errors| {
         let first = errors.first().map(|error| format!(": {error}")).unwrap_or_default();
         format!("The schedule does not run{first}")
     })?;
-    let lanes: Lanes = schedule::lanes(schedule, &actions, errors);
-    let (table, notes) = schedule::numbers(&lanes, parts);
+    let lanes: Lanes = schedule::lanes(schedule, (&actions, &stuck), errors);
+    let (table, mut notes) = schedule::numbers(&lanes, parts);
+    if !stuck.is_empty() {
+        let stuck = counted(stuck.len() as u64, "operation");
+        notes.insert(
+            0,
+            format!("The schedule does not come to its end: {stuck} at the right never begin, marked ✕."),
+        );
+    }
     Ok((schedule::schedule(&lanes, parts), table, notes))
 }
 

@@ -157,13 +157,21 @@ fn story(story: &Story) -> Markup {
     }
 }
 
+/// Returns a picture that scrolls where it is wider than the page, and a box that makes it three times as wide.
+pub(super) fn wide(picture: &Markup) -> Markup {
+    html! {
+        label class="larger" { input type="checkbox"; " larger" }
+        div class="wide" tabindex="0" { (picture) }
+    }
+}
+
 fn section(section: &Section) -> Markup {
     html! {
         section {
             h2 { (section.title) }
             p class="faint" { (section.lead) }
             @match &section.drawing {
-                Ok(drawing) => figure { div class="wide" tabindex="0" { (drawing.inline()) } },
+                Ok(drawing) => figure { (wide(&drawing.inline())) },
                 Err(why) => p { (told(why)) },
             }
             @for note in &section.notes { p class="faint" { (told(note)) } }

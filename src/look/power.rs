@@ -7,7 +7,7 @@ use seamproof_judge::ladder::faults::JudgeScore;
 use seamproof_simulator::faults::Catcher;
 use serde::Serialize;
 
-use super::page::document;
+use super::page::{document, wide};
 use super::report::{SCRIPT, STYLE, escaped, policy};
 use super::svg::{Drawing, WIDTH, block, legend, told, words};
 use super::table::Table;
@@ -109,7 +109,7 @@ pub(crate) fn page(scored: &Scored) -> String {
                     "A column for each fault in a subject, ordered by the rung that was the first to catch it; a lane for each \
                      rung. The taller mark is the rung that was first; a rung that saw the fault alone has a mark with plus signs."
                 }
-                figure { div class="wide" tabindex="0" { (drawing.inline()) } }
+                figure { (wide(&drawing.inline())) }
                 (rungs(scored).markup())
             }
             section {

@@ -10,7 +10,7 @@ use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::{self, RankLayout};
 use serde::Serialize;
 
-use super::page::document;
+use super::page::{document, wide};
 use super::schedule::Parts;
 use super::svg::{Drawing, told};
 use super::table::Table;
@@ -468,7 +468,7 @@ fn pictures(id: &str, entry: &Entry, runs: &Runs, fair: usize) -> Markup {
             @let drawing = way::way(&entry.way);
             details {
                 summary { (drawing.title) }
-                div class="wide" tabindex="0" { (drawing.inline_as(&format!("{id}-way"))) }
+                (wide(&drawing.inline_as(&format!("{id}-way"))))
             }
         }
     };
@@ -512,7 +512,7 @@ fn pictured(id: &str, shown: &Shown) -> Markup {
 
 fn drawn(id: &str, shown: &Shown) -> Markup {
     html! {
-        div class="wide" tabindex="0" { (shown.drawing.inline_as(&format!("{id}-{}", shown.drawing.id))) }
+        (wide(&shown.drawing.inline_as(&format!("{id}-{}", shown.drawing.id))))
         @for note in &shown.notes { p class="faint" { (told(note)) } }
         @for table in &shown.tables { (table.markup()) }
     }
@@ -595,7 +595,7 @@ fn trends(report: &Report) -> Markup {
             section {
                 h2 { "Trend over nights" }
                 p class="faint" { "The number at the end of a line is that of the last night. Rings mark a p99 that moved against the night before." }
-                figure { div class="wide" tabindex="0" { (trend::trend(&report.trend).inline()) } }
+                figure { (wide(&trend::trend(&report.trend).inline())) }
                 (trend::numbers(&report.trend).markup())
             }
         }
@@ -614,7 +614,7 @@ fn campaign(at: usize, measured: &Measured) -> Markup {
                     "Error ÷ bound of the cases that held, where the error is not 0. The solid line is the bound; the dashed \
                      outline is the night before. Tier R is made of the subject’s locked profile."
                 }
-                figure { div class="wide" tabindex="0" { (margins::margins(measured).inline_as(&format!("margins-{at}"))) } }
+                figure { (wide(&margins::margins(measured).inline_as(&format!("margins-{at}")))) }
                 details { summary { "Numbers" } (margins::numbers(measured).markup()) }
             }
         }

@@ -67,9 +67,14 @@ fn marked(errors: &[CheckError]) -> BTreeMap<(usize, usize), String> {
     marked
 }
 
-/// Returns the lanes of a schedule, whose operations happen in this order, with what the checker says against it.
-pub(super) fn lanes<'a>(schedule: &'a Schedule, actions: &[Action], errors: &[CheckError]) -> Lanes<'a> {
-    let timeline = timeline(schedule, actions);
+/// Returns the lanes of a schedule, whose operations happen in this order, but for those that are stuck, with what the
+/// checker says against it.
+pub(super) fn lanes<'a>(
+    schedule: &'a Schedule,
+    (actions, stuck): (&[Action], &[OperationId]),
+    errors: &[CheckError],
+) -> Lanes<'a> {
+    let timeline = timeline(schedule, actions, stuck);
     let drawn = schedule.ranks.len().min(RANKS_DRAWN);
     let (mut places, mut height) = (BTreeMap::new(), 0.0);
     for (rank, program) in schedule.ranks.iter().enumerate().take(drawn) {

@@ -82,8 +82,9 @@ struct Clock<'a> {
     timeline: Timeline,
 }
 
-/// Returns the operations in time. `actions` is an order in which they may happen.
-pub(super) fn timeline(schedule: &Schedule, actions: &[Action]) -> Timeline {
+/// Returns the operations in time. `actions` is an order in which they may happen. Operations that are `stuck` never
+/// begin; they stand behind all others.
+pub(super) fn timeline(schedule: &Schedule, actions: &[Action], stuck: &[OperationId]) -> Timeline {
     let mut lanes: BTreeMap<(usize, usize), Lane> = BTreeMap::new();
     for (rank, program) in schedule.ranks.iter().enumerate() {
         for (index, operation) in program.operations.iter().enumerate() {
@@ -93,6 +94,12 @@ pub(super) fn timeline(schedule: &Schedule, actions: &[Action]) -> Timeline {
     let mut clock = Clock { schedule, lanes, records: BTreeMap::new(), timeline: Timeline::default() };
     for action in actions {
         clock.act(action);
+    }
+    let last = clock.timeline.bars.iter().map(|bar| bar.end).max().unwrap_or_default();
+    for &at in stuck {
+        let (waits, ready) = clock.ready(at);
+        let (kind, start) = (Kind::of(clock.work(at)), last.max(ready));
+        clock.timeline.bars.push(Bar { at, kind, waits, start, end: start + kind.steps() });
     }
     let mut timeline = clock.timeline;
     timeline.bars.sort_by_key(|bar| (bar.start, bar.at.rank, bar.at.operation));
@@ -196,17 +203,41 @@ mod tests {
     use seamproof_simulator::check::actions;
     use seamproof_simulator::schedule::build;
 
-    fn drawn(algorithm: Algorithm, ranks: usize) -> (Schedule, Timeline) {
+    fn problem(algorithm: Algorithm, ranks: usize) -> Problem {
         let fields = ProblemFields {
             mask: Mask::CAUSAL,
             heads: Heads { q: 4, kv: 4 },
             parallel: ContextParallel::over(ranks, algorithm, Balance::DualChunk),
             ..ProblemFields::padded(&[(29, 32), (8, 16)], 4)
         };
-        let problem = Problem::new(fields).unwrap();
+        Problem::new(fields).unwrap()
+    }
+
+    fn drawn(algorithm: Algorithm, ranks: usize) -> (Schedule, Timeline) {
+        let problem = problem(algorithm, ranks);
         let schedule = build(&problem).unwrap();
-        let timeline = timeline(&schedule, &actions(&problem, &schedule).unwrap());
+        let (done, stuck) = actions(&problem, &schedule).unwrap();
+        assert!(stuck.is_empty());
+        let timeline = timeline(&schedule, &done, &stuck);
         (schedule, timeline)
+    }
+
+    /// Test that a schedule which stops is drawn to where it stops, and that what never begins stands behind it.
+    #[test]
+    fn what_never_begins_stands_at_the_end() {
+        let problem = problem(Algorithm::Ring, 4);
+        let mut schedule = build(&problem).unwrap();
+        let works = schedule.ranks[0].operations.iter_mut().map(|operation| &mut operation.work);
+        let to =
+            works.filter_map(|work| if let Work::Send { to, .. } = work { Some(to) } else { None }).next();
+        *to.expect("a ring sends") = 2;
+        let (done, stuck) = actions(&problem, &schedule).unwrap();
+        let timeline = timeline(&schedule, &done, &stuck);
+        let (late, early): (Vec<&Bar>, Vec<&Bar>) =
+            timeline.bars.iter().partition(|bar| stuck.contains(&bar.at));
+        assert!(late.len() > 1 && late.len() == stuck.len() && !early.is_empty());
+        let last = early.iter().map(|bar| bar.end).max();
+        assert!(late.iter().all(|bar| Some(bar.start) >= last), "{late:?}");
     }
 
     /// Test that every operation that takes time has a bar, that no stream does two things at once, that both ends of a

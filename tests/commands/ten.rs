@@ -18,7 +18,11 @@ const TEN: [Told; 10] = [
         &["lse is right and out is not", "read the value 1 row later than they should"],
     ),
     ("chunks-swapped", "60", &["holds v of sequence", "are needed"]),
-    ("sent-to-the-world-rank", "60", &["a rank sends to itself", "the group’s ranks are"]),
+    (
+        "sent-to-the-world-rank",
+        "60",
+        &["a rank sends to itself", "the group’s ranks are", "does not come to its end"],
+    ),
     ("padded-keys-as-real", "20", &["rows of padding", "holds padding"]),
     ("kv-head-of-neighbour", "60", &["took the keys and values of KV head", "another KV head’s value"]),
     ("kv-read-before-it-arrives", "60", &["a wait is missing", "✕"]),

@@ -80,8 +80,19 @@ pub(super) fn steps(schedule: &Schedule, errors: &mut Errors) -> Option<Vec<Acti
     simulate(schedule, false, errors).map(|order| order.steps)
 }
 
-/// Simulates the lanes, with clocks on request.
+/// Returns the order without moments, as far as the lanes come; `None` if they cannot begin.
+pub(super) fn steps_so_far(schedule: &Schedule, errors: &mut Errors) -> Option<Vec<Action>> {
+    simulated(schedule, false, errors).map(|order| order.steps)
+}
+
+/// Simulates the lanes to their ends, with clocks on request.
 fn simulate(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Option<Order> {
+    let before = errors.0.len();
+    simulated(schedule, clocks, errors).filter(|_| errors.0.len() == before)
+}
+
+/// Simulates the lanes as far as they come, with clocks on request. What is stuck is an error.
+fn simulated(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Option<Order> {
     let before = errors.0.len();
     let lanes = lanes(schedule, clocks, errors);
     let operations: usize = schedule.ranks.iter().map(|program| program.operations.len()).sum();
@@ -101,7 +112,7 @@ fn simulate(schedule: &Schedule, clocks: bool, errors: &mut Errors) -> Option<Or
     let mut run = Simulation::new(schedule, clocks, lanes, events);
     run.run();
     run.deadlocks(errors);
-    (errors.0.len() == before).then_some(run.order)
+    Some(run.order)
 }
 
 /// One stream of one rank.

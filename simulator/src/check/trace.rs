@@ -9,7 +9,7 @@ use seamproof_oracle::{Problem, Run, TensorName};
 
 use super::error::{CheckError, Errors, OperationId};
 use super::machine::Machine;
-use super::order::{Action, steps};
+use super::order::{Action, steps, steps_so_far};
 use super::shape;
 use super::symbol::{SymbolRows, What};
 use crate::Segment;
@@ -80,14 +80,23 @@ pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedL
     })
 }
 
-/// Returns what the ranks do in an order in which it may happen, or the reason why the schedule does not run.
-pub fn actions(problem: &Problem, schedule: &Schedule) -> Result<Vec<Action>, Vec<CheckError>> {
+/// Returns what the ranks do in an order in which it may happen, and the operations that never begin since they wait
+/// for each other. An error is the reason why no rank begins.
+pub fn actions(
+    problem: &Problem,
+    schedule: &Schedule,
+) -> Result<(Vec<Action>, Vec<OperationId>), Vec<CheckError>> {
     let mut errors = Errors::default();
     shape::check(problem, schedule, &mut errors);
     if !errors.0.is_empty() {
         return Err(errors.0);
     }
-    steps(schedule, &mut errors).ok_or(errors.0)
+    let Some(done) = steps_so_far(schedule, &mut errors) else { return Err(errors.0) };
+    let stuck = |error: &CheckError| match error {
+        CheckError::Deadlock { at, .. } => Some(*at),
+        _ => None,
+    };
+    Ok((done, errors.0.iter().filter_map(stuck).collect()))
 }
 
 /// Returns every launch. Only the work that `follows` accepts is followed.
