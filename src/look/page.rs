@@ -157,10 +157,10 @@ fn story(story: &Story) -> Markup {
     }
 }
 
-/// Returns a picture that scrolls where it is wider than the page, and a box that makes it three times as wide.
+/// Returns a picture that scrolls where it is wider than the page, and a switch that makes it three times as wide.
 pub(super) fn wide(picture: &Markup) -> Markup {
     html! {
-        label class="larger" { input type="checkbox"; " larger" }
+        details class="larger" { summary { "larger" } }
         div class="wide" tabindex="0" { (picture) }
     }
 }

@@ -560,9 +560,9 @@ fn shown(case: &Case, again: &Again) -> Vec<Shown> {
         }
     });
     let in_time = again.schedule.as_ref().filter(|_| !again.checked.is_empty()).and_then(|schedule| {
-        let (drawing, _, _) = in_time(problem, schedule, &again.checked, &Parts::none()).ok()?;
+        let (drawing, _, notes) = in_time(problem, schedule, &again.checked, &Parts::none()).ok()?;
         let lead = "What each rank does, stream by stream, as early as the schedule allows. A title says what a bar does.";
-        Some(Shown { drawing, lead, notes: Vec::new(), tables: Vec::new(), tells: true })
+        Some(Shown { drawing, lead, notes, tables: Vec::new(), tells: true })
     });
     let is_unordered = again.checked.iter().any(against::is_of_order);
     let has_row = case.found.as_ref().is_some_and(|found| found.finding.place.row.is_some());
