@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Dims, InputMode, Problem, ProblemFields, Softmax};
 
 use super::row::KeySet;
-use super::{Forward, Wrong};
+use super::{Forward, Wrong, decode};
 use crate::exact::{ExactPlan, eligible};
 use crate::ladder::evidence::{Depth, Judge, Meter};
 use crate::subject::Backend;
@@ -59,23 +59,28 @@ impl Judge {
     /// numbers of its keys, and a soft cap is left out. There are none where no such problem is taken. `Err` is a
     /// verdict that leaves nothing to decode.
     pub fn read(&self, backend: &dyn Backend, problem: &Problem) -> Result<Vec<ReadRow>, Verdict> {
-        let Some(problem) = routed(problem) else { return Ok(Vec::new()) };
-        self.with_evidence(backend, &problem, Depth::First, &Meter::default(), |evidence| {
-            let plans: Vec<ExactPlan<'_>> =
-                (0..problem.sequences.len()).map(|index| ExactPlan::new(&problem, index)).collect();
-            Forward::new(evidence).read(&plans)
-        })
+        self.decoded(backend, routed(problem), read_rows)
     }
 
     /// Runs the forward of a subject on a problem with inputs of an exact mode in the place of its own, and returns the
     /// keys that each row saw: of several sets that give the same row, the one nearest to the mask's. There are none
     /// where no such mode takes the problem. `Err` is a verdict that leaves nothing to decode.
     pub fn seen(&self, backend: &dyn Backend, problem: &Problem) -> Result<Vec<SeenRow>, Verdict> {
-        let Some(problem) = decodable(problem) else { return Ok(Vec::new()) };
+        self.decoded(backend, decodable(problem), seen_rows)
+    }
+
+    /// Runs the forward on a problem of an exact mode, and returns what `decode` makes of it; nothing of no problem.
+    fn decoded<T>(
+        &self,
+        backend: &dyn Backend,
+        problem: Option<Problem>,
+        decode: impl FnOnce(&Forward<'_>, &[ExactPlan<'_>]) -> Vec<T>,
+    ) -> Result<Vec<T>, Verdict> {
+        let Some(problem) = problem else { return Ok(Vec::new()) };
         self.with_evidence(backend, &problem, Depth::First, &Meter::default(), |evidence| {
             let plans: Vec<ExactPlan<'_>> =
                 (0..problem.sequences.len()).map(|index| ExactPlan::new(&problem, index)).collect();
-            Forward::new(evidence).seen(&plans)
+            decode(&Forward::new(evidence), &plans)
         })
     }
 }
@@ -98,40 +103,41 @@ fn routed(problem: &Problem) -> Option<Problem> {
     own.and_then(of).or_else(|| of(Dims { qk: ROUTED_DIM, v: ROUTED_DIM }))
 }
 
+fn read_rows(forward: &Forward<'_>, plans: &[ExactPlan<'_>]) -> Vec<ReadRow> {
+    let mut read = Vec::new();
+    forward.each_row(plans, |plan, Wrong { sequence, head, position: query, .. }, row| {
+        let other = plan.chosen(query, head).next().and_then(|key| Some((key, row.read(plans)?)));
+        read.extend(other.map(|(key, read)| ReadRow { sequence, head, query, key, read }));
+    });
+    read
+}
+
+fn seen_rows(forward: &Forward<'_>, plans: &[ExactPlan<'_>]) -> Vec<SeenRow> {
+    let (mut seen, mut left) = (Vec::new(), SEARCH_MAX);
+    forward.each_row(plans, |plan, Wrong { sequence, head, position: query, .. }, row| {
+        let right = KeySet::all(plan.visible(query));
+        let keys = if row.is_of(&right) { Some(right) } else { row.search(&right, &mut left) };
+        seen.push(SeenRow { sequence, head, query, keys: keys.map(|keys| keys.ranges()) });
+    });
+    seen
+}
+
 impl Forward<'_> {
-    fn read(&self, plans: &[ExactPlan<'_>]) -> Vec<ReadRow> {
-        let mut read = Vec::new();
+    /// Hands every real row of the results over, with its sequence's plan and its place.
+    fn each_row(
+        &self,
+        plans: &[ExactPlan<'_>],
+        mut take: impl FnMut(&ExactPlan<'_>, Wrong, decode::Row<'_>),
+    ) {
         for (sequence, plan) in plans.iter().enumerate() {
             for head in 0..self.evidence.problem.heads.q {
                 let of_head = self.head(plan, head);
-                for query in 0..plan.queries() {
-                    let place = Wrong { sequence, head, position: query, lane: None };
-                    let chosen = plan.chosen(query, head).next();
-                    let other =
-                        chosen.and_then(|key| Some((key, self.row(plan, &of_head, place).read(plans)?)));
-                    read.extend(other.map(|(key, read)| ReadRow { sequence, head, query, key, read }));
+                for position in 0..plan.queries() {
+                    let place = Wrong { sequence, head, position, lane: None };
+                    take(plan, place, self.row(plan, &of_head, place));
                 }
             }
         }
-        read
-    }
-
-    fn seen(&self, plans: &[ExactPlan<'_>]) -> Vec<SeenRow> {
-        let problem = self.evidence.problem;
-        let (mut seen, mut left) = (Vec::new(), SEARCH_MAX);
-        for (sequence, plan) in plans.iter().enumerate() {
-            for head in 0..problem.heads.q {
-                let of_head = self.head(plan, head);
-                for query in 0..plan.queries() {
-                    let place = Wrong { sequence, head, position: query, lane: None };
-                    let (row, right) = (self.row(plan, &of_head, place), KeySet::all(plan.visible(query)));
-                    let keys = if row.is_of(&right) { Some(right) } else { row.search(&right, &mut left) };
-                    let keys = keys.map(|keys| keys.ranges());
-                    seen.push(SeenRow { sequence, head, query, keys });
-                }
-            }
-        }
-        seen
     }
 }
 
