@@ -27,14 +27,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         source: STEPS,
         entries: &[],
         caught_by: &[Checker, Structure, Poison, Envelope],
-        edit: |_, schedule| {
-            let tables = of_other_steps(schedule);
-            for work in works(schedule) {
-                if let Some(table) = launch_table(work) {
-                    other(table, &tables);
-                }
-            }
-        },
+        edit: |_, schedule| of_the_other_step(schedule, launch_table),
     },
     Fault {
         id: "valid-rows-of-the-other-step",
@@ -42,14 +35,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         source: VALID_ROWS,
         entries: &[],
         caught_by: &[Checker, Structure, Poison, Envelope],
-        edit: |_, schedule| {
-            let tables = of_other_steps(schedule);
-            for work in works(schedule) {
-                if let Work::CopyValid { table, .. } = work {
-                    other(table, &tables);
-                }
-            }
-        },
+        edit: |_, schedule| of_the_other_step(schedule, copied_table),
     },
     Fault {
         id: "one-out-for-both-steps",
@@ -134,20 +120,28 @@ fn launch_table(work: &mut Work) -> Option<&mut Region> {
     }
 }
 
+/// Returns the rows of the table that a copy reads.
+fn copied_table(work: &mut Work) -> Option<&mut Region> {
+    if let Work::CopyValid { table, .. } = work { Some(table) } else { None }
+}
+
+/// Gives each table that `pick` finds the rows of another step, if there is one.
+fn of_the_other_step(schedule: &mut Schedule, pick: fn(&mut Work) -> Option<&mut Region>) {
+    let tables = of_steps(schedule);
+    for table in works(schedule).filter_map(pick) {
+        let steps = tables.get(&table.buffer).into_iter().flatten();
+        let other = steps.filter(|(first, _)| **first != table.rows.offset).map(|(_, other)| other).next();
+        *table = other.unwrap_or(table).clone();
+    }
+}
+
 /// Returns the rows that each step reads of a table, by their first row.
-fn of_other_steps(schedule: &mut Schedule) -> BTreeMap<BufferId, BTreeMap<usize, Region>> {
+fn of_steps(schedule: &mut Schedule) -> BTreeMap<BufferId, BTreeMap<usize, Region>> {
     let mut tables: BTreeMap<BufferId, BTreeMap<usize, Region>> = BTreeMap::new();
     for table in works(schedule).filter_map(launch_table) {
         tables.entry(table.buffer).or_default().insert(table.rows.offset, table.clone());
     }
     tables
-}
-
-/// Takes the rows of another step, if there is one.
-fn other(table: &mut Region, tables: &BTreeMap<BufferId, BTreeMap<usize, Region>>) {
-    let steps = tables.get(&table.buffer).into_iter().flatten();
-    let other = steps.filter(|(first, _)| **first != table.rows.offset).map(|(_, other)| other).next();
-    *table = other.unwrap_or(table).clone();
 }
 
 /// Stream of steps.
