@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use seamproof_lab::faults::{Detector, source_faults};
+use seamproof_lab::faults::{Detector, SourceFault, source_faults};
 
 const SOURCE: &str = include_str!("../cuda/reference.cu");
 const ATTEND: &str = include_str!("../../cuda/attend.cu");
@@ -53,6 +53,23 @@ fn part<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
     let from = text.find(begin).unwrap_or_else(|| panic!("no {begin:?}"));
     let len = text[from..].find(end).unwrap_or_else(|| panic!("no {end:?}"));
     &text[from..from + len]
+}
+
+/// Asserts that `run` holds the source for right, and sees each of these faults in it, of which there are `least` or more.
+fn sees_each(
+    source: &str,
+    run: impl Fn(&str) -> Output,
+    faults: impl Iterator<Item = &'static SourceFault>,
+    least: usize,
+) {
+    let right = run(source);
+    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
+    let faults: Vec<_> = faults.collect();
+    assert!(faults.len() >= least, "{} faults", faults.len());
+    for fault in faults {
+        let edited = source.replace(fault.edit.find, fault.edit.replace);
+        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
+    }
 }
 
 /// Compiles one of [`CHECKS`] beside files of these names and texts, and runs it.
@@ -142,15 +159,9 @@ fn conversions_are_right_thread_by_thread() {
     let conversion = part(ROWS, "// Layouts of a batch", "// The same by the bulk copy engine");
     let source = [moves, conversion].concat();
     let run = |source: &str| run("conversions.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
-    let right = run(&source);
-    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
     let of_conversions = |seen| matches!(seen, Detector::Bits(["convert"]));
-    let faults: Vec<_> = source_faults().filter(|fault| of_conversions(fault.edit.seen)).collect();
-    assert!(faults.len() >= 4, "{} faults", faults.len());
-    for fault in faults {
-        let edited = source.replace(fault.edit.find, fault.edit.replace);
-        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
-    }
+    let faults = source_faults().filter(|fault| of_conversions(fault.edit.seen));
+    sees_each(&source, run, faults, 4);
 }
 
 /// Test that keys which are found through a block table are those of the same rows, and that the faults that are
@@ -168,16 +179,9 @@ fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
     let source = part(ATTEND, "constexpr u32 FULL", "// <dout, out> of a row, the sum serial.");
     let common = [search, numbers, tables].concat();
     let run = |source: &str| run("pages.cpp", &[("common.cuh", &common), ("source.cu", source)]);
-    let right = run(source);
-    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
     let of_pages = |text: &str| text.contains("table.");
-    let faults: Vec<_> =
-        source_faults().filter(|fault| fault.edit.file == "attend.cu" && of_pages(fault.edit.find)).collect();
-    assert!(faults.len() >= 4, "{} faults", faults.len());
-    for fault in faults {
-        let edited = source.replace(fault.edit.find, fault.edit.replace);
-        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
-    }
+    let faults = source_faults().filter(|fault| fault.edit.file == "attend.cu" && of_pages(fault.edit.find));
+    sees_each(source, run, faults, 4);
 }
 
 /// Test that tables of 64 bits become the nearest ones of 32, and that the faults that are planted there on a GPU are
@@ -187,13 +191,7 @@ fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
 fn tables_are_narrowed_thread_by_thread() {
     let source = part(METADATA, "struct WideSlots {", "// The sum over the block's threads");
     let run = |source: &str| run("narrow.cpp", &[("source.cu", source)]);
-    let right = run(source);
-    assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stdout));
     let of_narrowing = |seen| matches!(seen, Detector::Bits(["narrow tables"]));
-    let faults: Vec<_> = source_faults().filter(|fault| of_narrowing(fault.edit.seen)).collect();
-    assert!(faults.len() >= 3, "{} faults", faults.len());
-    for fault in faults {
-        let edited = source.replace(fault.edit.find, fault.edit.replace);
-        assert_eq!(run(&edited).status.code(), Some(1), "{}: not seen", fault.id);
-    }
+    let faults = source_faults().filter(|fault| of_narrowing(fault.edit.seen));
+    sees_each(source, run, faults, 3);
 }
