@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from transformer_engine_stand_in import Gathered  # noqa: E402
+
 import seamproof  # noqa: E402
 import seamproof.cp  # noqa: E402
 from seamproof.errors import DeclarationError  # noqa: E402
@@ -18,23 +20,6 @@ from seamproof.errors import DeclarationError  # noqa: E402
 HEADS, LANES = 2, 16
 # Real lengths, and where the rows of each sequence lie; behind the last are two rows of slack for each rank.
 LENGTHS, PADDED, SLACK = [0, 5, 5, 17], [0, 8, 8, 24], 2
-
-
-class Gathered(torch.autograd.Function):
-    """The rows of all ranks; in the backward each rank gets the sum of what all have for its own."""
-
-    @staticmethod
-    def forward(ctx, mine, group):
-        ctx.group, size = group, dist.get_world_size(group)
-        parts = [torch.empty_like(mine) for _ in range(size)]
-        dist.all_gather(parts, mine.contiguous(), group=group)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
 
 
 class Shared(torch.autograd.Function):
