@@ -256,7 +256,7 @@ pub(super) fn numbers(maps: &[ErrorMap]) -> Table {
         vec![
             map.tensor.to_string(),
             map.rows.len().to_string(),
-            map.rows.iter().filter(|row| row.ratio > 1.0).count().to_string(),
+            map.past().count().to_string(),
             of(&|worst| ratio(worst.ratio)),
             of(&|worst| worst.place.to_string()),
             of(&|worst| value(worst.got)),

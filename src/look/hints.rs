@@ -51,9 +51,7 @@ pub(super) fn misread(problem: &Problem, read: &[ReadRow]) -> Option<String> {
 
 /// Returns the hints, in sentences.
 pub(super) fn hints(problem: &Problem, maps: &[ErrorMap], seen: &[SeenRow]) -> Vec<String> {
-    let past = |name: TensorName| {
-        maps.iter().any(|map| map.tensor == name && map.rows.iter().any(|row| row.ratio > 1.0))
-    };
+    let past = |name: TensorName| ErrorMap::is_past(maps, name);
     let (lse, out) = (past(TensorName::Lse), past(TensorName::Out));
     let has_lse = maps.iter().any(|map| map.tensor == TensorName::Lse && !map.rows.is_empty());
     let wrong: Vec<String> =
@@ -97,9 +95,11 @@ pub(super) fn factor(problem: &Problem, map: &ErrorMap) -> Option<String> {
     }
     let is_logit = map.tensor == TensorName::MaxLogit;
     let rows_least = if is_logit { 1 } else { ROWS_LEAST };
-    let wrong = map.rows.iter().filter(|row| row.ratio > 1.0);
-    let factors: Vec<f64> =
-        wrong.filter(|row| row.exact.abs() > WEIGHT * row.bound).map(|row| row.got / row.exact).collect();
+    let factors: Vec<f64> = map
+        .past()
+        .filter(|row| row.exact.abs() > WEIGHT * row.bound)
+        .map(|row| row.got / row.exact)
+        .collect();
     let (least, most) = factors
         .iter()
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), f| (least.min(*f), most.max(*f)));

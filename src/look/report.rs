@@ -530,7 +530,7 @@ fn shown(case: &Case, again: &Again) -> Vec<Shown> {
     let followed = again.schedule.as_ref().and_then(|schedule| Followed::new(problem, schedule));
     let matrices = mask::matrices(case, followed.as_ref(), &again.seen);
     let has_wrong_pairs = matrices.iter().any(mask::Matrix::is_wrong);
-    let is_past = again.errors.iter().flat_map(|map| &map.rows).any(|row| row.ratio > 1.0);
+    let is_past = again.errors.iter().any(|map| map.past().next().is_some());
     let (table, notes) = mask::numbers(problem, &matrices);
     let mut told = mask::differences(problem, followed.as_ref(), &again.seen);
     told.extend(notes);

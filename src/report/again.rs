@@ -110,10 +110,7 @@ pub(crate) fn run(case: &Case, backend: &dyn Backend) -> Again {
     let judge = Judge::default();
     let errors = caught(|| judge.error_maps(backend, problem).unwrap_or_default()).unwrap_or_default();
     let seen = caught(|| judge.seen(backend, problem).unwrap_or_default()).unwrap_or_default();
-    let past = |name: TensorName| {
-        errors.iter().any(|map| map.tensor == name && map.rows.iter().any(|row| row.ratio > 1.0))
-    };
-    let asks = past(TensorName::Out) && !past(TensorName::Lse);
+    let asks = ErrorMap::is_past(&errors, TensorName::Out) && !ErrorMap::is_past(&errors, TensorName::Lse);
     let read = || if asks { judge.read(backend, problem).unwrap_or_default() } else { Vec::new() };
     let read = caught(read).unwrap_or_default();
     Again { schedule, checked, errors, seen, read }

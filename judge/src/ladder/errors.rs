@@ -46,6 +46,16 @@ impl ErrorMap {
         // The first of several that are as bad, as in a finding.
         self.rows.iter().rev().max_by(|a, b| a.ratio.total_cmp(&b.ratio))
     }
+
+    /// Returns the rows whose worst element lies past its bound.
+    pub fn past(&self) -> impl Iterator<Item = &WorstLane> {
+        self.rows.iter().filter(|row| row.ratio > 1.0)
+    }
+
+    /// Whether a tensor is among these and lies past its bound somewhere.
+    pub fn is_past(maps: &[ErrorMap], tensor: TensorName) -> bool {
+        maps.iter().any(|map| map.tensor == tensor && map.past().next().is_some())
+    }
 }
 
 impl Judge {
