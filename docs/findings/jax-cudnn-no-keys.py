@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
-ROWS, HEADS, LANES = 128, 1, 64
+ROWS, HEADS, LANES = 512, 1, 64
 
 
 def integers(*values):
-    return jnp.asarray([values], jnp.int32)
+    """Returns values of the first sequences; there are no more."""
+    return jnp.asarray([[*values] + [-1] * (8 - len(values))], jnp.int32)
 
 
 @jax.jit
@@ -31,12 +32,12 @@ q, k, v = (jnp.asarray(rng.normal(size=(1, ROWS, HEADS, LANES)), jnp.bfloat16) f
 offsets = integers(0, 5), integers(0, 5)
 shows = False
 for attempt in range(8):
-    # Five queries and five keys, then three queries with three keys: their outs are left in memory.
-    before = attention(q, k * (attempt + 1), v + attempt, integers(5, 3), integers(5, 3), *offsets)
-    jax.block_until_ready(before)
-    for array in before:
+    # Memory that was used before: what is not written holds this.
+    stale = [jnp.full((1, ROWS, HEADS, LANES), 7.0 + attempt, jnp.bfloat16) for _ in range(256)]
+    jax.block_until_ready(stale)
+    for array in stale:
         array.delete()
-    # The same with no key for the last three, whose outs must be 0.
+    # Five queries and five keys, then three queries without keys, whose outs must be 0.
     out = np.asarray(attention(q, k, v, integers(5, 3), integers(5, 0), *offsets)[0], np.float32)[0, 5:8]
     print(f"attempt {attempt}: out of the rows without keys begins {out[0, 0, :4]} (must be 0)")
     shows |= bool((out != 0).any())

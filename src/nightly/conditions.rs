@@ -8,8 +8,13 @@ use seamproof_oracle::{Balance, Problem, Sequence};
 type Test = fn(&Problem, &[Sequence]) -> bool;
 
 /// Conditions beyond features, by the words of the list.
-const CONDITIONS: [(&str, Test); 15] = [
+const CONDITIONS: [(&str, Test); 16] = [
     ("queries without keys", |_, at| at.iter().any(|s| s.q.len > 0 && s.kv.len == 0)),
+    // In a ring of pieces dealt in two chunks, the last rank has the chunks in the middle. Both sides are cut alike.
+    ("a rank without keys", |p, at| {
+        let ring = p.parallel.size() / p.parallel.algorithm.parameter().unwrap_or(1);
+        at.iter().any(|s| s.q.len > 0 && 2 * ring * s.kv.len <= (ring - 1) * s.q.span.max(s.kv.span))
+    }),
     ("more queries than keys", |_, at| at.iter().any(|s| s.q.len > s.kv.len)),
     ("64 keys past a multiple of 128", |_, at| at.iter().any(|s| s.kv.len % 128 == 64)),
     ("no key at all", |p, _| p.sequences.iter().all(|s| s.kv.len == 0)),
@@ -78,6 +83,8 @@ mod tests {
             ("torch-flash-one-query-groups", "as many rows of q as sequences", "queries without keys"),
             ("torch-flash-open-window", "no right bound", "one query at most in each sequence"),
             ("torch-flash-wide-window", "right bound of all keys", "no right bound"),
+            ("te-ring-no-keys", "a rank without keys", "queries without keys"),
+            ("torch-flash-open-window", "no right bound", "a rank without keys"),
             ("ring-merge-cancels", "contiguous balance", "as many rows of q as sequences"),
             ("ring-merge-cancels", "one row at most in each chunk", "no query at all"),
             ("ring-merge-cancels", "context parallel", "64 keys past a multiple of 128"),

@@ -11,12 +11,16 @@ use super::recordings::{Tensors, edit_rank, judged};
 type Change = fn(&mut Tensors);
 
 /// A program's recording, the rank whose tensors are changed, the change, and the tensor that the judge must name.
-const PROGRAMS: [(&str, usize, Change, &str); 5] = [
+const PROGRAMS: [(&str, usize, Change, &str); 9] = [
     ("ring-flash-attn-varlen", 1, |of| swap_rows(of, "out", 4, 5), "out"),
     ("ring-flash-attn-llama3", 2, |of| clear_row(of, "dk", 0), "dk"),
     ("torch-all-gather", 3, |of| swap_rows(of, "dv", 0, 31), "dv"),
     ("torch-all-to-all", 0, |of| clear_row(of, "dq", 17), "dq"),
     ("yunchang-hybrid", 2, |of| swap_heads(of, "out", 1, 2), "out"),
+    ("te-p2p", 2, |of| clear_row(of, "dk", 5), "dk"),
+    ("te-all-gather", 1, |of| swap_rows(of, "dq", 2, 3), "dq"),
+    ("te-all-to-all", 0, |of| swap_heads(of, "out", 0, 3), "out"),
+    ("te-hierarchical", 3, |of| swap_rows(of, "dv", 0, 1), "dv"),
 ];
 
 #[test]
