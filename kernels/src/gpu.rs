@@ -7,7 +7,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
@@ -39,15 +40,18 @@ pub struct Gpu {
     /// Further streams, and the number of the stream that launches go to: 0 is `stream`.
     beside: RefCell<Vec<Arc<CudaStream>>>,
     on: Cell<usize>,
-    functions: BTreeMap<String, Kernel>,
+    /// The kernels, which all streams of the GPU share.
+    functions: Arc<BTreeMap<String, Kernel>>,
 }
 
-/// A loaded kernel. It counts its launches, and knows whether it may be started while earlier ones run.
+/// A loaded kernel. It counts its launches, and knows whether it may be started while earlier ones run, and how much
+/// dynamic shared memory its blocks may have.
 #[derive(Debug)]
 struct Kernel {
     function: CudaFunction,
     overlaps: bool,
-    launches: Cell<u64>,
+    launches: AtomicU64,
+    shared: Mutex<usize>,
 }
 
 /// The driver's description of a tensor in device memory, for the copy engine.
@@ -97,6 +101,20 @@ pub fn driver_version() -> Result<CudaVersion, KernelError> {
     Ok(CudaVersion { major: version / 1000, minor: version % 1000 / 10 })
 }
 
+impl Kernel {
+    /// Lets blocks have so many bytes of dynamic shared memory. Threads of the host may need different numbers: the
+    /// largest stays.
+    fn share(&self, bytes: usize) -> Result<(), DriverError> {
+        let mut most = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes > *most {
+            let size = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            self.function.set_attribute(size, bytes as i32)?;
+            *most = bytes;
+        }
+        Ok(())
+    }
+}
+
 /// What launches kernels.
 pub trait Launch {
     /// Launches a kernel on a grid: the blocks, the rows of blocks, and the threads of a block. A grid without a block
@@ -140,11 +158,26 @@ impl Gpu {
             let module = module.map_err(failed(&format!("load {}", source.file)))?;
             for kernel in nvrtc::resources(&compiled.log) {
                 let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
-                let (overlaps, launches) = (source.overlaps(), Cell::new(0));
-                functions.insert(kernel.kernel, Kernel { function, overlaps, launches });
+                let (launches, shared) = (AtomicU64::new(0), Mutex::new(SHARED_ALWAYS));
+                let loaded = Kernel { function, overlaps: source.overlaps(), launches, shared };
+                functions.insert(kernel.kernel, loaded);
             }
         }
-        Ok(Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions })
+        Ok(Gpu::of(context, stream, Arc::new(functions)))
+    }
+
+    fn of(
+        context: Arc<CudaContext>,
+        stream: Arc<CudaStream>,
+        functions: Arc<BTreeMap<String, Kernel>>,
+    ) -> Gpu {
+        Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions }
+    }
+
+    /// Returns the same GPU with streams of its own, for another thread of the host.
+    pub(crate) fn beside(&self) -> Result<Gpu, KernelError> {
+        let stream = self.context.new_stream().map_err(failed("stream"))?;
+        Ok(Gpu::of(self.context.clone(), stream, self.functions.clone()))
     }
 
     /// Sends the launches of `work` to the stream of this number; 0 is the stream of all other work. Any two streams
@@ -308,17 +341,18 @@ impl Gpu {
         self.finish()
     }
 
-    /// Overwrites the beginning of an area, after everything that was launched, without waiting: when the call
-    /// returns, the driver has taken the pageable contents over.
+    /// Overwrites the beginning of an area, after everything that was launched on the stream that launches go to,
+    /// without waiting: when the call returns, the driver has taken the pageable contents over.
     pub(crate) fn send(&self, to: Area, contents: &[u8]) -> Result<(), KernelError> {
         let to = to.part(0..contents.len())?;
         if contents.is_empty() {
             return Ok(());
         }
+        let stream = self.current();
         self.bind()?;
         // SAFETY: the area is that long and its buffer is alive. Pageable contents are staged before the call
         // returns.
-        unsafe { result::memcpy_htod_async(to.address(), contents, self.stream.cu_stream()) }
+        unsafe { result::memcpy_htod_async(to.address(), contents, stream.cu_stream()) }
             .map_err(failed("copy to the device"))
     }
 
@@ -418,6 +452,17 @@ impl Gpu {
             .map_err(failed("fill"))
     }
 
+    /// Waits for everything that was launched on the stream of this number. Errors of kernels show here.
+    pub(crate) fn finish_on(&self, stream: usize) -> Result<(), KernelError> {
+        self.on(stream, || self.current().synchronize().map_err(failed("finish")))
+    }
+
+    /// Waits for everything that was launched on all of its own streams. Errors of kernels show here.
+    pub(crate) fn finish_all(&self) -> Result<(), KernelError> {
+        let streams = 0..=self.beside.borrow().len();
+        { streams }.try_for_each(|stream| self.finish_on(stream))
+    }
+
     /// Waits for everything that was launched. Errors of kernels show here.
     pub fn finish(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(failed("finish"))
@@ -464,17 +509,14 @@ impl Gpu {
             numAttrs: 1,
         };
         self.bind()?;
-        if shared > SHARED_ALWAYS {
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            found.function.set_attribute(most, shared as i32).map_err(failed(kernel))?;
-        }
+        found.share(shared).map_err(failed(kernel))?;
         let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
         // SAFETY: the launchers check sizes against the kernels' contracts. Kernels on slots compare rows with the
         // tensors' themselves. Tables of attention calls have been checked; a caller who overwrites one answers for
         // it. A kernel that may be started early waits for earlier launches before it touches anything.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
         launched.result().map_err(failed(kernel))?;
-        found.launches.set(found.launches.get() + 1);
+        found.launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -496,7 +538,7 @@ impl Gpu {
 
     /// Returns how often each kernel was launched or recorded, by name.
     pub fn launches(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.functions.iter().map(|(name, kernel)| (name.as_str(), kernel.launches.get()))
+        self.functions.iter().map(|(name, kernel)| (name.as_str(), kernel.launches.load(Ordering::Relaxed)))
     }
 
     /// Records the launches of `work` as one thing to repeat.

@@ -6,6 +6,7 @@
 //! for its end.
 
 mod buffers;
+mod by_rank;
 mod error;
 mod operations;
 mod tables;
@@ -15,6 +16,7 @@ use std::ops::Deref;
 use seamproof_oracle::{Format, Run};
 
 pub use buffers::{Buffers, reduce};
+pub use by_rank::{Arrival, CpuParcel, CpuPart, Divided, RankPart};
 pub use error::DeviceError;
 
 use crate::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};

@@ -37,6 +37,9 @@ pub enum ExecuteError {
         /// The device's error.
         error: DeviceError,
     },
+    /// The device's memory could not be divided among ranks, or some of their work failed on the device.
+    #[error("ranks at once: {0}")]
+    Divided(DeviceError),
     /// No lane can go on.
     #[error("stuck: {0}")]
     Stuck(String),
@@ -364,28 +367,20 @@ impl<D: Device> Running<'_, D> {
         self.look_at(lane);
     }
 
+    /// Returns the number of messages that are launched together, from the lane's head on.
+    fn launched(&self, lane: usize) -> usize {
+        let Lane { rank, operations, next, .. } = &self.lanes[lane];
+        launched_together(operations[*next..].iter().map(|&operation| self.work(*rank, operation)))
+    }
+
     /// Blocks a lane until the operations that it posted have met their peers.
     fn block(&mut self, lane: usize, posted: usize) {
         (self.lanes[lane].launched, self.lanes[lane].waiting) = (posted, posted);
         self.look_at(lane);
     }
 
-    /// Returns the number of messages that are launched together, from the lane's head on.
-    fn group(&self, lane: usize) -> usize {
-        let Lane { rank, operations, next, .. } = &self.lanes[lane];
-        let group_of = |operation: usize| match self.work(*rank, operation) {
-            Work::Send { group, .. } | Work::Recv { group, .. } => *group,
-            _ => None,
-        };
-        let rest = &operations[*next..];
-        match rest.first().and_then(|&first| group_of(first)) {
-            Some(group) => rest.iter().take_while(|&&operation| group_of(operation) == Some(group)).count(),
-            None => 1,
-        }
-    }
-
     fn launch_group(&mut self, lane: usize, memory: &mut D::Memory) -> Result<(), ExecuteError> {
-        let (rank, next, launched) = (self.lanes[lane].rank, self.lanes[lane].next, self.group(lane));
+        let (rank, next, launched) = (self.lanes[lane].rank, self.lanes[lane].next, self.launched(lane));
         self.block(lane, launched);
         for index in next..next + launched {
             let operation = self.lanes[lane].operations[index];
@@ -412,17 +407,8 @@ impl<D: Device> Running<'_, D> {
         while let (Some(&send), Some(&recv)) =
             (self.sends.get(&pair).and_then(VecDeque::front), self.recvs.get(&pair).and_then(VecDeque::front))
         {
-            let (Work::Send { regions: from, .. }, Work::Recv { regions: to, .. }) =
-                (self.work(pair.0, send.1), self.work(pair.1, recv.1))
-            else {
-                break;
-            };
-            if from.len() != to.len() {
-                let error = DeviceError::Shape("a message and its receiver have different regions".into());
-                return Err(ExecuteError::Device { rank: pair.1, operation: recv.1, error });
-            }
-            let transfers: Vec<Transfer> =
-                from.iter().zip(to).map(|(from, to)| Transfer::copy(from, to)).collect();
+            let transfers = message(self.work(pair.0, send.1), self.work(pair.1, recv.1))
+                .map_err(|error| ExecuteError::Device { rank: pair.1, operation: recv.1, error })?;
             self.transfer(&[recv, send], &transfers, memory)?;
             self.sends.get_mut(&pair).map(VecDeque::pop_front);
             self.recvs.get_mut(&pair).map(VecDeque::pop_front);
@@ -486,9 +472,32 @@ impl<D: Device> Running<'_, D> {
     }
 }
 
+/// Returns the number of messages that are launched together, from the first of a stream's works on. Any other work
+/// is launched alone.
+pub(crate) fn launched_together<'a>(mut works: impl Iterator<Item = &'a Work>) -> usize {
+    let group_of = |work: &Work| match work {
+        Work::Send { group, .. } | Work::Recv { group, .. } => *group,
+        _ => None,
+    };
+    match works.next().and_then(group_of) {
+        Some(group) => 1 + works.take_while(|work| group_of(work) == Some(group)).count(),
+        None => 1,
+    }
+}
+
+/// Returns the transfers of a message.
+pub(crate) fn message<'a>(send: &'a Work, recv: &'a Work) -> Result<Vec<Transfer<'a>>, DeviceError> {
+    match (send, recv) {
+        (Work::Send { regions: from, .. }, Work::Recv { regions: to, .. }) if from.len() == to.len() => {
+            Ok(from.iter().zip(to).map(|(from, to)| Transfer::copy(from, to)).collect())
+        }
+        _ => Err(DeviceError::Shape("a message and its receiver have different regions".into())),
+    }
+}
+
 /// Returns the transfers of one collective, given each member's part in order of members; `None` if the parts do not
 /// belong together.
-fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
+pub(crate) fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
     match works[0] {
         Work::AllGather { .. } => {
             let gathered = |(member, work): (usize, &&'a Work)| {

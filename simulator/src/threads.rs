@@ -1,10 +1,12 @@
 //! Ranks as threads: a schedule run by a host thread for each rank, as on several devices.
 //!
-//! Each rank has memory of its own and goes through its streams in an order of its own, while the others do the same.
-//! They meet in messages and collectives alone. What travels between them is *late* by a drawn number of *looks*: a
-//! stream that waits for it looks again and again, and other streams of the rank go on between two looks. Until it has
-//! arrived, the place to which it goes holds *poison* (NaN), so that work that does not wait for it shows. A message is
-//! read from its sender only when its receiver has come: a sender that writes into it too early sends something else.
+//! Each rank has a [part](RankPart) of the device with memory of its own, and goes through its streams in an order of
+//! its own, while the others do the same. They meet in messages and collectives alone. What travels between them is
+//! *late* by a drawn number of *looks*: a stream that waits for it looks again and again, and other streams of the rank
+//! go on between two looks. On a device that works behind its host, a stream is late by a time for each look as well,
+//! and so is some of its other work. Until something has arrived, the place to which it goes holds *poison* (NaN), so
+//! that work that does not wait for it shows. A message is read from its sender only when its receiver has come: a
+//! sender that writes into it too early sends something else.
 //!
 //! No bit of a right schedule's results differs from a run by [`executor`](crate::executor): streams wait for each
 //! other by events, and sums over ranks are made in order of members. Those of a wrong one depend on the machine: the
@@ -15,43 +17,52 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use seamproof_oracle::Format;
-
-use crate::Real;
-use crate::device::{Buffers, Cpu, Device, DeviceError, reduce};
-use crate::executor::{Counts, ExecuteError, ExecutedPasses, awaited, of_phase, reads};
-use crate::schedule::{Reduction, Region, Schedule, Work};
+use crate::device::{Arrival, DeviceError, Divided, RankPart, Transfer};
+use crate::executor::{
+    Counts, ExecuteError, ExecutedPasses, awaited, collective, launched_together, message, of_phase, reads,
+};
+use crate::schedule::{Region, Schedule, Work};
 
 /// Largest number of looks by which anything is late.
 const LOOKS_MAX: usize = 6;
+/// Share of local work that is late, one in so many.
+const LATE: usize = 4;
 
 /// Runs a phase of `schedule` with a thread for each rank. The phases of one run share their memory. `choose` makes the
 /// choices of a rank: of one of `n` things each time, and any answer below n is legal.
-pub fn execute_on_threads<T: Real, C: FnMut(usize) -> usize>(
+pub fn execute_on_threads<D: Divided, C: FnMut(usize) -> usize>(
     schedule: &Schedule,
     phase: ExecutedPasses,
-    device: &Cpu<T>,
-    memory: &mut Buffers<T>,
+    device: &D,
+    memory: &mut D::Memory,
+    choose: impl Fn(usize) -> C + Sync,
+) -> Result<Counts, ExecuteError> {
+    let run = |parts: &mut [D::Part<'_>]| run_ranks(schedule, phase, parts, choose);
+    device.divide(schedule, memory, run).map_err(ExecuteError::Divided)?
+}
+
+/// Runs a thread for each rank's part.
+fn run_ranks<P: RankPart, C: FnMut(usize) -> usize>(
+    schedule: &Schedule,
+    phase: ExecutedPasses,
+    parts: &mut [P],
     choose: impl Fn(usize) -> C + Sync,
 ) -> Result<Counts, ExecuteError> {
     let world = World { state: Mutex::default(), changed: Condvar::new(), ranks: schedule.ranks.len() };
-    let parts = memory.split(schedule);
-    let run = |(rank, memory): (usize, Buffers<T>)| {
+    let run = |rank: usize, part: &mut P| {
         let panicked = format!("the thread of rank {rank} has panicked");
-        let mut rank = Rank::new(schedule, phase, device, &world, (rank, memory), choose(rank));
+        let mut rank = Rank::new(schedule, phase, &world, (rank, part), choose(rank));
         let ended = catch_unwind(AssertUnwindSafe(|| rank.run()));
         // The others would wait for ever for a rank that does not say that it has ended.
         world.end(ended.unwrap_or(Err(ExecuteError::Stuck(panicked))));
-        (rank.memory, rank.counts)
+        rank.counts
     };
     let run = &run;
-    let ranks: Vec<(Buffers<T>, Counts)> = thread::scope(|scope| {
-        let start = |part| scope.spawn(move || run(part));
-        let started: Vec<_> = parts.into_iter().enumerate().map(start).collect();
+    let counts: Vec<Counts> = thread::scope(|scope| {
+        let start = |(rank, part)| scope.spawn(move || run(rank, part));
+        let started: Vec<_> = parts.iter_mut().enumerate().map(start).collect();
         started.into_iter().filter_map(|rank| rank.join().ok()).collect()
     });
-    let (parts, counts): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
-    memory.join(schedule, parts);
     let sum = |sum: Counts, one: Counts| Counts {
         operations: sum.operations + one.operations,
         host_reads: sum.host_reads + one.host_reads,
@@ -65,32 +76,28 @@ pub fn execute_on_threads<T: Real, C: FnMut(usize) -> usize>(
 /// Sending and receiving rank.
 type Pair = (usize, usize);
 
-/// What one member brings to a collective.
-struct Part<T> {
-    /// Elements of each region that is read.
-    values: Vec<Vec<T>>,
-    /// Kind of the collective, by which members agree.
-    kind: (std::mem::Discriminant<Work>, Option<Reduction>),
-    /// Format of the first region's buffer, in which a sum is rounded.
-    format: Format,
+/// What one rank gives others, with its operation.
+struct Given<P: RankPart> {
+    operation: usize,
+    parcel: P::Parcel,
 }
 
 /// One collective.
-struct Collective<T> {
+struct Collective<P: RankPart> {
     /// Parts of the members that have come, by rank.
-    parts: BTreeMap<usize, Arc<Part<T>>>,
+    parts: BTreeMap<usize, Arc<Given<P>>>,
     /// Number of members that have taken all parts.
     taken: usize,
 }
 
 /// What the ranks know of each other.
-struct Shared<T> {
-    /// Number of receives that each pair has posted.
-    received: BTreeMap<Pair, usize>,
+struct Shared<P: RankPart> {
+    /// Signs of receivers that have come, by pair and number of the message.
+    receivers: BTreeMap<(Pair, usize), P::Sign>,
     /// Messages on their way, by pair and number.
-    messages: BTreeMap<(Pair, usize), Vec<Vec<T>>>,
+    messages: BTreeMap<(Pair, usize), Given<P>>,
     /// Collectives that not every member has left, by communicator and number.
-    collectives: BTreeMap<(usize, usize), Collective<T>>,
+    collectives: BTreeMap<(usize, usize), Collective<P>>,
     /// Number of changes so far.
     changes: usize,
     /// Number of ranks that wait and have seen the last change.
@@ -100,10 +107,10 @@ struct Shared<T> {
     failed: Option<ExecuteError>,
 }
 
-impl<T> Default for Shared<T> {
-    fn default() -> Shared<T> {
+impl<P: RankPart> Default for Shared<P> {
+    fn default() -> Shared<P> {
         Shared {
-            received: BTreeMap::new(),
+            receivers: BTreeMap::new(),
             messages: BTreeMap::new(),
             collectives: BTreeMap::new(),
             changes: 0,
@@ -114,27 +121,27 @@ impl<T> Default for Shared<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<P: RankPart> Shared<P> {
     fn change(&mut self) {
         self.changes += 1;
         self.idle = 0;
     }
 }
 
-struct World<T> {
-    state: Mutex<Shared<T>>,
+struct World<P: RankPart> {
+    state: Mutex<Shared<P>>,
     changed: Condvar,
     ranks: usize,
 }
 
-impl<T> World<T> {
-    fn lock(&self) -> MutexGuard<'_, Shared<T>> {
+impl<P: RankPart> World<P> {
+    fn lock(&self) -> MutexGuard<'_, Shared<P>> {
         // A rank that panicked has ended: its state is only read.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes what the ranks know, and wakes those that wait.
-    fn tell(&self, change: impl FnOnce(&mut Shared<T>)) {
+    fn tell(&self, change: impl FnOnce(&mut Shared<P>)) {
         let mut state = self.lock();
         change(&mut state);
         state.change();
@@ -175,7 +182,8 @@ struct Pending {
     operation: usize,
     /// The message of a pair, or the collective of a communicator, by its number.
     meets: Meets,
-    /// Number of looks by which it is late.
+    /// Number of looks by which it is late, and of those that are left.
+    late: usize,
     looks: usize,
 }
 
@@ -195,31 +203,31 @@ struct Lane {
     launched: usize,
 }
 
-struct Rank<'a, T: Real, C> {
+struct Rank<'a, P: RankPart, C> {
     schedule: &'a Schedule,
-    device: &'a Cpu<T>,
-    world: &'a World<T>,
+    world: &'a World<P>,
     rank: usize,
-    memory: Buffers<T>,
+    part: &'a mut P,
     lanes: Vec<Lane>,
     done: Vec<bool>,
     awaited: Vec<Option<usize>>,
     host_reads: Vec<usize>,
-    sent: BTreeMap<Pair, usize>,
+    /// Number of messages to each rank, and of those that were awaited from each.
+    sent: BTreeMap<usize, usize>,
+    awaited_from: BTreeMap<usize, usize>,
     entered: BTreeMap<usize, usize>,
     choose: C,
     counts: Counts,
 }
 
-impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
+impl<'a, P: RankPart, C: FnMut(usize) -> usize> Rank<'a, P, C> {
     fn new(
         schedule: &'a Schedule,
         phase: ExecutedPasses,
-        device: &'a Cpu<T>,
-        world: &'a World<T>,
-        (rank, memory): (usize, Buffers<T>),
+        world: &'a World<P>,
+        (rank, part): (usize, &'a mut P),
         choose: C,
-    ) -> Rank<'a, T, C> {
+    ) -> Rank<'a, P, C> {
         let program = &schedule.ranks[rank];
         let mut streams: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (index, operation) in of_phase(program, phase) {
@@ -228,15 +236,15 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         let lane = |operations| Lane { operations, next: 0, pending: Vec::new(), launched: 0 };
         Rank {
             schedule,
-            device,
             world,
             rank,
-            memory,
+            part,
             lanes: streams.into_values().map(lane).collect(),
             done: vec![false; program.operations.len()],
             awaited: awaited(program, phase),
             host_reads: reads(program, phase).into(),
             sent: BTreeMap::new(),
+            awaited_from: BTreeMap::new(),
             entered: BTreeMap::new(),
             choose,
             counts: Counts::default(),
@@ -255,7 +263,7 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
             };
             let ready: Vec<usize> = (0..self.lanes.len()).filter(|&lane| self.can_go_on(lane)).collect();
             if !ready.is_empty() {
-                let chosen = (self.choose)(ready.len()).min(ready.len() - 1);
+                let chosen = self.draw(ready.len());
                 self.advance(ready[chosen])?;
                 continue;
             }
@@ -266,8 +274,13 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         }
     }
 
+    /// Returns a number below `count`.
+    fn draw(&mut self, count: usize) -> usize {
+        (self.choose)(count).min(count - 1)
+    }
+
     fn work(&self, operation: usize) -> &'a Work {
-        &self.schedule.ranks[self.rank].operations[operation].work
+        work_of(self.schedule, self.rank, operation)
     }
 
     fn head(&self, lane: usize) -> Option<usize> {
@@ -287,9 +300,9 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
     }
 
     /// Whether the others have done what a launched operation waits for.
-    fn has_come(&self, pending: &Pending, state: &Shared<T>) -> bool {
+    fn has_come(&self, pending: &Pending, state: &Shared<P>) -> bool {
         match pending.meets {
-            Meets::Sends(pair, number) => state.received.get(&pair).is_some_and(|count| *count > number),
+            Meets::Sends(pair, number) => state.receivers.contains_key(&(pair, number)),
             Meets::Receives(pair, number) => state.messages.contains_key(&(pair, number)),
             Meets::Joins(communicator, number) => {
                 let members = self.schedule.communicators.get(communicator).map_or(0, Vec::len);
@@ -304,31 +317,32 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         if !self.lanes[lane].pending.is_empty() {
             return self.meet(lane);
         }
-        match self.work(operation) {
-            Work::Send { .. } | Work::Recv { .. } => self.launch_group(lane),
+        let work = self.work(operation);
+        match work {
+            Work::Send { .. } | Work::Recv { .. } => return self.launch_group(lane),
             Work::AllGather { .. }
             | Work::ReduceScatter { .. }
             | Work::AllToAll { .. }
-            | Work::AllReduce { .. } => self.enter(lane, operation),
-            Work::RecordEvent(_) | Work::WaitEvent(_) => {
-                self.finish(lane, 1);
-                Ok(())
+            | Work::AllReduce { .. } => return self.enter(lane, operation),
+            Work::RecordEvent(_) => self.part.mark(lane, operation),
+            Work::WaitEvent(_) => {
+                self.awaited[operation].map_or(Ok(()), |record| self.part.wait(lane, record))
             }
             Work::HostRead(region) => {
-                self.device.host_read(region, &mut self.memory).map_err(self.failed(operation))?;
                 self.counts.host_reads += 1;
-                self.finish(lane, 1);
-                Ok(())
+                self.part.host_read(lane, region)
             }
             local => {
-                self.device.execute(local, &mut self.memory).map_err(self.failed(operation))?;
-                self.finish(lane, 1);
-                Ok(())
+                let late = if self.draw(LATE) == 0 { self.draw(LOOKS_MAX + 1) } else { 0 };
+                self.part.delay(lane, late).and_then(|()| self.part.execute(lane, local))
             }
         }
+        .map_err(self.failed(operation))?;
+        self.finish(lane, 1);
+        Ok(())
     }
 
-    fn failed(&self, operation: usize) -> impl Fn(DeviceError) -> ExecuteError + use<T, C> {
+    fn failed(&self, operation: usize) -> impl Fn(DeviceError) -> ExecuteError + use<P, C> {
         let rank = self.rank;
         move |error| ExecuteError::Device { rank, operation, error }
     }
@@ -340,96 +354,50 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         self.counts.operations += count;
     }
 
-    /// Returns the number of messages that are launched together, from the lane's head on.
-    fn group(&self, lane: usize) -> usize {
-        let group_of = |operation: usize| match self.work(operation) {
-            Work::Send { group, .. } | Work::Recv { group, .. } => *group,
-            _ => None,
-        };
-        let rest = &self.lanes[lane].operations[self.lanes[lane].next..];
-        match rest.first().and_then(|&first| group_of(first)) {
-            Some(group) => rest.iter().take_while(|&&operation| group_of(operation) == Some(group)).count(),
-            None => 1,
-        }
-    }
-
     fn launch_group(&mut self, lane: usize) -> Result<(), ExecuteError> {
-        let (next, launched) = (self.lanes[lane].next, self.group(lane));
-        for index in next..next + launched {
-            let operation = self.lanes[lane].operations[index];
+        let Lane { operations, next, .. } = &self.lanes[lane];
+        let works = operations[*next..].iter().map(|&operation| self.work(operation));
+        let group = operations[*next..*next + launched_together(works)].to_vec();
+        for &operation in &group {
             let meets = match self.work(operation) {
-                Work::Send { to, .. } => {
-                    let (pair, count) = ((self.rank, *to), self.sent.entry((self.rank, *to)).or_default());
-                    *count += 1;
-                    Meets::Sends(pair, *count - 1)
-                }
+                Work::Send { to, .. } => Meets::Sends((self.rank, *to), next_of(&mut self.sent, *to)),
                 Work::Recv { from, regions, .. } => {
-                    self.poison(regions).map_err(self.failed(operation))?;
-                    let (pair, mut number) = ((*from, self.rank), 0);
-                    self.world.tell(|state| {
-                        let count = state.received.entry(pair).or_default();
-                        number = *count;
-                        *count += 1;
-                    });
+                    let (pair, number) = ((*from, self.rank), next_of(&mut self.awaited_from, *from));
+                    let poisoned = self.part.poison(lane, &regions.iter().collect::<Vec<_>>());
+                    let sign =
+                        poisoned.and_then(|()| self.part.sign(lane)).map_err(self.failed(operation))?;
+                    self.world.tell(|state| drop(state.receivers.insert((pair, number), sign)));
                     Meets::Receives(pair, number)
                 }
                 _ => continue,
             };
             self.launch(lane, operation, meets);
         }
-        self.lanes[lane].launched = launched;
+        self.lanes[lane].launched = group.len();
         Ok(())
     }
 
     /// Keeps an operation that waits for other ranks.
     fn launch(&mut self, lane: usize, operation: usize, meets: Meets) {
-        let looks = (self.choose)(LOOKS_MAX + 1).min(LOOKS_MAX);
-        self.lanes[lane].pending.push(Pending { operation, meets, looks });
-    }
-
-    /// Writes NaN to where something will arrive.
-    fn poison(&mut self, regions: &[Region]) -> Result<(), DeviceError> {
-        for region in regions {
-            let elements = self.memory.read(region)?.len();
-            self.memory.write(region, &vec![T::from_f32(f32::NAN); elements])?;
-        }
-        Ok(())
+        let looks = self.draw(LOOKS_MAX + 1);
+        self.lanes[lane].pending.push(Pending { operation, meets, late: looks, looks });
     }
 
     fn enter(&mut self, lane: usize, operation: usize) -> Result<(), ExecuteError> {
-        let work = self.work(operation);
-        let (communicator, read, written, reduction) = match work {
-            Work::AllGather { communicator, from, to } => {
-                (communicator, vec![from.clone()], to.clone(), None)
-            }
-            Work::ReduceScatter { communicator, from, to } => {
-                (communicator, from.clone(), vec![to.clone()], Some(Reduction::Sum))
-            }
-            Work::AllToAll { communicator, send, recv } => (communicator, send.clone(), recv.clone(), None),
-            Work::AllReduce { communicator, region, reduction } => {
-                (communicator, vec![region.clone()], vec![region.clone()], Some(*reduction))
-            }
-            _ => return Ok(()),
+        let Some(Exchanged { communicator, read, written }) = exchanged(self.work(operation)) else {
+            return Ok(());
         };
         let failed = self.failed(operation);
-        let values = read.iter().map(|region| self.memory.read(region)).collect::<Result<_, _>>();
-        let format = read.first().map(|first| self.memory.tensor(first.buffer).format());
-        let nothing = || failed(DeviceError::Shape("a collective of nothing".into()));
-        let part = Part {
-            values: values.map_err(&failed)?,
-            kind: (std::mem::discriminant(work), reduction),
-            format: format.ok_or_else(nothing)?,
-        };
-        self.poison(&written).map_err(&failed)?;
-        let count = self.entered.entry(*communicator).or_default();
-        let number = *count;
-        *count += 1;
+        let parcel = self.part.take(lane, &read).map_err(&failed)?;
+        self.part.poison(lane, &written).map_err(&failed)?;
+        let number = next_of(&mut self.entered, communicator);
+        let given = Arc::new(Given { operation, parcel });
         self.world.tell(|state| {
             let nobody = || Collective { parts: BTreeMap::new(), taken: 0 };
-            let collective = state.collectives.entry((*communicator, number)).or_insert_with(nobody);
-            collective.parts.insert(self.rank, Arc::new(part));
+            let collective = state.collectives.entry((communicator, number)).or_insert_with(nobody);
+            collective.parts.insert(self.rank, given);
         });
-        self.launch(lane, operation, Meets::Joins(*communicator, number));
+        self.launch(lane, operation, Meets::Joins(communicator, number));
         self.lanes[lane].launched = 1;
         Ok(())
     }
@@ -441,36 +409,24 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
             let pending = self.lanes[lane].pending.iter().enumerate();
             pending.filter(|(_, pending)| self.has_come(pending, &state)).map(|(index, _)| index).collect()
         };
-        let chosen = (self.choose)(come.len()).min(come.len().saturating_sub(1));
-        let Some(&index) = come.get(chosen) else { return Ok(()) };
+        if come.is_empty() {
+            return Ok(());
+        }
+        let index = come[self.draw(come.len())];
         let pending = &mut self.lanes[lane].pending[index];
         if pending.looks > 0 {
             pending.looks -= 1;
             thread::yield_now();
             return Ok(());
         }
-        let Pending { operation, meets, .. } = self.lanes[lane].pending.remove(index);
-        match (self.work(operation), meets) {
-            (Work::Send { regions, .. }, Meets::Sends(pair, number)) => {
-                let values = regions.iter().map(|region| self.memory.read(region)).collect::<Result<_, _>>();
-                let values = values.map_err(self.failed(operation))?;
-                self.world.tell(|state| drop(state.messages.insert((pair, number), values)));
-            }
-            (Work::Recv { regions, .. }, Meets::Receives(pair, number)) => {
-                let values = self.world.lock().messages.remove(&(pair, number)).unwrap_or_default();
-                if values.len() != regions.len() {
-                    let what = "a message and its receiver have different regions";
-                    return Err(self.failed(operation)(DeviceError::Shape(what.into())));
-                }
-                for (region, values) in regions.iter().zip(&values) {
-                    self.memory.write(region, values).map_err(self.failed(operation))?;
-                }
-            }
-            (work, Meets::Joins(communicator, number)) => {
+        let pending = self.lanes[lane].pending.remove(index);
+        match pending.meets {
+            Meets::Sends(pair, number) => self.send(lane, pending, (pair, number))?,
+            Meets::Receives(pair, number) => self.receive(lane, pending, (pair, number))?,
+            Meets::Joins(communicator, number) => {
                 let parts = self.take(communicator, number)?;
-                self.combine(operation, work, communicator, &parts)?;
+                self.combine(lane, pending, communicator, &parts)?;
             }
-            _ => {}
         }
         if self.lanes[lane].pending.is_empty() {
             let launched = self.lanes[lane].launched;
@@ -479,58 +435,96 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
         Ok(())
     }
 
+    /// Gives a message to a receiver that has come.
+    fn send(&mut self, lane: usize, pending: Pending, key: (Pair, usize)) -> Result<(), ExecuteError> {
+        let Pending { operation, late, .. } = pending;
+        let (Work::Send { regions, .. }, Some(sign)) =
+            (self.work(operation), self.world.lock().receivers.remove(&key))
+        else {
+            return Ok(());
+        };
+        let regions: Vec<&Region> = regions.iter().collect();
+        let parcel = self.part.heed(lane, &sign).and_then(|()| self.part.delay(lane, late));
+        let parcel = parcel.and_then(|()| self.part.take(lane, &regions)).map_err(self.failed(operation))?;
+        self.world.tell(|state| drop(state.messages.insert(key, Given { operation, parcel })));
+        Ok(())
+    }
+
+    /// Takes a message that is there.
+    fn receive(&mut self, lane: usize, pending: Pending, key: (Pair, usize)) -> Result<(), ExecuteError> {
+        let Pending { operation, late, .. } = pending;
+        let Some(given) = self.world.lock().messages.remove(&key) else { return Ok(()) };
+        let (sender, _) = key.0;
+        let transfers = message(work_of(self.schedule, sender, given.operation), self.work(operation));
+        let transfers = transfers.map_err(self.failed(operation))?;
+        let arrival = |(index, transfer): (usize, &Transfer<'a>)| Arrival {
+            from: vec![(&given.parcel, index)],
+            reduction: transfer.reduction,
+            to: transfer.to.to_vec(),
+        };
+        let arrivals: Vec<_> = transfers.iter().enumerate().map(arrival).collect();
+        self.put(lane, operation, late, &arrivals)
+    }
+
+    fn put(
+        &mut self,
+        lane: usize,
+        operation: usize,
+        late: usize,
+        arrivals: &[Arrival<'_, P::Parcel>],
+    ) -> Result<(), ExecuteError> {
+        let put = self.part.delay(lane, late).and_then(|()| self.part.put(lane, arrivals));
+        put.map_err(self.failed(operation))
+    }
+
     /// Returns the parts of a collective, in order of members. The last member removes them.
-    fn take(&self, communicator: usize, number: usize) -> Result<Vec<Arc<Part<T>>>, ExecuteError> {
+    fn take(&self, communicator: usize, number: usize) -> Result<Vec<Arc<Given<P>>>, ExecuteError> {
         let mismatch = || ExecuteError::Mismatch { communicator };
         let members = self.schedule.communicators.get(communicator).ok_or_else(mismatch)?;
         let key = (communicator, number);
         let mut state = self.world.lock();
         let collective = state.collectives.get_mut(&key).ok_or_else(mismatch)?;
         let of_member = |member: &usize| collective.parts.get(member).cloned();
-        let parts: Vec<Arc<Part<T>>> =
-            members.iter().map(of_member).collect::<Option<_>>().ok_or_else(mismatch)?;
+        let parts: Option<Vec<Arc<Given<P>>>> = members.iter().map(of_member).collect();
         collective.taken += 1;
         if collective.taken == members.len() {
             state.collectives.remove(&key);
         }
-        match parts.iter().all(|part| part.kind == parts[0].kind) {
-            true => Ok(parts),
-            false => Err(mismatch()),
-        }
+        parts.ok_or_else(mismatch)
     }
 
     /// Writes this member's results of a collective.
     fn combine(
         &mut self,
-        operation: usize,
-        work: &Work,
+        lane: usize,
+        pending: Pending,
         communicator: usize,
-        parts: &[Arc<Part<T>>],
+        parts: &[Arc<Given<P>>],
     ) -> Result<(), ExecuteError> {
         let mismatch = || ExecuteError::Mismatch { communicator };
-        let mine = self.schedule.communicators[communicator].iter().position(|member| *member == self.rank);
-        let mine = mine.ok_or_else(mismatch)?;
-        let written: Vec<(&Region, Vec<T>)> = match work {
-            Work::AllGather { to, .. } => {
-                to.iter().zip(parts).map(|(to, part)| (to, part.values[0].clone())).collect()
-            }
-            Work::AllToAll { recv, .. } => {
-                let of = |part: &Arc<Part<T>>| part.values.get(mine).cloned();
-                let values: Option<Vec<Vec<T>>> = parts.iter().map(of).collect();
-                recv.iter().zip(values.ok_or_else(mismatch)?).collect()
-            }
-            Work::ReduceScatter { to, .. } => {
-                vec![(to, reduced(parts, mine, Reduction::Sum).ok_or_else(mismatch)?)]
-            }
-            Work::AllReduce { region, reduction, .. } => {
-                vec![(region, reduced(parts, 0, *reduction).ok_or_else(mismatch)?)]
-            }
-            _ => Vec::new(),
+        let Pending { operation, late, .. } = pending;
+        let members = &self.schedule.communicators[communicator];
+        let work_of =
+            |(member, part): (&usize, &Arc<Given<P>>)| work_of(self.schedule, *member, part.operation);
+        let works: Vec<&Work> = members.iter().zip(parts).map(work_of).collect();
+        let transfers = collective(&works).ok_or_else(mismatch)?;
+        let brought: Vec<(&P::Parcel, Vec<&Region>)> = { parts.iter().zip(&works) }
+            .map(|(part, work)| (&part.parcel, exchanged(work).map_or(Vec::new(), |with| with.read)))
+            .collect();
+        // Each region of a transfer is one that some member's work names.
+        let taken = |region: &&Region| {
+            brought.iter().find_map(|(parcel, regions)| Some((*parcel, place_of(regions, region)?)))
         };
-        for (region, values) in written {
-            self.memory.write(region, &values).map_err(self.failed(operation))?;
-        }
-        Ok(())
+        let own = exchanged(self.work(operation)).map_or(Vec::new(), |with| with.written);
+        let mine = |transfer: &Transfer<'a>| -> Option<Arrival<'_, P::Parcel>> {
+            let to: Vec<&Region> =
+                transfer.to.iter().copied().filter(|region| place_of(&own, region).is_some()).collect();
+            let from = transfer.from.iter().map(taken).collect::<Option<_>>()?;
+            Some(Arrival { from, reduction: transfer.reduction, to })
+        };
+        let arrivals = transfers.iter().map(mine).collect::<Option<Vec<_>>>().ok_or_else(mismatch)?;
+        let arrivals: Vec<_> = arrivals.into_iter().filter(|arrival| !arrival.to.is_empty()).collect();
+        self.put(lane, operation, late, &arrivals)
     }
 
     /// Returns where the rank stands, for a run that is stuck.
@@ -541,13 +535,39 @@ impl<'a, T: Real, C: FnMut(usize) -> usize> Rank<'a, T, C> {
     }
 }
 
-/// Returns the combination of all members' regions of one index, in order of members; `None` if their sizes differ.
-fn reduced<T: Real>(parts: &[Arc<Part<T>>], index: usize, reduction: Reduction) -> Option<Vec<T>> {
-    let (first, rest) = parts.split_first()?;
-    let mut sum = first.values.get(index)?.clone();
-    for part in rest {
-        let values = part.values.get(index).filter(|values| values.len() == sum.len())?;
-        reduce(&mut sum, values, reduction, first.format);
-    }
-    Some(sum)
+fn work_of(schedule: &Schedule, rank: usize, operation: usize) -> &Work {
+    &schedule.ranks[rank].operations[operation].work
+}
+
+/// Returns how often a key was counted before, and counts it.
+fn next_of<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> usize {
+    let count = counts.entry(key).or_default();
+    *count += 1;
+    *count - 1
+}
+
+/// Returns the place of this very region in a list.
+fn place_of(regions: &[&Region], region: &Region) -> Option<usize> {
+    regions.iter().position(|other| std::ptr::eq(*other, region))
+}
+
+/// What one member does in a collective.
+struct Exchanged<'a> {
+    communicator: usize,
+    read: Vec<&'a Region>,
+    written: Vec<&'a Region>,
+}
+
+/// Returns what a member does in a collective; `None` for any other work.
+fn exchanged(work: &Work) -> Option<Exchanged<'_>> {
+    let (communicator, read, written) = match work {
+        Work::AllGather { communicator, from, to } => (communicator, vec![from], to.iter().collect()),
+        Work::ReduceScatter { communicator, from, to } => (communicator, from.iter().collect(), vec![to]),
+        Work::AllToAll { communicator, send, recv } => {
+            (communicator, send.iter().collect(), recv.iter().collect())
+        }
+        Work::AllReduce { communicator, region, .. } => (communicator, vec![region], vec![region]),
+        _ => return None,
+    };
+    Some(Exchanged { communicator: *communicator, read, written })
 }

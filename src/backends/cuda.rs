@@ -36,7 +36,7 @@ use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
 use seamproof_judge::subjects::{
-    OptionError, Reached, SubjectName, built, in_steps, launchable, run_schedule,
+    OptionError, Ranks, Reached, SubjectName, built, in_steps, launchable, run_on_threads, run_schedule,
 };
 
 /// Name of the subject, as `--backend` takes it.
@@ -61,6 +61,8 @@ pub struct Cuda {
     /// Number of CUDA streams that the schedule's streams run on. With 1 they run one after the other, in the order
     /// that is drawn.
     pub streams: usize,
+    /// Manner in which ranks run. With threads, each stream of each rank is a CUDA stream, whatever `streams` is.
+    pub ranks: Ranks,
 }
 
 /// Largest number of streams.
@@ -69,7 +71,15 @@ const STREAMS_MAX: usize = 64;
 impl Default for Cuda {
     fn default() -> Cuda {
         let (merge, attention) = (MergeOrder::default(), AttentionKernels::default());
-        Cuda { order: 0, merge, helpers: true, attention, dq: DqOrder::Fixed, streams: 1 }
+        Cuda {
+            order: 0,
+            merge,
+            helpers: true,
+            attention,
+            dq: DqOrder::Fixed,
+            streams: 1,
+            ranks: Ranks::InTurn,
+        }
     }
 }
 
@@ -102,6 +112,8 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
         // One case in four runs its streams in parallel.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
+        // One case in four has a thread for each rank.
+        ("ranks".into(), if draw >> 57 & 3 == 0 { Ranks::Threads } else { Ranks::InTurn }.name().into()),
         (
             "attention".into(),
             AttentionKernels::ALL[(draw >> 40 & 0x7fff) as usize % AttentionKernels::ALL.len()].name().into(),
@@ -113,8 +125,8 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 
 impl Cuda {
     /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
-    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle` or `short`), `dq` (`fixed` or `any`) and `streams`.
-    /// The defaults are 0, `running`, `on`, `simple`, `fixed` and 1.
+    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle` or `short`), `dq` (`fixed` or `any`), `streams` and
+    /// `ranks` (`in-turn` or `threads`). The defaults are 0, `running`, `on`, `simple`, `fixed`, 1 and `in-turn`.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -139,8 +151,10 @@ impl Cuda {
                     let known = value.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
                     (known.map(|streams| subject.streams = streams), "a number from 1 to 64")
                 }
+                "ranks" => (Ranks::by_name(value).map(|ranks| subject.ranks = ranks), "in-turn or threads"),
                 _ => {
-                    let (option, known) = (option.clone(), "order, merge, helpers, attention, dq, streams");
+                    let known = "order, merge, helpers, attention, dq, streams, ranks";
+                    let option = option.clone();
                     return Err(OptionError::Unknown { backend: NAME, option, known });
                 }
             };
@@ -163,17 +177,19 @@ impl Cuda {
             ("attention".into(), self.attention.name().into()),
             ("dq".into(), self.dq.name().into()),
             ("streams".into(), self.streams.to_string()),
+            ("ranks".into(), self.ranks.name().into()),
         ])
     }
 
     /// Returns the subject of one of many cases that are compared with its twin: the order of ranks, the merges, the
-    /// streams and the helper kernels vary with the case.
+    /// streams, the helper kernels and the threads vary with the case.
     pub fn of_case(case: u64, problem: &Problem) -> Cuda {
         let subject = Cuda {
             order: case,
             merge: MergeOrder::WEIGHTED[(case % 2) as usize],
             helpers: !case.is_multiple_of(3),
             streams: 1 + 3 * ((case / 2 % 2) as usize),
+            ranks: Ranks::ALL[usize::from(case.is_multiple_of(5))],
             ..Cuda::default()
         };
         subject.with_twins_bits(problem)
@@ -246,7 +262,7 @@ impl CudaRunner {
             return Ok(outputs);
         }
         let schedule = launchable(problem, subject.merge)?;
-        let Cuda { helpers, attention, dq, streams, .. } = *subject;
+        let Cuda { order, helpers, attention, dq, streams, ranks, .. } = *subject;
         let page = problem.pages.as_ref().map(|pages| pages.size);
         let options = DeviceOptions { helpers, attention, dq, streams, page };
         let device = self.workspace.device(formats(problem), options);
@@ -256,7 +272,10 @@ impl CudaRunner {
                 Reached::Launched => Phase::Launched,
             });
         };
-        let outputs = run_schedule(&device, problem, inputs, &schedule, subject.order, &mut on_way)?;
+        let outputs = match ranks {
+            Ranks::InTurn => run_schedule(&device, problem, inputs, &schedule, order, &mut on_way)?,
+            Ranks::Threads => run_on_threads(&device, problem, inputs, &schedule, order, &mut on_way)?,
+        };
         reached(Phase::Done);
         Ok(outputs)
     }

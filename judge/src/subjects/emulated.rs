@@ -68,7 +68,7 @@ pub struct Emulated {
 pub enum Ranks {
     /// One thread goes through the operations of all ranks.
     InTurn,
-    /// Each rank has a thread and memory of its own.
+    /// Each rank has a thread of the host, and memory and streams of its own.
     Threads,
 }
 
@@ -122,6 +122,24 @@ impl Default for Emulated {
 /// Returns the choice of a kernel by its name in a declaration. A kernel has a choice, so `unknown` is none.
 fn choice<T: DeserializeOwned + Default + PartialEq>(name: &str) -> Option<T> {
     serde_json::from_value(name.into()).ok().filter(|choice| *choice != T::default())
+}
+
+impl Ranks {
+    /// Every manner.
+    pub const ALL: [Ranks; 2] = [Ranks::InTurn, Ranks::Threads];
+
+    /// Returns the name, as options have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ranks::InTurn => "in-turn",
+            Ranks::Threads => "threads",
+        }
+    }
+
+    /// Returns the manner of a name; `None` for a name that is none.
+    pub fn by_name(name: &str) -> Option<Ranks> {
+        Ranks::ALL.into_iter().find(|ranks| ranks.name() == name)
+    }
 }
 
 /// Returns the values that an option takes, in words.
@@ -192,8 +210,7 @@ impl Emulated {
                     .map(|results| backend.results = results),
                 "declares" => one_of(value, [("all", true), ("nothing", false)])
                     .map(|declares| backend.declares = declares),
-                "ranks" => one_of(value, [("in-turn", Ranks::InTurn), ("threads", Ranks::Threads)])
-                    .map(|ranks| backend.ranks = ranks),
+                "ranks" => Ranks::by_name(value).map(|ranks| backend.ranks = ranks),
                 _ => {
                     let (option, known) = (option.clone(), KNOWN);
                     return Err(OptionError::Unknown { backend: "emulated", option, known });
@@ -272,7 +289,9 @@ impl Emulated {
             Ranks::InTurn => {
                 on_device::run_schedule(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?
             }
-            Ranks::Threads => on_device::run_on_threads(device, &scheduled, inputs, schedule, self.order)?,
+            Ranks::Threads => {
+                on_device::run_on_threads(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?
+            }
         };
         if self.delta == Delta::UnroundedOut {
             let format = problem.precision.out.format;

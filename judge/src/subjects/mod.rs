@@ -30,7 +30,7 @@ pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, miscall};
 pub use missteps::needs_steps;
 pub use name::SubjectName;
-pub use on_device::{Reached, run_schedule};
+pub use on_device::{Reached, run_on_threads, run_schedule};
 pub use options::{OptionError, Options, listed};
 pub use planted::Planted;
 pub use recorded::Recorded;

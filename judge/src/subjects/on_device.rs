@@ -4,7 +4,7 @@
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName, runs_of};
 use seamproof_simulator::GuardedTensor;
-use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError};
+use seamproof_simulator::device::{Buffers, Device, DeviceError, Divided};
 use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, load, output};
 use seamproof_simulator::schedule::Schedule;
 use seamproof_simulator::threads::execute_on_threads;
@@ -40,18 +40,19 @@ pub fn run_schedule<D: Device<Real = f32>>(
 }
 
 /// Runs a schedule like [`run_schedule`], with a thread for each rank. The choices of each are drawn from `order`.
-pub(super) fn run_on_threads(
-    device: &Cpu<f32>,
+pub fn run_on_threads<D: Divided<Real = f32>>(
+    device: &D,
     problem: &Problem,
     inputs: &Inputs,
     schedule: &Schedule,
     order: u64,
+    reached: &mut dyn FnMut(Reached),
 ) -> Result<Outputs, RunError> {
-    let mut execute = |phase: ExecutedPasses, memory: &mut Buffers<f32>| {
+    let mut execute = |phase: ExecutedPasses, memory: &mut D::Memory| {
         let of_rank = |rank: usize| choices(crate::hash::mix(order ^ crate::hash::mix(rank as u64)));
         execute_on_threads(schedule, phase, device, memory, of_rank).map(drop)
     };
-    run_phases(device, problem, inputs, schedule, &mut execute, &mut |_| {})
+    run_phases(device, problem, inputs, schedule, &mut execute, reached)
 }
 
 /// Returns a maker of choices, of one of some number each time.
@@ -77,7 +78,7 @@ fn run_phases<D: Device<Real = f32>>(
         device.upload(load(schedule, problem, inputs, slack(problem, inputs))).map_err(failed)?;
     reached(Reached::Uploaded);
     let mut pass = |phase: ExecutedPasses, memory: &mut D::Memory| {
-        execute(phase, memory).map_err(|error| RunError::Crash(error.to_string()))?;
+        execute(phase, memory).map_err(not_executed)?;
         device.submit(memory).map_err(failed)
     };
     pass(ExecutedPasses::Forward, &mut memory)?;
@@ -97,6 +98,14 @@ fn run_phases<D: Device<Real = f32>>(
         outputs.gradients = gradients(problem, schedule, image, rank);
     }
     Ok(Outputs { ranks, damage: image.damage(), changed: Vec::new(), costs: Costs::default() })
+}
+
+fn not_executed(error: ExecuteError) -> RunError {
+    match error {
+        ExecuteError::Device { error: error @ DeviceError::OutOfMemory(_), .. }
+        | ExecuteError::Divided(error) => failed(error),
+        error => RunError::Crash(error.to_string()),
+    }
 }
 
 fn failed(error: DeviceError) -> RunError {

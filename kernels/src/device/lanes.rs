@@ -14,7 +14,7 @@ use crate::error::KernelError;
 use crate::gpu::Gpu;
 
 /// The launches of a request.
-pub(super) type RecordedLaunch = Box<dyn Fn(&Gpu, &RunMemory) -> Result<(), KernelError>>;
+pub(super) type RecordedLaunch = Box<dyn Fn(&Gpu, &RunMemory) -> Result<(), KernelError> + Send>;
 
 /// A recorded request.
 pub(super) enum Command {

@@ -9,6 +9,9 @@
 //! Where an operation has the form that a kernel for packed slots takes, that kernel runs (see [`packed`]). Otherwise
 //! a kernel on tables of rows runs, which takes everything. [`Workspace::counts`] says which operations went which
 //! way.
+//!
+//! Ranks can also run at once, each by a thread of the host on streams of its own (see [`ranks`]). What one asks for is
+//! then launched at once.
 
 mod choice;
 mod cuda;
@@ -16,7 +19,7 @@ mod image;
 mod lanes;
 mod operations;
 mod packed;
-
+mod ranks;
 mod run;
 mod workspace;
 
@@ -28,6 +31,7 @@ pub use choice::{on_tensor_cores, shapes};
 use cuda::failed;
 pub use cuda::{CudaDevice, DeviceOptions};
 use lanes::Command;
+pub use ranks::{CudaParcel, CudaPart};
 pub use run::CudaMemory;
 pub use workspace::Workspace;
 

@@ -28,7 +28,7 @@ use crate::view::View;
 type Range = std::ops::Range<usize>;
 
 /// Returns a region of a buffer. Its rows mean nothing where the buffer has none.
-fn part<'a>(
+pub(super) fn part<'a>(
     place: &Placed,
     rows: Run,
     heads: Range,
@@ -472,7 +472,7 @@ impl CudaDevice<'_> {
     }
 
     /// Records transfers that are launched as one.
-    fn with_transfers(
+    pub(super) fn with_transfers(
         &self,
         memory: &mut CudaMemory,
         fill: impl FnOnce(&mut TransferTable, Area) -> Result<(), KernelError>,

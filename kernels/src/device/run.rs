@@ -12,7 +12,7 @@ use crate::error::KernelError;
 use crate::gpu::Gpu;
 
 /// The multiple on which tables and scratch begin.
-const ALIGNMENT: usize = 16;
+pub(super) const ALIGNMENT: usize = 16;
 
 /// A run's buffers on the device, and the requests that are not launched yet.
 pub struct CudaMemory {
@@ -43,9 +43,24 @@ impl CudaMemory {
         start..self.scratch
     }
 
-    pub(super) fn record(&mut self, launch: impl Fn(&Gpu, &RunMemory) -> Result<(), KernelError> + 'static) {
+    pub(super) fn record(
+        &mut self,
+        launch: impl Fn(&Gpu, &RunMemory) -> Result<(), KernelError> + Send + 'static,
+    ) {
         self.commands.push(Command::Launch(Box::new(launch)));
         self.current = false;
+    }
+
+    /// Returns the part of a rank, which has these buffers.
+    pub(super) fn of_rank(&self, image: Buffers<f32>) -> CudaMemory {
+        CudaMemory {
+            image,
+            places: self.places.clone(),
+            tables: Vec::new(),
+            scratch: 0,
+            commands: Vec::new(),
+            ..*self
+        }
     }
 
     pub(super) fn place(&self, id: BufferId) -> Result<Placed, KernelError> {

@@ -2,7 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
+use super::run::ALIGNMENT;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 use crate::memory::{Area, DeviceBuffer, Staging};
@@ -18,11 +21,33 @@ pub struct Workspace {
     pub(super) run: Cell<u64>,
     staging: RefCell<Option<Staging>>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
+    /// What each rank has that runs by a thread of its own.
+    pub(super) ranks: RefCell<Vec<Workspace>>,
+    pub(super) arena: RefCell<Arena>,
 }
 
 /// Device memory that grows and is kept.
 #[derive(Debug, Default)]
-pub(super) struct GrowingBuffer(RefCell<Option<DeviceBuffer>>);
+pub(super) struct GrowingBuffer(RefCell<Option<Arc<DeviceBuffer>>>);
+
+/// Device memory that is given out in pieces, which stay as they are until all of it is cleared.
+#[derive(Debug, Default)]
+pub(super) struct Arena {
+    chunks: Vec<Arc<DeviceBuffer>>,
+    /// The chunk that pieces come from, and its bytes that are given out.
+    chunk: usize,
+    used: usize,
+}
+
+/// A piece of an [`Arena`].
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    chunk: Arc<DeviceBuffer>,
+    bytes: Range<usize>,
+}
+
+/// The bytes of an arena's smallest chunk.
+const CHUNK: usize = 4 << 20;
 
 /// The memory of a run.
 pub(super) struct RunMemory<'a> {
@@ -39,7 +64,7 @@ impl GrowingBuffer {
         if buffer.is_none() || have < bytes {
             // The old memory is freed first: the two need not fit together.
             *buffer = None;
-            *buffer = Some(gpu.allocate(bytes.max(2 * have).max(1 << 20))?);
+            *buffer = Some(Arc::new(gpu.allocate(bytes.max(2 * have).max(1 << 20))?));
         }
         Ok(())
     }
@@ -55,6 +80,48 @@ impl GrowingBuffer {
     }
 }
 
+impl GrowingBuffer {
+    /// Has the memory of another one, until it is let go of.
+    pub(super) fn share(&self, other: &GrowingBuffer) {
+        self.0.replace(other.0.borrow().clone());
+    }
+
+    /// Lets go of memory that is shared.
+    pub(super) fn let_go(&self) {
+        self.0.replace(None);
+    }
+}
+
+impl Arena {
+    /// Takes all pieces back. No work that uses one may be under way.
+    pub(super) fn clear(&mut self) {
+        (self.chunk, self.used) = (0, 0);
+    }
+
+    /// Gives out so many bytes. Their contents are undefined.
+    pub(super) fn piece(&mut self, gpu: &Gpu, bytes: usize) -> Result<Piece, KernelError> {
+        loop {
+            let Some(chunk) = self.chunks.get(self.chunk) else {
+                self.chunks.push(Arc::new(gpu.allocate(bytes.max(CHUNK))?));
+                continue;
+            };
+            let (start, end) = (self.used, self.used + bytes);
+            if end <= chunk.area().bytes() {
+                self.used = end.next_multiple_of(ALIGNMENT);
+                return Ok(Piece { chunk: chunk.clone(), bytes: start..end });
+            }
+            (self.chunk, self.used) = (self.chunk + 1, 0);
+        }
+    }
+}
+
+impl Piece {
+    /// Returns the memory.
+    pub(super) fn area(&self) -> Result<Area<'_>, KernelError> {
+        self.chunk.area().part(self.bytes.clone())
+    }
+}
+
 impl Workspace {
     /// Returns a workspace on a GPU.
     pub fn new(gpu: Gpu) -> Workspace {
@@ -66,7 +133,18 @@ impl Workspace {
             run: Cell::new(0),
             staging: RefCell::default(),
             counts: RefCell::default(),
+            ranks: RefCell::default(),
+            arena: RefCell::default(),
         }
+    }
+
+    /// Makes workspaces for so many ranks, on the same GPU with streams of their own.
+    pub(super) fn reserve_ranks(&self, ranks: usize) -> Result<(), KernelError> {
+        let mut reserved = self.ranks.borrow_mut();
+        while reserved.len() < ranks {
+            reserved.push(Workspace::new(self.gpu.beside()?));
+        }
+        Ok(())
     }
 
     /// Returns the GPU's name.
@@ -86,6 +164,14 @@ impl Workspace {
 
     pub(super) fn count(&self, way: &'static str) {
         *self.counts.borrow_mut().entry(way).or_default() += 1;
+    }
+
+    /// Takes over the counts of another workspace.
+    pub(super) fn count_with(&self, other: &Workspace) {
+        let mut counts = self.counts.borrow_mut();
+        for (way, count) in other.counts.take() {
+            *counts.entry(way).or_default() += count;
+        }
     }
 
     /// Lends staging memory of at least so many bytes.

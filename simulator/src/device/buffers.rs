@@ -37,7 +37,7 @@ impl<T: Real> Buffers<T> {
     }
 
     /// Takes the buffers of each rank of a schedule out. In a rank's part, other ranks' have no rows and heads.
-    pub(crate) fn split(&mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
+    pub fn split(&mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
         let of_rank = |rank: usize| {
             let own = |id: usize| schedule.buffers[id].rank == rank;
             let kept = |sizes: &[usize]| -> Vec<usize> {
@@ -59,7 +59,7 @@ impl<T: Real> Buffers<T> {
     }
 
     /// Puts the buffers of each rank back.
-    pub(crate) fn join(&mut self, schedule: &Schedule, mut parts: Vec<Buffers<T>>) {
+    pub fn join(&mut self, schedule: &Schedule, mut parts: Vec<Buffers<T>>) {
         for (id, buffer) in schedule.buffers.iter().enumerate() {
             if let Some(part) = parts.get_mut(buffer.rank) {
                 self.tensors[id] = std::mem::replace(&mut part.tensors[id], GuardedTensor::nothing());

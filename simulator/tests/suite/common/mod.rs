@@ -1,5 +1,6 @@
 //! Random problems whose spans a balance divides, and the random numbers behind them.
 
+pub(crate) mod behind;
 pub(crate) mod hold;
 
 use std::num::NonZeroU32;
