@@ -5,3 +5,4 @@ mod cuda;
 mod lanes;
 mod properties;
 mod reference;
+mod threads;
