@@ -365,6 +365,11 @@ impl RankLayout {
         self.statistics.as_ref().map_or(&self.q, |statistics| &statistics.rows)
     }
 
+    /// Whether the statistics of a query head are here.
+    pub fn has_statistics(&self, head: usize) -> bool {
+        self.statistics.as_ref().is_none_or(|statistics| statistics.heads.contains(&head))
+    }
+
     /// Returns the heads of statistics, in a problem of so many query heads.
     pub fn statistics_heads(&self, q: usize) -> Range<usize> {
         self.statistics.as_ref().map_or(0..q, |statistics| statistics.heads.clone())

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use seamproof_oracle::Problem;
+use seamproof_oracle::sharding::whole;
 
 use crate::recording::{Manifest, RankFile, RankPlace, RecordingError, Share};
 
@@ -25,8 +26,9 @@ pub fn recordings(bytes: &[u8]) {
         Err(error) => one_line(&error),
     }
     let (manifest, problem) = KNOWN.as_ref().expect("the known manifest is one");
-    for rows in [Some([problem.rows.q, problem.rows.kv]), None] {
-        let place = RankPlace { manifest, problem, rank: 0, rows, share: Share::all(problem) };
+    let rule = whole(problem);
+    for layout in [Some(&rule), None] {
+        let place = RankPlace { manifest, problem, rank: 0, layout, share: Share::all(problem) };
         match RankFile::parse(Path::new("bytes"), bytes, place) {
             Ok(file) => {
                 let written = file.to_bytes(place).expect("a file that was read can be written");
@@ -59,7 +61,7 @@ mod tests {
             recordings(&bytes);
             (0..bytes.len()).step_by(7).for_each(|kept| recordings(&bytes[..kept]));
             let (manifest, problem) = KNOWN.as_ref().expect("the known manifest is one");
-            let place = RankPlace { manifest, problem, rank: 0, rows: None, share: Share::all(problem) };
+            let place = RankPlace { manifest, problem, rank: 0, layout: None, share: Share::all(problem) };
             read[0] += usize::from(Manifest::parse(Path::new("seed"), &bytes).is_ok());
             read[1] += usize::from(RankFile::parse(Path::new("seed"), &bytes, place).is_ok());
         }

@@ -102,11 +102,9 @@ pub enum Fault {
     /// A format or a scaling that is not read yet.
     #[error("{0} is not read yet; record in bf16, fp16 or f32 without scales")]
     Unscaled(String),
-    /// Ranks that are regions of several.
-    #[error(
-        "is {0}; a recording is of the attention inside of a region, so record each rank's heads with region 1"
-    )]
-    Region(usize),
+    /// Tables for ranks of a region.
+    #[error("is tables; no table says which rows the statistics of a region's rank have, so write rule")]
+    RegionTables,
     /// Fields that make no problem.
     #[error("{0}")]
     Problem(#[from] ProblemError),

@@ -7,7 +7,7 @@ use seamproof_judge::case::Sample;
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::finding::{Check, Finding, Place, number};
 use seamproof_judge::ladder::{
-    Assembly, ErrorMap, Judge, Sampled, padding_of_recorded, place_rows, products,
+    Assembly, ErrorMap, Judge, Sampled, padding_of_recorded, place_rows, products, rotate_rows,
 };
 use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::subjects::Recorded;
@@ -125,7 +125,12 @@ fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
     let Place { sequence: Some(sequence), row: Some(position), .. } = finding.place else { return finding };
     let side = finding.tensor.map_or(Side::Q, TensorName::side);
     let holder = layouts.iter().enumerate().find_map(|(rank, layout)| {
-        let mut own = layout.side(side).runs.iter().filter(|placed| placed.sequence == sequence);
+        let rows = match (finding.tensor, finding.place.head) {
+            (Some(TensorName::Lse), Some(head)) if !layout.has_statistics(head) => return None,
+            (Some(TensorName::Lse), _) => layout.statistics_rows(),
+            _ => layout.side(side),
+        };
+        let mut own = rows.runs.iter().filter(|placed| placed.sequence == sequence);
         own.find_map(|placed| {
             let step = placed.piece.step.max(1);
             let i = position.checked_sub(placed.piece.start).filter(|off| off.is_multiple_of(step))? / step;
@@ -314,11 +319,15 @@ fn no_inputs(problem: &Problem) -> Inputs {
     }
 }
 
-/// Copies a rank's inputs to their places. Rows that are not real stay zero.
+/// Copies a rank's inputs to their places. Rows that are not real stay zero. Hidden rows become those at attention.
 fn place_inputs(problem: &Problem, layout: &RankLayout, local: &Inputs, whole: &mut Inputs) {
     place_rows(problem, (layout, Side::Q), &local.q, &mut whole.q);
     place_rows(problem, (layout, Side::Kv), &local.k, &mut whole.k);
     place_rows(problem, (layout, Side::Kv), &local.v, &mut whole.v);
+    if problem.parallel.region > 1 {
+        rotate_rows(problem, (layout, Side::Q), &mut whole.q);
+        rotate_rows(problem, (layout, Side::Kv), &mut whole.k);
+    }
     if problem.pass == Pass::Backward {
         place_rows(problem, (layout, Side::Q), &local.dout, &mut whole.dout);
     }
@@ -348,7 +357,7 @@ fn settle_empty(problem: &Problem, layout: &RankLayout, empty: EmptyLse, rank: &
         EmptyLse::PlusInfinity => value == f32::INFINITY,
         EmptyLse::Unspecified => true,
     };
-    for placed in &layout.q.runs {
+    for placed in &layout.statistics_rows().runs {
         let both = problem.sequences[placed.sequence];
         for i in 0..placed.local.span {
             let position = placed.piece.start + i * placed.piece.step;

@@ -330,8 +330,8 @@ impl Manifest {
         check_precision(&self.problem.precision)?;
         let problem = Problem::new(self.problem.clone().into());
         let problem = problem.map_err(|error| ("problem".to_owned(), error.into()))?;
-        if problem.parallel.region > 1 {
-            return Err(("problem.parallel.region".into(), Fault::Region(problem.parallel.region)));
+        if problem.parallel.region > 1 && self.placement == Placement::Tables {
+            return Err(("placement".into(), Fault::RegionTables));
         }
         self.check_ranks(&problem)?;
         Ok(problem)
@@ -349,13 +349,12 @@ impl Manifest {
 
     /// Checks the list of rank files against the problem's group.
     fn check_ranks(&self, problem: &Problem) -> Result<(), (String, Fault)> {
-        let (got, group) = (self.ranks.len(), &problem.parallel.ranks);
-        if got != group.len() || got > RANKS_MAX {
-            let expected =
-                format!("problem.parallel.ranks has {}, and at most {RANKS_MAX} are read", group.len());
+        let (got, ranks) = (self.ranks.len(), problem.parallel.all_ranks());
+        if got != ranks || got > RANKS_MAX {
+            let expected = format!("problem.parallel has {ranks} ranks, and at most {RANKS_MAX} are read");
             return Err(("ranks".into(), Fault::Count { got, expected }));
         }
-        for (index, (entry, world_rank)) in self.ranks.iter().zip(group).enumerate() {
+        for (index, (entry, world_rank)) in self.ranks.iter().zip(world_ranks(problem)).enumerate() {
             let differs = |got: String, expected: String, whose| {
                 let advice = "list the files in the order of the group";
                 Fault::Differs { got: quoted(got), whose, expected, advice }
@@ -364,7 +363,7 @@ impl Manifest {
                 let (got, expected) = (entry.file.clone(), rank_file_name(index));
                 return Err((format!("ranks[{index}].file"), differs(got, expected, "its place asks for")));
             }
-            if entry.world_rank != *world_rank {
+            if entry.world_rank != world_rank {
                 let (got, expected) = (entry.world_rank.to_string(), world_rank.to_string());
                 let fault = differs(got, expected, "problem.parallel.ranks says");
                 return Err((format!("ranks[{index}].world_rank"), fault));
@@ -385,9 +384,16 @@ impl Manifest {
                 .with_table(table)
                 .with_padding(self.padding)
                 .with_arithmetic(self.arithmetic.arithmetic()),
-            partition: self.arithmetic.partition(problem.parallel.size()),
+            partition: self.arithmetic.partition(problem.parallel.all_ranks()),
         }
     }
+}
+
+/// Returns the rank of the world of each file: those of the group, or of the regions, each of whose members follow one
+/// another.
+pub(super) fn world_ranks(problem: &Problem) -> impl Iterator<Item = usize> + '_ {
+    let ContextParallel { ranks, region, .. } = &problem.parallel;
+    ranks.iter().flat_map(move |rank| rank * region..(rank + 1) * region)
 }
 
 /// Checks the version before anything else. A manifest of another version then says so, whatever else is in it.

@@ -9,6 +9,7 @@ use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
+use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Side, Sink};
 
 use super::error::quoted;
@@ -48,10 +49,10 @@ pub struct RankPlace<'a> {
     pub manifest: &'a Manifest,
     /// Problem of the manifest.
     pub problem: &'a Problem,
-    /// Rank of the group.
+    /// Rank of the group, or of all its regions.
     pub rank: usize,
-    /// Number of rows of q and of k that the rule of placement gives the rank; `None` where tables do.
-    pub rows: Option<[usize; 2]>,
+    /// Layout that the rule of placement gives the rank; `None` where tables do.
+    pub layout: Option<&'a RankLayout>,
     /// Heads that are kept.
     pub share: Share,
 }
@@ -139,8 +140,8 @@ impl<'a> Reader<'a> {
 
     /// Returns the number of rows of q and of k. With tables, the tensors themselves say it.
     fn rows(&self) -> Result<[usize; 2], RecordingError> {
-        if let Some(rows) = self.place.rows {
-            return Ok(rows);
+        if let Some(layout) = self.place.layout {
+            return Ok([layout.q.rows, layout.kv.rows]);
         }
         let most = self.place.problem.rows;
         let of = |name: &str, most: usize| {
@@ -175,17 +176,17 @@ impl<'a> Reader<'a> {
         shape: [usize; 3],
         side: Side,
     ) -> Result<Array3<f32>, RecordingError> {
-        self.optional(name, &[format], shape, (1, side))?.ok_or_else(|| self.missing(name))
+        self.optional(name, &[format], shape, (1, self.kept(side)))?.ok_or_else(|| self.missing(name))
     }
 
     /// Returns the kept heads of a tensor of one of these formats, widened to f32; `None` where there is none. The
-    /// axis is that of the heads.
+    /// axis is that of the heads, of which these are kept.
     fn optional<S: IntoDimension>(
         &self,
         name: &str,
         formats: &[Format],
         shape: S,
-        (axis, side): (usize, Side),
+        (axis, heads): (usize, Range<usize>),
     ) -> Result<Option<Array<f32, S::Dim>>, RecordingError> {
         let Some(tensor) = self.tensor(name)? else { return Ok(None) };
         let Some(format) = formats.iter().find(|format| dtype(**format) == Some(tensor.dtype())) else {
@@ -195,7 +196,6 @@ impl<'a> Reader<'a> {
         };
         let mut shape = shape.into_dimension();
         self.check_shape(name, &tensor, shape.slice())?;
-        let heads = self.place.share.heads(self.place.problem, side);
         let codes = of_heads(tensor.data(), shape.slice(), axis, &heads);
         shape[axis] = heads.len();
         self.shaped(name, shape, widened(*format, &codes)).map(Some)
@@ -223,9 +223,17 @@ impl<'a> Reader<'a> {
         Array::from_shape_vec(shape, elements).map_err(differs)
     }
 
-    /// Returns the number of kept heads of a side.
-    fn kept(&self, side: Side) -> usize {
-        self.place.share.heads(self.place.problem, side).len()
+    /// Returns the kept heads of a side.
+    fn kept(&self, side: Side) -> Range<usize> {
+        self.place.share.heads(self.place.problem, side)
+    }
+
+    /// Returns the heads of the rank's statistics, and those of them that are kept, counted from the first.
+    fn kept_statistics(&self) -> (usize, Range<usize>) {
+        let (all, kept) = (self.place.problem.heads.q, self.kept(Side::Q));
+        let own = self.place.layout.map_or(0..all, |layout| layout.statistics_heads(all));
+        let inside = |head: usize| head.clamp(own.start, own.end) - own.start;
+        (own.len(), inside(kept.start)..inside(kept.end))
     }
 
     fn inputs(&self, [q, kv]: [usize; 2]) -> Result<Inputs, RecordingError> {
@@ -235,7 +243,7 @@ impl<'a> Reader<'a> {
             k: self.required("k", precision.k.format, [kv, heads.kv, dims.qk], Side::Kv)?,
             v: self.required("v", precision.v.format, [kv, heads.kv, dims.v], Side::Kv)?,
             dout: match pass {
-                Pass::Forward => Array3::zeros((0, self.kept(Side::Q), dims.v)),
+                Pass::Forward => Array3::zeros((0, self.kept(Side::Q).len(), dims.v)),
                 Pass::Backward => {
                     self.required("dout", precision.dout.format, [q, heads.q, dims.v], Side::Q)?
                 }
@@ -246,10 +254,11 @@ impl<'a> Reader<'a> {
 
     fn outputs(&self, rows: [usize; 2]) -> Result<RankOutputs, RecordingError> {
         let ProblemFields { heads, dims, precision, pass, .. } = &**self.place.problem;
+        let (own, kept) = self.kept_statistics();
         Ok(RankOutputs {
             out: self.required("out", precision.out.format, [rows[0], heads.q, dims.v], Side::Q)?,
             lse: self.lse(rows[0])?,
-            max_logit: self.optional("max_logit", &[Format::F32], [heads.q], (0, Side::Q))?,
+            max_logit: self.optional("max_logit", &[Format::F32], [own], (0, kept))?,
             gradients: if *pass == Pass::Backward { Some(self.gradients(rows)?) } else { None },
         })
     }
@@ -264,7 +273,7 @@ impl<'a> Reader<'a> {
             dsink: match problem.learnable_sinks() {
                 0 => Array1::zeros(0),
                 sinks => self
-                    .optional("dsink", &[Format::F32], [sinks], (0, Side::Q))?
+                    .optional("dsink", &[Format::F32], [sinks], (0, self.kept(Side::Q)))?
                     .ok_or_else(|| self.missing("dsink"))?,
             },
         })
@@ -276,18 +285,20 @@ impl<'a> Reader<'a> {
             0 => Ok(Array1::zeros(0)),
             sinks => {
                 let formats = [Format::F32, problem.precision.q.format];
-                self.optional("sink", &formats, [sinks], (0, Side::Q))?.ok_or_else(|| self.missing("sink"))
+                let kept = (0, self.kept(Side::Q));
+                self.optional("sink", &formats, [sinks], kept)?.ok_or_else(|| self.missing("sink"))
             }
         }
     }
 
     /// Returns the LSE as a natural logarithm `[heads, rows]`.
     fn lse(&self, rows: usize) -> Result<Option<Array2<f32>>, RecordingError> {
-        let (form, heads) = (self.place.manifest.lse, self.place.problem.heads.q);
+        let (form, (heads, kept)) = (self.place.manifest.lse, self.kept_statistics());
+        let rows = self.place.layout.map_or(rows, |layout| layout.statistics_rows().rows);
         let read: Option<Array2<f32>> = match form.order {
-            LseOrder::Ht => self.optional("lse", &[Format::F32], [heads, rows], (0, Side::Q))?,
+            LseOrder::Ht => self.optional("lse", &[Format::F32], [heads, rows], (0, kept))?,
             LseOrder::Th => self
-                .optional("lse", &[Format::F32], [rows, heads], (1, Side::Q))?
+                .optional("lse", &[Format::F32], [rows, heads], (1, kept))?
                 .map(|lse: Array2<f32>| lse.reversed_axes().as_standard_layout().into_owned()),
         };
         Ok(match form.base {

@@ -3,6 +3,7 @@
 //! A KV head with its query heads is attention by itself. So a recording is judged by *shares*, each some KV heads and
 //! their query heads: as many as fit, often all. For each share the rank files are read once more, one after the other,
 //! and of each only the share's heads are kept. Memory thus grows with the rows of one share and with one rank's file.
+//! Ranks of a region deal heads among them, so that all heads are one share there.
 
 use std::ops::Range;
 
@@ -61,6 +62,9 @@ impl Share {
 /// Returns the shares of a problem, in order.
 pub(super) fn shares(problem: &Problem) -> Vec<Share> {
     let heads = problem.heads.kv;
+    if problem.parallel.region > 1 {
+        return vec![Share::all(problem)];
+    }
     let of_head = (problem.elements() / heads as u64).max(1);
     let count = (ELEMENTS_MAX / of_head).clamp(1, heads as u64) as usize;
     (0..heads).step_by(count).map(|first| Share { first, count: count.min(heads - first) }).collect()

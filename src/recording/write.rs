@@ -4,15 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use ndarray::{Array3, ArrayView3, s};
+use ndarray::{Array3, ArrayView3, Axis, s};
 use seamproof_judge::files;
 use seamproof_judge::subject::{Backend, Outputs};
+use seamproof_oracle::region::rotated_back;
 use seamproof_oracle::sharding::{PlacedRun, RankLayout, ShardingError, SideLayout, layouts, run_of};
 use seamproof_oracle::{Inputs, Problem, Run, Side};
 
 use super::manifest::{
     DsinkForm, EmptyLse, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry, RecordedArithmetic,
-    RecordedSubject,
+    RecordedSubject, world_ranks,
 };
 use super::rank_file::RankPlace;
 use super::{
@@ -66,9 +67,8 @@ pub fn write(dir: &Path, made: Made<'_>) -> Result<Manifest, RecordingError> {
             step: "0".into(),
             layer: "0".into(),
         };
-        let rows = Some([layout.q.rows, layout.kv.rows]);
-        let bytes =
-            file.to_bytes(RankPlace { manifest: &manifest, problem, rank, rows, share: Share::all(problem) });
+        let (layout, share) = (Some(layout), Share::all(problem));
+        let bytes = file.to_bytes(RankPlace { manifest: &manifest, problem, rank, layout, share });
         let unwritten = |error| RecordingError::field(&path, "header", Fault::Header(format!("{error}")));
         let bytes = bytes.map_err(unwritten)?;
         write_whole(&path, &bytes)?;
@@ -84,10 +84,10 @@ fn manifest_of(made: &Made<'_>) -> Manifest {
     let declaration = backend.declaration();
     let mut versions = backend.versions();
     versions.insert("seamproof".into(), env!("CARGO_PKG_VERSION").into());
-    let entry = |(rank, world_rank): (usize, &usize)| RankEntry {
+    let entry = |(rank, world_rank): (usize, usize)| RankEntry {
         file: rank_file_name(rank),
         blake2b: String::new(),
-        world_rank: *world_rank,
+        world_rank,
     };
     Manifest {
         version: RECORDING_VERSION,
@@ -100,7 +100,7 @@ fn manifest_of(made: &Made<'_>) -> Manifest {
         dsink: DsinkForm::Partial,
         arithmetic: RecordedArithmetic::of(declaration.arithmetic, backend.partition(problem)),
         scales: Vec::new(),
-        ranks: problem.parallel.ranks.iter().enumerate().map(entry).collect(),
+        ranks: world_ranks(problem).enumerate().map(entry).collect(),
         note: String::new(),
     }
 }
@@ -119,12 +119,20 @@ fn run_id() -> String {
     )
 }
 
-/// Returns the inputs in a rank's layout. Padding rows are copied too; rows that no sequence owns hold zeros.
+/// Returns the inputs in a rank's layout. Padding rows are copied too; rows that no sequence owns hold zeros. A rank of
+/// a region has hidden rows.
 fn local(problem: &Problem, layout: &RankLayout, whole: &Inputs) -> Inputs {
     let rows = |side: Side, whole: ArrayView3<'_, f32>| local_rows(problem, (layout.side(side), side), whole);
+    let hidden = |side: Side, whole: ArrayView3<'_, f32>| {
+        let mut local = rows(side, whole);
+        if problem.parallel.region > 1 {
+            rotate_back(layout.side(side), &mut local);
+        }
+        local
+    };
     Inputs {
-        q: rows(Side::Q, whole.q.view()),
-        k: rows(Side::Kv, whole.k.view()),
+        q: hidden(Side::Q, whole.q.view()),
+        k: hidden(Side::Kv, whole.k.view()),
         v: rows(Side::Kv, whole.v.view()),
         dout: rows(Side::Q, whole.dout.view()),
         sink: whole.sink.clone(),
@@ -149,6 +157,18 @@ fn local_rows(
         }
     }
     local
+}
+
+/// Makes rows at attention hidden rows.
+fn rotate_back(layout: &SideLayout, rows: &mut Array3<f32>) {
+    for PlacedRun { piece, local, .. } in &layout.runs {
+        for i in 0..local.span {
+            for mut lanes in rows.index_axis_mut(Axis(0), local.row(i)).outer_iter_mut() {
+                let hidden = rotated_back(&lanes.to_vec(), piece.start + i * piece.step);
+                lanes.iter_mut().zip(hidden).for_each(|(lane, value)| *lane = value);
+            }
+        }
+    }
 }
 
 /// Returns the rows of a rank's run that its sequence owns, each with its row in the problem's own tensor.

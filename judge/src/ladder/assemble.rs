@@ -142,7 +142,7 @@ pub fn place_rows(
 }
 
 /// Rotates the real rows of a rank, in their places in the problem's tensor, by their positions.
-fn rotate_rows(problem: &Problem, (layout, side): (&RankLayout, Side), whole: &mut Array3<f32>) {
+pub fn rotate_rows(problem: &Problem, (layout, side): (&RankLayout, Side), whole: &mut Array3<f32>) {
     for placed in &layout.side(side).runs {
         let run: Run = run_of(&problem.sequences[placed.sequence], side);
         for position in (0..placed.local.len).map(|i| placed.piece.start + i * placed.piece.step) {

@@ -44,7 +44,7 @@ use crate::identity;
 use crate::subject::{Backend, Outputs, RankOutputs, RunError};
 use crate::values;
 use crate::verdict::{Cost, Margin, Verdict};
-pub use assemble::{Assembly, place_rows};
+pub use assemble::{Assembly, place_rows, rotate_rows};
 pub use bounds::MeasureRatios;
 pub use draw::Sampled;
 pub use errors::{ErrorMap, WorstLane};

@@ -57,9 +57,13 @@ pub fn padding_of_recorded(
     if backend.declaration().padding.outputs != PaddingOutputs::Zero {
         return None;
     }
-    let (q, kv) = (outside(&layout.q).0, outside(&layout.kv).0);
+    let [q, kv, statistics] = [&layout.q, &layout.kv, layout.statistics_rows()].map(|rows| outside(rows).0);
     results(rank).into_iter().find_map(|(tensor, view)| {
-        let padding = if view.side() == Side::Q { &q } else { &kv };
+        let padding = match view {
+            ResultTensor::Statistic(_) => &statistics,
+            _ if view.side() == Side::Q => &q,
+            _ => &kv,
+        };
         broken(padding, PaddingOutputs::Zero, PADDING_BROKEN, tensor, &view)
     })
 }
