@@ -115,6 +115,32 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
     }
 }
 
+/// Test of a pack in a sequence-parallel region, recorded with hidden rows: it holds, wrong rows and positions are
+/// found, and what a recording of a region must not have is refused.
+#[test]
+fn a_region_is_recorded_with_its_hidden_rows_and_judged() {
+    let place = place();
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/regressions/te-2892-region-padded-pack.json");
+    fs::copy(stored, place.path().join("case.json")).expect("the case is copied");
+    let run = record(place.path(), &["--tables"]);
+    let (exit, said) = judged(place.path());
+    assert!(exit == 0 && said.contains("placement against the tables"), "{said}");
+    let region = manifest(&run)["problem"]["parallel"]["region"].as_u64().expect("a region");
+    assert_eq!(manifest(&run)["ranks"].as_array().map(|ranks| ranks.len() as u64), Some(region));
+    let output = seamproof(place.path(), &["judge-recording", "run", "--rows", "8"]);
+    assert!(code(&output) == 0, "{}", stdout(&output));
+
+    edit(&run, |manifest| manifest["placement"] = "tables".into());
+    let (exit, said) = judged(place.path());
+    assert!(exit == 1 && said.contains("recording.json: placement: is tables; "), "{said}");
+    for fault in ["positions-from-real-offsets", "scatter-of-the-neighbours-rows"] {
+        fs::remove_dir_all(&run).expect("the recording is removed");
+        record(place.path(), &["--backend", &format!("emulated+{fault}")]);
+        let (exit, said) = judged(place.path());
+        assert!(exit == 2 && said.contains("FAIL     run · "), "{fault}: {said}");
+    }
+}
+
 /// Test that the problem of a recording runs again as the finding says, and that a fault of its subject shows in it.
 #[test]
 fn the_problem_of_a_recording_is_a_case_that_runs() {
