@@ -133,7 +133,7 @@ fn a_region_is_recorded_with_its_hidden_rows_and_judged() {
     edit(&run, |manifest| manifest["placement"] = "tables".into());
     let (exit, said) = judged(place.path());
     assert!(exit == 1 && said.contains("recording.json: placement: is tables; "), "{said}");
-    for fault in ["positions-from-real-offsets", "scatter-of-the-neighbours-rows"] {
+    for fault in ["rotated-twice", "scatter-of-the-neighbours-rows"] {
         fs::remove_dir_all(&run).expect("the recording is removed");
         record(place.path(), &["--backend", &format!("emulated+{fault}")]);
         let (exit, said) = judged(place.path());

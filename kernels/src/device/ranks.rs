@@ -36,6 +36,8 @@ pub struct CudaPart<'p> {
     options: DeviceOptions,
     memory: CudaMemory,
     marks: BTreeMap<usize, CudaEvent>,
+    /// Looks by which the next work is late.
+    late: usize,
 }
 
 /// Contents of regions, in a rank's own memory once an event has come.
@@ -94,7 +96,7 @@ impl Divided for CudaDevice<'_> {
                 workspace.memory.share(&self.workspace.memory);
                 workspace.arena.get_mut().clear();
                 let (formats, options, memory) = (self.formats, self.options, memory.of_rank(image));
-                CudaPart { workspace, formats, options, memory, marks: BTreeMap::new() }
+                CudaPart { workspace, formats, options, memory, marks: BTreeMap::new(), late: 0 }
             })
             .collect();
         let ran = run(&mut parts);
@@ -127,6 +129,7 @@ impl CudaPart<'_> {
         let tables = std::mem::take(&mut self.memory.tables);
         let scratch = std::mem::take(&mut self.memory.scratch);
         let commands = std::mem::take(&mut self.memory.commands);
+        let late = std::mem::take(&mut self.late);
         let [for_tables, for_scratch] = {
             let mut arena = arena.borrow_mut();
             [arena.piece(gpu, tables.len())?, arena.piece(gpu, scratch)?]
@@ -135,6 +138,9 @@ impl CudaPart<'_> {
             let frame = RunMemory { memory, tables: for_tables.area()?, scratch: for_scratch.area()? };
             gpu.on(stream(lane), || {
                 gpu.send(frame.tables, &tables)?;
+                if late > 0 {
+                    gpu.hold_up(late as u32 * CYCLES_OF_A_LOOK)?;
+                }
                 commands.iter().try_for_each(|command| match command {
                     Command::Launch(launch) => launch(gpu, &frame),
                     Command::Lane(_) | Command::Mark(_) | Command::Wait(_) => Ok(()),
@@ -236,12 +242,9 @@ impl RankPart for CudaPart<'_> {
         })
     }
 
-    fn delay(&mut self, lane: usize, looks: usize) -> Result<(), DeviceError> {
-        if looks == 0 {
-            return Ok(());
-        }
-        let gpu = &self.workspace.gpu;
-        gpu.on(stream(lane), || gpu.hold_up(looks as u32 * CYCLES_OF_A_LOOK)).map_err(failed)
+    fn delay(&mut self, _: usize, looks: usize) -> Result<(), DeviceError> {
+        self.late = looks;
+        Ok(())
     }
 
     fn mark(&mut self, lane: usize, mark: usize) -> Result<(), DeviceError> {

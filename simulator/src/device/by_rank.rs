@@ -56,8 +56,8 @@ pub trait RankPart: Send {
     /// Writes what has arrived, once the parcels are there.
     fn put(&mut self, lane: usize, arrivals: &[Arrival<'_, Self::Parcel>]) -> Result<(), DeviceError>;
 
-    /// Makes the following work of the lane late by a time that grows with `looks`. A part that does everything at
-    /// once may ignore this, marks and waits.
+    /// Makes the next work of the lane late by a time that grows with `looks`, once all that it waits for is there. A
+    /// part that does everything at once may ignore this, marks and waits.
     fn delay(&mut self, _lane: usize, _looks: usize) -> Result<(), DeviceError> {
         Ok(())
     }
