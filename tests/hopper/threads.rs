@@ -1,5 +1,5 @@
 //! Ranks at once on a GPU, each by a thread of the host: the bits of ranks in turn, and a wait that is missing shows.
-//! `cargo test --release --test hopper threads -- --ignored --nocapture`
+//! `cargo test --release --test hopper threads -- --ignored`
 
 use seamproof_judge::values;
 use seamproof_kernels::Gpu;
@@ -59,7 +59,6 @@ fn threads_on_a_gpu_give_the_bits_of_ranks_in_turn() {
             runs += 1;
         }
     }
-    println!("{runs} runs on threads have the bits of ranks in turn");
     assert!(runs >= 300, "too little run: {runs}");
 }
 
@@ -88,7 +87,6 @@ fn threads_on_a_gpu_show_a_wait_that_is_missing() {
             let got = run(&device, &problem, &wrong, Some(case as u64)).map(results);
             shown += usize::from(got != expected);
         }
-        println!("{id}: shown in {shown} of {runs} runs");
         assert!(shown * 10 > runs && runs >= 20, "{id}: {shown} of {runs}");
     }
 }
