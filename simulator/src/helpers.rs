@@ -8,13 +8,15 @@
 pub mod exponential;
 
 use std::collections::HashSet;
+use std::ops::Neg;
 
 use exponential::{log_add, share};
+use seamproof_oracle::region::{rotated, rotated_back};
 use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::Segment;
-use crate::schedule::band;
+use crate::schedule::{Layer, Rotated, band};
 use crate::shard::ShardedSide;
 
 /// Direction in which rows are reordered.
@@ -204,6 +206,60 @@ pub fn fill_padding(slots: &[Run], to: &mut [u8], row_bytes: usize, byte: u8) {
     let rows = to.len() / row_bytes;
     for (row, _) in valid_mask(slots, rows).iter().enumerate().filter(|(_, real)| !**real) {
         to[row * row_bytes..(row + 1) * row_bytes].fill(byte);
+    }
+}
+
+/// Applies a linear layer that copies heads. A row of `row_bytes` is a rank's heads on one side, and part `index` of
+/// `count` equal parts of a hidden row on the other. Hidden rows that are written hold zeros in other parts.
+pub fn layer(layer: Layer, (index, count): (usize, usize), from: &[u8], to: &mut [u8], row_bytes: usize) {
+    match layer {
+        Layer::Column => {
+            let hidden = from.chunks(count * row_bytes);
+            let parts = hidden.map(|row| &row[index * row_bytes..][..row_bytes]);
+            to.chunks_mut(row_bytes).zip(parts).for_each(|(to, part)| to.copy_from_slice(part));
+        }
+        Layer::Row => {
+            to.fill(0);
+            for (hidden, row) in to.chunks_mut(count * row_bytes).zip(from.chunks(row_bytes)) {
+                hidden[index * row_bytes..][..row_bytes].copy_from_slice(row);
+            }
+        }
+    }
+}
+
+/// Code of a number, and its bit of the sign.
+#[derive(Clone, Copy)]
+struct Code {
+    bits: u32,
+    sign: u32,
+}
+
+impl Neg for Code {
+    type Output = Code;
+
+    fn neg(self) -> Code {
+        Code { bits: self.bits ^ self.sign, ..self }
+    }
+}
+
+/// Rotates rows of numbers by their positions, or turns them back. A row has `heads` times `dim` numbers of two or four
+/// bytes each.
+pub fn rotate(rows: &[Rotated], inverse: bool, [heads, dim, number_bytes]: [usize; 3], bytes: &mut [u8]) {
+    let turn: fn(&[Code], usize) -> Vec<Code> = if inverse { rotated_back } else { rotated };
+    let sign = 1 << (8 * number_bytes - 1);
+    let code = |bytes: &[u8]| bytes.iter().rev().fold(0, |code, &byte| code << 8 | u32::from(byte));
+    for Rotated { rows, position, step } in rows {
+        for (i, row) in rows.real_rows().enumerate() {
+            let of_head = dim * number_bytes;
+            for head in bytes[row * heads * of_head..][..heads * of_head].chunks_mut(of_head) {
+                let lanes: Vec<Code> =
+                    head.chunks(number_bytes).map(|bytes| Code { bits: code(bytes), sign }).collect();
+                let turned = turn(&lanes, position + step * i);
+                for (to, lane) in head.chunks_mut(number_bytes).zip(turned) {
+                    to.copy_from_slice(&lane.bits.to_le_bytes()[..number_bytes]);
+                }
+            }
+        }
     }
 }
 

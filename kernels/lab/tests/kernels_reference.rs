@@ -1,5 +1,5 @@
-//! The reference kernels, halves of statistics, sequences from segment ids and conversions between layouts, run on a
-//! CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
+//! The reference kernels, halves of statistics, sequences from segment ids, conversions between layouts and the
+//! operations of sequence-parallel regions, run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
 //! rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
@@ -12,16 +12,18 @@ const ATTEND: &str = include_str!("../../cuda/attend.cu");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
 const METADATA: &str = include_str!("../../cuda/metadata.cu");
+const ROTATION: &str = include_str!("../../cuda/rotation.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 8] = [
+const CHECKS: [(&str, &str); 9] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
     ("narrow.cpp", include_str!("kernels_reference/narrow.cpp")),
     ("pages.cpp", include_str!("kernels_reference/pages.cpp")),
     ("packs.h", include_str!("kernels_reference/packs.h")),
+    ("regions.cpp", include_str!("kernels_reference/regions.cpp")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
 ];
@@ -194,4 +196,21 @@ fn tables_are_narrowed_thread_by_thread() {
     let of_narrowing = |seen| matches!(seen, Detector::Bits(["narrow tables"]));
     let faults = source_faults().filter(|fault| of_narrowing(fault.edit.seen));
     sees_each(source, run, faults, 3);
+}
+
+/// Test that layers and rotations are those of the definition, and that the faults that are planted in them on a GPU are
+/// seen here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn regions_are_right_thread_by_thread() {
+    let slots = part(COMMON, "struct Slots {", "// `count` ones from bit");
+    let moves = part(ROWS, "constexpr u32 TILE_ROWS_MAX", "// 2: striped.");
+    let layers = part(ROWS, "// A tensor-parallel linear layer", "// The same by the bulk copy engine");
+    let rotation = part(ROTATION, "constexpr u32 TILE_BYTES", "#define ROTATE");
+    let rotation = rotation.replace("constexpr u32 IN_FLIGHT = 4;", "");
+    let source = [moves, layers, &rotation].concat();
+    let run = |source: &str| run("regions.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
+    let of_regions = |seen| matches!(seen, Detector::Bits(["layer" | "rotation"]));
+    let faults = source_faults().filter(|fault| of_regions(fault.edit.seen));
+    sees_each(&source, run, faults, 8);
 }

@@ -432,8 +432,8 @@ pub enum Work {
         rows: Vec<RowPair>,
     },
     /// Applies a linear layer row by row: each output row depends on one input row. A *hidden* row is a row on the side
-    /// of the layer that is not cut, and holds every head of a tensor. The layer is opaque to the checker. The CPU
-    /// device's layer has weights of 0 and 1 that copy each head.
+    /// of the layer that is not cut, and holds every head of a tensor. The layer is opaque to the checker. The
+    /// devices' layers have weights of 0 and 1 that copy each head.
     Linear {
         /// The side that is cut.
         layer: Layer,
@@ -447,7 +447,7 @@ pub enum Work {
         rows: Vec<RowPair>,
     },
     /// Applies the rotation by the position in place to all heads. It is opaque to the checker, but for being a
-    /// rotation: one by p and one by q are one by p + q. The CPU device's is
+    /// rotation: one by p and one by q are one by p + q. The devices' is
     /// [`rotated`](seamproof_oracle::region::rotated), which is exact in every format.
     Rotate {
         /// The buffer, which is read and written.
