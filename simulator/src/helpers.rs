@@ -412,8 +412,8 @@ impl SegmentRow {
 }
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
-/// of queries, piece of keys and sequence, and the sequence varies fastest. The schedule launches those that show a
-/// pair. The result is `None` if pieces have no common band or the mask is none.
+/// of keys, piece of queries and sequence, and the sequence varies fastest: a launch on a piece of keys has its segments
+/// together. The result is `None` if pieces have no common band or the mask is none.
 pub fn ring_segments(
     mask: &Mask,
     [q, kv]: [&ShardedSide; 2],
@@ -423,7 +423,7 @@ pub fn ring_segments(
     let parts = q.parts()?;
     let sequences = 0..q.slots.len();
     let mut segments = Vec::new();
-    for (q_part, kv_part) in (0..parts).flat_map(|a| (0..parts).map(move |b| (a, b))) {
+    for (kv_part, q_part) in (0..parts).flat_map(|a| (0..parts).map(move |b| (a, b))) {
         for sequence in sequences.clone() {
             let queries = q.piece(sequence, rank, q_part);
             let keys = kv.piece(sequence, owner, kv_part);

@@ -4,8 +4,8 @@ use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Reduction, Region, Rotated,
-    RowPair, SegmentSource, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, KeySource, Layer, Merge, MergeStyle, Reduction,
+    Region, Rotated, RowPair, SegmentSource, Work,
 };
 
 use super::choice::{backward_operands, operands};
@@ -237,22 +237,29 @@ impl CudaDevice<'_> {
         memory: &mut CudaMemory,
     ) -> Result<(), KernelError> {
         let [to] = places(memory, [to])?;
-        let SegmentSource { sides, mask, place } = from;
-        let (mask, place, cut) = (*mask, *place, Cut { cp: sides[0].cp, balance: sides[0].balance });
+        let SegmentSource { sides, mask, place, keys } = from;
+        let (mask, place, keys) = (*mask, *place, *keys);
+        let cut = Cut { cp: sides[0].cp, balance: sides[0].balance };
         let sides = [0, 1].map(|side: usize| {
             let side = &sides[side];
             let slots = side.slots.iter().map(|slot| Run::packed(slot.offset, slot.len, slot.span));
             let packed = packed::tables(&slots.collect::<Vec<_>>());
             (memory.table(&packed.table.0), packed.count, side.rows)
         });
-        self.workspace.count("make segments: all_gather_segments");
+        self.workspace.count(match keys {
+            KeySource::Gathered => "make segments: all_gather_segments",
+            KeySource::Of(_) => "make segments: ring_segments",
+        });
         memory.record(move |gpu, frame| {
             let slots = |side: usize| {
                 let (at, count, rows) = &sides[side];
                 slots_at(at, *count, *rows, frame.tables)
             };
-            let segments = to.area(frame.memory)?;
-            gpu.all_gather_segments([slots(0)?, slots(1)?], &mask, cut, place, segments)
+            let (slots, segments) = ([slots(0)?, slots(1)?], to.area(frame.memory)?);
+            match keys {
+                KeySource::Gathered => gpu.all_gather_segments(slots, &mask, cut, place, segments),
+                KeySource::Of(owner) => gpu.ring_segments(slots, &mask, cut, [place, owner], segments),
+            }
         });
         Ok(())
     }
