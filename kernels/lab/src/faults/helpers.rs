@@ -96,6 +96,14 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "band-of-residues-unscaled", WrongSeam, TE_STRIPED, "metadata.cu",
         "queries, {residue, cp, keys, 0}, segment);" => "queries, {0, cp, keys, 0}, segment);",
         Detector::Bits(&["all-gather backward segments"]);
+    "ring-pieces-exchanged", WrongSeam, MAGI_28, "metadata.cu",
+        "q_part = (int)(i / q.count % parts), kv_part = (int)(i / q.count / parts);"
+            => "kv_part = (int)(i / q.count % parts), q_part = (int)(i / q.count / parts);",
+        Detector::Bits(&["ring segments"]);
+    "ring-keys-of-the-own-rank", WrongSeam, MAGI_28, "metadata.cu",
+        "const Piece keys = piece_of(balance, cp, owner, kv_part, kv.span[s]);"
+            => "const Piece keys = piece_of(balance, cp, rank, kv_part, kv.span[s]);",
+        Detector::Bits(&["ring segments"]);
     "keys-of-a-told-call-unsaid", WrongSeam, MAGI_28, "metadata.cu",
         "runs[i].len = segment.kv_len;" => "runs[i].len = segment.q_len;",
         Detector::Bits(&["told call"]);
