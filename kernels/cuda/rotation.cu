@@ -1,9 +1,9 @@
-// The rotation of rows by their positions, in place. The `dim` elements of a row and head are the coefficients of a polynomial,
-// which is multiplied by x^p modulo x^dim + 1 at position p: elements move p places on, and come back at the front with the
-// other sign. Only signs change, so that the rotation is exact in every format.
+// The rotation of rows by their positions, in place. The `dim` elements of a row and head are the coefficients of a
+// polynomial, which is multiplied by x^p modulo x^dim + 1 at position p: elements move p places on, and come back at
+// the front with the other sign. Only signs change, so that the rotation is exact in every format.
 //
-// A block has a tile of *items*, each the elements of a row and head. First a thread for each item says where it lies and how
-// far it turns; then all threads read the tile into shared memory and write it back turned.
+// A block has a tile of *items*, each the elements of a row and head. First a thread for each item says where it lies
+// and how far it turns; then all threads read the tile into shared memory and write it back turned.
 #include "common.cuh"
 
 constexpr u32 TILE_BYTES = 16384;
@@ -31,8 +31,8 @@ struct Rotation {
     u32 tile_items;
 };
 
-// Behind a row lies the same row with the other sign, and behind that the row again. `at` begins at the row and ends before
-// the third copy does.
+// Behind a row lies the same row with the other sign, and behind that the row again. `at` begins at the row and ends
+// before the third copy does.
 template <class Code>
 __device__ __forceinline__ Code unrolled(const Code* row, u32 codes, u32 at, Code signs) {
     if (at >= 2 * codes) at -= 2 * codes;

@@ -1,5 +1,5 @@
-// Rows moved whole: rank order ↔ sequence order, valid rows, halves of slots, THD ↔ BSHD ↔ SBHD, a rank's heads ↔ hidden rows,
-// padding fill; and the mask of valid rows.
+// Rows moved whole: rank order ↔ sequence order, valid rows, halves of slots, THD ↔ BSHD ↔ SBHD, a rank's heads ↔
+// hidden rows, padding fill; and the mask of valid rows.
 //
 // One loop moves all of them. A block owns a tile of rows; first a thread for each row says where the row is read and
 // written (a *map*), then all threads move the tile's vectors, four of them in flight a thread. A row is any number of
@@ -156,9 +156,9 @@ struct Convert {
     }
 };
 
-// A tensor-parallel linear layer whose weights are 0 and 1. A row is a rank's heads, and a *hidden* row every rank's, one
-// after the other: it is as long as `parts` rows, of which the rank's is `part`. Hidden rows that are written hold zeros for
-// other ranks.
+// A tensor-parallel linear layer whose weights are 0 and 1. A row is a rank's heads, and a *hidden* row every rank's,
+// one after the other: it is as long as `parts` rows, of which the rank's is `part`. Hidden rows that are written hold
+// zeros for other ranks.
 struct Layer {
     int parts;
     int part;

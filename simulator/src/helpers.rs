@@ -412,8 +412,8 @@ impl SegmentRow {
 }
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
-/// of keys, piece of queries and sequence, and the sequence varies fastest: a launch on a piece of keys has its segments
-/// together. The result is `None` if pieces have no common band or the mask is none.
+/// of keys, piece of queries and sequence, and the sequence varies fastest: a launch on a piece of keys has its
+/// segments together. The result is `None` if pieces have no common band or the mask is none.
 pub fn ring_segments(
     mask: &Mask,
     [q, kv]: [&ShardedSide; 2],

@@ -1,6 +1,7 @@
 //! The reference kernels, halves of statistics, sequences from segment ids, tables of segments, conversions between
-//! layouts and the operations of sequence-parallel regions, run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
-//! rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! layouts and the operations of sequence-parallel regions, run on a CPU thread by thread and held to plain loops
+//! (`kernels_reference/`), and the simple forward in pages held to that in rows. So they are seen to be right without a
+//! GPU: `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -199,8 +200,8 @@ fn tables_are_narrowed_thread_by_thread() {
     sees_each(source, run, faults, 3);
 }
 
-/// Test that layers and rotations are those of the definition, and that the faults that are planted in them on a GPU are
-/// seen here too.
+/// Test that layers and rotations are those of the definition, and that the faults that are planted in them on a GPU
+/// are seen here too.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn regions_are_right_thread_by_thread() {

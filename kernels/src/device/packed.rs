@@ -133,8 +133,8 @@ fn rank_slots(pairs: &[RowPair], rows: usize, cut: Cut) -> Option<Vec<Run>> {
     (!slots.is_empty()).then_some(slots)
 }
 
-/// A linear layer on rows that follow each other: the rank's part of a hidden row, the rows that are read and those that
-/// are written, and the bytes of the rank's heads of a row.
+/// A linear layer on rows that follow each other: the rank's part of a hidden row, the rows that are read and those
+/// that are written, and the bytes of the rank's heads of a row.
 #[derive(Clone, Debug)]
 pub(super) struct PackedLayer {
     pub(super) of: HeadPart,

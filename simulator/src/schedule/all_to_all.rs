@@ -6,8 +6,8 @@
 //! replicated on the ranks whose query heads read it, and its dk and dv are summed over the replicas. The sink and its
 //! gradient belong to the block: the kernel applies them.
 //!
-//! In TransformerEngine's shipped order ([`MergeOrder::Deferred`]), the launches read their segments in a table of whole
-//! sequences, where one can say them ([`super::tables`]). They then leave padding as it is: it has been filled.
+//! In TransformerEngine's shipped order ([`MergeOrder::Deferred`]), the launches read their segments in a table of
+//! whole sequences, where one can say them ([`super::tables`]). They then leave padding as it is: it has been filled.
 //!
 //! | refused | why |
 //! |---|---|

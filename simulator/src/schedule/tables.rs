@@ -1,9 +1,9 @@
 //! Tables of segments: what launches are told on the device, made there from the lengths of whole sequences.
 //!
-//! In TransformerEngine's shipped order ([`MergeOrder::Deferred`](super::MergeOrder::Deferred)) the segments of a launch
-//! are rows of a table, where one can say them: the mask is a band, sequences follow each other in memory, and a piece
-//! of queries has one band against a piece of keys. Any other problem has its segments in the calls. A table knows real
-//! lengths alone. Its launches leave padding as it is.
+//! In TransformerEngine's shipped order ([`MergeOrder::Deferred`](super::MergeOrder::Deferred)) the segments of a
+//! launch are rows of a table, where one can say them: the mask is a band, sequences follow each other in memory, and a
+//! piece of queries has one band against a piece of keys. Any other problem has its segments in the calls. A table
+//! knows real lengths alone. Its launches leave padding as it is.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -140,9 +140,9 @@ fn tensor(area: Area) -> DeviceTensor {
     DeviceTensor { area, rows: ROWS, heads: HEADS, dim: DIM, format: Format::Bf16 }
 }
 
-/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, rotates it, moves halves of a tensor of twice the
-/// size, and compares all results. Then it runs attention on rows that are as far apart. It needs 44 GB of the GPU's
-/// memory.
+/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, rotates it, moves halves of a tensor of
+/// twice the size, and compares all results. Then it runs attention on rows that are as far apart. It needs 44 GB of
+/// the GPU's memory.
 pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = check_helpers(gpu)?;
     // A fault that was found here would be found in attention again.

@@ -1,5 +1,5 @@
-// The operations of sequence-parallel regions on a CPU: layers that copy heads, and rotations, held to plain loops. Ends with
-// 1 and a line of what is wrong.
+// The operations of sequence-parallel regions on a CPU: layers that copy heads, and rotations, held to plain loops.
+// Ends with 1 and a line of what is wrong.
 #include "packs.h"
 #include "threads.h"
 

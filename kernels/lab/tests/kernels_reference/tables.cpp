@@ -1,5 +1,5 @@
-// Tables of segments on a CPU: every pair of a row of queries and a row of keys that a table shows, held to the mask by the
-// rows' positions. Ends with 1 and a line of what is wrong.
+// Tables of segments on a CPU: every pair of a row of queries and a row of keys that a table shows, held to the mask by
+// the rows' positions. Ends with 1 and a line of what is wrong.
 #include "packs.h"
 #include "threads.h"
 
