@@ -3,13 +3,13 @@
 //!
 //! [`MergeOrder::Deferred`]: crate::schedule::MergeOrder::Deferred
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use seamproof_oracle::{Algorithm, Problem};
 
 use super::edit::{remove, works};
-use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::fault::Catcher::{Checker, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
 use crate::schedule::{
     BufferId, EventId, KeySource, Operation, RankProgram, Region, Schedule, SegmentSource, Work,
@@ -123,15 +123,16 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
     Fault {
         id: "table-remade-too-late",
-        imitates: "the running lengths of a step are computed behind its launch, which reads those of the step before",
+        imitates: "the running lengths of a step are computed behind its launch, which reads those of a step before",
         source: STEPS,
         entries: &[],
-        caught_by: &[Checker, Crash, Structure, Poison, Envelope],
+        caught_by: &[Checker, Structure, Poison, Envelope],
         edit: |_, schedule| {
+            let mut made: BTreeSet<BufferId> = BTreeSet::new();
             for operations in schedule.ranks.iter_mut().map(|program| &mut program.operations) {
                 for at in 1..operations.len() {
-                    let makes = matches!(operations[at - 1].work, Work::MakeSegments { .. });
-                    if makes && launch_table(&mut operations[at].work).is_some() {
+                    let Work::MakeSegments { to, .. } = operations[at - 1].work else { continue };
+                    if !made.insert(to) && launch_table(&mut operations[at].work).is_some() {
                         operations.swap(at - 1, at);
                     }
                 }
