@@ -125,7 +125,7 @@ fn golden(problem: &Problem, rank: usize) -> (Vec<Vec<SegmentRow>>, Vec<(usize, 
         match &operation.work {
             Work::MakeSegments { from, .. } => made.push(from.rows().unwrap()),
             Work::Attend(attend) => {
-                read.extend(attend.table.as_ref().map(|table| (table.rows.offset, table.rows.len)))
+                read.extend(attend.table.as_ref().map(|table| (table.rows.offset, table.rows.len)));
             }
             _ => {}
         }
