@@ -106,13 +106,6 @@ pub(super) fn buffer(builder: &mut Builder, rank: usize, name: &str, of: &Segmen
 }
 
 /// Makes a table on a stream of a rank.
-pub(super) fn make(
-    builder: &mut Builder,
-    (rank, stream): (usize, usize),
-    to: BufferId,
-    from: SegmentSource,
-) -> Told {
-    let told = Told::new(to, &from);
+pub(super) fn make(builder: &mut Builder, (rank, stream): (usize, usize), to: BufferId, from: SegmentSource) {
     builder.push(rank, stream, Work::MakeSegments { to, from });
-    told
 }
