@@ -53,7 +53,7 @@ type Cut = (u32, u32, MergeOrder);
 const SINGLE: Cut = (0, 0, MergeOrder::Running);
 
 /// Every algorithm with each cut that it takes and each order in which it merges.
-const CUTS: [Cut; 24] = {
+const CUTS: [Cut; 28] = {
     const RUNNING: MergeOrder = MergeOrder::Running;
     const DEFERRED: MergeOrder = MergeOrder::Deferred;
     [
@@ -75,6 +75,10 @@ const CUTS: [Cut; 24] = {
         (3, 1, RUNNING),
         (3, 2, RUNNING),
         (3, 3, RUNNING),
+        (3, 0, DEFERRED),
+        (3, 1, DEFERRED),
+        (3, 2, DEFERRED),
+        (3, 3, DEFERRED),
         (4, 0, RUNNING),
         (4, 1, RUNNING),
         (4, 2, RUNNING),

@@ -172,7 +172,7 @@ __device__ __forceinline__ void place_queries(const Slots& slots, int s, const P
     segment.q_len = (int)real_of(piece.start, piece.step, piece.span, slots.len[s]);
 }
 
-// A step of the ring: the queries of `rank` against the keys of `owner`. segments: [query pieces, key pieces, sequences].
+// A step of the ring: the queries of `rank` against the keys of `owner`. segments: [key pieces, query pieces, sequences].
 extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
     int balance, int rank, int owner, Segment* segments
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
     const int parts = balance == DUAL_CHUNK ? 2 : 1;
     if (i >= (i64)parts * parts * q.count) return;
-    const int s = (int)(i % q.count), kv_part = (int)(i / q.count % parts), q_part = (int)(i / q.count / parts);
+    const int s = (int)(i % q.count), q_part = (int)(i / q.count % parts), kv_part = (int)(i / q.count / parts);
     const Piece queries = piece_of(balance, cp, rank, q_part, q.span[s]);
     const Piece keys = piece_of(balance, cp, owner, kv_part, kv.span[s]);
     Segment segment;

@@ -1,5 +1,5 @@
-// Rows moved whole: rank order ↔ sequence order, valid rows, halves of slots, THD ↔ BSHD ↔ SBHD, padding fill; and the mask
-// of valid rows.
+// Rows moved whole: rank order ↔ sequence order, valid rows, halves of slots, THD ↔ BSHD ↔ SBHD, a rank's heads ↔
+// hidden rows, padding fill; and the mask of valid rows.
 //
 // One loop moves all of them. A block owns a tile of rows; first a thread for each row says where the row is read and
 // written (a *map*), then all threads move the tile's vectors, four of them in flight a thread. A row is any number of
@@ -156,6 +156,21 @@ struct Convert {
     }
 };
 
+// A tensor-parallel linear layer whose weights are 0 and 1. A row is a rank's heads, and a *hidden* row every rank's,
+// one after the other: it is as long as `parts` rows, of which the rank's is `part`. Hidden rows that are written hold
+// zeros for other ranks.
+struct Layer {
+    int parts;
+    int part;
+    int to_hidden;
+
+    __device__ Move at(i64 row) const {
+        if (!to_hidden) return {row * parts + part, row};
+        const i64 whole = row / parts;
+        return {row - whole * parts == part ? whole : NONE, row};
+    }
+};
+
 template <class Vector>
 __device__ __forceinline__ Vector filled(u32 pattern);
 template <>
@@ -297,6 +312,7 @@ MOVES(reorder, Reorder)
 MOVES(copy_valid, CopyValid)
 MOVES(half, Half)
 MOVES(convert, Convert)
+MOVES(layer, Layer)
 MOVE(fill_padding, FillPadding, 8, uint2)
 MOVE(fill_padding, FillPadding, 4, u32)
 MOVE(fill_padding, FillPadding, 2, u16)

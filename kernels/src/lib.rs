@@ -18,6 +18,7 @@ mod pages;
 pub mod pairs;
 #[cfg(test)]
 mod refusals;
+pub mod region;
 pub mod rows;
 pub mod source;
 pub mod tables;
@@ -29,5 +30,6 @@ pub use error::KernelError;
 pub use gpu::{Gpu, Launch};
 pub use merge::MergeKernels;
 pub use metadata::TableKernels;
+pub use region::RegionKernels;
 pub use rows::RowKernels;
 pub use version::{CUDA_MAJOR_MIN, CudaVersion};

@@ -249,8 +249,9 @@ pub trait TableKernels: Launch {
         self.launch("cu_seqlens_on_rank", (1, 1, SCAN_THREADS), &arguments)
     }
 
-    /// Makes the segments of a step of the ring, forward or backward: [`SEGMENT_BYTES`] for each piece of `rank`'s
-    /// queries, piece of `owner`'s keys and sequence, in this order, the last fastest.
+    /// Makes the segments of a step of the ring, forward or backward: [`SEGMENT_BYTES`] for each piece of `owner`'s
+    /// keys, piece of `rank`'s queries and sequence, in this order, the last fastest. Whole sequences, which an
+    /// all-to-all collects on every rank, are a ring of one rank.
     ///
     /// Stripes of more than one row are refused, as a schedule's ring refuses them. What a query sees of another
     /// rank's stripes is no band of rows, so that a launch with one band for each segment could not say it.

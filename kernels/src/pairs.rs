@@ -132,7 +132,7 @@ impl DeviceRegion<'_> {
 }
 
 /// Returns the row behind the last real one.
-fn end_of(rows: Run) -> usize {
+pub(crate) fn end_of(rows: Run) -> usize {
     if rows.len == 0 { 0 } else { rows.offset + rows.step * (rows.len - 1) + 1 }
 }
 
@@ -155,6 +155,14 @@ fn meeting(mut runs: Vec<Run>) -> Option<[Run; 2]> {
         near.copied().find(|&other| meet(run, other)).map(|other| [run, other])
     };
     runs.iter().enumerate().find_map(of)
+}
+
+/// Refuses runs of which two have a real row in common: no thread waits for another.
+pub(crate) fn check_once(written: &[Run]) -> Result<(), KernelError> {
+    match meeting(written.to_vec()) {
+        Some([a, b]) => Err(KernelError::shape(format!("rows {a:?} and {b:?} are written by one launch"))),
+        None => Ok(()),
+    }
 }
 
 impl Target {
@@ -264,16 +272,6 @@ impl RowTable {
         RowTable::pairs(&same)
     }
 
-    /// Refuses a table that writes a row twice: no thread waits for another.
-    fn check_written(&self) -> Result<(), KernelError> {
-        match meeting(self.written.clone()) {
-            Some([a, b]) => {
-                Err(KernelError::shape(format!("rows {a:?} and {b:?} are written by one launch")))
-            }
-            None => Ok(()),
-        }
-    }
-
     fn check(&self, tables: Area) -> Result<(), KernelError> {
         if tables.bytes() == self.table.0.len() && tables.address().is_multiple_of(8) {
             return Ok(());
@@ -340,7 +338,7 @@ impl Gpu {
         [step_out, step_lse]: [&View; 2],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
-        rows.check_written()?;
+        check_once(&rows.written)?;
         rows.check_rows(&[step_out, step_lse], &[out, lse])?;
         let read = [step_out.named("step out"), step_lse.named("step lse"), ("the table", tables)];
         check_apart(&[out.named("out"), lse.named("lse")], &read)?;
@@ -372,7 +370,7 @@ impl Gpu {
         [out, lse]: [&View; 2],
     ) -> Result<(), KernelError> {
         rows.check(tables)?;
-        rows.check_written()?;
+        check_once(&rows.written)?;
         rows.check_rows(&[], &[out, lse])?;
         let mut read = vec![("the table", tables)];
         read.extend(sink.map(|sink| sink.named("sink")));
@@ -528,8 +526,8 @@ mod tests {
             assert_eq!(meeting(vec![b, packed(100, 2), a]).is_some(), common, "{a:?} {b:?}");
         }
         let pairs = [(packed(0, 2), packed(4, 2)), (packed(2, 2), packed(5, 2))];
-        assert!(RowTable::pairs(&pairs[..1]).check_written().is_ok());
-        let said = RowTable::pairs(&pairs).check_written().unwrap_err().to_string();
+        assert!(check_once(&RowTable::pairs(&pairs[..1]).written).is_ok());
+        let said = check_once(&RowTable::pairs(&pairs).written).unwrap_err().to_string();
         assert!(said.contains("are written by one launch"), "{said}");
     }
 }

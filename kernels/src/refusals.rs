@@ -3,14 +3,16 @@
 
 use std::cell::RefCell;
 
-use seamproof_oracle::{Alignment, Balance, Format, Mask};
+use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
 use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest, SlotPart, Style, Update};
+use seamproof_simulator::schedule::{Layer, Rotated};
 
 use crate::error::KernelError;
 use crate::gpu::Launch;
 use crate::memory::{Area, Argument};
 use crate::merge::{DeviceStatistic, DeviceTensor, MergeKernels};
 use crate::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SequenceTables, SlotTables, TableKernels};
+use crate::region::{HeadPart, RegionKernels, RotationTable};
 use crate::rows::{ByteRows, RowKernels};
 use crate::tables::{Cut, Slots, WideSlots};
 
@@ -198,6 +200,38 @@ fn merges_are_refused() {
     refused("span: 4 bytes, not a table of 2 i32", |l| {
         l.max_logit(short, statistic(4, ROWS), at(5, 8), true)
     });
+}
+
+#[test]
+fn operations_of_regions_are_refused() {
+    let layer = |kind, of, from, to| move |l: &Noted| l.layer(kind, of, from, to);
+    let second = HeadPart { index: 1, count: 2 };
+    assert_eq!(launched(layer(Layer::Column, second, rows(4, 2 * ROWS), rows(5, ROWS))), ["layer_16"]);
+    assert_eq!(launched(layer(Layer::Row, second, rows(4, ROWS), rows(5, 2 * ROWS))), ["layer_16"]);
+    refused("from: 8 rows, not 16", layer(Layer::Column, second, rows(4, ROWS), rows(5, ROWS)));
+    refused("to: 8 rows, not 16", layer(Layer::Row, second, rows(4, ROWS), rows(5, ROWS)));
+    let third = HeadPart { index: 2, count: 2 };
+    refused("part 2 of 2 parts", layer(Layer::Row, third, rows(4, ROWS), rows(5, 2 * ROWS)));
+    refused("lie apart", layer(Layer::Row, second, rows(4, ROWS), rows(4, 2 * ROWS)));
+    let run = |offset, len| Rotated { rows: Run::packed(offset, len, len), position: 3, step: 1 };
+    let rotate = |turns: &[Rotated], bytes, to| {
+        let table = RotationTable::new(turns);
+        move |l: &Noted| l.rotate(&table, at(7, bytes), false, to)
+    };
+    let (turn, bf16) = ([run(2, 4)], tensor(4, ROWS, Format::Bf16));
+    assert_eq!(launched(rotate(&turn, 40, bf16)), ["rotate_2_16"]);
+    assert_eq!(launched(rotate(&turn, 40, tensor(4, ROWS, Format::F32))), ["rotate_4_16"]);
+    let skewed = DeviceTensor { area: off(4, 2, ROWS * 32), ..bf16 };
+    assert_eq!(launched(rotate(&turn, 40, skewed)), ["rotate_2_2"], "off 16 bytes");
+    refused("80 bytes are not the table of 1 turns", rotate(&turn, 80, bf16));
+    refused("rows up to 9 are rotated, and the tensor has 8", rotate(&[run(5, 4)], 40, bf16));
+    refused("are written by one launch", rotate(&[run(2, 4), run(5, 1)], 80, bf16));
+    refused(
+        "to is written where the table lies",
+        rotate(&turn, 40, DeviceTensor { area: at(7, 256), ..bf16 }),
+    );
+    let long = DeviceTensor { area: at(4, 40_000), rows: 1, heads: 1, dim: 20_000, format: Format::Bf16 };
+    refused("a head of 40000 bytes is rotated; at most 16384", rotate(&[run(0, 1)], 40, long));
 }
 
 #[test]

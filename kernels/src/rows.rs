@@ -1,5 +1,5 @@
 //! Rows moved whole: between rank order and sequence order, between THD, BSHD and SBHD, valid rows, halves, padding;
-//! and the mask of valid rows.
+//! and the mask of valid rows. Rows that a layer moves are in [`region`](crate::region).
 //!
 //! A row has any number of bytes. Rows whose length and address are multiples of 16 move at full speed; others move
 //! 8, 4, 2 or 1 bytes at a time. The twins on the CPU are in `seamproof_simulator::helpers`.
@@ -97,7 +97,7 @@ fn fill(rest: Rest) -> (i32, u32) {
 }
 
 /// Refuses two tensors whose rows differ in length, or that overlap.
-fn check_pair(from: ByteRows, to: ByteRows) -> Result<(), KernelError> {
+pub(crate) fn check_pair(from: ByteRows, to: ByteRows) -> Result<(), KernelError> {
     from.check("from")?;
     to.check("to")?;
     if from.row_bytes != to.row_bytes {
@@ -110,7 +110,7 @@ fn check_pair(from: ByteRows, to: ByteRows) -> Result<(), KernelError> {
     Ok(())
 }
 
-fn same(name: &str, have: usize, want: usize) -> Result<(), KernelError> {
+pub(crate) fn same(name: &str, have: usize, want: usize) -> Result<(), KernelError> {
     if have == want { Ok(()) } else { Err(KernelError::shape(format!("{name}: {have} rows, not {want}"))) }
 }
 
@@ -133,7 +133,7 @@ pub trait RowKernels: Launch {
         let rows = slots.rows * cut.cp;
         same("from", from.rows, rows)?;
         same("to", to.rows, rows)?;
-        move_rows(self, "reorder", (slots, &map), rows, [from, to], Rest::Leave)
+        move_rows(self, "reorder", (&slots.tables(), &map), rows, [from, to], Rest::Leave)
     }
 
     /// Copies real rows to the same rows of another tensor.
@@ -142,7 +142,7 @@ pub trait RowKernels: Launch {
         same("from", from.rows, slots.rows)?;
         same("to", to.rows, slots.rows)?;
         let map = CopyValidMap(slots.raw()?, fill(rest).0);
-        move_rows(self, "copy_valid", (slots, &map), slots.rows, [from, to], rest)
+        move_rows(self, "copy_valid", (&slots.tables(), &map), slots.rows, [from, to], rest)
     }
 
     /// Fills every row that is not real.
@@ -157,7 +157,7 @@ pub trait RowKernels: Launch {
             return self.launch("fill_padding_16", (blocks(slots.rows, THREADS), 1, THREADS), &arguments);
         }
         let map = FillPaddingMap(raw);
-        move_rows(self, "fill_padding", (slots, &map), slots.rows, [to, to], Rest::Fill(byte))
+        move_rows(self, "fill_padding", (&slots.tables(), &map), slots.rows, [to, to], Rest::Fill(byte))
     }
 
     /// Copies one half of every slot, padding included, to the layout of halves, whose offsets and spans are divided
@@ -174,7 +174,7 @@ pub trait RowKernels: Launch {
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 0, fill(rest).0);
-        move_rows(self, "half", (slots, &map), halves.rows, [whole, halves], rest)
+        move_rows(self, "half", (&slots.tables(), &map), halves.rows, [whole, halves], rest)
     }
 
     /// Copies the layout of halves back to one half of every slot. No other row changes.
@@ -189,7 +189,7 @@ pub trait RowKernels: Launch {
         same("whole", whole.rows, slots.rows)?;
         check_half_rows(halves.rows)?;
         let map = HalfMap(slots.raw()?, half as i32, 1, 0);
-        move_rows(self, "half", (slots, &map), halves.rows, [halves, whole], Rest::Leave)
+        move_rows(self, "half", (&slots.tables(), &map), halves.rows, [halves, whole], Rest::Leave)
     }
 
     /// Copies the real rows of a batch from one layout to another. Layouts other than THD have `positions` rows for
@@ -214,7 +214,7 @@ pub trait RowKernels: Launch {
         same("to", to.rows, rows(to_layout))?;
         let layouts = (from_layout as i32, to_layout as i32);
         let map = ConvertMap(slots.raw()?, positions as i32, layouts.0, layouts.1, fill(rest).0);
-        move_rows(self, "convert", (slots, &map), to.rows, [from, to], rest)
+        move_rows(self, "convert", (&slots.tables(), &map), to.rows, [from, to], rest)
     }
 
     /// Writes a byte for each row: 1 where the row is real, else 0.
@@ -251,15 +251,16 @@ pub trait RowKernels: Launch {
 
 impl<L: Launch + ?Sized> RowKernels for L {}
 
-fn move_rows<L: Launch + ?Sized>(
+/// Moves rows as the map of a kernel says, which reads these tables, to `rows` rows.
+pub(crate) fn move_rows<L: Launch + ?Sized>(
     gpu: &L,
     kernel: &str,
-    (slots, map): (Slots, &dyn Argument),
+    (tables, map): (&[(&str, Area)], &dyn Argument),
     rows: usize,
     [from, to]: [ByteRows; 2],
     rest: Rest,
 ) -> Result<(), KernelError> {
-    check_apart(&[("the target", to.area)], &slots.tables())?;
+    check_apart(&[("the target", to.area)], tables)?;
     let bits = from.area.address() | to.area.address() | to.row_bytes as u64;
     let vector = 1_usize << bits.trailing_zeros().min(4);
     let in_bulk = vector == 16 && to.row_bytes >= BULK_ROW_BYTES_MIN;

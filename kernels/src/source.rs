@@ -48,8 +48,9 @@ const TENSOR_CORES: &[&[&str]] = &[
 
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 7] = [
+const FILES: [File; 8] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
+    ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
     ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
@@ -67,7 +68,7 @@ pub fn sources() -> Vec<Source> {
 }
 
 /// Sources whose kernels wait for earlier launches themselves, so that they may be started early.
-const OVERLAPPING: [&str; 3] = ["rows.cu", "merge.cu", "metadata.cu"];
+const OVERLAPPING: [&str; 4] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.cu"];
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.

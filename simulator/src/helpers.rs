@@ -8,13 +8,15 @@
 pub mod exponential;
 
 use std::collections::HashSet;
+use std::ops::Neg;
 
 use exponential::{log_add, share};
+use seamproof_oracle::region::{rotated, rotated_back};
 use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::Segment;
-use crate::schedule::band;
+use crate::schedule::{Layer, Rotated, band};
 use crate::shard::ShardedSide;
 
 /// Direction in which rows are reordered.
@@ -207,6 +209,60 @@ pub fn fill_padding(slots: &[Run], to: &mut [u8], row_bytes: usize, byte: u8) {
     }
 }
 
+/// Applies a linear layer that copies heads. A row of `row_bytes` is a rank's heads on one side, and part `index` of
+/// `count` equal parts of a hidden row on the other. Hidden rows that are written hold zeros in other parts.
+pub fn layer(layer: Layer, (index, count): (usize, usize), from: &[u8], to: &mut [u8], row_bytes: usize) {
+    match layer {
+        Layer::Column => {
+            let hidden = from.chunks(count * row_bytes);
+            let parts = hidden.map(|row| &row[index * row_bytes..][..row_bytes]);
+            to.chunks_mut(row_bytes).zip(parts).for_each(|(to, part)| to.copy_from_slice(part));
+        }
+        Layer::Row => {
+            to.fill(0);
+            for (hidden, row) in to.chunks_mut(count * row_bytes).zip(from.chunks(row_bytes)) {
+                hidden[index * row_bytes..][..row_bytes].copy_from_slice(row);
+            }
+        }
+    }
+}
+
+/// Code of a number, and its bit of the sign.
+#[derive(Clone, Copy)]
+struct Code {
+    bits: u32,
+    sign: u32,
+}
+
+impl Neg for Code {
+    type Output = Code;
+
+    fn neg(self) -> Code {
+        Code { bits: self.bits ^ self.sign, ..self }
+    }
+}
+
+/// Rotates rows of numbers by their positions, or turns them back. A row has `heads` times `dim` numbers of two or four
+/// bytes each.
+pub fn rotate(rows: &[Rotated], inverse: bool, [heads, dim, number_bytes]: [usize; 3], bytes: &mut [u8]) {
+    let turn: fn(&[Code], usize) -> Vec<Code> = if inverse { rotated_back } else { rotated };
+    let sign = 1 << (8 * number_bytes - 1);
+    let code = |bytes: &[u8]| bytes.iter().rev().fold(0, |code, &byte| code << 8 | u32::from(byte));
+    for Rotated { rows, position, step } in rows {
+        for (i, row) in rows.real_rows().enumerate() {
+            let of_head = dim * number_bytes;
+            for head in bytes[row * heads * of_head..][..heads * of_head].chunks_mut(of_head) {
+                let lanes: Vec<Code> =
+                    head.chunks(number_bytes).map(|bytes| Code { bits: code(bytes), sign }).collect();
+                let turned = turn(&lanes, position + step * i);
+                for (to, lane) in head.chunks_mut(number_bytes).zip(turned) {
+                    to.copy_from_slice(&lane.bits.to_le_bytes()[..number_bytes]);
+                }
+            }
+        }
+    }
+}
+
 /// Returns `value · weight`, or 0 if the weight is 0. An empty row's out may be any value.
 fn scaled(value: f32, weight: f32) -> f32 {
     if weight == 0.0 { 0.0 } else { value * weight }
@@ -356,8 +412,8 @@ impl SegmentRow {
 }
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
-/// of queries, piece of keys and sequence, and the sequence varies fastest. The schedule launches those that show a
-/// pair. The result is `None` if pieces have no common band or the mask is none.
+/// of keys, piece of queries and sequence, and the sequence varies fastest: a launch on a piece of keys has its
+/// segments together. The result is `None` if pieces have no common band or the mask is none.
 pub fn ring_segments(
     mask: &Mask,
     [q, kv]: [&ShardedSide; 2],
@@ -367,7 +423,7 @@ pub fn ring_segments(
     let parts = q.parts()?;
     let sequences = 0..q.slots.len();
     let mut segments = Vec::new();
-    for (q_part, kv_part) in (0..parts).flat_map(|a| (0..parts).map(move |b| (a, b))) {
+    for (kv_part, q_part) in (0..parts).flat_map(|a| (0..parts).map(move |b| (a, b))) {
         for sequence in sequences.clone() {
             let queries = q.piece(sequence, rank, q_part);
             let keys = kv.piece(sequence, owner, kv_part);

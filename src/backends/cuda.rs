@@ -413,8 +413,6 @@ impl Backend for Cuda {
         twin.table.forms = vec![Form::CuSeqlens];
         // No kernel takes a prefix, and none has run on the segments of documents and chunks.
         twin.table.masks.kinds.clear();
-        // Its device has no linear layer and no rotation.
-        twin.table.parallel.regions = false;
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)
@@ -488,10 +486,7 @@ mod tests {
         let table = subject.declaration().table;
         let refused: Vec<Problem> =
             cases.map(|case| case.problem).filter(|problem| table.refusal(problem).is_some()).collect();
-        assert!(
-            refused.len() > 5,
-            "documents, chunks, prefixes, regions and forms are among the stored cases"
-        );
+        assert!(refused.len() > 5, "documents, chunks, prefixes and forms are among the stored cases");
         for problem in refused {
             let ran = subject.run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");

@@ -2,7 +2,8 @@
 
 use seamproof_oracle::Run;
 use seamproof_simulator::schedule::{
-    Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Reduction, Region, Rotated, RowPair, Schedule, Work,
+    Axes, BufferId, FillValue, KeySource, Layer, Merge, MergeStyle, Reduction, Region, Rotated, RowPair,
+    Schedule, SegmentSource, Work,
 };
 
 use super::line::{Line, tidy};
@@ -29,7 +30,9 @@ pub(super) fn words(schedule: &Schedule, work: &Work) -> String {
             format!("adds {} to {}, {}", name(from), name(to), pairs(rows))
         }
         Work::Copy { from, to, rows } => format!("copies {} to {}, {}", name(from), name(to), pairs(rows)),
-        Work::MakeSegments { to, .. } => format!("makes {} from the lengths of sequences", name(to)),
+        Work::MakeSegments { to, from } => {
+            format!("makes {} from the lengths of sequences, {}", name(to), ends(from))
+        }
         Work::CopyValid { from, to, table, .. } => {
             let table = region(schedule, table);
             format!("copies the valid rows that {table} says from {} to {}", name(from), name(to))
@@ -70,6 +73,17 @@ pub(super) fn words(schedule: &Schedule, work: &Work) -> String {
         Work::RecordEvent(event) => format!("records event {}", event.0),
         Work::WaitEvent(event) => format!("waits for event {}", event.0),
         Work::HostRead(one) => format!("the host reads {}", region(schedule, one)),
+    }
+}
+
+/// Returns whose queries and keys a table is about.
+fn ends(from: &SegmentSource) -> String {
+    match from.keys {
+        _ if from.sides[0].cp == 1 => "which are whole".to_owned(),
+        KeySource::Gathered => format!("for the queries of rank {} and all keys", from.place),
+        KeySource::Of(owner) => {
+            format!("for the queries of rank {} and the keys of rank {owner}", from.place)
+        }
     }
 }
 

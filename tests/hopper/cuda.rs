@@ -31,9 +31,11 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
 /// them all.
 #[test]
 fn every_launch_of_a_schedule_has_tables() {
-    let (mut forward, mut backward, mut paged) = (0, 0, 0);
+    let (mut forward, mut backward, mut paged, mut regions) = (0, 0, 0, 0);
+    let mut told: BTreeMap<&str, usize> = BTreeMap::new();
     for (problem, subject) in problems(3000, 3) {
         paged += usize::from(problem.pages.is_some());
+        regions += usize::from(problem.parallel.region > 1);
         let schedule = subject.schedule(&problem).unwrap();
         let rows = |id: seamproof_simulator::schedule::BufferId| schedule.buffers[id.0].rows;
         for operation in schedule.ranks.iter().flat_map(|program| &program.operations) {
@@ -41,6 +43,8 @@ fn every_launch_of_a_schedule_has_tables() {
                 Work::Attend(attend) => {
                     CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], false).unwrap();
                     forward += 1;
+                    let algorithm = problem.parallel.algorithm.name();
+                    *told.entry(algorithm).or_default() += usize::from(attend.table.is_some());
                 }
                 Work::AttendBackward(attend) => {
                     CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
@@ -51,9 +55,11 @@ fn every_launch_of_a_schedule_has_tables() {
         }
     }
     assert!(
-        forward > 2000 && backward > 1000 && paged > 100,
-        "too little run: {forward}, {backward}, {paged}"
+        forward > 2000 && backward > 1000 && paged > 100 && regions > 50,
+        "too little run: {forward}, {backward}, {paged}, {regions}"
     );
+    let driven = told.iter().filter(|(_, told)| **told > 100).map(|(algorithm, _)| *algorithm);
+    assert_eq!(driven.collect::<Vec<_>>(), ["all-gather", "all-to-all", "hierarchical", "ring"], "{told:?}");
 }
 
 /// Test that there is one launch where a sequence's bits are promised to be its own. It has one shape, which further
@@ -73,8 +79,8 @@ fn the_shape_of_a_problem_is_that_of_its_one_launch() {
                 of_one += 1;
             }
             None => {
-                let of_one_launch =
-                    problem.parallel.algorithm == Algorithm::Single && problem.steps.is_empty();
+                let alone = problem.parallel.algorithm == Algorithm::Single && problem.parallel.region == 1;
+                let of_one_launch = alone && problem.steps.is_empty();
                 assert!(!forward || !of_one_launch, "{problem:?}");
                 others += 1;
             }
@@ -99,10 +105,11 @@ fn large_forwards_hold_with_every_identity() {
 fn every_schedule_gives_the_bits_of_the_cpu_device() {
     let mut runner = CudaRunner::open(0).unwrap_or_else(|error| panic!("{error}"));
     let mut seen: BTreeMap<(&str, bool), u32> = BTreeMap::new();
-    let (mut steps, mut paged) = (0, 0);
+    let (mut steps, mut paged, mut regions) = (0, 0, 0);
     for (problem, subject) in problems(4000, 5) {
         steps += u32::from(!problem.steps.is_empty());
         paged += u32::from(problem.pages.is_some());
+        regions += u32::from(problem.parallel.region > 1);
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = subject.twin().run(&problem, &inputs).unwrap();
@@ -115,7 +122,10 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
         *seen.entry((algorithm, problem.pass == Pass::Backward)).or_default() += 1;
     }
     assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");
-    assert!(steps >= 50 && paged >= 50, "too little run: {steps} in steps, {paged} in pages");
+    assert!(
+        steps >= 50 && paged >= 50 && regions >= 50,
+        "too little run: {steps} in steps, {paged} in pages, {regions} in regions"
+    );
 }
 
 /// Test that each planted fault of an attention kernel is found by a rung that it names.

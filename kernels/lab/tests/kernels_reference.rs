@@ -1,6 +1,7 @@
-//! The reference kernels, halves of statistics, sequences from segment ids and conversions between layouts, run on a
-//! CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
-//! rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! The reference kernels, halves of statistics, sequences from segment ids, tables of segments, conversions between
+//! layouts and the operations of sequence-parallel regions, run on a CPU thread by thread and held to plain loops
+//! (`kernels_reference/`), and the simple forward in pages held to that in rows. So they are seen to be right without a
+//! GPU: `cargo test --test kernels_reference -- --ignored`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -12,17 +13,20 @@ const ATTEND: &str = include_str!("../../cuda/attend.cu");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
 const METADATA: &str = include_str!("../../cuda/metadata.cu");
+const ROTATION: &str = include_str!("../../cuda/rotation.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 8] = [
+const CHECKS: [(&str, &str); 10] = [
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
     ("narrow.cpp", include_str!("kernels_reference/narrow.cpp")),
     ("pages.cpp", include_str!("kernels_reference/pages.cpp")),
     ("packs.h", include_str!("kernels_reference/packs.h")),
+    ("regions.cpp", include_str!("kernels_reference/regions.cpp")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
+    ("tables.cpp", include_str!("kernels_reference/tables.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
 ];
 
@@ -194,4 +198,40 @@ fn tables_are_narrowed_thread_by_thread() {
     let of_narrowing = |seen| matches!(seen, Detector::Bits(["narrow tables"]));
     let faults = source_faults().filter(|fault| of_narrowing(fault.edit.seen));
     sees_each(source, run, faults, 3);
+}
+
+/// Test that layers and rotations are those of the definition, and that the faults that are planted in them on a GPU
+/// are seen here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn regions_are_right_thread_by_thread() {
+    let slots = part(COMMON, "struct Slots {", "// `count` ones from bit");
+    let moves = part(ROWS, "constexpr u32 TILE_ROWS_MAX", "// 2: striped.");
+    let layers = part(ROWS, "// A tensor-parallel linear layer", "// The same by the bulk copy engine");
+    let rotation = part(ROTATION, "constexpr u32 TILE_BYTES", "#define ROTATE");
+    let rotation = rotation.replace("constexpr u32 IN_FLIGHT = 4;", "");
+    let source = [moves, layers, &rotation].concat();
+    let run = |source: &str| run("regions.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
+    let of_regions = |seen| matches!(seen, Detector::Bits(["layer" | "rotation"]));
+    let faults = source_faults().filter(|fault| of_regions(fault.edit.seen));
+    sees_each(&source, run, faults, 8);
+}
+
+/// Test that tables of a ring's steps and of an all-gather's show the pairs of the mask, position by position, and that
+/// the faults that are planted in them on a GPU are seen here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn tables_of_segments_are_right_thread_by_thread() {
+    const SEEN: [&str; 4] = [
+        "local-offset-of-gathered-keys",
+        "second-chunk-of-the-first-rank",
+        "ring-pieces-exchanged",
+        "ring-keys-of-the-own-rank",
+    ];
+    let slots = part(COMMON, "struct Slots {", "constexpr u32 ALL_LANES");
+    let pieces = part(METADATA, "__device__ __forceinline__ i64 real_of", "// Real rows of a striped slot");
+    let segments = part(METADATA, "// What a launch of a step receives", "// The bound that stands");
+    let source = [pieces, segments].concat();
+    let run = |source: &str| run("tables.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
+    sees_each(&source, run, source_faults().filter(|fault| SEEN.contains(&fault.id)), SEEN.len());
 }

@@ -1,5 +1,7 @@
 //! Buffers as bytes: where each lies, in its storage format.
 
+use std::ops::Range;
+
 use seamproof_oracle::Format;
 use seamproof_simulator::device::Buffers;
 use seamproof_simulator::schedule::{Axes, BufferId};
@@ -88,9 +90,25 @@ impl Placed {
         Ok(DeviceStatistic { area: self.area(memory)?, heads, rows })
     }
 
+    /// Returns the bytes of so many heads of a row.
+    pub(super) fn bytes_of(&self, heads: usize) -> usize {
+        heads * self.dim * self.element()
+    }
+
     pub(super) fn as_rows<'a>(&self, memory: Area<'a>) -> Result<ByteRows<'a>, KernelError> {
-        let row_bytes = self.heads * self.dim * self.element();
-        Ok(ByteRows { area: self.area(memory)?, rows: self.rows, row_bytes })
+        self.stretch(&(0..self.rows), self.bytes_of(self.heads), memory)
+    }
+
+    /// Returns some of the rows as rows of so many bytes.
+    pub(super) fn stretch<'a>(
+        &self,
+        rows: &Range<usize>,
+        row_bytes: usize,
+        memory: Area<'a>,
+    ) -> Result<ByteRows<'a>, KernelError> {
+        let whole = self.bytes_of(self.heads);
+        let area = self.area(memory)?.part(rows.start * whole..rows.end * whole)?;
+        Ok(ByteRows { area, rows: area.bytes().checked_div(row_bytes).unwrap_or(0), row_bytes })
     }
 }
 

@@ -4,14 +4,14 @@ use seamproof_oracle::{Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, Merge, MergeStyle, Reduction, Region, RowPair,
-    SegmentSource, Work,
+    Attend, AttendBackward, Axes, BufferId, FillValue, KeySource, Layer, Merge, MergeStyle, Reduction,
+    Region, Rotated, RowPair, SegmentSource, Work,
 };
 
 use super::choice::{backward_operands, operands};
 use super::cuda::{CudaDevice, failed};
 use super::image::Placed;
-use super::packed::{self, PackedSlots, Reorder};
+use super::packed::{self, PackedLayer, PackedSlots, Reorder};
 use super::run::CudaMemory;
 use crate::attend::{BackwardTensors, CallTables, ForwardTensors};
 use crate::backward::{BackwardMode, DqOrder};
@@ -21,6 +21,7 @@ use crate::memory::Area;
 use crate::merge::MergeKernels;
 use crate::metadata::{SEGMENT_BYTES, SlotTables, TableKernels};
 use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
+use crate::region::{RegionKernels, RotationTable};
 use crate::rows::RowKernels;
 use crate::tables::{Cut, Slots};
 use crate::view::View;
@@ -93,8 +94,14 @@ impl CudaDevice<'_> {
                 memory.image.check_pairs(*from, *to, rows)?;
                 self.copy_valid([*from, *to], table, memory).map_err(failed)
             }
-            Work::Linear { .. } => Err(DeviceError::NotLocal("linear layers")),
-            Work::Rotate { .. } => Err(DeviceError::NotLocal("rotations")),
+            Work::Linear { layer, heads, from, to, rows } => {
+                self.linear(*layer, heads, [*from, *to], rows, memory)
+            }
+            Work::Rotate { buffer, rows, inverse } => {
+                let runs: Vec<Run> = rows.iter().map(|rotated| rotated.rows).collect();
+                memory.image.check_rows(*buffer, &runs)?;
+                self.rotate(*buffer, rows, *inverse, memory).map_err(failed)
+            }
             Work::Send { .. } | Work::Recv { .. } => Err(DeviceError::NotLocal("messages")),
             Work::AllGather { .. }
             | Work::ReduceScatter { .. }
@@ -230,22 +237,29 @@ impl CudaDevice<'_> {
         memory: &mut CudaMemory,
     ) -> Result<(), KernelError> {
         let [to] = places(memory, [to])?;
-        let SegmentSource { sides, mask, place } = from;
-        let (mask, place, cut) = (*mask, *place, Cut { cp: sides[0].cp, balance: sides[0].balance });
+        let SegmentSource { sides, mask, place, keys } = from;
+        let (mask, place, keys) = (*mask, *place, *keys);
+        let cut = Cut { cp: sides[0].cp, balance: sides[0].balance };
         let sides = [0, 1].map(|side: usize| {
             let side = &sides[side];
             let slots = side.slots.iter().map(|slot| Run::packed(slot.offset, slot.len, slot.span));
             let packed = packed::tables(&slots.collect::<Vec<_>>());
             (memory.table(&packed.table.0), packed.count, side.rows)
         });
-        self.workspace.count("make segments: all_gather_segments");
+        self.workspace.count(match keys {
+            KeySource::Gathered => "make segments: all_gather_segments",
+            KeySource::Of(_) => "make segments: ring_segments",
+        });
         memory.record(move |gpu, frame| {
             let slots = |side: usize| {
                 let (at, count, rows) = &sides[side];
                 slots_at(at, *count, *rows, frame.tables)
             };
-            let segments = to.area(frame.memory)?;
-            gpu.all_gather_segments([slots(0)?, slots(1)?], &mask, cut, place, segments)
+            let (slots, segments) = ([slots(0)?, slots(1)?], to.area(frame.memory)?);
+            match keys {
+                KeySource::Gathered => gpu.all_gather_segments(slots, &mask, cut, place, segments),
+                KeySource::Of(owner) => gpu.ring_segments(slots, &mask, cut, [place, owner], segments),
+            }
         });
         Ok(())
     }
@@ -424,6 +438,67 @@ impl CudaDevice<'_> {
             let slots = slots_at(&table, count, rows, frame.tables)?;
             gpu.reorder(slots, cut, order, from.as_rows(frame.memory)?, to.as_rows(frame.memory)?)
         });
+    }
+
+    /// Records a linear layer: by the kernel for packed rows where a rank's heads are a part of a hidden row, and as
+    /// transfers of heads elsewhere.
+    fn linear(
+        &self,
+        layer: Layer,
+        heads: &Range,
+        [from, to]: [BufferId; 2],
+        rows: &[RowPair],
+        memory: &mut CudaMemory,
+    ) -> Result<(), DeviceError> {
+        let own = 0..heads.len();
+        let (read, written) = match layer {
+            Layer::Column => (heads.clone(), own),
+            Layer::Row => (own, heads.clone()),
+        };
+        let (sources, targets): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
+        memory.image.check(from, &sources, &read)?;
+        memory.image.check(to, &targets, &written)?;
+        let at = places(memory, [from, to]).map_err(failed)?;
+        let fits = packed::layer(layer, heads, &at, rows).filter(|_| self.options.helpers);
+        if let Some(PackedLayer { of, rows: [source, target], row_bytes }) = fits {
+            self.workspace.count("linear: layer");
+            memory.record(move |gpu, frame| {
+                let from = at[0].stretch(&source, row_bytes, frame.memory)?;
+                gpu.layer(layer, of, from, at[1].stretch(&target, row_bytes, frame.memory)?)
+            });
+            return Ok(());
+        }
+        self.workspace.count("linear: transfer_elements");
+        if layer == Layer::Row {
+            self.record_fill(to, &targets, 0.0, memory)?;
+        }
+        self.with_transfers(memory, |table, area| {
+            rows.iter().try_for_each(|&(source, target)| {
+                let from = part(&at[0], source, read.clone(), area)?;
+                let to = part(&at[1], target, written.clone(), area)?;
+                table.push(&Written::Parts(Reduction::Sum, vec![from]), &[to])
+            })
+        })
+    }
+
+    fn rotate(
+        &self,
+        buffer: BufferId,
+        rows: &[Rotated],
+        inverse: bool,
+        memory: &mut CudaMemory,
+    ) -> Result<(), KernelError> {
+        let [at] = places(memory, [buffer])?;
+        if at.axes != Axes::Rows {
+            return Err(KernelError::shape("rows are rotated; statistics have no lanes"));
+        }
+        let rows = RotationTable::new(rows);
+        let table = memory.table(rows.bytes());
+        self.workspace.count("rotate: rotate");
+        memory.record(move |gpu, frame| {
+            gpu.rotate(&rows, frame.tables.part(table.clone())?, inverse, at.tensor(frame.memory)?)
+        });
+        Ok(())
     }
 
     pub(super) fn record_fill(

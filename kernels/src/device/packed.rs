@@ -1,11 +1,14 @@
 //! Row pairs that have the form of packed slots, which faster kernels take.
 
+use std::ops::Range;
+
 use seamproof_oracle::{Balance, Format, Run};
 use seamproof_simulator::helpers::{Direction, rank_order};
-use seamproof_simulator::schedule::{Axes, RowPair};
+use seamproof_simulator::schedule::{Axes, Layer, RowPair};
 use seamproof_simulator::shard::{ShardedSide, Slot};
 
 use super::image::Placed;
+use crate::region::HeadPart;
 use crate::tables::Cut;
 use crate::view::Table;
 
@@ -128,6 +131,38 @@ fn rank_slots(pairs: &[RowPair], rows: usize, cut: Cut) -> Option<Vec<Run>> {
         }
     }
     (!slots.is_empty()).then_some(slots)
+}
+
+/// A linear layer on rows that follow each other: the rank's part of a hidden row, the rows that are read and those
+/// that are written, and the bytes of the rank's heads of a row.
+#[derive(Clone, Debug)]
+pub(super) struct PackedLayer {
+    pub(super) of: HeadPart,
+    pub(super) rows: [Range<usize>; 2],
+    pub(super) row_bytes: usize,
+}
+
+/// Returns the layer from one tensor to another, of one format, if the rank's heads are one of equal parts of all.
+pub(super) fn layer(
+    layer: Layer,
+    heads: &Range<usize>,
+    [from, to]: &[Placed; 2],
+    rows: &[RowPair],
+) -> Option<PackedLayer> {
+    let [(source, target)] = rows else { return None };
+    let (hidden, own) = match layer {
+        Layer::Column => (from, to),
+        Layer::Row => (to, from),
+    };
+    let parts =
+        |number: usize| number.is_multiple_of(own.heads).then(|| number.checked_div(own.heads)).flatten();
+    let of = HeadPart { index: parts(heads.start)?, count: parts(hidden.heads)? };
+    let of_rows = from.axes == Axes::Rows && to.axes == Axes::Rows;
+    let alike = (from.format, from.dim) == (to.format, to.dim) && heads.len() == own.heads;
+    let packed = source.step == 1 && target.step == 1 && source.len == target.len;
+    let rows = [source, target].map(|run| run.offset..run.offset + run.len);
+    let row_bytes = own.bytes_of(own.heads);
+    (of_rows && alike && packed && row_bytes > 0).then_some(PackedLayer { of, rows, row_bytes })
 }
 
 /// Returns whether two tensors have one shape, in formats that the kernels add up.

@@ -6,16 +6,15 @@ use std::ops::Range;
 
 use seamproof_oracle::limits::{HEADS_MAX, ROWS_MAX, WORLD_MAX};
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Balance, Format, Problem, Run, Side, TensorName};
+use seamproof_oracle::{Format, Problem, Run, Side, TensorName};
 
 use super::error::{CheckError, Errors, FormError, OperationId};
 use super::touch::{Access, Touch, owned, rows_of, touches};
 use crate::AttentionCall;
 use crate::schedule::{
-    Attend, AttendBackward, Axes, Buffer, BufferId, Layer, Merge, Placement, Region, Role, Rotated, RowPair,
-    Schedule, SegmentSource, Work,
+    Attend, AttendBackward, Axes, Buffer, BufferId, KeySource, Layer, Merge, Placement, Region, Role,
+    Rotated, RowPair, Schedule, SegmentSource, Work,
 };
-use crate::shard::ShardedSide;
 
 type Checked = Result<(), FormError>;
 
@@ -200,7 +199,7 @@ fn tables(schedule: &Schedule) -> BTreeSet<BufferId> {
 
 /// Checks lengths of which a table of segments can be made.
 fn check_source(source: &SegmentSource) -> Checked {
-    let [q, kv] = &source.sides;
+    let [q, kv] = &*source.sides;
     count("sequences of keys", kv.slots.len(), q.slots.len())?;
     count("ranks of keys", kv.cp, q.cp)?;
     for side in [q, kv] {
@@ -208,13 +207,11 @@ fn check_source(source: &SegmentSource) -> Checked {
         at_most("rows of a slot", rows.unwrap_or(0), side.rows)?;
         at_most("gathered rows", side.rows.saturating_mul(side.cp), ROWS_MAX.saturating_mul(2))?;
     }
-    let is_cut = |side: &ShardedSide| {
-        matches!(side.balance, Balance::Contiguous | Balance::DualChunk) && side.lanes.is_none()
-    };
-    match source.place < q.cp && is_cut(q) && is_cut(kv) && source.mask.is_band() {
+    let owner = if let KeySource::Of(owner) = source.keys { owner } else { 0 };
+    match q.balance == kv.balance && source.place.max(owner) < q.cp && source.has_bands() {
         true => Ok(()),
         false => Err(FormError::Plain(
-            "a table of segments needs chunks of whole rows, a rank of theirs and a band",
+            "a table of segments needs pieces of rows that follow each other, ranks of theirs and a band",
         )),
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn make<T: Real>(
     from: &SegmentSource,
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
-    let no_band = || DeviceError::Shape("a table of segments is made of a mask that is no band".into());
+    let no_band = || DeviceError::Shape("a table of segments is made where no band says them".into());
     let rows = from.rows().ok_or_else(no_band)?;
     if rows.len() != buffers.rows(to) || buffers.dim(to) != SegmentSource::WORDS {
         return Err(DeviceError::Shape(format!(

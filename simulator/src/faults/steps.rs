@@ -1,11 +1,9 @@
-//! Faults of an all-gather in steps on two streams: tables, rows and outs of the other step, and streams that do not
-//! wait.
-//!
-//! They are planted in TransformerEngine's shipped order ([`MergeOrder::Deferred`]), which alone has such steps.
+//! Faults of TransformerEngine's shipped order ([`MergeOrder::Deferred`]): tables of the wrong step, rank or lengths; and
+//! of an all-gather's steps on two streams: rows and outs of the other step, and streams that do not wait.
 //!
 //! [`MergeOrder::Deferred`]: crate::schedule::MergeOrder::Deferred
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use seamproof_oracle::{Algorithm, Problem};
@@ -13,7 +11,9 @@ use seamproof_oracle::{Algorithm, Problem};
 use super::edit::{remove, works};
 use super::fault::Catcher::{Checker, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
-use crate::schedule::{BufferId, EventId, Operation, RankProgram, Region, Schedule, Work};
+use crate::schedule::{
+    BufferId, EventId, KeySource, Operation, RankProgram, Region, Schedule, SegmentSource, Work,
+};
 
 /// The context-parallel code with the steps.
 const STEPS: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py";
@@ -64,7 +64,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
             for work in works(schedule) {
                 if let Work::MakeSegments { from, .. } = work {
                     let chunks = 2 * from.sides[0].cp;
-                    let slots = Arc::make_mut(from).sides.iter_mut().flat_map(|side| &mut side.slots);
+                    let slots = Arc::make_mut(&mut from.sides).iter_mut().flat_map(|side| &mut side.slots);
                     slots.for_each(|slot| slot.len -= slot.len % chunks);
                 }
             }
@@ -79,8 +79,62 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |_, schedule| {
             for work in works(schedule) {
                 if let Work::MakeSegments { from, .. } = work {
-                    let from = Arc::make_mut(from);
                     from.place = (from.place + 1) % from.sides[0].cp;
+                }
+            }
+        },
+    },
+    Fault {
+        id: "table-of-the-next-step",
+        imitates: "a ring's step gets the running lengths of another step: its keys are taken for the next owner's",
+        source: STEPS,
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::MakeSegments {
+                    from: SegmentSource { sides, keys: KeySource::Of(owner), .. },
+                    ..
+                } = work
+                {
+                    *owner = (*owner + 1) % sides[0].cp;
+                }
+            }
+        },
+    },
+    Fault {
+        id: "table-for-one-rank",
+        imitates: "running lengths of whole sequences are used on a rank's shard, as though it began at position 0",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::MakeSegments {
+                    from: SegmentSource { sides, place, keys: KeySource::Of(owner), .. },
+                    ..
+                } = work
+                {
+                    (*place, *owner) = (0, 0);
+                    Arc::make_mut(sides).iter_mut().for_each(|side| side.cp = 1);
+                }
+            }
+        },
+    },
+    Fault {
+        id: "table-remade-too-late",
+        imitates: "the running lengths of a step are computed behind its launch, which reads those of a step before",
+        source: STEPS,
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |_, schedule| {
+            let mut made: BTreeSet<BufferId> = BTreeSet::new();
+            for operations in schedule.ranks.iter_mut().map(|program| &mut program.operations) {
+                for at in 1..operations.len() {
+                    let Work::MakeSegments { to, .. } = operations[at - 1].work else { continue };
+                    if !made.insert(to) && launch_table(&mut operations[at].work).is_some() {
+                        operations.swap(at - 1, at);
+                    }
                 }
             }
         },

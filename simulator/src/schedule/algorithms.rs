@@ -31,7 +31,7 @@ fn outside_regions(problem: &Problem, order: MergeOrder) -> Result<Schedule, Bui
         Algorithm::Single => single(problem),
         Algorithm::Ring => ring(problem, order),
         Algorithm::AllGather => all_gather(problem, order),
-        Algorithm::AllToAll => all_to_all(problem),
+        Algorithm::AllToAll => all_to_all(problem, order),
         Algorithm::Hierarchical { all_to_all } => hierarchical(problem, all_to_all, order),
     }
 }
@@ -57,12 +57,11 @@ pub fn memory_growth(algorithm: Algorithm, order: MergeOrder) -> Growth {
 }
 
 impl MergeOrder {
-    /// Returns the orders that give an algorithm different schedules. Where one launch does everything, there is only
-    /// the default one.
+    /// Returns the orders that give an algorithm different schedules. A single rank has only the default one.
     pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
         match algorithm {
-            Algorithm::Single | Algorithm::AllToAll => &[MergeOrder::Running],
-            Algorithm::AllGather => &MergeOrder::WEIGHTED,
+            Algorithm::Single => &[MergeOrder::Running],
+            Algorithm::AllGather | Algorithm::AllToAll => &MergeOrder::WEIGHTED,
             Algorithm::Ring | Algorithm::Hierarchical { .. } => &MergeOrder::ALL,
         }
     }

@@ -15,19 +15,16 @@
 //! Source: `AttnFuncWithCPAndKVAllGather` of
 //! <https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py>.
 
-use std::sync::Arc;
-
-use seamproof_oracle::{Balance, Format, Run};
+use seamproof_oracle::Run;
 
 use super::all_gather::Rank;
 use super::build::{self, Local, LocalBackward};
-use super::collect::{self, COMPUTE};
+use super::collect::COMPUTE;
 use super::program::{
-    Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, Region, Role, RowPair, SegmentSource,
-    Step, Work,
+    Attend, AttendBackward, BufferId, EventId, FillValue, KeySource, Region, RowPair, SegmentSource, Step,
+    Work,
 };
-use crate::helpers::SegmentRow;
-use crate::shard::{ShardedSide, Slot};
+use super::tables::{self, Told};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// The streams of steps, in turn.
@@ -162,45 +159,27 @@ impl Rank<'_> {
 
     /// Returns the lengths of which a table can be made; `None` if no table says these segments.
     fn source(&self) -> Option<SegmentSource> {
-        let sides = [self.shards.q.clone(), self.shards.kv.clone()];
-        let follow = |pair: &[Slot]| pair[0].offset + pair[0].span <= pair[1].offset;
-        let is_told = |side: &ShardedSide| {
-            let chunks = matches!(side.balance, Balance::Contiguous | Balance::DualChunk);
-            chunks && side.lanes.is_none() && !side.slots.is_empty() && side.slots.windows(2).all(follow)
-        };
-        let told = self.problem.mask.is_band() && sides.iter().all(is_told);
-        told.then_some(SegmentSource { sides, mask: self.problem.mask, place: self.rank })
+        SegmentSource::told(self.problem.mask, self.shards, self.rank, KeySource::Gathered)
     }
 
     fn make_table(&mut self, from: SegmentSource) -> BufferId {
-        let rows = from.rows().map_or(0, |rows| rows.len());
-        let to = self.builder.buffer(Buffer {
-            name: "segments of all steps".into(),
-            rank: self.rank,
-            axes: Axes::Rows,
-            rows,
-            heads: 1,
-            dim: SegmentSource::WORDS,
-            format: Format::F32,
-            role: Role::Scratch,
-        });
-        self.builder.push(self.rank, COMPUTE, Work::MakeSegments { to, from: Arc::new(from) });
-        to
+        let table = tables::buffer(self.builder, self.rank, "segments of all steps", &from);
+        tables::make(self.builder, (self.rank, COMPUTE), table, from);
+        table
     }
 
     /// Returns the steps: those of the table, or the given ones where there is none.
     fn steps(&self, table: Option<BufferId>, others: impl Fn() -> Vec<Vec<Segment>>) -> Vec<StepSegments> {
-        let rows = self.source().and_then(|source| source.rows());
-        let Some((table, rows)) = table.zip(rows) else {
+        let Some((table, source)) = table.zip(self.source()) else {
             let untold = |segments| StepSegments { segments, table: None };
             return others().into_iter().map(untold).collect();
         };
-        let count = self.shards.q.slots.len();
-        let told = |(index, rows): (usize, &[SegmentRow])| StepSegments {
-            segments: rows.iter().map(SegmentRow::segment).collect(),
-            table: Some(collect::part(self.builder, table, index, count)),
+        let told = Told::new(table, &source);
+        let step = |piece: usize| {
+            let (segments, table) = (told.segments(piece..piece + 1), told.region(piece..piece + 1));
+            StepSegments { segments, table: Some(table) }
         };
-        rows.chunks(count).enumerate().map(told).collect()
+        (0..told.pieces()).map(step).collect()
     }
 
     /// Returns a buffer like `model` for each stream that has a step.

@@ -27,6 +27,7 @@ mod program;
 mod ring;
 mod sequence_parallel;
 mod single;
+mod tables;
 
 pub use algorithms::{Growth, build, build_with, memory_growth};
 pub use all_gather::all_gather;
@@ -36,9 +37,9 @@ pub(crate) use build::band;
 pub(crate) use build::{Unseeing, segments};
 pub use hierarchical::hierarchical;
 pub use program::{
-    Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, Layer, Merge, MergeOrder, MergeStyle,
-    Operation, Placement, RankProgram, Reduction, Region, Role, Rotated, RowPair, Schedule, Section,
-    SegmentSource, Step, Work,
+    Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,
+    MergeStyle, Operation, Placement, RankProgram, Reduction, Region, Role, Rotated, RowPair, Schedule,
+    Section, SegmentSource, Step, Work,
 };
 pub use ring::ring;
 pub use sequence_parallel::sequence_parallel;

@@ -9,7 +9,6 @@ use seamproof_oracle::{Format, Mask, Run, TensorName};
 use serde::{Deserialize, Serialize};
 
 use crate::AttentionCall;
-use crate::helpers::{SegmentRow, all_gather_segments};
 use crate::shard::ShardedSide;
 
 /// A buffer of the schedule, by its index in [`Schedule::buffers`].
@@ -244,6 +243,9 @@ pub enum MergeOrder {
     /// turn, of which each has an out of its own. The valid rows of these are copied into the result. Gradients of a
     /// step and their sums are kept in the result's own format. Source: `AttnFuncWithCPAndKVAllGather`, in the same
     /// place.
+    ///
+    /// An all-to-all merges nothing either, and has one step. In the shipped order of every algorithm, launches read
+    /// their segments in [tables](Work::MakeSegments) where these can say them.
     Deferred,
     /// Running order, each merge by a difference ([`MergeStyle::Difference`]), as rings on torch have it. No CUDA
     /// kernel does it. Source: `update_out_and_lse` of <https://github.com/zhuzilin/ring-flash-attention>.
@@ -296,26 +298,27 @@ pub struct Merge {
     pub rows: Vec<RowPair>,
 }
 
-/// Lengths of whole sequences from which a table of an all-gather's segments is made.
+/// Keys that the queries of a launch meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// Every rank's keys in sequence order, up to the last one that is seen: an all-gather's.
+    Gathered,
+    /// The keys of the rank at this place of the cut: a step's of a ring. Sequences that are whole on every rank, as an
+    /// all-to-all collects them, are cut over one rank.
+    Of(usize),
+}
+
+/// Lengths of whole sequences from which a table of segments is made, and who asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentSource {
     /// Both sides, queries first.
-    pub sides: [ShardedSide; 2],
+    pub sides: Arc<[ShardedSide; 2]>,
     /// The mask, a band.
     pub mask: Mask,
     /// The rank whose queries attend, by its place in the cut.
     pub place: usize,
-}
-
-impl SegmentSource {
-    /// Number of 4-byte words of a table's row: both offsets and lengths, and each end of the band in two.
-    pub const WORDS: usize = 8;
-
-    /// Returns the table: for each piece of queries a row for each sequence. `None` for a mask that is no band.
-    pub fn rows(&self) -> Option<Vec<SegmentRow>> {
-        let [q, kv] = &self.sides;
-        all_gather_segments(&self.mask, [q, kv], self.place)
-    }
+    /// The keys.
+    pub keys: KeySource,
 }
 
 /// Value that a fill writes.
@@ -411,13 +414,13 @@ pub enum Work {
         /// Rows of both buffers.
         rows: Vec<RowPair>,
     },
-    /// Makes the segments of an all-gather's launches on the device, one for each row of a scratch buffer of
-    /// [`SegmentSource::WORDS`] words. Launches and copies read rows of the table. Nothing else may.
+    /// Makes the segments of launches on the device, one for each row of a scratch buffer of [`SegmentSource::WORDS`]
+    /// words. Launches and copies read rows of the table. Nothing else may.
     MakeSegments {
         /// The table, which is written whole.
         to: BufferId,
         /// The lengths that the caller gives.
-        from: Arc<SegmentSource>,
+        from: SegmentSource,
     },
     /// Copies the real queries of some segments, all heads, as rows of a table say them (TransformerEngine's
     /// `thd_copy_valid_tokens_from_per_split_to_rank_local`).
@@ -432,8 +435,8 @@ pub enum Work {
         rows: Vec<RowPair>,
     },
     /// Applies a linear layer row by row: each output row depends on one input row. A *hidden* row is a row on the side
-    /// of the layer that is not cut, and holds every head of a tensor. The layer is opaque to the checker. The CPU
-    /// device's layer has weights of 0 and 1 that copy each head.
+    /// of the layer that is not cut, and holds every head of a tensor. The layer is opaque to the checker. The
+    /// devices' layers have weights of 0 and 1 that copy each head.
     Linear {
         /// The side that is cut.
         layer: Layer,
@@ -447,7 +450,7 @@ pub enum Work {
         rows: Vec<RowPair>,
     },
     /// Applies the rotation by the position in place to all heads. It is opaque to the checker, but for being a
-    /// rotation: one by p and one by q are one by p + q. The CPU device's is
+    /// rotation: one by p and one by q are one by p + q. The devices' is
     /// [`rotated`](seamproof_oracle::region::rotated), which is exact in every format.
     Rotate {
         /// The buffer, which is read and written.

@@ -15,6 +15,11 @@
 //! Running results are in f32 and rounded once, and scratch does not grow with the number of members.
 //! [`MergeOrder::Deferred`] instead keeps every launch's out until the LSE is final.
 //!
+//! In that order, launches also read their segments in a table of the step, where one can say them
+//! ([`super::tables`]). It is made right before the step, on the stream of the step, which has one buffer for all its
+//! tables. A step is then the same launches, on whole blocks of the table: a piece of queries that sees no key of a
+//! piece is left out where no sequence's does, and padding is never written.
+//!
 //! | problem | answer |
 //! |---|---|
 //! | stripes of more than one row | [`BuildError::RingStripe`]: a step's mask is no band |
@@ -31,9 +36,10 @@ use seamproof_oracle::{Balance, Format, Mask, Pass, Problem, Run, Sink, Softmax}
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{self, COMMUNICATION, all};
 use super::program::{
-    Attend, AttendBackward, BufferId, EventId, FillValue, Merge, MergeOrder, MergeStyle, Reduction, RowPair,
-    Schedule, Section, Step, Work,
+    Attend, AttendBackward, BufferId, EventId, FillValue, KeySource, Merge, MergeOrder, MergeStyle,
+    Reduction, Region, RowPair, Schedule, Section, SegmentSource, Step, Work,
 };
+use super::tables::{self, Told};
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// The streams that compute in turn. A ring begins and ends on the first one.
@@ -248,13 +254,50 @@ impl RingCore<'_> {
 
     /// Returns the launch of some parts of a member's queries against one part of an owner's keys; `None` if the mask
     /// shows nothing.
-    fn call(&self, (place, owner): (usize, usize), q: Range<usize>, kv: usize) -> Option<AttentionCall> {
+    fn call(&self, ends: (usize, usize), q: Range<usize>, kv: usize) -> Option<Launch> {
         let sequences = 0..self.shards.q.slots.len();
         let segments: Vec<Segment> =
-            sequences.flat_map(|sequence| self.segments(sequence, (place, owner), q.clone(), kv)).collect();
+            sequences.flat_map(|sequence| self.segments(sequence, ends, q.clone(), kv)).collect();
+        (!segments.is_empty()).then(|| self.launch(segments, RowPolicy::Overwrite, None))
+    }
+
+    /// Returns the same launch as a table tells it, without the first and last parts of queries that see nothing.
+    fn told_call(&self, told: &Told, q: Range<usize>, kv: usize) -> Option<Launch> {
+        let piece = |part: usize| kv * self.parts() + part;
+        let sees = |part: &usize| told.segments(piece(*part)..piece(*part) + 1).iter().any(Segment::sees);
+        let (first, last) = (q.clone().find(sees)?, q.rev().find(|part| sees(part))?);
+        let pieces = piece(first)..piece(last) + 1;
+        let segments = told.segments(pieces.clone());
+        Some(self.launch(segments, RowPolicy::Leave, Some(told.region(pieces))))
+    }
+
+    fn launch(&self, segments: Vec<Segment>, policy: RowPolicy, table: Option<Region>) -> Launch {
         // Partial results contain no sink.
         let softmax = Softmax { sink: Sink::None, ..self.softmax };
-        (!segments.is_empty()).then_some(AttentionCall { segments, softmax, policy: RowPolicy::Overwrite })
+        Launch { call: AttentionCall { segments, softmax, policy }, table }
+    }
+
+    /// Returns the launches of a step on these parts of the queries and of the keys, with the part of the keys. A table
+    /// that they read is made first, on the stream of the step.
+    fn launches(
+        &self,
+        builder: &mut Builder,
+        (rank, stream): (usize, usize),
+        (place, owner): (usize, usize),
+        tables: Option<&Tables>,
+        parts: impl Iterator<Item = (Range<usize>, usize)>,
+    ) -> Vec<(usize, Launch)> {
+        let Some(Tables { of, buffers }) = tables else {
+            return parts.filter_map(|(q, kv)| Some((kv, self.call((place, owner), q, kv)?))).collect();
+        };
+        let source = SegmentSource { place, keys: KeySource::Of(owner), ..of.clone() };
+        let told = Told::new(buffers[stream], &source);
+        let launches: Vec<_> =
+            parts.filter_map(|(q, kv)| Some((kv, self.told_call(&told, q, kv)?))).collect();
+        if !launches.is_empty() {
+            tables::make(builder, (rank, stream), buffers[stream], source);
+        }
+        launches
     }
 
     fn segments(
@@ -275,6 +318,31 @@ impl RingCore<'_> {
             };
             queries.flat_map(segments)
         })
+    }
+}
+
+/// Call of a launch, and the rows of a table that say its segments.
+struct Launch {
+    call: AttentionCall,
+    table: Option<Region>,
+}
+
+/// Tables of a member's steps: what they are made from, and a buffer for each compute stream.
+struct Tables {
+    of: SegmentSource,
+    buffers: Vec<BufferId>,
+}
+
+impl Tables {
+    /// Returns the tables of a pass; `None` where launches read none.
+    fn new(builder: &mut Builder, core: &RingCore, place: usize) -> Option<Tables> {
+        let keys = KeySource::Of(place);
+        let of = SegmentSource::told(core.mask, core.shards, place, keys)
+            .filter(|_| core.order == MergeOrder::Deferred)?;
+        let rank = core.members[place].rank;
+        let buffer = |stream| tables::buffer(builder, rank, &format!("segments, stream {stream}"), &of);
+        let buffers = (0..2.min(core.steps())).map(buffer).collect();
+        Some(Tables { of, buffers })
     }
 }
 
@@ -309,6 +377,7 @@ struct ForwardStep {
     /// The running out. The running LSE is the result itself.
     out: BufferId,
     partials: Partials,
+    tables: Option<Tables>,
 }
 
 /// Buffers to which launches write.
@@ -323,8 +392,9 @@ impl ForwardStep {
     fn new(builder: &mut Builder, core: &RingCore, place: usize) -> ForwardStep {
         let member = core.members[place];
         let Local { out, lse, .. } = member.local;
+        let tables = Tables::new(builder, core, place);
         if core.order == MergeOrder::Deferred {
-            return ForwardStep { member, out, partials: Partials::Kept(Vec::new()) };
+            return ForwardStep { member, out, partials: Partials::Kept(Vec::new()), tables };
         }
         let mut partial = |stream: usize| {
             [
@@ -333,7 +403,7 @@ impl ForwardStep {
             ]
         };
         let partials = Partials::Reused((0..2.min(core.steps())).map(&mut partial).collect());
-        ForwardStep { member, out: builder.like(out, "out, running", Format::F32), partials }
+        ForwardStep { member, out: builder.like(out, "out, running", Format::F32), partials, tables }
     }
 
     /// Launches a step and folds it in once the event `turn` lets it write the running result. A step without a visible
@@ -350,14 +420,13 @@ impl ForwardStep {
         let Member { rank, local } = self.member;
         let stream = COMPUTE[step % 2];
         let Local { q, lse, max_logit, .. } = local;
-        let calls =
-            (0..core.parts()).filter_map(|part| Some((part, core.call(ends, 0..core.parts(), part)?)));
-        for (part, call) in calls {
+        let parts = (0..core.parts()).map(|part| (0..core.parts(), part));
+        let launches = core.launches(builder, (rank, stream), ends, self.tables.as_ref(), parts);
+        for (part, Launch { call, table }) in launches {
             let [step_out, step_lse] = self.partial(builder, step, part);
             let rows = owned(call.segments.iter().map(|segment| segment.q));
             let (step, out) = (core.step(ends, step, part), step_out);
-            let attend =
-                Attend { step, call, table: None, q, k, v, sink: None, out, lse: step_lse, max_logit };
+            let attend = Attend { step, call, table, q, k, v, sink: None, out, lse: step_lse, max_logit };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
             let style = core.order.style();
@@ -414,6 +483,7 @@ struct BackwardStep {
     dkv: Vec<[BufferId; 2]>,
     /// dq, dk and dv of a step, for each compute stream.
     partial: Vec<[BufferId; 3]>,
+    tables: Option<Tables>,
 }
 
 impl BackwardStep {
@@ -433,7 +503,8 @@ impl BackwardStep {
                 [like(results.dq, name("dq")), like(results.dk, name("dk")), like(results.dv, name("dv"))]
             })
             .collect();
-        BackwardStep { member: core.members[place], results, dq, dkv, partial }
+        let tables = Tables::new(builder, core, place);
+        BackwardStep { member: core.members[place], results, dq, dkv, partial, tables }
     }
 
     /// Returns the travelling dk and dv of a step; after the last step, those that have come home.
@@ -456,13 +527,14 @@ impl BackwardStep {
         let (stream, [dq, dk, dv]) = (COMPUTE[step % 2], self.partial[step % 2]);
         let (Local { q, out, lse, .. }, dout) = (local, self.results.dout);
         let [travelling_dk, travelling_dv] = self.dkv_at(step);
-        let pairs = (0..core.parts()).flat_map(|q| (0..core.parts()).map(move |kv| (q, kv)));
-        for (part, call) in pairs.filter_map(|(q, kv)| Some((kv, core.call(ends, q..q + 1, kv)?))) {
+        let parts = (0..core.parts()).flat_map(|q| (0..core.parts()).map(move |kv| (q..q + 1, kv)));
+        let launches = core.launches(builder, (rank, stream), ends, self.tables.as_ref(), parts);
+        for (part, Launch { call, table }) in launches {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));
             let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
             let step = core.step(ends, step, part);
             let launch =
-                AttendBackward { step, call, table: None, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+                AttendBackward { step, call, table, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
             builder.push(rank, stream, Work::AttendBackward(launch));
             wait(builder, rank, stream, turn.take());
             let sums =

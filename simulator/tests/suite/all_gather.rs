@@ -1,15 +1,11 @@
 //! Segments of an all-gather schedule, and tables of its steps.
 
-use crate::common::Draws;
-use crate::common::hold::hold;
-
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Mask, Pass, Problem, ProblemFields, Run,
 };
 use seamproof_simulator::Segment;
-use seamproof_simulator::check::check;
 use seamproof_simulator::helpers::SegmentRow;
-use seamproof_simulator::schedule::{MergeOrder, Schedule, Work, all_gather};
+use seamproof_simulator::schedule::{MergeOrder, Work, all_gather};
 
 /// A problem on two ranks with dual-chunk balance; its packed sequences are given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], left: Option<u32>, right: Option<u32>) -> Problem {
@@ -80,28 +76,4 @@ fn the_tables_of_steps_are_the_golden_ones() {
         [((0, 1), (0, 2)), ((2, 4), (4, 8)), ((1, 1), (0, 3)), ((6, 4), (4, 12))],
         "chunks 1 and 2"
     );
-}
-
-/// Returns a schedule in steps whose launches and copies say nothing themselves.
-fn told_by_tables_alone(problem: &Problem) -> Schedule {
-    let mut schedule = all_gather(problem, MergeOrder::Deferred).unwrap();
-    let operations = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
-    for operation in operations {
-        match &mut operation.work {
-            Work::Attend(attend) if attend.table.is_some() => attend.call.segments.clear(),
-            Work::AttendBackward(attend) if attend.table.is_some() => attend.call.segments.clear(),
-            Work::CopyValid { rows, .. } => rows.clear(),
-            _ => {}
-        }
-    }
-    schedule
-}
-
-#[test]
-fn a_run_goes_by_its_tables() {
-    let fields = ProblemFields::from(problem(&[(3, 4), (13, 16), (0, 4), (8, 8)], Some(4), Some(1)));
-    let problem = Problem::new(ProblemFields { pass: Pass::Backward, ..fields }).unwrap();
-    let schedule = told_by_tables_alone(&problem);
-    hold(&problem, &schedule, &mut Draws(1));
-    assert!(check(&problem, &schedule).is_err(), "the checker asks for the host's word too");
 }

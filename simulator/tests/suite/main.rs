@@ -16,4 +16,5 @@ mod schedules;
 mod sequence_parallel;
 mod sharding;
 mod symbolic;
+mod tables;
 mod threads;

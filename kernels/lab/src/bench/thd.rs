@@ -7,10 +7,12 @@
 use std::io::Write;
 
 use seamproof_kernels::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SlotTables};
+use seamproof_kernels::region::{HeadPart, RotationTable};
 use seamproof_kernels::tables::Cut;
-use seamproof_kernels::{Gpu, KernelError, MergeKernels, RowKernels, TableKernels};
+use seamproof_kernels::{Gpu, KernelError, MergeKernels, RegionKernels, RowKernels, TableKernels};
 use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
 use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest, SlotPart, Style, Update, half_rows};
+use seamproof_simulator::schedule::{Layer, Rotated};
 use seamproof_simulator::shard::ShardedSide;
 
 use super::error::BenchError;
@@ -36,6 +38,7 @@ pub fn thd(gpu: &Gpu, to: &mut dyn Write) -> Result<(), BenchError> {
     for pack in [&published, &ragged, &short] {
         moves(&pools, pack, to)?;
         conversions(&pools, pack, to)?;
+        regions(&pools, pack, to)?;
         merges(&pools, pack, to)?;
         gradients(&pools, pack, to)?;
         statistics(&pools, pack, to)?;
@@ -128,6 +131,32 @@ fn conversions(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<()
         })?;
         writeln!(to, "{line}")?;
     }
+    Ok(())
+}
+
+/// Measures the layers of a sequence-parallel region of four ranks, and rotations. Both go over all owned rows.
+fn regions(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), BenchError> {
+    let (gpu, count) = (pools.gpu, 4);
+    let (rows, of) = (pack.rows / count, HeadPart { index: 1, count });
+    let (own, hidden) = (rows * ROW_BYTES, rows * count * ROW_BYTES);
+    let line = pools.line((&pack.name, "column layer, 1 of 4"), (2 * own, hidden), |launch| {
+        gpu.layer(Layer::Column, of, pools.rows(launch, rows * count)?, pools.rows_to(launch, rows)?)
+    })?;
+    writeln!(to, "{line}")?;
+    let line = pools.line((&pack.name, "row layer, 1 of 4"), (own + hidden, hidden), |launch| {
+        gpu.layer(Layer::Row, of, pools.rows(launch, rows)?, pools.rows_to(launch, rows * count)?)
+    })?;
+    writeln!(to, "{line}")?;
+    let turn = |run: &Run| Rotated { rows: Run { len: run.span, ..*run }, position: 0, step: 1 };
+    let turns = RotationTable::new(&pack.runs.iter().map(turn).collect::<Vec<_>>());
+    let table = gpu.upload(turns.bytes())?;
+    let owned: usize = pack.runs.iter().map(|run| run.span).sum();
+    let bytes = (2 * owned * ROW_BYTES, pack.rows * ROW_BYTES);
+    let line = pools.line((&pack.name, "rotate in place, bf16"), bytes, |launch| {
+        let tensor = pools.tensor(true, launch, pack.rows, Format::Bf16)?;
+        gpu.rotate(&turns, table.area(), false, tensor)
+    })?;
+    writeln!(to, "{line}")?;
     Ok(())
 }
 

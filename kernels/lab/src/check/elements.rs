@@ -9,7 +9,7 @@ use super::draw::CaseDraw;
 use super::image::{Field, Image, ImageLaunch, PlacedImage, SlotFields};
 
 /// The heads and the elements of a head: elements that fit a vector, others that do not, and more heads than a tile.
-const SHAPES: [(usize, usize); 9] =
+pub(super) const SHAPES: [(usize, usize); 9] =
     [(1, 8), (2, 64), (3, 16), (16, 64), (1, 1), (5, 3), (2, 72), (1100, 2), (7, 128)];
 /// The formats of running tensors and of steps.
 const FORMATS: [(Format, Format); 5] = [

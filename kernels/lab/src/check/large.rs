@@ -6,11 +6,13 @@
 
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::merge::{DeviceStatistic, DeviceTensor};
+use seamproof_kernels::region::RotationTable;
 use seamproof_kernels::rows::ByteRows;
 use seamproof_kernels::tables::Slots;
-use seamproof_kernels::{Gpu, KernelError, MergeKernels, RowKernels};
-use seamproof_oracle::Format;
+use seamproof_kernels::{Gpu, KernelError, MergeKernels, RegionKernels, RowKernels};
+use seamproof_oracle::{Format, Run};
 use seamproof_simulator::helpers::{Half, Rest, SlotPart, Style, Update};
+use seamproof_simulator::schedule::Rotated;
 
 use super::far::check_far;
 use super::mismatch::Mismatch;
@@ -28,10 +30,13 @@ const CHUNK: usize = CHUNK_ROWS * ROW_BYTES;
 /// The rows after which the source repeats itself. 2^20 and 2^21 are no multiples.
 const PERIOD: usize = 97;
 
-/// Returns the source's rows: enough for a chunk that begins with any of them. Each row is full of one finite bf16 that
-/// is not 0.
-fn pattern() -> Vec<u8> {
-    let row = |row: usize| (0x3f80 + (row % PERIOD) as u16).to_le_bytes().repeat(ROW_BYTES / 2);
+/// The bit of a bf16 that is its sign.
+const SIGN: u16 = 0x8000;
+
+/// Returns the source's rows with a sign: enough for a chunk that begins with any of them. Each row is full of one
+/// finite bf16 that is not 0.
+fn pattern(sign: u16) -> Vec<u8> {
+    let row = |row: usize| (sign | (0x3f80 + (row % PERIOD) as u16)).to_le_bytes().repeat(ROW_BYTES / 2);
     (0..PERIOD + CHUNK_ROWS).flat_map(row).collect()
 }
 
@@ -41,10 +46,19 @@ fn rows_from(pattern: &[u8], first: usize) -> &[u8] {
 
 /// Returns the first row of a tensor that is not as the source's.
 fn difference(gpu: &Gpu, operation: &'static str, got: Area) -> Result<Option<Mismatch>, KernelError> {
-    let pattern = pattern();
+    difference_from(gpu, operation, got, &pattern(0))
+}
+
+/// Returns the first row of a tensor that is not as the pattern's.
+fn difference_from(
+    gpu: &Gpu,
+    operation: &'static str,
+    got: Area,
+    pattern: &[u8],
+) -> Result<Option<Mismatch>, KernelError> {
     for first in (0..ROWS).step_by(CHUNK_ROWS) {
         let bytes = gpu.read(got.part(first * ROW_BYTES..(first + CHUNK_ROWS) * ROW_BYTES)?)?;
-        let want = rows_from(&pattern, first);
+        let want = rows_from(pattern, first);
         if bytes == want {
             continue;
         }
@@ -71,7 +85,7 @@ impl Memory {
     fn new(gpu: &Gpu) -> Result<Memory, KernelError> {
         let all = gpu.allocate(5 * BYTES)?;
         gpu.fill(all.area(), 0)?;
-        let pattern = pattern();
+        let pattern = pattern(0);
         for first in (0..ROWS).step_by(CHUNK_ROWS) {
             let start = 2 * BYTES + first * ROW_BYTES;
             gpu.write(all.area().part(start..start + CHUNK)?, rows_from(&pattern, first))?;
@@ -126,9 +140,9 @@ fn tensor(area: Area) -> DeviceTensor {
     DeviceTensor { area, rows: ROWS, heads: HEADS, dim: DIM, format: Format::Bf16 }
 }
 
-/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, moves halves of a tensor of twice the
-/// size, and compares all results. Then it runs attention on rows that are as far apart. It needs 44 GB of the GPU's
-/// memory.
+/// Copies, adds and merges a tensor of more than 2^31 elements into nothing, rotates it, moves halves of a tensor of
+/// twice the size, and compares all results. Then it runs attention on rows that are as far apart. It needs 44 GB of
+/// the GPU's memory.
 pub fn check_large(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = check_helpers(gpu)?;
     // A fault that was found here would be found in attention again.
@@ -148,12 +162,22 @@ fn check_helpers(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     gpu.fill(to, 0)?;
     gpu.accumulate(slots, SlotPart::Whole, [Update::Add; 2], tensor(to), tensor(from))?;
     found.extend(difference(gpu, "accumulation", to)?);
+    found.extend(check_rotation(gpu, to)?);
     gpu.fill(to, 0)?;
     let (running, step) = ((tensor(to), memory.statistic(0)), (tensor(from), memory.statistic(1)));
     gpu.merge_out(slots, (SlotPart::Whole, Style::Running), running, step)?;
     found.extend(difference(gpu, "merge of out", to)?);
     found.extend(check_halves(gpu, &memory)?);
     Ok(found)
+}
+
+/// Rotates a tensor of the source's rows by its head dim, which turns every sign.
+fn check_rotation(gpu: &Gpu, to: Area) -> Result<Option<Mismatch>, KernelError> {
+    let rows = Run::packed(0, ROWS, ROWS);
+    let turns = RotationTable::new(&[Rotated { rows, position: DIM, step: 0 }]);
+    let table = gpu.upload(turns.bytes())?;
+    gpu.rotate(&turns, table.area(), false, tensor(to))?;
+    difference_from(gpu, "rotation", to, &pattern(SIGN))
 }
 
 /// Reads both halves of a slot, each the source's rows, and writes them back.

@@ -11,6 +11,7 @@ mod mismatch;
 mod moves;
 mod passes;
 mod planted;
+mod regions;
 mod replay;
 mod steady;
 mod tables;

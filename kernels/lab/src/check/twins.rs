@@ -15,7 +15,7 @@ use seamproof_kernels::{Gpu, KernelError};
 use super::draw::CaseDraw;
 use super::image::{Image, ImageLaunch, PlacedImage};
 use super::mismatch::Mismatch;
-use super::{elements, moves, tables};
+use super::{elements, moves, regions, tables};
 
 /// The most bytes of an image.
 const IMAGE_BYTES: usize = 64 << 20;
@@ -49,7 +49,7 @@ pub const MISMATCHES_MAX: usize = 20;
 type MakeCase = fn(&mut CaseDraw, &mut Image) -> ImageLaunch;
 
 /// The operations, each with the cases that it is checked on.
-const OPERATIONS: [(&str, MakeCase); 22] = [
+const OPERATIONS: [(&str, MakeCase); 24] = [
     ("reorder", moves::reorder),
     ("copy valid", moves::copy_valid),
     ("fill padding", moves::fill_padding),
@@ -72,6 +72,8 @@ const OPERATIONS: [(&str, MakeCase); 22] = [
     ("convert", moves::convert),
     ("narrow tables", tables::narrow),
     ("told call", tables::told_call),
+    ("layer", regions::layer),
+    ("rotation", regions::rotate),
 ];
 /// The number of an operation's cases among which one has tables of i64.
 const WIDE_ONE_IN: u64 = 3;

@@ -53,6 +53,15 @@ const PYTORCH_186142: BugSource = (
     "https://github.com/pytorch/pytorch/issues/186142",
 );
 
+const MEGATRON_LLM_23: BugSource =
+    ("positions of the pack counted through", "https://github.com/epfLLM/Megatron-LLM/issues/23");
+const MEGATRON_4075: BugSource = (
+    "a rank's part of a sequence rotated as though it began at position 0",
+    "https://github.com/NVIDIA/Megatron-LM/pull/4075",
+);
+const PADDLE_74716: BugSource =
+    ("a rotation's backward with the forward's sign", "https://github.com/PaddlePaddle/Paddle/pull/74716");
+
 const GATHERS: &[&str] = &["all-gather segments", "all-gather backward segments"];
 const HALVES: &[&str] =
     &["read half", "write half", "merge of statistics", "merge of out", "accumulation", "half statistic"];
@@ -70,7 +79,7 @@ const REAL_ROWS: &[&str] = &["copy valid", "fill padding", "valid mask"];
 const SEGMENTS: &[&str] = &["segment runs", "segment sequences"];
 const MERGES: &[&str] = &["merge of statistics", "merge of out"];
 
-/// The faults of `rows.cu`, `merge.cu` and `metadata.cu`.
+/// The faults of `rows.cu`, `rotation.cu`, `merge.cu` and `metadata.cu`.
 pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "global-base-of-ranks-row", GlobalOffset, TE_2596, "rows.cu",
         "const i64 base = offset * cut.cp;" => "const i64 base = offset;",
@@ -87,6 +96,14 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "band-of-residues-unscaled", WrongSeam, TE_STRIPED, "metadata.cu",
         "queries, {residue, cp, keys, 0}, segment);" => "queries, {0, cp, keys, 0}, segment);",
         Detector::Bits(&["all-gather backward segments"]);
+    "ring-pieces-exchanged", WrongSeam, MAGI_28, "metadata.cu",
+        "q_part = (int)(i / q.count % parts), kv_part = (int)(i / q.count / parts);"
+            => "kv_part = (int)(i / q.count % parts), q_part = (int)(i / q.count / parts);",
+        Detector::Bits(&["ring segments"]);
+    "ring-keys-of-the-own-rank", WrongSeam, MAGI_28, "metadata.cu",
+        "const Piece keys = piece_of(balance, cp, owner, kv_part, kv.span[s]);"
+            => "const Piece keys = piece_of(balance, cp, rank, kv_part, kv.span[s]);",
+        Detector::Bits(&["ring segments"]);
     "keys-of-a-told-call-unsaid", WrongSeam, MAGI_28, "metadata.cu",
         "runs[i].len = segment.kv_len;" => "runs[i].len = segment.q_len;",
         Detector::Bits(&["told call"]);
@@ -214,6 +231,34 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "wild-address", PastTheEnd, PYTORCH_186142, "rows.cu",
         "if (first >= slots.rows) return;" => "if (first >= slots.rows) return;\n    mask += 1ll << 46;",
         Detector::IllegalAddress;
+    "heads-of-the-next-rank", GlobalOffset, TE_2892, "rows.cu",
+        "return {row * parts + part, row};" => "return {row * parts + (part + 1) % parts, row};",
+        Detector::Bits(&["layer"]);
+    "own-heads-in-every-part", WrongSeam, TE_2892, "rows.cu",
+        "row - whole * parts == part ? whole : NONE" => "whole",
+        Detector::Bits(&["layer"]);
+    "positions-by-rows", WrongSeam, MEGATRON_LLM_23, "rotation.cu",
+        "(turn.position + turn.position_step * i)" => "(turn.position_step * row)",
+        Detector::Bits(&["rotation"]);
+    "positions-from-0", GlobalOffset, MEGATRON_4075, "rotation.cu",
+        "(turn.position + turn.position_step * i)" => "(turn.position_step * i)",
+        Detector::Bits(&["rotation"]);
+    "gradient-turned-on", Arithmetic, PADDLE_74716, "rotation.cu",
+        "a.inverse || by == 0 ? by" => "by == 0 ? by",
+        Detector::Bits(&["rotation"]);
+    "lanes-keep-their-sign", Arithmetic, PADDLE_74716, "rotation.cu",
+        "(Code)(row[at - codes] ^ signs)" => "row[at - codes]",
+        Detector::Bits(&["rotation"]);
+    "turned-by-whole-words", WrongSeam, MAGI_28, "rotation.cu",
+        "shift = from * BYTES % 4 * 8;" => "shift = 0;",
+        Detector::Bits(&["rotation"]);
+    "last-turn-not-found", LastSequence, MAGI_28, "rotation.cu",
+        "last_at_most(0, a.count, index," => "last_at_most(0, max(a.count - 1, 1), index,",
+        Detector::Bits(&["rotation"]);
+    "int32-elements-of-a-rotation", Int32Product, TE_1230, "rotation.cu",
+        "(row * a.heads + (item - index * a.heads)) * of_item;"
+            => "(int)((u32)(row * a.heads + (item - index * a.heads)) * a.dim) / (int)EACH;",
+        Detector::Large;
     "endless-search", WrongSeam, ("a search that does not close in", "https://github.com/SandAI-org/MagiAttention/pull/28"), "rows.cu",
         "else high = middle;" => "else high = middle + 1;",
         Detector::Deadline;

@@ -1,0 +1,111 @@
+//! Tables of segments: what launches are told on the device, made there from the lengths of whole sequences.
+//!
+//! In TransformerEngine's shipped order ([`MergeOrder::Deferred`](super::MergeOrder::Deferred)) the segments of a
+//! launch are rows of a table, where one can say them: the mask is a band, sequences follow each other in memory, and a
+//! piece of queries has one band against a piece of keys. Any other problem has its segments in the calls. A table
+//! knows real lengths alone. Its launches leave padding as it is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use seamproof_oracle::{Balance, Format, Mask, Run};
+
+use super::build::{Builder, Shards};
+use super::program::{BufferId, KeySource, Region, SegmentSource, Work};
+use crate::Segment;
+use crate::helpers::{SegmentRow, all_gather_segments, ring_segments};
+use crate::shard::{ShardedSide, Slot};
+
+impl SegmentSource {
+    /// Number of 4-byte words of a table's row: both offsets and lengths, and each end of the band in two.
+    pub const WORDS: usize = 8;
+
+    /// Returns what a table of a rank's launches is made from; `None` if no table says their segments.
+    pub(super) fn told(mask: Mask, shards: &Shards, place: usize, keys: KeySource) -> Option<SegmentSource> {
+        let follow = |pair: &[Slot]| pair[0].offset + pair[0].span <= pair[1].offset;
+        let is_packed = |side: &ShardedSide| !side.slots.is_empty() && side.slots.windows(2).all(follow);
+        let sides = Arc::new([shards.q.clone(), shards.kv.clone()]);
+        let source = SegmentSource { sides, mask, place, keys };
+        (source.has_bands() && source.sides.iter().all(is_packed)).then_some(source)
+    }
+
+    /// Whether any two pieces have one band, and the rows of a piece follow each other.
+    pub(crate) fn has_bands(&self) -> bool {
+        let is_cut = |side: &ShardedSide| match (side.balance, self.keys) {
+            (Balance::Contiguous | Balance::DualChunk, _) => true,
+            (Balance::Striped { stripe }, KeySource::Of(_)) => stripe == 1 && side.members == 1,
+            (Balance::Striped { .. }, KeySource::Gathered) => false,
+        };
+        self.mask.is_band() && self.sides.iter().all(|side| is_cut(side) && side.lanes.is_none())
+    }
+
+    /// Returns the table: for each piece of queries a row for each sequence, and that for each piece of a rank's keys.
+    /// `None` for segments that no table says.
+    pub fn rows(&self) -> Option<Vec<SegmentRow>> {
+        let [q, kv] = &*self.sides;
+        match self.keys {
+            KeySource::Gathered => all_gather_segments(&self.mask, [q, kv], self.place),
+            KeySource::Of(owner) => ring_segments(&self.mask, [q, kv], self.place, owner),
+        }
+    }
+}
+
+/// Returns both sides as they are where every sequence is whole: cut over one rank.
+pub(super) fn whole_sequences(shards: &Shards) -> Shards {
+    let whole = |side: &ShardedSide| {
+        let cp = side.cp;
+        let slot = |slot: &Slot| Slot { offset: slot.offset * cp, span: slot.span * cp, len: slot.len };
+        ShardedSide {
+            cp: 1,
+            balance: Balance::Contiguous,
+            members: 1,
+            rows: side.rows * cp,
+            slots: side.slots.iter().map(slot).collect(),
+            lanes: side.lanes.map(|lanes| lanes.whole(cp)),
+        }
+    };
+    Shards { q: whole(&shards.q), kv: whole(&shards.kv) }
+}
+
+/// A table in a buffer, and what its rows will say.
+pub(super) struct Told {
+    table: BufferId,
+    rows: Vec<SegmentRow>,
+    /// Number of sequences: rows of a piece of queries and a piece of keys.
+    sequences: usize,
+}
+
+impl Told {
+    pub(super) fn new(table: BufferId, from: &SegmentSource) -> Told {
+        Told { table, rows: from.rows().unwrap_or_default(), sequences: from.sides[0].slots.len() }
+    }
+
+    /// Returns the number of pieces of queries, or of pairs with a piece of keys.
+    pub(super) fn pieces(&self) -> usize {
+        self.rows.len() / self.sequences
+    }
+
+    /// Returns the segments of some pieces that follow each other.
+    pub(super) fn segments(&self, pieces: Range<usize>) -> Vec<Segment> {
+        let rows = &self.rows[pieces.start * self.sequences..pieces.end * self.sequences];
+        rows.iter().map(SegmentRow::segment).collect()
+    }
+
+    /// Returns the rows that say them.
+    pub(super) fn region(&self, pieces: Range<usize>) -> Region {
+        let count = pieces.len() * self.sequences;
+        let rows = Run::packed(pieces.start * self.sequences, count, count);
+        Region { buffer: self.table, rows, heads: 0..1 }
+    }
+}
+
+/// Adds a buffer for such a table.
+pub(super) fn buffer(builder: &mut Builder, rank: usize, name: &str, of: &SegmentSource) -> BufferId {
+    let rows = of.rows().map_or(0, |rows| rows.len());
+    builder.scratch(rank, name, [rows, 1, SegmentSource::WORDS], Format::F32)
+}
+
+/// Makes a table on a stream of a rank.
+pub(super) fn make(builder: &mut Builder, (rank, stream): (usize, usize), to: BufferId, from: SegmentSource) {
+    builder.push(rank, stream, Work::MakeSegments { to, from });
+}
