@@ -6,7 +6,9 @@
 //! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`DqOrder`]), or
 //! on the simple kernels, whose sums are serial ([`AttentionKernels`]). The results of the simple kernels are bit for
 //! bit those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
-//! rows. Keys in pages are read through a block table by the simple kernel, and through runs of rows by those on tensor
+//! rows. A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
+//! ([`CallTables`](seamproof_kernels::attend::CallTables)), which the backward on tensor cores leaves to the simple
+//! kernels. Keys in pages are read through a block table by the simple kernel, and through runs of rows by those on tensor
 //! cores. Each step of a problem is a launch of its own. For the tensor cores' sums the envelope has a bound but no
 //! replay. Tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as often as
 //! any.
@@ -344,8 +346,7 @@ impl Runner for OnGpu {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        // What no kernel takes must not reach one: segments of documents or chunks would run, and nobody has proved
-        // them.
+        // What no kernel takes must not reach one.
         self.subject.declaration().table.check(problem)?;
         on_gpu(self.place, |runner| runner.run(&self.subject, problem, inputs, reached))
             .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
@@ -392,8 +393,6 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
-        // No kernel takes a prefix, and none has run on the segments of documents and chunks.
-        twin.table.masks.kinds.clear();
         // Its device has no linear layer and no rotation.
         twin.table.parallel.regions = false;
         match self.attention {
@@ -460,21 +459,38 @@ mod tests {
 
     use super::*;
 
+    /// Returns the problems of the stored cases.
+    fn stored() -> impl Iterator<Item = Problem> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+        let paths = files::list(&folder).unwrap().into_iter();
+        paths.map(|path| Case::load(&path).unwrap().problem)
+    }
+
+    /// Test that stored cases of documents, chunks and prefixes are among those that the subject takes, also on tensor
+    /// cores, where the backward of a prefix goes to the simple kernels.
+    #[test]
+    fn stored_masks_that_are_no_bands_are_taken() {
+        let table = Cuda::default().declaration().table;
+        let masks: Vec<Problem> = stored().filter(|problem| !problem.mask.is_band()).collect();
+        assert!(masks.iter().filter(|problem| problem.mask.prefix > 0).count() >= 3);
+        assert!(masks.iter().filter(|problem| problem.mask.blocks.is_some()).count() >= 4);
+        let tuned = Cuda { attention: AttentionKernels::Tuned, ..Cuda::default() };
+        for problem in masks {
+            assert_eq!(table.refusal(&problem), None, "{problem:?}");
+            let [_, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
+            let is_widened = problem.mask.prefix > 0 && problem.mask.right.is_some();
+            assert!(!is_widened || backward.is_empty() || backward.contains(&false), "{problem:?}");
+        }
+    }
+
     /// Test that a problem outside the table never reaches a GPU: it is refused where there is none.
     #[test]
     fn what_the_table_refuses_reaches_no_gpu() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
-        let cases = files::list(&folder).unwrap().into_iter().map(|path| Case::load(&path).unwrap());
-        let subject = Cuda::default();
-        let table = subject.declaration().table;
-        let refused: Vec<Problem> =
-            cases.map(|case| case.problem).filter(|problem| table.refusal(problem).is_some()).collect();
-        assert!(
-            refused.len() > 5,
-            "documents, chunks, prefixes, regions and forms are among the stored cases"
-        );
+        let table = Cuda::default().declaration().table;
+        let refused: Vec<Problem> = stored().filter(|problem| table.refusal(problem).is_some()).collect();
+        assert!(!refused.is_empty(), "regions are among the stored cases");
         for problem in refused {
-            let ran = subject.run(&problem, &values::inputs(&problem));
+            let ran = Cuda::default().run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
         }
     }

@@ -31,9 +31,10 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
 /// them all.
 #[test]
 fn every_launch_of_a_schedule_has_tables() {
-    let (mut forward, mut backward, mut paged) = (0, 0, 0);
+    let (mut forward, mut backward, mut paged, mut widened, mut cut) = (0, 0, 0, 0, 0);
     for (problem, subject) in problems(3000, 3) {
         paged += usize::from(problem.pages.is_some());
+        cut += usize::from(!problem.mask.is_band());
         let schedule = subject.schedule(&problem).unwrap();
         let rows = |id: seamproof_simulator::schedule::BufferId| schedule.buffers[id.0].rows;
         for operation in schedule.ranks.iter().flat_map(|program| &program.operations) {
@@ -43,7 +44,9 @@ fn every_launch_of_a_schedule_has_tables() {
                     forward += 1;
                 }
                 Work::AttendBackward(attend) => {
-                    CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
+                    let tables =
+                        CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
+                    widened += usize::from(tables.has_bands_of_keys());
                     backward += 1;
                 }
                 _ => {}
@@ -51,8 +54,8 @@ fn every_launch_of_a_schedule_has_tables() {
         }
     }
     assert!(
-        forward > 2000 && backward > 1000 && paged > 100,
-        "too little run: {forward}, {backward}, {paged}"
+        forward > 2000 && backward > 1000 && paged > 100 && widened > 100 && cut > 20_000,
+        "too little run: {forward}, {backward}, {paged}, {widened}, {cut}"
     );
 }
 
@@ -99,10 +102,11 @@ fn large_forwards_hold_with_every_identity() {
 fn every_schedule_gives_the_bits_of_the_cpu_device() {
     let mut runner = CudaRunner::open(0).unwrap_or_else(|error| panic!("{error}"));
     let mut seen: BTreeMap<(&str, bool), u32> = BTreeMap::new();
-    let (mut steps, mut paged) = (0, 0);
+    let (mut steps, mut paged, mut cut) = (0, 0, 0);
     for (problem, subject) in problems(4000, 5) {
         steps += u32::from(!problem.steps.is_empty());
         paged += u32::from(problem.pages.is_some());
+        cut += u32::from(!problem.mask.is_band());
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = subject.twin().run(&problem, &inputs).unwrap();
@@ -115,7 +119,10 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
         *seen.entry((algorithm, problem.pass == Pass::Backward)).or_default() += 1;
     }
     assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");
-    assert!(steps >= 50 && paged >= 50, "too little run: {steps} in steps, {paged} in pages");
+    assert!(
+        steps >= 50 && paged >= 50 && cut >= 200,
+        "too little run: {steps} in steps, {paged} in pages, {cut} of documents, chunks or a prefix"
+    );
 }
 
 /// Test that each planted fault of an attention kernel is found by a rung that it names.
