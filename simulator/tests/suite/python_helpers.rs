@@ -12,13 +12,21 @@ use seamproof_simulator::shard::ShardedSide;
 const HEADS: usize = 2;
 const DIM: usize = 2;
 
-/// A pack: ranks, and of each sequence the rows on a rank, of which some are real. Behind the last are rows of nobody.
-const PACKS: [(usize, &[(usize, usize)], usize); 5] = [
-    (2, &[(4, 3), (0, 0), (2, 2), (6, 1)], 2),
-    (4, &[(2, 2), (2, 0), (0, 0)], 0),
-    (3, &[(6, 5)], 4),
-    (1, &[(2, 1), (4, 4)], 0),
-    (2, &[(0, 0)], 2),
+/// A pack on a rank.
+struct Pack {
+    cp: usize,
+    /// The rows and the real rows of each sequence.
+    sequences: &'static [(usize, usize)],
+    /// The rows of nobody behind the last.
+    slack: usize,
+}
+
+const PACKS: [Pack; 5] = [
+    Pack { cp: 2, sequences: &[(4, 3), (0, 0), (2, 2), (6, 1)], slack: 2 },
+    Pack { cp: 4, sequences: &[(2, 2), (2, 0), (0, 0)], slack: 0 },
+    Pack { cp: 3, sequences: &[(6, 5)], slack: 4 },
+    Pack { cp: 1, sequences: &[(2, 1), (4, 4)], slack: 0 },
+    Pack { cp: 2, sequences: &[(0, 0)], slack: 2 },
 ];
 
 /// Updates of both halves of a gradient, by TransformerEngine's words. With 0 a half is cleared before.
@@ -52,7 +60,7 @@ fn field(text: &mut String, name: &str, value: &impl Debug) {
     writeln!(text, "  \"{name}\": {value},").unwrap();
 }
 
-fn case((cp, sequences, slack): (usize, &[(usize, usize)], usize)) -> String {
+fn case(Pack { cp, sequences, slack }: Pack) -> String {
     let mut rows = 0;
     let mut run = |len: usize, span: usize| {
         rows += span;
