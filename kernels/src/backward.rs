@@ -1,9 +1,9 @@
 //! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in q's format or in
-//! f32, but no prefix, whose queries and keys have bands of their own. [`refusal`] names what it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of
-//! keys, in a [`DqOrder`] that the caller chooses; where a row's keys are in one tile or in two, both orders give the
-//! same bits.
+//! f32, but no prefix, whose queries and keys have bands of their own. [`refusal`] names what it does not take. dk and
+//! dv are summed in one order. dq is summed in f32 over tiles of keys, in a [`DqOrder`] that the caller chooses; where
+//! a row's keys are in one tile or in two, both orders give the same bits.
 //!
 //! The workspace grows with rows, not with their square: it has 4 bytes for each lane of dq, in whole tiles, and a
 //! little more. The GPU makes a call's plan from its tables, as in the forward.

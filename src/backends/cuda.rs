@@ -6,12 +6,13 @@
 //! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`DqOrder`]), or
 //! on the simple kernels, whose sums are serial ([`AttentionKernels`]). The results of the simple kernels are bit for
 //! bit those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
-//! rows. A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
-//! ([`CallTables`](seamproof_kernels::attend::CallTables)), which the backward on tensor cores leaves to the simple
-//! kernels. Keys in pages are read through a block table by the simple kernel, and through runs of rows by those on tensor
-//! cores. Each step of a problem is a launch of its own. For the tensor cores' sums the envelope has a bound but no
-//! replay. Tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as often as
-//! any.
+//! rows. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the smallest
+//! of all kernels, and so change the maximum at least as often as any.
+//!
+//! A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
+//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. Keys in pages are
+//! read through a block table by the simple kernel, and through runs of rows by those on tensor cores. Each step of a
+//! problem is a launch of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

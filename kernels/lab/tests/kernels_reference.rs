@@ -1,6 +1,7 @@
 //! The reference kernels, halves of statistics, sequences from segment ids, conversions between layouts and the simple
-//! kernels on calls with prefixes, run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and the
-//! simple forward in pages held to that in rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! kernels on calls with prefixes, run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and
+//! the simple forward in pages held to that in rows. So they are seen to be right without a GPU:
+//! `cargo test --test kernels_reference -- --ignored`.
 
 use std::fmt::Write as _;
 use std::path::Path;
