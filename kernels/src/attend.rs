@@ -37,6 +37,9 @@ const RUN_BYTES: usize = 6 * 8;
 pub struct CallTables {
     pub(crate) bytes: Vec<u8>,
     pub(crate) segments: usize,
+    /// The segments behind them that say which queries see a key. There are none where the others say it.
+    pub(crate) bands_of_keys: usize,
+    /// The runs of keys that the call owns. Those of a prefix's queries lie behind them.
     pub(crate) runs: usize,
     /// The rows of the tensors of queries and of keys.
     pub(crate) rows: [usize; 2],
@@ -203,6 +206,9 @@ impl CallTables {
 
     /// Returns the tables of a call on tensors of so many rows. A call of a backward pass may name each key only
     /// once.
+    ///
+    /// Kernels know bands alone, and a prefix becomes two ([`AttentionCall::bands`]). In a backward the keys have bands
+    /// of their own, which name each key once ([`Segment::bands_of_keys`]).
     pub fn new(
         call: &AttentionCall,
         [q_rows, kv_rows]: [usize; 2],
@@ -212,52 +218,65 @@ impl CallTables {
             return Err(KernelError::shape(format!("{q_rows} and {kv_rows} rows; at most {ROWS_MAX}")));
         }
         call.check(q_rows, kv_rows).map_err(|error| KernelError::shape(error.to_string()))?;
-        check_prefixes(call)?;
         if backward {
             check_keys_once(call, kv_rows)?;
         }
-        let (mut segments, mut runs) = (Table::default(), Table::default());
-        let (mut count, mut owned) = (0, [0; 2]);
-        for (index, segment) in call.segments.iter().enumerate() {
-            let bound = |side: Option<i64>, none: i64| side.unwrap_or(none).clamp(-UNBOUNDED, UNBOUNDED);
-            let q = segment.q;
-            segments.rows(&[q.offset, q.step, q.len, owned[0], segment.keys()]);
-            segments.i64(&[bound(segment.lo, -UNBOUNDED), bound(segment.hi, UNBOUNDED)]);
-            segments.rows(&[count, segment.kv.len()]);
-            let mut first_key = 0;
-            for run in &segment.kv {
-                runs.rows(&[run.offset, run.step, run.len, owned[1], first_key, index]);
-                owned[1] += run.span;
-                first_key += run.len;
-            }
-            owned[0] += q.span;
-            count += segment.kv.len();
+        let bands = call.bands();
+        let of_keys = if backward { bands_of_keys(call) } else { Vec::new() };
+        let (mut runs, mut behind) = (Runs::default(), Table::default());
+        for (index, (first_row, band)) in of_keys.iter().enumerate() {
+            push_band(&mut behind, band, *first_row, &mut runs, bands.segments.len() + index);
         }
-        let mut bytes = segments.0;
-        bytes.append(&mut runs.0);
-        let (segments, softmax, policy, rows) =
-            (call.segments.len(), call.softmax, call.policy, [q_rows, kv_rows]);
-        let summary = CallSummary::of(call);
-        Ok(CallTables { bytes, segments, runs: count, rows, owned, softmax, policy, summary, pages: None })
+        let named_once = (!of_keys.is_empty()).then_some((runs.count, runs.owned));
+        let (mut segments, mut q_owned) = (Table::default(), 0);
+        for (index, band) in bands.segments.iter().enumerate() {
+            push_band(&mut segments, band, q_owned, &mut runs, index);
+            q_owned += band.q.span;
+        }
+        let (count, kv_owned) = named_once.unwrap_or((runs.count, runs.owned));
+        Ok(CallTables {
+            bytes: [segments.0, behind.0, runs.table.0].concat(),
+            segments: bands.segments.len(),
+            bands_of_keys: of_keys.len(),
+            runs: count,
+            rows: [q_rows, kv_rows],
+            owned: [q_owned, kv_owned],
+            softmax: call.softmax,
+            policy: call.policy,
+            summary: CallSummary::of(&bands),
+            pages: None,
+        })
     }
 
     /// Returns the tables with a block table for pages of `size` rows, through which [`attend`](crate::Gpu::attend)
     /// then finds keys and values. `call` is the one that these tables are of. Keys that lie otherwise are refused.
     pub fn in_pages(mut self, call: &AttentionCall, size: usize) -> Result<CallTables, KernelError> {
-        let (pages, mut table) = BlockTable::of(call, size, self.bytes.len())?;
+        let (pages, mut table) = BlockTable::of(&call.bands(), size, self.bytes.len())?;
         self.bytes.append(&mut table);
         self.pages = Some(pages);
         Ok(self)
     }
 
     /// Takes the lengths and bounds out of the tables, for a device that makes them itself
-    /// ([`fill_call`](crate::TableKernels::fill_call)). A launch on tables that nobody filled then sees nothing.
+    /// ([`fill_call`](crate::TableKernels::fill_call), which takes bands alone). A launch on tables that nobody filled
+    /// then sees nothing.
     pub fn leave_to_device(&mut self) {
-        let (segments, runs) = self.bytes.split_at_mut(self.segments * SEGMENT_BYTES);
+        let behind = self.segments_bytes();
+        let (segments, runs) = self.bytes.split_at_mut(behind);
         // Offset, real rows, keys and both bounds.
         clear_words(segments, SEGMENT_BYTES, &[0, 2, 4, 5, 6]);
         // Offset and real rows.
         clear_words(runs, RUN_BYTES, &[0, 2]);
+    }
+
+    /// Returns the bytes of all segments, behind which the runs lie.
+    fn segments_bytes(&self) -> usize {
+        (self.segments + self.bands_of_keys) * SEGMENT_BYTES
+    }
+
+    /// Whether keys have bands of their own, by which only the simple kernels go.
+    pub fn has_bands_of_keys(&self) -> bool {
+        self.bands_of_keys > 0
     }
 
     /// Returns the bytes of scratch that a backward launch needs.
@@ -293,7 +312,7 @@ impl CallTables {
         let segments = tables.address();
         Ok(RawCall {
             segments,
-            runs: segments + (self.segments * SEGMENT_BYTES) as u64,
+            runs: segments + self.segments_bytes() as u64,
             segment_count: self.segments as i32,
             run_count: self.runs as i32,
             q_rows: self.owned[0] as i64,
@@ -401,15 +420,51 @@ fn sees_all(segment: &Segment) -> bool {
     rows == 0 || (from_first && to_last)
 }
 
-/// Refuses a prefix, which no kernel here takes.
-fn check_prefixes(call: &AttentionCall) -> Result<(), KernelError> {
-    match call.segments.iter().position(|segment| segment.prefix > 0) {
-        Some(index) => Err(KernelError::shape(format!(
-            "segment {index} has a prefix of {} keys, and kernels take bands alone; use a mask without a prefix",
-            call.segments[index].prefix
-        ))),
-        None => Ok(()),
+/// Returns bands that share no key, each with the owned query rows before its first one; none where the call's segments
+/// are such bands.
+fn bands_of_keys(call: &AttentionCall) -> Vec<(usize, Segment)> {
+    if !call.segments.iter().any(Segment::is_widened) {
+        return Vec::new();
     }
+    let mut owned = 0;
+    let of_segment = |segment: &Segment| {
+        let first_row = owned;
+        owned += segment.q.span;
+        segment.bands_of_keys().into_iter().map(move |band| (first_row, band))
+    };
+    call.segments.iter().flat_map(of_segment).collect()
+}
+
+/// The table of runs of keys.
+#[derive(Default)]
+struct Runs {
+    table: Table,
+    count: usize,
+    /// The rows of all runs.
+    owned: usize,
+}
+
+impl Runs {
+    /// Adds the runs of the segment of this number.
+    fn push(&mut self, kv: &[Run], segment: usize) {
+        let mut first_key = 0;
+        for run in kv {
+            self.table.rows(&[run.offset, run.step, run.len, self.owned, first_key, segment]);
+            self.owned += run.span;
+            first_key += run.len;
+        }
+        self.count += kv.len();
+    }
+}
+
+/// Adds a band to a table of segments, and its runs to theirs. It is the segment of the number `index`, and owns query
+/// rows from `first_row` on.
+fn push_band(segments: &mut Table, band: &Segment, first_row: usize, runs: &mut Runs, index: usize) {
+    let bound = |side: Option<i64>, none: i64| side.unwrap_or(none).clamp(-UNBOUNDED, UNBOUNDED);
+    segments.rows(&[band.q.offset, band.q.step, band.q.len, first_row, band.keys()]);
+    segments.i64(&[bound(band.lo, -UNBOUNDED), bound(band.hi, UNBOUNDED)]);
+    segments.rows(&[runs.count, band.kv.len()]);
+    runs.push(&band.kv, index);
 }
 
 /// Refuses a key row that two runs own: two writers would race for its gradients.
@@ -535,6 +590,50 @@ mod tests {
 
     fn said(checked: Result<(), KernelError>) -> String {
         checked.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    /// Returns the numbers of a table of 8-byte words, row by row.
+    fn rows_of(bytes: &[u8], row_bytes: usize) -> Vec<Vec<i64>> {
+        let number = |word: &[u8]| i64::from_le_bytes(word.try_into().expect("8 bytes"));
+        bytes.chunks_exact(row_bytes).map(|row| row.chunks_exact(8).map(number).collect()).collect()
+    }
+
+    #[test]
+    fn a_prefix_is_two_bands_of_queries_and_in_a_backward_two_of_keys() {
+        let (q, kv) = (Run::packed(3, 5, 6), vec![Run::packed(0, 4, 4), Run::packed(8, 3, 5)]);
+        let first = Segment { q: Run::packed(0, 2, 3), kv: Vec::new(), lo: None, hi: None, prefix: 0 };
+        let prefixed = Segment { q, kv, lo: Some(-9), hi: Some(1), prefix: 5 };
+        let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
+        let call = AttentionCall { segments: vec![first, prefixed], softmax, policy: RowPolicy::Overwrite };
+        let segments = |tables: &CallTables| rows_of(&tables.bytes[..tables.segments_bytes()], SEGMENT_BYTES);
+        let runs = |tables: &CallTables| rows_of(&tables.bytes[tables.segments_bytes()..], RUN_BYTES);
+        let far = UNBOUNDED;
+
+        let forward = CallTables::new(&call, [9, 13], false).expect("legal");
+        // Offset, step, real rows, first owned row, keys, lo, hi, first run and runs. Three queries end before key 4.
+        let of_queries = [
+            vec![0, 1, 2, 0, 0, -far, far, 0, 0],
+            vec![3, 1, 3, 3, 5, -9, far, 0, 2],
+            vec![6, 1, 2, 6, 7, -6, 4, 2, 2],
+        ];
+        assert_eq!(segments(&forward), of_queries);
+        assert_eq!((forward.counts(), forward.owned[0]), ([3, 4], 9));
+        assert!(!forward.has_bands_of_keys());
+
+        let backward = CallTables::new(&call, [9, 13], true).expect("each key is named once");
+        let of_keys = [
+            vec![0, 1, 2, 0, 0, -far, far, 0, 0],
+            vec![3, 1, 5, 3, 5, -9, far, 0, 2],
+            vec![3, 1, 5, 3, 2, -14, -4, 2, 1],
+        ];
+        let behind: Vec<Vec<i64>> =
+            of_queries.iter().map(|row| [&row[..7], &[row[7] + 3, row[8]]].concat()).chain(of_keys).collect();
+        assert_eq!(segments(&backward), behind);
+        assert_eq!((backward.counts(), backward.owned), ([3, 3], [9, 9]));
+        // Offset, step, real rows, first owned row, first key and segment; each key once, then those of the queries.
+        let once = [vec![0, 1, 4, 0, 0, 4], vec![8, 1, 1, 4, 4, 4], vec![9, 1, 2, 5, 0, 5]];
+        assert_eq!(&runs(&backward)[..3], once);
+        assert_eq!(runs(&backward).len(), 3 + 4);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
 //!
 //! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in q's format or in
-//! f32. [`refusal`] names what it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of
-//! keys, in a [`DqOrder`] that the caller chooses; where a row's keys are in one tile or in two, both orders give the
-//! same bits.
+//! f32, but no prefix, whose queries and keys have bands of their own. [`refusal`] names what it does not take. dk and
+//! dv are summed in one order. dq is summed in f32 over tiles of keys, in a [`DqOrder`] that the caller chooses; where
+//! a row's keys are in one tile or in two, both orders give the same bits.
 //!
 //! The workspace grows with rows, not with their square: it has 4 bytes for each lane of dq, in whole tiles, and a
 //! little more. The GPU makes a call's plan from its tables, as in the forward.
@@ -471,6 +471,15 @@ mod tests {
         gradients: [Format::Bf16; 3],
     };
 
+    /// Returns a causal call of 20 rows with a prefix.
+    fn prefixed(prefix: usize) -> CallTables {
+        let rows = Run::packed(0, 20, 20);
+        let segment = Segment { q: rows, kv: vec![rows], lo: None, hi: Some(0), prefix };
+        let softmax = Softmax { scale: 0.125, softcap: None, sink: Sink::None };
+        let call = AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite };
+        CallTables::new(&call, [20, 20], true).expect("the run lies in the rows")
+    }
+
     fn call(runs: &[(usize, usize)], softcap: Option<f32>) -> CallTables {
         bounded(runs, softcap, Some(0))
     }
@@ -518,6 +527,9 @@ mod tests {
             assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
         }
         assert!(refusal(&call(&[(20, 24)], Some(3.0)), &OPERANDS).is_some());
+        let said = refusal(&prefixed(3), &OPERANDS).unwrap_or_default();
+        assert!(said.contains("a prefix"), "{said:?}");
+        assert_eq!(refusal(&prefixed(1), &OPERANDS), None, "a prefix that shows nothing");
     }
 
     #[test]

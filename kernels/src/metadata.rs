@@ -318,6 +318,9 @@ pub trait TableKernels: Launch {
     /// lengths and bounds are not read.
     fn fill_call(&self, segments: Area, call: &CallTables, tables: Area) -> Result<(), KernelError> {
         let [count, runs] = call.counts();
+        if call.has_bands_of_keys() {
+            return Err(KernelError::shape("a prefix, which segments of a table do not have"));
+        }
         if runs != count {
             let what =
                 format!("{runs} runs of keys; segments of a table have one each, and there are {count}");

@@ -4,13 +4,18 @@
 //! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound. These three numbers and the
 //! runs express every mask, alignment, chunk and gathered buffer: a kernel needs no other rule. Each document or chunk
 //! of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
+//!
+//! A kernel that knows bands alone takes a prefix as two of them: of queries ([`AttentionCall::bands`]) where it writes
+//! rows of queries, and of keys ([`Segment::bands_of_keys`]) where it writes rows of keys. No row that is written is in
+//! both.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax, runs_of};
 
-use crate::schedule::{Unseeing, segments};
+use crate::schedule::{Unseeing, pad, part, segments};
 
 /// Query rows and the key rows that they may see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +52,76 @@ impl Segment {
         let last = self.hi.map_or(i64::MAX, reach).min(self.keys() as i64 - 1);
         if first > last { 0..0 } else { first as usize..last as usize + 1 }
     }
+
+    /// Returns the number of queries to which the prefix shows a key that their upper bound hides. They come first.
+    fn widened(&self) -> usize {
+        match (self.hi, self.prefix.min(self.keys())) {
+            (None, _) | (_, 0) => 0,
+            // A query whose upper bound is the last key of the prefix gains nothing.
+            (Some(hi), prefix) => (prefix as i64 - 1).saturating_sub(hi).clamp(0, self.q.len as i64) as usize,
+        }
+    }
+
+    /// Whether the prefix shows a key that the band does not, so that the segment is no band.
+    pub fn is_widened(&self) -> bool {
+        self.widened() > 0
+    }
+
+    /// Returns the segment as bands that share no query: queries which the prefix widens see keys of the prefix alone,
+    /// without an upper bound, and all others their band. Padding comes last.
+    pub fn bands(&self) -> Vec<Segment> {
+        let widened = self.widened();
+        if widened == 0 {
+            return vec![Segment { prefix: 0, ..self.clone() }];
+        }
+        let mut rest = part(self.q, &(widened..self.q.len));
+        pad(&mut rest, self.q, self.q.len);
+        let moved = |bound: i64| bound.saturating_add(widened as i64);
+        let [prefix, _] = cut(&self.kv, self.prefix);
+        let first = Segment { q: part(self.q, &(0..widened)), kv: prefix, lo: self.lo, hi: None, prefix: 0 };
+        let rest = Segment {
+            q: rest,
+            kv: self.kv.clone(),
+            lo: self.lo.map(moved),
+            hi: self.hi.map(moved),
+            prefix: 0,
+        };
+        [first, rest].into_iter().filter(|band| band.q.span > 0).collect()
+    }
+
+    /// Returns the segment as bands that share no key: all queries see keys of the prefix without an upper bound, and
+    /// the others by their band.
+    pub fn bands_of_keys(&self) -> Vec<Segment> {
+        if !self.is_widened() {
+            return vec![Segment { prefix: 0, ..self.clone() }];
+        }
+        let prefix = self.prefix.min(self.keys());
+        let moved = |bound: i64| bound.saturating_sub(prefix as i64);
+        let [first, rest] = cut(&self.kv, prefix);
+        let first = Segment { q: self.q, kv: first, lo: self.lo, hi: None, prefix: 0 };
+        vec![
+            first,
+            Segment { q: self.q, kv: rest, lo: self.lo.map(moved), hi: self.hi.map(moved), prefix: 0 },
+        ]
+    }
+}
+
+/// Returns runs of keys, cut in front of a local key. Padding stays behind the real rows before it.
+fn cut(runs: &[Run], key: usize) -> [Vec<Run>; 2] {
+    let (mut before, mut behind, mut left) = (Vec::new(), Vec::new(), key);
+    for &run in runs {
+        let here = run.len.min(left);
+        left -= here;
+        if here == run.len {
+            before.push(run);
+        } else {
+            let mut rest = part(run, &(here..run.len));
+            pad(&mut rest, run, run.len);
+            before.extend((here > 0).then(|| part(run, &(0..here))));
+            behind.push(rest);
+        }
+    }
+    [before, behind]
 }
 
 /// Treatment of the rows that a call owns.
@@ -119,6 +194,15 @@ impl AttentionCall {
         })
     }
 
+    /// Returns the call with each segment as [bands](Segment::bands): the same pairs of rows, by no other rule.
+    pub fn bands(&self) -> Cow<'_, AttentionCall> {
+        if self.segments.iter().all(|segment| segment.prefix == 0) {
+            return Cow::Borrowed(self);
+        }
+        let segments = self.segments.iter().flat_map(Segment::bands).collect();
+        Cow::Owned(AttentionCall { segments, ..self.clone() })
+    }
+
     /// Checks every run against the tensors' rows, the single ownership of every query row, and the scale and softcap.
     pub fn check(&self, q_rows: usize, kv_rows: usize) -> Result<(), CallError> {
         for (what, factor) in [("scale", Some(self.softmax.scale)), ("softcap", self.softmax.softcap)] {
@@ -160,4 +244,95 @@ fn launch(
     };
     let segments = problem.sequences.iter().enumerate().flat_map(of_sequence).collect();
     AttentionCall { segments, softmax: problem.softmax, policy: RowPolicy::Overwrite }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns segments with every small bound and prefix, whose keys lie in several runs with padding.
+    fn all() -> impl Iterator<Item = Segment> {
+        let runs = |lens: [usize; 3]| {
+            let places = [(20, 1), (3, 2), (40, 1)];
+            let run = |((offset, step), len)| Run { offset, step, len, span: len + 2 };
+            places.into_iter().zip(lens).map(run).collect::<Vec<Run>>()
+        };
+        let keys = [[0, 0, 0], [2, 0, 3], [1, 4, 0], [0, 1, 1]].map(runs);
+        let bounds = || std::iter::once(None).chain((-4..6).map(Some));
+        let shapes = keys.into_iter().flat_map(|kv| (0..6).map(move |len| (kv.clone(), len)));
+        shapes.flat_map(move |(kv, len)| {
+            let q = Run { offset: 7, step: 3, len, span: len + len % 2 };
+            let banded = bounds().flat_map(move |lo| bounds().map(move |hi| (lo, hi)));
+            banded.flat_map(move |(lo, hi)| {
+                let kv = kv.clone();
+                (0..8).map(move |prefix| Segment { q, kv: kv.clone(), lo, hi, prefix })
+            })
+        })
+    }
+
+    /// Returns the pairs of rows that segments show, in order of queries, and of keys for each.
+    fn shown<'a>(segments: impl IntoIterator<Item = &'a Segment>) -> Vec<(usize, usize)> {
+        let of = |segment: &Segment| {
+            let keys: Vec<usize> = segment.kv.iter().flat_map(Run::real_rows).collect();
+            let of_query =
+                |(i, row): (usize, usize)| segment.visible(i).map(move |j| (row, j)).collect::<Vec<_>>();
+            let pairs = segment.q.real_rows().enumerate().flat_map(of_query);
+            pairs.map(|(row, j)| (row, keys[j])).collect::<Vec<_>>()
+        };
+        segments.into_iter().flat_map(of).collect()
+    }
+
+    fn owned(runs: impl IntoIterator<Item = Run>) -> Vec<usize> {
+        let mut rows: Vec<usize> =
+            runs.into_iter().flat_map(|run| run.real_rows().chain(run.padding_rows())).collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    #[test]
+    fn bands_show_what_the_segment_shows_and_share_no_row_that_is_written() {
+        let mut widened = 0;
+        for segment in all() {
+            let pairs = shown([&segment]);
+            let [queries, keys] = [segment.bands(), segment.bands_of_keys()];
+            assert!(queries.iter().chain(&keys).all(|band| band.prefix == 0), "{segment:?}");
+            assert_eq!(shown(&queries), pairs, "{segment:?}");
+            assert_eq!(owned(queries.iter().map(|band| band.q)), owned([segment.q]), "{segment:?}");
+            let mut by_key = shown(&keys);
+            by_key.sort_unstable();
+            let mut sorted = pairs.clone();
+            sorted.sort_unstable();
+            assert_eq!(by_key, sorted, "{segment:?}");
+            assert!(keys.iter().all(|band| band.q == segment.q), "{segment:?}");
+            let rows = owned(keys.iter().flat_map(|band| band.kv.iter().copied()));
+            assert_eq!(rows, owned(segment.kv.iter().copied()), "{segment:?}");
+            let band = Segment { prefix: 0, ..segment.clone() };
+            assert!(segment.is_widened() || pairs == shown([&band]), "{segment:?}");
+            widened += usize::from(segment.is_widened());
+        }
+        assert!(widened > 1000, "{widened}");
+    }
+
+    #[test]
+    fn a_call_of_bands_stays_as_it_is() {
+        let call = |prefix| AttentionCall {
+            segments: vec![Segment {
+                q: Run::packed(0, 4, 5),
+                kv: vec![Run::packed(0, 4, 4)],
+                lo: None,
+                hi: Some(0),
+                prefix,
+            }],
+            softmax: Softmax { scale: 1.0, softcap: None, sink: seamproof_oracle::Sink::None },
+            policy: RowPolicy::Overwrite,
+        };
+        assert!(matches!(call(0).bands(), Cow::Borrowed(_)));
+        let bands = call(2).bands().into_owned().segments;
+        let [first, rest] = &bands[..] else { panic!("{bands:?}") };
+        assert_eq!(
+            (first.q, &first.kv[..], first.hi),
+            (Run::packed(0, 1, 1), &[Run::packed(0, 2, 2)][..], None)
+        );
+        assert_eq!((rest.q, rest.hi), (Run::packed(1, 3, 4), Some(1)));
+    }
 }

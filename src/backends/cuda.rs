@@ -6,10 +6,13 @@
 //! cores, with forwards in one of four shapes and backwards with dq summed in a fixed order or in any ([`DqOrder`]), or
 //! on the simple kernels, whose sums are serial ([`AttentionKernels`]). The results of the simple kernels are bit for
 //! bit those of the emulated kernel with tiles of [`KEY_TILE`] keys, and so are the results of all kernels on tables of
-//! rows. Keys in pages are read through a block table by the simple kernel, and through runs of rows by those on tensor
-//! cores. Each step of a problem is a launch of its own. For the tensor cores' sums the envelope has a bound but no
-//! replay. Tiles of [`KEY_TILE`] keys are the smallest of all kernels, and so change the maximum at least as often as
-//! any.
+//! rows. For the tensor cores' sums the envelope has a bound but no replay. Tiles of [`KEY_TILE`] keys are the smallest
+//! of all kernels, and so change the maximum at least as often as any.
+//!
+//! A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
+//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. Keys in pages are
+//! read through a block table by the simple kernel, and through runs of rows by those on tensor cores. Each step of a
+//! problem is a launch of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -33,7 +36,8 @@ use super::Emulated;
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, MaskKind, Outputs, Promises,
+    RunError, Way,
 };
 use seamproof_judge::subjects::{
     OptionError, Ranks, Reached, SubjectName, built, in_steps, launchable, run_on_threads, run_schedule,
@@ -363,8 +367,7 @@ impl Runner for OnGpu {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        // What no kernel takes must not reach one: segments of documents or chunks would run, and nobody has proved
-        // them.
+        // What no kernel takes must not reach one.
         self.subject.declaration().table.check(problem)?;
         on_gpu(self.place, |runner| runner.run(&self.subject, problem, inputs, reached))
             .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
@@ -411,8 +414,8 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
-        // No kernel takes a prefix, and none has run on the segments of documents and chunks.
-        twin.table.masks.kinds.clear();
+        // No kernel takes two intervals of keys.
+        twin.table.masks.kinds.retain(|kind| *kind != MaskKind::SinkTokens);
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)
@@ -477,18 +480,38 @@ mod tests {
 
     use super::*;
 
+    /// Returns the problems of the stored cases.
+    fn stored() -> impl Iterator<Item = Problem> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+        let paths = files::list(&folder).unwrap().into_iter();
+        paths.map(|path| Case::load(&path).unwrap().problem)
+    }
+
+    /// Test that stored cases of documents, chunks and prefixes are among those that the subject takes, also on tensor
+    /// cores, where the backward of a prefix goes to the simple kernels.
+    #[test]
+    fn stored_masks_that_are_no_bands_are_taken() {
+        let table = Cuda::default().declaration().table;
+        let masks: Vec<Problem> = stored().filter(|problem| !problem.mask.is_band()).collect();
+        assert!(masks.iter().filter(|problem| problem.mask.prefix > 0).count() >= 3);
+        assert!(masks.iter().filter(|problem| problem.mask.blocks.is_some()).count() >= 4);
+        let tuned = Cuda { attention: AttentionKernels::Tuned, ..Cuda::default() };
+        for problem in masks {
+            assert_eq!(table.refusal(&problem), None, "{problem:?}");
+            let [_, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
+            let is_widened = problem.mask.prefix > 0 && problem.mask.right.is_some();
+            assert!(!is_widened || backward.is_empty() || backward.contains(&false), "{problem:?}");
+        }
+    }
+
     /// Test that a problem outside the table never reaches a GPU: it is refused where there is none.
     #[test]
     fn what_the_table_refuses_reaches_no_gpu() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
-        let cases = files::list(&folder).unwrap().into_iter().map(|path| Case::load(&path).unwrap());
-        let subject = Cuda::default();
-        let table = subject.declaration().table;
-        let refused: Vec<Problem> =
-            cases.map(|case| case.problem).filter(|problem| table.refusal(problem).is_some()).collect();
-        assert!(refused.len() > 5, "documents, chunks, prefixes and forms are among the stored cases");
+        let table = Cuda::default().declaration().table;
+        let refused: Vec<Problem> = stored().filter(|problem| table.refusal(problem).is_some()).collect();
+        assert!(!refused.is_empty(), "forms are among the stored cases");
         for problem in refused {
-            let ran = subject.run(&problem, &values::inputs(&problem));
+            let ran = Cuda::default().run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
         }
     }

@@ -31,11 +31,12 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
 /// them all.
 #[test]
 fn every_launch_of_a_schedule_has_tables() {
-    let (mut forward, mut backward, mut paged, mut regions) = (0, 0, 0, 0);
+    let (mut forward, mut backward, mut paged, mut regions, mut widened, mut cut) = (0, 0, 0, 0, 0, 0);
     let mut told: BTreeMap<&str, usize> = BTreeMap::new();
     for (problem, subject) in problems(3000, 3) {
         paged += usize::from(problem.pages.is_some());
         regions += usize::from(problem.parallel.region > 1);
+        cut += usize::from(!problem.mask.is_band());
         let schedule = subject.schedule(&problem).unwrap();
         let rows = |id: seamproof_simulator::schedule::BufferId| schedule.buffers[id.0].rows;
         for operation in schedule.ranks.iter().flat_map(|program| &program.operations) {
@@ -47,7 +48,9 @@ fn every_launch_of_a_schedule_has_tables() {
                     *told.entry(algorithm).or_default() += usize::from(attend.table.is_some());
                 }
                 Work::AttendBackward(attend) => {
-                    CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
+                    let tables =
+                        CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
+                    widened += usize::from(tables.has_bands_of_keys());
                     backward += 1;
                 }
                 _ => {}
@@ -55,8 +58,8 @@ fn every_launch_of_a_schedule_has_tables() {
         }
     }
     assert!(
-        forward > 2000 && backward > 1000 && paged > 100 && regions > 50,
-        "too little run: {forward}, {backward}, {paged}, {regions}"
+        forward > 2000 && backward > 1000 && paged > 100 && regions > 50 && widened > 100 && cut > 200,
+        "too little run: {forward}, {backward}, {paged}, {regions}, {widened}, {cut}"
     );
     let driven = told.iter().filter(|(_, told)| **told > 100).map(|(algorithm, _)| *algorithm);
     assert_eq!(driven.collect::<Vec<_>>(), ["all-gather", "all-to-all", "hierarchical", "ring"], "{told:?}");
@@ -105,11 +108,12 @@ fn large_forwards_hold_with_every_identity() {
 fn every_schedule_gives_the_bits_of_the_cpu_device() {
     let mut runner = CudaRunner::open(0).unwrap_or_else(|error| panic!("{error}"));
     let mut seen: BTreeMap<(&str, bool), u32> = BTreeMap::new();
-    let (mut steps, mut paged, mut regions) = (0, 0, 0);
+    let (mut steps, mut paged, mut regions, mut cut) = (0, 0, 0, 0);
     for (problem, subject) in problems(4000, 5) {
         steps += u32::from(!problem.steps.is_empty());
         paged += u32::from(problem.pages.is_some());
         regions += u32::from(problem.parallel.region > 1);
+        cut += u32::from(!problem.mask.is_band());
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = subject.twin().run(&problem, &inputs).unwrap();
@@ -123,8 +127,8 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
     }
     assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");
     assert!(
-        steps >= 50 && paged >= 50 && regions >= 50,
-        "too little run: {steps} in steps, {paged} in pages, {regions} in regions"
+        steps >= 50 && paged >= 50 && regions >= 50 && cut >= 200,
+        "too little run: {steps} in steps, {paged} in pages, {regions} in regions, {cut} cut or with a prefix"
     );
 }
 

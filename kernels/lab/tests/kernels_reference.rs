@@ -1,12 +1,16 @@
 //! The reference kernels, halves of statistics, sequences from segment ids, tables of segments, conversions between
-//! layouts and the operations of sequence-parallel regions, run on a CPU thread by thread and held to plain loops
-//! (`kernels_reference/`), and the simple forward in pages held to that in rows. So they are seen to be right without a
-//! GPU: `cargo test --test kernels_reference -- --ignored`.
+//! layouts, the operations of sequence-parallel regions and the simple kernels on calls with prefixes, run on a CPU
+//! thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
+//! rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use seamproof_kernels::attend::CallTables;
 use seamproof_lab::faults::{Detector, SourceFault, source_faults};
+use seamproof_oracle::{Run, Sink, Softmax};
+use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 const SOURCE: &str = include_str!("../cuda/reference.cu");
 const ATTEND: &str = include_str!("../../cuda/attend.cu");
@@ -17,7 +21,9 @@ const ROTATION: &str = include_str!("../../cuda/rotation.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 10] = [
+const CHECKS: [(&str, &str); 12] = [
+    ("attend.h", include_str!("kernels_reference/attend.h")),
+    ("bands.cpp", include_str!("kernels_reference/bands.cpp")),
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
@@ -166,6 +172,138 @@ fn conversions_are_right_thread_by_thread() {
     let of_conversions = |seen| matches!(seen, Detector::Bits(["convert"]));
     let faults = source_faults().filter(|fault| of_conversions(fault.edit.seen));
     sees_each(&source, run, faults, 4);
+}
+
+/// The number of calls with prefixes.
+const CALLS: u64 = 24;
+
+/// Numbers that follow from a seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+/// Returns a call with prefixes in some of its segments, and the rows of its tensors.
+fn with_prefixes(seed: u64) -> (AttentionCall, [usize; 2]) {
+    let mut numbers = Numbers(seed);
+    let mut rows = [numbers.below(3), numbers.below(3)];
+    let mut segments = Vec::new();
+    for _ in 0..1 + numbers.below(3) {
+        let mut run = |side: usize, len: usize, padding: usize| {
+            let first = rows[side] + padding % 2;
+            rows[side] = first + len + padding;
+            Run::packed(first, len, len + padding)
+        };
+        let lens: Vec<usize> = (0..3).map(|_| [0, 1, 4, 9, 33, 40][numbers.below(6)]).collect();
+        let q = run(0, lens[0], numbers.below(3));
+        let kv = vec![run(1, lens[1], numbers.below(3)), run(1, lens[2], numbers.below(2))];
+        let near = |numbers: &mut Numbers| numbers.below(30) as i64 - 15;
+        let lo = (numbers.below(3) == 0).then(|| near(&mut numbers) - 12);
+        let hi = (numbers.below(6) > 0).then(|| near(&mut numbers));
+        let prefix = if numbers.below(4) > 0 { numbers.below(44) } else { 0 };
+        segments.push(Segment { q, kv, lo, hi, prefix, sink_tokens: 0 });
+    }
+    let softmax = Softmax { scale: 0.5, softcap: None, sink: Sink::None };
+    let call = AttentionCall { segments, softmax, policy: RowPolicy::Overwrite };
+    (call, rows.map(|rows| rows + 1))
+}
+
+/// Returns what each row of a tensor holds: 0 for nothing, 1 for a token, 2 for padding.
+fn kinds(rows: usize, runs: impl Iterator<Item = Run>) -> Vec<u8> {
+    let mut kinds = vec![0; rows];
+    for run in runs {
+        run.real_rows().for_each(|row| kinds[row] = 1);
+        run.padding_rows().for_each(|row| kinds[row] = 2);
+    }
+    kinds
+}
+
+/// Returns the pairs of a query row and a key row that a call shows.
+fn pairs_of(call: &AttentionCall) -> Vec<[usize; 2]> {
+    let of = |segment: &Segment| {
+        let keys: Vec<usize> = segment.kv.iter().flat_map(Run::real_rows).collect();
+        let rows = segment.q.real_rows().enumerate();
+        rows.flat_map(|(i, row)| segment.visible(i).map(|key| [row, keys[key]]).collect::<Vec<_>>())
+            .collect::<Vec<_>>()
+    };
+    call.segments.iter().flat_map(of).collect()
+}
+
+/// Returns calls as C++. `told` makes the calls that the tables are of; the pairs are those of the drawn ones.
+fn cases(told: fn(AttentionCall) -> AttentionCall) -> String {
+    let mut text = "const std::vector<Case> CASES = {\n".to_owned();
+    for seed in 0..CALLS {
+        let (call, rows) = with_prefixes(seed);
+        let (q, kv) = (
+            kinds(rows[0], call.segments.iter().map(|segment| segment.q)),
+            kinds(rows[1], call.segments.iter().flat_map(|segment| segment.kv.iter().copied())),
+        );
+        let pairs = pairs_of(&call);
+        let call = told(call);
+        let tables = CallTables::new(&call, rows, true).unwrap();
+        let bands: usize = call.segments.iter().map(|segment| segment.bands_of_keys().len()).sum();
+        let bands = if tables.has_bands_of_keys() { bands } else { 0 };
+        let words = tables.bytes().chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().unwrap()));
+        let ([segments, runs], [q_owned, kv_owned]) = (tables.counts(), tables.owned());
+        let numbers = |numbers: Vec<String>| format!("{{{}}}", numbers.join(", "));
+        let [q, kv] = [q, kv].map(|kinds| numbers(kinds.iter().map(u8::to_string).collect()));
+        let words = numbers(words.map(|word| word.to_string()).collect());
+        let pairs = numbers(pairs.iter().map(|[q, k]| format!("{{{q}, {k}}}")).collect());
+        writeln!(
+            text,
+            "{{{segments}, {bands}, {runs}, {q_owned}, {kv_owned}, {words}, {q}, {kv}, {pairs}}},"
+        )
+        .unwrap();
+    }
+    text + "};\n"
+}
+
+/// Test that the simple kernels give what a prefix shows, from the bands that it is cut into, and that wrong bands are
+/// seen: those planted in the kernels on a GPU, and a prefix that is cut one row off or that the keys do not know.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_prefix_as_two_bands_is_right_thread_by_thread() {
+    let widened =
+        (0..CALLS).filter(|&seed| with_prefixes(seed).0.segments.iter().any(Segment::is_widened)).count();
+    assert!(widened > 12, "{widened} calls whose prefix shows a key");
+    let search = part(COMMON, "template <class Value>", "constexpr u32 ALL_LANES");
+    let numbers = part(
+        COMMON,
+        "__device__ __forceinline__ float two_to",
+        "__device__ __forceinline__ float rounded_to",
+    );
+    let tables = &COMMON[COMMON.find("// The tables of an attention call.").expect("the tables of a call")..];
+    let source = &ATTEND[ATTEND.find("constexpr u32 FULL").expect("the kernels")..];
+    let common = [search, numbers, tables].concat();
+    let with = |cases: &str, source: &str| {
+        run("bands.cpp", &[("common.cuh", &common), ("source.cu", source), ("cases.h", cases)])
+    };
+    let right = cases(|call| call);
+    let of_bands = ["bands-of-keys-by-the-last-of-queries", "first-key-of-a-run-forgotten"];
+    let values = |fault: &SourceFault| fault.id.starts_with("queries-") || of_bands.contains(&fault.id);
+    sees_each(source, |source| with(&right, source), source_faults().filter(|fault| values(fault)), 4);
+
+    let wrong: [fn(AttentionCall) -> AttentionCall; 3] = [
+        |call| AttentionCall {
+            segments: call.segments.into_iter().map(|segment| Segment { prefix: 0, ..segment }).collect(),
+            ..call
+        },
+        |mut call| {
+            call.segments.iter_mut().for_each(|segment| segment.prefix = segment.prefix.saturating_sub(1));
+            call
+        },
+        |mut call| {
+            call.segments.iter_mut().for_each(|segment| segment.prefix += usize::from(segment.prefix > 0));
+            call
+        },
+    ];
+    for (index, wrong) in wrong.into_iter().enumerate() {
+        assert_eq!(with(&cases(wrong), source).status.code(), Some(1), "wrong call {index}: not seen");
+    }
 }
 
 /// Test that keys which are found through a block table are those of the same rows, and that the faults that are

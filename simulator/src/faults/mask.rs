@@ -1,11 +1,12 @@
 //! Faults of masks: a key too few or too many, another corner, one shift for all sequences.
 
-use seamproof_oracle::{Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields};
+use seamproof_oracle::{Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields, Run};
 
-use super::edit::{Passes, rebuild, segments};
+use super::edit::{Passes, attends, rebuild, segments};
 use super::fault::Catcher::{Checker, Envelope};
 use super::fault::{Edit, Fault};
 use crate::schedule::Schedule;
+use crate::{AttentionCall, Segment};
 
 /// The campaign's canary. The real bug lay below the tolerance of the very tests that were its guard.
 pub const WINDOW_OFF_BY_ONE: Fault<Edit> = Fault {
@@ -112,6 +113,22 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.prefix = 0),
     },
     Fault {
+        id: "prefix-ends-one-row-early",
+        imitates: "the index of the prefix is one less than its length: the last query before it is causal",
+        source: "https://github.com/bigscience-workshop/Megatron-DeepSpeed/pull/167",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| attends(schedule).for_each(|attend| last_row_causal(&mut attend.call)),
+    },
+    Fault {
+        id: "prefix-of-the-first-document",
+        imitates: "there is a prefix for the rows of a batch, and documents after the first of a row have none",
+        source: "https://github.com/bigscience-workshop/Megatron-DeepSpeed/pull/52",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| prefix_of_first_documents(problem, schedule),
+    },
+    Fault {
         id: "chunks-dropped",
         imitates: "context parallelism replaces the mask of each layer by a causal flag, those of chunks too",
         source: "https://github.com/huggingface/accelerate/pull/4177",
@@ -183,6 +200,38 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.left = None),
     },
 ];
+
+/// Takes the last query that a prefix widens in each segment out of it: it and all after it see their band alone.
+fn last_row_causal(call: &mut AttentionCall) {
+    let cut = |segment: &Segment| {
+        let mut bands = segment.bands();
+        if let [first, rest] = &mut bands[..]
+            && rest.q.len > 0
+        {
+            first.q.len -= 1;
+            first.q.span -= 1;
+            rest.q = Run {
+                offset: rest.q.offset - rest.q.step,
+                len: rest.q.len + 1,
+                span: rest.q.span + 1,
+                ..rest.q
+            };
+            (rest.lo, rest.hi) = (rest.lo.map(|lo| lo - 1), rest.hi.map(|hi| hi - 1));
+        }
+        bands
+    };
+    call.segments = call.segments.iter().flat_map(cut).collect();
+}
+
+/// Leaves a prefix to the first document of each sequence, on one rank.
+fn prefix_of_first_documents(problem: &Problem, schedule: &mut Schedule) {
+    if problem.parallel.size() > 1 || problem.mask.blocks.is_none() {
+        return;
+    }
+    let first: Vec<usize> = problem.sequences.iter().map(|sequence| sequence.kv.offset).collect();
+    let begins = |segment: &Segment| segment.kv.iter().any(|run| first.contains(&run.offset));
+    segments(schedule, |segment| segment.prefix = if begins(segment) { segment.prefix } else { 0 });
+}
 
 /// Returns documents with other borders. Chunks stay.
 fn moved_borders(blocks: Option<Blocks>, to: fn(u32) -> u32) -> Option<Blocks> {

@@ -369,13 +369,13 @@ fn indices(piece: &Piece, len: usize, positions: &Range<usize>) -> Range<usize> 
 }
 
 /// Returns some real rows of a run, without padding. No rows lie at its first row.
-fn part(run: Run, rows: &Range<usize>) -> Run {
+pub(crate) fn part(run: Run, rows: &Range<usize>) -> Run {
     let offset = if rows.is_empty() { run.offset } else { run.row(rows.start) };
     Run { offset, step: run.step, len: rows.len(), span: rows.len() }
 }
 
 /// Adds the padding of a run to a part of it, if the part ends where the padding begins.
-fn pad(part: &mut Run, run: Run, end: usize) {
+pub(crate) fn pad(part: &mut Run, run: Run, end: usize) {
     if end == run.len && run.span > run.len {
         part.offset = if part.len == 0 { run.row(run.len) } else { part.offset };
         part.span += run.span - run.len;

@@ -34,7 +34,7 @@ pub use all_gather::all_gather;
 pub use all_to_all::all_to_all;
 pub use build::BuildError;
 pub(crate) use build::band;
-pub(crate) use build::{Unseeing, segments};
+pub(crate) use build::{Unseeing, pad, part, segments};
 pub use hierarchical::hierarchical;
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,

@@ -10,6 +10,7 @@ mod common;
 mod fault_catalogue;
 mod helpers;
 mod pages;
+mod python_helpers;
 mod resources;
 mod ring;
 mod schedules;

@@ -1,10 +1,10 @@
-//! Attention calls that no schedule makes: several runs of keys to a segment, bounds of any kind, rows of any step,
-//! sinks of −∞. In some the keys lie in pages, from anywhere in a first page on.
+//! Attention calls that no schedule makes: several runs of keys to a segment, bounds and prefixes of any kind, rows of
+//! any step, sinks of −∞. In some the keys lie in pages, from anywhere in a first page on.
 //!
 //! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels, which
 //! must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on
-//! tensor cores run in each shape, and in both orders of the backward. They must come near in real rows, and give the
-//! same bits in all others.
+//! tensor cores run in each shape, and in both orders of the backward, but for a backward with a prefix, which they
+//! refuse. They must come near in real rows, and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
@@ -94,7 +94,8 @@ fn segment(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> Segment 
     let (lo, hi) = (Some(a.min(b)), Some(a.max(b)));
     let (lo, hi) =
         draw.pick(&[(None, None), (None, hi), (lo, None), (lo, hi), (Some(-40), Some(7)), (None, Some(0))]);
-    Segment { q, kv, lo, hi, prefix: 0 }
+    let prefix = if draw.one_in(3) { draw.below(all + 3) } else { 0 };
+    Segment { q, kv, lo, hi, prefix }
 }
 
 /// Returns a segment without a mask whose tiles of keys go around.
@@ -160,6 +161,11 @@ impl Case {
             out: draw.pick(&[format, Format::F32]),
             page: None,
         }
+    }
+
+    /// Whether no prefix shows a key that a band does not.
+    fn is_of_bands(&self) -> bool {
+        !self.call.segments.iter().any(Segment::is_widened)
     }
 
     /// Returns which rows of a side are real.
@@ -422,7 +428,8 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
         let ways = [Way::Simple].into_iter().chain(drawn.page.map(Way::Paged));
         let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(DqOrder::ALL.map(Way::Backward));
-        for way in ways {
+        let is_taken = |way: &Way| !matches!(way, Way::Backward(_)) || drawn.is_of_bands();
+        for way in ways.filter(is_taken) {
             if let Some(place) = placed.wrong(way, &twin)? {
                 let Case { call, dims, heads, format, .. } = &drawn;
                 let what = format!("{way:?}, {format}, head dims {dims:?}, {heads:?}, {call:?}");
@@ -452,6 +459,9 @@ mod tests {
         assert!(segment(|segment| segment.q.step > 1) > 100);
         assert!(segment(|segment| segment.q.len > 256) > 50);
         assert!(segment(|segment| segment.lo.is_some() && segment.hi.is_none()) > 20);
+        assert!(count(&|case: &Case| case.is_of_bands()) > 100);
+        assert!(segment(|segment| segment.is_widened() && segment.bands().len() == 2) > 60);
+        assert!(count(&|case: &Case| case.page.is_some() && !case.is_of_bands()) > 20);
         let goes_around = |case: &Case| {
             let tables = CallTables::new(&case.call, case.rows, true).expect("no key twice");
             case.heads.q == case.heads.kv && tables.summary().all_seen && tables.summary().keys > 3 * 128

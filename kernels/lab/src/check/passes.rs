@@ -49,7 +49,10 @@ impl Launches {
         (rows, heads, dims): ([usize; 2], usize, [usize; 2]),
         (kernels, weights): (Kernels, WeightFormats),
     ) -> Result<Launches, KernelError> {
-        let tables = CallTables::new(call, rows, true)?;
+        let both = CallTables::new(call, rows, true)?;
+        // Of a prefix the kernels on tensor cores take the forward, whose tables have no bands of keys.
+        let forward_alone = both.has_bands_of_keys() && matches!(kernels, Kernels::Tuned(..));
+        let tables = if forward_alone { CallTables::new(call, rows, false)? } else { both };
         let call = match kernels {
             Kernels::Paged(size) => tables.in_pages(call, size)?,
             Kernels::Simple | Kernels::Tuned(..) => tables,

@@ -126,6 +126,14 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "segment.first_row + index]"
             => "index]",
         VALUES;
+    "bands-of-keys-by-the-last-of-queries", WrongSeam, ("keys of a prefix take the band of queries", "https://github.com/vllm-project/vllm-gaudi/pull/1797"), "attend.cu",
+        "call.segments[run.segment];"
+            => "call.segments[min(run.segment, (i64)call.segment_count - 1)];",
+        Detector::Calls;
+    "first-key-of-a-run-forgotten", FirstOffset, ("keys of a second run are counted from 0", "https://github.com/bigscience-workshop/Megatron-DeepSpeed/pull/167"), "attend.cu",
+        "const i64 key = run.first_key + in_run;"
+            => "const i64 key = in_run;",
+        Detector::Calls;
     "block-table-of-the-segment-before", WrongSeam, ("a block table is read past its row", "https://github.com/Dao-AILab/flash-attention/pull/2711"), "attend.cu",
         "table.pages[(i64)segment * table.width"
             => "table.pages[(i64)max(segment - 1, 0) * table.width",

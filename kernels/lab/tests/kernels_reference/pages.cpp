@@ -1,50 +1,9 @@
 // The simple forward through a block table on a CPU: drawn pages give the bits of the same keys as runs of rows. Ends
 // with 1 and a line of what is wrong.
-#include "threads.h"
+#include "attend.h"
 #include "packs.h"
 
-#include <cstdio>
-
-constexpr u32 WARPS = THREADS / LANES_OF_A_WARP;
-inline float __int_as_float(int x) { return bits_of<float>(x); }
-inline int __float_as_int(float x) { return bits_of<int>(x); }
-inline float __uint_as_float(u32 x) { return bits_of<float>(x); }
-inline void __syncwarp() { sync_warp(); }
-inline float neg_infinity() { return -INFINITY; }
-// Numbers are f32 here.
-inline u16 f32_to_bf16(float) { return 0; }
-inline u16 f32_to_fp16(float) { return 0; }
-inline float rounded_to(int, float value) { return value; }
-inline void atomicMax(int* at, int value) { *at = max(*at, value); }
-inline void atomicMin(u32* at, u32 value) { *at = min(*at, value); }
-// Rows are 64 bits wide, and sums of maxima go over a whole warp.
-inline i64 rows_shown[THREADS];
-inline i64 __shfl_sync(u32, i64 value, int lane) {
-    rows_shown[threadIdx.x] = value;
-    sync_warp();
-    const i64 other = rows_shown[warp() + lane % 32];
-    sync_warp();
-    return other;
-}
-inline float __shfl_xor_sync(u32 all, float value, int by) {
-    return __shfl_sync(all, value, (threadIdx.x % LANES_OF_A_WARP) ^ by);
-}
-
-#include "common.cuh"
-
-#include "source.cu"
-
 constexpr int HEADS = 2, DIM = 3;
-
-struct Tensor {
-    std::vector<float> values;
-    int heads, dim;
-
-    Tensor(int rows, int heads, int dim, float value) : values(rows * heads * dim, value), heads(heads), dim(dim) {}
-    // lse is [heads, rows], and has one lane.
-    View rows() { return {(u64)values.data(), heads * dim, dim, F32}; }
-    View statistic(int rows) { return {(u64)values.data(), 1, rows, F32}; }
-};
 
 struct Drawn {
     std::vector<QuerySegment> segments;
