@@ -213,6 +213,7 @@ impl CallTables {
         }
         call.check(q_rows, kv_rows).map_err(|error| KernelError::shape(error.to_string()))?;
         check_prefixes(call)?;
+        check_sink_tokens(call)?;
         if backward {
             check_keys_once(call, kv_rows)?;
         }
@@ -407,6 +408,17 @@ fn check_prefixes(call: &AttentionCall) -> Result<(), KernelError> {
         Some(index) => Err(KernelError::shape(format!(
             "segment {index} has a prefix of {} keys, and kernels take bands alone; use a mask without a prefix",
             call.segments[index].prefix
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses sink tokens, which no kernel here takes.
+fn check_sink_tokens(call: &AttentionCall) -> Result<(), KernelError> {
+    match call.segments.iter().position(|segment| segment.sink_tokens > 0) {
+        Some(index) => Err(KernelError::shape(format!(
+            "segment {index} has {} sink tokens, and kernels take none; use a mask without sink tokens",
+            call.segments[index].sink_tokens
         ))),
         None => Ok(()),
     }

@@ -1,14 +1,12 @@
 //! [`AttentionCall`]: the data that one kernel launch receives.
 //!
 //! A *segment* pairs a run of query rows with runs of key rows. Local query `i` sees local key `j` iff
-//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound. These three numbers and the
-//! runs express every mask, alignment, chunk and gathered buffer: a kernel needs no other rule. Each document or chunk
-//! of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
-
-use std::ops::Range;
+//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound, nor *sink tokens* the lower
+//! one. These four numbers and the runs express every mask, alignment, chunk and gathered buffer: a kernel needs no
+//! other rule. Each document or chunk of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
 
 use seamproof_oracle::sharding::{Piece, PlacedRun};
-use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax, runs_of};
+use seamproof_oracle::{Band, Intervals, Problem, Run, Sequence, Softmax, runs_of};
 
 use crate::schedule::{Unseeing, segments};
 
@@ -25,6 +23,8 @@ pub struct Segment {
     pub hi: Option<i64>,
     /// First local key that `hi` may hide.
     pub prefix: usize,
+    /// First local key that `lo` may hide.
+    pub sink_tokens: usize,
 }
 
 impl Segment {
@@ -35,17 +35,23 @@ impl Segment {
 
     /// Whether any query sees a key.
     pub(crate) fn sees(&self) -> bool {
-        let (band, keys) = (Band { lo: self.lo, hi: self.hi }, self.keys());
-        let seeing = |band: Band, keys| !band.seeing(self.q.len, keys).is_empty();
-        seeing(band, keys) || seeing(Band { hi: None, ..band }, self.prefix.min(keys))
+        let (Segment { lo, hi, prefix, sink_tokens, .. }, keys) = (self, self.keys());
+        let seeing = |lo, hi, keys| !Band { lo, hi }.seeing(self.q.len, keys).is_empty();
+        let [prefix, sink_tokens] = [prefix, sink_tokens].map(|end| keys.min(*end));
+        seeing(*lo, *hi, keys)
+            || seeing(*lo, None, prefix)
+            || seeing(None, *hi, sink_tokens)
+            || seeing(None, None, prefix.min(sink_tokens))
     }
 
     /// Returns the local keys that local query `i` sees.
-    pub fn visible(&self, i: usize) -> Range<usize> {
-        let first = self.lo.map_or(0, |lo| (i as i64).saturating_add(lo)).max(0);
-        let reach = |hi| (i as i64).saturating_add(hi).max(self.prefix as i64 - 1);
-        let last = self.hi.map_or(i64::MAX, reach).min(self.keys() as i64 - 1);
-        if first > last { 0..0 } else { first as usize..last as usize + 1 }
+    pub fn visible(&self, i: usize) -> Intervals {
+        let keys = self.keys() as i64;
+        let among = |key: i64| key.clamp(0, keys) as usize;
+        let first = self.lo.map_or(0, |lo| (i as i64).saturating_add(lo));
+        let reach = |hi| (i as i64).saturating_add(hi).saturating_add(1).max(self.prefix as i64);
+        let end = among(self.hi.map_or(keys, reach));
+        Intervals::new(0..self.sink_tokens.min(end), among(first)..end)
     }
 }
 
