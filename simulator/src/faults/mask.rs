@@ -1,11 +1,14 @@
 //! Faults of masks: a key too few or too many, another corner, one shift for all sequences.
 
-use seamproof_oracle::{Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields};
+use seamproof_oracle::{
+    Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields, Run, runs_of,
+};
 
-use super::edit::{Passes, rebuild, segments};
+use super::edit::{Passes, calls, rebuild, segments};
 use super::fault::Catcher::{Checker, Envelope};
 use super::fault::{Edit, Fault};
 use crate::schedule::Schedule;
+use crate::{AttentionCall, Segment};
 
 /// The campaign's canary. The real bug lay below the tolerance of the very tests that were its guard.
 pub const WINDOW_OFF_BY_ONE: Fault<Edit> = Fault {
@@ -112,6 +115,34 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.prefix = 0),
     },
     Fault {
+        id: "sink-tokens-forgotten",
+        imitates: "the first tokens are kept in the cache alone: past the window, a long prompt's queries miss them",
+        source: "https://github.com/tomaarsen/attention_sinks/issues/17",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.sink_tokens = 0),
+    },
+    Fault {
+        id: "sink-tokens-past-the-diagonal",
+        imitates: "the mask is lifted for sink tokens by their number alone: early queries see those of the future",
+        source: "https://github.com/ROCm/rocm-libraries/pull/6914",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| {
+                fields.mask.prefix = fields.mask.prefix.max(fields.mask.sink_tokens);
+            });
+        },
+    },
+    Fault {
+        id: "sink-tokens-of-the-pack",
+        imitates: "sink tokens are counted among all packed keys: later sequences see those of the first one",
+        source: "https://github.com/meta-pytorch/attention-gym/pull/148",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| calls(schedule).for_each(share_sink_tokens),
+    },
+    Fault {
         id: "chunks-dropped",
         imitates: "context parallelism replaces the mask of each layer by a causal flag, those of chunks too",
         source: "https://github.com/huggingface/accelerate/pull/4177",
@@ -182,7 +213,27 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.left = None),
     },
+    Fault {
+        id: "backward-without-sink-tokens",
+        imitates: "sink tokens are made for generation: the backward knows the window alone",
+        source: "https://github.com/huggingface/transformers/issues/26553",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.sink_tokens = 0),
+    },
 ];
+
+/// Puts the first segment's sink tokens in the place of those of all others.
+fn share_sink_tokens(call: &mut AttentionCall) {
+    let rows = |segment: &Segment| segment.kv.iter().flat_map(Run::real_rows).collect::<Vec<_>>();
+    let mut with_sink_tokens = call.segments.iter_mut().filter(|segment| segment.sink_tokens > 0);
+    let Some(first) = with_sink_tokens.next().map(|first| rows(first)) else { return };
+    for segment in with_sink_tokens {
+        let own = rows(segment);
+        let count = segment.sink_tokens.min(first.len()).min(own.len());
+        segment.kv = runs_of(first[..count].iter().chain(&own[count..]).copied());
+    }
+}
 
 /// Returns documents with other borders. Chunks stay.
 fn moved_borders(blocks: Option<Blocks>, to: fn(u32) -> u32) -> Option<Blocks> {
