@@ -261,11 +261,12 @@ mod tests {
         let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, ..pages };
         let bytes = to_bytes(&raw);
         for (missing, version) in [
-            (5, WITHOUT_PAGES),
-            (6, WITHOUT_STEPS),
-            (7, WITHOUT_KV_LAYOUT),
-            (10, WITHOUT_BLOCKS),
-            (11, WITHOUT_FORM),
+            (1, WITHOUT_SINK_TOKENS),
+            (6, WITHOUT_PAGES),
+            (7, WITHOUT_STEPS),
+            (8, WITHOUT_KV_LAYOUT),
+            (11, WITHOUT_BLOCKS),
+            (12, WITHOUT_FORM),
         ] {
             let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
             assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");

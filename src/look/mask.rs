@@ -620,3 +620,22 @@ fn notes(matrices: &[Matrix]) -> Vec<String> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_in_no_other_range_is_left() {
+        let ranges = || (0..6usize).flat_map(|start| (start..7).map(move |end| start..end));
+        for (range, first) in ranges().flat_map(|range| ranges().map(move |first| (range.clone(), first))) {
+            for second in ranges().filter(|second| second.start >= first.end) {
+                let others = [first.clone(), second];
+                let left = range.clone().filter(|n| !others.iter().any(|other| other.contains(n)));
+                let parts = without(&range, &others);
+                assert!(parts.iter().all(|part| !part.is_empty()), "{range:?} {others:?}");
+                assert!(parts.into_iter().flatten().eq(left), "{range:?} {others:?}");
+            }
+        }
+    }
+}

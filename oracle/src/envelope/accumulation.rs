@@ -172,7 +172,11 @@ mod tests {
                     let mut places: Vec<(usize, usize)> = products.map(step).collect();
                     places.dedup();
                     let most = steps(first + second, 2, tile);
-                    assert!(places.len() <= most, "{first} and {second} in tiles of {tile}: {}", places.len());
+                    assert!(
+                        places.len() <= most,
+                        "{first} and {second} in tiles of {tile}: {}",
+                        places.len()
+                    );
                 }
             }
         }
