@@ -28,6 +28,7 @@
 //! [`Sight`] alone states this rule, for one sequence. All other code calls [`Mask::sight`] or [`Mask::visible`] to
 //! learn what is visible. What knows bands alone calls [`Mask::band`], which other masks do not have.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
@@ -224,6 +225,14 @@ impl Intervals {
         let [first, second] =
             self.parts.clone().map(|part| if part.is_empty() { 0..0 } else { to(part.start)..to(part.end) });
         Intervals::new(first, second)
+    }
+}
+
+impl fmt::Display for Intervals {
+    /// Writes the intervals without their ends: `0..2 and 5..9`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.parts().map(|part| format!("{part:?}")).collect();
+        f.write_str(&parts.join(" and "))
     }
 }
 

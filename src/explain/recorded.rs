@@ -50,11 +50,7 @@ fn row(problem: &Problem, layouts: &[RankLayout], finding: &Finding) -> String {
     let holder = held(layouts, (sequence, side), &(row..row + 1).into());
     let of = match joined.is_empty() {
         true => "none".to_owned(),
-        false => {
-            let holders = held(layouts, (sequence, other), &joined);
-            let parts: Vec<String> = joined.parts().map(|part| format!("{part:?}")).collect();
-            format!("{} of {holders}", parts.join(" and "))
-        }
+        false => format!("{joined} of {}", held(layouts, (sequence, other), &joined)),
     };
     let [own, sees] = words;
     format!("row       {own} {row} of sequence {sequence}, of {holder}, {sees} {of}\n")
