@@ -69,6 +69,9 @@ pub struct Geometry {
     /// First keys of each sequence, document or chunk that all its queries see, whatever is right of the diagonal
     #[arg(long, value_name = "KEYS")]
     prefix: Option<u32>,
+    /// First keys of each sequence, document or chunk that its queries see whatever the window's left side hides
+    #[arg(long, value_name = "KEYS")]
+    sink_tokens: Option<u32>,
     /// Factor of the logits [default: 1/√dim]
     #[arg(long)]
     scale: Option<f32>,
@@ -225,6 +228,7 @@ impl Geometry {
                 _ => None,
             },
             prefix: Some(mask.prefix),
+            sink_tokens: Some(mask.sink_tokens),
             scale: Some(softmax.scale),
             softcap: softmax.softcap,
             sink: Some(softmax.sink),
@@ -273,7 +277,7 @@ impl Geometry {
 
     /// Returns the options without those that change nothing.
     fn without_defaults(self, problem: &Problem) -> Geometry {
-        let drops: [fn(&mut Geometry); 19] = [
+        let drops: [fn(&mut Geometry); 20] = [
             |g| g.ranks = None,
             |g| g.world = None,
             |g| g.region = None,
@@ -287,6 +291,7 @@ impl Geometry {
             |g| g.heads = None,
             |g| g.dim = None,
             |g| g.prefix = None,
+            |g| g.sink_tokens = None,
             |g| g.scale = None,
             |g| g.sink = None,
             |g| g.format = None,
@@ -369,7 +374,8 @@ impl Geometry {
         };
         let documents = self.documents.as_ref().map(|List(keys)| Borders::new(keys)).transpose()?;
         let blocks = documents.map(Blocks::Documents).or(self.chunks.map(Blocks::Chunks));
-        Ok(Mask { left, right, align, blocks, prefix: self.prefix.unwrap_or(0) })
+        let (prefix, sink_tokens) = (self.prefix.unwrap_or(0), self.sink_tokens.unwrap_or(0));
+        Ok(Mask { left, right, align, blocks, prefix, sink_tokens })
     }
 
     fn precision(&self) -> Precision {
@@ -620,6 +626,7 @@ impl Display for Geometry {
         option(f, "documents", self.documents.as_ref())?;
         option(f, "chunks", self.chunks)?;
         option(f, "prefix", self.prefix)?;
+        option(f, "sink-tokens", self.sink_tokens)?;
         option(f, "scale", self.scale)?;
         option(f, "softcap", self.softcap)?;
         option(f, "sink", self.sink.map(|sink| prose::word(&sink)))?;

@@ -152,7 +152,7 @@ pub fn features(problem: &Problem) -> BTreeSet<&'static str> {
 pub type Feature = (&'static str, fn(&Problem) -> bool);
 
 /// Every feature.
-pub const FEATURES: [Feature; 24] = [
+pub const FEATURES: [Feature; 25] = [
     ("several sequences", |p| p.sequences.len() > 1),
     ("no sequence", |p| p.sequences.is_empty()),
     ("empty sequence", |p| p.sequences.iter().any(|s| s.q.len == 0 || s.kv.len == 0)),
@@ -167,6 +167,7 @@ pub const FEATURES: [Feature; 24] = [
     ("documents", |p| matches!(p.mask.blocks, Some(Blocks::Documents(_)))),
     ("chunks", |p| matches!(p.mask.blocks, Some(Blocks::Chunks(_)))),
     ("prefix", |p| p.mask.prefix > 0),
+    ("sink tokens", |p| p.mask.sink_tokens > 0),
     ("grouped heads", |p| p.heads.q > p.heads.kv),
     ("several heads", |p| p.heads.kv > 1),
     ("v dim differs", |p| p.dims.qk != p.dims.v),

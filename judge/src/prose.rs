@@ -128,6 +128,9 @@ fn describe_mask(mask: &Mask) -> String {
     if mask.prefix > 0 {
         let _ = write!(text, ", prefix {}", mask.prefix);
     }
+    if mask.sink_tokens > 0 {
+        let _ = write!(text, ", sink tokens {}", mask.sink_tokens);
+    }
     text
 }
 

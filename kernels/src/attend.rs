@@ -218,6 +218,7 @@ impl CallTables {
             return Err(KernelError::shape(format!("{q_rows} and {kv_rows} rows; at most {ROWS_MAX}")));
         }
         call.check(q_rows, kv_rows).map_err(|error| KernelError::shape(error.to_string()))?;
+        check_sink_tokens(call)?;
         if backward {
             check_keys_once(call, kv_rows)?;
         }
@@ -467,6 +468,17 @@ fn push_band(segments: &mut Table, band: &Segment, first_row: usize, runs: &mut 
     runs.push(&band.kv, index);
 }
 
+/// Refuses sink tokens, which no kernel here takes.
+fn check_sink_tokens(call: &AttentionCall) -> Result<(), KernelError> {
+    match call.segments.iter().position(|segment| segment.sink_tokens > 0) {
+        Some(index) => Err(KernelError::shape(format!(
+            "segment {index} has {} sink tokens, and kernels take none; use a mask without sink tokens",
+            call.segments[index].sink_tokens
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a key row that two runs own: two writers would race for its gradients.
 fn check_keys_once(call: &AttentionCall, kv_rows: usize) -> Result<(), KernelError> {
     let mut owned = vec![false; kv_rows];
@@ -601,8 +613,15 @@ mod tests {
     #[test]
     fn a_prefix_is_two_bands_of_queries_and_in_a_backward_two_of_keys() {
         let (q, kv) = (Run::packed(3, 5, 6), vec![Run::packed(0, 4, 4), Run::packed(8, 3, 5)]);
-        let first = Segment { q: Run::packed(0, 2, 3), kv: Vec::new(), lo: None, hi: None, prefix: 0 };
-        let prefixed = Segment { q, kv, lo: Some(-9), hi: Some(1), prefix: 5 };
+        let first = Segment {
+            q: Run::packed(0, 2, 3),
+            kv: Vec::new(),
+            lo: None,
+            hi: None,
+            prefix: 0,
+            sink_tokens: 0,
+        };
+        let prefixed = Segment { q, kv, lo: Some(-9), hi: Some(1), prefix: 5, sink_tokens: 0 };
         let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
         let call = AttentionCall { segments: vec![first, prefixed], softmax, policy: RowPolicy::Overwrite };
         let segments = |tables: &CallTables| rows_of(&tables.bytes[..tables.segments_bytes()], SEGMENT_BYTES);

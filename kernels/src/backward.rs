@@ -490,7 +490,7 @@ mod tests {
         let segments = runs.iter().map(|&(len, span)| {
             let rows = Run::packed(next, len, span);
             next += span;
-            Segment { q: rows, kv: vec![rows], lo: None, hi, prefix: 0 }
+            Segment { q: rows, kv: vec![rows], lo: None, hi, prefix: 0, sink_tokens: 0 }
         });
         let call = AttentionCall { segments: segments.collect(), softmax, policy: RowPolicy::Overwrite };
         CallTables::new(&call, [next, next], true).expect("the runs lie in the rows")

@@ -473,7 +473,14 @@ mod tests {
         ForwardOperands { formats: [Format::Bf16; 3], out: Format::Bf16, p: Format::Bf16, dims: [64, 128] };
 
     fn call(runs: &[(Run, Run)], softmax: Softmax) -> CallTables {
-        let segment = |&(q, kv): &(Run, Run)| Segment { q, kv: vec![kv], lo: None, hi: Some(0), prefix: 0 };
+        let segment = |&(q, kv): &(Run, Run)| Segment {
+            q,
+            kv: vec![kv],
+            lo: None,
+            hi: Some(0),
+            prefix: 0,
+            sink_tokens: 0,
+        };
         let segments = runs.iter().map(segment).collect();
         let call = AttentionCall { segments, softmax, policy: RowPolicy::Overwrite };
         CallTables::new(&call, [64, 64], false).expect("the runs lie in 64 rows")
@@ -589,7 +596,7 @@ mod tests {
     #[test]
     fn lengths_and_head_dims_choose_a_shape() {
         let beside = |empty: usize, rows: usize, lo: Option<i64>, dims: [usize; 2]| {
-            let segment = |run| Segment { q: run, kv: vec![run], lo, hi: Some(0), prefix: 0 };
+            let segment = |run| Segment { q: run, kv: vec![run], lo, hi: Some(0), prefix: 0, sink_tokens: 0 };
             let mut segments = vec![segment(Run::packed(0, rows, rows))];
             segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };

@@ -113,7 +113,7 @@ mod tests {
     fn call(keys: &[&[usize]]) -> AttentionCall {
         let segment = |(index, rows): (usize, &&[usize])| {
             let kv = runs_of(rows.iter().copied());
-            Segment { q: Run::packed(index, 1, 1), kv, lo: None, hi: None, prefix: 0 }
+            Segment { q: Run::packed(index, 1, 1), kv, lo: None, hi: None, prefix: 0, sink_tokens: 0 }
         };
         let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
         let segments = keys.iter().enumerate().map(segment).collect();

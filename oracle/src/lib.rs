@@ -40,7 +40,7 @@ pub use input_mode::InputMode;
 pub use inputs::{
     ForwardResults, Gradients, InputViews, Inputs, Saved, SavedErrors, SavedOut, SavedViews, ShapeError,
 };
-pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Mask, Sight, Tile};
+pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Intervals, Mask, Sight, Tile};
 pub use pages::{PAGE_SIZE_MAX, Pages, PagesError, SharedPrefix, runs_of};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;

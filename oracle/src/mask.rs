@@ -1,4 +1,4 @@
-//! The mask: one interval of visible keys for each query of a sequence.
+//! The mask: the visible keys of each query of a sequence, in at most two intervals.
 //!
 //! With `lq` real queries and `lk` real keys of a sequence, let `shift = 0` ([`Alignment::TopLeft`]) or
 //! `shift = lk − lq` ([`Alignment::BottomRight`]). Query `i` has the *place* `i + shift` among the keys. It sees key
@@ -8,16 +8,27 @@
 //!   causal mask is `right = 0`;
 //! - **blocks:** no border lies between `place` and `j`: for every border `b`, both are below `b` or neither is.
 //!   Borders are those that are listed ([`Blocks::Documents`]), or all multiples of a length ([`Blocks::Chunks`]);
-//! - **prefix:** the first `prefix` keys of a block, or of a sequence without borders, are not hidden by `right`.
+//! - **prefix:** the first `prefix` keys of a block, or of a sequence without borders, are not hidden by `right`;
+//! - **sink tokens:** the first `sink_tokens` keys of a block, or of a sequence without borders, are not hidden by
+//!   `left`.
 //!
 //! Only real lengths enter: padding is never visible and never moves the diagonal.
 //!
-//! Both ends of the interval grow with the query, and may jump. A query whose place is on a key sees that key. The
-//! queries that see a key are therefore neighbours, and so are the keys that some query sees.
+//! Sink tokens are the first tokens of a sequence that a sliding window keeps: StreamingLLM, arXiv 2309.17453. They are
+//! keys, unlike the [softmax's sink](crate::Sink), which is a logit. They stay visible beside the window, and a causal
+//! mask still hides those that lie past a query's place. Where `left` is absent they change nothing. They are keys of
+//! the sequence and not of a call: a step that appends to a KV cache counts them from the cache's first key, in pages
+//! as well. Each document is a sequence to its model and has sink tokens of its own, and the same rule holds for
+//! chunks. A key that is both in the prefix and a sink token is visible to every query of its block.
+//!
+//! A query's keys are one interval without sink tokens, and with them two: the sink tokens and the window, which join
+//! where they meet. The ends of both grow with the query, and may jump. A query whose place is on a key sees that key.
+//! The queries that see a key are therefore neighbours, and without sink tokens so are the keys that some query sees.
 //!
 //! [`Sight`] alone states this rule, for one sequence. All other code calls [`Mask::sight`] or [`Mask::visible`] to
 //! learn what is visible. What knows bands alone calls [`Mask::band`], which other masks do not have.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
@@ -134,7 +145,7 @@ impl Blocks {
 /// Stand-in for an absent border: beyond every place, and far from overflow.
 const FAR: i64 = 1 << 40;
 
-/// A mask: one interval of visible keys for each query, by the rule in the module's text.
+/// A mask: the visible keys of each query, by the rule in the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mask {
@@ -152,11 +163,126 @@ pub struct Mask {
     /// The first keys of each block that the right bound does not hide.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub prefix: u32,
+    /// The first keys of each block that the left bound does not hide.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sink_tokens: u32,
 }
 
-fn is_zero(prefix: &u32) -> bool {
-    *prefix == 0
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
+
+/// Numbers in at most two intervals, in ascending order. As an iterator it yields them, like a range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Intervals {
+    /// The intervals. They do not touch, and one that is empty is `0..0` and last.
+    parts: [Range<usize>; 2],
+}
+
+impl Intervals {
+    /// Returns the numbers of two ranges, of which the first begins no later than the second if neither is empty.
+    pub fn new(first: Range<usize>, second: Range<usize>) -> Intervals {
+        let parts = match (first.is_empty(), second.is_empty()) {
+            (true, true) => [0..0, 0..0],
+            (false, true) => [first, 0..0],
+            (true, false) => [second, 0..0],
+            _ if second.start <= first.end => [first.start..first.end.max(second.end), 0..0],
+            _ => [first, second],
+        };
+        Intervals { parts }
+    }
+
+    /// Returns the intervals that have numbers, in order.
+    pub fn parts(&self) -> impl DoubleEndedIterator<Item = Range<usize>> + use<> {
+        self.parts.clone().into_iter().filter(|part| !part.is_empty())
+    }
+
+    /// Returns the range from the first number to the last. It is `0..0` where there is none.
+    pub fn hull(&self) -> Range<usize> {
+        let [first, second] = &self.parts;
+        first.start..if second.is_empty() { first.end } else { second.end }
+    }
+
+    /// Returns the numbers between two intervals; `0..0` where there is one or none.
+    pub fn gap(&self) -> Range<usize> {
+        let [first, second] = &self.parts;
+        if second.is_empty() { 0..0 } else { first.end..second.start }
+    }
+
+    /// Whether there are no numbers.
+    pub fn is_empty(&self) -> bool {
+        self.parts[0].is_empty()
+    }
+
+    /// Whether a number is among these.
+    pub fn contains(&self, number: &usize) -> bool {
+        self.parts.iter().any(|part| part.contains(number))
+    }
+
+    /// Returns these intervals with each end moved to where `to` takes it. A larger end must not be taken to a smaller
+    /// one.
+    pub fn moved(&self, to: impl Fn(usize) -> usize) -> Intervals {
+        let [first, second] =
+            self.parts.clone().map(|part| if part.is_empty() { 0..0 } else { to(part.start)..to(part.end) });
+        Intervals::new(first, second)
+    }
+}
+
+impl fmt::Display for Intervals {
+    /// Writes the intervals without their ends: `0..2 and 5..9`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.parts().map(|part| format!("{part:?}")).collect();
+        f.write_str(&parts.join(" and "))
+    }
+}
+
+impl From<Range<usize>> for Intervals {
+    fn from(range: Range<usize>) -> Intervals {
+        Intervals::new(range, 0..0)
+    }
+}
+
+impl Iterator for Intervals {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let next = self.parts[0].next();
+        if self.parts[0].is_empty() {
+            self.parts = [std::mem::take(&mut self.parts[1]), 0..0];
+        }
+        next
+    }
+
+    fn nth(&mut self, n: usize) -> Option<usize> {
+        let first = self.parts[0].len();
+        if n < first {
+            self.parts[0].start += n;
+            return self.next();
+        }
+        self.parts = [std::mem::take(&mut self.parts[1]), 0..0];
+        let next = self.parts[0].nth(n - first);
+        *self = Intervals::from(self.parts[0].clone());
+        next
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let len = self.parts.iter().map(Range::len).sum();
+        (len, Some(len))
+    }
+}
+
+impl DoubleEndedIterator for Intervals {
+    fn next_back(&mut self) -> Option<usize> {
+        let last = usize::from(!self.parts[1].is_empty());
+        let next = self.parts[last].next_back();
+        if self.parts[last].is_empty() {
+            self.parts[last] = 0..0;
+        }
+        next
+    }
+}
+
+impl ExactSizeIterator for Intervals {}
 
 /// The pairs of a query `i` and a key `j` of one sequence with `lo ≤ j − i ≤ hi`; an absent bound holds for every pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,8 +330,8 @@ pub struct Sight {
     lk: usize,
 }
 
-/// Queries and keys of one block: query `i` sees key `j` of them iff the band holds `j − i`, or if `j < prefix` and the
-/// band holds it without its upper bound. No query of a tile sees a key of another.
+/// Queries and keys of one block: query `i` sees key `j` of them iff the band holds `j − i`, without its lower bound if
+/// `j < sink_tokens` and without its upper bound if `j < prefix`. No query of a tile sees a key of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// The queries.
@@ -216,6 +342,26 @@ pub struct Tile {
     pub band: Band,
     /// The first key that the band's upper bound may hide.
     pub prefix: usize,
+    /// The first key that the band's lower bound may hide.
+    pub sink_tokens: usize,
+}
+
+impl Tile {
+    /// Returns the tile's keys in order, in ranges that each have one band: a query sees those of them that it holds.
+    pub fn bands(&self) -> impl Iterator<Item = (Range<usize>, Band)> + use<> {
+        let Tile { keys, band: Band { lo, hi }, prefix, sink_tokens, .. } = self.clone();
+        let [first, second] =
+            [prefix.min(sink_tokens), prefix.max(sink_tokens)].map(|cut| cut.clamp(keys.start, keys.end));
+        let parts =
+            [keys.start..first, first..second, second..keys.end].into_iter().filter(|keys| !keys.is_empty());
+        parts.map(move |keys| {
+            let band = Band {
+                lo: lo.filter(|_| keys.start >= sink_tokens),
+                hi: hi.filter(|_| keys.start >= prefix),
+            };
+            (keys, band)
+        })
+    }
 }
 
 impl Sight {
@@ -229,7 +375,12 @@ impl Sight {
 
     /// Returns the first key of a block that the right bound may hide.
     fn prefix(&self, block: &Range<i64>) -> i64 {
-        (block.start.max(0) + i64::from(self.mask.prefix)).min(block.end)
+        after_first(block, self.mask.prefix)
+    }
+
+    /// Returns the first key of a block that the left bound may hide.
+    fn sink_tokens(&self, block: &Range<i64>) -> i64 {
+        after_first(block, self.mask.sink_tokens)
     }
 
     fn among_keys(&self, place: i64) -> usize {
@@ -240,7 +391,7 @@ impl Sight {
         (place - self.shift).clamp(0, self.lq as i64) as usize
     }
 
-    /// Returns the first key that does not lie to the left of what query `i` sees.
+    /// Returns the first key that the left bound does not hide from query `i`, sink tokens aside.
     fn start(&self, i: usize) -> usize {
         let (place, block) = (self.place(i), self.block(self.place(i)));
         self.among_keys(self.mask.left.map_or(block.start, |left| block.start.max(place - i64::from(left))))
@@ -253,10 +404,11 @@ impl Sight {
         self.among_keys(self.mask.right.map_or(block.end, reach))
     }
 
-    /// Returns the keys that query `i` sees. Empty ranges are `0..0`.
-    pub fn keys(&self, i: usize) -> Range<usize> {
-        let (first, end) = (self.start(i), self.end(i));
-        if first < end { first..end } else { 0..0 }
+    /// Returns the keys that query `i` sees.
+    pub fn keys(&self, i: usize) -> Intervals {
+        let (block, end) = (self.block(self.place(i)), self.end(i));
+        let first = self.among_keys(block.start);
+        Intervals::new(first..self.among_keys(self.sink_tokens(&block)).min(end), self.start(i)..end)
     }
 
     /// Returns the queries that see key `j`. Empty ranges are `0..0`.
@@ -264,8 +416,8 @@ impl Sight {
         let (key, block) = (j as i64, self.block(j as i64));
         let right = self.mask.right.filter(|_| key >= self.prefix(&block)).map(i64::from);
         let first = right.map_or(block.start, |right| block.start.max(key - right));
-        let reach = |left| (key + i64::from(left) + 1).min(block.end);
-        let end = self.mask.left.map_or(block.end, reach);
+        let left = self.mask.left.filter(|_| key >= self.sink_tokens(&block)).map(i64::from);
+        let end = left.map_or(block.end, |left| (key + left + 1).min(block.end));
         let (first, end) = (self.among_queries(first), self.among_queries(end));
         if first < end { first..end } else { 0..0 }
     }
@@ -273,11 +425,18 @@ impl Sight {
     /// Returns the queries that see any key. Empty ranges are `0..0`.
     pub fn seeing(&self) -> Range<usize> {
         let first = first_of(self.lq, |i| self.end(i) > 0);
-        let end = first_of(self.lq, |i| self.start(i) >= self.lk);
+        let start = |i| {
+            if self.mask.sink_tokens > 0 {
+                self.among_keys(self.block(self.place(i)).start)
+            } else {
+                self.start(i)
+            }
+        };
+        let end = first_of(self.lq, |i| start(i) >= self.lk);
         if first < end { first..end } else { 0..0 }
     }
 
-    /// Returns the bounds of the mask's band, which blocks narrow and a prefix widens.
+    /// Returns the bounds of the mask's band, which blocks narrow, and a prefix and sink tokens widen.
     pub fn bounds(&self) -> Band {
         self.mask.bounds(self.shift)
     }
@@ -302,8 +461,18 @@ impl Sight {
             keys: self.among_keys(block.start)..self.among_keys(block.end),
             band: self.bounds(),
             prefix: self.among_keys(if self.mask.right.is_some() { self.prefix(block) } else { block.start }),
+            sink_tokens: self.among_keys(if self.mask.left.is_some() {
+                self.sink_tokens(block)
+            } else {
+                block.start
+            }),
         }
     }
+}
+
+/// Returns the key after the first `count` keys of a block, or the block's end.
+fn after_first(block: &Range<i64>, count: u32) -> i64 {
+    (block.start.max(0) + i64::from(count)).min(block.end)
 }
 
 /// Returns the first number below `end` that holds, where all after it hold too; `end` where none does.
@@ -319,13 +488,13 @@ fn first_of(end: usize, holds: impl Fn(usize) -> bool) -> usize {
 impl Mask {
     /// The mask that shows every real key.
     pub const FULL: Mask =
-        Mask { left: None, right: None, align: Alignment::TopLeft, blocks: None, prefix: 0 };
+        Mask { left: None, right: None, align: Alignment::TopLeft, blocks: None, prefix: 0, sink_tokens: 0 };
     /// The causal mask with query 0 on key 0.
     pub const CAUSAL: Mask = Mask { right: Some(0), ..Mask::FULL };
 
     /// Returns the mask of a band.
     pub const fn window(left: Option<u32>, right: Option<u32>, align: Alignment) -> Mask {
-        Mask { left, right, align, blocks: None, prefix: 0 }
+        Mask { left, right, align, ..Mask::FULL }
     }
 
     /// Returns how far the diagonal is moved to the right, for a sequence of `lq` queries and `lk` keys.
@@ -341,9 +510,9 @@ impl Mask {
         self.right == Some(0) && self.prefix == 0
     }
 
-    /// Whether the mask is a band: it has neither blocks nor a prefix.
+    /// Whether the mask is a band: it has neither blocks nor a prefix nor sink tokens.
     pub fn is_band(&self) -> bool {
-        self.blocks.is_none() && self.prefix == 0
+        self.blocks.is_none() && self.prefix == 0 && self.sink_tokens == 0
     }
 
     /// Returns the visible pairs of a sequence of `lq` queries and `lk` keys.
@@ -363,8 +532,8 @@ impl Mask {
         }
     }
 
-    /// Returns the keys that query `i` sees in a sequence of `lq` queries and `lk` keys. Empty ranges are `0..0`.
-    pub fn visible(&self, i: usize, lq: usize, lk: usize) -> Range<usize> {
+    /// Returns the keys that query `i` sees in a sequence of `lq` queries and `lk` keys.
+    pub fn visible(&self, i: usize, lq: usize, lk: usize) -> Intervals {
         self.sight(lq, lk).keys(i)
     }
 
@@ -389,9 +558,10 @@ mod tests {
         let together = borders.iter().all(|b| (place < *b) == (j < *b));
         let first = borders.iter().copied().filter(|b| (0..=j).contains(b)).max().unwrap_or(0);
         let in_prefix = j < first + i64::from(mask.prefix);
+        let is_sink = j < first + i64::from(mask.sink_tokens);
         let above = mask.left.is_none_or(|left| place - i64::from(left) <= j);
         let below = mask.right.is_none_or(|right| j <= place + i64::from(right));
-        (0..lk).contains(&j) && together && above && (below || in_prefix)
+        (0..lk).contains(&j) && together && (above || is_sink) && (below || in_prefix)
     }
 
     /// Returns masks of every kind whose bounds are small, absent or very large.
@@ -405,8 +575,17 @@ mod tests {
         bounds.flat_map(move |(left, right)| {
             let aligned = [Alignment::TopLeft, Alignment::BottomRight].into_iter();
             aligned.flat_map(move |align| {
+                let counts = |count: u32| [0, 1, 3, u32::MAX].map(move |other| (count, other));
                 let cut = move |blocks| {
-                    [0, 1, 3, u32::MAX].map(|prefix| Mask { left, right, align, blocks, prefix })
+                    let all = [0, 1, 3, u32::MAX].into_iter().flat_map(counts);
+                    all.map(move |(prefix, sink_tokens)| Mask {
+                        left,
+                        right,
+                        align,
+                        blocks,
+                        prefix,
+                        sink_tokens,
+                    })
                 };
                 blocks.into_iter().flat_map(cut)
             })
@@ -434,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_is_the_rule_for_every_small_case() {
+    fn the_intervals_are_the_rule_for_every_small_case() {
         for mask in masks() {
             for (lq, lk) in (0..7usize).flat_map(|a| (0..7usize).map(move |b| (a, b))) {
                 let sight = mask.sight(lq, lk);
@@ -454,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_grow_and_seen_keys_are_neighbours() {
+    fn both_ends_grow_and_seen_keys_are_neighbours_without_sink_tokens() {
         for mask in masks() {
             for (lq, lk) in (1..7usize).flat_map(|a| (1..7usize).map(move |b| (a, b))) {
                 let sight = mask.sight(lq, lk);
@@ -462,9 +641,9 @@ mod tests {
                 let grows = |i: usize| ends(i - 1).0 <= ends(i).0 && ends(i - 1).1 <= ends(i).1;
                 assert!((1..lq).all(grows), "{mask:?} lq {lq} lk {lk}");
                 let seeing = sight.seeing();
-                let all = sight.keys(seeing.start).start..sight.keys(seeing.end - 1).end;
+                let all = sight.keys(seeing.start).hull().start..sight.keys(seeing.end - 1).hull().end;
                 let seen = (0..lk).filter(|&j| !sight.queries(j).is_empty());
-                assert!(all.eq(seen), "{mask:?} lq {lq} lk {lk}");
+                assert!(mask.sink_tokens > 0 || all.eq(seen), "{mask:?} lq {lq} lk {lk}");
             }
         }
     }
@@ -490,10 +669,16 @@ mod tests {
                             let distance = *j as i64 - i as i64;
                             let Band { lo, hi } = tile.band;
                             let below = hi.is_none_or(|hi| distance <= hi);
-                            lo.is_none_or(|lo| lo <= distance) && (below || *j < tile.prefix)
+                            let above = lo.is_none_or(|lo| lo <= distance);
+                            (above || *j < tile.sink_tokens) && (below || *j < tile.prefix)
                         };
                         let shown = tile.keys.clone().filter(sees);
                         assert!(sight.keys(i).eq(shown), "{mask:?} lq {lq} lk {lk} query {i} {tile:?}");
+                        let held = tile.bands().flat_map(|(keys, band)| {
+                            let seen = band.keys(i, lk);
+                            keys.filter(move |key| seen.contains(key))
+                        });
+                        assert!(sight.keys(i).eq(held), "{mask:?} lq {lq} lk {lk} query {i} {tile:?}");
                     }
                 }
                 let some: Vec<Tile> = sight.tiles(lq / 2..lq, 0..0).collect();
@@ -502,6 +687,35 @@ mod tests {
                     .filter(|tile| tile.queries.end.min(lq) > tile.queries.start.max(lq / 2));
                 assert!(all.eq(some), "{mask:?} lq {lq} lk {lk}");
             }
+        }
+    }
+
+    #[test]
+    fn intervals_yield_their_numbers_from_both_ends() {
+        let ranges = || (0..5usize).flat_map(|start| (start..6usize).map(move |end| start..end));
+        for (first, second) in ranges().flat_map(|first| ranges().map(move |second| (first.clone(), second)))
+        {
+            if !first.is_empty() && !second.is_empty() && first.start > second.start {
+                continue;
+            }
+            let numbers: Vec<usize> = (0..6).filter(|n| first.contains(n) || second.contains(n)).collect();
+            let all = Intervals::new(first, second);
+            assert!(
+                all.clone().eq(numbers.iter().copied())
+                    && all.clone().rev().eq(numbers.iter().rev().copied())
+            );
+            assert_eq!((all.len(), all.is_empty()), (numbers.len(), numbers.is_empty()));
+            assert!((0..7).all(|n| all.clone().nth(n) == numbers.get(n).copied()), "{all:?}");
+            assert!((0..7).all(|n| all.contains(&n) == numbers.contains(&n)), "{all:?}");
+            assert!(all.hull().filter(|n| !all.gap().contains(n)).eq(numbers.iter().copied()), "{all:?}");
+            let halves: Vec<usize> =
+                numbers.iter().copied().filter(|n| (2..5).contains(n)).map(|n| n - 2).collect();
+            assert!(all.moved(|n| n.clamp(2, 5) - 2).eq(halves), "{all:?}");
+            let mut rest = all.clone();
+            rest.next();
+            rest.next_back();
+            let inner = numbers.get(1..numbers.len().saturating_sub(1)).unwrap_or_default();
+            assert!(rest.clone().eq(inner.iter().copied()) && rest.is_empty() == inner.is_empty(), "{all:?}");
         }
     }
 

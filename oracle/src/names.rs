@@ -28,7 +28,7 @@
 //! | true | (left, 0), whatever `right` is |
 //!
 //! A mask that a library cannot express is refused: in TE a window that is bounded on one side and not causal, in FA a
-//! top-left diagonal for sequences whose query and key lengths differ, in both documents, chunks and a prefix.
+//! top-left diagonal for sequences whose query and key lengths differ, in both documents, chunks, a prefix and sink tokens.
 
 use std::fmt;
 use std::str::FromStr;
@@ -196,9 +196,9 @@ pub enum NamelessError {
         "FlashAttention's diagonal is bottom-right, and a top-left one differs where query and key lengths do"
     )]
     TopLeft,
-    /// Blocks or a prefix, which neither library has an argument for.
+    /// Blocks, a prefix or sink tokens, which neither library has an argument for.
     #[error(
-        "neither library has an argument for documents, chunks or a prefix; give each block as a sequence"
+        "neither library has an argument for documents, chunks, a prefix or sink tokens; give each block as a sequence"
     )]
     NoBand,
     /// A side that does not fit the library's integer.

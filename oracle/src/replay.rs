@@ -15,8 +15,8 @@
 
 use std::ops::Range;
 
-use crate::Positions;
 use crate::envelope::{KeyOrder, Merges, NumericProfile};
+use crate::{Intervals, Positions};
 
 /// The queries and keys of one sequence that meet in one launch. Keys that the mask hides may be listed, and are
 /// skipped.
@@ -57,7 +57,7 @@ impl Replay {
         &self,
         launches: &[&ReplayedLaunch],
         query: usize,
-        seen: &Range<usize>,
+        seen: &Intervals,
     ) -> Option<Vec<Vec<Vec<usize>>>> {
         let mut walked = 0;
         let mut walk = Vec::new();
@@ -123,8 +123,9 @@ mod tests {
             launch(line(0, 1, 8), vec![(0, line(3, 1, 3))]),
         ];
         let mut replay = Replay { profile, launches, merges: None };
-        let walk =
-            |replay: &Replay, query, seen| replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen);
+        let walk = |replay: &Replay, query, seen: Range<usize>| {
+            replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())
+        };
         assert_eq!(walk(&replay, 2, 1..7), Some(vec![vec![vec![1], vec![2, 6]], vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 2..6), None, "key 2 is nowhere");

@@ -11,7 +11,7 @@ from .formats import FORMATS
 
 FORMS = ("full", "causal", "left-window", "right-window", "causal-window", "two-sided")
 WINDOWS = FORMS[2:]
-KINDS = ("documents", "chunks", "prefix")
+KINDS = ("documents", "chunks", "prefix", "sink-tokens")
 ALIGNMENTS = ("top-left", "bottom-right")
 GIVEN = ("cu_seqlens", "segments", "lengths", "pad_between_seqs", "no_pad_between_seqs")
 SINKS = ("none", "off-by-one", "learnable")
@@ -42,7 +42,7 @@ def bottom_right(
 
     `windows` is `True` for all, `False` for full and causal masks alone, or says which: names of forms, such as
     `"causal-window"`. `most` is the largest bound of a window, 2³² − 1 where it is left out. `kinds` are what masks
-    have besides bounds, any of `"documents"`, `"chunks"` and `"prefix"`, also together.
+    have besides bounds, any of `"documents"`, `"chunks"`, `"prefix"` and `"sink-tokens"`, also together.
     """
     named = _known(_list(kinds), KINDS, "kinds")
     more = {"kinds": named} if named else {}

@@ -17,7 +17,7 @@ from .dealing import Parallel
 from .errors import DeclarationError
 from .formats import is_unwritten
 from .pages import Pages, pooled
-from .reference import keys_seen
+from .reference import key_intervals, keys_seen
 from .runs import Run
 from .views import kind_of, laid_out
 
@@ -115,8 +115,8 @@ class Problem:
     Query i of a sequence sees key j iff `i + shift − left ≤ j ≤ i + shift + right`, both bounds inclusive, where
     `shift` is 0 (top-left) or `real keys − real queries` (bottom-right). `None` is no bound. A subject that declares
     such masks also gets `documents`, the first keys of all documents of a sequence but the first, `chunks`, the length
-    of a chunk, and `prefix`: i + shift and j are of one document or chunk, and the first `prefix` keys of each, or of
-    the sequence, are not hidden by `right`.
+    of a chunk, `prefix` and `sink_tokens`: i + shift and j are of one document or chunk, and the first keys of each,
+    or of the sequence, are not hidden: `prefix` of them by `right`, and `sink_tokens` of them by `left`.
     """
 
     sequences: tuple[Sequence, ...]
@@ -131,6 +131,7 @@ class Problem:
     documents: tuple[int, ...]
     chunks: int | None
     prefix: int
+    sink_tokens: int
     align: str
     scale: float
     softcap: float | None
@@ -167,6 +168,7 @@ class Problem:
             documents=tuple(mask.get("blocks", {}).get("documents", ())),
             chunks=mask.get("blocks", {}).get("chunks"),
             prefix=mask.get("prefix", 0),
+            sink_tokens=mask.get("sink_tokens", 0),
             align=mask["align"],
             scale=_f32(softmax["scale"]),
             softcap=None if softmax.get("softcap") is None else _f32(softmax["softcap"]),
@@ -240,8 +242,9 @@ class Problem:
 
     @property
     def mask(self) -> tuple[Any, ...]:
-        """The mask: `left`, `right`, `bottom_right`, `documents`, `chunks`, `prefix`."""
-        return (self.left, self.right, self.bottom_right, self.documents, self.chunks, self.prefix)
+        """The mask: `left`, `right`, `bottom_right`, `documents`, `chunks`, `prefix`, `sink_tokens`."""
+        bounds = (self.left, self.right, self.bottom_right)
+        return (*bounds, self.documents, self.chunks, self.prefix, self.sink_tokens)
 
     @property
     def bottom_right(self) -> bool:
@@ -295,15 +298,14 @@ class Problem:
     def visible(self, sequence: int) -> np.ndarray:
         """Returns which keys the queries of a sequence see: booleans of numpy, `[real queries, real keys]`."""
         of = self.sequences[sequence]
-        first, end = (ends[:, None] for ends in keys_seen(of.q.len, of.kv.len, *self.mask))
-        return (first <= np.arange(of.kv.len)) & (np.arange(of.kv.len) < end)
+        return keys_seen(of.q.len, of.kv.len, *self.mask)
 
     def blind_rows(self) -> np.ndarray:
         """Returns which rows of q hold a query that sees no key, as booleans of numpy."""
         blind = np.zeros(self.q.rows, bool)
         for of, run in zip(self.sequences, self.q.runs, strict=True):
-            first, end = keys_seen(of.q.len, of.kv.len, *self.mask)
-            blind[run.real_rows()] = first == end
+            intervals = key_intervals(of.q.len, of.kv.len, *self.mask)
+            blind[run.real_rows()] = np.all([first == end for first, end in intervals], axis=0)
         return blind
 
     def shape(self, name: str) -> tuple[int, ...]:

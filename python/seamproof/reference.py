@@ -3,12 +3,14 @@
 import numpy as np
 
 
-def keys_seen(queries, keys, left, right, bottom_right, documents, chunks, prefix):
-    """Returns the first key that each query of a sequence sees, and one past the last; equal where it sees none.
+def key_intervals(queries, keys, left, right, bottom_right, documents, chunks, prefix, sink_tokens):
+    """Returns the keys that each query of a sequence sees as two intervals: its sink tokens, and its window.
 
-    `left` and `right` bound the keys around the query's place, both inclusive; `None` is no bound. `documents` are the
-    first keys of all documents but the first, `chunks` is the length of a chunk or `None`: no query sees a key of
-    another. The first `prefix` keys of a document, a chunk or a whole sequence are not hidden by `right`.
+    An interval is the first key of each query and one past the last, which are equal where there is none. Both may
+    hold the same keys. `left` and `right` bound the keys around the query's place, both inclusive; `None` is no bound.
+    `documents` are the first keys of all documents but the first, `chunks` is the length of a chunk or `None`: no query
+    sees a key of another. The first `prefix` keys of a document, a chunk or a whole sequence are not hidden by `right`,
+    and the first `sink_tokens` not by `left`.
     """
     place = np.arange(queries) + (keys - queries if bottom_right else 0)
     far = 1 << 40
@@ -22,15 +24,26 @@ def keys_seen(queries, keys, left, right, bottom_right, documents, chunks, prefi
     first = start if left is None else np.maximum(start, place - left)
     beyond = np.maximum(start, 0) + prefix
     end = stop if right is None else np.minimum(stop, np.maximum(place + right + 1, beyond))
-    first, end = np.clip(first, 0, keys), np.clip(end, 0, keys)
-    return np.where(first < end, first, 0), np.where(first < end, end, 0)
+    sink_end = np.minimum(end, np.maximum(start, 0) + sink_tokens)
+    ends = [[np.clip(key, 0, keys) for key in pair] for pair in ((start, sink_end), (first, end))]
+    return [(np.where(first < end, first, 0), np.where(first < end, end, 0)) for first, end in ends]
+
+
+def keys_seen(queries, keys, *mask):
+    """Returns which keys the queries of a sequence see: booleans, `[queries, keys]`.
+
+    `mask` has the last arguments of `key_intervals`.
+    """
+    intervals, at = key_intervals(queries, keys, *mask), np.arange(keys)
+    sink_tokens, window = ((first[:, None] <= at) & (at < end[:, None]) for first, end in intervals)
+    return sink_tokens | window
 
 
 def reference(q, k, v, dout, sink, sequences, mask, scale, softcap):
     """Returns out, lse, max_logit and, where dout is given, the gradients; NaN in rows that hold no token.
 
     `sequences` has the rows of each sequence's queries and keys, as two slices. `mask` has the last arguments of
-    `keys_seen`. `sink` is None, or one more logit for each head.
+    `key_intervals`. `sink` is None, or one more logit for each head.
     """
     # NaN of any kind may lie in rows that hold no token.
     with np.errstate(invalid="ignore"):
@@ -49,8 +62,7 @@ def reference(q, k, v, dout, sink, sequences, mask, scale, softcap):
         queries, keys = q[q_rows], k[k_rows]
         if dout is not None:
             found["dq"][q_rows], found["dk"][k_rows], found["dv"][k_rows] = 0, 0, 0
-        first, end = (ends[:, None] for ends in keys_seen(len(queries), len(keys), *mask))
-        seen = (first <= np.arange(len(keys))) & (np.arange(len(keys)) < end)
+        seen = keys_seen(len(queries), len(keys), *mask)
         for head in range(heads):
             of = head // group
             logits = scale * queries[:, head] @ keys[:, of].T

@@ -260,6 +260,7 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield f"\n# The kernel.\n\n{text}\n\n# The problem.\n\n"
     yield from _values(subject, finding)
     yield "\n\n# The right answer, from the definition.\n\n\n"
+    yield inspect.getsource(reference.key_intervals) + "\n\n"
     yield inspect.getsource(reference.keys_seen) + "\n\n"
     yield inspect.getsource(reference.reference)
     yield "\n\n# The call.\n\n\n"
@@ -342,7 +343,7 @@ def _values(subject: Subject, finding: Finding) -> Iterator[str]:
     )
     contract = subject.declared["padding"]["outputs"]
     yield f"\npadding = {contract!r}  # what the results hold there\n"
-    yield "# Bounds of the keys that a query sees, bottom-right or not, documents, chunks, prefix.\n"
+    yield "# Bounds of the keys that a query sees, bottom-right or not, documents, chunks, prefix, sink tokens.\n"
     yield f"mask = {problem.mask}\n"
     yield f"scale, softcap = {problem.scale!r}, {problem.softcap!r}\n"
     yield f"bound = {finding.bound!r}  # the largest error that an honest kernel can show there; 0: none is allowed\n"
@@ -530,8 +531,7 @@ def _sight(problem: Problem) -> Iterator[str]:
     """Yields what a problem says of which keys its queries see."""
     yield f"    p.shift = lambda at: {[problem.shift(at) for at in range(len(problem.sequences))]}[at]\n"
     yield "\n    def visible(at):\n        of = p.sequences[at]\n"
-    yield "        first, end = (ends[:, None] for ends in keys_seen(of.q.len, of.kv.len, *mask))\n"
-    yield "        return (first <= np.arange(of.kv.len)) & (np.arange(of.kv.len) < end)\n\n"
+    yield "        return keys_seen(of.q.len, of.kv.len, *mask)\n\n"
     yield "    p.visible = visible\n"
     yield f"    p.blind_rows = lambda: np.isin(np.arange(p.q.rows), {np.flatnonzero(problem.blind_rows()).tolist()})\n"
 
@@ -556,6 +556,7 @@ _PLAIN = (
     "documents",
     "chunks",
     "prefix",
+    "sink_tokens",
     "align",
     "scale",
     "softcap",

@@ -5,7 +5,7 @@ import traceback
 
 import numpy as np
 
-from .reference import keys_seen, reference
+from .reference import key_intervals, reference
 
 # --- what a script carries begins here
 
@@ -94,7 +94,13 @@ def tell_keys(row, head, got, inputs, extra, sequences, mask, softmax):
     if not own or len(k) > KEYS_MOST or (np.diff(own[0][1]) != 1).any():
         return
     queries, keys = own[0]
-    begin, end = (int(ends[queries.index(row)]) for ends in keys_seen(len(queries), len(keys), *mask))
+    at = queries.index(row)
+    intervals = key_intervals(len(queries), len(keys), *mask)
+    (start, sink_end), (begin, end) = ((int(first[at]), int(end[at])) for first, end in intervals)
+    if 0 < sink_end < begin:
+        return
+    if sink_end:
+        begin, end = start, max(end, sink_end)
     first = int(keys[0]) if len(keys) else 0
     right_one = (first + begin, first + end)
     logits = scale * k[:, of] @ query

@@ -112,7 +112,8 @@ def mask_of(mask: dict[str, Any]) -> tuple[Any, ...]:
     """Returns a mask as the reference takes it."""
     blocks = mask.get("blocks", {})
     bounds = (mask.get("left"), mask.get("right"), mask["align"] == "bottom-right")
-    return (*bounds, blocks.get("documents", ()), blocks.get("chunks"), mask.get("prefix", 0))
+    firsts = (mask.get("prefix", 0), mask.get("sink_tokens", 0))
+    return (*bounds, blocks.get("documents", ()), blocks.get("chunks"), *firsts)
 
 
 def expected(raw: dict[str, Any], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

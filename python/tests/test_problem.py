@@ -106,23 +106,25 @@ def test_windows(left, right, windows):
 
 def sees(mask, at, key, queries, keys):
     """Returns whether a query sees a key, by the rule in its most literal form."""
-    left, right, bottom_right, documents, chunks, prefix = mask
+    left, right, bottom_right, documents, chunks, prefix, sink_tokens = mask
     place = at + (keys - queries if bottom_right else 0)
     borders = list(documents) if chunks is None else range(-20 * chunks, 20 * chunks, chunks)
     together = all((place < border) == (key < border) for border in borders)
     first = max([border for border in borders if 0 <= border <= key], default=0)
     below = right is None or key <= place + right or key < first + prefix
-    return together and below and (left is None or key >= place - left)
+    above = left is None or key >= place - left or key < first + sink_tokens
+    return together and below and above
 
 
 @pytest.mark.parametrize("bottom_right", [False, True])
 @pytest.mark.parametrize("blocks", [{}, {"documents": [2, 3]}, {"chunks": 3}, {"chunks": 1}])
 @pytest.mark.parametrize("prefix", [0, 2])
-def test_documents_chunks_and_a_prefix(bottom_right, blocks, prefix):
+@pytest.mark.parametrize("sink_tokens", [0, 1, 3])
+def test_documents_chunks_a_prefix_and_sink_tokens(bottom_right, blocks, prefix, sink_tokens):
     for left, right, lengths in itertools.product((None, 1), (None, 0, 2), ((5, 5), (3, 6), (6, 3), (2, 0))):
         bounds = {name: bound for name, bound in (("left", left), ("right", right)) if bound is not None}
         align = "bottom-right" if bottom_right else "top-left"
-        mask = bounds | {"align": align, "blocks": blocks, "prefix": prefix}
+        mask = bounds | {"align": align, "blocks": blocks, "prefix": prefix, "sink_tokens": sink_tokens}
         p = Problem.from_json(problem([lengths]) | {"mask": mask})
         rule = [[sees(p.mask, i, j, *lengths) for j in range(lengths[1])] for i in range(lengths[0])]
         assert p.visible(0).tolist() == rule

@@ -96,6 +96,7 @@ def own_reference() -> str:
     return (
         text.replace("def reference", "def mine")
         .replace("keys_seen", "own_keys")
+        .replace("key_intervals", "own_intervals")
         .replace("import numpy as np\n", "")
     )
 
@@ -123,7 +124,7 @@ import numpy as np, seamproof, beside
 
 def masked(q, k, v, starts_q, starts_k, scale, dout=None):
     rows = [(slice(a, b), slice(c, d)) for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:])]
-    return beside.mine(q, k, v, dout, None, rows, (None, None, True, (), None, 0), scale, None)
+    return beside.mine(q, k, v, dout, None, rows, (None, None, True, (), None, 0, 0), scale, None)
 
 def grads(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, softmax_scale):
     got = masked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, dout)
@@ -431,7 +432,7 @@ def test_a_number_in_place_of_an_infinity_is_wrong(capsys):
 def test_the_keys_that_a_row_saw_are_told(capsys):
     draw = np.random.default_rng(1)
     q, k, v = (draw.normal(size=shape) for shape in ((4, 2, 8), (6, 1, 8), (6, 1, 5)))
-    sequences, mask, softmax = [(slice(0, 4), slice(1, 6))], (None, 0, True, (), None, 0), (0.5, 3.0)
+    sequences, mask, softmax = [(slice(0, 4), slice(1, 6))], (None, 0, True, (), None, 0, 0), (0.5, 3.0)
     for right, sees in ((1, "k[1:4]"), (-1, "k[1:2]")):
         wrong = reference(q, k, v, None, None, sequences, (None, right, *mask[2:]), *softmax)
         tell_keys(0, 1, wrong, (q, k, v), None, sequences, mask, softmax)

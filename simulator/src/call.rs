@@ -1,19 +1,18 @@
 //! [`AttentionCall`]: the data that one kernel launch receives.
 //!
 //! A *segment* pairs a run of query rows with runs of key rows. Local query `i` sees local key `j` iff
-//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound. These three numbers and the
-//! runs express every mask, alignment, chunk and gathered buffer: a kernel needs no other rule. Each document or chunk
-//! of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
+//! `i + lo ≤ j ≤ i + hi`, where keys before the *prefix* need not meet the upper bound, nor *sink tokens* the lower
+//! one. These four numbers and the runs express every mask, alignment, chunk and gathered buffer: a kernel needs no
+//! other rule. Each document or chunk of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
 //!
 //! A kernel that knows bands alone takes a prefix as two of them: of queries ([`AttentionCall::bands`]) where it writes
 //! rows of queries, and of keys ([`Segment::bands_of_keys`]) where it writes rows of keys. No row that is written is in
-//! both.
+//! both. Such kernels take no sink tokens.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use seamproof_oracle::sharding::{Piece, PlacedRun};
-use seamproof_oracle::{Band, Problem, Run, Sequence, Softmax, runs_of};
+use seamproof_oracle::{Band, Intervals, Problem, Run, Sequence, Softmax, runs_of};
 
 use crate::schedule::{Unseeing, pad, part, segments};
 
@@ -30,6 +29,8 @@ pub struct Segment {
     pub hi: Option<i64>,
     /// First local key that `hi` may hide.
     pub prefix: usize,
+    /// First local key that `lo` may hide.
+    pub sink_tokens: usize,
 }
 
 impl Segment {
@@ -40,17 +41,23 @@ impl Segment {
 
     /// Whether any query sees a key.
     pub(crate) fn sees(&self) -> bool {
-        let (band, keys) = (Band { lo: self.lo, hi: self.hi }, self.keys());
-        let seeing = |band: Band, keys| !band.seeing(self.q.len, keys).is_empty();
-        seeing(band, keys) || seeing(Band { hi: None, ..band }, self.prefix.min(keys))
+        let (Segment { lo, hi, prefix, sink_tokens, .. }, keys) = (self, self.keys());
+        let seeing = |lo, hi, keys| !Band { lo, hi }.seeing(self.q.len, keys).is_empty();
+        let [prefix, sink_tokens] = [prefix, sink_tokens].map(|end| keys.min(*end));
+        seeing(*lo, *hi, keys)
+            || seeing(*lo, None, prefix)
+            || seeing(None, *hi, sink_tokens)
+            || seeing(None, None, prefix.min(sink_tokens))
     }
 
     /// Returns the local keys that local query `i` sees.
-    pub fn visible(&self, i: usize) -> Range<usize> {
-        let first = self.lo.map_or(0, |lo| (i as i64).saturating_add(lo)).max(0);
-        let reach = |hi| (i as i64).saturating_add(hi).max(self.prefix as i64 - 1);
-        let last = self.hi.map_or(i64::MAX, reach).min(self.keys() as i64 - 1);
-        if first > last { 0..0 } else { first as usize..last as usize + 1 }
+    pub fn visible(&self, i: usize) -> Intervals {
+        let keys = self.keys() as i64;
+        let among = |key: i64| key.clamp(0, keys) as usize;
+        let first = self.lo.map_or(0, |lo| (i as i64).saturating_add(lo));
+        let reach = |hi| (i as i64).saturating_add(hi).saturating_add(1).max(self.prefix as i64);
+        let end = among(self.hi.map_or(keys, reach));
+        Intervals::new(0..self.sink_tokens.min(end), among(first)..end)
     }
 
     /// Returns the number of queries to which the prefix shows a key that their upper bound hides. They come first.
@@ -78,14 +85,9 @@ impl Segment {
         pad(&mut rest, self.q, self.q.len);
         let moved = |bound: i64| bound.saturating_add(widened as i64);
         let [prefix, _] = cut(&self.kv, self.prefix);
-        let first = Segment { q: part(self.q, &(0..widened)), kv: prefix, lo: self.lo, hi: None, prefix: 0 };
-        let rest = Segment {
-            q: rest,
-            kv: self.kv.clone(),
-            lo: self.lo.map(moved),
-            hi: self.hi.map(moved),
-            prefix: 0,
-        };
+        let first = Segment { q: part(self.q, &(0..widened)), kv: prefix, hi: None, prefix: 0, ..*self };
+        let (lo, hi) = (self.lo.map(moved), self.hi.map(moved));
+        let rest = Segment { q: rest, kv: self.kv.clone(), lo, hi, prefix: 0, ..*self };
         [first, rest].into_iter().filter(|band| band.q.span > 0).collect()
     }
 
@@ -98,11 +100,10 @@ impl Segment {
         let prefix = self.prefix.min(self.keys());
         let moved = |bound: i64| bound.saturating_sub(prefix as i64);
         let [first, rest] = cut(&self.kv, prefix);
-        let first = Segment { q: self.q, kv: first, lo: self.lo, hi: None, prefix: 0 };
-        vec![
-            first,
-            Segment { q: self.q, kv: rest, lo: self.lo.map(moved), hi: self.hi.map(moved), prefix: 0 },
-        ]
+        let first = Segment { kv: first, hi: None, prefix: 0, ..*self };
+        let (lo, hi) = (self.lo.map(moved), self.hi.map(moved));
+        let sink_tokens = self.sink_tokens.saturating_sub(prefix);
+        vec![first, Segment { kv: rest, lo, hi, prefix: 0, sink_tokens, ..*self }]
     }
 }
 
@@ -250,7 +251,7 @@ fn launch(
 mod tests {
     use super::*;
 
-    /// Returns segments with every small bound and prefix, whose keys lie in several runs with padding.
+    /// Returns segments with every small bound and prefix, and with sink tokens, whose keys lie in several runs with padding.
     fn all() -> impl Iterator<Item = Segment> {
         let runs = |lens: [usize; 3]| {
             let places = [(20, 1), (3, 2), (40, 1)];
@@ -265,7 +266,15 @@ mod tests {
             let banded = bounds().flat_map(move |lo| bounds().map(move |hi| (lo, hi)));
             banded.flat_map(move |(lo, hi)| {
                 let kv = kv.clone();
-                (0..8).map(move |prefix| Segment { q, kv: kv.clone(), lo, hi, prefix })
+                let widened = (0..8).flat_map(|prefix| [0, 3].map(|sink_tokens| (prefix, sink_tokens)));
+                widened.map(move |(prefix, sink_tokens)| Segment {
+                    q,
+                    kv: kv.clone(),
+                    lo,
+                    hi,
+                    prefix,
+                    sink_tokens,
+                })
             })
         })
     }
@@ -322,6 +331,7 @@ mod tests {
                 lo: None,
                 hi: Some(0),
                 prefix,
+                sink_tokens: 0,
             }],
             softmax: Softmax { scale: 1.0, softcap: None, sink: seamproof_oracle::Sink::None },
             policy: RowPolicy::Overwrite,

@@ -407,7 +407,8 @@ impl SegmentRow {
     /// Returns the entry as a segment of a launch, without padding.
     pub fn segment(&self) -> Segment {
         let SegmentRow { q, kv, lo, hi } = *self;
-        Segment { q: Run::packed(q.0, q.1, q.1), kv: vec![Run::packed(kv.0, kv.1, kv.1)], lo, hi, prefix: 0 }
+        let kv = vec![Run::packed(kv.0, kv.1, kv.1)];
+        Segment { q: Run::packed(q.0, q.1, q.1), kv, lo, hi, prefix: 0, sink_tokens: 0 }
     }
 }
 

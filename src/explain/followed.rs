@@ -161,7 +161,7 @@ pub(crate) fn seen_differences(problem: &Problem, seen: &[SeenRow]) -> Vec<Strin
         let lines = |keys: &[Range<usize>]| tidy(keys.iter().cloned().map(Line::range).collect());
         let sights = rows.iter().filter_map(|row| {
             let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
-            let (keys, should) = (lines(row.keys.as_ref()?), lines(&[visible]));
+            let [keys, should] = [row.keys.clone()?, visible.parts().collect()].map(|keys| lines(&keys));
             let sight = Sight {
                 query: row.query,
                 keys,

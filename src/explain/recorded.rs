@@ -2,13 +2,12 @@
 //! launched and sent is in no recording.
 
 use std::fmt::Write;
-use std::ops::Range;
 
 use seamproof_judge::case::Case;
 use seamproof_judge::finding::{Finding, Place};
 use seamproof_judge::prose;
 use seamproof_oracle::sharding::{RankLayout, run_of};
-use seamproof_oracle::{Problem, Side};
+use seamproof_oracle::{Intervals, Problem, Side};
 
 use super::line::Line;
 use super::{RANKS_SHOWN, layout, listed};
@@ -46,23 +45,26 @@ fn row(problem: &Problem, layouts: &[RankLayout], finding: &Finding) -> String {
     let sight = problem.mask.sight(both.q.len, both.kv.len);
     let (joined, words, other) = match side {
         Side::Q => (sight.keys(row), ["query", "sees keys"], Side::Kv),
-        Side::Kv => (sight.queries(row), ["key", "is seen by queries"], Side::Q),
+        Side::Kv => (sight.queries(row).into(), ["key", "is seen by queries"], Side::Q),
     };
-    let holder = held(layouts, (sequence, side), row..row + 1);
+    let holder = held(layouts, (sequence, side), &(row..row + 1).into());
     let of = match joined.is_empty() {
         true => "none".to_owned(),
-        false => format!("{joined:?} of {}", held(layouts, (sequence, other), joined.clone())),
+        false => format!("{joined} of {}", held(layouts, (sequence, other), &joined)),
     };
     let [own, sees] = words;
     format!("row       {own} {row} of sequence {sequence}, of {holder}, {sees} {of}\n")
 }
 
 /// Returns the ranks that hold any of these positions, in words.
-fn held(layouts: &[RankLayout], (sequence, side): (usize, Side), positions: Range<usize>) -> String {
-    let asked = Line::range(positions);
+fn held(layouts: &[RankLayout], (sequence, side): (usize, Side), positions: &Intervals) -> String {
+    let asked: Vec<Line> = positions.parts().map(Line::range).collect();
     let holds = |layout: &RankLayout| {
         let mut runs = layout.side(side).runs.iter().filter(|run| run.sequence == sequence);
-        runs.any(|run| Line::new(run.piece.start, run.piece.step, run.local.len).meets(&asked))
+        runs.any(|run| {
+            let own = Line::new(run.piece.start, run.piece.step, run.local.len);
+            asked.iter().any(|asked| own.meets(asked))
+        })
     };
     let ranks: Vec<usize> = (0..layouts.len()).filter(|rank| holds(&layouts[*rank])).collect();
     let word = if ranks.len() == 1 { "rank" } else { "ranks" };

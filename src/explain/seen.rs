@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use seamproof_oracle::{Mask, Problem};
+use seamproof_oracle::{Intervals, Mask, Problem};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{Held, HeldRows, Reading};
 
@@ -55,7 +55,8 @@ impl Sighting<'_> {
         let query = queries.positions.at(index);
         let (keys, foreign) = self.seen(queries, index);
         let shown = shown(self.problem, queries.sequence, query);
-        let should = tidy(own.iter().map(|line| line.within(&shown)).collect());
+        let should = shown.parts().flat_map(|part| own.iter().map(move |line| line.within(&part)));
+        let should = tidy(should.collect());
         let should = (should != keys || !foreign.is_empty()).then_some(should);
         Sight { query, keys, twice: Vec::new(), foreign, should }
     }
@@ -65,11 +66,11 @@ impl Sighting<'_> {
         let visible = self.segment.visible(queries.at + index);
         let (mut keys, mut foreign) = (Vec::new(), Vec::new());
         for held in &self.reading.keys {
-            let rows = clip(held, &visible);
-            match self.own(queries, held, rows.clone()) {
-                _ if rows.is_empty() => {}
-                Some(line) => keys.push(line),
-                None => foreign.push(stranger(held, rows)),
+            for rows in clip(held, &visible).parts() {
+                match self.own(queries, held, rows.clone()) {
+                    Some(line) => keys.push(line),
+                    None => foreign.push(stranger(held, rows)),
+                }
             }
         }
         (tidy(keys), foreign)
@@ -85,10 +86,9 @@ impl Sighting<'_> {
     }
 }
 
-/// Returns the part of a piece that lies in a range of local rows, counted from its own first row.
-fn clip(held: &Held, visible: &Range<usize>) -> Range<usize> {
-    let row = |at: usize| at.saturating_sub(held.at).min(held.len);
-    row(visible.start)..row(visible.end)
+/// Returns the local rows of a piece that are visible, counted from its own first row.
+fn clip(held: &Held, visible: &Intervals) -> Intervals {
+    visible.moved(|at| at.saturating_sub(held.at).min(held.len))
 }
 
 /// Returns in words a piece of keys that does not belong to the queries.
@@ -103,7 +103,7 @@ fn stranger(held: &Held, rows: Range<usize>) -> String {
 }
 
 /// Returns the keys that the mask shows a query.
-fn shown(problem: &Problem, sequence: usize, query: usize) -> Range<usize> {
+fn shown(problem: &Problem, sequence: usize, query: usize) -> Intervals {
     let mask: &Mask = &problem.mask;
     let lengths = problem.sequences.get(sequence).map_or((0, 0), |both| (both.q.len, both.kv.len));
     mask.visible(query, lengths.0, lengths.1)
@@ -164,7 +164,7 @@ impl<'a> Sums<'a> {
         let lines: Vec<Line> = mine().flat_map(|share| share.keys.iter().copied()).collect();
         let foreign: Vec<String> = mine().flat_map(|share| share.foreign.iter().cloned()).collect();
         let [keys, twice] = union(&lines);
-        let should = tidy(vec![Line::range(shown(self.problem, sequence, query))]);
+        let should = tidy(shown(self.problem, sequence, query).parts().map(Line::range).collect());
         Sight { query, keys, twice, foreign, should: Some(should) }
     }
 }

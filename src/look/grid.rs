@@ -48,11 +48,8 @@ impl Grid {
                 let own = both(&block.queries, &queries);
                 for column in block.keys.start / self.side..block.keys.end.div_ceil(self.side) {
                     let keys = both(&block.keys, &self.keys_of(column));
-                    let (open, rest) =
-                        (both(&keys, &(0..block.prefix)), both(&keys, &(block.prefix..self.keys)));
-                    let band = Band { hi: None, ..block.band };
-                    let visible = pairs_in(band, own.clone(), open) + pairs_in(block.band, own.clone(), rest);
-                    self.tile_mut(row, column).visible += visible;
+                    let of_band = |(part, band)| pairs_in(band, own.clone(), both(&keys, &part));
+                    self.tile_mut(row, column).visible += block.bands().map(of_band).sum::<u64>();
                 }
             }
         }
@@ -159,17 +156,18 @@ mod tests {
     fn tiles_count_what_the_mask_shows() {
         let sides = [None, Some(0), Some(1), Some(3), Some(u32::MAX)];
         let blocks = [
-            (None, 0),
-            (None, 3),
-            (Borders::new(&[2, 5]).ok().map(Blocks::Documents), 1),
-            (NonZeroU32::new(3).map(Blocks::Chunks), 0),
+            (None, 0, 0),
+            (None, 3, 0),
+            (None, 1, 2),
+            (Borders::new(&[2, 5]).ok().map(Blocks::Documents), 1, 1),
+            (NonZeroU32::new(3).map(Blocks::Chunks), 0, 0),
         ];
         let kinds = [Alignment::TopLeft, Alignment::BottomRight]
             .into_iter()
-            .flat_map(|align| blocks.map(|(blocks, prefix)| (align, blocks, prefix)));
-        for (align, blocks, prefix) in kinds {
+            .flat_map(|align| blocks.map(|(blocks, prefix, sinks)| (align, blocks, prefix, sinks)));
+        for (align, blocks, prefix, sink_tokens) in kinds {
             for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
-                let mask = Mask { left, right, align, blocks, prefix };
+                let mask = Mask { left, right, align, blocks, prefix, sink_tokens };
                 for (queries, keys, most) in
                     (0..8).flat_map(|q| (0..8).flat_map(move |k| (1..5).map(move |most| (q, k, most))))
                 {
@@ -178,7 +176,9 @@ mod tests {
                     by_band.show(&mask.sight(queries, keys));
                     for query in 0..queries {
                         let visible = mask.visible(query, queries, keys);
-                        by_query.count(query, &visible, |tile| &mut tile.visible);
+                        visible
+                            .parts()
+                            .for_each(|keys| by_query.count(query, &keys, |tile| &mut tile.visible));
                     }
                     assert_eq!(by_band.tiles, by_query.tiles, "{mask:?} {queries} × {keys} in {most}");
                     assert_eq!(by_band.total().visible, mask.pairs(queries, keys));

@@ -81,8 +81,7 @@ fn is_seen_rightly(problem: &Problem, seen: &[SeenRow]) -> bool {
     let is_right = |row: &SeenRow| {
         let both = &problem.sequences[row.sequence];
         let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
-        let keys = row.keys.as_deref();
-        keys.is_some_and(|keys| if visible.is_empty() { keys.is_empty() } else { keys == [visible] })
+        row.keys.as_ref().is_some_and(|keys| visible.parts().eq(keys.iter().cloned()))
     };
     !seen.is_empty() && seen.iter().all(is_right)
 }

@@ -186,7 +186,7 @@ fn bands_of(problem: &Problem, sequence: usize, seen: &[SeenRow]) -> Vec<BandSum
         let mut right = true;
         let of_row = |row: &SeenRow| {
             let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
-            let should: Vec<Range<usize>> = [visible].into_iter().filter(|keys| !keys.is_empty()).collect();
+            let should: Vec<Range<usize>> = visible.parts().collect();
             right &= row.keys.as_ref() == Some(&should);
             let is_clear = row.keys.is_some();
             let seen = row.keys.clone().unwrap_or(should);
@@ -225,19 +225,13 @@ fn compared((problem, most): (&Problem, usize), sequence: usize, of: Of, bands: 
     let mut compared = Compared { of, heads, foreign: BTreeSet::new(), strangers: 0 };
     let [queries, keys] = matrix.lengths;
     for sum in &band.queries {
-        let visible = problem.mask.visible(sum.query, queries, keys);
-        let mut at = visible.start;
-        for seen in &sum.seen {
-            matrix.grid.count(sum.query, &(at.min(visible.end)..seen.start.min(visible.end)), |tile| {
-                &mut tile.missing
-            });
-            at = at.max(seen.end);
-            let [before, behind] =
-                [seen.start..seen.end.min(visible.start), seen.start.max(visible.end)..seen.end];
-            matrix.grid.count(sum.query, &before, |tile| &mut tile.extra);
-            matrix.grid.count(sum.query, &behind, |tile| &mut tile.extra);
+        let visible: Vec<Range<usize>> = problem.mask.visible(sum.query, queries, keys).parts().collect();
+        for missing in visible.iter().flat_map(|keys| without(keys, &sum.seen)) {
+            matrix.grid.count(sum.query, &missing, |tile| &mut tile.missing);
         }
-        matrix.grid.count(sum.query, &(at.min(visible.end)..visible.end), |tile| &mut tile.missing);
+        for extra in sum.seen.iter().flat_map(|keys| without(keys, &visible)) {
+            matrix.grid.count(sum.query, &extra, |tile| &mut tile.extra);
+        }
         for twice in &sum.twice {
             matrix.grid.count(sum.query, twice, |tile| &mut tile.twice);
         }
@@ -250,6 +244,20 @@ fn compared((problem, most): (&Problem, usize), sequence: usize, of: Of, bands: 
     }
     matrix.compared = Some(compared);
     matrix
+}
+
+/// Returns the parts of a range that lie in none of some others, which are in order.
+fn without(range: &Range<usize>, others: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut at = range.start;
+    let before = others.iter().map(|other| {
+        let part = at..other.start.min(range.end);
+        at = at.max(other.end);
+        part
+    });
+    let mut parts: Vec<Range<usize>> = before.collect();
+    parts.push(at..range.end);
+    parts.retain(|part| !part.is_empty());
+    parts
 }
 
 impl Matrix {
@@ -611,4 +619,23 @@ fn notes(matrices: &[Matrix]) -> Vec<String> {
         }
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_in_no_other_range_is_left() {
+        let ranges = || (0..6usize).flat_map(|start| (start..7).map(move |end| start..end));
+        for (range, first) in ranges().flat_map(|range| ranges().map(move |first| (range.clone(), first))) {
+            for second in ranges().filter(|second| second.start >= first.end) {
+                let others = [first.clone(), second];
+                let left = range.clone().filter(|n| !others.iter().any(|other| other.contains(n)));
+                let parts = without(&range, &others);
+                assert!(parts.iter().all(|part| !part.is_empty()), "{range:?} {others:?}");
+                assert!(parts.into_iter().flatten().eq(left), "{range:?} {others:?}");
+            }
+        }
+    }
 }

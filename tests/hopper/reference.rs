@@ -51,7 +51,7 @@ fn queries(problem: &Problem) -> Vec<(Query, usize)> {
     let rows = |head: usize| {
         problem.sequences.iter().enumerate().flat_map(move |(list, sequence)| {
             (0..sequence.q.len).map(move |i| {
-                let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+                let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len).hull();
                 (Query { row: sequence.q.row(i), head, list, keys }, i)
             })
         })

@@ -119,7 +119,7 @@ fn every_field_is_on_the_page_and_nothing_else() {
     paths(&serde_json::to_value(&given).expect("a problem is JSON"), "problem", &mut fields);
     let documents = Borders::new(&[1]).ok().map(Blocks::Documents);
     for blocks in [documents, NonZeroU32::new(2).map(Blocks::Chunks)] {
-        let mask = Mask { blocks, prefix: 1, ..Mask::CAUSAL };
+        let mask = Mask { blocks, prefix: 1, sink_tokens: 1, ..Mask::CAUSAL };
         paths(&serde_json::to_value(mask).expect("a mask is JSON"), "problem.mask", &mut fields);
     }
     let mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };

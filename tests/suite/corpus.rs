@@ -83,6 +83,8 @@ const SAID: &[(&str, &[u16])] = &[
 /// Further regressions: more packs of the same entries, and what this suite and its peers measure.
 const OTHERS: &[&str] = &[
     "accelerate-4177-chunks-all-gather",
+    "attention-gym-148-sink-tokens-of-documents",
+    "attention-sinks-17-sink-tokens-in-steps",
     "cudnn-943-queries-without-keys",
     "dsink-underflow",
     "fa-1713-keys-without-queries",
@@ -91,6 +93,8 @@ const OTHERS: &[&str] = &[
     "grouped-heads-over-four-tiles",
     "many-heads-of-one",
     "ragged32-one-sequence",
+    "rocm-libraries-6914-sink-tokens",
+    "rocm-libraries-6914-sink-tokens-ring",
     "shark-1452-chunks-of-ranks-ring",
     "swiss-megatron-40-border-of-a-document",
     "te-1896-value-dim-below-key-dim",

@@ -199,6 +199,7 @@ fn edit_query(schedule: &mut Schedule, edit: fn(&mut Segment)) {
             lo: shifted(whole.lo, start),
             hi: shifted(whole.hi, start),
             prefix: whole.prefix,
+            sink_tokens: whole.sink_tokens,
         };
         let mut one = part(QUERY, 1, 1);
         edit(&mut one);

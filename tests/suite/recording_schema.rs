@@ -106,7 +106,8 @@ fn whole() -> Value {
             "heads": {"q": 2, "kv": 1},
             "dims": {"qk": 4, "v": 4},
             "mask": {
-                "left": 3, "right": 0, "align": "top-left", "blocks": {"documents": [4]}, "prefix": 2
+                "left": 3, "right": 0, "align": "top-left", "blocks": {"documents": [4]}, "prefix": 2,
+                "sink_tokens": 1
             },
             "softmax": {"scale": 0.5, "softcap": 30.0, "sink": "learnable"},
             "precision": precision,

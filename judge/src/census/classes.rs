@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 123] = [
+const OF_PROBLEMS: [Class; 124] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [127, 127, 127], |p| p.sequences.len() == 1),
@@ -222,6 +222,7 @@ const OF_PROBLEMS: [Class; 123] = [
     class("a prefix of each document or chunk", [25, 18, 27], |p| {
         p.mask.blocks.is_some() && any(p, |s| is_cut(p.mask, s) && prefix_shows(p.mask, s))
     }),
+    class("sink tokens beside a window", [30, 30, 30], |p| any(p, |s| sink_tokens_show(p.mask, s))),
     // Heads.
     class("MHA, several heads", [156, 161, 162], |p| p.heads.kv > 1 && p.group() == 1),
     class("GQA", [95, 96, 118], |p| p.heads.kv > 1 && p.group() > 1),
@@ -274,7 +275,7 @@ const OF_PROBLEMS: [Class; 123] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 25] = [
+const OF_GROUPS: [Class; 26] = [
     class("group of one rank", [79, 78, 76], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -314,6 +315,9 @@ const OF_GROUPS: [Class; 25] = [
         parallel(p) && matches!(p.mask.blocks, Some(Blocks::Chunks(_))) && any(p, |s| is_cut(p.mask, s))
     }),
     class("a prefix, several ranks", [21, 17, 23], |p| parallel(p) && any(p, |s| prefix_shows(p.mask, s))),
+    class("sink tokens, several ranks", [10, 10, 10], |p| {
+        parallel(p) && any(p, |s| sink_tokens_show(p.mask, s))
+    }),
     class("sequence-parallel region", [32, 31, 32], |p| p.parallel.region > 1),
     class("sequence-parallel region, several members", [11, 11, 11], |p| {
         p.parallel.region > 1 && parallel(p)
@@ -469,6 +473,13 @@ fn prefix_shows(mask: Mask, sequence: &Sequence) -> bool {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let causal = Mask { prefix: 0, ..mask };
     mask.prefix > 0 && (0..lq).any(|i| mask.visible(i, lq, lk).len() > causal.visible(i, lq, lk).len())
+}
+
+/// Whether a query of a sequence sees a sink token that the window would hide.
+fn sink_tokens_show(mask: Mask, sequence: &Sequence) -> bool {
+    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+    let window = Mask { sink_tokens: 0, ..mask };
+    mask.sink_tokens > 0 && (0..lq).any(|i| mask.visible(i, lq, lk).len() > window.visible(i, lq, lk).len())
 }
 
 /// Whether a bound of the window has a property.

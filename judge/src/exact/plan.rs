@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{InputMode, Problem, Run, Sequence, Side, Sink};
+use seamproof_oracle::{InputMode, Intervals, Problem, Run, Sequence, Side, Sink};
 
 use super::{COUNT_VALUE, DEAD_LEVEL, GAP, LEVEL_MAX, ROUTED_VALUE, STAIR_VALUE, TABLE_MAX};
 use crate::hash::{CHOICE, Tensor, absorb, below, lane_hash};
@@ -142,7 +142,7 @@ impl<'a> ExactPlan<'a> {
     }
 
     /// Returns the keys that the mask lets a query see.
-    pub(crate) fn visible(&self, query: usize) -> Range<usize> {
+    pub(crate) fn visible(&self, query: usize) -> Intervals {
         self.problem.mask.visible(query, self.queries(), self.keys())
     }
 
@@ -202,15 +202,14 @@ impl<'a> ExactPlan<'a> {
     }
 
     fn chosen_group(&self, query: usize, head: usize) -> Option<usize> {
-        let visible = self.visible(query);
+        let mut visible = self.visible(query);
         let hash = self.draw(2, query, head);
         let key = match (visible.len(), hash % 3) {
-            (0, _) => return None,
-            (_, 0) => visible.start,
-            (_, 1) => visible.end - 1,
-            (count, _) => visible.start + below(count as u32, hash) as usize,
+            (_, 0) => visible.next(),
+            (_, 1) => visible.next_back(),
+            (count, _) => visible.nth(below(count as u32, hash) as usize),
         };
-        Some(self.group(head / self.problem.group(), key))
+        Some(self.group(head / self.problem.group(), key?))
     }
 
     /// Returns the level of a key of the staircase.

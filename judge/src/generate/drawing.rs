@@ -81,6 +81,10 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(BLOCKS_ONE_IN) {
         blocks(choose, limits, &mut raw);
     }
+    if raw.left > 0 && choose.one_in(SINK_TOKENS_ONE_IN) {
+        let keys = keys_of_one(choose, &raw);
+        raw.sink_tokens = border(choose, limits, keys);
+    }
     other_layout(choose, features, &mut raw);
     if choose.one_in(STEPS_ONE_IN) {
         raw.steps = 1 + choose.below(STEPS.len() as u32);
@@ -125,8 +129,7 @@ const BORDERS: [u32; 8] = [1, 1, 2, 2, 3, 3, 5, 15];
 /// Draws documents, chunks or none, and a prefix for half of them and wherever there is none. A prefix without a right
 /// bound hides nothing, so the mask becomes causal where it has none.
 fn blocks(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
-    let one = choose.below(raw.sequences.len() as u32) as usize;
-    let keys = raw.sequences.get(one).map_or(0, |sequence| sequence.kv_len).max(1);
+    let keys = keys_of_one(choose, raw);
     let kind = choose.below(3);
     match kind {
         0 => {
@@ -140,6 +143,15 @@ fn blocks(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
         raw.prefix = border(choose, limits, keys);
         raw.right = raw.right.max(1);
     }
+}
+
+/// Number of windows to the left among which one keeps sink tokens.
+const SINK_TOKENS_ONE_IN: u32 = 3;
+
+/// Returns the number of keys of some sequence, at least 1.
+fn keys_of_one(choose: &mut Choices<'_, '_>, raw: &RawProblem) -> u32 {
+    let one = choose.below(raw.sequences.len() as u32) as usize;
+    raw.sequences.get(one).map_or(0, |sequence| sequence.kv_len).max(1)
 }
 
 /// Returns a key at which a block may end: a small number, one at most one off a multiple of a tile, or any.

@@ -259,7 +259,8 @@ fn mask(raw: &RawProblem) -> Mask {
     let align = if raw.bottom_right & 1 == 1 { Alignment::BottomRight } else { Alignment::TopLeft };
     let (left, right) = (raw.left.checked_sub(1), raw.right.checked_sub(1));
     let chunks = || NonZeroU32::new(raw.chunk).map(Blocks::Chunks);
-    Mask { left, right, align, blocks: documents(&raw.borders).or_else(chunks), prefix: raw.prefix }
+    let blocks = documents(&raw.borders).or_else(chunks);
+    Mask { left, right, align, blocks, prefix: raw.prefix, sink_tokens: raw.sink_tokens }
 }
 
 /// Returns the documents that the integers stand for: step 9 of the module's text.

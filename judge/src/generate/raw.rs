@@ -129,6 +129,9 @@ pub struct RawProblem {
     /// heads; 0 or 1 for none.
     #[serde(default)]
     pub region: u32,
+    /// Number of sink tokens.
+    #[serde(default)]
+    pub sink_tokens: u32,
 }
 
 impl RawProblem {

@@ -39,7 +39,7 @@ pub fn value_of(problem: &Problem) -> RawProblem {
         Some(Blocks::Documents(borders)) => raw.borders = borders.into(),
         Some(Blocks::Chunks(keys)) => raw.chunk = keys.get(),
     }
-    raw.prefix = mask.prefix;
+    (raw.prefix, raw.sink_tokens) = (mask.prefix, mask.sink_tokens);
     let entry = |table: &[InputMode]| table.iter().position(|mode| *mode == problem.mode);
     raw.mode = entry(&MODES).unwrap_or(0) as u32;
     raw.exact = entry(&EXACT_MODES).map_or(0, |index| index as u32 + 1);

@@ -49,14 +49,16 @@ pub(super) fn wide_window(evidence: &Evidence<'_>) -> Option<Look> {
     agrees(evidence, Relation::WideWindow, wide.into_iter().filter(|wide| *wide != mask))
 }
 
-/// Asks the first other form of the same visible keys: without a bound that hides nothing, or from the other corner.
+/// Asks the first other form of the same visible keys: without a bound that hides nothing, from the other corner, or
+/// without sink tokens that the window does not hide.
 pub(super) fn other_form(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, mask) = (evidence.problem, evidence.problem.mask);
     let align = match mask.align {
         Alignment::TopLeft => Alignment::BottomRight,
         Alignment::BottomRight => Alignment::TopLeft,
     };
-    let forms = [Mask { left: None, ..mask }, Mask { right: None, ..mask }, Mask { align, ..mask }];
+    let bare = Mask { sink_tokens: 0, ..mask };
+    let forms = [Mask { left: None, ..mask }, Mask { right: None, ..mask }, Mask { align, ..mask }, bare];
     let same = forms.into_iter().filter(|form| *form != mask && same_sight(problem, form, &mask));
     agrees(evidence, Relation::MaskForm, same)
 }
@@ -80,7 +82,7 @@ fn reach(problem: &Problem) -> Option<u32> {
         let shift = problem.mask.shift(lq, lk);
         let seen =
             (0..lq).map(move |i| (i, problem.mask.visible(i, lq, lk))).filter(|(_, keys)| !keys.is_empty());
-        seen.map(move |(i, keys)| i as i64 + shift - keys.start as i64)
+        seen.map(move |(i, keys)| i as i64 + shift - keys.hull().start as i64)
     });
     u32::try_from(reaches.max()?).ok()
 }
@@ -99,7 +101,7 @@ impl Touched {
             let changes = |i: &usize| problem.mask.visible(*i, lq, lk) != narrow.visible(*i, lq, lk);
             // The edges are the starts and ends of the intervals that touched queries saw.
             let mut edges = vec![0i64; lk + 1];
-            for keys in (0..lq).filter(changes).map(|i| problem.mask.visible(i, lq, lk)) {
+            for keys in (0..lq).filter(changes).flat_map(|i| problem.mask.visible(i, lq, lk).parts()) {
                 edges[keys.start] += 1;
                 edges[keys.end] -= 1;
             }

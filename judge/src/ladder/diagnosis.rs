@@ -235,7 +235,7 @@ pub(super) fn explain(
     let Some(both) = problem.sequences.get(sequence) else { return };
     let visible = problem.mask.visible(query, both.q.len, both.kv.len);
     let saw = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
-        format!("saw no key, should see keys {visible:?}")
+        format!("saw no key, should see keys {visible}")
     } else {
         let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
         let right = right(both.q.row(query), head);

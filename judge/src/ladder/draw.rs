@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use seamproof_oracle::sharding::{self as layout, PlacedRun, RankLayout};
-use seamproof_oracle::{Balance, Problem, Sequence, Side};
+use seamproof_oracle::{Balance, Intervals, Problem, Sequence, Side};
 
 use crate::hash::mix;
 
@@ -85,7 +85,8 @@ impl Sampled {
         let mut rows = draw(&all, self.rows, mix(mix(self.seed ^ DRAW) + side as u64));
         for (index, both) in problem.sequences.iter().enumerate() {
             let within = connected_rows(problem, both, side);
-            for Range { start, end } in [0..layout::run_of(both, side).len, within] {
+            for Range { start, end } in [0..layout::run_of(both, side).len].into_iter().chain(within.parts())
+            {
                 rows.extend((start < end).then(|| [[index, start], [index, end - 1]]).into_iter().flatten());
             }
         }
@@ -108,17 +109,20 @@ fn draw(rows: &[[usize; 2]], count: u64, seed: u64) -> BTreeSet<[usize; 2]> {
     (0..count.min(all)).map(|n| rows[index(n) as usize]).collect()
 }
 
-/// Returns the queries of a sequence that see a key, or the keys that a query sees. They are neighbours, by
-/// the definition of the mask.
-fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Range<usize> {
+/// Returns the queries of a sequence that see a key, or the keys that a query sees. By the definition of the mask, the
+/// queries are neighbours, and so are the keys after the first query's sink tokens.
+fn connected_rows(problem: &Problem, sequence: &Sequence, side: Side) -> Intervals {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let seen = |i: usize| problem.mask.visible(i, lq, lk);
     let sees = |i: &usize| !seen(*i).is_empty();
     let queries = ends((0..lq).find(sees), (0..lq).rfind(sees));
     match side {
-        Side::Q => queries,
-        Side::Kv if queries.is_empty() => 0..0,
-        Side::Kv => seen(queries.start).start..seen(queries.end - 1).end,
+        Side::Q => queries.into(),
+        Side::Kv if queries.is_empty() => Intervals::default(),
+        Side::Kv => {
+            let (first, last) = (seen(queries.start), seen(queries.end - 1).hull().end);
+            first.moved(|end| if end == first.hull().end { last } else { end })
+        }
     }
 }
 

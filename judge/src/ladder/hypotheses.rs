@@ -106,7 +106,7 @@ const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
 /// A mistake in the mask, in words, and the mask with it.
 type MaskMistake = (&'static str, fn(Mask) -> Mask);
 
-const MASK_MISTAKES: [MaskMistake; 5] = [
+const MASK_MISTAKES: [MaskMistake; 7] = [
     ("the mask was aligned to the top left, not to the bottom right", |mask| Mask {
         align: Alignment::TopLeft,
         ..mask
@@ -118,6 +118,11 @@ const MASK_MISTAKES: [MaskMistake; 5] = [
     ("the mask was left out", |mask| Mask { align: mask.align, ..Mask::FULL }),
     ("queries saw keys of other documents or chunks", |mask| Mask { blocks: None, ..mask }),
     ("the prefix was taken as causal", |mask| Mask { prefix: 0, ..mask }),
+    ("the window hid the sink tokens", |mask| Mask { sink_tokens: 0, ..mask }),
+    ("sink tokens were visible past the right bound", |mask| Mask {
+        prefix: mask.prefix.max(mask.sink_tokens),
+        ..mask
+    }),
 ];
 
 /// Where a wrong scale comes from, and the function that returns it.

@@ -38,7 +38,7 @@ pub struct Reach {
     pub sequence: usize,
     /// Position in the sequence.
     pub position: usize,
-    /// Positions of the other side.
+    /// Positions of the other side, from the first to the last.
     pub others: Range<usize>,
 }
 
@@ -113,12 +113,12 @@ fn other(side: Side) -> Side {
     }
 }
 
-/// Returns the positions of the other side that a position is connected to.
+/// Returns the positions of the other side from the first that a position is connected to, to the last.
 fn reach(problem: &Problem, sequence: &Sequence, side: Side, position: usize) -> Range<usize> {
     let (lq, lk) = (sequence.q.len, sequence.kv.len);
     let sight = problem.mask.sight(lq, lk);
     match side {
-        Side::Q => sight.keys(position),
+        Side::Q => sight.keys(position).hull(),
         Side::Kv => sight.queries(position),
     }
 }
@@ -232,7 +232,8 @@ mod tests {
             let [queries, keys] = &question.reaches;
             for Reach { sequence, position, others } in queries {
                 let both = problem.sequences[*sequence];
-                assert_eq!(problem.mask.visible(*position, both.q.len, both.kv.len), *others, "{problem:?}");
+                let seen = problem.mask.visible(*position, both.q.len, both.kv.len);
+                assert_eq!(seen.hull(), *others, "{problem:?}");
             }
             for Reach { sequence, position, others } in keys {
                 let both = problem.sequences[*sequence];

@@ -253,9 +253,13 @@ fn mask(best: &Problem, cursor: usize) -> Proposal {
         &[
             |fields| fields.mask = Mask::FULL,
             |fields| fields.mask = Mask::CAUSAL,
-            |fields| (fields.mask.blocks, fields.mask.prefix) = (None, 0),
+            |fields| {
+                let Mask { left, right, align, .. } = fields.mask;
+                fields.mask = Mask::window(left, right, align);
+            },
             |fields| fields.mask.blocks = None,
             |fields| fields.mask.prefix = 0,
+            |fields| fields.mask.sink_tokens = 0,
             |fields| fields.mask = Mask { left: None, right: Some(0), ..fields.mask },
             |fields| fields.mask.left = None,
             |fields| fields.mask.right = None,
@@ -499,20 +503,24 @@ fn window(best: &Problem, cursor: usize) -> Proposal {
     })
 }
 
-/// Drops a border of documents, or lowers it; lowers the length of chunks; lowers the prefix.
+/// Drops a border of documents, or lowers it; lowers the length of chunks, the prefix and the number of sink tokens.
 fn blocks(best: &Problem, cursor: usize) -> Proposal {
-    let Some([which, slot]) = digits(cursor, [BORDERS_MAX + 1, SLOTS + 1]) else { return Proposal::Over };
+    let Some([which, slot]) = digits(cursor, [BORDERS_MAX + 2, SLOTS + 1]) else { return Proposal::Over };
     let lower = |n: u32| slot.checked_sub(1).and_then(|slot| lowered_u32(n, slot));
     let blocks = match (which, best.mask.blocks) {
         (0, _) => {
             let Some(prefix) = lower(best.mask.prefix) else { return Proposal::Skip };
             return edit(best, |fields| fields.mask.prefix = prefix);
         }
-        (1, Some(Blocks::Chunks(keys))) => lower(keys.get()).and_then(NonZeroU32::new).map(Blocks::Chunks),
+        (1, _) => {
+            let Some(sink_tokens) = lower(best.mask.sink_tokens) else { return Proposal::Skip };
+            return edit(best, |fields| fields.mask.sink_tokens = sink_tokens);
+        }
+        (2, Some(Blocks::Chunks(keys))) => lower(keys.get()).and_then(NonZeroU32::new).map(Blocks::Chunks),
         (_, Some(Blocks::Documents(borders))) => {
             let mut keys = borders.keys().to_vec();
-            match keys.get_mut(which - 1) {
-                Some(_) if slot == 0 => drop(keys.remove(which - 1)),
+            match keys.get_mut(which - 2) {
+                Some(_) if slot == 0 => drop(keys.remove(which - 2)),
                 Some(key) => *key = lower(*key).unwrap_or(*key),
                 None => return Proposal::Skip,
             }

@@ -93,10 +93,11 @@ fn mask(mask: &Mask) -> [u64; 5] {
             (1 + borders.keys().len() as u64, borders.keys().iter().copied().map(u64::from).sum())
         }
     };
-    let kinds = parts + u64::from(mask.prefix > 0);
+    let kinds = parts + u64::from(mask.prefix > 0) + u64::from(mask.sink_tokens > 0);
     let bounded = 2 * u64::from(mask.left.is_some()) + u64::from(mask.right.is_some());
     let widths = u64::from(mask.left.unwrap_or(0)) + u64::from(mask.right.unwrap_or(0));
-    [kinds, bounded, widths, sum + u64::from(mask.prefix), u64::from(mask.align == Alignment::BottomRight)]
+    let firsts = u64::from(mask.prefix) + u64::from(mask.sink_tokens);
+    [kinds, bounded, widths, sum + firsts, u64::from(mask.align == Alignment::BottomRight)]
 }
 
 fn softmax(softmax: &Softmax) -> [u64; 3] {

@@ -172,6 +172,7 @@ fn messy(seed: u64) -> Problem {
             align: c.of(&[Alignment::TopLeft, Alignment::BottomRight]),
             blocks: blocks(c),
             prefix: c.some(30, 9) as u32,
+            sink_tokens: c.some(30, 9) as u32,
         },
         softmax: Softmax {
             scale: c.of(&[1.0, 0.125, 0.3]),
@@ -368,6 +369,10 @@ fn far_second_document(problem: &Problem) -> bool {
     borders.keys().get(1).is_some_and(|border| *border > 4)
 }
 
+fn sink_tokens_beside_a_window(problem: &Problem) -> bool {
+    problem.mask.left.is_some() && problem.mask.sink_tokens > 1
+}
+
 fn chunks_behind_a_prefix(problem: &Problem) -> bool {
     let Some(Blocks::Chunks(keys)) = problem.mask.blocks else { return false };
     keys.get() > 4 && problem.mask.prefix > 1
@@ -443,6 +448,11 @@ fn faults() -> Vec<Fault> {
             &[plain(&[], |f| {
                 (f.mask.blocks, f.mask.prefix) = (NonZeroU32::new(5).map(Blocks::Chunks), 2);
             })],
+        ),
+        fault(
+            "sink tokens beside a window",
+            sink_tokens_beside_a_window,
+            &[plain(&[], |f| (f.mask.left, f.mask.sink_tokens) = (Some(0), 2))],
         ),
         fault("wide head", wide_head, &[plain(&[(1, 1)], |f| f.dims.v = 76)]),
         fault("stride", stride, &[plain(&[(2, 0)], |f| (f.sequences[0].q.step, f.rows.q) = (2, 3))]),

@@ -8,11 +8,12 @@ use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 use super::answer::Tiers;
 use super::exponential;
 use super::pieces::{
-    Group, KEY_TILE, Keys, QueryRange, Sides, gather, lanes_hash, map, product_transposed, row_mut, tiles,
+    Group, KEY_TILE, Keys, QueryRange, Sides, clear_others, clip, gather, lanes_hash, map,
+    product_transposed, row_mut, tiles,
 };
 use crate::envelope::dither::{Spread, copies_of, fill_enough, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, InputViews, Problem, SavedErrors, SavedViews};
+use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews};
 
 /// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
@@ -291,6 +292,19 @@ struct QueryTile {
     copies: Vec<f64>,
 }
 
+/// Neighbouring columns of a tile that one of its rows sees.
+struct Stretch {
+    local: usize,
+    visible: Range<usize>,
+}
+
+impl Stretch {
+    /// Returns the stretch's part of a strip.
+    fn of<'s>(&self, strip: &'s mut Array2<f64>) -> &'s mut [f64] {
+        &mut row_mut(strip, self.local)[self.visible.clone()]
+    }
+}
+
 /// The strips of one tile: rows × keys.
 struct Strips {
     p: Array2<f64>,
@@ -411,9 +425,7 @@ impl Context<'_, '_, '_> {
             let [a, b] = keys.products(model, [q, dout]);
             for (local, (i, sums)) in rows.clone().zip(&mut sums).enumerate() {
                 let Statistics { lse, lse_error, .. } = statistics[local];
-                let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
-                let seen = group.seen(i);
-                let seen = if lse == f64::NEG_INFINITY { 0..0 } else { clip(seen.start)..clip(seen.end) };
+                let seen = clip(&group.seen(i), &columns).filter(|_| lse != f64::NEG_INFINITY);
                 for at in seen.map(|column| [local, column]) {
                     let logit = problem.softmax.cap(f64::from(problem.softmax.scale) * products[at]);
                     let (p, x) = (libm::exp(logit - lse), dots[at]);
@@ -454,19 +466,16 @@ impl Context<'_, '_, '_> {
         let mut hidden = model.map(|model| keys.products(model, [&tile.q, &tile.dout]));
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
         for (local, i) in tile.rows.clone().enumerate() {
-            let visible = self.group.seen(i);
-            let clip = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
-            let mut visible = clip(visible.start)..clip(visible.end);
-            if tile.statistics[local].lse == f64::NEG_INFINITY {
-                visible = 0..0;
-            }
+            let sees_nothing = tile.statistics[local].lse == f64::NEG_INFINITY;
+            let visible =
+                if sees_nothing { Intervals::default() } else { clip(&self.group.seen(i), columns) };
             let rows = [&mut p, &mut ds].into_iter().chain(hidden.iter_mut().flatten());
-            for row in rows.map(|strip| row_mut(strip, local)) {
-                row[..visible.start].fill(0.0);
-                row[visible.end..].fill(0.0);
+            rows.for_each(|strip| clear_others(row_mut(strip, local), &visible));
+            for visible in visible.parts() {
+                let stretch = Stretch { local, visible };
+                kept.push(self.weigh(tile, &stretch, &mut p, &mut ds));
+                seen.push(stretch);
             }
-            kept.push(self.weigh_row(tile, local, &visible, &mut p, &mut ds));
-            seen.push(visible);
         }
         let bound = model.zip(hidden).map(|(model, magnitudes)| {
             let certificate = match replay {
@@ -474,22 +483,13 @@ impl Context<'_, '_, '_> {
                 Some(_) => Certificate { rows: vec![false; p.nrows()], columns: vec![false; p.ncols()] },
             };
             let mut strips = BoundStrips::new(magnitudes, &certificate);
-            for (local, (visible, kept)) in seen.into_iter().zip(&kept).enumerate() {
-                let pairs = self.pairs(tile, local, &visible, kept, &p, &strips);
-                let sums = self.sums(model, tile.rows.start + local, columns, &visible);
+            for (stretch, kept) in seen.iter().zip(&kept) {
+                let pairs = self.pairs(tile, stretch, kept, &p, &strips);
+                let sums = self.sums(model, tile.rows.start + stretch.local, columns, &stretch.visible);
                 match replay {
-                    None => bound_row(model, &pairs, sums, local, visible, &certificate, &mut strips),
+                    None => bound_stretch(model, &pairs, sums, stretch, &certificate, &mut strips),
                     Some(profile) => {
-                        replay_row(
-                            model,
-                            profile,
-                            &pairs,
-                            sums,
-                            local,
-                            visible,
-                            [&mut p, &mut ds],
-                            &mut strips,
-                        );
+                        replay_stretch(model, profile, &pairs, sums, stretch, [&mut p, &mut ds], &mut strips);
                     }
                 }
             }
@@ -498,21 +498,19 @@ impl Context<'_, '_, '_> {
         Strips { p, ds, bound }
     }
 
-    /// Turns the products of one row of [`Context::strips`] into weights and logit gradients. Returns, for the visible
+    /// Turns the products of one stretch of [`Context::strips`] into weights and logit gradients. Returns, for its
     /// columns, the logits and `dP − D`, which only the bounds need further.
-    fn weigh_row(
+    fn weigh(
         &self,
         tile: &QueryTile,
-        local: usize,
-        visible: &Range<usize>,
+        stretch: &Stretch,
         p: &mut Array2<f64>,
         ds: &mut Array2<f64>,
     ) -> Vec<(f64, f64)> {
         let softmax = &self.problem.softmax;
         let scale = f64::from(softmax.scale);
-        let Statistics { lse, d, .. } = tile.statistics[local];
-        let p = &mut row_mut(p, local)[visible.clone()];
-        let ds = &mut row_mut(ds, local)[visible.clone()];
+        let Statistics { lse, d, .. } = tile.statistics[stretch.local];
+        let [p, ds] = [p, ds].map(|strip| stretch.of(strip));
         p.iter_mut().for_each(|product| *product = softmax.cap(scale * *product));
         ds.iter_mut().for_each(|dp| *dp -= d);
         let kept = match self.of.model {
@@ -528,19 +526,18 @@ impl Context<'_, '_, '_> {
         kept
     }
 
-    /// Returns the pairs of one row, which the row's bounds need.
+    /// Returns the pairs of one stretch, which its bounds need.
     fn pairs(
         &self,
         tile: &QueryTile,
-        local: usize,
-        visible: &Range<usize>,
+        Stretch { local, visible }: &Stretch,
         kept: &[(f64, f64)],
         p: &Array2<f64>,
         strips: &BoundStrips,
     ) -> Vec<GradientPair> {
-        let Statistics { lse, lse_error, d_error, .. } = tile.statistics[local];
+        let Statistics { lse, lse_error, d_error, .. } = tile.statistics[*local];
         let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
-            let at = [local, visible.start + column];
+            let at = [*local, visible.start + column];
             let derivative = self.problem.softmax.cap_derivative(logit);
             let (a, b) = (strips.linear[0][at], strips.linear[1][at]);
             GradientPair { logit, lse, lse_error, p: p[at], x, derivative, a, b, d_error }
@@ -656,19 +653,18 @@ impl RowSums<'_> {
     }
 }
 
-/// Turns the magnitudes of one row into errors.
-fn bound_row(
+/// Turns the magnitudes of one stretch into errors.
+fn bound_stretch(
     model: &Model,
     pairs: &[GradientPair],
     sums: RowSums<'_>,
-    local: usize,
-    visible: Range<usize>,
+    stretch: &Stretch,
     certificate: &Certificate,
     strips: &mut BoundStrips,
 ) {
-    let row = certificate.rows[local];
-    let columns = &certificate.columns[visible.clone()];
-    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let row = certificate.rows[stretch.local];
+    let columns = &certificate.columns[stretch.visible.clone()];
+    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| stretch.of(strip));
     if !strips.is_dithered {
         for (column, pair) in pairs.iter().enumerate() {
             let error = model.gradient_pair(pair, sums.of(column));
@@ -678,8 +674,7 @@ fn bound_row(
         }
         return;
     }
-    let [dv_rounding, dk_rounding, dq_rounding] =
-        strips.rounding.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
+    let [dv_rounding, dk_rounding, dq_rounding] = strips.rounding.each_mut().map(|strip| stretch.of(strip));
     let split = |linear: f64, Rounding { most, is_noise }: Rounding, certified: bool| {
         if is_noise && certified { (linear, most) } else { (linear + most, 0.0) }
     };
@@ -691,19 +686,18 @@ fn bound_row(
     }
 }
 
-/// Replays one row: rounds its weights and logit gradients, and turns magnitudes into the errors that are left.
-fn replay_row(
+/// Replays one stretch: rounds its weights and logit gradients, and turns magnitudes into the errors that are left.
+fn replay_stretch(
     model: &Model,
     profile: &NumericProfile,
     pairs: &[GradientPair],
     sums: RowSums<'_>,
-    local: usize,
-    visible: Range<usize>,
-    [p, ds]: [&mut Array2<f64>; 2],
+    stretch: &Stretch,
+    of_row: [&mut Array2<f64>; 2],
     strips: &mut BoundStrips,
 ) {
-    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| &mut row_mut(strip, local)[visible.clone()]);
-    let (p, ds) = (&mut row_mut(p, local)[visible.clone()], &mut row_mut(ds, local)[visible]);
+    let [dv, dk, dq] = strips.linear.each_mut().map(|strip| stretch.of(strip));
+    let [p, ds] = of_row.map(|strip| stretch.of(strip));
     for (column, pair) in pairs.iter().enumerate() {
         let replayed = model.replayed_gradient_pair(profile, pair, sums.of(column));
         (p[column], ds[column]) = (replayed.p, replayed.ds);
@@ -729,19 +723,14 @@ impl Certificate {
     /// Returns the certificate of a tile. Spread is measured for every sum. Weights that are alike are alike
     /// everywhere, by a law of the data and not of one row: the mean over samples is compared with the limit. Copies of
     /// one query or key are counted one by one elsewhere.
-    fn new(
-        tile: &QueryTile,
-        seen: &[Range<usize>],
-        kept: &[Vec<(f64, f64)>],
-        p: &Array2<f64>,
-    ) -> Certificate {
+    fn new(tile: &QueryTile, seen: &[Stretch], kept: &[Vec<(f64, f64)>], p: &Array2<f64>) -> Certificate {
         let mut columns = vec![Spread::default(); p.ncols()];
         let mut rows = vec![Spread::default(); p.nrows()];
-        for (local, (visible, kept)) in seen.iter().zip(kept).enumerate() {
-            let lse = tile.statistics[local].lse;
+        for (Stretch { local, visible }, kept) in seen.iter().zip(kept) {
+            let lse = tile.statistics[*local].lse;
             for (column, (logit, _)) in visible.clone().zip(kept) {
                 columns[column].add(logit - lse);
-                rows[local].add(*logit);
+                rows[*local].add(*logit);
             }
         }
         let fill = |axis: Axis| {

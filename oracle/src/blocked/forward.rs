@@ -5,13 +5,13 @@ use ndarray::{Array2, Axis, Zip, s};
 use super::answer::{Answer, Tiers};
 use super::exponential;
 use super::pieces::{
-    Group, KEY_TILE, Keys, QueryRange, STRIP_MAX, add_product, gather, products_of_tiles, row_mut, row_of,
-    tiles,
+    Group, KEY_TILE, Keys, QueryRange, STRIP_MAX, add_product, clear_others, clip, gather, products_of_tiles,
+    row_mut, row_of, tiles,
 };
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
 use crate::replay::{Replay, ReplayedLaunch, of_head};
-use crate::{ForwardResults, InputViews, Problem};
+use crate::{ForwardResults, InputViews, Intervals, Problem};
 
 /// Results, or bounds, of one piece.
 pub(super) struct PieceForward {
@@ -82,7 +82,7 @@ struct Tile {
     /// The keys of the columns.
     keys: std::ops::Range<usize>,
     /// The visible columns of each row.
-    visible: Vec<std::ops::Range<usize>>,
+    visible: Vec<Intervals>,
     rows: Vec<RowStatistics>,
     /// The logits `s`, valid in visible columns only.
     logits: Array2<f64>,
@@ -104,11 +104,9 @@ impl Tile {
         let mut tile_rows = Vec::with_capacity(rows.len());
         let mut visible = Vec::with_capacity(rows.len());
         for (local, i) in rows.enumerate() {
-            let seen = group.seen(i);
-            let columns = if seen.is_empty() { 0..0 } else { seen.start - keys.start..seen.end - keys.start };
-            let logits = &mut row_mut(&mut logits, local)[columns.clone()];
-            let weights = &mut row_mut(&mut weights, local)[columns.clone()];
-            tile_rows.push(softmax_row(group.problem, logits, weights, sink));
+            let columns = clip(&group.seen(i), &keys);
+            let [logits, weights] = [row_mut(&mut logits, local), row_mut(&mut weights, local)];
+            tile_rows.push(softmax_row(group.problem, &columns, logits, weights, sink));
             visible.push(columns);
         }
         Tile { keys, visible, rows: tile_rows, logits, weights }
@@ -127,8 +125,9 @@ impl Tile {
             to.lse[at + local] = row.lse;
             if row.keys > 0 {
                 out.row_mut(local).mapv_inplace(|value| value / row.sum);
-                let logits = self.logits.slice(s![local, self.visible[local].clone()]);
-                to.max_logit = logits.iter().copied().fold(to.max_logit, f64::max);
+                let logits = row_of(&self.logits, local);
+                to.max_logit =
+                    self.visible[local].clone().map(|column| logits[column]).fold(to.max_logit, f64::max);
             }
         }
     }
@@ -161,8 +160,7 @@ impl Tile {
     ) -> Errors {
         let mut errors = Errors::new(self.magnitudes(operands, q, model));
         for local in 0..self.rows.len() {
-            let visible = self.visible[local].clone();
-            let seen = self.keys.start + visible.start..self.keys.start + visible.end;
+            let seen = self.visible[local].moved(|column| self.keys.start + column);
             let walk = replay.walk(launches, first + local, &seen);
             errors.is_known[local] = walk.is_some();
             self.replay_row(local, model, replay, &walk.unwrap_or_default(), &mut errors);
@@ -183,8 +181,7 @@ impl Tile {
         let logits = row_of(&self.logits, local);
         let weights = row_mut(&mut self.weights, local);
         let left = row_mut(&mut errors.linear, local);
-        left[..visible.start].fill(0.0);
-        left[visible.end..].fill(0.0);
+        clear_others(left, &visible);
         let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
         let (mut max_error, mut largest) = (0.0f64, 0.0f64);
         for column in visible {
@@ -268,37 +265,33 @@ impl Tile {
     /// Turns the magnitudes of one row into errors. Returns `Σ p·θ`.
     fn bound_row(&self, local: usize, model: &Model, copies: &[f64], errors: &mut Errors) -> f64 {
         let row = &self.rows[local];
-        let visible = self.visible[local].clone();
-        let logits = &row_of(&self.logits, local)[visible.clone()];
-        let weights = &row_of(&self.weights, local)[visible.clone()];
-        let is_dithered = Spread::of(logits.iter().copied()).is_wide() && fill_enough(shared_share(weights));
+        let visible = &self.visible[local];
+        let [logits, weights] = [&self.logits, &self.weights].map(|strip| row_of(strip, local));
+        let is_wide = Spread::of(visible.clone().map(|column| logits[column])).is_wide();
+        let of_row = || visible.clone().map(|column| weights[column]).collect::<Vec<_>>();
+        let is_dithered = is_wide && fill_enough(shared_share(&of_row()));
         errors.is_dithered[local] = is_dithered;
         if is_dithered && errors.noise.is_empty() {
             errors.rounding = Array2::zeros(errors.linear.raw_dim());
             errors.noise = Array2::zeros(errors.linear.raw_dim());
         }
         let linear = row_mut(&mut errors.linear, local);
-        linear[..visible.start].fill(0.0);
-        linear[visible.end..].fill(0.0);
-        let linear = &mut linear[visible.clone()];
+        clear_others(linear, visible);
         let (rounded, noise): (&mut [f64], &mut [f64]) = match is_dithered {
-            true => (
-                &mut row_mut(&mut errors.rounding, local)[visible.clone()],
-                &mut row_mut(&mut errors.noise, local)[visible.clone()],
-            ),
+            true => (row_mut(&mut errors.rounding, local), row_mut(&mut errors.noise, local)),
             false => (&mut [], &mut []),
         };
         let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
         let mut weight_errors = 0.0;
-        for (column, (&logit, &weight)) in logits.iter().zip(weights).enumerate() {
-            let a = linear[column];
+        for column in visible.clone() {
+            let (a, logit) = (linear[column], logits[column]);
             errors.max_logit = errors.max_logit.max(model.logit_error(a, logit));
-            let PairError { weight, value, rounding } = of_row.pair(logit, weight / row.sum, a, g);
+            let PairError { weight, value, rounding } = of_row.pair(logit, weights[column] / row.sum, a, g);
             weight_errors += weight;
             if is_dithered && rounding.is_noise {
                 linear[column] = value;
                 rounded[column] = rounding.most;
-                noise[column] = (NOISE * rounding.most).powi(2) * copies[visible.start + column];
+                noise[column] = (NOISE * rounding.most).powi(2) * copies[column];
             } else {
                 linear[column] = value + rounding.most;
             }
@@ -338,12 +331,12 @@ impl Errors {
         }
     }
 
-    /// Returns the sums over the keys of a tile, of which each row sees those in its range of `visible`.
+    /// Returns the sums over the keys of a tile, of which each row sees its columns of `visible`.
     fn sums(
         &self,
         operands: &Keys<'_, '_>,
         keys: &std::ops::Range<usize>,
-        visible: &[std::ops::Range<usize>],
+        visible: &[Intervals],
         model: &Model,
     ) -> ErrorSums {
         let is_dithered = self.is_dithered.contains(&true);
@@ -370,7 +363,7 @@ impl Errors {
             worst += &rounding;
             noise
         });
-        let of_row = |seen: &std::ops::Range<usize>| largest(of_keys[seen.clone()].iter().copied());
+        let of_row = |seen: &Intervals| largest(seen.clone().map(|column| of_keys[column]));
         ErrorSums { worst, dithered, value_max: visible.iter().map(of_row).collect() }
     }
 }
@@ -396,29 +389,34 @@ fn log_sum_exp(logits: impl Iterator<Item = f64> + Clone) -> f64 {
     max + libm::log(logits.map(|logit| libm::exp(logit - max)).sum::<f64>())
 }
 
-/// Turns products into logits, fills the weights and sums them up. The sink enters as a key without a value. Returns
-/// the row's statistics.
+/// Turns products of the visible columns into logits, fills the weights and sums them up. The sink enters as a key
+/// without a value. Returns the row's statistics.
 fn softmax_row(
     problem: &Problem,
+    visible: &Intervals,
     logits: &mut [f64],
     weights: &mut [f64],
     sink: Option<f64>,
 ) -> RowStatistics {
     let scale = f64::from(problem.softmax.scale);
-    for logit in logits.iter_mut() {
-        *logit = problem.softmax.cap(scale * *logit);
+    for part in visible.parts() {
+        logits[part].iter_mut().for_each(|logit| *logit = problem.softmax.cap(scale * *logit));
     }
     let extremes = |(low, high): (f64, f64), logit: f64| (low.min(logit), high.max(logit));
-    let (min, max) = logits.iter().copied().chain(sink).fold((f64::INFINITY, f64::NEG_INFINITY), extremes);
-    let keys = logits.len();
+    let seen = visible.clone().map(|column| logits[column]);
+    let (min, max) = seen.chain(sink).fold((f64::INFINITY, f64::NEG_INFINITY), extremes);
+    let keys = visible.len();
     if max == f64::NEG_INFINITY {
         return RowStatistics { keys, max, max_abs: 0.0, range: 0.0, sum: 0.0, lse: f64::NEG_INFINITY, sink };
     }
-    for (weight, logit) in weights.iter_mut().zip(logits.iter()) {
-        *weight = logit - max;
+    let mut sum = 0.0;
+    for part in visible.parts() {
+        let weights = &mut weights[part.clone()];
+        weights.iter_mut().zip(&logits[part]).for_each(|(weight, logit)| *weight = logit - max);
+        exponential::exp(weights);
+        sum += weights.iter().sum::<f64>();
     }
-    exponential::exp(weights);
-    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
+    sum += sink.map_or(0.0, |sink| libm::exp(sink - max));
     let lse = max + libm::log(sum);
     RowStatistics { keys, max, max_abs: min.abs().max(max.abs()), range: max - min, sum, lse, sink }
 }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::{SomeRows, Wanted};
 use crate::envelope::Model;
 use crate::envelope::dither::{copies_of, row_hash};
-use crate::{InputViews, Problem, Run, Sequence};
+use crate::{InputViews, Intervals, Problem, Run, Sequence};
 
 /// The most query rows of one matrix product. A larger number wastes work on causal diagonals, and a smaller one
 /// gathers the keys too often.
@@ -73,12 +73,10 @@ impl<'a> Rows<'a> {
         if self.is_picked() { index } else { self.run.row(index) }
     }
 
-    /// Returns the indices of the rows whose positions lie in a range. Empty ranges are `0..0`.
-    fn within(&self, positions: Range<usize>) -> Range<usize> {
+    /// Returns the indices of the rows that have these positions.
+    fn at(&self, positions: Intervals) -> Intervals {
         let Some(picked) = self.picked else { return positions };
-        let before = |end: usize| picked.partition_point(|position| *position < end);
-        let (first, end) = (before(positions.start), before(positions.end));
-        if first < end { first..end } else { 0..0 }
+        positions.moved(|end| picked.partition_point(|position| *position < end))
     }
 }
 
@@ -123,25 +121,25 @@ impl<'a> Group<'a> {
         self.kv_head * size..(self.kv_head + 1) * size
     }
 
-    fn visible(&self, query: usize) -> Range<usize> {
+    fn visible(&self, query: usize) -> Intervals {
         let Sequence { q, kv, .. } = self.both();
         self.problem.mask.visible(self.q.position(query), q.len, kv.len)
     }
 
     /// Returns the keys that a query sees.
-    pub(super) fn seen(&self, query: usize) -> Range<usize> {
-        self.kv.within(self.visible(query))
+    pub(super) fn seen(&self, query: usize) -> Intervals {
+        self.kv.at(self.visible(query))
     }
 
     /// Returns the range of keys that the queries see, from the first key that any of them sees to the last.
     pub(super) fn seen_by_any(&self, queries: Range<usize>) -> Range<usize> {
-        queries.map(|query| self.seen(query)).fold(0..0, join)
+        queries.map(|query| self.seen(query).hull()).fold(0..0, join)
     }
 
     /// Returns the number of keys that a query's sums may go through: of a picked query those up to the last that it
     /// sees.
     pub(super) fn keys_of(&self, query: usize) -> usize {
-        if self.q.is_picked() { self.visible(query).end } else { self.kv.run.len }
+        if self.q.is_picked() { self.visible(query).hull().end } else { self.kv.run.len }
     }
 
     /// Returns the number of queries, in all heads, that a key's sums may go through: of a picked key those that see
@@ -175,7 +173,7 @@ impl<'a> Group<'a> {
         let mut tiles = Vec::new();
         let (mut start, mut keys, mut longest) = (queries.start, 0..0, 0);
         for query in queries.clone() {
-            let seen = self.seen(query);
+            let seen = self.seen(query).hull();
             let (all, most) = (join(keys, seen.clone()), longest.max(seen.len()));
             let rows = query - start + 1;
             let fits = rows <= ROW_TILE && rows * all.len() <= strip_max && all.len() <= 2 * most + APART_MAX;
@@ -188,6 +186,20 @@ impl<'a> Group<'a> {
         }
         tiles.extend((start < queries.end).then_some(start..queries.end));
         tiles
+    }
+}
+
+/// Returns some keys as columns of a tile.
+pub(super) fn clip(keys: &Intervals, columns: &Range<usize>) -> Intervals {
+    keys.moved(|key| key.clamp(columns.start, columns.end) - columns.start)
+}
+
+/// Sets the numbers of a row outside some columns to 0.
+pub(super) fn clear_others(row: &mut [f64], columns: &Intervals) {
+    let (mut end, len) = (0, row.len());
+    for part in columns.parts().chain(std::iter::once(len..len)) {
+        row[end..part.start].fill(0.0);
+        end = part.end;
     }
 }
 
@@ -396,7 +408,8 @@ mod tests {
         let aligned = masks.flat_map(|(left, right)| {
             [Alignment::TopLeft, Alignment::BottomRight].map(|align| Mask::window(left, right, align))
         });
-        aligned.flat_map(|mask| {
+        let masks = aligned.flat_map(|mask| [0, 5].map(|sink_tokens| Mask { sink_tokens, ..mask }));
+        masks.flat_map(|mask| {
             [(700, 700), (9, 30), (30, 9)].map(|lengths| {
                 let fields = ProblemFields { mask, ..ProblemFields::packed(&[lengths], 1) };
                 Problem::new(fields).expect("a problem")
@@ -414,7 +427,7 @@ mod tests {
             let of_queries = &Cut::of(&problem, Wanted::Queries(rows(&q))).groups[0];
             for (index, &i) in q.iter().enumerate() {
                 assert_eq!(of_queries.seen(index), visible(i), "query {i} of {problem:?}");
-                assert_eq!(of_queries.keys_of(index), visible(i).end);
+                assert_eq!(of_queries.keys_of(index), visible(i).hull().end);
             }
             let of_keys = &Cut::of(&problem, Wanted::Keys(rows(&kv))).groups[0];
             for i in 0..both.q.len {

@@ -39,16 +39,22 @@ const STEP: usize = 16;
 /// products and F = 25 fractional bits.
 const KAPPA: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
 
-/// Returns the most steps that `n` neighbouring products touch, in sums that are cut into tiles and, from each tile's
-/// start, into steps. It is one more than they fill, since they may begin anywhere.
-fn steps(n: usize, tile: usize) -> usize {
+/// Returns the most pieces of a length that `n` numbers touch, in so many intervals. Each interval touches one more than
+/// it fills, since it may begin anywhere.
+pub(super) fn touched(n: usize, intervals: usize, length: usize) -> usize {
+    n.div_ceil(length.max(1)) + 2 * intervals.max(1) - 1
+}
+
+/// Returns the most steps that `n` products in so many intervals touch, in sums that are cut into tiles and, from each
+/// tile's start, into steps.
+fn steps(n: usize, intervals: usize, tile: usize) -> usize {
     let tile = tile.max(1);
-    let touched = if tile < STEP || tile.is_multiple_of(STEP) {
-        n.div_ceil(tile.min(STEP)) + 1
+    let most = if tile < STEP || tile.is_multiple_of(STEP) {
+        touched(n, intervals, tile.min(STEP))
     } else {
-        (n.div_ceil(tile) + 1) * tile.div_ceil(STEP)
+        touched(n, intervals, tile) * tile.div_ceil(STEP)
     };
-    touched.min(n)
+    most.min(n)
 }
 
 /// Returns `γ_n`, the bound of n roundings of f32.
@@ -70,10 +76,10 @@ impl Accumulation {
         }
     }
 
-    /// Returns `g` of `n` neighbouring products of a longer sum. The sum is cut into tiles, and the tiles into steps of
-    /// the matrix unit.
-    pub fn cut_products(self, n: usize, tile: usize) -> f64 {
-        let steps = || KAPPA * steps(n, tile) as f64;
+    /// Returns `g` of `n` products of a longer sum, in so many intervals of it. The sum is cut into tiles, and the tiles
+    /// into steps of the matrix unit.
+    pub fn cut_products(self, n: usize, intervals: usize, tile: usize) -> f64 {
+        let steps = || KAPPA * steps(n, intervals, tile) as f64;
         match self {
             Accumulation::WgmmaTruncating => steps(),
             Accumulation::Unknown => Accumulation::F32Serial.products(n).max(steps()),
@@ -123,7 +129,7 @@ impl Accumulation {
     pub fn tiled_products(self, n: usize, tile: usize) -> f64 {
         match self {
             Accumulation::WgmmaTruncating => {
-                let steps = steps(n, tile).min(tile.div_ceil(STEP).max(1));
+                let steps = steps(n, 1, tile).min(tile.div_ceil(STEP).max(1));
                 KAPPA * steps as f64 + gamma(n.div_ceil(tile.max(1)) + 1)
             }
             _ => self.products(n) + gamma(n.div_ceil(tile.max(1)) + 1),
@@ -156,6 +162,27 @@ mod tests {
     use super::{STEP, steps};
 
     #[test]
+    fn two_intervals_touch_no_more_steps_than_counted() {
+        for tile in [1, 3, 8, 16, 20, 32, 48] {
+            let step = |product: usize| (product / tile, product % tile / STEP);
+            for (first, second) in (1..20usize).flat_map(|a| (1..20usize).map(move |b| (a, b))) {
+                for (start, gap) in (0..tile).flat_map(|start| (1..tile + 2).map(move |gap| (start, gap))) {
+                    let end = start + first;
+                    let products = (start..end).chain(end + gap..end + gap + second);
+                    let mut places: Vec<(usize, usize)> = products.map(step).collect();
+                    places.dedup();
+                    let most = steps(first + second, 2, tile);
+                    assert!(
+                        places.len() <= most,
+                        "{first} and {second} in tiles of {tile}: {}",
+                        places.len()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
     fn neighbours_touch_no_more_steps_than_counted_and_may_touch_as_many() {
         for tile in 1..=50 {
             for n in 0..=70 {
@@ -166,9 +193,9 @@ mod tests {
                     places.len()
                 };
                 let most = (0..tile).map(touched).max().unwrap_or(0);
-                assert!(most <= steps(n, tile), "{n} products in tiles of {tile}: {most}");
+                assert!(most <= steps(n, 1, tile), "{n} products in tiles of {tile}: {most}");
                 let whole = tile <= STEP || tile % STEP == 0;
-                assert!(!whole || n < 2 || most + 1 >= steps(n, tile), "{n} in tiles of {tile}: {most}");
+                assert!(!whole || n < 2 || most + 1 >= steps(n, 1, tile), "{n} in tiles of {tile}: {most}");
             }
         }
     }

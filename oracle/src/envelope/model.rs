@@ -4,7 +4,7 @@
 pub(super) mod gradients;
 pub(super) mod majorant;
 
-use super::accumulation::Accumulation;
+use super::accumulation::{Accumulation, touched};
 use super::arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
 use super::constants::{
     DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR,
@@ -41,6 +41,8 @@ pub struct Model {
     tanh_error: f64,
     dims_v: usize,
     group: usize,
+    /// The most intervals of keys that a row sees.
+    intervals: usize,
     /// The least magnitude that a non-zero input counts as, where products are aligned by their factors' exponents.
     input_floor: f64,
     /// The least magnitudes that a non-zero weight and a non-zero logit gradient count as, where products are aligned
@@ -244,6 +246,7 @@ impl Model {
             tanh_error: tanh_error(soft_cap),
             dims_v: problem.dims.v,
             group: problem.group(),
+            intervals: if problem.mask.sink_tokens > 0 { 2 } else { 1 },
             input_floor: [q, k, v, dout]
                 .map(|input| smallest_normal(accumulation, input.format))
                 .into_iter()
@@ -308,7 +311,7 @@ impl Model {
 
     /// Returns the most tiles that a row of `keys` visible keys can touch.
     fn tiles(&self, keys: usize) -> usize {
-        keys.div_ceil(self.partition.kv_tile.max(1)) + 1
+        touched(keys, self.intervals, self.partition.kv_tile)
     }
 
     /// Returns the largest magnitude of an LSE of part of a row: every logit is at most `max_abs`, and there are
@@ -437,7 +440,7 @@ impl Model {
 
     /// Returns `g(n)` of the product of weights and values for a row of `keys` visible keys.
     pub fn value_sum(&self, keys: usize) -> f64 {
-        self.accumulation.cut_products(keys, self.partition.kv_tile) + self.merge_out()
+        self.accumulation.cut_products(keys, self.intervals, self.partition.kv_tile) + self.merge_out()
     }
 
     /// Returns the relative error of a row's denominator, given `Σ p·θ` over its keys.

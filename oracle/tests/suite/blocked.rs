@@ -204,7 +204,8 @@ fn large(lengths: &[(usize, usize)], mask: Mask, heads: Heads) -> (Problem, Inpu
 
 #[test]
 fn blocked_is_exact_across_its_own_tiles() {
-    for mask in [Mask::FULL, Mask::CAUSAL, Mask { left: Some(130), ..Mask::CAUSAL }] {
+    let window = Mask { left: Some(130), ..Mask::CAUSAL };
+    for mask in [Mask::FULL, Mask::CAUSAL, window, Mask { sink_tokens: 3, ..window }] {
         let (problem, inputs) = large(&[(300, 700), (129, 513)], mask, Heads { q: 2, kv: 1 });
         hold(&problem, &inputs);
     }

@@ -51,9 +51,9 @@ fn steps_past_the_last_token_are_no_calls() {
 /// Test of the definition: the exact results of the calls are, row for row, those of the one call over everything.
 #[test]
 fn all_calls_together_are_one_call_over_everything() {
-    for left in [None, Some(1)] {
+    for (left, sink_tokens) in [(None, 0), (Some(1), 0), (Some(1), 2)] {
         let mut fields = fields(&[(6, 6), (3, 8), (1, 1)], &[2, 1]);
-        fields.mask.left = left;
+        (fields.mask.left, fields.mask.sink_tokens) = (left, sink_tokens);
         let problem = Problem::new(fields).unwrap();
         let tensor = |shape: [usize; 3], by: usize| {
             Array3::from_shape_fn(shape, |(row, _, lane)| ((row * 7 + lane * by) % 11) as f32 - 5.0)

@@ -121,12 +121,14 @@ def documents(p, q_rows, kv_rows):
     blocks = [block_of(p, at) for at in (at_q, at_kv)]
     of_q, at_q, of_kv, at_kv = (each.to("cuda") for each in (of_q, at_q, of_kv, at_kv))
     (in_q, _), (in_kv, first) = ([each.to("cuda") for each in block] for block in blocks)
-    is_open = at_kv < first + torch.tensor(p.prefix, device="cuda")
+    in_prefix = at_kv < first + torch.tensor(p.prefix, device="cuda")
+    is_sink = at_kv < first + torch.tensor(p.sink_tokens, device="cuda")
 
     def seen(batch, head, row, key):
         distance = at_kv[key] - at_q[row]
         together = (of_q[row] == of_kv[key]) & (in_q[row] == in_kv[key])
-        return together & (distance >= -left) & ((distance <= right) | is_open[key])
+        above = (distance >= -left) | is_sink[key]
+        return together & above & ((distance <= right) | in_prefix[key])
 
     return seen
 
@@ -160,8 +162,8 @@ torch._dynamo.config.cache_size_limit = torch._dynamo.config.accumulated_cache_s
 @seamproof.subject(
     arrays="torch", device="cuda", formats=["bf16", "fp16"], d=[16, 64, 128], d_v=[16, 64, 128], d_equal=True,
     layout=seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True), groups=[1, 2], heads_most=4,
-    lengths={"no_sequences": False}, masks=seamproof.both_alignments(kinds=("documents", "chunks", "prefix")),
-    start_seconds=300,
+    lengths={"no_sequences": False}, start_seconds=300,
+    masks=seamproof.both_alignments(kinds=("documents", "chunks", "prefix", "sink-tokens")),
 )  # fmt: skip
 def flex(p, q, k, v, dout=None, sink=None):
     q_rows, kv_rows = up(p.q.rows), up(p.kv.rows)

@@ -28,7 +28,7 @@ dense = functools.partial(
 
 
 def attend(kernel, p, q, k, v):
-    is_flag = not (p.documents or p.chunks or p.prefix)
+    is_flag = not (p.documents or p.chunks or p.prefix or p.sink_tokens)
     seen = {"is_causal": p.causal} if is_flag else {"attn_mask": torch.from_numpy(p.visible(0)).to(q.device)}
     q, k, v = (rows.transpose(0, 1).unsqueeze(0) for rows in (q, k, v))
     with sdpa_kernel(kernel):

@@ -187,8 +187,10 @@ class Choices:
     def visible(self, sequences: Any, queries: Any) -> tuple[Any, Any]:
         """Returns the first key that each query sees, and one past the last; equal where it sees none."""
         p, ops, keys = self.problem, self.ops, self.keys[sequences]
-        if p.documents or p.chunks is not None or p.prefix:
-            raise ValueError("a large run takes bounds alone, and the mask has documents, chunks or a prefix")
+        if p.documents or p.chunks is not None or p.prefix or p.sink_tokens:
+            raise ValueError(
+                "a large run takes bounds alone, and the mask has documents, chunks, a prefix or sink tokens"
+            )
         at, zero = queries + self.shifts[sequences], queries * 0
         first = zero if p.left is None else (at - p.left).clip(0)
         end = (

@@ -130,7 +130,8 @@ impl Machine<'_> {
         rows.collect()
     }
 
-    /// Returns the keys of a segment: K and V of the same rows. No piece is partly in the prefix.
+    /// Returns the keys of a segment: K and V of the same rows. No piece is partly in the prefix, and none has some
+    /// sink tokens and other keys.
     fn keys(
         &mut self,
         place: OperationId,
@@ -157,7 +158,8 @@ impl Machine<'_> {
             }
             rows.push(SegmentRows { buffer: buffers[0], at, len, tokens: k });
         });
-        rows.into_iter().flat_map(|rows| rows.cut(segment.prefix)).collect()
+        let cut = |rows: SegmentRows| rows.cut(segment.prefix).flat_map(|rows| rows.cut(segment.sink_tokens));
+        rows.into_iter().flat_map(cut).collect()
     }
 
     /// Returns the patches of each piece of queries. No other pair of the segment is visible.
@@ -192,7 +194,7 @@ impl Machine<'_> {
                     group,
                     rows: q.tokens.line(q.len),
                     cols: k.tokens.line(k.len),
-                    lo: lo + offset,
+                    lo: if k.at < segment.sink_tokens { -FAR } else { lo + offset },
                     hi: if k.at < segment.prefix { FAR } else { hi + offset },
                 };
                 if !patch.is_empty() {

@@ -5,6 +5,9 @@
 //! columns `cols.start + cols.step·j`, and the pair (i, j) is in it iff `i + lo ≤ j ≤ i + hi`. Rows are query positions
 //! and columns are key positions; [transposed](Patch::transposed), they change places.
 //!
+//! A mask may show a row two intervals of columns. Rows and columns are therefore cut into [regions](Region), in each
+//! of which the mask shows a row one interval, and each region is proved by itself.
+//!
 //! The proof does not look at pairs. For row t of the piece, every patch shows one interval of its columns. The ends of
 //! the interval are linear in t, except where they are clamped to the patch. The mask, too, shows such an interval.
 //! *Breaks* are the rows at which a clamp sets in or an interval becomes empty. On a stretch of rows between breaks,
@@ -66,6 +69,14 @@ impl Patch {
         self.numbers() == other.numbers()
     }
 
+    /// Returns the part of the patch whose columns lie in a range; `None` if it has none there.
+    pub(super) fn within(&self, cols: &Range<usize>) -> Option<Patch> {
+        let part = self.cols.within(cols);
+        let skipped = ((part.start - self.cols.start) / self.cols.step) as i64;
+        let (lo, hi) = (self.lo - skipped, self.hi - skipped);
+        (part.len > 0).then(|| Patch { cols: part, lo, hi, ..self.clone() })
+    }
+
     /// Whether the patch contains no pair.
     pub(super) fn is_empty(&self) -> bool {
         let (rows, cols) = (self.rows.len as i64, self.cols.len as i64);
@@ -86,28 +97,48 @@ impl Wanted {
     fn new(band: Band, cols: Range<usize>) -> Wanted {
         Wanted { lo: band.lo.unwrap_or(-FAR), hi: band.hi.unwrap_or(FAR), cols }
     }
+}
 
-    /// Returns what the mask shows these queries, for queries that follow each other.
-    pub(super) fn of_queries(sight: &Sight, queries: Range<usize>) -> Vec<(Range<usize>, Wanted)> {
-        let of = |Tile { queries, keys, band, prefix }: Tile| {
-            // These queries see no key past the prefix.
-            let first =
-                |hi: i64| prefix.saturating_add_signed(-hi as isize).clamp(queries.start, queries.end);
-            let middle = band.hi.filter(|_| prefix > keys.start).map_or(queries.start, first);
-            let open = Wanted::new(Band { hi: None, ..band }, keys.start..prefix);
-            [(queries.start..middle, open), (middle..queries.end, Wanted::new(band, keys))]
-        };
-        let all = sight.tiles(queries, 0..0).flat_map(of);
-        all.filter(|(queries, _)| !queries.is_empty()).collect()
+/// Rows and columns, and what the mask shows these rows of these columns.
+#[derive(Clone, Debug)]
+pub(super) struct Region {
+    rows: Range<usize>,
+    cols: Range<usize>,
+    wanted: Wanted,
+}
+
+impl Region {
+    /// Returns what the mask shows these queries, for queries that follow each other. Every column is in a region of
+    /// each query.
+    pub(super) fn of_queries(sight: &Sight, queries: Range<usize>) -> Vec<Region> {
+        let mut regions: Vec<Region> = Vec::new();
+        for tile in sight.tiles(queries, 0..0).filter(|tile| !tile.queries.is_empty()) {
+            let (first, mut start) = (regions.len(), 0);
+            for (keys, band) in tile.bands() {
+                let cols = start..keys.end;
+                start = keys.end;
+                regions.push(Region { rows: tile.queries.clone(), cols, wanted: Wanted::new(band, keys) });
+            }
+            if regions.len() == first {
+                let wanted = Wanted::new(tile.band, tile.keys);
+                regions.push(Region { rows: tile.queries, cols: 0..0, wanted });
+            }
+            regions.last_mut().expect("every tile has a region").cols.end = usize::MAX;
+        }
+        regions
     }
 
     /// Returns the queries that the mask shows these keys, for keys that follow each other.
-    pub(super) fn of_keys(sight: &Sight, keys: Range<usize>) -> Vec<(Range<usize>, Wanted)> {
-        let of = |Tile { queries, keys, band, prefix }: Tile| {
-            let open = Wanted::new(Band { hi: None, ..band }.transposed(), queries.clone());
-            [(keys.start..prefix, open), (prefix..keys.end, Wanted::new(band.transposed(), queries))]
+    pub(super) fn of_keys(sight: &Sight, keys: Range<usize>) -> Vec<Region> {
+        let of = |tile: Tile| {
+            let queries = tile.queries.clone();
+            tile.bands().map(move |(rows, band)| Region {
+                rows,
+                cols: 0..usize::MAX,
+                wanted: Wanted::new(band.transposed(), queries.clone()),
+            })
         };
-        sight.tiles(0..0, keys).flat_map(of).filter(|(keys, _)| !keys.is_empty()).collect()
+        sight.tiles(0..0, keys).flat_map(of).collect()
     }
 }
 
@@ -179,26 +210,23 @@ impl Strip {
     }
 }
 
-/// Proves that `patches` show `rows` exactly what the mask shows them, where `wanted` has a part of the mask for each
-/// range of rows. Returns the number of pairs, or the first place of a difference.
-pub(super) fn prove_all(
-    rows: Positions,
-    wanted: &[(Range<usize>, Wanted)],
-    patches: &[Patch],
-) -> Result<u64, Hole> {
-    if let [(_, all)] = wanted {
-        return prove(rows, all, patches);
+/// Proves that `patches` show `rows` exactly what the mask shows them, where `regions` hold every row and column. Returns
+/// the number of pairs, or the first place of a difference.
+pub(super) fn prove_all(rows: Positions, regions: &[Region], patches: &[Patch]) -> Result<u64, Hole> {
+    if let [all] = regions {
+        return prove(rows, &all.wanted, patches);
     }
     let range = range_of(&rows);
     if let Some(patch) = patches.iter().find(|patch| patch.rows.within(&range).len == 0) {
         return Err(outside(rows, patch));
     }
     let mut pairs = 0;
-    for (range, wanted) in wanted {
+    for Region { rows: range, cols, wanted } in regions {
         let rows = rows.within(range);
         for part in parts(rows, patches) {
-            let mine = patches.iter().filter(|patch| patch.rows.within(&part).len > 0).cloned();
-            pairs += prove(rows.within(&part), wanted, &mine.collect::<Vec<_>>())?;
+            let mine = patches.iter().filter(|patch| patch.rows.within(&part).len > 0);
+            let mine: Vec<Patch> = mine.filter_map(|patch| patch.within(cols)).collect();
+            pairs += prove(rows.within(&part), wanted, &mine)?;
         }
     }
     Ok(pairs)

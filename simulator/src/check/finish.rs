@@ -240,12 +240,9 @@ impl Machine<'_> {
 
 /// Returns the columns of a patch inside a range, counted from the start of the range.
 fn clip(patch: &Patch, to: &Range<usize>) -> Option<Patch> {
-    let Positions { start, step, len } = patch.cols;
-    let skip = to.start.saturating_sub(start).div_ceil(step);
-    let end = to.end.saturating_sub(start).div_ceil(step).min(len);
-    let rest = end.checked_sub(skip).filter(|&rest| rest > 0)?;
-    let cols = Positions { start: start + step * skip - to.start, step, len: rest };
-    Some(Patch { cols, ..patch.clone() })
+    let mut part = patch.within(to)?;
+    part.cols.start -= to.start;
+    Some(part)
 }
 
 fn whole(sequence: usize, cols: Positions) -> Patch {

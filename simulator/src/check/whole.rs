@@ -8,7 +8,7 @@
 
 use seamproof_oracle::{Positions, Sequence, Side, Sink, TensorName};
 
-use super::cover::{Hole, Patch, Wanted, prove_all, range_of};
+use super::cover::{Hole, Patch, Region, prove_all, range_of};
 use super::error::{CheckError, Needed};
 use super::machine::{Machine, Site};
 use super::shape::side;
@@ -123,20 +123,20 @@ impl Machine<'_> {
         let Sequence { q, kv, .. } = self.problem.sequences[sequence];
         let sight = self.problem.mask.sight(q.len, kv.len);
         if !keys {
-            return vec![prove_all(line, &Wanted::of_queries(&sight, range_of(&line)), &cover.patches())];
+            return vec![prove_all(line, &Region::of_queries(&sight, range_of(&line)), &cover.patches())];
         }
         let patches: Vec<Patch> = cover.patches().iter().map(Patch::transposed).collect();
-        let wanted = Wanted::of_keys(&sight, range_of(&line));
+        let regions = Region::of_keys(&sight, range_of(&line));
         let cuts = patches.iter().flat_map(|patch| [patch.group.start, patch.group.end]);
         let mut firsts: Vec<usize> = cuts.filter(|&head| head < self.problem.group()).chain([0]).collect();
         firsts.sort_unstable();
         firsts.dedup();
         let proof = |head| {
             if patches.iter().all(|patch| patch.group.contains(&head)) {
-                return prove_all(line, &wanted, &patches);
+                return prove_all(line, &regions, &patches);
             }
             let mine = patches.iter().filter(|patch| patch.group.contains(&head));
-            prove_all(line, &wanted, &mine.cloned().collect::<Vec<_>>())
+            prove_all(line, &regions, &mine.cloned().collect::<Vec<_>>())
         };
         firsts.into_iter().map(proof).collect()
     }

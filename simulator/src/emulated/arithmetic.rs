@@ -69,7 +69,7 @@ pub struct TileWeights<T> {
     columns: usize,
     /// Format in which they are stored.
     pub format: Format,
-    /// Columns that each row sees.
+    /// Columns of each row from the first that it sees to the last.
     pub seen: Vec<Range<usize>>,
 }
 
@@ -94,7 +94,7 @@ impl<T: Real> TileWeights<T> {
         self.columns
     }
 
-    /// Returns the weights of the columns that row `i` sees.
+    /// Returns the weights of row `i` from the first column that it sees to the last.
     pub fn weights(&self, i: usize) -> Weights<'_, T> {
         let seen = self.seen[i].clone();
         Weights { values: &self.row(i)[seen.clone()], format: self.format, first: seen.start }

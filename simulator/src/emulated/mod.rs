@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Pass, Run, Sink, Softmax, TensorName};
+use seamproof_oracle::{Format, Intervals, Pass, Run, Sink, Softmax, TensorName};
 
 use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 
@@ -341,7 +341,8 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     }
 
     /// Calls `visit` with the scores of each row of a tile of queries against each tile of keys: the row's place in the
-    /// tile, the tile's columns, those that the row sees, their scores, and their values.
+    /// tile, the tile's columns, those from the first that the row sees to the last, their scores, and their values.
+    /// The score of a column that the row does not see is −∞.
     fn each_scored(
         &self,
         ScoredRows { placed, head, rows, softmax }: &ScoredRows<'_>,
@@ -356,15 +357,16 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             let k = keys.tile(tensors.k, &placed.k, &columns);
             let values = HeadRows { tensor: tensors.v, rows: &placed.v[columns.clone()], head: kv_head };
             for (local, i) in rows.clone().enumerate() {
-                let seen = clip(stages.visible(Pass::Forward, placed.segment, i), &columns);
+                let seen = clip(&stages.visible(Pass::Forward, placed.segment, i), &columns);
+                let hull = seen.hull();
                 if seen.is_empty() {
                     continue;
                 }
                 let (q, format) = (tensors.q.lane(placed.q[i], *head), tensors.q.format());
                 stages.products(units, Pass::Forward, format, q, k, &mut scores[..columns.len()]);
-                let scores = &mut scores[seen.clone()];
-                self.score(Pass::Forward, softmax, scores);
-                visit(local, &columns, &seen, scores, values.slice(seen.clone()));
+                self.score(Pass::Forward, softmax, &mut scores[hull.clone()]);
+                scores[seen.gap()].fill(T::NEG_INFINITY);
+                visit(local, &columns, &hull, &mut scores[hull.clone()], values.slice(hull.clone()));
             }
         }
     }
@@ -544,21 +546,23 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.enumerate() {
-            let seen = clip(stages.visible(pass, segment, i), columns);
+            let seen = clip(&stages.visible(pass, segment, i), columns);
+            let hull = seen.hull();
             if seen.is_empty() {
                 continue;
             }
             stages.products(units, pass, format, q.lane(local), k, &mut scores);
             stages.products(units, pass, format, dout.lane(local), v, &mut dp);
-            let scores = &mut scores[seen.clone()];
-            self.score(pass, softmax, scores);
-            for (score, dp) in scores.iter_mut().zip(&dp[seen.clone()]) {
+            self.score(pass, softmax, &mut scores[hull.clone()]);
+            scores[seen.gap()].fill(T::NEG_INFINITY);
+            let scores = &mut scores[hull.clone()];
+            for (score, dp) in scores.iter_mut().zip(&dp[hull.clone()]) {
                 let weight = stages.probability(units, softmax, *score, lse[local]);
                 let is_rounded = self.roundings.rounds_ds_weights;
                 let weight = if is_rounded { stages.round(pass, weight, self.roundings.p) } else { weight };
                 *score = weight * *dp;
             }
-            units.add_weights(&mut sums[local], columns.start + seen.start, scores);
+            units.add_weights(&mut sums[local], columns.start + hull.start, scores);
         }
     }
 
@@ -581,22 +585,23 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let (mut p, mut ds) = (new(p_format), new(ds_format));
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.clone().enumerate() {
-            let seen = clip(stages.visible(pass, segment, i), columns);
+            let seen = clip(&stages.visible(pass, segment, i), columns);
+            let hull = seen.hull();
             if seen.is_empty() {
                 continue;
             }
             stages.products(units, pass, format, q.lane(local), k, &mut scores);
             stages.products(units, pass, format, dout.lane(local), v, &mut dp);
-            self.score(pass, softmax, &mut scores[seen.clone()]);
+            self.score(pass, softmax, &mut scores[hull.clone()]);
             let (p_row, ds_row) = (p.row_mut(local), ds.row_mut(local));
-            for j in seen.clone() {
+            for j in seen {
                 let weight = stages.probability(units, softmax, scores[j], lse[local]);
                 p_row[j] = stages.round(pass, weight, p_format);
                 let weight = if rounds_ds_weights { p_row[j] } else { weight };
                 let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
                 ds_row[j] = stages.round(pass, stages.logit_gradient(units, softmax, pair), ds_format);
             }
-            (p.seen[local], ds.seen[local]) = (seen.clone(), seen);
+            (p.seen[local], ds.seen[local]) = (hull.clone(), hull);
         }
         [p, ds]
     }
@@ -646,9 +651,8 @@ fn with_eleven_bits<T: Real>(value: T) -> T {
 }
 
 /// Returns `keys` as columns of the tile `columns`.
-fn clip(keys: Range<usize>, columns: &Range<usize>) -> Range<usize> {
-    let place = |key: usize| key.clamp(columns.start, columns.end) - columns.start;
-    place(keys.start)..place(keys.end)
+fn clip(keys: &Intervals, columns: &Range<usize>) -> Intervals {
+    keys.moved(|key| key.clamp(columns.start, columns.end) - columns.start)
 }
 
 /// Returns the given rows of one head as `[dim][rows]`. The lane is outermost, and products run along keys.

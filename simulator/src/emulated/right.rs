@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Run, Softmax, TensorName};
+use seamproof_oracle::{Format, Intervals, Run, Softmax, TensorName};
 
 use super::arithmetic::{HeadRows, TileWeights, UnitArithmetic};
 use super::row::{Finished, Online, tiles_of};
@@ -21,15 +21,14 @@ pub(super) fn rows(tensor: TensorName, segment: &Segment) -> Vec<usize> {
 
 #[inline(never)]
 pub(super) fn tiles(
-    visible: &dyn Fn(usize) -> Range<usize>,
+    visible: &dyn Fn(usize) -> Intervals,
     rows: &Range<usize>,
     keys: usize,
     size: usize,
 ) -> Vec<Range<usize>> {
-    let seen: Vec<Range<usize>> = rows.clone().map(visible).filter(|keys| !keys.is_empty()).collect();
-    let first = seen.iter().map(|keys| keys.start).min().unwrap_or(0);
-    let end = seen.iter().map(|keys| keys.end).max().unwrap_or(0);
-    tiles_of(0..keys, size).filter(|tile| tile.start < end && first < tile.end).collect()
+    let seen: Vec<Range<usize>> = rows.clone().flat_map(|i| visible(i).parts()).collect();
+    let meets = |tile: &Range<usize>| seen.iter().any(|keys| tile.start < keys.end && keys.start < tile.end);
+    tiles_of(0..keys, size).filter(meets).collect()
 }
 
 #[inline(never)]

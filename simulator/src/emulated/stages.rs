@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Pass, Run, Softmax, TensorName};
+use seamproof_oracle::{Format, Intervals, Pass, Run, Softmax, TensorName};
 
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
 use super::right;
@@ -34,7 +34,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     }
 
     /// Returns the local keys that local query `i` sees.
-    fn visible(&self, _pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+    fn visible(&self, _pass: Pass, segment: &Segment, i: usize) -> Intervals {
         segment.visible(i)
     }
 

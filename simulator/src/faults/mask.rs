@@ -1,8 +1,10 @@
 //! Faults of masks: a key too few or too many, another corner, one shift for all sequences.
 
-use seamproof_oracle::{Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields, Run};
+use seamproof_oracle::{
+    Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields, Run, runs_of,
+};
 
-use super::edit::{Passes, attends, rebuild, segments};
+use super::edit::{Passes, attends, calls, rebuild, segments};
 use super::fault::Catcher::{Checker, Envelope};
 use super::fault::{Edit, Fault};
 use crate::schedule::Schedule;
@@ -129,6 +131,34 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| prefix_of_first_documents(problem, schedule),
     },
     Fault {
+        id: "sink-tokens-forgotten",
+        imitates: "the first tokens are kept in the cache alone: past the window, a long prompt's queries miss them",
+        source: "https://github.com/tomaarsen/attention_sinks/issues/17",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Both, |f| f.mask.sink_tokens = 0),
+    },
+    Fault {
+        id: "sink-tokens-past-the-diagonal",
+        imitates: "the mask is lifted for sink tokens by their number alone: early queries see those of the future",
+        source: "https://github.com/ROCm/rocm-libraries/pull/6914",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| {
+                fields.mask.prefix = fields.mask.prefix.max(fields.mask.sink_tokens);
+            });
+        },
+    },
+    Fault {
+        id: "sink-tokens-of-the-pack",
+        imitates: "sink tokens are counted among all packed keys: later sequences see those of the first one",
+        source: "https://github.com/meta-pytorch/attention-gym/pull/148",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| calls(schedule).for_each(share_sink_tokens),
+    },
+    Fault {
         id: "chunks-dropped",
         imitates: "context parallelism replaces the mask of each layer by a causal flag, those of chunks too",
         source: "https://github.com/huggingface/accelerate/pull/4177",
@@ -199,6 +229,14 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.left = None),
     },
+    Fault {
+        id: "backward-without-sink-tokens",
+        imitates: "sink tokens are made for generation: the backward knows the window alone",
+        source: "https://github.com/huggingface/transformers/issues/26553",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.sink_tokens = 0),
+    },
 ];
 
 /// Takes the last query that a prefix widens in each segment out of it: it and all after it see their band alone.
@@ -231,6 +269,18 @@ fn prefix_of_first_documents(problem: &Problem, schedule: &mut Schedule) {
     let first: Vec<usize> = problem.sequences.iter().map(|sequence| sequence.kv.offset).collect();
     let begins = |segment: &Segment| segment.kv.iter().any(|run| first.contains(&run.offset));
     segments(schedule, |segment| segment.prefix = if begins(segment) { segment.prefix } else { 0 });
+}
+
+/// Puts the first segment's sink tokens in the place of those of all others.
+fn share_sink_tokens(call: &mut AttentionCall) {
+    let rows = |segment: &Segment| segment.kv.iter().flat_map(Run::real_rows).collect::<Vec<_>>();
+    let mut with_sink_tokens = call.segments.iter_mut().filter(|segment| segment.sink_tokens > 0);
+    let Some(first) = with_sink_tokens.next().map(|first| rows(first)) else { return };
+    for segment in with_sink_tokens {
+        let own = rows(segment);
+        let count = segment.sink_tokens.min(first.len()).min(own.len());
+        segment.kv = runs_of(first[..count].iter().chain(&own[count..]).copied());
+    }
 }
 
 /// Returns documents with other borders. Chunks stay.

@@ -144,7 +144,14 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
                 let kv = vec![Run::packed(rows[attend.k.0] - tail, tail, tail)];
                 if tail > 0 {
                     let q = Run::packed(end, tail, tail);
-                    attend.call.segments.push(Segment { q, kv, lo: None, hi: None, prefix: 0 });
+                    attend.call.segments.push(Segment {
+                        q,
+                        kv,
+                        lo: None,
+                        hi: None,
+                        prefix: 0,
+                        sink_tokens: 0,
+                    });
                 }
             }
         },

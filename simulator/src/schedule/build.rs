@@ -341,6 +341,7 @@ pub(crate) fn segments(
             lo: lo.map(moved),
             hi: hi.map(moved),
             prefix: indices(kv, kv_rows.len, &(tile.keys.start..tile.prefix)).len(),
+            sink_tokens: indices(kv, kv_rows.len, &(tile.keys.start..tile.sink_tokens)).len(),
         };
         if unseeing != Unseeing::Dropped || segment.sees() {
             ends = [own.end, of.end];
@@ -348,7 +349,8 @@ pub(crate) fn segments(
         }
     }
     if made.is_empty() && unseeing != Unseeing::Dropped {
-        made.push(Segment { q: part(q.local, &(0..0)), kv: vec![part(kv_rows, &(0..0))], lo, hi, prefix: 0 });
+        let (q, kv) = (part(q.local, &(0..0)), vec![part(kv_rows, &(0..0))]);
+        made.push(Segment { q, kv, lo, hi, prefix: 0, sink_tokens: 0 });
     }
     if let Some(Segment { q: own, kv: of, .. }) = made.last_mut() {
         pad(own, q.local, ends[0]);
@@ -396,9 +398,17 @@ mod tests {
         let blocks =
             [None, documents, NonZeroU32::new(1).map(Blocks::Chunks), NonZeroU32::new(3).map(Blocks::Chunks)];
         bounds.flat_map(move |(left, right)| {
-            let cut = move |align| blocks.map(|blocks| [0, 2].map(|prefix| (align, blocks, prefix)));
+            let counts = [(0, 0), (2, 0), (0, 2), (1, 3), (3, 1)];
+            let cut = move |align| blocks.map(|blocks| counts.map(|counts| (align, blocks, counts)));
             let all = [Alignment::TopLeft, Alignment::BottomRight].into_iter().flat_map(cut).flatten();
-            all.map(move |(align, blocks, prefix)| Mask { left, right, align, blocks, prefix })
+            all.map(move |(align, blocks, (prefix, sink_tokens))| Mask {
+                left,
+                right,
+                align,
+                blocks,
+                prefix,
+                sink_tokens,
+            })
         })
     }
 

@@ -102,6 +102,8 @@ impl Asked {
             ] {
                 asked.push((format!("{name} {corner}"), window(left, right, align)));
             }
+            let kept = Mask { sink_tokens: 2, ..window(Some(3), Some(0), align) };
+            asked.push((format!("window (3, 0) with sink tokens {corner}"), kept));
         }
         let asked: Vec<(&str, Mask)> = asked.iter().map(|(name, mask)| (name.as_str(), *mask)).collect();
         self.which(&asked, |f, mask| f.mask = mask)
@@ -168,7 +170,8 @@ fn table() -> String {
     let mut text = "What each builder takes. Made by `simulator/tests/suite/capabilities.rs`, which asks the builders; of what is refused \
                     each builder's own text says why.\n\n\
                     Asked: groups of 4 ranks (a single one for `single`), forward and backward; heads as query/KV 4/4, 4/2, \
-                    4/1, 8/8, 6/6, 6/2, 12/3, 3/3; both alignments of full, causal, and windows (3, 0), (3, 5), (3, ∞), (∞, 5); \
+                    4/1, 8/8, 6/6, 6/2, 12/3, 3/3; both alignments of full, causal, windows (3, 0), (3, 5), (3, ∞), (∞, 5), and (3, 0) \
+                    with 2 sink tokens; \
                     lengths q = kv, q < kv, q > kv, below 2·cp, no keys, no queries, nothing real; no sequence, gaps with \
                     first offset and slack, interleaved rows (SBHD); sinks, soft cap, a group in a larger world, ranks out \
                     of order.\n\n\

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use seamproof_oracle::InputMode;
 use seamproof_oracle::envelope::WeightRounding;
+use seamproof_oracle::{InputMode, Intervals};
 
 use super::super::stories::{LANES_MIN, WORK_MAX, other_heads};
 use super::row::{Allowed, Head, KeySet, Shown};
@@ -99,10 +99,15 @@ impl Row<'_> {
     }
 }
 
-/// Returns sets of keys of a sequence other than `right`: moved edges (nearer ones first), one key flipped, no key,
-/// and all intervals.
+/// Returns sets of keys of a sequence other than `right`: moved edges of the window (nearer ones first), each interval
+/// alone, one key flipped, no key, and all intervals.
 fn sets(right: &KeySet, count: usize) -> impl Iterator<Item = KeySet> {
-    let (start, end) = (right.range.start, right.range.end);
+    let mut parts = right.intervals.parts();
+    let window = parts.next_back().unwrap_or(0..0);
+    let before = parts.next().unwrap_or(0..0);
+    let ((start, end), intervals) = ((window.start, window.end), right.intervals.clone());
+    let alone =
+        [window, before.clone()].into_iter().filter(|_| !right.intervals.gap().is_empty()).map(KeySet::all);
     let moved = (1..=count).flat_map(move |by| {
         let edges = [
             (start.checked_sub(by), Some(end)),
@@ -112,15 +117,17 @@ fn sets(right: &KeySet, count: usize) -> impl Iterator<Item = KeySet> {
             (start.checked_sub(by), end.checked_sub(by)),
             (start.checked_add(by), end.checked_add(by)),
         ];
+        let before = before.clone();
         let range = move |(start, end): (Option<usize>, Option<usize>)| {
             let (start, end) = (start?, end?);
-            (start < end && end <= count).then(|| KeySet::all(start..end))
+            let fits = start < end && end <= count && before.start <= start;
+            fits.then(|| KeySet::all(Intervals::new(before.clone(), start..end)))
         };
-        edges.into_iter().filter_map(range)
+        edges.into_iter().filter_map(range).collect::<Vec<_>>()
     });
-    let single = (0..count).map(move |key| KeySet { range: start..end, flipped: Some(key) });
+    let single = (0..count).map(move |key| KeySet { intervals: intervals.clone(), flipped: Some(key) });
     let any = (0..count).flat_map(move |start| (start + 1..=count).map(move |end| KeySet::all(start..end)));
-    moved.chain(single).chain([KeySet::all(0..0)]).chain(any)
+    moved.chain(alone).chain(single).chain([KeySet::all(0..0)]).chain(any)
 }
 
 /// Returns in words what a wrong row shows and what it should show, and whether another head, some set of keys, or
@@ -147,8 +154,8 @@ pub(super) fn story(row: &Row<'_>, plans: &[ExactPlan<'_>], right: &KeySet) -> (
         return (format!("read {read}; should read {chosen} of its own, KV head {own}"), true);
     }
     let what = match row.count() {
-        Some(count) if count != right.range.len() as f64 => {
-            format!("saw {count} keys, should see {} ({right})", right.range.len())
+        Some(count) if count != right.len() as f64 => {
+            format!("saw {count} keys, should see {} ({right})", right.len())
         }
         _ if crate::exact::has_codes(mode) => {
             format!("no set of keys shows this; should see {right} and read {chosen}")

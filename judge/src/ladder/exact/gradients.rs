@@ -154,8 +154,9 @@ impl Backward<'_> {
     /// Returns what a query of a head gives to its keys; `None` where it sees no key.
     fn given(&self, plan: &ExactPlan<'_>, position: usize, head: usize) -> Option<Given> {
         let inputs = self.evidence.inputs;
-        let (visible, chosen) = (plan.visible(position), plan.chosen(position, head));
-        let keys = chosen.start.max(visible.start)..chosen.end.min(visible.end);
+        let chosen = plan.chosen(position, head);
+        // Two keys that follow each other are never in two intervals.
+        let keys = plan.visible(position).moved(|key| key.clamp(chosen.start, chosen.end)).hull();
         if keys.is_empty() {
             return None;
         }

@@ -4,58 +4,61 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use seamproof_oracle::envelope::WeightRounding;
-use seamproof_oracle::{Format, Inputs, Side};
+use seamproof_oracle::{Format, Inputs, Intervals, Side};
 
 use super::super::compare::lanes;
 use crate::exact::{self, DEAD_LEVEL, ExactPlan, Merging, has_codes, is_uniform};
 
-/// A set of keys: an interval, and perhaps one flipped key, which is in the set if it is not in the interval, and the
-/// other way round.
+/// A set of keys: intervals, and perhaps one flipped key, which is in the set if it is not in them, and the other way
+/// round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeySet {
-    pub(super) range: Range<usize>,
+    pub(super) intervals: Intervals,
     pub(super) flipped: Option<usize>,
 }
 
 impl KeySet {
-    pub(super) fn all(range: Range<usize>) -> KeySet {
-        KeySet { range, flipped: None }
+    pub(super) fn all(intervals: impl Into<Intervals>) -> KeySet {
+        KeySet { intervals: intervals.into(), flipped: None }
     }
 
     fn contains(&self, key: usize) -> bool {
-        self.range.contains(&key) != (self.flipped == Some(key))
+        self.intervals.contains(&key) != (self.flipped == Some(key))
+    }
+
+    /// Returns the key of the set that is in no interval.
+    fn outside(&self) -> Option<usize> {
+        self.flipped.filter(|key| !self.intervals.contains(key))
+    }
+
+    /// Returns the keys of the intervals that are in the set as ranges that are not empty, in order.
+    fn inside(&self) -> impl Iterator<Item = Range<usize>> {
+        let parts = self.intervals.parts().flat_map(|part| {
+            let lost = self.flipped.filter(|key| part.contains(key));
+            [part.start..lost.unwrap_or(part.end), lost.map_or(part.end, |key| key + 1)..part.end]
+        });
+        parts.filter(|part| !part.is_empty())
     }
 
     /// Returns the keys as ranges that are not empty, in order.
     pub(super) fn ranges(&self) -> Vec<Range<usize>> {
-        let Range { start, end } = self.range.clone();
-        let inside = self.flipped.filter(|key| self.range.contains(key));
-        let outside = self.flipped.filter(|key| !self.range.contains(key)).map(|key| key..key + 1);
-        let parts = [start..inside.unwrap_or(end), inside.map_or(end, |key| key + 1)..end];
-        let mut parts: Vec<Range<usize>> = parts.into_iter().chain(outside).collect();
-        parts.retain(|part| !part.is_empty());
+        let outside = self.outside().map(|key| key..key + 1);
+        let mut parts: Vec<Range<usize>> = self.inside().chain(outside).collect();
         parts.sort_unstable_by_key(|part| part.start);
         parts
     }
 
-    fn len(&self) -> usize {
-        match self.flipped {
-            None => self.range.len(),
-            Some(key) if self.range.contains(&key) => self.range.len() - 1,
-            Some(_) => self.range.len() + 1,
-        }
+    pub(super) fn len(&self) -> usize {
+        self.inside().map(|part| part.len()).sum::<usize>() + usize::from(self.outside().is_some())
     }
 }
 
 impl std::fmt::Display for KeySet {
     /// Writes ranges, without their end.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Range { start, end } = self.range.clone();
-        let inside = self.flipped.filter(|key| self.range.contains(key));
-        let parts = [start..inside.unwrap_or(end), inside.map_or(end, |key| key + 1)..end];
-        let parts = parts.into_iter().filter(|part| !part.is_empty());
-        let mut seen: Vec<String> = parts.map(|part| format!("{}..{}", part.start, part.end)).collect();
-        seen.extend(self.flipped.filter(|key| !self.range.contains(key)).map(|key| key.to_string()));
+        let mut seen: Vec<String> =
+            self.inside().map(|part| format!("{}..{}", part.start, part.end)).collect();
+        seen.extend(self.outside().map(|key| key.to_string()));
         if seen.is_empty() {
             return f.write_str("no key");
         }
@@ -192,10 +195,8 @@ impl<'a> Head<'a> {
 
     fn stairs(&self, plain: &Sums, stairs: &Sums, keys: &KeySet, empty: Shown, out: &mut [f64]) -> Shown {
         let scale = f64::from(self.plan.problem.softmax.scale);
-        let spread = keys.range.start..keys.range.end.max(keys.flipped.map_or(0, |key| key + 1));
-        let spread = spread.start.min(keys.flipped.unwrap_or(spread.start))..spread.end;
         let level = |key: usize| Some(self.levels[key]).filter(|_| keys.contains(key));
-        let top = spread.filter_map(level).max().unwrap_or(DEAD_LEVEL);
+        let top = keys.intervals.clone().chain(keys.flipped).filter_map(level).max().unwrap_or(DEAD_LEVEL);
         let key_logit = scale * f64::from(top);
         if top == DEAD_LEVEL {
             if self.sink.is_some() {
@@ -207,24 +208,28 @@ impl<'a> Head<'a> {
         }
         // A sink acts as a key of level 0 without a value.
         let logit = self.sink.map_or(key_logit, |sink| sink.max(key_logit));
-        let range = keys.range.clone();
         let flipped = keys.flipped.filter(|key| self.is_step(*key));
         let sign = |key: usize| if keys.contains(key) { 1.0 } else { -1.0 };
-        let weights = stairs.weights[range.end] - stairs.weights[range.start]
+        let parts = || keys.intervals.parts();
+        let weights = parts().map(|part| stairs.weights[part.end] - stairs.weights[part.start]).sum::<f64>()
             + flipped.map_or(0.0, |key| sign(key) * self.weight(key));
         let total = weights + if self.sink.is_some() { 1.0 } else { 0.0 };
         let weight = |key: usize| if self.is_step(key) { self.weight(key) } else { 0.0 };
         self.gather(stairs, keys, weight, total, out);
-        let active = stairs.counts[range.end] - stairs.counts[range.start] + 1;
+        let active =
+            parts().map(|part| stairs.counts[part.end] - stairs.counts[part.start]).sum::<usize>() + 1;
         Shown { logit, key_logit, sum: total / 2f64.powi(top.max(0)), active, keys: keys.len() }
     }
 
     /// Writes `Σ weight · v / total` over the keys to `out`.
     fn gather(&self, sums: &Sums, keys: &KeySet, weight: impl Fn(usize) -> f64, total: f64, out: &mut [f64]) {
         let dim = out.len();
-        let (first, end) = (keys.range.start * dim, keys.range.end * dim);
-        let sums = sums.values[end..end + dim].iter().zip(&sums.values[first..first + dim]);
-        out.iter_mut().zip(sums).for_each(|(out, (end, first))| *out = end - first);
+        out.fill(0.0);
+        for part in keys.intervals.parts() {
+            let (first, end) = (part.start * dim, part.end * dim);
+            let sums = sums.values[end..end + dim].iter().zip(&sums.values[first..first + dim]);
+            out.iter_mut().zip(sums).for_each(|(out, (end, first))| *out += end - first);
+        }
         if let Some(key) = keys.flipped {
             let factor = if keys.contains(key) { weight(key) } else { -weight(key) };
             out.iter_mut().zip(&*self.value(key)).for_each(|(out, v)| *out += factor * f64::from(*v));

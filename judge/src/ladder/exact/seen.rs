@@ -161,13 +161,17 @@ mod tests {
     /// Test that a right subject is seen to see what the mask shows, whatever the problem's own mode.
     #[test]
     fn a_right_subject_sees_what_the_mask_shows() {
-        let problem = problem();
-        let seen = Judge::default().seen(&Emulated::default(), &problem).unwrap();
-        assert_eq!(seen.len(), (9 + 6) * 4);
-        for row in seen {
-            let both = &problem.sequences[row.sequence];
-            let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
-            assert_eq!(row.keys, Some(vec![visible]), "{} {}", row.sequence, row.query);
+        for sink_tokens in [0, 2] {
+            let mut fields = ProblemFields::from(problem());
+            fields.mask.sink_tokens = sink_tokens;
+            let problem = Problem::new(fields).unwrap();
+            let seen = Judge::default().seen(&Emulated::default(), &problem).unwrap();
+            assert_eq!(seen.len(), (9 + 6) * 4);
+            for row in seen {
+                let both = &problem.sequences[row.sequence];
+                let visible = problem.mask.visible(row.query, both.q.len, both.kv.len);
+                assert_eq!(row.keys, Some(visible.parts().collect()), "{} {}", row.sequence, row.query);
+            }
         }
     }
 

@@ -8,7 +8,8 @@
 //!   same, they become the size that is nearest to both. KV heads are kept as far as the number of query heads allows.
 //! - *The mask* takes the form for which the fewest bounds change; of several, the first of the table. A bound that
 //!   is new reaches as far as the longest sequence. Bounds above the largest become the largest. Another alignment
-//!   becomes the first one of the table. Documents, chunks and a prefix that are not taken are left out.
+//!   becomes the first one of the table. Documents, chunks, a prefix and sink tokens that are not taken
+//!   are left out.
 //! - *The soft cap* and the *backward pass* are left out. The *sink* becomes the first one of the table.
 //! - *The group of ranks* becomes the whole world, and loses the ranks that are too many or gets those that are
 //!   missing. An algorithm becomes the first one of the table that can deal the heads, and the balance the first one of
@@ -225,7 +226,10 @@ impl Table {
         let (left, right) = (most(nearest.left), most(nearest.right));
         let taken = |kind: MaskKind| taken.kinds.contains(&kind);
         let blocks = mask.blocks.filter(|_| MaskKind::of(&mask).next().is_some_and(taken));
-        Mask { left, right, align, blocks, prefix: if taken(MaskKind::Prefix) { mask.prefix } else { 0 } }
+        let kept = |kind: MaskKind, count: u32| if taken(kind) { count } else { 0 };
+        let prefix = kept(MaskKind::Prefix, mask.prefix);
+        let sink_tokens = kept(MaskKind::SinkTokens, mask.sink_tokens);
+        Mask { left, right, align, blocks, prefix, sink_tokens }
     }
 
     /// Returns the group with the rows of the table, which may still break a rule of its algorithm.

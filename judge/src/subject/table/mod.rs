@@ -175,11 +175,14 @@ pub enum MaskKind {
     Chunks,
     /// First keys that the right bound does not hide.
     Prefix,
+    /// First keys that the left bound does not hide.
+    SinkTokens,
 }
 
 impl MaskKind {
     /// Every kind.
-    pub const ALL: [MaskKind; 3] = [MaskKind::Documents, MaskKind::Chunks, MaskKind::Prefix];
+    pub const ALL: [MaskKind; 4] =
+        [MaskKind::Documents, MaskKind::Chunks, MaskKind::Prefix, MaskKind::SinkTokens];
 
     /// Returns what a mask has.
     pub fn of(mask: &Mask) -> impl Iterator<Item = MaskKind> + use<> {
@@ -187,7 +190,9 @@ impl MaskKind {
             Blocks::Documents(_) => MaskKind::Documents,
             Blocks::Chunks(_) => MaskKind::Chunks,
         });
-        blocks.into_iter().chain((mask.prefix > 0).then_some(MaskKind::Prefix))
+        let prefix = (mask.prefix > 0).then_some(MaskKind::Prefix);
+        let sink_tokens = (mask.sink_tokens > 0).then_some(MaskKind::SinkTokens);
+        blocks.into_iter().chain(prefix).chain(sink_tokens)
     }
 
     /// Returns the name in texts and files.
@@ -196,6 +201,7 @@ impl MaskKind {
             MaskKind::Documents => "documents",
             MaskKind::Chunks => "chunks",
             MaskKind::Prefix => "prefix",
+            MaskKind::SinkTokens => "sink-tokens",
         }
     }
 }
@@ -204,7 +210,7 @@ impl Masks {
     /// Whether some mask hides every key of its sequence from a query. Seen from the top left that takes a left bound,
     /// and more queries than keys; seen from the bottom right a right one. A block past the last key has no keys.
     pub(super) fn may_blind(&self) -> bool {
-        if self.kinds.iter().any(|kind| *kind != MaskKind::Prefix) {
+        if self.kinds.iter().any(|kind| matches!(kind, MaskKind::Documents | MaskKind::Chunks)) {
             return true;
         }
         let bounded = |form: &MaskForm, align: &Alignment| match align {

@@ -95,13 +95,20 @@ fn segment(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> Segment 
     let (lo, hi) =
         draw.pick(&[(None, None), (None, hi), (lo, None), (lo, hi), (Some(-40), Some(7)), (None, Some(0))]);
     let prefix = if draw.one_in(3) { draw.below(all + 3) } else { 0 };
-    Segment { q, kv, lo, hi, prefix }
+    Segment { q, kv, lo, hi, prefix, sink_tokens: 0 }
 }
 
 /// Returns a segment without a mask whose tiles of keys go around.
 fn segment_around(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
     let (rows, seen) = (draw.pick(&LENGTHS), draw.pick(&AROUND));
-    Segment { q: queries.run(draw, rows), kv: vec![keys.run(draw, seen)], lo: None, hi: None, prefix: 0 }
+    Segment {
+        q: queries.run(draw, rows),
+        kv: vec![keys.run(draw, seen)],
+        lo: None,
+        hi: None,
+        prefix: 0,
+        sink_tokens: 0,
+    }
 }
 
 /// Puts the keys of a segment into pages of `size` rows, from anywhere in the first one on, and returns how many pages

@@ -84,7 +84,7 @@ impl Layout {
         let both = self.runs(0).into_iter().zip(self.runs(1));
         let segment = |(q, kv): (Run, Run)| {
             let hi = kv.len as i64 - q.len as i64;
-            Segment { q, kv: vec![kv], lo: None, hi: Some(hi), prefix: 0 }
+            Segment { q, kv: vec![kv], lo: None, hi: Some(hi), prefix: 0, sink_tokens: 0 }
         };
         let softmax = Softmax { scale: 1.0 / (dim as f32).sqrt(), softcap: None, sink: Sink::None };
         AttentionCall { segments: both.map(segment).collect(), softmax, policy: RowPolicy::Overwrite }

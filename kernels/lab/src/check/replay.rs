@@ -345,7 +345,7 @@ mod tests {
                 let (problem, _) = choice.dealt(dealing).expect("a problem");
                 for sequence in &problem.sequences {
                     for i in 0..sequence.q.len {
-                        let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+                        let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len).hull();
                         let tiles =
                             if keys.is_empty() { 0 } else { (keys.end - 1) / 128 - keys.start / 128 + 1 };
                         assert!(tiles <= 2, "{choice}: {keys:?}");

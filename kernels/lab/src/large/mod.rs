@@ -156,7 +156,8 @@ struct Asked {
 impl Asked {
     fn query(&self, problem: &Problem) -> Query {
         let sequence = &problem.sequences[self.sequence];
-        let keys = problem.mask.visible(self.i, sequence.q.len, sequence.kv.len);
+        // One interval: kernels take no sink tokens.
+        let keys = problem.mask.visible(self.i, sequence.q.len, sequence.kv.len).hull();
         Query { row: sequence.q.row(self.i), head: self.head, list: self.sequence, keys }
     }
 

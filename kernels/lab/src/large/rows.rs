@@ -43,7 +43,7 @@ fn boundaries(problem: &Problem, sequence: usize) -> BTreeSet<usize> {
 /// Returns the boundaries of a mask that is no band, by looking at every query.
 fn changes(problem: &Problem, lq: usize, lk: usize) -> BTreeSet<usize> {
     let cut = |i: usize| {
-        let keys = problem.mask.visible(i, lq, lk);
+        let keys = problem.mask.visible(i, lq, lk).hull();
         (keys.is_empty(), keys.start == 0, keys.end == lk)
     };
     let near = (1..lq).filter(|&i| cut(i - 1) != cut(i)).flat_map(|i| [i - 1, i]);
@@ -60,7 +60,7 @@ mod tests {
     fn is_boundary(problem: &Problem, sequence: usize, i: usize) -> bool {
         let (lq, lk) = (problem.sequences[sequence].q.len, problem.sequences[sequence].kv.len);
         let cut = |i: usize| {
-            let keys = problem.mask.visible(i, lq, lk);
+            let keys = problem.mask.visible(i, lq, lk).hull();
             (keys.is_empty(), keys.start == 0, keys.end == lk)
         };
         let neighbours = [i.checked_sub(1), (i + 1 < lq).then_some(i + 1)];

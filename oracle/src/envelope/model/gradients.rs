@@ -151,7 +151,7 @@ impl Model {
         let sum = match self.accumulation {
             // Each head of the group begins its own steps.
             Accumulation::WgmmaTruncating | Accumulation::Unknown => {
-                let head = self.accumulation.cut_products(queries / self.group, self.partition.q_tile);
+                let head = self.accumulation.cut_products(queries / self.group, 1, self.partition.q_tile);
                 (head * self.group as f64).max(self.accumulation.products(queries))
             }
             _ => self.accumulation.products(queries),

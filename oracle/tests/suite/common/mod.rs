@@ -85,6 +85,7 @@ pub(crate) fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
         left: side(&mut draws),
         right: side(&mut draws),
         align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
+        sink_tokens: draws.pick(&[0, 0, 1, 3]),
         ..Mask::FULL
     };
     let softmax = Softmax {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Pass, Softmax, TensorName};
+use seamproof_oracle::{Format, Intervals, Pass, Softmax, TensorName};
 
 use super::entry::{OFF, VALUES, bf16, fault, kernels, right};
 use crate::emulated::{HeadRows, Pair, Stages, TileWeights, UnitArithmetic};
@@ -197,10 +197,12 @@ kernels! {
         }
     }
     PairMissing {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
-            let seen = segment.visible(i);
-            let lost = pass == Pass::Backward && i + 1 == segment.q.len && !seen.is_empty();
-            if lost { seen.start..seen.end - 1 } else { seen }
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
+            let mut seen = segment.visible(i);
+            if pass == Pass::Backward && i + 1 == segment.q.len {
+                seen.next_back();
+            }
+            seen
         }
     }
     DkScaled {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Pass, Run, TensorName};
+use seamproof_oracle::{Format, Intervals, Pass, Run, TensorName};
 
 use super::entry::{FORGETS, READS, VALUES, WRITES, fault, kernels, right};
 use crate::emulated::{Finished, HeadRows, Stages, UnitArithmetic, Weights};
@@ -184,6 +184,13 @@ pub(super) const FAULTS: &[Fault] = &[
         &TileOfOne,
     ),
     fault(
+        "sink-tokens-twice",
+        "tiles of sink tokens are walked before those of the window, and again where the window begins in them",
+        "https://github.com/sgl-project/sglang/pull/12504",
+        VALUES,
+        &SinkTokensTwice,
+    ),
+    fault(
         "first-key-missing",
         "the first key is hidden from every query",
         SGLANG_WINDOW,
@@ -264,31 +271,30 @@ fn with_padding(tensor: TensorName, segment: &Segment, extra: usize) -> Vec<usiz
 }
 
 /// Returns the keys that query `i` sees if up to `extra` padding rows behind the last key look like keys.
-fn seen_with_padding(segment: &Segment, i: usize, extra: usize) -> Range<usize> {
+fn seen_with_padding(segment: &Segment, i: usize, extra: usize) -> Intervals {
     let (seen, keys) = (segment.visible(i), segment.keys());
     let padding = segment.kv.last().map_or(0, |run| run.span - run.len).min(extra);
-    if seen.end == keys && !seen.is_empty() { seen.start..keys + padding } else { seen }
+    seen.moved(|end| if end == keys { keys + padding } else { end })
 }
 
-/// Returns a range with its ends moved, within the keys.
-fn moved(seen: Range<usize>, segment: &Segment, start: isize, end: isize) -> Range<usize> {
-    let place = |key: usize, by: isize| key.saturating_add_signed(by).min(segment.keys());
-    let seen = place(seen.start, start)..place(seen.end, end);
-    if seen.is_empty() { 0..0 } else { seen }
+/// Returns keys without the first one.
+fn without_first(mut seen: Intervals) -> Intervals {
+    seen.next();
+    seen
 }
 
 /// Returns the keys that a query sees if the mask's right edge is moved by `by`.
-fn right_edge(segment: &Segment, i: usize, by: i64) -> Range<usize> {
+fn right_edge(segment: &Segment, i: usize, by: i64) -> Intervals {
     Segment { hi: segment.hi.map(|hi| hi + by), ..segment.clone() }.visible(i)
 }
 
 /// Returns the keys that a query sees if the mask's left edge is moved by `by`.
-fn left_edge(segment: &Segment, i: usize, by: i64) -> Range<usize> {
+fn left_edge(segment: &Segment, i: usize, by: i64) -> Intervals {
     Segment { lo: segment.lo.map(|lo| lo + by), ..segment.clone() }.visible(i)
 }
 
-/// Returns the given range in the wrong pass, and the right range in the other.
-fn only(pass: Pass, wrong: Pass, segment: &Segment, i: usize, seen: Range<usize>) -> Range<usize> {
+/// Returns the given keys in the wrong pass, and the right keys in the other.
+fn only(pass: Pass, wrong: Pass, segment: &Segment, i: usize, seen: Intervals) -> Intervals {
     if pass == wrong { seen } else { segment.visible(i) }
 }
 
@@ -323,7 +329,7 @@ kernels! {
         fn rows(&self, _: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
             with_padding(tensor, segment, 1)
         }
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
             seen_with_padding(segment, i, 1)
         }
     }
@@ -331,7 +337,7 @@ kernels! {
         fn rows(&self, _: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
             with_padding(tensor, segment, 1)
         }
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
             seen_with_padding(segment, i, usize::from(i + 1 == segment.q.len))
         }
     }
@@ -339,7 +345,7 @@ kernels! {
         fn rows(&self, _: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
             with_padding(tensor, segment, usize::MAX)
         }
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
             seen_with_padding(segment, i, usize::MAX)
         }
     }
@@ -357,7 +363,7 @@ kernels! {
         fn rows(&self, pass: Pass, tensor: TensorName, segment: &Segment) -> Vec<usize> {
             with_padding(tensor, segment, if pass == Pass::Backward { 1 } else { 0 })
         }
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             only(pass, Pass::Backward, segment, i, seen_with_padding(segment, i, 1))
         }
     }
@@ -379,59 +385,59 @@ kernels! {
         }
     }
     MaskOfTile {
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
             segment.visible((i | 1).min(segment.q.len - 1))
         }
     }
     ForwardRightMore {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             only(pass, Pass::Forward, segment, i, right_edge(segment, i, 1))
         }
     }
     ForwardRightLess {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             only(pass, Pass::Forward, segment, i, right_edge(segment, i, -1))
         }
     }
     BackwardRightMore {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             only(pass, Pass::Backward, segment, i, right_edge(segment, i, 1))
         }
     }
     BackwardRightLess {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             only(pass, Pass::Backward, segment, i, right_edge(segment, i, -1))
         }
     }
     LeftMore {
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
             left_edge(segment, i, -1)
         }
     }
     LeftLess {
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
             left_edge(segment, i, 1)
         }
     }
     BackwardLeftLess {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             only(pass, Pass::Backward, segment, i, left_edge(segment, i, 1))
         }
     }
     BackwardTopLeft {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             let (lo, hi) = (segment.lo.zip(segment.hi).map(|(lo, hi)| lo - hi), segment.hi.map(|_| 0));
             let square = Segment { lo: lo.or(segment.lo), hi, ..segment.clone() };
             only(pass, Pass::Backward, segment, i, square.visible(i))
         }
     }
     BackwardUnmasked {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
-            only(pass, Pass::Backward, segment, i, 0..segment.keys())
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
+            only(pass, Pass::Backward, segment, i, (0..segment.keys()).into())
         }
     }
     ForwardNoLeft {
-        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Range<usize> {
+        fn visible(&self, pass: Pass, segment: &Segment, i: usize) -> Intervals {
             let open = Segment { lo: None, ..segment.clone() };
             only(pass, Pass::Forward, segment, i, open.visible(i))
         }
@@ -445,21 +451,31 @@ kernels! {
     }
     TileOfOne {
         fn tiles(&self, pass: Pass, segment: &Segment, rows: &Range<usize>, keys: usize, size: usize) -> Vec<Range<usize>> {
-            let end = rows.clone().map(|i| segment.visible(i).end).max().unwrap_or(0);
+            let end = rows.clone().map(|i| segment.visible(i).hull().end).max().unwrap_or(0);
             let mut tiles = right::<A>().tiles(pass, segment, rows, keys, size);
             tiles.retain(|tile| tile.start + 1 < end);
             tiles
         }
     }
+    SinkTokensTwice {
+        fn tiles(&self, pass: Pass, segment: &Segment, rows: &Range<usize>, keys: usize, size: usize) -> Vec<Range<usize>> {
+            let mut tiles = right::<A>().tiles(pass, segment, rows, keys, size);
+            let begins = segment.lo.map_or(0, |lo| (rows.start as i64 + lo).max(0) as usize);
+            let sink_tokens = tiles.iter().take_while(|tile| tile.start < segment.sink_tokens);
+            let twice: Vec<Range<usize>> = sink_tokens.filter(|tile| tile.end > begins).cloned().collect();
+            tiles.splice(0..0, twice);
+            tiles
+        }
+    }
     FirstKeyMissing {
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
-            let seen = segment.visible(i);
-            moved(seen.start.max(1)..seen.end, segment, 0, 0)
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
+            segment.visible(i).moved(|end| end.max(1))
         }
     }
     OneRowMisses {
-        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Range<usize> {
-            moved(segment.visible(i), segment, isize::from(i + 1 == segment.q.len), 0)
+        fn visible(&self, _: Pass, segment: &Segment, i: usize) -> Intervals {
+            let seen = segment.visible(i);
+            if i + 1 == segment.q.len { without_first(seen) } else { seen }
         }
     }
     KeyDuplicated {

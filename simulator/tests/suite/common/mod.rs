@@ -98,6 +98,7 @@ pub(crate) fn problem(draws: &mut Draws, algorithm: Algorithm, balance: Balance,
             align: draws.pick(&[Alignment::TopLeft, Alignment::BottomRight]),
             blocks: blocks(draws, 3 * unit),
             prefix: draws.pick(&[0, 0, 1, unit as u32 + 1]),
+            sink_tokens: draws.pick(&[0, 0, 1, unit as u32 + 1]),
         },
         softmax: Softmax {
             scale: 0.5,

@@ -369,7 +369,7 @@ impl<'a> Machine<'a> {
         let kv_head = head / (self.heads(q) / self.heads(k));
         let keys: Vec<usize> = segment.kv.iter().flat_map(Run::real_rows).collect();
         let mut pairs = Vec::new();
-        for &row in &keys[segment.visible(i)] {
+        for row in segment.visible(i).map(|j| keys[j]) {
             let key = self.input(k, row, kv_head, TensorName::K)?;
             if key != self.input(v, row, kv_head, TensorName::V)? {
                 return Err(format!("row {row}: a key meets another key's value"));
