@@ -474,7 +474,7 @@ mod tests {
     /// Returns a causal call of 20 rows with a prefix.
     fn prefixed(prefix: usize) -> CallTables {
         let rows = Run::packed(0, 20, 20);
-        let segment = Segment { q: rows, kv: vec![rows], lo: None, hi: Some(0), prefix };
+        let segment = Segment { q: rows, kv: vec![rows], lo: None, hi: Some(0), prefix, sink_tokens: 0 };
         let softmax = Softmax { scale: 0.125, softcap: None, sink: Sink::None };
         let call = AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite };
         CallTables::new(&call, [20, 20], true).expect("the run lies in the rows")
