@@ -187,6 +187,8 @@ impl Gpu {
         stream: usize,
         work: impl FnOnce() -> Result<T, KernelError>,
     ) -> Result<T, KernelError> {
+        // Whoever works on a stream may be a thread that has named no context yet.
+        self.bind()?;
         while self.beside.borrow().len() < stream {
             let more = self.context.new_stream().map_err(failed("stream"))?;
             self.beside.borrow_mut().push(more);

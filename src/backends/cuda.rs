@@ -417,9 +417,10 @@ impl Backend for Cuda {
         // No kernel takes two intervals of keys.
         twin.table.masks.kinds.retain(|kind| *kind != MaskKind::SinkTokens);
         match self.attention {
-            AttentionKernels::Simple => {
-                twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)
-            }
+            AttentionKernels::Simple => twin
+                // The slots of all sequences decide which kernel merges them, and the two take other steps to e^x.
+                .with_promises(Promises { sequences_alone: !self.helpers, ..Promises::ALL })
+                .with_accumulation(Accumulation::F32Serial),
             AttentionKernels::Tuned | AttentionKernels::Of(_) => twin
                 // All sequences of a call and their places decide which kernel takes it, and in which shape.
                 .with_promises(Promises {
