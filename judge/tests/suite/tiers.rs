@@ -362,8 +362,9 @@ fn calibration_finds_merges_that_are_not_as_declared() {
             subject.inner.merge = declared;
             subject
         };
-        let calibration = Calibration::run(|_| Ok(Box::new(subject()) as Box<dyn Backend>), 30, 4);
-        match calibration.expect("the kernel runs").outcome("changed", 4) {
+        // Some all-gathers of stripes sum gradients by the order as well, which no candidate says. None is among these.
+        let calibration = Calibration::run(|_| Ok(Box::new(subject()) as Box<dyn Backend>), 30, 5);
+        match calibration.expect("the kernel runs").outcome("changed", 5) {
             CalibrationOutcome::Unique(lock) => lock.merge,
             other => panic!("{other:?}"),
         }
