@@ -28,7 +28,8 @@
 //! | true | (left, 0), whatever `right` is |
 //!
 //! A mask that a library cannot express is refused: in TE a window that is bounded on one side and not causal, in FA a
-//! top-left diagonal for sequences whose query and key lengths differ, in both documents, chunks, a prefix and sink tokens.
+//! top-left diagonal for sequences whose query and key lengths differ, in both documents, chunks, a prefix and sink
+//! tokens.
 
 use std::fmt;
 use std::str::FromStr;

@@ -44,8 +44,8 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // No sink tokens, no region, no pages, no steps, the layout of the queries, no borders, no chunks, no prefix and the plain form
-        // are numbers 0.
+        // No sink tokens, no region, no pages, no steps, the layout of the queries, no borders, no chunks, no prefix
+        // and the plain form are numbers 0.
         WITHOUT_SINK_TOKENS => [body, &[0; 1]].concat(),
         WITHOUT_PAGES => [body, &[0; 6]].concat(),
         WITHOUT_STEPS => [body, &[0; 7]].concat(),

@@ -85,8 +85,8 @@ impl Sampled {
         let mut rows = draw(&all, self.rows, mix(mix(self.seed ^ DRAW) + side as u64));
         for (index, both) in problem.sequences.iter().enumerate() {
             let within = connected_rows(problem, both, side);
-            for Range { start, end } in [0..layout::run_of(both, side).len].into_iter().chain(within.parts())
-            {
+            let all = std::iter::once(0..layout::run_of(both, side).len);
+            for Range { start, end } in all.chain(within.parts()) {
                 rows.extend((start < end).then(|| [[index, start], [index, end - 1]]).into_iter().flatten());
             }
         }

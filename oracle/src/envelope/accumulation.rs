@@ -39,8 +39,8 @@ const STEP: usize = 16;
 /// products and F = 25 fractional bits.
 const KAPPA: f64 = 17.0 / (1u64 << 25) as f64 + 1.0 / (1u64 << 23) as f64;
 
-/// Returns the most pieces of a length that `n` numbers touch, in so many intervals. Each interval touches one more than
-/// it fills, since it may begin anywhere.
+/// Returns the most pieces of a length that `n` numbers touch, in so many intervals. Each interval touches one more
+/// than it fills, since it may begin anywhere.
 pub(super) fn touched(n: usize, intervals: usize, length: usize) -> usize {
     n.div_ceil(length.max(1)) + 2 * intervals.max(1) - 1
 }
@@ -76,8 +76,8 @@ impl Accumulation {
         }
     }
 
-    /// Returns `g` of `n` products of a longer sum, in so many intervals of it. The sum is cut into tiles, and the tiles
-    /// into steps of the matrix unit.
+    /// Returns `g` of `n` products of a longer sum, in so many intervals of it. The sum is cut into tiles, and the
+    /// tiles into steps of the matrix unit.
     pub fn cut_products(self, n: usize, intervals: usize, tile: usize) -> f64 {
         let steps = || KAPPA * steps(n, intervals, tile) as f64;
         match self {

@@ -210,8 +210,8 @@ impl Strip {
     }
 }
 
-/// Proves that `patches` show `rows` exactly what the mask shows them, where `regions` hold every row and column. Returns
-/// the number of pairs, or the first place of a difference.
+/// Proves that `patches` show `rows` exactly what the mask shows them, where `regions` hold every row and column.
+/// Returns the number of pairs, or the first place of a difference.
 pub(super) fn prove_all(rows: Positions, regions: &[Region], patches: &[Patch]) -> Result<u64, Hole> {
     if let [all] = regions {
         return prove(rows, &all.wanted, patches);
