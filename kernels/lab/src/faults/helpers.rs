@@ -160,7 +160,7 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         Detector::Bits(&["cu_seqlens on rank"]);
     "rows-past-the-end", PastTheEnd, FA_A3A257C7, "rows.cu",
         "if (lane >= tile_rows || row >= rows)" => "if (lane >= tile_rows || row > rows)",
-        Detector::Bits(&["reorder", "copy valid", "fill padding", "read half", "convert"]);
+        Detector::Bits(&["reorder", "copy valid", "fill padding", "read half", "convert", "layer"]);
     "heads-past-the-last", PastTheEnd, FA_A3A257C7, "merge.cu",
         "if (h < count) store_words<EACH>(to, values[h], (1u << EACH) - 1);"
             => "store_words<EACH>(to, values[h], (1u << EACH) - 1);",
