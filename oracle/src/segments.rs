@@ -10,9 +10,10 @@
 //! in any order.
 //!
 //! Arrays are *broadcast*: where the shape of one ends that of the other, it is repeated along the dimensions that it
-//! lacks. This holds of the ids and the positions of a side, which `vmap` may have batched alone, and then of the
-//! leading dimensions of both sides. Shapes that differ otherwise are an error, also where they have as many elements:
-//! (4) and (2, 2) say nothing of which belongs to which.
+//! lacks. This holds of the ids and the positions of a side, which `vmap` may have batched alone, and then of both
+//! sides where one of them has no *extra* dimensions: none before that of its batch. Other shapes that differ are an
+//! error, also where they have as many elements: extra dimensions (4) and (2, 2), or (4) and (2, 4), say nothing of
+//! which belongs to which.
 //!
 //! The forms are those of TransformerEngine's `SequenceDescriptor`
 //! (<https://github.com/NVIDIA/TransformerEngine>, `transformer_engine/jax/attention.py`).
@@ -89,7 +90,7 @@ pub enum SegmentsError {
         positions: Vec<usize>,
     },
     /// Sides whose leading dimensions cannot be broadcast.
-    #[error("q has the leading dimensions {q:?} and kv {kv:?}; one must end the other")]
+    #[error("q has the leading dimensions {q:?} and kv {kv:?}; use the same, or the last of them alone on one side")]
     Leading {
         /// Dimensions of q before the last one.
         q: Vec<usize>,
@@ -157,7 +158,7 @@ impl Segments {
     pub fn new(q: &Described, kv: &Described) -> Result<Segments, SegmentsError> {
         let (q_shape, q) = Rows::of(q, Side::Q)?;
         let (kv_shape, kv) = Rows::of(kv, Side::Kv)?;
-        let leading = longer(&q_shape, &kv_shape)
+        let leading = shared(&q_shape, &kv_shape)
             .ok_or_else(|| SegmentsError::Leading { q: q_shape.clone(), kv: kv_shape.clone() })?;
         let q = q.repeated(&leading, Side::Q)?;
         let kv = kv.repeated(&leading, Side::Kv)?;
@@ -394,6 +395,11 @@ fn shared((ids, positions): (Vec<i32>, Vec<i32>), length: usize) -> Described {
 
 fn leading_of(shape: &[usize]) -> &[usize] {
     &shape[..shape.len() - 1]
+}
+
+/// Returns the leading dimensions of both sides, where one that has a batch dimension at most is broadcast.
+fn shared(q: &[usize], kv: &[usize]) -> Option<Vec<usize>> {
+    longer(q, kv).filter(|_| q == kv || q.len().min(kv.len()) <= 1)
 }
 
 /// Returns the longer of two shapes, if the shorter one ends it.

@@ -102,8 +102,17 @@ fn shapes_that_do_not_fit_are_refused_with_both() {
     let (four, two) = (ids(&[4, 1, 2], &ones), ids(&[2, 2, 1, 2], &ones));
     assert_eq!(
         refused(&four, &two),
-        "q has the leading dimensions [4, 1] and kv [2, 2, 1]; one must end the other"
+        "q has the leading dimensions [4, 1] and kv [2, 2, 1]; use the same, or the last of them alone on one side"
     );
+    // Extra dimensions of both sides are the same, and not one the end of the other.
+    let of = |shape: &[usize]| ids(shape, &vec![1; shape.iter().product()]);
+    for (q, kv) in [([4, 1, 2].as_slice(), [2, 4, 1, 2].as_slice()), (&[2, 4, 1, 2], &[4, 1, 2])] {
+        let dims = |shape: &[usize]| format!("{:?}", &shape[..shape.len() - 1]);
+        let said = format!("q has the leading dimensions {} and kv {}; use the same", dims(q), dims(kv));
+        assert!(refused(&of(q), &of(kv)).starts_with(&said), "{}", refused(&of(q), &of(kv)));
+    }
+    assert_eq!(Segments::new(&of(&[4, 2]), &of(&[3, 4, 2])).unwrap().leading(), [3, 4]);
+    assert_eq!(Segments::new(&of(&[3, 4, 2]), &of(&[2])).unwrap().leading(), [3, 4]);
     let trailing = Described { ids: array(&[2, 4], &ones), positions: Some(array(&[4], &[0; 4])) };
     assert!(Segments::new(&trailing, &trailing).is_ok());
     let trailing = Described { positions: Some(array(&[2], &[0; 2])), ..trailing.clone() };
