@@ -90,7 +90,9 @@ pub enum SegmentsError {
         positions: Vec<usize>,
     },
     /// Sides whose leading dimensions cannot be broadcast.
-    #[error("q has the leading dimensions {q:?} and kv {kv:?}; use the same, or the last of them alone on one side")]
+    #[error(
+        "q has the leading dimensions {q:?} and kv {kv:?}; use the same, or the last of them alone on one side"
+    )]
     Leading {
         /// Dimensions of q before the last one.
         q: Vec<usize>,
@@ -158,7 +160,7 @@ impl Segments {
     pub fn new(q: &Described, kv: &Described) -> Result<Segments, SegmentsError> {
         let (q_shape, q) = Rows::of(q, Side::Q)?;
         let (kv_shape, kv) = Rows::of(kv, Side::Kv)?;
-        let leading = shared(&q_shape, &kv_shape)
+        let leading = of_both(&q_shape, &kv_shape)
             .ok_or_else(|| SegmentsError::Leading { q: q_shape.clone(), kv: kv_shape.clone() })?;
         let q = q.repeated(&leading, Side::Q)?;
         let kv = kv.repeated(&leading, Side::Kv)?;
@@ -398,7 +400,7 @@ fn leading_of(shape: &[usize]) -> &[usize] {
 }
 
 /// Returns the leading dimensions of both sides, where one that has a batch dimension at most is broadcast.
-fn shared(q: &[usize], kv: &[usize]) -> Option<Vec<usize>> {
+fn of_both(q: &[usize], kv: &[usize]) -> Option<Vec<usize>> {
     longer(q, kv).filter(|_| q == kv || q.len().min(kv.len()) <= 1)
 }
 
