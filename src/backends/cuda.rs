@@ -10,9 +10,9 @@
 //! of all kernels, and so change the maximum at least as often as any.
 //!
 //! A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
-//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. Keys in pages are
-//! read through a block table by the simple kernel, and through runs of rows by those on tensor cores. Each step of a
-//! problem is a launch of its own.
+//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. A band may have
+//! sink tokens beside it, and then both passes go to the simple kernels. Keys in pages are read through a block table by
+//! the simple kernel, and through runs of rows by those on tensor cores. Each step of a problem is a launch of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -36,8 +36,7 @@ use super::Emulated;
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, MaskKind, Outputs, Promises,
-    RunError, Way,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
 use seamproof_judge::subjects::{
     OptionError, Ranks, Reached, SubjectName, built, in_steps, launchable, run_on_threads, run_schedule,
@@ -414,8 +413,6 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
-        // No kernel takes two intervals of keys.
-        twin.table.masks.kinds.retain(|kind| *kind != MaskKind::SinkTokens);
         match self.attention {
             AttentionKernels::Simple => {
                 twin.with_promises(Promises::ALL).with_accumulation(Accumulation::F32Serial)
@@ -487,8 +484,8 @@ mod tests {
         paths.map(|path| Case::load(&path).unwrap().problem)
     }
 
-    /// Test that stored cases of documents, chunks and prefixes are among those that the subject takes, also on tensor
-    /// cores, where the backward of a prefix goes to the simple kernels.
+    /// Test that stored cases of documents, chunks, prefixes and sink tokens are among those that the subject takes, also
+    /// on tensor cores, where the backward of a prefix and launches with sink tokens go to the simple kernels.
     #[test]
     fn stored_masks_that_are_no_bands_are_taken() {
         let table = Cuda::default().declaration().table;
