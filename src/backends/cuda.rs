@@ -492,12 +492,15 @@ mod tests {
         let masks: Vec<Problem> = stored().filter(|problem| !problem.mask.is_band()).collect();
         assert!(masks.iter().filter(|problem| problem.mask.prefix > 0).count() >= 3);
         assert!(masks.iter().filter(|problem| problem.mask.blocks.is_some()).count() >= 4);
+        let keeps = |problem: &Problem| problem.mask.left.is_some() && problem.mask.sink_tokens > 0;
+        assert!(masks.iter().filter(|problem| keeps(problem)).count() >= 4);
         let tuned = Cuda { attention: AttentionKernels::Tuned, ..Cuda::default() };
         for problem in masks {
             assert_eq!(table.refusal(&problem), None, "{problem:?}");
-            let [_, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
+            let [forward, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
             let is_widened = problem.mask.prefix > 0 && problem.mask.right.is_some();
             assert!(!is_widened || backward.is_empty() || backward.contains(&false), "{problem:?}");
+            assert!(!keeps(&problem) || forward.contains(&false), "{problem:?}");
         }
     }
 
