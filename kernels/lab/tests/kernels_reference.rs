@@ -175,7 +175,7 @@ fn conversions_are_right_thread_by_thread() {
 }
 
 /// The number of calls with prefixes and sink tokens.
-const CALLS: u64 = 32;
+const CALLS: u64 = 36;
 
 /// Numbers that follow from a seed.
 struct Numbers(u64);
@@ -202,10 +202,10 @@ fn widened(seed: u64) -> (AttentionCall, [usize; 2]) {
         let q = run(0, lens[0], numbers.below(3));
         let kv = vec![run(1, lens[1], numbers.below(3)), run(1, lens[2], numbers.below(2))];
         let near = |numbers: &mut Numbers| numbers.below(30) as i64 - 15;
-        let lo = (numbers.below(3) > 0).then(|| near(&mut numbers) - 3);
+        let lo = (numbers.below(3) > 0).then(|| near(&mut numbers) + 4);
         let hi = (numbers.below(6) > 0).then(|| near(&mut numbers));
         let prefix = if numbers.below(4) > 0 { numbers.below(44) } else { 0 };
-        let sink_tokens = if lo.is_some() { [0, 1, 5, 35][numbers.below(4)] } else { 0 };
+        let sink_tokens = if lo.is_some() { [0, 1, 2, 5, 33][numbers.below(5)] } else { 0 };
         segments.push(Segment { q, kv, lo, hi, prefix, sink_tokens });
     }
     let softmax = Softmax { scale: 0.5, softcap: None, sink: Sink::None };
