@@ -201,7 +201,8 @@ struct Query {
     i64 index;
     i64 row;
     bool real;
-    // The local keys that it sees.
+    // The local keys that it sees: the first `sink_tokens`, and those from `first` to `end`, none of which is among them.
+    i64 sink_tokens;
     i64 first;
     i64 end;
 };
@@ -209,16 +210,17 @@ struct Query {
 __device__ __forceinline__ Query query_at(const Call& call, i64 owned) {
     const int s = last_at_most(0, call.segment_count, owned, [&](int i) { return call.segments[i].first_row; });
     const QuerySegment segment = call.segments[s];
-    const i64 index = owned - segment.first_row;
-    return {
-        segment,
-        s,
-        index,
-        segment.q_offset + segment.q_step * index,
-        index < segment.q_len,
-        max(index + segment.lo, (i64)0),
-        min(index + segment.hi + 1, segment.keys),
-    };
+    const i64 index = owned - segment.first_row, row = segment.q_offset + segment.q_step * index;
+    const i64 first = max(index + segment.lo, (i64)0), end = min(index + segment.hi + 1, segment.keys);
+    const i64 sink_tokens = max(min(segment.sink_tokens, end), (i64)0);
+    // A window that reaches back to the sink tokens has them in it.
+    const bool apart = sink_tokens < first;
+    return {segment, s, index, row, index < segment.q_len, apart ? sink_tokens : 0, apart ? first : 0, end};
+}
+
+// The first tile of 32 keys from `tile` on in which a query may see one.
+__device__ __forceinline__ i64 tile_from(const Query& query, i64 tile) {
+    return tile < query.sink_tokens ? tile : max(tile, query.first / 32 * 32);
 }
 
 // `row_of` gives the row of a query's local key.
@@ -243,9 +245,9 @@ __device__ __forceinline__ void forward(const Forward& a, RowOf row_of) {
     __syncwarp();
 
     float largest = neg_infinity(), sum = 0.0f, acc[EACH] = {};
-    for (i64 tile = query.first / 32 * 32; tile < query.end; tile += 32) {
+    for (i64 tile = tile_from(query, 0); tile < query.end; tile = tile_from(query, tile + 32)) {
         const i64 key = tile + lane;
-        const bool seen = key >= query.first && key < query.end;
+        const bool seen = key < query.sink_tokens || (key >= query.first && key < query.end);
         const i64 row = seen ? row_of(query, key) : 0;
         const float score =
             seen ? logit_of(call, product(q, a.k, place_of(a.k, row, kv_head), call.dim)) : neg_infinity();
@@ -261,8 +263,8 @@ __device__ __forceinline__ void forward(const Forward& a, RowOf row_of) {
         }
         const float weight = seen ? exact_exp(score - largest) : 0.0f;
         const float in_product = rounded_to(call.p_format, weight);
-        const int from = (int)max(query.first - tile, (i64)0), to = (int)min(query.end - tile, (i64)32);
-        for (int j = from; j < to; ++j) {
+        for (u32 left = __ballot_sync(FULL, seen); left != 0; left &= left - 1) {
+            const int j = __ffs(left) - 1;
             sum += __shfl_sync(FULL, weight, j);
             const i64 v_row = __shfl_sync(FULL, row, j);
             add_row(acc, __shfl_sync(FULL, in_product, j), a.v, place_of(a.v, v_row, kv_head), call.dim_v);
@@ -331,16 +333,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend_queries(const __
     const float lse = get(a.lse, place_of(a.lse, query.row, head));
 
     float acc[EACH] = {};
-    for (i64 tile = query.first; tile < query.end; tile += 32) {
-        const i64 key = tile + lane;
-        const i64 row = key < query.end ? key_row(call, query.segment, key) : 0;
+    // Sink tokens and the window, one behind the other.
+    const i64 keys = query.sink_tokens + max(query.end - query.first, (i64)0);
+    for (i64 tile = 0; tile < keys; tile += 32) {
+        const i64 at = tile + lane, key = at < query.sink_tokens ? at : at - query.sink_tokens + query.first;
+        const i64 row = at < keys ? key_row(call, query.segment, key) : 0;
         float ds = 0.0f;
-        if (key < query.end) {
+        if (at < keys) {
             const float logit = logit_of(call, product(q, a.k, place_of(a.k, row, kv_head), call.dim));
             const float dp = product(dout, a.v, place_of(a.v, row, kv_head), call.dim_v);
             ds = rounded_to(call.ds_format, logit_gradient(call, exact_exp(logit - lse), dp, d, logit));
         }
-        const int count = (int)min(query.end - tile, (i64)32);
+        const int count = (int)min(keys - tile, (i64)32);
         for (int j = 0; j < count; ++j) {
             const i64 k_row = __shfl_sync(FULL, row, j);
             add_row(acc, __shfl_sync(FULL, ds, j), a.k, place_of(a.k, k_row, kv_head), call.dim);
@@ -375,7 +379,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend_keys(const __gri
 
     const QuerySegment& segment = call.segments[run.segment];
     const i64 key = run.first_key + in_run;
-    const i64 first = max(key - segment.hi, (i64)0), end = min(key - segment.lo + 1, segment.q_len);
+    const i64 first = max(key - segment.hi, (i64)0);
+    const i64 end = key < segment.sink_tokens ? segment.q_len : min(key - segment.lo + 1, segment.q_len);
     float dk_sum[EACH] = {}, dv_sum[EACH] = {};
     for (int head = kv_head * call.group; head < (kv_head + 1) * call.group; ++head) {
         for (i64 tile = first; tile < end; tile += 32) {

@@ -421,7 +421,8 @@ __device__ __forceinline__ float rounded_to(int format, float value) {
 
 // The tables of an attention call.
 //
-// Rows of queries, of which `q_len` are real, and the band of local keys that local query i sees: i + lo to i + hi.
+// Rows of queries, of which `q_len` are real, and the band of local keys that local query i sees: i + lo to i + hi. From the
+// first `sink_tokens` keys `lo` hides none.
 struct QuerySegment {
     i64 q_offset;
     i64 q_step;
@@ -432,6 +433,7 @@ struct QuerySegment {
     i64 keys;
     i64 lo;
     i64 hi;
+    i64 sink_tokens;
     i64 first_run;
     i64 runs;
 };

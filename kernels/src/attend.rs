@@ -28,7 +28,7 @@ const WARPS: usize = THREADS / WARP;
 /// The number that stands for an unbounded side of a band. No row is so far away.
 const UNBOUNDED: i64 = 1 << 40;
 /// The bytes of `Segment` of the source.
-pub(crate) const SEGMENT_BYTES: usize = 9 * 8;
+pub(crate) const SEGMENT_BYTES: usize = 10 * 8;
 /// The bytes of `KeyRun` of the source.
 const RUN_BYTES: usize = 6 * 8;
 
@@ -39,6 +39,8 @@ pub struct CallTables {
     pub(crate) segments: usize,
     /// The segments behind them that say which queries see a key. There are none where the others say it.
     pub(crate) bands_of_keys: usize,
+    /// Whether a segment has sink tokens.
+    pub(crate) sink_tokens: bool,
     /// The runs of keys that the call owns. Those of a prefix's queries lie behind them.
     pub(crate) runs: usize,
     /// The rows of the tensors of queries and of keys.
@@ -207,8 +209,9 @@ impl CallTables {
     /// Returns the tables of a call on tensors of so many rows. A call of a backward pass may name each key only
     /// once.
     ///
-    /// Kernels know bands alone, and a prefix becomes two ([`AttentionCall::bands`]). In a backward the keys have bands
-    /// of their own, which name each key once ([`Segment::bands_of_keys`]).
+    /// Kernels know bands, beside which a band's first keys may be sink tokens. A prefix becomes two bands
+    /// ([`AttentionCall::bands`]). In a backward the keys have bands of their own, which name each key once
+    /// ([`Segment::bands_of_keys`]).
     pub fn new(
         call: &AttentionCall,
         [q_rows, kv_rows]: [usize; 2],
@@ -218,7 +221,6 @@ impl CallTables {
             return Err(KernelError::shape(format!("{q_rows} and {kv_rows} rows; at most {ROWS_MAX}")));
         }
         call.check(q_rows, kv_rows).map_err(|error| KernelError::shape(error.to_string()))?;
-        check_sink_tokens(call)?;
         if backward {
             check_keys_once(call, kv_rows)?;
         }
@@ -239,6 +241,7 @@ impl CallTables {
             bytes: [segments.0, behind.0, runs.table.0].concat(),
             segments: bands.segments.len(),
             bands_of_keys: of_keys.len(),
+            sink_tokens: call.segments.iter().any(|segment| segment.sink_tokens > 0),
             runs: count,
             rows: [q_rows, kv_rows],
             owned: [q_owned, kv_owned],
@@ -259,8 +262,8 @@ impl CallTables {
     }
 
     /// Takes the lengths and bounds out of the tables, for a device that makes them itself
-    /// ([`fill_call`](crate::TableKernels::fill_call), which takes bands alone). A launch on tables that nobody filled
-    /// then sees nothing.
+    /// ([`fill_call`](crate::TableKernels::fill_call), which takes bands without sink tokens). A launch on tables that
+    /// nobody filled then sees nothing.
     pub fn leave_to_device(&mut self) {
         let behind = self.segments_bytes();
         let (segments, runs) = self.bytes.split_at_mut(behind);
@@ -278,6 +281,11 @@ impl CallTables {
     /// Whether keys have bands of their own, by which only the simple kernels go.
     pub fn has_bands_of_keys(&self) -> bool {
         self.bands_of_keys > 0
+    }
+
+    /// Whether keys stay visible beside a window, which only the simple kernels know.
+    pub fn has_sink_tokens(&self) -> bool {
+        self.sink_tokens
     }
 
     /// Returns the bytes of scratch that a backward launch needs.
@@ -404,7 +412,7 @@ impl CallSummary {
 fn keys_seen(segment: &Segment) -> usize {
     let width =
         segment.lo.zip(segment.hi).map(|(lo, hi)| hi.saturating_sub(lo).saturating_add(1).max(0) as usize);
-    segment.keys().min(width.unwrap_or(usize::MAX))
+    segment.keys().min(width.map_or(usize::MAX, |width| width.saturating_add(segment.sink_tokens)))
 }
 
 /// Returns the most keys that a segment's first row sees.
@@ -416,7 +424,9 @@ fn keys_of_first_row(segment: &Segment) -> usize {
 /// Returns whether every row of a segment sees all its keys.
 fn sees_all(segment: &Segment) -> bool {
     let (rows, keys) = (segment.q.len as i64, segment.keys() as i64);
-    let from_first = segment.lo.is_none_or(|lo| lo.saturating_add(rows - 1) <= 0);
+    let sink_tokens = segment.sink_tokens as i64;
+    let from_first =
+        sink_tokens >= keys || segment.lo.is_none_or(|lo| lo.saturating_add(rows - 1) <= sink_tokens);
     let to_last = segment.hi.is_none_or(|hi| hi >= keys - 1);
     rows == 0 || (from_first && to_last)
 }
@@ -464,19 +474,8 @@ fn push_band(segments: &mut Table, band: &Segment, first_row: usize, runs: &mut 
     let bound = |side: Option<i64>, none: i64| side.unwrap_or(none).clamp(-UNBOUNDED, UNBOUNDED);
     segments.rows(&[band.q.offset, band.q.step, band.q.len, first_row, band.keys()]);
     segments.i64(&[bound(band.lo, -UNBOUNDED), bound(band.hi, UNBOUNDED)]);
-    segments.rows(&[runs.count, band.kv.len()]);
+    segments.rows(&[band.sink_tokens.min(band.keys()), runs.count, band.kv.len()]);
     runs.push(&band.kv, index);
-}
-
-/// Refuses sink tokens, which no kernel here takes.
-fn check_sink_tokens(call: &AttentionCall) -> Result<(), KernelError> {
-    match call.segments.iter().position(|segment| segment.sink_tokens > 0) {
-        Some(index) => Err(KernelError::shape(format!(
-            "segment {index} has {} sink tokens, and kernels take none; use a mask without sink tokens",
-            call.segments[index].sink_tokens
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// Refuses a key row that two runs own: two writers would race for its gradients.
@@ -611,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_two_bands_of_queries_and_in_a_backward_two_of_keys() {
+    fn a_prefix_is_two_bands_of_queries_and_in_a_backward_two_of_keys_with_its_sink_tokens() {
         let (q, kv) = (Run::packed(3, 5, 6), vec![Run::packed(0, 4, 4), Run::packed(8, 3, 5)]);
         let first = Segment {
             q: Run::packed(0, 2, 3),
@@ -621,7 +620,7 @@ mod tests {
             prefix: 0,
             sink_tokens: 0,
         };
-        let prefixed = Segment { q, kv, lo: Some(-9), hi: Some(1), prefix: 5, sink_tokens: 0 };
+        let prefixed = Segment { q, kv, lo: Some(-9), hi: Some(1), prefix: 5, sink_tokens: 6 };
         let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
         let call = AttentionCall { segments: vec![first, prefixed], softmax, policy: RowPolicy::Overwrite };
         let segments = |tables: &CallTables| rows_of(&tables.bytes[..tables.segments_bytes()], SEGMENT_BYTES);
@@ -629,30 +628,46 @@ mod tests {
         let far = UNBOUNDED;
 
         let forward = CallTables::new(&call, [9, 13], false).expect("legal");
-        // Offset, step, real rows, first owned row, keys, lo, hi, first run and runs. Three queries end before key 4.
+        // Offset, step, real rows, first owned row, keys, lo, hi, sink tokens, first run and runs. Three queries end
+        // before key 4.
         let of_queries = [
-            vec![0, 1, 2, 0, 0, -far, far, 0, 0],
-            vec![3, 1, 3, 3, 5, -9, far, 0, 2],
-            vec![6, 1, 2, 6, 7, -6, 4, 2, 2],
+            vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0],
+            vec![3, 1, 3, 3, 5, -9, far, 5, 0, 2],
+            vec![6, 1, 2, 6, 7, -6, 4, 6, 2, 2],
         ];
         assert_eq!(segments(&forward), of_queries);
         assert_eq!((forward.counts(), forward.owned[0]), ([3, 4], 9));
-        assert!(!forward.has_bands_of_keys());
+        assert!(!forward.has_bands_of_keys() && forward.has_sink_tokens());
 
         let backward = CallTables::new(&call, [9, 13], true).expect("each key is named once");
         let of_keys = [
-            vec![0, 1, 2, 0, 0, -far, far, 0, 0],
-            vec![3, 1, 5, 3, 5, -9, far, 0, 2],
-            vec![3, 1, 5, 3, 2, -14, -4, 2, 1],
+            vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0],
+            vec![3, 1, 5, 3, 5, -9, far, 5, 0, 2],
+            vec![3, 1, 5, 3, 2, -14, -4, 1, 2, 1],
         ];
         let behind: Vec<Vec<i64>> =
-            of_queries.iter().map(|row| [&row[..7], &[row[7] + 3, row[8]]].concat()).chain(of_keys).collect();
+            of_queries.iter().map(|row| [&row[..8], &[row[8] + 3, row[9]]].concat()).chain(of_keys).collect();
         assert_eq!(segments(&backward), behind);
         assert_eq!((backward.counts(), backward.owned), ([3, 3], [9, 9]));
         // Offset, step, real rows, first owned row, first key and segment; each key once, then those of the queries.
         let once = [vec![0, 1, 4, 0, 0, 4], vec![8, 1, 1, 4, 4, 4], vec![9, 1, 2, 5, 0, 5]];
         assert_eq!(&runs(&backward)[..3], once);
         assert_eq!(runs(&backward).len(), 3 + 4);
+    }
+
+    /// Test that what the host knows of a call counts sink tokens among the keys that rows see.
+    #[test]
+    fn a_summary_counts_sink_tokens() {
+        let rows = Run::packed(0, 20, 20);
+        let summary = |sink_tokens| {
+            let segment = Segment { q: rows, kv: vec![rows], lo: Some(-3), hi: None, prefix: 0, sink_tokens };
+            let narrow = Segment { hi: Some(0), ..segment.clone() };
+            assert!(keys_seen(&narrow) == 20.min(4 + sink_tokens), "{sink_tokens} sink tokens");
+            // The last row, the farthest from the first keys.
+            assert_eq!(sees_all(&segment), segment.visible(19).len() == 20, "{sink_tokens} sink tokens");
+            sees_all(&segment)
+        };
+        assert_eq!([0, 15, 16, 20, 21].map(summary), [false, false, true, true, true]);
     }
 
     #[test]

@@ -471,10 +471,10 @@ mod tests {
         gradients: [Format::Bf16; 3],
     };
 
-    /// Returns a causal call of 20 rows with a prefix.
-    fn prefixed(prefix: usize) -> CallTables {
+    /// Returns a causal call of 20 rows with a prefix, and with sink tokens beside a window.
+    fn widened(prefix: usize, sink_tokens: usize) -> CallTables {
         let rows = Run::packed(0, 20, 20);
-        let segment = Segment { q: rows, kv: vec![rows], lo: None, hi: Some(0), prefix, sink_tokens: 0 };
+        let segment = Segment { q: rows, kv: vec![rows], lo: Some(-30), hi: Some(0), prefix, sink_tokens };
         let softmax = Softmax { scale: 0.125, softcap: None, sink: Sink::None };
         let call = AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite };
         CallTables::new(&call, [20, 20], true).expect("the run lies in the rows")
@@ -527,9 +527,10 @@ mod tests {
             assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
         }
         assert!(refusal(&call(&[(20, 24)], Some(3.0)), &OPERANDS).is_some());
-        let said = refusal(&prefixed(3), &OPERANDS).unwrap_or_default();
+        let said = refusal(&widened(3, 0), &OPERANDS).unwrap_or_default();
         assert!(said.contains("a prefix"), "{said:?}");
-        assert_eq!(refusal(&prefixed(1), &OPERANDS), None, "a prefix that shows nothing");
+        assert_eq!(refusal(&widened(1, 0), &OPERANDS), None, "a prefix that shows nothing");
+        assert_eq!(refusal(&widened(0, 2), &OPERANDS).as_deref(), Some("sink tokens"));
     }
 
     #[test]

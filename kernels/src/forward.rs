@@ -305,6 +305,7 @@ pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> 
     })
     .or_else(|| refused(call.softmax.softcap.is_some(), &|| "a softcap".to_owned()))
     .or_else(|| refused(call.has_bands_of_keys(), &|| "a prefix in a backward's tables".to_owned()))
+    .or_else(|| refused(call.has_sink_tokens(), &|| "sink tokens".to_owned()))
     .or_else(|| {
         // A segment may name rows of keys more than once.
         let rows = call.rows[0].max(call.rows[1]).max(call.summary.keys);

@@ -321,6 +321,9 @@ pub trait TableKernels: Launch {
         if call.has_bands_of_keys() {
             return Err(KernelError::shape("a prefix, which segments of a table do not have"));
         }
+        if call.has_sink_tokens() {
+            return Err(KernelError::shape("sink tokens, which segments of a table do not have"));
+        }
         if runs != count {
             let what =
                 format!("{runs} runs of keys; segments of a table have one each, and there are {count}");

@@ -3,10 +3,12 @@
 
 use std::cell::RefCell;
 
-use seamproof_oracle::{Alignment, Balance, Format, Mask, Run};
+use seamproof_oracle::{Alignment, Balance, Format, Mask, Run, Sink, Softmax};
 use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{Layer, Rotated};
+use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
+use crate::attend::CallTables;
 use crate::error::KernelError;
 use crate::gpu::Launch;
 use crate::memory::{Area, Argument};
@@ -234,6 +236,15 @@ fn operations_of_regions_are_refused() {
     refused("a head of 40000 bytes is rotated; at most 16384", rotate(&[run(0, 1)], 40, long));
 }
 
+/// Returns the tables of a backward of 8 rows under a causal window, with a prefix and sink tokens.
+fn causal(prefix: usize, sink_tokens: usize) -> CallTables {
+    let rows = Run::packed(0, ROWS, ROWS);
+    let segment = Segment { q: rows, kv: vec![rows], lo: Some(-2), hi: Some(0), prefix, sink_tokens };
+    let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
+    let call = AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite };
+    CallTables::new(&call, [ROWS; 2], true).expect("the run lies in the rows")
+}
+
 #[test]
 fn tables_are_refused() {
     let cut = Cut { cp: 2, balance: Balance::DualChunk };
@@ -264,6 +275,10 @@ fn tables_are_refused() {
     let gathered = |kv, area| move |l: &Noted| l.all_gather_segments([q, kv], &band, cut, 0, area);
     assert_eq!(launched(gathered(kv, room(4))), ["all_gather_segments"]);
     refused("gathered rows", gathered(Slots { rows: i32::MAX as usize, ..kv }, room(4)));
+    let fill = |call: CallTables| move |l: &Noted| l.fill_call(room(1), &call, at(5, call.bytes().len()));
+    assert_eq!(launched(fill(causal(0, 0))), ["fill_call"]);
+    refused("a prefix, which segments of a table do not have", fill(causal(3, 0)));
+    refused("sink tokens, which segments of a table do not have", fill(causal(0, 2)));
     let ids = |rows, row_length| SegmentIds { id: at(4, 4 * rows), position: None, rows, row_length };
     let [offset, len, id, position] = [5, 6, 7, 8].map(|place| at(place, 12));
     let runs = RunTables { offset, len, id, position, room: 3, count: at(9, 4) };

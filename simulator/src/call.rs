@@ -5,9 +5,9 @@
 //! one. These four numbers and the runs express every mask, alignment, chunk and gathered buffer: a kernel needs no
 //! other rule. Each document or chunk of a mask is a segment of its own. A call *owns* the `span` rows of its segments.
 //!
-//! A kernel that knows bands alone takes a prefix as two of them: of queries ([`AttentionCall::bands`]) where it writes
-//! rows of queries, and of keys ([`Segment::bands_of_keys`]) where it writes rows of keys. No row that is written is in
-//! both. Such kernels take no sink tokens.
+//! A kernel that knows no prefix takes one as two bands: of queries ([`AttentionCall::bands`]) where it writes rows of
+//! queries, and of keys ([`Segment::bands_of_keys`]) where it writes rows of keys. No row that is written is in both.
+//! Sink tokens stay beside the bands.
 
 use std::borrow::Cow;
 

@@ -10,9 +10,9 @@
 //! of all kernels, and so change the maximum at least as often as any.
 //!
 //! A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
-//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. Keys in pages are
-//! read through a block table by the simple kernel, and through runs of rows by those on tensor cores. Each step of a
-//! problem is a launch of its own.
+//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. A band may have
+//! sink tokens beside it, and then both passes go to the simple kernels. Keys in pages are read through a block table by
+//! the simple kernel, and through runs of rows by those on tensor cores. Each step of a problem is a launch of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -36,8 +36,7 @@ use super::Emulated;
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, MaskKind, Outputs, Promises,
-    RunError, Way,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
 use seamproof_judge::subjects::{
     OptionError, Ranks, Reached, SubjectName, built, in_steps, launchable, run_on_threads, run_schedule,
@@ -414,8 +413,6 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
-        // No kernel takes two intervals of keys.
-        twin.table.masks.kinds.retain(|kind| *kind != MaskKind::SinkTokens);
         match self.attention {
             AttentionKernels::Simple => twin
                 // The slots of all sequences decide which kernel merges them, and the two take other steps to e^x.
@@ -488,20 +485,23 @@ mod tests {
         paths.map(|path| Case::load(&path).unwrap().problem)
     }
 
-    /// Test that stored cases of documents, chunks and prefixes are among those that the subject takes, also on tensor
-    /// cores, where the backward of a prefix goes to the simple kernels.
+    /// Test that stored cases of documents, chunks, prefixes and sink tokens are among those that the subject takes, also
+    /// on tensor cores, where the backward of a prefix and launches with sink tokens go to the simple kernels.
     #[test]
     fn stored_masks_that_are_no_bands_are_taken() {
         let table = Cuda::default().declaration().table;
         let masks: Vec<Problem> = stored().filter(|problem| !problem.mask.is_band()).collect();
         assert!(masks.iter().filter(|problem| problem.mask.prefix > 0).count() >= 3);
         assert!(masks.iter().filter(|problem| problem.mask.blocks.is_some()).count() >= 4);
+        let keeps = |problem: &Problem| problem.mask.left.is_some() && problem.mask.sink_tokens > 0;
+        assert!(masks.iter().filter(|problem| keeps(problem)).count() >= 4);
         let tuned = Cuda { attention: AttentionKernels::Tuned, ..Cuda::default() };
         for problem in masks {
             assert_eq!(table.refusal(&problem), None, "{problem:?}");
-            let [_, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
+            let [forward, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
             let is_widened = problem.mask.prefix > 0 && problem.mask.right.is_some();
             assert!(!is_widened || backward.is_empty() || backward.contains(&false), "{problem:?}");
+            assert!(!keeps(&problem) || forward.contains(&false), "{problem:?}");
         }
     }
 

@@ -303,7 +303,8 @@ const SHOWN_MAX: usize = 20;
 fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, CliError> {
     let mut runner = CudaRunner::open(gpu)?;
     let limits = profile.limits();
-    let (mut compared, mut cut, mut wrong, mut time) = (0_u64, 0_u64, 0_usize, BTreeMap::new());
+    let (mut compared, mut cut, mut kept, mut wrong, mut time) =
+        (0_u64, 0_u64, 0_u64, 0_usize, BTreeMap::new());
     for case in 0..cases {
         let Draw::Problem(problem) = generate::draw(seed, case, &limits) else { continue };
         let subject = Cuda::of_case(case, &problem);
@@ -332,6 +333,7 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
         let got = runner.run(&subject, &problem, &inputs, &mut reached).map_err(CliError::Twins)?;
         compared += 1;
         cut += u64::from(!problem.mask.is_band());
+        kept += u64::from(problem.mask.sink_tokens > 0);
         if let Some(what) = difference(&got, &want) {
             wrong += 1;
             if wrong <= SHOWN_MAX {
@@ -349,8 +351,8 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     }
     let each = each(time.values().sum());
     print_line(&format_args!(
-        "{compared} of {cases} problems, {cut} of them with documents, chunks or a prefix, seed {seed}, on {}: {wrong} \
-         differ ({each:.0} µs a run)",
+        "{compared} of {cases} problems, {cut} of them with documents, chunks, a prefix or sink tokens ({kept}), seed \
+         {seed}, on {}: {wrong} differ ({each:.0} µs a run)",
         runner.name()?
     ));
     Ok(match compared {

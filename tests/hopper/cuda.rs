@@ -32,6 +32,7 @@ fn problems(cases: u64, seed: u64) -> impl Iterator<Item = (Problem, Cuda)> {
 #[test]
 fn every_launch_of_a_schedule_has_tables() {
     let (mut forward, mut backward, mut paged, mut regions, mut widened, mut cut) = (0, 0, 0, 0, 0, 0);
+    let mut kept = [0, 0];
     let mut told: BTreeMap<&str, usize> = BTreeMap::new();
     for (problem, subject) in problems(3000, 3) {
         paged += usize::from(problem.pages.is_some());
@@ -42,7 +43,9 @@ fn every_launch_of_a_schedule_has_tables() {
         for operation in schedule.ranks.iter().flat_map(|program| &program.operations) {
             match &operation.work {
                 Work::Attend(attend) => {
-                    CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], false).unwrap();
+                    let tables =
+                        CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], false).unwrap();
+                    kept[0] += usize::from(tables.has_sink_tokens());
                     forward += 1;
                     let algorithm = problem.parallel.algorithm.name();
                     *told.entry(algorithm).or_default() += usize::from(attend.table.is_some());
@@ -51,6 +54,7 @@ fn every_launch_of_a_schedule_has_tables() {
                     let tables =
                         CallTables::new(&attend.call, [rows(attend.q), rows(attend.k)], true).unwrap();
                     widened += usize::from(tables.has_bands_of_keys());
+                    kept[1] += usize::from(tables.has_sink_tokens());
                     backward += 1;
                 }
                 _ => {}
@@ -61,6 +65,7 @@ fn every_launch_of_a_schedule_has_tables() {
         forward > 2000 && backward > 1000 && paged > 100 && regions > 50 && widened > 100 && cut > 200,
         "too little run: {forward}, {backward}, {paged}, {regions}, {widened}, {cut}"
     );
+    assert!(kept.iter().all(|&count| count > 100), "too few launches with sink tokens: {kept:?}");
     let driven = told.iter().filter(|(_, told)| **told > 100).map(|(algorithm, _)| *algorithm);
     assert_eq!(driven.collect::<Vec<_>>(), ["all-gather", "all-to-all", "hierarchical", "ring"], "{told:?}");
 }
@@ -108,12 +113,13 @@ fn large_forwards_hold_with_every_identity() {
 fn every_schedule_gives_the_bits_of_the_cpu_device() {
     let mut runner = CudaRunner::open(0).unwrap_or_else(|error| panic!("{error}"));
     let mut seen: BTreeMap<(&str, bool), u32> = BTreeMap::new();
-    let (mut steps, mut paged, mut regions, mut cut) = (0, 0, 0, 0);
+    let (mut steps, mut paged, mut regions, mut cut, mut kept) = (0, 0, 0, 0, 0);
     for (problem, subject) in problems(4000, 5) {
         steps += u32::from(!problem.steps.is_empty());
         paged += u32::from(problem.pages.is_some());
         regions += u32::from(problem.parallel.region > 1);
         cut += u32::from(!problem.mask.is_band());
+        kept += u32::from(problem.mask.left.is_some() && problem.mask.sink_tokens > 0);
         let mut inputs = values::inputs(&problem);
         values::poison(&mut inputs, &problem, Poison::Nan);
         let want = subject.twin().run(&problem, &inputs).unwrap();
@@ -127,8 +133,9 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
     }
     assert!(seen.len() == 10 && seen.values().all(|&count| count >= 50), "too little run: {seen:?}");
     assert!(
-        steps >= 50 && paged >= 50 && regions >= 50 && cut >= 200,
-        "too little run: {steps} in steps, {paged} in pages, {regions} in regions, {cut} cut or with a prefix"
+        steps >= 50 && paged >= 50 && regions >= 50 && cut >= 200 && kept >= 100,
+        "too little run: {steps} in steps, {paged} in pages, {regions} in regions, {cut} cut, with a prefix or with \
+         sink tokens, {kept} with sink tokens beside a window"
     );
 }
 

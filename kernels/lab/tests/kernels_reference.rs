@@ -1,7 +1,7 @@
 //! The reference kernels, halves of statistics, sequences from segment ids, tables of segments, conversions between
-//! layouts, the operations of sequence-parallel regions and the simple kernels on calls with prefixes, run on a CPU
-//! thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to that in
-//! rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! layouts, the operations of sequence-parallel regions and the simple kernels on calls with prefixes and sink tokens,
+//! run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to
+//! that in rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -174,8 +174,8 @@ fn conversions_are_right_thread_by_thread() {
     sees_each(&source, run, faults, 4);
 }
 
-/// The number of calls with prefixes.
-const CALLS: u64 = 24;
+/// The number of calls with prefixes and sink tokens.
+const CALLS: u64 = 36;
 
 /// Numbers that follow from a seed.
 struct Numbers(u64);
@@ -187,8 +187,8 @@ impl Numbers {
     }
 }
 
-/// Returns a call with prefixes in some of its segments, and the rows of its tensors.
-fn with_prefixes(seed: u64) -> (AttentionCall, [usize; 2]) {
+/// Returns a call with prefixes and sink tokens in some of its segments, and the rows of its tensors.
+fn widened(seed: u64) -> (AttentionCall, [usize; 2]) {
     let mut numbers = Numbers(seed);
     let mut rows = [numbers.below(3), numbers.below(3)];
     let mut segments = Vec::new();
@@ -202,10 +202,11 @@ fn with_prefixes(seed: u64) -> (AttentionCall, [usize; 2]) {
         let q = run(0, lens[0], numbers.below(3));
         let kv = vec![run(1, lens[1], numbers.below(3)), run(1, lens[2], numbers.below(2))];
         let near = |numbers: &mut Numbers| numbers.below(30) as i64 - 15;
-        let lo = (numbers.below(3) == 0).then(|| near(&mut numbers) - 12);
+        let lo = (numbers.below(3) > 0).then(|| near(&mut numbers) + 4);
         let hi = (numbers.below(6) > 0).then(|| near(&mut numbers));
         let prefix = if numbers.below(4) > 0 { numbers.below(44) } else { 0 };
-        segments.push(Segment { q, kv, lo, hi, prefix, sink_tokens: 0 });
+        let sink_tokens = if lo.is_some() { [0, 1, 2, 5, 33][numbers.below(5)] } else { 0 };
+        segments.push(Segment { q, kv, lo, hi, prefix, sink_tokens });
     }
     let softmax = Softmax { scale: 0.5, softcap: None, sink: Sink::None };
     let call = AttentionCall { segments, softmax, policy: RowPolicy::Overwrite };
@@ -237,7 +238,7 @@ fn pairs_of(call: &AttentionCall) -> Vec<[usize; 2]> {
 fn cases(told: fn(AttentionCall) -> AttentionCall) -> String {
     let mut text = "const std::vector<Case> CASES = {\n".to_owned();
     for seed in 0..CALLS {
-        let (call, rows) = with_prefixes(seed);
+        let (call, rows) = widened(seed);
         let (q, kv) = (
             kinds(rows[0], call.segments.iter().map(|segment| segment.q)),
             kinds(rows[1], call.segments.iter().flat_map(|segment| segment.kv.iter().copied())),
@@ -262,14 +263,19 @@ fn cases(told: fn(AttentionCall) -> AttentionCall) -> String {
     text + "};\n"
 }
 
-/// Test that the simple kernels give what a prefix shows, from the bands that it is cut into, and that wrong bands are
-/// seen: those planted in the kernels on a GPU, and a prefix that is cut one row off or that the keys do not know.
+/// Test that the simple kernels give what sink tokens show, and a prefix, from the bands that it is cut into, and that
+/// wrong bands are seen: those planted in the kernels on a GPU, a prefix that is cut one row off or that the keys do not
+/// know, and one sink token too few.
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn a_prefix_as_two_bands_is_right_thread_by_thread() {
-    let widened =
-        (0..CALLS).filter(|&seed| with_prefixes(seed).0.segments.iter().any(Segment::is_widened)).count();
-    assert!(widened > 12, "{widened} calls whose prefix shows a key");
+fn a_prefix_as_two_bands_and_sink_tokens_are_right_thread_by_thread() {
+    let calls = |what: fn(&Segment) -> bool| {
+        (0..CALLS).filter(|&seed| widened(seed).0.segments.iter().any(what)).count()
+    };
+    let count = calls(Segment::is_widened);
+    assert!(count > 12, "{count} calls whose prefix shows a key");
+    let count = calls(|segment| (0..segment.q.len).any(|i| !segment.visible(i).gap().is_empty()));
+    assert!(count > 8, "{count} calls whose sink tokens lie apart from a window");
     let search = part(COMMON, "template <class Value>", "constexpr u32 ALL_LANES");
     let numbers = part(
         COMMON,
@@ -283,11 +289,17 @@ fn a_prefix_as_two_bands_is_right_thread_by_thread() {
         run("bands.cpp", &[("common.cuh", &common), ("source.cu", source), ("cases.h", cases)])
     };
     let right = cases(|call| call);
-    let of_bands = ["bands-of-keys-by-the-last-of-queries", "first-key-of-a-run-forgotten"];
+    let of_bands = [
+        "bands-of-keys-by-the-last-of-queries",
+        "first-key-of-a-run-forgotten",
+        "tiles-from-the-window-on",
+        "sink-tokens-of-a-window-twice",
+        "keys-without-sink-tokens",
+    ];
     let values = |fault: &SourceFault| fault.id.starts_with("queries-") || of_bands.contains(&fault.id);
-    sees_each(source, |source| with(&right, source), source_faults().filter(|fault| values(fault)), 4);
+    sees_each(source, |source| with(&right, source), source_faults().filter(|fault| values(fault)), 7);
 
-    let wrong: [fn(AttentionCall) -> AttentionCall; 3] = [
+    let wrong: [fn(AttentionCall) -> AttentionCall; 4] = [
         |call| AttentionCall {
             segments: call.segments.into_iter().map(|segment| Segment { prefix: 0, ..segment }).collect(),
             ..call
@@ -298,6 +310,11 @@ fn a_prefix_as_two_bands_is_right_thread_by_thread() {
         },
         |mut call| {
             call.segments.iter_mut().for_each(|segment| segment.prefix += usize::from(segment.prefix > 0));
+            call
+        },
+        |mut call| {
+            let fewer = |segment: &mut Segment| segment.sink_tokens = segment.sink_tokens.saturating_sub(1);
+            call.segments.iter_mut().for_each(fewer);
             call
         },
     ];

@@ -1,10 +1,11 @@
 //! Attention calls that no schedule makes: several runs of keys to a segment, bounds and prefixes of any kind, rows of
-//! any step, sinks of −∞. In some the keys lie in pages, from anywhere in a first page on.
+//! any step, sinks of −∞. In some the keys lie in pages, from anywhere in a first page on; in some, first keys are sink
+//! tokens beside a window.
 //!
 //! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels, which
 //! must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on
-//! tensor cores run in each shape, and in both orders of the backward, but for a backward with a prefix, which they
-//! refuse. They must come near in real rows, and give the same bits in all others.
+//! tensor cores run in each shape, and in both orders of the backward, but for a backward with a prefix and for sink
+//! tokens, which they refuse. They must come near in real rows, and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
@@ -30,6 +31,8 @@ const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300]
 const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
 /// The most runs that a segment's keys are dealt to.
 const RUNS_MAX: usize = 4;
+/// The numbers of sink tokens: of one to three tiles of the simple kernels.
+const SINK_TOKENS: [usize; 5] = [1, 4, 32, 33, 70];
 /// The rows of a page.
 const PAGES: [usize; 5] = [1, 3, 16, 64, 100];
 /// The number in results before a launch, apart from the largest logit.
@@ -134,6 +137,10 @@ impl Case {
                 .fold(0, |taken, segment| put_in_pages(draw, segment, size, taken));
             (case.page, case.rows[1]) = (Some(size), (taken + 1) * size);
         }
+        if draw.one_in(4) {
+            let windows = case.call.segments.iter_mut().filter(|segment| segment.lo.is_some());
+            windows.for_each(|segment| segment.sink_tokens = draw.pick(&SINK_TOKENS));
+        }
         case
     }
 
@@ -173,6 +180,19 @@ impl Case {
     /// Whether no prefix shows a key that a band does not.
     fn is_of_bands(&self) -> bool {
         !self.call.segments.iter().any(Segment::is_widened)
+    }
+
+    fn has_sink_tokens(&self) -> bool {
+        self.call.segments.iter().any(|segment| segment.sink_tokens > 0)
+    }
+
+    /// Whether the kernels of this way take the call.
+    fn is_taken(&self, way: Way) -> bool {
+        match way {
+            Way::Simple | Way::Paged(_) => true,
+            Way::Forward(_) => !self.has_sink_tokens(),
+            Way::Backward(_) => !self.has_sink_tokens() && self.is_of_bands(),
+        }
     }
 
     /// Returns which rows of a side are real.
@@ -435,8 +455,7 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
         let ways = [Way::Simple].into_iter().chain(drawn.page.map(Way::Paged));
         let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(DqOrder::ALL.map(Way::Backward));
-        let is_taken = |way: &Way| !matches!(way, Way::Backward(_)) || drawn.is_of_bands();
-        for way in ways.filter(is_taken) {
+        for way in ways.filter(|way| drawn.is_taken(*way)) {
             if let Some(place) = placed.wrong(way, &twin)? {
                 let Case { call, dims, heads, format, .. } = &drawn;
                 let what = format!("{way:?}, {format}, head dims {dims:?}, {heads:?}, {call:?}");
@@ -469,6 +488,18 @@ mod tests {
         assert!(count(&|case: &Case| case.is_of_bands()) > 100);
         assert!(segment(|segment| segment.is_widened() && segment.bands().len() == 2) > 60);
         assert!(count(&|case: &Case| case.page.is_some() && !case.is_of_bands()) > 20);
+        let gaps = |segment: &Segment| {
+            (0..segment.q.len).map(|i| segment.visible(i).gap().len()).collect::<Vec<usize>>()
+        };
+        let with_gap = |within: std::ops::Range<usize>| {
+            let has_gap = |segment: &Segment| gaps(segment).iter().any(|gap| within.contains(gap));
+            count(&|case: &Case| case.call.segments.iter().any(has_gap))
+        };
+        // Sink tokens and a window in one tile, and with whole tiles between them.
+        let [near, far] = [1..KEY_TILE / 2, 2 * KEY_TILE..usize::MAX].map(with_gap);
+        assert!(near > 10 && far > 20, "{near} calls with near sink tokens, {far} with far ones");
+        assert!(count(&|case: &Case| case.has_sink_tokens() && case.page.is_some()) > 10);
+        assert!(count(&|case: &Case| case.has_sink_tokens() && !case.is_of_bands()) > 10);
         let goes_around = |case: &Case| {
             let tables = CallTables::new(&case.call, case.rows, true).expect("no key twice");
             case.heads.q == case.heads.kv && tables.summary().all_seen && tables.summary().keys > 3 * 128

@@ -15,15 +15,15 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
             => "max(index + segment.lo + 1, (i64)0)",
         VALUES;
     "first-key-block-skipped", WrongSeam, ("the first block of keys is skipped", "https://github.com/intel/sycl-tla/pull/489"), "attend.cu",
-        "query.first / 32 * 32; tile"
-            => "query.first / 32 * 32 + (query.end > 32 ? 32 : 0); tile",
+        "max(tile, query.first / 32 * 32);"
+            => "max(tile, query.first / 32 * 32 + (query.end > 32 ? 32 : 0));",
         VALUES;
     "sums-not-rescaled", Arithmetic, ("sums are not rescaled", "https://arxiv.org/abs/1805.02867"), "attend.cu",
         "const float factor = exact_exp(largest - tile_max);"
             => "const float factor = 1.0f;",
         VALUES;
     "masked-keys-scored", WrongSeam, ("the last tile's maximum is taken over masked keys", "https://github.com/flashinfer-ai/flashinfer/pull/5090"), "attend.cu",
-        "key >= query.first && key < query.end;"
+        "key < query.sink_tokens || (key >= query.first && key < query.end);"
             => "key < query.segment.keys;",
         READS;
     "kv-head-by-remainder", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "attend.cu",
@@ -99,8 +99,8 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
             => "const float d = 0.0f * row_dot(",
         VALUES;
     "last-tile-of-dq-skipped", LastSequence, ("the last tile of dq is skipped", "https://github.com/intel/sycl-tla/pull/489"), "attend.cu",
-        "for (i64 tile = query.first; tile < query.end; tile += 32)"
-            => "for (i64 tile = query.first; tile + 31 < query.end; tile += 32)",
+        "for (i64 tile = 0; tile < keys; tile += 32)"
+            => "for (i64 tile = 0; tile + 31 < keys; tile += 32)",
         VALUES;
     "backward-lse-of-head-0", WrongSeam, ("lse of the first head for all", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "attend.cu",
         "get(a.lse, place_of(a.lse, q_row, head))"
@@ -133,6 +133,18 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "first-key-of-a-run-forgotten", FirstOffset, ("keys of a second run are counted from 0", "https://github.com/bigscience-workshop/Megatron-DeepSpeed/pull/167"), "attend.cu",
         "const i64 key = run.first_key + in_run;"
             => "const i64 key = in_run;",
+        Detector::Calls;
+    "tiles-from-the-window-on", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "attend.cu",
+        "return tile < query.sink_tokens ? tile : max(tile"
+            => "return max(tile",
+        Detector::Calls;
+    "sink-tokens-of-a-window-twice", WrongSeam, ("sink tokens are walked before the window, and again where they lie in it", "https://github.com/sgl-project/sglang/pull/12504"), "attend.cu",
+        "const bool apart = sink_tokens < first;"
+            => "const bool apart = true;",
+        Detector::Calls;
+    "keys-without-sink-tokens", WrongSeam, ("sink tokens have gradients from the window alone", "https://github.com/huggingface/transformers/issues/26553"), "attend.cu",
+        "key < segment.sink_tokens ? segment.q_len : min(key"
+            => "min(key",
         Detector::Calls;
     "block-table-of-the-segment-before", WrongSeam, ("a block table is read past its row", "https://github.com/Dao-AILab/flash-attention/pull/2711"), "attend.cu",
         "table.pages[(i64)segment * table.width"
@@ -167,7 +179,7 @@ pub(super) const ATTENTION_FAULTS: &[SourceFault] = faults! { SIMPLE;
             => "const i64 out = place_of(a.out, query.row, head) + (1ll << 46),",
         Detector::IllegalAddress;
     "attend-endless", WrongSeam, ("a loop that does not go on", "https://github.com/SandAI-org/MagiAttention/pull/28"), "attend.cu",
-        "tile < query.end; tile += 32) {\n        const i64 key = tile + lane;\n        const bool seen"
-            => "tile < query.end; tile += 32 * (query.index != 3)) {\n        const i64 key = tile + lane;\n        const bool seen",
+        "tile = tile_from(query, tile + 32))"
+            => "tile = tile_from(query, tile + 32 * (query.index != 3)))",
         Detector::Deadline;
 };

@@ -1,5 +1,5 @@
-// The simple kernels on a CPU, forward and backward, by the tables of calls whose segments have prefixes: results are
-// those of plain loops over the pairs that the segments show. Ends with 1 and a line of what is wrong.
+// The simple kernels on a CPU, forward and backward, by the tables of calls whose segments have prefixes and sink tokens:
+// results are those of plain loops over the pairs that the segments show. Ends with 1 and a line of what is wrong.
 #include "attend.h"
 #include "packs.h"
 

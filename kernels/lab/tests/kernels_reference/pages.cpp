@@ -39,10 +39,11 @@ Drawn draw_pages(Draw& draw) {
             const i64 row = (i64)drawn.pages[s][at / drawn.size] * drawn.size + at % drawn.size;
             drawn.runs.push_back({row, 1, 1, 0, key, (i64)s});
         }
-        const i64 queries = draw.below(4), lo = draw.below(3) ? -(1 << 20) : -draw.below(20);
+        const i64 queries = draw.below(4), lo = draw.below(3) ? -(1 << 20) : draw.below(60) - 20;
+        const i64 sink_tokens = draw.below(2) ? draw.below(40) : 0;
         drawn.segments.push_back(
-            {drawn.q_rows, 1, queries, drawn.q_rows, keys[s], lo, draw.below(2) ? 1 << 20 : keys[s] - queries, first_run,
-             keys[s]});
+            {drawn.q_rows, 1, queries, drawn.q_rows, keys[s], lo, draw.below(2) ? 1 << 20 : keys[s] - queries, sink_tokens,
+             first_run, keys[s]});
         drawn.q_rows += queries;
     }
     return drawn;
