@@ -7,12 +7,9 @@ use seamproof_simulator::schedule::BufferId;
 
 use super::image::Placed;
 use super::lanes::Command;
-use super::workspace::RunMemory;
+use super::workspace::{ALIGNMENT, RunMemory};
 use crate::error::KernelError;
 use crate::gpu::Gpu;
-
-/// The multiple on which tables and scratch begin.
-pub(super) const ALIGNMENT: usize = 16;
 
 /// A run's buffers on the device, and the requests that are not launched yet.
 pub struct CudaMemory {

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::run::ALIGNMENT;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
 use crate::memory::{Area, DeviceBuffer, Staging};
@@ -45,6 +44,9 @@ pub(super) struct Piece {
     chunk: Arc<DeviceBuffer>,
     bytes: Range<usize>,
 }
+
+/// The multiple on which tables, scratch and pieces begin.
+pub(super) const ALIGNMENT: usize = 16;
 
 /// The bytes of an arena's smallest chunk.
 const CHUNK: usize = 4 << 20;
