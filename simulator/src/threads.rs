@@ -51,11 +51,16 @@ fn run_ranks<P: RankPart, C: FnMut(usize) -> usize>(
     let world = World { state: Mutex::default(), changed: Condvar::new(), ranks: schedule.ranks.len() };
     let run = |rank: usize, part: &mut P| {
         let panicked = format!("the thread of rank {rank} has panicked");
-        let mut rank = Rank::new(schedule, phase, &world, (rank, part), choose(rank));
-        let ended = catch_unwind(AssertUnwindSafe(|| rank.run()));
+        let mut counts = Counts::default();
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let mut rank = Rank::new(schedule, phase, &world, (rank, part), choose(rank));
+            let ended = rank.run();
+            counts = rank.counts;
+            ended
+        }));
         // The others would wait for ever for a rank that does not say that it has ended.
         world.end(ended.unwrap_or(Err(ExecuteError::Stuck(panicked))));
-        rank.counts
+        counts
     };
     let run = &run;
     let counts: Vec<Counts> = thread::scope(|scope| {

@@ -415,7 +415,8 @@ impl Backend for Cuda {
         twin.table.forms = vec![Form::CuSeqlens];
         match self.attention {
             AttentionKernels::Simple => twin
-                // The slots of all sequences decide which kernel merges them, and the two take other steps to e^x.
+                // Where partial results are merged, the steps between all rows decide which kernel does it, and the two
+                // take other steps to e^x.
                 .with_promises(Promises { sequences_alone: !self.helpers, ..Promises::ALL })
                 .with_accumulation(Accumulation::F32Serial),
             AttentionKernels::Tuned | AttentionKernels::Of(_) => twin

@@ -80,9 +80,9 @@ pub(super) fn words(schedule: &Schedule, work: &Work) -> String {
 fn ends(from: &SegmentSource) -> String {
     match from.keys {
         _ if from.sides[0].cp == 1 => "which are whole".to_owned(),
-        KeySource::Gathered => format!("for the queries of rank {} and all keys", from.place),
+        KeySource::Gathered => format!("for the queries of place {} and all keys", from.place),
         KeySource::Of(owner) => {
-            format!("for the queries of rank {} and the keys of rank {owner}", from.place)
+            format!("for the queries of place {} and the keys of place {owner}", from.place)
         }
     }
 }

@@ -168,7 +168,7 @@ pub static TABLE: [Identity; 31] = [
         "the same with every absent window bound at more than the longest sequence";
         "window bounds", "paths for special masks"),
     identity!(MaskForm Bitwise 1 |p| p.rows_alone, mask::other_form,
-        "the same sight in another form: from the other corner, or without a window bound that hides nothing";
+        "the same sight in another form: from the other corner, or without a window bound or sink tokens that change nothing";
         "diagonal alignment", "paths for special masks"),
     identity!(NarrowerWindow Both 1 |p| p.rows_alone, mask::narrower_window,
         "the same with a window one key narrower";

@@ -1,7 +1,8 @@
 //! Ranks at once on one GPU, each by a thread of the host.
 //!
 //! Each lane of a rank is a CUDA stream. All ranks have disjoint parts of one stretch of memory. What a rank asks for
-//! is launched on the lane's stream, with its tables and scratch in memory of the rank alone, and nobody waits for it:
+//! is launched on the lane's stream, with its tables and scratch in memory of the rank alone. The host waits for no result
+//! (for a table's place it may wait until the lane's own work has ended):
 //! streams wait for marks of their own rank, for signs of receivers and for parcels of other ranks, all by events. Each
 //! event is recorded before a stream is told to wait for it, so that streams never wait for one another in a circle.
 //!
@@ -94,7 +95,6 @@ impl Divided for CudaDevice<'_> {
         let mut parts: Vec<CudaPart<'_>> = { ranks.iter_mut().zip(images) }
             .map(|(workspace, image)| {
                 workspace.memory.share(&self.workspace.memory);
-                workspace.arena.get_mut().clear();
                 let (formats, options, memory) = (self.formats, self.options, memory.of_rank(image));
                 CudaPart { workspace, formats, options, memory, marks: BTreeMap::new(), late: 0 }
             })
@@ -106,6 +106,7 @@ impl Divided for CudaDevice<'_> {
         memory.current = false;
         for rank in ranks.iter() {
             rank.memory.let_go();
+            rank.arena.borrow_mut().clear();
             self.workspace.count_with(rank);
         }
         ended.into_iter().collect::<Result<Vec<()>, _>>().map_err(failed)?;

@@ -95,8 +95,9 @@ impl GrowingBuffer {
 }
 
 impl Arena {
-    /// Takes all pieces back. No work that uses one may be under way.
+    /// Takes all pieces back, and keeps one chunk. No work that uses a piece may be under way.
     pub(super) fn clear(&mut self) {
+        self.chunks.truncate(1);
         (self.chunk, self.used) = (0, 0);
     }
 

@@ -125,14 +125,16 @@ impl Accumulation {
         }
     }
 
-    /// Returns `g` of dq: products over `n` keys, `tile` of them at a time, with the tiles' results added in any order.
-    pub fn tiled_products(self, n: usize, tile: usize) -> f64 {
+    /// Returns `g` of dq: products over `n` keys in so many intervals, `tile` of them at a time, with the tiles' results
+    /// added in any order.
+    pub fn tiled_products(self, n: usize, intervals: usize, tile: usize) -> f64 {
+        let added = gamma(touched(n, intervals, tile));
         match self {
             Accumulation::WgmmaTruncating => {
-                let steps = steps(n, 1, tile).min(tile.div_ceil(STEP).max(1));
-                KAPPA * steps as f64 + gamma(n.div_ceil(tile.max(1)) + 1)
+                let steps = steps(n, intervals, tile).min(tile.div_ceil(STEP).max(1));
+                KAPPA * steps as f64 + added
             }
-            _ => self.products(n) + gamma(n.div_ceil(tile.max(1)) + 1),
+            _ => self.products(n) + added,
         }
     }
 
@@ -159,7 +161,15 @@ fn tree_roundings(n: usize, width: NonZeroUsize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{STEP, steps};
+    use super::{Accumulation, KAPPA, STEP, steps};
+
+    /// Test that dq's sum counts what two intervals touch: a sink token and a window of 18 keys, four steps of one tile.
+    #[test]
+    fn a_sum_over_keys_counts_the_steps_of_both_intervals() {
+        let [one, two] =
+            [1, 2].map(|intervals| Accumulation::WgmmaTruncating.tiled_products(19, intervals, 128));
+        assert!(two >= 4.0 * KAPPA && one < 4.0 * KAPPA, "{one} and {two}");
+    }
 
     #[test]
     fn two_intervals_touch_no_more_steps_than_counted() {

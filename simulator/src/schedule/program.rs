@@ -244,7 +244,7 @@ pub enum MergeOrder {
     /// step and their sums are kept in the result's own format. Source: `AttnFuncWithCPAndKVAllGather`, in the same
     /// place.
     ///
-    /// An all-to-all merges nothing either, and has one step. In the shipped order of every algorithm, launches read
+    /// An all-to-all merges nothing either, and has one step. In the shipped order of algorithms of several ranks, launches read
     /// their segments in [tables](Work::MakeSegments) where these can say them.
     Deferred,
     /// Running order, each merge by a difference ([`MergeStyle::Difference`]), as rings on torch have it. No CUDA

@@ -161,7 +161,7 @@ impl Model {
 
     /// Returns `g` of dq for `keys` keys.
     pub fn key_sum(&self, keys: usize) -> f64 {
-        self.accumulation.tiled_products(keys, self.partition.kv_tile) + self.sum_error()
+        self.accumulation.tiled_products(keys, self.intervals, self.partition.kv_tile) + self.sum_error()
     }
 
     /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before dS is rounded. `p` is exact given the
