@@ -223,6 +223,18 @@ fn kinds(rows: usize, runs: impl Iterator<Item = Run>) -> Vec<u8> {
     kinds
 }
 
+/// Returns what the kernels of attention calls have in common.
+fn of_calls() -> String {
+    let search = part(COMMON, "template <class Value>", "constexpr u32 ALL_LANES");
+    let numbers = part(
+        COMMON,
+        "__device__ __forceinline__ float two_to",
+        "__device__ __forceinline__ float rounded_to",
+    );
+    let tables = &COMMON[COMMON.find("// The tables of an attention call.").expect("the tables of a call")..];
+    [search, numbers, tables].concat()
+}
+
 /// Returns the pairs of a query row and a key row that a call shows.
 fn pairs_of(call: &AttentionCall) -> Vec<[usize; 2]> {
     let of = |segment: &Segment| {
@@ -276,15 +288,8 @@ fn a_prefix_as_two_bands_and_sink_tokens_are_right_thread_by_thread() {
     assert!(count > 12, "{count} calls whose prefix shows a key");
     let count = calls(|segment| (0..segment.q.len).any(|i| !segment.visible(i).gap().is_empty()));
     assert!(count > 8, "{count} calls whose sink tokens lie apart from a window");
-    let search = part(COMMON, "template <class Value>", "constexpr u32 ALL_LANES");
-    let numbers = part(
-        COMMON,
-        "__device__ __forceinline__ float two_to",
-        "__device__ __forceinline__ float rounded_to",
-    );
-    let tables = &COMMON[COMMON.find("// The tables of an attention call.").expect("the tables of a call")..];
     let source = &ATTEND[ATTEND.find("constexpr u32 FULL").expect("the kernels")..];
-    let common = [search, numbers, tables].concat();
+    let common = of_calls();
     let with = |cases: &str, source: &str| {
         run("bands.cpp", &[("common.cuh", &common), ("source.cu", source), ("cases.h", cases)])
     };
@@ -328,15 +333,8 @@ fn a_prefix_as_two_bands_and_sink_tokens_are_right_thread_by_thread() {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_forward_in_pages_has_the_bits_of_rows_thread_by_thread() {
-    let search = part(COMMON, "template <class Value>", "constexpr u32 ALL_LANES");
-    let numbers = part(
-        COMMON,
-        "__device__ __forceinline__ float two_to",
-        "__device__ __forceinline__ float rounded_to",
-    );
-    let tables = &COMMON[COMMON.find("// The tables of an attention call.").expect("the tables of a call")..];
     let source = part(ATTEND, "constexpr u32 FULL", "// <dout, out> of a row, the sum serial.");
-    let common = [search, numbers, tables].concat();
+    let common = of_calls();
     let run = |source: &str| run("pages.cpp", &[("common.cuh", &common), ("source.cu", source)]);
     let of_pages = |text: &str| text.contains("table.");
     let faults = source_faults().filter(|fault| fault.edit.file == "attend.cu" && of_pages(fault.edit.find));

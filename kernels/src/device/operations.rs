@@ -450,11 +450,7 @@ impl CudaDevice<'_> {
         rows: &[RowPair],
         memory: &mut CudaMemory,
     ) -> Result<(), DeviceError> {
-        let own = 0..heads.len();
-        let (read, written) = match layer {
-            Layer::Column => (heads.clone(), own),
-            Layer::Row => (own, heads.clone()),
-        };
+        let [read, written] = layer.heads(heads);
         let (sources, targets): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
         memory.image.check(from, &sources, &read)?;
         memory.image.check(to, &targets, &written)?;

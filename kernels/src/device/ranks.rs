@@ -1,10 +1,10 @@
 //! Ranks at once on one GPU, each by a thread of the host.
 //!
 //! Each lane of a rank is a CUDA stream. All ranks have disjoint parts of one stretch of memory. What a rank asks for
-//! is launched on the lane's stream, with its tables and scratch in memory of the rank alone. The host waits for no result
-//! (for a table's place it may wait until the lane's own work has ended):
-//! streams wait for marks of their own rank, for signs of receivers and for parcels of other ranks, all by events. Each
-//! event is recorded before a stream is told to wait for it, so that streams never wait for one another in a circle.
+//! is launched on the lane's stream, with its tables and scratch in memory of the rank alone. The host waits for no
+//! result, though sending a table may last until the lane's own work has ended. Streams wait for marks of their own
+//! rank, for signs of receivers and for parcels of other ranks, all by events. Each event is recorded before a stream is
+//! told to wait for it, so that streams never wait for one another in a circle.
 //!
 //! A parcel is a copy. A receiver writes it to its place itself, late by the time of a kernel that only waits. Until
 //! then, poison lies there.

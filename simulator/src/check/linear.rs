@@ -24,11 +24,7 @@ impl Machine<'_> {
         [from, to]: [BufferId; 2],
         rows: &[RowPair],
     ) {
-        let own = 0..heads.len();
-        let (read, written) = match layer {
-            Layer::Column => (heads, &own),
-            Layer::Row => (&own, heads),
-        };
+        let [read, written] = layer.heads(heads);
         let every = 0..self.heads(to);
         self.set(to, &every, rows.iter().map(|(_, target)| (*target, Symbol::Zero)));
         for band in self.bands(&[(from, read.start)], read.len()) {
@@ -36,14 +32,14 @@ impl Machine<'_> {
             let first = (heads.start + band.start) as isize;
             let mut through = Vec::new();
             for (source, target) in rows {
-                for SymbolRows { at, len, symbol } in self.read_run(from, source, &of(read)) {
+                for SymbolRows { at, len, symbol } in self.read_run(from, source, &of(&read)) {
                     let (tensor, row) = (TensorName::Q, source.row(at));
-                    let site = Site { place: Some(place), tensor, buffer: from, row, heads: of(read) };
+                    let site = Site { place: Some(place), tensor, buffer: from, row, heads: of(&read) };
                     let symbol = self.through(&site, layer, first, symbol);
                     through.extend(on_rows(target, [SymbolRows { at, len, symbol }]));
                 }
             }
-            self.contents[to.0].write_rows(&of(written), through);
+            self.contents[to.0].write_rows(&of(&written), through);
         }
     }
 

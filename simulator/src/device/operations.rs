@@ -62,11 +62,7 @@ pub(super) fn linear<T: Real>(
     rows: &[RowPair],
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
-    let own = 0..heads.len();
-    let (read, written) = match layer {
-        Layer::Column => (heads.clone(), own),
-        Layer::Row => (own, heads.clone()),
-    };
+    let [read, written] = layer.heads(heads);
     let (sources, targets): (Vec<Run>, Vec<Run>) = rows.iter().copied().unzip();
     buffers.check(from, &sources, &read)?;
     buffers.check(to, &targets, &written)?;

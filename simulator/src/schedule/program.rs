@@ -339,6 +339,18 @@ pub enum Layer {
     Row,
 }
 
+impl Layer {
+    /// Returns the heads that are read and those that are written, where `heads` are the rank's among those of a hidden
+    /// row.
+    pub fn heads(self, heads: &Range<usize>) -> [Range<usize>; 2] {
+        let own = 0..heads.len();
+        match self {
+            Layer::Column => [heads.clone(), own],
+            Layer::Row => [own, heads.clone()],
+        }
+    }
+}
+
 /// Rows to rotate: row i has the position `position + step·i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotated {
