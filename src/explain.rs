@@ -3,7 +3,7 @@
 //!
 //! *Positions* count the real rows of a sequence, and *rows* those of a rank's buffer; `a..b` is without b. A
 //! *launch* is one call of an attention kernel, named by the step of its algorithm. Its *segments* pair query rows
-//! with key rows. The checker's symbolic execution follows the contents of rows through messages, collectives and
+//! with key rows. A *rank* is one of the world. The checker's symbolic execution follows the contents of rows through messages, collectives and
 //! copies. A key is therefore named by its position and the rank that owns it, wherever it has travelled.
 //!
 //! Beside a query that sees something wrong stands what it *should see*. In a launch, that is what the mask shows of
@@ -72,7 +72,7 @@ pub const ERRORS_SHOWN: usize = 8;
 /// Selection of what to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Rank whose launches alone are shown, by its place in the group.
+    /// Rank of the world whose launches alone are shown.
     pub rank: Option<usize>,
     /// Pass that alone is shown.
     pub pass: Option<Pass>,
@@ -112,8 +112,14 @@ pub fn subject(case: &Case, other: bool) -> String {
 /// Returns a schedule of a problem, explained.
 pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
     let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
-    let said =
-        [prose::describe(problem) + "\n", given(problem), calls(problem), region(problem), paged(problem)];
+    let said = [
+        prose::describe(problem) + "\n",
+        world(problem),
+        given(problem),
+        calls(problem),
+        region(problem),
+        paged(problem),
+    ];
     let mut text = format!("problem   {}\n", said.concat());
     text += &explainer.layout();
     match trace(problem, schedule) {
@@ -127,6 +133,16 @@ pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) ->
     }
     text += &checked(problem, schedule, selection);
     text
+}
+
+/// Returns the line that says which ranks of the world the group has; none where it is the whole world, in its order.
+fn world(problem: &Problem) -> String {
+    let (members, world) = (problem.parallel.world_ranks(), problem.parallel.all_of_world());
+    let members: Vec<usize> = members.collect();
+    if members.iter().copied().eq(0..world) {
+        return String::new();
+    }
+    format!("world     {}, of which the group is {}\n", counted(world, "rank"), listed(members, RANKS_SHOWN))
 }
 
 /// Returns the line that says what the subject is given in place of offsets and lengths; none where it is given these.
@@ -298,9 +314,8 @@ fn owners(schedule: &Schedule) -> Owners {
 
 impl Explainer<'_> {
     fn ranks(&self) -> Vec<usize> {
-        (0..self.schedule.ranks.len())
-            .filter(|rank| self.selection.rank.is_none_or(|only| only == *rank))
-            .collect()
+        let shown = |rank: &usize| self.selection.rank.is_none_or(|only| only == *rank);
+        self.schedule.members.iter().copied().filter(shown).collect()
     }
 
     fn layout(&self) -> String {
@@ -485,17 +500,13 @@ fn layout(problem: &Problem, ranks: &[usize], placed: impl Fn(usize) -> [Vec<Pla
     let sequences = problem.sequences.iter().enumerate().map(|(index, both)| described(index, both));
     let mut text = lines(sequences, SEQUENCES_SHOWN, "  ", "sequences");
     for &rank in ranks.iter().take(RANKS_SHOWN) {
-        text += &layout_of(problem, rank, placed(rank));
+        text += &layout_of(rank, placed(rank));
     }
     text + &lines(ranks.iter().skip(RANKS_SHOWN).map(|_| String::new()), 0, "  ", "ranks")
 }
 
-fn layout_of(problem: &Problem, rank: usize, [q, kv]: [Vec<PlacedRun>; 2]) -> String {
-    let world = match problem.parallel.ranks.get(rank) {
-        Some(world) if *world != rank => format!(" (world rank {world})"),
-        _ => String::new(),
-    };
-    let mut text = format!("  rank {rank}{world} owns\n");
+fn layout_of(rank: usize, [q, kv]: [Vec<PlacedRun>; 2]) -> String {
+    let mut text = format!("  rank {rank} owns\n");
     let sides = if q == kv { vec![("", q)] } else { vec![("q ", q), ("kv ", kv)] };
     for (side, runs) in sides {
         let mut by_sequence: BTreeMap<usize, Vec<PlacedRun>> = BTreeMap::new();

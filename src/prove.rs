@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 use seamproof_oracle::{ContextParallel, Heads, Problem, ProblemFields};
-use seamproof_simulator::check::{CheckError, Proof, check, growth};
+use seamproof_simulator::check::{CheckError, Proof, check, check_side_by_side, growth};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, build_with};
 
 use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
@@ -91,40 +91,82 @@ const CUTS: [Cut; 28] = {
 /// Size of the groups of a sweep for which growth is asked.
 const GROWTH_RANKS: usize = 2;
 
-/// Number of kinds of schedules: the cuts, and a sequence-parallel region.
-const KINDS: u64 = CUTS.len() as u64 + 1;
+/// Number of kinds of schedules: the cuts, a sequence-parallel region, and two groups side by side.
+const KINDS: u64 = CUTS.len() as u64 + 2;
 
 /// Number of schedules of one pack.
 const VARIANTS: u64 = KINDS * SWEEP_RANKS_MAX as u64;
 
-/// One schedule of a sweep.
+/// One schedule of a sweep, or two.
 struct Item {
     problem: Problem,
     order: MergeOrder,
+    /// The problem of another group of the same world.
+    beside: Option<Problem>,
 }
 
 impl Item {
-    /// Proves the schedule. Growth is the same at each size of the group, and asked at one.
+    /// Proves the schedules. Growth is the same at each size of the group, and asked at one.
     fn prove(&self) -> Proved {
-        match self.problem.parallel.all_ranks() {
-            GROWTH_RANKS => prove(&self.problem, self.order),
-            _ => prove_one(&self.problem, self.order),
+        match (&self.beside, self.problem.parallel.all_ranks()) {
+            (Some(beside), _) => prove_side_by_side([&self.problem, beside], self.order),
+            (None, GROWTH_RANKS) => prove(&self.problem, self.order),
+            (None, _) => prove_one(&self.problem, self.order),
         }
+    }
+}
+
+/// Builds the schedules of two groups of one world, and checks that they run side by side.
+fn prove_side_by_side(problems: [&Problem; 2], order: MergeOrder) -> Proved {
+    let [own, other] = match problems.map(|problem| build_with(problem, order)) {
+        [Ok(own), Ok(other)] => [own, other],
+        [Err(error), _] | [_, Err(error)] => return Proved::Refused(error),
+    };
+    match check_side_by_side(&[(problems[0], &own), (problems[1], &other)]) {
+        Ok(proof) => Proved::Held(proof),
+        Err(errors) => Proved::Wrong(errors),
     }
 }
 
 /// Returns item `index` of a sweep: packs in turn, each over every algorithm, cut, order and group size, and in a
-/// region of each size. Returns `None` for the packs that the generator keeps illegal.
+/// region of each size, and beside another group. Returns `None` for the packs that the generator keeps illegal.
 fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
     let (pack, variant) = (index / VARIANTS, index % VARIANTS);
     let ranks = 1 + (variant / KINDS) as u32;
-    match CUTS.get((variant % KINDS) as usize) {
+    let kind = (variant % KINDS) as usize;
+    match CUTS.get(kind) {
         Some(cut) => {
             let problem = drawn(seed, pack, cut, ranks)?;
-            Some(Item { problem, order: cut.2 })
+            Some(Item { problem, order: cut.2, beside: None })
         }
-        None => region_of_sweep(seed, pack, ranks),
+        None if kind == CUTS.len() => region_of_sweep(seed, pack, ranks),
+        None => groups_of_sweep(seed, pack, ranks),
     }
+}
+
+/// Returns two packs over groups of one world, of several ranks each, with cuts of one order of merging. The ranks of
+/// the world are dealt in an order that depends on the pack. Up to two are left idle.
+fn groups_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
+    let own = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
+    let alike: Vec<&Cut> = CUTS.iter().filter(|cut| cut.2 == own.2).collect();
+    let other = alike[pack as usize % alike.len()];
+    let first = drawn(seed, pack, own, ranks.max(2))?;
+    let second = drawn(seed, pack + 1, other, 2 + pack as u32 % 3)?;
+    let sizes = [&first, &second].map(|problem| problem.parallel.size());
+    let world = sizes[0] + sizes[1] + pack as usize % 3;
+    let mut dealt: Vec<usize> = (0..world).collect();
+    dealt.sort_by_key(|rank| seamproof_judge::hash::mix(pack << 32 | *rank as u64));
+    let (of_first, rest) = dealt.split_at(sizes[0]);
+    let problem = on_ranks(first, world, of_first)?;
+    let beside = Some(on_ranks(second, world, &rest[..sizes[1]])?);
+    Some(Item { problem, order: own.2, beside })
+}
+
+/// Returns a problem on these ranks of a world, which are no regions.
+fn on_ranks(problem: Problem, world: usize, ranks: &[usize]) -> Option<Problem> {
+    let mut fields = ProblemFields::from(problem);
+    fields.parallel = ContextParallel { world, ranks: ranks.to_vec(), region: 1, ..fields.parallel };
+    Problem::new(fields).ok()
 }
 
 /// Returns a pack on one rank or on two, in a region of all ranks or of half of them, but at least of two, with heads
@@ -140,7 +182,7 @@ fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let Heads { q, kv } = fields.heads;
     // KV heads are split for every other pack; for the others one KV head is replicated.
     fields.heads = Heads { q: q * ranks, kv: if pack.is_multiple_of(2) { kv * ranks } else { 1 } };
-    Some(Item { problem: Problem::new(fields.sayable()).ok()?, order: cut.2 })
+    Some(Item { problem: Problem::new(fields.sayable()).ok()?, order: cut.2, beside: None })
 }
 
 /// Returns a pack over some ranks.
@@ -171,6 +213,10 @@ pub struct Sweep {
     pub proved: u64,
     /// Number of those problems in sequence-parallel regions.
     pub regions: u64,
+    /// Number of those problems whose group is a part of its world.
+    pub sub_groups: u64,
+    /// Number of those problems that were proved beside another group's. They are sub-groups too.
+    pub beside: u64,
     /// Number of operations in their schedules.
     pub operations: u64,
     /// Number of visible (query, key, head) triples that the schedules cover.
@@ -189,7 +235,10 @@ impl Sweep {
         match item.prove() {
             Proved::Held(proof) => {
                 self.proved += 1;
-                self.regions += u64::from(item.problem.parallel.region > 1);
+                let parallel = &item.problem.parallel;
+                self.regions += u64::from(parallel.region > 1);
+                self.sub_groups += u64::from(parallel.world > parallel.size());
+                self.beside += u64::from(item.beside.is_some());
                 self.operations += proof.operations as u64;
                 self.pairs += proof.pairs;
             }
@@ -202,6 +251,8 @@ impl Sweep {
     fn merge(mut self, other: Sweep) -> Sweep {
         self.proved += other.proved;
         self.regions += other.regions;
+        self.sub_groups += other.sub_groups;
+        self.beside += other.beside;
         self.operations += other.operations;
         self.pairs += other.pairs;
         self.refused += other.refused;
@@ -212,7 +263,8 @@ impl Sweep {
 }
 
 /// Proves the first `problems` problems of the sweep of `seed`: every algorithm, cut, order of merging and group
-/// size up to [`SWEEP_RANKS_MAX`], over packs of the generator, and sequence-parallel regions around them.
+/// size up to [`SWEEP_RANKS_MAX`], over packs of the generator, sequence-parallel regions around them, and two groups of
+/// one world side by side.
 pub fn sweep(seed: u64, problems: u64) -> Sweep {
     (0..problems)
         .into_par_iter()
@@ -231,5 +283,6 @@ mod tests {
         assert!(sweep.wrong.is_empty(), "{:?}", sweep.wrong);
         assert_eq!(sweep.refused, 0, "the generator makes what can be cut and dealt");
         assert!(sweep.proved > 550 && sweep.regions > 25, "{} {}", sweep.proved, sweep.regions);
+        assert!(sweep.sub_groups > 60 && sweep.beside > 25, "{} {}", sweep.sub_groups, sweep.beside);
     }
 }

@@ -111,7 +111,7 @@ pub struct ContextParallel {
     pub algorithm: Algorithm,
     /// The balance.
     pub balance: Balance,
-    /// The number of ranks in the world.
+    /// The number of ranks in the world. Those that are in no group of its are *idle*.
     pub world: usize,
     /// The group's members: ranks of the world, in group order.
     pub ranks: Vec<usize>,
@@ -147,6 +147,31 @@ impl ContextParallel {
     /// Returns the number of ranks that hold a part of the problem: those of all regions.
     pub fn all_ranks(&self) -> usize {
         self.size() * self.region
+    }
+
+    /// Returns the number of ranks of the world, those of regions counted one by one.
+    pub fn all_of_world(&self) -> usize {
+        self.world * self.region
+    }
+
+    /// Returns the ranks of the world that hold a part of the problem, in order of places. In regions of T ranks, member
+    /// r of the group is the ranks `T·r` to `T·r + T − 1`.
+    pub fn world_ranks(&self) -> impl Iterator<Item = usize> {
+        (0..self.all_ranks()).map(|place| self.world_rank(place))
+    }
+
+    /// Returns the rank of the world at a place below [`ContextParallel::all_ranks`].
+    pub fn world_rank(&self, place: usize) -> usize {
+        self.ranks[place / self.region] * self.region + place % self.region
+    }
+
+    /// Returns the same on a *neighbour*: a second group of as many ranks, the first ones of the world that are not
+    /// in this one, in ascending order. Returns `None` where too few are left, and for a single rank.
+    pub fn neighbour(&self) -> Option<ContextParallel> {
+        let left = (0..self.world).filter(|rank| !self.ranks.contains(rank));
+        let ranks: Vec<usize> = left.take(self.size()).collect();
+        let is_one = self.algorithm != Algorithm::Single && ranks.len() == self.size();
+        is_one.then(|| ContextParallel { ranks, ..self.clone() })
     }
 
     /// Whether one rank holds the problem's own tensors.

@@ -37,6 +37,8 @@ use crate::{Algorithm, Balance, Problem, Run, Sequence, Side};
 /// One rank's rows of both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankLayout {
+    /// The rank of the world.
+    pub rank: usize,
     /// Queries.
     pub q: SideLayout,
     /// Keys and values.
@@ -199,17 +201,19 @@ pub fn layouts(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
         return Ok(members);
     }
     let heads = problem.heads.q / ranks;
-    let of_region = |RankLayout { q, kv, .. }: RankLayout| {
-        (0..ranks).map(move |rank| RankLayout {
-            q: q.part(rank, ranks),
-            kv: kv.part(rank, ranks),
-            statistics: Some(StatisticsLayout { heads: heads * rank..heads * (rank + 1), rows: q.clone() }),
+    let of_region = |RankLayout { rank, q, kv, .. }: RankLayout| {
+        (0..ranks).map(move |part| RankLayout {
+            rank: rank * ranks + part,
+            q: q.part(part, ranks),
+            kv: kv.part(part, ranks),
+            statistics: Some(StatisticsLayout { heads: heads * part..heads * (part + 1), rows: q.clone() }),
         })
     };
     Ok(members.into_iter().flat_map(of_region).collect())
 }
 
-/// Returns the layouts of the members of a problem's group, as if none was a region.
+/// Returns the layouts of the members of a problem's group, as if none was a region. Their ranks are those of a world
+/// without regions.
 pub fn members(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     if problem.parallel.algorithm == Algorithm::Single {
         return Ok(vec![whole(problem)]);
@@ -217,10 +221,11 @@ pub fn members(problem: &Problem) -> Result<Vec<RankLayout>, ShardingError> {
     check(problem, Side::Q)?;
     check(problem, Side::Kv)?;
     let (q, kv) = (dealt(problem, Side::Q), dealt(problem, Side::Kv));
-    Ok(q.into_iter().zip(kv).map(|(q, kv)| RankLayout { q, kv, statistics: None }).collect())
+    let of_member = |(&rank, (q, kv))| RankLayout { rank, q, kv, statistics: None };
+    Ok(problem.parallel.ranks.iter().zip(q.into_iter().zip(kv)).map(of_member).collect())
 }
 
-/// Returns the problem's own layout.
+/// Returns the problem's own layout, on the group's first rank.
 pub fn whole(problem: &Problem) -> RankLayout {
     let placed = |(sequence, local): (usize, Run)| PlacedRun {
         sequence,
@@ -231,7 +236,8 @@ pub fn whole(problem: &Problem) -> RankLayout {
         rows: rows_of(problem, side),
         runs: problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(placed).collect(),
     };
-    RankLayout { q: side(Side::Q), kv: side(Side::Kv), statistics: None }
+    let rank = problem.parallel.ranks.first().copied().unwrap_or(0);
+    RankLayout { rank, q: side(Side::Q), kv: side(Side::Kv), statistics: None }
 }
 
 /// Checks that a side can be cut over the problem's group.

@@ -5,6 +5,9 @@
 //! the result. Messages and collectives complete when all their parties have arrived. If no lane can go on and some
 //! lane is not done, the schedule is stuck, and the error says where each rank stands.
 //!
+//! Peers are ranks of the world. The executor knows no groups: what a group sends to a rank of another one that runs
+//! [beside it](crate::schedule::side_by_side()) gets there. A message to an idle rank is an error.
+//!
 //! The device is told the lane of each operation and the marks that it waits for. A device with streams of its own may
 //! then run lanes at once. Each lane is in order, a wait waits for its record, and a transfer between lanes waits for
 //! both.
@@ -30,7 +33,7 @@ pub enum ExecuteError {
     /// An operation failed.
     #[error("rank {rank}, operation {operation}: {error}")]
     Device {
-        /// The rank, by its place in the group.
+        /// The rank of the world.
         rank: usize,
         /// The operation, by its index in the program.
         operation: usize,
@@ -40,6 +43,18 @@ pub enum ExecuteError {
     /// The device's memory could not be divided among ranks, or some of their work failed on the device.
     #[error("ranks at once: {0}")]
     Divided(DeviceError),
+    /// A message or a collective with a rank that takes no part.
+    #[error(
+        "rank {rank}, operation {operation}: rank {peer} of the world runs no program; name one that takes part"
+    )]
+    Idle {
+        /// The rank of the world.
+        rank: usize,
+        /// The operation, by its index in the program.
+        operation: usize,
+        /// The rank of the world that the operation names.
+        peer: usize,
+    },
     /// No lane can go on.
     #[error("stuck: {0}")]
     Stuck(String),
@@ -384,6 +399,7 @@ impl<D: Device> Running<'_, D> {
         self.block(lane, launched);
         for index in next..next + launched {
             let operation = self.lanes[lane].operations[index];
+            check_peers(self.schedule, rank, operation)?;
             let (pair, queue) = match self.work(rank, operation) {
                 Work::Send { to, .. } => ((rank, *to), &mut self.sends),
                 Work::Recv { from, .. } => ((*from, rank), &mut self.recvs),
@@ -430,6 +446,7 @@ impl<D: Device> Running<'_, D> {
         memory: &mut D::Memory,
     ) -> Result<(), ExecuteError> {
         let schedule = self.schedule;
+        check_peers(schedule, self.lanes[lane].rank, operation)?;
         let Some(members) = schedule.communicators.get(communicator) else {
             return Err(ExecuteError::Mismatch { communicator });
         };
@@ -469,6 +486,15 @@ impl<D: Device> Running<'_, D> {
             Some(format!("rank {rank} {kind} (operation {operation})"))
         });
         stuck.collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Checks that every rank that an operation is to meet takes part.
+pub(crate) fn check_peers(schedule: &Schedule, rank: usize, operation: usize) -> Result<(), ExecuteError> {
+    let named = schedule.named(&schedule.ranks[rank].operations[operation].work);
+    match named.iter().find(|peer| schedule.place(**peer).is_none()) {
+        Some(&peer) => Err(ExecuteError::Idle { rank, operation, peer }),
+        None => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ranks as threads: a schedule run by a host thread for each rank, as on several devices.
+//! Ranks as threads: a schedule run by a host thread for each rank that is not idle, as on several devices.
 //!
 //! Each rank has a [part](RankPart) of the device with memory of its own, and goes through its streams in an order of
 //! its own, while the others do the same. They meet in messages and collectives alone. What travels between them is
@@ -19,7 +19,8 @@ use std::thread;
 
 use crate::device::{Arrival, DeviceError, Divided, RankPart, Transfer};
 use crate::executor::{
-    Counts, ExecuteError, ExecutedPasses, awaited, collective, launched_together, message, of_phase, reads,
+    Counts, ExecuteError, ExecutedPasses, awaited, check_peers, collective, launched_together, message,
+    of_phase, reads,
 };
 use crate::schedule::{Region, Schedule, Work};
 
@@ -28,8 +29,8 @@ const LOOKS_MAX: usize = 6;
 /// Share of local work that is late, one in so many.
 const LATE: usize = 4;
 
-/// Runs a phase of `schedule` with a thread for each rank. The phases of one run share their memory. `choose` makes the
-/// choices of a rank: of one of `n` things each time, and any answer below n is legal.
+/// Runs a phase of `schedule` with a thread for each of its members. The phases of one run share their memory. `choose` makes the
+/// choices of a rank of the world: of one of `n` things each time, and any answer below n is legal.
 pub fn execute_on_threads<D: Divided, C: FnMut(usize) -> usize>(
     schedule: &Schedule,
     phase: ExecutedPasses,
@@ -41,14 +42,14 @@ pub fn execute_on_threads<D: Divided, C: FnMut(usize) -> usize>(
     device.divide(schedule, memory, run).map_err(ExecuteError::Divided)?
 }
 
-/// Runs a thread for each rank's part.
+/// Runs a thread for each member's part.
 fn run_ranks<P: RankPart, C: FnMut(usize) -> usize>(
     schedule: &Schedule,
     phase: ExecutedPasses,
     parts: &mut [P],
     choose: impl Fn(usize) -> C + Sync,
 ) -> Result<Counts, ExecuteError> {
-    let world = World { state: Mutex::default(), changed: Condvar::new(), ranks: schedule.ranks.len() };
+    let world = World { state: Mutex::default(), changed: Condvar::new(), ranks: schedule.members.len() };
     let run = |rank: usize, part: &mut P| {
         let panicked = format!("the thread of rank {rank} has panicked");
         let mut counts = Counts::default();
@@ -64,8 +65,8 @@ fn run_ranks<P: RankPart, C: FnMut(usize) -> usize>(
     };
     let run = &run;
     let counts: Vec<Counts> = thread::scope(|scope| {
-        let start = |(rank, part)| scope.spawn(move || run(rank, part));
-        let started: Vec<_> = parts.iter_mut().enumerate().map(start).collect();
+        let start = |(&rank, part)| scope.spawn(move || run(rank, part));
+        let started: Vec<_> = schedule.members.iter().zip(parts).map(start).collect();
         started.into_iter().filter_map(|rank| rank.join().ok()).collect()
     });
     let sum = |sum: Counts, one: Counts| Counts {
@@ -364,6 +365,7 @@ impl<'a, P: RankPart, C: FnMut(usize) -> usize> Rank<'a, P, C> {
         let works = operations[*next..].iter().map(|&operation| self.work(operation));
         let group = operations[*next..*next + launched_together(works)].to_vec();
         for &operation in &group {
+            check_peers(self.schedule, self.rank, operation)?;
             let meets = match self.work(operation) {
                 Work::Send { to, .. } => Meets::Sends((self.rank, *to), next_of(&mut self.sent, *to)),
                 Work::Recv { from, regions, .. } => {
@@ -392,6 +394,7 @@ impl<'a, P: RankPart, C: FnMut(usize) -> usize> Rank<'a, P, C> {
         let Some(Exchanged { communicator, read, written }) = exchanged(self.work(operation)) else {
             return Ok(());
         };
+        check_peers(self.schedule, self.rank, operation)?;
         let failed = self.failed(operation);
         let parcel = self.part.take(lane, &read).map_err(&failed)?;
         self.part.poison(lane, &written).map_err(&failed)?;

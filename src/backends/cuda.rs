@@ -39,7 +39,7 @@ use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
 };
 use seamproof_judge::subjects::{
-    OptionError, Ranks, Reached, SubjectName, built, in_steps, launchable, run_on_threads, run_schedule,
+    OptionError, Ranks, Reached, SubjectName, World, built, in_steps, launchable, run_on_threads, run_world,
 };
 
 /// Name of the subject, as `--backend` takes it.
@@ -264,7 +264,7 @@ impl CudaRunner {
             reached(Phase::Done);
             return Ok(outputs);
         }
-        let schedule = launchable(problem, subject.merge)?;
+        let world = World::new(problem, |problem| launchable(problem, subject.merge))?;
         let Cuda { order, helpers, attention, dq, streams, ranks, .. } = *subject;
         let page = problem.pages.as_ref().map(|pages| pages.size);
         let options = DeviceOptions { helpers, attention, dq, streams, page };
@@ -276,8 +276,8 @@ impl CudaRunner {
             });
         };
         let outputs = match ranks {
-            Ranks::InTurn => run_schedule(&device, problem, inputs, &schedule, order, &mut on_way)?,
-            Ranks::Threads => run_on_threads(&device, problem, inputs, &schedule, order, &mut on_way)?,
+            Ranks::InTurn => run_world(&device, problem, inputs, &world, order, &mut on_way)?,
+            Ranks::Threads => run_on_threads(&device, problem, inputs, &world, order, &mut on_way)?,
         };
         reached(Phase::Done);
         Ok(outputs)

@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// Case file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Show only this rank, counted by its place in the group
+    /// Show only this rank of the world
     #[arg(long, value_name = "R")]
     rank: Option<usize>,
     /// Show only this pass
@@ -200,10 +200,14 @@ fn look(args: &Args, case: &Case, source: Source, run: Ran) -> Result<Exit, CliE
 }
 
 fn check_rank(args: &Args, problem: &Problem) -> Result<(), CliError> {
-    let ranks = problem.parallel.all_ranks();
-    match args.rank.filter(|rank| *rank >= ranks) {
+    let members: Vec<usize> = problem.parallel.world_ranks().collect();
+    match args.rank.filter(|rank| !members.contains(rank)) {
         Some(rank) => {
-            Err(CliError::Usage(format!("--rank is {rank}; the group has ranks 0 to {}", ranks - 1)))
+            let members: Vec<String> = members.iter().map(ToString::to_string).collect();
+            let members = members.join(", ");
+            Err(CliError::Usage(format!(
+                "--rank is {rank}; the group has these ranks of the world: {members}"
+            )))
         }
         None => Ok(()),
     }

@@ -22,7 +22,7 @@ Examples:
   seamproof prove case.json                       the schedule of a stored case
   seamproof prove corpus/regressions/*.json
   seamproof prove --region 4 case.json            the same inside a sequence-parallel region of 4 ranks
-  seamproof prove --sweep                         every algorithm, cut and group size up to 16, and regions
+  seamproof prove --sweep                         every algorithm, cut and group size up to 16, regions and sub-groups
   seamproof prove --sweep --problems 3040 --seed 7";
 
 #[derive(clap::Args, Debug)]
@@ -101,8 +101,10 @@ fn run_sweep(seed: u64, problems: u64) -> Exit {
     }
     let (proved, refused, seconds) = (sweep.proved, sweep.refused, start.elapsed().as_secs_f64());
     print_line(&format_args!(
-        "sweep    seed {seed:#x} · proved {proved} ({} in regions) · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
+        "sweep    seed {seed:#x} · proved {proved} ({} in regions, {} in sub-groups, {} beside another group) · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
         sweep.regions,
+        sweep.sub_groups,
+        sweep.beside,
         sweep.wrong.len(),
         sweep.operations,
         sweep.pairs

@@ -22,8 +22,13 @@ pub fn explain_recorded(case: &Case, layouts: &[RankLayout], rank: Option<usize>
         text += &row(problem, layouts, &found.finding);
     }
     let _ = writeln!(text, "problem   {}", prose::describe_recorded(problem));
-    let ranks: Vec<usize> = (0..layouts.len()).filter(|own| rank.is_none_or(|only| only == *own)).collect();
-    let placed = |rank: usize| [&layouts[rank].q, &layouts[rank].kv].map(|side| side.runs.clone());
+    let shown = layouts.iter().map(|layout| layout.rank);
+    let ranks: Vec<usize> = shown.filter(|own| rank.is_none_or(|only| only == *own)).collect();
+    let placed = |rank: usize| {
+        let own = layouts.iter().filter(|layout| layout.rank == rank);
+        let runs = |side: Side| own.clone().flat_map(|layout| layout.side(side).runs.clone()).collect();
+        [runs(Side::Q), runs(Side::Kv)]
+    };
     let legend = "a..b is without b; positions count real rows of a sequence";
     let _ = write!(text, "\nlayout    {legend}\n{}", layout(problem, &ranks, placed));
     text + "\nlaunches  not shown: a recording holds what each rank got and gave, and not how\n"
@@ -66,7 +71,8 @@ fn held(layouts: &[RankLayout], (sequence, side): (usize, Side), positions: &Int
             asked.iter().any(|asked| own.meets(asked))
         })
     };
-    let ranks: Vec<usize> = (0..layouts.len()).filter(|rank| holds(&layouts[*rank])).collect();
+    let holding = layouts.iter().filter(|layout| holds(layout));
+    let ranks: Vec<usize> = holding.map(|layout| layout.rank).collect();
     let word = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{word} {}", listed(ranks, RANKS_SHOWN))
 }

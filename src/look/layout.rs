@@ -113,7 +113,8 @@ fn strips(problem: &Problem, layouts: &[RankLayout]) -> Vec<Strip> {
             strips.push(Strip { name: "dealt to".to_owned(), rows: *rows, scale: *rows, kind: dealt });
         }
     }
-    for (rank, layout) in layouts.iter().take(drawn).enumerate() {
+    for layout in layouts.iter().take(drawn) {
+        let rank = layout.rank;
         for &(side, name) in &sides {
             let SideLayout { rows, runs } = layout.side(side);
             let scale = layouts.iter().map(|layout| layout.side(side).rows).max().unwrap_or_default();
@@ -127,14 +128,14 @@ fn strips(problem: &Problem, layouts: &[RankLayout]) -> Vec<Strip> {
 /// Returns the rows of the problem's tensor with the ranks to which they are dealt.
 fn dealt(problem: &Problem, layouts: &[RankLayout], side: Side, most: usize) -> Vec<(usize, Stretch)> {
     let most = (most / layouts.len()).max(2);
-    let of_rank = |(rank, layout): (usize, &RankLayout)| {
+    let of_rank = |layout: &RankLayout| {
         let runs: Vec<PlacedRun> =
             layout.side(side).runs.iter().map(|run| in_problem(problem, side, run)).collect();
         let stretches = stretches(0, &runs, most).into_iter();
         let owned = stretches.filter(|stretch| !matches!(stretch.holds, Content::Free(_)));
-        owned.map(move |stretch| (rank, stretch)).collect::<Vec<_>>()
+        owned.map(|stretch| (layout.rank, stretch)).collect::<Vec<_>>()
     };
-    layouts.iter().enumerate().take(RANKS_DRAWN).flat_map(of_rank).collect()
+    layouts.iter().take(RANKS_DRAWN).flat_map(of_rank).collect()
 }
 
 /// Returns a rank's run as rows of the problem's own tensor.
@@ -257,9 +258,8 @@ pub(super) fn numbers(problem: &Problem, layouts: &[RankLayout]) -> Vec<Table> {
         let own = [index.to_string(), both.id.to_string()];
         own.into_iter().chain(of_side(&both.q)).chain(of_side(&both.kv)).chain([pairs.to_string()]).collect()
     });
-    let ranks = layouts.iter().enumerate().take(RANKS_DRAWN).map(|(rank, layout)| {
-        let world = problem.parallel.ranks.get(rank).unwrap_or(&rank);
-        let own = [rank.to_string(), world.to_string()];
+    let ranks = layouts.iter().enumerate().take(RANKS_DRAWN).map(|(place, layout)| {
+        let own = [layout.rank.to_string(), place.to_string()];
         let sides = [&layout.q, &layout.kv].into_iter().flat_map(of_rank);
         own.into_iter().chain(sides.map(|count| count.to_string())).collect()
     });
@@ -282,7 +282,12 @@ pub(super) fn numbers(problem: &Problem, layouts: &[RankLayout]) -> Vec<Table> {
         },
         Table {
             name: "Ranks",
-            head: ["rank", "world rank"].map(String::from).into_iter().chain(of_q).chain(of_kv).collect(),
+            head: ["rank", "place in the group"]
+                .map(String::from)
+                .into_iter()
+                .chain(of_q)
+                .chain(of_kv)
+                .collect(),
             rows: ranks.collect(),
             left: layouts.len().saturating_sub(RANKS_DRAWN),
         },

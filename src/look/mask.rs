@@ -478,12 +478,12 @@ pub(super) type Piece = (usize, usize, usize);
 /// position, which has a border at each.
 pub(super) fn pieces(layouts: &[RankLayout], sequence: usize, side: Side) -> Option<Vec<Piece>> {
     let mut pieces = Vec::new();
-    for (rank, layout) in layouts.iter().enumerate() {
+    for layout in layouts {
         for run in layout.side(side).runs.iter().filter(|run| run.sequence == sequence && run.local.len > 0) {
             if run.piece.step > 1 && run.local.len > 1 {
                 return None;
             }
-            pieces.push((run.piece.start, run.piece.start + run.local.len, rank));
+            pieces.push((run.piece.start, run.piece.start + run.local.len, layout.rank));
         }
     }
     pieces.sort_unstable();

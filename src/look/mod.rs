@@ -261,8 +261,9 @@ fn placed(schedule: &Schedule) -> Vec<RankLayout> {
         }
         side
     };
-    (0..schedule.ranks.len())
-        .map(|rank| RankLayout {
+    { schedule.members.iter() }
+        .map(|&rank| RankLayout {
+            rank,
             q: side(rank, TensorName::Q),
             kv: side(rank, TensorName::K),
             statistics: None,

@@ -75,10 +75,11 @@ pub(super) fn lanes<'a>(
     errors: &[CheckError],
 ) -> Lanes<'a> {
     let timeline = timeline(schedule, actions, stuck);
-    let drawn = schedule.ranks.len().min(RANKS_DRAWN);
+    let drawn = schedule.members.iter().take(RANKS_DRAWN);
     let (mut places, mut height) = (BTreeMap::new(), 0.0);
-    for (rank, program) in schedule.ranks.iter().enumerate().take(drawn) {
-        let mut streams: Vec<usize> = program.operations.iter().map(|operation| operation.stream).collect();
+    for &rank in drawn {
+        let operations = schedule.ranks.get(rank).map_or(&[][..], |program| &program.operations);
+        let mut streams: Vec<usize> = operations.iter().map(|operation| operation.stream).collect();
         streams.sort_unstable();
         streams.dedup();
         for stream in streams {
@@ -130,8 +131,8 @@ impl Lanes<'_> {
             @for (from, to, end) in &self.timeline.arrows {
                 @if let Some(arrow) = self.arrow(*from, *to, *end, top) { (arrow) }
             }
-            @for rank in 0..self.schedule.ranks.len() {
-                @if let Some(mark) = self.backward(rank, top) { (mark) }
+            @for rank in &self.schedule.members {
+                @if let Some(mark) = self.backward(*rank, top) { (mark) }
             }
         }
     }
@@ -366,7 +367,7 @@ pub(super) fn schedule(lanes: &Lanes, parts: &Parts) -> Drawing {
     let time = format!("time in steps: {} of {}", lanes.steps, lanes.timeline.end);
     let axis = words("faint", [LEFT, y + 10.0], &format!("0 → {time}"));
     y += 18.0;
-    let left = lanes.schedule.ranks.len().saturating_sub(RANKS_DRAWN);
+    let left = lanes.schedule.members.len().saturating_sub(RANKS_DRAWN);
     let more = (left > 0).then(|| {
         let text = format!("… and {} that are not drawn", counted(left, "more rank"));
         words("faint", [0.0, y + 12.0], &text)
@@ -378,7 +379,7 @@ pub(super) fn schedule(lanes: &Lanes, parts: &Parts) -> Drawing {
         title: "The schedule".to_owned(),
         desc: format!(
             "A lane for each stream of {}, with {} in {} of time, and {}. Every bar has a title that says what it does.",
-            counted(lanes.schedule.ranks.len(), "rank"),
+            counted(lanes.schedule.members.len(), "rank"),
             counted(lanes.timeline.bars.len(), "operation"),
             counted(lanes.timeline.end, "step"),
             counted(lanes.timeline.arrows.len(), "message"),
@@ -400,7 +401,7 @@ pub(super) fn numbers(lanes: &Lanes, parts: &Parts) -> (Table, Vec<String>) {
         "waiting steps",
         "end",
     ];
-    let of_rank = |rank: usize| {
+    let of_rank = |&rank: &usize| {
         let bars = || lanes.timeline.bars.iter().filter(move |bar| bar.at.rank == rank);
         let count = |kind: Kind| bars().filter(|bar| bar.kind == kind).count();
         let operations = lanes.schedule.ranks[rank].operations.len();
@@ -410,13 +411,13 @@ pub(super) fn numbers(lanes: &Lanes, parts: &Parts) -> (Table, Vec<String>) {
         let counts = [count(Kind::Launch), count(Kind::Message), count(Kind::Other), busy, waiting, end];
         [rank, operations].into_iter().chain(counts).map(|count| count.to_string()).collect()
     };
-    let ranks = lanes.schedule.ranks.len();
-    let listed = ranks.min(super::layout::RANKS_DRAWN);
+    let members = &lanes.schedule.members;
+    let listed = members.len().min(super::layout::RANKS_DRAWN);
     let table = Table {
         name: "Operations",
         head: head.map(String::from).to_vec(),
-        rows: (0..listed).map(of_rank).collect(),
-        left: ranks - listed,
+        rows: members[..listed].iter().map(of_rank).collect(),
+        left: members.len() - listed,
     };
     let mut notes = vec![format!(
         "Time is counted and not measured: a launch takes {} steps, a message or a collective {}, anything else {}. \

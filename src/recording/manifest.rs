@@ -354,7 +354,8 @@ impl Manifest {
             let expected = format!("problem.parallel has {ranks} ranks, and at most {RANKS_MAX} are read");
             return Err(("ranks".into(), Fault::Count { got, expected }));
         }
-        for (index, (entry, world_rank)) in self.ranks.iter().zip(world_ranks(problem)).enumerate() {
+        for (index, (entry, world_rank)) in self.ranks.iter().zip(problem.parallel.world_ranks()).enumerate()
+        {
             let differs = |got: String, expected: String, whose| {
                 let advice = "list the files in the order of the group";
                 Fault::Differs { got: quoted(got), whose, expected, advice }
@@ -387,13 +388,6 @@ impl Manifest {
             partition: self.arithmetic.partition(problem.parallel.all_ranks()),
         }
     }
-}
-
-/// Returns the rank of the world of each file: those of the group, or of the regions, each of whose members follow one
-/// another.
-pub(super) fn world_ranks(problem: &Problem) -> impl Iterator<Item = usize> + '_ {
-    let ContextParallel { ranks, region, .. } = &problem.parallel;
-    ranks.iter().flat_map(move |rank| rank * region..(rank + 1) * region)
 }
 
 /// Checks the version before anything else. A manifest of another version then says so, whatever else is in it.

@@ -67,10 +67,10 @@ impl RankTables {
         Ok(())
     }
 
-    /// Returns the layout that the tables say. Rows that follow each other in both are one run.
-    pub(super) fn layout(&self, problem: &Problem) -> RankLayout {
+    /// Returns the layout that the tables of a rank of the world say. Rows that follow each other in both are one run.
+    fn layout(&self, rank: usize, problem: &Problem) -> RankLayout {
         let (q, kv) = (self.q.layout(problem, Side::Q), self.kv.layout(problem, Side::Kv));
-        RankLayout { q, kv, statistics: None }
+        RankLayout { rank, q, kv, statistics: None }
     }
 }
 
@@ -118,12 +118,20 @@ impl SideTable {
     }
 }
 
+/// Returns the layouts that the tables of all ranks say, in order of places.
+pub(super) fn said<'a>(
+    problem: &Problem,
+    tables: impl Iterator<Item = &'a RankTables>,
+) -> impl Iterator<Item = RankLayout> {
+    problem.parallel.world_ranks().zip(tables).map(|(rank, tables)| tables.layout(rank, problem))
+}
+
 /// Returns the layouts that tables say, or the finding that a real position lies nowhere or twice.
 pub(super) fn layouts_of<'a>(
     problem: &Problem,
     tables: impl Iterator<Item = &'a RankTables>,
 ) -> Result<Vec<RankLayout>, Box<Finding>> {
-    let layouts: Vec<RankLayout> = tables.map(|tables| tables.layout(problem)).collect();
+    let layouts: Vec<RankLayout> = said(problem, tables).collect();
     for side in [Side::Q, Side::Kv] {
         check_cover(problem, &layouts, side)?;
     }

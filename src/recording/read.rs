@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use seamproof_oracle::sharding::{RankLayout, layouts};
 use seamproof_oracle::{Algorithm, Problem};
 
+use super::placement::said;
 use super::rank_file::RankPlace;
 use super::{
     Fault, MANIFEST, MANIFEST_BYTES_MAX, Manifest, NOTES, Placement, RANK_BYTES_MAX, RankFile,
@@ -86,7 +87,7 @@ impl Recording {
     /// or to several.
     pub fn layouts(&self) -> Vec<RankLayout> {
         let tables = || self.ranks.iter().filter_map(|rank| rank.tables.as_ref());
-        self.rule.clone().unwrap_or_else(|| tables().map(|tables| tables.layout(&self.problem)).collect())
+        self.rule.clone().unwrap_or_else(|| said(&self.problem, tables()).collect())
     }
 
     /// Reads some heads of a rank's file.

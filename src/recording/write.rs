@@ -13,7 +13,7 @@ use seamproof_oracle::{Inputs, Problem, Run, Side};
 
 use super::manifest::{
     DsinkForm, EmptyLse, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry, RecordedArithmetic,
-    RecordedSubject, world_ranks,
+    RecordedSubject,
 };
 use super::rank_file::RankPlace;
 use super::{
@@ -100,7 +100,7 @@ fn manifest_of(made: &Made<'_>) -> Manifest {
         dsink: DsinkForm::Partial,
         arithmetic: RecordedArithmetic::of(declaration.arithmetic, backend.partition(problem)),
         scales: Vec::new(),
-        ranks: world_ranks(problem).enumerate().map(entry).collect(),
+        ranks: problem.parallel.world_ranks().enumerate().map(entry).collect(),
         note: String::new(),
     }
 }

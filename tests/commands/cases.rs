@@ -274,7 +274,7 @@ fn a_stored_defect_is_explained() {
     let one =
         seamproof(place.path(), &["explain", &file, "--rank", "1", "--pass", "forward", "--operations"]);
     assert!(stdout(&one).contains("merges") && !stdout(&one).contains("\nrank 0\n"), "{}", stdout(&one));
-    refuses(place.path(), &["explain", &file, "--rank", "2"], &["--rank", "0 to 1"]);
+    refuses(place.path(), &["explain", &file, "--rank", "2"], &["--rank", "0, 1"]);
     refuses(place.path(), &["explain", &file, "--pass", "sideways"], &["sideways"]);
     refuses(place.path(), &["explain", "missing.json"], &["missing.json"]);
 }

@@ -85,6 +85,7 @@ const OTHERS: &[&str] = &[
     "accelerate-4177-chunks-all-gather",
     "attention-gym-148-sink-tokens-of-documents",
     "attention-sinks-17-sink-tokens-in-steps",
+    "colossalai-6071-two-groups-of-one-world",
     "cudnn-943-queries-without-keys",
     "dsink-underflow",
     "fa-1713-keys-without-queries",

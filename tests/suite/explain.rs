@@ -8,12 +8,13 @@ use seamproof_judge::case::{Case, Found, Subject};
 use seamproof_judge::finding::Relation;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::subject::Backend;
-use seamproof_judge::subjects::Emulated;
+use seamproof_judge::subjects::{Emulated, Planted};
 use seamproof_lab::faults::source_faults;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Form, Heads, Mask, Pages, Pass, Problem, ProblemFields,
     Run, Steps,
 };
+use seamproof_simulator::faults::by_id;
 
 /// Returns self-attention on a pack of sequences, given as (real, padded) rows.
 fn problem(lengths: &[(usize, usize)], mask: Mask, algorithm: Algorithm, ranks: usize) -> Problem {
@@ -56,6 +57,32 @@ fn the_form_in_which_a_problem_is_given() {
         given(Form::Segments, &[(3, 3), (3, 3)])[1],
         "given     segments, by shape: q ids [2, 3], positions [3]; kv ids [3], positions made from them"
     );
+}
+
+/// Test that ranks are those of the world wherever one is named, where the group is not the whole world.
+#[test]
+fn the_ranks_of_a_sub_group() {
+    let mut fields = ProblemFields::from(problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::Ring, 2));
+    fields.parallel = ContextParallel { world: 6, ranks: vec![5, 1], ..fields.parallel };
+    let problem = Problem::new(fields).unwrap();
+    let options = Selection { rank: Some(5), operations: true, ..Selection::default() };
+    let text = explained(&Emulated::default(), &problem, options);
+    for said in [
+        "\nworld     6 ranks, of which the group is 5, 1\n",
+        "\n  rank 5 owns\n",
+        "\nrank 5\n",
+        "keys 2..4 of rank 1",
+        " to rank 1\n",
+        " from rank 1\n",
+    ] {
+        assert!(text.contains(said), "{said}\n{text}");
+    }
+    assert!(!text.contains("rank 0"), "{text}");
+    let planted =
+        Planted::new(Emulated::default(), *by_id("sent-to-the-place-as-a-world-rank").expect("a fault"));
+    let text = explained(&planted, &problem, Selection::default());
+    let outside = "rank 0 of the world is not in the group: it is idle, or of another group";
+    assert!(text.contains(outside), "{text}");
 }
 
 /// Test that the text says what the ranks of a region hold, and what they do around attention.

@@ -275,7 +275,7 @@ const OF_PROBLEMS: [Class; 124] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 26] = [
+const OF_GROUPS: [Class; 27] = [
     class("group of one rank", [79, 78, 76], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -289,9 +289,9 @@ const OF_GROUPS: [Class; 26] = [
     class("striped", [126, 124, 124], |p| {
         parallel(p) && matches!(p.parallel.balance, Balance::Striped { .. })
     }),
-    // Labels: no schedule, device or check computes with the ranks' numbers in the world.
-    class("label only: larger world", [209, 209, 209], |p| p.parallel.world > p.parallel.size()),
-    class("label only: rank order", [140, 140, 142], |p| !p.parallel.ranks.is_sorted()),
+    class("larger world", [209, 209, 209], |p| p.parallel.world > p.parallel.size()),
+    class("two groups of one world", [107, 107, 105], |p| p.parallel.neighbour().is_some()),
+    class("ranks out of order", [140, 140, 142], |p| !p.parallel.ranks.is_sorted()),
     class("BSHD, several ranks", [101, 133, 82], |p| {
         parallel(p) && (padded_batch(p, Side::Q) || padded_batch(p, Side::Kv))
     }),

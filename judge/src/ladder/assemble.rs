@@ -108,8 +108,9 @@ impl<'a> Assembly<'a> {
     }
 
     fn other_maximum(&self) -> Box<Finding> {
-        let (index, first) = (self.ranks, self.ranks % self.problem.parallel.region);
-        let what = format!("rank {index} holds another maximum than rank {first}");
+        let [own, first] = [self.ranks, self.ranks % self.problem.parallel.region]
+            .map(|place| self.problem.parallel.world_rank(place));
+        let what = format!("rank {own} holds another maximum than rank {first}");
         Box::new(Finding { tensor: Some(TensorName::MaxLogit), ..whole_case(Check::Structure, what) })
     }
 

@@ -95,11 +95,11 @@ fn on_each_rank(
     outputs: &Outputs,
     look: impl Fn(&RankLayout, &RankOutputs) -> Option<Finding>,
 ) -> Option<Finding> {
-    layouts.iter().zip(&outputs.ranks).enumerate().find_map(|(rank, (layout, outputs))| {
+    layouts.iter().zip(&outputs.ranks).find_map(|(layout, outputs)| {
         let finding = look(layout, outputs)?;
         Some(match layouts.len() {
             1 => finding,
-            _ => Finding { what: format!("on rank {rank}: {}", finding.what), ..finding },
+            _ => Finding { what: format!("on rank {}: {}", layout.rank, finding.what), ..finding },
         })
     })
 }

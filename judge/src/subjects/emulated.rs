@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::in_steps;
+use super::{World, in_steps};
 use seamproof_oracle::envelope::{
     self, Accumulation, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
 };
@@ -276,21 +276,21 @@ impl Emulated {
         }
     }
 
-    /// Runs a schedule in an order of ranks and streams drawn from the backend's seed.
-    pub fn run_schedule(
+    /// Runs a world's schedules in an order of ranks and streams drawn from the backend's seed.
+    pub fn run_world(
         &self,
         problem: &Problem,
         inputs: &Inputs,
-        schedule: &Schedule,
+        world: &World,
         device: &Cpu<f32>,
     ) -> Result<Outputs, RunError> {
         let scheduled = self.scheduled(problem);
         let mut outputs = match self.ranks {
             Ranks::InTurn => {
-                on_device::run_schedule(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?
+                on_device::run_world(device, &scheduled, inputs, world, self.order, &mut |_| {})?
             }
             Ranks::Threads => {
-                on_device::run_on_threads(device, &scheduled, inputs, schedule, self.order, &mut |_| {})?
+                on_device::run_on_threads(device, &scheduled, inputs, world, self.order, &mut |_| {})?
             }
         };
         if self.delta == Delta::UnroundedOut {
@@ -411,8 +411,8 @@ impl Backend for Emulated {
             return in_steps(self, problem, inputs);
         }
         let problem = &*read(problem)?;
-        let schedule = self.launchable(problem)?;
-        self.run_schedule(problem, inputs, &schedule, &self.device(problem))
+        let world = World::new(problem, |problem| self.launchable(problem))?;
+        self.run_world(problem, inputs, &world, &self.device(problem))
     }
 }
 

@@ -1,14 +1,15 @@
-//! A schedule run on a device with all ranks in one process. The inputs are dealt to the ranks and the forward runs.
+//! A world's schedules run on a device with all ranks in one process. The inputs are dealt to the ranks and the forward runs.
 //! Its saved results are poisoned where the contract allows. The backward then runs, and the ranks' results are read.
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName, runs_of};
 use seamproof_simulator::GuardedTensor;
 use seamproof_simulator::device::{Buffers, Device, DeviceError, Divided};
-use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, load, output};
+use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, output};
 use seamproof_simulator::schedule::Schedule;
 use seamproof_simulator::threads::execute_on_threads;
 
+use super::World;
 use crate::subject::{Costs, Outputs, RankGradients, RankOutputs, RunError};
 use crate::values;
 
@@ -22,37 +23,37 @@ pub enum Reached {
     Launched,
 }
 
-/// Runs a schedule in two phases, in an order of ranks and streams drawn from `order`. Between the two, the rows of
+/// Runs a world's schedules in two phases, in an order of ranks and streams drawn from `order`. Between the two, the rows of
 /// the saved out and lse that are not real are poisoned.
-pub fn run_schedule<D: Device<Real = f32>>(
+pub fn run_world<D: Device<Real = f32>>(
     device: &D,
     problem: &Problem,
     inputs: &Inputs,
-    schedule: &Schedule,
+    world: &World,
     order: u64,
     reached: &mut dyn FnMut(Reached),
 ) -> Result<Outputs, RunError> {
     let mut choose = choices(order);
     let mut execute = |phase: ExecutedPasses, memory: &mut D::Memory| {
-        execute(schedule, phase, device, memory, &mut choose).map(drop)
+        execute(world.all(), phase, device, memory, &mut choose).map(drop)
     };
-    run_phases(device, problem, inputs, schedule, &mut execute, reached)
+    run_phases(device, problem, inputs, world, &mut execute, reached)
 }
 
-/// Runs a schedule like [`run_schedule`], with a thread for each rank. The choices of each are drawn from `order`.
+/// Runs a world's schedules like [`run_world`], with a thread for each rank. The choices of each are drawn from `order`.
 pub fn run_on_threads<D: Divided<Real = f32>>(
     device: &D,
     problem: &Problem,
     inputs: &Inputs,
-    schedule: &Schedule,
+    world: &World,
     order: u64,
     reached: &mut dyn FnMut(Reached),
 ) -> Result<Outputs, RunError> {
     let mut execute = |phase: ExecutedPasses, memory: &mut D::Memory| {
         let of_rank = |rank: usize| choices(crate::hash::mix(order ^ crate::hash::mix(rank as u64)));
-        execute_on_threads(schedule, phase, device, memory, of_rank).map(drop)
+        execute_on_threads(world.all(), phase, device, memory, of_rank).map(drop)
     };
-    run_phases(device, problem, inputs, schedule, &mut execute, reached)
+    run_phases(device, problem, inputs, world, &mut execute, reached)
 }
 
 /// Returns a maker of choices, of one of some number each time.
@@ -70,12 +71,13 @@ fn run_phases<D: Device<Real = f32>>(
     device: &D,
     problem: &Problem,
     inputs: &Inputs,
-    schedule: &Schedule,
+    world: &World,
     execute: &mut Execute<'_, D::Memory>,
     reached: &mut dyn FnMut(Reached),
 ) -> Result<Outputs, RunError> {
-    let mut memory =
-        device.upload(load(schedule, problem, inputs, slack(problem, inputs))).map_err(failed)?;
+    let schedule = &*world.own;
+    let slack = slack(problem, inputs);
+    let mut memory = device.upload(world.load(problem, inputs, slack)).map_err(failed)?;
     reached(Reached::Uploaded);
     let mut pass = |phase: ExecutedPasses, memory: &mut D::Memory| {
         execute(phase, memory).map_err(not_executed)?;
@@ -84,17 +86,17 @@ fn run_phases<D: Device<Real = f32>>(
     pass(ExecutedPasses::Forward, &mut memory)?;
     reached(Reached::Launched);
     let image = device.download(&mut memory).map_err(failed)?;
-    let mut ranks = (0..schedule.ranks.len())
-        .map(|rank| forward_results(schedule, image, rank))
+    let mut ranks = { schedule.members.iter() }
+        .map(|&rank| forward_results(schedule, image, rank))
         .collect::<Option<Vec<_>>>()
         .ok_or_else(|| RunError::Infrastructure("the schedule places no result".into()))?;
     if problem.pass == Pass::Forward {
         return Ok(Outputs { ranks, damage: image.damage(), changed: Vec::new(), costs: Costs::default() });
     }
-    poison_saved(schedule, device, slack(problem, inputs), &mut memory).map_err(failed)?;
+    poison_saved(world.all(), device, slack, &mut memory).map_err(failed)?;
     pass(ExecutedPasses::Backward, &mut memory)?;
     let image = device.download(&mut memory).map_err(failed)?;
-    for (rank, outputs) in ranks.iter_mut().enumerate() {
+    for (&rank, outputs) in schedule.members.iter().zip(&mut ranks) {
         outputs.gradients = gradients(problem, schedule, image, rank);
     }
     Ok(Outputs { ranks, damage: image.damage(), changed: Vec::new(), costs: Costs::default() })

@@ -1,12 +1,14 @@
 //! The emulated kernel with a planted bug. Its schedule is edited, or stages of its kernel are exchanged; the kernel
 //! and the executor themselves are untouched.
 
+use std::rc::Rc;
+
 use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, Schedule};
 
-use super::{Emulated, SubjectName, in_steps};
+use super::{Emulated, SubjectName, World, in_steps};
 use crate::subject::{Backend, Declaration, Outputs, RunError};
 
 /// [`Emulated`] on schedules that a fault has edited, or with a kernel that a fault has made wrong. It merges in the
@@ -61,12 +63,15 @@ impl Backend for Planted {
         if !problem.steps.is_empty() {
             return in_steps(self, problem, inputs);
         }
-        let mut schedule = (*self.inner.launchable(problem)?).clone();
-        self.fault.plant(problem, &mut schedule);
+        let world = World::new(problem, |problem| {
+            let mut schedule = (*self.inner.launchable(problem)?).clone();
+            self.fault.plant(problem, &mut schedule);
+            Ok(Rc::new(schedule))
+        })?;
         let device = match self.fault.edit {
             Plant::Schedule(_) => self.inner.device(problem),
             Plant::Kernel(kernel) => self.inner.variant(problem, kernel),
         };
-        self.inner.run_schedule(problem, inputs, &schedule, &device)
+        self.inner.run_world(problem, inputs, &world, &device)
     }
 }

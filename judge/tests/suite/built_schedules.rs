@@ -1,9 +1,7 @@
 //! Schedules that are built once and kept.
 
-use std::collections::BTreeSet;
-
 use seamproof_judge::generate::{self, Draw, Limits};
-use seamproof_judge::simulator::schedule::{MergeOrder, Schedule, Work, build, build_with};
+use seamproof_judge::simulator::schedule::{MergeOrder, build, build_with};
 use seamproof_judge::subjects::built;
 use seamproof_oracle::{ContextParallel, Problem, ProblemFields};
 
@@ -20,31 +18,9 @@ fn the_schedule_is_always_the_problems_own() {
     }
 }
 
-/// Returns the world ranks between which a schedule has messages: the ends of every send and receive, and the members
-/// of every communicator that is used. Operations name places in the group, and the group says which rank is where. The
-/// ranks of a region are where its member is.
-fn world_ranks_of_messages(problem: &Problem, schedule: &Schedule) -> BTreeSet<(usize, usize)> {
-    let (world, region) = (&problem.parallel.ranks, problem.parallel.region);
-    let mut ends = BTreeSet::new();
-    for (place, program) in schedule.ranks.iter().enumerate() {
-        for operation in &program.operations {
-            let peers = match &operation.work {
-                Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => vec![*peer],
-                Work::AllGather { communicator, .. }
-                | Work::ReduceScatter { communicator, .. }
-                | Work::AllToAll { communicator, .. }
-                | Work::AllReduce { communicator, .. } => schedule.communicators[*communicator].clone(),
-                _ => Vec::new(),
-            };
-            ends.extend(peers.into_iter().map(|peer| (world[place / region], world[peer / region])));
-        }
-    }
-    ends
-}
-
 /// Test of drawn groups that are a part of their world, or in an order of their own. Each rank of the group has one
-/// program, and every message is between two ranks of the group: idle ranks of the world have neither. The schedule is
-/// that of the same group alone in the world, so no program depends on the numbers of its ranks.
+/// program, and every message is between two ranks of the group: idle ranks of the world have neither. By places, the
+/// schedule is that of the same group alone in the world.
 #[test]
 fn idle_ranks_of_the_world_have_no_operation_and_no_message() {
     let (mut parts, mut messages) = (0, 0);
@@ -57,14 +33,23 @@ fn idle_ranks_of_the_world_have_no_operation_and_no_message() {
             continue;
         }
         let Ok(schedule) = build(&problem) else { continue };
-        let members: BTreeSet<usize> = parallel.ranks.iter().copied().collect();
-        assert_eq!(schedule.ranks.len(), members.len() * parallel.region);
-        for (from, to) in world_ranks_of_messages(&problem, &schedule) {
-            assert!(members.contains(&from) && members.contains(&to), "{from} to {to} in {parallel:?}");
-            messages += 1;
-        }
+        let members: Vec<usize> = parallel.world_ranks().collect();
+        assert_eq!((&schedule.members, schedule.ranks.len()), (&members, parallel.all_of_world()));
         let fields = ProblemFields { parallel: alone, ..ProblemFields::from(problem) };
-        assert_eq!(build(&Problem::new(fields).unwrap()).as_ref(), Ok(&schedule));
+        let by_place = build(&Problem::new(fields).unwrap()).unwrap();
+        for (rank, program) in schedule.ranks.iter().enumerate() {
+            let Some(place) = schedule.place(rank) else {
+                assert!(program.operations.is_empty(), "rank {rank} in {parallel:?}");
+                continue;
+            };
+            let own = &by_place.ranks[place].operations;
+            assert_eq!(program.operations.len(), own.len());
+            for (operation, own) in program.operations.iter().zip(own) {
+                let places = by_place.named(&own.work).iter().map(|place| members[*place]);
+                assert!(schedule.named(&operation.work).iter().copied().eq(places), "{parallel:?}");
+                messages += schedule.named(&operation.work).len();
+            }
+        }
         parts += usize::from(parallel.world > parallel.size());
     }
     assert!(parts >= 30 && messages >= 100, "{parts} parts of a world, {messages} messages");

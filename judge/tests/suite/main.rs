@@ -39,6 +39,7 @@ mod threads;
 mod tiers;
 mod unfused;
 mod values;
+mod worlds;
 
 /// Allocator of the program. A case allocates thousands of small buffers.
 #[global_allocator]

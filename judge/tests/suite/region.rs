@@ -72,12 +72,13 @@ fn rows(runs: &[PlacedRun]) -> Vec<Row> {
     rows
 }
 
-/// Returns the number of rows, the first head and the placed rows of a tensor on each rank of a schedule.
+/// Returns the number of rows, the first head and the placed rows of a tensor on each rank of a schedule, by place.
 fn placed(schedule: &Schedule, tensor: TensorName) -> Vec<(usize, usize, Vec<Row>)> {
     let mut ranks = BTreeMap::new();
     for placement in schedule.placements.iter().filter(|placement| placement.tensor == tensor) {
         let buffer = &schedule.buffers[placement.buffer.0];
-        ranks.insert(buffer.rank, (buffer.rows, placement.heads.start, rows(&placement.rows)));
+        let place = schedule.place(buffer.rank).expect("a member");
+        ranks.insert(place, (buffer.rows, placement.heads.start, rows(&placement.rows)));
     }
     ranks.into_values().collect()
 }

@@ -89,7 +89,7 @@ impl Divided for CudaDevice<'_> {
     ) -> Result<R, DeviceError> {
         // The ranks' streams begin after all that was asked for before.
         self.launch(memory).and_then(|()| self.workspace.gpu.finish()).map_err(failed)?;
-        self.workspace.reserve_ranks(schedule.ranks.len()).map_err(failed)?;
+        self.workspace.reserve_ranks(schedule.members.len()).map_err(failed)?;
         let mut ranks = self.workspace.ranks.borrow_mut();
         let images = memory.image.split(schedule);
         let mut parts: Vec<CudaPart<'_>> = { ranks.iter_mut().zip(images) }

@@ -376,3 +376,21 @@ fn small_problems_are_as_small_as_their_sequences() {
     let endless = ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 1);
     assert!(matches!(Problem::new(endless), Err(ProblemError::OutOfRange { field: "rows.q", .. })));
 }
+
+#[test]
+fn a_group_says_its_ranks_of_the_world_and_its_neighbour() {
+    let group = |world: usize, ranks: &[usize], region: usize| ContextParallel {
+        world,
+        ranks: ranks.to_vec(),
+        region,
+        ..ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk)
+    };
+    let ranks = |parallel: ContextParallel| parallel.world_ranks().collect::<Vec<_>>();
+    assert_eq!(ranks(group(4, &[3, 1], 1)), [3, 1]);
+    assert_eq!(ranks(group(4, &[3, 1], 2)), [6, 7, 2, 3]);
+    assert_eq!(group(4, &[3, 1], 2).all_of_world(), 8);
+    assert_eq!(group(4, &[3, 1], 2).neighbour().map(ranks), Some(vec![0, 1, 4, 5]));
+    assert_eq!(group(6, &[1, 3], 1).neighbour().map(ranks), Some(vec![0, 2]));
+    assert_eq!(group(3, &[0, 2], 1).neighbour(), None, "one rank is left");
+    assert_eq!(ContextParallel { world: 2, ..ContextParallel::single() }.neighbour(), None);
+}

@@ -14,7 +14,7 @@ pub const ERRORS_MAX: usize = 64;
 /// An operation, by its index in its rank's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OperationId {
-    /// The rank, by its place in the group.
+    /// The rank of the world.
     pub rank: usize,
     /// Index in the rank's program.
     pub operation: usize,
@@ -33,7 +33,7 @@ impl fmt::Display for OperationId {
 pub enum Needed {
     /// The sum of a result over all ranks.
     AllRanks,
-    /// A result on the rank of this place in the group.
+    /// A result on this rank of the world.
     Result(usize),
     /// An operation.
     Operation(OperationId),
@@ -80,9 +80,12 @@ pub enum FormError {
     /// A buffer that does not exist.
     #[error("there is no buffer {0}")]
     NoBuffer(usize),
-    /// A rank outside the group.
+    /// A rank outside the world.
     #[error("there is no rank {0}")]
     NoRank(usize),
+    /// A rank of the world that is not in the group.
+    #[error("rank {0} of the world is not in the group: it is idle, or of another group")]
+    Outside(usize),
     /// Another rank's buffer.
     #[error("{buffer} belongs to rank {owner}")]
     Foreign {

@@ -6,7 +6,8 @@
 //! [`check`] proves:
 //!
 //! 1. *Form* (`shape.rs`): every index, run, head range and shape is inside its bounds, on the operation's own rank;
-//!    no operation writes a row twice.
+//!    no operation writes a row twice. Ranks of the world outside the group are idle: they have no program and no
+//!    buffer, and no message and no collective names one.
 //! 2. *Order* (`order.rs`): sends meet receives, every member enters every collective, no wait is endless.
 //! 3. *Races* (`race.rs`): conflicting accesses to a buffer are ordered by streams, events and messages.
 //! 4. *Content* (`execute.rs` and the files that it names): every row that is read holds a symbol that its reader can
@@ -62,7 +63,7 @@ pub use resource::{Axis, GrowthError, Resource};
 pub use stretch::Stretch;
 pub use trace::{Held, HeldRows, Reading, TracedLaunch, actions, trace, trace_moves};
 
-use crate::schedule::{Schedule, Work};
+use crate::schedule::{Schedule, SharedRank, Work, side_by_side};
 
 /// Sizes of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,6 +106,30 @@ fn content(problem: &Problem, schedule: &Schedule, order: &order::Order) -> (u64
         machine.forget(done);
     }
     (machine.finish(), machine.errors)
+}
+
+/// Proves that groups of one world, each with its own problem, run [side by side](crate::schedule::side_by_side()), or
+/// returns the errors of all: no rank is in two groups, and each schedule computes its problem. A right schedule names
+/// ranks of its own group alone. No message and no collective can then be between two groups, and each group runs as it
+/// does alone.
+pub fn check_side_by_side(groups: &[(&Problem, &Schedule)]) -> Result<Proof, Vec<CheckError>> {
+    let schedules: Vec<&Schedule> = groups.iter().map(|(_, schedule)| *schedule).collect();
+    let shared = side_by_side(&schedules).err().map(|SharedRank(rank)| {
+        let fault = FormError::Plain("is in two groups of its world");
+        CheckError::Table { what: "rank", index: rank, fault }
+    });
+    let (mut sum, mut errors) = (Proof::default(), Vec::from_iter(shared));
+    for (problem, schedule) in groups {
+        match check(problem, schedule) {
+            Ok(Proof { operations, segments, pairs }) => {
+                sum.operations += operations;
+                sum.segments += segments;
+                sum.pairs += pairs;
+            }
+            Err(more) => errors.extend(more),
+        }
+    }
+    if errors.is_empty() { Ok(sum) } else { Err(errors) }
 }
 
 fn proof(schedule: &Schedule, pairs: u64) -> Proof {

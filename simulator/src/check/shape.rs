@@ -20,7 +20,7 @@ type Checked = Result<(), FormError>;
 
 /// Collects all errors of form.
 pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors) {
-    let ranks = schedule.ranks.len();
+    let ranks = schedule.members.len();
     let table = |what, index, checked: Checked, errors: &mut Errors| {
         if let Err(fault) = checked {
             errors.push(CheckError::Table { what, index, fault });
@@ -28,13 +28,19 @@ pub(super) fn check(problem: &Problem, schedule: &Schedule, errors: &mut Errors)
     };
     let region = schedule.region();
     table("rank", ranks, count("ranks of a region", region, problem.parallel.region), errors);
-    table("rank", ranks, count("ranks", ranks, problem.parallel.all_ranks()), errors);
-    table("rank", ranks, at_most("ranks", ranks, WORLD_MAX), errors);
+    table("rank", ranks, check_group(problem, schedule), errors);
+    if !errors.0.is_empty() {
+        return;
+    }
+    let programs = schedule.ranks.iter().enumerate();
+    for (rank, _) in programs.filter(|(_, program)| !program.operations.is_empty()) {
+        table("rank", rank, in_group(schedule, rank), errors);
+    }
     for (index, buffer) in schedule.buffers.iter().enumerate() {
-        table("buffer", index, check_buffer(buffer, ranks), errors);
+        table("buffer", index, check_buffer(schedule, buffer), errors);
     }
     for (index, members) in schedule.communicators.iter().enumerate() {
-        table("communicator", index, check_members(members, ranks), errors);
+        table("communicator", index, check_members(schedule, members), errors);
     }
     for (index, placement) in schedule.placements.iter().enumerate() {
         table("placement", index, check_placement(problem, schedule, placement), errors);
@@ -69,22 +75,39 @@ fn at_most(what: &'static str, got: usize, max: usize) -> Checked {
     if got <= max { Ok(()) } else { Err(FormError::TooMany { what, got, max }) }
 }
 
-fn check_buffer(buffer: &Buffer, ranks: usize) -> Checked {
-    if buffer.rank >= ranks {
-        return Err(FormError::NoRank(buffer.rank));
+/// Checks that the schedule has the ranks of the world, and that its members are the problem's group.
+fn check_group(problem: &Problem, schedule: &Schedule) -> Checked {
+    count("ranks", schedule.members.len(), problem.parallel.all_ranks())?;
+    count("ranks of the world", schedule.ranks.len(), problem.parallel.all_of_world())?;
+    at_most("ranks of the world", schedule.ranks.len(), WORLD_MAX)?;
+    match schedule.members.iter().copied().eq(problem.parallel.world_ranks()) {
+        true => Ok(()),
+        false => Err(FormError::Plain("the members are not the problem's group, in its order")),
     }
+}
+
+/// Checks that a rank of the world is in the group.
+fn in_group(schedule: &Schedule, rank: usize) -> Checked {
+    match schedule.place(rank) {
+        Some(_) => Ok(()),
+        None if rank < schedule.ranks.len() => Err(FormError::Outside(rank)),
+        None => Err(FormError::NoRank(rank)),
+    }
+}
+
+fn check_buffer(schedule: &Schedule, buffer: &Buffer) -> Checked {
+    in_group(schedule, buffer.rank)?;
     at_most("heads", buffer.heads, HEADS_MAX)?;
     // A gathered buffer holds every rank's rows and the gaps between them.
     at_most("rows", buffer.rows, ROWS_MAX.saturating_mul(2))
 }
 
-fn check_members(members: &[usize], ranks: usize) -> Checked {
-    let mut seen = vec![false; ranks];
+fn check_members(schedule: &Schedule, members: &[usize]) -> Checked {
+    let mut seen = BTreeSet::new();
     for &member in members {
-        match seen.get_mut(member) {
-            None => return Err(FormError::NoRank(member)),
-            Some(true) => return Err(FormError::Plain("a rank is a member twice")),
-            Some(free) => *free = true,
+        in_group(schedule, member)?;
+        if !seen.insert(member) {
+            return Err(FormError::Plain("a rank is a member twice"));
         }
     }
     Ok(())
@@ -549,9 +572,7 @@ impl<'a> Shape<'a> {
     }
 
     fn message(&self, peer: usize, regions: &[Region]) -> Checked {
-        if peer >= self.schedule.ranks.len() {
-            return Err(FormError::NoRank(peer));
-        }
+        in_group(self.schedule, peer)?;
         if peer == self.rank {
             return Err(FormError::Plain("a rank sends to itself"));
         }

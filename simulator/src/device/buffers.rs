@@ -36,9 +36,17 @@ impl<T: Real> Buffers<T> {
         }
     }
 
-    /// Takes the buffers of each rank of a schedule out. In a rank's part, other ranks' have no rows and heads.
+    /// Adds the buffers of another schedule behind these, as [`side_by_side`](crate::schedule::side_by_side()) does.
+    pub fn extend(&mut self, other: Buffers<T>) {
+        self.tensors.extend(other.tensors);
+        self.axes.extend(other.axes);
+        self.rows.extend(other.rows);
+        self.heads.extend(other.heads);
+    }
+
+    /// Takes the buffers of each member of a schedule out. In a member's part, those of others have no rows and heads.
     pub fn split(&mut self, schedule: &Schedule) -> Vec<Buffers<T>> {
-        let of_rank = |rank: usize| {
+        let mut of_rank = |rank: usize| {
             let own = |id: usize| schedule.buffers[id].rank == rank;
             let kept = |sizes: &[usize]| -> Vec<usize> {
                 sizes.iter().enumerate().map(|(id, size)| if own(id) { *size } else { 0 }).collect()
@@ -55,13 +63,13 @@ impl<T: Real> Buffers<T> {
                 moving: Vec::new(),
             }
         };
-        (0..schedule.ranks.len()).map(of_rank).collect()
+        schedule.members.iter().map(|&rank| of_rank(rank)).collect()
     }
 
-    /// Puts the buffers of each rank back.
+    /// Puts the buffers of each member back.
     pub fn join(&mut self, schedule: &Schedule, mut parts: Vec<Buffers<T>>) {
         for (id, buffer) in schedule.buffers.iter().enumerate() {
-            if let Some(part) = parts.get_mut(buffer.rank) {
+            if let Some(part) = schedule.place(buffer.rank).and_then(|place| parts.get_mut(place)) {
                 self.tensors[id] = std::mem::replace(&mut part.tensors[id], GuardedTensor::nothing());
             }
         }

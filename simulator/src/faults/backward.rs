@@ -129,7 +129,7 @@ fn dsink_reduced(problem: &seamproof_oracle::Problem, schedule: &mut Schedule) {
         buffer.role == Role::Output(TensorName::Dsink) && buffer.heads == problem.learnable_sinks()
     };
     let sums: Vec<usize> = (0..schedule.buffers.len()).filter(|&id| whole(&schedule.buffers[id])).collect();
-    if problem.parallel.size() == 1 || sums.len() != schedule.ranks.len() {
+    if problem.parallel.size() == 1 || sums.len() != schedule.members.len() {
         return;
     }
     for id in sums {

@@ -5,10 +5,14 @@ use seamproof_oracle::{
 };
 
 use super::edit::{attends, backwards, each_reorder, remove_last, rewrite, works};
-use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
+use super::fault::Catcher::{self, Checker, Crash, Envelope, Identity, Poison, Structure};
 use super::fault::{Edit, Fault};
 use crate::AttentionCall;
-use crate::schedule::{BufferId, Operation, Schedule, Step, Work, build};
+use crate::schedule::{BufferId, Operation, Schedule, Step, Work, build, communicator, peer};
+
+/// Catchers of messages that another rank gets. Mostly the run does not end. Where another group waits for them, its
+/// rows come.
+const WRONG_RANK: &[Catcher] = &[Checker, Crash, Structure, Poison, Envelope, Identity];
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
@@ -107,35 +111,28 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
         id: "sent-to-the-world-rank",
         imitates: "a peer's rank in the world is used where its place in the group is meant",
-        source: "https://github.com/SandAI-org/MagiAttention/pull/71",
+        source: "https://github.com/pytorch/pytorch/pull/187924",
         entries: &[99],
-        caught_by: &[Checker, Crash],
+        caught_by: WRONG_RANK,
         edit: |problem, schedule| {
-            // Each place in the group is a region, in which the sender and its peer have the same place.
-            let ContextParallel { ranks, region, .. } = &problem.parallel;
-            for work in works(schedule) {
-                if let Work::Send { to, .. } = work {
-                    *to = ranks[*to / region] % ranks.len() * region + *to % region;
-                }
-            }
+            each_peer(problem, schedule, |ranks, _, peer| ranks[peer % ranks.len()]);
         },
     },
     Fault {
         id: "sent-to-the-place-as-a-world-rank",
         imitates: "a peer's place in the group is used as its rank in the world: another rank gets the message, or nobody",
-        source: "https://github.com/meta-pytorch/torchrec/pull/4601",
+        source: "https://github.com/vllm-project/vllm/pull/55804",
         entries: &[],
-        caught_by: &[Checker, Crash],
-        edit: |problem, schedule| {
-            let ContextParallel { ranks, region, .. } = &problem.parallel;
-            let place = |rank: usize| ranks.iter().position(|member| *member == rank);
-            rewrite(schedule, |_, mut operation| {
-                if let Work::Send { to, .. } = &mut operation.work {
-                    *to = place(*to / region)? * region + *to % region;
-                }
-                Some(operation)
-            });
-        },
+        caught_by: WRONG_RANK,
+        edit: |problem, schedule| each_peer(problem, schedule, |ranks, _, peer| place(ranks, peer)),
+    },
+    Fault {
+        id: "group-of-consecutive-ranks",
+        imitates: "groups are made of consecutive ranks although the world deals them in another order: two groups exchange keys",
+        source: "https://github.com/hpcaitech/ColossalAI/pull/6071",
+        entries: &[],
+        caught_by: WRONG_RANK,
+        edit: consecutive_ranks,
     },
     Fault {
         id: "gradient-lost-on-one-step",
@@ -170,11 +167,12 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
             if schedule.sequence_parallel.is_some() {
                 return;
             }
+            let members = schedule.members.clone();
             rewrite(schedule, |rank, Operation { stream, work }| {
                 let work = match work {
                     Work::ReduceScatter { from, to, .. } => {
-                        let rows = vec![(from[rank].rows, to.rows)];
-                        Work::Copy { from: from[rank].buffer, to: to.buffer, rows }
+                        let own = &from[members.iter().position(|member| *member == rank).unwrap_or(0)];
+                        Work::Copy { from: own.buffer, to: to.buffer, rows: vec![(own.rows, to.rows)] }
                     }
                     other => other,
                 };
@@ -255,6 +253,55 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
 ];
 
+/// Returns the place of a rank of the world in a group that it is in.
+fn place(ranks: &[usize], rank: usize) -> usize {
+    ranks.iter().position(|member| *member == rank).unwrap_or(0)
+}
+
+/// Replaces the peer of each message, given the group's ranks of the world, the own one and the peer. In regions, each
+/// of these is a region, in which sender and receiver have the same place.
+fn each_peer(problem: &Problem, schedule: &mut Schedule, mistaken: impl Fn(&[usize], usize, usize) -> usize) {
+    let ContextParallel { ranks, region, .. } = &problem.parallel;
+    rewrite(schedule, |rank, mut operation| {
+        if let Some(peer) = peer(&mut operation.work) {
+            *peer = mistaken(ranks, rank / region, *peer / region) * region + *peer % region;
+        }
+        [operation]
+    });
+}
+
+/// Makes each rank exchange messages, and gather and reduce over the whole group, with the ranks of its block: as many
+/// consecutive ranks of the world as the group has. It takes its place in the block for that in the group.
+fn consecutive_ranks(problem: &Problem, schedule: &mut Schedule) {
+    let ContextParallel { ranks, region, .. } = &problem.parallel;
+    let size = ranks.len();
+    each_peer(problem, schedule, |ranks, own, peer| {
+        let ahead = place(ranks, peer) + size - place(ranks, own);
+        own / size * size + (own + ahead) % size
+    });
+    let mut communicators = std::mem::take(&mut schedule.communicators);
+    rewrite(schedule, |rank, mut operation| {
+        if let Some(communicator) = communicator(&mut operation.work)
+            && is_of_all_regions(&communicators[*communicator], problem)
+        {
+            let first = rank / region / size * size;
+            let block: Vec<usize> = (first..first + size).map(|own| own * region + rank % region).collect();
+            *communicator = communicators.iter().position(|known| *known == block).unwrap_or_else(|| {
+                communicators.push(block);
+                communicators.len() - 1
+            });
+        }
+        [operation]
+    });
+    schedule.communicators = communicators;
+}
+
+/// Whether a communicator has one rank of each region of the group.
+fn is_of_all_regions(communicator: &[usize], problem: &Problem) -> bool {
+    let ContextParallel { ranks, region, .. } = &problem.parallel;
+    communicator.iter().map(|rank| rank / region).eq(ranks.iter().copied())
+}
+
 /// Replaces the whole schedule, with its placements, by that of a builder that was given the wrong cut.
 fn dealt_in_order(problem: &Problem, schedule: &mut Schedule) {
     let mut fields = ProblemFields::from(problem.clone());
@@ -291,14 +338,15 @@ fn striped_group(problem: &Problem) -> Option<usize> {
 /// Edits the launches of rings' steps in which a group of `members` ranks works on keys of its own.
 fn each_diagonal(schedule: &mut Schedule, members: usize, mut edit: impl FnMut(&mut AttentionCall)) {
     let ranks = members * schedule.region();
-    for (rank, program) in schedule.ranks.iter_mut().enumerate() {
+    for (place, &rank) in schedule.members.iter().enumerate() {
+        let program = &mut schedule.ranks[rank];
         for operation in &mut program.operations {
             let (step, call) = match &mut operation.work {
                 Work::Attend(attend) => (attend.step, &mut attend.call),
                 Work::AttendBackward(attend) => (attend.step, &mut attend.call),
                 _ => continue,
             };
-            if matches!(step, Step::Ring { owner, .. } if owner == rank / ranks) {
+            if matches!(step, Step::Ring { owner, .. } if owner == place / ranks) {
                 edit(call);
             }
         }

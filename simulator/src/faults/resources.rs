@@ -138,12 +138,12 @@ fn released(kept: &mut Vec<Work>, operation: Operation) -> Vec<Operation> {
 
 /// Makes each rank of a ring gather all keys and values, and read each step's from there. The forward sends none.
 fn gathered_first(problem: &Problem, schedule: &mut Schedule) {
-    let members = schedule.ranks.len();
+    let (group, members) = (schedule.members.clone(), schedule.members.len());
     let is_ring = problem.parallel.algorithm == Algorithm::Ring && schedule.sequence_parallel.is_none();
     if !is_ring || members == 1 {
         return;
     }
-    for rank in 0..members {
+    for rank in group {
         let Schedule { buffers, ranks, .. } = &mut *schedule;
         let own = [TensorName::K, TensorName::V].map(|tensor| {
             let is = |buffer: &Buffer| buffer.rank == rank && buffer.role == Role::Input(tensor);

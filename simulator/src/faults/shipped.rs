@@ -234,12 +234,13 @@ fn opened_window(problem: &Problem, schedule: &mut Schedule) {
     let mut fields = seamproof_oracle::ProblemFields::from(problem.clone());
     fields.mask.left = None;
     let Some(open) = Problem::new(fields).ok().and_then(|open| build(&open).ok()) else { return };
-    for (rank, (mine, open)) in schedule.ranks.iter_mut().zip(open.ranks).enumerate() {
+    for (place, &rank) in schedule.members.iter().enumerate() {
         let opens = |step: Step| match step {
-            Step::Ring { owner, .. } => owner > rank && (left as usize) < cp - (owner - rank),
+            Step::Ring { owner, .. } => owner > place && (left as usize) < cp - (owner - place),
             _ => false,
         };
-        *mine = with_opened(&launches(mine), open, opens);
+        let mine = &mut schedule.ranks[rank];
+        *mine = with_opened(&launches(mine), open.ranks[rank].clone(), opens);
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use seamproof_oracle::{Algorithm, Problem};
 
-use super::edit::{remove, works};
+use super::edit::{remove, rewrite, works};
 use super::fault::Catcher::{Checker, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
 use crate::schedule::{
@@ -77,11 +77,13 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[99],
         caught_by: &[Checker, Structure, Poison, Envelope],
         edit: |_, schedule| {
-            for work in works(schedule) {
-                if let Work::MakeSegments { from, .. } = work {
-                    from.place = (from.place + 1) % from.sides[0].cp;
+            let region = schedule.region();
+            rewrite(schedule, |rank, mut operation| {
+                if let Work::MakeSegments { from, .. } = &mut operation.work {
+                    from.place = rank / region % from.sides[0].cp;
                 }
-            }
+                [operation]
+            });
         },
     },
     Fault {

@@ -6,6 +6,7 @@ use super::all_gather::all_gather;
 use super::all_to_all::all_to_all;
 use super::build::BuildError;
 use super::hierarchical::hierarchical;
+use super::place::placed;
 use super::program::{MergeOrder, Schedule};
 use super::ring::ring;
 use super::sequence_parallel::sequence_parallel;
@@ -18,11 +19,13 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
 }
 
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
+/// Builders number ranks by their place in the group; here they get their numbers in the world.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
-    match problem.parallel.region {
+    let schedule = match problem.parallel.region {
         0 | 1 => outside_regions(problem, order),
         _ => sequence_parallel(problem, |heads| outside_regions(heads, order)),
-    }
+    };
+    Ok(placed(schedule?, &problem.parallel))
 }
 
 /// Returns the schedule of a problem whose ranks are no regions.

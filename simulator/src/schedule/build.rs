@@ -55,11 +55,12 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Returns an empty schedule of `ranks` ranks. Communicator 0 is the whole group.
+    /// Returns an empty schedule of `ranks` ranks, a group that is its own world. Communicator 0 is the whole group.
     pub(super) fn new(ranks: usize) -> Builder {
         let schedule = Schedule {
             buffers: Vec::new(),
             ranks: vec![RankProgram::default(); ranks],
+            members: (0..ranks).collect(),
             communicators: vec![(0..ranks).collect()],
             placements: Vec::new(),
             sequence_parallel: None,

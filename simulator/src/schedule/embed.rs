@@ -32,20 +32,37 @@ impl Embedding {
         for id in buffers(&mut work) {
             *id = self.buffer(*id);
         }
-        match &mut work {
-            Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => *peer = self.rank(*peer),
-            Work::AllGather { communicator, .. }
-            | Work::ReduceScatter { communicator, .. }
-            | Work::AllToAll { communicator, .. }
-            | Work::AllReduce { communicator, .. } => *communicator += self.communicators,
-            _ => {}
+        if let Some(peer) = peer(&mut work) {
+            *peer = self.rank(*peer);
+        }
+        if let Some(communicator) = communicator(&mut work) {
+            *communicator += self.communicators;
         }
         work
     }
 }
 
+/// Returns the rank to which an operation sends, or from which it receives.
+pub(crate) fn peer(work: &mut Work) -> Option<&mut usize> {
+    match work {
+        Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => Some(peer),
+        _ => None,
+    }
+}
+
+/// Returns the communicator of a collective.
+pub(crate) fn communicator(work: &mut Work) -> Option<&mut usize> {
+    match work {
+        Work::AllGather { communicator, .. }
+        | Work::ReduceScatter { communicator, .. }
+        | Work::AllToAll { communicator, .. }
+        | Work::AllReduce { communicator, .. } => Some(communicator),
+        _ => None,
+    }
+}
+
 /// Returns every buffer that an operation names.
-fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
+pub(super) fn buffers(work: &mut Work) -> Vec<&mut BufferId> {
     match work {
         Work::Attend(Attend { table, q, k, v, sink, out, lse, max_logit, .. }) => {
             let table = table.iter_mut().map(|table| &mut table.buffer);

@@ -1,6 +1,7 @@
 //! A [`Schedule`]: a context-parallel algorithm as data.
 //!
-//! Each rank has buffers and a program: a list of [`Operation`]s in the order in which its host issues them. Every
+//! A *rank* is one of the world, in which the schedule's group may be a part; the others are idle. Each rank of the group
+//! has buffers and a program: a list of [`Operation`]s in the order in which its host issues them. Every
 //! operation names its stream. A stream runs its operations in order; only events order streams among each other.
 //! `Send` and `Recv` are rendezvous and block their stream unless they share a group. Collectives of one communicator
 //! match in order. A builder makes a schedule, a checker proves it without arithmetic, and an executor runs it on a
@@ -23,6 +24,7 @@ mod embed;
 mod exchange;
 mod hierarchical;
 mod partition;
+mod place;
 mod program;
 mod ring;
 mod sequence_parallel;
@@ -35,7 +37,9 @@ pub use all_to_all::all_to_all;
 pub use build::BuildError;
 pub(crate) use build::band;
 pub(crate) use build::{Unseeing, pad, part, segments};
+pub(crate) use embed::{communicator, peer};
 pub use hierarchical::hierarchical;
+pub use place::{SharedRank, side_by_side};
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,
     MergeStyle, Operation, Placement, RankProgram, Reduction, Region, Role, Rotated, RowPair, Schedule,

@@ -61,7 +61,7 @@ impl Schedule {
         summands: &BTreeMap<BufferId, usize>,
     ) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
-        let group = self.ranks.len() / self.region();
+        let group = self.members.len() / self.region();
         let hidden = |from: &[Region]| summands.get(&from.first()?.buffer).copied();
         for work in works {
             match work {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
 use seamproof_oracle::sharding::PlacedRun;
@@ -46,7 +47,7 @@ pub enum Role {
 pub struct Buffer {
     /// Name for people, such as `k gathered` or `out of step 2`.
     pub name: Arc<str>,
-    /// Rank that owns the buffer, by its place in the group.
+    /// Rank of the world that owns the buffer.
     pub rank: usize,
     /// Meaning of the axes.
     pub axes: Axes,
@@ -483,7 +484,7 @@ pub enum Work {
     },
     /// Sends regions to a rank. The peer's `Recv` has regions of the same sizes.
     Send {
-        /// The receiving rank, by its place in the group.
+        /// The receiving rank of the world.
         to: usize,
         /// The group. Operations of one group on one stream are launched as one and block only together.
         group: Option<usize>,
@@ -492,7 +493,7 @@ pub enum Work {
     },
     /// Receives regions from a rank. The peer's `Send` has regions of the same sizes.
     Recv {
-        /// The sending rank, by its place in the group.
+        /// The sending rank of the world.
         from: usize,
         /// The group, as in [`Work::Send`].
         group: Option<usize>,
@@ -576,14 +577,16 @@ pub struct Placement {
     pub rows: Vec<PlacedRun>,
 }
 
-/// A context-parallel algorithm on one problem.
+/// A context-parallel algorithm on one problem, or several [side by side](super::side_by_side()).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// Every rank's buffers.
     pub buffers: Vec<Buffer>,
-    /// The programs, by place in the group.
+    /// The programs, by rank of the world. Those of *idle* ranks, which are no members, are empty.
     pub ranks: Vec<RankProgram>,
-    /// Groups of ranks for collectives, each in its own order.
+    /// The ranks of the world that take part: those of the group, in order of places.
+    pub members: Vec<usize>,
+    /// Ranks of the world for collectives, each list in its own order.
     pub communicators: Vec<Vec<usize>>,
     /// Placements of inputs and results. Placements of dsink on several ranks are partial sums.
     pub placements: Vec<Placement>,
@@ -598,5 +601,25 @@ impl Schedule {
     /// Returns the number of ranks of each sequence-parallel region; 1 in a schedule without regions.
     pub fn region(&self) -> usize {
         self.sequence_parallel.unwrap_or(1).max(1)
+    }
+
+    /// Returns the ranks of the world that a message or a collective names: its peer, or all members of its communicator.
+    /// There are none for other work, and for a communicator that does not exist.
+    pub fn named<'a>(&'a self, work: &'a Work) -> &'a [usize] {
+        match work {
+            Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => slice::from_ref(peer),
+            Work::AllGather { communicator, .. }
+            | Work::ReduceScatter { communicator, .. }
+            | Work::AllToAll { communicator, .. }
+            | Work::AllReduce { communicator, .. } => {
+                self.communicators.get(*communicator).map_or(&[], Vec::as_slice)
+            }
+            _ => &[],
+        }
+    }
+
+    /// Returns the place of a rank of the world in the group; `None` for an idle rank.
+    pub fn place(&self, rank: usize) -> Option<usize> {
+        self.members.iter().position(|member| *member == rank)
     }
 }

@@ -69,10 +69,11 @@ pub fn sequence_parallel(
     Ok(schedule)
 }
 
-/// Returns the problem with only the heads of one member, on ranks that are no regions.
+/// Returns the problem with only the heads of one member, on ranks that are no regions. Its group is its own world.
 fn of_member(problem: &Problem, deal: &HeadDeal, member: usize) -> Result<Problem, BuildError> {
     let heads = Heads { q: deal.of(Side::Q, member).len(), kv: deal.of(Side::Kv, member).len() };
-    let parallel = ContextParallel { region: 1, ..problem.parallel.clone() };
+    let ContextParallel { algorithm, balance, .. } = problem.parallel;
+    let parallel = ContextParallel::over(problem.parallel.size(), algorithm, balance);
     let fields = ProblemFields { heads, parallel, ..ProblemFields::from(problem.clone()) };
     Problem::new(fields).map_err(|_| BuildError::KvHeads { heads: heads.kv, ranks: heads.q })
 }
