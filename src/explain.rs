@@ -3,8 +3,9 @@
 //!
 //! *Positions* count the real rows of a sequence, and *rows* those of a rank's buffer; `a..b` is without b. A
 //! *launch* is one call of an attention kernel, named by the step of its algorithm. Its *segments* pair query rows
-//! with key rows. A *rank* is one of the world. The checker's symbolic execution follows the contents of rows through messages, collectives and
-//! copies. A key is therefore named by its position and the rank that owns it, wherever it has travelled.
+//! with key rows. A *rank* is one of the world. The checker's symbolic execution follows the contents of rows through
+//! messages, collectives and copies. A key is therefore named by its position and the rank that owns it, wherever it
+//! has travelled.
 //!
 //! Beside a query that sees something wrong stands what it *should see*. In a launch, that is what the mask shows of
 //! the keys that the launch reads; in the sum over all launches, it is what the mask shows. The text is bounded by

@@ -262,9 +262,9 @@ impl Sweep {
     }
 }
 
-/// Proves the first `problems` problems of the sweep of `seed`: every algorithm, cut, order of merging and group
-/// size up to [`SWEEP_RANKS_MAX`], over packs of the generator, sequence-parallel regions around them, and two groups of
-/// one world side by side.
+/// Proves the first `problems` problems of the sweep of `seed`: every algorithm, cut, order of merging and group size
+/// up to [`SWEEP_RANKS_MAX`], over packs of the generator, sequence-parallel regions around them, and two groups of one
+/// world side by side.
 pub fn sweep(seed: u64, problems: u64) -> Sweep {
     (0..problems)
         .into_par_iter()

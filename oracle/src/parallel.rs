@@ -111,7 +111,7 @@ pub struct ContextParallel {
     pub algorithm: Algorithm,
     /// The balance.
     pub balance: Balance,
-    /// The number of ranks in the world. Those that are in no group of its are *idle*.
+    /// The number of ranks in the world. Those that run no group are *idle*.
     pub world: usize,
     /// The group's members: ranks of the world, in group order.
     pub ranks: Vec<usize>,
@@ -154,8 +154,8 @@ impl ContextParallel {
         self.world * self.region
     }
 
-    /// Returns the ranks of the world that hold a part of the problem, in order of places. In regions of T ranks, member
-    /// r of the group is the ranks `T·r` to `T·r + T − 1`.
+    /// Returns the ranks of the world that hold a part of the problem, in order of places. In regions of T ranks,
+    /// member r of the group is the ranks `T·r` to `T·r + T − 1`.
     pub fn world_ranks(&self) -> impl Iterator<Item = usize> {
         (0..self.all_ranks()).map(|place| self.world_rank(place))
     }
@@ -165,13 +165,14 @@ impl ContextParallel {
         self.ranks[place / self.region] * self.region + place % self.region
     }
 
-    /// Returns the same on a *neighbour*: a second group of as many ranks, the first ones of the world that are not
-    /// in this one, in ascending order. Returns `None` where too few are left, and for a single rank.
+    /// Returns the group's *neighbour*, with its algorithm and balance: a second group of as many ranks, the first ones
+    /// of the world that are not in this one, in ascending order. Returns `None` where too few are left, and for the
+    /// single-rank algorithm.
     pub fn neighbour(&self) -> Option<ContextParallel> {
         let left = (0..self.world).filter(|rank| !self.ranks.contains(rank));
         let ranks: Vec<usize> = left.take(self.size()).collect();
-        let is_one = self.algorithm != Algorithm::Single && ranks.len() == self.size();
-        is_one.then(|| ContextParallel { ranks, ..self.clone() })
+        let has_room = self.algorithm != Algorithm::Single && ranks.len() == self.size();
+        has_room.then(|| ContextParallel { ranks, ..self.clone() })
     }
 
     /// Whether one rank holds the problem's own tensors.

@@ -29,8 +29,8 @@ const LOOKS_MAX: usize = 6;
 /// Share of local work that is late, one in so many.
 const LATE: usize = 4;
 
-/// Runs a phase of `schedule` with a thread for each of its members. The phases of one run share their memory. `choose` makes the
-/// choices of a rank of the world: of one of `n` things each time, and any answer below n is legal.
+/// Runs a phase of `schedule` with a thread for each of its members. The phases of one run share their memory. `choose`
+/// makes the choices of a rank of the world: of one of `n` things each time, and any answer below n is legal.
 pub fn execute_on_threads<D: Divided, C: FnMut(usize) -> usize>(
     schedule: &Schedule,
     phase: ExecutedPasses,

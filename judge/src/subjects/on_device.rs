@@ -1,5 +1,6 @@
-//! A world's schedules run on a device with all ranks in one process. The inputs are dealt to the ranks and the forward runs.
-//! Its saved results are poisoned where the contract allows. The backward then runs, and the ranks' results are read.
+//! A world's schedules run on a device with all ranks in one process. The inputs are dealt to the ranks and the forward
+//! runs. Its saved results are poisoned where the contract allows. The backward then runs, and the ranks' results are
+//! read.
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName, runs_of};
@@ -23,8 +24,8 @@ pub enum Reached {
     Launched,
 }
 
-/// Runs a world's schedules in two phases, in an order of ranks and streams drawn from `order`. Between the two, the rows of
-/// the saved out and lse that are not real are poisoned.
+/// Runs a world's schedules in two phases, in an order of ranks and streams drawn from `order`. Between the two, the
+/// rows of the saved out and lse that are not real are poisoned.
 pub fn run_world<D: Device<Real = f32>>(
     device: &D,
     problem: &Problem,
@@ -40,7 +41,8 @@ pub fn run_world<D: Device<Real = f32>>(
     run_phases(device, problem, inputs, world, &mut execute, reached)
 }
 
-/// Runs a world's schedules like [`run_world`], with a thread for each rank. The choices of each are drawn from `order`.
+/// Runs a world's schedules like [`run_world`], with a thread for each rank. The choices of each are drawn from
+/// `order`.
 pub fn run_on_threads<D: Divided<Real = f32>>(
     device: &D,
     problem: &Problem,

@@ -1,9 +1,9 @@
 //! The schedules that run in a problem's world: that of its own group, and that of a second group beside it.
 //!
-//! Where the world has room for another group of the same size, its [neighbour](seamproof_oracle::ContextParallel::neighbour), the devices
-//! run one there at the same time. It has the same problem and other inputs, the negatives of the group's own, and
-//! nobody reads its results. A message that leaves its group thereby gets somewhere, and brings wrong numbers. Ranks of
-//! neither group are idle.
+//! Where the world has room for another group of the same size, its
+//! [neighbour](seamproof_oracle::ContextParallel::neighbour), the devices run one there at the same time. It has the
+//! same problem and other inputs, the negatives of the group's own, and nobody reads its results. A message that leaves
+//! its group thereby gets somewhere, and brings wrong numbers. Ranks of neither group are idle.
 
 use std::rc::Rc;
 

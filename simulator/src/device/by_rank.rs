@@ -18,8 +18,8 @@ pub trait Divided: Device {
     where
         Self: 'p;
 
-    /// Calls `run` with the part of each member of a schedule, in order of its members. When all that was asked of them is done, they are one
-    /// memory again.
+    /// Calls `run` with the part of each member of a schedule, in order of its members. When all that was asked of them
+    /// is done, they are one memory again.
     fn divide<R>(
         &self,
         schedule: &Schedule,

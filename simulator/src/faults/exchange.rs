@@ -128,7 +128,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
     },
     Fault {
         id: "group-of-consecutive-ranks",
-        imitates: "groups are made of consecutive ranks although the world deals them in another order: two groups exchange keys",
+        imitates: "groups are made of consecutive ranks where theirs are strided: two groups exchange their keys",
         source: "https://github.com/hpcaitech/ColossalAI/pull/6071",
         entries: &[],
         caught_by: WRONG_RANK,

@@ -1,7 +1,7 @@
 //! A [`Schedule`]: a context-parallel algorithm as data.
 //!
-//! A *rank* is one of the world, in which the schedule's group may be a part; the others are idle. Each rank of the group
-//! has buffers and a program: a list of [`Operation`]s in the order in which its host issues them. Every
+//! A *rank* is one of the world, in which the schedule's group may be a part; the others are idle. Each rank of the
+//! group has buffers and a program: a list of [`Operation`]s in the order in which its host issues them. Every
 //! operation names its stream. A stream runs its operations in order; only events order streams among each other.
 //! `Send` and `Recv` are rendezvous and block their stream unless they share a group. Collectives of one communicator
 //! match in order. A builder makes a schedule, a checker proves it without arithmetic, and an executor runs it on a

@@ -1,11 +1,12 @@
 //! Places in the world: gives the ranks of a schedule their numbers in the world, and puts groups side by side.
 //!
-//! A builder numbers ranks by their *place* in the group, as though the group were the world. [`placed`] is the one step
-//! from places to *ranks of the world*: afterwards programs, buffers, messages and communicators name these alone. Ranks
-//! of the world that are in no group are *idle*. They have no program and no buffer, and a message to one is an error.
+//! A builder numbers ranks by their *place* in the group, as though the group were the world. [`placed`] is the one
+//! step from places to *ranks of the world*: afterwards programs, buffers, messages and communicators name these alone.
+//! Ranks of the world that are in no group are *idle*. They have no program and no buffer, and a message to one is an
+//! error.
 //!
-//! Groups *side by side* have no rank in common. They run as one schedule, which knows no groups any more: a message that
-//! one group sends to a rank of another one gets there. That none does is for the checker to prove
+//! Groups *side by side* have no rank in common. They run as one schedule, which knows no groups any more: a message
+//! that one group sends to a rank of another one gets there. That none does is for the checker to prove
 //! ([`check_side_by_side`](crate::check::check_side_by_side)).
 
 use std::mem;

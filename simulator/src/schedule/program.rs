@@ -603,8 +603,8 @@ impl Schedule {
         self.sequence_parallel.unwrap_or(1).max(1)
     }
 
-    /// Returns the ranks of the world that a message or a collective names: its peer, or all members of its communicator.
-    /// There are none for other work, and for a communicator that does not exist.
+    /// Returns the ranks of the world that a message or a collective names: its peer, or all members of its
+    /// communicator. There are none for other work, and for a communicator that does not exist.
     pub fn named<'a>(&'a self, work: &'a Work) -> &'a [usize] {
         match work {
             Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => slice::from_ref(peer),

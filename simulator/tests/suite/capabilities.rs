@@ -174,8 +174,8 @@ fn table() -> String {
                     with 2 sink tokens; \
                     lengths q = kv, q < kv, q > kv, below 2·cp, no keys, no queries, nothing real; no sequence, gaps with \
                     first offset and slack, interleaved rows (SBHD); sinks, soft cap, a group in a larger world, ranks out \
-                    of order. Any group of a world is taken: schedules name ranks of the world, and those of no group are \
-                    idle.\n\n\
+                    of order. Any group of a world is taken: schedules name ranks of the world, and those of no \
+                    group are idle.\n\n\
                     | algorithm | balance | spans: multiples of | masks | lengths | layouts | heads | options |\n\
                     |---|---|---|---|---|---|---|---|\n"
         .to_owned();
