@@ -158,11 +158,20 @@ impl Case {
         } else {
             &[Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }, Heads { q: 6, kv: 2 }, Heads { q: 1, kv: 1 }]
         });
-        let dims = draw.pick(&[[64, 64], [128, 128], [128, 128], [40, 64], [72, 128], [128, 8]]);
+        let dims = draw.pick(&[
+            [64, 64],
+            [128, 128],
+            [128, 128],
+            [40, 64],
+            [72, 128],
+            [128, 8],
+            [20, 36],
+            [13, 100],
+        ]);
         let format = draw.pick(&[Format::Bf16, Format::Bf16, Format::Fp16]);
         let softmax = Softmax {
             scale: draw.pick(&[1.0 / (dims[0] as f32).sqrt(), 0.25]),
-            softcap: None,
+            softcap: draw.pick(&[None, None, None, Some(3.0)]),
             sink: draw.pick(&[Sink::None, Sink::None, Sink::OffByOne, Sink::Learnable]),
         };
         let policy = draw.pick(&[RowPolicy::Overwrite, RowPolicy::Leave]);
