@@ -254,8 +254,8 @@ impl AttentionKernels {
 }
 
 impl CallTables {
-    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16. It is linear in rows and
-    /// heads.
+    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
+    /// Others take as many as with head dims of [`forward::DIM_MAX`]. It is linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
         Bucket::of(Instance::of(&self.softmax, dims)).layout(self, heads)[PARTS]
     }
