@@ -138,7 +138,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "lanes-past-the-head-dim", PastTheEnd, ("lanes of the next head are multiplied", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "if (j + 1 < lanes) pair |="
             => "if (j < lanes) pair |=",
-        VALUES;
+        READS;
     "out-past-the-head-dim", PastTheEnd, ("lanes of the next head are written", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "if (write && lane < a.dim_v) put("
             => "if (write && lane < (a.dim_v + 7) / 8 * 8) put(",
