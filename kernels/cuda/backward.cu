@@ -37,7 +37,7 @@
 // backward_statistics.cuh, those that multiply in backward_consumer.cuh, the plan in backward_plan.cuh; here is what they have in
 // common.
 //
-// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16). PLAN: with the planning kernel.
+// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); GENERAL (hopper.cuh). PLAN: with the planning kernel.
 #include "common.cuh"
 #include "hopper.cuh"
 
@@ -144,7 +144,16 @@ struct Args {
     int fixed;
     // Whether tiles of keys describe rows.
     int describes;
+    // For a general instance: a soft cap and the factor of a score in its tanh, both 0 where there is none; and q, k, v and dout,
+    // which the copy engine brings where `by_threads` is 0.
+    float cap;
+    float inner;
+    int by_threads;
+    Elements elements[4];
 };
+
+// Whether the copy engine brings q, k, v and dout. If so, all rows lie on 16 bytes.
+__device__ __forceinline__ bool by_engine(const Args& a) { return !IS_GENERAL || !a.by_threads; }
 
 // Query rows of a segment, the first and the end.
 struct Range {
@@ -200,7 +209,7 @@ __device__ __forceinline__ void backward(const Args& a) {
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x == CONSUMERS) produce<SHORT>(a, shared);
+        if (IS_GENERAL ? threadIdx.x / 32 == CONSUMERS / 32 : threadIdx.x == CONSUMERS) produce<SHORT>(a, shared);
         if (threadIdx.x == CONSUMERS + 32 || threadIdx.x == CONSUMERS + 64)
             add<SHORT>(a, shared, threadIdx.x / 32 % 2 == 0);
         if (SHORT && threadIdx.x >= CONSUMERS + 96) describe(a, shared);
@@ -210,18 +219,24 @@ __device__ __forceinline__ void backward(const Args& a) {
     }
 }
 
+#ifdef GENERAL
+#define PASTED(KIND, DIM, TYPE) backward_##KIND##_##DIM##_##TYPE##_general
+#else
 #define PASTED(KIND, DIM, TYPE) backward_##KIND##_##DIM##_##TYPE
+#endif
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) NAMED(before, DIM, TYPE)(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, IS_GENERAL ? 2 : 4) NAMED(before, DIM, TYPE)(const __grid_constant__ Args a) {
     prepare(a);
 }
 extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(tiles, DIM, TYPE)(const __grid_constant__ Args a) {
     backward<false>(a);
 }
+#ifndef GENERAL
 extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(short, DIM, TYPE)(const __grid_constant__ Args a) {
     backward<true>(a);
 }
+#endif
 
 #ifdef PLAN
 #include "plan.cuh"

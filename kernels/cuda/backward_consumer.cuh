@@ -1,21 +1,30 @@
 // The backward's products: 64 keys of a tile against tiles of query rows. For backward.cu.
 #pragma once
 
+// Query rows of a tile that see a key: those from `first` to `last`.
+struct Seen {
+    int first;
+    int last;
+};
+// Of the key of one half of a thread's rows; `first` is the tile's first row.
+__device__ __forceinline__ Seen seen_by(const Sight& tile, int half, int first) {
+    const u32 thread = kept(threadIdx.x);
+    const int r = thread / 32 * 16 + thread % 32 / 4 + 8 * half, key = tile.key + r;
+    return {key - tile.hi - first, r < tile.real ? min(key - tile.lo, tile.rows - 1) - first : -1};
+}
+
 // Weights, and gradients of scores, of pairs that are not seen become zero, whatever they were.
 __device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2], const Sight& tile, int first) {
-    const u32 thread = kept(threadIdx.x);
-    const int lane = 2 * (thread % 4), row = thread / 32 * 16 + thread % 32 / 4;
+    const int lane = 2 * (kept(threadIdx.x) % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int r = row + 8 * half, key = tile.key + r;
-        const int left = key - tile.hi - first;
-        const int right = r < tile.real ? min(key - tile.lo, tile.rows - 1) - first : -1;
+        const Seen seen = seen_by(tile, half, first);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; ++j)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int at = 4 * j + 2 * half + i, query = 8 * j + lane + i;
-                if (query < left || query > right) p[at] = 0.0f, ds[at] = 0.0f;
+                if (query < seen.first || query > seen.last) p[at] = 0.0f, ds[at] = 0.0f;
             }
     }
 }
@@ -37,6 +46,30 @@ __device__ __forceinline__ void weigh(float (&s)[ROWS / 2], u32 lse, float scale
             float& x = s[4 * j + i];
             x = exp2_of(__fmaf_rn(x, scale, i % 2 == 0 ? -of.x : -of.y) * LOG2_E);
         }
+    }
+}
+
+// In a general instance: scores become weights, which are rounded for dV, times the slope of a soft cap, 1 - tanh².
+__device__ __forceinline__ void weigh(
+    const Args& a, float (&s)[ROWS / 2], u32 (&p)[ROWS / 4], const Sight& tile, int first, u32 lse
+) {
+    const Seen seen[2] = {seen_by(tile, 0, first), seen_by(tile, 1, first)};
+    const bool capped = a.cap != 0.0f;
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; ++j) {
+        const float2 of = get_two(lse + 32 * j + 8 * (threadIdx.x % 4));
+        float weight[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int query = 8 * j + 2 * (threadIdx.x % 4) + i % 2;
+            const bool hidden = query < seen[i / 2].first || query > seen[i / 2].last;
+            float& x = s[4 * j + i];
+            const float t = capped ? tanh_of(x * a.inner) : x;
+            const float logit = __fmaf_rn(t, capped ? a.cap : a.scale, i % 2 == 0 ? -of.x : -of.y);
+            weight[i] = hidden ? 0.0f : exp2_of(logit * LOG2_E);
+            x = !capped || hidden ? weight[i] : weight[i] * __fmaf_rn(-t, t, 1.0f);
+        }
+        p[2 * j] = pair_of(weight[0], weight[1]), p[2 * j + 1] = pair_of(weight[2], weight[3]);
     }
 }
 
@@ -231,7 +264,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             const bool ragged = now < whole || now >= whole_end;
             // Whether the other group sees nothing.
             bool alone = false;
-            if (ragged) {
+            if (ragged && IS_GENERAL) clear_queries(shared, stage, get_tile<Sight>(at).rows - now * ROWS);
+            if (ragged && !IS_GENERAL) {
                 const Sight tile = get_tile<Sight>(at);
                 alone = is_blind(tile, now * ROWS, group ^ 1);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
@@ -244,30 +278,47 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             }
             float s[ROWS / 2], dp[ROWS / 2];
             u32 p[ROWS / 4], ds[ROWS / 4];
+            auto start_dp = [&]() {
+                scores(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
+                wgmma_commit();
+            };
+            auto start_dv = [&]() {
+                hold(p);
+                hold(dv);
+                wgmma_fence();
+                values(dv, p, descriptor(shared.dout(stage), ROWS * 128));
+                wgmma_commit();
+            };
             hold(s);
-            hold(dp);
+            if constexpr (!IS_GENERAL) hold(dp);
             wgmma_fence();
             scores(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
             wgmma_commit();
-            scores(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
-            wgmma_commit();
+            if constexpr (!IS_GENERAL) start_dp();
             if (SHORT && 2 * left > opening) make_d(shared, stage, left + opening, get_tile<Sight>(at).rows - now * ROWS);
-            wgmma_wait<1>();
+            wgmma_wait<IS_GENERAL ? 0 : 1>();
             hold(s);
-            weigh(s, shared.statistics(stage), a.scale);
+            if constexpr (IS_GENERAL) {
+                weigh(a, s, p, get_tile<Sight>(at), now * ROWS, shared.statistics(stage));
+                // One after the other, as weights and slopes leave no registers for dP.
+                start_dv();
+                wgmma_wait<0>();
+                hold(dv);
+                hold(dp);
+                wgmma_fence();
+                start_dp();
+            } else {
+                weigh(s, shared.statistics(stage), a.scale);
+            }
             wgmma_wait<0>();
             hold(dp);
             if (SHORT && 2 * left > opening) barrier_wait(shared.d_full(), (left + opening) % 2);
             differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
             if (ragged) mask(s, dp, get_tile<Sight>(at), now * ROWS);
-            pack(s, p);
+            if constexpr (!IS_GENERAL) pack(s, p);
             pack(dp, ds);
-            hold(p);
             hold(ds);
-            hold(dv);
-            wgmma_fence();
-            values(dv, p, descriptor(shared.dout(stage), ROWS * 128));
-            wgmma_commit();
+            if constexpr (!IS_GENERAL) start_dv();
             store_gradients(shared.ds(stage), ds);
             shared_stores_done();
             // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.
@@ -284,7 +335,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_wait<1>();
             hold(dq);
             hold(dv);
-            hold(p);
+            if constexpr (!IS_GENERAL) hold(p);
             release(shared.dout_empty(stage));
             pass_queries(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
             wgmma_wait<0>();

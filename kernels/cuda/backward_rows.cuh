@@ -14,7 +14,14 @@ __device__ __forceinline__ void get_eight(const View& view, i64 place, float (&v
     }
 }
 
-__device__ __forceinline__ void put_eight(const View& view, i64 place, float (&value)[8], bool add) {
+// Of eight lanes those that a tensor has: `lanes`, all where the copy engine brings tensors.
+__device__ __forceinline__ void put_eight(const Args& a, const View& view, i64 place, float (&value)[8], bool add, int lanes) {
+    if (!by_engine(a)) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i < lanes) put(view, place + i, add ? value[i] + get(view, place + i) : value[i]);
+        return;
+    }
     if (add) {
         float before[8];
         get_eight(view, place, before);
@@ -147,7 +154,7 @@ __device__ __forceinline__ void store_lanes(
             for (int i = 0; i < 8; ++i) value[i] = 0.0f;
         }
         const i64 place = place_of(view, (i64)rows.step * (rows.index + row) + rows.phase, rows.head);
-        if (is_written(a, rows, row) && column < dim) put_eight(view, place + column, value, a.accumulate);
+        if (is_written(a, rows, row) && column < dim) put_eight(a, view, place + column, value, a.accumulate, dim - column);
     }
     __syncwarp();
 }
@@ -158,7 +165,7 @@ __device__ __forceinline__ void store(
     const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
 ) {
     const u32 own = at + kept(threadIdx.x) / 32 * 2048;
-    if (view.format == TYPE && !a.accumulate) {
+    if (view.format == TYPE && !a.accumulate && by_engine(a)) {
         store_panel<0>(view, a, rows, own, d, factor, dim);
         if constexpr (COUNT > 32) store_panel<32>(view, a, rows, own, d, factor, dim);
     } else {
@@ -180,12 +187,21 @@ __device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows)
         const int r = i / (DIM / 8), column = i % (DIM / 8) * 8;
         const i64 place = place_of(a.dq, (i64)rows.step * (rows.index + r) + rows.phase, rows.head);
         float zeros[8] = {};
-        if (is_written(a, rows, r) && column < a.dim) put_eight(a.dq, place + column, zeros, false);
+        if (is_written(a, rows, r) && column < a.dim) put_eight(a, a.dq, place + column, zeros, false, a.dim - column);
     }
 }
 
 // A row's LSE, or what leaves no weight of a row that is not there.
 __device__ __forceinline__ float lse_if(bool real, float lse) { return real ? lse : __uint_as_float(0x7f800000u); }
+
+// Of eight lanes from one on, of those that the tensors have.
+__device__ __forceinline__ float product_of_elements(const Args& a, i64 at, int head, int lane) {
+    const i64 dout = place_of(a.gradient, at, head), out = place_of(a.out, at, head);
+    float d = 0.0f;
+#pragma unroll 1
+    for (int i = lane; i < min(lane + 8, a.dim_v); ++i) d = __fmaf_rn(get(a.gradient, dout + i), get(a.out, out + i), d);
+    return d;
+}
 
 // LSE and D of a tile's rows, of which `real` are real, at least one. Everything is asked for before anything is used, by
 // all threads: from a real row where there is none, and from real lanes.
@@ -199,8 +215,10 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const i64 at = (i64)rows.step * (rows.index + min(first + i * EACH, rows.real - 1)) + rows.phase;
-        load((const void*)a.gradient.base, place_of(a.gradient, at, rows.head) + lane, dout[i]);
-        load((const void*)a.out.base, place_of(a.out, at, rows.head) + lane, out[i]);
+        if (by_engine(a)) {
+            load((const void*)a.gradient.base, place_of(a.gradient, at, rows.head) + lane, dout[i]);
+            load((const void*)a.out.base, place_of(a.out, at, rows.head) + lane, out[i]);
+        }
         lse[i] = ((const float*)a.lse.base)[place_of(a.lse, at, rows.head)];
     }
 #pragma unroll
@@ -208,9 +226,13 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
         const int row = first + i * EACH;
         const bool real = row < rows.real;
         float d = 0.0f;
+        if (by_engine(a)) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) d = __fmaf_rn(unpacked(dout[i], j), unpacked(out[i], j), d);
-        if (!real || column >= a.dim_v) d = 0.0f;
+            for (int j = 0; j < 8; ++j) d = __fmaf_rn(unpacked(dout[i], j), unpacked(out[i], j), d);
+            if (!real || column >= a.dim_v) d = 0.0f;
+        } else if (real) {
+            d = product_of_elements(a, (i64)rows.step * (rows.index + row) + rows.phase, rows.head, column);
+        }
         // In the order of `make_d`: a row's D has the same bits in both forms.
         constexpr int STEPS[] = {4, PANELS > 1 ? 8 : 2, 1, 2};
 #pragma unroll

@@ -195,6 +195,13 @@ __device__ __forceinline__ int start_around(int place, int places, int tiles) {
     return (int)((u32)(place * tiles) / (u32)places);
 }
 
+// Tensor `which` of q, k, v and dout.
+enum { Q, K, V, DOUT };
+template <int WHICH>
+__device__ __forceinline__ const TensorMap* map_of(const Args& a) {
+    return WHICH == Q ? &a.q : WHICH == K ? &a.k : WHICH == V ? &a.v : &a.dout;
+}
+
 __device__ __forceinline__ void load_panels(
     u32 to, const TensorMap* map, u32 bar, int rows, int head, int phase, int index
 ) {
@@ -203,8 +210,16 @@ __device__ __forceinline__ void load_panels(
         load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
 }
 
+// Rows of a tensor. What the copy engine brings is expected by whoever calls; what threads bring is there.
+template <int WHICH>
+__device__ __forceinline__ void load(const Args& a, u32 to, u32 bar, int rows, int head, int phase, int index) {
+    if (!by_engine(a)) bring_elements(to, a.elements[WHICH], rows, head, phase, index);
+    else if (leads()) load_panels(to, map_of<WHICH>(a), bar, rows, head, phase, index);
+}
+
 // Brings a tile's keys into the L2 cache while their place is taken.
 __device__ __forceinline__ void fetch_keys(const Args& a, const Tile& tile) {
+    if (!by_engine(a) || !leads()) return;
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
         fetch_box(&a.k, panel * 64, tile.head, tile.phase, tile.index);
@@ -219,9 +234,10 @@ __device__ __forceinline__ void load_keys(const Args& a, const Shared& shared, c
     barrier_wait(shared.dout_empty(last.stage()), last.parity() ^ 1);
     const Tile tile = get_tile(shared.tile(number));
     const u32 full = shared.kv_full(number);
-    barrier_expect(full, 2 * KV_BYTES);
-    load_panels(shared.k(), &a.k, full, KEYS, tile.head, tile.phase, tile.index);
-    load_panels(shared.v(), &a.v, full, KEYS, tile.head, tile.phase, tile.index);
+    if (by_engine(a)) expect_together(full, 2 * KV_BYTES);
+    load<K>(a, shared.k(), full, KEYS, tile.head, tile.phase, tile.index);
+    load<V>(a, shared.v(), full, KEYS, tile.head, tile.phase, tile.index);
+    if (!by_engine(a)) arrive_together(full);
 }
 
 // Query rows of a head, their dout, and statistics where the first kernel has made them.
@@ -231,14 +247,17 @@ __device__ __forceinline__ void load_queries(
 ) {
     const u32 stage = ring.stage(), parity = ring.parity() ^ 1;
     barrier_wait(shared.q_empty(stage), parity);
-    barrier_expect(shared.q_full(stage), SHORT ? Q_BYTES : Q_BYTES + ROWS * 8);
-    load_panels(shared.q(stage), &a.q, shared.q_full(stage), ROWS, head, phase, index);
-    if constexpr (!SHORT)
+    constexpr u32 BESIDE = SHORT ? 0 : ROWS * 8;
+    if (by_engine(a)) expect_together(shared.q_full(stage), Q_BYTES + BESIDE);
+    load<Q>(a, shared.q(stage), shared.q_full(stage), ROWS, head, phase, index);
+    if (!by_engine(a)) expect_together(shared.q_full(stage), BESIDE);
+    if (!SHORT && leads())
         load_bulk(shared.statistics(stage), a.statistics + part_of(a, q_tile + t, head) * 2 * ROWS, shared.q_full(stage),
                   ROWS * 8);
     barrier_wait(shared.dout_empty(stage), parity);
-    barrier_expect(shared.dout_full(stage), Q_BYTES);
-    load_panels(shared.dout(stage), &a.dout, shared.dout_full(stage), ROWS, head, phase, index);
+    if (by_engine(a)) expect_together(shared.dout_full(stage), Q_BYTES);
+    load<DOUT>(a, shared.dout(stage), shared.dout_full(stage), ROWS, head, phase, index);
+    if (!by_engine(a)) arrive_together(shared.dout_full(stage));
 }
 
 // Puts the walk of a tile that is in its place, which is an item. Rows are opened by the tile of keys that begins last before them;
@@ -280,7 +299,7 @@ __device__ __forceinline__ void hand_over(
         put_opening(a, shared, tiles);
         barrier_arrive(shared.tile_full(number));
     }
-    if (tile.first >= tile.end) barrier_arrive(shared.kv_full(number));
+    if (tile.first >= tile.end) arrive_together(shared.kv_full(number));
 }
 
 __device__ __forceinline__ void wait_taken(const Args& a, u32 items) {
@@ -291,10 +310,10 @@ template <bool SHORT>
 __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
     Ring<TILES> tiles;
     Ring<STAGES> ring;
-    const u32 items = a.plan->kv_tiles * (a.heads / a.group);
     for (;; tiles.advance()) {
         if (SHORT && tiles.turns > 0) wait_taken(a, get_walk(all.tile(tiles.stage() ^ 1)).taken);
-        const u32 item = atomicAdd(&a.plan->next, 1);
+        // Read for each item: there are no registers to keep it in.
+        const u32 items = *(const volatile u32*)&a.plan->kv_tiles * (a.heads / a.group), item = take_next(&a.plan->next);
         // What is read of the tile is not asked for before: there are no registers for it.
         if constexpr (SHORT) __syncwarp(1);
         if (item >= items) break;

@@ -71,17 +71,24 @@ __device__ __forceinline__ Slot slot_of_row(const Slots& slots, u32 row) {
     return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);
 }
 
-// The index of the same, or -1; all lanes of a warp together, 32 guesses at a time: a thousand slots take two rounds.
-__device__ __forceinline__ int slot_of_warp(const Slots& slots, u32 row) {
-    int low = 0, high = slots.count;
+// The last index below `count` with `value(index) <= row`, or -1; values do not decrease. All lanes of a warp together, 32
+// guesses at a time: a thousand values take two rounds.
+template <class Row, class Value>
+__device__ __forceinline__ int last_of_warp(int count, Row row, Value value) {
+    int low = 0, high = count;
     while (low < high) {
         const int step = (high - low + 31) / 32, guess = low + (threadIdx.x % 32) * step;
-        const int below = __popc(__ballot_sync(ALL_LANES, guess < high && (u32)slots.offset[guess] <= row));
+        const int below = __popc(__ballot_sync(ALL_LANES, guess < high && value(guess) <= row));
         if (below == 0) break;
         low += (below - 1) * step + 1;
         high = min(high, low + step - 1);
     }
     return low - 1;
+}
+
+// The index of the last slot that begins at the row or before, or -1: no other lane's row may differ.
+__device__ __forceinline__ int slot_of_warp(const Slots& slots, u32 row) {
+    return last_of_warp(slots.count, row, [&](int i) { return (u32)slots.offset[i]; });
 }
 
 // How slots are found fast. The 32 lanes of a warp have a *window* of 32 slots one after the other, one each: what is

@@ -18,7 +18,7 @@
 // The producer is in forward_producer.cuh, the consumers in forward_consumer.cuh, the plan in forward_plan.cuh; here is what
 // they have in common, and the kernels.
 //
-// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16). PLAN: with the planning kernel.
+// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); GENERAL (hopper.cuh). PLAN: with the planning kernel.
 #include "common.cuh"
 #include "hopper.cuh"
 
@@ -78,9 +78,15 @@ struct Args {
     int clear;
     int sink_kind;
     int packed_log2;
+    // Of what weights are made of: a logit is that times the scale. With a soft cap it is a tanh, and the scale is the cap.
     float scale;
     // scale · log2 e.
     float scale_log2;
+    // For a general instance: the factor of a score in its tanh, 0 without a soft cap; and q, k and v, which the copy engine
+    // brings where `by_threads` is 0.
+    float inner;
+    int by_threads;
+    Elements elements[3];
 };
 
 // Rows of a segment and a head.
@@ -235,7 +241,7 @@ __device__ __forceinline__ void forward(const Args& a) {
     else __syncthreads();
     if (threadIdx.x >= C::CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::PRODUCER_REGISTERS));
-        if (threadIdx.x % 32 == 0 && team < C::TEAMS) produce<C>(a, shared);
+        if ((IS_GENERAL || threadIdx.x % 32 == 0) && team < C::TEAMS) produce<C>(a, shared);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::CONSUMER_REGISTERS));
         consume<C>(a, shared);
@@ -243,7 +249,11 @@ __device__ __forceinline__ void forward(const Args& a) {
     if constexpr (C::CLUSTER > 1) cluster_barrier();
 }
 
+#ifdef GENERAL
+#define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE##_general
+#else
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE
+#endif
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
 
 #define KERNEL(CONFIG, KIND, ...)                                                                                      \
@@ -270,8 +280,10 @@ KERNEL(Middle, middle)
 
 // The long shape in clusters of two: for sequences so long that what the L2 cache delivers costs more than waiting for another
 // block.
+#ifndef GENERAL
 using Paired = Config<2, 128, 2, 2, 2, 2>;
 KERNEL(Paired, paired, __cluster_dims__(Paired::CLUSTER, 1, 1))
+#endif
 #endif
 
 #ifdef PLAN

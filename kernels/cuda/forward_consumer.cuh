@@ -217,6 +217,13 @@ __device__ __forceinline__ void raise_head(const View& largest, int head, float 
         raise(largest, place_of(largest, 0, head), value);
 }
 
+// Scores become tanh of what a soft cap makes of them, of which a logit is a multiple as it is of a score.
+template <class C>
+__device__ __forceinline__ void cap_scores(float (&s)[C::KEYS / 2], float inner) {
+#pragma unroll
+    for (int i = 0; i < C::KEYS / 2; ++i) s[i] = tanh_of(s[i] * inner);
+}
+
 template <class C, int HALF>
 __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Rows& rows, const float (&o)[DIM / 2], int row) {
     const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
@@ -247,6 +254,14 @@ __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Row
 #pragma unroll
     for (int i = 0; i < DIM / 4; ++i) mine[i] = empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
     const i64 place = place_of(a.out, at, head);
+    if (IS_GENERAL && a.by_threads) {
+#pragma unroll
+        for (int i = 0; i < DIM / 4; ++i) {
+            const int lane = i / 2 * 8 + 2 * (threadIdx.x % 4) + i % 2;
+            if (write && lane < a.dim_v) put(a.out, place + lane, mine[i]);
+        }
+        return;
+    }
     if (a.out.format == F32) {
         if (!write) return;
 #pragma unroll
@@ -341,6 +356,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 }
                 release_keys<C>(shared.k_empty(k_ring.stage()), thread);
                 k_ring.advance();
+                if (IS_GENERAL && a.inner != 0.0f) cap_scores<C>(s, a.inner);
                 if constexpr (ragged)
                     mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4,
                             packed_log2<C>(a));

@@ -13,29 +13,42 @@ __device__ __forceinline__ void blocks_of(const PlannedKeys& run, Span span, int
     high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : low;
 }
 
-template <class C>
+// Tensor `which` of q, k and v.
+enum { Q, K, V };
+template <int WHICH>
+__device__ __forceinline__ const TensorMap* map_of(const Args& a) {
+    return WHICH == Q ? &a.q : WHICH == K ? &a.k : &a.v;
+}
+
+template <int WHICH>
 __device__ __forceinline__ void load_rows(
-    u32 to, const TensorMap* map, u32 bar, int rows, int head, int phase, int index
+    const Args& a, u32 to, u32 bar, int rows, int head, int phase, int index, int packed_log2 = 0
 ) {
-    barrier_expect(bar, rows * DIM * 2);
+    if (IS_GENERAL && a.by_threads) {
+        bring_elements(to, a.elements[WHICH], rows, head, phase, index, packed_log2);
+        arrive_together(bar);
+        return;
+    }
+    expect_together(bar, rows * DIM * 2);
+    if (leads())
 #pragma unroll
-    for (int panel = 0; panel < PANELS; ++panel)
-        load_box(to + panel * rows * 128, map, bar, panel * 64, head, phase, index);
+        for (int panel = 0; panel < PANELS; ++panel)
+            load_box(to + panel * rows * 128, map_of<WHICH>(a), bar, panel * 64, head, phase, index);
 }
 
 // KEYS rows of K or V; in a cluster the part of this block's rank, for all its blocks.
-template <class C>
-__device__ __forceinline__ void load_keys(u32 to, const TensorMap* map, u32 bar, int head, int phase, int index) {
+template <class C, int WHICH>
+__device__ __forceinline__ void load_keys(const Args& a, u32 to, u32 bar, int head, int phase, int index) {
     if constexpr (C::CLUSTER == 1) {
-        load_rows<C>(to, map, bar, C::KEYS, head, phase, index);
+        load_rows<WHICH>(a, to, bar, C::KEYS, head, phase, index);
     } else {
         constexpr int PART = C::KEYS / C::CLUSTER;
         const int first = cluster_rank() * PART;
         barrier_expect(bar, C::KEYS * DIM * 2);
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
-            load_box_for((1 << C::CLUSTER) - 1, to + (panel * C::KEYS + first) * 128, map, bar, panel * 64, head, phase,
-                         index + first);
+            load_box_for((1 << C::CLUSTER) - 1, to + (panel * C::KEYS + first) * 128, map_of<WHICH>(a), bar, panel * 64, head,
+                         phase, index + first);
     }
 }
 
@@ -46,7 +59,7 @@ struct Items {
     const Shared<C>& shared;
     Ring<2> ring;
 
-    __device__ __forceinline__ u32 take() const { return atomicAdd(&a.plan->next, 1); }
+    __device__ __forceinline__ u32 take() const { return take_next(&a.plan->next); }
     __device__ __forceinline__ void send(Ring<2> to) const {
         barrier_wait(shared.item_empty(to.stage()), to.parity() ^ 1);
         const u32 item = take();
@@ -116,10 +129,10 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         put_four(tile, 2, blocks, high, low, run_count == 1 ? run_of(0).len : -1);
         barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
         if (blocks == 0)
-            barrier_arrive(shared.q_full(q_ring().stage()));
+            arrive_together(shared.q_full(q_ring().stage()));
         else
-            load_rows<C>(shared.q(q_ring().stage()), &a.q, shared.q_full(q_ring().stage()), C::ROWS, head, rows.phase,
-                         rows.index + first);
+            load_rows<Q>(a, shared.q(q_ring().stage()), shared.q_full(q_ring().stage()), C::ROWS, head, rows.phase,
+                         rows.index + first, packed_log2<C>(a));
         tile_ring.advance();
         if (blocks == 0) continue;
 
@@ -128,7 +141,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         int v_phase = 0, v_index = -1;
         auto load_v = [&](Ring<C::V_STAGES> of) {
             barrier_wait(shared.v_empty(of.stage()), of.parity() ^ 1);
-            load_keys<C>(shared.v(of.stage()), &a.v, shared.v_full(of.stage()), kv_head, v_phase, v_index);
+            load_keys<C, V>(a, shared.v(of.stage()), shared.v_full(of.stage()), kv_head, v_phase, v_index);
         };
         for (int r = run_count - 1; r >= 0; --r) {
             const PlannedKeys& run = run_of(r);
@@ -137,8 +150,7 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
                 barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
                 const int key = block * C::KEYS;
                 put_block(shared.block(ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
-                load_keys<C>(shared.k(ring.stage()), &a.k, shared.k_full(ring.stage()), kv_head, run.phase,
-                             run.index + key);
+                load_keys<C, K>(a, shared.k(ring.stage()), shared.k_full(ring.stage()), kv_head, run.phase, run.index + key);
                 if (v_index >= 0) load_v({ring.turns - 1});
                 v_index = run.index + key, v_phase = run.phase;
                 ring.advance();
@@ -150,5 +162,5 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
     barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
     put_four(shared.tile(tile_ring.stage()), 2, -1, 0, 0, 0);
     barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
-    barrier_arrive(shared.q_full(q_ring().stage()));
+    arrive_together(shared.q_full(q_ring().stage()));
 }

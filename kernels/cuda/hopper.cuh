@@ -1,9 +1,20 @@
 // Hopper's own: bulk tensor copies and their barriers, products on tensor cores (wgmma), and conversions that are made for
 // speed. For sources that are compiled with DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); common.cuh comes
 // before it.
+//
+// A *general* instance takes what the others leave out: a soft cap, and tensors that the copy engine does not bring, since their
+// head dims or addresses are no multiples of 16 bytes. Threads of the producer's warp bring those.
 #pragma once
 
+#ifdef GENERAL
+constexpr bool IS_GENERAL = true;
+#else
+constexpr bool IS_GENERAL = false;
+#endif
+
 constexpr u32 FULL = 0xffffffffu;
+// Panels of 64 lanes.
+constexpr int PANELS = DIM / 64;
 
 // The driver's description of a tensor.
 struct alignas(64) TensorMap {
@@ -81,6 +92,25 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// A producer is one thread, or in a general instance a warp, all of whose lanes take the same way. The one that speaks for it:
+__device__ __forceinline__ bool leads() { return !IS_GENERAL || threadIdx.x % 32 == 0; }
+// What all lanes wrote to shared memory is there, and nothing else comes, or so many bytes by the copy engine.
+__device__ __forceinline__ void arrive_together(u32 bar) {
+    if constexpr (IS_GENERAL) __syncwarp();
+    if (leads()) barrier_arrive(bar);
+}
+__device__ __forceinline__ void expect_together(u32 bar, u32 bytes) {
+    if constexpr (IS_GENERAL) __syncwarp();
+    if (leads()) barrier_expect(bar, bytes);
+}
+// The next number, which is the producer's own.
+__device__ __forceinline__ u32 take_next(u32* next) {
+    u32 taken = 0;
+    if (leads()) taken = atomicAdd(next, 1);
+    if constexpr (IS_GENERAL) taken = __shfl_sync(FULL, taken, 0);
+    return taken;
+}
+
 // Four words of shared memory.
 __device__ __forceinline__ int4 get_words(u32 at) {
     int4 four;
@@ -92,6 +122,48 @@ __device__ __forceinline__ int4 get_words(u32 at) {
 }
 __device__ __forceinline__ void put_words(u32 at, int a, int b, int c, int d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rows that threads bring.
+
+// A register of its own, from which nothing is made that would be kept.
+__device__ __forceinline__ int lane_of_warp() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// A tensor as its elements: `rows` rows from each phase on, `step` apart, of `dim` lanes.
+struct Elements {
+    View view;
+    int rows;
+    int step;
+    int dim;
+};
+
+// Brings `count` rows to shared memory as the copy engine would, swizzled, in panels, with zeros past the tensor's rows and lanes:
+// eight lanes a thread of the warp. Row r is row r >> packed_log2 from `index` on, of head r % 2^packed_log2 from `head` on.
+// Tensor cores see it after the next barrier.
+__device__ __forceinline__ void bring_elements(
+    u32 to, const Elements& from, int count, int head, int phase, int index, int packed_log2 = 0
+) {
+#pragma unroll 1
+    for (int i = lane_of_warp(); i < count * (DIM / 8); i += 32) {
+        const int r = i / (DIM / 8), eighth = i % (DIM / 8), row = index + (r >> packed_log2);
+        const i64 place = place_of(from.view, (i64)from.step * row + phase, head + (r & (1 << packed_log2) - 1));
+        const u16* const codes = (const u16*)from.view.base + place + 8 * eighth;
+        const int lanes = (u32)row < (u32)from.rows ? from.dim - 8 * eighth : 0;
+        const u32 at = to + eighth / 8 * count * 128 + r * 128 + (eighth % 8 ^ r % 8) * 16;
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            u32 pair = 0;
+            if (j < lanes) pair = codes[j];
+            if (j + 1 < lanes) pair |= (u32)codes[j + 1] << 16;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + 2 * j), "r"(pair) : "memory");
+        }
+    }
+    shared_stores_done();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -144,9 +216,6 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma.
-
-// Panels of 64 lanes.
-constexpr int PANELS = DIM / 64;
 
 #define EIGHT(d, i)                                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
@@ -246,6 +315,25 @@ __device__ __forceinline__ float exp2_of(float x) {
     float value;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
     return value;
+}
+
+__device__ __forceinline__ float reciprocal_of(float x) {
+    float value;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+    return value;
+}
+
+// tanh within 2^-22 of itself: x + x³ p(x²) where that is as good, else 1 - 2 / (e^2x + 1). p is the best one there, in f32.
+__device__ __forceinline__ float tanh_of(float x) {
+    const float square = x * x;
+    float p = fmaf(0.00159302841f, square, -0.00742519664f);
+    p = fmaf(p, square, 0.0213139958f);
+    p = fmaf(p, square, -0.0538558493f);
+    p = fmaf(p, square, 0.133322702f);
+    p = fmaf(p, square, -0.333332996f);
+    const float near = fmaf(x * square, p, x);
+    const float far = fmaf(-2.0f, reciprocal_of(exp2_of(fabsf(x) * 2.88539008177792681472f) + 1.0f), 1.0f);
+    return fabsf(x) < 0.8f ? near : copysignf(far, x);
 }
 
 __device__ __forceinline__ u32 pair_of(float low, float high) {

@@ -2,8 +2,8 @@
 // polynomial, which is multiplied by x^p modulo x^dim + 1 at position p: elements move p places on, and come back at
 // the front with the other sign. Only signs change, so that the rotation is exact in every format.
 //
-// A block has a tile of *items*, each the elements of a row and head. First a thread for each item says where it lies
-// and how far it turns; then all threads read the tile into shared memory and write it back turned.
+// A block has a tile: some rows, and some heads of each. An *item* is the elements of a row and head. First a thread for each
+// item says where it lies and how far it turns; then all threads read the tile into shared memory and write it back turned.
 #include "common.cuh"
 
 constexpr u32 TILE_BYTES = 16384;
@@ -28,7 +28,9 @@ struct Rotation {
     u32 dim;
     // Whether rows are turned back.
     int inverse;
-    u32 tile_items;
+    // Of a tile; their product is at most THREADS.
+    u32 tile_rows;
+    u32 tile_heads;
 };
 
 // Behind a row lies the same row with the other sign, and behind that the row again. `at` begins at the row and ends
@@ -39,14 +41,27 @@ __device__ __forceinline__ Code unrolled(const Code* row, u32 codes, u32 at, Cod
     return at < codes ? row[at] : (Code)(row[at - codes] ^ signs);
 }
 
-// Elements of a row from `from` on, which counts as above: 16 bytes of them, by words, or one.
+__device__ __forceinline__ uint4 unrolled(const uint4* row, u32 codes, u32 at, u32 signs) {
+    if (at >= 2 * codes) at -= 2 * codes;
+    if (at < codes) signs = 0;
+    else at -= codes;
+    const uint4 four = row[at];
+    return make_uint4(four.x ^ signs, four.y ^ signs, four.z ^ signs, four.w ^ signs);
+}
+
+// Elements of a row from `from` on, which counts as above: 16 bytes of them, or one.
 template <u32 BYTES>
 __device__ __forceinline__ uint4 turned(const uint4* row, u32 dim, u32 from) {
     constexpr u32 SIGNS = BYTES == 2 ? 0x80008000u : 0x80000000u;
-    const u32 words = dim * BYTES / 4, at = from * BYTES / 4, shift = from * BYTES % 4 * 8;
-    u32 word[5];
+    const u32 byte = from * BYTES, vector = byte / 16, shift = byte % 4 * 8;
+    const uint4 low = unrolled(row, dim * BYTES / 16, vector, SIGNS);
+    const uint4 high = unrolled(row, dim * BYTES / 16, vector + 1, SIGNS);
+    // The eight words from their first one on that is asked for; of the rest anything will do.
+    u32 word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (u32 i = 0; i < 5; ++i) word[i] = unrolled((const u32*)row, words, at + i, SIGNS);
+    for (u32 i = 0; i < 6; ++i) word[i] = byte & 8 ? word[i + 2] : word[i];
+#pragma unroll
+    for (u32 i = 0; i < 5; ++i) word[i] = byte & 4 ? word[i + 1] : word[i];
     return make_uint4(
         __funnelshift_r(word[0], word[1], shift), __funnelshift_r(word[1], word[2], shift),
         __funnelshift_r(word[2], word[3], shift), __funnelshift_r(word[3], word[4], shift)
@@ -70,14 +85,20 @@ __device__ __forceinline__ void rotate(const Rotation& a, Unit* tensor) {
     __shared__ u32 starts[THREADS];
     constexpr u32 EACH = sizeof(Unit) / BYTES;
     const u32 of_item = a.dim / EACH, turns = 2 * a.dim;
-    const i64 first = (i64)blockIdx.x * a.tile_items, items = a.rows * a.heads;
-    const u32 count = (u32)(items - first < a.tile_items ? items - first : a.tile_items);
+    const i64 first = (i64)blockIdx.x * a.tile_rows, left = a.rows - first;
+    const u32 first_head = blockIdx.y * a.tile_heads, heads = min(a.heads - first_head, a.tile_heads);
+    const u32 count = (u32)(left < a.tile_rows ? left : a.tile_rows) * heads;
+    auto first_of = [&](int i) { return a.turns[i].first; };
+    const int near = last_of_warp(a.count, first, first_of);
     if (threadIdx.x < count) {
-        const i64 item = first + threadIdx.x, index = item / a.heads;
-        const Turn turn = a.turns[last_at_most(0, a.count, index, [&](int i) { return a.turns[i].first; })];
+        const u32 in_tile = threadIdx.x / heads, head = first_head + threadIdx.x % heads;
+        const i64 index = first + in_tile;
+        // Each turn has a row, so that the row's is among the next ones.
+        const int near_end = min(a.count, near + 1 + (int)in_tile);
+        const Turn turn = a.turns[last_at_most(near + 1, near_end, index, first_of)];
         const i64 i = index - turn.first, row = turn.offset + turn.step * i;
         const u32 by = (u32)((turn.position + turn.position_step * i) % turns);
-        units[threadIdx.x] = (row * a.heads + (item - index * a.heads)) * of_item;
+        units[threadIdx.x] = (row * a.heads + head) * of_item;
         starts[threadIdx.x] = a.inverse || by == 0 ? by : turns - by;
     }
     __syncthreads();

@@ -15,11 +15,13 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{BackwardTensors, CallTables, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, tensor_map};
+use crate::forward::{
+    self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, are_vectors, elements, tensor_maps,
+};
 use crate::gpu::{Gpu, Launch, TensorMap};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
-use crate::view::{RawView, View};
+use crate::view::{RawElements, RawView, View};
 
 /// The keys of a tile: `KEYS` of the source.
 const KEYS: usize = 128;
@@ -136,6 +138,11 @@ struct RawArguments {
     direction: i32,
     fixed: i32,
     describes: i32,
+    cap: f32,
+    inner: f32,
+    by_threads: i32,
+    /// q, k, v and dout.
+    elements: [RawElements; 4],
 }
 // SAFETY: repr(C), the fields of `Args` in backward.cu.
 unsafe impl Argument for RawArguments {}
@@ -165,8 +172,8 @@ unsafe impl Argument for RawPlan {}
 struct Bucket(usize);
 
 impl Bucket {
-    fn of(dims: [usize; 2]) -> Bucket {
-        Bucket(if dims[0].max(dims[1]) <= 64 { 64 } else { forward::DIM_MAX })
+    fn of(instance: Instance) -> Bucket {
+        Bucket(instance.dim())
     }
 
     /// Returns the query rows of a tile.
@@ -247,10 +254,10 @@ impl AttentionKernels {
 }
 
 impl CallTables {
-    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16. It is linear in rows and
-    /// heads.
+    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
+    /// Others take as many as with head dims of [`forward::DIM_MAX`]. It is linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
-        Bucket::of(dims).layout(self, heads)[PARTS]
+        Bucket::of(Instance::of(&self.softmax, dims)).layout(self, heads)[PARTS]
     }
 }
 
@@ -303,19 +310,14 @@ impl Form {
     }
 
     /// Returns the form for a call with an out of this format. The copy engine must bring out as it brings dout.
-    fn of(call: &CallTables, direction: i32, out: Format) -> Form {
+    fn of(call: &CallTables, direction: i32, out: Format, instance: Instance) -> Form {
         let of_one_tile = call.summary.keys <= KEYS;
         // The first rows see one tile of keys, so that all others begin later.
         let staggered = call.summary.first_seen <= KEYS;
         let short = direction > 0 && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
-        if out != Format::F32 && (of_one_tile || short) { Form::Short } else { Form::Tiles }
+        let served = instance != Instance::General && out != Format::F32;
+        if served && (of_one_tile || short) { Form::Short } else { Form::Tiles }
     }
-}
-
-fn aligned(name: &str, view: &View) -> Result<RawView, KernelError> {
-    let raw = view.raw(name)?;
-    on_bytes(name, raw.base, ALIGNMENT)?;
-    Ok(raw)
 }
 
 fn operands(formats: WeightFormats, tensors: &BackwardTensors) -> BackwardOperands {
@@ -360,7 +362,10 @@ impl Gpu {
             return Err(KernelError::Unserved(what));
         }
         tensors.check(tables, &[("the workspace", workspace)])?;
-        let bucket = Bucket::of([dim, dim_v]);
+        let rows = [q, k, v, dout, out, dq, dk, dv];
+        let instance = Instance::of(&call.softmax, [dim, dim_v]).at(rows);
+        let by_threads = !are_vectors([dim, dim_v]) || Instance::Wide.at(rows) != Instance::Wide;
+        let bucket = Bucket::of(instance);
         let layout = bucket.layout(call, heads);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
         if workspace.bytes() < layout[PARTS] {
@@ -378,7 +383,7 @@ impl Gpu {
         let group = heads / kv_heads;
         let multiprocessors = self.multiprocessors()?;
         let direction = direction(how.order, group, call.summary.filled * kv_heads, multiprocessors);
-        let form = Form::of(call, direction, out.format());
+        let form = Form::of(call, direction, out.format(), instance);
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
         let chunk = match order {
@@ -392,22 +397,24 @@ impl Gpu {
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
+        let [q_box, kv_box] = [[1, bucket.rows()], [1, KEYS]];
+        let tiled = [
+            ("q", q, q_step, q_box),
+            ("k", k, kv_step, kv_box),
+            ("v", v, kv_step, kv_box),
+            ("dout", dout, q_step, q_box),
+        ];
+        let [a, b, c, d] = tiled;
         let arguments = RawArguments {
-            maps: [
-                tensor_map(self, "q", q, q_step, [1, bucket.rows()])?,
-                tensor_map(self, "k", k, kv_step, [1, KEYS])?,
-                tensor_map(self, "v", v, kv_step, [1, KEYS])?,
-                tensor_map(self, "dout", dout, q_step, [1, bucket.rows()])?,
-                tensor_map(self, "out", brought, q_step, [1, bucket.rows()])?,
-            ],
+            maps: tensor_maps(self, [a, b, c, d, ("out", brought, q_step, q_box)], by_threads)?,
             places,
             views: [
-                aligned("dout", dout)?,
-                aligned("out", out)?,
+                dout.raw("dout")?,
+                out.raw("out")?,
                 lse.raw("lse")?,
-                aligned("dq", dq)?,
-                aligned("dk", dk)?,
-                aligned("dv", dv)?,
+                dq.raw("dq")?,
+                dk.raw("dk")?,
+                dv.raw("dv")?,
             ],
             heads: heads as i32,
             group: group as i32,
@@ -422,9 +429,13 @@ impl Gpu {
             direction,
             fixed: i32::from(order == DqOrder::Fixed),
             describes: i32::from(form == Form::Short),
+            cap: call.softmax.softcap.unwrap_or(0.0),
+            inner: call.softmax.softcap.map_or(0.0, |cap| call.softmax.scale / cap),
+            by_threads: i32::from(by_threads),
+            elements: elements(tiled)?,
         };
-        let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
-        let kernel = |name: &str| format!("backward_{name}_{}_{instance}", bucket.0);
+        let suffix = instance.suffix(q.format());
+        let kernel = |name: &str| format!("backward_{name}_{suffix}");
         let rows = (bucket.capacities(call)[0], if form == Form::Short { 1 } else { heads }, ROW_THREADS);
         self.launch("backward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
         self.launch(&kernel("before"), rows, &[&arguments])?;
@@ -526,7 +537,7 @@ mod tests {
             let said = refusal(&taken, &operands).unwrap_or_default();
             assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
         }
-        assert!(refusal(&call(&[(20, 24)], Some(3.0)), &OPERANDS).is_some());
+        assert_eq!(refusal(&call(&[(20, 24)], Some(3.0)), &OPERANDS), None, "a soft cap");
         let said = refusal(&widened(3, 0), &OPERANDS).unwrap_or_default();
         assert!(said.contains("a prefix"), "{said:?}");
         assert_eq!(refusal(&widened(1, 0), &OPERANDS), None, "a prefix that shows nothing");
@@ -538,7 +549,7 @@ mod tests {
         let taken = call(&[(20, 24)], None);
         for choice in AttentionKernels::ALL {
             assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != AttentionKernels::Simple);
-            assert!(!choice.takes_backward(&call(&[(20, 24)], Some(3.0)), &OPERANDS));
+            assert!(!choice.takes_backward(&widened(0, 2), &OPERANDS));
         }
     }
 
@@ -550,7 +561,7 @@ mod tests {
             let bytes = |len: usize| call(&[(len, len)], None).workspace_bytes(heads, dims);
             let [one, two, four] = [bytes(1 << 14), bytes(1 << 15), bytes(1 << 16)];
             assert_eq!(four - two, 2 * (two - one));
-            let of_lane = 4 * (1 << 14) * heads * Bucket::of(dims).0;
+            let of_lane = 4 * (1 << 14) * heads * Instance::of(&Softmax::scaled(1.0), dims).dim();
             assert!((two - one) - of_lane < of_lane / 16, "{} bytes beside {of_lane}", two - one);
         }
     }
@@ -596,11 +607,13 @@ mod tests {
 
     #[test]
     fn the_short_form_is_for_tiles_that_come_one_after_the_other() {
-        let form = |call: &CallTables, direction| Form::of(call, direction, Format::Bf16);
+        let form = |call: &CallTables, direction| Form::of(call, direction, Format::Bf16, Instance::Wide);
         let whole = |lengths: &[usize]| lengths.iter().map(|&length| (length, length)).collect::<Vec<_>>();
         let causal = call(&whole(&[300, 1, 700]), None);
         assert_eq!(form(&causal, 1), Form::Short);
-        assert_eq!(Form::of(&causal, 1, Format::F32), Form::Tiles, "the copy engine does not bring this out");
+        let of = |out, instance| Form::of(&causal, 1, out, instance);
+        assert_eq!(of(Format::F32, Instance::Wide), Form::Tiles, "the copy engine does not bring this out");
+        assert_eq!(of(Format::Bf16, Instance::General), Form::Tiles, "one form is general");
         assert_eq!(form(&causal, -1), Form::Tiles, "a walk down waits");
         for (lengths, hi, expected) in [
             (vec![300, 700], Some(127), Form::Short),
@@ -627,7 +640,7 @@ mod tests {
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 5 * 128 + 9 * 8 + 6 * 32 + 13 * 4 + 4);
+        assert_eq!(size_of::<RawArguments>(), 5 * 128 + 9 * 8 + 6 * 32 + 16 * 4 + 4 * 48 + 56);
         assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
         for bucket in [Bucket(64), Bucket(128)] {
             assert!(Form::ALL.into_iter().all(|form| bucket.shared_bytes(form) <= 232_448));

@@ -1,15 +1,15 @@
 //! The forward on Hopper's tensor cores (see `forward.cu`): what it takes, and its launch.
 //!
-//! It takes an [`AttentionCall`](seamproof_simulator::AttentionCall) with q, k and v in bf16 or fp16, head dims that
-//! are multiples of 8 up to [`DIM_MAX`], and a positive scale. [`refusal`] names what it does not take. A *shape* is
-//! how many query rows and keys are multiplied at once.
+//! It takes an [`AttentionCall`](seamproof_simulator::AttentionCall) with q, k and v in bf16 or fp16, head dims up to
+//! [`DIM_MAX`], and a positive scale. [`refusal`] names what it does not take. A *shape* is how many query rows and keys
+//! are multiplied at once, an [`Instance`] which calls a kernel was compiled for.
 //!
 //! The GPU makes a call's plan from its tables. So a recorded launch may be repeated with other real lengths in the
 //! same tables, and with the owned rows dealt otherwise to as many segments. The lengths that the host knows choose a
 //! shape and the order of heads, which decide speed alone.
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
-use seamproof_oracle::Format;
+use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, ForwardTensors, SEGMENT_BYTES, WeightFormats};
@@ -18,7 +18,7 @@ use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch, TensorMap, TiledTensor};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
-use crate::view::{RawView, View};
+use crate::view::{RawElements, RawView, View};
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
@@ -104,6 +104,10 @@ struct RawArguments {
     packed_log2: i32,
     scale: f32,
     scale_log2: f32,
+    inner: f32,
+    by_threads: i32,
+    /// q, k and v.
+    elements: [RawElements; 3],
 }
 // SAFETY: repr(C), the fields of `Args` in forward.cu.
 unsafe impl Argument for RawArguments {}
@@ -129,19 +133,59 @@ struct RawPlan {
 // SAFETY: repr(C), the fields of `PlanArgs` in forward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
-/// Returns the largest head dim of the instance that serves the head dims of q and k, and of v.
-fn bucket([dim, dim_v]: [usize; 2]) -> usize {
-    if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX }
+/// The calls that kernels on tensor cores were compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// Calls with head dims up to 64, as [`Instance::Wide`].
+    Narrow,
+    /// Calls whose rows the copy engine brings: head dims are multiples of 8, and tensors lie on 16 bytes.
+    Wide,
+    /// All calls: with a soft cap, and with rows that threads have to bring.
+    General,
+}
+
+impl Instance {
+    /// Returns the instance for tensors that lie on 16 bytes, by the head dims of q and k, and of v.
+    pub fn of(softmax: &Softmax, dims: [usize; 2]) -> Instance {
+        if softmax.softcap.is_some() || !are_vectors(dims) {
+            Instance::General
+        } else if dims.into_iter().all(|dim| dim <= 64) {
+            Instance::Narrow
+        } else {
+            Instance::Wide
+        }
+    }
+
+    /// Returns this instance for tensors that lie on 16 bytes, and the general one for others.
+    pub(crate) fn at<const N: usize>(self, tensors: [&View; N]) -> Instance {
+        if tensors.into_iter().all(View::is_on_vectors) { self } else { Instance::General }
+    }
+
+    /// Returns the largest head dim.
+    pub fn dim(self) -> usize {
+        if self == Instance::Narrow { 64 } else { DIM_MAX }
+    }
+
+    /// Returns the end of its kernels' names, for q in a format.
+    pub(crate) fn suffix(self, format: Format) -> String {
+        let number = if format == Format::Bf16 { 1 } else { 2 };
+        let general = if self == Instance::General { "_general" } else { "" };
+        format!("{}_{number}{general}", self.dim())
+    }
+}
+
+/// Returns whether rows of these head dims are vectors of 16 bytes.
+pub(crate) fn are_vectors(dims: [usize; 2]) -> bool {
+    dims.into_iter().all(|dim| dim.is_multiple_of(LANES))
 }
 
 impl TileShape {
     /// All shapes.
     pub const ALL: [TileShape; 4] = [TileShape::Long, TileShape::Paired, TileShape::Middle, TileShape::Short];
 
-    /// Returns the fastest shape for a call, by the lengths that the host knows and the head dims of q and k, and of
-    /// v.
-    pub fn of(call: &CallTables, dims: [usize; 2]) -> TileShape {
-        let (rows, wide) = (call.mean_rows(), bucket(dims) > 64);
+    /// Returns the fastest shape for a call, by the lengths that the host knows.
+    pub fn of(call: &CallTables, instance: Instance) -> TileShape {
+        let (rows, wide) = (call.mean_rows(), instance != Instance::Narrow);
         let both = rows.min(call.summary.seen);
         if rows <= SHORT_ROWS[usize::from(wide)] {
             TileShape::Short
@@ -154,19 +198,18 @@ impl TileShape {
         }
     }
 
-    /// Returns the shape that stands for this one in the instance for head dims up to `dim`.
-    fn served(self, dim: usize) -> TileShape {
+    /// Returns the shape that stands for this one in an instance.
+    fn served(self, instance: Instance) -> TileShape {
         match self {
-            TileShape::Paired if dim <= 64 => TileShape::Long,
-            TileShape::Middle if dim <= 64 => TileShape::Short,
+            TileShape::Paired if instance != Instance::Wide => TileShape::Long,
+            TileShape::Middle if instance == Instance::Narrow => TileShape::Short,
             other => other,
         }
     }
 
-    /// Returns how many query heads share a tile, where so many have one KV head. `dims` are the head dims of q and
-    /// k, and of v.
-    pub fn packed(self, group: usize, dims: [usize; 2]) -> usize {
-        match self.served(bucket(dims)) {
+    /// Returns how many query heads share a tile, where so many have one KV head.
+    pub fn packed(self, group: usize, instance: Instance) -> usize {
+        match self.served(instance) {
             TileShape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
             _ => 1,
         }
@@ -274,10 +317,11 @@ impl AttentionKernels {
     pub fn shape(self, call: &CallTables, operands: &ForwardOperands) -> Option<TileShape> {
         let shape = match self {
             AttentionKernels::Simple => return None,
-            AttentionKernels::Tuned => TileShape::of(call, operands.dims),
+            AttentionKernels::Tuned => TileShape::of(call, Instance::of(&call.softmax, operands.dims)),
             AttentionKernels::Of(shape) => shape,
         };
-        refusal(call, operands).is_none().then_some(shape.served(bucket(operands.dims)))
+        let instance = Instance::of(&call.softmax, operands.dims);
+        refusal(call, operands).is_none().then_some(shape.served(instance))
     }
 }
 
@@ -296,14 +340,13 @@ pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> 
     .or_else(|| refused(p != q, &|| format!("P in {p} beside {q}")))
     .or_else(|| refused(out != q && out != Format::F32, &|| format!("out in {out} beside {q}")))
     .or_else(|| {
-        let served = |dim: usize| (1..=DIM_MAX).contains(&dim) && dim.is_multiple_of(LANES);
+        let served = |dim: usize| (1..=DIM_MAX).contains(&dim);
         refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
     .or_else(|| {
         let served = scale.is_normal() && scale > 0.0 && scale_log2(scale).is_finite();
         refused(!served, &|| format!("the scale {scale:e}"))
     })
-    .or_else(|| refused(call.softmax.softcap.is_some(), &|| "a softcap".to_owned()))
     .or_else(|| refused(call.has_bands_of_keys(), &|| "a prefix in a backward's tables".to_owned()))
     .or_else(|| refused(call.has_sink_tokens(), &|| "sink tokens".to_owned()))
     .or_else(|| {
@@ -342,12 +385,38 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, dims: [usize; 2]
     kv_heads.div_ceil(even.unwrap_or(fewest)) * group
 }
 
-pub(crate) fn tensor_map(
+/// A tensor as kernels on tensor cores take it: its name and view, the step of its rows, and the heads and rows that come
+/// together.
+pub(crate) type Tiled<'a> = (&'static str, &'a View<'a>, usize, [usize; 2]);
+
+/// Returns what the copy engine is told of tensors; nothing where threads bring them.
+pub(crate) fn tensor_maps<const N: usize>(
     gpu: &Gpu,
-    name: &str,
-    view: &View,
-    step: usize,
-    [heads_of_box, rows_of_box]: [usize; 2],
+    tensors: [Tiled; N],
+    by_threads: bool,
+) -> Result<[TensorMap; N], KernelError> {
+    let mut maps = [TensorMap::NONE; N];
+    if !by_threads {
+        for (map, tensor) in maps.iter_mut().zip(tensors) {
+            *map = tensor_map(gpu, tensor)?;
+        }
+    }
+    Ok(maps)
+}
+
+/// Returns what threads are told of tensors.
+pub(crate) fn elements<const N: usize>(tensors: [Tiled; N]) -> Result<[RawElements; N], KernelError> {
+    let mut all = [RawElements::default(); N];
+    for (elements, (name, view, step, _)) in all.iter_mut().zip(tensors) {
+        let ([rows, _, dim], view) = (view.shape(), view.raw(name)?);
+        *elements = RawElements { view, rows: (rows / step) as i32, step: step as i32, dim: dim as i32 };
+    }
+    Ok(all)
+}
+
+fn tensor_map(
+    gpu: &Gpu,
+    (name, view, step, [heads_of_box, rows_of_box]): Tiled,
 ) -> Result<TensorMap, KernelError> {
     let ([rows, heads, dim], raw) = (view.shape(), view.raw(name)?);
     on_bytes(name, raw.base, ALIGNMENT)?;
@@ -398,18 +467,18 @@ impl Gpu {
                 call.plan_bytes()
             )));
         }
+        let instance = Instance::of(&call.softmax, [dim, dim_v]).at([q, k, v, out]);
+        let by_threads = !are_vectors([dim, dim_v]) || Instance::Wide.at([q, k, v, out]) != Instance::Wide;
         let out = out.raw("out")?;
-        on_bytes("out", out.base, ALIGNMENT)?;
         if call.owned[0] == 0 || heads == 0 {
             return Ok(());
         }
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
-        let bucket = bucket([dim, dim_v]);
-        let shape = shape.served(bucket);
-        let config = shape.config(bucket);
+        let shape = shape.served(instance);
+        let config = shape.config(instance.dim());
         let (rows, cluster) = (config.rows(), config.cluster);
         let group = heads / kv_heads;
-        let packed = shape.packed(group, [dim, dim_v]);
+        let packed = shape.packed(group, instance);
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
@@ -429,13 +498,17 @@ impl Gpu {
             part_rows: (config.part_rows() / packed) as i32,
             tile_capacity: call.tile_capacity() as i32,
         };
-        let scale = call.softmax.scale;
+        let Softmax { scale, softcap, .. } = call.softmax;
+        // A logit is the cap times a tanh.
+        let (scale, inner) = softcap.map_or((scale, 0.0), |cap| (cap, scale / cap));
+        let keys_of_box = [1, config.keys / cluster];
+        let tiled = [
+            ("q", q, q_step, [packed, rows / packed]),
+            ("k", k, kv_step, keys_of_box),
+            ("v", v, kv_step, keys_of_box),
+        ];
         let arguments = RawArguments {
-            maps: [
-                tensor_map(self, "q", q, q_step, [packed, rows / packed])?,
-                tensor_map(self, "k", k, kv_step, [1, config.keys / cluster])?,
-                tensor_map(self, "v", v, kv_step, [1, config.keys / cluster])?,
-            ],
+            maps: tensor_maps(self, tiled, by_threads)?,
             plan: plan.address(),
             rows: rows_at,
             keys: keys_at,
@@ -451,13 +524,15 @@ impl Gpu {
             packed_log2: packed.trailing_zeros() as i32,
             scale,
             scale_log2: scale_log2(scale),
+            inner,
+            by_threads: i32::from(by_threads),
+            elements: elements(tiled)?,
         };
-        let instance = if q.format() == Format::Bf16 { 1 } else { 2 };
         self.launch("forward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
         self.launch_with(
-            &format!("forward_{}_{bucket}_{instance}", shape.name()),
+            &format!("forward_{}_{}", shape.name(), instance.suffix(q.format())),
             (self.multiprocessors()? / cluster * cluster, 1, config.threads()),
-            config.shared_bytes(bucket),
+            config.shared_bytes(instance.dim()),
             &[&arguments],
         )
     }
@@ -531,20 +606,36 @@ mod tests {
             (ForwardOperands { p: f32, ..OPERANDS }, "P in f32"),
             (ForwardOperands { out: Format::Fp16, ..OPERANDS }, "out in fp16"),
             (ForwardOperands { dims: [64, 136], ..OPERANDS }, "136"),
-            (ForwardOperands { dims: [12, 64], ..OPERANDS }, "12"),
-            (ForwardOperands { dims: [0, 64], ..OPERANDS }, "head dims 0"),
+            (ForwardOperands { dims: [0, 64], ..OPERANDS }, "0 and 64"),
         ];
         for (operands, what) in cases {
             let said = refusal(&taken, &operands).unwrap_or_default();
             assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
         }
-        for softmax in [
-            Softmax { scale: f32_subnormal(), ..plain() },
-            Softmax { scale: 3e38, ..plain() },
-            Softmax { softcap: Some(3.0), ..plain() },
-        ] {
+        for softmax in [Softmax { scale: f32_subnormal(), ..plain() }, Softmax { scale: 3e38, ..plain() }] {
             assert!(refusal(&call(&[(packed, packed)], softmax), &OPERANDS).is_some(), "{softmax:?}");
         }
+    }
+
+    /// A soft cap, and rows that are no vectors, go to the general instance; tensors off 16 bytes do too.
+    #[test]
+    fn an_instance_takes_what_others_leave_out() {
+        let capped = Softmax { softcap: Some(3.0), ..plain() };
+        let packed = Run::packed(3, 20, 24);
+        assert_eq!(refusal(&call(&[(packed, packed)], capped), &OPERANDS), None);
+        let of = |dims| Instance::of(&plain(), dims);
+        assert_eq!([[64, 64], [72, 64]].map(of), [Instance::Narrow, Instance::Wide]);
+        assert_eq!([[12, 64], [64, 1]].map(of), [Instance::General; 2]);
+        assert_eq!(Instance::of(&capped, [64, 64]), Instance::General);
+        assert_eq!(
+            TileShape::ALL.map(|shape| shape.served(Instance::General)),
+            [TileShape::Long, TileShape::Long, TileShape::Middle, TileShape::Short,]
+        );
+        let at = |by: u64| View::rows(Area::nowhere(0x1000 + by, 2 * 8 * 16), [2, 8, 8], Format::Bf16);
+        assert_eq!(Instance::Wide.at([&at(0), &at(16)]), Instance::Wide);
+        assert_eq!(Instance::Narrow.at([&at(0), &at(2)]), Instance::General);
+        assert_eq!(Instance::General.suffix(Format::Fp16), "128_2_general");
+        assert_eq!(Instance::Narrow.suffix(Format::Bf16), "64_1");
     }
 
     fn f32_subnormal() -> f32 {
@@ -585,11 +676,12 @@ mod tests {
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 10 * 4 + 56);
+        assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 12 * 4 + 3 * 48 + 32);
         assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 7 * 4 + 4);
         for shape in TileShape::ALL {
-            for dim in [64, 128] {
-                assert!(shape.served(dim).config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {dim}");
+            for instance in [Instance::Narrow, Instance::Wide, Instance::General] {
+                let (served, dim) = (shape.served(instance), instance.dim());
+                assert!(served.config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {instance:?}");
             }
         }
     }
@@ -601,7 +693,8 @@ mod tests {
             let mut segments = vec![segment(Run::packed(0, rows, rows))];
             segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
-            TileShape::of(&CallTables::new(&call, [rows, rows], false).expect("one run of all rows"), dims)
+            let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
+            TileShape::of(&call, Instance::of(&plain(), dims))
         };
         let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [TileShape::Short, TileShape::Middle]);
@@ -612,7 +705,7 @@ mod tests {
         assert_eq!(of(8192, Some(-4096), [128, 128]), TileShape::Long);
         assert_eq!(of(8192, Some(-512), [64, 64]), TileShape::Long);
         assert_eq!(
-            [TileShape::Paired, TileShape::Middle].map(|shape| shape.served(64)),
+            [TileShape::Paired, TileShape::Middle].map(|shape| shape.served(Instance::Narrow)),
             [TileShape::Long, TileShape::Short]
         );
         assert_eq!(

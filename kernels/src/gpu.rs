@@ -61,6 +61,11 @@ pub(crate) struct TensorMap([u64; 16]);
 // SAFETY: repr(C), `TensorMap` of hopper.cuh.
 unsafe impl Argument for TensorMap {}
 
+impl TensorMap {
+    /// The description in the place of a tensor that the copy engine does not bring.
+    pub(crate) const NONE: TensorMap = TensorMap([0; 16]);
+}
+
 /// A tensor of 16-bit elements as the copy engine takes it: four dimensions, the innermost first, and the box that
 /// one copy moves.
 #[derive(Clone, Copy, Debug)]

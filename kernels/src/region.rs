@@ -39,7 +39,8 @@ struct RawRotation {
     rows: i64,
     dim: u32,
     inverse: i32,
-    tile_items: u32,
+    tile_rows: u32,
+    tile_heads: u32,
 }
 // SAFETY: repr(C), the fields of `Layer` in rows.cu.
 unsafe impl Argument for LayerMap {}
@@ -137,7 +138,9 @@ pub trait RegionKernels: Launch {
         }
         rows.check(table, &to)?;
         check_apart(&[("to", to.area)], &[("the table", table)])?;
-        let tile_items = (TILE_BYTES / head_bytes).clamp(1, THREADS);
+        let items = (TILE_BYTES / head_bytes).clamp(1, THREADS);
+        let tile_heads = items.min(to.heads).max(1);
+        let tile_rows = items / tile_heads;
         let rotation = RawRotation {
             turns: table.address(),
             count: rows.count as i32,
@@ -145,12 +148,13 @@ pub trait RegionKernels: Launch {
             rows: rows.rows as i64,
             dim: to.dim as u32,
             inverse: i32::from(inverse),
-            tile_items: tile_items as u32,
+            tile_rows: tile_rows as u32,
+            tile_heads: tile_heads as u32,
         };
         let in_vectors = (to.area.address() | head_bytes as u64).is_multiple_of(VECTOR as u64);
         let kernel = format!("rotate_{element}_{}", if in_vectors { VECTOR } else { element });
-        let tiles = blocks(rows.rows * to.heads, tile_items);
-        self.launch(&kernel, (tiles, 1, THREADS), &[&rotation, &to.area.address()])
+        let tiles = (blocks(rows.rows, tile_rows), to.heads.div_ceil(tile_heads), THREADS);
+        self.launch(&kernel, tiles, &[&rotation, &to.area.address()])
     }
 }
 

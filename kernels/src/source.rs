@@ -38,12 +38,15 @@ pub const OPTIONS: [&str; 5] =
 /// Without contraction of products and sums, kernels give the bits of the CPU device.
 const TWINS_BITS: &[&str] = &["--fmad=false"];
 
-/// The largest head dim and the format: 1 is bf16, 2 is fp16. The first instance also has the planning kernel.
+/// The largest head dim and the format: 1 is bf16, 2 is fp16. The first instance also has the planning kernel. The general
+/// ones take what the others leave out.
 const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=128", "-DTYPE=1", "-DPLAN"],
     &["--fmad=false", "-DDIM=64", "-DTYPE=1"],
     &["--fmad=false", "-DDIM=128", "-DTYPE=2"],
     &["--fmad=false", "-DDIM=64", "-DTYPE=2"],
+    &["--fmad=false", "-DDIM=128", "-DTYPE=1", "-DGENERAL"],
+    &["--fmad=false", "-DDIM=128", "-DTYPE=2", "-DGENERAL"],
 ];
 
 /// A file: its name, its text, and the options of each instance.
@@ -89,12 +92,16 @@ pub(crate) fn sharing_threads(kernel: &str) -> Option<usize> {
 }
 
 impl Source {
-    /// Returns the name in messages: the file, and for one of several instances its head dim and format.
+    /// Returns the name in messages: the file, and for one of several instances its head dim and format, and whether it is
+    /// general.
     pub fn name(&self) -> String {
         let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name));
         let format = value("-DTYPE=").map(|number| if number == "1" { "bf16" } else { "fp16" });
         match value("-DDIM=").zip(format) {
-            Some((dim, format)) => format!("{} (head dim {dim}, {format})", self.file),
+            Some((dim, format)) => {
+                let general = if self.options.contains(&"-DGENERAL") { ", general" } else { "" };
+                format!("{} (head dim {dim}, {format}{general})", self.file)
+            }
             None => self.file.to_owned(),
         }
     }

@@ -21,7 +21,7 @@ pub struct View<'a> {
 
 /// The struct `View` of the sources.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawView {
     pub(crate) base: u64,
     pub(crate) row: i64,
@@ -30,6 +30,16 @@ pub struct RawView {
 }
 // SAFETY: repr(C), the fields of `View` in common.cuh.
 unsafe impl Argument for RawView {}
+
+/// The struct `Elements` of hopper.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RawElements {
+    pub(crate) view: RawView,
+    pub(crate) rows: i32,
+    pub(crate) step: i32,
+    pub(crate) dim: i32,
+}
 
 impl<'a> View<'a> {
     /// Returns the view of a tensor `[rows, heads, dim]`.
@@ -56,6 +66,11 @@ impl<'a> View<'a> {
     /// Returns the memory, with a name for messages.
     pub(crate) fn named(&self, name: &'static str) -> (&'static str, Area<'a>) {
         (name, self.area)
+    }
+
+    /// Returns whether the tensor begins on 16 bytes.
+    pub(crate) fn is_on_vectors(&self) -> bool {
+        self.area.address().is_multiple_of(16)
     }
 
     /// Returns the storage format.

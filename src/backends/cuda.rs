@@ -413,6 +413,10 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
+        if self.attention != AttentionKernels::Simple {
+            // Tensor cores multiply P and dS in the format of their other operand.
+            twin.table.precisions.retain(|precision| [precision.p, precision.ds] == [precision.q; 2]);
+        }
         match self.attention {
             AttentionKernels::Simple => twin
                 // Where partial results are merged, the steps between all rows decide which kernel does it, and the two

@@ -4,7 +4,7 @@ use std::iter;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use seamproof_kernels::forward::{self, AttentionKernels, TileShape};
+use seamproof_kernels::forward::{self, AttentionKernels, Instance, TileShape};
 use seamproof_lab::faults::{SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::faults::{self, Fault, FaultRecord, Plant};
@@ -220,7 +220,8 @@ fn emulated(seed: u64) -> Emulated {
 
 /// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
-    let packs = |shape: TileShape| shape.packed(problem.group(), [problem.dims.qk, problem.dims.v]) > 1;
+    let instance = Instance::of(&problem.softmax, [problem.dims.qk, problem.dims.v]);
+    let packs = |shape: TileShape| shape.packed(problem.group(), instance) > 1;
     match fault.edit.attention {
         AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
         _ => fault.edit.file != "backward.cu" || problem.pass == Pass::Backward,
@@ -230,9 +231,8 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
 /// Whether attention on tensor cores takes a problem, as far as the problem alone decides.
 fn on_tensor_cores(problem: &Problem) -> bool {
     let dims = [problem.dims.qk, problem.dims.v];
-    dims.into_iter().all(|dim| dim.is_multiple_of(8) && dim <= forward::DIM_MAX)
+    dims.into_iter().all(|dim| dim <= forward::DIM_MAX)
         && problem.precision.p.format == problem.precision.q.format
-        && problem.softmax.softcap.is_none()
 }
 
 /// Returns the well-formed problems that a seed draws.

@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
 use seamproof_kernels::backward::BackwardMode;
-use seamproof_kernels::forward::TileShape;
+use seamproof_kernels::forward::{Instance, TileShape};
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
@@ -83,7 +83,8 @@ pub(crate) fn forward_launcher<'g>(
 ) -> Result<ForwardLauncher<'g>, KernelError> {
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(call.plan_bytes())?);
-    let shape = shape.unwrap_or(TileShape::of(&call, [problem.dims.qk, problem.dims.v]));
+    let shape = shape
+        .unwrap_or(TileShape::of(&call, Instance::of(&problem.softmax, [problem.dims.qk, problem.dims.v])));
     let weights = weights(problem);
     Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], weights, shape, tensors)))
 }

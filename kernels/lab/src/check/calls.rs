@@ -10,7 +10,7 @@
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
-use seamproof_kernels::memory::DeviceBuffer;
+use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Run, Sink, Softmax, runs_of};
@@ -55,6 +55,8 @@ struct Case {
     out: Format,
     /// The rows of a page, where the keys of all segments lie in pages.
     page: Option<usize>,
+    /// The elements before each tensor, which lies on 16 bytes where there are none.
+    before: usize,
 }
 
 /// The room for the next run. Rows of a tensor with a step belong to interleaved *phases*, one for each row of the
@@ -158,11 +160,20 @@ impl Case {
         } else {
             &[Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }, Heads { q: 6, kv: 2 }, Heads { q: 1, kv: 1 }]
         });
-        let dims = draw.pick(&[[64, 64], [128, 128], [128, 128], [40, 64], [72, 128], [128, 8]]);
+        let dims = draw.pick(&[
+            [64, 64],
+            [128, 128],
+            [128, 128],
+            [40, 64],
+            [72, 128],
+            [128, 8],
+            [20, 36],
+            [13, 100],
+        ]);
         let format = draw.pick(&[Format::Bf16, Format::Bf16, Format::Fp16]);
         let softmax = Softmax {
             scale: draw.pick(&[1.0 / (dims[0] as f32).sqrt(), 0.25]),
-            softcap: None,
+            softcap: draw.pick(&[None, None, None, Some(3.0)]),
             sink: draw.pick(&[Sink::None, Sink::None, Sink::OffByOne, Sink::Learnable]),
         };
         let policy = draw.pick(&[RowPolicy::Overwrite, RowPolicy::Leave]);
@@ -174,6 +185,7 @@ impl Case {
             format,
             out: draw.pick(&[format, Format::F32]),
             page: None,
+            before: draw.pick(&[0, 0, 0, 1]),
         }
     }
 
@@ -285,15 +297,39 @@ impl Case {
     }
 }
 
+/// A tensor in a buffer, behind some NaN.
+struct Lying {
+    buffer: DeviceBuffer,
+    first: usize,
+}
+
+impl Lying {
+    fn new(gpu: &Gpu, tensor: &GuardedTensor, before: usize) -> Result<Lying, KernelError> {
+        let elements = [&vec![f32::NAN; before], tensor.values()].concat();
+        let buffer = gpu.upload_elements(&elements, tensor.format())?;
+        let first = before * buffer.area().bytes() / elements.len().max(1);
+        Ok(Lying { buffer, first })
+    }
+
+    fn area(&self) -> Result<Area<'_>, KernelError> {
+        let area = self.buffer.area();
+        area.part(self.first..area.bytes())
+    }
+
+    fn rows(&self, shape: [usize; 3], format: Format) -> Result<View<'_>, KernelError> {
+        Ok(View::rows(self.area()?, shape, format))
+    }
+}
+
 /// A case on the GPU: the tensors that are read, and those that are written.
 struct Placed<'g> {
     gpu: &'g Gpu,
     case: &'g Case,
-    inputs: [(DeviceBuffer, [usize; 3]); 4],
+    inputs: [(Lying, [usize; 3]); 4],
     sink: Option<DeviceBuffer>,
-    results: [(DeviceBuffer, GuardedTensor); 6],
+    results: [(Lying, GuardedTensor); 6],
     /// The results that the forward saved, as the CPU has them, with NaN in rows that are not real.
-    saved: [DeviceBuffer; 2],
+    saved: [Lying; 2],
 }
 
 /// A way to run a case.
@@ -326,7 +362,7 @@ impl<'g> Placed<'g> {
         sink: &[f32],
         twin: &[GuardedTensor; 6],
     ) -> Result<Placed<'g>, KernelError> {
-        let upload = |tensor: &GuardedTensor| gpu.upload_elements(tensor.values(), tensor.format());
+        let upload = |tensor: &GuardedTensor| Lying::new(gpu, tensor, case.before);
         let [q, k, v, dout] = inputs.each_ref().map(|tensor| Ok((upload(tensor)?, tensor.shape())));
         let [a, b, c, d, e, f] =
             case.results().map(|tensor| Ok::<_, KernelError>((upload(&tensor)?, tensor)));
@@ -350,17 +386,18 @@ impl<'g> Placed<'g> {
 
     fn launch(&self, way: Way) -> Result<(), KernelError> {
         let Placed { gpu, case, results: [out, lse, max_logit, dq, dk, dv], .. } = self;
-        let [q, k, v, dout] =
-            self.inputs.each_ref().map(|(buffer, shape)| View::rows(buffer.area(), *shape, case.format));
+        let inputs = self.inputs.each_ref();
+        let [q, k, v, dout] = inputs.map(|(tensor, shape)| tensor.rows(*shape, case.format));
+        let (q, k, v, dout) = (q?, k?, v?, dout?);
         let statistic = [case.heads.q, case.rows[0]];
         let forward = ForwardTensors {
             q,
             k,
             v,
             sink: self.sink.as_ref().map(|sink| View::heads(sink.area(), case.heads.q, Format::F32)),
-            out: View::rows(out.0.area(), out.1.shape(), case.out),
-            lse: View::statistic(lse.0.area(), statistic, Format::F32),
-            max_logit: View::heads(max_logit.0.area(), case.heads.q, Format::F32),
+            out: View::rows(out.0.area()?, out.1.shape(), case.out),
+            lse: View::statistic(lse.0.area()?, statistic, Format::F32),
+            max_logit: View::heads(max_logit.0.area()?, case.heads.q, Format::F32),
         };
         let [saved_out, saved_lse] = &self.saved;
         let backward = BackwardTensors {
@@ -368,11 +405,11 @@ impl<'g> Placed<'g> {
             k,
             v,
             dout,
-            out: View::rows(saved_out.area(), out.1.shape(), case.out),
-            lse: View::statistic(saved_lse.area(), statistic, Format::F32),
-            dq: View::rows(dq.0.area(), dq.1.shape(), case.format),
-            dk: View::rows(dk.0.area(), dk.1.shape(), case.format),
-            dv: View::rows(dv.0.area(), dv.1.shape(), case.format),
+            out: View::rows(saved_out.area()?, out.1.shape(), case.out),
+            lse: View::statistic(saved_lse.area()?, statistic, Format::F32),
+            dq: View::rows(dq.0.area()?, dq.1.shape(), case.format),
+            dk: View::rows(dk.0.area()?, dk.1.shape(), case.format),
+            dv: View::rows(dv.0.area()?, dv.1.shape(), case.format),
         };
         let weights = WeightFormats { p: case.format, ds: case.format };
         let sizes = (case.rows, case.heads.q, case.dims);
@@ -387,7 +424,7 @@ impl<'g> Placed<'g> {
     /// Returns the first result of a launch that is not as the CPU's.
     fn wrong(&self, way: Way, twin: &[GuardedTensor; 6]) -> Result<Option<String>, KernelError> {
         for (buffer, tensor) in &self.results {
-            self.gpu.write_elements(buffer.area(), tensor.values(), tensor.format())?;
+            self.gpu.write_elements(buffer.area()?, tensor.values(), tensor.format())?;
         }
         self.launch(way)?;
         let written = match way {
@@ -396,7 +433,7 @@ impl<'g> Placed<'g> {
             Way::Backward(_) => 3..6,
         };
         for (index, ((buffer, tensor), want)) in self.results.iter().zip(twin).enumerate() {
-            let got = self.gpu.read_elements(buffer.area(), tensor.format())?;
+            let got = self.gpu.read_elements(buffer.area()?, tensor.format())?;
             let want = if written.contains(&index) { want } else { tensor };
             let near = (!matches!(way, Way::Simple | Way::Paged(_))).then(|| self.allowed(index, want));
             if let Some(what) = self.difference((index, &got), want, near) {

@@ -4,7 +4,7 @@
 
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
-use seamproof_kernels::forward::TileShape;
+use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
@@ -59,7 +59,11 @@ impl Launches {
         };
         let bytes = match kernels {
             Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads)],
-            Kernels::Tuned(..) => [call.plan_bytes(), call.workspace_bytes(heads, dims)],
+            // Tensors that do not lie on 16 bytes take the room of the largest head dims.
+            Kernels::Tuned(..) => {
+                let rooms = [dims, [DIM_MAX; 2]].map(|dims| call.workspace_bytes(heads, dims));
+                [call.plan_bytes(), rooms[0].max(rooms[1])]
+            }
         };
         let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
         let (tables, rooms) = (gpu.upload(call.bytes())?, [plan?, workspace?]);
@@ -147,7 +151,8 @@ const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
-const DIMS: [usize; 2] = [64, 128];
+/// The head dims: of both sizes, and one whose rows threads bring.
+const DIMS: [usize; 3] = [64, 128, 20];
 const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];

@@ -108,7 +108,7 @@ const EVERYTHING: Replayed = Replayed {
 };
 
 /// The passes that are recorded and replayed.
-pub const REPLAYED: [Replayed; 12] = [
+pub const REPLAYED: [Replayed; 13] = [
     Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, Mask::FULL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
     Replayed { name: "interleaved rows", step: 2, ..PLAIN },
@@ -132,12 +132,13 @@ pub const REPLAYED: [Replayed; 12] = [
         ..PLAIN
     },
     EVERYTHING,
+    Replayed { name: "a soft cap, and rows by threads", dims: &[20, 128], softcap: Some(2.0), ..EVERYTHING },
     // The kernels on tensor cores do not take these head dims.
-    Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[20, 136], ..PLAIN },
+    Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[132, 136], ..PLAIN },
     Replayed {
         name: "everything on the simple kernels",
         shapes: NO_SHAPES,
-        dims: &[20, 136],
+        dims: &[132, 136],
         softcap: Some(2.0),
         ..EVERYTHING
     },

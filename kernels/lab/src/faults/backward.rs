@@ -73,7 +73,7 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "const bool opens = left >= tile.opens",
         READS;
     "accumulated-for-overwritten", Arithmetic, ("gradients of the step before", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "backward.cu",
-        "put_eight(view, place + column, value, a.accumulate);"
+        "value, a.accumulate, dim - column);"
             => "put_eight(view, place + column, value, true);",
         FORGETS;
     "padding-of-gradients-left", WrongSeam, ("padding keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/1009"), "backward.cu",
@@ -128,4 +128,12 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "closes = walk.start - behind;"
             => "closes = walk.start - behind - 1;",
         FORGETS;
+    "tile-softcap-slope-missing", Arithmetic, ("no derivative of the soft cap", "https://github.com/Dao-AILab/flash-attention/issues/2424"), "backward.cu",
+        "weight[i] * __fmaf_rn(-t, t, 1.0f);"
+            => "weight[i];",
+        VALUES;
+    "gradients-past-the-head-dim", PastTheEnd, ("lanes of the next head are written", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "backward.cu",
+        "if (i < lanes) put("
+            => "put(",
+        WRITES;
 };

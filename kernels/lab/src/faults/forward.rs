@@ -131,6 +131,18 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "v_index = run.index + key, v_phase = run.phase;"
             => "v_index = run.index + key;",
         READS;
+    "tile-softcap-missing", Arithmetic, ("no soft cap", "https://github.com/Dao-AILab/flash-attention/pull/2402"), "forward.cu",
+        "s[i] = tanh_of(s[i] * inner);"
+            => "s[i] = s[i] * inner;",
+        VALUES;
+    "lanes-past-the-head-dim", PastTheEnd, ("lanes of the next head are multiplied", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
+        "if (j + 1 < lanes) pair |="
+            => "if (j < lanes) pair |=",
+        READS;
+    "out-past-the-head-dim", PastTheEnd, ("lanes of the next head are written", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
+        "if (write && lane < a.dim_v) put("
+            => "if (write && lane < (a.dim_v + 7) / 8 * 8) put(",
+        WRITES;
 };
 
 /// The faults of tiles with rows of several heads.

@@ -250,14 +250,13 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "(Code)(row[at - codes] ^ signs)" => "row[at - codes]",
         Detector::Bits(&["rotation"]);
     "turned-by-whole-words", WrongSeam, MAGI_28, "rotation.cu",
-        "shift = from * BYTES % 4 * 8;" => "shift = 0;",
+        "shift = byte % 4 * 8;" => "shift = 0;",
         Detector::Bits(&["rotation"]);
     "last-turn-not-found", LastSequence, MAGI_28, "rotation.cu",
-        "last_at_most(0, a.count, index," => "last_at_most(0, max(a.count - 1, 1), index,",
+        "near_end = min(a.count," => "near_end = min(a.count - 1,",
         Detector::Bits(&["rotation"]);
     "int32-elements-of-a-rotation", Int32Product, TE_1230, "rotation.cu",
-        "(row * a.heads + (item - index * a.heads)) * of_item;"
-            => "(int)((u32)(row * a.heads + (item - index * a.heads)) * a.dim) / (int)EACH;",
+        "(row * a.heads + head) * of_item;" => "(int)((u32)(row * a.heads + head) * a.dim) / (int)EACH;",
         Detector::Large;
     "endless-search", WrongSeam, ("a search that does not close in", "https://github.com/SandAI-org/MagiAttention/pull/28"), "rows.cu",
         "else high = middle;" => "else high = middle + 1;",

@@ -96,10 +96,12 @@ template <u32 BYTES, class Unit> bool rotation_is_right(Draw& draw, int dim) {
                 for (i64 time = 0; time < times; ++time) turn_once(row, dim, BYTES);
             }
     }
-    const u32 most = std::min<u32>(THREADS, 16384 / (dim * BYTES)), tile_items = 1 + draw.below(most);
-    const Rotation rotation = {turns.data(), (int)turns.size(), heads, rows, (u32)dim, inverse, tile_items};
-    for (i64 x = 0; x * tile_items < rows * heads; ++x)
-        run_block(x, 0, [&] { rotate<BYTES, Unit>(rotation, (Unit*)tensor.begin()); });
+    const u32 items = std::min<u32>(THREADS, 16384 / (dim * BYTES)), tile_heads = 1 + draw.below(std::min<u32>(heads, items));
+    const u32 tile_rows = 1 + draw.below(items / tile_heads);
+    const Rotation rotation = {turns.data(), (int)turns.size(), heads, rows, (u32)dim, inverse, tile_rows, tile_heads};
+    for (int y = 0; y * tile_heads < heads; ++y)
+        for (i64 x = 0; x * tile_rows < rows; ++x)
+            run_block(x, y, [&] { rotate<BYTES, Unit>(rotation, (Unit*)tensor.begin()); });
     return right.all == tensor.all;
 }
 
