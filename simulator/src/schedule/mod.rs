@@ -19,6 +19,7 @@ mod all_gather_steps;
 mod all_to_all;
 mod build;
 mod collect;
+mod converted;
 mod embed;
 mod exchange;
 mod hierarchical;
@@ -35,6 +36,7 @@ pub use all_to_all::all_to_all;
 pub use build::BuildError;
 pub(crate) use build::band;
 pub(crate) use build::{Unseeing, pad, part, segments};
+pub use converted::converted;
 pub use hierarchical::hierarchical;
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,
