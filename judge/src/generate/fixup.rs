@@ -37,6 +37,7 @@ use seamproof_oracle::{
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::limits::WIDEST_BUDGET;
+use super::value::slack;
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
 use crate::shrink::shape::Arrangement;
@@ -187,7 +188,9 @@ fn in_batch_rows(fields: &ProblemFields, limits: &Limits) -> Option<ProblemField
     let mut batch = ProblemFields { form: Form::BatchedSegments, ..fields.clone() };
     Arrangement::of(&Problem::new(fields.clone()).ok()?).write(&mut batch);
     let batch = Problem::new(batch).ok()?;
-    (batch.elements() <= limits.elements_max).then(|| batch.into())
+    let free = [slack(&batch, |s| s.q, batch.rows.q), slack(&batch, |s| s.kv, batch.rows.kv)];
+    let is_small = free.into_iter().all(|rows| rows as usize <= limits.slack_max as usize);
+    (is_small && batch.elements() <= limits.elements_max).then(|| batch.into())
 }
 
 /// Gives the fields an exact mode: step 7 of the module's text.

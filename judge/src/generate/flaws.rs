@@ -5,8 +5,9 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Pages, PagesError, Pass, Problem,
-    ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError, TensorRows,
+    Algorithm, Balance, ContextParallel, Dims, Element, Form, FormError, Format, Heads, Pages, PagesError,
+    Pass, Problem, ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps,
+    StepsError, TensorRows,
 };
 
 use crate::subject::Needs;
@@ -170,6 +171,7 @@ fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
 fn misshapen_segments(fields: &mut ProblemFields, detail: usize) {
     let count = [4, 6, 8, 9][detail % 4];
     hold_alone(fields, &vec![(1 + detail / 4 % 3, 1 + detail / 12 % 3); count]);
+    one_small_head(fields);
     fields.form = Form::MisshapenSegments;
 }
 
@@ -177,7 +179,14 @@ fn misshapen_segments(fields: &mut ProblemFields, detail: usize) {
 fn unequal_lengths(fields: &mut ProblemFields, detail: usize) {
     let count = 1 + detail % 5;
     hold_alone(fields, &vec![(1 + detail / 5 % 3, 1 + detail / 15 % 3); count]);
+    one_small_head(fields);
     fields.form = Form::UnequalLengths;
+}
+
+/// Leaves one head of dimension 8, so that new sequences make no case too large.
+fn one_small_head(fields: &mut ProblemFields) {
+    fields.heads = Heads { q: 1, kv: 1 };
+    fields.dims = Dims { qk: 8, v: 8 };
 }
 
 /// Puts packed sequences of these lengths in place of all others, on one rank.
