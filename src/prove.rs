@@ -49,8 +49,8 @@ fn prove_one(problem: &Problem, order: MergeOrder) -> Proved {
 /// An algorithm and a cut (as the raw problem's numbers), and an order of merging.
 type Cut = (u32, u32, MergeOrder);
 
-/// Cut of a single rank.
-const SINGLE: Cut = (0, 0, MergeOrder::Running);
+/// Cuts of a single rank: as it lies, and converted into a batch.
+const SINGLE: [Cut; 2] = [(0, 0, MergeOrder::Running), (0, 0, MergeOrder::Deferred)];
 
 /// Every algorithm with each cut that it takes and each order in which it merges.
 const CUTS: [Cut; 28] = {
@@ -174,7 +174,7 @@ fn on_ranks(problem: Problem, world: usize, ranks: &[usize]) -> Option<Problem> 
 fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let halves = ranks.is_multiple_of(2) && (pack + u64::from(ranks) / 2).is_multiple_of(2);
     let any = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
-    let (cut, size) = if halves { (any, 2) } else { (&SINGLE, 1) };
+    let (cut, size) = if halves { (any, 2) } else { (&SINGLE[pack as usize % SINGLE.len()], 1) };
     let problem = drawn(seed, pack, cut, size)?;
     let ranks = (ranks as usize / problem.parallel.size()).max(2);
     let mut fields = ProblemFields::from(problem);

@@ -3,7 +3,7 @@
 use seamproof_judge::case::{Case, InputSource, Subject};
 use seamproof_judge::evaluate::{caught, evaluate};
 use seamproof_judge::finding::Earlier;
-use seamproof_judge::subject::{Backend, Outputs, RunError};
+use seamproof_judge::subject::{Backend, Outputs, RunError, lse};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::values;
 use seamproof_judge::verdict::Verdict;
@@ -56,14 +56,16 @@ pub fn replay_as(case: &Case, backend: &dyn Backend, problem: &Problem) -> Resul
     Ok(evaluate(backend, problem))
 }
 
-/// Runs a stored case once on this subject and these inputs, after the runs that the case needs before it.
+/// Runs a stored case once on this subject and these inputs, after the runs that the case needs before it. The LSE is
+/// `[heads, rows]`, whatever layout the subject declares.
 pub fn run_once(
     case: &Case,
     backend: &dyn Backend,
     inputs: &Inputs,
 ) -> Result<Result<Outputs, RunError>, ReplayError> {
     run_before(case)?;
-    let ran = caught(|| backend.run(&case.problem, inputs));
+    let run = || backend.run(&case.problem, inputs).and_then(|ran| lse::in_rows(backend, &case.problem, ran));
+    let ran = caught(run);
     Ok(ran.unwrap_or_else(|what| Err(RunError::Infrastructure(what))))
 }
 

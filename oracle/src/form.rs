@@ -11,7 +11,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::segments::{Described, Segments, SegmentsError, described};
+use crate::segments::{Described, Segments, SegmentsError, batch_rows, batched, described, misshapen};
 use crate::sharding::run_of;
 use crate::{Algorithm, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
 
@@ -31,6 +31,12 @@ pub enum Form {
     PadBetweenSeqs,
     /// As [`Form::CuSeqlens`], with `pad_between_seqs` false: first rows are the sums of the real lengths before them.
     NoPadBetweenSeqs,
+    /// As [`Form::Segments`], in arrays of any number of leading dimensions, some of which are broadcast.
+    BatchedSegments,
+    /// A contradiction: segment ids whose extra dimensions differ, though they have as many elements.
+    MisshapenSegments,
+    /// A contradiction: a padded batch with one length fewer for keys than for queries.
+    UnequalLengths,
 }
 
 /// What a form cannot say of a problem.
@@ -64,6 +70,14 @@ pub enum FormError {
         /// The run of as many tokens that the form says.
         expected: Run,
     },
+    /// A number of batch rows that cannot be given in two ways, or of which none can be left out.
+    #[error("there are {count} batch rows; only {needed} contradict each other so")]
+    BatchRows {
+        /// The number of batch rows.
+        count: usize,
+        /// The numbers that are given so.
+        needed: &'static str,
+    },
     /// Another number of rows than all batch rows have.
     #[error("rows.{side} is {rows}, and the batch has {expected}")]
     Rows {
@@ -77,9 +91,17 @@ pub enum FormError {
 }
 
 impl Form {
-    /// Every form, the plain one first.
-    pub const ALL: [Form; 5] =
-        [Form::CuSeqlens, Form::Segments, Form::Lengths, Form::PadBetweenSeqs, Form::NoPadBetweenSeqs];
+    /// Every form that says problems, the plain one first.
+    pub const ALL: [Form; 6] = [
+        Form::CuSeqlens,
+        Form::Segments,
+        Form::Lengths,
+        Form::PadBetweenSeqs,
+        Form::NoPadBetweenSeqs,
+        Form::BatchedSegments,
+    ];
+    /// Every contradiction.
+    pub const CONTRADICTIONS: [Form; 2] = [Form::MisshapenSegments, Form::UnequalLengths];
 
     /// Returns the name in texts and files.
     pub fn name(self) -> &'static str {
@@ -89,6 +111,9 @@ impl Form {
             Form::Lengths => "lengths",
             Form::PadBetweenSeqs => "pad_between_seqs",
             Form::NoPadBetweenSeqs => "no_pad_between_seqs",
+            Form::BatchedSegments => "batched_segments",
+            Form::MisshapenSegments => "misshapen_segments",
+            Form::UnequalLengths => "unequal_lengths",
         }
     }
 
@@ -99,7 +124,12 @@ impl Form {
 
     /// Whether first rows and real lengths are given, under any algorithm.
     pub fn gives_offsets(&self) -> bool {
-        !matches!(self, Form::Segments | Form::Lengths)
+        matches!(self, Form::CuSeqlens | Form::PadBetweenSeqs | Form::NoPadBetweenSeqs)
+    }
+
+    /// Whether the form says no problem, so that every subject must refuse it.
+    pub fn is_contradiction(&self) -> bool {
+        Form::CONTRADICTIONS.contains(self)
     }
 
     /// Returns the caller's word for padding between sequences; `None` where nothing is said.
@@ -107,7 +137,7 @@ impl Form {
         match self {
             Form::PadBetweenSeqs => Some(true),
             Form::NoPadBetweenSeqs => Some(false),
-            Form::CuSeqlens | Form::Segments | Form::Lengths => None,
+            _ => None,
         }
     }
 
@@ -129,7 +159,7 @@ impl Form {
             let mut real = 0;
             for (index, &got) in runs.iter().enumerate() {
                 let expected = match self {
-                    Form::Lengths => Run::packed(index * span, got.len, span),
+                    Form::Lengths | Form::UnequalLengths => Run::packed(index * span, got.len, span),
                     Form::NoPadBetweenSeqs => Run::packed(real, got.len, got.len),
                     _ => Run::packed(got.offset, got.len, got.len),
                 };
@@ -139,19 +169,31 @@ impl Form {
                 real += got.len;
             }
             let expected = span * runs.len();
-            if self == Form::Lengths && rows != expected {
+            if matches!(self, Form::Lengths | Form::UnequalLengths) && rows != expected {
                 return Err(FormError::Rows { side, rows, expected });
             }
         }
-        Ok(())
+        self.check_contradiction(&fields.sequences, fields.rows)
+    }
+
+    /// Checks that sequences have the contradiction, where the form is one.
+    fn check_contradiction(self, sequences: &[Sequence], rows: TensorRows) -> Result<(), FormError> {
+        let (is_there, count, needed) = match self {
+            Form::MisshapenSegments => {
+                (misshapen(sequences, rows).is_some(), batch_rows(sequences, rows), "products")
+            }
+            Form::UnequalLengths => (!sequences.is_empty(), sequences.len(), "one or more"),
+            _ => return Ok(()),
+        };
+        if is_there { Ok(()) } else { Err(FormError::BatchRows { count, needed }) }
     }
 }
 
 /// What a subject is given in place of a problem's sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Given {
-    /// Ids of both sides, positions of q (those of kv follow from the ids), and the largest number of segments of a
-    /// batch row.
+    /// Ids and positions of both sides (made from the ids where they are left out), and the largest number of segments
+    /// of a batch row.
     Segments {
         /// q and kv.
         sides: [Described; 2],
@@ -166,14 +208,23 @@ impl Given {
     /// Returns what is given in place of a problem's sequences; `None` where these themselves are.
     pub fn of(problem: &Problem) -> Option<Given> {
         let lengths = |side| problem.sequences.iter().map(|sequence| run_of(sequence, side).len).collect();
+        let segments = |sides| Given::Segments { sides, most: problem.sequences.len() };
         match problem.form {
             Form::CuSeqlens | Form::PadBetweenSeqs | Form::NoPadBetweenSeqs => None,
             Form::Segments => {
                 let [q, kv] = described(&problem.sequences, problem.rows);
-                let sides = [q, Described { positions: None, ..kv }];
-                Some(Given::Segments { sides, most: problem.sequences.len() })
+                Some(segments([q, Described { positions: None, ..kv }]))
             }
+            Form::BatchedSegments => {
+                Some(segments(batched(&problem.sequences, problem.rows, problem.data_seed)))
+            }
+            Form::MisshapenSegments => misshapen(&problem.sequences, problem.rows).map(segments),
             Form::Lengths => Some(Given::Lengths([Side::Q, Side::Kv].map(lengths))),
+            Form::UnequalLengths => {
+                let mut sides: [Vec<usize>; 2] = [Side::Q, Side::Kv].map(lengths);
+                sides[1].pop();
+                Some(Given::Lengths(sides))
+            }
         }
     }
 
@@ -181,6 +232,9 @@ impl Given {
     pub fn sequences(&self, rows: TensorRows) -> Result<Vec<Sequence>, SegmentsError> {
         match self {
             Given::Segments { sides: [q, kv], most } => Segments::new(q, kv)?.sequences(*most),
+            Given::Lengths([q, kv]) if q.len() != kv.len() => {
+                Err(SegmentsError::Lengths { q: q.len(), kv: kv.len() })
+            }
             Given::Lengths([q, kv]) => {
                 let count = q.len().max(1);
                 let spans = [rows.q / count, rows.kv / count];

@@ -17,6 +17,7 @@ mod format;
 mod input_mode;
 mod inputs;
 pub mod limits;
+mod lse_layout;
 mod mask;
 pub mod names;
 mod pages;
@@ -40,6 +41,7 @@ pub use input_mode::InputMode;
 pub use inputs::{
     ForwardResults, Gradients, InputViews, Inputs, Saved, SavedErrors, SavedOut, SavedViews, ShapeError,
 };
+pub use lse_layout::{LseLayout, LseOrder};
 pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Intervals, Mask, Sight, Tile};
 pub use pages::{PAGE_SIZE_MAX, Pages, PagesError, SharedPrefix, runs_of};
 pub use parallel::{Algorithm, Balance, ContextParallel};

@@ -143,6 +143,14 @@ pub enum SegmentsError {
         /// The largest number.
         most: usize,
     },
+    /// Lists of lengths of a padded batch that do not go together.
+    #[error("q has {q} lengths and kv {kv}; give both for each batch row")]
+    Lengths {
+        /// The number of lengths of q.
+        q: usize,
+        /// The number of lengths of k and v.
+        kv: usize,
+    },
     /// More segments in a batch row than were allowed.
     #[error("batch row {batch_row} has {segments} segments; at most {most} were allowed")]
     TooMany {
@@ -276,7 +284,43 @@ impl Rows {
     }
 }
 
+impl Described {
+    /// Returns the same in arrays, ids and positions, that lack the first dimensions along which they repeat where they
+    /// are to. Positions count where there is an id.
+    fn lacking(self, [of_ids, of_positions]: [bool; 2]) -> Described {
+        let has_id: Vec<bool> = self.ids.values.iter().map(|&id| id != 0).collect();
+        let positions =
+            self.positions.map(|array| if of_positions { array.without_repeats(&has_id) } else { array });
+        let ids = if of_ids { self.ids.without_repeats(&vec![true; has_id.len()]) } else { self.ids };
+        Described { ids, positions }
+    }
+
+    /// Returns the number of dimensions before the last one, of the ids or the positions, whichever have more.
+    fn extra_dimensions(&self) -> usize {
+        let of_positions = self.positions.as_ref().map_or(0, |positions| positions.shape.len());
+        self.ids.shape.len().max(of_positions).saturating_sub(1)
+    }
+}
+
 impl Array {
+    /// Returns the array without as many of its first dimensions as it repeats along, the last one kept. Values that
+    /// do not count are like any others.
+    fn without_repeats(self, counts: &[bool]) -> Array {
+        for lacked in (1..self.shape.len()).rev() {
+            let shape = &self.shape[lacked..];
+            let mut one = vec![None; shape.iter().product()];
+            let mut places = (0..self.values.len()).filter(|&place| counts[place]);
+            let period = one.len();
+            let repeats = places
+                .all(|place| *one[place % period].get_or_insert(self.values[place]) == self.values[place]);
+            if repeats {
+                let values = one.into_iter().map(Option::unwrap_or_default).collect();
+                return Array { shape: shape.to_vec(), values };
+            }
+        }
+        self
+    }
+
     /// Returns the number of rows of a batch row, once the values are as many as the shape says.
     fn row_length(&self, what: &'static str) -> Result<usize, SegmentsError> {
         let &last = self.shape.last().ok_or(SegmentsError::NoDimension { what })?;
@@ -336,6 +380,65 @@ pub fn lengths_of(ids: &Array, side: Side) -> Result<Vec<usize>, SegmentsError> 
 /// alone.
 pub fn described(sequences: &[Sequence], rows: TensorRows) -> [Described; 2] {
     let count = batch_rows(sequences, rows);
+    let leading = if count > 1 { vec![count] } else { Vec::new() };
+    let [q, kv] = numbered(sequences, rows, &leading);
+    let (short, kv) = (q.clone().lacking([true; 2]), kv.lacking([true; 2]));
+    // Some array has to say how many batch rows there are.
+    let ids = if kv.ids.shape.len() == 1 { q.ids } else { short.ids };
+    [Described { ids, ..short }, kv]
+}
+
+/// Returns ids and positions that say the sequences, as [`described`], under several leading dimensions: the prime
+/// factors of the number of batch rows, as under `vmap` of `vmap`. There are four arrays: ids and positions of q, and
+/// those of kv. An array whose bit of `lacking` is set, the first array's bit being the lowest, lacks the first
+/// dimensions along which it repeats, as far as it can be broadcast again.
+pub fn batched(sequences: &[Sequence], rows: TensorRows, lacking: u64) -> [Described; 2] {
+    let leading = factors(batch_rows(sequences, rows));
+    let whole = numbered(sequences, rows, &leading);
+    let lacks = |side: usize| [0, 1].map(|array| lacking >> (2 * side + array) & 1 == 1);
+    let [q, kv] = whole.clone();
+    let mut sides = [q.lacking(lacks(0)), kv.lacking(lacks(1))];
+    for side in 0..2 {
+        let [own, other] = [side, 1 - side].map(|side| sides[side].extra_dimensions());
+        // A side is broadcast from a batch dimension at most, and to all dimensions of the other.
+        if own < leading.len() && (own > 1 || other < leading.len()) {
+            sides[side].ids = whole[side].ids.clone();
+        }
+    }
+    sides
+}
+
+/// Returns ids that say nothing: extra dimensions (n) of q and (a, n / a) of kv, before a batch of one row. They have
+/// as many elements, and nothing says which belong to which. `None` where the number n of batch rows is no product.
+pub fn misshapen(sequences: &[Sequence], rows: TensorRows) -> Option<[Described; 2]> {
+    let count = batch_rows(sequences, rows);
+    let first = factors(count).first().copied().filter(|&first| first < count)?;
+    let [q, kv] = numbered(sequences, rows, &[count]);
+    let shaped = |side: Described, extra: &[usize], rows: usize| {
+        let shape = [extra, &[1, rows / count]].concat();
+        Described { ids: Array { shape, ..side.ids }, positions: None }
+    };
+    Some([shaped(q, &[count], rows.q), shaped(kv, &[first, count / first], rows.kv)])
+}
+
+/// Returns the prime factors of a number, the smallest first; none of 0 and of 1.
+fn factors(mut number: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    for factor in 2.. {
+        while number > 1 && number.is_multiple_of(factor) {
+            found.push(factor);
+            number /= factor;
+        }
+        if number <= 1 {
+            break;
+        }
+    }
+    found
+}
+
+/// Returns ids and positions of both sides, as [`described`], in arrays that have all of these leading dimensions.
+fn numbered(sequences: &[Sequence], rows: TensorRows, leading: &[usize]) -> [Described; 2] {
+    let count: usize = leading.iter().product();
     let lengths = [rows.q / count, rows.kv / count];
     let mut numbers = vec![0; count];
     let mut sides = [rows.q, rows.kv].map(|rows| (vec![0; rows], vec![0; rows]));
@@ -348,18 +451,17 @@ pub fn described(sequences: &[Sequence], rows: TensorRows) -> [Described; 2] {
             }
         }
     }
-    let [q, kv] = sides;
-    let kv = shared(kv, lengths[1]);
-    // Some array has to say how many batch rows there are.
-    let keeps = count > 1 && kv.ids.shape.len() == 1;
-    let batched = Array { shape: vec![count, lengths[0]], values: q.0.clone() };
-    let q = shared(q, lengths[0]);
-    [Described { ids: if keeps { batched } else { q.ids }, ..q }, kv]
+    let [(q_ids, q_positions), (kv_ids, kv_positions)] = sides;
+    let side = |ids, positions, length: usize| {
+        let array = |values| Array { shape: [leading, &[length]].concat(), values };
+        Described { ids: array(ids), positions: Some(array(positions)) }
+    };
+    [side(q_ids, q_positions, lengths[0]), side(kv_ids, kv_positions, lengths[1])]
 }
 
 /// Returns the largest number of batch rows into which the rows of both sides divide so that no sequence lies in two;
 /// at most one for each sequence, and at least 1.
-fn batch_rows(sequences: &[Sequence], rows: TensorRows) -> usize {
+pub(crate) fn batch_rows(sequences: &[Sequence], rows: TensorRows) -> usize {
     let fits = |count: &usize| {
         let lengths = [rows.q / count, rows.kv / count];
         let in_one = |sequence: &Sequence| {
@@ -376,23 +478,6 @@ fn batch_rows(sequences: &[Sequence], rows: TensorRows) -> usize {
 fn ends_of(sequence: &Sequence, lengths: [usize; 2]) -> impl Iterator<Item = usize> {
     let sides = [sequence.q, sequence.kv].into_iter().zip(lengths).filter(|(run, _)| run.len > 0);
     sides.flat_map(|(run, length)| [0, run.len - 1].map(|position| run.row(position) / length))
-}
-
-/// Returns the ids and positions of a side, without the dimension along which all batch rows are the same. Positions
-/// count where there is an id.
-fn shared((ids, positions): (Vec<i32>, Vec<i32>), length: usize) -> Described {
-    let array = |values: &[i32], counts: &dyn Fn(usize) -> bool| {
-        let mut one = vec![None; length];
-        let mut rows = (0..values.len()).filter(|&row| counts(row));
-        let same = rows.all(|row| *one[row % length].get_or_insert(values[row]) == values[row]);
-        let one: Vec<i32> = one.into_iter().map(Option::unwrap_or_default).collect();
-        match same {
-            true => Array { shape: vec![length], values: one },
-            false => Array { shape: vec![values.len() / length, length], values: values.to_vec() },
-        }
-    };
-    let positions = array(&positions, &|row| ids[row] != 0);
-    Described { ids: array(&ids, &|_| true), positions: Some(positions) }
 }
 
 fn leading_of(shape: &[usize]) -> &[usize] {

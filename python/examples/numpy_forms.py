@@ -1,9 +1,11 @@
 """Attention in numpy that is given its sequences in each form: offsets beside lengths, with and without the caller's
-word for padding, segment ids and positions, and lengths of a padded batch. What it reads from any of them is an id and
-a position for each row.
+word for padding, segment ids and positions, also batched, and lengths of a padded batch. What it reads from any of
+them is an id and a position for each row.
 
     seamproof run --backend python:python/examples/numpy_forms.py:attention
 """
+
+import math
 
 import numpy as np
 
@@ -26,6 +28,16 @@ def by_segments(p):
     yield p.segment_ids_kv, p.positions_kv
 
 
+def by_batched_segments(p):
+    count = math.prod(p.leading)
+    batch_row = np.arange(count)[:, None]
+    for side, ids, at in ((p.q, p.segment_ids_q, p.positions_q), (p.kv, p.segment_ids_kv, p.positions_kv)):
+        shape = (*p.leading, side.rows // count)
+        ids, at = (np.broadcast_to(array, shape).reshape(count, -1) for array in (ids, at))
+        # Each batch row counts its segments from 1, so its number goes with theirs.
+        yield np.where(ids > 0, ids * count + batch_row, 0).reshape(-1), at.reshape(-1)
+
+
 def by_lengths(p):
     for side, lengths in zip((p.q, p.kv), p.lengths, strict=True):
         at = np.broadcast_to(np.arange(side.max_span), (len(lengths), side.max_span))
@@ -38,6 +50,7 @@ READERS = {
     "pad_between_seqs": by_offsets,
     "no_pad_between_seqs": by_offsets,
     "segments": by_segments,
+    "batched_segments": by_batched_segments,
     "lengths": by_lengths,
 }
 

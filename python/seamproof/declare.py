@@ -13,7 +13,14 @@ FORMS = ("full", "causal", "left-window", "right-window", "causal-window", "two-
 WINDOWS = FORMS[2:]
 KINDS = ("documents", "chunks", "prefix", "sink-tokens")
 ALIGNMENTS = ("top-left", "bottom-right")
-GIVEN = ("cu_seqlens", "segments", "lengths", "pad_between_seqs", "no_pad_between_seqs")
+GIVEN = (
+    "cu_seqlens",
+    "segments",
+    "lengths",
+    "pad_between_seqs",
+    "no_pad_between_seqs",
+    "batched_segments",
+)
 SINKS = ("none", "off-by-one", "learnable")
 PROMISES = (
     "deterministic_backward",
@@ -107,8 +114,9 @@ def declaration(
     """Returns a declaration as the protocol writes it.
 
     `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
-    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"lengths"` for a padded batch, and
-    `"pad_between_seqs"` and `"no_pad_between_seqs"` for `"cu_seqlens"` with the caller's word for padding. `cache`
+    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"batched_segments"` for these under
+    leading dimensions, `"lengths"` for a padded batch, and `"pad_between_seqs"` and `"no_pad_between_seqs"` for
+    `"cu_seqlens"` with the caller's word for padding. `cache`
     says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `pages` are the
     sizes of pages in which it takes k and v. `table` adds rows of the table as the protocol names them, or replaces
     them.

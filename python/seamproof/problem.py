@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from . import segments
 from .arrays import GUARD, Numpy
 from .copies import Copies
 from .dealing import Parallel
@@ -141,7 +142,7 @@ class Problem:
     parallel: Parallel
     raw: dict[str, Any] = field(repr=False, compare=False)
     library: Numpy = field(repr=False, compare=False)
-    # The form that the subject is given, one of `declare.GIVEN`.
+    # The form that the subject is given, one of `declare.GIVEN`, or a contradiction that it has to refuse.
     given: str = "cu_seqlens"
     # The pages in which keys and values lie; `None` where they lie as `kv` says.
     pages: Pages | None = None
@@ -195,30 +196,61 @@ class Problem:
         of = (rows, self.pages.size, self.pages.count, self.pages.table, hole)
         return inputs | {name: pooled(inputs[name], *of) for name in ("k", "v")}
 
-    @functools.cached_property
+    @property
     def segment_ids_q(self) -> Any:
-        """Segment ids of the rows of q, i32: `[rows]`. Sequences count from 1; 0 is a row that holds no token."""
-        return self._of_rows(self.q, lambda number, run: number)
+        """Segment ids of the rows of q, i32: `[rows]`. Sequences count from 1; 0 is a row that holds no token.
 
-    @functools.cached_property
+        Batched ids have the dimensions `leading` before the rows of a batch row, unless they lack some of the first
+        ones, along which they are then broadcast. Sequences count from 1 in each batch row.
+        """
+        return self._segments["segment_ids_q"]
+
+    @property
     def segment_ids_kv(self) -> Any:
         """Segment ids of the rows of k and v."""
-        return self._of_rows(self.kv, lambda number, run: number)
+        return self._segments["segment_ids_kv"]
 
-    @functools.cached_property
+    @property
     def positions_q(self) -> Any:
-        """Positions of the rows of q in their sequences, i32: `[rows]`; 0 in a row that holds no token."""
-        return self._of_rows(self.q, lambda number, run: np.arange(run.len))
+        """Positions of the rows of q in their sequences, i32, as the ids; 0 in a row that holds no token.
 
-    @functools.cached_property
+        Of batched ids and positions each may lack dimensions that the other has. Where there is no id, positions that
+        lack some have a number without meaning.
+        """
+        return self._segments["positions_q"]
+
+    @property
     def positions_kv(self) -> Any:
         """Positions of the rows of k and v."""
-        return self._of_rows(self.kv, lambda number, run: np.arange(run.len))
+        return self._segments["positions_kv"]
+
+    @functools.cached_property
+    def leading(self) -> tuple[int, ...]:
+        """Dimensions of batched ids before the rows of a batch row; none where ids are not batched."""
+        if self.given != "batched_segments":
+            return ()
+        return segments.factors(segments.batch_rows(self.sequences, (self.q.rows, self.kv.rows)))
+
+    @functools.cached_property
+    def _segments(self) -> dict[str, Any]:
+        """Ids and positions, by name, as the problem's form gives them."""
+        rows = (self.q.rows, self.kv.rows)
+        if self.given == "batched_segments":
+            arrays = segments.batched(self.sequences, rows, self.raw["data_seed"])
+        elif self.given == "misshapen_segments":
+            arrays = segments.misshapen(self.sequences, rows)
+        else:
+            arrays = segments.flat(self.sequences, rows)
+        integers = self.library.integers
+        return {
+            name: integers(array.reshape(-1).tolist()).reshape(array.shape) for name, array in arrays.items()
+        }
 
     @property
     def lengths(self) -> tuple[Any, Any]:
         """Real rows of each sequence, of q and of kv. In a padded batch each owns `max_span` rows of a side."""
-        return self.q.lengths, self.kv.lengths
+        missing = 1 if self.given == "unequal_lengths" else 0
+        return self.q.lengths, self.kv.lengths[: len(self.kv.runs) - missing]
 
     @property
     def pad_between_seqs(self) -> bool | None:
@@ -228,12 +260,6 @@ class Problem:
         `padded_offsets` are `offsets`.
         """
         return {"pad_between_seqs": True, "no_pad_between_seqs": False}.get(self.given)
-
-    def _of_rows(self, side: Side, of_run: Any) -> Any:
-        values = np.zeros(side.rows, np.int32)
-        for number, run in enumerate(side.runs, 1):
-            values[run.real_rows()] = of_run(number, run)
-        return self.library.integers(values.tolist())
 
     @property
     def causal(self) -> bool:

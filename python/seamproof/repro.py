@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from . import pages, program, reference, source, verdict, views
+from . import pages, program, reference, segments, source, verdict, views
 from .errors import ProtocolError, SeamproofError
 from .frames import Channel, cut_text, split
 from .loading import options
@@ -518,7 +518,7 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
     forms = {name: problem.form(name) for name in (*INPUTS, "out", "lse", "dq", "dk", "dv")}
     yield f"    p.form = lambda name: {forms}[name]\n"
     if subject.declared["table"].get("forms", ["cu_seqlens"]) != ["cu_seqlens"]:
-        yield _GIVEN
+        yield from _given(problem)
     yield from _sight(problem)
     kinds = {name: views.kind_of(problem.raw["data_seed"], name) for name in ("q", "k", "v", "dout")}
     yield f"    p.view = lambda array, name: laid_out(array, {kinds}[name])\n"
@@ -536,7 +536,16 @@ def _sight(problem: Problem) -> Iterator[str]:
     yield f"    p.blind_rows = lambda: np.isin(np.arange(p.q.rows), {np.flatnonzero(problem.blind_rows()).tolist()})\n"
 
 
-_GIVEN = """\
+def _given(problem: Problem) -> Iterator[str]:
+    """Yields what a problem in another form than offsets says of its sequences."""
+    yield _FLAT
+    if problem.given in ("batched_segments", "misshapen_segments"):
+        yield f"    p.leading = {problem.leading}\n"
+        for name in segments.NAMES:
+            yield f"    p.{name} = ints({getattr(problem, name).tolist()})\n"
+
+
+_FLAT = """\
     for name in ("q", "kv"):
         of = getattr(p, name)
         ids, at = np.zeros((2, of.rows), int)
@@ -571,6 +580,8 @@ def _lse_lines(subject: Subject, problem: Problem) -> Iterator[str]:
     form = subject.lse
     if form.order == "th":
         yield '    got["lse"] = got["lse"].T\n'
+    if form.order != "bhs" and form.multiple > 1:
+        yield f'    got["lse"] = got["lse"][:, : {problem.q.rows}]  # rows are padded to a multiple\n'
     if form.order == "bhs":
         yield f"    by_sequence, got['lse'] = got['lse'], np.full({problem.shape('lse')}, np.nan)\n".replace(
             "'", '"'

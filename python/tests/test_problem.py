@@ -24,6 +24,36 @@ def test_lengths_and_offsets():
     assert (p.shape("lse"), p.shape("dv"), p.shape("sink")) == ((2, 16), (13 + 3, 1, 3), (0,))
 
 
+def test_batched_ids_are_the_golden_ones_of_the_definition():
+    lengths = [(2, 1), (3, 1), (2, 1), (3, 2)]
+
+    def given(form, seed):
+        raw = problem([]) | {"form": form, "data_seed": seed, "rows": {"q": 12, "kv": 8}}
+        raw["sequences"] = [
+            {"id": at, "q": packed(3 * at, q), "kv": packed(2 * at, kv)} for at, (q, kv) in enumerate(lengths)
+        ]
+        return Problem.from_json(raw)
+
+    def packed(offset, length):
+        return {"offset": offset, "len": length, "span": length, "step": 1}
+
+    p = given("batched_segments", 0b1111)
+    assert p.leading == (2, 2)
+    assert p.segment_ids_kv.tolist() == [[[1, 0], [1, 0]], [[1, 0], [1, 1]]]
+    assert p.positions_q.tolist() == [0, 1, 2] and p.positions_kv.tolist() == [0, 1]
+    assert p.segment_ids_q.tolist() == [[1, 1, 0], [1, 1, 1]]
+    p = given("batched_segments", 0b0001)
+    assert p.segment_ids_q.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert p.positions_q.tolist() == 2 * [[[0, 1, 0], [0, 1, 2]]]
+    p = given("batched_segments", 0)
+    assert p.segment_ids_q.tolist() == 2 * [[[1, 1, 0], [1, 1, 1]]]
+    assert p.positions_kv.tolist() == [[[0, 0], [0, 0]], [[0, 0], [0, 1]]]
+    p = given("misshapen_segments", 0)
+    assert (p.segment_ids_q.shape, p.segment_ids_kv.shape) == ((4, 1, 3), (2, 2, 1, 2))
+    assert [len(side) for side in given("unequal_lengths", 0).lengths] == [4, 3]
+    assert given("segments", 0).segment_ids_q.tolist() == [1, 1, 0, 2, 2, 2, 3, 3, 0, 4, 4, 4]
+
+
 def test_segment_ids_and_positions():
     p = Problem.from_json(problem([(3, 1), (0, 2)], padding=1, slack=1))
     assert p.given == "cu_seqlens"
@@ -193,6 +223,22 @@ def test_guard_bands():
     assert p.damage() == [{"tensor": "out", "before": False, "distance": 4, "elements": 2}]
     with pytest.raises(ValueError, match="no tensor"):
         p.empty("output")
+
+
+def test_padded_rows_of_the_lse_say_nothing():
+    p = Problem.from_json(problem([(3, 3), (2, 2)], padding=1))
+    values = np.arange(2 * 7, dtype=np.float32).reshape(2, 7)
+    padded = np.full((2, 8), np.nan, np.float32)
+    padded[:, :7] = values
+    assert (lse(multiple=8).standard(padded, p) == values).all()
+    assert (lse(order="th", multiple=8).standard(padded.T, p) == values).all()
+    with pytest.raises(ValueError, match=r"lse has shape \(2, 7\); rows in multiples of 8 ask for \(2, 8\)"):
+        lse(multiple=8).standard(values, p)
+    with pytest.raises(ValueError, match="must be a multiple of 8"):
+        lse(order="bhs", multiple=8).standard(np.zeros((2, 2, 4), np.float32), p)
+    assert lse(order="bhs", multiple=8).standard(np.zeros((2, 2, 8), np.float32), p).shape == (2, 7)
+    with pytest.raises(DeclarationError, match="multiple=0"):
+        lse(multiple=0)
 
 
 @pytest.mark.parametrize("base", ["e", "2"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import supervisor
 from test_check import example
 
 import seamproof
@@ -66,7 +67,14 @@ def _environment() -> dict[str, str]:
     return worker_environment({})
 
 
-FORMS = ["cu_seqlens", "segments", "lengths", "pad_between_seqs", "no_pad_between_seqs"]
+FORMS = [
+    "cu_seqlens",
+    "segments",
+    "lengths",
+    "pad_between_seqs",
+    "no_pad_between_seqs",
+    "batched_segments",
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -84,6 +92,114 @@ def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     assert "does not show" not in told["script"]
     assert json.loads(Path(told["case"]).read_text())["problem"].get("form", "cu_seqlens") == form
     assert form == "cu_seqlens" or f"given as {form}" in told["on"]
+
+
+# Wrong readers of ids under leading dimensions, by what they do: an edit of the reader's text.
+MISBATCHED = {
+    "dimensions flattened in the opposite order": (
+        "np.broadcast_to(array, shape).reshape(count, -1)",
+        "np.moveaxis(np.broadcast_to(array, shape), -1, 0).reshape(shape[-1], count, order='F').T",
+    ),
+    "an array without dimensions taken for the first batch row alone": (
+        "np.broadcast_to(array, shape).reshape(count, -1)",
+        "np.resize(np.append(array, np.zeros(count * shape[-1] - array.size, int)), (count, shape[-1]))",
+    ),
+    "repeated element by element": (
+        "np.broadcast_to(array, shape).reshape(count, -1)",
+        "np.repeat(array.reshape(-1), math.prod(shape) // max(array.size, 1)).reshape(count, -1)",
+    ),
+    "equal ids of two batch rows are one segment": ("ids * count + batch_row", "ids + 0 * batch_row"),
+}
+
+
+@pytest.mark.parametrize("what", MISBATCHED)
+def test_a_wrong_reader_of_batched_ids_is_found_and_shrunk(tmp_path, what):
+    text, (right, wrong) = (EXAMPLES / "numpy_forms.py").read_text(), MISBATCHED[what]
+    assert text.count(right) == 1
+    with pytest.raises(AssertionError) as caught:
+        narrow = {"table": {"forms": ["cu_seqlens", "batched_segments"]}}
+        seamproof.check(
+            load(tmp_path / "wrong.py", text.replace(right, wrong)), budget="20s", seed=1, **narrow
+        )
+    told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
+    assert "does not show" not in told["script"] and "given as batched_segments" in told["on"]
+    done = subprocess.run([sys.executable, *told["script"].split()[1:]], capture_output=True, text=True)
+    assert done.returncode == 1 and "the failure shows" in done.stdout
+    small = json.loads(Path(told["case"]).read_text())["problem"]
+    assert len(small["sequences"]) <= 4 and small["rows"]["q"] <= 8, small
+
+
+# Contradictions: how many sequences of one row each have one, and what a subject reads that overlooks it.
+CONTRADICTIONS = {
+    "misshapen_segments": (4, "[p.segment_ids_q.reshape(-1), p.segment_ids_kv.reshape(-1)]"),
+    "unequal_lengths": (2, "list(zip(*p.lengths, strict=False))"),
+}
+
+
+@pytest.mark.parametrize("form", CONTRADICTIONS)
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_contradiction_must_be_refused(tmp_path, form, refuses):
+    count, reads = CONTRADICTIONS[form]
+    said = "raise seamproof.Refused('forms')" if refuses else reads
+    declared = "arrays='numpy', formats=['f32'], backward=False, refuses=True, forms=['segments', 'lengths']"
+    text = f"""import numpy as np
+
+import seamproof
+
+
+@seamproof.subject({declared})
+def attention(p, q, k, v, dout=None, sink=None):
+    if p.given == {form!r}:
+        {said}
+    return np.zeros(p.shape("out"), np.float32), np.zeros(p.shape("lse"), np.float32)
+"""
+    subject = load(tmp_path / "subject.py", text)
+    problem = supervisor.problem([(1, 1)] * count) | {"form": form}
+    case = {"version": 1, "schedule_seed": 0, "inputs": "generated", "problem": problem}
+    case["subject"] = {"name": "python:subject.py:attention"}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    if refuses:
+        report = seamproof.check(subject, replay=tmp_path / "case.json")
+        assert report.raw["refused"] == {"forms": 1} and not report.findings
+    else:
+        with pytest.raises(AssertionError, match="ran what its table refuses"):
+            seamproof.check(subject, replay=tmp_path / "case.json")
+
+
+@pytest.mark.parametrize("order", ["ht", "bhs"])
+def test_padded_rows_of_the_lse_are_read_and_a_wrong_stride_is_found(tmp_path, order):
+    text = (EXAMPLES / "numpy_attention.py").read_text()
+    text = text.replace(
+        "backward=False)", f"backward=False, lse=seamproof.lse(order={order!r}, multiple=16))"
+    )
+    by_head = """\
+    padded = np.full((q.shape[1], -(-len(q) // 16) * 16), np.nan, np.float32)
+    padded[:, : len(q)] = lse
+    return out, padded
+"""
+    by_sequence = """\
+    shape = (len(cu_seqlens_q) - 1, q.shape[1], -(-int(max_seqlen_q) // 16) * 16)
+    padded = np.full(shape, np.nan, np.float32)
+    for row, (first, end) in zip(padded, zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], strict=True), strict=True):
+        row[:, : end - first] = lse[:, first:end]
+    return out, padded
+"""
+    text = text.replace("    return out, lse\n", by_head if order == "ht" else by_sequence)
+    assert seamproof.check(load(tmp_path / "right.py", text), cases=40, seed=1).outcome in (
+        "held",
+        "too-little-run",
+    )
+    # Heads follow each other without padding, in the memory of a padded tensor.
+    wrong = {
+        "padded[:, : len(q)] = lse": "padded.reshape(-1)[: lse.size] = lse.reshape(-1)",
+        "row[:, : end - first] = lse[:, first:end]": (
+            "row.reshape(-1)[: lse[:, first:end].size] = lse[:, first:end].reshape(-1)"
+        ),
+    }
+    for right, other in wrong.items():
+        text = text.replace(right, other)
+    with pytest.raises(AssertionError, match="lse"):
+        seamproof.check(load(tmp_path / "wrong.py", text), budget="10s", seed=1)
 
 
 # Wrong kernels in the calling forms with padding, by what they do: the subject, an edit of its text, and which of its

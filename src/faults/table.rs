@@ -5,7 +5,7 @@
 //! the gate lets through is too narrow. Seen from the table, these are a subject that refuses what its row takes, and
 //! one that computes what its row refuses.
 
-use seamproof_oracle::{Algorithm, Format, Inputs, PAGE_SIZE_MAX, Precision, Problem};
+use seamproof_oracle::{Algorithm, Form, Format, Inputs, PAGE_SIZE_MAX, Precision, Problem, ProblemFields};
 use seamproof_simulator::faults::{Catcher, Fault};
 
 use seamproof_judge::subject::{Backend, Declaration, Outputs, RunError, SideLayout, Sizes, Table, Unpadded};
@@ -21,17 +21,27 @@ pub struct Tables {
     declared: fn(&mut Table),
     /// The table that the subject refuses by.
     gate: fn(&mut Table),
+    /// What the subject makes of a problem that its gate lets through.
+    reads: fn(&mut ProblemFields),
 }
 
 /// Returns the tables of a subject that refuses as the emulated kernel does, but declares something else.
 const fn only_declared(declared: fn(&mut Table)) -> Tables {
-    Tables { declared, gate: |_| {} }
+    Tables { declared, gate: |_| {}, reads: |_| {} }
+}
+
+/// Returns the tables of a subject that takes a contradiction by mistake, and what it reads from it.
+const fn overlooked(gate: fn(&mut Table), reads: fn(&mut ProblemFields)) -> Tables {
+    Tables { declared: |_| {}, gate, reads }
 }
 
 /// Returns what refuses padding in a layout under an algorithm.
 fn unpadded(algorithm: Option<Algorithm>, layout: Option<SideLayout>) -> Unpadded {
     Unpadded { algorithm: algorithm.map(Algorithm::name), layout }
 }
+
+/// Source of ids with more dimensions than positions, and of shapes that differ.
+const VMAP: &str = "https://github.com/NVIDIA/TransformerEngine/pull/2692";
 
 /// Tables that promise too much or too little. The judge's capability check must see both.
 pub const TABLE_FAULTS: &[TableFault] = &[
@@ -122,6 +132,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
                 let all = Algorithm::of_several_ranks();
                 table.layout.padding_except = all.map(|algorithm| unpadded(Some(algorithm), None)).collect();
             },
+            reads: |_| {},
         },
     },
     TableFault {
@@ -135,6 +146,7 @@ pub const TABLE_FAULTS: &[TableFault] = &[
                 table.layout.padding_except = vec![unpadded(Some(Algorithm::Ring), Some(SideLayout::Bshd))];
             },
             gate: |table| table.layout.padding_except = vec![unpadded(Some(Algorithm::Ring), None)],
+            reads: |_| {},
         },
     },
     TableFault {
@@ -144,6 +156,37 @@ pub const TABLE_FAULTS: &[TableFault] = &[
         entries: &[],
         caught_by: &[Catcher::Capability],
         edit: only_declared(|table| table.pages = Some(Sizes::only(PAGE_SIZE_MAX))),
+    },
+    TableFault {
+        id: "differing-extra-shapes-accepted",
+        imitates: "extra dimensions of both sides are compared by their product: (4) beside (2, 2) is computed",
+        source: VMAP,
+        entries: &[16],
+        caught_by: &[Catcher::Capability],
+        edit: overlooked(
+            |table| table.forms.push(Form::MisshapenSegments),
+            |fields| {
+                if fields.form == Form::MisshapenSegments {
+                    fields.form = Form::Segments;
+                }
+            },
+        ),
+    },
+    TableFault {
+        id: "unequal-lists-zipped",
+        imitates: "lists of lengths of both sides are zipped, and the longer one is cut without a word",
+        source: VMAP,
+        entries: &[16],
+        caught_by: &[Catcher::Capability],
+        edit: overlooked(
+            |table| table.forms.push(Form::UnequalLengths),
+            |fields| {
+                if fields.form == Form::UnequalLengths {
+                    fields.form = Form::CuSeqlens;
+                    fields.sequences.pop();
+                }
+            },
+        ),
     },
 ];
 
@@ -181,7 +224,10 @@ impl Backend for Tabled {
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.table(self.fault.edit.gate).check(problem)?;
-        self.inner.run(problem, inputs)
+        let mut fields = ProblemFields::from(problem.clone());
+        (self.fault.edit.reads)(&mut fields);
+        let read = Problem::new(fields).map_err(|error| RunError::Crash(error.to_string()))?;
+        self.inner.run(&read, inputs)
     }
 
     fn inner(&self) -> Option<&dyn Backend> {

@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 124] = [
+const OF_PROBLEMS: [Class; 125] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [127, 127, 127], |p| p.sequences.len() == 1),
@@ -170,6 +170,7 @@ const OF_PROBLEMS: [Class; 124] = [
     class("one query, 63 keys and more", [38, 0, 114], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
     // Forms in which problems are given.
     class("given as segment ids and positions", [86, 84, 82], |p| p.form == Form::Segments),
+    class("given as batched segment ids", [11, 12, 12], |p| p.form == Form::BatchedSegments),
     class("given as lengths of a padded batch", [12, 14, 11], |p| p.form == Form::Lengths),
     class("said to have padding", [202, 201, 202], |p| p.form == Form::PadBetweenSeqs),
     class("said to have padding, with none", [15, 15, 14], |p| {
@@ -275,7 +276,7 @@ const OF_PROBLEMS: [Class; 124] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 27] = [
+const OF_GROUPS: [Class; 29] = [
     class("group of one rank", [79, 78, 76], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -330,6 +331,8 @@ const OF_GROUPS: [Class; 27] = [
     refused("spans that cannot be cut", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::SpanMultiple))
     }),
+    refused("extra shapes of segment ids that differ", [0, 0, 0], |p| p.form == Form::MisshapenSegments),
+    refused("lists of lengths that differ", [0, 0, 0], |p| p.form == Form::UnequalLengths),
 ];
 
 fn any(problem: &Problem, holds: impl Fn(&Sequence) -> bool) -> bool {
@@ -524,8 +527,8 @@ fn blind_query(mask: Mask, sequence: &Sequence) -> bool {
     lq > 0 && lk > 0 && (blind(0) || blind(lq - 1))
 }
 
-/// Whether the problem has one unscaled 16-bit format, with P in that or in f32, and its algorithm can cut and deal
-/// it.
+/// Whether the problem has one unscaled 16-bit format, with P in that or in f32, its algorithm can cut and deal it, and
+/// its form says it.
 pub fn is_legal(problem: &Problem) -> bool {
     let io = problem.precision.q.format;
     let inside = |(quantity, format, scaling): (&str, Format, Scaling)| {
@@ -534,4 +537,5 @@ pub fn is_legal(problem: &Problem) -> bool {
     matches!(io, Format::Bf16 | Format::Fp16)
         && problem.precision.elements().into_iter().all(|(name, e)| inside((name, e.format, e.scaling)))
         && broken_rule(problem).is_none()
+        && !problem.form.is_contradiction()
 }

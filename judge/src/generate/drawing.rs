@@ -95,7 +95,18 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(if raw.steps > 0 { PAGED_STEPS_ONE_IN } else { PAGES_ONE_IN }) {
         pages(choose, &mut raw);
     }
+    if raw.form == 0 && choose.one_in(BATCHED_ONE_IN) {
+        raw.form = entry_of(Form::BatchedSegments);
+    }
     raw
+}
+
+/// Number of cases in the plain form among which one asks for batched ids.
+const BATCHED_ONE_IN: u32 = 8;
+
+/// Returns the number that asks for a form first.
+fn entry_of(form: Form) -> u32 {
+    FORMS.iter().position(|forms| forms[0] == form).map_or(0, |index| index as u32 + 1)
 }
 
 /// Number of cases among which one is in a sequence-parallel region.
@@ -182,10 +193,8 @@ const BESIDE: [[u32; 3]; LAYOUTS.len()] = [[1, 2, 2], [0, 2, 2], [0, 1, 1]];
 
 /// Gives keys another layout than queries. A padded batch, of which lengths alone tell, has one layout.
 fn other_layout(choose: &mut Choices<'_, '_>, features: Features, raw: &mut RawProblem) {
-    let lengths =
-        FORMS.iter().position(|forms| forms[0] == Form::Lengths).map_or(0, |index| index as u32 + 1);
     let wanted = features.on(Feature::EqualSpans) && features.on(Feature::OtherLayout);
-    if wanted && raw.form != lengths {
+    if wanted && raw.form != entry_of(Form::Lengths) {
         raw.kv_layout = 1 + choose.of(&BESIDE[raw.layout as usize]);
     }
 }

@@ -23,7 +23,7 @@
 //! 12. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
 //!     shared as far as its pages are full, and in no exact mode.
 //! 13. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or
-//!     pages, the plain one.
+//!     pages, the plain one. For batched ids the sequences get a batch row each, unless that makes the case too large.
 
 use std::num::NonZeroU32;
 
@@ -37,8 +37,10 @@ use seamproof_oracle::{
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
 use super::limits::WIDEST_BUDGET;
+use super::value::slack;
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
+use crate::shrink::shape::Arrangement;
 use crate::subject::{Needs, broken_rule};
 
 /// Scales other than 1/√dqk.
@@ -72,11 +74,12 @@ pub(super) const EXACT_MODES: [InputMode; 8] = [
 /// Table of layouts, from THD over BSHD to SBHD.
 pub(super) const LAYOUTS: [Layout; 3] = [Layout::Packed, Layout::EqualSpans, Layout::Interleaved];
 /// Table of forms other than the plain one, each followed by those that stand in for it.
-pub(super) const FORMS: [&[Form]; 4] = [
+pub(super) const FORMS: [&[Form]; 5] = [
     &[Form::Segments, Form::Lengths],
     &[Form::Lengths, Form::Segments],
     &[Form::NoPadBetweenSeqs, Form::PadBetweenSeqs],
     &[Form::PadBetweenSeqs],
+    &[Form::BatchedSegments],
 ];
 /// Table of ways to cut so many queries into steps. What is left after them is the last step.
 pub(super) const STEPS: [fn(usize) -> Steps; 6] = [
@@ -118,7 +121,10 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     fields.parallel.region = region(raw.region, &fields);
     fields.steps = steps(raw.steps, &fields);
     fields.pages = pages(raw, &fields, limits);
-    fields.form = form(raw.form, &fields);
+    // A contradiction that was planted stays.
+    if fields.form.is_plain() {
+        fields = in_form(raw.form, fields, limits);
+    }
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
 
@@ -165,14 +171,26 @@ fn pages(raw: &RawProblem, fields: &ProblemFields, limits: &Limits) -> Option<Pa
     Some(paged).filter(|paged| paged.elements() <= limits.elements_max)?.pages.clone()
 }
 
-/// Returns the form of the fields: step 13 of the module's text.
-fn form(form: u32, fields: &ProblemFields) -> Form {
-    if !fields.steps.is_empty() || fields.pages.is_some() {
-        return Form::CuSeqlens;
+/// Returns the fields in their form: step 13 of the module's text.
+fn in_form(form: u32, fields: ProblemFields, limits: &Limits) -> ProblemFields {
+    let is_plain = !fields.steps.is_empty() || fields.pages.is_some();
+    let Some(entry) = form.checked_sub(1).filter(|_| !is_plain) else { return fields };
+    let forms = wrapped(&FORMS, entry);
+    if *forms == [Form::BatchedSegments] {
+        return in_batch_rows(&fields, limits).unwrap_or(fields);
     }
-    let Some(entry) = form.checked_sub(1) else { return Form::CuSeqlens };
-    let forms = wrapped(&FORMS, entry).iter().copied();
-    forms.into_iter().find(|form| form.check(fields).is_ok()).unwrap_or_default()
+    let form = forms.iter().copied().find(|form| form.check(&fields).is_ok()).unwrap_or_default();
+    ProblemFields { form, ..fields }
+}
+
+/// Returns the fields as batched ids say them, with a batch row for each sequence; `None` where they cannot.
+fn in_batch_rows(fields: &ProblemFields, limits: &Limits) -> Option<ProblemFields> {
+    let mut batch = ProblemFields { form: Form::BatchedSegments, ..fields.clone() };
+    Arrangement::of(&Problem::new(fields.clone()).ok()?).write(&mut batch);
+    let batch = Problem::new(batch).ok()?;
+    let free = [slack(&batch, |s| s.q, batch.rows.q), slack(&batch, |s| s.kv, batch.rows.kv)];
+    let is_small = free.into_iter().all(|rows| rows as usize <= limits.slack_max as usize);
+    (is_small && batch.elements() <= limits.elements_max).then(|| batch.into())
 }
 
 /// Gives the fields an exact mode: step 7 of the module's text.

@@ -5,8 +5,9 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Element, Form, FormError, Format, Pages, PagesError, Pass, Problem,
-    ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps, StepsError, TensorRows,
+    Algorithm, Balance, ContextParallel, Dims, Element, Form, FormError, Format, Heads, Pages, PagesError,
+    Pass, Problem, ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps,
+    StepsError, TensorRows,
 };
 
 use crate::subject::Needs;
@@ -47,7 +48,7 @@ pub(super) type Unsupport = fn(&mut ProblemFields, usize);
 pub(super) type Break = fn(&mut ProblemFields, usize) -> ProblemError;
 
 /// Table of refused problems. Its order is a format: entries are added at the end and never removed.
-pub(super) const UNSUPPORTED: [Unsupport; 8] = [
+pub(super) const UNSUPPORTED: [Unsupport; 10] = [
     scaled_per_tensor,
     scaled_per_block,
     fp8_everywhere,
@@ -56,6 +57,8 @@ pub(super) const UNSUPPORTED: [Unsupport; 8] = [
     uncut_spans,
     undealt_heads,
     stripes_without_use,
+    misshapen_segments,
+    unequal_lengths,
 ];
 
 /// Table of rules to break. Its order is a format: entries are added at the end and never removed. A count of
@@ -162,6 +165,35 @@ fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
     let (algorithm, longest) = refusing[detail % refusing.len()];
     let stripe = longest + 1 + detail / refusing.len() % 3;
     fields.parallel = parallel(algorithm, Balance::Striped { stripe }, 2);
+}
+
+/// Gives ids whose extra dimensions differ, though they have as many elements.
+fn misshapen_segments(fields: &mut ProblemFields, detail: usize) {
+    let count = [4, 6, 8, 9][detail % 4];
+    hold_alone(fields, &vec![(1 + detail / 4 % 3, 1 + detail / 12 % 3); count]);
+    one_small_head(fields);
+    fields.form = Form::MisshapenSegments;
+}
+
+/// Gives lengths of a padded batch, one fewer for keys than for queries.
+fn unequal_lengths(fields: &mut ProblemFields, detail: usize) {
+    let count = 1 + detail % 5;
+    hold_alone(fields, &vec![(1 + detail / 5 % 3, 1 + detail / 15 % 3); count]);
+    one_small_head(fields);
+    fields.form = Form::UnequalLengths;
+}
+
+/// Leaves one head of dimension 8, so that new sequences make no case too large.
+fn one_small_head(fields: &mut ProblemFields) {
+    fields.heads = Heads { q: 1, kv: 1 };
+    fields.dims = Dims { qk: 8, v: 8 };
+}
+
+/// Puts packed sequences of these lengths in place of all others, on one rank.
+fn hold_alone(fields: &mut ProblemFields, lengths: &[(usize, usize)]) {
+    let packed = ProblemFields::packed(lengths, 8);
+    (fields.sequences, fields.rows) = (packed.sequences, packed.rows);
+    fields.parallel = ContextParallel::single();
 }
 
 /// Fields, their smallest and largest legal values, and values outside them.
@@ -381,9 +413,8 @@ fn steps_without_cache(fields: &mut ProblemFields, detail: usize) -> ProblemErro
 /// Asks for pages that the pool does not have, that two sequences own, or of which there are too few.
 fn pages_not_there(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     let keys = 1 + detail / 3 % 5;
-    let packed = ProblemFields::packed(&[(1, keys), (1, keys)], 8);
-    (fields.sequences, fields.rows) = (packed.sequences, packed.rows);
-    (fields.parallel, fields.pass) = (ContextParallel::single(), Pass::Forward);
+    hold_alone(fields, &[(1, keys), (1, keys)]);
+    fields.pass = Pass::Forward;
     let mut pages = Pages::in_order(1, [keys, keys]);
     let error = match detail % 3 {
         0 => {

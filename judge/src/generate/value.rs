@@ -99,7 +99,7 @@ fn layout(problem: &Problem, side: fn(&Sequence) -> Run) -> u32 {
     if problem.sequences.iter().any(|sequence| side(sequence).step > 1) { 2 } else { 0 }
 }
 
-fn slack(problem: &Problem, side: fn(&Sequence) -> Run, rows: usize) -> u32 {
+pub(super) fn slack(problem: &Problem, side: fn(&Sequence) -> Run, rows: usize) -> u32 {
     let end = problem.sequences.iter().filter_map(|sequence| side(sequence).end()).max().unwrap_or(0);
     rows.saturating_sub(end) as u32
 }

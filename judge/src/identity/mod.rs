@@ -89,7 +89,7 @@ pub struct Identity {
     pub sees: &'static [&'static str],
     /// Whether a subject's promises suffice for the identity to be asked.
     pub needs: fn(&Promises) -> bool,
-    /// Number of further runs of the subject.
+    /// Number of further runs of the subject, at most.
     pub runs: u32,
     /// Function that asks the identity; `None` where it says nothing about the case.
     pub ask: fn(&Evidence<'_>) -> Option<Look>,
@@ -194,8 +194,8 @@ pub static TABLE: [Identity; 31] = [
     identity!(Mass Bounded 0 free, laws::mass,
         "";
         "lost or doubled partial gradients", "out and dv of different weights"),
-    identity!(OtherForm Both 1 free, form::other_form,
-        "the same given in another form: offsets, segment ids and positions, or lengths of a padded batch";
+    identity!(OtherForm Both 5 free, form::other_forms,
+        "the same given in each other form: offsets, segment ids and positions, or lengths of a padded batch";
         "readers of segment ids", "lengths of a padded batch", "paths for another layout"),
     identity!(OneCall Both 1 free, form::one_call,
         "the same in one call, without a cache";

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use seamproof_oracle::{Inputs, Problem};
 
 use crate::finding::{Check, Finding};
-use crate::subject::{Backend, Outputs, Refusal, RunError};
+use crate::subject::{Backend, Outputs, Refusal, RunError, lse};
 use crate::values::{self, Poison};
 use crate::verdict::Verdict;
 
@@ -26,15 +26,17 @@ pub(crate) fn poisoned(inputs: &Inputs, problem: &Problem, poison: Poison) -> In
     inputs
 }
 
-/// Runs the subject. Its panic is a crash of the subject, not of the judge.
+/// Runs the subject, and reads its LSE in the layout that it declares. Its panic is a crash of the subject, not of the
+/// judge.
 pub(crate) fn run(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-    catch_unwind(AssertUnwindSafe(|| backend.run(problem, inputs))).unwrap_or_else(|payload| {
+    let ran = catch_unwind(AssertUnwindSafe(|| backend.run(problem, inputs))).unwrap_or_else(|payload| {
         let text = payload
             .downcast_ref::<String>()
             .map(String::as_str)
             .or_else(|| payload.downcast_ref::<&str>().copied());
         Err(RunError::Crash(format!("panicked: {}", text.unwrap_or("without a message"))))
-    })
+    });
+    ran.and_then(|outputs| lse::in_rows(backend, problem, outputs))
 }
 
 /// Beginning of the words of a finding about a refusal that no row of the table explains.

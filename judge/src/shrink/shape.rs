@@ -111,9 +111,9 @@ impl Arrangement {
         }
     }
 
-    /// Makes the layout one that a form says: without padding of the sequences' own for segments, with spans that are
-    /// all as long as the longest and no other rows for lengths, with rows that follow each other from row 0 on where
-    /// the caller says that there is no padding.
+    /// Makes the layout one that a form says: without padding of the sequences' own for segments, in batch rows of one
+    /// sequence each for batched ones, with spans that are all as long as the longest and no other rows for lengths,
+    /// with rows that follow each other from row 0 on where the caller says that there is no padding.
     pub(crate) fn bring_into(&mut self, form: Form) {
         for side in self.sides() {
             match form {
@@ -123,7 +123,8 @@ impl Arrangement {
                     side.pack();
                     side.cap_padding(0);
                 }
-                Form::Lengths => side.pad_alike(),
+                Form::BatchedSegments | Form::MisshapenSegments => side.lie_in_batch_rows(),
+                Form::Lengths | Form::UnequalLengths => side.pad_alike(),
             }
         }
     }
@@ -160,6 +161,22 @@ impl Layout {
         for piece in &mut self.pieces {
             piece.pad += (piece.len + piece.pad).next_multiple_of(unit) - (piece.len + piece.pad);
         }
+    }
+
+    /// Gives each piece a batch row of its own, which all have as many rows: in order, without padding of the pieces'
+    /// own. Free rows between two pieces count as rows of the batch row before them.
+    fn lie_in_batch_rows(&mut self) {
+        self.pack();
+        self.sort();
+        let after = self.pieces.iter().skip(1).map(|piece| piece.gap).chain([0]);
+        let lengths = self.pieces.iter().zip(after).map(|(piece, gap)| piece.len + piece.pad + gap);
+        let length = lengths.max().unwrap_or(0);
+        let mut free = 0;
+        for piece in &mut self.pieces {
+            (piece.gap, piece.pad) = (free, 0);
+            free = length - piece.len;
+        }
+        (self.first, self.slack) = (0, free);
     }
 
     /// Makes the pieces a padded batch: in order, with spans as long as the longest, and nothing else.

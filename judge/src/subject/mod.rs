@@ -4,6 +4,7 @@
 //! [`Declaration`]). It then either refuses a problem with a reason, or is right.
 
 mod declared;
+pub mod lse;
 mod outputs;
 mod parallel;
 mod partials;

@@ -10,8 +10,11 @@ use seamproof_oracle::envelope::{
     self, Accumulation, Delta, DsWeights, GroupSums, Partition, SoftCap, WeightRounding,
 };
 use seamproof_oracle::replay::ReplayedLaunch;
+use seamproof_oracle::segments::SegmentsError;
 use seamproof_oracle::sharding::ShardingError;
-use seamproof_oracle::{Element, Form, Format, Given, Inputs, Problem, ProblemFields, Scaling, TensorName};
+use seamproof_oracle::{
+    Element, Form, Format, Given, Inputs, LseLayout, LseOrder, Problem, ProblemFields, Scaling, TensorName,
+};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Roundings, Tiles, Units, Variant};
 use seamproof_simulator::is_unwritten;
@@ -24,7 +27,7 @@ use super::on_device;
 use super::options::OptionError;
 use crate::subject::{
     Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, ParallelRule, Partials,
-    Promises, Refusal, RunError, START_SECONDS, Table,
+    Promises, Refusal, RunError, START_SECONDS, Table, lse,
 };
 
 /// Tile sizes that a campaign draws from: the smallest, unequal ones, and fractions of real kernels' sizes.
@@ -61,6 +64,8 @@ pub struct Emulated {
     pub declares: bool,
     /// Manner in which ranks run.
     pub ranks: Ranks,
+    /// Layout in which the LSE is returned.
+    pub lse: LseLayout,
 }
 
 /// Manner in which the ranks of a schedule run. No bit depends on it.
@@ -115,6 +120,7 @@ impl Default for Emulated {
             results: Results::Inputs,
             declares: true,
             ranks: Ranks::InTurn,
+            lse: LseLayout::default(),
         }
     }
 }
@@ -156,14 +162,22 @@ fn expected(option: &str) -> &'static str {
         "results" => "inputs or f32",
         "declares" => "all or nothing",
         "ranks" => "in-turn or threads",
+        "lse" => "rows, padded-rows or padded-batch",
         _ => "a whole number from 1 to 4096",
     }
 }
 
 /// Options that the kernel has.
-const KNOWN: &str = "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, ds_weights, results, declares, ranks";
+const KNOWN: &str = "q_tile, kv_tile, order, merge, arithmetic, weights, delta, group_sums, soft_cap, ds_weights, results, declares, ranks, lse";
 
-fn one_of<T: Copy>(name: &str, of: [(&str, T); 2]) -> Option<T> {
+/// Layouts of the LSE by the names that options have for them.
+const LSE_LAYOUTS: [(&str, LseLayout); 3] = [
+    ("rows", LseLayout { order: LseOrder::HeadsRows, multiple: 1 }),
+    ("padded-rows", LseLayout { order: LseOrder::HeadsRows, multiple: 128 }),
+    ("padded-batch", LseLayout { order: LseOrder::Batch, multiple: 128 }),
+];
+
+fn one_of<T: Copy, const N: usize>(name: &str, of: [(&str, T); N]) -> Option<T> {
     of.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
 }
 
@@ -189,8 +203,8 @@ impl Emulated {
     /// Further options are `weights` (`before-normalisation`, or `after-normalisation`), `delta` (`stored-out`,
     /// `weighted-dots` or `unrounded-out`), `group_sums` (`f32` or `stored`), `soft_cap` (`accurate` or `approximate`),
     /// `ds_weights` (`unrounded` or `rounded`), `results` (`inputs` or `f32`: the format of out and gradients),
-    /// `declares` (`all`, or `nothing` of its arithmetic) and `ranks` (`in-turn` or `threads`). The first of each is
-    /// the default.
+    /// `declares` (`all`, or `nothing` of its arithmetic), `ranks` (`in-turn` or `threads`) and `lse` (`rows`,
+    /// `padded-rows` or `padded-batch`, with rows padded to a multiple of 128). The first of each is the default.
     pub fn from_options(options: &BTreeMap<String, String>) -> Result<Emulated, OptionError> {
         let mut backend = Emulated::default();
         for (option, value) in options {
@@ -210,6 +224,7 @@ impl Emulated {
                     .map(|results| backend.results = results),
                 "declares" => one_of(value, [("all", true), ("nothing", false)])
                     .map(|declares| backend.declares = declares),
+                "lse" => one_of(value, LSE_LAYOUTS).map(|lse| backend.lse = lse),
                 "ranks" => Ranks::by_name(value).map(|ranks| backend.ranks = ranks),
                 _ => {
                     let (option, known) = (option.clone(), KNOWN);
@@ -372,7 +387,8 @@ impl Backend for Emulated {
             soft_cap: self.soft_cap,
             ds_weights: self.ds_weights,
         };
-        let mut table = Table { statistics: vec![TensorName::Lse, TensorName::MaxLogit], ..Table::widest() };
+        let statistics = vec![TensorName::Lse, TensorName::MaxLogit];
+        let mut table = Table { statistics, lse: self.lse, ..Table::widest() };
         if self.delta == Delta::WeightedDots {
             table.parallel.algorithms = WHOLE_ROWS.to_vec();
         }
@@ -407,6 +423,10 @@ impl Backend for Emulated {
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        if !self.lse.is_plain() {
+            let plain = Emulated { lse: LseLayout::default(), ..*self }.run(problem, inputs)?;
+            return lse::in_layout(self.lse, problem, plain);
+        }
         if !problem.steps.is_empty() {
             return in_steps(self, problem, inputs);
         }
@@ -416,10 +436,16 @@ impl Backend for Emulated {
     }
 }
 
-/// Returns the problem as it is read from the form in which it is given.
+/// Returns the problem as it is read from the form in which it is given. What does not go together is refused by the
+/// reader itself, whatever the table says.
 fn read(problem: &Problem) -> Result<Cow<'_, Problem>, RunError> {
     let Some(given) = Given::of(problem) else { return Ok(Cow::Borrowed(problem)) };
-    let sequences = given.sequences(problem.rows).map_err(|error| RunError::Crash(error.to_string()))?;
+    let sequences = given.sequences(problem.rows).map_err(|error| match error {
+        SegmentsError::Leading { .. } | SegmentsError::Lengths { .. } => {
+            RunError::Refused(Refusal::Form(problem.form))
+        }
+        error => RunError::Crash(error.to_string()),
+    })?;
     let fields = ProblemFields { sequences, form: Form::CuSeqlens, ..problem.clone().into() };
     Problem::new(fields).map(Cow::Owned).map_err(|error| RunError::Crash(error.to_string()))
 }

@@ -26,12 +26,15 @@ const REORDER: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/tra
 /// Source of partial sums of dk and dq that were lost, or added once too often.
 const HALVED: &str = "https://github.com/zhuzilin/ring-flash-attention/commit/4072701";
 
+/// Source of statistics whose rows are padded, which callers take apart themselves.
+const LSE_ROWS: &str = "https://github.com/zhuzilin/ring-flash-attention/blob/main/ring_flash_attn/utils.py";
+
 /// Every miscall.
 pub static MISCALLS: LazyLock<Vec<Miscall>> =
     LazyLock::new(|| AT_THE_CALL.into_iter().chain(MISREADS).chain(MISSTEPS).collect());
 
 /// Faults in what the subject is told or given, or in what is taken from it.
-const AT_THE_CALL: [Miscall; 24] = [
+const AT_THE_CALL: [Miscall; 26] = [
     Miscall {
         id: "call-window-narrower",
         imitates: "the left window bound arrives one smaller",
@@ -237,6 +240,22 @@ const AT_THE_CALL: [Miscall; 24] = [
         },
     },
     Miscall {
+        id: "call-lse-read-at-the-plain-stride",
+        imitates: "the LSE's rows are padded to a multiple of 128, and a caller steps from head to head by the rows alone",
+        source: LSE_ROWS,
+        entries: &[],
+        caught_by: ROWS,
+        edit: |backend, problem, inputs| lse_restrided(backend, problem, inputs, |rows| [padded(rows), rows]),
+    },
+    Miscall {
+        id: "call-lse-written-at-the-plain-stride",
+        imitates: "a kernel writes an LSE with padded rows as if they were not, head after head without padding",
+        source: LSE_ROWS,
+        entries: &[],
+        caught_by: ROWS,
+        edit: |backend, problem, inputs| lse_restrided(backend, problem, inputs, |rows| [rows, padded(rows)]),
+    },
+    Miscall {
         id: "call-dk-off",
         imitates: "dk is 2^-6 too large: a factor kept in fp8",
         source: "https://github.com/ROCm/flash-attention/pull/162",
@@ -365,6 +384,31 @@ fn gradients_taken(
         if let Some(gradients) = &mut rank.gradients {
             spoil(gradients);
         }
+    })
+}
+
+/// Returns a number of rows, padded as FlashAttention and cuDNN pad those of statistics.
+fn padded(rows: usize) -> usize {
+    rows.next_multiple_of(128)
+}
+
+/// Takes the LSE of each rank from memory in which a line of rows has other strides for who writes and who reads it.
+/// `strides` returns both, of a number of rows.
+fn lse_restrided(
+    backend: &dyn Backend,
+    problem: &Problem,
+    inputs: &Inputs,
+    strides: fn(usize) -> [usize; 2],
+) -> Result<Outputs, RunError> {
+    taken(backend, problem, inputs, |rank| {
+        let Some(lse) = &mut rank.lse else { return };
+        let (heads, rows) = lse.dim();
+        let [written, read] = strides(rows);
+        let mut memory = vec![f32::NAN; heads * padded(rows)];
+        for ((head, row), value) in lse.indexed_iter() {
+            memory[head * written + row] = *value;
+        }
+        lse.indexed_iter_mut().for_each(|((head, row), value)| *value = memory[head * read + row]);
     })
 }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::iter::{self, repeat_n};
 
 use ndarray::{Array3, Axis};
-use seamproof_oracle::segments::{Array, Described, Segments, described};
+use seamproof_oracle::segments::{Array, Described, Segments, batched, described};
 use seamproof_oracle::{Inputs, Problem, Run, Sequence, Side};
 use seamproof_simulator::helpers::{SegmentRun, segment_runs};
 
@@ -27,7 +27,7 @@ const READER: &str =
 type Reading = Result<Vec<Sequence>, String>;
 
 /// Every fault of the reader.
-pub(super) const MISREADS: [Miscall; 10] = [
+pub(super) const MISREADS: [Miscall; 11] = [
     Miscall {
         id: "call-unequal-shapes-refused",
         imitates: "ids that vmap has batched meet an assertion: positions have another shape",
@@ -43,6 +43,14 @@ pub(super) const MISREADS: [Miscall; 10] = [
         entries: &[],
         caught_by: ROWS,
         edit: |backend, problem, inputs| misread(backend, problem, inputs, batch_rows_as_one),
+    },
+    Miscall {
+        id: "call-dimensions-in-another-order",
+        imitates: "several extra dimensions are flattened with the first one fastest: batch rows take each other's ids",
+        source: VMAP,
+        entries: &[],
+        caught_by: ROWS,
+        edit: |backend, problem, inputs| misread(backend, problem, inputs, first_dimension_fastest),
     },
     Miscall {
         id: "call-positions-of-another-row",
@@ -183,6 +191,33 @@ fn batch_rows_as_one(given: [Described; 2], problem: &Problem) -> Reading {
     read(&[flat(q, problem.rows.q), flat(kv, problem.rows.kv)], problem)
 }
 
+fn first_dimension_fastest(_: [Described; 2], problem: &Problem) -> Reading {
+    let given = batched(&problem.sequences, problem.rows, 0);
+    let turned = |side: Described| Described {
+        ids: turned(&side.ids),
+        positions: side.positions.as_ref().map(turned),
+    };
+    read(&given.map(turned), problem)
+}
+
+/// Returns an array whose batch rows are those of another order of the leading dimensions, the first one fastest.
+fn turned(array: &Array) -> Array {
+    let (length, leading) = (length(array), &array.shape[..array.shape.len() - 1]);
+    let mut values = Vec::new();
+    for place in 0..leading.iter().product() {
+        let mut rest = place;
+        let mut digits: Vec<(usize, usize)> = Vec::new();
+        for &dim in leading.iter().rev() {
+            digits.push((rest % dim, dim));
+            rest /= dim;
+        }
+        let add = |(from, stride), (digit, dim): (usize, usize)| (from + digit * stride, stride * dim);
+        let (from, _) = digits.into_iter().rev().fold((0, 1), add);
+        values.extend_from_slice(&array.values[from * length..(from + 1) * length]);
+    }
+    Array { shape: array.shape.clone(), values }
+}
+
 fn positions_of_the_first_row(mut given: [Described; 2], problem: &Problem) -> Reading {
     for positions in given.iter_mut().filter_map(|side| side.positions.as_mut()) {
         let length = length(positions);
@@ -291,7 +326,8 @@ fn before_reordering(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) 
     let back = |from: &Array3<f32>, side| moved(problem, side, from, |place, position| (place, position));
     for rank in &mut outputs.ranks {
         rank.out = back(&rank.out, Side::Q);
-        if let Some(lse) = &mut rank.lse {
+        // A layout with padded rows has no row of its own for each row of q.
+        if let Some(lse) = rank.lse.as_mut().filter(|lse| lse.dim() == problem.lse_shape().into()) {
             let rows = lse.t().to_owned().insert_axis(Axis(2));
             *lse = back(&rows, Side::Q).remove_axis(Axis(2)).reversed_axes();
         }
@@ -333,6 +369,12 @@ fn reordered(len: usize) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_dimension_becomes_the_fastest() {
+        let array = Array { shape: vec![2, 3, 1], values: (0..6).collect() };
+        assert_eq!(turned(&array).values, [0, 2, 4, 1, 3, 5]);
+    }
 
     #[test]
     fn two_ranks_have_the_outer_and_the_inner_chunks() {

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Inputs, LseLayout, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, Schedule};
 
@@ -25,7 +25,7 @@ pub struct Planted {
 impl Planted {
     /// Returns the kernel with a fault, under the name `emulated+ID`.
     pub fn new(inner: Emulated, fault: Fault) -> Planted {
-        let inner = Emulated { merge: fault.order(), ..inner };
+        let inner = Emulated { merge: fault.order(), lse: LseLayout::default(), ..inner };
         let name = SubjectName::planted(inner.name(), fault.id).name();
         Planted { inner, fault, name }
     }

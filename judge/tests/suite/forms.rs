@@ -2,7 +2,7 @@
 
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::finding::{Check, Relation};
+use seamproof_judge::finding::{Check, Finding, Relation};
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
@@ -10,7 +10,8 @@ use seamproof_judge::shrink::shrink;
 use seamproof_judge::subjects::{Emulated, miscall};
 
 /// Every form but the plain one.
-const OTHERS: [Form; 4] = [Form::Segments, Form::Lengths, Form::PadBetweenSeqs, Form::NoPadBetweenSeqs];
+const OTHERS: [Form; 5] =
+    [Form::Segments, Form::Lengths, Form::PadBetweenSeqs, Form::NoPadBetweenSeqs, Form::BatchedSegments];
 
 /// The emulated kernel, which reads wrongly what it is given in one form.
 struct Misreads {
@@ -68,24 +69,50 @@ fn a_failure_in_any_form_is_shrunk_to_the_plain_one() {
     }
 }
 
-/// Test of the identity alone, with bits where a sequence's are promised, and within bounds where they are not.
+/// Test of the identity alone, with bits where a sequence's are promised, and within bounds where they are not. A
+/// subject that is wrong in one form is found whichever it is, by a problem that was given in another.
 #[test]
 fn all_forms_of_a_problem_are_held_to_one_answer() {
     for promises in [Promises::ALL, Promises::default()] {
-        let mut judge = Judge { identities: vec![Relation::OtherForm], ..Judge::default() };
-        judge.rungs.retain(|rung| rung.check == Check::Identity);
-        let finding = |form: Form, problem: &Problem| match judge
-            .examine(&Misreads { form, promises }, problem, Depth::First)
-            .verdict
-        {
-            Verdict::Finding(finding) => Some(finding),
-            _ => None,
-        };
-        // The subject is wrong in the form of the second run alone.
-        let mut seen = given(Form::Segments).filter_map(|problem| finding(Form::CuSeqlens, &problem));
-        let first = seen.next().expect("it is seen");
-        assert_eq!(first.identity, Some(Relation::OtherForm), "{first}");
-        assert_eq!(given(Form::Segments).take(50).find_map(|problem| finding(Form::Lengths, &problem)), None);
+        for wrong in Form::ALL {
+            let given_otherwise = Form::ALL.into_iter().filter(|form| *form != wrong).flat_map(given);
+            let mut sayable = given_otherwise.filter(|problem| wrong.check(problem).is_ok()).take(40);
+            let found = sayable.find_map(|problem| finding(&Misreads { form: wrong, promises }, &problem));
+            let found = found.unwrap_or_else(|| panic!("{} is not asked", wrong.name()));
+            assert_eq!(found.identity, Some(Relation::OtherForm), "{found}");
+        }
+    }
+    let problems = || Form::ALL.into_iter().flat_map(|form| given(form).take(5));
+    assert!(problems().all(|problem| finding(&Emulated::default(), &problem).is_none()));
+}
+
+/// Returns what the identity of forms finds by itself.
+fn finding(subject: &dyn Backend, problem: &Problem) -> Option<Finding> {
+    let mut judge = Judge { identities: vec![Relation::OtherForm], ..Judge::default() };
+    judge.rungs.retain(|rung| rung.check == Check::Identity);
+    match judge.examine(subject, problem, Depth::All).verdict {
+        Verdict::Finding(finding) => Some(*finding),
+        _ => None,
+    }
+}
+
+/// Test that a contradiction is refused by the right kernel, whatever it says without the contradiction, and that no
+/// table may take one.
+#[test]
+fn a_contradiction_is_refused_by_the_reader_and_by_every_table() {
+    for form in Form::CONTRADICTIONS {
+        let fields = ProblemFields { form, ..ProblemFields::packed(&[(2, 3); 4], 8) };
+        let problem = Problem::new(fields.clone()).expect("a case of a contradiction");
+        let inputs = seamproof_judge::values::inputs(&problem);
+        let refused = Emulated::default().run(&problem, &inputs).expect_err("a refusal");
+        assert_eq!(refused, RunError::Refused(Refusal::Form(form)));
+        assert!(matches!(evaluate(&Emulated::default(), &problem), Verdict::Refused(Refusal::Form(_))));
+        let plain = Problem::new(ProblemFields { form: Form::CuSeqlens, ..fields }).expect("plain");
+        assert!(Emulated::default().run(&plain, &inputs).is_ok());
+        let mut table = Table::widest();
+        table.forms.push(form);
+        let error = table.validated().expect_err("a table without meaning").to_string();
+        assert!(error.starts_with(&format!("table.forms: {} says no problem", form.name())), "{error}");
     }
 }
 

@@ -411,7 +411,8 @@ fn a_campaign_asks_few_identities_and_an_unknown_subject_none_that_need_a_promis
         TABLE.iter().filter(|identity| !(identity.needs)(&Promises::default())).collect();
     assert!(needs.len() > 10);
     let runs = |seed: u64| identity::drawn(seed).iter().map(|identity| identity.runs).sum::<u32>();
-    assert!((0..1_000).all(|seed| runs(seed) <= 4));
+    // The most runs has the identity of forms: one in each other form.
+    assert!((0..1_000).all(|seed| runs(seed) < Form::ALL.len() as u32));
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod identity;
 mod identity_table;
 mod judge;
 mod judge_faults;
+mod lse;
 mod many_sequences;
 mod odd_shapes;
 mod one_identity;

@@ -1,7 +1,10 @@
 //! Forms in which a problem is given: what each can say, and the way back.
 
+use std::collections::BTreeSet;
+
+use seamproof_oracle::segments::Segments;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Form, Given, Problem, ProblemFields, Run, Sequence,
+    Algorithm, Balance, ContextParallel, Form, Given, Problem, ProblemFields, Run, Sequence, TensorRows,
 };
 
 fn in_form(form: Form, sequences: &[(Run, Run)]) -> Result<Problem, String> {
@@ -94,7 +97,7 @@ fn a_caller_who_denies_padding_that_is_there_is_refused() {
         in_form(Form::NoPadBetweenSeqs, &gap).unwrap_err().contains("offset 3, step 1 and span 1, not 2")
     );
     let words = Form::ALL.map(|form| form.pad_between_seqs());
-    assert_eq!(words, [None, None, None, Some(true), Some(false)]);
+    assert_eq!(words, [None, None, None, Some(true), Some(false), None]);
     // Ranks share rows without padding where they divide every length.
     let parallel = ContextParallel::over(2, Algorithm::Ring, Balance::DualChunk);
     let ring = |form, lengths: &[(usize, usize)]| {
@@ -116,4 +119,98 @@ fn the_plain_form_is_not_written() {
     for form in Form::ALL {
         assert_eq!(serde_json::to_value(form).unwrap(), form.name());
     }
+}
+
+/// Test that every draw of what lacks dimensions says the same sequences, and that all ways of broadcasting occur.
+#[test]
+fn ids_under_several_leading_dimensions_say_the_same_sequences() {
+    // Twelve batch rows: those of each second index of (2, 2, 3) are the same, or all of them are.
+    let batch = |lengths: fn(usize) -> usize| {
+        let run = |index: usize| Run::packed(index * 4 + 1, lengths(index), lengths(index));
+        let sequences: Vec<Sequence> =
+            (0..12).map(|index| Sequence { id: index as u32, q: run(index), kv: run(index) }).collect();
+        ProblemFields { rows: TensorRows { q: 48, kv: 48 }, ..ProblemFields::of(sequences, 8) }
+    };
+    let mut shapes = BTreeSet::new();
+    for (lengths, seed) in
+        [(|_| 2) as fn(usize) -> usize, |index| 1 + index % 3, |index| 1 + index % 2 + index / 6]
+            .into_iter()
+            .flat_map(|lengths| (0..16).map(move |seed| (lengths, seed)))
+    {
+        let fields = ProblemFields { form: Form::BatchedSegments, data_seed: seed, ..batch(lengths) };
+        let problem = Problem::new(fields).unwrap();
+        assert_eq!(read(&problem), problem.sequences, "seed {seed}");
+        let Some(Given::Segments { sides, .. }) = Given::of(&problem) else { panic!("segments") };
+        assert_eq!(Segments::new(&sides[0], &sides[1]).unwrap().leading(), [2, 2, 3]);
+        shapes.insert(sides.map(|side| [side.ids.shape.len(), side.positions.unwrap().shape.len()]));
+    }
+    for expected in [[[4, 4], [4, 4]], [[4, 1], [1, 1]], [[1, 4], [1, 1]], [[1, 1], [4, 4]], [[4, 1], [2, 1]]]
+    {
+        assert!(shapes.contains(&expected), "{expected:?} among {shapes:?}");
+    }
+}
+
+/// Test that a contradiction is read as an error that names both values, and is no form of a problem without one.
+#[test]
+fn contradictions_say_no_problem() {
+    let given = |form, lengths: &[(usize, usize)]| {
+        let fields = ProblemFields { form, ..ProblemFields::packed(lengths, 8) };
+        Problem::new(fields).map_err(|error| error.to_string())
+    };
+    let said = |form, lengths: &[(usize, usize)]| {
+        let problem = given(form, lengths).unwrap();
+        Given::of(&problem).unwrap().sequences(problem.rows).unwrap_err().to_string()
+    };
+    assert_eq!(
+        said(Form::MisshapenSegments, &[(2, 3); 4]),
+        "q has the leading dimensions [4, 1] and kv [2, 2, 1]; use the same, or the last of them alone on one side"
+    );
+    assert_eq!(
+        said(Form::UnequalLengths, &[(2, 3); 4]),
+        "q has 4 lengths and kv 3; give both for each batch row"
+    );
+    assert_eq!(
+        given(Form::MisshapenSegments, &[(2, 3); 3]).unwrap_err(),
+        "form misshapen_segments: there are 3 batch rows; only products contradict each other so; use cu_seqlens"
+    );
+    assert!(given(Form::UnequalLengths, &[]).unwrap_err().contains("only one or more"));
+    for form in Form::CONTRADICTIONS {
+        assert!(form.is_contradiction() && !Form::ALL.contains(&form));
+        assert_eq!(serde_json::to_value(form).unwrap(), form.name());
+    }
+}
+
+/// Test of the arrays of one problem, which `python/tests/test_problem.py` expects of the Python package too.
+#[test]
+fn batched_ids_are_the_golden_ones() {
+    let run = |index: usize, rows, len| Run::packed(index * rows, len, len);
+    let lengths = [(2, 1), (3, 1), (2, 1), (3, 2)];
+    let sequences = lengths.into_iter().enumerate().map(|(index, (q, kv))| Sequence {
+        id: index as u32,
+        q: run(index, 3, q),
+        kv: run(index, 2, kv),
+    });
+    let rows = TensorRows { q: 12, kv: 8 };
+    let fields = ProblemFields { rows, ..ProblemFields::of(sequences.collect(), 8) };
+    let given = |data_seed| {
+        let fields = ProblemFields { form: Form::BatchedSegments, data_seed, ..fields.clone() };
+        let Some(Given::Segments { sides, .. }) = Given::of(&Problem::new(fields).unwrap()) else {
+            panic!("segments")
+        };
+        sides.map(|side| {
+            let positions = side.positions.unwrap();
+            [(side.ids.shape, side.ids.values), (positions.shape, positions.values)]
+        })
+    };
+    let ids = (vec![2, 2, 2], vec![1, 0, 1, 0, 1, 0, 1, 1]);
+    let short = [(vec![2, 3], vec![1, 1, 0, 1, 1, 1]), (vec![3], vec![0, 1, 2])];
+    assert_eq!(given(0b1111)[1], [ids.clone(), (vec![2], vec![0, 1])]);
+    assert_eq!(given(0b1111)[0], short);
+    let kept = (vec![2, 2, 3], [1, 1, 0, 1, 1, 1].repeat(2));
+    let positions = (vec![2, 2, 3], [0, 1, 0, 0, 1, 2].repeat(2));
+    assert_eq!(given(0b0001)[0], [short[0].clone(), positions]);
+    assert_eq!(
+        given(0),
+        [[kept, given(0b0001)[0][1].clone()], [ids, (vec![2, 2, 2], vec![0, 0, 0, 0, 0, 0, 0, 1])]]
+    );
 }

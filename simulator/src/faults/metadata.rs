@@ -210,6 +210,18 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
     Fault {
+        id: "output-with-the-dim-of-keys",
+        imitates: "the output is allocated like the queries, although values have another head dimension",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: &[Checker, Structure, Crash],
+        edit: |problem, schedule| {
+            for placed in schedule.placements.iter().filter(|placed| placed.tensor == TensorName::Out) {
+                schedule.buffers[placed.buffer.0].dim = problem.dims.qk;
+            }
+        },
+    },
+    Fault {
         id: "host-decides-on-padding",
         imitates: "whether there is padding is decided on the host, which reads a device's offsets in each call",
         source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",

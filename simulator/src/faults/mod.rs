@@ -8,6 +8,7 @@
 
 mod absent;
 mod backward;
+mod convert;
 mod edit;
 mod exchange;
 mod fault;
@@ -45,9 +46,10 @@ impl Fault {
     }
 
     /// Returns the order in which a schedule merges for the fault to show: the default one, for which edits are
-    /// written, but for faults of merges by a difference and of an all-gather's steps.
+    /// written, but for faults of merges by a difference, of an all-gather's steps and of conversions.
     pub fn order(&self) -> MergeOrder {
-        match steps::FAULTS.iter().any(|fault| fault.id == self.id) {
+        let shipped = steps::FAULTS.iter().chain(convert::FAULTS);
+        match shipped.into_iter().any(|fault| fault.id == self.id) {
             true => MergeOrder::Deferred,
             false if kernel::is_of_differences(self) => MergeOrder::Difference,
             false => MergeOrder::default(),
@@ -75,6 +77,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         resources::FAULTS,
         shipped::FAULTS,
         steps::FAULTS,
+        convert::FAULTS,
     ];
     let edits = classes.into_iter().flatten().map(|fault| fault.entry());
     edits.chain(kernel::faults()).collect()

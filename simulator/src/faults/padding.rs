@@ -6,8 +6,8 @@ use seamproof_oracle::{Run, TensorName};
 use super::edit::{attends, backwards, calls, remove, works};
 use super::fault::Catcher::{Checker, Crash, Envelope, Structure};
 use super::fault::{Edit, Fault};
-use crate::RowPolicy;
 use crate::schedule::{Axes, FillValue, Role, Schedule, Work};
+use crate::{RowPolicy, Segment};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
@@ -134,6 +134,20 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         caught_by: &[Checker, Structure],
         edit: |_, schedule| {
             calls(schedule).for_each(|call| call.segments.retain(|segment| segment.keys() > 0));
+        },
+    },
+    Fault {
+        id: "loop-ends-at-an-empty-sequence",
+        imitates: "a loop over the batch ends at a sequence of length 0, where it should go on with the next one",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/3063",
+        entries: &[],
+        caught_by: &[Checker, Structure],
+        edit: |_, schedule| {
+            for call in calls(schedule) {
+                let empty = |segment: &Segment| segment.q.len == 0 || segment.keys() == 0;
+                let end = call.segments.iter().position(empty).unwrap_or(call.segments.len());
+                call.segments.truncate(end);
+            }
         },
     },
     Fault {

@@ -5,6 +5,7 @@ use seamproof_oracle::{Algorithm, Problem};
 use super::all_gather::all_gather;
 use super::all_to_all::all_to_all;
 use super::build::BuildError;
+use super::converted::converted;
 use super::hierarchical::hierarchical;
 use super::place::placed;
 use super::program::{MergeOrder, Schedule};
@@ -31,6 +32,7 @@ pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
 /// Returns the schedule of a problem whose ranks are no regions.
 fn outside_regions(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
     match problem.parallel.algorithm {
+        Algorithm::Single if order == MergeOrder::Deferred => converted(problem),
         Algorithm::Single => single(problem),
         Algorithm::Ring => ring(problem, order),
         Algorithm::AllGather => all_gather(problem, order),
@@ -60,11 +62,10 @@ pub fn memory_growth(algorithm: Algorithm, order: MergeOrder) -> Growth {
 }
 
 impl MergeOrder {
-    /// Returns the orders that give an algorithm different schedules. A single rank has only the default one.
+    /// Returns the orders that give an algorithm different schedules.
     pub fn of(algorithm: Algorithm) -> &'static [MergeOrder] {
         match algorithm {
-            Algorithm::Single => &[MergeOrder::Running],
-            Algorithm::AllGather | Algorithm::AllToAll => &MergeOrder::WEIGHTED,
+            Algorithm::Single | Algorithm::AllGather | Algorithm::AllToAll => &MergeOrder::WEIGHTED,
             Algorithm::Ring | Algorithm::Hierarchical { .. } => &MergeOrder::ALL,
         }
     }

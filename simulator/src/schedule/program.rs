@@ -245,6 +245,9 @@ pub enum MergeOrder {
     /// step and their sums are kept in the result's own format. Source: `AttnFuncWithCPAndKVAllGather`, in the same
     /// place.
     ///
+    /// A single rank merges nothing. Its shipped order is that of unfused attention: packed sequences are converted into
+    /// a batch and back ([`converted`](super::converted())). Source: `UnfusedDotProductAttention`, in the same place.
+    ///
     /// An all-to-all merges nothing either, and has one step. In the shipped order of algorithms of several ranks, launches read
     /// their segments in [tables](Work::MakeSegments) where these can say them.
     Deferred,

@@ -6,65 +6,65 @@
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Pages, Problem};
 
-use super::build::{self, BuildError, Builder, Shards};
+use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::program::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
 use crate::AttentionCall;
 use crate::shard::{ShardedSide, Slot};
 
 /// The stream of all operations.
-const STREAM: usize = 0;
+pub(super) const STREAM: usize = 0;
 
 /// Returns the single-rank schedule.
 pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
+    let (mut builder, local) = begin(problem);
+    let call = AttentionCall::whole(problem);
+    attend(&mut builder, &call, &local);
+    if let Some(to) = local.backward {
+        builder.begin_backward();
+        attend_backward(&mut builder, &call, &local, &to);
+    }
+    Ok(finish(problem, builder))
+}
+
+/// Begins a schedule of one rank with its inputs and results.
+pub(super) fn begin(problem: &Problem) -> (Builder, Local) {
     let mut builder = Builder::new(1);
     let kv_rows = problem.pages.as_ref().map_or(problem.rows.kv, Pages::rows);
     let shards = Shards { q: whole(problem, problem.rows.q), kv: whole(problem, kv_rows) };
     let local = build::local(&mut builder, problem, &shards, 0);
-    let call = AttentionCall::whole(problem);
-    builder.fill(0, STREAM, local.max_logit, &[], FillValue::NegInfinity);
-    builder.push(
-        0,
-        STREAM,
-        Work::Attend(Attend {
-            step: Step::Only,
-            call: call.clone(),
-            table: None,
-            q: local.q,
-            k: local.k,
-            v: local.v,
-            sink: local.sink,
-            out: local.out,
-            lse: local.lse,
-            max_logit: local.max_logit,
-        }),
-    );
-    if let Some(backward) = local.backward {
-        builder.begin_backward();
-        builder.push(
-            0,
-            STREAM,
-            Work::AttendBackward(AttendBackward {
-                step: Step::Only,
-                call,
-                table: None,
-                q: local.q,
-                k: local.k,
-                v: local.v,
-                dout: backward.dout,
-                out: local.out,
-                lse: local.lse,
-                sink: local.sink.zip(backward.dsink),
-                dq: backward.dq,
-                dk: backward.dk,
-                dv: backward.dv,
-            }),
-        );
-    }
+    (builder, local)
+}
+
+/// Pushes the forward launch.
+pub(super) fn attend(builder: &mut Builder, call: &AttentionCall, local: &Local) {
+    let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
+    builder.fill(0, STREAM, max_logit, &[], FillValue::NegInfinity);
+    let (step, call, table) = (Step::Only, call.clone(), None);
+    let attend = Attend { step, call, table, q, k, v, sink, out, lse, max_logit };
+    builder.push(0, STREAM, Work::Attend(attend));
+}
+
+/// Pushes the backward launch.
+pub(super) fn attend_backward(
+    builder: &mut Builder,
+    call: &AttentionCall,
+    local: &Local,
+    to: &LocalBackward,
+) {
+    let Local { q, k, v, out, lse, .. } = *local;
+    let LocalBackward { dout, dq, dk, dv, dsink } = *to;
+    let (step, call, table, sink) = (Step::Only, call.clone(), None, local.sink.zip(dsink));
+    let attend = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
+    builder.push(0, STREAM, Work::AttendBackward(attend));
+}
+
+/// Ends a schedule of one rank, whose inputs and results lie as the problem's own.
+pub(super) fn finish(problem: &Problem, builder: Builder) -> Schedule {
     let mut schedule = builder.finish();
     for placement in &mut schedule.placements {
         placement.rows = place_whole(problem, placement, &schedule.buffers[placement.buffer.0].axes);
     }
-    Ok(schedule)
+    schedule
 }
 
 /// Returns a shard that holds only the rank's number of rows. The problem's own layout says where they lie.

@@ -7,6 +7,7 @@ mod capabilities;
 mod check;
 mod check_rejects;
 mod common;
+mod converted;
 mod fault_catalogue;
 mod helpers;
 mod pages;

@@ -24,8 +24,8 @@
 //!   under their algorithm alone, one rank is left. A tensor that is too large loses free rows, then padding, then its
 //!   last sequences, then the ends of the others.
 //! - *The form* becomes the plain one, or the first one of the table. One rank is left in segments and in a padded
-//!   batch. Segments own no padding then, and the spans of a padded batch are all as long as the longest, without other
-//!   rows. Where the caller says that there is no padding, rows follow each other from row 0 on.
+//!   batch. Segments own no padding then, batched ones lie in a batch row each, and the spans of a padded batch are all
+//!   as long as the longest, without other rows. Where the caller says that there is no padding, rows follow each other from row 0 on.
 //! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
 //! - *Pages* stay where keys and values can still lie in them, with a page for each key that has none. Of a size that
 //!   is not taken they become those of the nearest, in the opposite order; where none is taken there are none.
@@ -159,7 +159,9 @@ impl Table {
         let fits = match form {
             Form::CuSeqlens | Form::PadBetweenSeqs => true,
             Form::Segments | Form::NoPadBetweenSeqs => one_rank,
+            Form::BatchedSegments => one_rank && self.frees_rows(),
             Form::Lengths => one_rank && self.takes_padding(Algorithm::Single, SideLayout::Bshd),
+            Form::MisshapenSegments | Form::UnequalLengths => false,
         };
         self.forms.contains(&form) && fits
     }

@@ -14,8 +14,8 @@ mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Blocks, Form, Format, Mask, PAGE_SIZE_MAX, Precision, Run, Sink,
-    TensorName,
+    Algorithm, Alignment, Balance, Blocks, Form, Format, LseLayout, Mask, PAGE_SIZE_MAX, Precision, Run,
+    Sink, TensorName,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -58,6 +58,8 @@ pub struct Table {
     /// Statistics (lse, max_logit) that the subject returns on every run. A subject cannot show a statistic when it
     /// is right and hide it when it is wrong.
     pub statistics: Vec<TensorName>,
+    /// Layout in which the LSE is returned. No problem is refused by it.
+    pub lse: LseLayout,
     /// Context parallelism.
     pub parallel: Parallelism,
 }
@@ -437,6 +439,7 @@ impl Default for Table {
             sinks: vec![Sink::None],
             backward: true,
             statistics: vec![TensorName::Lse],
+            lse: LseLayout::default(),
             parallel: Parallelism::default(),
         }
     }
@@ -616,6 +619,7 @@ impl Table {
             ("lengths.most", self.lengths.most, ROWS_MAX),
             ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),
             ("lengths.rows_most", self.lengths.rows_most, ROWS_MAX),
+            ("lse.multiple", self.lse.multiple, ROWS_MAX),
             ("parallel.ranks_most", self.parallel.ranks_most, WORLD_MAX),
             ("lengths.multiple_q", self.lengths.multiple_q, ROWS_MAX),
             ("lengths.multiple_kv", self.lengths.multiple_kv, ROWS_MAX),
@@ -645,16 +649,24 @@ impl Table {
             let what = "padding is refused everywhere; say layout.padding false instead";
             return Err(wrong("layout.padding_except", what));
         }
+        if let Some(form) = self.forms.iter().find(|form| form.is_contradiction()) {
+            let what = format!("{} says no problem; every subject refuses it, so drop it", form.name());
+            return Err(wrong("forms", &what));
+        }
         let statistic = |name: &TensorName| matches!(name, TensorName::Lse | TensorName::MaxLogit);
         if let Some(other) = self.statistics.iter().find(|name| !statistic(name)) {
             return Err(wrong("statistics", &format!("{other} is no statistic; use lse and max_logit")));
         }
         let pads_a_batch = self.takes_padding(Algorithm::Single, SideLayout::Bshd);
-        if self.forms.iter().all(|form| *form == Form::Lengths) && !pads_a_batch {
-            return Err(wrong(
-                "forms",
-                "lengths alone is a padded batch; take layout.padding there, or another form",
-            ));
+        let holds = |form: &Form| match form {
+            Form::Lengths => pads_a_batch,
+            Form::BatchedSegments => self.frees_rows(),
+            _ => true,
+        };
+        if !self.forms.iter().any(holds) {
+            let what = "lengths alone is a padded batch, and batched_segments free the rows of its padding; take \
+                        layout.padding there, layout.gaps and layout.slack here, or another form";
+            return Err(wrong("forms", what));
         }
         let shortest = self.lengths.least_kv.next_multiple_of(self.lengths.unit());
         if shortest > self.lengths.most.min(self.lengths.rows_most) {
@@ -672,6 +684,11 @@ impl Table {
             return Err(wrong("parallel.balances", what));
         }
         if self.parallel.ranks_least > 1 { self.of_several_ranks() } else { Ok(()) }
+    }
+
+    /// Whether rows behind a sequence may belong to none.
+    fn frees_rows(&self) -> bool {
+        self.layout.gaps && self.layout.slack
     }
 
     /// Whether padding of a side in a layout is taken under an algorithm.
