@@ -52,47 +52,20 @@ type Cut = (u32, u32, MergeOrder);
 /// Cut of a single rank.
 const SINGLE: Cut = (0, 0, MergeOrder::Running);
 
-/// Every algorithm with each cut that it takes and each order in which it merges.
-const CUTS: [Cut; 28] = {
-    const RUNNING: MergeOrder = MergeOrder::Running;
-    const DEFERRED: MergeOrder = MergeOrder::Deferred;
-    [
-        (1, 0, RUNNING),
-        (1, 1, RUNNING),
-        (1, 2, RUNNING),
-        (1, 0, DEFERRED),
-        (1, 1, DEFERRED),
-        (1, 2, DEFERRED),
-        (2, 0, RUNNING),
-        (2, 1, RUNNING),
-        (2, 2, RUNNING),
-        (2, 3, RUNNING),
-        (2, 0, DEFERRED),
-        (2, 1, DEFERRED),
-        (2, 2, DEFERRED),
-        (2, 3, DEFERRED),
-        (3, 0, RUNNING),
-        (3, 1, RUNNING),
-        (3, 2, RUNNING),
-        (3, 3, RUNNING),
-        (3, 0, DEFERRED),
-        (3, 1, DEFERRED),
-        (3, 2, DEFERRED),
-        (3, 3, DEFERRED),
-        (4, 0, RUNNING),
-        (4, 1, RUNNING),
-        (4, 2, RUNNING),
-        (4, 0, DEFERRED),
-        (4, 1, DEFERRED),
-        (4, 2, DEFERRED),
-    ]
-};
+/// Number of algorithms of several ranks with each cut and each order in which they merge.
+const CUTS: u64 = 32;
 
-/// Size of the groups of a sweep for which growth is asked.
+/// Returns one of these, by its number.
+fn cut(number: u64) -> Cut {
+    let order = if number / 4 % 2 == 0 { MergeOrder::Running } else { MergeOrder::Deferred };
+    (1 + number as u32 / 8, number as u32 % 4, order)
+}
+
+/// Size of the groups of a sweep for which growth is asked, and of their regions.
 const GROWTH_RANKS: usize = 2;
 
 /// Number of kinds of schedules: the cuts, and a sequence-parallel region.
-const KINDS: u64 = CUTS.len() as u64 + 1;
+const KINDS: u64 = CUTS + 1;
 
 /// Number of schedules of one pack.
 const VARIANTS: u64 = KINDS * SWEEP_RANKS_MAX as u64;
@@ -106,8 +79,9 @@ struct Item {
 impl Item {
     /// Proves the schedule. Growth is the same at each size of the group, and asked at one.
     fn prove(&self) -> Proved {
-        match self.problem.parallel.all_ranks() {
-            GROWTH_RANKS => prove(&self.problem, self.order),
+        let parallel = &self.problem.parallel;
+        match (parallel.size(), parallel.region) {
+            (GROWTH_RANKS, 1) | (1 | GROWTH_RANKS, GROWTH_RANKS) => prove(&self.problem, self.order),
             _ => prove_one(&self.problem, self.order),
         }
     }
@@ -118,12 +92,13 @@ impl Item {
 fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
     let (pack, variant) = (index / VARIANTS, index % VARIANTS);
     let ranks = 1 + (variant / KINDS) as u32;
-    match CUTS.get((variant % KINDS) as usize) {
-        Some(cut) => {
+    match variant % KINDS {
+        CUTS => region_of_sweep(seed, pack, ranks),
+        number => {
+            let cut = cut(number);
             let problem = drawn(seed, pack, cut, ranks)?;
             Some(Item { problem, order: cut.2 })
         }
-        None => region_of_sweep(seed, pack, ranks),
     }
 }
 
@@ -131,8 +106,8 @@ fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
 /// that its ranks can hold.
 fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let halves = ranks.is_multiple_of(2) && (pack + u64::from(ranks) / 2).is_multiple_of(2);
-    let any = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
-    let (cut, size) = if halves { (any, 2) } else { (&SINGLE, 1) };
+    let any = cut((pack + u64::from(ranks)) % CUTS);
+    let (cut, size) = if halves { (any, 2) } else { (SINGLE, 1) };
     let problem = drawn(seed, pack, cut, size)?;
     let ranks = (ranks as usize / problem.parallel.size()).max(2);
     let mut fields = ProblemFields::from(problem);
@@ -144,7 +119,7 @@ fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
 }
 
 /// Returns a pack over some ranks.
-fn drawn(seed: u64, pack: u64, &(algorithm, balance, _): &Cut, ranks: u32) -> Option<Problem> {
+fn drawn(seed: u64, pack: u64, (algorithm, balance, _): Cut, ranks: u32) -> Option<Problem> {
     let limits = Limits::seams();
     let drawn = generate::draw_raw(seed, pack, &limits);
     let all_to_all = 1 + (drawn.detail.max(drawn.all_to_all) + pack as u32) % ranks;

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use seamproof_oracle::envelope::{
     Arithmetic, Delta, DsWeights, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
 };
-use seamproof_oracle::replay::{Replay, ReplayedLaunch};
+use seamproof_oracle::replay::{Replay, ReplayedKeys, ReplayedLaunch};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Positions, Problem, Side};
+use seamproof_oracle::{Band, Positions, Problem, Side};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -184,8 +184,9 @@ pub fn beside(adapter: &Path) -> PathBuf {
 pub fn whole_launches(problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
     let launch = |(sequence, both)| {
         let line = |side: Side| Positions { start: 0, step: 1, len: run_of(both, side).len };
-        let (queries, keys) = (line(Side::Q), vec![(0, line(Side::Kv))]);
-        ReplayedLaunch { sequence, heads: 0..problem.heads.q, queries, keys }
+        let all = ReplayedKeys { first: 0, line: line(Side::Kv), band: Band { lo: None, hi: None } };
+        let (queries, keys) = (line(Side::Q), vec![all]);
+        ReplayedLaunch { sequence, heads: 0..problem.heads.q, first: 0, queries, keys }
     };
     problem.parallel.is_whole().then(|| problem.sequences.iter().enumerate().map(launch).collect())
 }

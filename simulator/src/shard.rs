@@ -35,8 +35,8 @@ pub struct ShardedSide {
     pub cp: usize,
     /// Manner in which sequences are cut.
     pub balance: Balance,
-    /// Number of ranks of a finer cut whose rows each rank holds together, one after the other. It is 1 but in the
-    /// rings of the hierarchical algorithm, and only stripes show it: there each of these ranks has a piece of its own.
+    /// Number of ranks of a finer cut whose rows each rank holds together, one after the other: each of these ranks has
+    /// a piece of its own. It is 1 but for stripes of one row in the rings of the hierarchical algorithm.
     pub members: usize,
     /// Number of rows of each rank's tensor.
     pub rows: usize,

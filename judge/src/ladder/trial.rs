@@ -63,7 +63,7 @@ impl Trial {
     /// launch are in one tile, neither its size nor the order of tiles makes a difference. Where each query head has a
     /// KV head of its own, no gradients of single heads are added.
     pub fn in_effect(&self, profile: NumericProfile) -> NumericProfile {
-        let ends = self.launches.iter().flat_map(|launch| &launch.keys).map(|(first, line)| first + line.len);
+        let ends = self.launches.iter().flat_map(|launch| &launch.keys).map(|keys| keys.first + keys.line.len);
         let keys = ends.max().unwrap_or_default().max(1);
         let (kv_tile, kv_order) = match profile.kv_tile >= keys {
             true => (keys, KeyOrder::Ascending),

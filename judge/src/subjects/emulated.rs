@@ -346,7 +346,6 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::Shard(ShardingError::Strided { .. }) => ParallelRule::ConsecutiveRows,
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
-        BuildError::RingStripe { .. } => ParallelRule::RingStripe,
     }
 }
 

@@ -183,6 +183,14 @@ const EDGES: [Edge; 40] = [
         |p| p.parallel.size() == 2,
     ),
     ("parallel.ranks_most", |t| t.parallel.ranks_most = 3, |p| p.parallel.size() == 3),
+    (
+        "parallel.ring_stripes",
+        |t| t.softcap = false,
+        |p| {
+            let is_ring = matches!(p.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
+            is_ring && matches!(p.parallel.balance, Balance::Striped { stripe: 2.. })
+        },
+    ),
     ("parallel.sub_groups", |t| t.parallel.sub_groups = false, |p| p.parallel.size() > 1),
     ("forms", |t| t.forms = vec![Form::CuSeqlens, Form::Segments], |p| p.form == Form::Segments),
     ("cache", |t| t.softcap = false, |p| !p.steps.is_empty()),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError};
-use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
+use seamproof_oracle::{Balance, Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::program::{
     Axes, Buffer, BufferId, EventId, FillValue, Operation, Placement, RankProgram, Role, RowPair, Schedule,
@@ -37,12 +37,6 @@ pub enum BuildError {
         heads: usize,
         /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
-    },
-    /// Stripes of several rows in a ring: a step's mask would be several bands.
-    #[error("stripes of {stripe} rows are not supported in a ring; use stripes of 1")]
-    RingStripe {
-        /// Rows in a stripe.
-        stripe: usize,
     },
 }
 
@@ -198,6 +192,15 @@ pub(super) struct Shards {
 impl Shards {
     pub(super) fn new(problem: &Problem) -> Result<Shards, BuildError> {
         Ok(Shards { q: ShardedSide::new(problem, Side::Q)?, kv: ShardedSide::new(problem, Side::Kv)? })
+    }
+
+    /// Returns the same rows as a ring takes them: the stripes of a rank alone are one piece.
+    pub(super) fn of_ring(&self) -> Shards {
+        let side = |side: &ShardedSide| match side.cp {
+            1 if side.parts().is_none() => ShardedSide { balance: Balance::Contiguous, ..side.clone() },
+            _ => side.clone(),
+        };
+        Shards { q: side(&self.q), kv: side(&self.kv) }
     }
 }
 

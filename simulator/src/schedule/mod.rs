@@ -27,6 +27,7 @@ mod program;
 mod ring;
 mod sequence_parallel;
 mod single;
+mod stripes;
 mod tables;
 
 pub use algorithms::{Growth, build, build_with, memory_growth};

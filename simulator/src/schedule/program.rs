@@ -110,7 +110,7 @@ pub enum Step {
         owner: usize,
         /// The part of the pair matrix that the step covers.
         section: Section,
-        /// The part of the owner's keys, from 0, and the number of parts.
+        /// The part of the owner's keys, or of a step between stripes of several rows, from 0, and the number of parts.
         part: (usize, usize),
     },
 }
@@ -127,6 +127,8 @@ pub enum Section {
     Upper,
     /// Any pair may be seen.
     Full,
+    /// Stripes of several rows that a bound of the mask cuts, each with the stripe where it does.
+    Edge,
 }
 
 impl fmt::Display for Step {
@@ -140,6 +142,7 @@ impl fmt::Display for Step {
                     Section::Lower => "lower",
                     Section::Upper => "upper",
                     Section::Full => "full",
+                    Section::Edge => return write!(f, "ring step {} of {of}: edge {part}", index + 1),
                 };
                 write!(f, "ring step {} of {of}: {section} section", index + 1)?;
                 if parts > 1 { write!(f, ", part {} of {parts} of the keys", part + 1) } else { Ok(()) }
