@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use crate::envelope::{KeyOrder, Merges, NumericProfile};
+use crate::envelope::{Joints, KeyOrder, NumericProfile};
 use crate::{Band, Intervals, Positions};
 
 /// The queries and keys of one sequence that meet in one launch. Keys that the mask hides may be listed, and are
@@ -63,8 +63,8 @@ pub struct Replay {
     pub profile: NumericProfile,
     /// The forward's launches over all rows.
     pub launches: Vec<ReplayedLaunch>,
-    /// The merges of partial results, where the profile knows them better than the subject's own partition.
-    pub merges: Option<Merges>,
+    /// The joints of partial results, where the profile knows them better than the subject's own partition.
+    pub joints: Option<Joints>,
 }
 
 impl Replay {
@@ -150,7 +150,7 @@ mod tests {
             launch(line(0, 2, 4), vec![(0, line(0, 1, 3)), (3, line(6, 1, 2))], ALL),
             launch(line(0, 1, 8), vec![(0, line(3, 1, 3))], ALL),
         ];
-        let mut replay = Replay { profile, launches, merges: None };
+        let mut replay = Replay { profile, launches, joints: None };
         let walk = |replay: &Replay, query, seen: Range<usize>| {
             replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())
         };
@@ -171,7 +171,7 @@ mod tests {
         let walk = |replay: &Replay, query| {
             replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &(4..8).into())
         };
-        let mut replay = Replay { profile, launches, merges: None };
+        let mut replay = Replay { profile, launches, joints: None };
         assert_eq!(walk(&replay, 5), Some(vec![vec![vec![4, 5, 6]], vec![vec![7]]]));
         replay.launches[1] = of(band(Some(0), None));
         assert_eq!(walk(&replay, 5), None, "key 6 is in both");

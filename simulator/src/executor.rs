@@ -39,7 +39,7 @@ pub enum ExecuteError {
     },
     /// The device's memory could not be divided among ranks, or some of their work failed on the device.
     #[error("ranks at once: {0}")]
-    Divided(DeviceError),
+    Divided(#[from] DeviceError),
     /// No lane can go on.
     #[error("stuck: {0}")]
     Stuck(String),

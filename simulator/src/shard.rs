@@ -109,6 +109,18 @@ impl ShardedSide {
         }
     }
 
+    /// Returns the largest number of stripes of a slot; 1 where rows are not cut into stripes.
+    pub fn stripes_most(&self) -> usize {
+        let Balance::Striped { stripe } = self.balance else { return 1 };
+        self.slots.iter().map(|slot| slot.span / stripe).max().unwrap_or(0)
+    }
+
+    /// Returns the side as a ring takes it: the stripes of a rank alone are one piece.
+    pub(crate) fn in_ring(&self) -> ShardedSide {
+        let is_whole = self.cp == 1 && self.parts().is_none();
+        ShardedSide { balance: if is_whole { Balance::Contiguous } else { self.balance }, ..self.clone() }
+    }
+
     /// Returns one piece of a rank's slot, which may be empty.
     pub(crate) fn piece(&self, sequence: usize, rank: usize, part: usize) -> Piece {
         let (cp, span) = (self.cp, self.slots[sequence].span);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError};
-use seamproof_oracle::{Balance, Band, Format, Mask, Problem, Run, Side, TensorName};
+use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::program::{
     Axes, Buffer, BufferId, EventId, FillValue, Operation, Placement, RankProgram, Role, RowPair, Schedule,
@@ -194,13 +194,9 @@ impl Shards {
         Ok(Shards { q: ShardedSide::new(problem, Side::Q)?, kv: ShardedSide::new(problem, Side::Kv)? })
     }
 
-    /// Returns the same rows as a ring takes them: the stripes of a rank alone are one piece.
+    /// Returns the same rows as a ring takes them.
     pub(super) fn of_ring(&self) -> Shards {
-        let side = |side: &ShardedSide| match side.cp {
-            1 if side.parts().is_none() => ShardedSide { balance: Balance::Contiguous, ..side.clone() },
-            _ => side.clone(),
-        };
-        Shards { q: side(&self.q), kv: side(&self.kv) }
+        Shards { q: self.q.in_ring(), kv: self.kv.in_ring() }
     }
 }
 

@@ -46,3 +46,4 @@ pub use ring::ring;
 pub use sequence_parallel::sequence_parallel;
 pub(crate) use sequence_parallel::{hidden, rotates};
 pub use single::single;
+pub(crate) use stripes::rows as stripe_rows;

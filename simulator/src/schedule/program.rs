@@ -309,6 +309,9 @@ pub enum KeySource {
     /// The keys of the rank at this place of the cut: a step's of a ring. Sequences that are whole on every rank, as an
     /// all-to-all collects them, are cut over one rank.
     Of(usize),
+    /// Every rank's keys in sequence order, in pieces of every cp-th key: for stripes of one row on cp ranks, whose
+    /// queries have a band against each of these pieces. An all-gather's backward.
+    Residues,
 }
 
 /// Lengths of whole sequences from which a table of segments is made, and who asks for it.

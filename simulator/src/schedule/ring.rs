@@ -271,14 +271,28 @@ impl RingCore<'_> {
         (!segments.is_empty()).then(|| self.launch(segments, RowPolicy::Overwrite, None))
     }
 
-    /// Returns the same launch as a table tells it, without the first and last parts of queries that see nothing.
+    /// Returns the same launch as a table tells it, without the first and last pieces of queries that see nothing.
     fn told_call(&self, told: &Told, q: Range<usize>, kv: usize) -> Option<Launch> {
-        let piece = |part: usize| kv * self.parts() + part;
-        let sees = |part: &usize| told.segments(piece(*part)..piece(*part) + 1).iter().any(Segment::sees);
-        let (first, last) = (q.clone().find(sees)?, q.rev().find(|part| sees(part))?);
-        let pieces = piece(first)..piece(last) + 1;
-        let segments = told.segments(pieces.clone());
-        Some(self.launch(segments, RowPolicy::Leave, Some(told.region(pieces))))
+        let pieces = self.told_pieces(told, q, kv);
+        let sees = |piece: &usize| told.segments(*piece..*piece + 1).iter().any(Segment::sees);
+        let (first, last) = (pieces.clone().find(sees)?, pieces.rev().find(|piece| sees(piece))?);
+        let segments = told.segments(first..last + 1);
+        Some(self.launch(segments, RowPolicy::Leave, Some(told.region(first..last + 1))))
+    }
+
+    /// Returns the pieces of a table that are a launch. Of stripes of several rows, the first piece is the band, and
+    /// each edge has as many of the others.
+    fn told_pieces(&self, told: &Told, q: Range<usize>, kv: usize) -> Range<usize> {
+        match (self.shards.q.parts(), kv) {
+            (Some(parts), _) => kv * parts + q.start..kv * parts + q.end,
+            (None, 0) => 0..1,
+            (None, edge @ (1 | 2)) => {
+                let stripes = told.pieces() / 2;
+                1 + (edge - 1) * stripes..1 + edge * stripes
+            }
+            // The mask of a table is a band, which has no other edges.
+            (None, _) => 0..0,
+        }
     }
 
     fn launch(&self, segments: Vec<Segment>, policy: RowPolicy, table: Option<Region>) -> Launch {

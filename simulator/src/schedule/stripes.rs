@@ -16,6 +16,9 @@
 //! has each query and each key in one segment. There are as many launches as before where the bounds lie between
 //! stripes, at most three times as many elsewhere, and never more for more rows.
 //!
+//! A table says the parts of a band: a row of the whole band for each sequence, and for each edge a row for each stripe
+//! and sequence.
+//!
 //! Keys that a prefix or sink tokens keep have fewer bounds than others. They are a range of keys, in one band with the
 //! others (see [`Segment`]) and in edges of their own.
 
@@ -25,6 +28,7 @@ use seamproof_oracle::{Band, Mask, Run, Tile};
 
 use super::build::part;
 use crate::Segment;
+use crate::helpers::SegmentRow;
 use crate::shard::ShardedSide;
 
 /// Number of parts of a step: the band, and two edges for each of the three ranges of keys with bounds of their own.
@@ -59,6 +63,11 @@ impl Edge {
 }
 
 impl Stripes {
+    fn of(queries: &Side, keys: &Side) -> Stripes {
+        let (width, period) = (queries.width as i64, queries.period as i64);
+        Stripes { width, period, apart: keys.first - queries.first }
+    }
+
     fn transposed(self) -> Stripes {
         Stripes { apart: -self.apart, ..self }
     }
@@ -144,11 +153,7 @@ pub(super) fn segments(
 ) -> Vec<Segment> {
     let sides = [Side::new(q, sequence, place, width), Side::new(kv, sequence, owner, width)];
     let [queries, keys] = &sides;
-    let stripes = Stripes {
-        width: width as i64,
-        period: queries.period as i64,
-        apart: keys.first - queries.first,
-    };
+    let stripes = Stripes::of(queries, keys);
     let sight = mask.sight(q.slots[sequence].len, kv.slots[sequence].len);
     let of_tile = |tile: Tile| {
         let own = queries.within(&tile.queries);
@@ -162,6 +167,60 @@ pub(super) fn segments(
     };
     let all = sight.tiles(0..q.slots[sequence].len, 0..0);
     all.flat_map(of_tile).filter(Segment::sees).collect()
+}
+
+/// Returns the rows of a table of a step: the whole band of each sequence, the upper edge and the lower one. An edge has
+/// a row for each stripe of a slot of queries, of the longest one, and sequence. The sequence varies fastest. Returns
+/// `None` for a mask that is no band.
+pub(crate) fn rows(
+    mask: &Mask,
+    [q, kv]: [&ShardedSide; 2],
+    [place, owner]: [usize; 2],
+    width: usize,
+) -> Option<Vec<SegmentRow>> {
+    let sequences = 0..q.slots.len();
+    let of_sequence = |sequence: usize| {
+        let sides = [Side::new(q, sequence, place, width), Side::new(kv, sequence, owner, width)];
+        let band = mask.band(q.slots[sequence].len, kv.slots[sequence].len)?;
+        let stripes = Stripes::of(&sides[0], &sides[1]);
+        Some((sides, stripes, band))
+    };
+    let of_sequence: Option<Vec<_>> = sequences.clone().map(of_sequence).collect();
+    let of_sequence = of_sequence?;
+    let mut rows: Vec<SegmentRow> = Vec::new();
+    rows.extend(of_sequence.iter().map(|(sides, stripes, band)| {
+        let [q, kv] = sides.each_ref().map(|side| (side.rows.offset, side.rows.len));
+        let Band { lo, hi } = stripes.whole(*band);
+        SegmentRow { q, kv, key_step: 1, lo, hi }
+    }));
+    for (edge, stripe) in (0..2).flat_map(|edge| (0..q.stripes_most()).map(move |stripe| (edge, stripe))) {
+        for (sequence, (sides, stripes, band)) in of_sequence.iter().enumerate() {
+            let spans = [q, kv].map(|side| side.slots[sequence].span);
+            rows.push(edge_row(sides, spans, stripes.edges(*band)[edge], (width, stripe)));
+        }
+    }
+    Some(rows)
+}
+
+/// Returns the row of a stripe of queries on an edge; an empty one where the slot has no such stripe, or no key is there.
+fn edge_row(
+    sides: &[Side; 2],
+    spans: [usize; 2],
+    edge: Option<Edge>,
+    (width, stripe): (usize, usize),
+) -> SegmentRow {
+    let row = || {
+        let Edge { distance, rows } = edge?;
+        let key = usize::try_from(stripe as i64 + distance).ok()?;
+        let there = [stripe, key].into_iter().zip(spans).all(|(stripe, span)| stripe < span / width);
+        let of = |side: &Side, stripe: usize| {
+            let before = stripe * width;
+            (side.rows.offset + before, side.rows.len.saturating_sub(before).min(width))
+        };
+        let [lo, hi] = rows.map(|bound| Some(bound - distance * width as i64));
+        there.then(|| SegmentRow { q: of(&sides[0], stripe), kv: of(&sides[1], key), key_step: 1, lo, hi })
+    };
+    row().unwrap_or(SegmentRow::EMPTY)
 }
 
 /// Returns the segment of the whole band.

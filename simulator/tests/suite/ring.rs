@@ -10,8 +10,7 @@ use seamproof_oracle::{
     Sequence, Side, Sink, Softmax, TensorName, TensorRows,
 };
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, BufferId, Merge, MergeOrder, Region, Role, RowPair, Schedule, Work,
-    ring,
+    Attend, AttendBackward, BufferId, Merge, MergeOrder, Region, Role, RowPair, Schedule, Work, ring,
 };
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
@@ -304,12 +303,8 @@ fn problem(
     .unwrap()
 }
 
-const BALANCES: [Balance; 4] = [
-    Balance::Contiguous,
-    Balance::DualChunk,
-    Balance::Striped { stripe: 1 },
-    Balance::Striped { stripe: 3 },
-];
+const BALANCES: [Balance; 4] =
+    [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }, Balance::Striped { stripe: 3 }];
 
 fn cuts(sizes: Range<usize>) -> impl Iterator<Item = (usize, Balance)> {
     sizes.flat_map(|cp| BALANCES.map(|balance| (cp, balance)))

@@ -27,7 +27,8 @@ impl Table {
         taken.extend(several("forms", forms.map(|form| form.name()).collect()));
         taken.extend(several("sinks", self.sinks.iter().map(|&sink| sink_name(sink)).collect()));
         taken.extend(several("parallel.algorithms", parallel.algorithms.clone()));
-        taken.extend(several("parallel.balances", parallel.balances.iter().map(|kind| kind.name()).collect()));
+        taken
+            .extend(several("parallel.balances", parallel.balances.iter().map(|kind| kind.name()).collect()));
         let ranks =
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
         let may_be_blind = lengths.empty_kv || self.masks.may_blind();
