@@ -400,6 +400,10 @@ impl Backend for Emulated {
         built(&self.scheduled(problem), self.merge).map(|schedule| (*schedule).clone())
     }
 
+    fn promises(&self, problem: &Problem) -> Promises {
+        self.declaration().promises.of_schedule(problem)
+    }
+
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = self.scheduled(problem).forward();
         built(&forward, self.merge).ok()?.launches(&forward)

@@ -563,7 +563,7 @@ impl Parallelism {
 }
 
 /// Whether a ring has stripes of more than one row.
-pub(super) fn has_ring_stripes(algorithm: Algorithm, balance: Balance) -> bool {
+pub(in crate::subject) fn has_ring_stripes(algorithm: Algorithm, balance: Balance) -> bool {
     let is_ring = matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
     is_ring && matches!(balance, Balance::Striped { stripe: 2.. })
 }

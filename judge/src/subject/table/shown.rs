@@ -27,8 +27,8 @@ impl Table {
         taken.extend(several("forms", forms.map(|form| form.name()).collect()));
         taken.extend(several("sinks", self.sinks.iter().map(|&sink| sink_name(sink)).collect()));
         taken.extend(several("parallel.algorithms", parallel.algorithms.clone()));
-        taken
-            .extend(several("parallel.balances", parallel.balances.iter().map(|kind| kind.name()).collect()));
+        let cuts = if self.cuts() { parallel.balances.as_slice() } else { &[] };
+        taken.extend(several("parallel.balances", cuts.iter().map(|kind| kind.name()).collect()));
         let ranks =
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
         let may_be_blind = lengths.empty_kv || self.masks.may_blind();
@@ -61,6 +61,11 @@ impl Table {
         ];
         taken.extend(flags.into_iter().filter(|(_, taken)| *taken).map(|(row, _)| row.to_owned()));
         taken
+    }
+
+    /// Whether an algorithm of several ranks is in the table.
+    fn cuts(&self) -> bool {
+        Algorithm::of_several_ranks().any(|other| self.parallel.takes(other))
     }
 
     /// Whether a ring and stripes are both in the table.
