@@ -403,20 +403,24 @@ impl Calibration {
         tightest.into_values().collect()
     }
 
-    /// Returns the candidates of both passes that explain every case, each with the tightest order that does.
+    /// Returns the candidates of both passes that explain every case. Of those that differ in what has a tightest choice
+    /// alone, there is one: the order is chosen last, because a weaker choice may make up for a wrong one.
     fn fits(&self) -> Vec<(ForwardFacts, BackwardFacts)> {
         let backward = self.tightest_backward();
-        let of_order = |forward: ForwardFacts| -> Vec<(ForwardFacts, BackwardFacts)> {
-            let agrees = |facts: &&BackwardFacts| {
-                facts.merge == forward.merge
-                    && facts.rounds_weights == forward.rounds_weights
-                    && !forward.scales_queries
+        let fit = |facts: ForwardFacts, scales: bool| {
+            let agreeing = |forward: ForwardFacts| {
+                let agrees = move |facts: &&BackwardFacts| {
+                    facts.key() == (forward.rounds_weights, scales, forward.merge) && !forward.scales_queries
+                };
+                backward.iter().filter(agrees).map(move |facts| (forward, *facts))
             };
-            backward.iter().filter(agrees).map(|backward| (forward, *backward)).collect()
+            let all = self.by_bound(facts).flat_map(agreeing);
+            all.min_by_key(|(_, facts)| BackwardFacts { merge: None, ..*facts })
         };
-        let tightest =
-            |facts| self.by_bound(facts).map(of_order).find(|fits| !fits.is_empty()).unwrap_or_default();
-        ForwardFacts::all().flat_map(tightest).collect()
+        ForwardFacts::all()
+            .flat_map(|facts| [false, true].map(|scales| fit(facts, scales)))
+            .flatten()
+            .collect()
     }
 
     /// Returns the chance that a candidate other than a subject's own is left, as these cases tell it: each candidate
