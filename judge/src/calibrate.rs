@@ -504,11 +504,14 @@ impl Calibration {
     }
 }
 
+/// What a replay follows: a profile, and joints that are not the declared ones.
+type Replayed = (NumericProfile, Option<Joints>);
+
 /// Scores of one trial's replays. Profiles that this trial cannot tell apart are replayed once.
 struct Replays<'a> {
     trial: &'a Trial,
-    forward: Vec<((NumericProfile, Option<Joints>), Score)>,
-    backward: Vec<((NumericProfile, Option<Joints>), Option<Score>)>,
+    forward: Vec<(Replayed, Score)>,
+    backward: Vec<(Replayed, Option<Score>)>,
 }
 
 impl Replays<'_> {
