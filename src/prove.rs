@@ -57,7 +57,7 @@ const CUTS: u64 = 32;
 
 /// Returns one of these, by its number.
 fn cut(number: u64) -> Cut {
-    let order = if number / 4 % 2 == 0 { MergeOrder::Running } else { MergeOrder::Deferred };
+    let order = if (number / 4).is_multiple_of(2) { MergeOrder::Running } else { MergeOrder::Deferred };
     (1 + number as u32 / 8, number as u32 % 4, order)
 }
 
