@@ -52,47 +52,20 @@ type Cut = (u32, u32, MergeOrder);
 /// Cuts of a single rank: as it lies, and converted into a batch.
 const SINGLE: [Cut; 2] = [(0, 0, MergeOrder::Running), (0, 0, MergeOrder::Deferred)];
 
-/// Every algorithm with each cut that it takes and each order in which it merges.
-const CUTS: [Cut; 28] = {
-    const RUNNING: MergeOrder = MergeOrder::Running;
-    const DEFERRED: MergeOrder = MergeOrder::Deferred;
-    [
-        (1, 0, RUNNING),
-        (1, 1, RUNNING),
-        (1, 2, RUNNING),
-        (1, 0, DEFERRED),
-        (1, 1, DEFERRED),
-        (1, 2, DEFERRED),
-        (2, 0, RUNNING),
-        (2, 1, RUNNING),
-        (2, 2, RUNNING),
-        (2, 3, RUNNING),
-        (2, 0, DEFERRED),
-        (2, 1, DEFERRED),
-        (2, 2, DEFERRED),
-        (2, 3, DEFERRED),
-        (3, 0, RUNNING),
-        (3, 1, RUNNING),
-        (3, 2, RUNNING),
-        (3, 3, RUNNING),
-        (3, 0, DEFERRED),
-        (3, 1, DEFERRED),
-        (3, 2, DEFERRED),
-        (3, 3, DEFERRED),
-        (4, 0, RUNNING),
-        (4, 1, RUNNING),
-        (4, 2, RUNNING),
-        (4, 0, DEFERRED),
-        (4, 1, DEFERRED),
-        (4, 2, DEFERRED),
-    ]
-};
+/// Number of algorithms of several ranks with each cut and each order in which they merge.
+const CUTS: u64 = 32;
 
-/// Size of the groups of a sweep for which growth is asked.
+/// Returns one of these, by its number.
+fn cut(number: u64) -> Cut {
+    let order = if (number / 4).is_multiple_of(2) { MergeOrder::Running } else { MergeOrder::Deferred };
+    (1 + number as u32 / 8, number as u32 % 4, order)
+}
+
+/// Size of the groups of a sweep for which growth is asked, and of their regions.
 const GROWTH_RANKS: usize = 2;
 
 /// Number of kinds of schedules: the cuts, a sequence-parallel region, and two groups side by side.
-const KINDS: u64 = CUTS.len() as u64 + 2;
+const KINDS: u64 = CUTS + 2;
 
 /// Number of schedules of one pack.
 const VARIANTS: u64 = KINDS * SWEEP_RANKS_MAX as u64;
@@ -108,10 +81,13 @@ struct Item {
 impl Item {
     /// Proves the schedules. Growth is the same at each size of the group, and asked at one.
     fn prove(&self) -> Proved {
-        match (&self.beside, self.problem.parallel.all_ranks()) {
-            (Some(beside), _) => prove_side_by_side([&self.problem, beside], self.order),
-            (None, GROWTH_RANKS) => prove(&self.problem, self.order),
-            (None, _) => prove_one(&self.problem, self.order),
+        let parallel = &self.problem.parallel;
+        match (&self.beside, parallel.size(), parallel.region) {
+            (Some(beside), ..) => prove_side_by_side([&self.problem, beside], self.order),
+            (None, GROWTH_RANKS, 1) | (None, 1 | GROWTH_RANKS, GROWTH_RANKS) => {
+                prove(&self.problem, self.order)
+            }
+            (None, ..) => prove_one(&self.problem, self.order),
         }
     }
 }
@@ -133,22 +109,22 @@ fn prove_side_by_side(problems: [&Problem; 2], order: MergeOrder) -> Proved {
 fn item_of_sweep(seed: u64, index: u64) -> Option<Item> {
     let (pack, variant) = (index / VARIANTS, index % VARIANTS);
     let ranks = 1 + (variant / KINDS) as u32;
-    let kind = (variant % KINDS) as usize;
-    match CUTS.get(kind) {
-        Some(cut) => {
+    match variant % KINDS {
+        CUTS => region_of_sweep(seed, pack, ranks),
+        number if number > CUTS => groups_of_sweep(seed, pack, ranks),
+        number => {
+            let cut = cut(number);
             let problem = drawn(seed, pack, cut, ranks)?;
             Some(Item { problem, order: cut.2, beside: None })
         }
-        None if kind == CUTS.len() => region_of_sweep(seed, pack, ranks),
-        None => groups_of_sweep(seed, pack, ranks),
     }
 }
 
 /// Returns two packs over groups of one world, of several ranks each, with cuts of one order of merging. The ranks of
 /// the world are dealt in an order that depends on the pack. Up to two are left idle.
 fn groups_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
-    let own = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
-    let alike: Vec<&Cut> = CUTS.iter().filter(|cut| cut.2 == own.2).collect();
+    let own = cut((pack + u64::from(ranks)) % CUTS);
+    let alike: Vec<Cut> = (0..CUTS).map(cut).filter(|cut| cut.2 == own.2).collect();
     let other = alike[pack as usize % alike.len()];
     let first = drawn(seed, pack, own, ranks.max(2))?;
     let second = drawn(seed, pack + 1, other, 2 + pack as u32 % 3)?;
@@ -173,8 +149,8 @@ fn on_ranks(problem: Problem, world: usize, ranks: &[usize]) -> Option<Problem> 
 /// that its ranks can hold.
 fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
     let halves = ranks.is_multiple_of(2) && (pack + u64::from(ranks) / 2).is_multiple_of(2);
-    let any = &CUTS[(pack + u64::from(ranks)) as usize % CUTS.len()];
-    let (cut, size) = if halves { (any, 2) } else { (&SINGLE[pack as usize % SINGLE.len()], 1) };
+    let any = cut((pack + u64::from(ranks)) % CUTS);
+    let (cut, size) = if halves { (any, 2) } else { (SINGLE[pack as usize % SINGLE.len()], 1) };
     let problem = drawn(seed, pack, cut, size)?;
     let ranks = (ranks as usize / problem.parallel.size()).max(2);
     let mut fields = ProblemFields::from(problem);
@@ -186,7 +162,7 @@ fn region_of_sweep(seed: u64, pack: u64, ranks: u32) -> Option<Item> {
 }
 
 /// Returns a pack over some ranks.
-fn drawn(seed: u64, pack: u64, &(algorithm, balance, _): &Cut, ranks: u32) -> Option<Problem> {
+fn drawn(seed: u64, pack: u64, (algorithm, balance, _): Cut, ranks: u32) -> Option<Problem> {
     let limits = Limits::seams();
     let drawn = generate::draw_raw(seed, pack, &limits);
     let all_to_all = 1 + (drawn.detail.max(drawn.all_to_all) + pack as u32) % ranks;

@@ -6,9 +6,10 @@
 //! everything, it is a profile worth locking. If none does, the subject is judged by tiers W and T alone. Where the
 //! cases show why no profile is possible, the outcome says so ([`Unlockable`]).
 //!
-//! The way of merging partial results changes bounds alone, and the bounds of the merge orders are nested. Several
-//! candidates may explain everything and differ in their merges alone. The profile is then the tightest of them:
-//! merges kept in f32, then what the subject declares, then merges rounded to the result's format. The source of D and
+//! The order of merging partial results changes bounds alone: of out by its merges, and of gradients by their sums.
+//! The bounds of the orders are nested. Several candidates may explain everything and differ in their order alone. The
+//! profile is then the tightest of them: results kept in f32, then what the subject declares, then results rounded to
+//! their own format. Both passes of a candidate have one order. The source of D and
 //! the format of single heads' gradients are found in the same way, in the order of [`BackwardFacts`]: a stored out
 //! leaves D no error to speak of, and an unrounded out leaves it that of the last rounding.
 //!
@@ -22,7 +23,7 @@ use std::fmt;
 
 use rayon::prelude::*;
 use seamproof_oracle::envelope::{
-    Arithmetic, Delta, DsWeights, GroupSums, KeyOrder, Merges, NumericProfile, WeightRounding,
+    Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, WeightRounding,
 };
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
@@ -80,7 +81,12 @@ pub struct BackwardFacts {
     pub delta: Delta,
     /// Weights that dS is made of, [`NumericProfile::ds_weights`].
     pub ds_weights: DsWeights,
+    /// Order of merging, as in [`ForwardFacts::merge`].
+    pub merge: Option<MergeOrder>,
 }
+
+/// What of a backward has to be known: the other facts have a tightest choice.
+type BackwardKey = (bool, bool, Option<MergeOrder>);
 
 /// Choices of arithmetic that an instance declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -193,6 +199,7 @@ impl ForwardFacts {
 }
 
 impl BackwardFacts {
+    /// Returns every candidate that sums gradients as declared.
     fn all() -> impl Iterator<Item = BackwardFacts> {
         let choices = [GroupSums::F32, GroupSums::Stored].into_iter().flat_map(|group_sums| {
             let deltas = [Delta::StoredOut, Delta::WeightedDots, Delta::UnroundedOut];
@@ -205,6 +212,7 @@ impl BackwardFacts {
                     scales_logit_gradients: bits & 2 != 0,
                     group_sums,
                     delta,
+                    merge: None,
                     ds_weights: if bits & 4 == 0 { DsWeights::Unrounded } else { DsWeights::Rounded },
                 })
             })
@@ -212,8 +220,13 @@ impl BackwardFacts {
             .filter(|facts| facts.rounds_weights || facts.ds_weights == DsWeights::Unrounded)
     }
 
+    fn key(&self) -> BackwardKey {
+        (self.rounds_weights, self.scales_logit_gradients, self.merge)
+    }
+
     fn profile(self) -> NumericProfile {
-        let BackwardFacts { rounds_weights, scales_logit_gradients, delta, group_sums, ds_weights } = self;
+        let BackwardFacts { rounds_weights, scales_logit_gradients, delta, group_sums, ds_weights, .. } =
+            self;
         let kv_order = KeyOrder::Ascending;
         NumericProfile {
             rounds_weights,
@@ -312,17 +325,24 @@ impl Calibration {
         };
         let tile = trial.declared_tile();
         let others =
-            MergeOrder::WEIGHTED.into_iter().filter_map(|order| Some((order, trial.other_merges(order)?)));
-        let others: BTreeMap<MergeOrder, Merges> = others.collect();
+            MergeOrder::WEIGHTED.into_iter().filter_map(|order| Some((order, trial.other_joints(order)?)));
+        let others: BTreeMap<MergeOrder, Joints> = others.collect();
         let mut replays = Replays { trial: &trial, forward: Vec::new(), backward: Vec::new() };
-        let mut forward = BTreeMap::new();
+        let (mut forward, mut backward) = (BTreeMap::new(), BTreeMap::new());
         for facts in ForwardFacts::all() {
             let declared = replays.forward(facts.profile(tile), None);
             forward.insert(facts, declared);
             for order in MergeOrder::WEIGHTED {
                 let other =
-                    others.get(&order).map(|merges| replays.forward(facts.profile(tile), Some(*merges)));
+                    others.get(&order).map(|joints| replays.forward(facts.profile(tile), Some(*joints)));
                 forward.insert(ForwardFacts { merge: Some(order), ..facts }, other.unwrap_or(declared));
+            }
+        }
+        for facts in BackwardFacts::all() {
+            for merge in [None].into_iter().chain(MergeOrder::WEIGHTED.map(Some)) {
+                let joints = merge.and_then(|order| others.get(&order).copied());
+                let score = replays.backward(facts.profile(), joints);
+                backward.extend(score.map(|score| (BackwardFacts { merge, ..facts }, score)));
             }
         }
         let Arithmetic { weights, delta, group_sums, ds_weights, .. } = backend.declaration().arithmetic;
@@ -334,9 +354,7 @@ impl Calibration {
             forward,
             other_orders: others.into_keys().collect(),
             other_tiles: KV_TILES.into_iter().filter(|other| *other != tile).collect(),
-            backward: BackwardFacts::all()
-                .filter_map(|facts| Some((facts, replays.backward(facts.profile())?)))
-                .collect(),
+            backward,
             declared: BTreeSet::from([Choices { weights, delta, group_sums, ds_weights }]),
             versions: backend.versions(),
         })
@@ -356,30 +374,53 @@ impl Calibration {
         self
     }
 
-    /// Whether a candidate differs in some case from the one that takes tiles and merges as declared.
-    fn is_apart(&self, facts: &ForwardFacts) -> bool {
-        facts.merge.is_none_or(|order| self.other_orders.contains(&order))
-            && facts.kv_tile.is_none_or(|tile| self.other_tiles.contains(&tile))
+    /// Whether an order is the declared one, or differs from it in some case.
+    fn has_order(&self, merge: Option<MergeOrder>) -> bool {
+        merge.is_none_or(|order| self.other_orders.contains(&order))
     }
 
-    /// Returns the candidate with these facts and the tightest merges that explain out in every case, if any merges
-    /// do.
-    fn tightest(&self, facts: ForwardFacts) -> Option<ForwardFacts> {
-        let by_bound = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
-        let candidates = by_bound.map(|merge| ForwardFacts { merge, ..facts });
+    /// Whether a candidate differs in some case from the one that takes tiles and merges as declared.
+    fn is_apart(&self, facts: &ForwardFacts) -> bool {
+        self.has_order(facts.merge) && facts.kv_tile.is_none_or(|tile| self.other_tiles.contains(&tile))
+    }
+
+    /// Returns the candidates with these facts that explain out in every case, from the tightest order on.
+    fn by_bound(&self, facts: ForwardFacts) -> impl Iterator<Item = ForwardFacts> {
+        let orders = [Some(MergeOrder::Running), None, Some(MergeOrder::Deferred)];
         let explains = |facts: &ForwardFacts| self.forward.get(facts).is_some_and(Score::explains);
-        candidates.into_iter().find(|facts| self.is_apart(facts) && explains(facts))
+        let candidates = orders.map(|merge| ForwardFacts { merge, ..facts });
+        candidates.into_iter().filter(move |facts| self.is_apart(facts) && explains(facts))
     }
 
     /// Returns the backward candidates that explain every case, each with the tightest of its sums and sources of D.
     fn tightest_backward(&self) -> Vec<BackwardFacts> {
         let explaining = self.backward.iter().filter(|(_, score)| score.explains()).map(|(facts, _)| *facts);
-        let mut tightest: BTreeMap<(bool, bool), BackwardFacts> = BTreeMap::new();
+        let mut tightest: BTreeMap<BackwardKey, BackwardFacts> = BTreeMap::new();
         // In the order of candidates, tighter choices come before weaker ones.
         for facts in explaining {
-            tightest.entry((facts.rounds_weights, facts.scales_logit_gradients)).or_insert(facts);
+            tightest.entry(facts.key()).or_insert(facts);
         }
         tightest.into_values().collect()
+    }
+
+    /// Returns the candidates of both passes that explain every case. Of those that differ in what has a tightest choice
+    /// alone, there is one: the order is chosen last, because a weaker choice may make up for a wrong one.
+    fn fits(&self) -> Vec<(ForwardFacts, BackwardFacts)> {
+        let backward = self.tightest_backward();
+        let fit = |facts: ForwardFacts, scales: bool| {
+            let agreeing = |forward: ForwardFacts| {
+                let agrees = move |facts: &&BackwardFacts| {
+                    facts.key() == (forward.rounds_weights, scales, forward.merge) && !forward.scales_queries
+                };
+                backward.iter().filter(agrees).map(move |facts| (forward, *facts))
+            };
+            let all = self.by_bound(facts).flat_map(agreeing);
+            all.min_by_key(|(_, facts)| BackwardFacts { merge: None, ..*facts })
+        };
+        ForwardFacts::all()
+            .flat_map(|facts| [false, true].map(|scales| fit(facts, scales)))
+            .flatten()
+            .collect()
     }
 
     /// Returns the chance that a candidate other than a subject's own is left, as these cases tell it: each candidate
@@ -392,12 +433,14 @@ impl Calibration {
     }
 
     /// Returns the number of cases that condemned each candidate that was condemned. A candidate that is weaker than
-    /// one that explains every case is left out: it would not have been taken.
+    /// one that explains every case is left out: it would not have been taken. So is a backward of another order than
+    /// that of a candidate which fits: the forward of that order tells.
     fn condemnations(&self) -> impl Iterator<Item = u64> {
         let tightest = self.tightest_backward();
+        let orders: BTreeSet<_> = self.fits().into_iter().map(|(forward, _)| forward.merge).collect();
         let is_weaker = move |facts: &BackwardFacts| {
-            let key = |facts: &BackwardFacts| (facts.rounds_weights, facts.scales_logit_gradients);
-            tightest.iter().any(|taken| key(taken) == key(facts) && taken < facts)
+            !orders.contains(&facts.merge)
+                || tightest.iter().any(|taken| taken.key() == facts.key() && taken < facts)
         };
         let backward =
             self.backward.iter().filter(move |(facts, _)| !is_weaker(facts)).map(|(_, score)| score);
@@ -432,18 +475,11 @@ impl Calibration {
     /// Returns the one profile that explains everything, or else why there is none.
     pub fn outcome(&self, backend: &str, seed: u64) -> CalibrationOutcome {
         let forward: Vec<ForwardFacts> =
-            ForwardFacts::all().filter_map(|facts| self.tightest(facts)).collect();
+            ForwardFacts::all().filter_map(|facts| self.by_bound(facts).next()).collect();
         if let Some(why) = self.unlockable(&forward) {
             return CalibrationOutcome::Refused(why);
         }
-        let backward = self.tightest_backward();
-        let fits = forward.into_iter().flat_map(|forward| {
-            let agrees = move |facts: &&BackwardFacts| {
-                facts.rounds_weights == forward.rounds_weights && !forward.scales_queries
-            };
-            backward.iter().filter(agrees).map(move |backward| (forward, *backward))
-        });
-        let fits: Vec<(ForwardFacts, BackwardFacts)> = fits.collect();
+        let fits = self.fits();
         match fits[..] {
             [] => CalibrationOutcome::None,
             [(forward, backward)] => CalibrationOutcome::Unique(Box::new(Lock {
@@ -468,23 +504,28 @@ impl Calibration {
     }
 }
 
+/// What a replay follows: a profile, and joints that are not the declared ones.
+type Replayed = (NumericProfile, Option<Joints>);
+
 /// Scores of one trial's replays. Profiles that this trial cannot tell apart are replayed once.
 struct Replays<'a> {
     trial: &'a Trial,
-    forward: Vec<((NumericProfile, Option<Merges>), Score)>,
-    backward: Vec<(NumericProfile, Option<Score>)>,
+    forward: Vec<(Replayed, Score)>,
+    backward: Vec<(Replayed, Option<Score>)>,
 }
 
 impl Replays<'_> {
-    fn forward(&mut self, profile: NumericProfile, merges: Option<Merges>) -> Score {
+    fn forward(&mut self, profile: NumericProfile, joints: Option<Joints>) -> Score {
         let profile = self.trial.in_effect(profile);
-        once(&mut self.forward, (profile, merges), || Score::of_case(self.trial.out(profile, merges)))
+        once(&mut self.forward, (profile, joints), || Score::of_case(self.trial.out(profile, joints)))
     }
 
     /// Returns the score of a backward; `None` where it cannot be replayed.
-    fn backward(&mut self, profile: NumericProfile) -> Option<Score> {
+    fn backward(&mut self, profile: NumericProfile, joints: Option<Joints>) -> Option<Score> {
         let profile = self.trial.in_effect(profile);
-        once(&mut self.backward, profile, || self.trial.gradients(profile).map(Score::of_case))
+        once(&mut self.backward, (profile, joints), || {
+            self.trial.gradients(profile, joints).map(Score::of_case)
+        })
     }
 }
 
@@ -544,15 +585,17 @@ impl fmt::Display for Calibration {
             write!(f, "{rounds:<12}{scales:<12}{tile:<12}{order:<12}{merge:<12}{normalised:<22}")?;
             writeln!(f, "{worst:>12.3}{condemned:>11}")?;
         }
-        let head = ["rounds P", "scales dS before rounding", "heads of a group", "dS of P", "D"];
-        let [rounds, scales, heads, ds, delta] = head;
-        write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}")?;
+        let head = ["rounds P", "scales dS before rounding", "heads of a group", "dS of P", "D", "merges"];
+        let [rounds, scales, heads, ds, delta, merge] = head;
+        write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}{merge:<12}")?;
         writeln!(f, "{:>12}{:>11}", "gradients", "condemned")?;
-        for (facts, Score { worst, condemned }) in &self.backward {
+        let backward = self.backward.iter().filter(|(facts, _)| self.has_order(facts.merge));
+        for (facts, Score { worst, condemned }) in backward {
             let (rounds, scales) = (yes(facts.rounds_weights), yes(facts.scales_logit_gradients));
             let (heads, ds, delta) =
                 (name_of(facts.group_sums), name_of(facts.ds_weights), name_of(facts.delta));
-            write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}")?;
+            let merge = facts.merge.map_or("declared", MergeOrder::name);
+            write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}{merge:<12}")?;
             writeln!(f, "{worst:>12.3}{condemned:>11}")?;
         }
         if let Some(nearest) = self.nearest() {

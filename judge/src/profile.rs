@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use seamproof_oracle::envelope::{
-    Arithmetic, Delta, DsWeights, GroupSums, KeyOrder, Merges, NumericProfile, Partition, WeightRounding,
+    Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, Partition, WeightRounding,
 };
-use seamproof_oracle::replay::{Replay, ReplayedLaunch};
+use seamproof_oracle::replay::{Replay, ReplayedKeys, ReplayedLaunch};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Positions, Problem, Side};
+use seamproof_oracle::{Band, Positions, Problem, Side};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -139,9 +139,9 @@ impl Lock {
         partition: Partition,
         launches: impl FnOnce() -> Option<Vec<ReplayedLaunch>>,
     ) -> Option<Replay> {
-        let merges = self.merge.and_then(|order| merges(problem, order));
+        let joints = self.merge.and_then(|order| joints(problem, order));
         let profile = self.profile(arithmetic, partition.kv_tile)?;
-        Some(Replay { profile, launches: launches()?, merges })
+        Some(Replay { profile, launches: launches()?, joints })
     }
 
     /// Returns the profile of an instance that declares this arithmetic and tiles of `declared` keys; `None` where the
@@ -169,9 +169,10 @@ impl Lock {
     }
 }
 
-/// Returns how a problem's schedule merges in this order; `None` where there is no such schedule.
-pub fn merges(problem: &Problem, order: MergeOrder) -> Option<Merges> {
-    Some(build_with(problem, order).ok()?.partition(Tiles { q: 1, kv: 1 }).merges)
+/// Returns how a problem's schedule merges outs and sums gradients in this order; `None` where there is no such
+/// schedule.
+pub fn joints(problem: &Problem, order: MergeOrder) -> Option<Joints> {
+    Some(build_with(problem, order).ok()?.partition(Tiles { q: 1, kv: 1 }).joints())
 }
 
 /// Returns the place of the lock file of an adapter: `kernel.lock.json` beside `kernel.py`.
@@ -184,8 +185,9 @@ pub fn beside(adapter: &Path) -> PathBuf {
 pub fn whole_launches(problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
     let launch = |(sequence, both)| {
         let line = |side: Side| Positions { start: 0, step: 1, len: run_of(both, side).len };
-        let (queries, keys) = (line(Side::Q), vec![(0, line(Side::Kv))]);
-        ReplayedLaunch { sequence, heads: 0..problem.heads.q, queries, keys }
+        let all = ReplayedKeys { first: 0, line: line(Side::Kv), band: Band { lo: None, hi: None } };
+        let (queries, keys) = (line(Side::Q), vec![all]);
+        ReplayedLaunch { sequence, heads: 0..problem.heads.q, first: 0, queries, keys }
     };
     problem.parallel.is_whole().then(|| problem.sequences.iter().enumerate().map(launch).collect())
 }

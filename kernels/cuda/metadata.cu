@@ -2,7 +2,7 @@
 //
 // Here `len` of a slot counts the real positions of the whole *sequence*, on every rank; elsewhere a slot's own.
 // A *piece* is a run of positions in a rank's slot: the slot itself (contiguous, striped by one), a chunk of it
-// (dual-chunk has two) or a stripe.
+// (dual-chunk has two), a stripe, or the rows that one of several ranks brought (stripes of one in a hierarchy's ring).
 #include "common.cuh"
 
 constexpr int CONTIGUOUS = 0, DUAL_CHUNK = 1, STRIPED = 2;
@@ -172,18 +172,25 @@ __device__ __forceinline__ void place_queries(const Slots& slots, int s, const P
     segment.q_len = (int)real_of(piece.start, piece.step, piece.span, slots.len[s]);
 }
 
+// A piece of a slot in a ring. In stripes of one, a slot has the rows of `members` ranks of a finer cut, one piece each.
+__device__ __forceinline__ Piece piece_in_ring(int balance, int cp, int members, int rank, int part, i64 span) {
+    if (balance != STRIPED) return piece_of(balance, cp, rank, part, span);
+    const i64 own = span / members;
+    return {(i64)rank * members + part, (i64)cp * members, own, part * own};
+}
+
 // A step of the ring: the queries of `rank` against the keys of `owner`. segments: [key pieces, query pieces, sequences].
 extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
-    int balance, int rank, int owner, Segment* segments
+    int balance, int members, int rank, int owner, Segment* segments
 ) {
     after_earlier_launches();
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const int parts = balance == DUAL_CHUNK ? 2 : 1;
+    const int parts = balance == STRIPED ? members : balance == DUAL_CHUNK ? 2 : 1;
     if (i >= (i64)parts * parts * q.count) return;
     const int s = (int)(i % q.count), q_part = (int)(i / q.count % parts), kv_part = (int)(i / q.count / parts);
-    const Piece queries = piece_of(balance, cp, rank, q_part, q.span[s]);
-    const Piece keys = piece_of(balance, cp, owner, kv_part, kv.span[s]);
+    const Piece queries = piece_in_ring(balance, cp, members, rank, q_part, q.span[s]);
+    const Piece keys = piece_in_ring(balance, cp, members, owner, kv_part, kv.span[s]);
     Segment segment;
     place_queries(q, s, queries, segment);
     segment.kv_offset = (int)(kv.offset[s] + keys.at);
@@ -192,19 +199,61 @@ extern "C" __global__ void __launch_bounds__(THREADS) ring_segments(
     segments[i] = segment;
 }
 
-// A piece of queries, and whose it is: -1 for none.
-struct Queries {
-    int sequence;
-    Piece piece;
+// Pairs of stripes `distance` apart, of which a bound shows those whose rows are `first` to `last` apart.
+struct Edge {
+    i64 distance;
+    i64 first;
+    i64 last;
 };
 
-// A stripe by its place in the layout of stripes, in which offsets are divided by the stripe. Spans are multiples of
-// it, so that no two slots meet there.
-__device__ __forceinline__ Queries stripe_at(const Slots& q, int cp, int stripe, int rank, i64 place) {
-    const int s = last_at_most(0, q.count, place, [&](int i) { return (i64)(q.offset[i] / stripe); });
-    const i64 index = s < 0 ? 0 : place - q.offset[s] / stripe;
-    if (s < 0 || index >= q.span[s] / stripe) return {-1, {0, 1, 0, 0}};
-    return {s, {(index * cp + rank) * stripe, 1, stripe, index * stripe}};
+// What an upper bound of positions shows between stripes of `width` rows, `period` positions from one to the next of a
+// rank, of which keys' are `apart` positions behind queries': all rows up to the one that is returned, and an edge.
+// A lower bound is the same with all signs changed.
+__device__ __forceinline__ i64 shown_below(i64 width, i64 period, i64 apart, i64 bound, Edge& edge) {
+    const i64 distance = floor_div(bound - apart + width - 1, period);
+    const i64 inside = min(bound - apart - distance * period, width - 1);
+    const i64 last = distance * width + min(inside, 0ll);
+    edge = inside >= 0 ? Edge{distance, last + 1, last + inside} : Edge{distance - 1, last + 1, distance * width - 1};
+    return last;
+}
+
+// A step of the ring between stripes of several rows, `most` of them in the longest slot of queries. segments: a band of
+// all rows for each sequence, then [upper and lower edge, stripes, sequences].
+extern "C" __global__ void __launch_bounds__(THREADS) ring_stripes(
+    const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
+    int stripe, int most, int rank, int owner, Segment* segments
+) {
+    after_earlier_launches();
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= (1 + 2 * (i64)most) * q.count) return;
+    const int s = (int)(i % q.count);
+    const i64 piece = i / q.count, period = (i64)cp * stripe, apart = ((i64)owner - rank) * stripe;
+    const i64 shift = shift_of(mask, q.len[s], kv.len[s]), lo = shift - mask.left;
+    const i64 q_len = real_striped(q.len[s], cp, rank, stripe, q.span[s]);
+    const i64 kv_len = real_striped(kv.len[s], cp, owner, stripe, kv.span[s]);
+    Edge upper{0, 0, -1}, lower{0, 0, -1};
+    const i64 last = mask.right < 0 ? UNBOUNDED_HIGH : shown_below(stripe, period, apart, shift + mask.right, upper);
+    const i64 first = mask.left < 0 ? UNBOUNDED_LOW : -shown_below(stripe, period, -apart, -lo, lower);
+    if (piece == 0) {
+        segments[i] = {q.offset[s], (int)q_len, kv.offset[s], (int)kv_len, first, last};
+        return;
+    }
+    Edge edge = piece <= most ? upper : Edge{-lower.distance, -lower.last, -lower.first};
+    // The upper edge keeps what the lower bound shows, and the lower one what is in the band of all rows.
+    if (piece <= most && mask.left >= 0) edge.first = max(edge.first, lo - apart - edge.distance * (period - stripe));
+    if (piece > most && mask.right >= 0) edge.last = min(edge.last, last);
+    const i64 own = (piece - 1) % most, key = own + edge.distance;
+    const bool is_there = own < q.span[s] / stripe && key >= 0 && key < kv.span[s] / stripe;
+    if (!is_there || edge.first > edge.last) {
+        segments[i] = {0, 0, 0, 0, 0, 0};
+        return;
+    }
+    const i64 before = own * stripe, keys_before = key * stripe, back = edge.distance * stripe;
+    segments[i] = {
+        (int)(q.offset[s] + before), (int)min(max(q_len - before, 0ll), (i64)stripe),
+        (int)(kv.offset[s] + keys_before), (int)min(max(kv_len - keys_before, 0ll), (i64)stripe),
+        edge.first - back, edge.last - back
+    };
 }
 
 // Keys of a sequence up to the last one that the last real one of these queries sees; none for padding.
@@ -217,29 +266,23 @@ __device__ __forceinline__ i64 visible_prefix(
     return mask.right < 0 || past > lk ? lk : past < 0 ? 0 : past;
 }
 
-// All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order. segments: [query
-// pieces, sequences], or in the layout of stripes.
+// All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order. Of stripes, the longest
+// slot has `most`. segments: [query pieces, sequences].
 extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
-    int balance, int stripe, int rank, Segment* segments
+    int balance, int stripe, int most, int rank, Segment* segments
 ) {
     after_earlier_launches();
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
-    const i64 count = balance == STRIPED ? (q.rows + (i64)stripe - 1) / stripe : (balance + 1) * (i64)q.count;
-    if (i >= count) return;
-    Queries owned;
-    if (balance == STRIPED) {
-        owned = stripe_at(q, cp, stripe, rank, i);
-    } else {
-        const int s = (int)(i % q.count);
-        owned = {s, piece_of(balance, cp, rank, (int)(i / q.count), q.span[s])};
-    }
-    const int s = owned.sequence;
-    const Piece queries = owned.piece;
-    if (s < 0) {
+    if (i >= (balance == STRIPED ? most : balance + 1) * (i64)q.count) return;
+    const int s = (int)(i % q.count);
+    const i64 index = i / q.count;
+    if (balance == STRIPED && index >= q.span[s] / stripe) {
         segments[i] = {0, 0, 0, 0, 0, 0};
         return;
     }
+    const Piece queries = balance == STRIPED ? Piece{(index * cp + rank) * stripe, 1, stripe, index * stripe}
+                                             : piece_of(balance, cp, rank, (int)index, q.span[s]);
     Segment segment;
     place_queries(q, s, queries, segment);
     const i64 keys = visible_prefix(q, kv, mask, s, queries, segment);

@@ -251,46 +251,53 @@ pub trait TableKernels: Launch {
 
     /// Makes the segments of a step of the ring, forward or backward: [`SEGMENT_BYTES`] for each piece of `owner`'s
     /// keys, piece of `rank`'s queries and sequence, in this order, the last fastest. Whole sequences, which an
-    /// all-to-all collects on every rank, are a ring of one rank.
+    /// all-to-all collects on every rank, are a ring of one rank. In stripes of one row, each rank has the rows of
+    /// `pieces` ranks of a finer cut, one after the other, as in the ring of a hierarchy.
     ///
-    /// Stripes of more than one row are refused, as a schedule's ring refuses them. What a query sees of another
-    /// rank's stripes is no band of rows, so that a launch with one band for each segment could not say it.
-    /// TransformerEngine's ring takes only stripes of 1 too (<https://github.com/NVIDIA/TransformerEngine>,
-    /// `transformer_engine/jax`, ring attention on packed sequences). All-gather takes any stripe.
+    /// In stripes of several rows, `pieces` is the number of stripes of the longest slot of queries. There is a segment
+    /// of all rows for each sequence, and for each of the two bounds one for each stripe and sequence. Other cuts do not
+    /// read `pieces`.
     fn ring_segments(
         &self,
         [q, kv]: [Slots; 2],
         mask: &Mask,
-        cut: Cut,
+        (cut, pieces): (Cut, usize),
         [rank, owner]: [usize; 2],
         segments: Area,
     ) -> Result<(), KernelError> {
         let raw = check_sequences([q, kv])?;
-        let parts = match cut.balance {
-            Balance::Contiguous | Balance::Striped { stripe: 1 } => 1,
-            Balance::DualChunk => 2,
-            Balance::Striped { stripe } => {
-                let what = format!("a ring's step has no band between stripes of {stripe}; use all-gather");
-                return Err(KernelError::shape(what));
-            }
-        };
+        let cut = in_ring(cut);
         let (rank, owner) = (cut.check_rank(rank)?, cut.check_rank(owner)?);
-        let count = parts * parts * q.count;
-        check_segments(segments, count, &both_tables([q, kv]))?;
-        let [cp, balance, _] = cut.numbers()?;
-        let arguments: [&dyn Argument; 8] =
-            [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &balance, &rank, &owner, &segments.address()];
+        let tables = both_tables([q, kv]);
+        let ([cp, balance, stripe], most) = (cut.numbers()?, check_pieces(pieces)?);
+        let (mask, to) = (raw_mask(mask)?, segments.address());
+        if stripe > 1 {
+            let count = q.count.saturating_mul(1 + 2 * pieces);
+            check_segments(segments, count, &tables)?;
+            let arguments: [&dyn Argument; 9] =
+                [&raw[0], &raw[1], &mask, &cp, &stripe, &most, &rank, &owner, &to];
+            return self.launch("ring_stripes", (blocks(count, THREADS), 1, THREADS), &arguments);
+        }
+        let parts = match cut.balance {
+            Balance::Contiguous => 1,
+            Balance::DualChunk => 2,
+            Balance::Striped { .. } => pieces,
+        };
+        let count = q.count.saturating_mul(parts * parts);
+        check_segments(segments, count, &tables)?;
+        let arguments: [&dyn Argument; 9] =
+            [&raw[0], &raw[1], &mask, &cp, &balance, &most, &rank, &owner, &to];
         self.launch("ring_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
     /// Makes the segments of an all-gather's forward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and
-    /// sequence. Keys are the visible prefix, in sequence order. In the layout of stripes there is a segment for each
-    /// of `q.rows / stripe` places, rounded up, unless stripes of 1 are on one rank.
+    /// sequence, the last fastest. Keys are the visible prefix, in sequence order. Stripes are pieces, unless those of
+    /// one row are on one rank: `stripes` is their number in the longest slot, and other cuts do not read it.
     fn all_gather_segments(
         &self,
         [q, kv]: [Slots; 2],
         mask: &Mask,
-        cut: Cut,
+        (cut, stripes): (Cut, usize),
         rank: usize,
         segments: Area,
     ) -> Result<(), KernelError> {
@@ -304,13 +311,14 @@ pub trait TableKernels: Launch {
         let count = match cut.balance {
             Balance::Contiguous => q.count,
             Balance::DualChunk => 2 * q.count,
-            Balance::Striped { stripe } => blocks(q.rows, stripe),
+            Balance::Striped { .. } => q.count.saturating_mul(stripes),
         };
-        let rank = cut.check_rank(rank)?;
+        let (rank, most) = (cut.check_rank(rank)?, check_pieces(stripes)?);
         check_segments(segments, count, &both_tables([q, kv]))?;
         check_gathered(kv, cut)?;
-        let arguments: [&dyn Argument; 8] =
-            [&raw[0], &raw[1], &raw_mask(mask)?, &cp, &balance, &stripe, &rank, &segments.address()];
+        let (mask, to) = (raw_mask(mask)?, segments.address());
+        let arguments: [&dyn Argument; 9] =
+            [&raw[0], &raw[1], &mask, &cp, &balance, &stripe, &most, &rank, &to];
         self.launch("all_gather_segments", (blocks(count, THREADS), 1, THREADS), &arguments)
     }
 
@@ -363,12 +371,12 @@ pub trait TableKernels: Launch {
         &self,
         [q, kv]: [Slots; 2],
         mask: &Mask,
-        cut: Cut,
+        (cut, stripes): (Cut, usize),
         rank: usize,
         segments: Area,
     ) -> Result<(), KernelError> {
         if cut.balance != (Balance::Striped { stripe: 1 }) || cut.cp == 1 {
-            return self.all_gather_segments([q, kv], mask, cut, rank, segments);
+            return self.all_gather_segments([q, kv], mask, (cut, stripes), rank, segments);
         }
         let raw = check_sequences([q, kv])?;
         let [cp, ..] = cut.numbers()?;
@@ -491,6 +499,22 @@ fn check_sequences([q, kv]: [Slots; 2]) -> Result<[RawSlots; 2], KernelError> {
 /// Returns the tables of both sides' slots.
 fn both_tables<'a>(sides: [Slots<'a>; 2]) -> Vec<(&'static str, Area<'a>)> {
     sides.map(|slots| slots.tables()).concat()
+}
+
+/// Returns a cut as a ring takes it: the stripes of a rank alone are one piece.
+fn in_ring(cut: Cut) -> Cut {
+    match cut.balance {
+        Balance::Striped { stripe: 2.. } if cut.cp == 1 => Cut { balance: Balance::Contiguous, ..cut },
+        _ => cut,
+    }
+}
+
+/// Refuses numbers of pieces that no slot has.
+fn check_pieces(pieces: usize) -> Result<i32, KernelError> {
+    if pieces > ROWS_MAX {
+        return Err(KernelError::shape(format!("{pieces} pieces of a slot; at most {ROWS_MAX}")));
+    }
+    Ok(pieces as i32)
 }
 
 /// Refuses memory that has not room for `count` segments apart from other tables.

@@ -260,19 +260,21 @@ fn tables_are_refused() {
     refused("cu_seqlens: 8 bytes, not a table of 3 i32", cu_seqlens(at(4, 8)));
     let band = Mask::window(Some(3), Some(0), Alignment::TopLeft);
     let ring =
-        |kv, cut, mask: Mask, area| move |l: &Noted| l.ring_segments([q, kv], &mask, cut, [0, 1], area);
+        |kv, cut, mask: Mask, area| move |l: &Noted| l.ring_segments([q, kv], &mask, (cut, 2), [0, 1], area);
     let room = |segments| at(4, segments * SEGMENT_BYTES);
     assert_eq!(launched(ring(kv, cut, band, room(8))), ["ring_segments"]);
     refused("segments: 32 bytes, not 8 of 32", ring(kv, cut, band, room(1)));
     let skewed = off(4, 8, 8 * SEGMENT_BYTES);
     refused("segments: at 0x40008, which is not aligned to 16 bytes", ring(kv, cut, band, skewed));
     refused("2 sequences of q and 1 of kv", ring(Slots { count: 1, ..kv }, cut, band, room(8)));
-    refused(
-        "no band between stripes of 2",
-        ring(kv, Cut { balance: Balance::Striped { stripe: 2 }, ..cut }, band, room(2)),
-    );
+    let stripes = |stripe| Cut { balance: Balance::Striped { stripe }, ..cut };
+    assert_eq!(launched(ring(kv, stripes(1), band, room(8))), ["ring_segments"], "two members");
+    assert_eq!(launched(ring(kv, stripes(2), band, room(10))), ["ring_stripes"]);
+    refused("segments: 64 bytes, not 10 of 32", ring(kv, stripes(2), band, room(2)));
+    let endless = |l: &Noted| l.ring_segments([q, kv], &band, (stripes(2), usize::MAX / 4), [0, 1], room(10));
+    refused("pieces of a slot", endless);
     refused("made of a band", ring(kv, cut, Mask { prefix: 3, ..band }, room(8)));
-    let gathered = |kv, area| move |l: &Noted| l.all_gather_segments([q, kv], &band, cut, 0, area);
+    let gathered = |kv, area| move |l: &Noted| l.all_gather_segments([q, kv], &band, (cut, 1), 0, area);
     assert_eq!(launched(gathered(kv, room(4))), ["all_gather_segments"]);
     refused("gathered rows", gathered(Slots { rows: i32::MAX as usize, ..kv }, room(4)));
     let fill = |call: CallTables| move |l: &Noted| l.fill_call(room(1), &call, at(5, call.bytes().len()));

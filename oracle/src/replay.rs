@@ -15,8 +15,8 @@
 
 use std::ops::Range;
 
-use crate::envelope::{KeyOrder, Merges, NumericProfile};
-use crate::{Intervals, Positions};
+use crate::envelope::{Joints, KeyOrder, NumericProfile};
+use crate::{Band, Intervals, Positions};
 
 /// The queries and keys of one sequence that meet in one launch. Keys that the mask hides may be listed, and are
 /// skipped.
@@ -26,10 +26,34 @@ pub struct ReplayedLaunch {
     pub sequence: usize,
     /// Query heads.
     pub heads: Range<usize>,
+    /// The launch's own number of the first query.
+    pub first: usize,
     /// The queries.
     pub queries: Positions,
-    /// The keys in lines, each with the launch's own number of its first key. Tiles are cut by these numbers.
-    pub keys: Vec<(usize, Positions)>,
+    /// The keys, in lines.
+    pub keys: Vec<ReplayedKeys>,
+}
+
+/// A line of keys of a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayedKeys {
+    /// The launch's own number of the first key. Tiles are cut by these numbers.
+    pub first: usize,
+    /// The keys.
+    pub line: Positions,
+    /// The pairs that the launch shows, by the launch's own numbers. Another launch may show the others of the mask.
+    pub band: Band,
+}
+
+impl ReplayedLaunch {
+    /// Returns the keys that the launch shows a query, in order, each with its number; those too that the mask hides.
+    fn shown(&self, query: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let number = self.first + (query - self.queries.start) / self.queries.step;
+        self.keys.iter().flat_map(move |ReplayedKeys { first, line, band }| {
+            let own = band.keys(number, first + line.len);
+            (own.start.max(*first)..own.end).map(move |index| (index, line.at(index - first)))
+        })
+    }
 }
 
 /// A numeric profile, and the launches that a replay follows.
@@ -39,8 +63,8 @@ pub struct Replay {
     pub profile: NumericProfile,
     /// The forward's launches over all rows.
     pub launches: Vec<ReplayedLaunch>,
-    /// The merges of partial results, where the profile knows them better than the subject's own partition.
-    pub merges: Option<Merges>,
+    /// The joints of partial results, where the profile knows them better than the subject's own partition.
+    pub joints: Option<Joints>,
 }
 
 impl Replay {
@@ -62,11 +86,8 @@ impl Replay {
         let mut walked = 0;
         let mut walk = Vec::new();
         for launch in launches.iter().filter(|launch| launch.queries.contains(query)) {
-            let numbered = launch
-                .keys
-                .iter()
-                .flat_map(|(first, line)| (0..line.len).map(move |index| (first + index, line.at(index))));
-            let keys: Vec<(usize, usize)> = numbered.filter(|(_, key)| seen.contains(key)).collect();
+            let keys: Vec<(usize, usize)> =
+                launch.shown(query).filter(|(_, key)| seen.contains(key)).collect();
             walked += keys.len();
             let tile = self.profile.kv_tile.max(1);
             let tiles = keys.chunk_by(|a, b| a.0 / tile == b.0 / tile);
@@ -97,17 +118,19 @@ mod tests {
     use super::*;
     use crate::envelope::{Delta, DsWeights, GroupSums, WeightRounding};
 
-    fn launch(queries: Positions, keys: Vec<(usize, Positions)>) -> ReplayedLaunch {
-        ReplayedLaunch { sequence: 0, heads: 0..1, queries, keys }
+    const ALL: Band = Band { lo: None, hi: None };
+
+    fn launch(queries: Positions, keys: Vec<(usize, Positions)>, band: Band) -> ReplayedLaunch {
+        let keys = keys.into_iter().map(|(first, line)| ReplayedKeys { first, line, band }).collect();
+        ReplayedLaunch { sequence: 0, heads: 0..1, first: 1, queries, keys }
     }
 
     fn line(start: usize, step: usize, len: usize) -> Positions {
         Positions { start, step, len }
     }
 
-    #[test]
-    fn a_walk_cuts_each_launch_at_its_own_tiles() {
-        let profile = NumericProfile {
+    fn profile() -> NumericProfile {
+        NumericProfile {
             rounds_weights: true,
             scales_logit_gradients: false,
             scales_queries: false,
@@ -117,12 +140,17 @@ mod tests {
             ds_weights: DsWeights::Unrounded,
             kv_tile: 2,
             kv_order: KeyOrder::Ascending,
-        };
+        }
+    }
+
+    #[test]
+    fn a_walk_cuts_each_launch_at_its_own_tiles() {
+        let profile = profile();
         let launches = vec![
-            launch(line(0, 2, 4), vec![(0, line(0, 1, 3)), (3, line(6, 1, 2))]),
-            launch(line(0, 1, 8), vec![(0, line(3, 1, 3))]),
+            launch(line(0, 2, 4), vec![(0, line(0, 1, 3)), (3, line(6, 1, 2))], ALL),
+            launch(line(0, 1, 8), vec![(0, line(3, 1, 3))], ALL),
         ];
-        let mut replay = Replay { profile, launches, merges: None };
+        let mut replay = Replay { profile, launches, joints: None };
         let walk = |replay: &Replay, query, seen: Range<usize>| {
             replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())
         };
@@ -131,5 +159,21 @@ mod tests {
         assert_eq!(walk(&replay, 1, 2..6), None, "key 2 is nowhere");
         replay.profile.kv_order = KeyOrder::Descending;
         assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![5], vec![3, 4]]]));
+    }
+
+    #[test]
+    fn launches_that_share_keys_show_each_by_their_bands() {
+        let profile = NumericProfile { kv_tile: 4, ..profile() };
+        let band = |lo, hi| Band { lo, hi };
+        let of = |band| launch(line(4, 1, 4), vec![(0, line(4, 1, 4))], band);
+        // The first query is number 1: query 5 is number 2 and sees keys 4 to 6 in the first launch, and 7 in the other.
+        let launches = vec![of(band(None, Some(0))), of(band(Some(1), None))];
+        let walk = |replay: &Replay, query| {
+            replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &(4..8).into())
+        };
+        let mut replay = Replay { profile, launches, joints: None };
+        assert_eq!(walk(&replay, 5), Some(vec![vec![vec![4, 5, 6]], vec![vec![7]]]));
+        replay.launches[1] = of(band(Some(0), None));
+        assert_eq!(walk(&replay, 5), None, "key 6 is in both");
     }
 }

@@ -16,7 +16,7 @@ use std::ops::Deref;
 use seamproof_oracle::{Format, Run};
 
 pub use buffers::{Buffers, reduce};
-pub use by_rank::{Arrival, CpuParcel, CpuPart, Divided, RankPart};
+pub use by_rank::{Arrival, CpuParcel, CpuPart, Divided, RankPart, ended};
 pub use error::DeviceError;
 
 use crate::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};

@@ -42,7 +42,7 @@ pub enum ExecuteError {
     },
     /// The device's memory could not be divided among ranks, or some of their work failed on the device.
     #[error("ranks at once: {0}")]
-    Divided(DeviceError),
+    Divided(#[from] DeviceError),
     /// A message or a collective with a rank that takes no part.
     #[error(
         "rank {rank}, operation {operation}: rank {peer} of the world runs no program; name one that takes part"

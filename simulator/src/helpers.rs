@@ -16,7 +16,7 @@ use seamproof_oracle::sharding::Piece;
 use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::Segment;
-use crate::schedule::{Layer, Rotated, band};
+use crate::schedule::{Layer, Rotated, band, stripe_rows};
 use crate::shard::ShardedSide;
 
 /// Direction in which rows are reordered.
@@ -394,6 +394,9 @@ pub struct SegmentRow {
     pub q: (usize, usize),
     /// First row and real rows of the keys.
     pub kv: (usize, usize),
+    /// Rows from a key to the next. A launch has one such step for all its keys, and its caller knows it: a table on a
+    /// GPU does not say it.
+    pub key_step: usize,
     /// Smallest visible `j − i`; absent means unbounded.
     pub lo: Option<i64>,
     /// Largest visible `j − i`; absent means unbounded.
@@ -402,25 +405,32 @@ pub struct SegmentRow {
 
 impl SegmentRow {
     /// An entry without rows.
-    const EMPTY: SegmentRow = SegmentRow { q: (0, 0), kv: (0, 0), lo: Some(0), hi: Some(0) };
+    pub(crate) const EMPTY: SegmentRow =
+        SegmentRow { q: (0, 0), kv: (0, 0), key_step: 1, lo: Some(0), hi: Some(0) };
 
     /// Returns the entry as a segment of a launch, without padding.
     pub fn segment(&self) -> Segment {
-        let SegmentRow { q, kv, lo, hi } = *self;
-        let kv = vec![Run::packed(kv.0, kv.1, kv.1)];
+        let SegmentRow { q, kv, key_step, lo, hi } = *self;
+        let kv = vec![Run { step: key_step, ..Run::packed(kv.0, kv.1, kv.1) }];
         Segment { q: Run::packed(q.0, q.1, q.1), kv, lo, hi, prefix: 0, sink_tokens: 0 }
     }
 }
 
 /// Returns the segments of a ring step: the queries of `rank` against the keys of `owner`. There is one for each piece
 /// of keys, piece of queries and sequence, and the sequence varies fastest: a launch on a piece of keys has its
-/// segments together. The result is `None` if pieces have no common band or the mask is none.
+/// segments together. Stripes of several rows have a segment of all rows for each sequence, and for each of the two
+/// bounds one for each stripe of the longest slot and sequence. The result is `None` if the mask is no
+/// band.
 pub fn ring_segments(
     mask: &Mask,
     [q, kv]: [&ShardedSide; 2],
     rank: usize,
     owner: usize,
 ) -> Option<Vec<SegmentRow>> {
+    let [q, kv] = &[q.in_ring(), kv.in_ring()];
+    if let Balance::Striped { stripe: stripe @ 2.. } = q.balance {
+        return stripe_rows(mask, [q, kv], [rank, owner], stripe);
+    }
     let parts = q.parts()?;
     let sequences = 0..q.slots.len();
     let mut segments = Vec::new();
@@ -438,38 +448,39 @@ pub fn ring_segments(
 /// Returns the forward segments of an all-gather: the queries of `rank` against the visible prefix of each sequence in
 /// sequence order.
 ///
-/// There is a segment for each piece of queries and each sequence, and the sequence varies fastest. Striped cuts have a
-/// segment for each stripe, in the *layout of stripes*: a slot's stripes lie one after the other from its offset
-/// divided by the stripe, rounded down. Entries that no slot owns are empty. Stripes of 1 on one rank are one piece.
-/// The result is `None` for a mask that is no band.
+/// There is a segment for each piece of queries and each sequence, and the sequence varies fastest. Stripes are pieces;
+/// a slot with fewer stripes than the longest one has empty entries for the others. Stripes of 1 on one rank are one
+/// piece. The result is `None` for a mask that is no band.
 pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Option<Vec<SegmentRow>> {
     mask.is_band().then(|| all_gather_bands(mask, [q, kv], rank))
 }
 
 fn all_gather_bands(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec<SegmentRow> {
-    let sequences = 0..q.slots.len();
-    let of = |sequence: usize, queries: Piece| {
+    // Stripes of one row on several ranks are a piece whose rows lie apart. Here each is a piece.
+    let stripe = match q.balance {
+        Balance::Striped { stripe } if stripe.max(q.cp) > 1 => Some(stripe),
+        _ => None,
+    };
+    let pieces = stripe.map_or(q.parts().unwrap_or_default(), |_| q.stripes_most());
+    let piece = |sequence: usize, part: usize| match stripe {
+        None => Some(q.piece(sequence, rank, part)),
+        Some(stripe) => (part < q.slots[sequence].span / stripe).then(|| Piece {
+            start: (part * q.cp + rank) * stripe,
+            step: 1,
+            span: stripe,
+            at: part * stripe,
+        }),
+    };
+    let of = |(part, sequence): (usize, usize)| {
+        let queries = piece(sequence, part)?;
         let keys = visible_prefix(mask, [q, kv], sequence, &queries);
         let rows = (kv.gathered(sequence).offset, keys);
         let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
-        segment(mask, [q, kv], sequence, (queries, piece), rows).unwrap_or(SegmentRow::EMPTY)
+        segment(mask, [q, kv], sequence, (queries, piece), rows)
     };
-    if let Balance::Striped { stripe } = q.balance
-        && stripe.max(q.cp) > 1
-    {
-        let mut segments = vec![SegmentRow::EMPTY; q.rows.div_ceil(stripe)];
-        for (sequence, slot) in q.slots.iter().enumerate() {
-            for index in 0..slot.span / stripe {
-                let (start, at) = ((index * q.cp + rank) * stripe, index * stripe);
-                segments[slot.offset / stripe + index] =
-                    of(sequence, Piece { start, step: 1, span: stripe, at });
-            }
-        }
-        return segments;
-    }
-    let parts = q.parts().unwrap_or_default();
-    let places = (0..parts).flat_map(|part| sequences.clone().map(move |sequence| (sequence, part)));
-    places.map(|(sequence, part)| of(sequence, q.piece(sequence, rank, part))).collect()
+    let sequences = 0..q.slots.len();
+    let places = (0..pieces).flat_map(|part| sequences.clone().map(move |sequence| (part, sequence)));
+    places.map(|place| of(place).unwrap_or(SegmentRow::EMPTY)).collect()
 }
 
 /// Returns the backward segments of an all-gather. They are those of the forward, but the segments of one sequence go
@@ -492,7 +503,8 @@ pub fn all_gather_backward_segments(
         let keys = visible_prefix(mask, [q, kv], sequence, &queries).saturating_sub(residue).div_ceil(cp);
         let first = kv.gathered(sequence).offset + if keys > 0 { residue } else { 0 };
         let piece = Piece { start: residue, step: cp, span: keys, at: 0 };
-        segment(mask, [q, kv], sequence, (queries, piece), (first, keys)).unwrap_or(SegmentRow::EMPTY)
+        let row = segment(mask, [q, kv], sequence, (queries, piece), (first, keys));
+        SegmentRow { key_step: cp, ..row.unwrap_or(SegmentRow::EMPTY) }
     };
     let sequences = 0..q.slots.len();
     let places = (0..cp).flat_map(|residue| sequences.clone().map(move |sequence| (residue, sequence)));
@@ -517,7 +529,7 @@ fn segment(
     let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
     let Band { lo, hi } = band(mask.band(lengths.0, lengths.1)?, &queries, &keys)?;
     let rows = q.local(sequence, &queries);
-    Some(SegmentRow { q: (rows.offset, rows.len), kv: kv_rows, lo, hi })
+    Some(SegmentRow { q: (rows.offset, rows.len), kv: kv_rows, key_step: 1, lo, hi })
 }
 
 /// A longest stretch of rows of one batch row that have one segment id other than 0 and positions that grow by one.

@@ -35,8 +35,8 @@ pub struct ShardedSide {
     pub cp: usize,
     /// Manner in which sequences are cut.
     pub balance: Balance,
-    /// Number of ranks of a finer cut whose rows each rank holds together, one after the other. It is 1 but in the
-    /// rings of the hierarchical algorithm, and only stripes show it: there each of these ranks has a piece of its own.
+    /// Number of ranks of a finer cut whose rows each rank holds together, one after the other: each of these ranks has
+    /// a piece of its own. It is 1 but for stripes of one row in the rings of the hierarchical algorithm.
     pub members: usize,
     /// Number of rows of each rank's tensor.
     pub rows: usize,
@@ -107,6 +107,18 @@ impl ShardedSide {
             (None, Balance::Striped { stripe }) => self.slots[sequence].span / stripe,
             (parts, _) => parts.unwrap_or(1),
         }
+    }
+
+    /// Returns the largest number of stripes of a slot; 1 where rows are not cut into stripes.
+    pub fn stripes_most(&self) -> usize {
+        let Balance::Striped { stripe } = self.balance else { return 1 };
+        self.slots.iter().map(|slot| slot.span / stripe).max().unwrap_or(0)
+    }
+
+    /// Returns the side as a ring takes it: the stripes of a rank alone are one piece.
+    pub(crate) fn in_ring(&self) -> ShardedSide {
+        let is_whole = self.cp == 1 && self.parts().is_none();
+        ShardedSide { balance: if is_whole { Balance::Contiguous } else { self.balance }, ..self.clone() }
     }
 
     /// Returns one piece of a rank's slot, which may be empty.

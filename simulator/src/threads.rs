@@ -39,7 +39,7 @@ pub fn execute_on_threads<D: Divided, C: FnMut(usize) -> usize>(
     choose: impl Fn(usize) -> C + Sync,
 ) -> Result<Counts, ExecuteError> {
     let run = |parts: &mut [D::Part<'_>]| run_ranks(schedule, phase, parts, choose);
-    device.divide(schedule, memory, run).map_err(ExecuteError::Divided)?
+    device.divide(schedule, memory, run)
 }
 
 /// Runs a thread for each member's part.

@@ -438,6 +438,15 @@ impl Backend for Cuda {
         }
     }
 
+    /// Returns the declared promises. The simple kernels take merges of packed sequences in other steps than other
+    /// merges: where nothing is merged, sequences stand alone.
+    fn promises(&self, problem: &Problem) -> Promises {
+        let declared = self.declaration().promises.of_schedule(problem);
+        let merges = matches!(problem.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
+        let is_simple = self.attention == AttentionKernels::Simple;
+        Promises { sequences_alone: declared.sequences_alone || is_simple && !merges, ..declared }
+    }
+
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(TILES.q, TILES.kv);
         built(problem, self.merge).map_or(single, |schedule| schedule.partition(TILES))

@@ -81,6 +81,7 @@ fn ends(from: &SegmentSource) -> String {
     match from.keys {
         _ if from.sides[0].cp == 1 => "which are whole".to_owned(),
         KeySource::Gathered => format!("for the queries of place {} and all keys", from.place),
+        KeySource::Residues => format!("for the queries of place {} and every cp-th key", from.place),
         KeySource::Of(owner) => {
             format!("for the queries of place {} and the keys of place {owner}", from.place)
         }

@@ -96,6 +96,7 @@ const OTHERS: &[&str] = &[
     "grouped-heads-over-four-tiles",
     "many-heads-of-one",
     "ragged32-one-sequence",
+    "ring-attention-pytorch-11-wide-stripes-ring",
     "rocm-libraries-6914-sink-tokens",
     "rocm-libraries-6914-sink-tokens-ring",
     "shark-1452-chunks-of-ranks-ring",

@@ -10,9 +10,8 @@
 //!    larger head dimension loses a third. Where the heads weigh more, the KV heads halve instead, then the group,
 //!    down to one head of dimension 8. Then the sequence of the largest span halves. Then gaps and slack go.
 //! 6. With context parallelism, the group gets 1 to 16 ranks, and every span becomes a multiple of what the balance
-//!    cuts it into. Longer stripes become dual-chunk where the algorithm has no use for them. Where an
-//!    algorithm deals heads, its parameter, or else the number of ranks, becomes the largest one, not above the one
-//!    asked for, over which the heads can be dealt.
+//!    cuts it into. Where an algorithm deals heads, its parameter, or else the number of ranks, becomes the largest
+//!    one, not above the one asked for, over which the heads can be dealt.
 //! 7. An exact mode becomes the next of its table whose preconditions the problem meets, after its scale has become
 //!    the nearest that the mode needs. The modes that count keys take any legal case.
 //! 8. An index of an illegal case past its table's end means a legal case.
@@ -406,8 +405,6 @@ fn parallel(raw: &RawProblem) -> ContextParallel {
         return ContextParallel::single();
     }
     let algorithm = algorithm.with_parameter((raw.all_to_all as usize).clamp(1, ranks));
-    let refused = Needs::of(algorithm, ranks).broken_by_balance(balance).is_some();
-    let balance = if refused { Balance::DualChunk } else { balance };
     let world = ranks + (raw.others as usize).min(OTHERS_MAX);
     ContextParallel { algorithm, balance, world, ranks: members(raw.order, world, ranks), region: 1 }
 }

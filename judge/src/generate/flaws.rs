@@ -56,7 +56,7 @@ pub(super) const UNSUPPORTED: [Unsupport; 10] = [
     mixed_formats,
     uncut_spans,
     undealt_heads,
-    stripes_without_use,
+    stripes_too_long,
     misshapen_segments,
     unequal_lengths,
 ];
@@ -130,7 +130,7 @@ fn parallel(algorithm: Algorithm, balance: Balance, size: usize) -> ContextParal
     ContextParallel::over(size, algorithm, balance)
 }
 
-/// Chooses a group whose size does not divide some span; where there is none, stripes that the algorithm cannot use.
+/// Chooses a group whose size does not divide some span; where there is none, stripes that are too long.
 fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
     let algorithms = algorithms(false);
     let (algorithm, detail_left) = (algorithms[detail % algorithms.len()], detail / algorithms.len());
@@ -141,7 +141,7 @@ fn uncut_spans(fields: &mut ProblemFields, detail: usize) {
     };
     match (2..=8).find(uncut) {
         Some(size) => fields.parallel = parallel(algorithm, balance, size),
-        None => stripes_without_use(fields, detail),
+        None => stripes_too_long(fields, detail),
     }
 }
 
@@ -158,13 +158,14 @@ fn algorithms(deal_heads: bool) -> Vec<Algorithm> {
     Algorithm::of_several_ranks().filter(|algorithm| deals(algorithm) == deal_heads).collect()
 }
 
-/// Asks for stripes that the algorithm cannot use: a ring's step, in a hierarchy too, would mask no band.
-fn stripes_without_use(fields: &mut ProblemFields, detail: usize) {
-    let longest = |algorithm| Some((algorithm, Needs::of(algorithm, 2).stripe?.0));
-    let refusing: Vec<(Algorithm, usize)> = Algorithm::of_several_ranks().filter_map(longest).collect();
-    let (algorithm, longest) = refusing[detail % refusing.len()];
-    let stripe = longest + 1 + detail / refusing.len() % 3;
-    fields.parallel = parallel(algorithm, Balance::Striped { stripe }, 2);
+/// Asks for stripes that are longer than every span. Where all spans are 0, which any stripes cut, it deals heads to too
+/// many ranks.
+fn stripes_too_long(fields: &mut ProblemFields, detail: usize) {
+    let longest = fields.sequences.iter().map(|sequence| sequence.q.span.max(sequence.kv.span)).max();
+    let Some(longest @ 1..) = longest else { return undealt_heads(fields, detail) };
+    let algorithms = algorithms(false);
+    let stripe = longest + 1 + detail / algorithms.len() % 3;
+    fields.parallel = parallel(algorithms[detail % algorithms.len()], Balance::Striped { stripe }, 2);
 }
 
 /// Gives ids whose extra dimensions differ, though they have as many elements.

@@ -30,7 +30,7 @@ pub(super) fn other_forms(evidence: &Evidence<'_>) -> Option<Look> {
 /// Compares the results in another form with the case's own.
 fn in_another_form(evidence: &Evidence<'_>, twin: &Twin) -> Option<Look> {
     let relation = Relation::OtherForm;
-    let promises = evidence.backend.declaration().promises;
+    let promises = evidence.backend.promises(evidence.problem);
     if promises.sequences_alone {
         let claims = same(&results_of(promises.deterministic_backward));
         return Some(twin.agrees(evidence, relation, &claims));
@@ -50,7 +50,7 @@ pub(super) fn one_call(evidence: &Evidence<'_>) -> Option<Look> {
         return None;
     }
     let twin = Twin::new(evidence, problem.at_once().into(), TwinOrigin::same(problem))?;
-    let promises = evidence.backend.declaration().promises;
+    let promises = evidence.backend.promises(problem);
     if promises.rows_alone && promises.sequences_alone {
         return Some(twin.agrees(evidence, relation, &same(&results_of(false))));
     }
@@ -64,7 +64,7 @@ pub(super) fn out_of_pages(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, relation) = (evidence.problem, Relation::OutOfPages);
     problem.pages.as_ref()?;
     let twin = Twin::new(evidence, problem.without_pages().into(), TwinOrigin::same(problem))?;
-    if evidence.backend.declaration().promises.sequences_alone {
+    if evidence.backend.promises(problem).sequences_alone {
         return Some(twin.agrees(evidence, relation, &same(&results_of(false))));
     }
     let what = ["further from the result without pages than both roundings explain", ""];

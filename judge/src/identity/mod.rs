@@ -218,7 +218,7 @@ pub fn identity(relation: Relation) -> &'static Identity {
 
 /// Asks the identities of a case. The first broken one is the finding.
 pub(crate) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
-    let promises = evidence.backend.declaration().promises;
+    let promises = evidence.backend.promises(evidence.problem);
     let all = evidence.depth == Depth::All || !evidence.has_oracle();
     let mut asked = if all { TABLE.iter().collect() } else { drawn(evidence.problem.data_seed) };
     if !all {

@@ -2,7 +2,7 @@
 
 use ndarray::Array2;
 use seamproof_oracle::blocked;
-use seamproof_oracle::envelope::{GroupSums, KeyOrder, Merges, Model, NumericProfile};
+use seamproof_oracle::envelope::{GroupSums, Joints, KeyOrder, Model, NumericProfile};
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
@@ -25,7 +25,7 @@ pub struct Trial {
     model: Model,
     launches: Vec<ReplayedLaunch>,
     declared_tile: usize,
-    declared_merges: Merges,
+    declared_joints: Joints,
     saved: Option<Saved>,
 }
 
@@ -44,7 +44,7 @@ impl Trial {
         Ok(Some(Trial {
             model: Model::new(problem, backend.declaration().arithmetic, partition),
             declared_tile: partition.kv_tile,
-            declared_merges: partition.merges,
+            declared_joints: partition.joints(),
             problem: problem.clone(),
             layout,
             inputs,
@@ -63,7 +63,8 @@ impl Trial {
     /// launch are in one tile, neither its size nor the order of tiles makes a difference. Where each query head has a
     /// KV head of its own, no gradients of single heads are added.
     pub fn in_effect(&self, profile: NumericProfile) -> NumericProfile {
-        let ends = self.launches.iter().flat_map(|launch| &launch.keys).map(|(first, line)| first + line.len);
+        let ends =
+            self.launches.iter().flat_map(|launch| &launch.keys).map(|keys| keys.first + keys.line.len);
         let keys = ends.max().unwrap_or_default().max(1);
         let (kv_tile, kv_order) = match profile.kv_tile >= keys {
             true => (keys, KeyOrder::Ascending),
@@ -73,16 +74,16 @@ impl Trial {
         NumericProfile { kv_tile, kv_order, group_sums, ..profile }
     }
 
-    /// Returns how partial results are merged in this order, where that differs from what the instance that ran
+    /// Returns how partial results are joined in this order, where that differs from what the instance that ran
     /// declares.
-    pub fn other_merges(&self, order: MergeOrder) -> Option<Merges> {
-        profile::merges(&self.problem, order).filter(|merges| *merges != self.declared_merges)
+    pub fn other_joints(&self, order: MergeOrder) -> Option<Joints> {
+        profile::joints(&self.problem, order).filter(|joints| *joints != self.declared_joints)
     }
 
-    /// Returns the error ÷ bound of out where the roundings of `profile` are replayed, with these merges or the
+    /// Returns the error ÷ bound of out where the roundings of `profile` are replayed, with these joints or the
     /// declared ones.
-    pub fn out(&self, profile: NumericProfile, merges: Option<Merges>) -> f64 {
-        let replay = Replay { profile, launches: self.launches.clone(), merges };
+    pub fn out(&self, profile: NumericProfile, joints: Option<Joints>) -> f64 {
+        let replay = Replay { profile, launches: self.launches.clone(), joints };
         let mut margin = Margin::default();
         match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
             Ok(answer) => bounds::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
@@ -91,15 +92,15 @@ impl Trial {
         margin.tier(Tier::R).worst()
     }
 
-    /// Returns the error ÷ bound of dq, dk and dv where the roundings of `profile` are replayed; `None` without
-    /// gradients, an LSE, or a way to replay them.
-    pub fn gradients(&self, profile: NumericProfile) -> Option<f64> {
+    /// Returns the error ÷ bound of dq, dk and dv where the roundings of `profile` are replayed, with these joints or
+    /// the declared ones; `None` without gradients, an LSE, or a way to replay them.
+    pub fn gradients(&self, profile: NumericProfile, joints: Option<Joints>) -> Option<f64> {
         let answer: blocked::Answer<_> = blocked::replayed_backward(
             &self.problem,
             &self.inputs,
             self.saved.as_ref()?,
             &self.model,
-            &profile,
+            (&profile, joints),
         )?;
         let mut margin = Margin::default();
         bounds::replayed_gradients(

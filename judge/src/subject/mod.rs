@@ -139,6 +139,14 @@ pub trait Backend: Sync {
     /// hold.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError>;
 
+    /// Returns the promises that hold for this problem. The default is what the declaration says, or the wrapped
+    /// subject of the same declared promises.
+    fn promises(&self, problem: &Problem) -> Promises {
+        let declared = self.declaration().promises;
+        let inner = self.inner().filter(|inner| inner.declaration().promises == declared);
+        inner.map_or(declared, |inner| inner.promises(problem))
+    }
+
     /// Returns the subject that this one wraps, if it wraps one.
     fn inner(&self) -> Option<&dyn Backend> {
         None

@@ -2,7 +2,7 @@
 //! needs are stated without the schedule builders, because these are tested against them.
 
 use seamproof_oracle::sharding::span_multiple;
-use seamproof_oracle::{Algorithm, Balance, Heads, Problem, Run, Sequence};
+use seamproof_oracle::{Algorithm, Heads, Problem, Run, Sequence};
 
 /// Requirement of a context-parallel algorithm, or of a sequence-parallel region. Every subject refuses a problem that
 /// breaks it, because the algorithm cannot run it or does not support it.
@@ -24,20 +24,15 @@ pub enum ParallelRule {
         "the kv heads are neither a multiple nor a divisor of the ranks of the all-to-all or of the region"
     )]
     KvHeads,
-    /// A ring, alone or in a hierarchy, supports stripes of one row only, so that the mask of each of its steps is one
-    /// band.
-    #[error("stripes of more than one row are not supported in a ring")]
-    RingStripe,
 }
 
 impl ParallelRule {
     /// Every rule.
-    pub(super) const ALL: [ParallelRule; 5] = [
+    pub(super) const ALL: [ParallelRule; 4] = [
         ParallelRule::SpanMultiple,
         ParallelRule::ConsecutiveRows,
         ParallelRule::QueryHeads,
         ParallelRule::KvHeads,
-        ParallelRule::RingStripe,
     ];
 
     /// Returns the name that refusals are counted by.
@@ -47,7 +42,6 @@ impl ParallelRule {
             ParallelRule::ConsecutiveRows => "consecutive rows",
             ParallelRule::QueryHeads => "query heads",
             ParallelRule::KvHeads => "kv heads",
-            ParallelRule::RingStripe => "ring stripe",
         }
     }
 }
@@ -56,8 +50,6 @@ impl ParallelRule {
 pub(crate) struct Needs {
     /// Number of ranks that heads are dealt to: query heads evenly, KV heads evenly or replicated evenly.
     pub(crate) dealt_to: usize,
-    /// Number of rows in the longest stripe, and the rule that a longer one breaks; none where any stripe is accepted.
-    pub(crate) stripe: Option<(usize, ParallelRule)>,
     /// Share of all cases in each profile, as measured for the [census](crate::census::Class).
     pub(crate) rates: [u16; 3],
 }
@@ -65,23 +57,16 @@ pub(crate) struct Needs {
 impl Needs {
     /// Returns the row of an algorithm for a group of `size` ranks.
     pub(crate) fn of(algorithm: Algorithm, size: usize) -> Needs {
-        let needs = |rates| Needs { dealt_to: 1, stripe: None, rates };
-        let of_a_ring = Some((1, ParallelRule::RingStripe));
+        let needs = |rates| Needs { dealt_to: 1, rates };
         match algorithm {
             Algorithm::Single => needs([528, 530, 528]),
-            Algorithm::Ring => Needs { stripe: of_a_ring, ..needs([104, 103, 107]) },
+            Algorithm::Ring => needs([104, 103, 107]),
             Algorithm::AllGather => needs([108, 107, 105]),
             Algorithm::AllToAll => Needs { dealt_to: size, ..needs([105, 106, 107]) },
             Algorithm::Hierarchical { all_to_all } => {
-                Needs { dealt_to: all_to_all, stripe: of_a_ring, ..needs([107, 106, 105]) }
+                Needs { dealt_to: all_to_all, ..needs([107, 106, 105]) }
             }
         }
-    }
-
-    /// Returns the rule that a balance breaks, if any.
-    pub(crate) fn broken_by_balance(&self, balance: Balance) -> Option<ParallelRule> {
-        let (longest, rule) = self.stripe?;
-        matches!(balance, Balance::Striped { stripe } if stripe > longest).then_some(rule)
     }
 
     /// Returns the rule that numbers of heads break, if any.
@@ -111,8 +96,7 @@ pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
         return None;
     }
     let needs = Needs::of(algorithm, size);
-    let of_group = needs.broken_by_balance(balance).or_else(|| needs.broken_by_heads(heads));
-    of_group.or_else(|| broken_by_rows(problem, span_multiple(balance, size)))
+    needs.broken_by_heads(heads).or_else(|| broken_by_rows(problem, span_multiple(balance, size)))
 }
 
 /// Returns the rule that the rows of a sequence break, if any. Spans must be multiples of `unit`.

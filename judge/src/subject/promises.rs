@@ -1,8 +1,10 @@
 //! Promises of a subject about its padding rows and about the bits of its results.
 
+use seamproof_oracle::{ContextParallel, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::Word;
+use super::table::has_ring_stripes;
 
 /// Values that a subject allows in padding and slack rows of its inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +82,13 @@ impl Promises {
         rows_alone: true,
         linear_memory: false,
     };
+
+    /// Returns what of these promises holds where this project's schedule of a problem runs. In a ring of stripes of
+    /// several rows, the bounds of the mask say which keys a query meets in one launch, also where they hide none.
+    pub fn of_schedule(self, problem: &Problem) -> Promises {
+        let ContextParallel { algorithm, balance, .. } = problem.parallel;
+        Promises { rows_alone: self.rows_alone && !has_ring_stripes(algorithm, balance), ..self }
+    }
 }
 
 /// A path through the subject (one set of kernels or another), and whether runs of a problem take it.

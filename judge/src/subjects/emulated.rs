@@ -361,7 +361,6 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::Shard(ShardingError::Strided { .. }) => ParallelRule::ConsecutiveRows,
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
-        BuildError::RingStripe { .. } => ParallelRule::RingStripe,
     }
 }
 
@@ -415,6 +414,10 @@ impl Backend for Emulated {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         built(&self.scheduled(problem), self.merge).map(|schedule| (*schedule).clone())
+    }
+
+    fn promises(&self, problem: &Problem) -> Promises {
+        self.declaration().promises.of_schedule(problem)
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {

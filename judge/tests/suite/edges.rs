@@ -8,6 +8,7 @@ use seamproof_judge::finding::Check;
 use seamproof_judge::prelude::*;
 use seamproof_judge::subject::{BalanceKind, Layouts, SideLayout, Unpadded};
 use seamproof_judge::subjects::Emulated;
+use seamproof_oracle::{Algorithm, Balance};
 
 use crate::tables::random;
 
@@ -109,7 +110,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 40] = [
+const EDGES: [Edge; 41] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -183,6 +184,14 @@ const EDGES: [Edge; 40] = [
         |p| p.parallel.size() == 2,
     ),
     ("parallel.ranks_most", |t| t.parallel.ranks_most = 3, |p| p.parallel.size() == 3),
+    (
+        "parallel.ring_stripes",
+        |t| t.softcap = false,
+        |p| {
+            let is_ring = matches!(p.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
+            is_ring && matches!(p.parallel.balance, Balance::Striped { stripe: 2.. })
+        },
+    ),
     ("parallel.sub_groups", |t| t.parallel.sub_groups = false, |p| p.parallel.size() > 1),
     ("forms", |t| t.forms = vec![Form::CuSeqlens, Form::Segments], |p| p.form == Form::Segments),
     ("cache", |t| t.softcap = false, |p| !p.steps.is_empty()),

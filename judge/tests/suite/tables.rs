@@ -96,6 +96,7 @@ fn drawn(draws: &mut Draws) -> Table {
         let is_several = table.parallel.ranks_least > 1;
         table.parallel.algorithms.retain(|algorithm| !is_several || *algorithm != "single");
         table.parallel.sub_groups = draws.wide();
+        table.parallel.ring_stripes = draws.wide();
     }
     if !draws.wide() {
         table.forms = draws.some(&Form::ALL);

@@ -375,16 +375,27 @@ fn regions_are_right_thread_by_thread() {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn tables_of_segments_are_right_thread_by_thread() {
-    const SEEN: [&str; 4] = [
+    const SEEN: [&str; 9] = [
         "local-offset-of-gathered-keys",
         "second-chunk-of-the-first-rank",
         "ring-pieces-exchanged",
         "ring-keys-of-the-own-rank",
+        "members-of-a-ring-in-turn",
+        "edge-on-the-own-stripe",
+        "edge-without-the-other-bound",
+        "band-beside-the-edge",
+        "band-of-residues-unscaled",
     ];
     let slots = part(COMMON, "struct Slots {", "constexpr u32 ALL_LANES");
-    let pieces = part(METADATA, "__device__ __forceinline__ i64 real_of", "// Real rows of a striped slot");
+    let pieces = part(
+        METADATA,
+        "__device__ __forceinline__ i64 real_of",
+        "extern \"C\" __global__ void __launch_bounds__(SCAN_THREADS) rank_slots(",
+    );
     let segments = part(METADATA, "// What a launch of a step receives", "// The bound that stands");
-    let source = [pieces, segments].concat();
+    let residues =
+        part(METADATA, "// All-gather, backward, of stripes of 1", "// Segment ids and positions → runs.");
+    let source = [pieces, segments, residues].concat();
     let run = |source: &str| run("tables.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
     sees_each(&source, run, source_faults().filter(|fault| SEEN.contains(&fault.id)), SEEN.len());
 }

@@ -1,6 +1,6 @@
 //! Recordings of each operation's launches.
 
-use seamproof_oracle::{Run, Sink};
+use seamproof_oracle::{Balance, Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
@@ -239,7 +239,7 @@ impl CudaDevice<'_> {
         let [to] = places(memory, [to])?;
         let SegmentSource { sides, mask, place, keys } = from;
         let (mask, place, keys) = (*mask, *place, *keys);
-        let cut = Cut { cp: sides[0].cp, balance: sides[0].balance };
+        let cut = (Cut { cp: sides[0].cp, balance: sides[0].balance }, from.pieces());
         let sides = [0, 1].map(|side: usize| {
             let side = &sides[side];
             let slots = side.slots.iter().map(|slot| Run::packed(slot.offset, slot.len, slot.span));
@@ -248,7 +248,11 @@ impl CudaDevice<'_> {
         });
         self.workspace.count(match keys {
             KeySource::Gathered => "make segments: all_gather_segments",
+            KeySource::Of(_) if matches!(cut.0.balance, Balance::Striped { stripe: 2.. }) => {
+                "make segments: ring_stripes"
+            }
             KeySource::Of(_) => "make segments: ring_segments",
+            KeySource::Residues => "make segments: all_gather_residues",
         });
         memory.record(move |gpu, frame| {
             let slots = |side: usize| {
@@ -259,6 +263,7 @@ impl CudaDevice<'_> {
             match keys {
                 KeySource::Gathered => gpu.all_gather_segments(slots, &mask, cut, place, segments),
                 KeySource::Of(owner) => gpu.ring_segments(slots, &mask, cut, [place, owner], segments),
+                KeySource::Residues => gpu.all_gather_backward_segments(slots, &mask, cut, place, segments),
             }
         });
         Ok(())

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use cudarc::driver::CudaEvent;
 use seamproof_oracle::{Format, Run};
-use seamproof_simulator::device::{Arrival, DeviceError, Divided, RankPart};
+use seamproof_simulator::device::{self, Arrival, DeviceError, Divided, RankPart};
 use seamproof_simulator::schedule::{Axes, Reduction, Region, Schedule, Work};
 
 use super::cuda::{CudaDevice, DeviceOptions, failed};
@@ -81,12 +81,12 @@ impl Divided for CudaDevice<'_> {
     where
         Self: 'p;
 
-    fn divide<R>(
+    fn divide<R, E: From<DeviceError>>(
         &self,
         schedule: &Schedule,
         memory: &mut CudaMemory,
-        run: impl FnOnce(&mut [CudaPart<'_>]) -> R,
-    ) -> Result<R, DeviceError> {
+        run: impl FnOnce(&mut [CudaPart<'_>]) -> Result<R, E>,
+    ) -> Result<R, E> {
         // The ranks' streams begin after all that was asked for before.
         self.launch(memory).and_then(|()| self.workspace.gpu.finish()).map_err(failed)?;
         self.workspace.reserve_ranks(schedule.members.len()).map_err(failed)?;
@@ -109,8 +109,7 @@ impl Divided for CudaDevice<'_> {
             rank.arena.borrow_mut().clear();
             self.workspace.count_with(rank);
         }
-        ended.into_iter().collect::<Result<Vec<()>, _>>().map_err(failed)?;
-        Ok(ran)
+        device::ended(ran, ended.into_iter().map(|ended| ended.map_err(failed)))
     }
 }
 

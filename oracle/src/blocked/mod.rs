@@ -19,7 +19,7 @@ use ndarray::{Array1, Array2, Array3};
 
 pub use answer::{Answer, Tiers};
 
-use crate::envelope::{Model, NumericProfile};
+use crate::envelope::{Joints, Model, NumericProfile};
 use crate::replay::Replay;
 use crate::{
     ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved,
@@ -81,7 +81,7 @@ pub fn replayed_forward(
     model: &Model,
     replay: &Replay,
 ) -> Result<Answer<ForwardResults>, ProblemError> {
-    let model = &replay.merges.map_or(*model, |merges| model.with_merges(merges));
+    let model = &replay.joints.map_or(*model, |joints| model.with_joints(joints));
     let model = &model.with_profile(problem, &replay.profile);
     if !replay.profile.scales_queries {
         return Ok(all_forward(&Cut::whole(problem), &inputs.into(), Some(model), Some(replay)));
@@ -180,15 +180,16 @@ pub fn backward_of_hidden_lse(
     all_backward(&Cut::whole(problem), &backward)
 }
 
-/// Returns the gradients of the replayed backward, or `None` where queries are scaled first: their gradients take
-/// another way.
+/// Returns the gradients of the replayed backward, with the joints of partial gradients where they are not the model's;
+/// or `None` where queries are scaled first: their gradients take another way.
 pub fn replayed_backward(
     problem: &Problem,
     inputs: &Inputs,
     saved: &Saved,
     model: &Model,
-    profile: &NumericProfile,
+    (profile, joints): (&NumericProfile, Option<Joints>),
 ) -> Option<Answer<Gradients>> {
+    let model = &joints.map_or(*model, |joints| model.with_joints(joints));
     let model = &model.with_profile(problem, profile);
     let (inputs, saved) = (&inputs.into(), &saved.into());
     let backward = Backward { model: Some(model), replay: Some(profile), ..Backward::new(inputs, saved) };

@@ -10,7 +10,7 @@ use super::constants::{
     DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR,
     TANH_ERROR,
 };
-use super::partition::{GradientSums, MergeBy, Merges, Partition};
+use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem};
 
@@ -291,9 +291,9 @@ impl Model {
         Model { may_normalise_first, may_round_ds_weights, delta, heads, ..self }
     }
 
-    /// Returns the model with other merges of partial results.
-    pub fn with_merges(self, merges: Merges) -> Model {
-        Model { partition: Partition { merges, ..self.partition }, ..self }
+    /// Returns the model with other joints of partial results.
+    pub fn with_joints(self, Joints { merges, sums }: Joints) -> Model {
+        Model { partition: Partition { merges, sums, ..self.partition }, ..self }
     }
 
     /// Returns the absolute error of a logit. `a` is `Σ|q||k|`, and `2ε·scale·a` covers the roundings of `scale·S`.

@@ -62,6 +62,15 @@ pub struct GradientSums {
     pub format: Format,
 }
 
+/// The joints of a row's partial results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joints {
+    /// The merges of outs and LSEs.
+    pub merges: Merges,
+    /// The sums of gradients.
+    pub sums: GradientSums,
+}
+
 /// Number of merges of a row's partial results that are allowed for each rank of a group, where each key may come in
 /// four parts (two chunks of queries, two of keys). One more is allowed for the sink.
 const MERGES_PER_RANK: usize = 4;
@@ -70,6 +79,11 @@ const MERGES_PER_RANK: usize = 4;
 const SUMS_PER_RANK: usize = 10;
 
 impl Partition {
+    /// Returns the joints of partial results.
+    pub fn joints(&self) -> Joints {
+        Joints { merges: self.merges, sums: self.sums }
+    }
+
     /// Returns the partition with the weakest joints of a group of this many ranks whose schedule is not known: partial
     /// outs are stored in `merge` and merged by `by`, partial gradients stored in `wire`.
     pub fn of_group(self, ranks: usize, merge: Format, by: MergeBy, wire: Format) -> Partition {

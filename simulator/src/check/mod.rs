@@ -28,7 +28,7 @@
 //! forward and backward.
 //!
 //! [`growth()`] looks at what a schedule takes: how its memory, launches, segments and host reads grow with the tokens,
-//! the sequences and the ranks.
+//! the sequences, the ranks, and the ranks of a region.
 
 mod attend;
 mod content;

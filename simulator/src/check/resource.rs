@@ -12,6 +12,9 @@ pub enum Resource {
     /// Largest number of bytes that are live at once in a pass. Each pass has its own peak, because the larger one
     /// would hide the growth of the other.
     PeakBytes(Pass),
+    /// Largest number of bytes of tensors that are live at a launch of an attention kernel, in a pass. Tables of
+    /// segments are left out.
+    BytesAtLaunches(Pass),
     /// Number of launches of attention kernels.
     Launches,
     /// Number of segments of all launches: the work that their grids enumerate.
@@ -22,9 +25,11 @@ pub enum Resource {
 
 impl Resource {
     /// Every resource.
-    pub const ALL: [Resource; 5] = [
+    pub const ALL: [Resource; 7] = [
         Resource::PeakBytes(Pass::Forward),
         Resource::PeakBytes(Pass::Backward),
+        Resource::BytesAtLaunches(Pass::Forward),
+        Resource::BytesAtLaunches(Pass::Backward),
         Resource::Launches,
         Resource::Segments,
         Resource::HostReads,
@@ -35,6 +40,8 @@ impl Resource {
         match self {
             Resource::PeakBytes(Pass::Forward) => "peak bytes of a rank",
             Resource::PeakBytes(Pass::Backward) => "peak bytes of a rank in the backward",
+            Resource::BytesAtLaunches(Pass::Forward) => "bytes of a rank at its launches",
+            Resource::BytesAtLaunches(Pass::Backward) => "bytes of a rank at its launches of the backward",
             Resource::Launches => "launches of a rank",
             Resource::Segments => "segments of a rank's launches",
             Resource::HostReads => "host reads of a rank",
@@ -51,11 +58,13 @@ pub enum Axis {
     Sequences,
     /// Ranks, each with as many rows as before.
     Ranks,
+    /// Ranks of each sequence-parallel region, which share the same rows and heads.
+    Region,
 }
 
 impl Axis {
     /// Every axis.
-    pub const ALL: [Axis; 3] = [Axis::Tokens, Axis::Sequences, Axis::Ranks];
+    pub const ALL: [Axis; 4] = [Axis::Tokens, Axis::Sequences, Axis::Ranks, Axis::Region];
 
     /// Returns the name used in texts.
     pub fn name(self) -> &'static str {
@@ -63,6 +72,7 @@ impl Axis {
             Axis::Tokens => "tokens",
             Axis::Sequences => "sequences",
             Axis::Ranks => "ranks",
+            Axis::Region => "ranks of a region",
         }
     }
 }
@@ -97,6 +107,7 @@ impl fmt::Display for GrowthError {
         }
         write!(f, " ({a}, {b}, {c} at {x}, {y}, {z} {axis}); the schedule of record grows as ")?;
         match self.declared {
+            Growth::Falling => write!(f, "1 ÷ {axis}"),
             Growth::Flat => f.write_str("a constant"),
             Growth::Linear | Growth::Faster => write!(f, "{axis} × a constant"),
         }

@@ -3,16 +3,22 @@
 //! Memory is counted as an allocator sees it that follows the host's order: an input is there for the whole program, a
 //! result from its first touch to the end, and scratch from its first touch to its last.
 
+use std::collections::BTreeSet;
+
 use seamproof_oracle::Pass;
 
 use super::resource::Resource;
 use super::touch::touches;
-use crate::schedule::{Buffer, RankProgram, Role, Schedule, Work};
+use crate::schedule::{Buffer, BufferId, RankProgram, Role, Schedule, Work};
 
 /// Returns the amount that the dearest rank takes.
 pub(super) fn amount(resource: Resource, schedule: &Schedule) -> u64 {
     let amount = |program: &RankProgram| match resource {
-        Resource::PeakBytes(pass) => peak_bytes(schedule, program, pass),
+        Resource::PeakBytes(pass) => most_bytes(schedule, program, pass, |_| true, |_| true),
+        Resource::BytesAtLaunches(pass) => {
+            let tables = tables(program);
+            most_bytes(schedule, program, pass, is_launch, |buffer| !tables.contains(&buffer))
+        }
         _ => program.operations.iter().map(|operation| of_work(resource, &operation.work)).sum(),
     };
     schedule.ranks.iter().map(amount).max().unwrap_or(0)
@@ -26,19 +32,27 @@ fn of_work(resource: Resource, work: &Work) -> u64 {
         _ => None,
     };
     match resource {
-        Resource::PeakBytes(_) => 0,
+        Resource::PeakBytes(_) | Resource::BytesAtLaunches(_) => 0,
         Resource::Launches => u64::from(segments.is_some()),
         Resource::Segments => segments.unwrap_or(0) as u64,
         Resource::HostReads => u64::from(matches!(work, Work::HostRead(_))),
     }
 }
 
-/// Returns the largest number of bytes that are live at once in a pass of a rank's program.
-fn peak_bytes(schedule: &Schedule, program: &RankProgram, pass: Pass) -> u64 {
+/// Returns the largest number of bytes of some buffers that are live at once, at some operations of a pass of a rank's
+/// program.
+fn most_bytes(
+    schedule: &Schedule,
+    program: &RankProgram,
+    pass: Pass,
+    at: impl Fn(&Work) -> bool,
+    counts: impl Fn(BufferId) -> bool,
+) -> u64 {
     let end = program.operations.len();
     // The bytes that each operation brings, and those that the operation before it was the last to need.
     let (mut born, mut gone) = (vec![0; end + 1], vec![0; end + 1]);
-    for (buffer, (first, last)) in schedule.buffers.iter().zip(touched(schedule, program)) {
+    let buffers = schedule.buffers.iter().zip(touched(schedule, program)).enumerate();
+    for (_, (buffer, (first, last))) in buffers.filter(|(index, _)| counts(BufferId(*index))) {
         let Some((first, last)) = first.zip(last) else { continue };
         let (first, last) = match buffer.role {
             Role::Input(_) => (0, end),
@@ -57,7 +71,21 @@ fn peak_bytes(schedule: &Schedule, program: &RankProgram, pass: Pass) -> u64 {
         Pass::Forward => 0..begin,
         Pass::Backward => begin..end,
     };
-    live.skip(of_pass.start).take(of_pass.len()).max().unwrap_or(0)
+    let operations = live.zip(&program.operations).skip(of_pass.start).take(of_pass.len());
+    operations.filter(|(_, operation)| at(&operation.work)).map(|(live, _)| live).max().unwrap_or(0)
+}
+
+fn is_launch(work: &Work) -> bool {
+    matches!(work, Work::Attend(_) | Work::AttendBackward(_))
+}
+
+/// Returns the buffers of a program that are tables of segments.
+fn tables(program: &RankProgram) -> BTreeSet<BufferId> {
+    let tables = program.operations.iter().filter_map(|operation| match operation.work {
+        Work::MakeSegments { to, .. } => Some(to),
+        _ => None,
+    });
+    tables.collect()
 }
 
 /// Returns the first and the last operation of a program that touches each buffer of its schedule.

@@ -19,13 +19,24 @@ pub trait Divided: Device {
         Self: 'p;
 
     /// Calls `run` with the part of each member of a schedule, in order of its members. When all that was asked of them
-    /// is done, they are one memory again.
-    fn divide<R>(
+    /// is done, they are one memory again. An error of `run` comes before one of what was asked for ([`ended`]).
+    fn divide<R, E: From<DeviceError>>(
         &self,
         schedule: &Schedule,
         memory: &mut Self::Memory,
-        run: impl FnOnce(&mut [Self::Part<'_>]) -> R,
-    ) -> Result<R, DeviceError>;
+        run: impl FnOnce(&mut [Self::Part<'_>]) -> Result<R, E>,
+    ) -> Result<R, E>;
+}
+
+/// Returns what ranks say themselves, or else the first error with which their work ended. A rank that gives up leaves
+/// its work half done, so that an error of the work may follow from it, and says less.
+pub fn ended<R, E: From<DeviceError>>(
+    ran: Result<R, E>,
+    ends: impl IntoIterator<Item = Result<(), DeviceError>>,
+) -> Result<R, E> {
+    let ran = ran?;
+    ends.into_iter().collect::<Result<(), DeviceError>>()?;
+    Ok(ran)
 }
 
 /// A rank's part of a device.
@@ -105,17 +116,17 @@ impl<T: Real> Divided for Cpu<T> {
     where
         Self: 'p;
 
-    fn divide<R>(
+    fn divide<R, E: From<DeviceError>>(
         &self,
         schedule: &Schedule,
         memory: &mut Buffers<T>,
-        run: impl FnOnce(&mut [CpuPart<'_, T>]) -> R,
-    ) -> Result<R, DeviceError> {
+        run: impl FnOnce(&mut [CpuPart<'_, T>]) -> Result<R, E>,
+    ) -> Result<R, E> {
         let parts = memory.split(schedule).into_iter();
         let mut parts: Vec<CpuPart<'_, T>> = parts.map(|buffers| CpuPart { device: self, buffers }).collect();
         let ran = run(&mut parts);
         memory.join(schedule, parts.into_iter().map(|part| part.buffers).collect());
-        Ok(ran)
+        ran
     }
 }
 
@@ -179,4 +190,18 @@ fn combined<T: Real>(arrival: &Arrival<'_, CpuParcel<T>>) -> Result<Vec<T>, Devi
         reduce(&mut sum, &part.values, arrival.reduction, first.format);
     }
     Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ranks_own_error_comes_before_those_of_its_lanes() {
+        let failed = |what: &str| DeviceError::Shape(what.into());
+        let lanes = || [Ok(()), Err(failed("a lane")), Err(failed("another"))];
+        assert_eq!(ended::<(), _>(Err(failed("the rank")), lanes()), Err(failed("the rank")));
+        assert_eq!(ended(Ok::<_, DeviceError>(7), lanes()), Err(failed("a lane")));
+        assert_eq!(ended(Ok::<_, DeviceError>(7), [Ok(())]), Ok(7));
+    }
 }

@@ -12,7 +12,7 @@ use crate::{AttentionCall, Real, Segment};
 const NUMBER_MAX: f64 = 16_777_216.0;
 
 /// Writes a table. Each row holds offset and length of queries and of keys, the two ends of the band (infinite where
-/// there is none), and two zeros.
+/// there is none), the rows from a key to the next, and a zero.
 pub(super) fn make<T: Real>(
     to: BufferId,
     from: &SegmentSource,
@@ -27,13 +27,13 @@ pub(super) fn make<T: Real>(
         )));
     }
     for (row, segment) in rows.iter().enumerate() {
-        let SegmentRow { q, kv, lo, hi } = *segment;
+        let SegmentRow { q, kv, key_step, lo, hi } = *segment;
         // No row is as far away as the largest number: a bound further away shows and hides the same keys.
         let near = |end: i64| (end as f64).clamp(-NUMBER_MAX, NUMBER_MAX);
         let end = |end: Option<i64>, none: f64| end.map_or(none, near);
         let rows = [q.0, q.1, kv.0, kv.1].map(|number| number as f64);
-        let band = [end(lo, f64::NEG_INFINITY), end(hi, f64::INFINITY), 0.0, 0.0];
-        if rows.iter().any(|number| *number > NUMBER_MAX) {
+        let band = [end(lo, f64::NEG_INFINITY), end(hi, f64::INFINITY), key_step as f64, 0.0];
+        if rows.iter().chain(&band[2..]).any(|number| *number > NUMBER_MAX) {
             let what = "a table of segments on the CPU device holds rows up to 2^24; use a smaller problem";
             return Err(DeviceError::Shape(what.into()));
         }
@@ -58,7 +58,7 @@ pub(super) fn read<T: Real>(table: &Region, buffers: &Buffers<T>) -> Result<Vec<
 
 /// Returns the segment that a row's numbers say; `None` if they say none.
 fn segment(words: &[f64]) -> Option<Segment> {
-    let &[q, q_len, kv, kv_len, lo, hi, ..] = words else { return None };
+    let &[q, q_len, kv, kv_len, lo, hi, key_step, ..] = words else { return None };
     let whole = |number: f64| number.fract() == 0.0 && number.abs() <= NUMBER_MAX;
     let count = |number: f64| (whole(number) && number >= 0.0).then_some(number as usize);
     let end = |number: f64, none: f64| match number {
@@ -67,7 +67,8 @@ fn segment(words: &[f64]) -> Option<Segment> {
         _ => None,
     };
     let (lo, hi) = (end(lo, f64::NEG_INFINITY)?, end(hi, f64::INFINITY)?);
-    Some(SegmentRow { q: (count(q)?, count(q_len)?), kv: (count(kv)?, count(kv_len)?), lo, hi }.segment())
+    let (q, kv) = ((count(q)?, count(q_len)?), (count(kv)?, count(kv_len)?));
+    Some(SegmentRow { q, kv, key_step: count(key_step).filter(|step| *step > 0)?, lo, hi }.segment())
 }
 
 /// Returns a launch's call as its device knows it: with the segments of the table, if it reads one.

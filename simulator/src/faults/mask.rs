@@ -4,10 +4,10 @@ use seamproof_oracle::{
     Alignment, BORDERS_MAX, Balance, Blocks, Borders, Problem, ProblemFields, Run, runs_of,
 };
 
-use super::edit::{Passes, attends, calls, rebuild, segments};
+use super::edit::{Passes, attends, calls, rebuild, segments, works};
 use super::fault::Catcher::{Checker, Envelope};
 use super::fault::{Edit, Fault};
-use crate::schedule::Schedule;
+use crate::schedule::{Attend, AttendBackward, Schedule, Section, Step, Work};
 use crate::{AttentionCall, Segment};
 
 /// The campaign's canary. The real bug lay below the tolerance of the very tests that were its guard.
@@ -237,6 +237,23 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         caught_by: &[Checker, Envelope],
         edit: |problem, schedule| rebuild(problem, schedule, Passes::Backward, |f| f.mask.sink_tokens = 0),
     },
+    Fault {
+        id: "stripes-masked-by-one-band",
+        imitates: "a ring's step is causal, or causal without the diagonal, as between stripes of one row: of wider \
+                   stripes, the pairs beside the diagonal are lost",
+        source: "https://github.com/lucidrains/ring-attention-pytorch/issues/11",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| edges(schedule, |segment| segment.hi = segment.lo.map(|lo| lo - 1)),
+    },
+    Fault {
+        id: "cut-stripes-seen-whole",
+        imitates: "blocks that a mask cuts are taken for full ones, to which no mask is applied: hidden pairs are seen",
+        source: "https://github.com/pytorch/pytorch/blob/main/torch/nn/attention/flex_attention.py",
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |_, schedule| edges(schedule, |segment| (segment.lo, segment.hi) = (None, None)),
+    },
 ];
 
 /// Takes the last query that a prefix widens in each segment out of it: it and all after it see their band alone.
@@ -308,6 +325,17 @@ fn chunks_of_ranks(fields: &mut ProblemFields) {
     {
         fields.mask.blocks = Some(Blocks::Documents(borders));
     }
+}
+
+/// Edits the segments of the edges of stripes, in both passes.
+fn edges(schedule: &mut Schedule, edit: impl FnMut(&mut Segment)) {
+    let is_edge = |step: &Step| matches!(step, Step::Ring { section: Section::Edge, .. });
+    let calls = works(schedule).filter_map(|work| match work {
+        Work::Attend(Attend { step, call, .. }) if is_edge(step) => Some(call),
+        Work::AttendBackward(AttendBackward { step, call, .. }) if is_edge(step) => Some(call),
+        _ => None,
+    });
+    calls.flat_map(|call| &mut call.segments).for_each(edit);
 }
 
 fn open_right(fields: &mut ProblemFields) {

@@ -9,7 +9,7 @@ use super::edit::{calls, rewrite, works};
 use super::fault::Catcher::{Checker, Resources};
 use super::fault::{Edit, Fault};
 use crate::schedule::{
-    Attend, Axes, Buffer, BufferId, FillValue, Operation, Region, Role, Schedule, Step, Work,
+    Attend, Axes, Buffer, BufferId, FillValue, Layer, Operation, Region, Role, Schedule, Step, Work,
 };
 use crate::{AttentionCall, Segment};
 
@@ -45,6 +45,15 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[206],
         caught_by: &[Resources],
         edit: |_, schedule| statistics_kept(schedule),
+    },
+    Fault {
+        id: "hidden-rows-kept-to-the-end",
+        imitates: "a linear layer keeps the rows that its region gathered, and not its own shard of them: memory does \
+                   not fall as ranks share it",
+        source: "https://arxiv.org/abs/2205.05198",
+        entries: &[],
+        caught_by: &[Resources],
+        edit: |_, schedule| hidden_rows_kept(schedule),
     },
     Fault {
         id: "host-read-for-each-sequence",
@@ -127,6 +136,24 @@ fn statistics_kept(schedule: &mut Schedule) {
         vec![operation, copy]
     });
     schedule.buffers = buffers;
+}
+
+/// Reads the rows that each rank of a region gathered for its linear layers once more, behind everything else.
+fn hidden_rows_kept(schedule: &mut Schedule) {
+    let Schedule { buffers, ranks, .. } = schedule;
+    for program in ranks {
+        let gathered = program.operations.iter().filter_map(|operation| match operation.work {
+            Work::Linear { layer: Layer::Column, from, .. } => Some(from),
+            _ => None,
+        });
+        let read = |from: BufferId| {
+            let (rows, to) = (buffers[from.0].rows, another(buffers, from));
+            let rows = Run::packed(0, rows, rows);
+            Operation { stream: 0, work: Work::Copy { from, to, rows: vec![(rows, rows)] } }
+        };
+        let last: Vec<Operation> = gathered.collect::<Vec<_>>().into_iter().map(read).collect();
+        program.operations.extend(last);
+    }
 }
 
 /// Returns an operation. Where merges have ended, works that were kept stand before it, on its stream.

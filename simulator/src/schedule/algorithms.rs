@@ -44,6 +44,8 @@ fn outside_regions(problem: &Problem, order: MergeOrder) -> Result<Schedule, Bui
 /// Manner in which an amount grows with a size. Later ones are faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Growth {
+    /// The amount is a constant divided by the size.
+    Falling,
     /// The amount stays.
     Flat,
     /// The amount is a constant and a multiple of the size.

@@ -7,10 +7,10 @@
 //! dq goes the same way. dk and dv are as large as all gathered keys. A step's are filled with zeros before its launch
 //! and added to the sums behind it, one step after the other. All of these are kept in the formats of the results.
 //!
-//! Where sequences follow each other in memory, slots are pieces of one or two chunks and the mask is a band, a *table*
-//! says the segments of every step. It is made on the device from the lengths of whole sequences, and both the launches
-//! and the copies of valid rows read their rows there. Other problems have the same steps with their segments in the
-//! calls. Stripes of 1 are one step forward, and backward one for each residue.
+//! Where sequences follow each other in memory and the mask is a band, a *table* says the segments of every step. It is
+//! made on the device from the lengths of whole sequences, and both the launches and the copies of valid rows read their
+//! rows there. Other problems have the same steps with their segments in the calls. Stripes of 1 are one step forward,
+//! and backward one for each residue, by a table of their own.
 //!
 //! Source: `AttnFuncWithCPAndKVAllGather` of
 //! <https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py>.
@@ -49,12 +49,15 @@ impl Rank<'_> {
     pub(super) fn forward_in_steps(&mut self, [k, v]: [BufferId; 2]) -> Option<BufferId> {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         let slots = build::slots(&self.shards.q);
-        let table = self.source().map(|from| self.make_table(from));
+        let table =
+            self.source(KeySource::Gathered).map(|from| self.make_table("segments of all steps", from));
         self.builder.fill(self.rank, COMPUTE, out, &slots, FillValue::Zero);
         self.builder.fill(self.rank, COMPUTE, lse, &slots, FillValue::NegInfinity);
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
         let whole = || vec![self.forward_segments()];
-        let steps = self.steps(table, || if self.apart() { whole() } else { self.backward_launches() });
+        let steps = self.steps(table, KeySource::Gathered, || {
+            if self.apart() { whole() } else { self.backward_launches() }
+        });
         let of = steps.len();
         let outs = self.of_streams(of, out, "out");
         self.fork(of);
@@ -74,7 +77,7 @@ impl Rank<'_> {
         table
     }
 
-    /// Pushes the backward, with the segments of the forward's table.
+    /// Pushes the backward, with the segments of the forward's table, or of residues.
     pub(super) fn backward_in_steps(
         &mut self,
         to: &LocalBackward,
@@ -84,7 +87,14 @@ impl Rank<'_> {
         self.sink_gradient(to);
         let slots = build::slots(&self.shards.q);
         self.builder.fill(self.rank, COMPUTE, to.dq, &slots, FillValue::Zero);
-        let steps = self.steps(table, || self.backward_launches());
+        let (keys, table) = match self.apart() {
+            true => {
+                let residues = self.source(KeySource::Residues);
+                (KeySource::Residues, residues.map(|from| self.make_table("segments of all residues", from)))
+            }
+            false => (KeySource::Gathered, table),
+        };
+        let steps = self.steps(table, keys, || self.backward_launches());
         let all = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, to.dk, "dk"), (self.local.v, to.dv, "dv")].map(|(local, to, name)| {
             let format = self.builder.describe(to).format;
@@ -158,28 +168,35 @@ impl Rank<'_> {
     }
 
     /// Returns the lengths of which a table can be made; `None` if no table says these segments.
-    fn source(&self) -> Option<SegmentSource> {
-        SegmentSource::told(self.problem.mask, self.shards, self.rank, KeySource::Gathered)
+    fn source(&self, keys: KeySource) -> Option<SegmentSource> {
+        SegmentSource::told(self.problem.mask, self.shards, self.rank, keys)
     }
 
-    fn make_table(&mut self, from: SegmentSource) -> BufferId {
-        let table = tables::buffer(self.builder, self.rank, "segments of all steps", &from);
+    fn make_table(&mut self, name: &str, from: SegmentSource) -> BufferId {
+        let table = tables::buffer(self.builder, self.rank, name, &from);
         tables::make(self.builder, (self.rank, COMPUTE), table, from);
         table
     }
 
-    /// Returns the steps: those of the table, or the given ones where there is none.
-    fn steps(&self, table: Option<BufferId>, others: impl Fn() -> Vec<Vec<Segment>>) -> Vec<StepSegments> {
-        let Some((table, source)) = table.zip(self.source()) else {
+    /// Returns the steps: those of the table, or the given ones where there is none. Of queries that lie apart, each a
+    /// piece of the table, all are one step.
+    fn steps(
+        &self,
+        table: Option<BufferId>,
+        keys: KeySource,
+        others: impl Fn() -> Vec<Vec<Segment>>,
+    ) -> Vec<StepSegments> {
+        let Some((table, source)) = table.zip(self.source(keys)) else {
             let untold = |segments| StepSegments { segments, table: None };
             return others().into_iter().map(untold).collect();
         };
         let told = Told::new(table, &source);
-        let step = |piece: usize| {
-            let (segments, table) = (told.segments(piece..piece + 1), told.region(piece..piece + 1));
-            StepSegments { segments, table: Some(table) }
+        let of_step = if self.apart() && keys == KeySource::Gathered { told.pieces() } else { 1 };
+        let step = |first: usize| {
+            let pieces = first..first + of_step;
+            StepSegments { segments: told.segments(pieces.clone()), table: Some(told.region(pieces)) }
         };
-        (0..told.pieces()).map(step).collect()
+        (0..told.pieces()).step_by(of_step.max(1)).map(step).collect()
     }
 
     /// Returns a buffer like `model` for each stream that has a step.

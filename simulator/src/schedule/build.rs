@@ -38,12 +38,6 @@ pub enum BuildError {
         /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
     },
-    /// Stripes of several rows in a ring: a step's mask would be several bands.
-    #[error("stripes of {stripe} rows are not supported in a ring; use stripes of 1")]
-    RingStripe {
-        /// Rows in a stripe.
-        stripe: usize,
-    },
 }
 
 /// A schedule in the making.
@@ -199,6 +193,11 @@ pub(super) struct Shards {
 impl Shards {
     pub(super) fn new(problem: &Problem) -> Result<Shards, BuildError> {
         Ok(Shards { q: ShardedSide::new(problem, Side::Q)?, kv: ShardedSide::new(problem, Side::Kv)? })
+    }
+
+    /// Returns the same rows as a ring takes them.
+    pub(super) fn of_ring(&self) -> Shards {
+        Shards { q: self.q.in_ring(), kv: self.kv.in_ring() }
     }
 }
 

@@ -6,31 +6,30 @@
 //! block of heads, and the results travel back. The collected rows follow the sequence order of all ranks, read back
 //! through the sequence order of the ring.
 //!
-//! Stripes of a group's members are no stripes of a ring's rank, whose rows would lie `A` side by side. Rank p of the
-//! ring has a piece for each member instead: piece a holds positions `p·A + a, p·A + a + A·P, …`. All pieces have this
-//! one step, so any two of them have a band, and a step of the ring is a launch for each piece of the keys.
+//! Stripes of `w` rows of a group's members, taken in order of positions, are stripes of `A·w` rows of a ring's rank.
+//! Stripes of one row are taken member by member instead: rank p of the ring has a piece for each member, and piece a
+//! holds positions `p·A + a, p·A + a + A·P, …`. All pieces have this one step, so any two of them have a band, and a
+//! step of the ring is a launch for each piece of the keys.
 //!
 //! | refused | why |
 //! |---|---|
-//! | [`BuildError::RingStripe`] | stripes of more than one row, as in a ring |
 //! | [`BuildError::QueryHeads`] | query heads that are no multiple of a group's members |
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of a group's members |
 //! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
 use std::ops::Range;
 
-use seamproof_oracle::{Problem, Run};
+use seamproof_oracle::{Balance, Problem, Run};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::exchange::{Exchange, HeadDeal};
 use super::program::{MergeOrder, RowPair, Schedule};
-use super::ring::{self, Member, RingCore};
+use super::ring::{Member, RingCore};
 use crate::shard::{ShardedSide, Slot};
 
 /// Returns the hierarchical schedule with groups of `members` ranks, a divisor of the CP size. The module's text says
 /// which problems are refused.
 pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Result<Schedule, BuildError> {
-    ring::check_stripes(problem)?;
     let heads = HeadDeal::new(problem.heads, members)?;
     let shards = Shards::new(problem)?;
     let ranks = problem.parallel.size();
@@ -52,6 +51,7 @@ pub fn hierarchical(problem: &Problem, members: usize, order: MergeOrder) -> Res
             build::local_with_sinks(&mut builder, problem, &shards, rank, sinks)
         })
         .collect();
+    let ring = ring.of_ring();
     let world = World { problem, members, exchanges: &exchanges, rings: &rings, shards: &ring, order };
     world.build(&mut builder, &locals);
     Ok(builder.finish())
@@ -117,10 +117,15 @@ impl World<'_> {
 /// Returns a shard over groups of `members` ranks, each of which holds the rows of its members together.
 fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
     let slot = |slot: &Slot| Slot { offset: slot.offset * members, span: slot.span * members, len: slot.len };
+    let (balance, taken_apart) = match shard.balance {
+        Balance::Striped { stripe: 1 } => (shard.balance, members),
+        Balance::Striped { stripe } => (Balance::Striped { stripe: stripe * members }, 1),
+        _ => (shard.balance, 1),
+    };
     ShardedSide {
         cp: shard.cp / members,
-        balance: shard.balance,
-        members: shard.members * members,
+        balance,
+        members: shard.members * taken_apart,
         rows: shard.rows * members,
         slots: shard.slots.iter().map(slot).collect(),
         lanes: shard.lanes.map(|lanes| lanes.whole(members)),
@@ -160,7 +165,8 @@ mod tests {
     #[test]
     fn a_group_holds_what_a_rank_of_a_ring_would() {
         for (groups, members) in (1..=4).flat_map(|p| (1..=4).map(move |a| (p, a))) {
-            for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }] {
+            let stripes = [1, 2].map(|stripe| Balance::Striped { stripe });
+            for balance in [Balance::Contiguous, Balance::DualChunk].into_iter().chain(stripes) {
                 let ranks = groups * members;
                 let slot = |offset, span| Slot { offset, span, len: span * ranks };
                 let slots = vec![slot(7, 2), slot(1, 0), slot(2, 4)];

@@ -30,6 +30,7 @@ mod program;
 mod ring;
 mod sequence_parallel;
 mod single;
+mod stripes;
 mod tables;
 
 pub use algorithms::{Growth, build, build_with, memory_growth};
@@ -51,3 +52,4 @@ pub use ring::ring;
 pub use sequence_parallel::sequence_parallel;
 pub(crate) use sequence_parallel::{hidden, rotates};
 pub use single::single;
+pub(crate) use stripes::rows as stripe_rows;

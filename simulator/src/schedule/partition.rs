@@ -2,13 +2,18 @@
 //! gradients are stored, and the keys that a launch shows its queries together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use seamproof_oracle::envelope::{GradientSums, MergeBy, Merges, Partition};
-use seamproof_oracle::replay::ReplayedLaunch;
-use seamproof_oracle::{Format, Positions, Problem};
+use seamproof_oracle::replay::{ReplayedKeys, ReplayedLaunch};
+use seamproof_oracle::{Band, Format, Positions, Problem};
 
-use super::program::{BufferId, Layer, Merge, MergeStyle, Region, Schedule, Work};
-use crate::check::{Held, HeldRows, Reading, trace_moves};
+use super::program::{
+    AttendBackward, BufferId, Layer, Merge, MergeStyle, Region, Schedule, Section, Step, Work,
+};
+use super::stripes;
+use crate::Segment;
+use crate::check::{Held, HeldRows, OperationId, Reading, TracedLaunch, trace_moves};
 use crate::emulated::Tiles;
 
 /// Largest number of parts of a rank's slot that a launch tells apart: the two chunks of a dual-chunk slot.
@@ -46,12 +51,20 @@ impl Schedule {
         };
         let traced = trace_moves(problem, self).ok()?;
         let forward = traced.into_iter().filter(|launch| is_forward(launch.at.rank, launch.at.operation));
-        Some(
-            forward
-                .flat_map(|launch| launch.readings)
-                .flat_map(|reading| launches(problem, &reading))
-                .collect(),
-        )
+        let of_launch = |launch: TracedLaunch| {
+            let segments = self.segments(launch.at);
+            let of = |reading: Reading| launches(problem, &segments[reading.segment], &reading);
+            launch.readings.into_iter().flat_map(of).collect::<Vec<_>>()
+        };
+        Some(forward.flat_map(of_launch).collect())
+    }
+
+    /// Returns the segments of a forward launch; none for any other operation.
+    fn segments(&self, at: OperationId) -> &[Segment] {
+        match &self.ranks[at.rank].operations[at.operation].work {
+            Work::Attend(attend) => &attend.call.segments,
+            _ => &[],
+        }
     }
 
     /// Returns one rank's merges and stored sums.
@@ -62,6 +75,7 @@ impl Schedule {
     ) -> (Merges, GradientSums) {
         let Partition { mut merges, mut sums, .. } = Partition::single(1, 1);
         let group = self.members.len() / self.region();
+        let parts = if self.has_edges() { stripes::PARTS } else { PARTS_MAX * PARTS_MAX };
         let hidden = |from: &[Region]| summands.get(&from.first()?.buffer).copied();
         for work in works {
             match work {
@@ -84,8 +98,8 @@ impl Schedule {
                 Work::Accumulate { from, to, .. } => {
                     // On each rank that its gradient visits, a row is added to at most once for each part of the
                     // queries and each part of the keys. Each time, a partial sum and the running sum are stored. A
-                    // striped hierarchy has more parts, and visits as many fewer ranks.
-                    sums.count = 2 * PARTS_MAX * PARTS_MAX * group;
+                    // hierarchy of stripes has more parts, and visits as many fewer ranks.
+                    sums.count = 2 * parts * group;
                     let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
                     sums.format = coarser(sums.format, coarser(from, to));
                 }
@@ -99,6 +113,17 @@ impl Schedule {
             }
         }
         (merges, sums)
+    }
+
+    /// Whether a launch of the backward is on the edges of stripes.
+    fn has_edges(&self) -> bool {
+        let mut works = self.ranks.iter().flat_map(|program| &program.operations);
+        works.any(|operation| match &operation.work {
+            Work::AttendBackward(AttendBackward { step, .. }) => {
+                matches!(step, Step::Ring { section: Section::Edge, .. })
+            }
+            _ => false,
+        })
     }
 
     /// Returns the buffers of hidden rows that row-parallel layers make, each with the number of ranks of its region
@@ -123,22 +148,39 @@ impl Schedule {
 }
 
 /// Returns a reading's pieces of queries, each with the keys of its own sequence and heads.
-fn launches(problem: &Problem, reading: &Reading) -> Vec<ReplayedLaunch> {
+fn launches(problem: &Problem, segment: &Segment, reading: &Reading) -> Vec<ReplayedLaunch> {
     let positions = |held: &Held| match &held.holds {
         HeldRows::Positions { sequence, start, step, heads } => {
-            Some((*sequence, heads.clone(), Positions { start: *start, step: *step, len: held.len }))
+            let line = Positions { start: *start, step: *step, len: held.len };
+            Some((*sequence, heads.clone(), (held.at, line)))
         }
         HeldRows::Other(_) => None,
     };
-    let of_queries = |(sequence, heads, queries): (usize, std::ops::Range<usize>, Positions)| {
+    let keys: Vec<_> = reading.keys.iter().filter_map(positions).collect();
+    let of_queries = |(sequence, heads, (first, queries)): (usize, Range<usize>, (usize, Positions))| {
         let needed = heads.start / problem.group()..heads.end.div_ceil(problem.group());
-        let own = |held: &Held| {
-            let (of, kv_heads, line) = positions(held)?;
-            (of == sequence && kv_heads == needed).then_some((held.at, line))
-        };
-        ReplayedLaunch { sequence, heads, queries, keys: reading.keys.iter().filter_map(own).collect() }
+        let own = keys.iter().filter(|(of, kv_heads, _)| *of == sequence && *kv_heads == needed);
+        let keys = own.flat_map(|(.., keys)| lines(segment, *keys)).collect();
+        ReplayedLaunch { sequence, heads, first, queries, keys }
     };
     reading.queries.iter().filter_map(positions).map(of_queries).collect()
+}
+
+/// Returns a line of a segment's keys, cut so that each part has one band.
+fn lines(segment: &Segment, (at, line): (usize, Positions)) -> Vec<ReplayedKeys> {
+    let inside = |end: usize| end.clamp(at, at + line.len);
+    let (prefix, sink_tokens) = (inside(segment.prefix), inside(segment.sink_tokens));
+    let ends = [at, prefix.min(sink_tokens), prefix.max(sink_tokens), at + line.len];
+    let part = |ends: &[usize]| {
+        let first = ends[0];
+        let band = Band {
+            lo: segment.lo.filter(|_| first >= segment.sink_tokens),
+            hi: segment.hi.filter(|_| first >= segment.prefix),
+        };
+        let part = Positions { start: line.at(first - at), len: ends[1] - first, ..line };
+        (part.len > 0).then_some(ReplayedKeys { first, line: part, band })
+    };
+    ends.windows(2).filter_map(part).collect()
 }
 
 fn coarser(a: Format, b: Format) -> Format {

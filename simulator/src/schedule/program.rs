@@ -111,7 +111,7 @@ pub enum Step {
         owner: usize,
         /// The part of the pair matrix that the step covers.
         section: Section,
-        /// The part of the owner's keys, from 0, and the number of parts.
+        /// The part of the owner's keys, or of a step between stripes of several rows, from 0, and the number of parts.
         part: (usize, usize),
     },
 }
@@ -128,6 +128,8 @@ pub enum Section {
     Upper,
     /// Any pair may be seen.
     Full,
+    /// Stripes of several rows that a bound of the mask cuts, each with the stripe where it does.
+    Edge,
 }
 
 impl fmt::Display for Step {
@@ -141,6 +143,7 @@ impl fmt::Display for Step {
                     Section::Lower => "lower",
                     Section::Upper => "upper",
                     Section::Full => "full",
+                    Section::Edge => return write!(f, "ring step {} of {of}: edge {part}", index + 1),
                 };
                 write!(f, "ring step {} of {of}: {section} section", index + 1)?;
                 if parts > 1 { write!(f, ", part {} of {parts} of the keys", part + 1) } else { Ok(()) }
@@ -310,6 +313,9 @@ pub enum KeySource {
     /// The keys of the rank at this place of the cut: a step's of a ring. Sequences that are whole on every rank, as an
     /// all-to-all collects them, are cut over one rank.
     Of(usize),
+    /// Every rank's keys in sequence order, in pieces of every cp-th key: for stripes of one row on cp ranks, whose
+    /// queries have a band against each of these pieces. An all-gather's backward.
+    Residues,
 }
 
 /// Lengths of whole sequences from which a table of segments is made, and who asks for it.

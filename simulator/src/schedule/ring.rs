@@ -4,12 +4,15 @@
 //! and the previous member's KV comes in, into one of two slots in turn. The backward runs the ring the other way
 //! round. The gradients of a KV travel with it, and are complete and at home after the last step.
 //!
-//! A *part* is a piece of the owner's slot: dual-chunk has two, the other balances have one, and the stripes of a
-//! hierarchy's ring one for each rank of an all-to-all. Forward, a step is one
+//! A *part* is a piece of the owner's slot: dual-chunk has two, the other balances have one, and the stripes of one row
+//! in a hierarchy's ring one for each rank of an all-to-all. Forward, a step is one
 //! launch for each part, because a segment has one band and a query row is in one segment of a launch. Backward, a
 //! launch also overwrites the gradients of its keys, and a step is one launch for each part of the queries and part of
 //! the keys. Segments without a visible pair are skipped. TransformerEngine's sections are the rest: *lower* keeps the
 //! owner's first part, *upper* keeps the second part of the queries.
+//!
+//! Stripes of several rows have other parts: a band of all rows, and *edges* where a bound of the mask cuts stripes
+//! ([`super::stripes`]). Each is one launch in both passes.
 //!
 //! Streams 0 and 1 compute in turn, and a step's launch overlaps the merge of the step before. Stream 2 communicates.
 //! Running results are in f32 and rounded once, and scratch does not grow with the number of members.
@@ -22,7 +25,6 @@
 //!
 //! | problem | answer |
 //! |---|---|
-//! | stripes of more than one row | [`BuildError::RingStripe`]: a step's mask is no band |
 //! | a span that the balance does not divide | [`ShardingError::Span`](seamproof_oracle::sharding::ShardingError::Span) |
 //! | rows that lie apart, and not side by side | [`ShardingError::Strided`](seamproof_oracle::sharding::ShardingError::Strided) |
 //! | any other: every mask, alignment, sink, soft cap, length and head count | a schedule |
@@ -39,6 +41,7 @@ use super::program::{
     Attend, AttendBackward, BufferId, EventId, FillValue, KeySource, Merge, MergeOrder, MergeStyle,
     Reduction, Region, RowPair, Schedule, Section, SegmentSource, Step, Work,
 };
+use super::stripes;
 use super::tables::{self, Told};
 use crate::{AttentionCall, RowPolicy, Segment};
 
@@ -48,7 +51,6 @@ const MAIN: usize = collect::COMPUTE;
 
 /// Returns the ring schedule. The module's text says which problems are refused.
 pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
-    check_stripes(problem)?;
     let shards = Shards::new(problem)?;
     let size = problem.parallel.size();
     let mut builder = Builder::new(size);
@@ -56,6 +58,7 @@ pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError
         .map(|rank| Member { rank, local: build::local(&mut builder, problem, &shards, rank) })
         .collect();
     let (mask, softmax) = (problem.mask, problem.softmax);
+    let shards = shards.of_ring();
     let core = RingCore { mask, softmax, shards: &shards, members: &members, communicator: 0, order };
     core.forward(&mut builder);
     if problem.pass == Pass::Backward {
@@ -63,14 +66,6 @@ pub fn ring(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError
         core.backward(&mut builder);
     }
     Ok(builder.finish())
-}
-
-/// Refuses stripes of which a ring's step would show several bands.
-pub(super) fn check_stripes(problem: &Problem) -> Result<(), BuildError> {
-    match problem.parallel.balance {
-        Balance::Striped { stripe } if stripe > 1 => Err(BuildError::RingStripe { stripe }),
-        _ => Ok(()),
-    }
 }
 
 /// One member of a ring.
@@ -231,9 +226,23 @@ impl RingCore<'_> {
         if build::slots(&self.shards.kv).is_empty() { 1 } else { self.members.len() }
     }
 
-    /// Returns the number of parts of a slot.
+    /// Returns the number of parts of a slot, or of a step between stripes of several rows.
     fn parts(&self) -> usize {
-        self.shards.q.parts().unwrap_or(1)
+        self.shards.q.parts().unwrap_or(stripes::PARTS)
+    }
+
+    /// Returns the launches of a forward step: parts of the queries, and a part of the keys.
+    fn forward_parts(&self) -> Vec<(Range<usize>, usize)> {
+        (0..self.parts()).map(|part| (0..self.parts(), part)).collect()
+    }
+
+    /// Returns the launches of a backward step like [`RingCore::forward_parts`]. No launch has two parts that share
+    /// keys.
+    fn backward_parts(&self) -> Vec<(Range<usize>, usize)> {
+        match self.shards.q.parts() {
+            Some(parts) => (0..parts).flat_map(|q| (0..parts).map(move |kv| (q..q + 1, kv))).collect(),
+            None => self.forward_parts(),
+        }
     }
 
     fn real_queries(&self, place: usize) -> Vec<Run> {
@@ -244,6 +253,7 @@ impl RingCore<'_> {
     /// Returns the step to which a launch on part `part` of an owner's keys belongs.
     fn step(&self, (place, owner): (usize, usize), index: usize, part: usize) -> Step {
         let section = match (self.shards.q.balance, self.mask.is_causal(), owner.cmp(&place)) {
+            (Balance::Striped { stripe: 2.. }, ..) if part > 0 => Section::Edge,
             (Balance::Striped { .. }, ..) | (_, false, _) => Section::Full,
             (_, true, Ordering::Less) => Section::Lower,
             (_, true, Ordering::Equal) => Section::Diagonal,
@@ -261,14 +271,28 @@ impl RingCore<'_> {
         (!segments.is_empty()).then(|| self.launch(segments, RowPolicy::Overwrite, None))
     }
 
-    /// Returns the same launch as a table tells it, without the first and last parts of queries that see nothing.
+    /// Returns the same launch as a table tells it, without the first and last pieces of queries that see nothing.
     fn told_call(&self, told: &Told, q: Range<usize>, kv: usize) -> Option<Launch> {
-        let piece = |part: usize| kv * self.parts() + part;
-        let sees = |part: &usize| told.segments(piece(*part)..piece(*part) + 1).iter().any(Segment::sees);
-        let (first, last) = (q.clone().find(sees)?, q.rev().find(|part| sees(part))?);
-        let pieces = piece(first)..piece(last) + 1;
-        let segments = told.segments(pieces.clone());
-        Some(self.launch(segments, RowPolicy::Leave, Some(told.region(pieces))))
+        let pieces = self.told_pieces(told, q, kv);
+        let sees = |piece: &usize| told.segments(*piece..*piece + 1).iter().any(Segment::sees);
+        let (first, last) = (pieces.clone().find(sees)?, pieces.rev().find(|piece| sees(piece))?);
+        let segments = told.segments(first..last + 1);
+        Some(self.launch(segments, RowPolicy::Leave, Some(told.region(first..last + 1))))
+    }
+
+    /// Returns the pieces of a table that are a launch. Of stripes of several rows, the first piece is the band, and
+    /// each edge has as many of the others.
+    fn told_pieces(&self, told: &Told, q: Range<usize>, kv: usize) -> Range<usize> {
+        match (self.shards.q.parts(), kv) {
+            (Some(parts), _) => kv * parts + q.start..kv * parts + q.end,
+            (None, 0) => 0..1,
+            (None, edge @ (1 | 2)) => {
+                let stripes = told.pieces() / 2;
+                1 + (edge - 1) * stripes..1 + edge * stripes
+            }
+            // The mask of a table is a band, which has no other edges.
+            (None, _) => 0..0,
+        }
     }
 
     fn launch(&self, segments: Vec<Segment>, policy: RowPolicy, table: Option<Region>) -> Launch {
@@ -285,8 +309,9 @@ impl RingCore<'_> {
         (rank, stream): (usize, usize),
         (place, owner): (usize, usize),
         tables: Option<&Tables>,
-        parts: impl Iterator<Item = (Range<usize>, usize)>,
+        parts: Vec<(Range<usize>, usize)>,
     ) -> Vec<(usize, Launch)> {
+        let parts = parts.into_iter();
         let Some(Tables { of, buffers }) = tables else {
             return parts.filter_map(|(q, kv)| Some((kv, self.call((place, owner), q, kv)?))).collect();
         };
@@ -306,18 +331,20 @@ impl RingCore<'_> {
         (place, owner): (usize, usize),
         q_parts: Range<usize>,
         kv_part: usize,
-    ) -> impl Iterator<Item = Segment> {
+    ) -> Vec<Segment> {
         let Shards { q, kv } = self.shards;
-        let keys = kv.pieces(sequence, owner).nth(kv_part).map(|keys| (keys, kv.local(sequence, &keys)));
+        if let Balance::Striped { stripe: width @ 2.. } = q.balance {
+            return stripes::segments(&self.mask, [q, kv], sequence, [place, owner], (width, kv_part));
+        }
+        let Some(keys) = kv.pieces(sequence, owner).nth(kv_part) else { return Vec::new() };
+        let kv_rows = kv.local(sequence, &keys);
         let lengths = (q.slots[sequence].len, kv.slots[sequence].len);
-        keys.into_iter().flat_map(move |(keys, kv_rows)| {
-            let queries = q.pieces(sequence, place).skip(q_parts.start).take(q_parts.len());
-            let segments = move |piece| {
-                let queries = PlacedRun { sequence, piece, local: q.local(sequence, &piece) };
-                build::segments(&self.mask, lengths, &queries, (&keys, kv_rows), Unseeing::Dropped)
-            };
-            queries.flat_map(segments)
-        })
+        let queries = q.pieces(sequence, place).skip(q_parts.start).take(q_parts.len());
+        let segments = |piece| {
+            let queries = PlacedRun { sequence, piece, local: q.local(sequence, &piece) };
+            build::segments(&self.mask, lengths, &queries, (&keys, kv_rows), Unseeing::Dropped)
+        };
+        queries.flat_map(segments).collect()
     }
 }
 
@@ -420,7 +447,7 @@ impl ForwardStep {
         let Member { rank, local } = self.member;
         let stream = COMPUTE[step % 2];
         let Local { q, lse, max_logit, .. } = local;
-        let parts = (0..core.parts()).map(|part| (0..core.parts(), part));
+        let parts = core.forward_parts();
         let launches = core.launches(builder, (rank, stream), ends, self.tables.as_ref(), parts);
         for (part, Launch { call, table }) in launches {
             let [step_out, step_lse] = self.partial(builder, step, part);
@@ -527,7 +554,7 @@ impl BackwardStep {
         let (stream, [dq, dk, dv]) = (COMPUTE[step % 2], self.partial[step % 2]);
         let (Local { q, out, lse, .. }, dout) = (local, self.results.dout);
         let [travelling_dk, travelling_dv] = self.dkv_at(step);
-        let parts = (0..core.parts()).flat_map(|q| (0..core.parts()).map(move |kv| (q..q + 1, kv)));
+        let parts = core.backward_parts();
         let launches = core.launches(builder, (rank, stream), ends, self.tables.as_ref(), parts);
         for (part, Launch { call, table }) in launches {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));

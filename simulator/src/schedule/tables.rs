@@ -1,9 +1,9 @@
 //! Tables of segments: what launches are told on the device, made there from the lengths of whole sequences.
 //!
 //! In TransformerEngine's shipped order ([`MergeOrder::Deferred`](super::MergeOrder::Deferred)) the segments of a
-//! launch are rows of a table, where one can say them: the mask is a band, sequences follow each other in memory, and a
-//! piece of queries has one band against a piece of keys. Any other problem has its segments in the calls. A table
-//! knows real lengths alone. Its launches leave padding as it is.
+//! launch are rows of a table, where one can say them: the mask is a band, and sequences follow each other in memory.
+//! Any other problem has its segments in the calls. A table knows real lengths alone. Its launches leave padding as it
+//! is.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use seamproof_oracle::{Balance, Format, Mask, Run};
 use super::build::{Builder, Shards};
 use super::program::{BufferId, KeySource, Region, SegmentSource, Work};
 use crate::Segment;
-use crate::helpers::{SegmentRow, all_gather_segments, ring_segments};
+use crate::helpers::{SegmentRow, all_gather_backward_segments, all_gather_segments, ring_segments};
 use crate::shard::{ShardedSide, Slot};
 
 impl SegmentSource {
@@ -29,23 +29,32 @@ impl SegmentSource {
         (source.has_bands() && source.sides.iter().all(is_packed)).then_some(source)
     }
 
-    /// Whether any two pieces have one band, and the rows of a piece follow each other.
+    /// Whether the mask is a band, rows follow each other, and queries have a band against the pieces of keys.
     pub(crate) fn has_bands(&self) -> bool {
-        let is_cut = |side: &ShardedSide| match (side.balance, self.keys) {
-            (Balance::Contiguous | Balance::DualChunk, _) => true,
-            (Balance::Striped { stripe }, KeySource::Of(_)) => stripe == 1 && side.members == 1,
-            (Balance::Striped { .. }, KeySource::Gathered) => false,
+        let is_cut = |side: &ShardedSide| match self.keys {
+            KeySource::Residues => side.balance == Balance::Striped { stripe: 1 } && side.cp > 1,
+            KeySource::Gathered | KeySource::Of(_) => true,
         };
         self.mask.is_band() && self.sides.iter().all(|side| is_cut(side) && side.lanes.is_none())
     }
 
-    /// Returns the table: for each piece of queries a row for each sequence, and that for each piece of a rank's keys.
-    /// `None` for segments that no table says.
+    /// Returns the number of pieces of a slot of stripes, which the lengths of whole sequences do not say: in a ring of
+    /// stripes of one row the members of each rank, and otherwise the stripes of the longest slot of queries.
+    pub fn pieces(&self) -> usize {
+        match (&self.sides[0], self.keys) {
+            (q, KeySource::Of(_)) if q.balance == Balance::Striped { stripe: 1 } => q.members,
+            (q, _) => q.stripes_most(),
+        }
+    }
+
+    /// Returns the table, in pieces that each have a row for each sequence: pieces of queries, for each piece of a rank's
+    /// keys. `None` for segments that no table says.
     pub fn rows(&self) -> Option<Vec<SegmentRow>> {
         let [q, kv] = &*self.sides;
         match self.keys {
             KeySource::Gathered => all_gather_segments(&self.mask, [q, kv], self.place),
             KeySource::Of(owner) => ring_segments(&self.mask, [q, kv], self.place, owner),
+            KeySource::Residues => all_gather_backward_segments(&self.mask, [q, kv], self.place),
         }
     }
 }

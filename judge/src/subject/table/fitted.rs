@@ -41,7 +41,7 @@ use seamproof_oracle::{
 };
 
 use super::refusal::has_blind_query;
-use super::{Lengths, MaskForm, MaskKind, Seams, SideLayout, Table};
+use super::{BalanceKind, Lengths, MaskForm, MaskKind, Seams, SideLayout, Table};
 use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
@@ -268,17 +268,15 @@ impl Table {
         fitted
     }
 
-    /// Returns the balance of a group if it can stay, or else the first balance of the table that the algorithm can
-    /// use.
+    /// Returns the balance of a group if it can stay, its kind with stripes of one row if that can, or else the first
+    /// balance of the table.
     fn nearest_balance(&self, parallel: &ContextParallel) -> Balance {
-        let needs = Needs::of(parallel.algorithm, parallel.size());
-        let taken = &self.parallel.balances;
-        let usable = |balance: &Balance| needs.broken_by_balance(*balance).is_none();
-        let kept = Some(parallel.balance)
-            .filter(|balance| taken.contains(&super::BalanceKind::of(*balance)))
-            .filter(usable);
-        let others = || taken.iter().map(|kind| kind.simplest()).find(usable);
-        kept.or_else(others).unwrap_or(parallel.balance)
+        let (taken, kind) = (&self.parallel, BalanceKind::of(parallel.balance));
+        if !taken.balances.contains(&kind) {
+            return taken.balances.first().map_or(parallel.balance, |first| first.simplest());
+        }
+        let stays = taken.takes_stripes(parallel.algorithm, parallel.balance);
+        if stays { parallel.balance } else { kind.simplest() }
     }
 
     /// Returns the smallest group: one rank with the plain call, or else the first algorithm of the table that takes

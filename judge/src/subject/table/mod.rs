@@ -342,6 +342,8 @@ pub struct Parallelism {
     pub algorithms: Vec<Word>,
     /// Ways to deal rows to ranks; a single rank needs none.
     pub balances: Vec<BalanceKind>,
+    /// Whether a ring, alone or in a hierarchy, takes stripes of more than one row.
+    pub ring_stripes: bool,
     /// Smallest number of ranks in a group.
     pub ranks_least: usize,
     /// Largest number of ranks in a group.
@@ -531,6 +533,7 @@ impl Default for Parallelism {
         Parallelism {
             algorithms: vec![Algorithm::Single.name()],
             balances: BalanceKind::ALL.to_vec(),
+            ring_stripes: false,
             ranks_least: 1,
             ranks_most: WORLD_MAX,
             sub_groups: false,
@@ -544,6 +547,7 @@ impl Parallelism {
     pub fn all() -> Parallelism {
         Parallelism {
             algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
+            ring_stripes: true,
             sub_groups: true,
             regions: true,
             ..Parallelism::default()
@@ -554,6 +558,17 @@ impl Parallelism {
     fn takes(&self, algorithm: Algorithm) -> bool {
         self.algorithms.contains(&algorithm.name())
     }
+
+    /// Whether the stripes of a balance are taken under an algorithm.
+    fn takes_stripes(&self, algorithm: Algorithm, balance: Balance) -> bool {
+        self.ring_stripes || !has_ring_stripes(algorithm, balance)
+    }
+}
+
+/// Whether a ring has stripes of more than one row.
+pub(in crate::subject) fn has_ring_stripes(algorithm: Algorithm, balance: Balance) -> bool {
+    let is_ring = matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
+    is_ring && matches!(balance, Balance::Striped { stripe: 2.. })
 }
 
 /// A row that no problem could pass, or whose value is out of its range.

@@ -130,6 +130,9 @@ pub enum Refusal {
     /// A way to deal rows to ranks.
     #[error("the balance {} is not supported", .0.name())]
     Balance(BalanceKind),
+    /// Stripes of several rows in a ring, alone or in a hierarchy.
+    #[error("stripes of more than one row are not supported in a ring")]
+    RingStripes,
     /// A group of too few ranks.
     #[error("a group of {0} ranks is too small")]
     FewRanks(usize),
@@ -167,7 +170,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 40] = [
+const ROWS: [Word; 41] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -204,6 +207,7 @@ const ROWS: [Word; 40] = [
     "backward",
     "parallel.algorithms",
     "parallel.balances",
+    "parallel.ring_stripes",
     "parallel.ranks_least",
     "parallel.ranks_most",
     "parallel.sub_groups",
@@ -250,6 +254,7 @@ impl Refusal {
             Refusal::Backward => "backward",
             Refusal::Algorithm(_) => "parallel.algorithms",
             Refusal::Balance(_) => "parallel.balances",
+            Refusal::RingStripes => "parallel.ring_stripes",
             Refusal::FewRanks(_) => "parallel.ranks_least",
             Refusal::Ranks(_) => "parallel.ranks_most",
             Refusal::World => "parallel.sub_groups",
@@ -418,6 +423,8 @@ impl Table {
         let kind = BalanceKind::of(parallel.balance);
         let cuts = algorithm != Algorithm::Single;
         found.extend((cuts && !taken.balances.contains(&kind)).then_some(Refusal::Balance(kind)));
+        let stripes = taken.takes_stripes(algorithm, parallel.balance);
+        found.extend((!stripes).then_some(Refusal::RingStripes));
         found.extend((size < taken.ranks_least).then_some(Refusal::FewRanks(size)));
         found.extend((size > taken.ranks_most).then_some(Refusal::Ranks(size)));
         found.extend((!taken.sub_groups && parallel.world != size).then_some(Refusal::World));

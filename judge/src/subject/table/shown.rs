@@ -1,10 +1,9 @@
 //! The rows of a table that a problem shows, so that a campaign can say which of them no case had.
 
-use seamproof_oracle::{Algorithm, Alignment, Form, Pass, Problem, Sequence, Sink};
+use seamproof_oracle::{Algorithm, Alignment, Balance, Form, Pass, Problem, Sequence, Sink};
 
 use super::refusal::has_blind_query;
-use super::{BalanceKind, MaskForm, MaskKind, Seams, Table};
-use crate::subject::parallel::Needs;
+use super::{BalanceKind, MaskForm, MaskKind, Seams, Table, has_ring_stripes};
 
 impl Table {
     /// Returns what the table takes beyond the plainest problems, each by its row and value. A campaign that is long
@@ -28,7 +27,8 @@ impl Table {
         taken.extend(several("forms", forms.map(|form| form.name()).collect()));
         taken.extend(several("sinks", self.sinks.iter().map(|&sink| sink_name(sink)).collect()));
         taken.extend(several("parallel.algorithms", parallel.algorithms.clone()));
-        taken.extend(several("parallel.balances", self.balances().map(BalanceKind::name).collect()));
+        let cuts = if self.cuts() { parallel.balances.as_slice() } else { &[] };
+        taken.extend(several("parallel.balances", cuts.iter().map(|kind| kind.name()).collect()));
         let ranks =
             parallel.ranks_most > 1 && Algorithm::of_several_ranks().any(|other| parallel.takes(other));
         let may_be_blind = lengths.empty_kv || self.masks.may_blind();
@@ -54,6 +54,7 @@ impl Table {
             ("pages", self.pages.is_some() && single && self.forms.contains(&Form::CuSeqlens)),
             ("softcap", self.softcap),
             ("backward", self.backward),
+            ("parallel.ring_stripes", parallel.ring_stripes && self.fits_ring_stripes()),
             ("parallel.ranks_most", ranks),
             ("parallel.sub_groups", parallel.sub_groups && ranks),
             ("parallel.regions", self.fits_regions()),
@@ -62,13 +63,18 @@ impl Table {
         taken
     }
 
-    /// Returns the balances that some algorithm of several ranks can use.
-    fn balances(&self) -> impl Iterator<Item = BalanceKind> + '_ {
-        let algorithms = || Algorithm::of_several_ranks().filter(|other| self.parallel.takes(*other));
-        let usable = move |kind: &BalanceKind| {
-            algorithms().any(|other| Needs::of(other, 2).broken_by_balance(kind.simplest()).is_none())
-        };
-        self.parallel.balances.iter().copied().filter(usable)
+    /// Whether an algorithm of several ranks is in the table.
+    fn cuts(&self) -> bool {
+        Algorithm::of_several_ranks().any(|other| self.parallel.takes(other))
+    }
+
+    /// Whether a ring and stripes are both in the table.
+    fn fits_ring_stripes(&self) -> bool {
+        let (taken, stripes) = (&self.parallel, Balance::Striped { stripe: 2 });
+        let is_ring = |other: &Algorithm| has_ring_stripes(*other, stripes) && taken.takes(*other);
+        taken.balances.contains(&BalanceKind::Striped)
+            && taken.ranks_most > 1
+            && Algorithm::of_several_ranks().any(|other| is_ring(&other))
     }
 
     /// Returns which entries of [`Table::taken`] a problem inside the table shows, and some further ones.
@@ -105,6 +111,7 @@ impl Table {
             ("pages", problem.pages.is_some()),
             ("softcap", problem.softmax.softcap.is_some()),
             ("backward", problem.pass == Pass::Backward),
+            ("parallel.ring_stripes", has_ring_stripes(parallel.algorithm, parallel.balance)),
             ("parallel.ranks_most", parallel.size() > 1),
             ("parallel.sub_groups", parallel.world != parallel.size()),
             ("parallel.regions", parallel.region > 1),

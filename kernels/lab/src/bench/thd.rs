@@ -292,13 +292,13 @@ fn metadata(pools: &Pools, pack: &BenchPack, to: &mut dyn Write) -> Result<(), B
     print(
         "ring step",
         pools.measure(LAUNCHES_MAX, |_| {
-            gpu.ring_segments(both, &mask, cut, [1, 0], out.area().part(0..4 * count * SEGMENT_BYTES)?)
+            gpu.ring_segments(both, &mask, (cut, 1), [1, 0], out.area().part(0..4 * count * SEGMENT_BYTES)?)
         })?,
     )?;
     print(
         "all-gather steps",
         pools.measure(LAUNCHES_MAX, |_| {
-            gpu.all_gather_segments(both, &mask, cut, 1, out.area().part(0..2 * count * SEGMENT_BYTES)?)
+            gpu.all_gather_segments(both, &mask, (cut, 1), 1, out.area().part(0..2 * count * SEGMENT_BYTES)?)
         })?,
     )?;
     print(

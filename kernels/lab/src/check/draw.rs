@@ -44,9 +44,9 @@ impl CaseDraw {
     }
 
     /// Returns a cut of a batch.
-    pub(super) fn cut(&mut self, any_stripe: bool) -> Cut {
+    pub(super) fn cut(&mut self) -> Cut {
         let cp = self.pick(&[1, 1, 2, 2, 3, 4, 8, 5]);
-        let stripe = if any_stripe { self.pick(&[1, 1, 2, 3, 16]) } else { 1 };
+        let stripe = self.pick(&[1, 1, 2, 3, 16]);
         let balance = self.pick(&[
             Balance::Contiguous,
             Balance::DualChunk,

@@ -93,7 +93,7 @@ fn plain(draw: &mut CaseDraw, image: &mut Image) -> (Vec<Run>, usize, SlotFields
 }
 
 pub(super) fn reorder(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
-    let cut = draw.cut(true);
+    let cut = draw.cut();
     let shard = draw.shard(cut);
     let runs: Vec<Run> = shard.slots.iter().map(|slot| Run::packed(slot.offset, 0, slot.span)).collect();
     let slots = image.slots(&runs, shard.rows);

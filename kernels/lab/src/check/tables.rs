@@ -53,6 +53,21 @@ impl CaseDraw {
     }
 }
 
+impl CaseDraw {
+    /// Makes each rank of a cut of stripes hold the rows of several ranks, as in the ring of a hierarchy. Returns their
+    /// number, which divides every slot.
+    fn members(&mut self, sides: [&mut ShardedSide; 2]) -> usize {
+        let spans = || sides.iter().flat_map(|side| &side.slots).map(|slot| slot.span);
+        let divides = |members: usize| spans().all(|span| span.is_multiple_of(members));
+        let members = if divides(2) && self.one_in(2) { 2 } else { 1 };
+        self.note(&format!("{members} members"));
+        for side in sides {
+            side.members = members;
+        }
+        members
+    }
+}
+
 /// Adds a rank's slots with the lengths of whole sequences.
 fn with_sequence_lengths(image: &mut Image, shard: &ShardedSide) -> SlotFields {
     let runs: Vec<Run> = shard
@@ -68,7 +83,7 @@ fn i32_bytes(numbers: impl IntoIterator<Item = usize>) -> Vec<u8> {
 }
 
 pub(super) fn partition_indices(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
-    let cut = draw.cut(true);
+    let cut = draw.cut();
     let shard = draw.shard(cut);
     let rank = draw.rank(cut.cp);
     let slots = with_sequence_lengths(image, &shard);
@@ -96,7 +111,7 @@ pub(super) fn narrow(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
 }
 
 pub(super) fn rank_slots(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
-    let cut = draw.cut(true);
+    let cut = draw.cut();
     let (runs, rows) = draw.runs(span_multiple(cut.balance, cut.cp), 1 << 16);
     let shard = ShardedSide::of_runs(&runs, rows, cut.cp, cut.balance);
     let rank = draw.rank(cut.cp);
@@ -131,7 +146,7 @@ pub(super) fn cu_seqlens(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch 
 }
 
 fn segment_bytes(segment: &SegmentRow) -> Vec<u8> {
-    let SegmentRow { q, kv, lo, hi } = segment;
+    let SegmentRow { q, kv, lo, hi, .. } = segment;
     let mut bytes = i32_bytes([q.0, q.1, kv.0, kv.1]);
     bytes.extend(lo.unwrap_or(i64::MIN).to_le_bytes());
     bytes.extend(hi.unwrap_or(i64::MAX).to_le_bytes());
@@ -139,8 +154,13 @@ fn segment_bytes(segment: &SegmentRow) -> Vec<u8> {
 }
 
 pub(super) fn ring_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
-    let cut = draw.cut(false);
-    let [q, kv] = draw.two_shards(cut);
+    let cut = draw.cut();
+    let [mut q, mut kv] = draw.two_shards(cut);
+    let pieces = if cut.balance == (Balance::Striped { stripe: 1 }) {
+        draw.members([&mut q, &mut kv])
+    } else {
+        q.stripes_most()
+    };
     let (rank, owner, mask) = (draw.rank(cut.cp), draw.rank(cut.cp), draw.mask());
     let slots = [&q, &kv].map(|shard| with_sequence_lengths(image, shard));
     let rows = helpers::ring_segments(&mask, [&q, &kv], rank, owner).unwrap_or_default();
@@ -149,7 +169,7 @@ pub(super) fn ring_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaun
     let segments = image.output("segments", 0, &before, &after);
     Box::new(move |gpu: &Gpu, place: &PlacedImage| {
         let both = [place.slots(gpu, slots[0])?, place.slots(gpu, slots[1])?];
-        gpu.ring_segments(both, &mask, cut, [rank, owner], place.of(segments)?)
+        gpu.ring_segments(both, &mask, (cut, pieces), [rank, owner], place.of(segments)?)
     })
 }
 
@@ -162,9 +182,9 @@ pub(super) fn all_gather_backward_segments(draw: &mut CaseDraw, image: &mut Imag
 }
 
 fn all_gather(draw: &mut CaseDraw, image: &mut Image, pass: Pass) -> ImageLaunch {
-    let cut = draw.cut(true);
+    let cut = draw.cut();
     let [q, kv] = draw.two_shards(cut);
-    let (rank, mask) = (draw.rank(cut.cp), draw.mask());
+    let (rank, mask, stripes) = (draw.rank(cut.cp), draw.mask(), q.stripes_most());
     let slots = [&q, &kv].map(|shard| with_sequence_lengths(image, shard));
     let rows = match pass {
         Pass::Forward => helpers::all_gather_segments(&mask, [&q, &kv], rank),
@@ -178,8 +198,8 @@ fn all_gather(draw: &mut CaseDraw, image: &mut Image, pass: Pass) -> ImageLaunch
         let both = [place.slots(gpu, slots[0])?, place.slots(gpu, slots[1])?];
         let to = place.of(segments)?;
         match pass {
-            Pass::Forward => gpu.all_gather_segments(both, &mask, cut, rank, to),
-            Pass::Backward => gpu.all_gather_backward_segments(both, &mask, cut, rank, to),
+            Pass::Forward => gpu.all_gather_segments(both, &mask, (cut, stripes), rank, to),
+            Pass::Backward => gpu.all_gather_backward_segments(both, &mask, (cut, stripes), rank, to),
         }
     })
 }

@@ -30,6 +30,10 @@ const TE_2892: BugSource = (
     "one table in the roles of real and padded offsets",
     "https://github.com/NVIDIA/TransformerEngine/issues/2892",
 );
+const LUCIDRAINS_11: BugSource = (
+    "a ring right with one stripe for each rank alone",
+    "https://github.com/lucidrains/ring-attention-pytorch/issues/11",
+);
 const TE_2186: BugSource =
     ("a last chunk of nothing but padding", "https://github.com/NVIDIA/TransformerEngine/issues/2186");
 const TE_2692: BugSource = (
@@ -101,8 +105,21 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
             => "kv_part = (int)(i / q.count % parts), q_part = (int)(i / q.count / parts);",
         Detector::Bits(&["ring segments"]);
     "ring-keys-of-the-own-rank", WrongSeam, MAGI_28, "metadata.cu",
-        "const Piece keys = piece_of(balance, cp, owner, kv_part, kv.span[s]);"
-            => "const Piece keys = piece_of(balance, cp, rank, kv_part, kv.span[s]);",
+        "const Piece keys = piece_in_ring(balance, cp, members, owner, kv_part, kv.span[s]);"
+            => "const Piece keys = piece_in_ring(balance, cp, members, rank, kv_part, kv.span[s]);",
+        Detector::Bits(&["ring segments"]);
+    "members-of-a-ring-in-turn", WrongSeam, MAGI_28, "metadata.cu",
+        "return {(i64)rank * members + part, (i64)cp * members, own, part * own};"
+            => "return {rank + (i64)part * cp, (i64)cp * members, own, part * own};",
+        Detector::Bits(&["ring segments"]);
+    "edge-on-the-own-stripe", WrongSeam, LUCIDRAINS_11, "metadata.cu",
+        "key = own + edge.distance;" => "key = own;",
+        Detector::Bits(&["ring segments"]);
+    "edge-without-the-other-bound", WrongSeam, LUCIDRAINS_11, "metadata.cu",
+        "if (piece > most && mask.right >= 0) edge.last = min(edge.last, last);" => "",
+        Detector::Bits(&["ring segments"]);
+    "band-beside-the-edge", WrongSeam, LUCIDRAINS_11, "metadata.cu",
+        "const i64 last = distance * width + min(inside, 0ll);" => "const i64 last = distance * width + inside;",
         Detector::Bits(&["ring segments"]);
     "keys-of-a-told-call-unsaid", WrongSeam, MAGI_28, "metadata.cu",
         "runs[i].len = segment.kv_len;" => "runs[i].len = segment.q_len;",

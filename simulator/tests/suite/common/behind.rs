@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use seamproof_oracle::Run;
 use seamproof_simulator::device::{
-    Arrival, Buffers, Cpu, CpuParcel, CpuPart, Device, DeviceError, Divided, RankPart, Transfer,
+    Arrival, Buffers, Cpu, CpuParcel, CpuPart, Device, DeviceError, Divided, RankPart, Transfer, ended,
 };
 use seamproof_simulator::schedule::{BufferId, Reduction, Region, Schedule, Work};
 
@@ -184,12 +184,12 @@ impl Lanes {
 impl Divided for Behind {
     type Part<'p> = Part<'p>;
 
-    fn divide<R>(
+    fn divide<R, E: From<DeviceError>>(
         &self,
         schedule: &Schedule,
         memory: &mut Buffers<f32>,
-        run: impl FnOnce(&mut [Part<'_>]) -> R,
-    ) -> Result<R, DeviceError> {
+        run: impl FnOnce(&mut [Part<'_>]) -> Result<R, E>,
+    ) -> Result<R, E> {
         let made = AtomicUsize::new(0);
         let part = |_| Part { device: self, made: &made, asked: Vec::new(), marks: BTreeMap::new() };
         let mut parts: Vec<Part<'_>> = (0..schedule.ranks.len()).map(part).collect();
@@ -201,8 +201,7 @@ impl Divided for Behind {
             }
         }
         let mut lanes = Lanes { lanes, events: BTreeSet::new(), parcels: BTreeMap::new() };
-        self.cpu.divide(schedule, memory, |parts| lanes.drain(parts, self.seed))??;
-        Ok(ran)
+        ended(ran, [self.cpu.divide(schedule, memory, |parts| lanes.drain(parts, self.seed))])
     }
 }
 
