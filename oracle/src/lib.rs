@@ -10,6 +10,7 @@
 //! is right needs no other crate.
 
 pub mod blocked;
+mod e8m0;
 pub mod envelope;
 pub mod exact;
 mod form;
@@ -34,6 +35,7 @@ mod softmax;
 mod steps;
 mod tensor_name;
 
+pub use e8m0::E8m0;
 pub use form::{Form, FormError, Given};
 pub use format::{Format, FormatNameError};
 pub use input_mode::InputMode;
