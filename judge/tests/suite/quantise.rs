@@ -68,6 +68,19 @@ fn the_right_quantiser_is_right() {
     assert!(counts.len() == 9 && counts.values().all(|count| *count >= 100), "{counts:?}");
 }
 
+#[test]
+#[ignore = "takes minutes: two hundred thousand quantisations"]
+fn the_right_quantiser_is_right_in_a_long_campaign() {
+    let subject = EmulatedQuantiser::default();
+    let judged = (0..200_000).into_par_iter().filter_map(drawn).filter(|asked| {
+        let judged = judge(&subject, asked);
+        let known = matches!(judged, Judged::Right | Judged::Uncut(_));
+        assert!(known, "{judged:?} on {}", serde_json::to_string(asked).expect("plain data"));
+        judged == Judged::Right
+    });
+    assert!(judged.count() > 180_000);
+}
+
 /// Returns the first quantisation of a fault's stream with a finding.
 fn first(fault: &QuantiserFault) -> Option<(Quantisation, Finding)> {
     let subject = planted(fault);

@@ -369,8 +369,8 @@ impl Context<'_, '_, '_> {
     fn query_tile(&self, head: usize, rows: Range<usize>) -> QueryTile {
         let Backward { inputs, saved, errors, model, .. } = *self.of;
         let has_keys = !self.group.kv.is_picked();
-        let q = gather(inputs, TensorName::Q, &self.group, rows.clone(), head);
-        let dout = gather(inputs, TensorName::Dout, &self.group, rows.clone(), head);
+        let q = gather(inputs, TensorName::Q, self.group, rows.clone(), head);
+        let dout = gather(inputs, TensorName::Dout, self.group, rows.clone(), head);
         let mut statistics: Vec<Statistics> = rows
             .clone()
             .zip(dout.outer_iter())

@@ -102,11 +102,11 @@ fn the_product_is_rounded_to_f32_before_it_is_rounded_to_the_format() {
         [exact, f64::from(value * scale)].map(|product| format.encode(product) as u8)
     };
     let midpoints = (0..0x7eu32).map(|code| (format.decode(code) + format.decode(code + 1)) / 2.0);
-    let near = midpoints.flat_map(|middle| {
+    let mut near = midpoints.flat_map(|middle| {
         let value = (middle / f64::from(scale)) as f32;
         [value.next_down(), value, value.next_up()]
     });
-    let differing = near.filter(|value| codes(*value)[0] != codes(*value)[1]).next();
+    let differing = near.find(|value| codes(*value)[0] != codes(*value)[1]);
     let value = differing.expect("some product is a midpoint in f32 alone");
     assert_eq!(of_queries(&[3.0, value], ScaleRule::F32, None).0[1], codes(value)[1], "{value:e}");
 }

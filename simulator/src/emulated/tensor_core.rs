@@ -362,7 +362,7 @@ pub(super) mod tests {
     /// `256·e^−x` with x spread over [0, 4), values are spread over [½, 1½). Truncation makes every error negative.
     fn error_of_a_row(keys: usize, promoted_after: Option<NonZeroUsize>) -> f64 {
         let mut draws = Draws(9);
-        let mut uniform = || (draws.next() >> 40) as f64 / (1 << 24) as f64;
+        let mut uniform = || (draws.next() >> 40) as f64 / f64::from(1 << 24);
         let mut number = |of: fn(f64) -> f64| Format::E4m3.round(of(uniform())) as f32;
         let weights: Vec<f32> = (0..keys).map(|_| number(|u| 256.0 * libm::exp(-4.0 * u))).collect();
         let values: Vec<f32> = (0..keys).map(|_| number(|u| 0.5 + u)).collect();
