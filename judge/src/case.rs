@@ -288,15 +288,7 @@ impl Case {
 
     /// Reads a case from bytes.
     pub fn parse(bytes: &[u8]) -> Result<Case, ParseError> {
-        let text =
-            std::str::from_utf8(bytes).map_err(|error| ParseError::NotText { at: error.valid_up_to() })?;
-        check_version(text)?;
-        let mut deserializer = serde_json::Deserializer::from_str(text);
-        let case: Case = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-            ParseError::Field { field: one_line(&error.path().to_string()), what: one_line(error.inner()) }
-        })?;
-        deserializer.end().map_err(|error| ParseError::NotACase { what: one_line(&error) })?;
-        Ok(case)
+        parse_versioned(bytes)
     }
 
     /// Returns the case as readable JSON. Equal cases give equal bytes on every machine.
@@ -312,6 +304,19 @@ impl Case {
             .expect("a case has text keys and finite numbers");
         blake3::hash(&canonical).to_hex()[..8].to_owned()
     }
+}
+
+/// Reads JSON of the current version.
+pub(crate) fn parse_versioned<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, ParseError> {
+    let text = std::str::from_utf8(bytes).map_err(|error| ParseError::NotText { at: error.valid_up_to() })?;
+    check_version(text)?;
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let read = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| ParseError::Field {
+        field: one_line(&error.path().to_string()),
+        what: one_line(error.inner()),
+    })?;
+    deserializer.end().map_err(|error| ParseError::NotACase { what: one_line(&error) })?;
+    Ok(read)
 }
 
 /// Checks the version before anything else. A file of another version then says so, whatever else has changed in it.

@@ -22,6 +22,7 @@
 //! | [`shrink`], [`strategy`] | from a failing problem to a small one, alone and as a proptest strategy |
 //! | [`campaign`], [`exercise`] | a whole campaign in memory, and what it showed of a subject's table |
 //! | [`calibrate`], [`profile`] | what a subject rounds, found from outside and locked |
+//! | [`quantise`] | the judge of quantisers to FP8 |
 //! | [`case`](mod@case), [`files`], [`prose`] | what is stored, and how it reads |
 
 // The example is a test of `tests/suite/first_kernel`. Here it only has to compile.
@@ -46,6 +47,7 @@ pub mod large;
 pub mod prelude;
 pub mod profile;
 pub mod prose;
+pub mod quantise;
 pub mod shrink;
 pub mod strategy;
 pub mod subject;

@@ -71,6 +71,9 @@ fn describe_with(problem: &Problem, values: &str) -> String {
     }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
     let _ = write!(text, "; {} {values}; {pass}", problem.precision.q);
+    if !problem.scales.is_default() {
+        let _ = write!(text, "; scales {}", word(&problem.scales));
+    }
     text
 }
 

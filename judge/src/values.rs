@@ -26,14 +26,20 @@
 //!
 //! Rows of k and v that lie in one row of a shared page hold the values of the earlier sequence.
 //!
-//! Scaled elements are not supported: they hold the values of their bare format, and nothing runs them yet.
+//! Elements of a scaled tensor are numbers of their bare format, drawn as if they had no scale. A scale is another
+//! element's hash, in the row of tensor number + 16, the sequence's id, the number of its rows' block in the sequence,
+//! and the head or group of heads; the lane is the number of the block of lanes. Where all sequences share a scale, id
+//! and block are 0. The scale is `m · 2^(below(9, h) − 4)`; see [`ScaleValues`] for m, which is 1, 1.5, or one and bits 0
+//! to 22 of h behind the point.
 
 use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
 use crate::subject::PaddingInputs;
 use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis, s};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Element, Format, InputMode, Inputs, Pass, Problem, Side};
+use seamproof_oracle::{
+    Element, Format, InputMode, Inputs, Pass, Problem, ScaleValues, Scales, Side, TensorName,
+};
 
 /// Mean of the sum of four uniform 16-bit words, `4 · 65535 / 2`.
 const NORMAL_MEAN: i32 = 131_070;
@@ -298,7 +304,34 @@ pub fn inputs(problem: &Problem) -> Inputs {
             Pass::Backward => dout.array(problem, Side::Q, problem.out_shape()),
         },
         sink: sinks(problem),
+        scales: scales(problem),
     }
+}
+
+/// Distance from a tensor's number to that of its scales in the hash.
+const SCALES: u64 = 16;
+
+/// Returns the descales of a problem's scaled inputs.
+pub fn scales(problem: &Problem) -> Scales {
+    Scales::new(problem, |tensor, groups, [rows, head, lanes]| {
+        let (id, block) = groups
+            .sequence_of(rows)
+            .map_or((0, 0), |(sequence, block)| (u64::from(problem.sequences[sequence].id), block as u64));
+        let number = match tensor {
+            TensorName::K => Tensor::K,
+            TensorName::V => Tensor::V,
+            TensorName::Dout => Tensor::Dout,
+            _ => Tensor::Q,
+        };
+        let of_tensor = absorb(absorb(0, problem.data_seed), SCALES + number as u64);
+        let hash = lane_hash(absorb(absorb(absorb(of_tensor, id), block), head as u64), lanes);
+        let significand = match problem.scales {
+            ScaleValues::PowersOfTwo => 1.0,
+            ScaleValues::ThreeTimesPowers => 1.5,
+            ScaleValues::Any => f32::from_bits(1f32.to_bits() | hash as u32 & 0x7f_ffff),
+        };
+        significand * libm::ldexpf(1.0, below(9, hash) as i32 - 4)
+    })
 }
 
 /// Returns the sink of each head, `(h >> 40) / 2²² − 2` in f32, exactly: 24 bits of the hash spread over [−2, 2).

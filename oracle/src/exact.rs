@@ -15,18 +15,25 @@
 //! dsink = −Σ_i exp(sink − lse_i) · D_i
 //! ```
 //!
+//! q, k, v and dout are the inputs' elements, times their scales where they have any: exact products in f64.
+//!
 //! The backward takes `out` and `lse` as given. From the exact ones it computes the gradient. From a subject's own it
 //! computes what that subject's backward should have returned. Sums run in order of position. Nothing is reordered,
 //! blocked or parallel here, and a reader can see that the result is right. [`crate::blocked`] computes the same answer
 //! fast.
 
-use ndarray::{Array1, Array2, Array3, ArrayView1, s};
+use ndarray::{Array1, Array2, Array3, ArrayView1, Axis, s};
 
-use crate::{ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, Saved, SavedViews, Sequence};
+use crate::sharding::run_of;
+use crate::{
+    ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, Saved, SavedViews, Scales, Sequence,
+    TensorName,
+};
 
 /// Returns the results of the forward pass. `inputs` must have the problem's shapes ([`Inputs::check`]).
 pub fn forward(problem: &Problem, inputs: &Inputs) -> ForwardResults {
     InputViews::from(inputs).assert_shapes(problem, Pass::Forward);
+    let values = Values::of(problem, inputs);
     let mut forward = ForwardResults {
         out: Array3::zeros(problem.out_shape()),
         lse: Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY),
@@ -35,16 +42,48 @@ pub fn forward(problem: &Problem, inputs: &Inputs) -> ForwardResults {
     for sequence in &problem.sequences {
         for head in 0..problem.heads.q {
             for i in 0..sequence.q.len {
-                forward_row(problem, inputs, sequence, head, i, &mut forward);
+                forward_row(problem, &values, sequence, head, i, &mut forward);
             }
         }
     }
     forward
 }
 
+/// The values of the inputs, of the problem's shapes. Rows that are not real hold NaN: nothing may read them.
+struct Values<'a> {
+    q: Array3<f64>,
+    k: Array3<f64>,
+    v: Array3<f64>,
+    dout: Array3<f64>,
+    sink: &'a Array1<f32>,
+}
+
+impl Values<'_> {
+    fn of<'a>(problem: &Problem, inputs: &'a Inputs) -> Values<'a> {
+        let views = InputViews::from(inputs);
+        let values = |tensor: TensorName| {
+            let mut values = Array3::from_elem(views.of(tensor).dim(), f64::NAN);
+            // A forward has no dout.
+            let sequences = if values.is_empty() { &[][..] } else { &problem.sequences };
+            for (index, both) in sequences.iter().enumerate() {
+                for (position, row) in run_of(both, tensor.side()).real_rows().enumerate() {
+                    for (head, mut lanes) in values.index_axis_mut(Axis(0), row).outer_iter_mut().enumerate()
+                    {
+                        let exact = views.values(tensor, [index, position, row, head]);
+                        lanes.iter_mut().zip(exact).for_each(|(to, value)| *to = value);
+                    }
+                }
+            }
+            values
+        };
+        let [q, k, v, dout] = Scales::TENSORS.map(values);
+        Values { q, k, v, dout, sink: &inputs.sink }
+    }
+}
+
 fn forward_row(
     problem: &Problem,
-    inputs: &Inputs,
+    values: &Values<'_>,
     sequence: &Sequence,
     head: usize,
     i: usize,
@@ -53,17 +92,17 @@ fn forward_row(
     let row = sequence.q.row(i);
     let visible = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
     let logits: Vec<f64> =
-        visible.clone().map(|j| logit(problem, inputs, head, row, sequence.kv.row(j))).collect();
+        visible.clone().map(|j| logit(problem, values, head, row, sequence.kv.row(j))).collect();
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     forward.max_logit[head] = forward.max_logit[head].max(largest);
 
-    let lse = log_sum_exp(&logits, problem.sink(head, &inputs.sink));
+    let lse = log_sum_exp(&logits, problem.sink(head, values.sink));
     forward.lse[[head, row]] = lse;
     for (j, logit) in visible.zip(logits) {
         let weight = libm::exp(logit - lse);
-        let v = inputs.v.slice(s![sequence.kv.row(j), head / problem.group(), ..]);
+        let v = values.v.slice(s![sequence.kv.row(j), head / problem.group(), ..]);
         for (out, v) in forward.out.slice_mut(s![row, head, ..]).iter_mut().zip(v) {
-            *out += weight * f64::from(*v);
+            *out += weight * v;
         }
     }
 }
@@ -82,6 +121,7 @@ pub fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
 pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients {
     InputViews::from(inputs).assert_shapes(problem, Pass::Backward);
     SavedViews::from(saved).assert_shapes(problem);
+    let values = Values::of(problem, inputs);
     let mut gradients = Gradients {
         dq: Array3::zeros(problem.q_shape()),
         dk: Array3::zeros(problem.k_shape()),
@@ -91,7 +131,7 @@ pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients 
     for sequence in &problem.sequences {
         for head in 0..problem.heads.q {
             for i in 0..sequence.q.len {
-                backward_row(problem, inputs, saved, sequence, head, i, &mut gradients);
+                backward_row(problem, &values, saved, sequence, head, i, &mut gradients);
             }
         }
     }
@@ -100,7 +140,7 @@ pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients 
 
 fn backward_row(
     problem: &Problem,
-    inputs: &Inputs,
+    values: &Values<'_>,
     saved: &Saved,
     sequence: &Sequence,
     head: usize,
@@ -113,16 +153,16 @@ fn backward_row(
         return;
     }
     let scale = f64::from(problem.softmax.scale);
-    let q = inputs.q.slice(s![row, head, ..]);
-    let dout = inputs.dout.slice(s![row, head, ..]);
+    let q = values.q.slice(s![row, head, ..]);
+    let dout = values.dout.slice(s![row, head, ..]);
     let out = saved.out.slice(s![row, head, ..]);
-    let d: f64 = dout.iter().zip(out).map(|(dout, out)| f64::from(*dout) * out).sum();
+    let d: f64 = dout.iter().zip(out).map(|(dout, out)| dout * out).sum();
 
     for j in problem.mask.visible(i, sequence.q.len, sequence.kv.len) {
         let key = sequence.kv.row(j);
-        let k = inputs.k.slice(s![key, kv_head, ..]);
-        let v = inputs.v.slice(s![key, kv_head, ..]);
-        let s = logit(problem, inputs, head, row, key);
+        let k = values.k.slice(s![key, kv_head, ..]);
+        let v = values.v.slice(s![key, kv_head, ..]);
+        let s = logit(problem, values, head, row, key);
         let p = libm::exp(s - lse);
         let ds = p * (dot(dout, v) - d) * problem.softmax.cap_derivative(s) * scale;
         add_scaled(&mut gradients.dq, [row, head], ds, k);
@@ -130,25 +170,25 @@ fn backward_row(
         add_scaled(&mut gradients.dv, [key, kv_head], p, dout);
     }
     if let Some(dsink) = gradients.dsink.get_mut(head) {
-        *dsink -= libm::exp(f64::from(inputs.sink[head]) - lse) * d;
+        *dsink -= libm::exp(f64::from(values.sink[head]) - lse) * d;
     }
 }
 
 /// Returns the logit of one query row and one key row, for a query head.
-fn logit(problem: &Problem, inputs: &Inputs, head: usize, row: usize, key: usize) -> f64 {
-    let q = inputs.q.slice(s![row, head, ..]);
-    let k = inputs.k.slice(s![key, head / problem.group(), ..]);
+fn logit(problem: &Problem, values: &Values<'_>, head: usize, row: usize, key: usize) -> f64 {
+    let q = values.q.slice(s![row, head, ..]);
+    let k = values.k.slice(s![key, head / problem.group(), ..]);
     problem.softmax.cap(f64::from(problem.softmax.scale) * dot(q, k))
 }
 
-fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
+fn dot(a: ArrayView1<'_, f64>, b: ArrayView1<'_, f64>) -> f64 {
     debug_assert_eq!(a.len(), b.len(), "lanes of a product");
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// Adds a multiple of a lane: `to[row, head, ..] += factor · lane`.
-fn add_scaled(to: &mut Array3<f64>, [row, head]: [usize; 2], factor: f64, lane: ArrayView1<'_, f32>) {
+fn add_scaled(to: &mut Array3<f64>, [row, head]: [usize; 2], factor: f64, lane: ArrayView1<'_, f64>) {
     for (to, value) in to.slice_mut(s![row, head, ..]).iter_mut().zip(lane) {
-        *to += factor * f64::from(*value);
+        *to += factor * value;
     }
 }

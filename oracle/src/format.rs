@@ -153,12 +153,19 @@ impl Format {
 
     /// Returns the code of the number that is nearest to `value`.
     pub fn encode(self, value: f64) -> u32 {
-        let rounded = self.round(value);
-        if rounded.is_nan() {
-            return self.nan_code();
-        }
-        let sign = u32::from(rounded.is_sign_negative()) << (self.bits() - 1);
-        sign | self.magnitude_code(rounded.abs())
+        self.code(self.round(value))
+    }
+
+    /// Returns the number that a conversion without saturation gives. Past the largest number that is an infinity, and
+    /// NaN in E4M3, which has no infinity (OCP 8-bit Floating Point Specification, table of conversions). For the
+    /// formats of IEEE 754 it is [`Format::round`].
+    pub fn round_unsaturated(self, value: f64) -> f64 {
+        self.round_or(value, if self == Format::E4m3 { f64::NAN } else { f64::INFINITY })
+    }
+
+    /// Returns the code of [`Format::round_unsaturated`].
+    pub fn encode_unsaturated(self, value: f64) -> u32 {
+        self.code(self.round_unsaturated(value))
     }
 
     /// Returns the number that `code` stands for. Bits above the format's width are ignored.
@@ -204,6 +211,12 @@ impl Format {
 
     #[inline(always)]
     fn round_any(self, value: f64) -> f64 {
+        self.round_or(value, if self.saturates() { self.max_finite() } else { f64::INFINITY })
+    }
+
+    /// Returns the number nearest to `value`, or `overflow` with the sign of `value` past the largest number.
+    #[inline(always)]
+    fn round_or(self, value: f64, overflow: f64) -> f64 {
         // Next to `anchor` the spacing of f64 is this format's spacing in the binade of `value`. The addition itself
         // therefore rounds, to nearest even because `anchor` is an even multiple of that spacing.
         let magnitude = value.abs();
@@ -213,10 +226,17 @@ impl Format {
         let power = if power > highest { highest } else { power };
         let anchor = power * (1.5 * power_of_two(53 - self.precision_bits()));
         let rounded = magnitude + anchor - anchor;
-        let largest = self.max_finite();
-        let overflow = if self.saturates() { largest } else { f64::INFINITY };
-        let kept = if rounded > largest { overflow } else { rounded };
+        let kept = if rounded > self.max_finite() { overflow } else { rounded };
         if value.is_nan() { f64::NAN } else { kept.copysign(value) }
+    }
+
+    /// Returns the code of a number of this format, or of NaN.
+    fn code(self, number: f64) -> u32 {
+        if number.is_nan() {
+            return self.nan_code();
+        }
+        let sign = u32::from(number.is_sign_negative()) << (self.bits() - 1);
+        sign | self.magnitude_code(number.abs())
     }
 
     /// Returns the code of a number of this format that is not negative.

@@ -5,9 +5,10 @@
 
 use ndarray::{Array1, Array2, Array3, ArrayView3, s};
 
-use crate::{Pass, Problem};
+use crate::{Pass, Problem, Scales, TensorName};
 
-/// The inputs of one problem, already rounded to their formats (every narrow format is exact in f32).
+/// The inputs of one problem, already rounded to their formats (every narrow format is exact in f32). Elements of a
+/// scaled tensor are the numbers that its codes stand for; their values are these times their scales.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
     /// Queries, `[q rows, q heads, qk dim]`.
@@ -20,6 +21,8 @@ pub struct Inputs {
     pub dout: Array3<f32>,
     /// The learnable sink, `[q heads]`; empty otherwise.
     pub sink: Array1<f32>,
+    /// The descales of scaled tensors.
+    pub scales: Scales,
 }
 
 /// A tensor whose shape is not the problem's.
@@ -56,7 +59,7 @@ impl Inputs {
         if self.sink.len() != sinks {
             return Err(ShapeError { tensor: "sink", got: vec![self.sink.len()], expected: vec![sinks] });
         }
-        Ok(())
+        self.scales.check(problem)
     }
 }
 
@@ -69,11 +72,12 @@ pub struct InputViews<'a> {
     pub v: ArrayView3<'a, f32>,
     pub dout: ArrayView3<'a, f32>,
     pub sink: &'a Array1<f32>,
+    pub scales: &'a Scales,
 }
 
 impl<'a> From<&'a Inputs> for InputViews<'a> {
-    fn from(Inputs { q, k, v, dout, sink }: &'a Inputs) -> InputViews<'a> {
-        InputViews { q: q.view(), k: k.view(), v: v.view(), dout: dout.view(), sink }
+    fn from(Inputs { q, k, v, dout, sink, scales }: &'a Inputs) -> InputViews<'a> {
+        InputViews { q: q.view(), k: k.view(), v: v.view(), dout: dout.view(), sink, scales }
     }
 }
 
@@ -88,6 +92,30 @@ impl InputViews<'_> {
         if pass == Pass::Backward {
             assert_eq!(self.dout.shape(), problem.out_shape(), "shape of dout");
         }
+        assert_eq!(self.scales.check(problem), Ok(()), "scales of scaled inputs");
+    }
+
+    /// Returns the tensor of this name, which is that of an input with rows.
+    pub(crate) fn of(&self, tensor: TensorName) -> ArrayView3<'_, f32> {
+        match tensor {
+            TensorName::K => self.k,
+            TensorName::V => self.v,
+            TensorName::Dout => self.dout,
+            _ => self.q,
+        }
+    }
+
+    /// Returns the values of one row and head: the elements times their scales. The row holds this position of this
+    /// sequence.
+    pub(crate) fn values(
+        &self,
+        tensor: TensorName,
+        [sequence, position, row, head]: [usize; 4],
+    ) -> impl Iterator<Item = f64> {
+        let scales = self.scales.of(tensor);
+        let scale = move |lane| scales.map_or(1.0, |scales| scales.of(sequence, position, head, lane));
+        let lanes = self.of(tensor).slice_move(s![row, head, ..]);
+        lanes.into_iter().enumerate().map(move |(lane, value)| f64::from(*value) * scale(lane))
     }
 }
 

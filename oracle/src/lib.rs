@@ -10,10 +10,12 @@
 //! is right needs no other crate.
 
 pub mod blocked;
+mod e8m0;
 pub mod envelope;
 pub mod exact;
 mod form;
 mod format;
+pub mod groups;
 mod input_mode;
 mod inputs;
 pub mod limits;
@@ -25,9 +27,11 @@ mod parallel;
 mod positions;
 mod precision;
 mod problem;
+pub mod quantise;
 pub mod region;
 pub mod replay;
 mod run;
+mod scales;
 pub mod segments;
 pub mod sharding;
 mod single_forward;
@@ -35,6 +39,7 @@ mod softmax;
 mod steps;
 mod tensor_name;
 
+pub use e8m0::E8m0;
 pub use form::{Form, FormError, Given};
 pub use format::{Format, FormatNameError};
 pub use input_mode::InputMode;
@@ -49,6 +54,7 @@ pub use positions::Positions;
 pub use precision::{Element, ElementNameError, Precision, Scaling};
 pub use problem::{Dims, Heads, Pass, Problem, ProblemError, ProblemFields, Sequence, Side, TensorRows};
 pub use run::{Run, RunLayoutError};
+pub use scales::{ScaleValues, Scales, TensorScales};
 pub use single_forward::SingleForwardError;
 pub use softmax::{Sink, Softmax};
 pub use steps::{Append, Call, STEPS_MAX, Steps, StepsError};

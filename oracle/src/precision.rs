@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Format;
 use crate::limits::SCALING_BLOCK_MAX;
+use crate::{Format, TensorName};
 
 /// The scaling of a narrow format's codes to values: `value = code · scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,7 +15,18 @@ pub enum Scaling {
     None,
     /// One scale for the whole tensor.
     PerTensor,
-    /// One scale for each block of `rows` × `columns` (rows of the tensor, lanes of the head dimension).
+    /// One scale for each head of the tensor.
+    PerHead,
+    /// One scale for each sequence and head.
+    PerSequenceHead,
+    /// One scale for each sequence and group: for queries, the heads that share a KV head (FlashAttention-3's
+    /// `q_descale`, of shape `[batch, heads_kv]`); for keys and values the same as [`Scaling::PerSequenceHead`].
+    PerSequenceGroup,
+    /// One scale for each row and head.
+    PerTokenHead,
+    /// One scale for each block of `rows` × `columns` of a head: positions of one sequence, counted from its first, and
+    /// lanes of the head dimension. A block at an end may be smaller. Where every sequence owns a multiple of `rows`,
+    /// and no row lies between them, these are also blocks of the tensor's rows.
     PerBlock {
         /// Rows of a block; at least 1.
         rows: usize,
@@ -24,7 +35,18 @@ pub enum Scaling {
     },
 }
 
-/// A format with its scaling, written as `bf16`, `e4m3/tensor` or `e4m3/block1x32`.
+impl Scaling {
+    /// The scalings that are a name without numbers, each with that name.
+    const NAMED: [(&str, Scaling); 5] = [
+        ("tensor", Scaling::PerTensor),
+        ("head", Scaling::PerHead),
+        ("sequence-head", Scaling::PerSequenceHead),
+        ("sequence-group", Scaling::PerSequenceGroup),
+        ("token-head", Scaling::PerTokenHead),
+    ];
+}
+
+/// A format with its scaling, written as `bf16`, `e4m3/tensor`, `e4m3/sequence-head` or `e4m3/block1x32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Element {
@@ -37,8 +59,9 @@ pub struct Element {
 /// A text that names no [`Element`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no element; write FORMAT, FORMAT/tensor or FORMAT/blockRxC, as in bf16 or e4m3/block1x32; formats: {formats}",
-    formats = Format::ALL.map(Format::name).join(", ")
+    "'{0}' is no element; write FORMAT, FORMAT/SCALING or FORMAT/blockRxC, as in bf16, e4m3/tensor or e4m3/block1x32; formats: {formats}; scalings: {scalings}",
+    formats = Format::ALL.map(Format::name).join(", "),
+    scalings = Scaling::NAMED.map(|(name, _)| name).join(", ")
 )]
 pub struct ElementNameError(String);
 
@@ -50,10 +73,11 @@ impl From<Format> for Element {
 
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.scaling {
-            Scaling::None => write!(f, "{}", self.format),
-            Scaling::PerTensor => write!(f, "{}/tensor", self.format),
-            Scaling::PerBlock { rows, columns } => write!(f, "{}/block{rows}x{columns}", self.format),
+        let named = Scaling::NAMED.iter().find(|(_, scaling)| *scaling == self.scaling);
+        match (self.scaling, named) {
+            (Scaling::PerBlock { rows, columns }, _) => write!(f, "{}/block{rows}x{columns}", self.format),
+            (_, Some((name, _))) => write!(f, "{}/{name}", self.format),
+            (_, None) => write!(f, "{}", self.format),
         }
     }
 }
@@ -65,19 +89,20 @@ impl FromStr for Element {
         let wrong = || ElementNameError(text.chars().take(40).collect());
         let (format, scaling) = match text.split_once('/') {
             None => (text, Scaling::None),
-            Some((format, "tensor")) => (format, Scaling::PerTensor),
-            Some((format, block)) => {
-                let (rows, columns) =
-                    block.strip_prefix("block").and_then(|sizes| sizes.split_once('x')).ok_or_else(wrong)?;
-                let size = |digits: &str| match digits.parse::<usize>() {
-                    Ok(size) if (1..=SCALING_BLOCK_MAX).contains(&size) => Ok(size),
-                    _ => Err(wrong()),
-                };
-                (format, Scaling::PerBlock { rows: size(rows)?, columns: size(columns)? })
-            }
+            Some((format, scaling)) => match Scaling::NAMED.iter().find(|(name, _)| *name == scaling) {
+                Some((_, named)) => (format, *named),
+                None => (format, block(scaling).ok_or_else(wrong)?),
+            },
         };
         Ok(Element { format: format.parse().map_err(|_| wrong())?, scaling })
     }
+}
+
+/// Returns the scaling that a text like `block1x32` names.
+fn block(text: &str) -> Option<Scaling> {
+    let (rows, columns) = text.strip_prefix("block")?.split_once('x')?;
+    let size = |digits: &str| digits.parse().ok().filter(|size| (1..=SCALING_BLOCK_MAX).contains(size));
+    Some(Scaling::PerBlock { rows: size(rows)?, columns: size(columns)? })
 }
 
 impl TryFrom<String> for Element {
@@ -126,6 +151,21 @@ impl Precision {
         Precision { q: e, k: e, v: e, p: e, out: e, dout: e, ds: e, gradients: e }
     }
 
+    /// Returns the element of an input or of a result; f32 for the sink and the statistics.
+    pub fn of(&self, tensor: TensorName) -> Element {
+        match tensor {
+            TensorName::Q => self.q,
+            TensorName::K => self.k,
+            TensorName::V => self.v,
+            TensorName::Dout => self.dout,
+            TensorName::Out => self.out,
+            TensorName::Dq | TensorName::Dk | TensorName::Dv => self.gradients,
+            TensorName::Sink | TensorName::Lse | TensorName::MaxLogit | TensorName::Dsink => {
+                Format::F32.into()
+            }
+        }
+    }
+
     /// Returns each quantity's name and element, in the order of the fields.
     pub fn elements(&self) -> [(&'static str, Element); 8] {
         [
@@ -147,16 +187,23 @@ mod tests {
 
     #[test]
     fn elements_are_written_and_read_back() {
-        let scalings = [Scaling::None, Scaling::PerTensor, Scaling::PerBlock { rows: 1, columns: 32 }];
+        let others = [Scaling::None, Scaling::PerBlock { rows: 1, columns: 32 }];
         for format in Format::ALL {
-            for scaling in scalings {
+            for scaling in Scaling::NAMED.into_iter().map(|(_, scaling)| scaling).chain(others) {
                 let element = Element { format, scaling };
                 assert_eq!(element.to_string().parse(), Ok(element));
             }
         }
-        for wrong in
-            ["", "bf17", "bf16/", "e4m3/block", "e4m3/block0x4", "e4m3/block1x", "e4m3/block9999999x1"]
-        {
+        for wrong in [
+            "",
+            "bf17",
+            "bf16/",
+            "e4m3/heads",
+            "e4m3/block",
+            "e4m3/block0x4",
+            "e4m3/block1x",
+            "e4m3/block9999999x1",
+        ] {
             assert!(wrong.parse::<Element>().is_err(), "{wrong}");
         }
     }

@@ -11,7 +11,7 @@ use crate::limits::{
 };
 use crate::{
     Balance, ContextParallel, Form, FormError, Format, InputMode, Mask, Pages, PagesError, Precision, Run,
-    RunLayoutError, Sink, Softmax, Steps, StepsError,
+    RunLayoutError, ScaleValues, Sink, Softmax, Steps, StepsError, TensorName,
 };
 
 /// One sequence: its queries and its keys, of independent lengths.
@@ -117,6 +117,9 @@ pub struct ProblemFields {
     pub data_seed: u64,
     /// The pass: forward, or forward and backward.
     pub pass: Pass,
+    /// The way in which the scales of scaled inputs are drawn.
+    #[serde(default, skip_serializing_if = "ScaleValues::is_default")]
+    pub scales: ScaleValues,
     /// The form in which the problem is given to a subject.
     #[serde(default, skip_serializing_if = "Form::is_plain")]
     pub form: Form,
@@ -161,6 +164,7 @@ impl ProblemFields {
             mode: InputMode::Flat,
             data_seed: 0,
             pass: Pass::Backward,
+            scales: ScaleValues::default(),
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,
@@ -408,6 +412,16 @@ impl Problem {
     /// Returns the shape of out and dout.
     pub fn out_shape(&self) -> [usize; 3] {
         [self.rows.q, self.heads.q, self.dims.v]
+    }
+
+    /// Returns the shape of an input or a result that has rows, heads and lanes; that of q for a name of any other.
+    pub fn shape_of(&self, tensor: TensorName) -> [usize; 3] {
+        match tensor {
+            TensorName::K | TensorName::Dk => self.k_shape(),
+            TensorName::V | TensorName::Dv => self.v_shape(),
+            TensorName::Out | TensorName::Dout => self.out_shape(),
+            _ => self.q_shape(),
+        }
     }
 
     /// Returns the shape of the LSE.

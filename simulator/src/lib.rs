@@ -5,8 +5,8 @@
 //! [`device`], with all ranks in one process; [`threads`] runs it with a thread for each rank. An [`AttentionCall`] is
 //! what a kernel launch receives. A
 //! [`GuardedTensor`] is a buffer with guard bands. [`emulated`] is a FlashAttention-style tiled kernel on the CPU with
-//! the roundings of a real one. [`faults`] is the catalogue of planted bugs: edits of a schedule, and kernels with a
-//! wrong stage.
+//! the roundings of a real one, and [`quantiser`] makes FP8 codes and scales on every rank. [`faults`] is the catalogue of
+//! planted bugs: edits of a schedule, and kernels with a wrong stage.
 
 mod call;
 pub mod check;
@@ -15,6 +15,7 @@ pub mod emulated;
 pub mod executor;
 pub mod faults;
 pub mod helpers;
+pub mod quantiser;
 mod real;
 pub mod schedule;
 pub mod shard;

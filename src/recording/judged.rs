@@ -13,7 +13,7 @@ use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, Tenso
 use seamproof_judge::subjects::Recorded;
 use seamproof_judge::verdict::{Margin, Verdict};
 use seamproof_oracle::sharding::{RankLayout, SideLayout};
-use seamproof_oracle::{Inputs, Pass, Problem, Side, Sink};
+use seamproof_oracle::{Inputs, Pass, Problem, Scales, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
 use super::placement::{differing, layouts_of};
@@ -316,6 +316,7 @@ fn no_inputs(problem: &Problem) -> Inputs {
             Pass::Backward => Array3::zeros(problem.out_shape()),
         },
         sink: Array1::zeros(problem.learnable_sinks()),
+        scales: Scales::default(),
     }
 }
 

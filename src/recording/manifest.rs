@@ -10,7 +10,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::{
     ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
-    Scaling, Sequence, Softmax, Steps, TensorRows,
+    ScaleValues, Scaling, Sequence, Softmax, Steps, TensorRows,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -247,6 +247,7 @@ impl From<RecordedProblem> for ProblemFields {
             mode,
             data_seed,
             pass,
+            scales: ScaleValues::default(),
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,

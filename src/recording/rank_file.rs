@@ -10,7 +10,7 @@ use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
 use seamproof_oracle::sharding::RankLayout;
-use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Side, Sink};
+use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scales, Side, Sink};
 
 use super::error::quoted;
 use super::manifest::{LseBase, LseOrder, Manifest, Placement};
@@ -249,6 +249,7 @@ impl<'a> Reader<'a> {
                 }
             },
             sink: self.sink()?,
+            scales: Scales::default(),
         })
     }
 

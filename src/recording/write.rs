@@ -9,7 +9,7 @@ use seamproof_judge::files;
 use seamproof_judge::subject::{Backend, Outputs};
 use seamproof_oracle::region::rotated_back;
 use seamproof_oracle::sharding::{PlacedRun, RankLayout, ShardingError, SideLayout, layouts, run_of};
-use seamproof_oracle::{Inputs, Problem, Run, Side};
+use seamproof_oracle::{Inputs, Problem, Run, Scales, Side};
 
 use super::manifest::{
     DsinkForm, EmptyLse, LseBase, LseForm, LseOrder, Manifest, Placement, RankEntry, RecordedArithmetic,
@@ -136,6 +136,7 @@ fn local(problem: &Problem, layout: &RankLayout, whole: &Inputs) -> Inputs {
         v: rows(Side::Kv, whole.v.view()),
         dout: rows(Side::Q, whole.dout.view()),
         sink: whole.sink.clone(),
+        scales: Scales::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
 use seamproof_oracle::limits::WORLD_MAX;
-use seamproof_oracle::{Inputs, Pass, Problem};
+use seamproof_oracle::{Inputs, Pass, Problem, Scales};
 use seamproof_simulator::Damage;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -151,6 +151,8 @@ pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
         v: tensors.array(problem.v_shape())?,
         dout: tensors.array(dout)?,
         sink: tensors.array([problem.learnable_sinks()])?,
+        // Every table refuses scaled inputs.
+        scales: Scales::default(),
     };
     tensors.end()?;
     Ok((problem, inputs))

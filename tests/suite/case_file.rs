@@ -15,8 +15,8 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Form, Format, Heads, InputMode, Mask,
-    PAGE_SIZE_MAX, Pages, Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorName,
-    TensorRows,
+    PAGE_SIZE_MAX, Pages, Pass, Problem, ProblemFields, Run, ScaleValues, Sequence, Sink, Softmax, Steps,
+    TensorName, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -126,6 +126,9 @@ fn every_field_is_on_the_page_and_nothing_else() {
     let stepped = ProblemFields { mask, pass: Pass::Forward, ..ProblemFields::packed(&[(2, 2)], 8) };
     let stepped = Problem::new(ProblemFields { steps: Steps(vec![1]), ..stepped }).expect("two calls");
     paths(&serde_json::to_value(&stepped).expect("a problem is JSON"), "problem", &mut fields);
+    let any = ProblemFields { scales: ScaleValues::Any, ..ProblemFields::packed(&[(1, 1)], 8) };
+    let any = Problem::new(any).expect("a legal problem");
+    paths(&serde_json::to_value(&any).expect("a problem is JSON"), "problem", &mut fields);
     let pages = Pages { size: 1, count: 3, table: vec![vec![0, 1], vec![0, 2]], shared: Vec::new() }.shared();
     let paged = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(1, 2), (1, 2)], 8) };
     let paged = Problem::new(ProblemFields { pages: Some(pages), ..paged }).expect("a shared page");
@@ -159,6 +162,7 @@ fn every_name_of_a_value_is_on_the_page() {
     names.extend(
         [Balance::Contiguous, Balance::DualChunk].map(|balance| named(serde_json::to_value(balance))),
     );
+    names.extend(ScaleValues::ALL.map(|values| named(serde_json::to_value(values))));
     let causes = [Cause::Failed, Cause::OutOfMemory, Cause::Garbage, Cause::Digest, Cause::Hang];
     names.extend(causes.map(|cause| named(serde_json::to_value(cause))));
     for name in names {

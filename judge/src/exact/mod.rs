@@ -38,6 +38,7 @@ mod eligible;
 mod plan;
 mod table;
 
+use crate::values::scales;
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{Format, Inputs, Pass, Problem, Side, Sink};
 
@@ -81,6 +82,7 @@ pub fn inputs(problem: &Problem) -> Inputs {
         v: filled(&plans, Side::Kv, problem.v_shape(), precision.v.format, ExactPlan::fill_v),
         dout: filled(&plans, Side::Q, dout_shape, precision.dout.format, ExactPlan::fill_dout),
         sink: Array1::from_elem(problem.learnable_sinks(), sink(problem).unwrap_or(0.0)),
+        scales: scales(problem),
     }
 }
 

@@ -30,8 +30,8 @@ use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX}
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink,
-    Softmax, Steps, TensorRows,
+    Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, ScaleValues,
+    Sequence, Sink, Softmax, Steps, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -251,6 +251,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         mode: wrapped(&MODES, raw.mode),
         data_seed: raw.data_seed,
         pass: if raw.backward & 1 == 1 { Pass::Backward } else { Pass::Forward },
+        scales: ScaleValues::default(),
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,

@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorRows,
+    ProblemFields, Run, ScaleValues, Sequence, Sink, Softmax, Steps, TensorRows,
 };
 
 /// Largest number of real rows on one side of a sequence.
@@ -64,6 +64,7 @@ fn fields(index: usize) -> ProblemFields {
         mode: [InputMode::Integers, InputMode::Flat][(sink + heads) % 2],
         data_seed: index as u64,
         pass: Pass::Backward,
+        scales: ScaleValues::default(),
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ndarray::{Array3, Axis};
-use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields, Run, Side};
+use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields, Run, Scales, Side};
 
 use super::asked::broken;
 use crate::finding::Relation;
@@ -340,5 +340,6 @@ fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &TwinOrigin) 
         } else {
             source.q_heads.iter().map(|&head| inputs.sink[head]).collect()
         },
+        scales: Scales::default(),
     }
 }

@@ -7,7 +7,7 @@
 use ndarray::{Axis, s};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Pass, Problem, ProblemError, ProblemFields,
-    Sink, Softmax, TensorName,
+    Scales, Sink, Softmax, TensorName,
 };
 use seamproof_simulator::faults::{Catcher, Fault};
 use seamproof_simulator::{UNWRITTEN_BITS, is_unwritten};
@@ -312,6 +312,7 @@ fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         v: evidence.inputs.v.slice(s![.., ..1, ..]).to_owned(),
         dout: evidence.inputs.dout.slice(s![.., ..group, ..]).to_owned(),
         sink: evidence.inputs.sink.iter().take(group).copied().collect(),
+        scales: Scales::default(),
     };
     let gradients = evidence.first.gradients.as_ref().map(|gradients| RankGradients {
         dq: gradients.dq.slice(s![.., ..group, ..]).to_owned(),

@@ -246,7 +246,8 @@ impl Frame {
         let rows = TensorRows { q: count(Side::Q), kv: count(Side::Kv) };
         let [q, kv] = [rows.q, rows.kv].map(|len| Run::packed(0, len, len));
         // A copy of the problem's own fields would have all of its sequences.
-        let &ProblemFields { heads, dims, softmax, precision, mode, data_seed, pass, .. } = &**problem;
+        let &ProblemFields { heads, dims, softmax, precision, mode, data_seed, pass, scales, .. } =
+            &**problem;
         let frame = Problem::new(ProblemFields {
             sequences: vec![Sequence { id: 0, q, kv }],
             rows,
@@ -256,6 +257,7 @@ impl Frame {
             softmax,
             precision,
             parallel: ContextParallel::single(),
+            scales,
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,

@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, PAGE_SIZE_MAX, Pages, Pass, Precision, Problem, ProblemFields, Scaling,
-    Sink, Softmax, Steps,
+    Format, Heads, InputMode, Mask, PAGE_SIZE_MAX, Pages, Pass, Precision, Problem, ProblemFields,
+    ScaleValues, Scaling, Sink, Softmax, Steps,
 };
 
 use super::shape::{Arrangement, Layout};
@@ -604,7 +604,7 @@ fn free_number(layout: &mut Layout, number: usize) -> &mut usize {
 }
 
 /// Simplifies the formats: all bf16, all like q's, those like q's to bf16, nothing scaled. Then each element becomes
-/// like q, or unscaled, or scaled with one factor.
+/// like q, or unscaled, or scaled with one factor. At last scales become powers of two.
 fn precision(best: &Problem, cursor: usize) -> Proposal {
     const WHOLE: [fn(&mut Precision); 4] = [
         |precision| *precision = Precision::uniform(Format::Bf16),
@@ -624,7 +624,11 @@ fn precision(best: &Problem, cursor: usize) -> Proposal {
         |element, _| Element { scaling: Scaling::None, ..element },
         |element, _| Element { scaling: Scaling::PerTensor, ..element },
     ];
-    let Some([index, change]) = digits(cursor - WHOLE.len(), [ELEMENTS, EACH.len()]) else {
+    let each = cursor - WHOLE.len();
+    if each == ELEMENTS * EACH.len() {
+        return edit(best, |fields| fields.scales = ScaleValues::default());
+    }
+    let Some([index, change]) = digits(each, [ELEMENTS, EACH.len()]) else {
         return Proposal::Over;
     };
     edit(best, |fields| {

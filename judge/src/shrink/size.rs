@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, Balance, Blocks, ContextParallel, Element, Form, Format, InputMode, Mask, PAGE_SIZE_MAX,
-    Pages, Pass, Precision, Problem, Scaling, Sink, Softmax, Steps,
+    Pages, Pass, Problem, ScaleValues, Scaling, Sink, Softmax, Steps,
 };
 
 use super::shape::Arrangement;
@@ -39,9 +39,9 @@ pub struct Size {
     /// Context parallelism: size of the group, world, number and parameter of the algorithm, balance with its
     /// stripe, sum of the ranks, ranks that differ from their place in the group.
     pub parallel: [u64; 7],
-    /// Precision: elements unlike q's, scalings (per tensor 1, per block 2), distance of formats from bf16; each
-    /// summed over the elements.
-    pub precision: [u64; 3],
+    /// Precision: elements unlike q's, scalings (per tensor 1, any other 2), distance of formats from bf16, each summed
+    /// over the elements; place of the scales' values in [`ScaleValues::ALL`].
+    pub precision: [u64; 4],
     /// Place of the mode in [`InputMode::ALL`].
     pub mode: u64,
     /// Sequence ids: their sum, ids that differ from their sequence's index.
@@ -67,7 +67,7 @@ pub fn size(problem: &Problem) -> Size {
         dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
         region: problem.parallel.region as u64,
         parallel: parallel(&problem.parallel),
-        precision: precision(&problem.precision),
+        precision: precision(problem),
         mode: position(&InputMode::ALL, &problem.mode),
         ids: sum_and_displaced(problem.sequences.iter().map(|sequence| sequence.id as usize)),
         seed: problem.data_seed,
@@ -141,14 +141,17 @@ fn sum_and_displaced(numbers: impl Iterator<Item = usize> + Clone) -> [u64; 2] {
     [numbers.map(|number| number as u64).sum(), displaced as u64]
 }
 
-fn precision(precision: &Precision) -> [u64; 3] {
+fn precision(problem: &Problem) -> [u64; 4] {
+    let precision = &problem.precision;
     let sum = |cost: &dyn Fn(Element) -> u64| precision.elements().iter().map(|(_, e)| cost(*e)).sum();
     let scaling = |element: Element| match element.scaling {
         Scaling::None => 0,
         Scaling::PerTensor => 1,
-        Scaling::PerBlock { .. } => 2,
+        _ => 2,
     };
-    [sum(&|e| u64::from(e != precision.q)), sum(&scaling), sum(&|e| strangeness(e.format))]
+    let [unlike, scalings, formats] =
+        [sum(&|e| u64::from(e != precision.q)), sum(&scaling), sum(&|e| strangeness(e.format))];
+    [unlike, scalings, formats, position(&ScaleValues::ALL, &problem.scales)]
 }
 
 fn strangeness(format: Format) -> u64 {

@@ -321,6 +321,7 @@ fn before_reordering(backend: &dyn Backend, problem: &Problem, inputs: &Inputs) 
         v: there(&inputs.v, Side::Kv),
         dout: there(&inputs.dout, Side::Q),
         sink: inputs.sink.clone(),
+        scales: inputs.scales.clone(),
     };
     let mut outputs = backend.run(problem, &reordered)?;
     let back = |from: &Array3<f32>, side| moved(problem, side, from, |place, position| (place, position));

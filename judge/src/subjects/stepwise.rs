@@ -5,7 +5,7 @@
 //! Each call is an ordinary problem of the subject, and its results go to their rows of the whole.
 
 use ndarray::{Array1, Array2, Array3, Axis};
-use seamproof_oracle::{Append, Call, Inputs, Problem, ProblemFields, Run, TensorName};
+use seamproof_oracle::{Append, Call, Inputs, Problem, ProblemFields, Run, Scales, TensorName};
 
 use super::miscall::told;
 use crate::ladder::runs::fills;
@@ -119,6 +119,7 @@ impl Cache {
             v: self.v.clone(),
             dout: inputs.dout.clone(),
             sink: inputs.sink.clone(),
+            scales: Scales::default(),
         }
     }
 }

@@ -3,7 +3,8 @@
 
 use ndarray::{Array3, Axis};
 use seamproof_oracle::{
-    Algorithm, ContextParallel, Form, Inputs, Problem, ProblemFields, Run, Sequence, Side, Sink, TensorRows,
+    Algorithm, ContextParallel, Form, Inputs, Problem, ProblemFields, Run, Scales, Sequence, Side, Sink,
+    TensorRows,
 };
 
 use super::Emulated;
@@ -61,6 +62,7 @@ impl Backend for Unfused {
                 v: gathered(&inputs.v, sequence.kv),
                 dout: gathered(&inputs.dout, sequence.q),
                 sink: inputs.sink.clone(),
+                scales: Scales::default(),
             };
             let mut outputs = self.kernel.run(&alone, &given)?;
             let one = outputs.ranks.pop().ok_or_else(|| RunError::Crash("a call returned nothing".into()))?;

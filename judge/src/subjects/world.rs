@@ -72,7 +72,7 @@ fn neighbour(problem: &Problem) -> Option<Problem> {
 }
 
 /// Returns inputs of other values, as exact as these: the negatives of all but the sinks, which are parameters.
-fn negatives(Inputs { q, k, v, dout, sink }: &Inputs) -> Inputs {
+fn negatives(Inputs { q, k, v, dout, sink, scales }: &Inputs) -> Inputs {
     let [q, k, v, dout] = [q, k, v, dout].map(|tensor| tensor.mapv(|value| -value));
-    Inputs { q, k, v, dout, sink: sink.clone() }
+    Inputs { q, k, v, dout, sink: sink.clone(), scales: scales.clone() }
 }

@@ -29,6 +29,7 @@ mod odd_shapes;
 mod one_identity;
 mod own_kernel;
 mod pages;
+mod quantise;
 mod region;
 mod sample;
 mod shrink;

@@ -15,8 +15,8 @@ use seamproof_judge::shrink::{Shrinker, Shrunk, shrink, size};
 use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form, Format, Heads,
-    InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, Scaling, Sequence, Sink, Softmax,
-    Steps, TensorRows,
+    InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, ScaleValues, Scaling, Sequence,
+    Sink, Softmax, Steps, TensorRows,
 };
 
 /// Number of starts of each fault.
@@ -187,6 +187,7 @@ fn messy(seed: u64) -> Problem {
         form: c.of(&Form::ALL),
         steps: Steps::default(),
         pages: None,
+        scales: c.of(&ScaleValues::ALL),
     };
     let fields = if c.chance(10) { stepped(c, fields.clone()) } else { fields };
     let fields = if c.chance(10) { paged(c, fields.clone()) } else { fields };

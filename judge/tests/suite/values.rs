@@ -3,8 +3,8 @@
 use ndarray::{Array3, Axis, s};
 use seamproof_judge::hash::lane_hash;
 use seamproof_judge::oracle::{
-    Dims, Element, Format, Heads, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Run, Sequence,
-    Sink, Softmax, TensorRows,
+    Dims, Element, Format, Heads, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Run,
+    ScaleValues, Scaling, Sequence, Sink, Softmax, TensorRows, TensorScales,
 };
 use seamproof_judge::values::{Poison, inputs, poison, poison_rows, real_kv_rows, real_q_rows};
 
@@ -315,6 +315,49 @@ fn elements_may_differ_in_format() {
     let inputs = inputs(&problem(mixed));
     assert!(inputs.k.iter().all(|value| Format::E4m3.round_f32(*value) == *value));
     assert!(inputs.q.iter().any(|value| Format::E4m3.round_f32(*value) != *value));
+}
+
+#[test]
+fn scales_are_drawn_as_the_problem_says_and_stay_with_their_sequence() {
+    let scaled = |scaling: Scaling, scales: ScaleValues| {
+        let mut scaled = ProblemFields { scales, ..fields(InputMode::Flat, Format::E4m3) };
+        scaled.precision.k.scaling = scaling;
+        scaled.precision.v.scaling = scaling;
+        scaled
+    };
+    let rows = Scaling::PerBlock { rows: 2, columns: 2 };
+    for values in ScaleValues::ALL {
+        for scaling in
+            [Scaling::PerTensor, Scaling::PerHead, Scaling::PerSequenceHead, Scaling::PerTokenHead, rows]
+        {
+            let whole = problem(scaled(scaling, values));
+            let inputs = inputs(&whole);
+            assert_eq!(inputs.check(&whole), Ok(()));
+            assert!(inputs.scales.q.is_none() && inputs.scales.k.is_some());
+            assert!(inputs.scales.k != inputs.scales.v || values != ScaleValues::Any, "{scaling:?}");
+            let drawn: Vec<f32> =
+                inputs.scales.k.iter().flat_map(|of| of.descale().iter().copied()).collect();
+            let significand = |scale: f32| f32::from_bits(scale.to_bits() & 0x7f_ffff | 1f32.to_bits());
+            let right = |scale: f32| match values {
+                ScaleValues::PowersOfTwo => significand(scale) == 1.0,
+                ScaleValues::ThreeTimesPowers => significand(scale) == 1.5,
+                ScaleValues::Any => true,
+            };
+            assert!(drawn.iter().all(|scale| (0.0625..32.0).contains(scale) && right(*scale)), "{drawn:?}");
+
+            let mut fewer = scaled(scaling, values);
+            fewer.sequences.remove(0);
+            let fewer = problem(fewer);
+            let alone = seamproof_judge::values::inputs(&fewer).scales;
+            let (all, alone) = (inputs.scales.k.expect("scaled"), alone.k.expect("scaled"));
+            for (index, sequence) in fewer.sequences.iter().enumerate() {
+                for position in 0..sequence.kv.span {
+                    let at = |of: &TensorScales, index| of.of(index, position, 0, 1);
+                    assert_eq!(at(&all, index + 1), at(&alone, index), "{scaling:?}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

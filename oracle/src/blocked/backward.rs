@@ -13,7 +13,7 @@ use super::pieces::{
 };
 use crate::envelope::dither::{Spread, copies_of, fill_enough, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews};
+use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews, TensorName};
 
 /// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
@@ -177,8 +177,9 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
 
 /// Returns the number of copies of each query of a group, head after head.
 fn query_copies(inputs: &InputViews<'_>, group: &Group<'_>) -> Vec<f64> {
-    let of_head =
-        |head: usize| (0..group.q.len()).map(move |query| lanes_hash(&inputs.q, group.q.row(query), head));
+    let of_head = |head: usize| {
+        (0..group.q.len()).map(move |query| lanes_hash(inputs, TensorName::Q, group, query, head))
+    };
     copies_of(group.heads().flat_map(of_head))
 }
 
@@ -368,8 +369,8 @@ impl Context<'_, '_, '_> {
     fn query_tile(&self, head: usize, rows: Range<usize>) -> QueryTile {
         let Backward { inputs, saved, errors, model, .. } = *self.of;
         let has_keys = !self.group.kv.is_picked();
-        let q = gather(&inputs.q, &self.group.q, rows.clone(), head);
-        let dout = gather(&inputs.dout, &self.group.q, rows.clone(), head);
+        let q = gather(inputs, TensorName::Q, self.group, rows.clone(), head);
+        let dout = gather(inputs, TensorName::Dout, self.group, rows.clone(), head);
         let mut statistics: Vec<Statistics> = rows
             .clone()
             .zip(dout.outer_iter())

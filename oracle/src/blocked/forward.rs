@@ -11,7 +11,7 @@ use super::pieces::{
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
 use crate::replay::{Replay, ReplayedLaunch, of_head};
-use crate::{ForwardResults, InputViews, Intervals, Problem};
+use crate::{ForwardResults, InputViews, Intervals, Problem, TensorName};
 
 /// Results, or bounds, of one piece.
 pub(super) struct PieceForward {
@@ -62,7 +62,7 @@ pub(super) fn piece(
         replay.map(|(replay, by_sequence)| (replay, of_head(by_sequence, group.sequence, piece.head)));
     for rows in group.row_tiles(piece.rows.clone(), STRIP_MAX) {
         let at = rows.start - piece.rows.start;
-        let q = gather(&inputs.q, &group.q, rows.clone(), piece.head);
+        let q = gather(inputs, TensorName::Q, group, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, inputs.sink);
         let mut tile = Tile::new(group, keys, &q, rows.clone(), sink);
         let errors = model.map(|model| match &replay {

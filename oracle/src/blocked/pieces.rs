@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, ArrayView3, Axis, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use rayon::prelude::*;
 
 use super::{SomeRows, Wanted};
 use crate::envelope::Model;
 use crate::envelope::dither::{copies_of, row_hash};
-use crate::{InputViews, Intervals, Problem, Run, Sequence};
+use crate::{InputViews, Intervals, Problem, Run, Sequence, Side, TensorName};
 
 /// The most query rows of one matrix product. A larger number wastes work on causal diagonals, and a smaller one
 /// gathers the keys too often.
@@ -113,6 +113,11 @@ impl<'a> Group<'a> {
 
     fn both(&self) -> &'a Sequence {
         &self.problem.sequences[self.sequence]
+    }
+
+    /// Returns the rows of an input's side.
+    fn rows(&self, input: TensorName) -> &Rows<'a> {
+        if input.side() == Side::Kv { &self.kv } else { &self.q }
     }
 
     /// Returns the group's query heads.
@@ -230,7 +235,7 @@ pub(super) struct Keys<'a, 'i> {
 
 impl<'a, 'i> Keys<'a, 'i> {
     pub(super) fn new(group: Group<'a>, inputs: &'a InputViews<'i>, model: Option<&Model>) -> Keys<'a, 'i> {
-        let hash = |key| lanes_hash(&inputs.k, group.kv.row(key), group.kv_head);
+        let hash = |key| lanes_hash(inputs, TensorName::K, &group, key, group.kv_head);
         let keys = if model.is_some() { 0..group.kv.len() } else { 0..0 };
         Keys { group, inputs, copies: copies_of(keys.map(hash)) }
     }
@@ -242,18 +247,24 @@ impl<'a, 'i> Keys<'a, 'i> {
 
     /// Returns some keys as a matrix.
     pub(super) fn k(&self, columns: Range<usize>) -> Array2<f64> {
-        gather(&self.inputs.k, &self.group.kv, columns, self.group.kv_head)
+        gather(self.inputs, TensorName::K, &self.group, columns, self.group.kv_head)
     }
 
     /// Returns some values as a matrix.
     pub(super) fn v(&self, columns: Range<usize>) -> Array2<f64> {
-        gather(&self.inputs.v, &self.group.kv, columns, self.group.kv_head)
+        gather(self.inputs, TensorName::V, &self.group, columns, self.group.kv_head)
     }
 }
 
-/// Returns a number that rows with equal lanes share.
-pub(super) fn lanes_hash(tensor: &ArrayView3<'_, f32>, row: usize, head: usize) -> u64 {
-    row_hash(tensor.slice(s![row, head, ..]).iter().map(|&x| x.into()))
+/// Returns a number that rows with equal values share.
+pub(super) fn lanes_hash(
+    inputs: &InputViews<'_>,
+    tensor: TensorName,
+    group: &Group<'_>,
+    index: usize,
+    head: usize,
+) -> u64 {
+    row_hash(values(inputs, tensor, group, index, head))
 }
 
 /// What of a problem is computed: groups, the rows that their results have, and which gradients are wanted.
@@ -326,25 +337,40 @@ pub(super) fn map<T: Send, R: Send>(
     if parallel { items.into_par_iter().map(work).collect() } else { items.into_iter().map(work).collect() }
 }
 
-/// Returns some rows of one head as a matrix `[rows, dim]`.
+/// Returns the values of some rows of one head of an input as a matrix `[rows, dim]`.
 pub(super) fn gather(
-    tensor: &ArrayView3<'_, f32>,
-    rows: &Rows<'_>,
+    inputs: &InputViews<'_>,
+    tensor: TensorName,
+    group: &Group<'_>,
     indices: Range<usize>,
     head: usize,
 ) -> Array2<f64> {
-    let (count, dim) = (indices.len(), tensor.shape()[2]);
+    let (all, rows, scaled) = (inputs.of(tensor), group.rows(tensor), inputs.scales.of(tensor).is_some());
+    let (count, dim) = (indices.len(), all.shape()[2]);
     let mut matrix = Vec::with_capacity(count * dim);
-    let of_head = tensor.index_axis(Axis(1), head);
+    let of_head = all.index_axis(Axis(1), head);
     for index in indices {
         let row = of_head.row(rows.row(index));
         match row.to_slice() {
+            _ if scaled => matrix.extend(values(inputs, tensor, group, index, head)),
             // Lanes that follow each other are widened several at a time.
             Some(lanes) => matrix.extend(lanes.iter().map(|&value| f64::from(value))),
             None => matrix.extend(row.iter().map(|&value| f64::from(value))),
         }
     }
     Array2::from_shape_vec((count, dim), matrix).expect("every row has the tensor's lanes")
+}
+
+/// Returns the values of one row and head of an input.
+fn values(
+    inputs: &InputViews<'_>,
+    tensor: TensorName,
+    group: &Group<'_>,
+    index: usize,
+    head: usize,
+) -> impl Iterator<Item = f64> {
+    let rows = group.rows(tensor);
+    inputs.values(tensor, [group.sequence, rows.position(index), rows.row(index), head])
 }
 
 /// Returns `a · bᵀ`, stored row by row.

@@ -1,6 +1,6 @@
 //! Rounding and codes of every format, against definitions that share nothing with the implementation.
 
-use seamproof_oracle::Format;
+use seamproof_oracle::{E8m0, Format};
 
 /// The formats whose codes can all be tried.
 const NARROW: [Format; 4] = [Format::Bf16, Format::Fp16, Format::E4m3, Format::E5m2];
@@ -305,4 +305,79 @@ fn half_spacing_is_the_largest_error_that_exists() {
     assert_eq!(Format::F32.half_spacing(1e-40), 2f64.powi(-150));
     assert_eq!(Format::Bf16.half_spacing(f64::from(f32::MAX)), f64::INFINITY);
     assert_eq!(Format::E4m3.half_spacing(1000.0), 552.0);
+}
+
+#[test]
+fn a_conversion_without_saturation_differs_past_the_largest_number_alone() {
+    for format in Format::ALL {
+        for value in (0..1 << 16).map(|counter| f64::from(f32::from_bits(hash(counter) as u32))) {
+            let (kept, rounded) = (format.round_unsaturated(value), format.round(value));
+            let past = format.saturates() && rounded.abs() == format.max_finite();
+            assert!(past || same(kept, rounded), "{format}: {value:e} gives {kept:e}, not {rounded:e}");
+        }
+    }
+    // The largest code of E4M3 is even and that of E5M2 odd: the midpoint past it stays in one and leaves in the other.
+    let cases: [(Format, [(f64, u32); 8]); 2] = [
+        (
+            Format::E4m3,
+            [
+                (448.0, 0x7e),
+                (464.0, 0x7e),
+                (464f64.next_up(), 0x7f),
+                (480.0, 0x7f),
+                (f64::INFINITY, 0x7f),
+                (-448.0, 0xfe),
+                (-464.0, 0xfe),
+                (-480.0, 0x7f),
+            ],
+        ),
+        (
+            Format::E5m2,
+            [
+                (57344.0, 0x7b),
+                (61440f64.next_down(), 0x7b),
+                (61440.0, 0x7c),
+                (65536.0, 0x7c),
+                (f64::INFINITY, 0x7c),
+                (-57344.0, 0xfb),
+                (-61440.0, 0xfc),
+                (f64::NEG_INFINITY, 0xfc),
+            ],
+        ),
+    ];
+    for (format, cases) in cases {
+        for (value, code) in cases {
+            assert_eq!(format.encode_unsaturated(value), code, "{format}: {value:e}");
+        }
+        assert_eq!(format.encode_unsaturated(f64::NAN), 0x7f, "{format}");
+        for code in (0..1u32 << 8).filter(|code| !format.decode(*code).is_nan()) {
+            assert_eq!(format.encode_unsaturated(format.decode(code)), code, "{format} code {code:x}");
+        }
+    }
+}
+
+#[test]
+fn every_code_of_e8m0_is_its_power_of_two_and_is_given_back() {
+    for code in 0..=u8::MAX {
+        let scale = E8m0::from_code(code);
+        assert_eq!(scale.code(), code);
+        if code == 255 {
+            assert!(scale == E8m0::NAN && scale.value().is_nan());
+            continue;
+        }
+        let value = scale.value();
+        assert_eq!(value, 2f64.powi(i32::from(code) - 127), "code {code}");
+        assert_eq!(f64::from(value as f32), value, "code {code} in f32");
+        assert_eq!([E8m0::at_least(value), E8m0::at_most(value)], [scale; 2], "code {code}");
+        assert_eq!(E8m0::at_most(value.next_down()).code(), code.saturating_sub(1), "below code {code}");
+        assert_eq!(E8m0::at_least(value.next_up()).code(), (code + 1).min(254), "above code {code}");
+        assert_eq!([E8m0::at_least(value.next_down()), E8m0::at_most(value.next_up())], [scale; 2]);
+    }
+    for small in [0.0, 5e-324, f64::MIN_POSITIVE] {
+        assert_eq!([E8m0::at_least(small), E8m0::at_most(small)], [E8m0::from_code(0); 2], "{small:e}");
+    }
+    for large in [2f64.powi(128), 1e300, f64::INFINITY] {
+        assert_eq!([E8m0::at_least(large), E8m0::at_most(large)], [E8m0::from_code(254); 2], "{large:e}");
+    }
+    assert_eq!([E8m0::at_least(f64::NAN), E8m0::at_most(f64::NAN)], [E8m0::NAN; 2]);
 }

@@ -11,6 +11,8 @@ mod format;
 mod high_precision;
 mod pages;
 mod problem;
+mod quantise;
+mod scales;
 mod segments;
 mod sharding;
 mod steps;

@@ -156,6 +156,7 @@ fn rows_of_a_shared_page_are_one() {
         v: rows(v),
         dout: Array3::zeros([0, 1, 8]),
         sink: Default::default(),
+        scales: Default::default(),
     };
     assert!(problem.shares_equal_rows(&inputs(0.0, 0.0)));
     assert!(!problem.shares_equal_rows(&inputs(1.0, 0.0)) && !problem.shares_equal_rows(&inputs(0.0, 1.0)));

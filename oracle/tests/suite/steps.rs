@@ -64,6 +64,7 @@ fn all_calls_together_are_one_call_over_everything() {
             v: tensor(problem.v_shape(), 2),
             dout: Array3::zeros([0, 1, 4]),
             sink: Default::default(),
+            scales: Default::default(),
         };
         let whole = exact::forward(&problem.at_once(), &inputs);
         let mut rows = 0;

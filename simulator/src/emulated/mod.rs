@@ -24,12 +24,14 @@ pub mod hopper;
 mod right;
 mod row;
 mod stages;
+mod tensor_core;
 
 pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};
 pub use hopper::Hopper;
 use row::tiles_of;
 pub use row::{Finished, Online};
 pub use stages::{Pair, Right, Stages};
+pub use tensor_core::TensorCore;
 
 /// Tile sizes. They are parameters, and small ones put tile edges among few tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@ mod metadata;
 mod order;
 mod padding;
 mod pages;
+mod quantiser;
 mod region;
 mod resources;
 mod shipped;
@@ -34,6 +35,7 @@ use crate::schedule::{MergeOrder, Schedule, build_with};
 pub use absent::{ABSENT, Absent, PLANTABLE};
 pub use fault::{Catcher, Edit, Fault, FaultRecord, Plant, find};
 pub use mask::WINDOW_OFF_BY_ONE;
+pub use quantiser::{FAULTS as QUANTISER_FAULTS, QuantiserFault};
 
 impl Fault {
     /// Returns the problem that the fault is tried on in place of a drawn one. A fault of sequence-parallel regions is

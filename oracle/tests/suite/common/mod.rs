@@ -4,8 +4,8 @@
 
 use ndarray::{Array1, Array3};
 use seamproof_oracle::{
-    Alignment, Dims, Heads, Inputs, Mask, Pass, Problem, ProblemFields, Run, Sequence, Sink, Softmax,
-    TensorRows,
+    Alignment, Dims, Heads, Inputs, Mask, Pass, Problem, ProblemFields, Run, Scales, Scaling, Sequence, Sink,
+    Softmax, TensorRows,
 };
 
 /// The generator splitmix64.
@@ -55,7 +55,8 @@ pub(crate) fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     } else {
         Array3::zeros([0, dout.shape()[1], dout.shape()[2]])
     };
-    Inputs { q, k, v, dout, sink: Array1::from_shape_fn(problem.learnable_sinks(), |_| draws.value()) }
+    let sink = Array1::from_shape_fn(problem.learnable_sinks(), |_| draws.value());
+    Inputs { q, k, v, dout, sink, scales: Scales::default() }
 }
 
 /// Returns a random problem with its inputs. `length_max` bounds each sequence.
@@ -104,5 +105,31 @@ pub(crate) fn random(seed: u64, length_max: usize) -> (Problem, Inputs) {
     let problem = Problem::new(fields).expect("the builder makes valid problems");
     let inputs = inputs(&problem, &mut draws);
     inputs.check(&problem).expect("the builder makes matching inputs");
+    (problem, inputs)
+}
+
+/// Returns inputs of the problem with scales of other groups in every tensor: three times powers of two.
+pub(crate) fn scaled(problem: &Problem, inputs: Inputs, draws: &mut Draws) -> (Problem, Inputs) {
+    const SCALINGS: [Scaling; 6] = [
+        Scaling::PerTensor,
+        Scaling::PerHead,
+        Scaling::PerSequenceHead,
+        Scaling::PerSequenceGroup,
+        Scaling::PerTokenHead,
+        Scaling::PerBlock { rows: 2, columns: 3 },
+    ];
+    let mut fields = ProblemFields::from(problem.clone());
+    let precision = &mut fields.precision;
+    for element in [&mut precision.q, &mut precision.k, &mut precision.v, &mut precision.dout] {
+        element.scaling = draws.pick(&SCALINGS);
+    }
+    let problem = Problem::new(fields).expect("scalings change no shape");
+    let seed = draws.next();
+    let scales = Scales::new(&problem, |tensor, _, [rows, head, lanes]| {
+        let mut of = Draws(seed ^ (rows * 31 + head * 7 + lanes) as u64 ^ (tensor as u64) << 32);
+        of.pick(&[0.1875, 0.375, 0.75, 1.5])
+    });
+    let inputs = Inputs { scales, ..inputs };
+    inputs.check(&problem).expect("scales for every scaled input");
     (problem, inputs)
 }

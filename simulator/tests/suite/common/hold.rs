@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, Array3, Axis, s};
 use seamproof_oracle::region::rotated;
-use seamproof_oracle::{Inputs, Pass, Problem, Run, Saved, Sequence, TensorName, exact};
+use seamproof_oracle::{Inputs, Pass, Problem, Run, Saved, Scales, Sequence, TensorName, exact};
 use seamproof_simulator::Real;
 use seamproof_simulator::device::{Buffers, Cpu};
 use seamproof_simulator::emulated::Tiles;
@@ -26,7 +26,7 @@ pub(crate) fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
     let (q, k) = (tensor(problem.q_shape(), |s| s.q), tensor(problem.k_shape(), |s| s.kv));
     let (v, dout) = (tensor(problem.v_shape(), |s| s.kv), tensor(problem.out_shape(), |s| s.q));
     let sink = Array1::from_shape_fn(problem.learnable_sinks(), |head| head as f32 / 2.0 - 0.5);
-    Inputs { q, k, v, dout, sink }
+    Inputs { q, k, v, dout, sink, scales: Scales::default() }
 }
 
 fn rotates(tensor: TensorName) -> bool {
