@@ -15,6 +15,8 @@
 //! dsink = −Σ_i exp(sink − lse_i) · D_i
 //! ```
 //!
+//! dk and dv of a row that [several sequences share](crate::Sharing) are the sums over these sequences.
+//!
 //! The backward takes `out` and `lse` as given. From the exact ones it computes the gradient. From a subject's own it
 //! computes what that subject's backward should have returned. Sums run in order of position. Nothing is reordered,
 //! blocked or parallel here, and a reader can see that the result is right. [`crate::blocked`] computes the same answer
@@ -95,6 +97,7 @@ pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients 
             }
         }
     }
+    problem.sum_shared(&mut gradients);
     gradients
 }
 

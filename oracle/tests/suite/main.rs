@@ -13,5 +13,6 @@ mod pages;
 mod problem;
 mod segments;
 mod sharding;
+mod shared;
 mod steps;
 mod sums;
