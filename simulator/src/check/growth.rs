@@ -6,7 +6,7 @@
 //! builder costs.
 
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, TensorRows,
+    Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Sharing, TensorRows,
 };
 
 use super::resource::{Axis, GrowthError, Resource};
@@ -111,6 +111,7 @@ fn probe(problem: &Problem, axis: Axis, times: usize) -> Option<Problem> {
         dims: packed.dims,
         mask: if problem.mask.is_causal() { Mask::CAUSAL } else { Mask::FULL },
         parallel: ContextParallel::over(ranks, algorithm, balance),
+        sharing: Sharing::default(),
         ..ProblemFields::from(problem.clone())
     })
     .ok()

@@ -20,6 +20,7 @@ mod padding;
 mod pages;
 mod region;
 mod resources;
+mod shared;
 mod shipped;
 mod steps;
 mod words;
@@ -66,6 +67,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         padding::FAULTS,
         words::FAULTS,
         pages::FAULTS,
+        shared::FAULTS,
         mask::FAULTS,
         exchange::FAULTS,
         merge::FAULTS,

@@ -19,9 +19,21 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
 
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
+    shares(problem)?;
     match problem.parallel.region {
         0 | 1 => outside_regions(problem, order),
         _ => sequence_parallel(problem, |heads| outside_regions(heads, order)),
+    }
+}
+
+/// Refuses keys that sequences share where no builder takes them.
+fn shares(problem: &Problem) -> Result<(), BuildError> {
+    let algorithm = problem.parallel.algorithm;
+    match algorithm {
+        _ if problem.sharing.is_empty() => Ok(()),
+        _ if problem.parallel.region > 1 => Err(BuildError::SharedKeys { algorithm: "a region" }),
+        Algorithm::Single | Algorithm::AllGather => Ok(()),
+        _ => Err(BuildError::SharedKeys { algorithm: algorithm.name() }),
     }
 }
 

@@ -26,6 +26,7 @@ mod partition;
 mod program;
 mod ring;
 mod sequence_parallel;
+mod shared;
 mod single;
 mod tables;
 

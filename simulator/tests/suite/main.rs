@@ -16,6 +16,7 @@ mod ring;
 mod schedules;
 mod sequence_parallel;
 mod sharding;
+mod shared;
 mod symbolic;
 mod tables;
 mod threads;
