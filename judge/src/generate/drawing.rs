@@ -95,8 +95,14 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(if raw.steps > 0 { PAGED_STEPS_ONE_IN } else { PAGES_ONE_IN }) {
         pages(choose, &mut raw);
     }
+    if raw.steps == 0 && raw.pages == 0 && choose.one_in(SHARED_KEYS_ONE_IN) {
+        aims::shared_keys(choose, limits, &mut raw);
+    }
     raw
 }
+
+/// Number of cases without a cache among which one has keys that sequences share.
+const SHARED_KEYS_ONE_IN: u32 = 20;
 
 /// Number of cases among which one is in a sequence-parallel region.
 const REGION_ONE_IN: u32 = 20;

@@ -22,8 +22,10 @@
 //! 11. Steps are left out where the problem cannot be made in them.
 //! 12. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
 //!     shared as far as its pages are full, and in no exact mode.
-//! 13. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or
-//!     pages, the plain one.
+//! 13. Later sequences share keys with the first that has any, as many as both have, up to those asked for. None are
+//!     shared in steps, in pages, in an exact mode, and by algorithms that refuse it.
+//! 14. A form becomes the first of its entry that can say the problem; where none can, or where there are steps, pages
+//!     or shared keys, the plain one.
 
 use std::num::NonZeroU32;
 
@@ -31,8 +33,8 @@ use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX}
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
-    Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, Sequence, Sink,
-    Softmax, Steps, TensorRows,
+    Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, Sequence,
+    SharedKeys, Sharing, Sink, Softmax, Steps, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -118,6 +120,7 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     fields.parallel.region = region(raw.region, &fields);
     fields.steps = steps(raw.steps, &fields);
     fields.pages = pages(raw, &fields, limits);
+    fields.sharing = sharing(raw.shared_keys, &fields);
     fields.form = form(raw.form, &fields);
     Draw::Problem(Problem::new(fields).expect("every field was made legal above"))
 }
@@ -165,9 +168,21 @@ fn pages(raw: &RawProblem, fields: &ProblemFields, limits: &Limits) -> Option<Pa
     Some(paged).filter(|paged| paged.elements() <= limits.elements_max)?.pages.clone()
 }
 
-/// Returns the form of the fields: step 13 of the module's text.
+/// Returns the keys that sequences share: step 13 of the module's text.
+fn sharing(asked: u32, fields: &ProblemFields) -> Sharing {
+    let lens: Vec<usize> = fields.sequences.iter().map(|sequence| sequence.kv.len).collect();
+    let Some(with) = lens.iter().position(|len| *len > 0) else { return Sharing::default() };
+    let keys = |sequence: usize| lens[sequence].min(lens[with]).min(asked as usize);
+    let borrows = |sequence: usize| SharedKeys { sequence, with, keys: keys(sequence) };
+    let shared = (with + 1..lens.len()).map(borrows).filter(|shared| shared.keys > 0);
+    let sharing = Sharing(shared.collect());
+    let problem = Problem::new(ProblemFields { sharing: sharing.clone(), ..fields.clone() });
+    if problem.is_ok_and(|problem| broken_rule(&problem).is_none()) { sharing } else { Sharing::default() }
+}
+
+/// Returns the form of the fields: step 14 of the module's text.
 fn form(form: u32, fields: &ProblemFields) -> Form {
-    if !fields.steps.is_empty() || fields.pages.is_some() {
+    if !fields.steps.is_empty() || fields.pages.is_some() || !fields.sharing.is_empty() {
         return Form::CuSeqlens;
     }
     let Some(entry) = form.checked_sub(1) else { return Form::CuSeqlens };
@@ -237,6 +252,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,
+        sharing: Sharing::default(),
     }
 }
 

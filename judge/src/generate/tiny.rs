@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, Sequence, Sink, Softmax, Steps, TensorRows,
+    ProblemFields, Run, Sequence, Sharing, Sink, Softmax, Steps, TensorRows,
 };
 
 /// Largest number of real rows on one side of a sequence.
@@ -67,6 +67,7 @@ fn fields(index: usize) -> ProblemFields {
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,
+        sharing: Sharing::default(),
     }
 }
 

@@ -347,6 +347,7 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
         BuildError::RingStripe { .. } => ParallelRule::RingStripe,
+        BuildError::SharedKeys { .. } => ParallelRule::SharedKeys,
     }
 }
 

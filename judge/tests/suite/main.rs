@@ -30,6 +30,7 @@ mod own_kernel;
 mod pages;
 mod region;
 mod sample;
+mod shared;
 mod shrink;
 mod steps;
 mod strategy;
