@@ -413,6 +413,8 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
+        // Keys that sequences share have been run on no GPU.
+        twin.table.sharing = false;
         match self.attention {
             AttentionKernels::Simple => twin
                 // Where partial results are merged, the steps between all rows decide which kernel does it, and the two
