@@ -395,6 +395,8 @@ fn faults() -> Vec<Fault> {
         f.steps = Steps(vec![1]);
     };
     let borrowing = |f: &mut ProblemFields| {
+        // No exact mode draws shared keys.
+        f.mode = *InputMode::ALL.iter().find(|mode| !mode.is_exact()).expect("a mode");
         f.sharing = Sharing(vec![SharedKeys { sequence: 1, with: 0, keys: 1 }]);
     };
     let in_pages = |f: &mut ProblemFields| f.pages = Some(Pages::in_order(1, [2]).reversed());
