@@ -31,7 +31,7 @@ use std::ops::Range;
 
 use seamproof_oracle::segments::Described;
 use seamproof_oracle::sharding::PlacedRun;
-use seamproof_oracle::{Append, Call, Given, Pages, Pass, Problem, Run, Sequence, TensorName};
+use seamproof_oracle::{Append, Call, Given, Pages, Pass, Problem, Run, Sequence, SharedKeys, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaunch, check, trace};
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
@@ -120,6 +120,7 @@ pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) ->
         calls(problem),
         region(problem),
         paged(problem),
+        shared(problem),
     ];
     let mut text = format!("problem   {}\n", said.concat());
     text += &explainer.layout();
@@ -192,6 +193,17 @@ fn paged(problem: &Problem) -> String {
         .map(|(sequence, pages)| format!("sequence {sequence} in {}", listed(pages, SEQUENCES_SHOWN)));
     let of_sequences = listed(each, SEQUENCES_SHOWN);
     format!("pages     {count} of {size} rows: {of_sequences}\n")
+}
+
+/// Returns the line that says which sequences borrow keys; none where no keys are shared.
+fn shared(problem: &Problem) -> String {
+    if problem.sharing.is_empty() {
+        return String::new();
+    }
+    let each = problem.sharing.0.iter().map(|SharedKeys { sequence, with, keys }| {
+        format!("keys 0..{keys} of sequence {sequence} are those of sequence {with}")
+    });
+    format!("shared    {}; dk and dv are sums\n", listed(each, SEQUENCES_SHOWN))
 }
 
 /// Returns the lines that say what ranks of regions hold; none without a region.

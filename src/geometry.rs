@@ -12,7 +12,7 @@ use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, BordersError, ContextParallel, Dims, Element, Form,
     Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemError, ProblemFields, Run,
-    Sequence, Side, Sink, Softmax, Steps, TensorRows,
+    Sequence, SharedKeys, Sharing, Side, Sink, Softmax, Steps, TensorRows,
 };
 use serde::de::DeserializeOwned;
 
@@ -120,6 +120,9 @@ pub struct Geometry {
     /// Pages of keys and values: rows of a page, pages, and the pages of each sequence; those of a prefix may be shared
     #[arg(long, value_name = "16/5:3.0.4:1")]
     pages: Option<Paging>,
+    /// First keys that a sequence shares with an earlier one: the sequence, the other one, and the keys
+    #[arg(long, value_name = "1:0:16,2:0:16")]
+    share: Option<List<SharedOf>>,
 }
 
 /// Reason why options make no problem.
@@ -195,6 +198,10 @@ struct Dealing(Balance);
 #[derive(Clone, Debug, PartialEq)]
 struct Paging(Pages);
 
+/// Keys that a sequence shares, as in `1:0:16`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SharedOf(SharedKeys);
+
 impl Geometry {
     /// Returns the options that make a problem.
     pub fn of(problem: &Problem) -> Geometry {
@@ -245,6 +252,8 @@ impl Geometry {
             form: Some(problem.form),
             append: (!problem.steps.is_empty()).then(|| List(problem.steps.0.clone())),
             pages: problem.pages.clone().map(Paging),
+            share: (!problem.sharing.is_empty())
+                .then(|| List(problem.sharing.0.iter().copied().map(SharedOf).collect())),
         };
         whole.without_defaults(problem)
     }
@@ -327,6 +336,9 @@ impl Geometry {
             form: self.form.unwrap_or_default(),
             steps: Steps(self.append.as_ref().map(|list| list.0.clone()).unwrap_or_default()),
             pages: self.pages.as_ref().map(|Paging(pages)| pages.clone()),
+            sharing: Sharing(
+                self.share.iter().flat_map(|list| list.0.iter().map(|SharedOf(of)| *of)).collect(),
+            ),
             ..fields
         })?)
     }
@@ -486,6 +498,21 @@ impl FromStr for Window {
     }
 }
 
+impl FromStr for SharedOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SharedOf, String> {
+        let numbers: Vec<&str> = text.split(':').collect();
+        let [sequence, with, keys] = numbers[..] else {
+            return Err(
+                "write a sequence, the one that it shares keys with, and their number, as in 1:0:16".into()
+            );
+        };
+        let (sequence, with, keys) = (number(sequence)?, number(with)?, number(keys)?);
+        Ok(SharedOf(SharedKeys { sequence, with, keys }))
+    }
+}
+
 impl FromStr for Paging {
     type Err = String;
 
@@ -609,6 +636,13 @@ impl Display for Paging {
     }
 }
 
+impl Display for SharedOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SharedKeys { sequence, with, keys } = self.0;
+        write!(f, "{sequence}:{with}:{keys}")
+    }
+}
+
 impl Display for Geometry {
     /// Writes the options as a shell takes them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -642,7 +676,8 @@ impl Display for Geometry {
         f.write_str(if self.forward { " --forward" } else { "" })?;
         option(f, "form", self.form.map(Form::name))?;
         option(f, "append", self.append.as_ref())?;
-        option(f, "pages", self.pages.as_ref())
+        option(f, "pages", self.pages.as_ref())?;
+        option(f, "share", self.share.as_ref())
     }
 }
 
@@ -701,6 +736,7 @@ mod tests {
             ("--lengths 3 --cp ring:4:2", "ring has no parameter; write ring:4"),
             ("--lengths 3 --precision w=f32", "there is no quantity 'w'; known: q, k"),
             ("--lengths 3 --sink many", "unknown variant `many`, expected one of `none`"),
+            ("--lengths 3 --share 1:0", "the one that it shares keys with, and their number, as in 1:0:16"),
             ("--lengths 3 --pages 4", "write the rows of a page, '/' and the pages"),
             ("--lengths 3 --pages 4/2:0.x", "'x' is not a number that fits"),
         ] {
@@ -716,6 +752,7 @@ mod tests {
             ("--lengths 3 --padded 2", "sequences[0].q: len 3 is more than span 2"),
             ("--lengths 1,1 --padded 18446744073709551615,1", "the rows of sequence"),
             ("--lengths 9 --forward --pages 4/2:0.1", "pages: table[0] is too short: it names 2 pages"),
+            ("--lengths 9,9 --share 1:0:10", "sharing: sequence 1 shares 10 keys; use 1 to 9, which both"),
             ("--lengths 9 --documents 5,3", "--documents: border 1 of the documents is 3; use more than 5"),
         ] {
             let error = problem(wrong).expect_err(wrong).to_string();

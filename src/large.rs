@@ -197,7 +197,7 @@ pub fn is_ordinary(problem: &Problem) -> bool {
 pub fn is_pack(problem: &Problem) -> bool {
     let are_rows_together = problem.sequences.iter().all(|both| both.q.step == 1 && both.kv.step == 1);
     let has_rows = problem.rows.q > 0 && problem.rows.kv > 0;
-    let is_one_call = problem.steps.is_empty() && problem.pages.is_none();
+    let is_one_call = problem.steps.is_empty() && problem.pages.is_none() && problem.sharing.is_empty();
     let is_plain = problem.parallel.is_whole() && is_one_call && problem.mask.is_band();
     is_plain && are_rows_together && has_rows && large::is_drawn(problem.mode)
 }

@@ -5,7 +5,8 @@ pub use seamproof_oracle::envelope::{
 };
 pub use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Given, Heads, InputMode, Inputs, Mask, Pages, Pass,
-    Precision, Problem, ProblemFields, Run, Sequence, Side, Sink, Softmax, Steps, TensorRows,
+    Precision, Problem, ProblemFields, Run, Sequence, SharedKeys, Sharing, Side, Sink, Softmax, Steps,
+    TensorRows,
 };
 pub use seamproof_simulator::UNWRITTEN_BITS;
 

@@ -69,6 +69,13 @@ fn describe_with(problem: &Problem, values: &str) -> String {
         let shared = if pages.shared.is_empty() { "" } else { ", some shared" };
         let _ = write!(text, "; in pages of {}{shared}", pages.size);
     }
+    if !problem.sharing.is_empty() {
+        let each = problem.sharing.0.iter().take(SEQUENCES_NAMED_MAX);
+        let each: Vec<String> =
+            each.map(|of| format!("{} of {} in {}", of.keys, of.with, of.sequence)).collect();
+        let more = if problem.sharing.0.len() > each.len() { ", …" } else { "" };
+        let _ = write!(text, "; shared keys ({}{more})", each.join(", "));
+    }
     let pass = if problem.pass == Pass::Backward { "forward and backward" } else { "forward" };
     let _ = write!(text, "; {} {values}; {pass}", problem.precision.q);
     if !problem.scales.is_default() {

@@ -24,7 +24,8 @@
 //! In mode `Sunk` lane 0 of q and k carries the depth of a row's logits and the other lanes are those of `Flat`: see
 //! `Depths`.
 //!
-//! Rows of k and v that lie in one row of a shared page hold the values of the earlier sequence.
+//! Rows of k and v that sequences share, in a page or outside of pages, hold the values of the earlier sequence. Where
+//! they lie in that sequence's rows alone, the rows of the other one are a hole, which is not real.
 //!
 //! Elements of a scaled tensor are numbers of their bare format, drawn as if they had no scale. A scale is another
 //! element's hash, in the row of tensor number + 16, the sequence's id, the number of its rows' block in the sequence,
@@ -289,12 +290,7 @@ pub fn inputs(problem: &Problem) -> Inputs {
         Depths::of(problem).write(problem, &mut q, &mut k);
     }
     let mut v = source(Tensor::V, precision.v).array(problem, Side::Kv, problem.v_shape());
-    for (from, to) in problem.shared_rows() {
-        for tensor in [&mut k, &mut v] {
-            let (from, mut to) = tensor.multi_slice_mut((s![from, .., ..], s![to, .., ..]));
-            to.assign(&from);
-        }
-    }
+    problem.repeat_shared(&mut k, &mut v);
     Inputs {
         q,
         k,
@@ -349,15 +345,17 @@ pub fn real_q_rows(problem: &Problem) -> Vec<bool> {
     real_rows(problem, Side::Q, problem.rows.q)
 }
 
-/// Returns for each row of the key-side tensors whether it holds a real token of a sequence.
+/// Returns for each row of the key-side tensors whether it holds a real token of a sequence. Holes of sequences that
+/// borrow keys do not.
 pub fn real_kv_rows(problem: &Problem) -> Vec<bool> {
     real_rows(problem, Side::Kv, problem.rows.kv)
 }
 
 fn real_rows(problem: &Problem, side: Side, rows: usize) -> Vec<bool> {
     let mut real = vec![false; rows];
-    for row in problem.sequences.iter().flat_map(|sequence| run_of(sequence, side).real_rows()) {
-        real[row] = true;
+    for (index, sequence) in problem.sequences.iter().enumerate() {
+        let hole = if side == Side::Kv { problem.sharing.borrowed(index) } else { 0 };
+        run_of(sequence, side).real_rows().skip(hole).for_each(|row| real[row] = true);
     }
     real
 }

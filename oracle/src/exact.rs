@@ -15,7 +15,8 @@
 //! dsink = −Σ_i exp(sink − lse_i) · D_i
 //! ```
 //!
-//! q, k, v and dout are the inputs' elements, times their scales where they have any: exact products in f64.
+//! q, k, v and dout are the inputs' elements, times their scales where they have any: exact products in f64. dk and dv
+//! of a row that [several sequences share](crate::Sharing) are the sums over these sequences.
 //!
 //! The backward takes `out` and `lse` as given. From the exact ones it computes the gradient. From a subject's own it
 //! computes what that subject's backward should have returned. Sums run in order of position. Nothing is reordered,
@@ -135,6 +136,7 @@ pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients 
             }
         }
     }
+    problem.sum_shared(&mut gradients);
     gradients
 }
 

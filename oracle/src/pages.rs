@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use ndarray::{Array3, Axis};
+use ndarray::{Array3, Axis, s};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ROWS_MAX;
@@ -417,18 +417,29 @@ pub fn runs_of(rows: impl IntoIterator<Item = usize>) -> Vec<Run> {
 }
 
 impl Problem {
-    /// Returns pairs of rows of k and v that lie in one row of the pool, and therefore must be equal: the row of the
-    /// earlier sequence, and that of the one which shares its page.
+    /// Returns pairs of rows of k and v that lie in one row of the pool, or of the tensor, and therefore must be equal:
+    /// the row of the earlier sequence, and that of the one which shares it.
     pub fn shared_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        self.pages.iter().flat_map(move |pages| {
+        let in_pages = self.pages.iter().flat_map(move |pages| {
             pages.shared.iter().flat_map(move |prefix| {
                 let [with, own] = [prefix.with, prefix.sequence].map(|index| self.sequences[index].kv);
                 (0..prefix.pages * pages.size).map(move |position| (with.row(position), own.row(position)))
             })
-        })
+        });
+        in_pages.chain(self.lent_rows())
     }
 
-    /// Whether rows that lie in one row of the pool are equal, bit for bit.
+    /// Repeats shared rows of k and v of the earlier sequence in the rows of the one that shares them.
+    pub fn repeat_shared(&self, k: &mut Array3<f32>, v: &mut Array3<f32>) {
+        for (from, to) in self.shared_rows() {
+            for tensor in [&mut *k, &mut *v] {
+                let (from, mut to) = tensor.multi_slice_mut((s![from, .., ..], s![to, .., ..]));
+                to.assign(&from);
+            }
+        }
+    }
+
+    /// Whether rows that sequences share are equal, bit for bit.
     pub fn shares_equal_rows(&self, inputs: &Inputs) -> bool {
         let equal = |tensor: &Array3<f32>, a: usize, b: usize| {
             let [a, b] = [a, b].map(|row| tensor.index_axis(Axis(0), row));

@@ -11,7 +11,7 @@ use crate::limits::{
 };
 use crate::{
     Balance, ContextParallel, Form, FormError, Format, InputMode, Mask, Pages, PagesError, Precision, Run,
-    RunLayoutError, ScaleValues, Sink, Softmax, Steps, StepsError, TensorName,
+    RunLayoutError, ScaleValues, Sharing, SharingError, Sink, Softmax, Steps, StepsError, TensorName,
 };
 
 /// One sequence: its queries and its keys, of independent lengths.
@@ -129,6 +129,9 @@ pub struct ProblemFields {
     /// The pages in which keys and values lie; absent where they lie as the sequences say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<Pages>,
+    /// The sequences whose first keys are another's.
+    #[serde(default, skip_serializing_if = "Sharing::is_empty")]
+    pub sharing: Sharing,
 }
 
 impl ProblemFields {
@@ -168,18 +171,22 @@ impl ProblemFields {
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,
+            sharing: Sharing::default(),
         }
     }
 
     /// Returns the fields in the plain form where their own form cannot say them, without steps where they cannot be
-    /// made in these, and without pages in which they cannot lie.
+    /// made in these, without pages in which they cannot lie, and without keys that they cannot share.
     pub fn sayable(self) -> ProblemFields {
         let form = if self.form.check(&self).is_ok() { self.form } else { Form::CuSeqlens };
         let fields = ProblemFields { form, ..self };
         let steps = if fields.steps.check(&fields).is_ok() { fields.steps.clone() } else { Steps::default() };
         let fields = ProblemFields { steps, ..fields };
         let pages = fields.pages.as_ref().filter(|pages| pages.check(&fields).is_ok()).cloned();
-        ProblemFields { pages, ..fields }
+        let fields = ProblemFields { pages, ..fields };
+        let sharing =
+            if fields.sharing.check(&fields).is_ok() { fields.sharing.clone() } else { Sharing::default() };
+        ProblemFields { sharing, ..fields }
     }
 
     /// Returns [`ProblemFields::of`] sequences that follow each other (THD), each given by its numbers of queries and
@@ -316,6 +323,12 @@ pub enum ProblemError {
         /// What is in the way.
         error: PagesError,
     },
+    /// Keys that the sequences cannot share.
+    #[error("sharing: {error}")]
+    Sharing {
+        /// What is in the way.
+        error: SharingError,
+    },
 }
 
 /// A valid attention problem. Its fields are read like those of [`ProblemFields`]. To change a problem, edit a copy of
@@ -360,6 +373,7 @@ impl Problem {
         fields.steps.check(&fields).map_err(|error| ProblemError::Steps { error })?;
         let pages = fields.pages.as_ref().map_or(Ok(()), |pages| pages.check(&fields));
         pages.map_err(|error| ProblemError::Pages { error })?;
+        fields.sharing.check(&fields).map_err(|error| ProblemError::Sharing { error })?;
         Ok(Problem(fields))
     }
 
@@ -372,6 +386,13 @@ impl Problem {
         rows: TensorRows,
     ) -> Problem {
         Problem(ProblemFields { sequences, pages, rows, steps: Steps::default(), ..self.0.clone() })
+    }
+
+    /// Returns the problem with an edit that every problem allows.
+    pub(crate) fn edited(&self, edit: impl FnOnce(&mut ProblemFields)) -> Problem {
+        let mut fields = self.0.clone();
+        edit(&mut fields);
+        Problem(fields)
     }
 
     /// Returns the problem as one call, without a cache.

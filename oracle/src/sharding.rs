@@ -11,6 +11,9 @@
 //! | dual-chunk (zigzag) | `2·cp` chunks | chunk r, chunk `2·cp − 1 − r` | `2·cp` |
 //! | striped | stripes of a given length | stripes r, r + cp, r + 2·cp, … | `cp` · that length |
 //!
+//! Rows that a sequence [borrows](crate::Sharing) are dealt with the rest of its span, and no rank holds anything
+//! there.
+//!
 //! The dual-chunk cut is
 //! [TransformerEngine's](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/fused_attn/context_parallel.cu).
 //!
@@ -234,10 +237,30 @@ pub fn whole(problem: &Problem) -> RankLayout {
     };
     let side = |side: Side| SideLayout {
         rows: rows_of(problem, side),
-        runs: problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(placed).collect(),
+        runs: held(
+            problem,
+            side,
+            problem.sequences.iter().map(|both| run_of(both, side)).enumerate().map(placed),
+        ),
     };
     let rank = problem.parallel.ranks.first().copied().unwrap_or(0);
     RankLayout { rank, q: side(Side::Q), kv: side(Side::Kv), statistics: None }
+}
+
+/// Returns the number of positions that a sequence borrows, and holds no rows for.
+fn hole(problem: &Problem, side: Side, sequence: usize) -> usize {
+    if side == Side::Kv { problem.sharing.borrowed(sequence) } else { 0 }
+}
+
+/// Returns placed rows without those that sequences borrow of others.
+pub fn held(problem: &Problem, side: Side, placed: impl Iterator<Item = PlacedRun>) -> Vec<PlacedRun> {
+    let borrows = !problem.sharing.is_empty();
+    placed
+        .filter_map(|placed| match borrows {
+            true => placed.from(hole(problem, side, placed.sequence)),
+            false => Some(placed),
+        })
+        .collect()
 }
 
 /// Checks that a side can be cut over the problem's group.
@@ -301,7 +324,7 @@ fn dealt(problem: &Problem, side: Side) -> Vec<SideLayout> {
     for (sequence, run) in sequences {
         // A sequence without rows may lie anywhere, inside another one too.
         slot += run.offset.saturating_sub(end) / cp;
-        for position in 0..run.span {
+        for position in hole(problem, side, sequence)..run.span {
             let (rank, at) = deal(balance, cp, run.span, position);
             let piece = Piece { start: position, step, span: 1, at };
             let local = Run::packed(slot + at, usize::from(position < run.len), 1);
@@ -349,6 +372,20 @@ impl SideLayout {
 }
 
 impl PlacedRun {
+    /// Returns the rows whose positions are `first` or later; `None` where there are none and some lie before.
+    pub fn from(self, first: usize) -> Option<PlacedRun> {
+        let PlacedRun { sequence, piece, local } = self;
+        let before = first.saturating_sub(piece.start).div_ceil(piece.step.max(1));
+        if before == 0 {
+            return Some(self);
+        }
+        let span = piece.span.checked_sub(before).filter(|span| *span > 0)?;
+        let (start, at) = (piece.start + before * piece.step, piece.at + before);
+        let (offset, len) = (local.row(before), local.len.saturating_sub(before));
+        let piece = Piece { start, span, at, ..piece };
+        Some(PlacedRun { sequence, piece, local: Run { offset, len, span, ..local } })
+    }
+
     fn goes_on_with(&self, one: &PlacedRun) -> bool {
         let PlacedRun { sequence, piece, local } = *self;
         sequence == one.sequence

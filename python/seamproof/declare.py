@@ -98,6 +98,7 @@ def declaration(
     forms: Iterable[str] = ("cu_seqlens",),
     cache: bool = False,
     pages: Sizes | None = None,
+    sharing: bool = False,
     softcap: bool = False,
     sinks: Iterable[str] = ("none",),
     backward: bool = True,
@@ -118,7 +119,8 @@ def declaration(
     leading dimensions, `"lengths"` for a padded batch, and `"pad_between_seqs"` and `"no_pad_between_seqs"` for
     `"cu_seqlens"` with the caller's word for padding. `cache`
     says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `pages` are the
-    sizes of pages in which it takes k and v. `table` adds rows of the table as the protocol names them, or replaces
+    sizes of pages in which it takes k and v. `sharing` says that it takes sequences that share their first keys
+    (`Problem.sharing`). `table` adds rows of the table as the protocol names them, or replaces
     them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
@@ -132,6 +134,7 @@ def declaration(
         "forms": _known(forms, GIVEN, "forms"),
         "cache": cache,
         **_given(pages=_sizes(pages)),
+        **({"sharing": True} if sharing else {}),
         "softcap": softcap,
         "sinks": _known(sinks, SINKS, "sinks"),
         "backward": backward,

@@ -32,6 +32,8 @@ class Side:
     runs: tuple[Run, ...]
     rows: int
     library: Numpy = field(repr=False, compare=False)
+    # First positions of each sequence whose rows are a hole: keys that it borrows. Empty where there are none.
+    holes: tuple[int, ...] = ()
 
     @functools.cached_property
     def lengths(self) -> Any:
@@ -86,9 +88,19 @@ class Side:
 
     def _marked(self, rows_of: Any) -> np.ndarray:
         marked = np.zeros(self.rows, bool)
-        for run in self.runs:
-            marked[rows_of(run)] = True
+        for run, hole in itertools.zip_longest(self.runs, self.holes, fillvalue=0):
+            marked[np.arange(self.rows)[rows_of(run)][hole:]] = True
         return marked
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """A sequence whose first keys and values are those of another one, in whose rows they lie."""
+
+    # Indices of both in `Problem.sequences`.
+    sequence: int
+    lender: int
+    keys: int
 
 
 @dataclass(frozen=True)
@@ -146,6 +158,8 @@ class Problem:
     given: str = "cu_seqlens"
     # The pages in which keys and values lie; `None` where they lie as `kv` says.
     pages: Pages | None = None
+    # The sequences that borrow their first keys of others.
+    sharing: tuple[SharedKeys, ...] = ()
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -156,10 +170,16 @@ class Problem:
         listed = [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
         sequences = in_memory_order(listed)
         mask, softmax = raw["mask"], raw["softmax"]
+        place = [sequences.index(sequence) for sequence in listed]
+        sharing = tuple(
+            SharedKeys(place[of["sequence"]], place[of["with"]], of["keys"]) for of in raw.get("sharing", ())
+        )
+        borrowed = {of.sequence: of.keys for of in sharing}
+        holes = tuple(borrowed.get(at, 0) for at in range(len(sequences))) if sharing else ()
         return cls(
             sequences=sequences,
             q=Side(tuple(sequence.q for sequence in sequences), raw["rows"]["q"], library),
-            kv=Side(tuple(sequence.kv for sequence in sequences), raw["rows"]["kv"], library),
+            kv=Side(tuple(sequence.kv for sequence in sequences), raw["rows"]["kv"], library, holes),
             heads_q=raw["heads"]["q"],
             heads_kv=raw["heads"]["kv"],
             dim_qk=raw["dims"]["qk"],
@@ -181,7 +201,21 @@ class Problem:
             library=library,
             given=raw.get("form", "cu_seqlens"),
             pages=Pages.of(raw.get("pages"), [listed.index(sequence) for sequence in sequences]),
+            sharing=sharing,
         )
+
+    def key_rows(self, sequence: int) -> np.ndarray:
+        """Returns the rows of k and v that hold a sequence's keys: those that it borrows in its lender's rows.
+
+        dk and dv of a row are the sums over all sequences that have it. Rows that a sequence has for borrowed keys are
+        a hole: they hold what padding holds, and nothing is written there.
+        """
+        every = np.arange(self.kv.rows)
+        rows = every[self.kv.runs[sequence].real_rows()].copy()
+        for of in self.sharing:
+            if of.sequence == sequence:
+                rows[: of.keys] = every[self.kv.runs[of.lender].real_rows()][: of.keys]
+        return rows
 
     @functools.cached_property
     def block_table(self) -> Any:

@@ -250,6 +250,8 @@ def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]
 
 
 def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator[str]:
+    if finding.problem.sharing:
+        raise source.NoSource("sequences share keys, which a script's own right answer does not know")
     yield _title(subject, finding)
     future, text = _without_future(kernel.text)
     yield from future

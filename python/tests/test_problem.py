@@ -97,6 +97,26 @@ def test_pages_are_a_pool_and_a_block_table():
     assert (empty.block_table.tolist(), empty.pages.count) == ([[0]], 1)
 
 
+def test_borrowed_keys_lie_with_their_lender():
+    raw = problem([(3, 5), (2, 4), (1, 3)], padding=1)
+    raw["sharing"] = [{"sequence": 1, "with": 0, "keys": 2}, {"sequence": 2, "with": 0, "keys": 3}]
+    p = Problem.from_json(raw)
+    assert [p.key_rows(at).tolist() for at in range(3)] == [[0, 1, 2, 3, 4], [0, 1, 8, 9], [0, 1, 2]]
+    # A hole is no row of its sequence: 6, 7 and 11 to 13.
+    foreign = [6, 7, 11, 12, 13]
+    assert np.flatnonzero(~p.kv.owned()).tolist() == foreign
+    assert not p.kv.real()[foreign].any() and p.q.owned().all()
+    # Sequences are sorted by their rows, and what they share with them.
+    raw["sequences"] = [raw["sequences"][0], raw["sequences"][2], raw["sequences"][1]]
+    raw["sharing"] = [{"sequence": 1, "with": 0, "keys": 3}, {"sequence": 2, "with": 0, "keys": 2}]
+    assert [Problem.from_json(raw).key_rows(at).tolist() for at in range(3)] == [
+        [0, 1, 2, 3, 4],
+        [0, 1, 8, 9],
+        [0, 1, 2],
+    ]
+    assert Problem.from_json(problem([(1, 2), (2, 2)])).key_rows(1).tolist() == [2, 3]
+
+
 def test_rows_that_offsets_cannot_say():
     raw = problem([(2, 2), (2, 2)])
     for run, offset in zip((s["q"] for s in raw["sequences"]), (0, 1), strict=True):

@@ -176,10 +176,11 @@ pub enum CallError {
 }
 
 impl AttentionCall {
-    /// Returns the whole problem as one launch on one rank. Keys in pages are read where the table says.
+    /// Returns the whole problem as one launch on one rank. Keys in pages are read where the table says, and keys that
+    /// a sequence borrows in the rows of their lender.
     pub fn whole(problem: &Problem) -> AttentionCall {
         match &problem.pages {
-            None => launch(problem, |kv| kv, |_, run| vec![run]),
+            None => launch(problem, |kv| kv, |sequence, run| lent(problem, sequence, run)),
             Some(pages) => {
                 AttentionCall::through(problem, |sequence, position| pages.row(sequence, position))
             }
@@ -225,6 +226,21 @@ impl AttentionCall {
         }
         Ok(())
     }
+}
+
+/// Returns the rows in which a part of a sequence's keys lies: first those that it borrows, in the lender's rows.
+fn lent(problem: &Problem, sequence: usize, run: Run) -> Vec<Run> {
+    let own = problem.sequences[sequence].kv;
+    let Some(shared) = problem.sharing.of(sequence) else { return vec![run] };
+    let start = (run.offset - own.offset) / own.step;
+    let borrowed = shared.keys.saturating_sub(start).min(run.len);
+    if borrowed == 0 {
+        return vec![run];
+    }
+    let mut rest = part(run, &(borrowed..run.len));
+    pad(&mut rest, run, run.len);
+    let lent = part(problem.sequences[shared.with].kv, &(start..start + borrowed));
+    [lent, rest].into_iter().filter(|run| run.span > 0).collect()
 }
 
 /// Returns the whole problem as one launch. The keys of each sequence are the run that `keys` makes of its own, and a

@@ -11,7 +11,9 @@ use seamproof_judge::generate::{RawProblem, RawSequence};
 use seamproof_oracle::BORDERS_MAX;
 
 /// First byte of a value.
-pub const VALUE_VERSION: u8 = 7;
+pub const VALUE_VERSION: u8 = 8;
+/// First byte of a value from before sequences could share keys.
+const WITHOUT_SHARED_KEYS: u8 = 7;
 /// First byte of a value from before its mask had sink tokens.
 const WITHOUT_SINK_TOKENS: u8 = 6;
 /// First byte of a value from before it had pages and a region.
@@ -44,14 +46,15 @@ pub fn from_bytes(bytes: &[u8]) -> Option<RawProblem> {
     let (&version, body) = bytes.split_first()?;
     let body = match version {
         VALUE_VERSION => body.to_vec(),
-        // No sink tokens, no region, no pages, no steps, the layout of the queries, no borders, no chunks, no prefix
-        // and the plain form are numbers 0.
-        WITHOUT_SINK_TOKENS => [body, &[0; 1]].concat(),
-        WITHOUT_PAGES => [body, &[0; 6]].concat(),
-        WITHOUT_STEPS => [body, &[0; 7]].concat(),
-        WITHOUT_KV_LAYOUT => [body, &[0; 8]].concat(),
-        WITHOUT_BLOCKS => [body, &[0; 11]].concat(),
-        WITHOUT_FORM => [body, &[0; 12]].concat(),
+        // No shared keys, no sink tokens, no region, no pages, no steps, the layout of the queries, no borders, no
+        // chunks, no prefix and the plain form are numbers 0.
+        WITHOUT_SHARED_KEYS => [body, &[0; 1]].concat(),
+        WITHOUT_SINK_TOKENS => [body, &[0; 2]].concat(),
+        WITHOUT_PAGES => [body, &[0; 7]].concat(),
+        WITHOUT_STEPS => [body, &[0; 8]].concat(),
+        WITHOUT_KV_LAYOUT => [body, &[0; 9]].concat(),
+        WITHOUT_BLOCKS => [body, &[0; 12]].concat(),
+        WITHOUT_FORM => [body, &[0; 13]].concat(),
         _ => return None,
     };
     let (raw, rest): (RawProblem, &[u8]) = postcard::take_from_bytes(&body).ok()?;
@@ -188,6 +191,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         shared_pages,
         region,
         sink_tokens,
+        shared_keys,
     } = raw;
     let mut numbers = vec![
         layout,
@@ -230,6 +234,7 @@ fn numbers(raw: &mut RawProblem) -> Vec<&mut u32> {
         shared_pages,
         region,
         sink_tokens,
+        shared_keys,
     ];
     numbers.extend(borders);
     numbers
@@ -255,18 +260,20 @@ mod tests {
     #[test]
     fn values_from_before_a_number_was_added_read_back() {
         let raw = draw_raw(9, 3, &Limits::quick());
-        let blocks = RawProblem { borders: Vec::new(), chunk: 0, prefix: 0, sink_tokens: 0, ..raw };
+        let blocks =
+            RawProblem { borders: Vec::new(), chunk: 0, prefix: 0, sink_tokens: 0, shared_keys: 0, ..raw };
         let pages =
             RawProblem { pages: 0, page_order: 0, free_pages: 0, shared_pages: 0, region: 0, ..blocks };
         let raw = RawProblem { form: 0, kv_layout: 0, steps: 0, ..pages };
         let bytes = to_bytes(&raw);
         for (missing, version) in [
-            (1, WITHOUT_SINK_TOKENS),
-            (6, WITHOUT_PAGES),
-            (7, WITHOUT_STEPS),
-            (8, WITHOUT_KV_LAYOUT),
-            (11, WITHOUT_BLOCKS),
-            (12, WITHOUT_FORM),
+            (1, WITHOUT_SHARED_KEYS),
+            (2, WITHOUT_SINK_TOKENS),
+            (7, WITHOUT_PAGES),
+            (8, WITHOUT_STEPS),
+            (9, WITHOUT_KV_LAYOUT),
+            (12, WITHOUT_BLOCKS),
+            (13, WITHOUT_FORM),
         ] {
             let old = [&[version], &bytes[1..bytes.len() - missing]].concat();
             assert_eq!(from_bytes(&old), Some(raw.clone()), "version {version}");

@@ -10,7 +10,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::{
     ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem, ProblemFields,
-    ScaleValues, Scaling, Sequence, Softmax, Steps, TensorRows,
+    ScaleValues, Scaling, Sequence, Sharing, Softmax, Steps, TensorRows,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -251,6 +251,7 @@ impl From<RecordedProblem> for ProblemFields {
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,
+            sharing: Sharing::default(),
         }
     }
 }

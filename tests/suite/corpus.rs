@@ -142,6 +142,7 @@ const OTHERS: &[&str] = &[
     "te-golden-empty-middle",
     "te-golden-four-sequences",
     "transformers-46634-documents-ring",
+    "unsloth-zoo-868-answers-to-one-prompt",
     "vllm-42494-pages-of-a-cache",
     "vllm-gaudi-1797-prefix",
     "vllm-gaudi-1797-prefix-all-to-all",

@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 125] = [
+const OF_PROBLEMS: [Class; 128] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [127, 127, 127], |p| p.sequences.len() == 1),
@@ -195,6 +195,12 @@ const OF_PROBLEMS: [Class; 125] = [
     class("in pages, some of them shared", [7, 6, 9], |p| {
         p.pages.as_ref().is_some_and(|pages| !pages.shared.is_empty())
     }),
+    // Keys that sequences share outside of pages.
+    class("keys shared by sequences", [30, 30, 30], |p| !p.sharing.is_empty()),
+    class("keys shared by sequences, over ranks", [10, 10, 10], |p| {
+        !p.sharing.is_empty() && p.parallel.size() > 1
+    }),
+    class("keys shared by three sequences", [10, 10, 10], |p| p.sharing.0.len() > 1),
     // Masks.
     class("full mask", [261, 259, 259], |p| p.mask.is_band() && unbounded(p.mask) == (true, true)),
     class("causal top-left", [154, 154, 156], |p| causal(p, Alignment::TopLeft)),

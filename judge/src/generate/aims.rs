@@ -5,7 +5,7 @@
 use super::choices::Choices;
 use super::fixup::MODES;
 use super::{Limits, RawProblem, RawSequence};
-use seamproof_oracle::InputMode;
+use seamproof_oracle::{Algorithm, InputMode};
 
 /// Number of cases among which one is aimed.
 const AIMED_ONE_IN: u32 = 8;
@@ -126,6 +126,34 @@ pub(super) fn cache(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut Raw
 
 /// Largest number of sequences that are made in steps.
 const CACHES_MAX: usize = 16;
+
+/// Sequences that follow one prefix, whose keys they share, on one rank or in an all-gather. Half of them are causal
+/// from the bottom-right corner, with the prefix in front of their own tokens, as answers to one prompt are.
+pub(super) fn shared_keys(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    (raw.exact, raw.form, raw.region) = (0, 0, 0);
+    raw.algorithm = if choose.one_in(2) { 0 } else { Algorithm::AllGather.number() as u32 };
+    let one = raw.sequences.first().copied().unwrap_or_default();
+    raw.sequences.truncate(SHARING_MAX);
+    raw.sequences.resize(raw.sequences.len().max(2 + choose.below(2) as usize), one);
+    let longest = limits.length_max.max(2);
+    let prefix = 1 + choose.below(SHARED_MAX.min(longest - 1));
+    raw.shared_keys = prefix;
+    let answers = choose.one_in(2);
+    for sequence in &mut raw.sequences {
+        if answers {
+            let tokens = sequence.q_len.clamp(1, longest - prefix);
+            (sequence.q_len, sequence.kv_len) = (tokens, prefix + tokens);
+        }
+        sequence.kv_len = sequence.kv_len.max(1);
+    }
+    if answers {
+        (raw.right, raw.bottom_right) = (1, 1);
+    }
+}
+
+/// Largest number of sequences that share keys, and of keys that they share.
+const SHARING_MAX: usize = 8;
+const SHARED_MAX: u32 = 40;
 
 /// Ranks of a region.
 const REGIONS: [u32; 4] = [2, 2, 3, 4];

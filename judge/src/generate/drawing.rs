@@ -98,6 +98,9 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if raw.form == 0 && choose.one_in(BATCHED_ONE_IN) {
         raw.form = entry_of(Form::BatchedSegments);
     }
+    if raw.steps == 0 && raw.pages == 0 && choose.one_in(SHARED_KEYS_ONE_IN) {
+        aims::shared_keys(choose, limits, &mut raw);
+    }
     raw
 }
 
@@ -108,6 +111,8 @@ const BATCHED_ONE_IN: u32 = 8;
 fn entry_of(form: Form) -> u32 {
     FORMS.iter().position(|forms| forms[0] == form).map_or(0, |index| index as u32 + 1)
 }
+/// Number of cases without a cache among which one has keys that sequences share.
+const SHARED_KEYS_ONE_IN: u32 = 20;
 
 /// Number of cases among which one is in a sequence-parallel region.
 const REGION_ONE_IN: u32 = 20;

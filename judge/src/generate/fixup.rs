@@ -21,8 +21,11 @@
 //! 11. Steps are left out where the problem cannot be made in them.
 //! 12. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
 //!     shared as far as its pages are full, and in no exact mode.
-//! 13. A form becomes the first of its entry that can say the problem; where none can, or where there are steps or
-//!     pages, the plain one. For batched ids the sequences get a batch row each, unless that makes the case too large.
+//! 13. Later sequences share keys with the first that has any, as many as both have, up to those asked for. None are
+//!     shared in steps, in pages, in an exact mode, and by algorithms that refuse it.
+//! 14. A form becomes the first of its entry that can say the problem; where none can, or where there are steps, pages
+//!     or shared keys, the plain one. For batched ids the sequences get a batch row each, unless that makes the case too
+//!     large.
 
 use std::num::NonZeroU32;
 
@@ -31,7 +34,7 @@ use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
     Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, ScaleValues,
-    Sequence, Sink, Softmax, Steps, TensorRows,
+    Sequence, SharedKeys, Sharing, Sink, Softmax, Steps, TensorRows,
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
@@ -120,6 +123,7 @@ pub fn fixup(raw: &RawProblem, limits: &Limits) -> Draw {
     fields.parallel.region = region(raw.region, &fields);
     fields.steps = steps(raw.steps, &fields);
     fields.pages = pages(raw, &fields, limits);
+    fields.sharing = sharing(raw.shared_keys, &fields);
     // A contradiction that was planted stays.
     if fields.form.is_plain() {
         fields = in_form(raw.form, fields, limits);
@@ -170,9 +174,21 @@ fn pages(raw: &RawProblem, fields: &ProblemFields, limits: &Limits) -> Option<Pa
     Some(paged).filter(|paged| paged.elements() <= limits.elements_max)?.pages.clone()
 }
 
-/// Returns the fields in their form: step 13 of the module's text.
+/// Returns the keys that sequences share: step 13 of the module's text.
+fn sharing(asked: u32, fields: &ProblemFields) -> Sharing {
+    let lens: Vec<usize> = fields.sequences.iter().map(|sequence| sequence.kv.len).collect();
+    let Some(with) = lens.iter().position(|len| *len > 0) else { return Sharing::default() };
+    let keys = |sequence: usize| lens[sequence].min(lens[with]).min(asked as usize);
+    let borrows = |sequence: usize| SharedKeys { sequence, with, keys: keys(sequence) };
+    let shared = (with + 1..lens.len()).map(borrows).filter(|shared| shared.keys > 0);
+    let sharing = Sharing(shared.collect());
+    let problem = Problem::new(ProblemFields { sharing: sharing.clone(), ..fields.clone() });
+    if problem.is_ok_and(|problem| broken_rule(&problem).is_none()) { sharing } else { Sharing::default() }
+}
+
+/// Returns the fields in their form: step 14 of the module's text.
 fn in_form(form: u32, fields: ProblemFields, limits: &Limits) -> ProblemFields {
-    let is_plain = !fields.steps.is_empty() || fields.pages.is_some();
+    let is_plain = !fields.steps.is_empty() || fields.pages.is_some() || !fields.sharing.is_empty();
     let Some(entry) = form.checked_sub(1).filter(|_| !is_plain) else { return fields };
     let forms = wrapped(&FORMS, entry);
     if *forms == [Form::BatchedSegments] {
@@ -255,6 +271,7 @@ fn legal_fields(raw: &RawProblem, limits: &Limits) -> ProblemFields {
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,
+        sharing: Sharing::default(),
     }
 }
 

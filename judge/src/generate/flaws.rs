@@ -5,9 +5,9 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Dims, Element, Form, FormError, Format, Heads, Pages, PagesError,
-    Pass, Problem, ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence, Side, Steps,
-    StepsError, TensorRows,
+    Algorithm, Balance, ContextParallel, Dims, Element, Form, FormError, Format, Heads, InputMode, Pages,
+    PagesError, Pass, Problem, ProblemError, ProblemFields, Run, RunLayoutError, Scaling, Sequence,
+    SharedKeys, Sharing, SharingError, Side, Steps, StepsError, TensorRows,
 };
 
 use crate::subject::Needs;
@@ -63,7 +63,7 @@ pub(super) const UNSUPPORTED: [Unsupport; 10] = [
 
 /// Table of rules to break. Its order is a format: entries are added at the end and never removed. A count of
 /// sequences above the bound is left out, because it would need a hundred thousand of them.
-pub(super) const MALFORMED: [(&str, Break); 15] = [
+pub(super) const MALFORMED: [(&str, Break); 16] = [
     ("OutOfRange", count_out_of_range),
     ("OutOfRange", parallel_out_of_range),
     ("HeadsNotDivisible", heads_not_divisible),
@@ -79,6 +79,7 @@ pub(super) const MALFORMED: [(&str, Break); 15] = [
     ("Form", form_without_room),
     ("Steps", steps_without_cache),
     ("Pages", pages_not_there),
+    ("Sharing", keys_not_there),
 ];
 
 fn element(fields: &mut ProblemFields, which: usize) -> &mut Element {
@@ -433,4 +434,20 @@ fn pages_not_there(fields: &mut ProblemFields, detail: usize) -> ProblemError {
     };
     fields.pages = Some(pages);
     ProblemError::Pages { error }
+}
+
+/// Asks for shared keys that one of the two sequences does not have, with a later sequence, or of one that borrows.
+fn keys_not_there(fields: &mut ProblemFields, detail: usize) -> ProblemError {
+    let keys = 1 + detail / 3 % 5;
+    let packed = ProblemFields::packed(&[(1, keys), (1, keys + 1), (1, keys)], 8);
+    (fields.sequences, fields.rows) = (packed.sequences, packed.rows);
+    (fields.parallel, fields.mode) = (ContextParallel::single(), InputMode::Flat);
+    let shares = |sequence, with, keys| SharedKeys { sequence, with, keys };
+    let (shared, error) = match detail % 3 {
+        0 => (vec![shares(1, 0, keys + 1)], SharingError::Keys { sequence: 1, keys: keys + 1, most: keys }),
+        1 => (vec![shares(1, 1, keys)], SharingError::Order { sequence: 1, with: 1 }),
+        _ => (vec![shares(1, 0, 1), shares(2, 1, 1)], SharingError::Lender { sequence: 2, with: 1 }),
+    };
+    fields.sharing = Sharing(shared);
+    ProblemError::Sharing { error }
 }

@@ -132,6 +132,9 @@ pub struct RawProblem {
     /// Number of sink tokens.
     #[serde(default)]
     pub sink_tokens: u32,
+    /// Number of first keys that later sequences share with the first one that has keys, where they can; 0 for none.
+    #[serde(default)]
+    pub shared_keys: u32,
 }
 
 impl RawProblem {

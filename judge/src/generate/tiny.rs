@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{
     Alignment, ContextParallel, Dims, Form, Format, Heads, InputMode, Mask, Pass, Precision, Problem,
-    ProblemFields, Run, ScaleValues, Sequence, Sink, Softmax, Steps, TensorRows,
+    ProblemFields, Run, ScaleValues, Sequence, Sharing, Sink, Softmax, Steps, TensorRows,
 };
 
 /// Largest number of real rows on one side of a sequence.
@@ -68,6 +68,7 @@ fn fields(index: usize) -> ProblemFields {
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,
+        sharing: Sharing::default(),
     }
 }
 

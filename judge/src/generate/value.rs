@@ -47,6 +47,7 @@ pub fn value_of(problem: &Problem) -> RawProblem {
     raw.form = form.map_or(0, |index| index as u32 + 1);
     raw.steps = steps(problem);
     pages(problem, &mut raw);
+    raw.shared_keys = problem.sharing.0.iter().map(|shared| shared.keys).max().unwrap_or(0) as u32;
     parallel(problem, &mut raw);
     raw
 }

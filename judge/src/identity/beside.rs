@@ -22,6 +22,10 @@ pub(super) fn beside(evidence: &Evidence<'_>) -> Option<Look> {
         let gradients = both.iter().all(|promises| promises.deterministic_backward);
         return Some(twin.agrees(&theirs, relation, &same(&results_of(gradients))));
     }
+    // The bounds of gradients are those of one sequence.
+    if !problem.sharing.is_empty() {
+        return None;
+    }
     let what = [
         "further from the other subject's result than the roundings of both explain",
         "further from the other subject's gradient than the errors of both explain",

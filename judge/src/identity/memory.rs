@@ -1,6 +1,6 @@
 //! The law of a kernel's memory: it grows no faster than the tokens do.
 
-use seamproof_oracle::{Form, InputMode, Problem, ProblemFields, Steps};
+use seamproof_oracle::{Form, InputMode, Problem, ProblemFields, Sharing, Steps};
 
 use super::asked::broken;
 use crate::finding::Relation;
@@ -52,6 +52,7 @@ fn probe(problem: &Problem, tokens: usize) -> Option<Problem> {
         form: Form::CuSeqlens,
         steps: Steps::default(),
         pages: None,
+        sharing: Sharing::default(),
         ..problem.clone().into()
     };
     Problem::new(fields).ok()

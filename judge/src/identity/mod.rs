@@ -10,6 +10,8 @@
 //! A twin that the subject's table refuses is fitted where the relation survives that: where only rows move. Otherwise
 //! the identity is not asked, and counted ([`Margin::not_asked`]).
 //!
+//! Where sequences [share keys](seamproof_oracle::Sharing), only identities that keep all sequences are asked.
+//!
 //! The data seed of a case alone decides which identities it meets, so that a finding keeps its identity while the
 //! geometry shrinks. Those without a second run are always asked. Scoring asks all identities, and so does a case
 //! that is too large for the oracle.
@@ -228,7 +230,9 @@ pub(crate) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         asked.extend(weighed.then(|| identity(Relation::Memory)));
     }
     let known = &evidence.judge.identities;
+    let shares = !evidence.problem.sharing.is_empty();
     let asked = asked.into_iter().filter(|identity| known.contains(&identity.relation));
+    let asked = asked.filter(|identity| !shares || identity.holds_of_shared_keys());
     for identity in asked.filter(|identity| (identity.needs)(&promises)) {
         evidence.told.outside.set(false);
         match identity.answer(evidence) {
@@ -241,6 +245,28 @@ pub(crate) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
 }
 
 impl Identity {
+    /// Whether the relation holds where sequences share keys. Their dk and dv depend on other sequences, so it must
+    /// keep all sequences, and sum no gradients of one.
+    fn holds_of_shared_keys(&self) -> bool {
+        use Relation::{
+            Beside, HeadOrder, LinearInDout, LinearInV, MaskForm, Negation, Rerun, ScaleFolding, UnitValues,
+            WideWindow,
+        };
+        matches!(
+            self.relation,
+            Beside
+                | HeadOrder
+                | LinearInDout
+                | LinearInV
+                | MaskForm
+                | Negation
+                | Rerun
+                | ScaleFolding
+                | UnitValues
+                | WideWindow
+        )
+    }
+
     /// Whether few subjects can be asked, which would leave the draws of all others empty.
     pub fn stands_apart(&self) -> bool {
         matches!(self.relation, Relation::Beside | Relation::Memory)

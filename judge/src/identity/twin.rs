@@ -106,7 +106,7 @@ pub(super) struct Twin {
 
 impl Twin {
     /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it. Its
-    /// sequences keep their pages, unless the fields have none.
+    /// sequences keep their pages and the keys that they share, unless the fields have none.
     pub(super) fn new(
         evidence: &Evidence<'_>,
         mut fields: ProblemFields,
@@ -114,6 +114,7 @@ impl Twin {
     ) -> Option<Twin> {
         let paged = fields.pages.take();
         fields.pages = paged.map(|pages| pages.fitted(&evidence.problem.sequences, &fields));
+        fields.sharing = fields.sharing.fitted(&evidence.problem.sequences, &fields.sequences);
         let problem = inside(evidence, Problem::new(fields.sayable()).ok()?)?;
         if problem.elements() > evidence.judge.elements_max {
             return None;
@@ -140,11 +141,13 @@ impl Twin {
     pub(super) fn answer(&self, evidence: &Evidence<'_>, relation: Relation) -> Result<RankOutputs, Look> {
         let wrong =
             |what: String| Look::from(Some(broken(relation, None, format!("in the second run: {what}"))));
-        let [fill, _] = fills(evidence.backend, &self.problem);
-        let inputs = evidence.making(|| poisoned(&self.inputs, &self.problem, fill));
-        // Sequences with other values of their own share no page.
-        let apart = (!self.problem.shares_equal_rows(&inputs)).then(|| self.problem.without_pages());
-        let outputs = match evidence.run(apart.as_ref().unwrap_or(&self.problem), &inputs) {
+        // Sequences with other values of their own share no page, and no keys.
+        let apart = !self.problem.shares_equal_rows(&self.inputs);
+        let apart = apart.then(|| self.problem.without_pages().unshared());
+        let problem = apart.as_ref().unwrap_or(&self.problem);
+        let [fill, _] = fills(evidence.backend, problem);
+        let inputs = evidence.making(|| poisoned(&self.inputs, problem, fill));
+        let outputs = match evidence.run(problem, &inputs) {
             Ok(outputs) => outputs,
             Err(RunError::Infrastructure(what)) => return Err(Look::Failed(what)),
             Err(error @ RunError::OutOfMemory(_)) => return Err(Look::Failed(error.to_string())),
@@ -157,11 +160,11 @@ impl Twin {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let judge = evidence.judge;
-        let layouts = (judge.layouts)(&self.problem).map_err(|error| Look::Failed(error.to_string()))?;
-        if let Some(finding) = (judge.structure)(evidence.backend, &self.problem, &layouts, &outputs) {
+        let layouts = (judge.layouts)(problem).map_err(|error| Look::Failed(error.to_string()))?;
+        if let Some(finding) = (judge.structure)(evidence.backend, problem, &layouts, &outputs) {
             return Err(wrong(finding.to_string()));
         }
-        (judge.assemble)(&self.problem, &layouts, outputs.ranks).map_err(|finding| wrong(finding.to_string()))
+        (judge.assemble)(problem, &layouts, outputs.ranks).map_err(|finding| wrong(finding.to_string()))
     }
 
     /// Asks the subject, and compares its answer with the claims on every row.

@@ -10,7 +10,7 @@
 //! LSE of every query would be needed. Where its D may be `Σ P·dP`, all keys of every query would tell it. For dk and
 //! dsink it is then known to be near `Σ dout·out` of the out that was returned, as far as norms of the inputs bound the
 //! errors of out, of the LSE and of that sum ([`deltas_apart`]). max_logit is not examined, because it is that of all
-//! queries.
+//! queries, nor are dk and dv of keys that sequences share, because they are sums over these.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use seamproof_oracle::blocked::{self, Answer, SomeRows, Wanted};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
     ContextParallel, Form, ForwardResults, Mask, Problem, ProblemError, ProblemFields, Run, SavedErrors,
-    SavedOut, SavedViews, Sequence, Side, Steps, TensorRows,
+    SavedOut, SavedViews, Sequence, Sharing, Side, Steps, TensorRows,
 };
 
 use super::bounds::{self, Comparison};
@@ -58,10 +58,12 @@ impl<'a> Sample<'a> {
         let Evidence { backend, problem, .. } = *evidence;
         let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
         let parts = |side: Side| {
-            Part::all(match &evidence.judge.sampled {
+            let mut rows = match &evidence.judge.sampled {
                 Some(sampled) => sampled.rows(problem, side),
                 None => drawn(problem, side),
-            })
+            };
+            rows.retain(|[sequence, key]| side == Side::Q || *key >= problem.sharing.common(*sequence));
+            Part::all(rows)
         };
         Sample { evidence, model, queries: parts(Side::Q), keys: parts(Side::Kv), lse: OnceCell::new() }
     }
@@ -261,6 +263,7 @@ impl Frame {
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,
+            sharing: Sharing::default(),
             mode,
             data_seed,
             pass,

@@ -12,7 +12,7 @@ use std::ops::Range;
 use seamproof_oracle::{
     Algorithm, Alignment, BORDERS_MAX, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form,
     Format, Heads, InputMode, Mask, PAGE_SIZE_MAX, Pages, Pass, Precision, Problem, ProblemFields,
-    ScaleValues, Scaling, Sink, Softmax, Steps,
+    ScaleValues, Scaling, Sharing, Sink, Softmax, Steps,
 };
 
 use super::shape::{Arrangement, Layout};
@@ -47,6 +47,7 @@ pub(super) const PASSES: &[ShrinkPass] = &[
     ShrinkPass { name: "form", step: form },
     ShrinkPass { name: "steps", step: steps },
     ShrinkPass { name: "pages", step: pages },
+    ShrinkPass { name: "sharing", step: sharing },
     ShrinkPass { name: "layout", step: layout },
     ShrinkPass { name: "heads", step: heads },
     ShrinkPass { name: "dims", step: dims },
@@ -110,6 +111,7 @@ fn edit(best: &Problem, change: impl FnOnce(&mut ProblemFields)) -> Proposal {
     let mut fields = ProblemFields::from(best.clone());
     change(&mut fields);
     keep_pages(best, &mut fields);
+    keep_sharing(best, &mut fields);
     Proposal::Try(Box::new(fields))
 }
 
@@ -119,6 +121,16 @@ fn keep_pages(best: &Problem, fields: &mut ProblemFields) {
     let Some(pages) = fields.pages.take() else { return };
     let fits = fields.sequences == best.sequences && pages.check(fields).is_ok();
     fields.pages = Some(if fits { pages } else { pages.fitted(&best.sequences, fields) });
+}
+
+/// Keeps the keys that sequences of the best problem share, as far as other fields can.
+fn keep_sharing(best: &Problem, fields: &mut ProblemFields) {
+    if fields.sequences != best.sequences {
+        fields.sharing = fields.sharing.fitted(&best.sequences, &fields.sequences);
+    }
+    if fields.sharing.check(fields).is_err() {
+        fields.sharing = Sharing::default();
+    }
 }
 
 fn reshape(best: &Problem, change: impl FnOnce(&mut Arrangement)) -> Proposal {
@@ -165,6 +177,7 @@ fn plain_features(fields: &mut ProblemFields) {
     fields.form = Form::CuSeqlens;
     fields.steps = Steps::default();
     fields.pages = None;
+    fields.sharing = Sharing::default();
     fields.mask = Mask::FULL;
     fields.softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
     fields.parallel = ContextParallel::single();
@@ -331,6 +344,21 @@ fn pages(best: &Problem, cursor: usize) -> Proposal {
         },
     };
     edit(best, |fields| fields.pages = Some(simpler))
+}
+
+/// Gives all sequences keys of their own, then one of them; then shares fewer keys.
+fn sharing(best: &Problem, cursor: usize) -> Proposal {
+    let count = best.sharing.0.len();
+    if count == 0 {
+        return Proposal::Over;
+    }
+    let Some(cursor) = cursor.checked_sub(1) else { return edit(best, |fields| fields.sharing.0.clear()) };
+    let Some([index, slot]) = digits(cursor, [count, SLOTS]) else { return Proposal::Over };
+    let Some(keys) = lowered(best.sharing.0[index].keys, slot) else { return Proposal::Skip };
+    edit(best, |fields| match keys {
+        0 => drop(fields.sharing.0.remove(index)),
+        _ => fields.sharing.0[index].keys = keys,
+    })
 }
 
 /// Makes pages as small as `size`. Each sequence keeps its pages with one key in the last, and no more queries than

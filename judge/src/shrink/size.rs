@@ -30,6 +30,8 @@ pub struct Size {
     /// Pages: 1 for any, shared prefixes, rows by which a page is smaller than the largest, number of pages, places of
     /// the table that are not the pages in order.
     pub pages: [u64; 5],
+    /// Sequences that borrow keys of others, and the sum of these keys.
+    pub sharing: [u64; 2],
     /// Number of query heads, number of KV heads.
     pub heads: [u64; 2],
     /// Head dimensions of qk and v: their sum, their difference.
@@ -63,6 +65,8 @@ pub fn size(problem: &Problem) -> Size {
         form: position(&Form::ALL, &problem.form),
         steps: steps(&problem.steps),
         pages: problem.pages.as_ref().map_or([0; 5], pages),
+        sharing: [problem.sharing.0.len(), problem.sharing.0.iter().map(|shared| shared.keys).sum()]
+            .map(|n| n as u64),
         heads: [problem.heads.q as u64, problem.heads.kv as u64],
         dims: [(problem.dims.qk + problem.dims.v) as u64, problem.dims.qk.abs_diff(problem.dims.v) as u64],
         region: problem.parallel.region as u64,

@@ -27,6 +27,9 @@ impl Backend for Ideal<'_> {
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         inputs.check(problem).map_err(|error| RunError::Infrastructure(error.to_string()))?;
+        let mut inputs = inputs.clone();
+        problem.repeat_shared(&mut inputs.k, &mut inputs.v);
+        let inputs = &inputs;
         let exact = blocked::forward(problem, inputs, None).exact;
         let returned = self.declaration().table.statistics;
         let rank = RankOutputs {

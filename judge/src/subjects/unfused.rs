@@ -45,6 +45,7 @@ impl Backend for Unfused {
         table.forms = vec![Form::CuSeqlens];
         table.cache = false;
         table.pages = None;
+        table.sharing = false;
         // The gradient of a sink is a sum over all calls.
         table.sinks = vec![Sink::None, Sink::OffByOne];
         Declaration { promises: Promises { linear_memory: true, ..declaration.promises }, ..declaration }

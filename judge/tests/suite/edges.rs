@@ -110,7 +110,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 41] = [
+const EDGES: [Edge; 42] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -200,6 +200,7 @@ const EDGES: [Edge; 41] = [
         |t| t.pages = Some(Sizes::new([2, 3]).unwrap()),
         |p| p.pages.as_ref().is_some_and(|pages| pages.size == 3),
     ),
+    ("sharing", |t| t.softcap = false, |p| !p.sharing.is_empty() && p.pairs() > 0),
     ("parallel.regions", |t| t.softcap = false, |p| p.parallel.region > 1 && p.tokens() > 0),
 ];
 

@@ -32,6 +32,7 @@ mod pages;
 mod quantise;
 mod region;
 mod sample;
+mod shared;
 mod shrink;
 mod steps;
 mod strategy;

@@ -16,7 +16,7 @@ use seamproof_judge::strategy::ProblemTree;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Element, Form, Format, Heads,
     InputMode, Mask, Pages, Pass, Precision, Problem, ProblemFields, Run, ScaleValues, Scaling, Sequence,
-    Sink, Softmax, Steps, TensorRows,
+    SharedKeys, Sharing, Sink, Softmax, Steps, TensorRows,
 };
 
 /// Number of starts of each fault.
@@ -188,6 +188,7 @@ fn messy(seed: u64) -> Problem {
         steps: Steps::default(),
         pages: None,
         scales: c.of(&ScaleValues::ALL),
+        sharing: Sharing::default(),
     };
     let fields = if c.chance(10) { stepped(c, fields.clone()) } else { fields };
     let fields = if c.chance(10) { paged(c, fields.clone()) } else { fields };
@@ -361,6 +362,11 @@ fn page_apart(problem: &Problem) -> bool {
     problem.pages.as_ref().is_some_and(apart)
 }
 
+/// Whether a sequence borrows a key, and one has more than four.
+fn borrowed_beside_many(problem: &Problem) -> bool {
+    !problem.sharing.is_empty() && problem.sequences.iter().any(|sequence| sequence.kv.len > 4)
+}
+
 fn learnable_sink_under_softcap(problem: &Problem) -> bool {
     problem.softmax.sink == Sink::Learnable && problem.softmax.softcap.is_some() && any_pair(problem)
 }
@@ -389,6 +395,11 @@ fn faults() -> Vec<Fault> {
         f.mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
         f.steps = Steps(vec![1]);
     };
+    let borrowing = |f: &mut ProblemFields| {
+        // No exact mode draws shared keys.
+        f.mode = *InputMode::ALL.iter().find(|mode| !mode.is_exact()).expect("a mode");
+        f.sharing = Sharing(vec![SharedKeys { sequence: 1, with: 0, keys: 1 }]);
+    };
     let in_pages = |f: &mut ProblemFields| f.pages = Some(Pages::in_order(1, [2]).reversed());
     let chunked = |f: &mut ProblemFields| {
         let (algorithm, balance) = (Algorithm::Ring, Balance::DualChunk);
@@ -404,6 +415,11 @@ fn faults() -> Vec<Fault> {
             ],
         ),
         fault("second call", second_call, &[plain(&[(2, 2)], in_steps)]),
+        fault(
+            "borrowed beside many",
+            borrowed_beside_many,
+            &[plain(&[(0, 5), (0, 1)], borrowing), plain(&[(0, 1), (0, 5)], borrowing)],
+        ),
         fault("page apart", page_apart, &[plain(&[(0, 2)], in_pages)]),
         fault("last block skipped", last_block_skipped, &[plain(&[(1, 5)], |_| {})]),
         fault("dk of a group", grouped_dk, &[plain(&[(1, 1)], gqa)]),

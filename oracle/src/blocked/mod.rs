@@ -14,6 +14,7 @@ mod backward;
 mod exponential;
 mod forward;
 mod pieces;
+mod shared;
 
 use ndarray::{Array1, Array2, Array3};
 
@@ -143,11 +144,12 @@ pub fn backward(
     model: Option<&Model>,
 ) -> Answer<Gradients> {
     let (inputs, saved) = (&inputs.into(), &saved.into());
-    all_backward(&Cut::whole(problem), &Backward { model, ..Backward::new(inputs, saved) })
+    whole_backward(problem, &Backward { model, ..Backward::new(inputs, saved) })
 }
 
 /// Returns some gradients, with the envelope of `model`. Those of rows have a row for each that is asked for, and all
-/// others have none. The cost is that of the keys that the queries see, or of the queries that see the keys.
+/// others have none. The cost is that of the keys that the queries see, or of the queries that see the keys. They are
+/// of one sequence alone: those of keys that it shares are not summed.
 ///
 /// D of a query may be `Σ P·dP` ([`Model::weighs_dots`]). For dq it is made of the query's keys. For other gradients
 /// that would take all keys of every query, so the errors must say how far it may be from `Σ dout·out`.
@@ -177,7 +179,7 @@ pub fn backward_of_hidden_lse(
     let (inputs, saved) = (&inputs.into(), &saved.into());
     let errors = SavedErrors { lse: Some(lse_error), delta: None };
     let backward = Backward { errors, model: Some(model), ..Backward::new(inputs, saved) };
-    all_backward(&Cut::whole(problem), &backward)
+    whole_backward(problem, &backward)
 }
 
 /// Returns the gradients of the replayed backward, with the joints of partial gradients where they are not the model's;
@@ -193,7 +195,14 @@ pub fn replayed_backward(
     let model = &model.with_profile(problem, profile);
     let (inputs, saved) = (&inputs.into(), &saved.into());
     let backward = Backward { model: Some(model), replay: Some(profile), ..Backward::new(inputs, saved) };
-    (!profile.scales_queries).then(|| all_backward(&Cut::whole(problem), &backward))
+    (!profile.scales_queries).then(|| whole_backward(problem, &backward))
+}
+
+/// Returns the gradients of all rows, those of shared keys summed over the sequences.
+fn whole_backward(problem: &Problem, backward: &Backward<'_, '_, '_>) -> Answer<Gradients> {
+    let mut answer = all_backward(&Cut::whole(problem), backward);
+    shared::sum(problem, backward.model, &mut answer);
+    answer
 }
 
 fn all_backward(cut: &Cut<'_>, backward: &Backward<'_, '_, '_>) -> Answer<Gradients> {

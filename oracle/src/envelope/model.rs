@@ -405,6 +405,23 @@ impl Model {
         1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
     }
 
+    /// Returns the bound of one element of dk or dv that several sequences share: its lender and `borrowers`. `total`
+    /// is the exact sum, `errors` the sum of the sequences' own bounds, and `magnitudes` that of the most that each may
+    /// be. Each sequence's part and each running sum may be stored in the format of partial sums, or in f32.
+    pub fn shared_bound(&self, total: f64, (errors, magnitudes): (f64, f64), borrowers: usize) -> f64 {
+        if errors == 0.0 {
+            return 0.0;
+        }
+        let stored = 1.01 * (2 * borrowers + 1) as f64;
+        let GradientSums { count, format } = self.partition.sums;
+        let (unit, least) = match count {
+            0 => (F32_ROUNDOFF, 0.0),
+            _ => (format.unit_roundoff().max(F32_ROUNDOFF), format.tiny_half()),
+        };
+        let error = errors + stored * (unit * magnitudes + least);
+        error + final_rounding(self.gradients, total.abs() + error)
+    }
+
     /// Returns the error that storing dk and dv of single query heads adds to them, relative to the sum of magnitudes.
     fn heads_error(&self) -> f64 {
         1.01 * self.heads.count as f64 * self.heads.format.unit_roundoff()

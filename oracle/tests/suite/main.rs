@@ -15,5 +15,6 @@ mod quantise;
 mod scales;
 mod segments;
 mod sharding;
+mod shared;
 mod steps;
 mod sums;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use seamproof_oracle::{Run, Sink, TensorName};
 
 use super::content::on_rows;
-use super::cover::{FAR, Patch};
+use super::cover::{FAR, Patch, range_of};
 use super::error::{CheckError, FormError, OperationId};
 use super::machine::{Machine, Site, ranges};
 use super::moves::Writing;
@@ -206,10 +206,10 @@ impl Machine<'_> {
         patches
     }
 
-    /// Returns another sequence's keys as the queries' own, if they lie in pages that both share.
+    /// Returns another sequence's keys as the queries' own, if both share them.
     fn shared(&self, q: &SegmentRows, k: &SegmentRows) -> Option<SegmentRows> {
         let (sequence, of, line) = (q.tokens.sequence, k.tokens.sequence, k.tokens.line(k.len));
-        let shared = self.shares(sequence, of, line.at(0)..line.at(line.len));
+        let shared = self.shares(sequence, of, range_of(&line));
         shared.then(|| SegmentRows { tokens: Tokens { sequence, ..k.tokens.clone() }, ..k.clone() })
     }
 

@@ -156,7 +156,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Checks that every head of every real row of a result is placed exactly once.
+    /// Checks that every head of every real row of a result is placed exactly once. Rows that a sequence borrows are
+    /// its lender's.
     fn owned_once(&mut self, tensor: TensorName) {
         let schedule = self.schedule;
         let placements: Vec<&Placement> =
@@ -172,9 +173,12 @@ impl Machine<'_> {
             }
             for (sequence, lines) in lines.iter().enumerate() {
                 let both = &self.problem.sequences[sequence];
-                let len = if side(tensor) == Some(Side::Kv) { both.kv.len } else { both.q.len };
+                let rows = match side(tensor) {
+                    Some(Side::Kv) => self.problem.sharing.borrowed(sequence)..both.kv.len,
+                    _ => 0..both.q.len,
+                };
                 if let Err(hole) =
-                    prove(Positions::first(1), &Wanted { lo: -FAR, hi: FAR, cols: 0..len }, lines)
+                    prove(Positions::first(1), &Wanted { lo: -FAR, hi: FAR, cols: rows }, lines)
                 {
                     let (kind, positions, heads) = (hole_kind(hole.kind), hole.pairs.first, heads.clone());
                     self.errors.push(CheckError::Ownership { tensor, sequence, heads, positions, kind });

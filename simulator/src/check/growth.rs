@@ -13,7 +13,7 @@
 //! <https://arxiv.org/abs/2205.05198>, section 4.2.2.
 
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, TensorRows,
+    Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Sharing, TensorRows,
 };
 
 use super::resource::{Axis, GrowthError, Resource};
@@ -142,6 +142,7 @@ fn probe(problem: &Problem, axis: Axis, times: usize) -> Option<Problem> {
             region: region(problem, axis, times),
             ..ContextParallel::over(ranks, algorithm, balance)
         },
+        sharing: Sharing::default(),
         ..ProblemFields::from(problem.clone())
     })
     .ok()

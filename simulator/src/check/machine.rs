@@ -94,9 +94,9 @@ impl<'a> Machine<'a> {
         self.errors.push(CheckError::Malformed { at, fault });
     }
 
-    /// Whether two sequences have the same keys at these positions, in pages that they share.
+    /// Whether two sequences have the same keys at these positions, which they share.
     pub(super) fn shares(&self, one: usize, other: usize, positions: Range<usize>) -> bool {
-        one != other && self.problem.pages.as_ref().is_some_and(|pages| pages.share(one, other, positions))
+        one != other && self.problem.share(one, other, positions)
     }
 
     pub(super) fn work(&self, place: OperationId) -> &'a Work {

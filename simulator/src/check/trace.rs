@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Problem, Run, TensorName};
+use seamproof_oracle::{Positions, Problem, Run, TensorName};
 
+use super::cover::range_of;
 use super::error::{CheckError, Errors, OperationId};
 use super::machine::Machine;
 use super::order::{Action, steps, steps_so_far};
@@ -144,14 +145,18 @@ impl Machine<'_> {
         Some(TracedLaunch { at, readings: of_band.collect() })
     }
 
-    /// Names keys as those of the queries' sequence, if they lie in pages that it shares.
+    /// Names keys as those of the queries' sequence, if it shares them.
     fn name_shared(&self, queries: &[Held], keys: &mut [Held]) {
         let Some(HeldRows::Positions { sequence: own, .. }) = queries.first().map(|held| &held.holds) else {
             return;
         };
         for Held { len, holds, .. } in keys {
             if let HeldRows::Positions { sequence, start, step, .. } = holds
-                && self.shares(*own, *sequence, *start..*start + *step * *len)
+                && self.shares(
+                    *own,
+                    *sequence,
+                    range_of(&Positions { start: *start, step: *step, len: *len }),
+                )
             {
                 *sequence = *own;
             }

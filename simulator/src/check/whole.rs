@@ -6,7 +6,7 @@
 //! and form are checked on each symbol before. One proof therefore serves all covers that are [alike](Cover::alike). A
 //! cover without a proof is examined by itself, and every error names its launch.
 
-use seamproof_oracle::{Positions, Sequence, Side, Sink, TensorName};
+use seamproof_oracle::{Positions, Sequence, Side, Sight, Sink, TensorName};
 
 use super::cover::{Hole, Patch, Region, prove_all, range_of};
 use super::error::{CheckError, Needed};
@@ -118,14 +118,31 @@ impl Machine<'_> {
     }
 
     /// Returns one proof for queries. For keys, returns one for each query head of the KV head, or for each set of
-    /// query heads that are alike.
+    /// query heads that are alike, and as many for each sequence that borrows them.
     fn proofs(&self, keys: bool, sequence: usize, line: Positions, cover: &Cover) -> Vec<Result<u64, Hole>> {
-        let Sequence { q, kv, .. } = self.problem.sequences[sequence];
-        let sight = self.problem.mask.sight(q.len, kv.len);
         if !keys {
+            let sight = self.sight(sequence);
             return vec![prove_all(line, &Region::of_queries(&sight, range_of(&line)), &cover.patches())];
         }
-        let patches: Vec<Patch> = cover.patches().iter().map(Patch::transposed).collect();
+        let own = self.proofs_of_keys(sequence, line, cover);
+        let lent = self.problem.sharing.lent(sequence).flat_map(|shared| {
+            let line = line.within(&(0..shared.keys));
+            let shares = (line.len > 0).then(|| self.proofs_of_keys(shared.sequence, line, cover));
+            shares.into_iter().flatten()
+        });
+        own.into_iter().chain(lent).collect()
+    }
+
+    fn sight(&self, sequence: usize) -> Sight {
+        let Sequence { q, kv, .. } = self.problem.sequences[sequence];
+        self.problem.mask.sight(q.len, kv.len)
+    }
+
+    /// Returns the proofs of what one sequence adds to keys.
+    fn proofs_of_keys(&self, sequence: usize, line: Positions, cover: &Cover) -> Vec<Result<u64, Hole>> {
+        let sight = self.sight(sequence);
+        let patches = cover.patches().into_iter().filter(|patch| patch.sequence == sequence);
+        let patches: Vec<Patch> = patches.map(|patch| patch.transposed()).collect();
         let regions = Region::of_keys(&sight, range_of(&line));
         let cuts = patches.iter().flat_map(|patch| [patch.group.start, patch.group.end]);
         let mut firsts: Vec<usize> = cuts.filter(|&head| head < self.problem.group()).chain([0]).collect();

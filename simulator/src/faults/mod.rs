@@ -22,6 +22,7 @@ mod pages;
 mod quantiser;
 mod region;
 mod resources;
+mod shared;
 mod shipped;
 mod steps;
 mod words;
@@ -70,6 +71,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         padding::FAULTS,
         words::FAULTS,
         pages::FAULTS,
+        shared::FAULTS,
         mask::FAULTS,
         exchange::FAULTS,
         merge::FAULTS,

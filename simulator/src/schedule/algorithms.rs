@@ -22,11 +22,23 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 /// Builders number ranks by their place in the group; here they get their numbers in the world.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
+    shares(problem)?;
     let schedule = match problem.parallel.region {
         0 | 1 => outside_regions(problem, order),
         _ => sequence_parallel(problem, |heads| outside_regions(heads, order)),
     };
     Ok(placed(schedule?, &problem.parallel))
+}
+
+/// Refuses keys that sequences share where no builder takes them.
+fn shares(problem: &Problem) -> Result<(), BuildError> {
+    let algorithm = problem.parallel.algorithm;
+    match algorithm {
+        _ if problem.sharing.is_empty() => Ok(()),
+        _ if problem.parallel.region > 1 => Err(BuildError::SharedKeys { algorithm: "a region" }),
+        Algorithm::Single | Algorithm::AllGather => Ok(()),
+        _ => Err(BuildError::SharedKeys { algorithm: algorithm.name() }),
+    }
 }
 
 /// Returns the schedule of a problem whose ranks are no regions.

@@ -12,6 +12,9 @@
 //! equally far apart. Forward, each such query is a one-row segment. Backward, there is one launch for each residue of
 //! the key's position, and dQ is added up too.
 //!
+//! Keys that sequences share are spread once they are gathered, and their gradients gathered before they are scattered
+//! ([`super::shared`]).
+//!
 //! That is one launch. In TransformerEngine's shipped order ([`MergeOrder::Deferred`]), the pieces of a rank's queries
 //! are *steps* on two streams; [`super::all_gather_steps`] has them.
 //!
@@ -19,14 +22,15 @@
 //! |---|---|
 //! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
-use seamproof_oracle::sharding::{Piece, PlacedRun};
-use seamproof_oracle::{Format, Problem, Run};
+use seamproof_oracle::sharding::{Piece, PlacedRun, held};
+use seamproof_oracle::{Format, Problem, Run, Side};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
 use super::program::{
     Attend, AttendBackward, BufferId, FillValue, MergeOrder, Reduction, RowPair, Schedule, Step, Work,
 };
+use super::shared::SharedRows;
 use crate::{AttentionCall, RowPolicy, Segment};
 
 /// Returns the all-gather schedule. The module's text says which problems are refused.
@@ -35,11 +39,13 @@ pub fn all_gather(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
     let ranks = problem.parallel.size();
     let mut builder = Builder::new(ranks);
     let pairs = rank_order(&shards.kv, 0..ranks);
+    let shared = SharedRows::of(problem, |sequence| shards.kv.gathered(sequence));
+    let shared = shared.as_ref();
     let mut gathered = Vec::new();
     for rank in 0..ranks {
         let local = build::local(&mut builder, problem, &shards, rank);
         let mut program =
-            Rank { problem, shards: &shards, pairs: &pairs, rank, local, builder: &mut builder };
+            Rank { problem, shards: &shards, pairs: &pairs, shared, rank, local, builder: &mut builder };
         let kv = program.gather();
         let table = match order {
             MergeOrder::Deferred => program.forward_in_steps(kv),
@@ -52,7 +58,7 @@ pub fn all_gather(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
     }
     for (rank, (local, to, kv, table)) in gathered.into_iter().enumerate() {
         let mut program =
-            Rank { problem, shards: &shards, pairs: &pairs, rank, local, builder: &mut builder };
+            Rank { problem, shards: &shards, pairs: &pairs, shared, rank, local, builder: &mut builder };
         match order {
             MergeOrder::Deferred => program.backward_in_steps(&to, kv, table),
             MergeOrder::Running | MergeOrder::Difference => program.backward(&to, kv),
@@ -70,13 +76,16 @@ pub(super) struct Rank<'a> {
     pub(super) shards: &'a Shards,
     /// Row pairs that take the keys from rank order to sequence order.
     pairs: &'a [RowPair],
+    /// The rows in sequence order of keys that sequences share.
+    shared: Option<&'a SharedRows>,
     pub(super) rank: usize,
     pub(super) local: Local,
     pub(super) builder: &'a mut Builder,
 }
 
 impl Rank<'_> {
-    /// Gathers K and V of all ranks and returns them in sequence order. K is reordered while V is on its way.
+    /// Gathers K and V of all ranks and returns them in sequence order, spread where keys are shared. K is reordered
+    /// while V is on its way.
     fn gather(&mut self) -> [BufferId; 2] {
         let gathered = [(self.local.k, "k"), (self.local.v, "v")].map(|(local, name)| {
             let format = self.builder.describe(local).format;
@@ -95,7 +104,7 @@ impl Rank<'_> {
             self.builder.wait(self.rank, COMPUTE, arrived);
             let to = self.builder.like(from, &format!("{name} gathered"), format);
             self.builder.copy(self.rank, COMPUTE, from, to, self.pairs);
-            to
+            self.shared.map_or(to, |shared| shared.spread(self.builder, (self.rank, COMPUTE), to))
         })
     }
 
@@ -199,6 +208,8 @@ impl Rank<'_> {
         let back = inverse(self.pairs);
         let rows = self.shards.kv.rows;
         let arrived = pairs.map(|(sum, to)| {
+            let sum =
+                self.shared.map_or(sum, |shared| shared.gather(self.builder, (self.rank, COMPUTE), sum));
             let format = self.builder.describe(sum).format;
             let ordered = self.builder.like(sum, "gradient in rank order", format);
             self.builder.copy(self.rank, COMPUTE, sum, ordered, &back);
@@ -211,11 +222,22 @@ impl Rank<'_> {
             self.builder.push(self.rank, COMMUNICATION, work);
             (mine, to, self.builder.record(self.rank, COMMUNICATION))
         });
-        let slots = build::same_rows(&build::slots(&self.shards.kv));
+        let rows = self.held_rows();
         for (mine, to, event) in arrived {
             self.builder.wait(self.rank, COMPUTE, event);
-            self.builder.copy(self.rank, COMPUTE, mine, to, &slots);
+            self.builder.copy(self.rank, COMPUTE, mine, to, &rows);
         }
+    }
+
+    /// Returns the rows of the rank's keys that are in results, padding included.
+    fn held_rows(&self) -> Vec<RowPair> {
+        if self.shared.is_none() {
+            return build::same_rows(&build::slots(&self.shards.kv));
+        }
+        let held = held(self.problem, Side::Kv, self.shards.kv.placed(self.rank).into_iter());
+        let rows: Vec<Run> =
+            held.into_iter().map(|PlacedRun { local, .. }| Run { len: local.span, ..local }).collect();
+        build::same_rows(&rows)
     }
 
     /// Makes a buffer with every rank's rows; heads and dim are those of the local one.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError};
+use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError, held};
 use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::program::{
@@ -37,6 +37,15 @@ pub enum BuildError {
         heads: usize,
         /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
+    },
+    /// Keys that sequences share, where no rank has every sequence whole: in a ring a lent row and the queries of its
+    /// borrowers meet in steps of their own, and an all-to-all or a region would have to spread rows that it exchanges.
+    #[error(
+        "keys that sequences share are not supported in {algorithm}; use single or all-gather, and no region"
+    )]
+    SharedKeys {
+        /// The algorithm, or the region.
+        algorithm: &'static str,
     },
 }
 
@@ -217,7 +226,7 @@ pub(super) fn local_with_sinks(
     sinks: Range<usize>,
 ) -> Local {
     let q_rows = shards.q.placed(rank);
-    let kv_rows = shards.kv.placed(rank);
+    let kv_rows = held(problem, Side::Kv, shards.kv.placed(rank).into_iter());
     let heads = problem.heads;
     let precision = problem.precision;
     let input = |tensor: TensorName| Role::Input(tensor);

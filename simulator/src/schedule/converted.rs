@@ -18,8 +18,8 @@ use crate::AttentionCall;
 /// would make memory grow with the square of their number.
 const LARGER_AT_MOST: usize = 4;
 
-/// Returns the schedule with conversions, or that of [`single`] where rows of a sequence lie apart or in pages, where
-/// there is no sequence, and where the batch would be too large.
+/// Returns the schedule with conversions, or that of [`single`] where rows of a sequence lie apart, in pages or in
+/// another sequence, where there is no sequence, and where the batch would be too large.
 pub fn converted(problem: &Problem) -> Result<Schedule, BuildError> {
     let Some(batch) = batch(problem) else { return single(problem) };
     let (mut builder, local) = single::begin(problem);
@@ -48,7 +48,8 @@ pub fn converted(problem: &Problem) -> Result<Schedule, BuildError> {
 fn batch(problem: &Problem) -> Option<Problem> {
     let sequences = &problem.sequences;
     let together = sequences.iter().all(|sequence| sequence.q.step == 1 && sequence.kv.step == 1);
-    if problem.pages.is_some() || sequences.is_empty() || !together {
+    let alone = problem.pages.is_none() && problem.sharing.is_empty();
+    if !alone || sequences.is_empty() || !together {
         return None;
     }
     let longest = |run: fn(&Sequence) -> Run| sequences.iter().map(|sequence| run(sequence).len).max();

@@ -29,6 +29,7 @@ mod place;
 mod program;
 mod ring;
 mod sequence_parallel;
+mod shared;
 mod single;
 mod stripes;
 mod tables;

@@ -1,13 +1,16 @@
 //! One rank: one launch forward and one backward.
 //!
 //! The rank's layout is the problem's own, and any layout is taken: gaps, strides, first offset, slack. Keys and values
-//! in pages are a pool, which the launch reads through the table. The kernel itself applies the sink.
+//! in pages are a pool, which the launch reads through the table. Keys that sequences share are read where they lie.
+//! The backward takes them spread ([`super::shared`]), since a launch writes each row of dK and dV once. The kernel
+//! itself applies the sink.
 
-use seamproof_oracle::sharding::{Piece, PlacedRun};
-use seamproof_oracle::{Pages, Problem};
+use seamproof_oracle::sharding::{Piece, PlacedRun, held, run_of};
+use seamproof_oracle::{Format, Pages, Problem, Side};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards};
 use super::program::{Attend, AttendBackward, Axes, FillValue, Placement, Schedule, Step, Work};
+use super::shared::SharedRows;
 use crate::AttentionCall;
 use crate::shard::{ShardedSide, Slot};
 
@@ -21,7 +24,10 @@ pub fn single(problem: &Problem) -> Result<Schedule, BuildError> {
     attend(&mut builder, &call, &local);
     if let Some(to) = local.backward {
         builder.begin_backward();
-        attend_backward(&mut builder, &call, &local, &to);
+        match SharedRows::of(problem, |sequence| problem.sequences[sequence].kv) {
+            None => attend_backward(&mut builder, &call, &local, &to),
+            Some(shared) => backward_of_shared(&mut builder, problem, &shared, &local, &to),
+        }
     }
     Ok(finish(problem, builder))
 }
@@ -67,6 +73,26 @@ pub(super) fn finish(problem: &Problem, builder: Builder) -> Schedule {
     schedule
 }
 
+/// Pushes the launch of the backward on spread keys, and the sums of what it writes.
+fn backward_of_shared(
+    builder: &mut Builder,
+    problem: &Problem,
+    shared: &SharedRows,
+    local: &Local,
+    to: &LocalBackward,
+) {
+    let at = (0, STREAM);
+    let [k, v] = [local.k, local.v].map(|from| shared.spread(builder, at, from));
+    let [dk, dv] = [(k, "dk"), (v, "dv")]
+        .map(|(like, name)| builder.like(like, &format!("{name} of every sequence"), Format::F32));
+    let call = AttentionCall::whole(&problem.unshared());
+    attend_backward(builder, &call, &Local { k, v, ..*local }, &LocalBackward { dk, dv, ..*to });
+    for (from, to) in [(dk, to.dk), (dv, to.dv)] {
+        let sums = shared.gather(builder, at, from);
+        builder.copy(0, STREAM, sums, to, shared.held());
+    }
+}
+
 /// Returns a shard that holds only the rank's number of rows. The problem's own layout says where they lie.
 fn whole(problem: &Problem, rows: usize) -> ShardedSide {
     let balance = problem.parallel.balance;
@@ -82,13 +108,13 @@ fn place_whole(problem: &Problem, placement: &Placement, axes: &Axes) -> Vec<Pla
     if let (Some(pages), K | V) = (&problem.pages, placement.tensor) {
         return place_in_pages(problem, pages);
     }
-    sequences
-        .map(|(sequence, both)| {
-            let local = if matches!(placement.tensor, K | V | Dk | Dv) { both.kv } else { both.q };
-            let piece = Piece { start: 0, step: 1, span: local.span, at: 0 };
-            PlacedRun { sequence, piece, local }
-        })
-        .collect()
+    let side = if matches!(placement.tensor, K | V | Dk | Dv) { Side::Kv } else { Side::Q };
+    let placed = sequences.map(|(sequence, both)| {
+        let local = run_of(both, side);
+        let piece = Piece { start: 0, step: 1, span: local.span, at: 0 };
+        PlacedRun { sequence, piece, local }
+    });
+    held(problem, side, placed)
 }
 
 /// Returns the rows of the pool that hold keys. Those of a shared page are the earlier sequence's.

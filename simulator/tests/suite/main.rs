@@ -17,6 +17,7 @@ mod ring;
 mod schedules;
 mod sequence_parallel;
 mod sharding;
+mod shared;
 mod sub_groups;
 mod symbolic;
 mod tables;

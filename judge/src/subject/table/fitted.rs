@@ -29,6 +29,7 @@
 //! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
 //! - *Pages* stay where keys and values can still lie in them, with a page for each key that has none. Of a size that
 //!   is not taken they become those of the nearest, in the opposite order; where none is taken there are none.
+//! - *Keys that sequences share* stay shared as far as the sequences still have them, where the table takes that.
 //! - *The mode*, where it is exact and lost its preconditions, becomes the next exact one that has them.
 //!
 //! Values, ids, the data seed and the scale stay, but for the scale that a new mode needs. The result is inside the
@@ -46,6 +47,7 @@ use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
 use crate::shrink::{fewer_ranks, renumber};
+use crate::subject::broken_rule;
 use crate::subject::parallel::Needs;
 
 /// Constant that sets the choice of a precision apart from other uses of the data seed.
@@ -108,9 +110,10 @@ impl Table {
         if !form.gives_offsets() {
             fields.parallel = self.fewest_ranks();
         }
-        // What follows may be in no other form yet, nor in steps or pages.
+        // What follows may be in no other form yet, nor in steps or pages, and shares no keys.
         fields.form = Form::CuSeqlens;
         let (steps, pages) = (std::mem::take(&mut fields.steps), fields.pages.take());
+        let sharing = std::mem::take(&mut fields.sharing);
         let before = Problem::new(fields).ok()?;
         let mut shape = Arrangement::of(&before);
         self.fit_lengths(&mut shape, before.mask);
@@ -124,7 +127,20 @@ impl Table {
         let fitted = in_steps.filter(|problem| self.of_steps(problem).is_none()).unwrap_or(fitted);
         let in_pages = pages.and_then(|pages| self.nearest_pages(&pages, &before.sequences, &fitted));
         let in_pages = in_pages.map(|pages| ProblemFields { pages: Some(pages), ..fitted.clone().into() });
-        in_pages.and_then(|fields| Problem::new(fields).ok()).or(Some(fitted))
+        let fitted = in_pages.and_then(|fields| Problem::new(fields).ok()).unwrap_or(fitted);
+        let sharing = sharing.fitted(&before.sequences, &fitted.sequences);
+        let shares = Problem::new(ProblemFields { sharing, ..fitted.clone().into() }).ok();
+        Some(shares.filter(|shares| self.sharing && broken_rule(shares).is_none()).unwrap_or(fitted))
+    }
+
+    /// Whether any problem of the table can have keys that sequences share: of two sequences on one rank or in an
+    /// all-gather, in the plain form.
+    pub(super) fn fits_sharing(&self) -> bool {
+        let algorithms = [Algorithm::Single, Algorithm::AllGather];
+        self.sharing
+            && self.lengths.sequences_most > 1
+            && self.forms.contains(&Form::CuSeqlens)
+            && algorithms.iter().any(|algorithm| self.parallel.takes(*algorithm))
     }
 
     /// Returns the pages of a problem's sequences `before` they were fitted, in a size of the table.

@@ -49,6 +49,8 @@ pub struct Table {
     pub cache: bool,
     /// Page sizes of keys and values in pages; none where they are not taken.
     pub pages: Option<Sizes>,
+    /// Whether sequences may share keys outside of pages.
+    pub sharing: bool,
     /// Whether a soft cap is taken.
     pub softcap: bool,
     /// Kinds of sink.
@@ -437,6 +439,7 @@ impl Default for Table {
             forms: vec![Form::CuSeqlens],
             cache: false,
             pages: None,
+            sharing: false,
             softcap: false,
             sinks: vec![Sink::None],
             backward: true,
@@ -597,6 +600,7 @@ impl Table {
             masks: Masks { kinds: MaskKind::ALL.to_vec(), ..Masks::default() },
             cache: true,
             pages: Some(Sizes::up_to(PAGE_SIZE_MAX)),
+            sharing: true,
             parallel: Parallelism::all(),
             ..Table::default()
         }

@@ -115,6 +115,9 @@ pub enum Refusal {
     /// Keys and values in pages of this size.
     #[error("keys and values in pages of {0} rows are not supported")]
     Pages(usize),
+    /// Keys that sequences share outside of pages.
+    #[error("keys that sequences share outside of pages are not supported")]
+    Sharing,
     /// A soft cap.
     #[error("softcap is not supported")]
     Softcap,
@@ -170,7 +173,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 41] = [
+const ROWS: [Word; 42] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -202,6 +205,7 @@ const ROWS: [Word; 41] = [
     "forms",
     "cache",
     "pages",
+    "sharing",
     "softcap",
     "sinks",
     "backward",
@@ -249,6 +253,7 @@ impl Refusal {
             Refusal::Form(_) => "forms",
             Refusal::Cache => "cache",
             Refusal::Pages(_) => "pages",
+            Refusal::Sharing => "sharing",
             Refusal::Softcap => "softcap",
             Refusal::Sink => "sinks",
             Refusal::Backward => "backward",
@@ -307,6 +312,7 @@ impl Table {
             .chain(form)
             .chain(self.of_steps(problem))
             .chain(self.of_pages(problem))
+            .chain((!self.sharing && !problem.sharing.is_empty()).then_some(Refusal::Sharing))
             .chain(softmax)
             .chain(self.of_parallel(problem))
     }

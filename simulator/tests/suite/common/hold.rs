@@ -23,8 +23,9 @@ pub(crate) fn inputs(problem: &Problem, draws: &mut Draws) -> Inputs {
         }
         array
     };
-    let (q, k) = (tensor(problem.q_shape(), |s| s.q), tensor(problem.k_shape(), |s| s.kv));
-    let (v, dout) = (tensor(problem.v_shape(), |s| s.kv), tensor(problem.out_shape(), |s| s.q));
+    let (q, mut k) = (tensor(problem.q_shape(), |s| s.q), tensor(problem.k_shape(), |s| s.kv));
+    let (mut v, dout) = (tensor(problem.v_shape(), |s| s.kv), tensor(problem.out_shape(), |s| s.q));
+    problem.repeat_shared(&mut k, &mut v);
     let sink = Array1::from_shape_fn(problem.learnable_sinks(), |head| head as f32 / 2.0 - 0.5);
     Inputs { q, k, v, dout, sink, scales: Scales::default() }
 }
