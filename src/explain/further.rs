@@ -65,8 +65,10 @@ mod tests {
         for index in 0..120 {
             let Draw::Problem(problem) = generate::draw(3, index, &Limits::fuzz()) else { continue };
             for (identity, asked) in TABLE.iter().zip(&mut asked) {
-                let runs = further_runs(&problem, identity.relation).len();
-                assert!(runs == identity.runs as usize || runs == 0, "{}: {runs}", identity.relation.name());
+                let (runs, most) = (further_runs(&problem, identity.relation).len(), identity.runs as usize);
+                // A problem is given in as many other forms as say it.
+                let is_any = identity.relation == Relation::OtherForm && runs < most;
+                assert!(runs == most || runs == 0 || is_any, "{}: {runs}", identity.relation.name());
                 *asked += usize::from(runs > 0);
             }
         }

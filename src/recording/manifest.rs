@@ -281,12 +281,12 @@ impl RecordedArithmetic {
         Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights }
     }
 
-    /// Returns the weakest partition that fits a group of this many ranks. A tile that is not known is one row.
-    pub fn partition(self, ranks: usize) -> Partition {
+    /// Returns the weakest partition that fits a group of ranks. A tile that is not known is one row.
+    pub fn partition(self, parallel: &ContextParallel) -> Partition {
         let Tile { q, kv } = self.tile.unwrap_or(Tile { q: 1, kv: 1 });
         let FormatName(merge) = self.merge;
         let wire = self.wire.map_or(Format::F32, |FormatName(format)| format);
-        Partition::single(q.max(1), kv.max(1)).of_group(ranks, merge, self.merge_by, wire)
+        Partition::single(q.max(1), kv.max(1)).of_group(parallel, merge, self.merge_by, wire)
     }
 }
 
@@ -387,7 +387,7 @@ impl Manifest {
                 .with_table(table)
                 .with_padding(self.padding)
                 .with_arithmetic(self.arithmetic.arithmetic()),
-            partition: self.arithmetic.partition(problem.parallel.all_ranks()),
+            partition: self.arithmetic.partition(&problem.parallel),
         }
     }
 }

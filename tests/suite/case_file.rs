@@ -15,8 +15,8 @@ use seamproof_oracle::limits::{
 };
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Form, Format, Heads, InputMode, Mask,
-    PAGE_SIZE_MAX, Pages, Pass, Problem, ProblemFields, Run, ScaleValues, Sequence, Sink, Softmax, Steps,
-    TensorName, TensorRows,
+    PAGE_SIZE_MAX, Pages, Pass, Problem, ProblemFields, Run, ScaleValues, Sequence, SharedKeys, Sharing,
+    Sink, Softmax, Steps, TensorName, TensorRows,
 };
 use serde_json::{Value, json};
 
@@ -133,6 +133,11 @@ fn every_field_is_on_the_page_and_nothing_else() {
     let paged = ProblemFields { pass: Pass::Forward, ..ProblemFields::packed(&[(1, 2), (1, 2)], 8) };
     let paged = Problem::new(ProblemFields { pages: Some(pages), ..paged }).expect("a shared page");
     paths(&serde_json::to_value(&paged).expect("a problem is JSON"), "problem", &mut fields);
+    let keys = [SharedKeys { sequence: 1, with: 0, keys: 1 }];
+    let shared =
+        ProblemFields { sharing: Sharing(keys.to_vec()), ..ProblemFields::packed(&[(1, 2), (1, 2)], 8) };
+    let shared = Problem::new(shared).expect("a shared key");
+    paths(&serde_json::to_value(&shared).expect("a problem is JSON"), "problem", &mut fields);
     // These fields hold one of several forms, and the page names only the fields of the forms.
     for form in
         ["inputs.recorded", "problem.parallel.algorithm.hierarchical", "problem.parallel.balance.striped"]

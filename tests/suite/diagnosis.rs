@@ -11,7 +11,7 @@ use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{Draw, Profile, draw};
 use seamproof_judge::verdict::Verdict;
-use seamproof_oracle::{Pass, Problem, TensorName};
+use seamproof_oracle::{Balance, Pass, Problem, TensorName};
 
 const CASES: u64 = 160;
 /// Beginnings of the words for one pair of a query and a key.
@@ -88,12 +88,17 @@ fn a_lost_key_is_named_and_is_the_one_that_was_lost() {
     let found = findings("window-off-by-one");
     let (mut named, all) = (0, found.len());
     for (problem, finding) in found {
+        // A launch on the edges of wide stripes loses the first key of an edge.
+        if matches!(problem.parallel.balance, Balance::Striped { stripe: 2.. }) {
+            continue;
+        }
         let Some((_, key)) = finding.what.split_once(" missed key ") else { continue };
         let key: usize = key.split(' ').next().unwrap().parse().unwrap();
         let (sequence, query) = (finding.place.sequence.unwrap(), finding.place.row.unwrap());
         let (both, mask) = (&problem.sequences[sequence], &problem.mask);
-        let place = query as i64 + mask.shift(both.q.len, both.kv.len);
-        assert_eq!(Some(key as i64), mask.left.map(|left| place - i64::from(left)), "{}", finding.what);
+        // In front of a window, a document or a chunk may be keys that are always seen.
+        let first = mask.visible(query, both.q.len, both.kv.len).parts().last().map(|seen| seen.start);
+        assert_eq!(Some(key), first, "{}", finding.what);
         named += 1;
     }
     assert!(named > 5 && named * 3 > all, "{named} of {all}");

@@ -243,8 +243,8 @@ fn every_fault_at_the_call_is_found_on_subjects_of_either_order() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// Test that kernels for tensor cores are called on problems that go to them, except for a fault that shows on none
-/// of these. The choice of these problems needs no GPU.
+/// Test that kernels for tensor cores are called on problems that go to them. The choice of these problems needs no
+/// GPU.
 #[test]
 fn the_kernels_that_are_called_wrongly_are_those_on_tensor_cores() {
     let cuda = Registered::new("cuda:attention=tuned").expect("a backend");
@@ -252,7 +252,7 @@ fn the_kernels_that_are_called_wrongly_are_those_on_tensor_cores() {
         let problem = suspect.stream(SEED).expect("a stream").next().expect("it shows");
         let ways = suspect.subject(SEED).expect("a backend").ways(&problem);
         let taken = !ways.is_empty() && ways.iter().all(|way| way.taken);
-        assert_eq!(taken, suspect.id() != "call-softcap-dropped", "{}", suspect.id());
+        assert!(taken, "{}", suspect.id());
     }
 }
 

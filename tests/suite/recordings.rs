@@ -27,13 +27,16 @@ fn drawn(index: u64) -> Option<Problem> {
     }
 }
 
-/// Runs a problem and writes the recording; `None` where the subject refuses the problem.
+/// Runs a problem and writes the recording; `None` where the subject or the recording refuses the problem.
 pub(super) fn recorded(
     dir: &Path,
     subject: &dyn Backend,
     problem: &Problem,
     tables: bool,
 ) -> Option<Manifest> {
+    if !problem.sharing.is_empty() {
+        return None;
+    }
     let mut inputs = values::inputs(problem);
     let [strongest, _] = Poison::fills(subject.declaration().padding.inputs, problem);
     values::poison(&mut inputs, problem, strongest);
@@ -82,8 +85,7 @@ fn a_recording_allows_at_least_the_roundings_that_the_schedule_makes() {
         }
         let made = subject.partition(&problem);
         let arithmetic = subject.declaration().arithmetic;
-        let allowed =
-            recording::RecordedArithmetic::of(arithmetic, made).partition(problem.parallel.all_ranks());
+        let allowed = recording::RecordedArithmetic::of(arithmetic, made).partition(&problem.parallel);
         assert!(allowed.merges.count >= made.merges.count, "{made:?} {allowed:?}");
         assert!(allowed.sums.count >= made.sums.count, "{made:?} {allowed:?}");
         assert!(allowed.q_tile <= made.q_tile && allowed.kv_tile <= made.kv_tile, "{made:?} {allowed:?}");

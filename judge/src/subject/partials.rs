@@ -39,9 +39,9 @@ impl Partials {
         let precision = &problem.precision;
         match problem.parallel.all_ranks() {
             0 | 1 => single,
-            ranks => {
+            _ => {
                 let (merge, wire) = (of(self.merge, precision.out), of(self.wire, precision.gradients));
-                single.of_group(ranks, merge, self.merge_by, wire)
+                single.of_group(&problem.parallel, merge, self.merge_by, wire)
             }
         }
     }

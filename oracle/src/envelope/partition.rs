@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Format;
+use crate::{Balance, ContextParallel, Format};
 
 /// The separately rounded pieces into which a subject cuts a problem's sums.
 ///
@@ -71,12 +71,10 @@ pub struct Joints {
     pub sums: GradientSums,
 }
 
-/// Number of merges of a row's partial results that are allowed for each rank of a group, where each key may come in
-/// four parts (two chunks of queries, two of keys). One more is allowed for the sink.
-const MERGES_PER_RANK: usize = 4;
-/// Number of stored partial sums of a gradient's element that are allowed for each rank of a group: a partial sum and a
-/// running sum for each of those four parts, and two where a reduction over the ranks follows.
-const SUMS_PER_RANK: usize = 10;
+/// Number of parts in which the keys of a rank may come to a row: two chunks of queries by two of keys.
+const PARTS: usize = 4;
+/// The same for stripes of several rows, in a ring: a band, and two edges for each of three ranges of keys.
+const PARTS_OF_STRIPES: usize = 7;
 
 impl Partition {
     /// Returns the joints of partial results.
@@ -84,12 +82,17 @@ impl Partition {
         Joints { merges: self.merges, sums: self.sums }
     }
 
-    /// Returns the partition with the weakest joints of a group of this many ranks whose schedule is not known: partial
-    /// outs are stored in `merge` and merged by `by`, partial gradients stored in `wire`.
-    pub fn of_group(self, ranks: usize, merge: Format, by: MergeBy, wire: Format) -> Partition {
-        let count = MERGES_PER_RANK * ranks + 1;
-        let merges = Merges { count, step: merge, running: merge, product_rounded: true, by };
-        Partition { merges, sums: GradientSums { count: SUMS_PER_RANK * ranks, format: wire }, ..self }
+    /// Returns the partition with the weakest joints of a group whose schedule is not known: partial outs are stored in
+    /// `merge` and merged by `by`, partial gradients stored in `wire`. A row has a merge for each part of each rank's
+    /// keys, and one for the sink. An element of a gradient has a partial sum and a running sum for each of those parts,
+    /// and two for each rank where a reduction over the ranks follows.
+    pub fn of_group(self, parallel: &ContextParallel, merge: Format, by: MergeBy, wire: Format) -> Partition {
+        let (ranks, wide) =
+            (parallel.all_ranks(), matches!(parallel.balance, Balance::Striped { stripe: 2.. }));
+        let parts = if wide { PARTS_OF_STRIPES } else { PARTS };
+        let merges =
+            Merges { count: parts * ranks + 1, step: merge, running: merge, product_rounded: true, by };
+        Partition { merges, sums: GradientSums { count: (2 * parts + 2) * ranks, format: wire }, ..self }
     }
 
     /// Returns the partition of a subject that makes every row in one launch: tiles only.
