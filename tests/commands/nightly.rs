@@ -252,8 +252,10 @@ fn known_failures_are_no_news_and_an_entry_that_is_not_true_is_an_error() {
     fs::copy(held, place.path().join("corpus/0.json")).expect("a copy");
     let first = entry(keys().next().expect("a key"), "0.json");
     fs::write(place.path().join("corpus/known.toml"), first).expect("a file");
-    night_of(place.path(), "2s", SUBJECT).output().expect("the night runs");
-    let report = json(&place.path().join("nights/night-0003/report.json"));
+    let third = night_of(place.path(), "2s", SUBJECT).output().expect("the night runs");
+    let path = place.path().join("nights/night-0003/report.json");
+    assert!(path.exists(), "{}", said(&third));
+    let report = json(&path);
     assert!(report["known"][0]["standing"]["stale"].is_string(), "{report}");
     let found = report["failures"].as_array().expect("a list");
     assert!(!found.is_empty() && found.iter().all(|failure| failure["known"].is_null()), "{report}");

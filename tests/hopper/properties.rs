@@ -12,7 +12,7 @@ use seamproof_judge::subjects::{Arithmetic, Emulated};
 use seamproof_judge::verdict::Verdict;
 use seamproof_kernels::backward::DqOrder;
 use seamproof_kernels::forward::AttentionKernels;
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Balance, Problem};
 use seamproof_simulator::emulated::Tiles;
 
 fn runner(cases: u32) -> TestRunner {
@@ -104,5 +104,10 @@ fn the_planted_canary_is_found_and_shrunk_by_proptest() {
     let Err(proptest::test_runner::TestError::Fail(_, minimal)) = failure else {
         panic!("the canary was not found: {failure:?}");
     };
-    assert!(minimal.sequences.len() <= 1 && minimal.tokens() <= 4, "{minimal:?}");
+    // Where the fault is in a launch on the edges of wide stripes, no problem without them shows it.
+    let stripe = match minimal.parallel.balance {
+        Balance::Striped { stripe } => stripe,
+        Balance::Contiguous | Balance::DualChunk => 1,
+    };
+    assert!(minimal.sequences.len() <= 1 && minimal.tokens() <= 4 * stripe, "{minimal:?}");
 }

@@ -54,6 +54,8 @@ impl Words {
 /// Values are in the problem's formats, or in f32, in a quarter of the cases each. One case in four is delayed.
 pub fn draw(seed: u64, index: u64, limits: &Limits) -> Option<Quantisation> {
     let Draw::Problem(problem) = generate::draw(seed, index, limits) else { return None };
+    // Each sequence has rows of its own.
+    let problem = problem.unshared();
     let mut words = Words(absorb(absorb(DRAW, seed), index));
     let problem = plain(problem, words.below(4) == 0)?;
     let dout = problem.pass == Pass::Backward;

@@ -123,9 +123,10 @@ fn keep_pages(best: &Problem, fields: &mut ProblemFields) {
     fields.pages = Some(if fits { pages } else { pages.fitted(&best.sequences, fields) });
 }
 
-/// Keeps the keys that sequences of the best problem share, as far as other fields can.
+/// Keeps the keys that sequences of the best problem share, as far as other fields can. As many sequences are the same
+/// ones, whatever their ids.
 fn keep_sharing(best: &Problem, fields: &mut ProblemFields) {
-    if fields.sequences != best.sequences {
+    if fields.sequences.len() != best.sequences.len() || fields.sharing.check(fields).is_err() {
         fields.sharing = fields.sharing.fitted(&best.sequences, &fields.sequences);
     }
     if fields.sharing.check(fields).is_err() {

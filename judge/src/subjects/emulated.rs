@@ -442,7 +442,7 @@ impl Backend for Emulated {
 
 /// Returns the problem as it is read from the form in which it is given. What does not go together is refused by the
 /// reader itself, whatever the table says.
-fn read(problem: &Problem) -> Result<Cow<'_, Problem>, RunError> {
+pub(super) fn read(problem: &Problem) -> Result<Cow<'_, Problem>, RunError> {
     let Some(given) = Given::of(problem) else { return Ok(Cow::Borrowed(problem)) };
     let sequences = given.sequences(problem.rows).map_err(|error| match error {
         SegmentsError::Leading { .. } | SegmentsError::Lengths { .. } => {

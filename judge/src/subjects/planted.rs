@@ -8,6 +8,7 @@ use seamproof_oracle::{Inputs, LseLayout, Problem};
 use seamproof_simulator::faults::{Fault, Plant};
 use seamproof_simulator::schedule::{BuildError, Schedule};
 
+use super::emulated::read;
 use super::{Emulated, SubjectName, World, in_steps};
 use crate::subject::{Backend, Declaration, Outputs, RunError};
 
@@ -63,6 +64,7 @@ impl Backend for Planted {
         if !problem.steps.is_empty() {
             return in_steps(self, problem, inputs);
         }
+        let problem = &*read(problem)?;
         let world = World::new(problem, |problem| {
             let mut schedule = (*self.inner.launchable(problem)?).clone();
             self.fault.plant(problem, &mut schedule);

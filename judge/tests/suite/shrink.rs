@@ -192,7 +192,26 @@ fn messy(seed: u64) -> Problem {
     };
     let fields = if c.chance(10) { stepped(c, fields.clone()) } else { fields };
     let fields = if c.chance(10) { paged(c, fields.clone()) } else { fields };
+    let fields = if c.chance(10) { borrowing(c, fields.clone()) } else { fields };
     Problem::new(fields.sayable()).expect("the sampler makes legal problems")
+}
+
+/// Returns a problem on one rank whose later sequences share their first keys with the first one that has any.
+fn borrowing(c: &mut Choices, fields: ProblemFields) -> ProblemFields {
+    let lens: Vec<usize> = fields.sequences.iter().map(|sequence| sequence.kv.len).collect();
+    let (with, most) = (lens.iter().position(|len| *len > 0).unwrap_or_default(), 1 + c.below(9));
+    let borrows =
+        |sequence: usize| SharedKeys { sequence, with, keys: lens[sequence].min(lens[with]).min(most) };
+    let shared = (with + 1..lens.len()).map(borrows).filter(|shared| shared.keys > 0);
+    ProblemFields {
+        parallel: ContextParallel::single(),
+        mode: InputMode::Integers,
+        form: Form::CuSeqlens,
+        steps: Steps::default(),
+        pages: None,
+        sharing: Sharing(shared.collect()),
+        ..fields
+    }
 }
 
 /// Returns a forward on one rank that is made in steps.
