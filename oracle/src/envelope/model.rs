@@ -409,7 +409,7 @@ impl Model {
     /// is the exact sum, `errors` the sum of the sequences' own bounds, and `magnitudes` that of the most that each may
     /// be. Each sequence's part and each running sum may be stored in the format of partial sums, or in f32.
     pub fn shared_bound(&self, total: f64, (errors, magnitudes): (f64, f64), borrowers: usize) -> f64 {
-        if errors == 0.0 {
+        if errors == 0.0 && magnitudes == 0.0 {
             return 0.0;
         }
         let stored = 1.01 * (2 * borrowers + 1) as f64;

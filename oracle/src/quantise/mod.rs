@@ -118,6 +118,8 @@ pub enum QuantisationError {
     Tensors(TensorName, usize),
     #[error("tensors is empty; name one of q, k, v and dout at least")]
     NoTensors,
+    #[error("the problem has shared keys, steps or pages; give each sequence rows of its own, in one call")]
+    Rows,
     #[error("tensors has dout, but the problem has no backward; set pass to backward")]
     NoDout,
     #[error("margin is {0}; use −16 to 16")]
@@ -166,6 +168,9 @@ impl Quantisation {
         }
         if tensors.is_empty() {
             return Err(QuantisationError::NoTensors);
+        }
+        if !problem.sharing.is_empty() || !problem.steps.is_empty() || problem.pages.is_some() {
+            return Err(QuantisationError::Rows);
         }
         for tensor in tensors {
             let times = tensors.iter().filter(|other| *other == tensor).count();

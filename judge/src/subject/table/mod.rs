@@ -15,7 +15,7 @@ mod sizes;
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Form, Format, LseLayout, Mask, PAGE_SIZE_MAX, Precision, Run,
-    Sink, TensorName,
+    Scaling, Sink, TensorName,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -652,6 +652,13 @@ impl Table {
     }
 
     fn combinations(&self) -> Result<(), TableError> {
+        let elements = self.precisions.iter().flat_map(Precision::elements);
+        if let Some((name, element)) =
+            elements.into_iter().find(|(_, element)| element.scaling != Scaling::None)
+        {
+            let what = format!("{name} is {element}; scales reach no subject yet, so name a format alone");
+            return Err(wrong("precisions", &what));
+        }
         let HeadDims { qk, v, equal } = &self.dims;
         if *equal && !qk.iter().any(|size| v.contains(size)) {
             return Err(wrong("dims.equal", "no size is in both dims.qk and dims.v"));
