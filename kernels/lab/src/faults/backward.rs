@@ -74,7 +74,7 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         READS;
     "accumulated-for-overwritten", Arithmetic, ("gradients of the step before", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "backward.cu",
         "value, a.accumulate, dim - column);"
-            => "put_eight(view, place + column, value, true);",
+            => "value, true, dim - column);",
         FORGETS;
     "padding-of-gradients-left", WrongSeam, ("padding keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/1009"), "backward.cu",
         "done.real, done.owned};"
