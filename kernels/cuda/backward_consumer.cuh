@@ -264,12 +264,12 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             const bool ragged = now < whole || now >= whole_end;
             // Whether the other group sees nothing.
             bool alone = false;
-            if (ragged && IS_GENERAL) clear_queries(shared, stage, get_tile<Sight>(at).rows - now * ROWS);
-            if (ragged && !IS_GENERAL) {
+            if (ragged) {
                 const Sight tile = get_tile<Sight>(at);
-                alone = is_blind(tile, now * ROWS, group ^ 1);
+                // A general instance has no registers to pass over what a group does not see.
+                alone = !IS_GENERAL && is_blind(tile, now * ROWS, group ^ 1);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
-                if (is_blind(tile, now * ROWS, group)) {
+                if (!IS_GENERAL && is_blind(tile, now * ROWS, group)) {
                     if (SHORT && 2 * left > opening) make_d(shared, stage, left + opening, tile.rows - now * ROWS);
                     pass_blind(a, shared, at, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();

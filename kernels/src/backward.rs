@@ -15,9 +15,7 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{BackwardTensors, CallTables, SEGMENT_BYTES, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::forward::{
-    self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, are_vectors, elements, tensor_maps,
-};
+use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, elements, tensor_maps};
 use crate::gpu::{Gpu, Launch, TensorMap};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
@@ -363,8 +361,7 @@ impl Gpu {
         }
         tensors.check(tables, &[("the workspace", workspace)])?;
         let rows = [q, k, v, dout, out, dq, dk, dv];
-        let instance = Instance::of(&call.softmax, [dim, dim_v]).at(rows);
-        let by_threads = !are_vectors([dim, dim_v]) || Instance::Wide.at(rows) != Instance::Wide;
+        let (instance, by_threads) = Instance::on(&call.softmax, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
         let layout = bucket.layout(call, heads);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;

@@ -161,6 +161,16 @@ impl Instance {
         if tensors.into_iter().all(View::is_on_vectors) { self } else { Instance::General }
     }
 
+    /// Returns the instance for a call on tensors that lie anywhere, and whether threads bring their rows.
+    pub(crate) fn on<const N: usize>(
+        softmax: &Softmax,
+        dims: [usize; 2],
+        tensors: [&View; N],
+    ) -> (Instance, bool) {
+        let are_anywhere = Instance::Wide.at(tensors) == Instance::General;
+        (Instance::of(softmax, dims).at(tensors), are_anywhere || !are_vectors(dims))
+    }
+
     /// Returns the largest head dim.
     pub fn dim(self) -> usize {
         if self == Instance::Narrow { 64 } else { DIM_MAX }
@@ -175,7 +185,7 @@ impl Instance {
 }
 
 /// Returns whether rows of these head dims are vectors of 16 bytes.
-pub(crate) fn are_vectors(dims: [usize; 2]) -> bool {
+fn are_vectors(dims: [usize; 2]) -> bool {
     dims.into_iter().all(|dim| dim.is_multiple_of(LANES))
 }
 
@@ -315,12 +325,12 @@ impl AttentionKernels {
 
     /// Returns the shape for a call; `None` where the simple kernel runs it.
     pub fn shape(self, call: &CallTables, operands: &ForwardOperands) -> Option<TileShape> {
+        let instance = Instance::of(&call.softmax, operands.dims);
         let shape = match self {
             AttentionKernels::Simple => return None,
-            AttentionKernels::Tuned => TileShape::of(call, Instance::of(&call.softmax, operands.dims)),
+            AttentionKernels::Tuned => TileShape::of(call, instance),
             AttentionKernels::Of(shape) => shape,
         };
-        let instance = Instance::of(&call.softmax, operands.dims);
         refusal(call, operands).is_none().then_some(shape.served(instance))
     }
 }
@@ -467,8 +477,7 @@ impl Gpu {
                 call.plan_bytes()
             )));
         }
-        let instance = Instance::of(&call.softmax, [dim, dim_v]).at([q, k, v, out]);
-        let by_threads = !are_vectors([dim, dim_v]) || Instance::Wide.at([q, k, v, out]) != Instance::Wide;
+        let (instance, by_threads) = Instance::on(&call.softmax, [dim, dim_v], [q, k, v, out]);
         let out = out.raw("out")?;
         if call.owned[0] == 0 || heads == 0 {
             return Ok(());

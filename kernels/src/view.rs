@@ -5,6 +5,7 @@ use seamproof_oracle::Format;
 
 use crate::codec::{element_bytes, format_number};
 use crate::error::KernelError;
+use crate::forward::ALIGNMENT;
 use crate::memory::{Area, Argument};
 use crate::tables::{ROWS_MAX, on_bytes};
 
@@ -70,7 +71,7 @@ impl<'a> View<'a> {
 
     /// Returns whether the tensor begins on 16 bytes.
     pub(crate) fn is_on_vectors(&self) -> bool {
-        self.area.address().is_multiple_of(16)
+        self.area.address().is_multiple_of(ALIGNMENT as u64)
     }
 
     /// Returns the storage format.

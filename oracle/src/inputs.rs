@@ -96,7 +96,7 @@ impl InputViews<'_> {
     }
 
     /// Returns the tensor of this name, which is that of an input with rows.
-    pub(crate) fn of(&self, tensor: TensorName) -> ArrayView3<'_, f32> {
+    pub fn of(&self, tensor: TensorName) -> ArrayView3<'_, f32> {
         match tensor {
             TensorName::K => self.k,
             TensorName::V => self.v,

@@ -248,7 +248,7 @@ pub fn whole(problem: &Problem) -> RankLayout {
 }
 
 /// Returns the number of positions that a sequence borrows, and holds no rows for.
-fn hole(problem: &Problem, side: Side, sequence: usize) -> usize {
+pub fn hole(problem: &Problem, side: Side, sequence: usize) -> usize {
     if side == Side::Kv { problem.sharing.borrowed(sequence) } else { 0 }
 }
 

@@ -13,6 +13,7 @@ from test_check import example
 
 import seamproof
 from seamproof import program
+from seamproof.declare import GIVEN
 from seamproof.loading import load_file
 
 try:
@@ -67,17 +68,7 @@ def _environment() -> dict[str, str]:
     return worker_environment({})
 
 
-FORMS = [
-    "cu_seqlens",
-    "segments",
-    "lengths",
-    "pad_between_seqs",
-    "no_pad_between_seqs",
-    "batched_segments",
-]
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GIVEN)
 def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     text = (EXAMPLES / "numpy_forms.py").read_text()
     right = load(tmp_path / "right.py", text)

@@ -23,7 +23,7 @@ pub fn layout(problem: &Problem) {
             problem.sequences.iter().map(|both| vec![0; layout::run_of(both, side).span]).collect();
         ranks.iter().for_each(|rank| on_rank(rank, &mut owners));
         for (sequence, owners) in owners.iter().enumerate() {
-            let borrowed = if side == Side::Kv { problem.sharing.borrowed(sequence) } else { 0 };
+            let borrowed = layout::hole(problem, side, sequence);
             let is_right = |(row, &count): (usize, &u8)| count == u8::from(row >= borrowed);
             assert!(owners.iter().enumerate().all(is_right), "{side:?}, sequence {sequence}: {owners:?}");
         }
@@ -33,9 +33,8 @@ pub fn layout(problem: &Problem) {
             for (rank, &SideLayout { rows, ref runs }) in members.enumerate() {
                 // A schedule has holes for what a sequence borrows.
                 let mut placed = tokens(&shard.placed(rank));
-                let borrowed =
-                    |sequence| if side == Side::Kv { problem.sharing.borrowed(sequence) } else { 0 };
-                placed.retain(|&(_, sequence, position, _)| position >= borrowed(sequence));
+                placed
+                    .retain(|&(_, sequence, position, _)| position >= layout::hole(problem, side, sequence));
                 assert_eq!((shard.rows, placed), (rows, tokens(runs)), "rank {rank}");
             }
         }

@@ -106,13 +106,13 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
 
 /// Number of cases in the plain form among which one asks for batched ids.
 const BATCHED_ONE_IN: u32 = 8;
+/// Number of cases without a cache among which one has keys that sequences share.
+const SHARED_KEYS_ONE_IN: u32 = 20;
 
 /// Returns the number that asks for a form first.
 fn entry_of(form: Form) -> u32 {
     FORMS.iter().position(|forms| forms[0] == form).map_or(0, |index| index as u32 + 1)
 }
-/// Number of cases without a cache among which one has keys that sequences share.
-const SHARED_KEYS_ONE_IN: u32 = 20;
 
 /// Number of cases among which one is in a sequence-parallel region.
 const REGION_ONE_IN: u32 = 20;

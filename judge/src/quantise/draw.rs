@@ -54,8 +54,6 @@ impl Words {
 /// Values are in the problem's formats, or in f32, in a quarter of the cases each. One case in four is delayed.
 pub fn draw(seed: u64, index: u64, limits: &Limits) -> Option<Quantisation> {
     let Draw::Problem(problem) = generate::draw(seed, index, limits) else { return None };
-    // Each sequence has rows of its own.
-    let problem = problem.unshared();
     let mut words = Words(absorb(absorb(DRAW, seed), index));
     let problem = plain(problem, words.below(4) == 0)?;
     let dout = problem.pass == Pass::Backward;
@@ -75,9 +73,9 @@ pub fn draw(seed: u64, index: u64, limits: &Limits) -> Option<Quantisation> {
     Quantisation::new(fields).ok()
 }
 
-/// Returns the problem without what a quantiser does not know: steps, pages, and at times a 16-bit format.
+/// Returns the problem without what a quantiser does not know: steps, pages, shared keys, and at times a 16-bit format.
 fn plain(problem: Problem, in_f32: bool) -> Option<Problem> {
-    let mut fields = ProblemFields::from(problem.at_once().without_pages());
+    let mut fields = ProblemFields::from(problem.unshared().at_once().without_pages());
     if in_f32 {
         fields.precision = Precision::uniform(Format::F32);
     }

@@ -21,7 +21,7 @@ mod draw;
 use ndarray::{Array3, s};
 use seamproof_oracle::quantise::{Answer, NotFinite, Quantisation, Quantised, quantise};
 use seamproof_oracle::sharding::{self, RankLayout, ShardingError, SideLayout};
-use seamproof_oracle::{Inputs, TensorName};
+use seamproof_oracle::{InputViews, Inputs, TensorName};
 use seamproof_simulator::quantiser::{EmulatedQuantiser, RankCodes, RankQuantised, RankValues};
 
 use crate::finding::{Check, Finding, Place, number};
@@ -128,16 +128,6 @@ pub fn shrink(subject: &dyn Quantiser, asked: &Quantisation, finding: Finding) -
     (best, finding)
 }
 
-/// Returns the tensor of this name.
-fn of_name(inputs: &Inputs, tensor: TensorName) -> &Array3<f32> {
-    match tensor {
-        TensorName::K => &inputs.k,
-        TensorName::V => &inputs.v,
-        TensorName::Dout => &inputs.dout,
-        _ => &inputs.q,
-    }
-}
-
 /// A right answer, and the ranks that it is dealt to.
 struct Comparison<'a> {
     asked: &'a Quantisation,
@@ -161,7 +151,8 @@ impl Comparison<'_> {
     }
 
     fn local(&self, inputs: &Inputs, tensor: TensorName, layout: &RankLayout, fill: Poison) -> Array3<f32> {
-        let (side, whole) = (layout.side(tensor.side()), of_name(inputs, tensor));
+        let (side, inputs) = (layout.side(tensor.side()), InputViews::from(inputs));
+        let whole = inputs.of(tensor);
         let mut local = Array3::zeros([side.rows, whole.dim().1, whole.dim().2]);
         let mut real = vec![false; side.rows];
         for (row, from) in self.real_rows(side, tensor) {

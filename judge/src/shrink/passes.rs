@@ -126,10 +126,12 @@ fn keep_pages(best: &Problem, fields: &mut ProblemFields) {
 /// Keeps the keys that sequences of the best problem share, as far as other fields can. As many sequences are the same
 /// ones, whatever their ids.
 fn keep_sharing(best: &Problem, fields: &mut ProblemFields) {
-    if fields.sequences.len() != best.sequences.len() || fields.sharing.check(fields).is_err() {
-        fields.sharing = fields.sharing.fitted(&best.sequences, &fields.sequences);
+    let fits = |fields: &ProblemFields| fields.sharing.check(fields).is_ok();
+    if fields.sequences.len() == best.sequences.len() && fits(fields) {
+        return;
     }
-    if fields.sharing.check(fields).is_err() {
+    fields.sharing = fields.sharing.fitted(&best.sequences, &fields.sequences);
+    if !fits(fields) {
         fields.sharing = Sharing::default();
     }
 }

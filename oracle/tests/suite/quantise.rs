@@ -7,7 +7,7 @@ use seamproof_oracle::quantise::{
 };
 use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{
-    E8m0, Element, Format, Heads, Inputs, Pass, Problem, ProblemFields, Scaling, TensorName,
+    E8m0, Element, Format, Heads, InputViews, Inputs, Pass, Problem, ProblemFields, Scaling, TensorName,
 };
 
 use crate::common::{Draws, random};
@@ -23,15 +23,6 @@ const SCALINGS: [Scaling; 7] = [
 ];
 
 const TENSORS: [TensorName; 4] = [TensorName::Q, TensorName::K, TensorName::V, TensorName::Dout];
-
-fn of_name(inputs: &Inputs, tensor: TensorName) -> &Array3<f32> {
-    match tensor {
-        TensorName::Q => &inputs.q,
-        TensorName::K => &inputs.k,
-        TensorName::V => &inputs.v,
-        _ => &inputs.dout,
-    }
-}
 
 fn current(problem: &Problem, format: Format, scaling: Scaling, scale: ScaleRule) -> QuantisationFields {
     QuantisationFields {
@@ -234,7 +225,7 @@ fn a_code_stands_for_the_nearest_value_unless_it_saturates() {
                 for (sequence, both) in problem.sequences.iter().enumerate() {
                     for (position, row) in run_of(both, tensor.side()).real_rows().enumerate() {
                         for ((head, lane), value) in
-                            of_name(&inputs, tensor).slice(s![row, .., ..]).indexed_iter()
+                            InputViews::from(&inputs).of(tensor).slice(s![row, .., ..]).indexed_iter()
                         {
                             let group = groups.of(sequence, position, head, lane);
                             let (amax, scale) = (of.amax[group], of.scale[group]);
@@ -272,7 +263,8 @@ fn rows_that_are_not_real_have_codes_of_zero_and_move_nothing() {
             let got = answer(fields.clone(), &inputs);
             assert_eq!(got, answer(fields, &other), "{scaling:?}");
             for (tensor, of) in TENSORS.into_iter().zip(&got.tensors) {
-                let values = of_name(&inputs, tensor);
+                let views = InputViews::from(&inputs);
+                let values = views.of(tensor);
                 assert!(values.iter().zip(&of.codes).all(|(value, code)| !value.is_nan() || *code == 0));
             }
         }

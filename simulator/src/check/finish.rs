@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use seamproof_oracle::sharding::{self, run_of};
 use seamproof_oracle::{Pass, Positions, Run, Sequence, Side, TensorName};
 
 use super::cover::{FAR, Patch, Wanted, prove};
@@ -172,11 +173,9 @@ impl Machine<'_> {
                 }
             }
             for (sequence, lines) in lines.iter().enumerate() {
-                let both = &self.problem.sequences[sequence];
-                let rows = match side(tensor) {
-                    Some(Side::Kv) => self.problem.sharing.borrowed(sequence)..both.kv.len,
-                    _ => 0..both.q.len,
-                };
+                let side = side(tensor).unwrap_or(Side::Q);
+                let len = run_of(&self.problem.sequences[sequence], side).len;
+                let rows = sharding::hole(self.problem, side, sequence)..len;
                 if let Err(hole) =
                     prove(Positions::first(1), &Wanted { lo: -FAR, hi: FAR, cols: rows }, lines)
                 {

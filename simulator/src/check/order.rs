@@ -531,13 +531,7 @@ fn meetings(schedule: &Schedule) -> (Vec<(Vec<Meeting>, usize)>, Numbers) {
     for (rank, program) in schedule.ranks.iter().enumerate() {
         let mut counts = BTreeMap::new();
         for (operation, step) in program.operations.iter().enumerate() {
-            let (Work::AllGather { communicator, .. }
-            | Work::ReduceScatter { communicator, .. }
-            | Work::AllToAll { communicator, .. }
-            | Work::AllReduce { communicator, .. }) = step.work
-            else {
-                continue;
-            };
+            let Some(communicator) = step.work.communicator() else { continue };
             let Some(&seat) = seats.get(&(communicator, rank)) else { continue };
             let number = counts.entry(communicator).or_insert(0);
             let members = schedule.communicators[communicator].len();

@@ -4,6 +4,8 @@
 use std::ops::Range;
 
 use seamproof_oracle::sharding::{Piece, PlacedRun, ShardingError, held};
+#[cfg(test)]
+use seamproof_oracle::{Alignment, Blocks};
 use seamproof_oracle::{Band, Format, Mask, Problem, Run, Side, TensorName};
 
 use super::program::{
@@ -393,32 +395,42 @@ pub(crate) fn pad(part: &mut Run, run: Run, end: usize) {
     }
 }
 
+/// Returns every mask of these bounds on each side, these blocks, and these counts of a prefix and of sink tokens, in both
+/// alignments.
+#[cfg(test)]
+pub(super) fn masks_of<const S: usize, const B: usize, const C: usize>(
+    sides: [Option<u32>; S],
+    blocks: [Option<Blocks>; B],
+    counts: [(u32, u32); C],
+) -> impl Iterator<Item = Mask> {
+    let bounds = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
+    bounds.flat_map(move |(left, right)| {
+        let cut = move |align| blocks.map(|blocks| counts.map(|counts| (align, blocks, counts)));
+        let all = [Alignment::TopLeft, Alignment::BottomRight].into_iter().flat_map(cut).flatten();
+        all.map(move |(align, blocks, (prefix, sink_tokens))| Mask {
+            left,
+            right,
+            align,
+            blocks,
+            prefix,
+            sink_tokens,
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use seamproof_oracle::{Alignment, Blocks, Borders};
+    use seamproof_oracle::{Blocks, Borders};
 
     fn masks() -> impl Iterator<Item = Mask> {
         let sides = [None, Some(0), Some(1), Some(3)];
-        let bounds = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
         let documents = Borders::new(&[2, 3, 6]).ok().map(Blocks::Documents);
         let blocks =
             [None, documents, NonZeroU32::new(1).map(Blocks::Chunks), NonZeroU32::new(3).map(Blocks::Chunks)];
-        bounds.flat_map(move |(left, right)| {
-            let counts = [(0, 0), (2, 0), (0, 2), (1, 3), (3, 1)];
-            let cut = move |align| blocks.map(|blocks| counts.map(|counts| (align, blocks, counts)));
-            let all = [Alignment::TopLeft, Alignment::BottomRight].into_iter().flat_map(cut).flatten();
-            all.map(move |(align, blocks, (prefix, sink_tokens))| Mask {
-                left,
-                right,
-                align,
-                blocks,
-                prefix,
-                sink_tokens,
-            })
-        })
+        masks_of(sides, blocks, [(0, 0), (2, 0), (0, 2), (1, 3), (3, 1)])
     }
 
     /// Returns the pairs of rows that segments show, and the rows of queries that they own, sorted.

@@ -606,6 +606,19 @@ pub struct Schedule {
     pub sequence_parallel: Option<usize>,
 }
 
+impl Work {
+    /// Returns the communicator of a collective; `None` for any other work.
+    pub fn communicator(&self) -> Option<usize> {
+        match self {
+            Work::AllGather { communicator, .. }
+            | Work::ReduceScatter { communicator, .. }
+            | Work::AllToAll { communicator, .. }
+            | Work::AllReduce { communicator, .. } => Some(*communicator),
+            _ => None,
+        }
+    }
+}
+
 impl Schedule {
     /// Returns the number of ranks of each sequence-parallel region; 1 in a schedule without regions.
     pub fn region(&self) -> usize {
@@ -617,13 +630,11 @@ impl Schedule {
     pub fn named<'a>(&'a self, work: &'a Work) -> &'a [usize] {
         match work {
             Work::Send { to: peer, .. } | Work::Recv { from: peer, .. } => slice::from_ref(peer),
-            Work::AllGather { communicator, .. }
-            | Work::ReduceScatter { communicator, .. }
-            | Work::AllToAll { communicator, .. }
-            | Work::AllReduce { communicator, .. } => {
-                self.communicators.get(*communicator).map_or(&[], Vec::as_slice)
+            other => {
+                let members =
+                    other.communicator().and_then(|communicator| self.communicators.get(communicator));
+                members.map_or(&[], Vec::as_slice)
             }
-            _ => &[],
         }
     }
 

@@ -263,29 +263,17 @@ fn moved(Band { lo, hi }: Band, own: &Range<usize>, of: &Range<usize>) -> Band {
 mod tests {
     use std::num::NonZeroU32;
 
-    use seamproof_oracle::{Alignment, Balance, Blocks, Borders};
+    use seamproof_oracle::{Balance, Blocks, Borders};
 
     use super::*;
+    use crate::schedule::build::masks_of;
     use crate::shard::Slot;
 
     fn masks() -> impl Iterator<Item = Mask> {
         let sides = [None, Some(0), Some(1), Some(3), Some(4), Some(9)];
-        let bounds = sides.into_iter().flat_map(move |left| sides.map(|right| (left, right)));
         let documents = Borders::new(&[2, 7, 8]).ok().map(Blocks::Documents);
         let blocks = [None, documents, NonZeroU32::new(5).map(Blocks::Chunks)];
-        bounds.flat_map(move |(left, right)| {
-            let counts = [(0, 0), (2, 0), (0, 3), (1, 5), (6, 2)];
-            let cut = move |align| blocks.map(|blocks| counts.map(|counts| (align, blocks, counts)));
-            let all = [Alignment::TopLeft, Alignment::BottomRight].into_iter().flat_map(cut).flatten();
-            all.map(move |(align, blocks, (prefix, sink_tokens))| Mask {
-                left,
-                right,
-                align,
-                blocks,
-                prefix,
-                sink_tokens,
-            })
-        })
+        masks_of(sides, blocks, [(0, 0), (2, 0), (0, 3), (1, 5), (6, 2)])
     }
 
     /// Returns one sequence of a length in stripes, with rows before it.
