@@ -267,7 +267,8 @@ __device__ __forceinline__ i64 visible_prefix(
 }
 
 // All-gather: the queries of `rank` against the visible prefix of each sequence in sequence order. Of stripes, the longest
-// slot has `most`. segments: [query pieces, sequences].
+// slot has `most`. segments: [query pieces, sequences], and of stripes of one row, which are one launch, [sequences, stripes]:
+// queries of a launch follow each other in memory, as copies of valid rows find them by their offsets.
 extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
     const __grid_constant__ Slots q, const __grid_constant__ Slots kv, const __grid_constant__ Mask mask, int cp,
     int balance, int stripe, int most, int rank, Segment* segments
@@ -275,10 +276,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_gather_segments(
     after_earlier_launches();
     const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (balance == STRIPED ? most : balance + 1) * (i64)q.count) return;
-    const int s = (int)(i % q.count);
-    const i64 index = i / q.count;
+    const bool together = balance == STRIPED && stripe == 1;
+    const int s = (int)(together ? i / most : i % q.count);
+    const i64 index = together ? i % most : i / q.count;
     if (balance == STRIPED && index >= q.span[s] / stripe) {
-        segments[i] = {0, 0, 0, 0, 0, 0};
+        segments[i] = {q.offset[s] + q.span[s], 0, 0, 0, 0, 0};
         return;
     }
     const Piece queries = balance == STRIPED ? Piece{(index * cp + rank) * stripe, 1, stripe, index * stripe}

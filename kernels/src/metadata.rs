@@ -292,7 +292,9 @@ pub trait TableKernels: Launch {
 
     /// Makes the segments of an all-gather's forward: [`SEGMENT_BYTES`] for each piece of `rank`'s queries and
     /// sequence, the last fastest. Keys are the visible prefix, in sequence order. Stripes are pieces, unless those of
-    /// one row are on one rank: `stripes` is their number in the longest slot, and other cuts do not read it.
+    /// one row are on one rank: `stripes` is their number in the longest slot, and other cuts do not read it. Of
+    /// stripes of one row on several ranks the piece comes fastest. Queries of a launch thereby follow each other in
+    /// memory, and [`copy_valid`](crate::RowKernels::copy_valid) takes them as slots.
     fn all_gather_segments(
         &self,
         [q, kv]: [Slots; 2],

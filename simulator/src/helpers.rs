@@ -17,7 +17,7 @@ use seamproof_oracle::{Balance, Band, Format, Mask, Run};
 
 use crate::Segment;
 use crate::schedule::{Layer, Rotated, band, stripe_rows};
-use crate::shard::ShardedSide;
+use crate::shard::{ShardedSide, Slot};
 
 /// Direction in which rows are reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -449,8 +449,9 @@ pub fn ring_segments(
 /// sequence order.
 ///
 /// There is a segment for each piece of queries and each sequence, and the sequence varies fastest. Stripes are pieces;
-/// a slot with fewer stripes than the longest one has empty entries for the others. Stripes of 1 on one rank are one
-/// piece. The result is `None` for a mask that is no band.
+/// a slot with fewer stripes than the longest one has entries without rows at its end for the others. Stripes of 1 on
+/// one rank are one piece. On several ranks they are one launch, and there the stripe varies fastest. So queries of a
+/// launch follow each other in memory, as copies of valid rows ask for. The result is `None` for a mask that is no band.
 pub fn all_gather_segments(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Option<Vec<SegmentRow>> {
     mask.is_band().then(|| all_gather_bands(mask, [q, kv], rank))
 }
@@ -478,9 +479,19 @@ fn all_gather_bands(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec
         let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
         segment(mask, [q, kv], sequence, (queries, piece), rows)
     };
+    let entry = |(part, sequence): (usize, usize)| {
+        let Slot { offset, span, .. } = q.slots[sequence];
+        of((part, sequence)).unwrap_or(SegmentRow { q: (offset + span, 0), ..SegmentRow::EMPTY })
+    };
     let sequences = 0..q.slots.len();
-    let places = (0..pieces).flat_map(|part| sequences.clone().map(move |sequence| (part, sequence)));
-    places.map(|place| of(place).unwrap_or(SegmentRow::EMPTY)).collect()
+    match stripe {
+        Some(1) => {
+            sequences.flat_map(|sequence| (0..pieces).map(move |part| entry((part, sequence)))).collect()
+        }
+        _ => (0..pieces)
+            .flat_map(|part| sequences.clone().map(move |sequence| entry((part, sequence))))
+            .collect(),
+    }
 }
 
 /// Returns the backward segments of an all-gather. They are those of the forward, but the segments of one sequence go

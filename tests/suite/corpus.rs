@@ -125,6 +125,8 @@ const OTHERS: &[&str] = &[
     "te-2829-all-gather-window-128-0",
     "te-2829-all-gather-window-512-512",
     "te-2829-first-offset-and-slack-two-ranks",
+    "te-2829-slots-of-unequal-stripes",
+    "te-2829-stripes-of-one-in-rising-rows",
     "te-2892-padded-pack-full-mask",
     "te-3063-cache-in-steps",
     "te-3063-q-in-sbhd-kv-in-bshd",

@@ -274,6 +274,7 @@ impl<'a> Shape<'a> {
             Work::MakeSegments { to, from } => self.make_segments(*to, from),
             Work::CopyValid { from, to, table, rows } => {
                 self.pairs(*from, *to, rows)?;
+                self.rising(*from, rows)?;
                 self.table(table, rows.len())
             }
             Work::Linear { layer, heads, from, to, rows } => self.linear(*layer, heads, (*from, *to), rows),
@@ -438,6 +439,15 @@ impl<'a> Shape<'a> {
             disjoint(target, both, "read and written by one operation")?;
         }
         Ok(())
+    }
+
+    /// Refuses runs of which one begins before the end of the one before. A copy of valid rows finds a row's run by a
+    /// search among their first rows, runs without rows included.
+    fn rising(&self, from: BufferId, rows: &[RowPair]) -> Checked {
+        let fallen = rows.windows(2).find(|pair| pair[1].0.offset < pair[0].0.offset + pair[0].0.len);
+        let Some(pair) = fallen else { return Ok(()) };
+        let buffer = self.buffer(from)?.name.to_string();
+        Err(FormError::Row { buffer, row: pair[1].0.offset, what: "behind later rows in a table" })
     }
 
     fn row_pairs(&self, source: &Buffer, target: &Buffer, rows: &[RowPair]) -> Checked {

@@ -6,7 +6,7 @@ use crate::common::{Draws, side_by_side};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Pass, Problem, ProblemFields, Sink, Softmax,
 };
-use seamproof_simulator::check::check;
+use seamproof_simulator::check::{CheckError, check};
 use seamproof_simulator::helpers::SegmentRow;
 use seamproof_simulator::schedule::{MergeOrder, Region, Schedule, Work, build_with};
 
@@ -88,6 +88,25 @@ fn a_run_goes_by_its_tables() {
         leave_to_tables(&mut schedule);
         hold(&problem, &schedule, &mut Draws(1));
         assert!(check(&problem, &schedule).is_err(), "the checker asks for the host's word too: {cut:?}");
+    }
+}
+
+/// A copy of valid rows finds them by a search, so the table of each has them in rising order.
+#[test]
+fn rows_that_are_copied_by_a_table_rise() {
+    for cut in TOLD {
+        let problem = problem(cut, Sink::None);
+        let mut schedule = deferred(&problem);
+        let copies = schedule.ranks.iter_mut().flat_map(|program| &mut program.operations);
+        let mut copied = copies.filter_map(|operation| match &mut operation.work {
+            Work::CopyValid { rows, .. } if rows.len() > 1 => Some(rows),
+            _ => None,
+        });
+        let Some(rows) = copied.next() else { continue };
+        rows.reverse();
+        let errors = check(&problem, &schedule).expect_err("rows in falling order");
+        let fallen = |error: &CheckError| error.to_string().contains("behind later rows in a table");
+        assert!(errors.iter().any(fallen), "{cut:?}: {errors:?}");
     }
 }
 

@@ -34,7 +34,13 @@ impl CaseDraw {
 
     /// Returns batches of q and kv with equally many sequences, cut alike.
     fn two_shards(&mut self, cut: Cut) -> [ShardedSide; 2] {
-        let unit = span_multiple(cut.balance, cut.cp);
+        self.two_shards_for(cut, 1)
+    }
+
+    /// Returns such batches in which each rank of a cut of stripes of one holds the rows of `members` ranks, as in the
+    /// ring of a hierarchy.
+    fn two_shards_for(&mut self, cut: Cut, members: usize) -> [ShardedSide; 2] {
+        let unit = span_multiple(cut.balance, cut.cp) * members;
         let (q, q_rows) = self.runs(unit, 4096);
         let mut end = 0;
         let kv: Vec<Run> = q
@@ -46,24 +52,16 @@ impl CaseDraw {
                 run
             })
             .collect();
-        [
-            ShardedSide::of_runs(&q, q_rows, cut.cp, cut.balance),
-            ShardedSide::of_runs(&kv, end, cut.cp, cut.balance),
-        ]
+        let side = |runs: &[Run], rows| ShardedSide {
+            members,
+            ..ShardedSide::of_runs(runs, rows, cut.cp, cut.balance)
+        };
+        [side(&q, q_rows), side(&kv, end)]
     }
-}
 
-impl CaseDraw {
-    /// Makes each rank of a cut of stripes hold the rows of several ranks, as in the ring of a hierarchy. Returns their
-    /// number, which divides every slot.
-    fn members(&mut self, sides: [&mut ShardedSide; 2]) -> usize {
-        let spans = || sides.iter().flat_map(|side| &side.slots).map(|slot| slot.span);
-        let divides = |members: usize| spans().all(|span| span.is_multiple_of(members));
-        let members = if divides(2) && self.one_in(2) { 2 } else { 1 };
+    fn members(&mut self, cut: Cut) -> usize {
+        let members = if cut.balance == (Balance::Striped { stripe: 1 }) { 1 + self.below(2) } else { 1 };
         self.note(&format!("{members} members"));
-        for side in sides {
-            side.members = members;
-        }
         members
     }
 }
@@ -155,12 +153,9 @@ fn segment_bytes(segment: &SegmentRow) -> Vec<u8> {
 
 pub(super) fn ring_segments(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     let cut = draw.cut();
-    let [mut q, mut kv] = draw.two_shards(cut);
-    let pieces = if cut.balance == (Balance::Striped { stripe: 1 }) {
-        draw.members([&mut q, &mut kv])
-    } else {
-        q.stripes_most()
-    };
+    let members = draw.members(cut);
+    let [q, kv] = draw.two_shards_for(cut, members);
+    let pieces = if cut.balance == (Balance::Striped { stripe: 1 }) { members } else { q.stripes_most() };
     let (rank, owner, mask) = (draw.rank(cut.cp), draw.rank(cut.cp), draw.mask());
     let slots = [&q, &kv].map(|shard| with_sequence_lengths(image, shard));
     let rows = helpers::ring_segments(&mask, [&q, &kv], rank, owner).unwrap_or_default();

@@ -112,6 +112,9 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
         "return {(i64)rank * members + part, (i64)cp * members, own, part * own};"
             => "return {rank + (i64)part * cp, (i64)cp * members, own, part * own};",
         Detector::Bits(&["ring segments"]);
+    "absent-stripes-at-the-first-row", WrongSeam, TE_2829, "metadata.cu",
+        "segments[i] = {q.offset[s] + q.span[s], 0, 0, 0, 0, 0};" => "segments[i] = {0, 0, 0, 0, 0, 0};",
+        Detector::Bits(GATHERS);
     "edge-on-the-own-stripe", WrongSeam, LUCIDRAINS_11, "metadata.cu",
         "key = own + edge.distance;" => "key = own;",
         Detector::Bits(&["ring segments"]);

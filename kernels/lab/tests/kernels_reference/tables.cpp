@@ -165,11 +165,16 @@ const char* wrong(int seed) {
             auto queries = q.positions(s, rank, balance == STRIPED ? 0 : a);
             const auto elsewhere = [&](int p) { return balance == STRIPED && q.row_of(s, p) / stripe != a; };
             queries.erase(std::remove_if(queries.begin(), queries.end(), elsewhere), queries.end());
-            const Segment& segment = gathered[a * sequences + s];
+            const Segment& segment = gathered[balance == STRIPED && stripe == 1 ? s * most + a : a * sequences + s];
             const auto keys = prefix(s, queries, 0, 1);
             if (!shows(segment, mask, shift(s), first(q, s, queries), queries, kv.offset[s] * cp, keys))
                 return "a gathered step";
         }
+    // Those of a launch: a piece of every sequence, or all where stripes have one row.
+    const int launch = balance == STRIPED && stripe == 1 ? pieces * sequences : sequences;
+    for (int i = 1; i < pieces * sequences; ++i)
+        if (i % launch && gathered[i].q_offset < gathered[i - 1].q_offset + gathered[i - 1].q_len)
+            return "rows of a gathered step that do not follow each other";
     if (balance != STRIPED || stripe > 1 || cp == 1) return nullptr;
     const std::vector<Segment> residues = made(cp * sequences, [&](Segment* to) {
         all_gather_residues(q.slots(), kv.slots(), mask, cp, rank, to);
