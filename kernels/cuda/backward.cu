@@ -54,6 +54,15 @@ constexpr int PART_BYTES = 64 * 64 * 4, SUMS = ROWS * DIM;
 constexpr int STATISTICS = 2 * ROWS;
 constexpr float LOG2_E = 1.44269504088896340736f;
 
+// Which keys a row sees that no band says: row r sees key k where r + lo <= k or k < sink_tokens, and k <= r + hi or k < prefix.
+// In a general instance, whose walks go by a band around them. Without sink tokens and a prefix it is that band.
+struct Widened {
+    int lo;
+    int hi;
+    int sink_tokens;
+    int prefix;
+};
+
 // What the planning kernel makes of the tables. A row of the tensors is `step * index + phase`, the same step for all.
 struct alignas(16) PlannedSegment {
     int index;
@@ -75,6 +84,8 @@ struct alignas(16) PlannedSegment {
     u32 seeing_end;
     // Its tiles with real keys, where they may go around; else 0.
     u32 around;
+    // Its own bounds, where `lo` and `hi` are those of a band around all that is seen beside them.
+    Widened own;
 };
 
 struct alignas(16) PlannedRun {

@@ -6,25 +6,30 @@ struct Seen {
     int first;
     int last;
 };
-// Of the key of one half of a thread's rows; `first` is the tile's first row.
-__device__ __forceinline__ Seen seen_by(const Sight& tile, int half, int first) {
+// Of the key of one half of a thread's rows; `first` is the tile's first row. In a general instance the segment's own bounds
+// say it.
+__device__ __forceinline__ Seen seen_by(const Sight& tile, const Widened& own, int half, int first) {
     const u32 thread = kept(threadIdx.x);
-    const int r = thread / 32 * 16 + thread % 32 / 4 + 8 * half, key = tile.key + r;
-    return {key - tile.hi - first, r < tile.real ? min(key - tile.lo, tile.rows - 1) - first : -1};
+    const int r = thread / 32 * 16 + thread % 32 / 4 + 8 * half, key = tile.key + r, last = tile.rows - 1;
+    if (!IS_GENERAL) return {key - tile.hi - first, r < tile.real ? min(key - tile.lo, last) - first : -1};
+    const int from = key < own.prefix ? 0 : key - own.hi, to = key < own.sink_tokens ? last : min(key - own.lo, last);
+    return {from - first, r < tile.real ? to - first : -1};
 }
 
 // Weights, and gradients of scores, of pairs that are not seen become zero, whatever they were.
-__device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2], const Sight& tile, int first) {
+__device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2], const Args& a, u32 at, int first) {
     const int lane = 2 * (kept(threadIdx.x) % 4);
+    const Sight tile = get_tile<Sight>(at);
+    const Widened own = get_widened(a, tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const Seen seen = seen_by(tile, half, first);
+        const Seen seen = seen_by(tile, own, half, first);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; ++j)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int at = 4 * j + 2 * half + i, query = 8 * j + lane + i;
-                if (query < seen.first || query > seen.last) p[at] = 0.0f, ds[at] = 0.0f;
+                const int pair = 4 * j + 2 * half + i, query = 8 * j + lane + i;
+                if (query < seen.first || query > seen.last) p[pair] = 0.0f, ds[pair] = 0.0f;
             }
     }
 }
@@ -51,9 +56,11 @@ __device__ __forceinline__ void weigh(float (&s)[ROWS / 2], u32 lse, float scale
 
 // In a general instance: scores become weights, which are rounded for dV, times the slope of a soft cap, 1 - tanh².
 __device__ __forceinline__ void weigh(
-    const Args& a, float (&s)[ROWS / 2], u32 (&p)[ROWS / 4], const Sight& tile, int first, u32 lse
+    const Args& a, float (&s)[ROWS / 2], u32 (&p)[ROWS / 4], u32 at, int first, u32 lse
 ) {
-    const Seen seen[2] = {seen_by(tile, 0, first), seen_by(tile, 1, first)};
+    const Sight tile = get_tile<Sight>(at);
+    const Widened own = get_widened(a, tile);
+    const Seen seen[2] = {seen_by(tile, own, 0, first), seen_by(tile, own, 1, first)};
     const bool capped = a.cap != 0.0f;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; ++j) {
@@ -299,7 +306,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_wait<IS_GENERAL ? 0 : 1>();
             hold(s);
             if constexpr (IS_GENERAL) {
-                weigh(a, s, p, get_tile<Sight>(at), now * ROWS, shared.statistics(stage));
+                weigh(a, s, p, at, now * ROWS, shared.statistics(stage));
                 // One after the other, as weights and slopes leave no registers for dP.
                 start_dv();
                 wgmma_wait<0>();
@@ -314,7 +321,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dp);
             if (SHORT && 2 * left > opening) barrier_wait(shared.d_full(), (left + opening) % 2);
             differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
-            if (ragged) mask(s, dp, get_tile<Sight>(at), now * ROWS);
+            if (ragged) mask(s, dp, a, at, now * ROWS);
             if constexpr (!IS_GENERAL) pack(s, p);
             pack(dp, ds);
             hold(ds);

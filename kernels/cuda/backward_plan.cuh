@@ -47,11 +47,14 @@ __device__ __forceinline__ Cut cut_of(const PlanArgs& a, int s) {
 
 __device__ __forceinline__ void put_segment(const PlanArgs& a, int s, const Cut& cut, const Tiles<2>& first) {
     const QuerySegment segment = a.segments[s];
+    const Widened own = {bound(segment.lo), bound(segment.hi), (int)segment.sink_tokens, (int)segment.prefix};
     PlannedSegment planned = {
         (int)(segment.q_offset / a.q_step), (int)(segment.q_offset % a.q_step), (int)segment.q_len, cut.span,
-        bound(segment.lo), bound(segment.hi), (int)segment.first_run, (int)segment.runs,
+        own.sink_tokens > 0 ? -FAR : own.lo, own.prefix > 0 ? max(own.hi, own.prefix - 1) : own.hi,
+        (int)segment.first_run, (int)segment.runs,
         first.of[OF_QUERIES], cut.tiles.of[OF_QUERIES], first.of[OF_KEYS], cut.tiles.of[OF_KEYS],
     };
+    planned.own = own;
     u32 before = 0;
     // Tiles with real keys, and whether none comes behind one without.
     u32 real = 0;

@@ -15,7 +15,7 @@ struct Sight {
     int first;
     int end;
     // Where tiles describe rows: turns with more than half of this left, rounded down, do; their phases are counted from its
-    // lowest bit.
+    // lowest bit. In a general instance, where none do: the segment's number.
     int opening;
 };
 
@@ -117,6 +117,11 @@ __device__ __forceinline__ T get_tile(u32 at) {
     return tile;
 }
 
+// The own bounds of a tile's segment.
+__device__ __forceinline__ Widened get_widened(const Args& a, const Sight& tile) {
+    if (!IS_GENERAL) return {};
+    return a.segments[tile.opening].own;
+}
 __device__ __forceinline__ u32 load_acquire(const u32* from) {
     u32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -171,8 +176,9 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.run = segment.first_run + run;
     tile.runs_from = a.direction > 0 ? tile.run : segment.first_run;
     tile.runs_end = a.direction > 0 ? segment.first_run + segment.runs : tile.run + 1;
-    tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;
-    tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - tile.lo + 1, 0)) / ROWS;
+    tile.whole = max(tile.key + KEYS - 1 - segment.own.hi + ROWS - 1, 0) / ROWS;
+    tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - segment.own.lo + 1, 0)) / ROWS;
+    if (IS_GENERAL) tile.opening = a.kv_tile_segment[item / kv_heads];
     tile.q_index = segment.index, tile.q_phase = segment.phase, tile.q_owned = segment.span;
     set_ends(a, segment, tile);
     return tile;

@@ -429,7 +429,7 @@ __device__ __forceinline__ float rounded_to(int format, float value) {
 // The tables of an attention call.
 //
 // Rows of queries, of which `q_len` are real, and the band of local keys that local query i sees: i + lo to i + hi. From the
-// first `sink_tokens` keys `lo` hides none.
+// first `sink_tokens` keys `lo` hides none, and from the first `prefix` ones `hi`. Of bands the prefix is 0.
 struct QuerySegment {
     i64 q_offset;
     i64 q_step;
@@ -443,6 +443,7 @@ struct QuerySegment {
     i64 sink_tokens;
     i64 first_run;
     i64 runs;
+    i64 prefix;
 };
 
 // Rows of keys.

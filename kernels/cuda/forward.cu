@@ -38,6 +38,9 @@ struct alignas(16) PlannedRows {
     int runs;
     // Rows that the first tile has fewer than others.
     int skipped;
+    // Keys from which `lo` hides none: in a general instance.
+    int sink_tokens;
+    int unused[3];
 };
 
 struct alignas(16) PlannedKeys {
@@ -120,8 +123,8 @@ __device__ __forceinline__ Span span_seen(Bounds bounds, int real, int keys) {
 struct Brought {
     // -1: there are no more tiles.
     int all;
-    // Of one run: the first one's end and the last one's beginning, in blocks of the run, and the run's keys;
-    // of more: len is -1.
+    // Of one run without sink tokens: the first one's end and the last one's beginning, in blocks of the run, and the run's
+    // keys; of others: len is -1.
     int high;
     int low;
     int len;
@@ -173,13 +176,14 @@ struct Shared {
     __device__ __forceinline__ u32 item_empty(u32 stage) const { return base + 464 + 8 * stage; }
     __device__ __forceinline__ u32 item(u32 stage) const { return base + 480 + 4 * stage; }
     __device__ __forceinline__ u32 tile_empty(u32 stage) const { return base + 488 + 8 * stage; }
-    __device__ __forceinline__ u32 tile(u32 stage) const { return base + 512 + 48 * stage; }
+    __device__ __forceinline__ u32 tile(u32 stage) const { return base + 512 + 64 * stage; }
     __device__ __forceinline__ u32 q(u32 stage) const { return base + 1024 + stage * C::Q_BYTES; }
     __device__ __forceinline__ u32 k(u32 stage) const { return q(C::Q_STAGES) + stage * C::KV_BYTES; }
     __device__ __forceinline__ u32 v(u32 stage) const { return k(C::K_STAGES) + stage * C::KV_BYTES; }
 };
 
-// A tile's record: index, phase, head and owned rows; real rows, bounds and keys of the segment; what is brought.
+// A tile's record: index, phase, head and owned rows; real rows, bounds and keys of the segment; what is brought; in a general
+// instance sink tokens.
 __device__ __forceinline__ void put_four(u32 tile, int place, int a, int b, int c, int d) {
     put_words(tile + 16 * place, a, b, c, d);
 }
@@ -194,6 +198,7 @@ __device__ __forceinline__ Bounds get_bounds(u32 tile) {
     const int4 four = get_four(tile, 1);
     return {four.y, four.z};
 }
+__device__ __forceinline__ int get_sink_tokens(u32 tile) { return IS_GENERAL ? get_four(tile, 3).x : 0; }
 __device__ __forceinline__ Brought get_brought(u32 tile) {
     const int4 four = get_four(tile, 2);
     return {(int)uniform(four.x), four.y, four.z, four.w};

@@ -17,7 +17,7 @@ template <class C>
 __device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys, int rows) {
     const Span seen = span_seen(bounds, min(real, rows), keys);
     if (seen.from >= seen.to) return {brought.all, 0, 0, 0, 0};
-    // Of more runs than one, every block may end early.
+    // Of more runs than one, every block may end early; beside sink tokens, any may be seen in part.
     if (brought.len < 0) return {0, 0, brought.all, brought.all, 0};
     const int low = (u32)seen.from / C::KEYS, high = (u32)(seen.to + C::KEYS - 1) / C::KEYS, all = high - low;
     const int whole_from = (u32)(max(bounds.lo + rows - 1, 0) + C::KEYS - 1) / C::KEYS;
@@ -59,9 +59,12 @@ __device__ __forceinline__ int keys_below(int bound, int keys) {
     return bound / 8 * 2 + min(bound % 8, 2);
 }
 
-// Scores of keys that a row does not see become -inf, whatever they were.
+// Scores of keys that a row does not see become -inf, whatever they were. Of the first `sink_tokens` keys a lower bound hides
+// none.
 template <class C>
-__device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], Bounds bounds, Block block, int row, int packed) {
+__device__ __forceinline__ void mask(
+    float (&s)[C::KEYS / 2], Bounds bounds, int sink_tokens, Block block, int row, int packed
+) {
     static_assert(C::KEYS <= 128, "a thread's keys of a row have a bit each");
     const int first_key = block.first + 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -71,6 +74,11 @@ __device__ __forceinline__ void mask(float (&s)[C::KEYS / 2], Bounds bounds, Blo
         const int right = keys_below(min(r + bounds.hi + 1, block.end) - first_key, C::KEYS);
         u32 seen;
         asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(seen) : "r"(left), "r"(max(right - left, 0)));
+        if constexpr (IS_GENERAL) {
+            u32 first;
+            asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(first) : "r"(min(keys_below(sink_tokens - first_key, C::KEYS), right)));
+            seen |= first;
+        }
 #pragma unroll
         for (int i = 0; i < C::KEYS / 4; ++i)
             if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = neg_infinity();
@@ -358,8 +366,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 k_ring.advance();
                 if (IS_GENERAL && a.inner != 0.0f) cap_scores<C>(s, a.inner);
                 if constexpr (ragged)
-                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), block, thread / 32 * 16 + thread % 32 / 4,
-                            packed_log2<C>(a));
+                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), get_sink_tokens(shared.tile(tile_ring.stage())),
+                            block, thread / 32 * 16 + thread % 32 / 4, packed_log2<C>(a));
                 weigh<C>(s, rows, factor, a.scale_log2);
             };
             auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };

@@ -45,7 +45,7 @@ __device__ __forceinline__ void put_segment(const PlanArgs& a, int s, const Cut&
     a.rows[s] = {
         (int)(segment.q_offset / a.q_step), (int)(segment.q_offset % a.q_step), (int)segment.q_len, cut.span,
         (int)segment.keys, bound(segment.lo), bound(segment.hi), first.of[0], cut.tiles.of[0],
-        (int)segment.first_run, (int)segment.runs, cut.skipped,
+        (int)segment.first_run, (int)segment.runs, cut.skipped, (int)segment.sink_tokens,
     };
 }
 

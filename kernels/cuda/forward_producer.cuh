@@ -13,6 +13,25 @@ __device__ __forceinline__ void blocks_of(const PlannedKeys& run, Span span, int
     high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : low;
 }
 
+// Blocks of a run of which some row sees a key: those of its first keys, which are sink tokens, and those of a span.
+struct RunBlocks {
+    int first;
+    int low;
+    int high;
+
+    __device__ __forceinline__ int count() const { return first + high - low; }
+    __device__ __forceinline__ int at(int i) const { return i < first ? i : i - first + low; }
+};
+// `sink_tokens`: keys that are seen beside the span.
+template <class C>
+__device__ __forceinline__ RunBlocks blocks_of(const PlannedKeys& run, Span span, int sink_tokens) {
+    RunBlocks blocks = {};
+    blocks_of<C>(run, span, blocks.low, blocks.high);
+    const int first = max(min(sink_tokens - run.first, run.len), 0);
+    blocks.first = IS_GENERAL ? min((first + C::KEYS - 1) / C::KEYS, blocks.low) : 0;
+    return blocks;
+}
+
 // Tensor `which` of q, k and v.
 enum { Q, K, V };
 template <int WHICH>
@@ -118,15 +137,18 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         put_four(tile, 1, min(last - first, C::ROWS), bounds.lo, bounds.hi, rows.keys);
         const Span seen = span_seen({first_of_cluster + rows.lo, first_of_cluster + rows.hi}, last - first_of_cluster,
                                     rows.keys);
+        const int sink_tokens = IS_GENERAL ? min(rows.sink_tokens, seen.to) : 0;
+        if constexpr (IS_GENERAL) put_four(tile, 3, rows.sink_tokens, 0, 0, 0);
         const u32 first_run = rows.first_run;
         auto run_of = [&](int r) -> const PlannedKeys& { return a.keys[first_run + r]; };
-        const int run_count = seen.from < seen.to ? rows.runs : 0;
-        int blocks = 0, low, high;
+        const int run_count = seen.from < seen.to || sink_tokens > 0 ? rows.runs : 0;
+        int blocks = 0;
+        RunBlocks of_run = {};
         for (int r = 0; r < run_count; ++r) {
-            blocks_of<C>(run_of(r), seen, low, high);
-            blocks += high - low;
+            of_run = blocks_of<C>(run_of(r), seen, sink_tokens);
+            blocks += of_run.count();
         }
-        put_four(tile, 2, blocks, high, low, run_count == 1 ? run_of(0).len : -1);
+        put_four(tile, 2, blocks, of_run.high, of_run.low, run_count == 1 && sink_tokens <= 0 ? run_of(0).len : -1);
         barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
         if (blocks == 0)
             arrive_together(shared.q_full(q_ring().stage()));
@@ -145,10 +167,10 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         };
         for (int r = run_count - 1; r >= 0; --r) {
             const PlannedKeys& run = run_of(r);
-            blocks_of<C>(run, seen, low, high);
-            for (int block = high - 1; block >= low; --block) {
+            of_run = blocks_of<C>(run, seen, sink_tokens);
+            for (int i = of_run.count() - 1; i >= 0; --i) {
                 barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
-                const int key = block * C::KEYS;
+                const int key = of_run.at(i) * C::KEYS;
                 put_block(shared.block(ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
                 load_keys<C, K>(a, shared.k(ring.stage()), shared.k_full(ring.stage()), kv_head, run.phase, run.index + key);
                 if (v_index >= 0) load_v({ring.turns - 1});

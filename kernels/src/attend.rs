@@ -28,7 +28,7 @@ const WARPS: usize = THREADS / WARP;
 /// The number that stands for an unbounded side of a band. No row is so far away.
 const UNBOUNDED: i64 = 1 << 40;
 /// The bytes of `Segment` of the source.
-pub(crate) const SEGMENT_BYTES: usize = 10 * 8;
+pub(crate) const SEGMENT_BYTES: usize = 11 * 8;
 /// The bytes of `KeyRun` of the source.
 const RUN_BYTES: usize = 6 * 8;
 
@@ -52,6 +52,26 @@ pub struct CallTables {
     pub(crate) summary: CallSummary,
     /// The block table, behind all others, through which keys and values are found.
     pub(crate) pages: Option<BlockTable>,
+    /// The segments with a prefix, which are no bands, behind all that are.
+    undivided: Option<Undivided>,
+}
+
+/// Segments that may have a prefix, and their runs, in a call's tables.
+#[derive(Clone, Copy, Debug)]
+struct Undivided {
+    /// The bytes of the tables before them.
+    before: usize,
+    segments: usize,
+    runs: usize,
+}
+
+/// Segments and their runs of keys, where a GPU reads them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawSegments {
+    pub(crate) segments: u64,
+    pub(crate) runs: u64,
+    pub(crate) segment_count: usize,
+    pub(crate) run_count: usize,
 }
 
 /// Numbers of a call's segments and runs that the host keeps, for the copy engine and for the choice of a launch.
@@ -211,7 +231,8 @@ impl CallTables {
     ///
     /// Kernels know bands, beside which a band's first keys may be sink tokens. A prefix becomes two bands
     /// ([`AttentionCall::bands`]). In a backward the keys have bands of their own, which name each key once
-    /// ([`Segment::bands_of_keys`]).
+    /// ([`Segment::bands_of_keys`]), and the segments are there as they are, too: the backward on tensor cores knows a
+    /// prefix.
     pub fn new(
         call: &AttentionCall,
         [q_rows, kv_rows]: [usize; 2],
@@ -228,17 +249,19 @@ impl CallTables {
         let of_keys = if backward { bands_of_keys(call) } else { Vec::new() };
         let (mut runs, mut behind) = (Runs::default(), Table::default());
         for (index, (first_row, band)) in of_keys.iter().enumerate() {
-            push_band(&mut behind, band, *first_row, &mut runs, bands.segments.len() + index);
+            push_segment(&mut behind, band, *first_row, &mut runs, bands.segments.len() + index);
         }
         let named_once = (!of_keys.is_empty()).then_some((runs.count, runs.owned));
         let (mut segments, mut q_owned) = (Table::default(), 0);
         for (index, band) in bands.segments.iter().enumerate() {
-            push_band(&mut segments, band, q_owned, &mut runs, index);
+            push_segment(&mut segments, band, q_owned, &mut runs, index);
             q_owned += band.q.span;
         }
         let (count, kv_owned) = named_once.unwrap_or((runs.count, runs.owned));
+        let mut bytes = [segments.0, behind.0, runs.table.0].concat();
+        let undivided = (!of_keys.is_empty()).then(|| push_undivided(call, &mut bytes));
         Ok(CallTables {
-            bytes: [segments.0, behind.0, runs.table.0].concat(),
+            bytes,
             segments: bands.segments.len(),
             bands_of_keys: of_keys.len(),
             sink_tokens: call.segments.iter().any(|segment| segment.sink_tokens > 0),
@@ -249,6 +272,7 @@ impl CallTables {
             policy: call.policy,
             summary: CallSummary::of(&bands),
             pages: None,
+            undivided,
         })
     }
 
@@ -278,14 +302,33 @@ impl CallTables {
         (self.segments + self.bands_of_keys) * SEGMENT_BYTES
     }
 
-    /// Whether keys have bands of their own, by which only the simple kernels go.
+    /// Whether keys have bands of their own: in the tables of a backward with a prefix.
     pub fn has_bands_of_keys(&self) -> bool {
         self.bands_of_keys > 0
     }
 
-    /// Whether keys stay visible beside a window, which only the simple kernels know.
+    /// Whether keys stay visible beside a window.
     pub fn has_sink_tokens(&self) -> bool {
         self.sink_tokens
+    }
+
+    /// Returns the segments for a kernel that knows a prefix; those of other kernels, if there is none.
+    pub(crate) fn undivided(&self, tables: Area) -> RawSegments {
+        let first = tables.address();
+        match self.undivided {
+            None => RawSegments {
+                segments: first,
+                runs: first + self.segments_bytes() as u64,
+                segment_count: self.segments,
+                run_count: self.runs,
+            },
+            Some(Undivided { before, segments, runs }) => RawSegments {
+                segments: first + before as u64,
+                runs: first + (before + segments * SEGMENT_BYTES) as u64,
+                segment_count: segments,
+                run_count: runs,
+            },
+        }
     }
 
     /// Returns the bytes of scratch that a backward launch needs.
@@ -468,13 +511,27 @@ impl Runs {
     }
 }
 
-/// Adds a band to a table of segments, and its runs to theirs. It is the segment of the number `index`, and owns query
-/// rows from `first_row` on.
-fn push_band(segments: &mut Table, band: &Segment, first_row: usize, runs: &mut Runs, index: usize) {
+/// Adds a call's segments as they are, and their runs, to the bytes of its tables.
+fn push_undivided(call: &AttentionCall, bytes: &mut Vec<u8>) -> Undivided {
+    let (mut segments, mut runs, mut q_owned) = (Table::default(), Runs::default(), 0);
+    for (index, segment) in call.segments.iter().enumerate() {
+        push_segment(&mut segments, segment, q_owned, &mut runs, index);
+        q_owned += segment.q.span;
+    }
+    let undivided = Undivided { before: bytes.len(), segments: call.segments.len(), runs: runs.count };
+    bytes.append(&mut segments.0);
+    bytes.append(&mut runs.table.0);
+    undivided
+}
+
+/// Adds a segment to a table of them, and its runs to theirs. It has the number `index`, and owns query rows from
+/// `first_row` on.
+fn push_segment(segments: &mut Table, band: &Segment, first_row: usize, runs: &mut Runs, index: usize) {
     let bound = |side: Option<i64>, none: i64| side.unwrap_or(none).clamp(-UNBOUNDED, UNBOUNDED);
     segments.rows(&[band.q.offset, band.q.step, band.q.len, first_row, band.keys()]);
     segments.i64(&[bound(band.lo, -UNBOUNDED), bound(band.hi, UNBOUNDED)]);
-    segments.rows(&[band.sink_tokens.min(band.keys()), runs.count, band.kv.len()]);
+    let [sink_tokens, prefix] = [band.sink_tokens, band.prefix].map(|end| end.min(band.keys()));
+    segments.rows(&[sink_tokens, runs.count, band.kv.len(), prefix]);
     runs.push(&band.kv, index);
 }
 
@@ -628,12 +685,12 @@ mod tests {
         let far = UNBOUNDED;
 
         let forward = CallTables::new(&call, [9, 13], false).expect("legal");
-        // Offset, step, real rows, first owned row, keys, lo, hi, sink tokens, first run and runs. Three queries end
-        // before key 4.
+        // Offset, step, real rows, first owned row, keys, lo, hi, sink tokens, first run, runs and prefix. Three queries
+        // end before key 4.
         let of_queries = [
-            vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0],
-            vec![3, 1, 3, 3, 5, -9, far, 5, 0, 2],
-            vec![6, 1, 2, 6, 7, -6, 4, 6, 2, 2],
+            vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0, 0],
+            vec![3, 1, 3, 3, 5, -9, far, 5, 0, 2, 0],
+            vec![6, 1, 2, 6, 7, -6, 4, 6, 2, 2, 0],
         ];
         assert_eq!(segments(&forward), of_queries);
         assert_eq!((forward.counts(), forward.owned[0]), ([3, 4], 9));
@@ -641,18 +698,28 @@ mod tests {
 
         let backward = CallTables::new(&call, [9, 13], true).expect("each key is named once");
         let of_keys = [
-            vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0],
-            vec![3, 1, 5, 3, 5, -9, far, 5, 0, 2],
-            vec![3, 1, 5, 3, 2, -14, -4, 1, 2, 1],
+            vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0, 0],
+            vec![3, 1, 5, 3, 5, -9, far, 5, 0, 2, 0],
+            vec![3, 1, 5, 3, 2, -14, -4, 1, 2, 1, 0],
         ];
-        let behind: Vec<Vec<i64>> =
-            of_queries.iter().map(|row| [&row[..8], &[row[8] + 3, row[9]]].concat()).chain(of_keys).collect();
+        let behind: Vec<Vec<i64>> = of_queries
+            .iter()
+            .map(|row| [&row[..8], &[row[8] + 3, row[9], row[10]]].concat())
+            .chain(of_keys)
+            .collect();
         assert_eq!(segments(&backward), behind);
+        let undivided = backward.undivided.expect("segments with a prefix");
+        let as_they_are = backward.bytes.split_at(undivided.before).1;
+        let (whole, of_whole) = as_they_are.split_at(undivided.segments * SEGMENT_BYTES);
+        let prefixed = vec![3, 1, 5, 3, 7, -9, 1, 6, 0, 2, 5];
+        assert_eq!(rows_of(whole, SEGMENT_BYTES), [vec![0, 1, 2, 0, 0, -far, far, 0, 0, 0, 0], prefixed]);
+        assert_eq!(rows_of(of_whole, RUN_BYTES), [vec![0, 1, 4, 0, 0, 1], vec![8, 1, 3, 4, 4, 1]]);
         assert_eq!((backward.counts(), backward.owned), ([3, 3], [9, 9]));
         // Offset, step, real rows, first owned row, first key and segment; each key once, then those of the queries.
         let once = [vec![0, 1, 4, 0, 0, 4], vec![8, 1, 1, 4, 4, 4], vec![9, 1, 2, 5, 0, 5]];
         assert_eq!(&runs(&backward)[..3], once);
-        assert_eq!(runs(&backward).len(), 3 + 4);
+        let of_bands = undivided.before - backward.segments_bytes();
+        assert_eq!(of_bands, (3 + 4) * RUN_BYTES);
     }
 
     /// Test that what the host knows of a call counts sink tokens among the keys that rows see.

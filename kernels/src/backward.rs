@@ -1,8 +1,7 @@
 //! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
 //!
-//! It takes what the forward takes ([`forward::refusal`]), with dout in q's format, and gradients in q's format or in
-//! f32, but no prefix, whose queries and keys have bands of their own. [`refusal`] names what it does not take. dk and
-//! dv are summed in one order. dq is summed in f32 over tiles of keys, in a [`DqOrder`] that the caller chooses; where
+//! It takes what the forward takes, with dout in q's format, and gradients in q's format or in f32. [`refusal`] names what
+//! it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of keys, in a [`DqOrder`] that the caller chooses; where
 //! a row's keys are in one tile or in two, both orders give the same bits.
 //!
 //! The workspace grows with rows, not with their square: it has 4 bytes for each lane of dq, in whole tiles, and a
@@ -12,7 +11,7 @@
 use seamproof_oracle::Format;
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{BackwardTensors, CallTables, SEGMENT_BYTES, WeightFormats};
+use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
 use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, elements, tensor_maps};
@@ -27,7 +26,7 @@ const KEYS: usize = 128;
 const SUMS: usize = 8192;
 /// The bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
 const PLAN_BYTES: usize = 16;
-const PLANNED_SEGMENT_BYTES: usize = 64;
+const PLANNED_SEGMENT_BYTES: usize = 80;
 const PLANNED_RUN_BYTES: usize = 32;
 /// The number of parts of the workspace, in the order of [`RawArguments::places`], and the multiple on which they
 /// begin.
@@ -229,7 +228,7 @@ pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String>
     let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
-    forward::refusal(call, &forward)
+    forward::refusal_of_both(call, &forward)
         .or_else(|| refused(dout != q, &|| format!("dout in {dout} beside {q}")))
         .or_else(|| refused(ds != q, &|| format!("dS in {ds} beside {q}")))
         .or_else(|| {
@@ -255,7 +254,7 @@ impl CallTables {
     /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
     /// Others take as many as with head dims of [`forward::DIM_MAX`]. It is linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
-        Bucket::of(Instance::of(&self.softmax, dims)).layout(self, heads)[PARTS]
+        Bucket::of(Instance::of(self, dims)).layout(self, heads)[PARTS]
     }
 }
 
@@ -361,7 +360,7 @@ impl Gpu {
         }
         tensors.check(tables, &[("the workspace", workspace)])?;
         let rows = [q, k, v, dout, out, dq, dk, dv];
-        let (instance, by_threads) = Instance::on(&call.softmax, [dim, dim_v], rows);
+        let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
         let layout = bucket.layout(call, heads);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
@@ -444,15 +443,16 @@ impl Gpu {
 fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PARTS]) -> RawPlan {
     let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
     let [q_capacity, kv_capacity] = bucket.capacities(call);
-    let [plan, segments, runs, q_tiles, kv_tiles, ..] = *places;
+    let [plan, planned, planned_runs, q_tiles, kv_tiles, ..] = *places;
+    let RawSegments { segments, runs, segment_count, run_count } = call.undivided(tables);
     RawPlan {
-        segments: tables.address(),
-        runs: tables.address() + (call.segments * SEGMENT_BYTES) as u64,
-        places: [plan, segments, runs, q_tiles, kv_tiles],
+        segments,
+        runs,
+        places: [plan, planned, planned_runs, q_tiles, kv_tiles],
         q_rows: call.owned[0] as i64,
         kv_rows: call.owned[1] as i64,
-        segment_count: call.segments as i32,
-        run_count: call.runs as i32,
+        segment_count: segment_count as i32,
+        run_count: run_count as i32,
         q_step: q_step as i32,
         kv_step: kv_step as i32,
         tile_rows: bucket.rows() as i32,
@@ -535,10 +535,14 @@ mod tests {
             assert!(said.contains(what), "{operands:?}: {said:?}, not {what:?}");
         }
         assert_eq!(refusal(&call(&[(20, 24)], Some(3.0)), &OPERANDS), None, "a soft cap");
-        let said = refusal(&widened(3, 0), &OPERANDS).unwrap_or_default();
-        assert!(said.contains("a prefix"), "{said:?}");
-        assert_eq!(refusal(&widened(1, 0), &OPERANDS), None, "a prefix that shows nothing");
-        assert_eq!(refusal(&widened(0, 2), &OPERANDS).as_deref(), Some("sink tokens"));
+        let forward = |call: &CallTables| forward::refusal(call, &OPERANDS.forward);
+        for (prefix, sink_tokens) in [(3, 0), (0, 2), (3, 2)] {
+            let call = widened(prefix, sink_tokens);
+            assert_eq!(refusal(&call, &OPERANDS), None, "a prefix of {prefix}, {sink_tokens} sink tokens");
+            assert_eq!(Instance::of(&call, [64, 64]), Instance::General);
+            assert_eq!(forward(&call).is_some(), prefix > 0, "tables of a backward");
+        }
+        assert_eq!(Instance::of(&widened(1, 0), [64, 64]), Instance::Narrow, "a prefix that shows nothing");
     }
 
     #[test]
@@ -546,7 +550,6 @@ mod tests {
         let taken = call(&[(20, 24)], None);
         for choice in AttentionKernels::ALL {
             assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != AttentionKernels::Simple);
-            assert!(!choice.takes_backward(&widened(0, 2), &OPERANDS));
         }
     }
 
@@ -555,10 +558,11 @@ mod tests {
     fn the_workspace_is_linear_in_rows() {
         let heads = 3;
         for dims in [[64, 64], [128, 40]] {
-            let bytes = |len: usize| call(&[(len, len)], None).workspace_bytes(heads, dims);
+            let of = |len: usize| call(&[(len, len)], None);
+            let bytes = |len: usize| of(len).workspace_bytes(heads, dims);
             let [one, two, four] = [bytes(1 << 14), bytes(1 << 15), bytes(1 << 16)];
             assert_eq!(four - two, 2 * (two - one));
-            let of_lane = 4 * (1 << 14) * heads * Instance::of(&Softmax::scaled(1.0), dims).dim();
+            let of_lane = 4 * (1 << 14) * heads * Instance::of(&of(1), dims).dim();
             assert!((two - one) - of_lane < of_lane / 16, "{} bytes beside {of_lane}", two - one);
         }
     }

@@ -31,7 +31,7 @@ const PANEL: usize = 64;
 const LANES: usize = 8;
 /// The bytes of `Plan`, `PlannedRows` and `PlannedKeys` of the source.
 const PLAN_BYTES: usize = 16;
-const PLANNED_ROWS_BYTES: usize = 48;
+const PLANNED_ROWS_BYTES: usize = 64;
 const PLANNED_KEYS_BYTES: usize = 16;
 /// Keys and values that stay in the L2 cache while all tiles of their heads are taken. This is less than half of the
 /// cache, since each half keeps what both read.
@@ -140,14 +140,24 @@ pub enum Instance {
     Narrow,
     /// Calls whose rows the copy engine brings: head dims are multiples of 8, and tensors lie on 16 bytes.
     Wide,
-    /// All calls: with a soft cap, and with rows that threads have to bring.
+    /// All calls: with a soft cap, with sink tokens beside a window, with a prefix in a backward, and with rows that
+    /// threads have to bring.
     General,
 }
 
 impl Instance {
-    /// Returns the instance for tensors that lie on 16 bytes, by the head dims of q and k, and of v.
-    pub fn of(softmax: &Softmax, dims: [usize; 2]) -> Instance {
-        if softmax.softcap.is_some() || !are_vectors(dims) {
+    /// Returns the instance for a call on tensors that lie on 16 bytes, by the head dims of q and k, and of v.
+    pub fn of(call: &CallTables, dims: [usize; 2]) -> Instance {
+        let are_bands = !call.has_sink_tokens() && !call.has_bands_of_keys();
+        match call.softmax.softcap {
+            None if are_bands => Instance::of_dims(dims),
+            _ => Instance::General,
+        }
+    }
+
+    /// Returns the instance for a call of bands, without a soft cap, on tensors that lie on 16 bytes.
+    pub fn of_dims(dims: [usize; 2]) -> Instance {
+        if !are_vectors(dims) {
             Instance::General
         } else if dims.into_iter().all(|dim| dim <= 64) {
             Instance::Narrow
@@ -163,12 +173,12 @@ impl Instance {
 
     /// Returns the instance for a call on tensors that lie anywhere, and whether threads bring their rows.
     pub(crate) fn on<const N: usize>(
-        softmax: &Softmax,
+        call: &CallTables,
         dims: [usize; 2],
         tensors: [&View; N],
     ) -> (Instance, bool) {
         let are_anywhere = Instance::Wide.at(tensors) == Instance::General;
-        (Instance::of(softmax, dims).at(tensors), are_anywhere || !are_vectors(dims))
+        (Instance::of(call, dims).at(tensors), are_anywhere || !are_vectors(dims))
     }
 
     /// Returns the largest head dim.
@@ -325,7 +335,7 @@ impl AttentionKernels {
 
     /// Returns the shape for a call; `None` where the simple kernel runs it.
     pub fn shape(self, call: &CallTables, operands: &ForwardOperands) -> Option<TileShape> {
-        let instance = Instance::of(&call.softmax, operands.dims);
+        let instance = Instance::of(call, operands.dims);
         let shape = match self {
             AttentionKernels::Simple => return None,
             AttentionKernels::Tuned => TileShape::of(call, instance),
@@ -337,6 +347,12 @@ impl AttentionKernels {
 
 /// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
 pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
+    let of_backward = call.has_bands_of_keys().then(|| "a prefix in a backward's tables".to_owned());
+    of_backward.or_else(|| refusal_of_both(call, operands))
+}
+
+/// Returns what there is in a call that neither the forward takes nor the backward.
+pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
     let scale = call.softmax.scale;
     let reach = (0..2).all(|side| {
@@ -357,8 +373,6 @@ pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> 
         let served = scale.is_normal() && scale > 0.0 && scale_log2(scale).is_finite();
         refused(!served, &|| format!("the scale {scale:e}"))
     })
-    .or_else(|| refused(call.has_bands_of_keys(), &|| "a prefix in a backward's tables".to_owned()))
-    .or_else(|| refused(call.has_sink_tokens(), &|| "sink tokens".to_owned()))
     .or_else(|| {
         // A segment may name rows of keys more than once.
         let rows = call.rows[0].max(call.rows[1]).max(call.summary.keys);
@@ -477,7 +491,7 @@ impl Gpu {
                 call.plan_bytes()
             )));
         }
-        let (instance, by_threads) = Instance::on(&call.softmax, [dim, dim_v], [q, k, v, out]);
+        let (instance, by_threads) = Instance::on(call, [dim, dim_v], [q, k, v, out]);
         let out = out.raw("out")?;
         if call.owned[0] == 0 || heads == 0 {
             return Ok(());
@@ -629,10 +643,10 @@ mod tests {
     /// A soft cap, and rows that are no vectors, go to the general instance; tensors off 16 bytes do too.
     #[test]
     fn an_instance_takes_what_others_leave_out() {
-        let capped = Softmax { softcap: Some(3.0), ..plain() };
         let packed = Run::packed(3, 20, 24);
-        assert_eq!(refusal(&call(&[(packed, packed)], capped), &OPERANDS), None);
-        let of = |dims| Instance::of(&plain(), dims);
+        let capped = call(&[(packed, packed)], Softmax { softcap: Some(3.0), ..plain() });
+        assert_eq!(refusal(&capped, &OPERANDS), None);
+        let of = |dims| Instance::of(&call(&[(packed, packed)], plain()), dims);
         assert_eq!([[64, 64], [72, 64]].map(of), [Instance::Narrow, Instance::Wide]);
         assert_eq!([[12, 64], [64, 1]].map(of), [Instance::General; 2]);
         assert_eq!(Instance::of(&capped, [64, 64]), Instance::General);
@@ -703,7 +717,7 @@ mod tests {
             segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
             let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
-            TileShape::of(&call, Instance::of(&plain(), dims))
+            TileShape::of(&call, Instance::of(&call, dims))
         };
         let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [TileShape::Short, TileShape::Middle]);

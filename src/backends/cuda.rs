@@ -501,8 +501,8 @@ mod tests {
         paths.map(|path| Case::load(&path).unwrap().problem)
     }
 
-    /// Test that stored cases of documents, chunks, prefixes and sink tokens are among those that the subject takes, also
-    /// on tensor cores, where the backward of a prefix and launches with sink tokens go to the simple kernels.
+    /// Test that stored cases of documents, chunks, prefixes and sink tokens are among those that the subject takes, and
+    /// that those with rows of one step and head dims up to 128 go to tensor cores.
     #[test]
     fn stored_masks_that_are_no_bands_are_taken() {
         let table = Cuda::default().declaration().table;
@@ -515,9 +515,8 @@ mod tests {
         for problem in masks {
             assert_eq!(table.refusal(&problem), None, "{problem:?}");
             let [forward, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
-            let is_widened = problem.mask.prefix > 0 && problem.mask.right.is_some();
-            assert!(!is_widened || backward.is_empty() || backward.contains(&false), "{problem:?}");
-            assert!(!keeps(&problem) || forward.contains(&false), "{problem:?}");
+            let launches = [forward, backward].concat();
+            assert!(launches.contains(&true) || problem.parallel.size() > 1, "{problem:?}");
         }
     }
 

@@ -83,8 +83,7 @@ pub(crate) fn forward_launcher<'g>(
 ) -> Result<ForwardLauncher<'g>, KernelError> {
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(call.plan_bytes())?);
-    let shape = shape
-        .unwrap_or(TileShape::of(&call, Instance::of(&problem.softmax, [problem.dims.qk, problem.dims.v])));
+    let shape = shape.unwrap_or(TileShape::of(&call, Instance::of(&call, [problem.dims.qk, problem.dims.v])));
     let weights = weights(problem);
     Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], weights, shape, tensors)))
 }

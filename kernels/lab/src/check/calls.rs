@@ -4,8 +4,8 @@
 //!
 //! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels, which
 //! must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on
-//! tensor cores run in each shape, and in both orders of the backward, but for a backward with a prefix and for sink
-//! tokens, which they refuse. They must come near in real rows, and give the same bits in all others.
+//! tensor cores run in each shape, and in both orders of the backward. They must come near in real rows, and give the same
+//! bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
@@ -13,7 +13,7 @@ use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Run, Sink, Softmax, runs_of};
+use seamproof_oracle::{Format, Heads, Pass, Run, Sink, Softmax, runs_of};
 use seamproof_simulator::emulated::{self, Kernel, Right, Roundings, Serial, TiledKernel, Tiles};
 use seamproof_simulator::{AttentionCall, GuardedTensor, RowPolicy, Segment};
 
@@ -32,7 +32,7 @@ const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
 /// The most runs that a segment's keys are dealt to.
 const RUNS_MAX: usize = 4;
 /// The numbers of sink tokens: of one to three tiles of the simple kernels.
-const SINK_TOKENS: [usize; 5] = [1, 4, 32, 33, 70];
+const SINK_TOKENS: [usize; 6] = [1, 4, 32, 33, 70, 150];
 /// The rows of a page.
 const PAGES: [usize; 5] = [1, 3, 16, 64, 100];
 /// The number in results before a launch, apart from the largest logit.
@@ -189,24 +189,6 @@ impl Case {
         }
     }
 
-    /// Whether no prefix shows a key that a band does not.
-    fn is_of_bands(&self) -> bool {
-        !self.call.segments.iter().any(Segment::is_widened)
-    }
-
-    fn has_sink_tokens(&self) -> bool {
-        self.call.segments.iter().any(|segment| segment.sink_tokens > 0)
-    }
-
-    /// Whether the kernels of this way take the call.
-    fn is_taken(&self, way: Way) -> bool {
-        match way {
-            Way::Simple | Way::Paged(_) => true,
-            Way::Forward(_) => !self.has_sink_tokens(),
-            Way::Backward(_) => !self.has_sink_tokens() && self.is_of_bands(),
-        }
-    }
-
     /// Returns which rows of a side are real.
     fn real(&self, side: usize) -> Vec<bool> {
         let mut real = vec![false; self.rows[side]];
@@ -352,6 +334,11 @@ impl Way {
             Way::Backward(order) => Kernels::Tuned(TileShape::Long, how(order)),
         }
     }
+
+    /// The pass of which the tables are.
+    fn pass(self) -> Pass {
+        if matches!(self, Way::Forward(_)) { Pass::Forward } else { Pass::Backward }
+    }
 }
 
 impl<'g> Placed<'g> {
@@ -413,7 +400,7 @@ impl<'g> Placed<'g> {
         };
         let weights = WeightFormats { p: case.format, ds: case.format };
         let sizes = (case.rows, case.heads.q, case.dims);
-        let launches = Launches::new(gpu, &case.call, sizes, (way.kernels(), weights))?;
+        let launches = Launches::new(gpu, &case.call, sizes, (way.kernels(), weights, way.pass()))?;
         match way {
             Way::Simple | Way::Paged(_) => launches.launch(gpu, (&forward, &backward)),
             Way::Forward(_) => launches.forward(gpu, &forward),
@@ -492,7 +479,7 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
         let ways = [Way::Simple].into_iter().chain(drawn.page.map(Way::Paged));
         let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(DqOrder::ALL.map(Way::Backward));
-        for way in ways.filter(|way| drawn.is_taken(*way)) {
+        for way in ways {
             if let Some(place) = placed.wrong(way, &twin)? {
                 let Case { call, dims, heads, format, .. } = &drawn;
                 let what = format!("{way:?}, {format}, head dims {dims:?}, {heads:?}, {call:?}");
@@ -511,6 +498,17 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
 mod tests {
     use super::*;
     use seamproof_kernels::attend::CallTables;
+
+    impl Case {
+        /// Whether no prefix shows a key that a band does not.
+        fn is_of_bands(&self) -> bool {
+            !self.call.segments.iter().any(Segment::is_widened)
+        }
+
+        fn has_sink_tokens(&self) -> bool {
+            self.call.segments.iter().any(|segment| segment.sink_tokens > 0)
+        }
+    }
 
     /// Drawn calls are of kinds that no schedule makes, and the CPU takes them.
     #[test]

@@ -14,7 +14,7 @@ use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Run, Sink, Softmax};
+use seamproof_oracle::{Format, Heads, Pass, Run, Sink, Softmax};
 use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 use super::mismatch::Mismatch;
@@ -185,7 +185,7 @@ impl<'g> Memory<'g> {
         let forward = ForwardTensors { q, k, v, sink: None, out, lse, max_logit: of_heads };
         let backward = BackwardTensors { q, k, v, dout, out, lse, dq: view(5)?, dk: view(6)?, dv: view(7)? };
         let sizes = (rows, heads.q, [dim; 2]);
-        let launches = Launches::new(gpu, &layout.call(dim), sizes, (kernels, WEIGHTS))?;
+        let launches = Launches::new(gpu, &layout.call(dim), sizes, (kernels, WEIGHTS, Pass::Backward))?;
         launches.launch(gpu, (&forward, &backward))?;
 
         let mut written = Vec::new();

@@ -7,7 +7,7 @@ use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
+use seamproof_oracle::{Format, Heads, Mask, Pass, Precision, Problem, ProblemFields};
 use seamproof_simulator::AttentionCall;
 
 use crate::problem::{legal, packed};
@@ -43,16 +43,15 @@ pub(super) struct Launches {
 
 impl Launches {
     /// Prepares a call on tensors, given their rows of queries and keys, their query heads, and their lanes of a head.
+    /// With [`Pass::Forward`] the tables are those of a forward alone. Those of a backward with a prefix go to no forward
+    /// on tensor cores.
     pub(super) fn new(
         gpu: &Gpu,
         call: &AttentionCall,
         (rows, heads, dims): ([usize; 2], usize, [usize; 2]),
-        (kernels, weights): (Kernels, WeightFormats),
+        (kernels, weights, pass): (Kernels, WeightFormats, Pass),
     ) -> Result<Launches, KernelError> {
-        let both = CallTables::new(call, rows, true)?;
-        // Of a prefix the kernels on tensor cores take the forward, whose tables have no bands of keys.
-        let forward_alone = both.has_bands_of_keys() && matches!(kernels, Kernels::Tuned(..));
-        let tables = if forward_alone { CallTables::new(call, rows, false)? } else { both };
+        let tables = CallTables::new(call, rows, pass == Pass::Backward)?;
         let call = match kernels {
             Kernels::Paged(size) => tables.in_pages(call, size)?,
             Kernels::Simple | Kernels::Tuned(..) => tables,
@@ -119,7 +118,12 @@ impl<'g> ReadyPasses<'g> {
         numbers: &NormalNumbers,
     ) -> Result<ReadyPasses<'g>, KernelError> {
         let (rows, dims) = ([problem.rows.q, problem.rows.kv], [problem.dims.qk, problem.dims.v]);
-        let launches = Launches::new(gpu, call, (rows, problem.heads.q, dims), (kernels, weights(problem)))?;
+        let launches = Launches::new(
+            gpu,
+            call,
+            (rows, problem.heads.q, dims),
+            (kernels, weights(problem), Pass::Backward),
+        )?;
         Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
     }
 

@@ -1,7 +1,8 @@
 //! Planted faults of the backward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{
-    BugClass, BugSource, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TUNED, VALUES, WRITES, faults,
+    BugClass, BugSource, Detector, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TUNED, VALUES, WRITES,
+    faults,
 };
 
 /// NaN and infinities of padding rows in the gradients of real ones.
@@ -41,9 +42,29 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "bound(segment.lo), bound(segment.hi - 1),",
         VALUES;
     "gradient-window-one-short", WrongSeam, ("a window one key short", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "backward.cu",
-        "min(key - tile.lo, tile.rows - 1)"
-            => "min(key - tile.lo - 1, tile.rows - 1)",
+        "min(key - tile.lo, last)"
+            => "min(key - tile.lo - 1, last)",
         VALUES;
+    "gradients-without-sink-tokens", WrongSeam, ("sink tokens have gradients from the window alone", "https://github.com/huggingface/transformers/issues/26553"), "backward.cu",
+        "to = key < own.sink_tokens ? last : min(key - own.lo, last);"
+            => "to = min(key - own.lo, last);",
+        Detector::Calls;
+    "gradients-without-a-prefix", WrongSeam, ("a prefix is causal", "https://github.com/vllm-project/vllm-gaudi/pull/1797"), "backward.cu",
+        "from = key < own.prefix ? 0 : key - own.hi,"
+            => "from = key - own.hi,",
+        Detector::Calls;
+    "walk-by-the-window-alone", WrongSeam, ("sink tokens have gradients from the window alone", "https://github.com/huggingface/transformers/issues/26553"), "backward.cu",
+        "own.sink_tokens > 0 ? -FAR : own.lo,"
+            => "own.lo,",
+        Detector::Calls;
+    "walk-by-the-diagonal-alone", WrongSeam, ("a prefix is causal", "https://github.com/vllm-project/vllm-gaudi/pull/1797"), "backward.cu",
+        "own.prefix > 0 ? max(own.hi, own.prefix - 1) : own.hi,"
+            => "own.hi,",
+        Detector::Calls;
+    "all-seen-by-the-walks-bounds", WrongSeam, ("keys behind a prefix take its bounds", "https://github.com/vllm-project/vllm-gaudi/pull/1797"), "backward.cu",
+        "tile.whole = max(tile.key + KEYS - 1 - segment.own.hi + ROWS - 1, 0) / ROWS;"
+            => "tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;",
+        Detector::Calls;
     "sums-of-dq-without-scale", Arithmetic, FORMULA, "backward.cu",
         "shared.ds(turn + 1), dq, a.scale, a.dim);"
             => "shared.ds(turn + 1), dq, 1.0f, a.dim);",

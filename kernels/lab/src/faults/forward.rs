@@ -135,6 +135,18 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "s[i] = tanh_of(s[i] * inner);"
             => "s[i] = s[i] * inner;",
         VALUES;
+    "tile-sink-tokens-hidden", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
+        "            seen |= first;"
+            => "",
+        Detector::Calls;
+    "blocks-of-sink-tokens-skipped", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
+        "IS_GENERAL ? min((first + C::KEYS - 1) / C::KEYS, blocks.low) : 0;"
+            => "0;",
+        Detector::Calls;
+    "tile-sink-tokens-past-the-diagonal", WrongSeam, ("sink tokens past the diagonal", "https://github.com/ROCm/rocm-libraries/pull/6914"), "forward.cu",
+        "min(keys_below(sink_tokens - first_key, C::KEYS), right)"
+            => "keys_below(sink_tokens - first_key, C::KEYS)",
+        Detector::Calls;
     "lanes-past-the-head-dim", PastTheEnd, ("lanes of the next head are multiplied", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "if (j + 1 < lanes) pair |="
             => "if (j < lanes) pair |=",
