@@ -16,7 +16,8 @@ struct Blocks {
 template <class C>
 __device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys, int rows) {
     const Span seen = span_seen(bounds, min(real, rows), keys);
-    if (seen.from >= seen.to) return {brought.all, 0, 0, 0, 0};
+    // A group that sees nothing of its window may see sink tokens.
+    if (seen.from >= seen.to && (!IS_GENERAL || brought.len >= 0)) return {brought.all, 0, 0, 0, 0};
     // Of more runs than one, every block may end early; beside sink tokens, any may be seen in part.
     if (brought.len < 0) return {0, 0, brought.all, brought.all, 0};
     const int low = (u32)seen.from / C::KEYS, high = (u32)(seen.to + C::KEYS - 1) / C::KEYS, all = high - low;

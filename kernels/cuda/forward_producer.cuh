@@ -28,7 +28,9 @@ __device__ __forceinline__ RunBlocks blocks_of(const PlannedKeys& run, Span span
     RunBlocks blocks = {};
     blocks_of<C>(run, span, blocks.low, blocks.high);
     const int first = max(min(sink_tokens - run.first, run.len), 0);
-    blocks.first = IS_GENERAL ? min((first + C::KEYS - 1) / C::KEYS, blocks.low) : 0;
+    blocks.first = IS_GENERAL ? (first + C::KEYS - 1) / C::KEYS : 0;
+    // Those of the span are not taken twice. Where it has none, it begins anywhere.
+    if (blocks.low < blocks.high) blocks.first = min(blocks.first, blocks.low);
     return blocks;
 }
 

@@ -140,8 +140,16 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "",
         Detector::Calls;
     "blocks-of-sink-tokens-skipped", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
-        "IS_GENERAL ? min((first + C::KEYS - 1) / C::KEYS, blocks.low) : 0;"
-            => "0;",
+        "blocks.first = IS_GENERAL ? (first + C::KEYS - 1) / C::KEYS : 0;"
+            => "blocks.first = 0;",
+        Detector::Calls;
+    "blocks-of-sink-tokens-before-the-windows-place", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
+        "if (blocks.low < blocks.high) blocks.first = min("
+            => "blocks.first = min(",
+        Detector::Calls;
+    "rows-past-their-window-passed-over", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
+        "if (seen.from >= seen.to && (!IS_GENERAL || brought.len >= 0))"
+            => "if (seen.from >= seen.to)",
         Detector::Calls;
     "tile-sink-tokens-past-the-diagonal", WrongSeam, ("sink tokens past the diagonal", "https://github.com/ROCm/rocm-libraries/pull/6914"), "forward.cu",
         "min(keys_below(sink_tokens - first_key, C::KEYS), right)"
