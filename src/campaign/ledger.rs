@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::confirm::{self, Confirmation};
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, Shrunk, ShrunkEvent};
+use super::groups::Groups;
 use super::minimise::{minimise, shrink_budget};
 use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
@@ -58,6 +59,8 @@ pub(super) struct Outcome {
     pub(super) cost: Cost,
     /// The ways that a judged case went.
     pub(super) ways: Ways,
+    /// The judged case's algorithm and ranks.
+    pub(super) groups: Groups,
     /// What a judged case showed of the subject's table.
     pub(super) exercise: Exercise,
     pub(super) judged: Judged,
@@ -114,8 +117,9 @@ impl Outcome {
 
     /// A case that no subject computed anything for.
     pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
-        let (cost, ways, exercise) = (Cost::default(), Ways::default(), Exercise::default());
-        Outcome { index, tokens: 0, products: 0, elements: 0, work: 0, cost, ways, exercise, judged }
+        let (ways, groups, exercise) = (Ways::default(), Groups::default(), Exercise::default());
+        let (tokens, products, elements, work, cost) = (0, 0, 0, 0, Cost::default());
+        Outcome { index, tokens, products, elements, work, cost, ways, groups, exercise, judged }
     }
 
     fn event(&self) -> CaseEvent<'_> {
@@ -220,6 +224,7 @@ impl<'a> Ledger<'a> {
         self.summary.count(outcome.tokens, outcome.products);
         self.summary.spent(outcome.elements, outcome.cost);
         self.summary.ways.merge(&outcome.ways);
+        self.summary.groups.merge(&outcome.groups);
         self.summary.exercise.merge(&outcome.exercise);
         match outcome.judged {
             Judged::Held(margin) => self.summary.held(&margin),

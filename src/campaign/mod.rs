@@ -14,6 +14,7 @@
 
 mod confirm;
 mod event;
+mod groups;
 mod histogram;
 mod ledger;
 mod left;
@@ -38,6 +39,7 @@ use seamproof_oracle::{Pass, Problem};
 
 pub(crate) use event::Shrunk;
 pub use event::{CASE_EVENTS_MAX, CaseEvent, Event, Observer, ShrunkEvent, Silent, Start};
+pub use groups::{Groups, Judgements};
 pub use histogram::{ABOVE_MIN, Bar, Histogram, Quantiles, tells};
 pub use ledger::{DISTINCT_MAX, ENDED_SHRINKS_MAX, KEPT_MAX, SHRINKS_PER_SYMPTOM_MAX};
 pub use left::{Left, OnDisk};
@@ -240,9 +242,10 @@ impl Worker<'_> {
         let (verdict, cost) = evaluate_timed(backend.as_ref(), &problem);
         let mut exercise = Exercise::default();
         exercise.add(&backend.declaration().table, &problem, &verdict);
-        let mut ways = Ways::default();
+        let (mut ways, mut groups) = (Ways::default(), Groups::default());
         if matches!(verdict, Verdict::Pass(_) | Verdict::Finding(_)) {
             ways.add(&problem, &backend.ways(&problem));
+            groups.add(&problem, matches!(verdict, Verdict::Finding(_)));
         }
         let judged = match verdict {
             Verdict::Refused(refusal) => return Outcome::untouched(index, Judged::Refused(refusal.row())),
@@ -271,7 +274,7 @@ impl Worker<'_> {
                 }
             }
         };
-        Outcome { index, tokens, products, elements, work, cost, ways, exercise, judged }
+        Outcome { index, tokens, products, elements, work, cost, ways, groups, exercise, judged }
     }
 
     fn malformed(&self, index: u64, malformed: &Malformed) -> Outcome {

@@ -288,6 +288,7 @@ impl Summary {
         lines.extend(prose::not_asked(&self.not_asked).map(|what| plain("identity", what)));
         let ways = self.ways.to_string();
         lines.extend(ways.lines().map(|line| Line { tone: Tone::Plain, text: line.to_owned() }));
+        lines.extend(self.groups.to_string().lines().map(|what| plain("parallel", what.to_owned())));
         for DeviceRuns { device, name, runs, versions } in &self.devices {
             let mut told = vec![format!("{device}: {runs} runs")];
             told.extend((!name.is_empty()).then(|| name.clone()));

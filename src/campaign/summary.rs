@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::groups::Groups;
 use super::histogram::{Histogram, Quantiles};
 use super::plan::{Plan, Shard};
 use super::ways::Ways;
@@ -162,6 +163,9 @@ pub struct Sums {
     /// Kernels on which the judged cases ran, where the subject says so.
     #[serde(default)]
     pub ways: Ways,
+    /// Judged and failing cases of several ranks, by algorithm and ranks.
+    #[serde(default)]
+    pub groups: Groups,
     /// What the judged cases showed of the subject's table.
     #[serde(default)]
     pub exercise: Exercise,
@@ -194,6 +198,7 @@ impl Sums {
         self.void = self.void.take().or_else(|| part.void.clone());
         self.cost += part.cost;
         self.ways.merge(&part.ways);
+        self.groups.merge(&part.groups);
         self.exercise.merge(&part.exercise);
         for (&relation, count) in &part.not_asked {
             *self.not_asked.entry(relation).or_default() += count;
@@ -413,6 +418,7 @@ impl Summary {
             product_count: self.product_count,
             element_count: self.element_count,
             ways: &self.ways,
+            groups: &self.groups,
             not_asked: &self.not_asked,
             void: self.void.as_deref(),
             missed: &self.missed,
@@ -463,6 +469,8 @@ pub struct SummaryEvent<'a> {
     element_count: u64,
     #[serde(skip_serializing_if = "Ways::is_empty")]
     ways: &'a Ways,
+    #[serde(skip_serializing_if = "Groups::is_empty")]
+    groups: &'a Groups,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     not_asked: &'a BTreeMap<Relation, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
