@@ -270,7 +270,7 @@ impl CallTables {
             owned: [q_owned, kv_owned],
             softmax: call.softmax,
             policy: call.policy,
-            summary: CallSummary::of(&bands),
+            summary: CallSummary::of(call, &bands),
             pages: None,
             undivided,
         })
@@ -431,10 +431,11 @@ impl BackwardTensors<'_> {
 }
 
 impl CallSummary {
-    fn of(call: &AttentionCall) -> CallSummary {
+    /// Returns the numbers of a call and of its bands. Steps are those of the call's own runs: a band of one row has none.
+    fn of(call: &AttentionCall, bands: &AttentionCall) -> CallSummary {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
         let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
-        let filled = queries.iter().filter(|run| run.span > 0).count();
+        let filled = bands.segments.iter().filter(|band| band.q.span > 0).count();
         let sides = [queries, keys].map(|runs| {
             // The step of a run of one row means nothing.
             let mut steps = runs.iter().filter(|run| run.span > 1).map(|run| run.step);
@@ -442,11 +443,11 @@ impl CallSummary {
             let reach = runs.iter().filter(|run| run.span > 0).map(|run| run.offset / first + run.span).max();
             (steps.all(|step| step == first).then_some(first), reach.unwrap_or(0))
         });
-        let keys = call.segments.iter().map(Segment::keys).max().unwrap_or(0);
-        let seen = call.segments.iter().map(keys_seen).max().unwrap_or(0);
-        let first_seen = call.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
+        let keys = bands.segments.iter().map(Segment::keys).max().unwrap_or(0);
+        let seen = bands.segments.iter().map(keys_seen).max().unwrap_or(0);
+        let first_seen = bands.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
-        let all_seen = call.segments.iter().all(sees_all);
+        let all_seen = bands.segments.iter().all(sees_all);
         CallSummary { step, reach, filled, keys, seen, first_seen, all_seen }
     }
 }
@@ -720,6 +721,18 @@ mod tests {
         assert_eq!(&runs(&backward)[..3], once);
         let of_bands = undivided.before - backward.segments_bytes();
         assert_eq!(of_bands, (3 + 4) * RUN_BYTES);
+    }
+
+    /// Test that a prefix which leaves bands of one row does not hide from the host how far rows lie apart.
+    #[test]
+    fn the_step_of_rows_is_not_that_of_their_bands() {
+        let [q, kv] = [2, 3].map(|step| Run { offset: 0, step, len: 2, span: 2 });
+        let segment = Segment { q, kv: vec![kv], lo: None, hi: Some(0), prefix: 2, sink_tokens: 0 };
+        assert!(segment.bands().iter().all(|band| band.q.span == 1));
+        let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
+        let call = AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite };
+        let steps = CallTables::new(&call, [3, 4], true).expect("legal").summary().step;
+        assert_eq!(steps, [Some(2), Some(3)]);
     }
 
     /// Test that what the host knows of a call counts sink tokens among the keys that rows see.

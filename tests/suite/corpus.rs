@@ -150,6 +150,7 @@ const OTHERS: &[&str] = &[
     "vllm-gaudi-1797-prefix",
     "vllm-gaudi-1797-prefix-all-to-all",
     "vllm-gaudi-1797-prefix-ring",
+    "vllm-gaudi-1797-prefix-in-strided-rows",
 ];
 
 /// Entries that no problem can express, and the reason.
