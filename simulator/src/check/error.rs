@@ -164,9 +164,9 @@ pub enum CheckError {
     /// Schedule-wide data that has no meaning.
     #[error("{what} {index}: {fault}")]
     Table {
-        /// `buffer`, `communicator`, `placement` or `rank`.
+        /// `buffer`, `communicator`, `placement` or `rank`; of groups side by side `world` or `region`.
         what: &'static str,
-        /// Index in the table.
+        /// Index in the table, or the number of ranks of a world or a region.
         index: usize,
         /// The fault.
         fault: FormError,

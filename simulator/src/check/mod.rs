@@ -63,7 +63,7 @@ pub use resource::{Axis, GrowthError, Resource};
 pub use stretch::Stretch;
 pub use trace::{Held, HeldRows, Reading, TracedLaunch, actions, trace, trace_moves};
 
-use crate::schedule::{Schedule, SharedRank, Work, side_by_side};
+use crate::schedule::{Schedule, SideBySideError, Work, side_by_side};
 
 /// Sizes of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,16 +109,24 @@ fn content(problem: &Problem, schedule: &Schedule, order: &order::Order) -> (u64
 }
 
 /// Proves that groups of one world, each with its own problem, run [side by side](crate::schedule::side_by_side()), or
-/// returns the errors of all: no rank is in two groups, and each schedule computes its problem. A right schedule names
+/// returns the errors of all: the groups are of one world, no rank is in two, and each schedule computes its problem. A right schedule names
 /// ranks of its own group alone. No message and no collective can then be between two groups, and each group runs as it
 /// does alone.
 pub fn check_side_by_side(groups: &[(&Problem, &Schedule)]) -> Result<Proof, Vec<CheckError>> {
     let schedules: Vec<&Schedule> = groups.iter().map(|(_, schedule)| *schedule).collect();
-    let shared = side_by_side(&schedules).err().map(|SharedRank(rank)| {
-        let fault = FormError::Plain("is in two groups of its world");
-        CheckError::Table { what: "rank", index: rank, fault }
+    let apart = side_by_side(&schedules).err().map(|error| {
+        let (what, index, fault) = match error {
+            SideBySideError::SharedRank(rank) => ("rank", rank, "is in two groups of its world"),
+            SideBySideError::Worlds(_, ranks) => {
+                ("world", ranks, "is not as large as that of the first group")
+            }
+            SideBySideError::Regions(_, ranks) => {
+                ("region", ranks.unwrap_or(0), "is not as wide as those of the first group")
+            }
+        };
+        CheckError::Table { what, index, fault: FormError::Plain(fault) }
     });
-    let (mut sum, mut errors) = (Proof::default(), Vec::from_iter(shared));
+    let (mut sum, mut errors) = (Proof::default(), Vec::from_iter(apart));
     for (problem, schedule) in groups {
         match check(problem, schedule) {
             Ok(Proof { operations, segments, pairs }) => {

@@ -43,7 +43,7 @@ pub(crate) use build::{Unseeing, pad, part, segments};
 pub use converted::converted;
 pub(crate) use embed::{communicator, peer};
 pub use hierarchical::hierarchical;
-pub use place::{SharedRank, side_by_side};
+pub use place::{SideBySideError, side_by_side};
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,
     MergeStyle, Operation, Placement, RankProgram, Reduction, Region, Role, Rotated, RowPair, Schedule,

@@ -16,10 +16,22 @@ use seamproof_oracle::ContextParallel;
 use super::embed;
 use super::program::{BufferId, Placement, RankProgram, Schedule};
 
-/// A rank that would run the programs of two groups.
+/// The reason why groups do not run side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rank {0} of the world is in two groups; groups side by side share none")]
-pub struct SharedRank(pub usize);
+#[non_exhaustive]
+pub enum SideBySideError {
+    /// A rank that would run the programs of two groups.
+    #[error("rank {0} of the world is in two groups; groups side by side share none")]
+    SharedRank(usize),
+    /// Groups of worlds of unlike sizes.
+    #[error("a world of {0} ranks and one of {1}; groups side by side have one world")]
+    Worlds(usize, usize),
+    /// Sequence-parallel regions that are not of as many ranks in each group, or not there in each.
+    #[error(
+        "sequence-parallel regions of {0:?} and of {1:?} ranks; groups side by side have alike ones or none"
+    )]
+    Regions(Option<usize>, Option<usize>),
+}
 
 /// Returns a schedule whose ranks are places in a group as one whose ranks are those of the group's world.
 pub(super) fn placed(mut schedule: Schedule, parallel: &ContextParallel) -> Schedule {
@@ -37,28 +49,36 @@ pub(super) fn placed(mut schedule: Schedule, parallel: &ContextParallel) -> Sche
 }
 
 /// Returns the schedules of groups of one world as one, for an executor. Buffers of the first group keep their ids, and
-/// those of each later one follow. Communicators of the same ranks are one. An error is a rank of two groups.
-pub fn side_by_side(groups: &[&Schedule]) -> Result<Schedule, SharedRank> {
-    let world = groups.iter().map(|group| group.ranks.len()).max().unwrap_or(0);
+/// those of each later one follow. Communicators of the same ranks are one. Errors are a rank of two groups, and groups of
+/// unlike worlds or regions.
+pub fn side_by_side(groups: &[&Schedule]) -> Result<Schedule, SideBySideError> {
+    let (world, regions) =
+        groups.first().map_or((0, None), |group| (group.ranks.len(), group.sequence_parallel));
     let mut all = Schedule {
         buffers: Vec::new(),
         ranks: vec![RankProgram::default(); world],
         members: Vec::new(),
         communicators: Vec::new(),
         placements: Vec::new(),
-        sequence_parallel: None,
+        sequence_parallel: regions,
     };
     groups.iter().try_for_each(|group| join(&mut all, group))?;
     Ok(all)
 }
 
 /// Adds a group to those that a schedule has already.
-fn join(all: &mut Schedule, group: &Schedule) -> Result<(), SharedRank> {
+fn join(all: &mut Schedule, group: &Schedule) -> Result<(), SideBySideError> {
+    if group.ranks.len() != all.ranks.len() {
+        return Err(SideBySideError::Worlds(all.ranks.len(), group.ranks.len()));
+    }
+    if group.sequence_parallel != all.sequence_parallel {
+        return Err(SideBySideError::Regions(all.sequence_parallel, group.sequence_parallel));
+    }
     let first = all.buffers.len();
     let communicators: Vec<usize> = group.communicators.iter().map(|ranks| of_ranks(all, ranks)).collect();
     for &rank in &group.members {
         if all.place(rank).is_some() {
-            return Err(SharedRank(rank));
+            return Err(SideBySideError::SharedRank(rank));
         }
         all.members.push(rank);
         let Some(mut program) = group.ranks.get(rank).cloned() else { continue };

@@ -11,7 +11,7 @@ use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::executor::{Counts, ExecuteError, ExecutedPasses, execute, load};
 use seamproof_simulator::faults::by_id;
 use seamproof_simulator::schedule::{
-    MergeOrder, RankProgram, Schedule, SharedRank, Work, build, build_with, side_by_side,
+    MergeOrder, RankProgram, Schedule, SideBySideError, Work, build, build_with, side_by_side,
 };
 use seamproof_simulator::threads::execute_on_threads;
 use seamproof_simulator::{GuardedTensor, Real};
@@ -245,9 +245,26 @@ fn ranks_taken_for_places_are_rejected_and_do_not_end() {
 fn groups_that_share_a_rank_do_not_run_side_by_side() {
     let [one, other] = [[0, 2], [2, 1]].map(|ranks| of_one_sequence(FORMS[0], 8, &ranks));
     let schedules = [&one, &other].map(|problem| build(problem).unwrap());
-    assert_eq!(side_by_side(&[&schedules[0], &schedules[1]]), Err(SharedRank(2)));
+    assert_eq!(side_by_side(&[&schedules[0], &schedules[1]]), Err(SideBySideError::SharedRank(2)));
     let errors = check_side_by_side(&[(&one, &schedules[0]), (&other, &schedules[1])]).unwrap_err();
     assert!(errors[0].to_string().contains("rank 2: is in two groups"), "{errors:?}");
+}
+
+#[test]
+fn groups_of_unlike_worlds_or_regions_do_not_run_side_by_side() {
+    let [one, other] = [[0, 2], [1, 3]].map(|ranks| of_one_sequence(FORMS[0], 8, &ranks));
+    let [right, beside] = [&one, &other].map(|problem| build(problem).unwrap());
+    let (mut larger, mut in_regions) = (beside.clone(), beside);
+    larger.ranks.push(RankProgram::default());
+    in_regions.sequence_parallel = Some(2);
+    for (beside, error, said) in [
+        (larger, SideBySideError::Worlds(4, 5), "world 5: is not as large"),
+        (in_regions, SideBySideError::Regions(None, Some(2)), "region 2: is not as wide"),
+    ] {
+        assert_eq!(side_by_side(&[&right, &beside]), Err(error));
+        let errors = check_side_by_side(&[(&one, &right), (&other, &beside)]).unwrap_err();
+        assert!(errors[0].to_string().contains(said), "{errors:?}");
+    }
 }
 
 #[test]
