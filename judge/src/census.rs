@@ -14,6 +14,7 @@
 
 mod classes;
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -262,16 +263,25 @@ impl Floors {
 
     /// Returns the floors of a campaign over the problems that a subject is asked.
     pub fn of(declaration: &Declaration, profile: Profile) -> Floors {
+        Floors::of_each(profile, |_| declaration)
+    }
+
+    /// Returns the floors of a campaign over the problems that subjects are asked, one for each draw. Options that are
+    /// drawn may change what a subject takes.
+    pub fn of_each<D: Borrow<Declaration>>(profile: Profile, declaration: impl Fn(u64) -> D) -> Floors {
         let whole = Floors::of_profile(profile);
-        let table = Table { statistics: Table::widest().statistics, ..declaration.table.clone() };
-        if declaration.refuses && table == Table::widest() {
+        let takes_all = |declaration: &Declaration| {
+            let table = Table { statistics: Table::widest().statistics, ..declaration.table.clone() };
+            declaration.refuses && table == Table::widest()
+        };
+        if (0..MEASURED).all(|index| takes_all(declaration(index).borrow())) {
             return whole;
         }
         let (mut drawn, mut asked) = (Census::default(), Census::default());
         let limits = profile.limits();
         for index in 0..MEASURED {
             drawn.add_draw(&generate::draw(0, index, &limits));
-            asked.add_asked(&Asked::drawn(0, index, &limits, declaration));
+            asked.add_asked(&Asked::drawn(0, index, &limits, declaration(index).borrow()));
         }
         let rarer = |rate: u16, drawn: u64, asked: u64| match asked < drawn {
             true => {

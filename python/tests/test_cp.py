@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -580,3 +581,16 @@ def test_what_a_difference_loses_is_found_where_weights_are_claimed(merge_by, co
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     assert done.returncode == code, done.stdout + done.stderr
     assert code == 0 or "looks as if query 1 of sequence 0 missed key 1" in done.stdout
+
+
+def test_a_rank_keeps_its_thread_from_run_to_run():
+    def thread(rank):
+        return threading.get_ident()
+
+    first = ranks(thread)
+    assert len(set(first)) == SIZE
+    with pytest.raises(ZeroDivisionError):
+        ranks(lambda rank: rank // (rank - 1))
+    assert ranks(thread) == first
+    assert ranks(thread, present=[1, 3]) == [first[1], first[3]]
+    assert not dist.is_initialized()

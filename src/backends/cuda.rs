@@ -520,6 +520,22 @@ mod tests {
         }
     }
 
+    /// Test that floors follow the options that are drawn: five campaigns in six are of kernels that leave P in f32 out.
+    #[test]
+    fn a_campaign_meets_the_floors_of_the_options_that_it_draws() {
+        use seamproof_judge::asked::Asked;
+        use seamproof_judge::census::{Census, Floors};
+        use seamproof_judge::generate::Profile;
+
+        let declaration = |seed: u64| Cuda::from_options(&draw_options(seed)).unwrap().declaration();
+        let asked = |index: u64| Asked::drawn(5, index, &Profile::Quick.limits(), &declaration(index + 9000));
+        let mut census = Census::default();
+        (0..3000).for_each(|index| census.add_asked(&asked(index)));
+        assert_eq!(census.below(&Floors::of_each(Profile::Quick, declaration)), []);
+        let simple = Cuda { attention: AttentionKernels::Simple, ..Cuda::default() };
+        assert_ne!(census.below(&Floors::of(&simple.declaration(), Profile::Quick)), []);
+    }
+
     /// Test that a problem outside the table never reaches a GPU: it is refused where there is none.
     #[test]
     fn what_the_table_refuses_reaches_no_gpu() {

@@ -22,7 +22,7 @@ use crate::record::RecordError;
 use crate::worker::is_abandoned;
 use seamproof_judge::campaign::OWN_FAILURES_MAX;
 use seamproof_judge::case::{Case, Found};
-use seamproof_judge::census::Census;
+use seamproof_judge::census::{Census, Floors};
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exercise::Exercise;
 use seamproof_judge::failure::{FailureKey, Symptom, features, ratio, same_failure};
@@ -301,7 +301,14 @@ impl<'a> Ledger<'a> {
         self.summary.distinct = self.distinct.into_values().collect();
         self.summary.interrupted |= self.sinks.control.stopped();
         let declaration = self.subjects.declaration(&self.subjects.options(0)).ok();
-        self.summary.close(census, self.plan, declaration.as_ref(), elapsed);
+        let of_case = |index| {
+            let options = self.subjects.options(self.plan.draw(index, "options"));
+            self.subjects.declaration(&options).ok().or_else(|| declaration.clone())
+        };
+        let floors = declaration.as_ref().map(|first| {
+            Floors::of_each(self.plan.profile, |index| of_case(index).unwrap_or_else(|| first.clone()))
+        });
+        self.summary.close(census, self.plan, (declaration.as_ref(), floors), elapsed);
         self.summary
     }
 

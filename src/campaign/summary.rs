@@ -319,16 +319,17 @@ impl Summary {
         self.sums.clone()
     }
 
-    /// Ends the campaign of a subject with this declaration; without one, its floors are those of all problems.
+    /// Ends the campaign of a subject with this declaration and these floors; without any, its floors are those of all
+    /// problems.
     pub(super) fn close(
         &mut self,
         census: Census,
         plan: &Plan,
-        declaration: Option<&Declaration>,
+        (declaration, floors): (Option<&Declaration>, Option<Floors>),
         elapsed: Duration,
     ) {
         self.seconds = elapsed.as_secs_f64();
-        self.floors = declaration.map(|declaration| Floors::of(declaration, plan.profile));
+        self.floors = floors;
         self.census = census;
         let whole = plan.shard == Shard::WHOLE;
         if let Some(declaration) = declaration.filter(|_| whole) {

@@ -61,8 +61,8 @@ class Seat:
 _seats = threading.local()
 
 
-def seated(seat: Seat) -> None:
-    """Makes the calling thread a rank."""
+def seated(seat: Seat | None) -> None:
+    """Makes the calling thread a rank, or none."""
     _seats.seat = seat
 
 

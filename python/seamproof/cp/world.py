@@ -1,4 +1,7 @@
-"""A world of ranks: threads, each with its own seat, stream and state of `torch.distributed`."""
+"""A world of ranks: threads, each with its own seat, stream and state of `torch.distributed`.
+
+Threads stay from run to run (`threads`); seats, streams and that state are a run's own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from .group import register
 from .places import Seat, World, seated
+from .threads import thread_of
 from .turns import Deadlock, Stopped, Turns
 
 # One world runs at a time: torch's own registers are the process's.
@@ -47,15 +52,10 @@ def run(
             with _rank_of(Seat(rank, world), store, device, began):
                 results[rank] = program(rank)
 
-        threads = [
-            threading.Thread(target=_guarded, args=(of_rank, rank, world.turns), daemon=True)
-            for rank in numbers
-        ]
-        for thread in threads:
-            thread.start()
+        ends = [thread_of(rank).start(partial(_guarded, of_rank, rank, world.turns)) for rank in numbers]
         world.turns.begin()
-        for thread in threads:
-            thread.join()
+        for end in ends:
+            end.wait()
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     left = world.unfinished()
@@ -99,6 +99,7 @@ def _rank_of(seat: Seat, store: dist.Store, device: str, began: Any) -> Iterator
     """Makes the calling thread a rank."""
     seated(seat)
     with contextlib.ExitStack() as stack:
+        stack.callback(_forget)
         # Backward runs in this thread, whose rank it is.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if began is not None:
@@ -108,3 +109,10 @@ def _rank_of(seat: Seat, store: dist.Store, device: str, began: Any) -> Iterator
             stack.enter_context(torch.cuda.stream(stream))
         dist.init_process_group("seamproof", rank=seat.rank, world_size=seat.world.size, store=store)
         yield
+
+
+def _forget() -> None:
+    """Takes the run's state of `torch.distributed` and its seat from the calling thread."""
+    torch._C._distributed_c10d._unregister_all_process_groups()
+    vars(ThreadLocalWorld._world).pop("world", None)
+    seated(None)

@@ -61,10 +61,6 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "own.prefix > 0 ? max(own.hi, own.prefix - 1) : own.hi,"
             => "own.hi,",
         Detector::Calls;
-    "all-seen-by-the-walks-bounds", WrongSeam, ("keys behind a prefix take its bounds", "https://github.com/vllm-project/vllm-gaudi/pull/1797"), "backward.cu",
-        "tile.whole = max(tile.key + KEYS - 1 - segment.own.hi + ROWS - 1, 0) / ROWS;"
-            => "tile.whole = max(tile.key + KEYS - 1 - tile.hi + ROWS - 1, 0) / ROWS;",
-        Detector::Calls;
     "sums-of-dq-without-scale", Arithmetic, FORMULA, "backward.cu",
         "shared.ds(turn + 1), dq, a.scale, a.dim);"
             => "shared.ds(turn + 1), dq, 1.0f, a.dim);",
