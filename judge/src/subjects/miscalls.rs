@@ -34,7 +34,7 @@ pub static MISCALLS: LazyLock<Vec<Miscall>> =
     LazyLock::new(|| AT_THE_CALL.into_iter().chain(MISREADS).chain(MISSTEPS).collect());
 
 /// Faults in what the subject is told or given, or in what is taken from it.
-const AT_THE_CALL: [Miscall; 26] = [
+const AT_THE_CALL: [Miscall; 27] = [
     Miscall {
         id: "call-window-narrower",
         imitates: "the left window bound arrives one smaller",
@@ -245,7 +245,9 @@ const AT_THE_CALL: [Miscall; 26] = [
         source: LSE_ROWS,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| lse_restrided(backend, problem, inputs, |rows| [padded(rows), rows]),
+        edit: |backend, problem, inputs| {
+            lse_restrided(backend, problem, inputs, |[_, rows]| [[padded(rows), 1], [rows, 1]])
+        },
     },
     Miscall {
         id: "call-lse-written-at-the-plain-stride",
@@ -253,7 +255,19 @@ const AT_THE_CALL: [Miscall; 26] = [
         source: LSE_ROWS,
         entries: &[],
         caught_by: ROWS,
-        edit: |backend, problem, inputs| lse_restrided(backend, problem, inputs, |rows| [rows, padded(rows)]),
+        edit: |backend, problem, inputs| {
+            lse_restrided(backend, problem, inputs, |[_, rows]| [[rows, 1], [padded(rows), 1]])
+        },
+    },
+    Miscall {
+        id: "call-lse-by-row-read-by-head",
+        imitates: "packed sequences have the heads of a row side by side in the LSE, and a caller reads it head by head",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/1575",
+        entries: &[119],
+        caught_by: ROWS,
+        edit: |backend, problem, inputs| {
+            lse_restrided(backend, problem, inputs, |[heads, rows]| [[1, heads], [rows, 1]])
+        },
     },
     Miscall {
         id: "call-dk-off",
@@ -392,23 +406,24 @@ fn padded(rows: usize) -> usize {
     rows.next_multiple_of(128)
 }
 
-/// Takes the LSE of each rank from memory in which a line of rows has other strides for who writes and who reads it.
-/// `strides` returns both, of a number of rows.
+/// Takes the LSE of each rank from memory in which heads and rows have other strides for who writes and who reads them.
+/// `strides` returns both, each of heads and rows, given the numbers of heads and rows.
 fn lse_restrided(
     backend: &dyn Backend,
     problem: &Problem,
     inputs: &Inputs,
-    strides: fn(usize) -> [usize; 2],
+    strides: fn([usize; 2]) -> [[usize; 2]; 2],
 ) -> Result<Outputs, RunError> {
     taken(backend, problem, inputs, |rank| {
         let Some(lse) = &mut rank.lse else { return };
         let (heads, rows) = lse.dim();
-        let [written, read] = strides(rows);
+        let [written, read] = strides([heads, rows]);
         let mut memory = vec![f32::NAN; heads * padded(rows)];
         for ((head, row), value) in lse.indexed_iter() {
-            memory[head * written + row] = *value;
+            memory[head * written[0] + row * written[1]] = *value;
         }
-        lse.indexed_iter_mut().for_each(|((head, row), value)| *value = memory[head * read + row]);
+        lse.indexed_iter_mut()
+            .for_each(|((head, row), value)| *value = memory[head * read[0] + row * read[1]]);
     })
 }
 

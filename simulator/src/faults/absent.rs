@@ -58,10 +58,7 @@ pub const ABSENT: &[Absent] = &[
         entries: &[54, 64, 65, 73, 188],
         reason: "arithmetic inside a kernel: an edit of a source text",
     },
-    Absent {
-        entries: &[102, 119, 133, 140, 142],
-        reason: "strides: buffers of a schedule are dense, and statistics have one layout",
-    },
+    Absent { entries: &[102, 133, 140, 142], reason: "strides: buffers of a schedule are dense" },
     Absent {
         entries: &[129, 135],
         reason: "custom masks, dropout and determinism switches: outside the scope, or planted once as an option lost",
