@@ -270,18 +270,21 @@ impl Floors {
     /// drawn may change what a subject takes.
     pub fn of_each<D: Borrow<Declaration>>(profile: Profile, declaration: impl Fn(u64) -> D) -> Floors {
         let whole = Floors::of_profile(profile);
-        let takes_all = |declaration: &Declaration| {
-            let table = Table { statistics: Table::widest().statistics, ..declaration.table.clone() };
-            declaration.refuses && table == Table::widest()
+        let declarations: Vec<D> = (0..MEASURED).map(declaration).collect();
+        let widest = Table::widest();
+        let takes_all = |declaration: &D| {
+            let declaration: &Declaration = declaration.borrow();
+            let table = Table { statistics: widest.statistics.clone(), ..declaration.table.clone() };
+            declaration.refuses && table == widest
         };
-        if (0..MEASURED).all(|index| takes_all(declaration(index).borrow())) {
+        if declarations.iter().all(takes_all) {
             return whole;
         }
         let (mut drawn, mut asked) = (Census::default(), Census::default());
         let limits = profile.limits();
-        for index in 0..MEASURED {
+        for (index, declaration) in (0..).zip(&declarations) {
             drawn.add_draw(&generate::draw(0, index, &limits));
-            asked.add_asked(&Asked::drawn(0, index, &limits, declaration(index).borrow()));
+            asked.add_asked(&Asked::drawn(0, index, &limits, declaration.borrow()));
         }
         let rarer = |rate: u16, drawn: u64, asked: u64| match asked < drawn {
             true => {

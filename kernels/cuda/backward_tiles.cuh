@@ -122,6 +122,7 @@ __device__ __forceinline__ Widened get_widened(const Args& a, const Sight& tile)
     if (!IS_GENERAL) return {};
     return a.segments[tile.opening].own;
 }
+
 __device__ __forceinline__ u32 load_acquire(const u32* from) {
     u32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

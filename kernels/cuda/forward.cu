@@ -38,7 +38,7 @@ struct alignas(16) PlannedRows {
     int runs;
     // Rows that the first tile has fewer than others.
     int skipped;
-    // Keys from which `lo` hides none: in a general instance.
+    // The first keys, of which `lo` hides none. For a general instance.
     int sink_tokens;
     int unused[3];
 };

@@ -5,15 +5,8 @@
 // bound below the keys' beginning by more rows than a tile has is as good as any further one.
 constexpr int FAR_ROWS = 1024;
 
-// Blocks of a run begin at its beginning; those from `low` to `high` hold keys of the span.
-template <class C>
-__device__ __forceinline__ void blocks_of(const PlannedKeys& run, Span span, int& low, int& high) {
-    const int from = max(span.from - run.first, 0), to = min(span.to - run.first, run.len);
-    low = (u32)from / C::KEYS;
-    high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : low;
-}
-
-// Blocks of a run of which some row sees a key: those of its first keys, which are sink tokens, and those of a span.
+// Blocks of a run of which some row sees a key: the first ones, which hold sink tokens, and those from `low` to `high`, which
+// hold keys of a span.
 struct RunBlocks {
     int first;
     int low;
@@ -22,11 +15,13 @@ struct RunBlocks {
     __device__ __forceinline__ int count() const { return first + high - low; }
     __device__ __forceinline__ int at(int i) const { return i < first ? i : i - first + low; }
 };
-// `sink_tokens`: keys that are seen beside the span.
+// Blocks of a run begin at its beginning. `sink_tokens`: keys that are seen beside the span.
 template <class C>
 __device__ __forceinline__ RunBlocks blocks_of(const PlannedKeys& run, Span span, int sink_tokens) {
+    const int from = max(span.from - run.first, 0), to = min(span.to - run.first, run.len);
     RunBlocks blocks = {};
-    blocks_of<C>(run, span, blocks.low, blocks.high);
+    blocks.low = (u32)from / C::KEYS;
+    blocks.high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : blocks.low;
     const int first = max(min(sink_tokens - run.first, run.len), 0);
     blocks.first = IS_GENERAL ? (first + C::KEYS - 1) / C::KEYS : 0;
     // Those of the span are not taken twice. Where it has none, it begins anywhere.

@@ -312,22 +312,25 @@ impl CallTables {
         self.sink_tokens
     }
 
-    /// Returns the segments for a kernel that knows a prefix; those of other kernels, if there is none.
+    /// Returns the bands, and the runs that the call owns.
+    pub(crate) fn bands(&self, tables: Area) -> RawSegments {
+        RawSegments {
+            segments: tables.address(),
+            runs: tables.address() + self.segments_bytes() as u64,
+            segment_count: self.segments,
+            run_count: self.runs,
+        }
+    }
+
+    /// Returns the segments for a kernel that knows a prefix: the bands, if there is none.
     pub(crate) fn undivided(&self, tables: Area) -> RawSegments {
-        let first = tables.address();
-        match self.undivided {
-            None => RawSegments {
-                segments: first,
-                runs: first + self.segments_bytes() as u64,
-                segment_count: self.segments,
-                run_count: self.runs,
-            },
-            Some(Undivided { before, segments, runs }) => RawSegments {
-                segments: first + before as u64,
-                runs: first + (before + segments * SEGMENT_BYTES) as u64,
-                segment_count: segments,
-                run_count: runs,
-            },
+        let Some(Undivided { before, segments, runs }) = self.undivided else { return self.bands(tables) };
+        let first = tables.address() + before as u64;
+        RawSegments {
+            segments: first,
+            runs: first + (segments * SEGMENT_BYTES) as u64,
+            segment_count: segments,
+            run_count: runs,
         }
     }
 
@@ -361,12 +364,12 @@ impl CallTables {
                 "head dims {dim} and {dim_v}; each must be 1 to {DIM_MAX}"
             )));
         }
-        let segments = tables.address();
+        let RawSegments { segments, runs, segment_count, run_count } = self.bands(tables);
         Ok(RawCall {
             segments,
-            runs: segments + self.segments_bytes() as u64,
-            segment_count: self.segments as i32,
-            run_count: self.runs as i32,
+            runs,
+            segment_count: segment_count as i32,
+            run_count: run_count as i32,
             q_rows: self.owned[0] as i64,
             kv_rows: self.owned[1] as i64,
             heads: heads as i32,
@@ -527,13 +530,14 @@ fn push_undivided(call: &AttentionCall, bytes: &mut Vec<u8>) -> Undivided {
 
 /// Adds a segment to a table of them, and its runs to theirs. It has the number `index`, and owns query rows from
 /// `first_row` on.
-fn push_segment(segments: &mut Table, band: &Segment, first_row: usize, runs: &mut Runs, index: usize) {
+fn push_segment(segments: &mut Table, segment: &Segment, first_row: usize, runs: &mut Runs, index: usize) {
     let bound = |side: Option<i64>, none: i64| side.unwrap_or(none).clamp(-UNBOUNDED, UNBOUNDED);
-    segments.rows(&[band.q.offset, band.q.step, band.q.len, first_row, band.keys()]);
-    segments.i64(&[bound(band.lo, -UNBOUNDED), bound(band.hi, UNBOUNDED)]);
-    let [sink_tokens, prefix] = [band.sink_tokens, band.prefix].map(|end| end.min(band.keys()));
-    segments.rows(&[sink_tokens, runs.count, band.kv.len(), prefix]);
-    runs.push(&band.kv, index);
+    let Segment { q, kv, lo, hi, prefix, sink_tokens } = segment;
+    let keys = segment.keys();
+    segments.rows(&[q.offset, q.step, q.len, first_row, keys]);
+    segments.i64(&[bound(*lo, -UNBOUNDED), bound(*hi, UNBOUNDED)]);
+    segments.rows(&[*sink_tokens.min(&keys), runs.count, kv.len(), *prefix.min(&keys)]);
+    runs.push(kv, index);
 }
 
 /// Refuses a key row that two runs own: two writers would race for its gradients.

@@ -1,8 +1,8 @@
 //! The backward on Hopper's tensor cores (see `backward.cu`): what it takes, and its launch.
 //!
-//! It takes what the forward takes, with dout in q's format, and gradients in q's format or in f32. [`refusal`] names what
-//! it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of keys, in a [`DqOrder`] that the caller chooses; where
-//! a row's keys are in one tile or in two, both orders give the same bits.
+//! It takes what the forward takes, with dout in q's format, and gradients in q's format or in f32. [`refusal`] names
+//! what it does not take. dk and dv are summed in one order. dq is summed in f32 over tiles of keys, in a [`DqOrder`]
+//! that the caller chooses; where a row's keys are in one tile or in two, both orders give the same bits.
 //!
 //! The workspace grows with rows, not with their square: it has 4 bytes for each lane of dq, in whole tiles, and a
 //! little more. The GPU makes a call's plan from its tables, as in the forward.
@@ -550,6 +550,8 @@ mod tests {
         let taken = call(&[(20, 24)], None);
         for choice in AttentionKernels::ALL {
             assert_eq!(choice.takes_backward(&taken, &OPERANDS), choice != AttentionKernels::Simple);
+            let refused = BackwardOperands { ds: Format::F32, ..OPERANDS };
+            assert!(!choice.takes_backward(&taken, &refused));
         }
     }
 

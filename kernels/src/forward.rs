@@ -12,7 +12,7 @@
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::RowPolicy;
 
-use crate::attend::{CallTables, ForwardTensors, SEGMENT_BYTES, WeightFormats};
+use crate::attend::{CallTables, ForwardTensors, RawSegments, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch, TensorMap, TiledTensor};
@@ -149,15 +149,12 @@ impl Instance {
     /// Returns the instance for a call on tensors that lie on 16 bytes, by the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Instance {
         let are_bands = !call.has_sink_tokens() && !call.has_bands_of_keys();
-        match call.softmax.softcap {
-            None if are_bands => Instance::of_dims(dims),
-            _ => Instance::General,
-        }
+        if are_bands { Instance::of_bands(&call.softmax, dims) } else { Instance::General }
     }
 
-    /// Returns the instance for a call of bands, without a soft cap, on tensors that lie on 16 bytes.
-    pub fn of_dims(dims: [usize; 2]) -> Instance {
-        if !are_vectors(dims) {
+    /// Returns the instance for a call whose segments are bands, on tensors that lie on 16 bytes.
+    pub fn of_bands(softmax: &Softmax, dims: [usize; 2]) -> Instance {
+        if softmax.softcap.is_some() || !are_vectors(dims) {
             Instance::General
         } else if dims.into_iter().all(|dim| dim <= 64) {
             Instance::Narrow
@@ -505,16 +502,17 @@ impl Gpu {
         let rows_at = plan.address() + PLAN_BYTES as u64;
         let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
         let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
+        let RawSegments { segments, runs, segment_count, run_count } = call.bands(tables);
         let planned = RawPlan {
-            segments: tables.address(),
-            runs: tables.address() + (call.segments * SEGMENT_BYTES) as u64,
+            segments,
+            runs,
             plan: plan.address(),
             rows: rows_at,
             keys: keys_at,
             tile_segment: tiles_at,
             q_rows: call.owned[0] as i64,
-            segment_count: call.segments as i32,
-            run_count: call.runs as i32,
+            segment_count: segment_count as i32,
+            run_count: run_count as i32,
             q_step: q_step as i32,
             kv_step: kv_step as i32,
             tile_rows: (rows * cluster / packed) as i32,

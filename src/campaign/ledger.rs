@@ -16,7 +16,7 @@ use super::minimise::{minimise, shrink_budget};
 use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
-use super::{Plan, Sinks, Subjects};
+use super::{Plan, Sinks, Subjects, declared};
 use crate::paste::try_command;
 use crate::record::RecordError;
 use crate::worker::is_abandoned;
@@ -301,12 +301,9 @@ impl<'a> Ledger<'a> {
         self.summary.distinct = self.distinct.into_values().collect();
         self.summary.interrupted |= self.sinks.control.stopped();
         let declaration = self.subjects.declaration(&self.subjects.options(0)).ok();
-        let of_case = |index| {
-            let options = self.subjects.options(self.plan.draw(index, "options"));
-            self.subjects.declaration(&options).ok().or_else(|| declaration.clone())
-        };
         let floors = declaration.as_ref().map(|first| {
-            Floors::of_each(self.plan.profile, |index| of_case(index).unwrap_or_else(|| first.clone()))
+            let of_case = |index| declared(self.plan, self.subjects, index);
+            Floors::of_each(self.plan.profile, |index| of_case(index).unwrap_or_else(|_| first.clone()))
         });
         self.summary.close(census, self.plan, (declaration.as_ref(), floors), elapsed);
         self.summary

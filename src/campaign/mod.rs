@@ -74,7 +74,7 @@ use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::exercise::Exercise;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::Malformed;
-use seamproof_judge::subject::Host;
+use seamproof_judge::subject::{Declaration, Host};
 use seamproof_judge::verdict::Verdict;
 use search::Search;
 
@@ -296,9 +296,14 @@ impl Worker<'_> {
     }
 }
 
+/// Returns the declaration of the subject with the options of the case of this index.
+fn declared(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Result<Declaration, BackendError> {
+    subjects.declaration(&subjects.options(plan.draw(index, "options")))
+}
+
 /// Returns what the subject is asked in the case of this index.
 fn asked(plan: &Plan, subjects: &dyn Subjects, index: u64) -> Result<Asked, BackendError> {
-    let declaration = subjects.declaration(&subjects.options(plan.draw(index, "options")))?;
+    let declaration = declared(plan, subjects, index)?;
     Ok(Asked::drawn(plan.seed, index, &plan.profile.limits(), &declaration))
 }
 

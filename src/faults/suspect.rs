@@ -220,8 +220,7 @@ fn emulated(seed: u64) -> Emulated {
 
 /// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
-    let dims = [problem.dims.qk, problem.dims.v];
-    let instance = problem.softmax.softcap.map_or_else(|| Instance::of_dims(dims), |_| Instance::General);
+    let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
     let packs = |shape: TileShape| shape.packed(problem.group(), instance) > 1;
     match fault.edit.attention {
         AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),

@@ -109,9 +109,9 @@ fn content(problem: &Problem, schedule: &Schedule, order: &order::Order) -> (u64
 }
 
 /// Proves that groups of one world, each with its own problem, run [side by side](crate::schedule::side_by_side()), or
-/// returns the errors of all: the groups are of one world, no rank is in two, and each schedule computes its problem. A right schedule names
-/// ranks of its own group alone. No message and no collective can then be between two groups, and each group runs as it
-/// does alone.
+/// returns the errors of all: the groups are of one world, no rank is in two, and each schedule computes its problem. A
+/// right schedule names ranks of its own group alone. No message and no collective can then be between two groups, and
+/// each group runs as it does alone.
 pub fn check_side_by_side(groups: &[(&Problem, &Schedule)]) -> Result<Proof, Vec<CheckError>> {
     let schedules: Vec<&Schedule> = groups.iter().map(|(_, schedule)| *schedule).collect();
     let apart = side_by_side(&schedules).err().map(|error| {

@@ -48,7 +48,8 @@ impl SegmentSource {
     }
 
     /// Returns the table, in pieces that each have a row for each sequence: pieces of queries, for each piece of a rank's
-    /// keys. `None` for segments that no table says.
+    /// keys. Stripes of one row before gathered keys are one launch, and come sequence by sequence. `None` for segments
+    /// that no table says.
     pub fn rows(&self) -> Option<Vec<SegmentRow>> {
         let [q, kv] = &*self.sides;
         match self.keys {

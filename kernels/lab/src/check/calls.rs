@@ -31,7 +31,7 @@ const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300]
 const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
 /// The most runs that a segment's keys are dealt to.
 const RUNS_MAX: usize = 4;
-/// The numbers of sink tokens: of one to three tiles of the simple kernels.
+/// The numbers of sink tokens: of one to five tiles of the simple kernels, and one to three of those on tensor cores.
 const SINK_TOKENS: [usize; 6] = [1, 4, 32, 33, 70, 150];
 /// The rows of a page.
 const PAGES: [usize; 5] = [1, 3, 16, 64, 100];

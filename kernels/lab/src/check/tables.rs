@@ -59,6 +59,7 @@ impl CaseDraw {
         [side(&q, q_rows), side(&kv, end)]
     }
 
+    /// Returns for how many ranks each rank of a cut holds rows: for several in stripes of one alone.
     fn members(&mut self, cut: Cut) -> usize {
         let members = if cut.balance == (Balance::Striped { stripe: 1 }) { 1 + self.below(2) } else { 1 };
         self.note(&format!("{members} members"));
