@@ -7,17 +7,21 @@ use super::exit::Exit;
 use super::output::print_line;
 use super::replay::Tally;
 use super::{CliError, tell_if_long};
+use crate::backends::{BackendError, by_name};
 use crate::paste;
 use crate::record::write_whole;
 use crate::recording::{self, ROWS_MAX, Recording, RecordingError, Sample};
 use seamproof_judge::prose::{self, counted};
+use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::replay::Replay;
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof judge-recording run                   what a recorder or `seamproof record` wrote
   seamproof judge-recording run --rows 512        some rows of a long recording
   seamproof judge-recording run --out case.json   and a finding as a case, for replay and explain
+  seamproof judge-recording run --profile cuda    of a run of this subject: its roundings too
   seamproof judge-recording run --live live.json  and its problem as a case that runs: replay, shrink";
 
 #[derive(clap::Args, Debug)]
@@ -34,6 +38,9 @@ pub(super) struct Args {
     /// Store a finding as a case in this file, beside the recording, so that replay and explain take it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// What ran, by the name of a subject here: its locked profile joins the judgement (tier R)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["rows", "out"])]
+    profile: Option<String>,
     /// Store the recording's problem with drawn values, on the emulated kernel, as a case that can be run and shrunk
     #[arg(long, value_name = "FILE")]
     live: Option<PathBuf>,
@@ -46,12 +53,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let recording = recording::read(&args.dir)?;
     let (manifest, problem) = (&recording.manifest, &recording.problem);
     let sample = args.rows.map(|rows| Sample { rows, seed: args.seed });
+    let replay = args.profile.as_deref().map(|name| replay_of(&recording, name)).transpose()?;
     if sample.is_none() {
         tell_if_long(&args.dir, problem);
     }
     let (subject, ranks) = (&manifest.subject.name, counted(manifest.ranks.len() as u64, "rank"));
     print_line(&format_args!("subject  {subject} · {ranks} · run {}", manifest.run));
-    let verdict = recording::judge(&recording, sample)?;
+    let verdict = recording::judge(&recording, sample, replay.as_ref())?;
     if let Verdict::TooLarge(what) = verdict {
         return Err(CliError::TooLarge { file: args.dir.display().to_string(), what });
     }
@@ -59,7 +67,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     print_line(&tally.line(&args.dir.display(), &prose::describe_recorded(problem), &verdict));
     let margin = if let Verdict::Pass(margin) = &verdict { Some(margin.as_ref()) } else { None };
     if let Some(margin) = margin {
-        print_line(&format_args!("asked    {}", recording::asked(&recording, sample, margin)));
+        print_line(&format_args!(
+            "asked    {}",
+            recording::asked(&recording, sample, replay.as_ref(), margin)
+        ));
     }
     print_line(&format_args!("left out {}", recording::left_out(&recording, sample, margin)));
     if args.live.is_some() || matches!(verdict, Verdict::Finding(_)) {
@@ -71,6 +82,14 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         print_line(&format_args!("case     {}", out.display()));
     }
     Ok(tally.exit())
+}
+
+/// Returns the roundings of the subject of this name.
+fn replay_of(recording: &Recording, name: &str) -> Result<Replay, CliError> {
+    let named: SubjectName = name.parse().map_err(BackendError::from)?;
+    let subject = by_name(&named.name(), &named.options)?;
+    recording::replay_of(recording, subject.as_ref())
+        .map_err(|why| CliError::Usage(format!("--profile: {why}")))
 }
 
 /// Stores the nearest live case where that was asked for. Returns how it is run, or why there is none, in words.

@@ -130,7 +130,7 @@ fn replayed(path: &Path, args: &Args, lacking: &mut Lacking) -> Result<Replayed,
         if sample.is_none() {
             tell_if_long(path, &case.problem);
         }
-        let verdict = recording::judge(&recording, sample)?;
+        let verdict = recording::judge(&recording, sample, None)?;
         return judged(path, case, verdict);
     }
     let (case, backend) = load_beside(path, backend, &args.beside)?;

@@ -67,7 +67,7 @@ fn recorded(args: &Args) -> Result<Report, CliError> {
     if sample.is_none() {
         tell_if_long(&args.dir, &recording.problem);
     }
-    let verdict = recording::judge(&recording, sample)?;
+    let verdict = recording::judge(&recording, sample, None)?;
     Ok(report::of_recording(&args.dir, &recording, sample, &verdict))
 }
 

@@ -99,9 +99,6 @@ pub enum Fault {
         /// What to do.
         advice: &'static str,
     },
-    /// Keys that sequences share: the files of a recording have rows for every key.
-    #[error("keys that sequences share are not recorded; give each sequence keys of its own")]
-    SharedKeys,
     /// A format or a scaling that is not read yet.
     #[error("{0} is not read yet; record in bf16, fp16 or f32 without scales")]
     Unscaled(String),

@@ -12,11 +12,13 @@ use seamproof_judge::ladder::{
 use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::subjects::Recorded;
 use seamproof_judge::verdict::{Margin, Verdict};
+use seamproof_oracle::replay::Replay;
 use seamproof_oracle::sharding::{RankLayout, SideLayout};
 use seamproof_oracle::{Inputs, Pass, Problem, Scales, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
 use super::placement::{differing, layouts_of};
+use super::profile::of_share;
 use super::share::shares;
 use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share};
 
@@ -24,7 +26,12 @@ use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MA
 const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
 
 /// Returns what was asked of a recording that held, in words.
-pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> String {
+pub fn asked(
+    recording: &Recording,
+    sample: Option<Sample>,
+    replay: Option<&Replay>,
+    margin: &Margin,
+) -> String {
     let problem = &recording.problem;
     let has_tables = recording.ranks.iter().any(|rank| rank.tables.is_some());
     let is_zero = recording.manifest.padding.outputs == PaddingOutputs::Zero;
@@ -38,6 +45,7 @@ pub fn asked(recording: &Recording, sample: Option<Sample>, margin: &Margin) -> 
             (None, 0) => "the bounds of a few rows, since the oracle is too slow for all",
             _ => "the bounds of every row",
         },
+        if replay.is_some() && margin.compared > 0 { "the roundings of the locked profile" } else { "" },
         if problem.pass == Pass::Backward { "the laws that join the gradients" } else { "" },
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -62,20 +70,30 @@ pub fn left_out(recording: &Recording, sample: Option<Sample>, margin: Option<&M
     left_out.join("; ")
 }
 
-/// Judges a recording, every row or a sample. The run is not made again. The files are read once more, and one that is
-/// not the same any longer is an error.
-pub fn judge(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, RecordingError> {
-    caught(|| verdict(recording, sample)).unwrap_or_else(|what| Ok(Verdict::Infrastructure(what)))
+/// Judges a recording, every row or a sample; in tier R too where the roundings of the run are known
+/// ([`replay_of`](super::replay_of)). The run is not made again. The files are read once more, and one that is not the
+/// same any longer is an error.
+pub fn judge(
+    recording: &Recording,
+    sample: Option<Sample>,
+    replay: Option<&Replay>,
+) -> Result<Verdict, RecordingError> {
+    caught(|| verdict(recording, sample, replay)).unwrap_or_else(|what| Ok(Verdict::Infrastructure(what)))
 }
 
-fn verdict(recording: &Recording, sample: Option<Sample>) -> Result<Verdict, RecordingError> {
+fn verdict(
+    recording: &Recording,
+    sample: Option<Sample>,
+    replay: Option<&Replay>,
+) -> Result<Verdict, RecordingError> {
     let layouts = match placed(recording) {
         Ok(layouts) => layouts,
         Err(finding) => return Ok(Verdict::Finding(finding)),
     };
     let mut margin: Option<Box<Margin>> = None;
     for share in shares(&recording.problem) {
-        match judge_share(recording, &layouts, sample, share)? {
+        let replay = replay.map(|replay| of_share(replay, recording, share));
+        match judge_share(recording, &layouts, (sample, replay), share)? {
             Verdict::Pass(own) => match &mut margin {
                 Some(margin) => margin.join(&own),
                 None => margin = Some(own),
@@ -138,18 +156,23 @@ fn with_rank(layouts: &[RankLayout], finding: Finding) -> Finding {
         })
     });
     match holder {
-        Some((rank, row)) if layouts.len() > 1 && !finding.what.contains("rank ") => {
+        Some((rank, row)) if layouts.len() > 1 && !names_rank(&finding.what) => {
             Finding { what: format!("{} (rank {rank} holds it, in its row {row})", finding.what), ..finding }
         }
         _ => finding,
     }
 }
 
+/// Whether a finding begins with the rank that it is about.
+fn names_rank(what: &str) -> bool {
+    what.starts_with("on rank ") || what.starts_with("rank ")
+}
+
 /// Judges some heads of a recording.
 fn judge_share(
     recording: &Recording,
     layouts: &[RankLayout],
-    sample: Option<Sample>,
+    (sample, replay): (Option<Sample>, Option<Replay>),
     share: Share,
 ) -> Result<Verdict, RecordingError> {
     let part = share.problem(&recording.problem);
@@ -165,7 +188,7 @@ fn judge_share(
         );
         return Ok(Verdict::TooLarge(what));
     }
-    let subject = subject_of(recording, &problem);
+    let subject = Recorded { replay, ..subject_of(recording, &problem) };
     match gathered(recording, (&problem, layouts), &subject, share)? {
         Err(finding) => Ok(Verdict::Finding(finding)),
         Ok((inputs, results)) => Ok(judge.examine_recorded(&subject, &problem, &inputs, &results).verdict),
@@ -203,6 +226,8 @@ fn gathered(
         place_inputs(problem, layout, &file.inputs, &mut inputs);
         replicas.get_or_insert(own);
     }
+    // Rows that a sequence borrows lie on no rank.
+    problem.repeat_shared(&mut inputs.k, &mut inputs.v);
     Ok(Ok((inputs, assembly.results())))
 }
 
@@ -216,11 +241,11 @@ fn on_rank(rank: usize, finding: Finding, recording: &Recording) -> Finding {
 
 /// Returns the judge of recorded runs. With a sample it never asks the oracle for all rows.
 fn judge_of(sample: Option<Sample>, layouts: &[RankLayout]) -> Judge {
-    let judge = Judge::of_recorded();
+    let judge = Judge { placed: Some(layouts.to_vec()), ..Judge::of_recorded() };
     match sample {
         None => judge,
         Some(Sample { rows, seed }) => {
-            let sampled = Some(Sampled { rows, seed, layouts: layouts.to_vec() });
+            let sampled = Some(Sampled { rows, seed });
             Judge { products_max: 0, elements_max: SAMPLED_ELEMENTS_MAX, sampled, ..judge }
         }
     }
@@ -418,7 +443,8 @@ mod tests {
             let layouts = placed(&recording).expect("placed by the rule");
             let judged = [0, 1].map(|first| {
                 let share = Share { first, count: 1 };
-                let verdict = judge_share(&recording, &layouts, None, share).expect("the files are the same");
+                let verdict =
+                    judge_share(&recording, &layouts, (None, None), share).expect("the files are the same");
                 match verdict {
                     Verdict::Finding(finding) => share.whole(&problem, *finding).into(),
                     verdict => verdict,

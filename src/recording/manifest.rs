@@ -77,6 +77,8 @@ pub struct RecordedProblem {
     pub precision: Precision,
     pub parallel: ContextParallel,
     pub pass: Pass,
+    #[serde(default, skip_serializing_if = "Sharing::is_empty")]
+    pub sharing: Sharing,
 }
 
 /// Source of the rows' places.
@@ -223,17 +225,38 @@ pub struct RankEntry {
 
 impl From<Problem> for RecordedProblem {
     fn from(problem: Problem) -> RecordedProblem {
-        let ProblemFields { sequences, rows, heads, dims, mask, softmax, precision, parallel, pass, .. } =
-            problem.into();
-        RecordedProblem { sequences, rows, heads, dims, mask, softmax, precision, parallel, pass }
+        let ProblemFields {
+            sequences,
+            rows,
+            heads,
+            dims,
+            mask,
+            softmax,
+            precision,
+            parallel,
+            pass,
+            sharing,
+            ..
+        } = problem.into();
+        RecordedProblem { sequences, rows, heads, dims, mask, softmax, precision, parallel, pass, sharing }
     }
 }
 
 impl From<RecordedProblem> for ProblemFields {
     /// Returns the fields with a mode and a seed that nothing reads, since no value is drawn.
     fn from(recorded: RecordedProblem) -> ProblemFields {
-        let RecordedProblem { sequences, rows, heads, dims, mask, softmax, precision, parallel, pass } =
-            recorded;
+        let RecordedProblem {
+            sequences,
+            rows,
+            heads,
+            dims,
+            mask,
+            softmax,
+            precision,
+            parallel,
+            pass,
+            sharing,
+        } = recorded;
         let (mode, data_seed) = (InputMode::Flat, 0);
         ProblemFields {
             sequences,
@@ -251,7 +274,7 @@ impl From<RecordedProblem> for ProblemFields {
             form: Form::CuSeqlens,
             steps: Steps::default(),
             pages: None,
-            sharing: Sharing::default(),
+            sharing,
         }
     }
 }
@@ -388,6 +411,7 @@ impl Manifest {
                 .with_padding(self.padding)
                 .with_arithmetic(self.arithmetic.arithmetic()),
             partition: self.arithmetic.partition(&problem.parallel),
+            replay: None,
         }
     }
 }

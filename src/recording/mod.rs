@@ -28,6 +28,7 @@ mod judged;
 mod live;
 mod manifest;
 mod placement;
+mod profile;
 mod rank_file;
 mod read;
 mod share;
@@ -42,6 +43,7 @@ pub use manifest::{
     RecordedArithmetic, RecordedProblem, RecordedSubject, Tile,
 };
 pub use placement::{RankTables, SideTable};
+pub use profile::{NoReplay, replay_of};
 pub use rank_file::{RankFile, RankPlace};
 pub use read::{Recording, read};
 pub use seamproof_judge::case::Sample;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use seamproof_judge::finding::{Check, Finding, Place};
 use seamproof_judge::subject::TensorName;
-use seamproof_oracle::sharding::{Piece, PlacedRun, RankLayout, SideLayout, run_of};
+use seamproof_oracle::sharding::{Piece, PlacedRun, RankLayout, SideLayout, hole, run_of};
 use seamproof_oracle::{Problem, Run, Side};
 
 use super::{Fault, RecordingError};
@@ -126,7 +126,8 @@ pub(super) fn said<'a>(
     problem.parallel.world_ranks().zip(tables).map(|(rank, tables)| tables.layout(rank, problem))
 }
 
-/// Returns the layouts that tables say, or the finding that a real position lies nowhere or twice.
+/// Returns the layouts that tables say, or the finding that a real position lies nowhere or twice, or that one lies
+/// somewhere whose sequence borrows it of another.
 pub(super) fn layouts_of<'a>(
     problem: &Problem,
     tables: impl Iterator<Item = &'a RankTables>,
@@ -138,7 +139,7 @@ pub(super) fn layouts_of<'a>(
     Ok(layouts)
 }
 
-/// Checks that every real position lies on exactly one rank.
+/// Checks that every real position lies on exactly one rank, and those that a sequence borrows on none.
 fn check_cover(problem: &Problem, layouts: &[RankLayout], side: Side) -> Result<(), Box<Finding>> {
     let mut seen: Vec<Vec<u32>> =
         problem.sequences.iter().map(|both| vec![0; run_of(both, side).len]).collect();
@@ -149,12 +150,17 @@ fn check_cover(problem: &Problem, layouts: &[RankLayout], side: Side) -> Result<
     }
     let compared = seen.iter().map(Vec::len).sum();
     let mut wrong = seen.iter().enumerate().flat_map(|(sequence, seen)| {
-        let apart = seen.iter().enumerate().filter(|(_, count)| **count != 1);
+        let borrowed = hole(problem, side, sequence);
+        let own = move |position: usize| u32::from(position >= borrowed);
+        let apart = seen.iter().enumerate().filter(move |(position, count)| **count != own(*position));
         apart.map(move |(position, count)| (sequence, position, *count))
     });
     let Some((sequence, row, count)) = wrong.next() else { return Ok(()) };
     let what = match count {
         0 => "the tables give this position to no rank".to_owned(),
+        _ if row < hole(problem, side, sequence) => {
+            "the tables have a row for a key that is borrowed".to_owned()
+        }
         count => format!("the tables give this position to {count} rows"),
     };
     let place = Place { sequence: Some(sequence), row: Some(row), ..Place::default() };

@@ -48,9 +48,6 @@ pub fn check_free(dir: &Path) -> Result<(), RecordingError> {
 pub fn write(dir: &Path, made: Made<'_>) -> Result<Manifest, RecordingError> {
     check_free(dir)?;
     let problem = made.problem;
-    if !problem.sharing.is_empty() {
-        return Err(RecordingError::field(&dir.join(MANIFEST), "problem.sharing", Fault::SharedKeys));
-    }
     let uncut = |error: ShardingError| RecordingError::field(&dir.join(MANIFEST), "problem", error.into());
     let layouts = layouts(problem).map_err(uncut)?;
     if made.outputs.ranks.len() != layouts.len() {

@@ -32,7 +32,7 @@ pub(crate) fn of_recording(
         fact("left out", recording::left_out(recording, sample, margin)),
     ];
     if let Some(margin) = margin {
-        report.facts.push(fact("asked", recording::asked(recording, sample, margin)));
+        report.facts.push(fact("asked", recording::asked(recording, sample, None, margin)));
         report.facts.extend(margins(margin));
     }
     let errors = if sample.is_none() { recording::error_maps(recording) } else { Vec::new() };

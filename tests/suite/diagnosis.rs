@@ -14,13 +14,19 @@ use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{Balance, Pass, Problem, TensorName};
 
 const CASES: u64 = 160;
-/// Beginnings of the words for one pair of a query and a key.
-const PAIRS: [&str; 2] = ["looks as if query", "looks as if in the backward"];
+/// Number of cases for faults that few of them show.
+const MANY_CASES: u64 = 1200;
+/// Beginnings of the words for one pair of a query and a key, and for the rows of a rank.
+const PAIRS: [&str; 3] = ["looks as if query", "looks as if in the backward", "looks as if rank"];
 
 /// Returns drawn problems with a backward, and the findings of a subject of this name on them.
 fn findings(subject: &str) -> Vec<(Problem, Finding)> {
+    findings_of(subject, CASES)
+}
+
+fn findings_of(subject: &str, cases: u64) -> Vec<(Problem, Finding)> {
     let drawn =
-        (0..CASES).into_par_iter().filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {
+        (0..cases).into_par_iter().filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {
             Draw::Problem(problem) if problem.pass == Pass::Backward => Some(problem),
             _ => None,
         });
@@ -125,6 +131,35 @@ fn another_head_is_named_and_is_the_one_that_was_read() {
             named += 1;
         }
         assert!(named > 5 && named * 10 > all * 9, "{subject}: {named} of {all}");
+    }
+}
+
+/// Words that a row lacks what it should have of a rank.
+const LACKS: &[&str] = &["missed the keys", "received nothing from the queries", "alone"];
+/// Faults of exchanges and merges, each with the words that tell it and with the least number of cases in which they do.
+const OF_RANKS: [(&str, &[&str], usize); 5] = [
+    ("emulated+kv-of-another-step", &["late", "missed the keys", "alone"], 20),
+    ("emulated+merge-twice", &["counted all keys twice"], 60),
+    ("emulated+ring-step-skipped", LACKS, 12),
+    ("emulated+gradient-lost-on-one-step", LACKS, 30),
+    ("emulated+gradient-overwritten", LACKS, 35),
+];
+
+/// Test on faults between ranks: what is told of ranks is what befell their rows. In few cases two mistakes give the
+/// same row, as with keys that are all equal.
+#[test]
+fn what_befell_the_rows_of_a_rank_is_told() {
+    for (subject, words, least) in OF_RANKS {
+        let found = findings_of(subject, MANY_CASES);
+        let told = found.iter().map(|(_, finding)| finding.what.as_str()).filter(|what| {
+            let told = what.split_once("looks as if ").map_or("", |(_, told)| told);
+            told.contains(", on rank ") || told.trim_start_matches("in the backward ").starts_with("rank ")
+        });
+        let is_other = |what: &&str| !words.iter().any(|words| what.contains(words));
+        let others: Vec<&str> = told.clone().filter(is_other).collect();
+        let told = told.count();
+        assert!(told >= least, "{subject}: told of {told} of {}", found.len());
+        assert!(others.len() * 10 <= told, "{subject}: {others:#?} of {told}");
     }
 }
 

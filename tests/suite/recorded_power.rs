@@ -43,7 +43,7 @@ fn shows_recorded(suspect: &Suspect, problem: &Problem) -> bool {
     }
     // Results of a wrong shape are refused as files, in words; that is no finding.
     let Ok(read) = recording::read(place.path()) else { return false };
-    matches!(recording::judge(&read, None).expect("the files are the same"), Verdict::Finding(_))
+    matches!(recording::judge(&read, None, None).expect("the files are the same"), Verdict::Finding(_))
 }
 
 /// What became of a fault: whether it showed to a live judge, and in a recording.

@@ -112,7 +112,8 @@ fn whole() -> Value {
             "softmax": {"scale": 0.5, "softcap": 30.0, "sink": "learnable"},
             "precision": precision,
             "parallel": {"algorithm": "ring", "balance": "dual-chunk", "world": 2, "ranks": [0, 1]},
-            "pass": "backward"
+            "pass": "backward",
+            "sharing": [{"sequence": 1, "with": 0, "keys": 2}]
         },
         "placement": "rule",
         "padding": {"inputs": "anything", "outputs": "zero"},

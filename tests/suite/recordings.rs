@@ -4,16 +4,17 @@
 use std::fs;
 use std::path::Path;
 
+use seamproof::backends::by_name;
 use seamproof::recording::{
     self, MANIFEST, Made, Manifest, RankFile, RankPlace, Sample, Share, rank_file_name,
 };
 use seamproof_judge::generate::{Draw, Limits, draw};
 use seamproof_judge::subject::Backend;
-use seamproof_judge::subjects::{Emulated, draw_options};
+use seamproof_judge::subjects::{Emulated, SubjectName, draw_options};
 use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::sharding::layouts;
-use seamproof_oracle::{Algorithm, Pass, Problem};
+use seamproof_oracle::{Algorithm, Balance, ContextParallel, InputMode, Mask, Pass, Problem, ProblemFields};
 
 const SEED: u64 = 0x5ec0;
 const CASES: u64 = 400;
@@ -34,9 +35,6 @@ pub(super) fn recorded(
     problem: &Problem,
     tables: bool,
 ) -> Option<Manifest> {
-    if !problem.sharing.is_empty() {
-        return None;
-    }
     let mut inputs = values::inputs(problem);
     let [strongest, _] = Poison::fills(subject.declaration().padding.inputs, problem);
     values::poison(&mut inputs, problem, strongest);
@@ -53,13 +51,13 @@ pub(super) fn manifest_of_draw(index: u64) -> Option<String> {
 }
 
 fn judged(dir: &Path, sample: Option<Sample>) -> Verdict {
-    recording::judge(&recording::read(dir).expect("the recording is read"), sample)
+    recording::judge(&recording::read(dir).expect("the recording is read"), sample, None)
         .expect("the files are the same")
 }
 
 #[test]
 fn right_runs_hold_and_are_read_back_as_they_were() {
-    let (mut held, mut regions, mut ranks) = (0, 0, [0; Algorithm::ALL.len()]);
+    let (mut held, mut regions, mut shared, mut ranks) = (0, 0, 0, [0; Algorithm::ALL.len()]);
     for index in 0..RECORDED {
         let Some(problem) = drawn(index) else { continue };
         let subject = Emulated::from_options(&draw_options(index)).expect("drawn options are taken");
@@ -70,10 +68,58 @@ fn right_runs_hold_and_are_read_back_as_they_were() {
         assert_eq!(recording::read(place.path()).expect("it is read").manifest, manifest);
         held += 1;
         regions += usize::from(problem.parallel.region > 1);
+        shared += usize::from(!problem.sharing.is_empty());
         ranks[problem.parallel.algorithm.number()] += 1;
     }
-    let enough = held > RECORDED / 2 && regions > 1 && ranks.iter().all(|count| *count > 0);
-    assert!(enough, "{held}, {regions} in regions, {ranks:?}");
+    let enough = held > RECORDED / 2 && regions > 1 && shared > 1 && ranks.iter().all(|count| *count > 0);
+    assert!(enough, "{held}, {regions} in regions, {shared} with shared keys, {ranks:?}");
+}
+
+/// Test on a ring whose keys come one step late: the finding says so, and of which chunk.
+#[test]
+fn a_late_step_is_told_of_the_chunk_that_it_befell() {
+    let fields = ProblemFields {
+        mask: Mask::CAUSAL,
+        mode: InputMode::Flat,
+        parallel: ContextParallel::over(4, Algorithm::Ring, Balance::DualChunk),
+        ..ProblemFields::packed(&[(64, 64)], 16)
+    };
+    let problem = Problem::new(fields).expect("a problem");
+    let subject = by_name("emulated+kv-of-another-step", &Default::default()).expect("a fault");
+    let place = tempfile::tempdir().expect("a temporary directory");
+    recorded(place.path(), subject.as_ref(), &problem, true).expect("it is recorded");
+    let Verdict::Finding(finding) = judged(place.path(), None) else { panic!("it is wrong") };
+    let told = "looks as if rank 1's first chunk of sequence 0 took its own keys in the place of those of rank 0, 1 step late";
+    assert!(finding.what.contains(told), "{}", finding.what);
+}
+
+/// Test that a run of the subject of a profile holds in tier R too, on several ranks and in parts by heads, and that the
+/// run of a kernel with other tiles does not.
+#[test]
+fn the_roundings_of_a_locked_profile_are_asked_for() {
+    let options = |text: &str| text.parse::<SubjectName>().expect("a name").options;
+    let subjects = ["emulated:q_tile=16,kv_tile=16", "emulated:q_tile=16,kv_tile=32"]
+        .map(|name| Emulated::from_options(&options(name)).expect("the options are taken"));
+    let (mut replayed, mut other, mut parallel) = (0, 0, 0);
+    for problem in (0..RECORDED).filter_map(drawn) {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        if recorded(place.path(), &subjects[0], &problem, false).is_none() {
+            continue;
+        }
+        let read = recording::read(place.path()).expect("the recording is read");
+        let [own, others] = subjects.map(|subject| recording::replay_of(&read, &subject).ok());
+        let Some((own, others)) = own.zip(others) else { continue };
+        let judged = |replay| recording::judge(&read, None, Some(replay)).expect("the files are the same");
+        let verdict = judged(&own);
+        assert!(matches!(verdict, Verdict::Pass(_)), "{verdict}");
+        replayed += 1;
+        parallel += usize::from(problem.parallel.size() > 1);
+        other += usize::from(matches!(judged(&others), Verdict::Finding(_)));
+    }
+    assert!(
+        replayed > 30 && parallel > 10 && other > 3,
+        "{replayed}, {parallel} parallel, {other} of others"
+    );
 }
 
 #[test]

@@ -26,9 +26,15 @@ use std::ops::Range;
 
 use ndarray::{Array3, s};
 use seamproof_oracle::exact::log_sum_exp;
-use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, SavedViews, Sequence, TensorName};
+use seamproof_oracle::sharding::run_of;
+use seamproof_oracle::{
+    Algorithm, ForwardResults, Gradients, Inputs, Problem, SavedViews, Sequence, Side, TensorName,
+};
 
 use super::compare::lanes;
+use super::evidence::Evidence;
+use super::ranks::{self, Told};
+use super::rows::{Finished, Row};
 use super::stories::{LANES_MIN, other_heads};
 use crate::finding::{Finding, LOOKS, Place};
 use crate::subject::{RankGradients, RankOutputs};
@@ -104,9 +110,11 @@ fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspec
 }
 
 /// A sequence of a case, with the numbers that a suspect needs.
-struct Pairs<'a> {
+#[derive(Clone, Copy)]
+pub(super) struct Pairs<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
+    sequence: usize,
     both: &'a Sequence,
 }
 
@@ -114,22 +122,56 @@ impl<'a> Pairs<'a> {
     /// Returns the pairs of a sequence; `None` where rows of so few lanes tell nothing.
     fn new(problem: &'a Problem, inputs: &'a Inputs, sequence: usize, dim: usize) -> Option<Pairs<'a>> {
         let both = problem.sequences.get(sequence).filter(|_| dim >= LANES_MIN)?;
-        Some(Pairs { problem, inputs, both })
+        Some(Pairs { problem, inputs, sequence, both })
     }
 
-    fn heads(&self, kv_head: usize) -> Range<usize> {
+    pub(super) fn inputs(&self) -> &'a Inputs {
+        self.inputs
+    }
+
+    /// Returns the index of the sequence.
+    pub(super) fn sequence(&self) -> usize {
+        self.sequence
+    }
+
+    /// Returns the number of real rows of a side.
+    pub(super) fn len(&self, side: Side) -> usize {
+        run_of(self.both, side).len
+    }
+
+    /// Returns the number of members of the group, each of which may be a region of several ranks.
+    pub(super) fn members(&self) -> usize {
+        self.problem.parallel.size()
+    }
+
+    /// Whether keys and values travel from rank to rank.
+    pub(super) fn travel(&self) -> bool {
+        matches!(self.problem.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. })
+    }
+
+    /// Whether sequences of the problem share keys.
+    pub(super) fn is_shared(&self) -> bool {
+        !self.problem.sharing.is_empty()
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.problem.group()
+    }
+
+    /// Returns the query heads of a KV head.
+    pub(super) fn heads(&self, kv_head: usize) -> Range<usize> {
         kv_head * self.problem.group()..(kv_head + 1) * self.problem.group()
     }
 
-    fn of_query<'t>(&self, tensor: &'t Array3<f32>, query: usize, head: usize) -> Cow<'t, [f32]> {
+    pub(super) fn of_query<'t>(&self, tensor: &'t Array3<f32>, query: usize, head: usize) -> Cow<'t, [f32]> {
         lanes(tensor, self.both.q.row(query), head)
     }
 
-    fn of_key<'t>(&self, tensor: &'t Array3<f32>, key: usize, head: usize) -> Cow<'t, [f32]> {
+    pub(super) fn of_key<'t>(&self, tensor: &'t Array3<f32>, key: usize, head: usize) -> Cow<'t, [f32]> {
         lanes(tensor, self.both.kv.row(key), head / self.problem.group())
     }
 
-    fn sees(&self, query: usize, key: usize) -> bool {
+    pub(super) fn sees(&self, query: usize, key: usize) -> bool {
         self.problem.mask.visible(query, self.both.q.len, self.both.kv.len).contains(&key)
     }
 
@@ -161,15 +203,38 @@ impl<'a> Pairs<'a> {
         (lse, share, out)
     }
 
+    /// Returns the right LSE of a query.
+    pub(super) fn lse(&self, query: usize, head: usize) -> f64 {
+        let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
+        let logits: Vec<f64> = keys.clone().map(|key| self.logit(query, head, key)).collect();
+        log_sum_exp(&logits, self.problem.sink(head, &self.inputs.sink))
+    }
+
+    /// Returns the LSE that a backward begins with.
+    pub(super) fn saved_lse(&self, query: usize, head: usize, saved: &SavedViews<'_>) -> f64 {
+        saved.lse[[head, self.both.q.row(query)]]
+    }
+
+    /// Returns the weight of the pair of a query, for a head, and a key.
+    pub(super) fn weight(&self, (query, head, key): (usize, usize, usize), lse: f64) -> f64 {
+        libm::exp(self.logit(query, head, key) - lse)
+    }
+
+    /// Returns the weight of the sink, 0 where there is none.
+    pub(super) fn sink_weight(&self, head: usize, lse: f64) -> f64 {
+        self.problem.sink(head, &self.inputs.sink).map_or(0.0, |sink| libm::exp(sink - lse))
+    }
+
     /// Returns a pair that explains nothing yet, where `lse` is the row's.
     fn suspect(&self, query: usize, head: usize, key: usize, lse: f64) -> Suspect {
-        let weight = libm::exp(self.logit(query, head, key) - lse);
+        let weight = self.weight((query, head, key), lse);
         Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0, fits: false }
     }
 
-    /// Returns `scale · dS` of a suspect, from the saved out.
-    fn logit_gradient(&self, suspect: &Suspect, saved: &SavedViews<'_>) -> f64 {
-        let &Suspect { query, head, key, weight, .. } = suspect;
+    /// Returns `scale · dS` of the pair of a query, for a head, and a key, from the saved out.
+    pub(super) fn logit_gradient(&self, pair: (usize, usize, usize), saved: &SavedViews<'_>) -> f64 {
+        let (query, head, key) = pair;
+        let weight = self.weight(pair, self.saved_lse(query, head, saved));
         let dout = self.of_query(&self.inputs.dout, query, head);
         let out = saved.out.lanes(self.both.q.row(query), head);
         let d: f64 = dout.iter().zip(&out).map(|(dout, out)| f64::from(*dout) * out).sum();
@@ -187,7 +252,11 @@ pub(super) fn right_lanes(
     row: usize,
     head: usize,
 ) -> Vec<f64> {
-    let exact = if tensor == Some(TensorName::Dq) { &exact.dq } else { &exact.dv };
+    let exact = match tensor {
+        Some(TensorName::Dq) => &exact.dq,
+        Some(TensorName::Dk) => &exact.dk,
+        _ => &exact.dv,
+    };
     exact.slice(s![row, head, ..]).to_vec()
 }
 
@@ -195,7 +264,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
+pub(super) fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
     row.iter().map(|x| f64::from(*x))
 }
 
@@ -217,15 +286,15 @@ impl RightRow {
     }
 }
 
-/// Adds to a finding about a row of out or lse the key that the row seems to have lost or gained, or that it lost all
-/// keys. `right` returns the right results of a row of the problem's tensors and a head.
+/// Adds to a finding about a row of out or lse what the row seems to have made of its keys: that it lost or gained one,
+/// that it lost all, or that those of a rank were wrong. `right` returns the right results of a row of the problem's
+/// tensors and a head.
 pub(super) fn explain(
-    problem: &Problem,
-    inputs: &Inputs,
-    rank: &RankOutputs,
+    evidence: &Evidence<'_>,
     right: impl Fn(usize, usize) -> RightRow,
     finding: &mut Finding,
 ) {
+    let Evidence { problem, inputs, first: rank, .. } = *evidence;
     let Place { sequence: Some(sequence), head: Some(head), row: Some(query), .. } = finding.place else {
         return;
     };
@@ -234,16 +303,49 @@ pub(super) fn explain(
     }
     let Some(both) = problem.sequences.get(sequence) else { return };
     let visible = problem.mask.visible(query, both.q.len, both.kv.len);
-    let saw = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
-        format!("saw no key, should see keys {visible}")
+    let words = |saw: String| format!("query {query} of sequence {sequence} {saw}");
+    let told = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
+        Some(words(format!("saw no key, should see keys {visible}")))
     } else {
         let Some(pairs) = Pairs::new(problem, inputs, sequence, problem.dims.v) else { return };
         let right = right(both.q.row(query), head);
-        let of_key = || suspect_of_out(&pairs, rank, &right, (query, head)).map(|suspect| suspect.of_out());
-        let Some(saw) = head_of_out(&pairs, rank, &right, (query, head)).or_else(of_key) else { return };
-        saw
+        head_of_out(&pairs, rank, &right, (query, head)).map(words).or_else(|| {
+            let error = error(&lanes(&rank.out, both.q.row(query), head), &right.out);
+            let suspect = suspect_of_out(&pairs, rank, &right, (query, head), &error);
+            let of_ranks = rank_of_out(evidence, &pairs, (query, head));
+            likelier(suspect, of_ranks, &error, |suspect| words(suspect.of_out()))
+        })
     };
-    finding.what += &format!(": {LOOKS}query {query} of sequence {sequence} {saw}");
+    if let Some(told) = told {
+        finding.what += &format!(": {LOOKS}{told}");
+    }
+}
+
+/// Returns in words the explanation that leaves less of an error: one pair, or the rows of a rank.
+fn likelier(
+    suspect: Option<Suspect>,
+    of_ranks: Option<Told>,
+    error: &[f64],
+    words: impl FnOnce(Suspect) -> String,
+) -> Option<String> {
+    let whole: f64 = error.iter().map(|x| x * x).sum();
+    let left = |suspect: &Suspect| (1.0 - suspect.energy / whole).max(0.0).sqrt();
+    match (suspect, of_ranks) {
+        (Some(suspect), Some(told)) if left(&suspect) <= told.rest => Some(words(suspect)),
+        (_, Some(told)) => Some(told.words),
+        (suspect, None) => suspect.map(words),
+    }
+}
+
+/// Returns what befell a wrong row of out on its way between ranks, if such a mistake explains it.
+fn rank_of_out(evidence: &Evidence<'_>, pairs: &Pairs<'_>, (query, head): (usize, usize)) -> Option<Told> {
+    let of = |query: usize| {
+        let row = pairs.both.q.row(query);
+        let lanes = widened(&lanes(&evidence.first.out, row, head)).collect();
+        let lse = evidence.first.lse.as_ref().map(|lse| f64::from(lse[[head, row]]));
+        Row::of_out(*pairs, head, query, Finished { lanes, lse })
+    };
+    ranks::told(pairs, &evidence.ranks(), &of(query)?, of)
 }
 
 /// Returns in words the other KV head for which a row of out is right, if there is one.
@@ -288,9 +390,9 @@ fn suspect_of_out(
     rank: &RankOutputs,
     right: &RightRow,
     (query, head): (usize, usize),
+    error: &[f64],
 ) -> Option<Suspect> {
     let row = pairs.both.q.row(query);
-    let error = error(&lanes(&rank.out, row, head), &right.out);
     let is_empty = right.lse == f64::NEG_INFINITY;
     let lse = match &rank.lse {
         Some(lse) if is_empty => f64::from(lse[[head, row]]),
@@ -307,22 +409,23 @@ fn suspect_of_out(
         };
         let value = pairs.of_key(&pairs.inputs.v, key, head);
         let direction = widened(&value).zip(&right.out).map(|(v, out)| v - out);
-        let suspect = suspect.explains(&error, direction, predicted);
+        let suspect = suspect.explains(error, direction, predicted);
         let fits = suspect.fits && moved.is_none_or(|moved| suspect.agrees(moved, lse));
         Suspect { fits, ..suspect }
     });
-    best(&error, suspects)
+    best(error, suspects)
 }
 
-/// Adds to a finding about a row of dq or dv the pair that the row seems to lack or to have too much, if there is
-/// one. `right` returns the right lanes of a row of the problem's tensors and a head.
-pub(super) fn explain_gradient(
-    problem: &Problem,
-    inputs: &Inputs,
+/// Adds to a finding about a row of a gradient what it seems to have made of the rows of the other side: the pair that
+/// it lacks or has too much, where it is one of dq or dv, or the rank whose rows were wrong. `right` returns the right
+/// lanes of a row of the problem's tensors and a head.
+pub(super) fn explain_gradient<'a>(
+    evidence: &Evidence<'a>,
     got: &RankGradients,
-    (saved, right): (&SavedViews<'_>, impl Fn(usize, usize) -> Vec<f64>),
+    (saved, right): (SavedViews<'a>, impl Fn(usize, usize) -> Vec<f64>),
     finding: &mut Finding,
 ) {
+    let Evidence { problem, inputs, .. } = *evidence;
     let (Some(tensor), Place { sequence: Some(sequence), head: Some(head), row: Some(row), .. }) =
         (finding.tensor, finding.place)
     else {
@@ -330,23 +433,36 @@ pub(super) fn explain_gradient(
     };
     let got = match tensor {
         TensorName::Dq => &got.dq,
+        TensorName::Dk => &got.dk,
         TensorName::Dv => &got.dv,
         _ => return,
     };
     let Some(pairs) = Pairs::new(problem, inputs, sequence, got.dim().2) else { return };
-    let run = if tensor == TensorName::Dq { pairs.both.q } else { pairs.both.kv };
+    let run = run_of(pairs.both, tensor.side());
     let error = error(&lanes(got, run.row(row), head), &right(run.row(row), head));
-    if let Some(suspect) = suspect_of_gradient(&pairs, saved, tensor, (row, head), &error) {
-        let Suspect { query, head, key, weight, is_missed, .. } = suspect;
-        let of_head = format!("query {query} of head {head}");
-        let took = match (tensor, is_missed) {
-            (TensorName::Dq, true) => format!("query {query} of sequence {sequence} missed key {key}"),
-            (TensorName::Dq, false) => format!("query {query} of sequence {sequence} saw hidden key {key}"),
-            (_, true) => format!("key {key} of sequence {sequence} received nothing from {of_head}"),
-            (_, false) => format!("key {key} of sequence {sequence} received from hidden {of_head}"),
-        };
-        finding.what += &format!(": {LOOKS}in the backward {took} (weight {weight:.1e})");
+    let suspect = suspect_of_gradient(&pairs, &saved, tensor, (row, head), &error);
+    let of = |row: usize| {
+        let got = widened(&lanes(got, run.row(row), head)).collect();
+        Some(Row::of_gradient(pairs, (tensor, head, row), saved, got))
+    };
+    let of_ranks = of(row).and_then(|wrong| ranks::told(&pairs, &evidence.ranks(), &wrong, of));
+    let words = |suspect| in_the_backward(&suspect, tensor, sequence);
+    if let Some(told) = likelier(suspect, of_ranks, &error, words) {
+        finding.what += &format!(": {LOOKS}{told}");
     }
+}
+
+/// Returns in words what the pair of a gradient's row lacks or has too much.
+fn in_the_backward(suspect: &Suspect, tensor: TensorName, sequence: usize) -> String {
+    let Suspect { query, head, key, weight, is_missed, .. } = *suspect;
+    let of_head = format!("query {query} of head {head}");
+    let took = match (tensor, is_missed) {
+        (TensorName::Dq, true) => format!("query {query} of sequence {sequence} missed key {key}"),
+        (TensorName::Dq, false) => format!("query {query} of sequence {sequence} saw hidden key {key}"),
+        (_, true) => format!("key {key} of sequence {sequence} received nothing from {of_head}"),
+        (_, false) => format!("key {key} of sequence {sequence} received from hidden {of_head}"),
+    };
+    format!("in the backward {took} (weight {weight:.1e})")
 }
 
 /// Returns the pair that explains the error of a row of a gradient best, if one does.
@@ -357,18 +473,19 @@ fn suspect_of_gradient(
     (row, head): (usize, usize),
     error: &[f64],
 ) -> Option<Suspect> {
-    let lse = |query: usize, head: usize| saved.lse[[head, pairs.both.q.row(query)]];
     let Inputs { k, dout, .. } = pairs.inputs;
     let of = |(query, head, key): (usize, usize, usize)| {
-        let suspect = pairs.suspect(query, head, key, lse(query, head));
+        let suspect = pairs.suspect(query, head, key, pairs.saved_lse(query, head, saved));
         let (direction, coefficient) = match tensor {
-            TensorName::Dq => (pairs.of_key(k, key, head), pairs.logit_gradient(&suspect, saved)),
+            TensorName::Dq => (pairs.of_key(k, key, head), pairs.logit_gradient((query, head, key), saved)),
             _ => (pairs.of_query(dout, query, head), suspect.weight),
         };
         let predicted = if suspect.is_missed { -coefficient } else { coefficient };
         suspect.explains(error, widened(&direction), predicted)
     };
     match tensor {
+        // The pair would be missing in dv too, which is examined first.
+        TensorName::Dk => None,
         TensorName::Dq => best(error, (0..pairs.both.kv.len).map(|key| of((row, head, key)))),
         _ => {
             let queries = (0..pairs.both.q.len).flat_map(|i| pairs.heads(head).map(move |h| (i, h, row)));

@@ -49,14 +49,12 @@ pub(super) fn drawn(problem: &Problem, side: Side) -> Vec<[usize; 2]> {
 }
 
 /// A sample that is asked for: so many rows of each side, and those at the borders.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Sampled {
     /// Number of rows to draw on each side.
     pub rows: u64,
     /// Seed of the draw.
     pub seed: u64,
-    /// Layouts of the ranks, at whose borders rows are always examined.
-    pub layouts: Vec<RankLayout>,
 }
 
 impl Sampled {
@@ -79,7 +77,7 @@ impl Sampled {
 
     /// Returns the drawn rows of a side by sequence and position, and with them the first and the last row of each
     /// sequence, of what it is connected to, of each piece of it that a rank holds, and of each chunk.
-    pub(super) fn rows(&self, problem: &Problem, side: Side) -> Vec<[usize; 2]> {
+    pub(super) fn rows(&self, problem: &Problem, side: Side, layouts: &[RankLayout]) -> Vec<[usize; 2]> {
         let lengths = problem.sequences.iter().map(|both| layout::run_of(both, side).len).enumerate();
         let all: Vec<_> = lengths.flat_map(|(index, len)| (0..len).map(move |row| [index, row])).collect();
         let mut rows = draw(&all, self.rows, mix(mix(self.seed ^ DRAW) + side as u64));
@@ -90,7 +88,7 @@ impl Sampled {
                 rows.extend((start < end).then(|| [[index, start], [index, end - 1]]).into_iter().flatten());
             }
         }
-        for placed in self.layouts.iter().flat_map(|layout| &layout.side(side).runs) {
+        for placed in layouts.iter().flat_map(|layout| &layout.side(side).runs) {
             let position = |i: usize| [placed.sequence, placed.piece.start + i * placed.piece.step];
             if let Some(last) = placed.local.len.checked_sub(1) {
                 rows.extend([position(0), position(last)]);
@@ -149,7 +147,7 @@ mod tests {
         };
         let problem = Problem::new(fields).expect("a problem");
         let layouts = layout::layouts(&problem).expect("it can be cut");
-        let of = |rows, seed| Sampled { rows, seed, layouts: layouts.clone() }.rows(&problem, Side::Q);
+        let of = |rows, seed| Sampled { rows, seed }.rows(&problem, Side::Q, &layouts);
         // The middle chunks follow each other on their rank, in one piece with a border inside.
         let borders = [0, 15, 16, 31, 32, 47, 48, 49].map(|row| [0, row]);
         let all = [&borders[..], &[[1, 0], [1, 1], [1, 2]]].concat();

@@ -35,7 +35,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     if let Some(mut finding) = forward(&compare, rank, &answer, &FORWARD, margin) {
         match hypotheses::told(evidence) {
             Some(told) => finding.what += &format!(": {told}"),
-            None => diagnosis::explain(problem, inputs, rank, right, &mut finding),
+            None => diagnosis::explain(evidence, right, &mut finding),
         }
         return Some(finding).into();
     }
@@ -46,7 +46,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
             Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
         };
         if let Some(mut finding) = replayed_out(&compare, rank, &replayed, margin) {
-            diagnosis::explain(problem, inputs, rank, right, &mut finding);
+            diagnosis::explain(evidence, right, &mut finding);
             return Some(finding).into();
         }
     }
@@ -82,7 +82,7 @@ fn look_back(
             backward(compare, gradients, &answer, &BACKWARD, margin).or_else(|| in_replay(margin))?;
         let tensor = finding.tensor;
         let right = |row: usize, head: usize| right_lanes(&answer.exact, tensor, row, head);
-        diagnosis::explain_gradient(problem, inputs, gradients, (&(&saved).into(), right), &mut finding);
+        diagnosis::explain_gradient(evidence, gradients, ((&saved).into(), right), &mut finding);
         Some(finding)
     });
     broken.into()

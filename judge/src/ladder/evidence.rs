@@ -1,5 +1,6 @@
 //! Evidence: one case, its runs, and the parts of the judge that examine them.
 
+use std::borrow::Cow;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -85,6 +86,14 @@ impl Evidence<'_> {
         products(self.problem) <= self.judge.products_max
     }
 
+    /// Returns how the rows of the case lie on its ranks; nothing where they cannot be dealt.
+    pub(crate) fn ranks(&self) -> Cow<'_, [RankLayout]> {
+        match &self.judge.placed {
+            Some(placed) => placed.into(),
+            None => (self.judge.layouts)(self.problem).unwrap_or_default().into(),
+        }
+    }
+
     /// Returns the runs whose gradients are examined: one, or both where the subject may sum gradients in another
     /// order in each run. Their bits then say nothing.
     pub(crate) fn gradient_runs(&self) -> Vec<&RankGradients> {
@@ -149,6 +158,8 @@ pub struct Judge {
     pub ratio: MeasureRatios,
     /// Largest number of visible products for which the oracle computes every row.
     pub products_max: u64,
+    /// Layouts of the ranks of a run that is over; `None` for those of [`Judge::layouts`].
+    pub placed: Option<Vec<RankLayout>>,
     /// Rows to examine where the oracle does not compute every row; `None` for a draw by the problem's data seed.
     pub sampled: Option<Sampled>,
     /// Largest number of elements for which a case is judged, or the subject run once more.

@@ -27,7 +27,9 @@ mod exact;
 pub mod faults;
 mod hypotheses;
 mod poison;
+mod ranks;
 mod recorded;
+mod rows;
 pub(crate) mod runs;
 mod sample;
 mod stories;
@@ -64,6 +66,7 @@ impl Default for Judge {
             assemble: assemble::assemble,
             ratio: bounds::error_ratios,
             products_max: PRODUCTS_MAX,
+            placed: None,
             sampled: None,
             elements_max: ELEMENTS_MAX,
             identities: identity::TABLE.iter().map(|identity| identity.relation).collect(),

@@ -59,7 +59,7 @@ impl<'a> Sample<'a> {
         let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
         let parts = |side: Side| {
             let mut rows = match &evidence.judge.sampled {
-                Some(sampled) => sampled.rows(problem, side),
+                Some(sampled) => sampled.rows(problem, side, &evidence.ranks()),
                 None => drawn(problem, side),
             };
             rows.retain(|[sequence, key]| side == Side::Q || *key >= problem.sharing.common(*sequence));
@@ -107,7 +107,7 @@ impl<'a> Sample<'a> {
     }
 
     fn forward(&self, part: &Part, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
-        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let Evidence { problem, first, .. } = *self.evidence;
         let (answer, frame) = (self.answer(part), Frame::new(problem, Some((part, Side::Q)))?);
         let rows = part.tensor_rows(problem, Side::Q);
         let got = RankOutputs {
@@ -124,7 +124,7 @@ impl<'a> Sample<'a> {
         let place = finding.place.row.unwrap_or_default();
         let right = |_, head: usize| RightRow::of(&answer.exact, place, head);
         let mut finding = part.whole(finding);
-        diagnosis::explain(problem, inputs, first, right, &mut finding);
+        diagnosis::explain(self.evidence, right, &mut finding);
         Ok(Some(finding))
     }
 
@@ -176,7 +176,7 @@ impl<'a> Sample<'a> {
                 Some((part, _)) => part.whole(finding),
                 None => finding,
             };
-            diagnosis::explain_gradient(problem, inputs, gradients, (&saved, right), &mut finding);
+            diagnosis::explain_gradient(self.evidence, gradients, (saved, right), &mut finding);
             Some(finding)
         });
         Ok(broken)

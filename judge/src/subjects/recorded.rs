@@ -17,6 +17,8 @@ pub struct Recorded {
     pub declaration: Declaration,
     /// Cuts of the run's sums.
     pub partition: Partition,
+    /// Roundings of the run, where whoever judges knows what ran: a name in a file says nothing about that.
+    pub replay: Option<Replay>,
 }
 
 impl Backend for Recorded {
@@ -36,13 +38,12 @@ impl Backend for Recorded {
         None
     }
 
-    /// Returns no profile: a name in a file says nothing about what ran under it.
     fn lock(&self) -> Option<Lock> {
         None
     }
 
     fn replay(&self, _: &Problem) -> Option<Replay> {
-        None
+        self.replay.clone()
     }
 
     fn run(&self, _: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
