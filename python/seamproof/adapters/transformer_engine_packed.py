@@ -201,23 +201,39 @@ def parallel(p, way, q, k, v, dout, deal=seamproof.cp.by_sequence, **more):
     return result
 
 
+def of_all_to_alls(ranks, width):
+    """Returns the ranks of each all-to-all, which are neighbours."""
+    return [ranks[first : first + width] for first in range(0, len(ranks), width)]
+
+
+def of_rings(ranks, width):
+    """Returns the ranks of each ring, one of each all-to-all."""
+    return [ranks[first::width] for first in range(width)]
+
+
+def prepare_hierarchy(ranks, width):
+    """Makes the groups of a hierarchy, where ranks are processes: all of them make each, and idle ones too.
+
+    The ranks of a group cannot make it alone. torch then names it after the number of groups that a rank is in
+    (`_hash_ranks_to_str`), and ranks that differ in that wait for each other under different names for ever.
+    """
+    seat = seamproof.launched.here()
+    for group in [*of_all_to_alls(ranks, width), *of_rings(ranks, width)] if seat else []:
+        seat.prepare(group)
+
+
 def hierarchy(ranks, rank, width):
-    """Returns the groups of a rank: that of its all-to-all, whose ranks are neighbours, and that of its ring."""
-    first = rank - rank % width
-    return [group_of(ranks[first : first + width]), group_of(ranks[rank % width :: width])]
-
-
-# Groups of processes stay, as NCCL's cost memory; those of threads end with their world.
-GROUPS = {}
+    """Returns the groups of a rank: that of its all-to-all and that of its ring."""
+    return [
+        group_of(of_all_to_alls(ranks, width)[rank // width]),
+        group_of(of_rings(ranks, width)[rank % width]),
+    ]
 
 
 def group_of(ranks):
-    """Returns the group of some ranks, which they alone make."""
-    if seamproof.launched.here() is None:
-        return dist.new_group(ranks, use_local_synchronization=True)
-    if tuple(ranks) not in GROUPS:
-        GROUPS[tuple(ranks)] = dist.new_group(ranks, use_local_synchronization=True)
-    return GROUPS[tuple(ranks)]
+    """Returns the group of some ranks. As threads of a world that begins, all ranks are in as many groups."""
+    seat = seamproof.launched.here()
+    return seat.group_of(ranks) if seat else dist.new_group(ranks, use_local_synchronization=True)
 
 
 def declared_parallel(algorithm, windows=(), balance="dual-chunk", **more):
@@ -255,6 +271,7 @@ def all_to_all(p, q, k, v, dout=None, sink=None):
 
 @declared_parallel("hierarchical", partials=MERGED)
 def hierarchical(p, q, k, v, dout=None, sink=None):
+    prepare_hierarchy(sorted(p.parallel.ranks), p.parallel.all_to_all)
     return parallel(p, "a2a+p2p", q, k, v, dout)
 
 
