@@ -406,13 +406,14 @@ fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
 
 /// Plants each of these faults, and tells whether it is seen where it should be.
 fn plant(gpu: usize, faults: &[&SourceFault], cases: u64, seed: u64) -> Result<Exit, CliError> {
-    let mut seen = 0;
+    let (mut seen, cache) = (0, Cache::of_user());
+    check::prepare(faults, &cache);
     for fault in faults {
         let Some(sources) = fault.edit.sources() else {
             print_line(&format_args!("{:<32} WRONG: its text is not in the source exactly once", fault.id));
             continue;
         };
-        let gpu = Gpu::with_sources(gpu, &Cache::of_user(), &sources)?;
+        let gpu = Gpu::with_sources(gpu, &cache, &sources)?;
         let (expected, found) = check::seen(&gpu, fault, cases, seed)?.unwrap_or_default();
         seen += usize::from(expected);
         let what = found.map_or_else(|| "not seen".to_owned(), |first| first.to_string());

@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 128] = [
+const OF_PROBLEMS: [Class; 129] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [123, 122, 123], |p| p.sequences.len() == 1),
@@ -158,6 +158,7 @@ const OF_PROBLEMS: [Class; 128] = [
     class("interleaved (SBHD)", [106, 115, 117], |p| p.sequences.len() > 1 && any(p, |s| s.q.step > 1)),
     class("q in SBHD, kv in BSHD", [27, 30, 28], |p| interleaved(p, Side::Q) && blocked(p, Side::Kv)),
     class("q in BSHD, kv in SBHD", [31, 35, 29], |p| blocked(p, Side::Q) && interleaved(p, Side::Kv)),
+    class("q or kv alone in SBHD, over ranks", [36, 38, 39], |p| parallel(p) && one_side_interleaved(p)),
     class("q in THD, kv in BSHD", [29, 31, 26], |p| ragged(p, Side::Q) && padded_batch(p, Side::Kv)),
     class("q in BSHD, kv in THD", [39, 42, 34], |p| padded_batch(p, Side::Q) && ragged(p, Side::Kv)),
     class("spans twice as long as what they hold", [330, 442, 275], twice_padded),
@@ -442,6 +443,13 @@ fn equal_spans(problem: &Problem) -> bool {
 /// Whether rows of one position lie side by side, as in SBHD.
 fn interleaved(problem: &Problem, side: Side) -> bool {
     problem.sequences.len() > 1 && problem.sequences.iter().all(|s| run_of(s, side).step > 1)
+}
+
+/// Whether rows of one position lie side by side on one side, and on the other one sequence follows the other.
+fn one_side_interleaved(problem: &Problem) -> bool {
+    let [q, kv] = [Side::Q, Side::Kv].map(|side| interleaved(problem, side));
+    let follow = |side: Side| problem.sequences.iter().all(|s| run_of(s, side).step <= 1);
+    q && follow(Side::Kv) || kv && follow(Side::Q)
 }
 
 /// Whether several sequences have equal spans of rows that follow each other, as in BSHD.

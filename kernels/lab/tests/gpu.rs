@@ -5,7 +5,7 @@ use seamproof_kernels::cache::Cache;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_lab::check::{
     REPLAYED, ReplayTables, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, accumulated, check, check_calls,
-    check_large, check_levels, direct, instances, launch_instances, replayed, seen, steady,
+    check_large, check_levels, direct, instances, launch_instances, prepare, replayed, seen, steady,
 };
 use seamproof_lab::faults::source_faults;
 
@@ -134,8 +134,11 @@ fn the_fixed_order_gives_the_same_bits_and_any_order_does_not() {
 #[ignore = "needs a Hopper GPU"]
 fn a_planted_fault_is_seen() {
     // Other tests look at campaigns. The remaining faults end the process that runs them.
-    for fault in source_faults().filter(|fault| fault.edit.seen.is_compared()) {
-        let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &fault.edit.sources().unwrap()));
+    let faults: Vec<_> = source_faults().filter(|fault| fault.edit.seen.is_compared()).collect();
+    let cache = Cache::of_user();
+    prepare(&faults, &cache);
+    for fault in faults {
+        let gpu = done(Gpu::with_sources(0, &cache, &fault.edit.sources().unwrap()));
         let (found, _) = done(seen(&gpu, fault, 1785, 2)).unwrap();
         assert!(found, "{} was not seen, or elsewhere", fault.id);
     }

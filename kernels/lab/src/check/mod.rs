@@ -22,7 +22,7 @@ pub use large::check_large;
 pub use levels::check_levels;
 pub use mismatch::Mismatch;
 pub use passes::{instances, launch_instances};
-pub use planted::seen;
+pub use planted::{prepare, seen};
 pub use replay::{REPLAYED, ReplayTables, Replayed, replayed};
 pub use steady::{STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, Steady, SteadyPack, accumulated, direct, steady};
 pub use twins::{CheckOutcome, MISMATCHES_MAX, OperationTally, check, check_until};

@@ -1,5 +1,8 @@
 //! Planted faults of kernels, looked for with the comparisons that must show them.
 
+use rayon::prelude::*;
+use seamproof_kernels::cache::Cache;
+use seamproof_kernels::source::Source;
 use seamproof_kernels::{Gpu, KernelError};
 
 use super::calls::check_calls;
@@ -12,6 +15,13 @@ use crate::faults::{Detector, SourceFault};
 /// The most calls that a planted fault is looked for with. Each is launched in many ways, and the CPU's part takes a
 /// tenth of a second.
 const CALLS_MAX: u64 = 200;
+
+/// Compiles the edited sources of faults, several at a time, into a cache in which whoever opens a GPU with them finds
+/// them: one after the other they take minutes. A source that does not compile fails again there.
+pub fn prepare(faults: &[&SourceFault], cache: &Cache) {
+    let edited: Vec<Source> = faults.iter().filter_map(|fault| fault.edit.edited()).flatten().collect();
+    edited.par_iter().for_each(|source| drop(cache.get(source)));
+}
 
 /// Looks for a planted fault with the comparison that must show it. A comparison that draws cases or calls draws at
 /// most `cases` of them. Returns the first disagreement, and whether it is one that the fault names, or `None` for a
