@@ -252,7 +252,7 @@ def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]
 def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator[str]:
     if finding.problem.sharing:
         raise source.NoSource("sequences share keys, which a script's own right answer does not know")
-    yield _title(subject, finding)
+    yield _title(subject, finding, kernel)
     future, text = _without_future(kernel.text)
     yield from future
     yield "import base64\nimport sys\nimport traceback\nimport zlib\nfrom types import SimpleNamespace\n\n"
@@ -297,14 +297,23 @@ sys.exit(1 if shows else 0)
 """
 
 
-def _title(subject: Subject, finding: Finding) -> str:
+def _title(subject: Subject, finding: Finding, kernel: source.Kernel) -> str:
     needs = " and ".join(dict.fromkeys(["numpy", subject.library_name]))
     versions = ", ".join(f"{name} {value}" for name, value in subject.ready()["versions"].items())
     what = finding.what.replace("\\", "/").replace('"""', "'''")
+    parallel = finding.problem.parallel
+    is_plain = parallel.is_single or source.imports_file(kernel.text)
+    ranks = "" if is_plain else _RANKS.format(parallel.world)
     return (
         f'"""{what}\n\n{finding.words}\n\nNeeds {needs} and the kernel. Found with {versions}.\n'
-        f'{_MARK}\n"""\n\n'
+        f'{ranks}{_MARK}\n"""\n\n'
     )
+
+
+_RANKS = (
+    "Ranks are threads, or processes under `torchrun --nproc-per-node {}`. They run in no drawn order, and nothing is\n"
+    "delayed or poisoned.\n"
+)
 
 
 def _without_future(text: str) -> tuple[list[str], str]:
@@ -415,7 +424,7 @@ def _call(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator
     if problem.backward and subject.library_name == "torch":
         yield f"    {leaves} = (x.requires_grad_() for x in ({leaves}))\n"
     body = _varlen_call if isinstance(subject.call, Varlen) else _subject_call
-    yield from body(subject, finding, kernel.name, leaves)
+    yield from body(subject, finding, kernel, leaves)
     if watches:
         yield "    watch(given, {" + ", ".join(f'"{name}": get({name})' for name in watched) + "})\n"
     yield "    got = {name: get(x) for name, x in got.items() if x is not None}\n"
@@ -433,7 +442,7 @@ def _in_pages(subject: Subject, problem: Problem) -> Iterator[str]:
         yield "    k, v = pooled(k, *pages), pooled(v, *pages)\n"
 
 
-def _varlen_call(subject: Subject, finding: Finding, name: str, leaves: str) -> Iterator[str]:
+def _varlen_call(subject: Subject, finding: Finding, kernel: source.Kernel, leaves: str) -> Iterator[str]:
     call, problem = subject.call, finding.problem
     lists = {word: f"ints({numbers})" for word, numbers in call.lists(problem).items()}
     values = call.values(problem) | lists
@@ -444,7 +453,7 @@ def _varlen_call(subject: Subject, finding: Finding, name: str, leaves: str) -> 
     arguments += [f"{word}={value!r}" for word, value in call.more.items()]
     joined = ", ".join(arguments)
     yield f"    arguments = dict({joined})\n"
-    made = f"{name}(q, k, v, **arguments)"
+    made = f"{kernel.name}(q, k, v, **arguments)"
     if problem.backward and call.backward is True:
         yield from _differentiated(subject, made, leaves)
         return
@@ -469,11 +478,11 @@ def _differentiated(subject: Subject, made: str, leaves: str) -> Iterator[str]:
     yield f"        {names} = pullback(dout[: len(out)])\n"
 
 
-def _subject_call(subject: Subject, finding: Finding, name: str, leaves: str) -> Iterator[str]:
+def _subject_call(subject: Subject, finding: Finding, kernel: source.Kernel, leaves: str) -> Iterator[str]:
     problem = finding.problem
-    yield from _namespace(subject, problem)
+    yield from _namespace(subject, problem, kernel)
     more = ("dout" if problem.backward else "None") + ", " + ("sink" if "sink" in leaves else "None")
-    made = f"{name}(p, q, k, v, {more})"
+    made = f"{kernel.name}(p, q, k, v, {more})"
     if problem.backward and subject.library_name in ("torch", "jax"):
         yield from _differentiated(subject, made, leaves)
     else:
@@ -481,7 +490,7 @@ def _subject_call(subject: Subject, finding: Finding, name: str, leaves: str) ->
     yield '    got.pop("grads", None)\n'
 
 
-def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
+def _namespace(subject: Subject, problem: Problem, kernel: source.Kernel) -> Iterator[str]:
     """Yields `p`: what the adapter may ask of its problem, as plain values."""
 
     def side(of: Side) -> str:
@@ -510,8 +519,10 @@ def _namespace(subject: Subject, problem: Problem) -> Iterator[str]:
     for name in (*_PLAIN, *_DERIVED):
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
     if not problem.parallel.is_single:
-        # A kernel of several ranks comes with this package, whose ranks they are.
-        yield "    from seamproof.dealing import Parallel\n\n"
+        if source.imports_file(kernel.text):
+            # The file imports this package, whose ranks they are.
+            yield "    from seamproof.dealing import Parallel\n\n"
+        yield "    p.library = SimpleNamespace(integers=ints)\n"
         yield f"    p.parallel = Parallel.from_json({problem.raw['parallel']!r})\n"
         yield f"    p.raw = {{'data_seed': {problem.raw['data_seed']}}}\n".replace("'", '"')
     yield f"    p.shape = lambda name: {shapes}[name]\n"

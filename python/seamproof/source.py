@@ -23,6 +23,31 @@ STAND_IN = """class _Seamproof:  # stands in for the package that found this
 """
 
 
+# The part of the package that deals rows to ranks, which a script of several ranks carries.
+DEALING = ("dealing.py", ["Parallel"])
+ATTEND = ("cp/attend.py", ["attend", "as_one", "by_sequence"])
+ALONE = "cp/alone.py"
+CARRIED = "# --- what a script carries begins here\n"
+# Names of the package in those files.
+RANKS = """from types import SimpleNamespace
+
+DeclarationError, Problem, Result, Run = RuntimeError, object, _Seamproof.Result, object
+launched = SimpleNamespace(here=lambda: None)
+
+
+"""
+_CP = """
+# Rank 0 speaks for all.
+if int(os.environ.get("RANK", 0)):
+    sys.stdout = open(os.devnull, "w")
+_found = found_of
+_Seamproof.cp = SimpleNamespace(attend=attend, as_one=as_one, by_sequence=by_sequence, Local=Local)
+_Seamproof.launched = launched
+
+
+"""
+
+
 class NoSource(Exception):
     """A function whose source cannot stand alone; the text says why."""
 
@@ -92,6 +117,20 @@ def embedded(functions: list[Callable[..., Any]]) -> Kernel:
     return Kernel("".join(kept), function.__name__)
 
 
+def ranks() -> Iterator[str]:
+    """Yields the lines by which a script runs a program of several ranks with torch, without this package."""
+    package = Path(__file__).parent
+    yield RANKS
+    for place, names in (DEALING, ATTEND):
+        file = _File((package / place).read_text(encoding="utf-8"), {})
+        yield from (line for line in file.needed(names, without="_found") if not _is_future(line))
+        yield "\n\n"
+    imports, _, carried = (package / ALONE).read_text(encoding="utf-8").partition(CARRIED)
+    yield imports.rpartition('"""')[2].lstrip("\n")
+    yield carried
+    yield _CP
+
+
 class _File:
     """The statements at the top of a file, by the names that they bind."""
 
@@ -101,14 +140,18 @@ class _File:
         self._body = ast.parse(text).body
         self._aliases = {name for node in self._body for name in _package_names(node)}
 
-    def needed(self, names: list[str]) -> Iterator[str]:
-        """Yields the source of the statements that bind these names or any that they use, in their order."""
+    def needed(self, names: list[str], without: str | None = None) -> Iterator[str]:
+        """Yields the source of the statements that bind these names or any that they use, in their order.
+
+        `without` is a name whose statement is left out. Imports of neighbours in a package are left out too.
+        """
         chosen: set[int] = set()
         open_names, seen = list(names), set(names)
         while open_names:
             name = open_names.pop()
             for index, node in enumerate(self._body):
-                if index not in chosen and name in _bound(node) and not _package_names(node):
+                is_left_out = _package_names(node) or getattr(node, "level", 0) or name == without
+                if index not in chosen and name in _bound(node) and not is_left_out:
                     chosen.add(index)
                     fresh = self._used(node) - seen
                     seen |= fresh
@@ -119,6 +162,9 @@ class _File:
         yield from (self._source(node) for node in future)
         if seen & self._aliases:
             yield STAND_IN
+            if any(self._is_of_ranks(self._body[index]) for index in chosen):
+                yield "from __future__ import annotations\n"
+                yield from ranks()
             for node in self._body:
                 yield from _stand_ins(node, seen)
         last = None
@@ -143,6 +189,14 @@ class _File:
     def _is_ours(self, decorator: ast.expr) -> bool:
         return any(isinstance(item, ast.Name) and item.id in self._aliases for item in ast.walk(decorator))
 
+    def _is_of_ranks(self, node: ast.stmt) -> bool:
+        """Whether a statement calls `attend` of this package, by `seamproof.cp` or by its own name."""
+        calls = (item.func for item in ast.walk(node) if isinstance(item, ast.Call))
+        named = (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls)
+        return "attend" in named and any(
+            isinstance(item, ast.Attribute) and item.attr == "cp" for item in ast.walk(node)
+        )
+
     def _first_line(self, node: ast.stmt) -> int:
         decorators = [item for item in getattr(node, "decorator_list", []) if not self._is_ours(item)]
         return min([node.lineno, *(item.lineno for item in decorators)])
@@ -166,6 +220,10 @@ class _File:
         if constant is not None:
             return constant
         return "".join(self._lines[self._first_line(node) - 1 : node.end_lineno]).rstrip("\n") + "\n"
+
+
+def _is_future(line: str) -> bool:
+    return line.startswith("from __future__")
 
 
 def bound_again(part: str, whole: str) -> str | None:
