@@ -111,6 +111,7 @@ const OTHERS: &[&str] = &[
     "te-2596-padded-all-to-all-several-heads",
     "te-2596-padded-all-to-all-window",
     "te-2596-padded-pack-ring-full-mask",
+    "te-2596-padded-ring-one-head",
     "te-2596-padded-ring-two-sided-window",
     "te-2596-padded-ring-window",
     "te-2596-said-no-padding-ring",
