@@ -312,7 +312,7 @@ def _title(subject: Subject, finding: Finding, kernel: source.Kernel) -> str:
 
 _RANKS = (
     "Ranks are threads, or processes under `torchrun --nproc-per-node {}`. They run in no drawn order, and nothing is\n"
-    "delayed or poisoned.\n"
+    "delayed. What threads receive is NaN until they wait for it.\n"
 )
 
 

@@ -1,8 +1,8 @@
 """Ranks for a script that has torch, and not this package: what a repro of a context-parallel program carries.
 
 Ranks are threads of the script over torch's own group of threads, which gets messages here, or the processes that
-`torchrun` has started. They run in no drawn order, nothing is late and nothing is poisoned: a failure that needs one of
-these does not show.
+`torchrun` has started. They run in no drawn order and nothing is late: a failure that needs one of these does not show.
+Between threads what is received is NaN until it is waited for.
 """
 
 import os
@@ -47,6 +47,8 @@ class Threads(threaded.ProcessLocalGroup):
 
     def recv(self, tensors, source, tag=0):
         line, into = self.line(source, self._rank, tag), tensors[0].detach()
+        if into.is_floating_point():
+            into.fill_(float("nan"))
         return Arrival(lambda: into.copy_(line.get(timeout=30).view(into.shape)))
 
 
