@@ -168,7 +168,8 @@ def _finding(subject: Subject, case: Path, stored: dict[str, Any]) -> Finding:
 def _write(subject: Subject, finding: Finding, path: Path, limits: Limits) -> Made:
     """Writes the first script that shows the failure, or else the first that runs to its end, or else the first."""
     tried, without = [], []
-    for kernel_of in (_embedded, _by_file):
+    ways = [_embedded, *([] if finding.problem.parallel.is_single else [_whole]), _by_file]
+    for kernel_of in ways:
         try:
             kernel = kernel_of(subject)
         except source.NoSource as error:
@@ -210,7 +211,18 @@ def _embedded(subject: Subject) -> source.Kernel:
     return source.embedded(functions)
 
 
+def _whole(subject: Subject) -> source.Kernel:
+    file, path, others = _place(subject)
+    return source.whole(file, path, others, options())
+
+
 def _by_file(subject: Subject) -> source.Kernel:
+    file, path, others = _place(subject)
+    return source.from_file(str(file), path, others, options())
+
+
+def _place(subject: Subject) -> tuple[Path, str, list[str]]:
+    """Returns the file of a kernel, its name there, and what else a script calls by its name."""
     file, path = subject.file(), subject.path()
     if file is None or path is None:
         raise source.NoSource("the kernel is no name of a file")
@@ -218,8 +230,7 @@ def _by_file(subject: Subject) -> source.Kernel:
     named = getattr(backward, "__name__", "")
     if callable(backward) and not named.isidentifier():
         raise source.NoSource("the backward has no name that a script can call")
-    others = [named] if callable(backward) else []
-    return source.from_file(str(Path(file).resolve()), path, others, options())
+    return Path(file).resolve(), path, [named] if callable(backward) else []
 
 
 def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]:

@@ -48,6 +48,32 @@ _Seamproof.launched = launched
 """
 
 
+# Stands in for the package where a whole file is loaded that imports it and calls it at the top.
+_WHOLE = """
+class _Whatever:  # what a file asks of the package while it is loaded
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *given, **_):
+        return given[0] if len(given) == 1 and callable(given[0]) else self
+
+
+_package = _Whatever()
+_package.__dict__.update(vars(_Seamproof), options=lambda: {options!r})
+sys.modules.update({{"seamproof": _package, "seamproof.cp": _Seamproof.cp, "seamproof.launched": launched}})
+
+
+def _loaded(name, text):
+    module = sys.modules[name] = type(sys)(name)
+    exec(compile(text, name + ".py", "exec"), module.__dict__)
+    return module
+
+
+"""
+
+
 class NoSource(Exception):
     """A function whose source cannot stand alone; the text says why."""
 
@@ -81,6 +107,45 @@ def importing(function: Callable[..., Any]) -> Kernel:
 def imports_file(text: str) -> bool:
     """Returns whether the text of a kernel imports its file."""
     return "spec_from_file_location" in text
+
+
+def whole(file: Path, name: str, others: list[str], options: dict[str, str]) -> Kernel:
+    """Returns a file of a program of several ranks with the files beside it that it imports, without this package.
+
+    `options` are those that the files read with `seamproof.options()`.
+    """
+    parts = ["from __future__ import annotations\nimport sys\n", STAND_IN, *ranks()]
+    parts.append(_WHOLE.format(options=options))
+    *neighbours, (_, text) = _with_neighbours(file)
+    parts += [f"_loaded({module!r}, {_literal(text)})\n" for module, text in neighbours]
+    parts.append(f"_module = _loaded('kernel_file', {_literal(text)})\nkernel = _module.{name}\n")
+    parts += [f"{other} = _module.{other}\n" for other in others]
+    return Kernel("".join(parts), "kernel")
+
+
+def _with_neighbours(file: Path) -> list[tuple[str, str]]:
+    """Returns the names and texts of a file and of those beside it that it imports, each behind what it needs."""
+    found: dict[str, str] = {}
+
+    def add(path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            names = [item.name for item in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                beside = path.with_name(f"{name}.py")
+                if name not in found and beside.is_file() and beside != path:
+                    add(beside)
+        found[path.stem] = text
+
+    add(file)
+    return list(found.items())
+
+
+def _literal(text: str) -> str:
+    """Returns a text as a literal that can be read, where that is possible."""
+    is_plain = "'''" not in text and "\\" not in text
+    return f"'''{text}'''" if is_plain else repr(text)
 
 
 def from_file(file: str, name: str, others: list[str], options: dict[str, str] | None = None) -> Kernel:

@@ -89,9 +89,14 @@ def blocks_of(local, group):
 """
 
 
+# A file beside the program, which asks this package for options when it is loaded.
+BESIDE = "import seamproof\n\nLOST = 1\nif seamproof.options():\n    LOST = 0\n"
+
+
 def stored(folder: Path, algorithm: str, blocks_of: str) -> Path:
     """Writes a kernel and a case that it fails, and returns the case."""
     kernel = folder / "kernel.py"
+    (folder / "beside.py").write_text(BESIDE)
     kernel.write_text(PROGRAM.format(algorithm=algorithm, blocks_of=blocks_of))
     parallel = {"algorithm": algorithm, "balance": "dual-chunk", "world": 2, "ranks": [0, 1]}
     case = {
@@ -105,7 +110,15 @@ def stored(folder: Path, algorithm: str, blocks_of: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("algorithm", "blocks_of"), [("ring", RING), ("all-gather", GATHERED)])
+@pytest.mark.parametrize(
+    ("algorithm", "blocks_of"),
+    [
+        ("ring", RING),
+        ("all-gather", GATHERED),
+        ("ring", RING.replace("LOST = 1", "import beside\n\nLOST = beside.LOST")),
+    ],
+    ids=["messages", "a-collective", "a-file-beside"],
+)
 def test_a_script_of_several_ranks_needs_torch_alone(fake_program, tmp_path, algorithm, blocks_of):
     case = stored(tmp_path, algorithm, blocks_of)
     assert made(case) == {"written": True, "shows": True, "doubt": None}
