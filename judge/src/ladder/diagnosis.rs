@@ -21,21 +21,16 @@
 //! A row may be right for another KV head. Its out and its LSE are then those that the query gets with that head's
 //! keys and values, or with its values alone.
 
-use std::borrow::Cow;
-use std::ops::Range;
-
-use ndarray::{Array3, s};
-use seamproof_oracle::exact::log_sum_exp;
+use ndarray::s;
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{
-    Algorithm, ForwardResults, Gradients, Inputs, Problem, SavedViews, Sequence, Side, TensorName,
-};
+use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, SavedViews, TensorName};
 
 use super::compare::lanes;
 use super::evidence::Evidence;
+use super::pairs::{Pairs, widened};
 use super::ranks::{self, Told};
 use super::rows::{Finished, Row};
-use super::stories::{LANES_MIN, other_heads};
+use super::stories::{REST_MAX, other_heads};
 use crate::finding::{Finding, LOOKS, Place};
 use crate::subject::{RankGradients, RankOutputs};
 
@@ -45,10 +40,6 @@ const ENERGY_MIN: f64 = 0.8;
 /// Largest factor between a pair's share in the error and the size that its coefficient predicts. It is below the
 /// factor of two that a gradient of half its size gives in a row of one pair.
 const FACTOR_MAX: f64 = 1.25;
-
-/// Largest share of an error's size that may be left where another KV head, or a mistake in the whole case, explains
-/// it: the roundings of a 16-bit format.
-pub(super) const REST_MAX: f64 = 1.0 / 16.0;
 
 /// A pair, and the error that it would explain.
 struct Suspect {
@@ -61,6 +52,12 @@ struct Suspect {
     energy: f64,
     /// Whether everything that is known agrees with the pair, and not its direction alone.
     fits: bool,
+}
+
+/// Returns a pair that explains nothing yet, where `lse` is the row's.
+fn suspected(pairs: &Pairs<'_>, (query, head, key): (usize, usize, usize), lse: f64) -> Suspect {
+    let (weight, is_missed) = (pairs.weight((query, head, key), lse), pairs.sees(query, key));
+    Suspect { query, head, key, weight, is_missed, energy: 0.0, fits: false }
 }
 
 /// Whether a share is about as large as predicted.
@@ -109,142 +106,6 @@ fn best(error: &[f64], suspects: impl Iterator<Item = Suspect>) -> Option<Suspec
     best.filter(|best| best.is_missed || !is_seen)
 }
 
-/// A sequence of a case, with the numbers that a suspect needs.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs<'a> {
-    problem: &'a Problem,
-    inputs: &'a Inputs,
-    sequence: usize,
-    both: &'a Sequence,
-}
-
-impl<'a> Pairs<'a> {
-    /// Returns the pairs of a sequence; `None` where rows of so few lanes tell nothing.
-    fn new(problem: &'a Problem, inputs: &'a Inputs, sequence: usize, dim: usize) -> Option<Pairs<'a>> {
-        let both = problem.sequences.get(sequence).filter(|_| dim >= LANES_MIN)?;
-        Some(Pairs { problem, inputs, sequence, both })
-    }
-
-    pub(super) fn inputs(&self) -> &'a Inputs {
-        self.inputs
-    }
-
-    /// Returns the index of the sequence.
-    pub(super) fn sequence(&self) -> usize {
-        self.sequence
-    }
-
-    /// Returns the number of real rows of a side.
-    pub(super) fn len(&self, side: Side) -> usize {
-        run_of(self.both, side).len
-    }
-
-    /// Returns the number of members of the group, each of which may be a region of several ranks.
-    pub(super) fn members(&self) -> usize {
-        self.problem.parallel.size()
-    }
-
-    /// Whether keys and values travel from rank to rank.
-    pub(super) fn travel(&self) -> bool {
-        matches!(self.problem.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. })
-    }
-
-    /// Whether sequences of the problem share keys.
-    pub(super) fn is_shared(&self) -> bool {
-        !self.problem.sharing.is_empty()
-    }
-
-    pub(super) fn group(&self) -> usize {
-        self.problem.group()
-    }
-
-    /// Returns the query heads of a KV head.
-    pub(super) fn heads(&self, kv_head: usize) -> Range<usize> {
-        kv_head * self.problem.group()..(kv_head + 1) * self.problem.group()
-    }
-
-    pub(super) fn of_query<'t>(&self, tensor: &'t Array3<f32>, query: usize, head: usize) -> Cow<'t, [f32]> {
-        lanes(tensor, self.both.q.row(query), head)
-    }
-
-    pub(super) fn of_key<'t>(&self, tensor: &'t Array3<f32>, key: usize, head: usize) -> Cow<'t, [f32]> {
-        lanes(tensor, self.both.kv.row(key), head / self.problem.group())
-    }
-
-    pub(super) fn sees(&self, query: usize, key: usize) -> bool {
-        self.problem.mask.visible(query, self.both.q.len, self.both.kv.len).contains(&key)
-    }
-
-    fn logit(&self, query: usize, head: usize, key: usize) -> f64 {
-        self.logit_of(query, head, key, head / self.problem.group())
-    }
-
-    /// Returns the logit with a key of any KV head.
-    fn logit_of(&self, query: usize, head: usize, key: usize, kv_head: usize) -> f64 {
-        let Inputs { q, k, .. } = self.inputs;
-        let product = dot(&self.of_query(q, query, head), &lanes(k, self.both.kv.row(key), kv_head));
-        self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
-    }
-
-    /// Returns LSE, the keys' share of the weights, and out of a query, with the visible keys of one KV head and the
-    /// values of another.
-    fn attended(&self, query: usize, head: usize, [of_keys, of_values]: [usize; 2]) -> (f64, f64, Vec<f64>) {
-        let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
-        let logit = |key: usize| self.logit_of(query, head, key, of_keys);
-        let logits: Vec<f64> = keys.clone().map(logit).collect();
-        let lse = log_sum_exp(&logits, self.problem.sink(head, &self.inputs.sink));
-        let (mut share, mut out) = (0.0, vec![0.0; self.problem.dims.v]);
-        for (key, logit) in keys.zip(&logits) {
-            let weight = libm::exp(logit - lse);
-            share += weight;
-            let value = lanes(&self.inputs.v, self.both.kv.row(key), of_values);
-            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
-        }
-        (lse, share, out)
-    }
-
-    /// Returns the right LSE of a query.
-    pub(super) fn lse(&self, query: usize, head: usize) -> f64 {
-        let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
-        let logits: Vec<f64> = keys.clone().map(|key| self.logit(query, head, key)).collect();
-        log_sum_exp(&logits, self.problem.sink(head, &self.inputs.sink))
-    }
-
-    /// Returns the LSE that a backward begins with.
-    pub(super) fn saved_lse(&self, query: usize, head: usize, saved: &SavedViews<'_>) -> f64 {
-        saved.lse[[head, self.both.q.row(query)]]
-    }
-
-    /// Returns the weight of the pair of a query, for a head, and a key.
-    pub(super) fn weight(&self, (query, head, key): (usize, usize, usize), lse: f64) -> f64 {
-        libm::exp(self.logit(query, head, key) - lse)
-    }
-
-    /// Returns the weight of the sink, 0 where there is none.
-    pub(super) fn sink_weight(&self, head: usize, lse: f64) -> f64 {
-        self.problem.sink(head, &self.inputs.sink).map_or(0.0, |sink| libm::exp(sink - lse))
-    }
-
-    /// Returns a pair that explains nothing yet, where `lse` is the row's.
-    fn suspect(&self, query: usize, head: usize, key: usize, lse: f64) -> Suspect {
-        let weight = self.weight((query, head, key), lse);
-        Suspect { query, head, key, weight, is_missed: self.sees(query, key), energy: 0.0, fits: false }
-    }
-
-    /// Returns `scale · dS` of the pair of a query, for a head, and a key, from the saved out.
-    pub(super) fn logit_gradient(&self, pair: (usize, usize, usize), saved: &SavedViews<'_>) -> f64 {
-        let (query, head, key) = pair;
-        let weight = self.weight(pair, self.saved_lse(query, head, saved));
-        let dout = self.of_query(&self.inputs.dout, query, head);
-        let out = saved.out.lanes(self.both.q.row(query), head);
-        let d: f64 = dout.iter().zip(&out).map(|(dout, out)| f64::from(*dout) * out).sum();
-        let softmax = &self.problem.softmax;
-        let derivative = softmax.cap_derivative(self.logit(query, head, key));
-        let dp = dot(&dout, &self.of_key(&self.inputs.v, key, head));
-        f64::from(softmax.scale) * weight * (dp - d) * derivative
-    }
-}
-
 /// Returns the right lanes of a row of a gradient that a pair may explain.
 pub(super) fn right_lanes(
     exact: &Gradients,
@@ -258,14 +119,6 @@ pub(super) fn right_lanes(
         _ => &exact.dv,
     };
     exact.slice(s![row, head, ..]).to_vec()
-}
-
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-}
-
-pub(super) fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
-    row.iter().map(|x| f64::from(*x))
 }
 
 /// Returns the difference between a row and the right one.
@@ -400,7 +253,7 @@ fn suspect_of_out(
     };
     let moved = rank.lse.as_ref().filter(|_| !is_empty).map(|got| f64::from(got[[head, row]]) - lse);
     let suspects = (0..pairs.both.kv.len).map(|key| {
-        let suspect = pairs.suspect(query, head, key, lse);
+        let suspect = suspected(pairs, (query, head, key), lse);
         let weight = suspect.weight;
         let predicted = match (suspect.is_missed, is_empty) {
             (true, _) => -weight / (1.0 - weight),
@@ -475,7 +328,7 @@ fn suspect_of_gradient(
 ) -> Option<Suspect> {
     let Inputs { k, dout, .. } = pairs.inputs;
     let of = |(query, head, key): (usize, usize, usize)| {
-        let suspect = pairs.suspect(query, head, key, pairs.saved_lse(query, head, saved));
+        let suspect = suspected(pairs, (query, head, key), pairs.saved_lse(query, head, saved));
         let (direction, coefficient) = match tensor {
             TensorName::Dq => (pairs.of_key(k, key, head), pairs.logit_gradient((query, head, key), saved)),
             _ => (pairs.of_query(dout, query, head), suspect.weight),

@@ -18,8 +18,9 @@ use seamproof_oracle::{
 
 use super::bounds::{Comparison, FORWARD, forward};
 use super::compare::lanes;
-use super::diagnosis::{REST_MAX, dot};
 use super::evidence::{Depth, Evidence, products};
+use super::pairs::dot;
+use super::stories::REST_MAX;
 use crate::finding::{LOOKS, number};
 use crate::subject::RankOutputs;
 use crate::verdict::Margin;

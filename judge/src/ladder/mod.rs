@@ -26,6 +26,7 @@ pub mod evidence;
 mod exact;
 pub mod faults;
 mod hypotheses;
+mod pairs;
 mod poison;
 mod ranks;
 mod recorded;

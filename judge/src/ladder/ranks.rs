@@ -12,13 +12,14 @@
 use std::collections::HashMap;
 
 use seamproof_oracle::sharding::{PlacedRun, RankLayout};
-use seamproof_oracle::{Side, TensorName};
+use seamproof_oracle::{Algorithm, Side, TensorName};
 
-use super::diagnosis::{Pairs, REST_MAX};
+use super::pairs::Pairs;
 use super::rows::{Finished, Row};
+use super::stories::REST_MAX;
 use crate::prose::counted;
 
-/// Largest number of pairs, times lanes, that are looked at for one finding: about a second.
+/// Largest number of pairs, times lanes, of a row that is explained: some seconds for the finding.
 const WORK_MAX: usize = 1 << 30;
 /// Largest number of rows of a part that are asked whether the same befell them.
 const ROWS_MAX: usize = 8;
@@ -67,47 +68,53 @@ impl Part {
 /// One side of a sequence, by the ranks that hold it.
 struct Dealt {
     ranks: usize,
-    /// For each position its part, and its row in the rank's tensor.
-    places: Vec<Option<(Part, usize)>>,
+    /// What the ranks hold, each part once: chunks where a rank has two.
+    parts: Vec<Part>,
+    /// For each position the index of its part, and its row in the rank's tensor.
+    places: Vec<Option<(usize, usize)>>,
     /// Position of each row of each rank.
     positions: HashMap<(usize, usize), usize>,
 }
 
 impl Dealt {
     fn new(layouts: &[RankLayout], (sequence, side): (usize, Side), len: usize) -> Dealt {
-        let mut dealt = Dealt { ranks: layouts.len(), places: vec![None; len], positions: HashMap::new() };
+        let (mut parts, mut places, mut positions) = (Vec::new(), vec![None; len], HashMap::new());
         for (rank, layout) in layouts.iter().enumerate() {
             let own: Vec<&PlacedRun> =
                 layout.side(side).runs.iter().filter(|run| run.sequence == sequence).collect();
             for (index, PlacedRun { piece, local, .. }) in own.iter().enumerate() {
                 let part = Part { rank, chunk: (own.len() == 2).then_some(index) };
+                if parts.last() != Some(&part) {
+                    parts.push(part);
+                }
                 for i in 0..local.len {
                     let (position, row) = (piece.start + i * piece.step, local.row(i));
-                    if let Some(place) = dealt.places.get_mut(position) {
-                        *place = Some((part, row));
-                        dealt.positions.insert((rank, row), position);
+                    if let Some(place) = places.get_mut(position) {
+                        *place = Some((parts.len() - 1, row));
+                        positions.insert((rank, row), position);
                     }
                 }
             }
         }
-        dealt
+        Dealt { ranks: layouts.len(), parts, places, positions }
     }
 
     /// Returns all ranks, and all chunks of ranks that have two.
-    fn parts(&self) -> Vec<Part> {
-        let mut parts: Vec<Part> = (0..self.ranks).map(|rank| Part { rank, chunk: None }).collect();
-        for part in self.places.iter().flatten().map(|(part, _)| *part) {
-            if !parts.contains(&part) {
-                parts.push(part);
-            }
-        }
-        parts
+    fn scopes(&self) -> Vec<Part> {
+        let ranks = (0..self.ranks).map(|rank| Part { rank, chunk: None });
+        ranks.chain(self.parts.iter().copied().filter(|part| part.chunk.is_some())).collect()
+    }
+
+    /// Returns the part that holds a position.
+    fn part(&self, position: usize) -> Option<Part> {
+        let (index, _) = *self.places.get(position)?.as_ref()?;
+        self.parts.get(index).copied()
     }
 
     /// Returns the position that the rank `by` places further holds in the same row as a position's own rank.
     fn neighbour(&self, position: usize, by: usize) -> Option<usize> {
         let (part, row) = self.places[position]?;
-        self.positions.get(&((part.rank + by) % self.ranks, row)).copied()
+        self.positions.get(&((self.parts[part].rank + by) % self.ranks, row)).copied()
     }
 }
 
@@ -209,14 +216,11 @@ struct Sums {
 impl Sums {
     fn of(row: &Row<'_>, own: Part, others: &Dealt) -> Sums {
         let (width, is_mean) = (row.width(), row.tensor() == TensorName::Out);
-        let mut shares: Vec<Share> = Vec::new();
+        let mut shares: Vec<Share> = others.parts.iter().map(|part| Share::new(*part, width)).collect();
         for (position, place) in others.places.iter().enumerate() {
-            let Some((part, _)) = *place else { continue };
-            let index = shares.iter().position(|share| share.part == part).unwrap_or_else(|| {
-                shares.push(Share::new(part, width));
-                shares.len() - 1
-            });
-            shares[index].add(row, others, position);
+            if let Some((part, _)) = *place {
+                shares[part].add(row, others, position);
+            }
         }
         Sums { shares, own, is_mean, width }
     }
@@ -286,17 +290,20 @@ pub(super) fn told<'a>(
     let other = if side == Side::Q { Side::Kv } else { Side::Q };
     let lengths = [side, other].map(|side| pairs.len(side));
     let work = lengths[1].saturating_mul(wrong.work());
-    if layouts.len() < 2 || layouts.len() != pairs.members() || pairs.is_shared() || work > WORK_MAX {
+    let parallel = &pairs.problem.parallel;
+    let is_plain = layouts.len() == parallel.size() && pairs.problem.sharing.is_empty();
+    if layouts.len() < 2 || !is_plain || work > WORK_MAX {
         return None;
     }
-    let own = Dealt::new(layouts, (pairs.sequence(), side), lengths[0]);
-    let others = Dealt::new(layouts, (pairs.sequence(), other), lengths[1]);
-    let (part, _) = own.places.get(wrong.position()).copied().flatten()?;
-    let asked = Asked { is_ring: pairs.travel(), own: &own, others: &others, row: &row };
+    let is_ring = matches!(parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
+    let own = Dealt::new(layouts, (pairs.sequence, side), lengths[0]);
+    let others = Dealt::new(layouts, (pairs.sequence, other), lengths[1]);
+    let part = own.part(wrong.position())?;
+    let asked = Asked { is_ring, own: &own, others: &others, row: &row };
     let (mistake, rest) = asked.best(part, wrong)?;
     let rows = (WORK_MAX / work.max(1)).min(ROWS_MAX);
     let what = match asked.befell_all(mistake, part, wrong.position(), rows) {
-        true => format!("{} of sequence {}", part.own_words(), pairs.sequence()),
+        true => format!("{} of sequence {}", part.own_words(), pairs.sequence),
         false => format!("{}, on rank {},", wrong.words(), part.rank),
     };
     let back = if wrong.tensor() == TensorName::Out { "" } else { "in the backward " };
@@ -331,7 +338,7 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
 
     /// Returns the mistakes to ask for, simple ones first.
     fn mistakes(&self) -> Vec<Mistake> {
-        let parts = self.others.parts();
+        let parts = self.others.scopes();
         let each = |fate| parts.iter().map(move |part| Mistake::Befell(Scope::Of(*part), fate));
         let mut mistakes = vec![Mistake::Befell(Scope::All, Fate::Twice)];
         mistakes.extend(FATES.into_iter().flat_map(each));
@@ -357,11 +364,8 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
 
     /// Whether a mistake explains all rows of a part that are looked at, and more than the one that led to it.
     fn befell_all(&self, mistake: Mistake, part: Part, known: usize, rows: usize) -> bool {
-        let placed = self.own.places.iter().enumerate();
-        let all: Vec<usize> = placed
-            .filter(|(position, place)| place.is_some_and(|(own, _)| own == part) && *position != known)
-            .map(|(position, _)| position)
-            .collect();
+        let of_part = |position: &usize| *position != known && self.own.part(*position) == Some(part);
+        let all: Vec<usize> = (0..self.own.places.len()).filter(of_part).collect();
         let step = all.len().div_ceil(rows.max(1)).max(1);
         let mut explained = 0;
         for &position in all.iter().step_by(step) {

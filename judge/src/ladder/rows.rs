@@ -3,7 +3,7 @@
 
 use seamproof_oracle::{SavedViews, Side, TensorName};
 
-use super::diagnosis::{Pairs, widened};
+use super::pairs::{Pairs, widened};
 
 /// A row of out, dq, dk or dv, for one head.
 pub(super) struct Row<'a> {
@@ -65,7 +65,7 @@ impl<'a> Row<'a> {
     /// Returns the row in words.
     pub(super) fn words(&self) -> String {
         let what = if self.side() == Side::Q { "query" } else { "key" };
-        format!("{what} {} of sequence {}", self.position, self.pairs.sequence())
+        format!("{what} {} of sequence {}", self.position, self.pairs.sequence)
     }
 
     /// Returns the number of values of a sum.
@@ -75,7 +75,7 @@ impl<'a> Row<'a> {
 
     /// Returns the work of one row of the other side, in lanes.
     pub(super) fn work(&self) -> usize {
-        let heads = if self.side() == Side::Q { 1 } else { self.pairs.group() };
+        let heads = if self.side() == Side::Q { 1 } else { self.pairs.problem.group() };
         4 * heads * (self.width() + self.got.lanes.len())
     }
 
@@ -101,21 +101,21 @@ impl<'a> Row<'a> {
         match (self.tensor, &self.saved) {
             (TensorName::Dq, Some(saved)) => {
                 let gradient = pairs.logit_gradient((*position, *head, other), saved);
-                add(gradient, &pairs.of_key(&pairs.inputs().k, other, *head));
+                add(gradient, &pairs.of_key(&pairs.inputs.k, other, *head));
             }
             (TensorName::Dk | TensorName::Dv, Some(saved)) => {
                 for head in pairs.heads(*head) {
                     let pair = (other, head, *position);
                     let (times, lanes) = match self.tensor {
-                        TensorName::Dk => (pairs.logit_gradient(pair, saved), &pairs.inputs().q),
-                        _ => (pairs.weight(pair, pairs.saved_lse(other, head, saved)), &pairs.inputs().dout),
+                        TensorName::Dk => (pairs.logit_gradient(pair, saved), &pairs.inputs.q),
+                        _ => (pairs.weight(pair, pairs.saved_lse(other, head, saved)), &pairs.inputs.dout),
                     };
                     add(times, &pairs.of_query(lanes, other, head));
                 }
             }
             _ => {
                 let weight = pairs.weight((*position, *head, other), self.lse);
-                add(weight, &pairs.of_key(&pairs.inputs().v, other, *head));
+                add(weight, &pairs.of_key(&pairs.inputs.v, other, *head));
                 sum[self.got.lanes.len()] += weight;
             }
         }
