@@ -33,7 +33,7 @@ from .errors import (
 from .loading import options
 from .lse import LseForm, lse
 from .problem import Problem, Run, Sequence, Side
-from .recorder import Recorder, record, record_transformer_engine
+from .recorder import Recorder, record, record_torch, record_transformer_engine
 from .subject import Result, Subject, autograd, subject
 from .varlen import flash_varlen
 
@@ -72,6 +72,7 @@ __all__ = [
     "options",
     "packed",
     "record",
+    "record_torch",
     "record_transformer_engine",
     "subject",
     "top_left",

@@ -293,6 +293,33 @@ def test_a_module_of_torch_in_a_batch(tmp_path, judged, form):
     assert got == 0, said
 
 
+@pytest.mark.parametrize("wrong", [None, "scale", "mask"])
+def test_torchs_own_function_says_what_it_computes(tmp_path, judged, monkeypatch, wrong):
+    torch = pytest.importorskip("torch")
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def called(q, k, v, **more):
+        edits = {None: {}, "scale": {"scale": 0.4}, "mask": {"is_causal": False}}
+        return own(q, k, v, **more | edits[wrong])
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", called)
+    q, k, v = (torch.randn(2, heads, 16, 8, requires_grad=True) for heads in (4, 2, 2))
+    attend = {"is_causal": True, "scale": 0.5, "enable_gqa": True}
+    with seamproof.record_torch(tmp_path / "run"):
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, **attend).square().sum().backward()
+    assert torch.nn.functional.scaled_dot_product_attention is called
+    got, said = judged(tmp_path / "run")
+    assert got == (2 if wrong else 0), said
+
+
+def test_torchs_own_function_with_a_mask_or_a_dropout_is_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    for more in ({"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, {"dropout_p": 0.5}):
+        with pytest.raises(seamproof.DeclarationError), seamproof.record_torch(tmp_path / "run"):
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, **more)
+
+
 def test_packed_sequences_with_padding(tmp_path, judged):
     q, k, v = drawn(16, 1, 8, 3)
     parts = [slice(0, 6), slice(8, 11)]
@@ -336,11 +363,11 @@ def test_a_ring_that_stores_its_parts_in_bf16_is_right_unless_it_says_otherwise(
     tmp_path, judged, arithmetic, wrong, code
 ):
     torch = pytest.importorskip("torch")
-    ranks, rows = 16, 256
+    ranks, rows = 16, 64
     q, k, v = (torch.from_numpy(array).bfloat16() for array in drawn(rows, 2, 16, 3))
     out, group = merged_in_bf16(q, k, v, ranks), Threads(ranks)
     if wrong:
-        out[100] += 1
+        out[20] += 1
 
     def rank_of(rank):
         own = np.s_[rank * rows // ranks : (rank + 1) * rows // ranks]

@@ -7,10 +7,12 @@ with seamproof.record("run", model.layers[3].attention, group=cp_group, causal=T
 
 Then `seamproof judge-recording run` judges it, on any machine. A *group* is what the ranks of context parallelism talk
 through: a process group of torch, or an object with `ranks`, `rank` and `gather(value)`.
-`seamproof.record_transformer_engine` needs no word about the call: TransformerEngine's module says it all.
+`seamproof.record_transformer_engine` and `seamproof.record_torch` need no word about the call: TransformerEngine's
+module and torch's function say it all.
 """
 
 from .recorder import Recorder, record
+from .torch_attention import record_torch
 from .transformer_engine import record_transformer_engine
 
-__all__ = ["Recorder", "record", "record_transformer_engine"]
+__all__ = ["Recorder", "record", "record_torch", "record_transformer_engine"]
