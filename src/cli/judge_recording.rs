@@ -7,7 +7,7 @@ use super::exit::Exit;
 use super::output::print_line;
 use super::replay::Tally;
 use super::{CliError, tell_if_long};
-use crate::backends::{BackendError, by_name};
+use crate::backends::by_name;
 use crate::paste;
 use crate::record::write_whole;
 use crate::recording::{self, ROWS_MAX, Recording, RecordingError, Sample};
@@ -86,10 +86,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 
 /// Returns the roundings of the subject of this name.
 fn replay_of(recording: &Recording, name: &str) -> Result<Replay, CliError> {
-    let named: SubjectName = name.parse().map_err(BackendError::from)?;
-    let subject = by_name(&named.name(), &named.options)?;
-    recording::replay_of(recording, subject.as_ref())
-        .map_err(|why| CliError::Usage(format!("--profile: {why}")))
+    let wrong = |why: String| CliError::Usage(format!("--profile: {why}"));
+    let named: SubjectName = name.parse().map_err(|why| wrong(format!("{why}")))?;
+    let subject = by_name(&named.name(), &named.options).map_err(|why| wrong(why.to_string()))?;
+    recording::replay_of(recording, subject.as_ref()).map_err(|why| wrong(why.to_string()))
 }
 
 /// Stores the nearest live case where that was asked for. Returns how it is run, or why there is none, in words.

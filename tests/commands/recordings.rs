@@ -159,6 +159,26 @@ fn the_problem_of_a_recording_is_a_case_that_runs() {
 }
 
 #[test]
+fn the_profile_of_what_ran_is_asked_for_by_name() {
+    let place = place();
+    let dir = place.path();
+    case(dir, &RING);
+    let run = record(dir, &[]);
+    let judged = |name: &str| seamproof(dir, &["judge-recording", "run", "--profile", name]);
+    let held = judged("emulated");
+    assert_eq!(code(&held), 0, "{}", stdout(&held));
+    assert!(stdout(&held).contains("the roundings of the locked profile"), "{}", stdout(&held));
+    for (name, why) in [("unfused", "no profile is locked"), ("nobody", "unknown backend")] {
+        let refused = judged(name);
+        let is_told = stderr(&refused).starts_with("error: --profile: ") && stderr(&refused).contains(why);
+        assert!(code(&refused) == 1 && is_told, "{}", stderr(&refused));
+    }
+    edit(&run, |manifest| manifest["subject"]["versions"]["seamproof"] = "0.0.1".into());
+    let other = judged("emulated");
+    assert!(code(&other) == 1 && stderr(&other).contains("made by 0.0.1"), "{}", stderr(&other));
+}
+
+#[test]
 fn a_sample_says_what_it_leaves_out() {
     let place = place();
     case(place.path(), &[&RING[..], &["--sink", "learnable"]].concat());
