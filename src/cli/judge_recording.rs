@@ -10,11 +10,10 @@ use super::{CliError, tell_if_long};
 use crate::backends::by_name;
 use crate::paste;
 use crate::record::write_whole;
-use crate::recording::{self, ROWS_MAX, Recording, RecordingError, Sample};
+use crate::recording::{self, Profiled, ROWS_MAX, Recording, RecordingError, Sample};
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
-use seamproof_oracle::replay::Replay;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,13 +52,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let recording = recording::read(&args.dir)?;
     let (manifest, problem) = (&recording.manifest, &recording.problem);
     let sample = args.rows.map(|rows| Sample { rows, seed: args.seed });
-    let replay = args.profile.as_deref().map(|name| replay_of(&recording, name)).transpose()?;
+    let profiled = args.profile.as_deref().map(|name| profiled(&recording, name)).transpose()?;
     if sample.is_none() {
         tell_if_long(&args.dir, problem);
     }
     let (subject, ranks) = (&manifest.subject.name, counted(manifest.ranks.len() as u64, "rank"));
     print_line(&format_args!("subject  {subject} · {ranks} · run {}", manifest.run));
-    let verdict = recording::judge(&recording, sample, replay.as_ref())?;
+    let verdict = recording::judge(&recording, sample, profiled.as_ref())?;
     if let Verdict::TooLarge(what) = verdict {
         return Err(CliError::TooLarge { file: args.dir.display().to_string(), what });
     }
@@ -69,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     if let Some(margin) = margin {
         print_line(&format_args!(
             "asked    {}",
-            recording::asked(&recording, sample, replay.as_ref(), margin)
+            recording::asked(&recording, sample, profiled.as_ref(), margin)
         ));
     }
     print_line(&format_args!("left out {}", recording::left_out(&recording, sample, margin)));
@@ -84,12 +83,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(tally.exit())
 }
 
-/// Returns the roundings of the subject of this name.
-fn replay_of(recording: &Recording, name: &str) -> Result<Replay, CliError> {
+/// Returns how the subject of this name computed a recording.
+fn profiled(recording: &Recording, name: &str) -> Result<Profiled, CliError> {
     let wrong = |why: String| CliError::Usage(format!("--profile: {why}"));
     let named: SubjectName = name.parse().map_err(|why| wrong(format!("{why}")))?;
     let subject = by_name(&named.name(), &named.options).map_err(|why| wrong(why.to_string()))?;
-    recording::replay_of(recording, subject.as_ref()).map_err(|why| wrong(why.to_string()))
+    recording::profiled(recording, subject.as_ref()).map_err(|why| wrong(why.to_string()))
 }
 
 /// Stores the nearest live case where that was asked for. Returns how it is run, or why there is none, in words.

@@ -12,13 +12,12 @@ use seamproof_judge::ladder::{
 use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::subjects::Recorded;
 use seamproof_judge::verdict::{Margin, Verdict};
-use seamproof_oracle::replay::Replay;
 use seamproof_oracle::sharding::{RankLayout, SideLayout};
 use seamproof_oracle::{Inputs, Pass, Problem, Scales, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
 use super::placement::{differing, layouts_of};
-use super::profile::of_share;
+use super::profile::{Profiled, of_share};
 use super::share::shares;
 use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share};
 
@@ -29,7 +28,7 @@ const NOT_ASKED: &str = "other values in the padding, the same run once more, ex
 pub fn asked(
     recording: &Recording,
     sample: Option<Sample>,
-    replay: Option<&Replay>,
+    profiled: Option<&Profiled>,
     margin: &Margin,
 ) -> String {
     let problem = &recording.problem;
@@ -45,7 +44,7 @@ pub fn asked(
             (None, 0) => "the bounds of a few rows, since the oracle is too slow for all",
             _ => "the bounds of every row",
         },
-        if replay.is_some() && margin.compared > 0 { "the roundings of the locked profile" } else { "" },
+        if profiled.is_some() && margin.compared > 0 { "the roundings of the locked profile" } else { "" },
         if problem.pass == Pass::Backward { "the laws that join the gradients" } else { "" },
     ];
     let asked: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -71,20 +70,20 @@ pub fn left_out(recording: &Recording, sample: Option<Sample>, margin: Option<&M
 }
 
 /// Judges a recording, every row or a sample; in tier R too where the roundings of the run are known
-/// ([`replay_of`](super::replay_of)). The run is not made again. The files are read once more, and one that is not the
+/// ([`profiled`](super::profiled)). The run is not made again. The files are read once more, and one that is not the
 /// same any longer is an error.
 pub fn judge(
     recording: &Recording,
     sample: Option<Sample>,
-    replay: Option<&Replay>,
+    profiled: Option<&Profiled>,
 ) -> Result<Verdict, RecordingError> {
-    caught(|| verdict(recording, sample, replay)).unwrap_or_else(|what| Ok(Verdict::Infrastructure(what)))
+    caught(|| verdict(recording, sample, profiled)).unwrap_or_else(|what| Ok(Verdict::Infrastructure(what)))
 }
 
 fn verdict(
     recording: &Recording,
     sample: Option<Sample>,
-    replay: Option<&Replay>,
+    profiled: Option<&Profiled>,
 ) -> Result<Verdict, RecordingError> {
     let layouts = match placed(recording) {
         Ok(layouts) => layouts,
@@ -92,8 +91,7 @@ fn verdict(
     };
     let mut margin: Option<Box<Margin>> = None;
     for share in shares(&recording.problem) {
-        let replay = replay.map(|replay| of_share(replay, recording, share));
-        match judge_share(recording, &layouts, (sample, replay), share)? {
+        match judge_share(recording, &layouts, (sample, profiled), share)? {
             Verdict::Pass(own) => match &mut margin {
                 Some(margin) => margin.join(&own),
                 None => margin = Some(own),
@@ -172,7 +170,7 @@ fn names_rank(what: &str) -> bool {
 fn judge_share(
     recording: &Recording,
     layouts: &[RankLayout],
-    (sample, replay): (Option<Sample>, Option<Replay>),
+    (sample, profiled): (Option<Sample>, Option<&Profiled>),
     share: Share,
 ) -> Result<Verdict, RecordingError> {
     let part = share.problem(&recording.problem);
@@ -188,7 +186,10 @@ fn judge_share(
         );
         return Ok(Verdict::TooLarge(what));
     }
-    let subject = Recorded { replay, ..subject_of(recording, &problem) };
+    let mut subject = subject_of(recording, &problem);
+    if let Some(Profiled { replay, partition }) = profiled {
+        (subject.replay, subject.partition) = (Some(of_share(replay, recording, share)), *partition);
+    }
     match gathered(recording, (&problem, layouts), &subject, share)? {
         Err(finding) => Ok(Verdict::Finding(finding)),
         Ok((inputs, results)) => Ok(judge.examine_recorded(&subject, &problem, &inputs, &results).verdict),

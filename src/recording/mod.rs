@@ -43,7 +43,7 @@ pub use manifest::{
     RecordedArithmetic, RecordedProblem, RecordedSubject, Tile,
 };
 pub use placement::{RankTables, SideTable};
-pub use profile::{NoReplay, replay_of};
+pub use profile::{NoReplay, Profiled, profiled};
 pub use rank_file::{RankFile, RankPlace};
 pub use read::{Recording, read};
 pub use seamproof_judge::case::Sample;

@@ -3,6 +3,7 @@
 
 use seamproof_judge::subject::Backend;
 use seamproof_oracle::Side;
+use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 
 use super::{Recording, Share};
@@ -28,9 +29,18 @@ pub enum NoReplay {
     Untold(String),
 }
 
-/// Returns what tier R replays if this subject made a recording. The versions of the profile must be those that the
+/// How a recorded run computed, by the word of whoever judges.
+#[derive(Clone, Debug)]
+pub struct Profiled {
+    /// Roundings of the run.
+    pub replay: Replay,
+    /// Cuts of its sums, which the manifest tells less closely.
+    pub partition: Partition,
+}
+
+/// Returns how a recorded run computed if this subject made it. The versions of the profile must be those that the
 /// recording names: of a subject of this program, the program's own.
-pub fn replay_of(recording: &Recording, subject: &dyn Backend) -> Result<Replay, NoReplay> {
+pub fn profiled(recording: &Recording, subject: &dyn Backend) -> Result<Profiled, NoReplay> {
     let (name, problem) = (subject.name().to_owned(), &recording.problem);
     let lock = subject.lock().ok_or_else(|| NoReplay::NoProfile(name.clone()))?;
     let mut locked = lock.versions.clone();
@@ -45,8 +55,7 @@ pub fn replay_of(recording: &Recording, subject: &dyn Backend) -> Result<Replay,
     }
     let (arithmetic, partition) = (subject.declaration().arithmetic, subject.partition(problem));
     let replay = lock.replay(problem, &arithmetic, partition, || subject.launches(problem));
-    let replay = replay.ok_or(NoReplay::Untold(name))?;
-    Ok(Replay { joints: replay.joints.or(Some(partition.joints())), ..replay })
+    Ok(Profiled { replay: replay.ok_or(NoReplay::Untold(name))?, partition })
 }
 
 /// Returns what is replayed of some heads.

@@ -107,9 +107,10 @@ fn the_roundings_of_a_locked_profile_are_asked_for() {
             continue;
         }
         let read = recording::read(place.path()).expect("the recording is read");
-        let [own, others] = subjects.map(|subject| recording::replay_of(&read, &subject).ok());
+        let [own, others] = subjects.map(|subject| recording::profiled(&read, &subject).ok());
         let Some((own, others)) = own.zip(others) else { continue };
-        let judged = |replay| recording::judge(&read, None, Some(replay)).expect("the files are the same");
+        let judged =
+            |profiled| recording::judge(&read, None, Some(profiled)).expect("the files are the same");
         let verdict = judged(&own);
         assert!(matches!(verdict, Verdict::Pass(_)), "{verdict}");
         replayed += 1;

@@ -401,7 +401,7 @@ fn is_same(predicted: &Finished, right: &Finished) -> bool {
 /// Whether a row is a predicted one rather than 0 or twice the right one. Many mistakes make a gradient so.
 fn is_close(predicted: &Finished, got: &Finished, right: &Finished) -> bool {
     let twice = Finished { lanes: right.lanes.iter().map(|lane| 2.0 * lane).collect(), lse: None };
-    predicted.distance(got) <= REST_MAX * predicted.norm().min(predicted.distance(&twice))
+    predicted.distance(got) < REST_MAX * predicted.norm().min(predicted.distance(&twice))
 }
 
 /// Returns the share of a row's error that a prediction leaves: of its lanes, or of its LSE where its lanes are right. It
