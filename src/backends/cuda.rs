@@ -413,8 +413,6 @@ impl Backend for Cuda {
         let mut twin = self.twin().declaration();
         // The kernels read first rows and lengths.
         twin.table.forms = vec![Form::CuSeqlens];
-        // Keys that sequences share have been run on no GPU.
-        twin.table.sharing = false;
         if self.attention != AttentionKernels::Simple {
             // Tensor cores multiply P and dS in the format of their other operand.
             twin.table.precisions.retain(|precision| [precision.p, precision.ds] == [precision.q; 2]);

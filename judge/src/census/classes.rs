@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 129] = [
+const OF_PROBLEMS: [Class; 132] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [123, 122, 123], |p| p.sequences.len() == 1),
@@ -198,10 +198,20 @@ const OF_PROBLEMS: [Class; 129] = [
     }),
     // Keys that sequences share outside of pages.
     class("keys shared by sequences", [40, 40, 41], |p| !p.sharing.is_empty()),
-    class("keys shared by sequences, over ranks", [8, 9, 9], |p| {
+    class("keys shared by sequences, over ranks", [24, 24, 24], |p| {
         !p.sharing.is_empty() && p.parallel.size() > 1
     }),
-    class("keys shared by three sequences", [32, 32, 34], |p| p.sharing.0.len() > 1),
+    class("keys shared by sequences, in a ring", [6, 7, 7], |p| {
+        !p.sharing.is_empty() && p.parallel.algorithm == Algorithm::Ring
+    }),
+    class("keys shared by sequences, in an all-to-all or a hierarchy", [12, 13, 13], |p| {
+        let dealt = matches!(p.parallel.algorithm, Algorithm::AllToAll | Algorithm::Hierarchical { .. });
+        !p.sharing.is_empty() && dealt
+    }),
+    class("keys shared by sequences, in a region", [8, 8, 9], |p| {
+        !p.sharing.is_empty() && p.parallel.region > 1
+    }),
+    class("keys shared by three sequences", [31, 31, 32], |p| p.sharing.0.len() > 1),
     // Masks.
     class("full mask", [256, 254, 254], |p| p.mask.is_band() && unbounded(p.mask) == (true, true)),
     class("causal top-left", [151, 151, 153], |p| causal(p, Alignment::TopLeft)),
@@ -326,11 +336,11 @@ const OF_GROUPS: [Class; 29] = [
     class("sink tokens, several ranks", [15, 14, 16], |p| {
         parallel(p) && any(p, |s| sink_tokens_show(p.mask, s))
     }),
-    class("sequence-parallel region", [30, 30, 31], |p| p.parallel.region > 1),
-    class("sequence-parallel region, several members", [11, 11, 11], |p| {
+    class("sequence-parallel region", [38, 38, 39], |p| p.parallel.region > 1),
+    class("sequence-parallel region, several members", [16, 15, 16], |p| {
         p.parallel.region > 1 && parallel(p)
     }),
-    class("KV heads on several ranks of a region", [14, 13, 11], |p| p.heads.kv < p.parallel.region),
+    class("KV heads on several ranks of a region", [17, 16, 13], |p| p.heads.kv < p.parallel.region),
     // These problems are about three in a thousand: too few for a floor in a short campaign.
     refused("heads that cannot be dealt", [0, 0, 0], |p| {
         matches!(broken_rule(p), Some(ParallelRule::QueryHeads | ParallelRule::KvHeads))

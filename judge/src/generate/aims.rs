@@ -127,11 +127,18 @@ pub(super) fn cache(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut Raw
 /// Largest number of sequences that are made in steps.
 const CACHES_MAX: usize = 16;
 
-/// Sequences that follow one prefix, whose keys they share, on one rank or in an all-gather. Half of them are causal
-/// from the bottom-right corner, with the prefix in front of their own tokens, as answers to one prompt are.
+/// Sequences that follow one prefix, whose keys they share, on one rank or several, some in regions. Half of them are
+/// causal from the bottom-right corner, with the prefix in front of their own tokens, as answers to one prompt are.
 pub(super) fn shared_keys(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
-    (raw.exact, raw.form, raw.region) = (0, 0, 0);
-    raw.algorithm = if choose.one_in(2) { 0 } else { Algorithm::AllGather.number() as u32 };
+    (raw.exact, raw.form) = (0, 0);
+    if choose.one_in(3) {
+        raw.algorithm = 0;
+    } else {
+        few_ranks(choose, raw);
+    }
+    if raw.region == 0 && choose.one_in(4) {
+        region(choose, raw);
+    }
     let one = raw.sequences.first().copied().unwrap_or_default();
     raw.sequences.truncate(SHARING_MAX);
     raw.sequences.resize(raw.sequences.len().max(2 + choose.below(2) as usize), one);
@@ -149,6 +156,15 @@ pub(super) fn shared_keys(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &m
     if answers {
         (raw.right, raw.bottom_right) = (1, 1);
     }
+}
+
+/// A group of two ranks or more, of any algorithm.
+fn few_ranks(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    raw.algorithm = choose.range(1, Algorithm::ALL.len() as u32 - 1);
+    if raw.ranks < 2 {
+        (raw.balance, raw.stripe, raw.ranks) = (choose.below(4), choose.range(2, 4), choose.range(2, 4));
+    }
+    raw.all_to_all = choose.range(1, raw.ranks);
 }
 
 /// Largest number of sequences that share keys, and of keys that they share.

@@ -22,7 +22,7 @@
 //! 12. Pages are left out where keys and values cannot lie in them, and where they make the case too large. A prefix is
 //!     shared as far as its pages are full, and in no exact mode.
 //! 13. Later sequences share keys with the first that has any, as many as both have, up to those asked for. None are
-//!     shared in steps, in pages, in an exact mode, and by algorithms that refuse it.
+//!     shared in steps, in pages and in an exact mode.
 //! 14. A form becomes the first of its entry that can say the problem; where none can, or where there are steps, pages
 //!     or shared keys, the plain one. For batched ids the sequences get a batch row each, unless that makes the case too
 //!     large.
@@ -182,8 +182,7 @@ fn sharing(asked: u32, fields: &ProblemFields) -> Sharing {
     let borrows = |sequence: usize| SharedKeys { sequence, with, keys: keys(sequence) };
     let shared = (with + 1..lens.len()).map(borrows).filter(|shared| shared.keys > 0);
     let sharing = Sharing(shared.collect());
-    let problem = Problem::new(ProblemFields { sharing: sharing.clone(), ..fields.clone() });
-    if problem.is_ok_and(|problem| broken_rule(&problem).is_none()) { sharing } else { Sharing::default() }
+    if sharing.check(fields).is_ok() { sharing } else { Sharing::default() }
 }
 
 /// Returns the fields in their form: step 14 of the module's text.

@@ -24,21 +24,15 @@ pub enum ParallelRule {
         "the kv heads are neither a multiple nor a divisor of the ranks of the all-to-all or of the region"
     )]
     KvHeads,
-    /// Keys that sequences share are for one rank and for an all-gather, where a rank has every sequence whole.
-    #[error(
-        "keys that sequences share are supported on one rank and in an all-gather alone, without a region"
-    )]
-    SharedKeys,
 }
 
 impl ParallelRule {
     /// Every rule.
-    pub(super) const ALL: [ParallelRule; 5] = [
+    pub(super) const ALL: [ParallelRule; 4] = [
         ParallelRule::SpanMultiple,
         ParallelRule::ConsecutiveRows,
         ParallelRule::QueryHeads,
         ParallelRule::KvHeads,
-        ParallelRule::SharedKeys,
     ];
 
     /// Returns the name that refusals are counted by.
@@ -48,7 +42,6 @@ impl ParallelRule {
             ParallelRule::ConsecutiveRows => "consecutive rows",
             ParallelRule::QueryHeads => "query heads",
             ParallelRule::KvHeads => "kv heads",
-            ParallelRule::SharedKeys => "shared keys",
         }
     }
 }
@@ -96,10 +89,6 @@ fn broken_by_dealing(heads: Heads, ranks: usize) -> Option<ParallelRule> {
 pub fn broken_rule(problem: &Problem) -> Option<ParallelRule> {
     let (algorithm, balance, size) =
         (problem.parallel.algorithm, problem.parallel.balance, problem.parallel.size());
-    let whole = matches!(algorithm, Algorithm::Single | Algorithm::AllGather) && problem.parallel.region == 1;
-    if !problem.sharing.is_empty() && !whole {
-        return Some(ParallelRule::SharedKeys);
-    }
     let Some(heads) = problem.heads.dealt(problem.parallel.region) else {
         return broken_by_dealing(problem.heads, problem.parallel.region);
     };

@@ -361,7 +361,6 @@ fn rule(error: &BuildError) -> ParallelRule {
         BuildError::Shard(ShardingError::Strided { .. }) => ParallelRule::ConsecutiveRows,
         BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
         BuildError::KvHeads { .. } => ParallelRule::KvHeads,
-        BuildError::SharedKeys { .. } => ParallelRule::SharedKeys,
     }
 }
 

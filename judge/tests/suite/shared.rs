@@ -1,13 +1,14 @@
 //! Keys that sequences share outside of pages: the right kernel holds, a wrong one is found, and a subject that does
 //! not take them is asked without.
 
+use std::collections::BTreeSet;
+
 use ndarray::{Array3, Axis};
 use seamproof_judge::census::is_legal;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
-use seamproof_judge::subject::ParallelRule;
 use seamproof_judge::subjects::{Emulated, Planted};
 use seamproof_judge::values;
 use seamproof_oracle::Algorithm;
@@ -30,7 +31,7 @@ fn judged(subject: &dyn Backend, problem: &Problem) -> bool {
 
 #[test]
 fn the_right_kernel_holds_and_its_schedule_is_proved() {
-    let (mut of_ranks, mut backward) = (0, 0);
+    let (mut algorithms, mut regions, mut backward) = (BTreeSet::new(), 0, 0);
     for problem in drawn().take(150) {
         let hopper =
             Emulated { arithmetic: seamproof_judge::subjects::Arithmetic::Hopper, ..Emulated::default() };
@@ -41,10 +42,12 @@ fn the_right_kernel_holds_and_its_schedule_is_proved() {
         let schedule = Emulated::default().schedule(&problem).expect("it shares keys");
         let proved = check(&problem, &schedule);
         assert!(proved.is_ok(), "{problem:?}: {proved:?}");
-        of_ranks += usize::from(problem.parallel.size() > 1);
+        algorithms.insert(problem.parallel.algorithm.name());
+        regions += usize::from(problem.parallel.region > 1);
         backward += usize::from(problem.pass == Pass::Backward);
     }
-    assert!(of_ranks > 20 && backward > 20, "{of_ranks} {backward}");
+    assert!(regions > 2 && backward > 20, "{regions} {backward}");
+    assert_eq!(algorithms.len(), Algorithm::ALL.len(), "{algorithms:?}");
 }
 
 /// Test that lent rows have the gradients that all sequences add to keys of their own, and that nothing else changes.
@@ -52,7 +55,8 @@ fn the_right_kernel_holds_and_its_schedule_is_proved() {
 fn lent_rows_have_the_sums_of_unshared_gradients() {
     let ideal = Emulated::default();
     let mut summed = 0;
-    for problem in drawn().filter(|p| p.pass == Pass::Backward && p.parallel.size() == 1).take(40) {
+    let on_one_rank = |p: &Problem| p.pass == Pass::Backward && p.parallel.size() * p.parallel.region == 1;
+    for problem in drawn().filter(on_one_rank).take(40) {
         let inputs = values::inputs(&problem);
         let [shared, apart] =
             [problem.clone(), problem.unshared()].map(|p| ideal.run(&p, &inputs).expect("it runs"));
@@ -90,12 +94,15 @@ fn a_wrong_sum_or_prefix_is_found_and_shrunk_to_two_sequences() {
         "shared-gradient-of-the-lender-alone",
         "shared-prefix-causal-by-row",
         "shared-prefix-attended-twice",
+        "last-lent-key-lost",
     ];
     for id in ids {
         let wrong = Planted::new(Emulated::default(), *faults::by_id(id).expect("a fault"));
         let found = drawn().find(|problem| judged(&wrong, problem)).expect(id);
         let small = shrink(&found, 3_000, |problem| judged(&wrong, problem)).problem;
         assert!(small.sequences.len() == 2 && small.sharing.0.len() == 1, "{id}: {small:?}");
+        let lends = small.parallel.algorithm != Algorithm::Single;
+        assert_eq!(lends, id == "last-lent-key-lost", "{id}: {small:?}");
         assert!(small.tokens() <= 3 && small.parallel.size() == 1, "{id}: {small:?}");
         assert!(!judged(&wrong, &small.unshared()), "{id}");
     }
@@ -141,17 +148,4 @@ fn a_subject_that_takes_no_shared_keys_is_asked_without() {
         assert_eq!(table.refusal(&problem), Some(Refusal::Sharing));
         assert_eq!(table.fitted(problem.clone()), problem.unshared());
     }
-}
-
-#[test]
-fn algorithms_of_partial_sequences_refuse_shared_keys() {
-    let (table, ring) = (Table::widest(), Algorithm::Ring);
-    let problem = drawn().find(|p| p.parallel.size() == 2).expect("two ranks");
-    let mut fields = ProblemFields::from(problem);
-    fields.parallel = ContextParallel::over(2, ring, fields.parallel.balance);
-    let refused = table.refusals(&Problem::new(fields).expect("a problem")).last();
-    assert!(
-        matches!(refused, Some(Refusal::Parallel(rule)) if rule == ParallelRule::SharedKeys),
-        "{refused:?}"
-    );
 }

@@ -9,10 +9,12 @@ use super::edit::{rewrite, works};
 use super::fault::Catcher::{Checker, Envelope, Identity};
 use super::fault::{Edit, Fault};
 use crate::Segment;
-use crate::schedule::{Operation, RowPair, Schedule, Work, part};
+use crate::schedule::{ARRIVED, Operation, RowPair, Schedule, Work, part};
 
 /// A library that trains on several answers behind one prompt whose keys they share.
 const TRAINED: &str = "https://github.com/unslothai/unsloth-zoo/pull/868";
+/// A library that trains on answers behind one prompt whose keys they share, over ranks.
+const OVER_RANKS: &str = "https://github.com/NVIDIA-NeMo/RL/pull/4008";
 /// A kernel that reads a prefix once for all sequences that share it.
 const CASCADE: &str = "https://github.com/vllm-project/vllm/pull/11635";
 
@@ -77,6 +79,27 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
                 segment.kv.insert(0, again);
                 segment.hi = segment.hi.map(|hi| hi.saturating_add(keys));
             });
+        },
+    },
+    Fault {
+        id: "last-lent-key-lost",
+        imitates: "the last shared key that a rank needs of another one is not copied to its place",
+        source: OVER_RANKS,
+        entries: &[],
+        caught_by: &[Checker, Envelope],
+        edit: |problem, schedule| {
+            if problem.sharing.is_empty() {
+                return;
+            }
+            let arrived: Vec<bool> =
+                schedule.buffers.iter().map(|buffer| buffer.name.ends_with(ARRIVED)).collect();
+            for work in works(schedule) {
+                if let Work::Copy { from, rows, .. } = work
+                    && arrived[from.0]
+                {
+                    rows.pop();
+                }
+            }
         },
     },
 ];

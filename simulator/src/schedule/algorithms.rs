@@ -7,6 +7,7 @@ use super::all_to_all::all_to_all;
 use super::build::BuildError;
 use super::converted::converted;
 use super::hierarchical::hierarchical;
+use super::lending::lending;
 use super::place::placed;
 use super::program::{MergeOrder, Schedule};
 use super::ring::ring;
@@ -22,7 +23,6 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 /// Builders number ranks by their place in the group; here they get their numbers in the world.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
-    shares(problem)?;
     let schedule = match problem.parallel.region {
         0 | 1 => outside_regions(problem, order),
         _ => sequence_parallel(problem, |heads| outside_regions(heads, order)),
@@ -30,20 +30,14 @@ pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
     Ok(placed(schedule?, &problem.parallel))
 }
 
-/// Refuses keys that sequences share where no builder takes them.
-fn shares(problem: &Problem) -> Result<(), BuildError> {
-    let algorithm = problem.parallel.algorithm;
-    match algorithm {
-        _ if problem.sharing.is_empty() => Ok(()),
-        _ if problem.parallel.region > 1 => Err(BuildError::SharedKeys { algorithm: "a region" }),
-        Algorithm::Single | Algorithm::AllGather => Ok(()),
-        _ => Err(BuildError::SharedKeys { algorithm: algorithm.name() }),
-    }
-}
-
-/// Returns the schedule of a problem whose ranks are no regions.
+/// Returns the schedule of a problem whose ranks are no regions. A single rank and an all-gather have every sequence
+/// whole and read shared keys themselves.
 fn outside_regions(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
-    match problem.parallel.algorithm {
+    let algorithm = problem.parallel.algorithm;
+    if !problem.sharing.is_empty() && !matches!(algorithm, Algorithm::Single | Algorithm::AllGather) {
+        return lending(problem, |alone| outside_regions(alone, order));
+    }
+    match algorithm {
         Algorithm::Single if order == MergeOrder::Deferred => converted(problem),
         Algorithm::Single => single(problem),
         Algorithm::Ring => ring(problem, order),

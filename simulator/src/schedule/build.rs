@@ -40,15 +40,6 @@ pub enum BuildError {
         /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
     },
-    /// Keys that sequences share, where no rank has every sequence whole: in a ring a lent row and the queries of its
-    /// borrowers meet in steps of their own, and an all-to-all or a region would have to spread rows that it exchanges.
-    #[error(
-        "keys that sequences share are not supported in {algorithm}; use single or all-gather, and no region"
-    )]
-    SharedKeys {
-        /// The algorithm, or the region.
-        algorithm: &'static str,
-    },
 }
 
 /// A schedule in the making.

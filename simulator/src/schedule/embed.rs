@@ -1,6 +1,10 @@
 //! Embedding: makes a schedule a part of a larger one, on other ranks, buffers and communicators.
 
-use super::program::{Attend, AttendBackward, BufferId, Merge, Work};
+use std::collections::BTreeSet;
+
+use super::build::Builder;
+use super::collect::COMPUTE;
+use super::program::{Attend, AttendBackward, BufferId, Merge, Operation, Schedule, Work};
 
 /// The places that the parts of a schedule take in a larger one.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +44,35 @@ impl Embedding {
         }
         work
     }
+}
+
+/// Adds operations of a rank of the schedule inside. Each of their streams begins after the earlier work on `COMPUTE`,
+/// and `COMPUTE` goes on when they end.
+pub(super) fn run(builder: &mut Builder, rank: usize, operations: impl Iterator<Item = Operation>) {
+    let operations: Vec<Operation> = operations.collect();
+    let streams = operations.iter().map(|operation| operation.stream);
+    let others: BTreeSet<usize> = streams.filter(|&stream| stream != COMPUTE).collect();
+    if !others.is_empty() {
+        let begin = builder.record(rank, COMPUTE);
+        others.iter().for_each(|&stream| builder.wait(rank, stream, begin));
+    }
+    for Operation { stream, work } in operations {
+        builder.push(rank, stream, work);
+    }
+    for stream in others {
+        let end = builder.record(rank, stream);
+        builder.wait(rank, COMPUTE, end);
+    }
+}
+
+/// Returns the number of event indices that a schedule uses.
+pub(super) fn events(schedule: &Schedule) -> usize {
+    let operations = schedule.ranks.iter().flat_map(|program| &program.operations);
+    let used = operations.filter_map(|operation| match operation.work {
+        Work::RecordEvent(event) => Some(event.0 + 1),
+        _ => None,
+    });
+    used.max().unwrap_or(0)
 }
 
 /// Returns the rank to which an operation sends, or from which it receives.

@@ -24,6 +24,7 @@ mod converted;
 mod embed;
 mod exchange;
 mod hierarchical;
+mod lending;
 mod partition;
 mod place;
 mod program;
@@ -43,6 +44,7 @@ pub(crate) use build::{Unseeing, pad, part, segments};
 pub use converted::converted;
 pub(crate) use embed::{communicator, peer};
 pub use hierarchical::hierarchical;
+pub(crate) use lending::ARRIVED;
 pub use place::{SideBySideError, side_by_side};
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,

@@ -573,6 +573,16 @@ pub struct RankProgram {
     pub backward: Option<usize>,
 }
 
+impl RankProgram {
+    /// Returns the operations of the forward and those of the backward.
+    pub(super) fn passes(&self) -> [&[Operation]; 2] {
+        let (forward, backward) = self
+            .operations
+            .split_at(self.backward.unwrap_or(self.operations.len()).min(self.operations.len()));
+        [forward, backward]
+    }
+}
+
 /// Part of a problem's tensor that a buffer holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {

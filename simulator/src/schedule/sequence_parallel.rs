@@ -23,7 +23,6 @@
 //! | [`BuildError::KvHeads`] | KV heads that are neither a multiple nor a divisor of T |
 //! | any other | what the problem's own algorithm refuses of a rank's heads |
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ use seamproof_oracle::{ContextParallel, Heads, Pass, Problem, ProblemFields, Run
 
 use super::build::{BuildError, Builder};
 use super::collect::{COMMUNICATION, COMPUTE, all, part};
-use super::embed::Embedding;
+use super::embed::{self, Embedding};
 use super::exchange::HeadDeal;
 use super::program::{Buffer, BufferId, Layer, Operation, Placement, Role, Rotated, RowPair, Schedule, Work};
 
@@ -137,19 +136,9 @@ impl<'a> Member<'a> {
                 ..placement.clone()
             });
         }
-        builder.reserve_events(events(schedule));
+        builder.reserve_events(embed::events(schedule));
         Member { schedule, embedding, heads, of_problem: problem.heads }
     }
-}
-
-/// Returns the number of event indices that a schedule uses.
-fn events(schedule: &Schedule) -> usize {
-    let operations = schedule.ranks.iter().flat_map(|program| &program.operations);
-    let used = operations.filter_map(|operation| match operation.work {
-        Work::RecordEvent(event) => Some(event.0 + 1),
-        _ => None,
-    });
-    used.max().unwrap_or(0)
 }
 
 /// One rank of a region.
@@ -164,17 +153,13 @@ struct Inside<'a> {
 impl Inside<'_> {
     fn forward(&self, builder: &mut Builder) {
         self.enter(builder, &[TensorName::Q, TensorName::K, TensorName::V]);
-        let program = &self.member.schedule.ranks[self.rank];
-        let end = program.backward.unwrap_or(program.operations.len());
-        self.attend(builder, &program.operations[..end]);
+        self.attend(builder, self.member.schedule.ranks[self.rank].passes()[0]);
         self.leave(builder, &[TensorName::Out]);
     }
 
     fn backward(&self, builder: &mut Builder) {
         self.enter(builder, &[TensorName::Dout]);
-        let program = &self.member.schedule.ranks[self.rank];
-        let begin = program.backward.unwrap_or(program.operations.len());
-        self.attend(builder, &program.operations[begin..]);
+        self.attend(builder, self.member.schedule.ranks[self.rank].passes()[1]);
         self.leave(builder, &[TensorName::Dq, TensorName::Dk, TensorName::Dv]);
     }
 
@@ -183,23 +168,14 @@ impl Inside<'_> {
         self.member.embedding.rank(self.rank)
     }
 
-    /// Adds the member's operations. Each of their streams begins after the earlier work on `COMPUTE`, and `COMPUTE`
-    /// goes on when they end.
+    /// Adds the member's operations.
     fn attend(&self, builder: &mut Builder, operations: &[Operation]) {
-        let rank = self.place();
-        let others: BTreeSet<usize> =
-            operations.iter().map(|operation| operation.stream).filter(|&stream| stream != COMPUTE).collect();
-        if !others.is_empty() {
-            let begin = builder.record(rank, COMPUTE);
-            others.iter().for_each(|&stream| builder.wait(rank, stream, begin));
-        }
-        for operation in operations {
-            builder.push(rank, operation.stream, self.member.embedding.work(&operation.work));
-        }
-        for stream in others {
-            let end = builder.record(rank, stream);
-            builder.wait(rank, COMPUTE, end);
-        }
+        let embedding = &self.member.embedding;
+        let embedded = |Operation { stream, work }: &Operation| Operation {
+            stream: *stream,
+            work: embedding.work(work),
+        };
+        embed::run(builder, self.place(), operations.iter().map(embedded));
     }
 
     /// Gathers hidden rows and makes the rank's heads of them.

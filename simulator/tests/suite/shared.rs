@@ -5,12 +5,13 @@ use crate::common::hold::hold;
 use crate::common::{Draws, problem, side_by_side};
 
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, ContextParallel, Mask, Problem, ProblemFields, Run, SharedKeys, Sharing,
+    Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Run, SharedKeys,
+    Sharing,
 };
 use seamproof_simulator::AttentionCall;
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults;
-use seamproof_simulator::schedule::{BuildError, MergeOrder, build, build_with};
+use seamproof_simulator::schedule::{MergeOrder, build, build_with};
 
 /// Returns the problem with keys that later sequences borrow of its first one with keys; `None` where none can.
 fn shared(problem: &Problem, draws: &mut Draws) -> Option<Problem> {
@@ -35,7 +36,7 @@ fn answers(algorithm: Algorithm, cp: usize) -> Problem {
     let mut end = [0, 0];
     for sequence in &mut fields.sequences {
         for (run, end) in [&mut sequence.q, &mut sequence.kv].into_iter().zip(&mut end) {
-            *run = Run::packed(*end, run.len, run.len.next_multiple_of(4));
+            *run = Run::packed(*end, run.len, run.len.next_multiple_of(8));
             *end += run.span;
         }
     }
@@ -43,7 +44,8 @@ fn answers(algorithm: Algorithm, cp: usize) -> Problem {
     let parallel = ContextParallel::over(cp, algorithm, Balance::DualChunk);
     let borrows = |sequence| SharedKeys { sequence, with: 0, keys: 5 };
     let sharing = Sharing(vec![borrows(1), borrows(2)]);
-    Problem::new(ProblemFields { mask, parallel, sharing, ..fields }).unwrap()
+    let heads = Heads { q: 4, kv: 2 };
+    Problem::new(ProblemFields { mask, parallel, sharing, heads, ..fields }).unwrap()
 }
 
 #[test]
@@ -55,9 +57,20 @@ fn schedules_of_shared_keys_are_exact_and_proved() {
         Balance::Striped { stripe: 1 },
         Balance::Striped { stripe: 2 },
     ];
-    for (cp, balance) in (1..=4).flat_map(|cp| balances.map(|balance| (cp, balance))) {
-        let algorithm = if cp == 1 { Algorithm::Single } else { Algorithm::AllGather };
-        for _ in 0..30 {
+    let groups = [
+        (Algorithm::Single, 1),
+        (Algorithm::AllGather, 2),
+        (Algorithm::AllGather, 3),
+        (Algorithm::AllGather, 4),
+        (Algorithm::Ring, 2),
+        (Algorithm::Ring, 3),
+        (Algorithm::AllToAll, 2),
+        (Algorithm::AllToAll, 4),
+        (Algorithm::Hierarchical { all_to_all: 2 }, 4),
+    ];
+    for ((algorithm, cp), balance) in groups.into_iter().flat_map(|of| balances.map(|balance| (of, balance)))
+    {
+        for _ in 0..15 {
             let plain = problem(&mut draws, algorithm, balance, cp);
             let beside = side_by_side(&mut draws, &plain);
             for problem in
@@ -76,6 +89,31 @@ fn schedules_of_shared_keys_are_exact_and_proved() {
 }
 
 #[test]
+fn shared_keys_go_through_regions() {
+    let mut draws = Draws(11);
+    for (algorithm, cp) in [
+        (Algorithm::Single, 1),
+        (Algorithm::AllGather, 2),
+        (Algorithm::Ring, 2),
+        (Algorithm::AllToAll, 2),
+        (Algorithm::Hierarchical { all_to_all: 2 }, 4),
+    ] {
+        let mut fields = ProblemFields::from(answers(algorithm, cp));
+        fields.heads = Heads { q: 8, kv: 4 };
+        for region in [2, 4] {
+            fields.parallel =
+                ContextParallel { region, ..ContextParallel::over(cp, algorithm, Balance::DualChunk) };
+            let problem = Problem::new(fields.clone()).unwrap();
+            for &order in MergeOrder::of(algorithm) {
+                let schedule = build_with(&problem, order).unwrap();
+                check(&problem, &schedule).unwrap_or_else(|errors| panic!("{errors:?}\n{problem:?}"));
+                hold(&problem, &schedule, &mut draws);
+            }
+        }
+    }
+}
+
+#[test]
 fn borrowed_keys_are_read_in_the_rows_of_their_lender() {
     let call = AttentionCall::whole(&answers(Algorithm::Single, 1));
     let runs: Vec<Vec<Run>> = call.segments.iter().map(|segment| segment.kv.clone()).collect();
@@ -91,14 +129,6 @@ fn borrowed_keys_are_read_in_the_rows_of_their_lender() {
 }
 
 #[test]
-fn other_algorithms_refuse_shared_keys() {
-    for algorithm in [Algorithm::Ring, Algorithm::AllToAll, Algorithm::Hierarchical { all_to_all: 2 }] {
-        let refused = build(&answers(algorithm, 2)).unwrap_err();
-        assert_eq!(refused, BuildError::SharedKeys { algorithm: algorithm.name() });
-    }
-}
-
-#[test]
 fn a_wrong_reader_of_shared_keys_is_rejected() {
     let ids = [
         "shared-gradient-of-the-last",
@@ -106,12 +136,25 @@ fn a_wrong_reader_of_shared_keys_is_rejected() {
         "shared-gradient-of-the-lender-alone",
         "shared-prefix-causal-by-row",
         "shared-prefix-attended-twice",
+        "last-lent-key-lost",
     ];
-    for (algorithm, cp) in [(Algorithm::Single, 1), (Algorithm::AllGather, 2)] {
+    let groups = [
+        (Algorithm::Single, 1),
+        (Algorithm::AllGather, 2),
+        (Algorithm::Ring, 2),
+        (Algorithm::AllToAll, 2),
+        (Algorithm::Hierarchical { all_to_all: 2 }, 4),
+    ];
+    for (algorithm, cp) in groups {
         for id in ids {
             let (fault, problem) = (faults::by_id(id).unwrap(), answers(algorithm, cp));
             let mut schedule = build(&problem).unwrap();
             assert!(check(&problem, &schedule).is_ok());
+            let lends = !matches!(algorithm, Algorithm::Single | Algorithm::AllGather);
+            if id == "last-lent-key-lost" && !lends {
+                assert!(!fault.plant(&problem, &mut schedule), "{algorithm:?}");
+                continue;
+            }
             assert!(fault.plant(&problem, &mut schedule), "{id}");
             assert!(check(&problem, &schedule).is_err(), "{id}");
             // Without shared keys there is nothing to get wrong.

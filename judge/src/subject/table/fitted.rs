@@ -47,7 +47,6 @@ use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
 use crate::shrink::{fewer_ranks, renumber};
-use crate::subject::broken_rule;
 use crate::subject::parallel::Needs;
 
 /// Constant that sets the choice of a precision apart from other uses of the data seed.
@@ -130,17 +129,12 @@ impl Table {
         let fitted = in_pages.and_then(|fields| Problem::new(fields).ok()).unwrap_or(fitted);
         let sharing = sharing.fitted(&before.sequences, &fitted.sequences);
         let shares = Problem::new(ProblemFields { sharing, ..fitted.clone().into() }).ok();
-        Some(shares.filter(|shares| self.sharing && broken_rule(shares).is_none()).unwrap_or(fitted))
+        Some(shares.filter(|_| self.sharing).unwrap_or(fitted))
     }
 
-    /// Whether any problem of the table can have keys that sequences share: of two sequences on one rank or in an
-    /// all-gather, in the plain form.
+    /// Whether any problem of the table can have keys that sequences share: of two sequences, in the plain form.
     pub(super) fn fits_sharing(&self) -> bool {
-        let algorithms = [Algorithm::Single, Algorithm::AllGather];
-        self.sharing
-            && self.lengths.sequences_most > 1
-            && self.forms.contains(&Form::CuSeqlens)
-            && algorithms.iter().any(|algorithm| self.parallel.takes(*algorithm))
+        self.sharing && self.lengths.sequences_most > 1 && self.forms.contains(&Form::CuSeqlens)
     }
 
     /// Returns the pages of a problem's sequences `before` they were fitted, in a size of the table.

@@ -1,0 +1,163 @@
+"""Ids and positions against the descriptor that they come from: `SequenceDescriptor` of TransformerEngine's JAX API.
+
+Needs JAX, on any device, and the Python files of `transformer_engine`. Its compiled part is not needed: the descriptor
+only compares names that this part defines, which a stand-in has too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from supervisor import problem
+
+from seamproof import Problem
+
+jnp = pytest.importorskip("jax.numpy")
+
+ENUMERATIONS = ("NVTE_Bias_Type", "NVTE_Mask_Type", "NVTE_QKV_Layout", "NVTE_QKV_Format", "NVTE_Softmax_Type")
+
+
+class Names(type):
+    """A class whose every attribute is its own name."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+def stand_in() -> types.ModuleType:
+    """Returns a module with the names that the compiled part defines."""
+    module = types.ModuleType("transformer_engine_jax")
+    for name in ENUMERATIONS:
+        setattr(module, name, Names(name, (), {}))
+    formats = ("THD", "SBHD", "BSHD")
+    module.nvte_get_qkv_format = lambda layout: f"NVTE_{next(name for name in formats if name in layout)}"
+    return module
+
+
+@pytest.fixture(scope="module")
+def attention():
+    package = importlib.util.find_spec("transformer_engine")
+    places = package.submodule_search_locations if package else []
+    files = [Path(place, "jax", "attention.py") for place in places or []]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        pytest.skip("no module transformer_engine with its folder jax")
+    parent = types.ModuleType("descriptor")
+    parent.__path__ = []
+    extensions = types.ModuleType("descriptor.cpp_extensions")
+    parent.cpp_extensions = extensions
+    modules = {"transformer_engine_jax": stand_in(), "descriptor": parent, extensions.__name__: extensions}
+    spec = importlib.util.spec_from_file_location("descriptor.attention", file)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (modules | {spec.name: module}).items():
+            patch.setitem(sys.modules, name, value)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def drawn(seed: int) -> Problem:
+    """Returns a batch of packed rows, given as batched ids. Gaps between sequences hold no token. Rows of a batch are
+    often alike, so that ids or positions may lack dimensions."""
+    batch_rows, alike = (1, 2, 4, 6)[seed % 4], seed % 3 > 0
+    rows = {"q": 12, "kv": 9}
+    sequences = []
+    for batch_row in range(batch_rows):
+        draw = random.Random(f"{seed}, {0 if alike else batch_row}")
+        ends = dict.fromkeys(rows, 0)
+        for _ in range(draw.randint(1, 3)):
+            sides = {}
+            for side, count in rows.items():
+                first, length = ends[side] + draw.randint(0, 1), draw.randint(1, 2)
+                offset = batch_row * count + first
+                sides[side] = {"offset": offset, "len": length, "span": length, "step": 1}
+                ends[side] = first + length
+            sequences.append({"id": len(sequences), **sides})
+    raw = problem([]) | {"form": "batched_segments", "data_seed": seed // 12, "sequences": sequences}
+    return Problem.from_json(raw | {"rows": {side: count * batch_rows for side, count in rows.items()}})
+
+
+def described(p: Problem) -> list[tuple[list[int], list[int]]]:
+    """Returns the lengths and first rows of each batch row's sequences, of q and then of kv."""
+    count = math.prod(p.leading)
+    answer = []
+    for side, runs in ((p.q, p.q.runs), (p.kv, p.kv.runs)):
+        size = side.rows // count
+        for batch_row in range(count):
+            here = [run for run in runs if run.offset // size == batch_row]
+            answer.append(([run.len for run in here], [run.offset % size for run in here]))
+    return answer
+
+
+def arrays(p: Problem, side: str):
+    """Returns ids and positions with a batch dimension, which that descriptor needs, and without extra ones of both."""
+    ids, positions = (np.asarray(getattr(p, f"{name}_{side}")) for name in ("segment_ids", "positions"))
+    batch = np.broadcast_shapes(ids.shape, positions.shape)[-2:-1] or (1,)
+    whole = [
+        array if array.ndim > 1 else np.broadcast_to(array, (*batch, array.shape[-1]))
+        for array in (ids, positions)
+    ]
+    if whole[0].ndim == whole[1].ndim:
+        whole = [array.reshape(-1, array.shape[-1]) for array in whole]
+    return [jnp.asarray(array) for array in whole]
+
+
+def asked(attention, p: Problem, layout: str, bound: int):
+    (ids_q, positions_q), (ids_kv, positions_kv) = arrays(p, "q"), arrays(p, "kv")
+    descriptor = attention.SequenceDescriptor.from_segment_ids_and_pos(
+        (ids_q, ids_kv), (positions_q, positions_kv)
+    )
+    kind = (attention.AttnMaskType.PADDING_MASK, getattr(attention.QKVLayout, layout), None, bound)
+    return descriptor.get_seqlens_and_offsets(*kind)
+
+
+def test_batched_ids_say_what_the_descriptor_makes_of_them(attention):
+    """It refuses some that are broadcast here: ids of fewer dimensions than positions, and one side batched alone."""
+    equal = refused = batched = 0
+    for seed in range(12 * 16):
+        p = drawn(seed)
+        try:
+            lengths, offsets = asked(attention, p, "THD_THD_THD", 4)
+        except (AssertionError, ValueError):
+            refused += 1
+            continue
+        got = []
+        for side in (0, 1):
+            whole = [
+                np.asarray(array[side]).reshape(-1, array[side].shape[-1]) for array in (lengths, offsets)
+            ]
+            for length, offset in zip(*whole, strict=True):
+                used = int((length > 0).sum())
+                assert (length[used:] == 0).all() and (offset[used:] == -1).all()
+                got.append((length[:used].tolist(), offset[:used].tolist()))
+        assert got == described(p), f"seed {seed}"
+        equal += 1
+        batched += all(
+            ids.ndim > positions.ndim for ids, positions in (arrays(p, side) for side in ("q", "kv"))
+        )
+    assert equal > 60 and refused > 20 and batched > 3, (equal, refused, batched)
+
+
+def test_a_batch_has_the_lengths_that_the_descriptor_counts(attention):
+    raw = problem([(3, 2), (1, 4), (4, 1)]) | {"rows": {"q": 12, "kv": 12}, "form": "lengths"}
+    for at, sequence in enumerate(raw["sequences"]):
+        for side in ("q", "kv"):
+            sequence[side] |= {"offset": 4 * at, "span": 4}
+    p = Problem.from_json(raw)
+    ids = [
+        jnp.asarray([[int(row < length) for row in range(4)] for length in lengths.tolist()])
+        for lengths in p.lengths
+    ]
+    descriptor = attention.SequenceDescriptor.from_segment_ids_and_pos(tuple(ids), tuple(ids))
+    kind = (attention.AttnMaskType.PADDING_MASK, attention.QKVLayout.BSHD_BSHD_BSHD, None, 1)
+    lengths, _ = descriptor.get_seqlens_and_offsets(*kind)
+    assert [side.reshape(-1).tolist() for side in lengths] == [side.tolist() for side in p.lengths]
