@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use seamproof_oracle::{Problem, TensorName};
 
 use super::edit::{rewrite, works};
-use super::fault::Catcher::{Checker, Envelope, Identity};
+use super::fault::Catcher::{Checker, Envelope, Identity, Poison};
 use super::fault::{Edit, Fault};
 use crate::Segment;
 use crate::schedule::{ARRIVED, Operation, RowPair, Schedule, Work, part};
@@ -86,7 +86,7 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         imitates: "the last shared key that a rank needs of another one is not copied to its place",
         source: OVER_RANKS,
         entries: &[],
-        caught_by: &[Checker, Envelope],
+        caught_by: &[Checker, Envelope, Poison],
         edit: |problem, schedule| {
             if problem.sharing.is_empty() {
                 return;

@@ -13,7 +13,7 @@ use seamproof_oracle::sharding::{Piece, PlacedRun, held};
 use seamproof_oracle::{Format, Pass, Problem, ProblemFields, Run, SharedKeys, Side, TensorName};
 
 use super::build::{self, BuildError, Builder};
-use super::collect::COMPUTE;
+use super::collect::{COMMUNICATION, COMPUTE};
 use super::embed;
 use super::program::{Buffer, BufferId, Placement, Region, Role, RowPair, Schedule, Work};
 use crate::shard::ShardedSide;
@@ -23,14 +23,16 @@ pub(super) fn lending(
     problem: &Problem,
     inside: impl Fn(&Problem) -> Result<Schedule, BuildError>,
 ) -> Result<Schedule, BuildError> {
-    let kv = ShardedSide::new(problem, Side::Kv)?;
     let inner = inside(&alone(problem))?;
+    let kv = ShardedSide::new(problem, Side::Kv)?;
     let loans = loans(problem, &kv);
     let mut builder = Builder::new(inner.ranks.len());
-    let tensors = embed(&mut builder, problem, &inner);
+    let tensors = enclose(&mut builder, problem, &inner);
+    // Collectives inside are on other streams, and those of one communicator must be in one order.
+    let communicator = builder.communicator((0..inner.ranks.len()).collect());
     let ranks = (0..inner.ranks.len()).map(|rank| {
         let of_rank = tensors.iter().filter(|tensor| inner.buffers[tensor.inside.0].rank == rank);
-        Rank { rank, tensors: of_rank.collect(), desk: Desk::new(&loans, rank, kv.cp) }
+        Rank { rank, communicator, tensors: of_rank.collect(), desk: Desk::new(&loans, rank, kv.cp) }
     });
     let ranks: Vec<Rank<'_>> = ranks.collect();
     for rank in &ranks {
@@ -66,7 +68,7 @@ struct Tensor {
 
 /// Adds the buffers, communicators and placements of the schedule inside. Keys, values and gradients have another buffer
 /// around it.
-fn embed(builder: &mut Builder, problem: &Problem, inner: &Schedule) -> Vec<Tensor> {
+fn enclose(builder: &mut Builder, problem: &Problem, inner: &Schedule) -> Vec<Tensor> {
     for members in inner.communicators.iter().skip(builder.communicators()) {
         builder.communicator(members.clone());
     }
@@ -108,6 +110,8 @@ fn is_of_keys(name: TensorName) -> bool {
 /// One rank's part around the schedule inside.
 struct Rank<'a> {
     rank: usize,
+    /// The communicator of all ranks.
+    communicator: usize,
     tensors: Vec<&'a Tensor>,
     desk: Desk,
 }
@@ -160,16 +164,21 @@ impl Rank<'_> {
             counter.regions.iter().map(region).collect()
         };
         let (send, recv) = (regions(sends, sent), regions(receives, arrived));
-        builder.push(self.rank, COMPUTE, Work::AllToAll { communicator: GROUP, send, recv });
+        let ready = builder.record(self.rank, COMPUTE);
+        builder.wait(self.rank, COMMUNICATION, ready);
+        builder.push(
+            self.rank,
+            COMMUNICATION,
+            Work::AllToAll { communicator: self.communicator, send, recv },
+        );
+        let ended = builder.record(self.rank, COMMUNICATION);
+        builder.wait(self.rank, COMPUTE, ended);
         arrived
     }
 }
 
 /// End of the name of a buffer in which rows of shared keys arrive.
 pub(crate) const ARRIVED: &str = "arrived from other ranks";
-/// The communicator of all ranks.
-const GROUP: usize = 0;
-
 /// What one rank lends and borrows.
 struct Desk {
     lent: Counter,
