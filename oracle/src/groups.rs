@@ -87,6 +87,19 @@ impl Groups {
         }
     }
 
+    /// Returns an element that has the scale of this place: the sequence, or `None` where all sequences share it, the
+    /// position, the head and the lane.
+    pub fn element(&self, [rows, head, lanes]: [usize; 3]) -> (Option<usize>, [usize; 3]) {
+        let (sequence, group) = self.sequence_of(rows).unzip();
+        let group = group.unwrap_or(0);
+        let element = match self.scaling {
+            Scaling::PerSequenceGroup => [group, head * self.heads_per_group, lanes],
+            Scaling::PerBlock { rows, columns } => [group * rows, head, lanes * columns],
+            _ => [group, head, lanes],
+        };
+        (sequence, element)
+    }
+
     /// Whether a scale belongs to some rows of a sequence. Such a scale is known to the ranks that hold these rows;
     /// any other is known to every rank.
     pub fn are_of_rows(&self) -> bool {

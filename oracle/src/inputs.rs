@@ -3,8 +3,11 @@
 //! Shapes: `[rows, heads, dim]` for q, k, v, out and their gradients; `[heads, rows]` for the LSE; `[heads]` for the
 //! sink and max_logit. Rows are those of the problem's layout, padding and slack included; only real rows are read.
 
-use ndarray::{Array1, Array2, Array3, ArrayView3, s};
+use std::borrow::Cow;
 
+use ndarray::{Array1, Array2, Array3, ArrayView3, Axis, s};
+
+use crate::sharding::run_of;
 use crate::{Pass, Problem, Scales, TensorName};
 
 /// The inputs of one problem, already rounded to their formats (every narrow format is exact in f32). Elements of a
@@ -60,6 +63,27 @@ impl Inputs {
             return Err(ShapeError { tensor: "sink", got: vec![self.sink.len()], expected: vec![sinks] });
         }
         self.scales.check(problem)
+    }
+
+    /// Returns the inputs as values without scales, each rounded to f32: products of codes and descales in the rows
+    /// that sequences own. They bound magnitudes; the oracle itself takes the products exactly.
+    pub fn values(&self, problem: &Problem) -> Cow<'_, Inputs> {
+        if self.scales == Scales::default() {
+            return Cow::Borrowed(self);
+        }
+        let mut values = Inputs { scales: Scales::default(), ..self.clone() };
+        let Inputs { q, k, v, dout, .. } = &mut values;
+        for (tensor, values) in Scales::TENSORS.into_iter().zip([q, k, v, dout]) {
+            let Some(scales) = self.scales.of(tensor) else { continue };
+            for (index, sequence) in problem.sequences.iter().enumerate() {
+                for (position, row) in run_of(sequence, tensor.side()).real_rows().enumerate() {
+                    for ((head, lane), value) in values.index_axis_mut(Axis(0), row).indexed_iter_mut() {
+                        *value = (f64::from(*value) * scales.of(index, position, head, lane)) as f32;
+                    }
+                }
+            }
+        }
+        Cow::Owned(values)
     }
 }
 

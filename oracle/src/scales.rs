@@ -30,6 +30,11 @@ impl TensorScales {
         TensorScales { groups, descale }
     }
 
+    /// Returns the scales of the same groups that are all 1.
+    pub fn ones(self) -> TensorScales {
+        TensorScales { descale: Array3::ones(self.descale.raw_dim()), ..self }
+    }
+
     /// Returns the groups.
     pub fn groups(&self) -> &Groups {
         &self.groups

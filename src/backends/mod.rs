@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use seamproof_judge::subjects::{
-    self, Beside, Emulated, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, Unfused, miscall,
+    self, Beside, Emulated, Fp8, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, Unfused,
+    fp8_fault, miscall,
 };
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
@@ -24,9 +25,9 @@ use seamproof_judge::subject::Backend;
 pub(crate) const EMULATED: &str = "emulated";
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
-/// a GPU, the emulated kernel with the canary's fault planted in it, and the emulated kernel behind a loop over
-/// sequences.
-pub const NAMES: [&str; 4] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id, Unfused::NAME];
+/// a GPU, the emulated kernel with the canary's fault planted in it, the emulated kernel behind a loop over sequences,
+/// and the emulated kernel in FP8.
+pub const NAMES: [&str; 5] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id, Unfused::NAME, Fp8::NAME];
 
 /// Reason why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,6 +150,11 @@ fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
         }
         (Unfused::NAME, Some(None)) if planted.as_deref() == Some(Unfused::FULL_MASK) => {
             Ok(Box::new(Unfused { kernel: Emulated::from_options(options)?, makes_mask: true }))
+        }
+        (Fp8::NAME, None) => Ok(Box::new(Fp8::from_options(options)?)),
+        (Fp8::NAME, Some(None)) => {
+            let fault = planted.as_deref().and_then(fp8_fault).ok_or_else(|| unknown(name))?;
+            Ok(Box::new(Fp8 { fault: Some(fault), ..Fp8::from_options(options)? }))
         }
         (EMULATED, Some(Some(fault))) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
         // A finding with the planted canary must replay.

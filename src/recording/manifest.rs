@@ -283,7 +283,7 @@ impl RecordedArithmetic {
     /// Returns the arithmetic of a subject, from its declaration and from how it cuts the problem's sums.
     pub fn of(arithmetic: Arithmetic, partition: Partition) -> RecordedArithmetic {
         let Partition { q_tile, kv_tile, merges, sums } = partition;
-        let Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights } = arithmetic;
+        let Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights, .. } = arithmetic;
         let is_coarser = merges.step.precision_bits() < merges.running.precision_bits();
         RecordedArithmetic {
             accumulation,
@@ -301,7 +301,9 @@ impl RecordedArithmetic {
 
     fn arithmetic(self) -> Arithmetic {
         let RecordedArithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights, .. } = self;
-        Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights }
+        // Tensors of a recording have no scales, so weights are rounded as they are.
+        let weight_exponent = 0;
+        Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights, weight_exponent }
     }
 
     /// Returns the weakest partition that fits a group of ranks. A tile that is not known is one row.

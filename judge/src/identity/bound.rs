@@ -6,6 +6,7 @@
 //! at most its value at `p = 1`. The error that a format's floor adds is counted once for each key. A bound that
 //! would say nothing is infinite.
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::rc::Rc;
 
@@ -62,7 +63,8 @@ impl GivenError {
 /// Bounds for the rows of a problem on given inputs.
 pub(super) struct Bounds<'a> {
     problem: &'a Problem,
-    inputs: &'a Inputs,
+    /// The inputs as values.
+    inputs: Cow<'a, Inputs>,
     norms: OnceCell<Rc<Norms>>,
     pub(super) model: Model,
     /// Shared place for the norms of the case itself, which the next user finds there.
@@ -86,15 +88,17 @@ impl<'a> Bounds<'a> {
         let own = std::ptr::eq(problem, evidence.problem) && std::ptr::eq(inputs, evidence.inputs);
         let shared = own.then_some(&evidence.told.norms);
         let partition = if own { evidence.partition() } else { evidence.partition_of(problem) };
-        let model = Model::new(problem, backend.declaration().arithmetic, partition);
+        let model =
+            Model::new(problem, backend.declaration().arithmetic, partition).with_scales(&inputs.scales);
         let underflow = backend.declaration().arithmetic.accumulation.underflow();
+        let inputs = inputs.values(problem);
         Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
     }
 
     /// Returns the norms. They are computed when the first row is asked for, because most sums are explained without
     /// them.
     fn norms(&self) -> &Norms {
-        let make = || Rc::new(Norms::new(self.problem, self.inputs));
+        let make = || Rc::new(Norms::new(self.problem, &self.inputs));
         self.norms.get_or_init(|| self.shared.map_or_else(make, |shared| shared.get_or_init(make).clone()))
     }
 
@@ -223,7 +227,7 @@ impl<'a> Bounds<'a> {
         let (a, keys, g) = (*a, *keys, self.model.value_sum(*keys));
         let pair = self.model.of_row(row).pair(-row.max, 1.0, a, g);
         let denominator = self.model.denominator(row, pair.weight + F32_ROUNDOFF * row.max, BoundTier::Worst);
-        let floor = self.problem.precision.p.format.tiny_half().max(self.underflow);
+        let floor = self.model.weight_floor().max(self.underflow);
         let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;
         RowError {
             lse: self.model.lse_bound(row, denominator),
@@ -239,7 +243,7 @@ impl<'a> Bounds<'a> {
         let Worst { row, a, keys, .. } = worst;
         let sums = self.sums(sequence, keys);
         let pair = self.model.gradient_pair(&whole_weight(&row, a), sums);
-        let floor = self.problem.precision.p.format.tiny_half() + 2.0 * self.underflow;
+        let floor = self.model.weight_floor() + 2.0 * self.underflow;
         1.01 * (pair.dv + pair.p.most) + keys as f64 * floor + libm::expm1(self.row_of(&worst).lse)
     }
 

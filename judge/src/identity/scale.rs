@@ -19,7 +19,7 @@ const TAME: std::ops::Range<f32> = 1.0 / 16_777_216.0..16_777_216.0;
 
 /// Whether doubling a value or an output gradient doubles every number that comes from it.
 fn tame(evidence: &Evidence<'_>) -> bool {
-    let (problem, inputs) = (evidence.problem, evidence.inputs);
+    let (problem, inputs) = (evidence.problem, evidence.inputs.values(evidence.problem));
     let bf16 = problem
         .precision
         .elements()
@@ -28,7 +28,7 @@ fn tame(evidence: &Evidence<'_>) -> bool {
     let all = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout];
     let values = || all.into_iter().flatten().map(|x| x.abs()).filter(|&x| x != 0.0);
     let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
-    let spread = 2.0 * Norms::new(problem, inputs).largest_logit(problem) + libm::log(keys as f64 + 1.0);
+    let spread = 2.0 * Norms::new(problem, &inputs).largest_logit(problem) + libm::log(keys as f64 + 1.0);
     bf16 && problem.mode != InputMode::Tiny && spread <= LOG_WEIGHT_MIN && values().all(|x| TAME.contains(&x))
 }
 

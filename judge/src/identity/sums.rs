@@ -4,7 +4,7 @@ use std::cell::LazyCell;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{ContextParallel, Format, ProblemFields, Side, Sink};
+use seamproof_oracle::{ContextParallel, Format, ProblemFields, Side, Sink, TensorScales};
 
 use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
@@ -135,6 +135,7 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::UnitValues;
     let mut twin = Twin::forward_of(evidence)?;
     twin.inputs.v.fill(1.0);
+    twin.inputs.scales.v = twin.inputs.scales.v.map(TensorScales::ones);
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
         Err(look) => return Some(look),

@@ -343,6 +343,23 @@ fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &TwinOrigin) 
         } else {
             source.q_heads.iter().map(|&head| inputs.sink[head]).collect()
         },
-        scales: Scales::default(),
+        scales: scales(&inputs.scales, twin, source),
     }
+}
+
+/// Returns the twin's descales: each is that of the problem's own element from which one of its elements comes. A
+/// sequence that the twin made up has no element of the problem, and its descales are 1.
+fn scales(own: &Scales, twin: &Problem, source: &TwinOrigin) -> Scales {
+    Scales::new(twin, |tensor, groups, place| {
+        let (sequence, [position, head, lane]) = groups.element(place);
+        let side = tensor.side();
+        let from = match sequence {
+            Some(sequence) => source.row(side, sequence, position),
+            None => Some((0, position)),
+        };
+        let own = own.of(tensor).zip(from);
+        own.map_or(1.0, |(scales, (sequence, position))| {
+            scales.of(sequence, position, source.heads(side)[head], lane) as f32
+        })
+    })
 }

@@ -77,7 +77,7 @@ impl Backend for Unfused {
 }
 
 /// Returns the problem of one sequence, whose rows lie together and have no padding.
-fn alone(problem: &Problem, sequence: &Sequence) -> Result<Problem, RunError> {
+pub(super) fn alone(problem: &Problem, sequence: &Sequence) -> Result<Problem, RunError> {
     let [q, kv] = [Side::Q, Side::Kv].map(|side| run_of(sequence, side).len);
     let packed = |len| Run::packed(0, len, len);
     let fields = ProblemFields {
@@ -90,7 +90,7 @@ fn alone(problem: &Problem, sequence: &Sequence) -> Result<Problem, RunError> {
 }
 
 /// Returns results in which padding rows are zero, and nothing else is written.
-fn cleared(problem: &Problem) -> RankOutputs {
+pub(super) fn cleared(problem: &Problem) -> RankOutputs {
     let mut whole = RankOutputs::unwritten(problem);
     whole.max_logit = Some(ndarray::Array1::from_elem(problem.heads.q, f32::NEG_INFINITY));
     for Sequence { q, kv, .. } in &problem.sequences {
@@ -110,7 +110,7 @@ fn cleared(problem: &Problem) -> RankOutputs {
 }
 
 /// Returns the real rows of a sequence. A tensor that the pass does not have has none.
-fn gathered(tensor: &Array3<f32>, run: Run) -> Array3<f32> {
+pub(super) fn gathered(tensor: &Array3<f32>, run: Run) -> Array3<f32> {
     let rows: Vec<usize> = run.real_rows().filter(|row| *row < tensor.len_of(Axis(0))).collect();
     tensor.select(Axis(0), &rows)
 }

@@ -85,6 +85,7 @@ fn the_fields_are_those_of_the_protocol() {
         group_sums: GroupSums::Stored,
         soft_cap: SoftCap::Approximate,
         ds_weights: DsWeights::Rounded,
+        weight_exponent: 0,
     };
     assert_eq!(declaration.arithmetic, expected);
     let partials = Partials { merge: Stored::Io, merge_by: MergeBy::Difference, wire: Stored::F32 };

@@ -17,6 +17,7 @@ mod exact_document;
 mod first_kernel;
 mod fitted;
 mod forms;
+mod fp8;
 mod generator_values;
 mod hypotheses;
 mod identity;

@@ -122,6 +122,7 @@ const DELTA_ERROR_MAX: f64 = 1e100;
 const HELD: usize = 16;
 
 /// What the gradients of all groups are made of.
+#[derive(Clone, Copy)]
 pub(super) struct Backward<'a, 'i, 's> {
     pub(super) inputs: &'a InputViews<'i>,
     pub(super) saved: &'a SavedViews<'s>,

@@ -105,6 +105,8 @@ fn all_forward(
 ) -> Answer<ForwardResults> {
     let (problem, [rows, _]) = (cut.problem, cut.rows);
     inputs.assert_shapes(problem, Pass::Forward);
+    let model = &model.map(|model| model.with_scales(inputs.scales));
+    let model = model.as_ref();
     let empty = |lse: f64| ForwardResults {
         out: Array3::zeros([rows, problem.heads.q, problem.dims.v]),
         lse: Array2::from_elem([problem.heads.q, rows], lse),
@@ -206,7 +208,9 @@ fn whole_backward(problem: &Problem, backward: &Backward<'_, '_, '_>) -> Answer<
 }
 
 fn all_backward(cut: &Cut<'_>, backward: &Backward<'_, '_, '_>) -> Answer<Gradients> {
-    let (problem, model) = (cut.problem, backward.model);
+    let model = &backward.model.map(|model| model.with_scales(backward.inputs.scales));
+    let (problem, model) = (cut.problem, model.as_ref());
+    let backward = &Backward { model, ..*backward };
     backward.inputs.assert_shapes(problem, Pass::Backward);
     backward.saved.assert_shapes(problem);
     backward.errors.assert_shapes(problem);

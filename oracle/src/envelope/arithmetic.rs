@@ -20,6 +20,14 @@ pub struct Arithmetic {
     pub soft_cap: SoftCap,
     /// The weights that the backward multiplies `dP − D` with.
     pub ds_weights: DsWeights,
+    /// The power of two with which weights are multiplied before they are rounded, as exponent. An FP8 format has few
+    /// numbers below 1; FlashAttention-3 multiplies by 2⁸.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub weight_exponent: u8,
+}
+
+fn is_zero(exponent: &u8) -> bool {
+    *exponent == 0
 }
 
 /// The order in which a forward rounds its weights and divides them by the row's sum.
@@ -107,6 +115,7 @@ impl Arithmetic {
             group_sums: GroupSums::F32,
             soft_cap: SoftCap::Accurate,
             ds_weights: DsWeights::Unrounded,
+            weight_exponent: 0,
         }
     }
 }
@@ -128,10 +137,21 @@ mod tests {
             group_sums: GroupSums::Stored,
             soft_cap: SoftCap::Approximate,
             ds_weights: DsWeights::Rounded,
+            weight_exponent: 0,
         };
         let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored","soft_cap":"approximate","ds_weights":"rounded"}"#;
         assert_eq!(serde_json::to_string(&declared).expect("plain data"), text);
         assert_eq!(serde_json::from_str::<Arithmetic>(text).expect("what was written"), declared);
+        let in_fp8 = Arithmetic {
+            accumulation: Accumulation::WgmmaFp8 { promoted_after: Some(EIGHT) },
+            weight_exponent: 8,
+            ..declared
+        };
+        let text = serde_json::to_string(&in_fp8).expect("plain data");
+        assert!(
+            text.contains(r#"{"wgmma-fp8":{"promoted_after":8}}"#) && text.contains(r#""weight_exponent":8"#)
+        );
+        assert_eq!(serde_json::from_str::<Arithmetic>(&text).expect("what was written"), in_fp8);
         assert_eq!(serde_json::from_str::<Arithmetic>("{}").expect("all unknown"), Arithmetic::default());
         for wrong in [r#"{"weight":"unknown"}"#, r#"{"accumulation":{"f32-tree":0}}"#] {
             assert!(serde_json::from_str::<Arithmetic>(wrong).is_err(), "{wrong}");

@@ -12,8 +12,11 @@ use super::constants::{
 };
 use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
-use crate::{Format, Precision, Problem};
+use crate::{Element, Format, Precision, Problem, Scales, Scaling, TensorName, TensorScales};
 
+/// The largest unit roundoff of a format whose roundings may be noise, that of bf16. A certificate asks for a quarter of
+/// a binade, which is 31 of bf16's cells. In FP8 it is two, of which weights may fill one in part and err one way.
+const NOISE_UNIT_MOST: f64 = 1.0 / 256.0;
 /// The largest exponent of a bound. A bound past this limit says nothing, and the limit keeps `exp` finite.
 const EXPONENT_MAX: f64 = 60.0;
 /// The largest sum of a row's relative errors for which the first-order form holds.
@@ -45,6 +48,16 @@ pub struct Model {
     intervals: usize,
     /// The least magnitude that a non-zero input counts as, where products are aligned by their factors' exponents.
     input_floor: f64,
+    /// The smallest normal code of q, k, v and dout there.
+    normal_codes: [f64; 4],
+    /// The roundings of f32 with which descales enter a logit, and an element of out.
+    logit_roundings: f64,
+    out_roundings: f64,
+    /// The power of two with which weights are multiplied before they are rounded.
+    weight_scale: f64,
+    /// The most that rounding a weight loses below the normal range: half the smallest number of its format, divided by
+    /// that factor.
+    p_least: f64,
     /// The least magnitudes that a non-zero weight and a non-zero logit gradient count as, where products are aligned
     /// by their factors' exponents.
     p_floor: f64,
@@ -115,7 +128,8 @@ fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
 #[inline]
 fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
     let relative = format.unit_roundoff() * magnitude;
-    Rounding { most: relative.max(magnitude.min(floor)), is_noise: relative >= floor }
+    let is_noise = relative >= floor && format.unit_roundoff() <= NOISE_UNIT_MOST;
+    Rounding { most: relative.max(magnitude.min(floor)), is_noise }
 }
 
 /// Returns the rounded value, and how far from the rounded value another one within `error` can be rounded: 0 apart
@@ -229,15 +243,20 @@ impl Model {
     /// Returns the model of a subject that declares `arithmetic` and `partition` for `problem`.
     pub fn new(problem: &Problem, arithmetic: Arithmetic, partition: Partition) -> Model {
         let Precision { q, k, v, dout, .. } = problem.precision;
-        let Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights } = arithmetic;
+        let Arithmetic { weights, delta, group_sums, soft_cap, ds_weights, .. } = arithmetic;
+        let p = problem.precision.p.format;
+        let accumulation = arithmetic.accumulation.with_factors(&[q, k, v, dout, p.into()].map(|e| e.format));
+        let factor = libm::exp2(f64::from(arithmetic.weight_exponent));
+        let normal_codes = [q, k, v, dout].map(|input| smallest_normal(accumulation, input.format));
+        let is_scaled = |input: Element| input.scaling != Scaling::None;
         Model {
             accumulation,
-            may_normalise_first: may_normalise_first(weights, problem.precision.p.format),
+            may_normalise_first: may_normalise_first(weights, p),
             delta,
             may_round_ds_weights: ds_weights != DsWeights::Unrounded,
             heads: stored_heads(group_sums, problem),
             partition,
-            p: problem.precision.p.format,
+            p,
             out: problem.precision.out.format,
             ds: problem.precision.ds.format,
             gradients: problem.precision.gradients.format,
@@ -247,11 +266,13 @@ impl Model {
             dims_v: problem.dims.v,
             group: problem.group(),
             intervals: if problem.mask.sink_tokens > 0 { 2 } else { 1 },
-            input_floor: [q, k, v, dout]
-                .map(|input| smallest_normal(accumulation, input.format))
-                .into_iter()
-                .fold(0.0, f64::max),
-            p_floor: smallest_normal(accumulation, problem.precision.p.format),
+            input_floor: normal_codes.into_iter().fold(0.0, f64::max),
+            normal_codes,
+            logit_roundings: if is_scaled(q) || is_scaled(k) { 4.0 } else { 2.0 },
+            out_roundings: if is_scaled(v) { 8.0 } else { 6.0 },
+            weight_scale: factor,
+            p_least: p.tiny_half() / factor,
+            p_floor: smallest_normal(accumulation, p) / factor,
             ds_floor: smallest_normal(accumulation, problem.precision.ds.format),
             products_qk: accumulation.products(problem.dims.qk),
             products_v: accumulation.products(problem.dims.v),
@@ -270,11 +291,27 @@ impl Model {
         factor(magnitude, self.p_floor / self.least_divisor(row_sum))
     }
 
+    /// Returns the most that rounding a weight may lose below the normal range, relative to the row's largest weight.
+    pub fn weight_floor(&self) -> f64 {
+        self.p_least
+    }
+
     /// Returns the least number by which a weight is divided between its rounding and the row: the row's sum, or 1
     /// where it was divided before.
     #[inline]
     fn least_divisor(&self, row_sum: f64) -> f64 {
         if self.may_normalise_first { 1.0 } else { row_sum }
+    }
+
+    /// Returns the model for inputs with these descales: the smallest normal code is then another value.
+    pub fn with_scales(self, scales: &Scales) -> Model {
+        let largest = |tensor: TensorName| {
+            let descales = scales.of(tensor).map(TensorScales::descale);
+            descales.map_or(1.0, |descales| descales.iter().fold(0.0, |most, d| d.abs().max(most)).into())
+        };
+        let floors = Scales::TENSORS.into_iter().zip(self.normal_codes);
+        let input_floor = floors.map(|(tensor, code)| code * largest(tensor)).fold(0.0, f64::max);
+        Model { input_floor, ..self }
     }
 
     /// Returns the model of the subject at another scale.
@@ -296,10 +333,11 @@ impl Model {
         Model { partition: Partition { merges, sums, ..self.partition }, ..self }
     }
 
-    /// Returns the absolute error of a logit. `a` is `Σ|q||k|`, and `2ε·scale·a` covers the roundings of `scale·S`.
+    /// Returns the absolute error of a logit. `a` is `Σ|q||k|`, and `2ε·scale·a` covers the roundings of `scale·S`. Two
+    /// descales are two factors more, with a rounding each.
     #[inline]
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
-        let scaled = self.scale * a * (self.products_qk + 2.0 * F32_ROUNDOFF);
+        let scaled = self.scale * a * (self.products_qk + self.logit_roundings * F32_ROUNDOFF);
         let underflow = self.accumulation.underflow();
         // tanh is 1-Lipschitz: the scaled product's error passes through whole at most, and the error of tanh is
         // relative to what comes of it. The quotient by the cap loses a part to underflow, which comes back multiplied
@@ -449,8 +487,7 @@ impl Model {
             normalisation: if self.may_normalise_first { 4.0 * F32_ROUNDOFF } else { 0.0 },
             // A kernel that rounds exp(s − running max) has floors relative to the row's sum. One that divides first
             // has the formats' own, and its share in a merged row is 1 at most.
-            rounding_floor: self.p.tiny_half().max(self.accumulation.underflow())
-                / self.least_divisor(row.sum),
+            rounding_floor: self.p_least.max(self.accumulation.underflow()) / self.least_divisor(row.sum),
             factor_floor: self.p_floor / self.least_divisor(row.sum),
         }
     }
@@ -484,7 +521,7 @@ impl Model {
         denominator: f64,
         value_max: f64,
     ) -> f64 {
-        let relative = denominator + 6.0 * F32_ROUNDOFF;
+        let relative = denominator + self.out_roundings * F32_ROUNDOFF;
         let error = if relative < DENOMINATOR_ERROR_MAX {
             let underflow = (row.keys + 8) as f64 * self.accumulation.underflow() + self.merge_floor();
             (value_errors + out.abs() * relative) / (1.0 - relative) + underflow
@@ -493,7 +530,7 @@ impl Model {
             // steps that add up to more than 1.
             let shares = libm::exp(self.merge_theta(row).min(EXPONENT_MAX));
             // Weights that are divided first may each be rounded up from below the format's normal range.
-            let floors = row.keys as f64 * self.p.tiny_half();
+            let floors = row.keys as f64 * self.p_least;
             let floors = if self.may_normalise_first { floors * value_max * shares } else { 0.0 };
             (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff()) + floors
         };
@@ -507,15 +544,25 @@ impl Model {
         let relative = denominator.min(DENOMINATOR_ERROR_MAX);
         // |ln(1 + x)| ≤ |x| / (1 − |x|). Past the limit only the exponent's own error is left.
         let sum = if denominator < DENOMINATOR_ERROR_MAX { relative / (1.0 - relative) } else { denominator };
-        sum + F32_ROUNDOFF * (4.0 * row.max.abs() + row.lse.abs() + 4.0)
+        // A sum of multiplied weights has its factor's logarithm more, which is subtracted again.
+        let shift = libm::log(self.weight_scale);
+        sum + F32_ROUNDOFF * (4.0 * row.max.abs() + row.lse.abs() + 4.0 + 2.0 * shift)
             + LOG_ERROR
-            + LOG_RELATIVE_ERROR * log_sum.abs()
+            + LOG_RELATIVE_ERROR * (log_sum.abs() + shift)
     }
 
     /// Returns the format that weights are rounded to.
     #[inline]
     fn weight_format(&self, profile: &NumericProfile) -> Format {
         if profile.rounds_weights { self.p } else { Format::F32 }
+    }
+
+    /// Returns the rounded weight, multiplied before and divided after, and the error that near-ties leave.
+    #[inline]
+    fn replayed_p(&self, profile: &NumericProfile, weight: f64, error: f64) -> (f64, f64) {
+        let scale = self.weight_scale;
+        let (rounded, left) = replayed(self.weight_format(profile), weight * scale, error * scale);
+        (rounded / scale, left / scale)
     }
 
     /// Returns the rounded `exp(logit − running max)`, and the error that near-ties leave. `max_error` is the largest
@@ -535,7 +582,7 @@ impl Model {
         let error = exponential_error(weight, logit - running_max, exponent) * (1.0 + EXP_ERROR)
             + weight * EXP_ERROR
             + weight.min(self.accumulation.underflow());
-        replayed(self.weight_format(profile), weight, error)
+        self.replayed_p(profile, weight, error)
     }
 
     /// Returns the rounded `exp(logit − lse)` of a weight that is divided by its launch's own sum first, and the error
@@ -558,7 +605,7 @@ impl Model {
         let error = unnormalised + (weight + unnormalised) * relative;
         // Neither the exact weight nor the subject's is much larger than 1.
         let error = error.min(2.0);
-        replayed(self.weight_format(profile), weight, error)
+        self.replayed_p(profile, weight, error)
     }
 
     /// Returns the relative error of the row sum of a launch that sees these keys, given the largest relative error of

@@ -1,7 +1,8 @@
 //! [`Hopper`]: the arithmetic of a FlashAttention-3-style kernel on Hopper's tensor cores, bit by bit as far as it is
 //! known.
 //!
-//! Sums of products are those of [`TensorCore`], in 16-bit factors.
+//! Sums of products are those of [`TensorCore`], in 16-bit factors or in FP8. In FP8 a sum may be *promoted*: after some
+//! steps, and at a tile's end, the unit's sum is added to one in f32 and begins anew.
 //!
 //! The rest follows FlashAttention-3 (<https://github.com/Dao-AILab/flash-attention/tree/main/hopper>). The maximum is
 //! taken of bare products, and `scale · log2 e` is folded into the exponential's argument. A row's sum is kept by four
@@ -10,27 +11,76 @@
 //! and is exact at 0. Its error in ulp is drawn here by a hash of its argument.
 
 use std::f32::consts::LOG2_E;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use seamproof_oracle::{Format, Softmax};
 
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
-use super::tensor_core::{TensorCore, truncated};
+use super::tensor_core::{STEP_MAX, TensorCore, truncated};
 
-/// The matrix unit.
-const CORE: TensorCore = TensorCore::WIDE;
-/// Number of products in one step.
-const STEP: usize = CORE.step;
 /// Number of partial sums of a row's dot product on ordinary units.
 const DOT_THREADS: usize = 16;
 /// 2⁶⁴ ÷ the golden ratio, made odd. It spreads the bits of a hash's input.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Arithmetic of tensor cores and `ex2.approx`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Hopper {
     /// Number that draws the order in which the tiles' shares of dq are added.
     pub order: u64,
+    /// The matrix unit.
+    pub core: TensorCore,
+    /// Number of steps after which the unit's sum is promoted; `None` for never.
+    pub promoted_after: Option<NonZeroUsize>,
+}
+
+impl Hopper {
+    /// Returns the arithmetic of 16-bit factors with this order of dq's tiles.
+    pub const fn wide(order: u64) -> Hopper {
+        Hopper { order, core: TensorCore::WIDE, promoted_after: None }
+    }
+
+    /// Begins a sum that is added to `to`.
+    fn chain<'a>(&'a self, to: &'a mut [f32], formats: [Format; 2]) -> Chain<'a> {
+        let promoted = self.promoted_after.map(|after| (after, vec![0.0; to.len()]));
+        Chain { core: &self.core, formats, to, promoted, made: 0 }
+    }
+}
+
+/// A sum of products in steps, promoted as the unit does.
+struct Chain<'a> {
+    core: &'a TensorCore,
+    formats: [Format; 2],
+    to: &'a mut [f32],
+    /// The number of steps between promotions, and the unit's own sum; `None` where that is `to` itself.
+    promoted: Option<(NonZeroUsize, Vec<f32>)>,
+    made: usize,
+}
+
+impl Chain<'_> {
+    /// Makes a step: adds `Σ a[n] · rows[n]`.
+    fn step<'r>(&mut self, a: &[f32], rows: impl Iterator<Item = &'r [f32]>) {
+        let mut lanes: [&[f32]; STEP_MAX] = [&[]; STEP_MAX];
+        lanes.iter_mut().zip(rows).for_each(|(lane, row)| *lane = row);
+        self.made += 1;
+        match &mut self.promoted {
+            None => self.core.steps(self.to, a, &lanes[..a.len()], self.formats),
+            Some((after, sum)) => {
+                self.core.steps(sum, a, &lanes[..a.len()], self.formats);
+                if self.made % *after == 0 {
+                    self.promote();
+                }
+            }
+        }
+    }
+
+    fn promote(&mut self) {
+        if let Some((_, sum)) = &mut self.promoted {
+            self.to.iter_mut().zip(&*sum).for_each(|(to, sum)| *to += sum);
+            sum.fill(0.0);
+        }
+    }
 }
 
 /// Returns `2^x` as `ex2.approx.ftz.f32` computes it.
@@ -59,27 +109,26 @@ fn factor(softmax: &Softmax) -> f32 {
 impl UnitArithmetic<f32> for Hopper {
     fn products(&self, format: Format, a: &[f32], b: &[f32], to: &mut [f32]) {
         to.fill(0.0);
-        let columns = to.len();
-        for (a, b) in a.chunks(STEP).zip(b.chunks(STEP * columns)) {
-            let mut rows: [&[f32]; STEP] = [&[]; STEP];
-            rows.iter_mut().zip(b.chunks(columns)).for_each(|(row, b)| *row = b);
-            CORE.steps(to, a, &rows[..a.len()], [format; 2]);
+        let (step, columns) = (self.core.step, to.len());
+        let mut chain = self.chain(to, [format; 2]);
+        for (a, b) in a.chunks(step).zip(b.chunks(step * columns)) {
+            chain.step(a, b.chunks(columns));
         }
+        chain.promote();
     }
 
     fn add_rows(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: HeadRows<'_, f32>) {
-        let formats = [weights.format, rows.tensor.format()];
+        let (step, count) = (self.core.step, weights.values.len());
+        let mut chain = self.chain(to, [weights.format, rows.tensor.format()]);
         let mut next = 0;
-        while next < weights.values.len() {
+        while next < count {
             // Steps are aligned to the tile, whatever its first visible column.
             let place = weights.first + next;
-            let end = weights.values.len().min(next + STEP - place % STEP);
-            let (weights, rows) = (&weights.values[next..end], rows.slice(next..end));
-            let mut lanes: [&[f32]; STEP] = [&[]; STEP];
-            lanes.iter_mut().zip(rows.lanes()).for_each(|(to, lane)| *to = lane);
-            CORE.steps(to, weights, &lanes[..weights.len()], formats);
+            let end = count.min(next + step - place % step);
+            chain.step(&weights.values[next..end], rows.slice(next..end).lanes());
             next = end;
         }
+        chain.promote();
     }
 
     fn add_tile(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: HeadRows<'_, f32>) {
@@ -199,7 +248,7 @@ mod tests {
     #[test]
     fn steps_are_aligned_to_the_tile() {
         let mut draws = Draws(2);
-        let (tensor, hopper) = (drawn(40, 3, &mut draws), Hopper::default());
+        let (tensor, hopper) = (drawn(40, 3, &mut draws), Hopper::wide(0));
         let all: Vec<usize> = (0..40).collect();
         let (first, seen) = (5, 5..37);
         let weights: Vec<f32> = seen.clone().map(|_| draws.number(Format::Bf16, 6)).collect();
@@ -209,7 +258,13 @@ mod tests {
         for (c, got) in got.iter().enumerate() {
             let right = [5..16, 16..32, 32..37].into_iter().fold(0.5, |sum, group: Range<usize>| {
                 let column: Vec<f32> = group.clone().map(|row| tensor.lane(row, 0)[c]).collect();
-                restated(CORE, sum, &weights[group.start - 5..group.end - 5], &column, [Format::Bf16; 2])
+                restated(
+                    TensorCore::WIDE,
+                    sum,
+                    &weights[group.start - 5..group.end - 5],
+                    &column,
+                    [Format::Bf16; 2],
+                )
             });
             assert_eq!(got.to_bits(), right.to_bits());
         }
@@ -219,10 +274,8 @@ mod tests {
     fn units_agree_up_to_rounding() {
         let mut draws = Draws(3);
         let tensor = drawn(20, 70, &mut draws);
-        let (hopper, softmax) = (
-            Hopper::default(),
-            Softmax { scale: 0.3, softcap: Some(5.0), sink: seamproof_oracle::Sink::None },
-        );
+        let (hopper, softmax) =
+            (Hopper::wide(0), Softmax { scale: 0.3, softcap: Some(5.0), sink: seamproof_oracle::Sink::None });
         let (a, b) = (tensor.lane(0, 0), tensor.lane(1, 0));
         let close = |got: f32, right: f32| assert!((got - right).abs() <= 1e-4 * (1.0 + right.abs()));
         close(hopper.row_dot(a, b), Serial.row_dot(a, b));

@@ -13,6 +13,7 @@
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use seamproof_oracle::{Format, Intervals, Pass, Run, Sink, Softmax, TensorName};
@@ -124,6 +125,9 @@ pub struct Roundings {
     pub coarse_cap: bool,
     /// Whether dS is made of rounded weights, and D of the same where it is `Σ P·dP`.
     pub rounds_ds_weights: bool,
+    /// The power of two with which the forward multiplies weights before it rounds them, and by which it divides their
+    /// sums of values, as exponent.
+    pub weight_exponent: u8,
 }
 
 impl Roundings {
@@ -137,6 +141,7 @@ impl Roundings {
             stored_heads: None,
             coarse_cap: false,
             rounds_ds_weights: false,
+            weight_exponent: 0,
         }
     }
 }
@@ -146,8 +151,10 @@ impl Roundings {
 pub enum Units {
     /// [`Serial`].
     F32,
-    /// [`Hopper`] arithmetic. The number draws its order of dq.
+    /// [`Hopper`] arithmetic in 16-bit factors. The number draws its order of dq.
     Hopper(u64),
+    /// [`Hopper`] arithmetic in FP8, promoted after so many steps.
+    HopperFp8(Option<NonZeroUsize>),
 }
 
 impl Units {
@@ -174,7 +181,11 @@ impl Units {
     {
         match self {
             Units::F32 => Box::new(TiledKernel::new(tiles, roundings, Serial, stages)),
-            Units::Hopper(order) => Box::new(TiledKernel::new(tiles, roundings, Hopper { order }, stages)),
+            Units::Hopper(order) => Box::new(TiledKernel::new(tiles, roundings, Hopper::wide(order), stages)),
+            Units::HopperFp8(promoted_after) => {
+                let units = Hopper { order: 0, core: TensorCore::FP8, promoted_after };
+                Box::new(TiledKernel::new(tiles, roundings, units, stages))
+            }
         }
     }
 }
@@ -384,8 +395,14 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     /// Rounds weights and adds the weighted values to a row. The first weight is that of column `first` of the tile.
     fn add_weighted(&self, acc: &mut [T], weights: &mut [T], first: usize, values: HeadRows<'_, T>) {
         let TiledKernel { units, stages, roundings: Roundings { p, .. }, .. } = self;
-        weights.iter_mut().for_each(|weight| *weight = stages.round(Pass::Forward, *weight, *p));
+        let scale = self.weight_scale();
+        weights.iter_mut().for_each(|weight| *weight = stages.round(Pass::Forward, *weight * scale, *p));
         stages.add_values(units, acc, Weights { values: weights, format: *p, first }, values);
+    }
+
+    /// Returns the number with which weights are multiplied before they are rounded.
+    fn weight_scale(&self) -> T {
+        T::from_f32(f32::from(self.roundings.weight_exponent).exp2())
     }
 
     /// Returns a row after all its keys, with the sink.
@@ -394,6 +411,9 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let Online { max, sum, acc } = state;
         let (max, sum) = (units.logit(&call.softmax, max), units.total(&sum));
         let mut row = Finished { max, sum, acc };
+        if self.roundings.weight_exponent > 0 {
+            row.acc.iter_mut().for_each(|acc| *acc = *acc / self.weight_scale());
+        }
         if let Some(sink) = sink(call.softmax.sink, sinks, head) {
             stages.sink(units, &mut row, sink);
         }

@@ -30,7 +30,7 @@ pub struct TensorCore {
 }
 
 /// Largest number of products in a step of any kind.
-const STEP_MAX: usize = 32;
+pub(super) const STEP_MAX: usize = 32;
 
 /// Number of lanes whose steps are made together, in vector code.
 const LANES: usize = 8;

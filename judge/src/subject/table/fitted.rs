@@ -38,7 +38,7 @@
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pages, Pass, Precision,
-    Problem, ProblemFields, Run, Sequence, Sink, TensorRows,
+    Problem, ProblemFields, Run, ScaleValues, Scaling, Sequence, Sink, TensorRows,
 };
 
 use super::refusal::has_blind_query;
@@ -49,8 +49,9 @@ use crate::shrink::shape::{Arrangement, Layout};
 use crate::shrink::{fewer_ranks, renumber};
 use crate::subject::parallel::Needs;
 
-/// Constant that sets the choice of a precision apart from other uses of the data seed.
+/// Constants that set the choices of a precision and of scales apart from other uses of the data seed.
 const DRAW: u64 = 0xf0a3_27ec;
+const SCALES: u64 = 0x5ca1_e5c3;
 
 /// What of a problem is given up, besides what single rows refuse.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,12 +67,23 @@ enum GivenUp {
 impl Table {
     /// Returns the problem that is asked in place of a drawn one: the nearest in the table. Precisions that nothing
     /// draws, such as f32 in all of its quantities, are not the nearest to any draw where the table has others too.
-    /// Each of them takes its share of the data seeds instead.
+    /// Each of them takes its share of the data seeds instead, and each way to draw scales its own.
     pub fn asked(&self, drawn: Problem) -> Problem {
         let count = self.precisions.len() as u32;
         let chosen = self.precisions.get(below(count, mix(drawn.data_seed ^ DRAW)) as usize);
         match chosen.filter(|precision| !Table::widest().precisions.contains(precision)) {
-            Some(&precision) => Table { precisions: vec![precision], ..self.clone() }.fitted(drawn),
+            Some(&precision) => {
+                let ways = ScaleValues::ALL;
+                let scales = ways[below(ways.len() as u32, mix(drawn.data_seed ^ SCALES)) as usize];
+                let fitted = Table { precisions: vec![precision], ..self.clone() }.fitted(drawn);
+                match precision.elements().iter().any(|(_, element)| element.scaling != Scaling::None) {
+                    true => {
+                        let fields = ProblemFields { scales, ..fitted.clone().into() };
+                        Problem::new(fields).unwrap_or(fitted)
+                    }
+                    false => fitted,
+                }
+            }
             None => self.fitted(drawn),
         }
     }

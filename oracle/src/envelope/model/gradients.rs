@@ -193,7 +193,7 @@ impl Model {
     /// Returns the most that rounding a weight changes it before dS is made of it.
     #[inline]
     fn ds_weight_rounding(&self, weight: f64) -> f64 {
-        if self.may_round_ds_weights { rounding(self.p, weight, self.p.tiny_half()).most } else { 0.0 }
+        if self.may_round_ds_weights { rounding(self.p, weight, self.p_least).most } else { 0.0 }
     }
 
     /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
@@ -214,7 +214,7 @@ impl Model {
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
-        let p_rounding = rounding(self.p, pair.p + p_error, self.p.tiny_half());
+        let p_rounding = rounding(self.p, pair.p + p_error, self.p_least);
         let ds_rounding = rounding(self.ds, ds + ds_error, self.logit_gradient_floor());
         let ds_floor = self.unscaled(self.ds_floor);
 
@@ -239,7 +239,7 @@ impl Model {
     ) -> ReplayedPair {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
-        let (p, p_left) = replayed(self.weight_format(profile), pair.p, p_error);
+        let (p, p_left) = self.replayed_p(profile, pair.p, p_error);
         let (ds, ds_error) = match profile.ds_weights {
             DsWeights::Rounded => self.ds_errors(pair, p, p_left),
             DsWeights::Unrounded | DsWeights::Unknown => (ds, ds_error),

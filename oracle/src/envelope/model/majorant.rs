@@ -88,7 +88,7 @@ impl Model {
             return GradientMajorants { dv: none, dk: none, dq: none };
         };
         let exact = Majorant::new(0.0, 1.0, 0.0);
-        let (unit, least) = (self.p.unit_roundoff(), self.p.tiny_half());
+        let (unit, least) = (self.p.unit_roundoff(), self.p_least);
         let rounded = |error: Majorant, exact: Majorant, (unit, floor): (f64, f64), g: f64, factor: f64| {
             let computed = exact.plus(error);
             let rounding = computed.times(unit).plus(Majorant::floor(floor));
@@ -117,7 +117,7 @@ impl Model {
             return weight;
         }
         let computed = weight.plus(Majorant::new(0.0, 1.0, 0.0));
-        weight.plus(computed.times(self.p.unit_roundoff())).plus(Majorant::floor(self.p.tiny_half()))
+        weight.plus(computed.times(self.p.unit_roundoff())).plus(Majorant::floor(self.p_least))
     }
 
     /// Returns the majorant of the error of dS before it is rounded, from that of the unrounded weight.
@@ -191,6 +191,7 @@ mod tests {
                 group_sums: GroupSums::Unknown,
                 soft_cap: SoftCap::Unknown,
                 ds_weights: self.pick(&[DsWeights::Unrounded, DsWeights::Rounded]),
+                weight_exponent: 0,
             };
             let softcap = self.pick(&[None, Some(30.0), Some(1.0)]);
             let fields = ProblemFields {

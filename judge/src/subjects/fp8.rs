@@ -1,0 +1,385 @@
+//! The emulated kernel in FP8: codes in e4m3 with descales, and sums of Hopper's tensor core in FP8.
+//!
+//! Sequences and query heads are taken one by one, so that every descale is a number: q·k is a sum of codes, and the
+//! scale of the softmax takes both descales as factors. Weights are multiplied by a power of two and rounded to e4m3;
+//! the row's sum is that of unrounded weights. The product with the codes of v takes v's descale at the end, before it
+//! is rounded to bf16. This is FlashAttention-3's forward, with or without the promotion of partial sums to f32.
+//!
+//! A [`Fp8Fault`] is an edit of the kernel's [`Recipe`]. What the kernel declares stays as it is.
+//!
+//! Sources: `mainloop_fwd_sm90_tma_gmma_ws.hpp` and `softmax.h` of <https://github.com/Dao-AILab/flash-attention>, and
+//! <https://github.com/vllm-project/flash-attention/pull/104> for the promotion.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+
+use ndarray::{Array1, Array3, s};
+use seamproof_oracle::envelope::{self, Accumulation, Partition};
+use seamproof_oracle::{
+    Algorithm, Element, Form, Format, Heads, Inputs, Precision, Problem, ProblemFields, Run, Scales, Scaling,
+    TensorName,
+};
+use seamproof_simulator::emulated::{ForwardLaunch, Roundings, Tiles, Units};
+use seamproof_simulator::{AttentionCall, GuardedTensor};
+
+use super::options::OptionError;
+use super::unfused::{alone, cleared, gathered};
+use crate::subject::{
+    Backend, Costs, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Partials, Promises,
+    RankOutputs, RunError, START_SECONDS, Table,
+};
+
+/// The emulated kernel in FP8 with its options.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8 {
+    /// Tile sizes of the kernel.
+    pub tiles: Tiles,
+    /// Power of two with which weights are multiplied, as exponent.
+    pub weight_exponent: u8,
+    /// Number of steps of the tensor core after which its sum is promoted to f32; `None` for never.
+    pub promoted_after: Option<NonZeroUsize>,
+    /// A planted fault.
+    pub fault: Option<&'static Fp8Fault>,
+}
+
+/// What the kernel does with the numbers around its sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    /// The descales of a sequence and query head.
+    pub descales: fn(&Scales, Place) -> Descales,
+    /// Power of two with which weights are multiplied, as exponent.
+    pub weight_exponent: u8,
+    /// Number of steps after which a sum is promoted.
+    pub promoted_after: Option<NonZeroUsize>,
+    /// What is added to the LSE.
+    pub lse_shift: f32,
+}
+
+/// A sequence and a query head, with the head of its keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The index of the sequence.
+    pub sequence: usize,
+    /// The query head.
+    pub head: usize,
+    /// The KV head.
+    pub kv_head: usize,
+}
+
+/// The factors that turn codes into values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Descales {
+    /// That of q.
+    pub q: f32,
+    /// That of k.
+    pub k: f32,
+    /// That of v.
+    pub v: f32,
+}
+
+/// A planted fault of the kernel in FP8.
+#[derive(Debug)]
+pub struct Fp8Fault {
+    /// Name of the fault.
+    pub id: &'static str,
+    /// The public bug that it imitates.
+    pub imitates: &'static str,
+    /// Where the bug is told.
+    pub source: &'static str,
+    /// The edit.
+    pub edit: fn(&mut Recipe),
+}
+
+/// The faults of the kernel in FP8.
+pub const FP8_FAULTS: &[Fp8Fault] = &[
+    Fp8Fault {
+        id: "k-descale-ignored",
+        imitates: "the scale of k is not applied",
+        source: "https://github.com/flashinfer-ai/flashinfer/issues/4984",
+        edit: |recipe| recipe.descales = |scales, place| Descales { k: 1.0, ..descales(scales, place) },
+    },
+    Fp8Fault {
+        id: "v-descale-ignored",
+        imitates: "the scale of v is not applied",
+        source: "https://github.com/flashinfer-ai/flashinfer/issues/4979",
+        edit: |recipe| recipe.descales = |scales, place| Descales { v: 1.0, ..descales(scales, place) },
+    },
+    Fp8Fault {
+        id: "q-descale-twice",
+        imitates: "the scale of q is applied twice",
+        source: "https://github.com/vllm-project/vllm/issues/53754",
+        edit: |recipe| {
+            recipe.descales = |scales, place| {
+                let own = descales(scales, place);
+                Descales { q: own.q * own.q, ..own }
+            };
+        },
+    },
+    Fp8Fault {
+        id: "kv-descales-exchanged",
+        imitates: "k is given the scale of v, and v that of k",
+        source: "https://github.com/flashinfer-ai/flashinfer/issues/1023",
+        edit: |recipe| {
+            recipe.descales = |scales, place| {
+                let own = descales(scales, place);
+                Descales { k: own.v, v: own.k, ..own }
+            };
+        },
+    },
+    Fp8Fault {
+        id: "descale-of-the-first-sequence",
+        imitates: "every sequence of the batch is given the scales of the first",
+        source: "https://github.com/vllm-project/vllm/issues/34863",
+        edit: |recipe| {
+            recipe.descales = |scales, place| descales(scales, Place { sequence: 0, ..place });
+        },
+    },
+    Fp8Fault {
+        id: "kv-descale-of-the-first-head",
+        imitates: "every KV head is given the scale of the first",
+        source: "https://github.com/vllm-project/vllm/issues/47037",
+        edit: |recipe| recipe.descales = |scales, place| descales(scales, Place { kv_head: 0, ..place }),
+    },
+    Fp8Fault {
+        id: "weights-not-multiplied",
+        imitates: "weights are rounded to FP8 as they are, and small ones vanish",
+        source: "https://github.com/flashinfer-ai/flashinfer/issues/5020",
+        edit: |recipe| recipe.weight_exponent = 0,
+    },
+    Fp8Fault {
+        id: "weight-factor-in-the-lse",
+        imitates: "the LSE keeps the logarithm of the factor of the weights",
+        source: "https://github.com/flashinfer-ai/flashinfer/issues/3372",
+        edit: |recipe| recipe.lse_shift = f32::from(recipe.weight_exponent) * std::f32::consts::LN_2,
+    },
+    Fp8Fault {
+        id: "sums-not-promoted",
+        imitates: "sums stay in the tensor core's 14 bits over all keys",
+        source: "https://github.com/vllm-project/vllm/issues/23813",
+        edit: |recipe| recipe.promoted_after = None,
+    },
+];
+
+/// Returns the fault of an id.
+pub fn fp8_fault(id: &str) -> Option<&'static Fp8Fault> {
+    FP8_FAULTS.iter().find(|fault| fault.id == id)
+}
+
+/// Returns the descales of a sequence and query head. Each scaling of the table has one for all rows.
+fn descales(scales: &Scales, Place { sequence, head, kv_head }: Place) -> Descales {
+    let of = |tensor: TensorName, head| {
+        scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32)
+    };
+    Descales { q: of(TensorName::Q, head), k: of(TensorName::K, kv_head), v: of(TensorName::V, kv_head) }
+}
+
+/// Scalings that have one descale for all rows of a sequence and head.
+const SCALINGS: [Scaling; 4] =
+    [Scaling::PerSequenceGroup, Scaling::PerTensor, Scaling::PerHead, Scaling::PerSequenceHead];
+
+/// Largest power of two, as exponent, with which weights fit e4m3.
+const EXPONENT_MOST: u8 = 8;
+/// Largest number of steps between promotions that an option may ask for.
+const STEPS_MOST: usize = 1 << 12;
+/// Largest tile that an option may ask for.
+const TILE_MOST: usize = 1 << 12;
+
+impl Default for Fp8 {
+    fn default() -> Fp8 {
+        Fp8 {
+            tiles: Tiles { q: 4, kv: 64 },
+            weight_exponent: EXPONENT_MOST,
+            promoted_after: NonZeroUsize::new(4),
+            fault: None,
+        }
+    }
+}
+
+impl Fp8 {
+    /// Name of the subject.
+    pub const NAME: &str = "emulated-fp8";
+
+    /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8) and
+    /// `promoted_after` (`never`, or 1 to 4096 steps). The defaults are 4, 64, 8 and 4.
+    pub fn from_options(options: &BTreeMap<String, String>) -> Result<Fp8, OptionError> {
+        let mut kernel = Fp8::default();
+        for (option, value) in options {
+            let number = |most: usize| value.parse().ok().filter(|number| (1..=most).contains(number));
+            let taken = match option.as_str() {
+                "q_tile" => number(TILE_MOST).map(|size| kernel.tiles.q = size),
+                "kv_tile" => number(TILE_MOST).map(|size| kernel.tiles.kv = size),
+                "weight_exponent" => {
+                    let exponent = value.parse().ok().filter(|exponent| *exponent <= EXPONENT_MOST);
+                    exponent.map(|exponent| kernel.weight_exponent = exponent)
+                }
+                "promoted_after" if value == "never" => Some(kernel.promoted_after = None),
+                "promoted_after" => {
+                    number(STEPS_MOST).map(|steps| kernel.promoted_after = NonZeroUsize::new(steps))
+                }
+                _ => {
+                    let known = "q_tile, kv_tile, weight_exponent, promoted_after";
+                    return Err(OptionError::Unknown { backend: Fp8::NAME, option: option.clone(), known });
+                }
+            };
+            taken.ok_or_else(|| OptionError::Value {
+                backend: Fp8::NAME,
+                option: option.clone(),
+                value: value.clone(),
+                expected: expected(option),
+            })?;
+        }
+        Ok(kernel)
+    }
+
+    fn recipe(&self) -> Recipe {
+        let &Fp8 { weight_exponent, promoted_after, .. } = self;
+        let mut recipe = Recipe { descales, weight_exponent, promoted_after, lse_shift: 0.0 };
+        if let Some(fault) = self.fault {
+            (fault.edit)(&mut recipe);
+        }
+        recipe
+    }
+
+    /// Attends with one query head of a sequence to its keys. The problem has this head alone.
+    fn attend(&self, recipe: &Recipe, problem: &Problem, inputs: &Inputs, by: Descales) -> RankOutputs {
+        let Precision { q, k, v, p, ds, out, .. } = problem.precision;
+        let tensor = |name, values: &Array3<f32>, element: Element| {
+            GuardedTensor::from_array(name, values.view(), element.format)
+        };
+        let (q, k) = (tensor("q", &inputs.q, q), tensor("k", &inputs.k, k));
+        let v = tensor("v", &inputs.v, v);
+        let rows = problem.rows.q;
+        let mut result = GuardedTensor::unwritten("out", [rows, 1, problem.dims.v], Format::F32);
+        let mut lse = GuardedTensor::unwritten("lse", [1, rows, 1], Format::F32);
+        let mut max_logit = GuardedTensor::unwritten("max_logit", [1, 1, 1], Format::F32);
+        max_logit.values_mut().fill(f32::NEG_INFINITY);
+        let mut call = AttentionCall::whole(problem);
+        call.softmax.scale = call.softmax.scale * by.q * by.k;
+        let roundings =
+            Roundings { weight_exponent: recipe.weight_exponent, ..Roundings::new(p.format, ds.format) };
+        let kernel = Units::HopperFp8(recipe.promoted_after).right(self.tiles, roundings);
+        let sink = inputs.sink.as_slice().unwrap_or(&[]);
+        let tensors = ForwardLaunch {
+            q: &q,
+            k: &k,
+            v: &v,
+            sink,
+            out: &mut result,
+            lse: &mut lse,
+            max_logit: &mut max_logit,
+        };
+        kernel.forward(&call, tensors);
+        let mut outputs = RankOutputs::unwritten(problem);
+        let rounded = |value: f32| out.format.round_f32(value * by.v);
+        outputs.out.iter_mut().zip(result.values()).for_each(|(to, from)| *to = rounded(*from));
+        if let Some(to) = &mut outputs.lse {
+            to.iter_mut().zip(lse.values()).for_each(|(to, from)| *to = from + recipe.lse_shift);
+        }
+        outputs.max_logit = Some(Array1::from_elem(1, max_logit.values()[0]));
+        outputs
+    }
+}
+
+/// Returns the values that an option takes, in words.
+fn expected(option: &str) -> &'static str {
+    match option {
+        "weight_exponent" => "a whole number from 0 to 8",
+        "promoted_after" => "never, or a whole number from 1 to 4096",
+        _ => "a whole number from 1 to 4096",
+    }
+}
+
+impl Backend for Fp8 {
+    fn name(&self) -> &str {
+        Fp8::NAME
+    }
+
+    fn declaration(&self) -> Declaration {
+        let input = |scaling| Element { format: Format::E4m3, scaling };
+        let precision = |scaling| Precision {
+            q: input(scaling),
+            k: input(scaling),
+            v: input(scaling),
+            p: Format::E4m3.into(),
+            ..Precision::uniform(Format::Bf16)
+        };
+        let mut table = Table {
+            precisions: SCALINGS.map(precision).to_vec(),
+            statistics: vec![TensorName::Lse, TensorName::MaxLogit],
+            backward: false,
+            cache: false,
+            pages: None,
+            sharing: false,
+            forms: vec![Form::CuSeqlens],
+            ..Table::widest()
+        };
+        table.parallel.algorithms = vec![Algorithm::Single.name()];
+        table.parallel.ranks_most = 1;
+        table.parallel.sub_groups = false;
+        table.parallel.regions = false;
+        let accumulation = Accumulation::WgmmaFp8 { promoted_after: self.promoted_after };
+        let arithmetic = envelope::Arithmetic {
+            weight_exponent: self.weight_exponent,
+            ..envelope::Arithmetic::flash_attention(accumulation)
+        };
+        Declaration {
+            table,
+            padding: PaddingContract { inputs: PaddingInputs::Anything, outputs: PaddingOutputs::Zero },
+            promises: Promises::ALL,
+            arithmetic,
+            partials: Partials::default(),
+            refuses: true,
+            start_seconds: START_SECONDS,
+        }
+    }
+
+    fn partition(&self, _: &Problem) -> Partition {
+        Partition::single(self.tiles.q, self.tiles.kv)
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.declaration().table.check(problem)?;
+        let recipe = self.recipe();
+        let mut whole = cleared(problem);
+        for (index, sequence) in problem.sequences.iter().enumerate() {
+            let [q, k, v] = [(&inputs.q, sequence.q), (&inputs.k, sequence.kv), (&inputs.v, sequence.kv)]
+                .map(|(tensor, run)| gathered(tensor, run));
+            let one = one_head(&alone(problem, sequence)?)?;
+            for head in 0..problem.heads.q {
+                let place = Place { sequence: index, head, kv_head: head / problem.group() };
+                let of_head = |tensor: &Array3<f32>, head| tensor.slice(s![.., head..=head, ..]).to_owned();
+                let sink = inputs.sink.get(head).map_or(Vec::new(), |sink| vec![*sink]);
+                let given = Inputs {
+                    q: of_head(&q, head),
+                    k: of_head(&k, place.kv_head),
+                    v: of_head(&v, place.kv_head),
+                    dout: Array3::zeros([0, 0, 0]),
+                    sink: sink.into(),
+                    scales: Scales::default(),
+                };
+                let outputs = self.attend(&recipe, &one, &given, (recipe.descales)(&inputs.scales, place));
+                scatter(&mut whole, &outputs, sequence.q, head);
+            }
+        }
+        Ok(Outputs { costs: Costs::default(), ..whole.into() })
+    }
+}
+
+/// Returns the problem of one head.
+fn one_head(problem: &Problem) -> Result<Problem, RunError> {
+    let fields = ProblemFields { heads: Heads { q: 1, kv: 1 }, ..problem.clone().into() };
+    Problem::new(fields).map_err(|error| RunError::Crash(error.to_string()))
+}
+
+/// Writes the results of one head of a sequence, whose rows lie together.
+fn scatter(whole: &mut RankOutputs, one: &RankOutputs, run: Run, head: usize) {
+    for (from, to) in run.real_rows().enumerate() {
+        whole.out.slice_mut(s![to, head, ..]).assign(&one.out.slice(s![from, 0, ..]));
+        if let (Some(whole), Some(one)) = (&mut whole.lse, &one.lse) {
+            whole[[head, to]] = one[[0, from]];
+        }
+    }
+    if let (Some(whole), Some(one)) = (&mut whole.max_logit, &one.max_logit) {
+        whole[head] = whole[head].max(one[0]);
+    }
+}
