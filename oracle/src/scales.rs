@@ -35,6 +35,11 @@ impl TensorScales {
         TensorScales { descale: Array3::ones(self.descale.raw_dim()), ..self }
     }
 
+    /// Returns these scales times a factor.
+    pub fn times(self, factor: f32) -> TensorScales {
+        TensorScales { descale: self.descale * factor, ..self }
+    }
+
     /// Returns the groups.
     pub fn groups(&self) -> &Groups {
         &self.groups

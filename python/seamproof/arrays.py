@@ -16,7 +16,7 @@ import numpy as np
 
 from .copies import Copies, TorchCopies
 from .errors import DeclarationError, NotHere
-from .formats import UNWRITTEN, UNWRITTEN_16, narrow, widen
+from .formats import FP8, UNWRITTEN, UNWRITTEN_16, narrow, widen
 
 # Elements of a guard band: 4096 bytes of f32, so that the array behind it is aligned as an allocation is.
 GUARD = 1024
@@ -57,7 +57,8 @@ class Numpy:
             return as_f32(array, what)
         if array.dtype != self.dtype(form):
             raise wrong_dtype(what, array.dtype, form)
-        return widen(np.ascontiguousarray(array).view(np.uint16), form)
+        array = np.ascontiguousarray(array)
+        return widen(array.view(np.uint8 if form in FP8 else np.uint16), form)
 
     def integers(self, values: Sequence[int]) -> Any:
         """Returns integers as an i32 array."""
@@ -168,12 +169,20 @@ class Torch(Numpy):
 
     def dtype(self, form: str) -> Any:
         torch = self.torch
-        return {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[form]
+        names = {
+            "f32": "float32",
+            "bf16": "bfloat16",
+            "fp16": "float16",
+            "e4m3": "float8_e4m3fn",
+            "e5m2": "float8_e5m2",
+        }
+        return getattr(torch, names[form])
 
     def put(self, values: np.ndarray, form: str) -> Any:
         if form == "f32":
             return self.torch.from_numpy(np.array(values)).to(self.device)
-        codes = self.torch.from_numpy(narrow(values, form).view(np.int16))
+        codes = narrow(values, form)
+        codes = self.torch.from_numpy(codes.view(np.int16 if codes.itemsize == 2 else np.uint8))
         return codes.view(self.dtype(form)).to(self.device)
 
     def put_all(self, values: Mapping[str, tuple[np.ndarray, str]]) -> dict[str, Any]:
@@ -211,6 +220,8 @@ class Torch(Numpy):
             return as_f32(array.cpu().numpy(), what)
         if array.dtype != self.dtype(form):
             raise wrong_dtype(what, array.dtype, form)
+        if form in FP8:
+            return widen(array.contiguous().view(torch.uint8).cpu().numpy(), form)
         return widen(array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16), form)
 
     def integers(self, values: Sequence[int]) -> Any:
@@ -463,6 +474,14 @@ def numpy_dtype(form: str) -> np.dtype:
                 "numpy has no bf16: install ml_dtypes, or declare formats=['f32', 'fp16'] or arrays='torch'"
             ) from None
         return np.dtype(ml_dtypes.bfloat16)
+    if form in FP8:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise DeclarationError(
+                f"numpy has no {form}: install ml_dtypes, or declare arrays='torch'"
+            ) from None
+        return np.dtype({"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[form])
     return np.dtype({"f32": np.float32, "fp16": np.float16}[form])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .errors import DeclarationError
-from .formats import FORMATS
+from .formats import FORMATS, FP8
 
 FORMS = ("full", "causal", "left-window", "right-window", "causal-window", "two-sided")
 WINDOWS = FORMS[2:]
@@ -32,7 +32,7 @@ PROMISES = (
 )
 # What may be said of each part of `partials`.
 PARTIALS = {"merge": ("f32", "io"), "merge_by": ("weights", "difference"), "wire": ("f32", "io")}
-ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights")
+ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights", "weight_exponent")
 
 Sizes = int | Iterable[int] | Mapping[str, int]
 
@@ -114,6 +114,9 @@ def declaration(
 ) -> dict[str, Any]:
     """Returns a declaration as the protocol writes it.
 
+    `formats` are those of q, k, v and the results. One in FP8 has a scaling behind it, as in `"e4m3/sequence-group"`:
+    q, k and v are then codes with descales (`Problem.descales`), P is in the same format, and results are in bf16.
+
     `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
     problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"batched_segments"` for these under
     leading dimensions, `"lengths"` for a padded batch, and `"pad_between_seqs"` and `"no_pad_between_seqs"` for
@@ -125,7 +128,7 @@ def declaration(
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {
-        "precisions": [_precision(form, p, ds, gradients) for form in _known(formats, FORMATS, "formats")],
+        "precisions": [_precision(form, p, ds, gradients) for form in _formats(formats)],
         "dims": dims,
         "heads": _given(groups=_sizes(groups), most=heads_most),
         "masks": dict(masks or {}),
@@ -203,12 +206,28 @@ def narrowed(declared: Mapping[str, Any], narrowing: Mapping[str, Any]) -> dict[
     return declared
 
 
-def _precision(form: str, p: str, ds: str, gradients: str) -> dict[str, str]:
-    def chosen(word: str, name: str) -> str:
-        return form if word == "io" else _known([word], FORMATS, name)[0]
+def _formats(formats: Iterable[str]) -> list[str]:
+    """Returns formats, of which those in FP8 name a scaling: `e4m3/sequence-group`."""
+    listed = _list(formats)
+    scaled = [form for form in listed if "/" in form]
+    _known([form.partition("/")[0] for form in scaled], FP8, "formats with a scaling")
+    _known([form for form in listed if "/" not in form], FORMATS, "formats")
+    return listed
 
-    of_inputs = dict.fromkeys(("q", "k", "v", "out", "dout"), form)
+
+def _precision(form: str, p: str, ds: str, gradients: str) -> dict[str, str]:
+    """Returns the formats of all quantities. With q, k and v in FP8, P is in FP8 too, and results are in bf16."""
+    narrow, _, scaling = form.partition("/")
+    results = "bf16" if scaling else form
+
+    def chosen(word: str, name: str) -> str:
+        own = narrow if name == "p" else results
+        return own if word == "io" else _known([word], FORMATS, name)[0]
+
+    of_inputs = dict.fromkeys(("q", "k", "v"), form)
     return of_inputs | {
+        "out": results,
+        "dout": results,
         "p": chosen(p, "p"),
         "ds": chosen(ds, "ds"),
         "gradients": chosen(gradients, "gradients"),

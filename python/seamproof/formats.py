@@ -14,30 +14,58 @@ UNWRITTEN = 0x7FE5EA11
 UNWRITTEN_16 = 0x7FE5
 
 FORMATS = ("f32", "bf16", "fp16")
+# Formats of one byte, of inputs alone.
+FP8 = ("e4m3", "e5m2")
 # The unit roundoff of each format: half the distance from 1 to the next number.
 UNIT = {"f32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
+def _e4m3() -> np.ndarray:
+    """Returns the numbers of all 256 codes of e4m3, as its specification by OCP has them: 448 at most, no infinity."""
+    code = np.arange(256)
+    exponent, fraction = code >> 3 & 15, (code & 7).astype(np.float64)
+    magnitude = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7))
+    magnitude[code & 0x7F == 0x7F] = np.nan
+    return np.where(code >> 7 == 1, -magnitude, magnitude).astype(np.float32)
+
+
+_E4M3 = _e4m3()
+# The codes of finite numbers that are not negative; they rise with their numbers.
+_E4M3_ORDER = np.arange(0x7F)
+
+
 def narrow(values: np.ndarray, form: str) -> np.ndarray:
-    """Returns f32 values that are numbers of a 16-bit format as that format's codes."""
+    """Returns f32 values that are numbers of a narrower format as that format's codes, of 16 bits or of 8."""
+    if form == "e5m2":
+        # The upper half of fp16.
+        return (narrow(values, "fp16") >> 8).astype(np.uint8)
+    if form == "e4m3":
+        places = _E4M3[_E4M3_ORDER].searchsorted(np.abs(values))
+        codes = _E4M3_ORDER[np.minimum(places, len(_E4M3_ORDER) - 1)].astype(np.uint8)
+        codes[np.isnan(values)] = 0x7F
+        return codes | np.signbit(values).astype(np.uint8) << 7
     if form == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     if form == "fp16":
         # A large number in a padding row may overflow here; `same` then says that it is none of the format.
         with np.errstate(over="ignore", invalid="ignore"):
             return values.astype(np.float16).view(np.uint16)
-    raise ValueError(f"{form!r} is no 16-bit format; use bf16 or fp16")
+    raise ValueError(f"{form!r} is no narrow format; use bf16, fp16, e4m3 or e5m2")
 
 
 def widen(codes: np.ndarray, form: str) -> np.ndarray:
-    """Returns codes of a 16-bit format as f32. The code of an unwritten element becomes its f32 bits."""
+    """Returns codes of a narrower format as f32. In 16 bits, the code of an unwritten element becomes its f32 bits."""
+    if form == "e5m2":
+        return widen(codes.astype(np.uint16) << 8, "fp16")
+    if form == "e4m3":
+        return _E4M3[codes]
     if form == "bf16":
         bits = codes.astype(np.uint32) << 16
     elif form == "fp16":
         with np.errstate(invalid="ignore"):
             bits = codes.view(np.float16).astype(np.float32).view(np.uint32)
     else:
-        raise ValueError(f"{form!r} is no 16-bit format; use bf16 or fp16")
+        raise ValueError(f"{form!r} is no narrow format; use bf16, fp16, e4m3 or e5m2")
     bits[codes == UNWRITTEN_16] = UNWRITTEN
     return bits.view(np.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -160,6 +161,9 @@ class Problem:
     pages: Pages | None = None
     # The sequences that borrow their first keys of others.
     sharing: tuple[SharedKeys, ...] = ()
+    # Factors that turn codes into values, of each input that has a scaling: f32 arrays of the library, as
+    # `descale_shape` says.
+    descales: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -319,7 +323,7 @@ class Problem:
     @property
     def format(self) -> str:
         """Format of q."""
-        return self.precision["q"]
+        return self.form("q")
 
     def window(self, style: str) -> Any:
         """Returns the mask's bounds as a library writes them; they say nothing of documents, chunks and a prefix.
@@ -389,7 +393,65 @@ class Problem:
         """Returns the format of an input or a result."""
         if name in ("lse", "max_logit", "sink", "dsink"):
             return "f32"
-        return self.precision["gradients" if name in ("dq", "dk", "dv") else name]
+        element = self.precision["gradients" if name in ("dq", "dk", "dv") else name]
+        return element.partition("/")[0]
+
+    def scaling(self, name: str) -> str | None:
+        """Returns which elements of an input share a descale: `tensor`, `head`, `sequence-head`, …; `None` for none."""
+        return self.precision[name].partition("/")[2] or None
+
+    def descale_shape(self, name: str) -> tuple[int, int, int] | None:
+        """Returns the shape of an input's descales: groups of rows, heads, groups of lanes; `None` without scaling.
+
+        | scaling | shape |
+        |---|---|
+        | `tensor` | `[1, 1, 1]` |
+        | `head` | `[1, heads, 1]` |
+        | `sequence-head`, `sequence-group` | `[sequences, heads, 1]`, the second with KV heads |
+        | `token-head` | `[owned rows, heads, 1]`, sequence after sequence |
+        | `blockRxC` | `[blocks of R owned rows, heads, blocks of C lanes]`; a sequence begins a new block |
+        """
+        scaling = self.scaling(name)
+        if scaling is None:
+            return None
+        _, heads, lanes = self.shape(name)
+        spans = [run.span for run in (self.kv if name in ("k", "v") else self.q).runs]
+        if scaling.startswith("block"):
+            rows, columns = (int(size) for size in scaling.removeprefix("block").split("x"))
+            return sum(-(-span // rows) for span in spans), heads, -(-lanes // columns)
+        shapes = {
+            "tensor": (1, 1, 1),
+            "head": (1, heads, 1),
+            "sequence-head": (len(spans), heads, 1),
+            "sequence-group": (len(spans), self.heads_kv, 1),
+            "token-head": (sum(spans), heads, 1),
+        }
+        return shapes[scaling]
+
+    def with_descales(self, descales: dict[str, np.ndarray]) -> Problem:
+        """Returns the problem with descales, which are numpy's and follow the sequences as the problem lists them."""
+        order = self._listed
+        placed = {}
+        for name, values in descales.items():
+            scaling = self.scaling(name) or ""
+            if scaling.startswith("sequence"):
+                values = values[order]
+            elif scaling == "token-head" or scaling.startswith("block"):
+                runs = (self.kv if name in ("k", "v") else self.q).runs
+                rows = int(scaling.removeprefix("block").split("x")[0]) if scaling != "token-head" else 1
+                counts = np.zeros(len(runs), int)
+                counts[order] = [-(-run.span // rows) for run in runs]
+                parts = np.split(values, np.cumsum(counts)[:-1]) if len(runs) else []
+                values = np.concatenate([parts[at] for at in order]) if parts else values
+            placed[name] = self.library.put(np.ascontiguousarray(values), "f32")
+        return dataclasses.replace(self, descales=placed)
+
+    @functools.cached_property
+    def _listed(self) -> list[int]:
+        """The place in the problem's own list of each sequence, which are here in the order of their rows."""
+        pairs = self.raw["sequences"]
+        listed = [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
+        return [listed.index(sequence) for sequence in self.sequences]
 
     def dealt(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Returns which rows of the queries and of the keys each rank holds; `None` in a plain call."""

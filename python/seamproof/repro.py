@@ -27,7 +27,7 @@ from .frames import Channel, cut_text, split
 from .loading import options
 from .pages import HOLES
 from .problem import WINDOW_STYLES, Problem, Side
-from .session import read_inputs
+from .session import read_inputs, scaled
 from .subject import INPUTS, Subject
 from .varlen import Varlen
 
@@ -133,6 +133,10 @@ def _hopeless(stored: dict[str, Any]) -> str | None:
     if stored.get("before"):
         return f"the failure needs {len(stored['before'])} earlier runs in the same process"
     problem = Problem.from_json(stored["problem"])
+    if scaled(problem):
+        return "inputs have descales, which a script's own right answer does not know"
+    if problem.sharing:
+        return "sequences share keys, which a script's own right answer does not know"
     if sum(math.prod(problem.shape(name)) for name in INPUTS) > ELEMENTS_MOST:
         return "the inputs of the case are too large for a script"
     return None
@@ -261,8 +265,6 @@ def _run(path: Path, finding: Finding, limits: Limits) -> tuple[bool, bool, str]
 
 
 def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterator[str]:
-    if finding.problem.sharing:
-        raise source.NoSource("sequences share keys, which a script's own right answer does not know")
     yield _title(subject, finding, kernel)
     future, text = _without_future(kernel.text)
     yield from future

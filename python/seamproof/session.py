@@ -94,6 +94,7 @@ class Session:
         raw, numbers = frames.split(frame.body)
         problem = Problem.from_json(raw, subject.open())
         inputs = read_inputs(problem, numbers)
+        problem = problem.with_descales({name: inputs.pop(DESCALE + name) for name in scaled(problem)})
         tensors = subject.put(problem, inputs)
         self._phase(frame, UPLOADED)
         if subject.compiles:
@@ -123,11 +124,21 @@ class Session:
         self._channel.write(PHASE, frame.sequence, bytes([phase]))
 
 
+# Before the name of an input, the name of its descales.
+DESCALE = "descale of "
+
+
+def scaled(problem: Problem) -> list[str]:
+    """Returns the inputs that have descales, in the order in which a run sends them."""
+    return [name for name in ("q", "k", "v", "dout") if problem.scaling(name)]
+
+
 def read_inputs(problem: Problem, numbers: memoryview) -> dict[str, np.ndarray]:
-    """Returns the inputs of a run as views of its body."""
+    """Returns the inputs of a run, and the descales of those that have some, as views of its body."""
     shapes = {name: problem.shape(name) for name in INPUTS}
     if not problem.backward:
         shapes["dout"] = (0, *shapes["dout"][1:])
+    shapes |= {DESCALE + name: problem.descale_shape(name) for name in scaled(problem)}
     elements = sum(math.prod(shape) for shape in shapes.values())
     if 4 * elements != numbers.nbytes:
         raise ProtocolError(

@@ -145,8 +145,8 @@ class Subject:
         if self._library is None:
             self._library = arrays.library(self.library_name)(self.device, ordinal)
             for precision in self.declared["table"]["precisions"]:
-                for form in set(precision.values()):
-                    self._library.dtype(form)
+                for element in set(precision.values()):
+                    self._library.dtype(element.partition("/")[0])
         return self._library
 
     def ready(self) -> dict[str, Any]:

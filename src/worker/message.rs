@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
+use seamproof_oracle::groups::Groups;
 use seamproof_oracle::limits::WORLD_MAX;
-use seamproof_oracle::{Inputs, Pass, Problem, Scales};
+use seamproof_oracle::{Inputs, Pass, Problem, Scales, Scaling, TensorScales};
 use seamproof_simulator::Damage;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -124,6 +125,9 @@ pub fn encode_run(problem: &Problem, inputs: &Inputs) -> Vec<u8> {
     body.array(inputs.v.view());
     body.array(inputs.dout.view());
     body.array(inputs.sink.view());
+    for scales in Scales::TENSORS.into_iter().filter_map(|tensor| inputs.scales.of(tensor)) {
+        body.array(scales.descale().view());
+    }
     body.0
 }
 
@@ -145,15 +149,22 @@ pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
         Pass::Forward => [0, problem.heads.q, problem.dims.v],
         Pass::Backward => problem.out_shape(),
     };
-    let inputs = Inputs {
+    let mut inputs = Inputs {
         q: tensors.array(problem.q_shape())?,
         k: tensors.array(problem.k_shape())?,
         v: tensors.array(problem.v_shape())?,
         dout: tensors.array(dout)?,
         sink: tensors.array([problem.learnable_sinks()])?,
-        // Every table refuses scaled inputs.
         scales: Scales::default(),
     };
+    let Scales { q, k, v, dout } = &mut inputs.scales;
+    for (tensor, scales) in Scales::TENSORS.into_iter().zip([q, k, v, dout]) {
+        let scaling = problem.precision.of(tensor).scaling;
+        if scaling != Scaling::None {
+            let descale = tensors.array(Groups::new(&problem, tensor, scaling).shape())?;
+            *scales = Some(TensorScales::new(&problem, tensor, |place| descale[place]));
+        }
+    }
     tensors.end()?;
     Ok((problem, inputs))
 }

@@ -9,10 +9,10 @@ use seamproof_oracle::Problem;
 use seamproof_simulator::device::Device;
 use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, load};
 use seamproof_simulator::faults;
-use seamproof_simulator::schedule::{Schedule, Work};
+use seamproof_simulator::schedule::Schedule;
 use seamproof_simulator::threads::execute_on_threads;
 
-use crate::lanes::{device, drawn, on_kernels};
+use crate::lanes::{device, drawn, makes_tables, on_kernels};
 
 /// Returns the bits of every buffer after a run, with all ranks in one thread, or with a thread for each where there is
 /// a seed of their choices.
@@ -60,12 +60,6 @@ fn threads_on_a_gpu_give_the_bits_of_ranks_in_turn() {
         }
     }
     assert!(runs >= 300, "too little run: {runs}");
-}
-
-/// Whether launches read segments that were made on the device.
-fn makes_tables(schedule: &Schedule) -> bool {
-    let mut operations = schedule.ranks.iter().flat_map(|rank| &rank.operations);
-    operations.any(|operation| matches!(operation.work, Work::MakeSegments { .. }))
 }
 
 /// Faults that remove waits.

@@ -133,6 +133,7 @@ const OTHERS: &[&str] = &[
     "te-2829-slots-of-unequal-stripes",
     "te-2829-stripes-of-one-in-rising-rows",
     "te-2892-padded-pack-full-mask",
+    "te-2892-padded-pack-in-fp8",
     "te-3063-cache-in-steps",
     "te-3063-kv-in-sbhd-over-an-all-gather",
     "te-3063-kv-in-sbhd-over-an-all-to-all",

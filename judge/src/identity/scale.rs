@@ -5,7 +5,7 @@
 //! bf16, whose range is that of f32, where weights stay above e^-40 and no input is tiny. Elsewhere only signs are
 //! asked for.
 
-use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
+use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, Scaling, TensorName};
 
 use super::norms::Norms;
 use super::twin::{Claim, Twin, TwinOrigin, everything};
@@ -20,11 +20,12 @@ const TAME: std::ops::Range<f32> = 1.0 / 16_777_216.0..16_777_216.0;
 /// Whether doubling a value or an output gradient doubles every number that comes from it.
 fn tame(evidence: &Evidence<'_>) -> bool {
     let (problem, inputs) = (evidence.problem, evidence.inputs.values(evidence.problem));
-    let bf16 = problem
-        .precision
-        .elements()
-        .iter()
-        .all(|(_, element)| matches!(element.format, Format::Bf16 | Format::F32));
+    // Codes that have descales stay as they are, and weights do not come from values.
+    let bf16 = problem.precision.elements().iter().all(|(name, element)| {
+        *name == "p"
+            || element.scaling != Scaling::None
+            || matches!(element.format, Format::Bf16 | Format::F32)
+    });
     let all = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout];
     let values = || all.into_iter().flatten().map(|x| x.abs()).filter(|&x| x != 0.0);
     let keys = problem.sequences.iter().map(|sequence| sequence.kv.len).max().unwrap_or(0);
@@ -39,11 +40,18 @@ fn claims(evidence: &Evidence<'_>, factors: &[(TensorName, f32)]) -> Vec<Claim> 
 }
 
 /// Asks about v times −2 (or −1). out, dq, dk and dsink get the same factor; dv and the statistics stay as they are.
+/// Where v has descales, they are doubled and the codes are negated.
 pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dsink, Out};
     let factor = if tame(evidence) { -2.0 } else { -1.0 };
     let mut twin = Twin::of(evidence);
-    twin.inputs.v.mapv_inplace(|v| factor * v);
+    match twin.inputs.scales.v.take() {
+        Some(scales) => {
+            twin.inputs.v.mapv_inplace(|v| -v);
+            twin.inputs.scales.v = Some(scales.times(-factor));
+        }
+        None => twin.inputs.v.mapv_inplace(|v| factor * v),
+    }
     let claims = claims(evidence, &[(Out, factor), (Dq, factor), (Dk, factor), (Dsink, factor)]);
     Some(twin.agrees(evidence, Relation::LinearInV, &claims))
 }
@@ -54,7 +62,8 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     if evidence.problem.pass == Pass::Forward {
         return None;
     }
-    let factor = if tame(evidence) { -2.0 } else { -1.0 };
+    let is_scaled = evidence.problem.precision.dout.scaling != Scaling::None;
+    let factor = if tame(evidence) && !is_scaled { -2.0 } else { -1.0 };
     let mut twin = Twin::of(evidence);
     twin.inputs.dout.mapv_inplace(|dout| factor * dout);
     let claims = claims(evidence, &[(Dq, factor), (Dk, factor), (Dv, factor), (Dsink, factor)]);
@@ -64,12 +73,18 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
 /// Asks about 4q with a quarter of the scale. dq is quartered; everything else stays as it is. A factor of two would
 /// not do: unfused attention multiplies q and k by the root of the scale each. Logits are sums of products of q and k,
 /// which are never tiny. Gradients may be tiny, so dq and dk are asked about only where the case is tame.
+///
+/// Where q has descales, they are multiplied and the codes stay. Four times a subnormal code may be a normal one, by
+/// which a tensor core aligns a sum in another way.
 pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq};
     let mut fields: ProblemFields = evidence.problem.clone().into();
     fields.softmax.scale /= 4.0;
     let mut twin = Twin::new(evidence, fields, TwinOrigin::same(evidence.problem))?;
-    twin.inputs.q.mapv_inplace(|q| 4.0 * q);
+    match twin.inputs.scales.q.take() {
+        Some(scales) => twin.inputs.scales.q = Some(scales.times(4.0)),
+        None => twin.inputs.q.mapv_inplace(|q| 4.0 * q),
+    }
     let largest = evidence.problem.precision.q.format.max_finite();
     if twin.inputs.q.iter().any(|&q| f64::from(q.abs()) > largest) {
         return None;

@@ -212,9 +212,9 @@ impl Fp8 {
                     let exponent = value.parse().ok().filter(|exponent| *exponent <= EXPONENT_MOST);
                     exponent.map(|exponent| kernel.weight_exponent = exponent)
                 }
-                "promoted_after" if value == "never" => Some(kernel.promoted_after = None),
                 "promoted_after" => {
-                    number(STEPS_MOST).map(|steps| kernel.promoted_after = NonZeroUsize::new(steps))
+                    let steps = if value == "never" { Some(0) } else { number(STEPS_MOST) };
+                    steps.map(|steps| kernel.promoted_after = NonZeroUsize::new(steps))
                 }
                 _ => {
                     let known = "q_tile, kv_tile, weight_exponent, promoted_after";

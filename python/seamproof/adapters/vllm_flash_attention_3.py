@@ -3,7 +3,8 @@
     seamproof run --backend python:vllm_flash_attention_3.py:attention
     seamproof run --backend python:vllm_flash_attention_3.py:all_gather:cp=4
 
-`paged` has its keys and values in pages as well, and is called step by step on a KV cache.
+`paged` has its keys and values in pages as well, and is called step by step on a KV cache. `fp8` takes codes of e4m3
+with a descale for each sequence and KV head.
 
 `all_gather` gathers keys and values over ranks, which are threads on one device, or processes; `cp` is the largest
 number of ranks, 8 without it. The kernel is called as TransformerEngine calls it there
@@ -55,13 +56,13 @@ declared = functools.partial(
 )  # fmt: skip
 
 
-def call(p, q, k, v, dout=None, sink=None):
+def call(p, q, k, v, dout=None, sink=None, **more):
     # The table says where keys lie that are in pages, and there are no offsets then.
     places = {"cu_seqlens_k": p.kv.padded_offsets} if p.block_table is None else {"page_table": p.block_table}
     given = {
         "q": q, "k": k, "v": v, "out": p.empty("out"), "cu_seqlens_q": p.q.padded_offsets, **places,
         "seqused_q": p.q.lengths, "seqused_k": p.kv.lengths,
-        "max_seqlen_q": p.q.max_length, "max_seqlen_k": p.kv.max_length, **words(p),
+        "max_seqlen_q": p.q.max_length, "max_seqlen_k": p.kv.max_length, **words(p), **more,
     }  # fmt: skip
     return called(given)
 
@@ -78,6 +79,22 @@ def words(p):
 attention = declared(name="attention")(call)
 # A page that holds whole tiles of keys is loaded by another path than a smaller one.
 paged = declared(name="paged", cache=True, pages=[1, 3, 5, 16, 64, 128])(call)
+
+
+# Its matrix unit's sums of weights and values are promoted to f32 after four steps, and those of q and k are not: eight
+# steps with the largest head dimension. The bounds of eight hold for both. Weights are multiplied by 2^8
+# (https://github.com/vllm-project/flash-attention, hopper/softmax.h and mainloop_fwd_sm90_tma_gmma_ws.hpp).
+@declared(
+    name="fp8", formats=["e4m3/sequence-group"],
+    d=seamproof.multiples(16, to=256), d_v=seamproof.multiples(16, to=256),
+    arithmetic={
+        "accumulation": {"wgmma-fp8": {"promoted_after": 8}}, "weights": "before-normalisation",
+        "soft_cap": "approximate", "weight_exponent": 8,
+    },
+)  # fmt: skip
+def fp8(p, q, k, v, dout=None, sink=None):
+    descales = {f"{name}_descale": p.descales[name][:, :, 0].contiguous() for name in ("q", "k", "v")}
+    return call(p, q, k, v, **descales)
 
 
 def called(given):

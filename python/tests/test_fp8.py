@@ -1,0 +1,87 @@
+"""Subjects in FP8: codes and descales reach a kernel as the program sends them, and a wrong reader is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from supervisor import problem
+from test_program import load
+
+import seamproof
+from seamproof import Problem
+from seamproof.formats import narrow, widen
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("form", ["e4m3", "e5m2"])
+def test_every_code_is_its_own_number(form):
+    codes = np.arange(256, dtype=np.uint8)
+    numbers = widen(codes, form)
+    finite = np.isfinite(numbers)
+    assert (narrow(numbers[finite], form) == codes[finite]).all()
+    assert np.isnan(widen(narrow(np.full(1, np.nan, np.float32), form), form)).all()
+    assert numbers[finite].max() == {"e4m3": 448, "e5m2": 57344}[form]
+    types = pytest.importorskip("ml_dtypes")
+    kind = {"e4m3": types.float8_e4m3fn, "e5m2": types.float8_e5m2}[form]
+    assert np.array_equal(codes.view(kind).astype(np.float32), numbers, equal_nan=True)
+
+
+def test_descales_follow_the_sequences_in_memory():
+    raw = problem([(2, 3), (1, 4), (3, 1)], heads=(4, 2))
+    # The first listed sequence lies behind the others.
+    raw["sequences"] = raw["sequences"][1:] + raw["sequences"][:1]
+    for scaling, rows in (
+        ("tensor", 1),
+        ("head", 1),
+        ("sequence-group", 3),
+        ("token-head", 6),
+        ("block2x2", 4),
+    ):
+        raw["precision"] |= dict.fromkeys("qkv", f"e4m3/{scaling}")
+        p = Problem.from_json(raw)
+        heads = {"tensor": 1, "sequence-group": 2}.get(scaling, 4)
+        shape = p.descale_shape("q")
+        assert shape == (rows, heads, 2 if scaling == "block2x2" else 1) and p.form("q") == "e4m3"
+        given = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        got = p.with_descales({"q": given}).descales["q"]
+        of_first, of_others = (1, 3), {"sequence-group": 1, "token-head": 2, "block2x2": 1}.get(scaling)
+        assert got.shape == shape and of_first
+        expected = given if of_others is None else np.concatenate([given[-of_others:], given[:-of_others]])
+        assert (got == expected).all(), scaling
+
+
+MISREAD = {
+    "the descale of k forgotten": ("of_q * of_k * codes", "of_q * codes"),
+    "the descale of v of the first head": ("(of_v / 256)", "(p.descales['v'][sequence, 0, 0] / 256)"),
+    "descales of the first sequence": (
+        "p.descales[name][sequence, kv_head, 0]",
+        "p.descales[name][0, kv_head, 0]",
+    ),
+    "weights rounded as they are": ("(256 * weights)", "(weights)"),
+    "the factor of the weights in the statistics": ("np.log(total[some])", "np.log(256 * total[some])"),
+}
+
+
+def test_the_example_holds(tmp_path):
+    pytest.importorskip("ml_dtypes")
+    right = load(tmp_path / "right.py", (EXAMPLES / "numpy_fp8.py").read_text())
+    report = seamproof.check(right, cases=150, seed=3)
+    assert report.outcome in ("held", "too-little-run") and report.held > 100
+
+
+@pytest.mark.parametrize("what", MISREAD)
+def test_a_wrong_reader_is_found(tmp_path, what):
+    pytest.importorskip("ml_dtypes")
+    text, (right, wrong) = (EXAMPLES / "numpy_fp8.py").read_text(), MISREAD[what]
+    assert text.count(right) == 1
+    edited = text.replace(right, wrong)
+    if what == "weights rounded as they are":
+        edited = edited.replace("(of_v / 256)", "of_v")
+    with pytest.raises(AssertionError) as caught:
+        seamproof.check(load(tmp_path / "wrong.py", edited), budget="6s", seed=1)
+    told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
+    assert json.loads(Path(told["case"]).read_text())["problem"]["precision"]["k"].startswith("e4m3/")
