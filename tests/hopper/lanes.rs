@@ -20,7 +20,7 @@ use seamproof_oracle::{Problem, Run};
 use seamproof_simulator::GuardedTensor;
 use seamproof_simulator::device::{Buffers, Cpu, Device, DeviceError, Transfer};
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::executor::{ExecuteError, ExecutedPasses, execute, load};
+use seamproof_simulator::executor::{ExecutedPasses, execute, load};
 use seamproof_simulator::faults;
 use seamproof_simulator::schedule::{BufferId, MergeOrder, Reduction, Region, Schedule, Work};
 
@@ -193,13 +193,13 @@ fn run<D: Device<Real = f32>>(
     try_run(device, problem, schedule, seed).unwrap()
 }
 
-/// Returns the bits of every buffer after a run, or the error with which it ends.
+/// Returns the bits of every buffer after a run; `None` where it ends with an error.
 fn try_run<D: Device<Real = f32>>(
     device: &D,
     problem: &Problem,
     schedule: &Schedule,
     seed: u64,
-) -> Result<Vec<Vec<u32>>, ExecuteError> {
+) -> Option<Vec<Vec<u32>>> {
     let image = load(schedule, problem, &values::inputs(problem), 0.0);
     let mut memory = device.upload(image).unwrap();
     let mut state = seed;
@@ -207,10 +207,10 @@ fn try_run<D: Device<Real = f32>>(
         state = drawn(state);
         (state % ready as u64) as usize
     };
-    execute(schedule, ExecutedPasses::Both, device, &mut memory, &mut choose)?;
-    let buffers = device.download(&mut memory).unwrap();
+    execute(schedule, ExecutedPasses::Both, device, &mut memory, &mut choose).ok()?;
+    let buffers = device.download(&mut memory).ok()?;
     let bits = |tensor: &GuardedTensor<f32>| tensor.values().iter().map(|x| x.to_bits()).collect();
-    Ok(buffers.tensors().iter().map(bits).collect())
+    Some(buffers.tensors().iter().map(bits).collect())
 }
 
 fn cpu(problem: &Problem) -> Cpu<f32> {
@@ -239,14 +239,14 @@ const WITHOUT_WAITS_OF_STEPS: [&str; 2] = ["steps-not-joined", "gradients-added-
 fn a_wait_that_a_schedule_lacks_shows() {
     for id in WITHOUT_WAITS.into_iter().chain(WITHOUT_WAITS_OF_STEPS) {
         let (fault, mut shown) = (faults::by_id(id).unwrap(), 0);
-        for (case, (problem, right)) in problems(600).enumerate() {
+        for (case, (problem, right)) in problems(2_000).enumerate() {
             let mut wrong = right.clone();
             if fault.plant(&problem, &mut wrong) {
                 let want = run(&cpu(&problem), &problem, &right, 0);
                 let behind = Behind { cpu: cpu(&problem), seed: case as u64 };
                 // The host goes through the schedule in order of lanes, so only the device's order differs. A table that
                 // is read before it is made ends the run.
-                shown += usize::from(try_run(&behind, &problem, &wrong, 0).ok() != Some(want));
+                shown += usize::from(try_run(&behind, &problem, &wrong, 0) != Some(want));
             }
         }
         assert!(shown >= 3, "{id}: {shown}");
