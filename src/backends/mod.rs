@@ -219,6 +219,7 @@ pub fn draw_options(name: &str, seed: u64) -> Options {
     let name = SubjectName::from(name);
     match (name.base.as_str(), cuda::is_named(&name)) {
         (EMULATED, _) => subjects::draw_options(seed),
+        (Fp8::NAME, _) => Fp8::draw_options(seed),
         (_, true) => cuda::draw_options(seed),
         _ => Options::new(),
     }

@@ -16,7 +16,9 @@ use crate::campaign::{Options, Registered, Subjects};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::subject::{Backend, Refusal};
-use seamproof_judge::subjects::{Emulated, MISCALLS, Miscall, Miscalled, Planted, needs_steps};
+use seamproof_judge::subjects::{
+    Emulated, FP8_FAULTS, Fp8, Fp8Fault, MISCALLS, Miscall, Miscalled, Planted, needs_steps,
+};
 use seamproof_judge::values;
 
 /// A fault that the judge must find in a subject.
@@ -30,6 +32,8 @@ pub enum Suspect {
     Table(&'static TableFault),
     /// Fault in the source of a kernel for a GPU.
     Source(&'static SourceFault),
+    /// Fault in the emulated kernel in FP8.
+    Fp8(&'static Fp8Fault),
 }
 
 /// A fault at the call, and the subject that is called.
@@ -91,10 +95,11 @@ impl From<&'static TableFault> for Suspect {
 }
 
 impl Suspect {
-    /// Returns every fault in a subject: in schedules, in the kernel, in tables, at the call.
+    /// Returns every fault in a subject: in schedules, in the kernel, in tables, at the call, in the kernel in FP8.
     pub fn all() -> impl Iterator<Item = Suspect> {
         let planted = faults::catalogue().map(Suspect::from);
-        planted.chain(TABLE_FAULTS.iter().map(Suspect::from)).chain(MISCALLS.iter().map(Suspect::from))
+        let planted = planted.chain(TABLE_FAULTS.iter().map(Suspect::from));
+        planted.chain(MISCALLS.iter().map(Suspect::from)).chain(FP8_FAULTS.iter().map(Suspect::Fp8))
     }
 
     /// Returns every fault at the call of a subject. Faults of steps show only on a subject that takes them.
@@ -122,6 +127,7 @@ impl Suspect {
             Suspect::Call(call) => call.miscall.record(),
             Suspect::Table(fault) => fault.record(),
             Suspect::Source(fault) => fault.record(),
+            Suspect::Fp8(fault) => fault.record(),
         }
     }
 
@@ -154,6 +160,7 @@ impl Suspect {
                 let attention = fault.edit.attention;
                 backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
             }
+            Suspect::Fp8(fault) => Box::new(in_fp8(fault)),
         })
     }
 
@@ -196,6 +203,13 @@ impl Suspect {
                 let subject = Tabled::new(fault);
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
             }
+            Suspect::Fp8(fault) => {
+                let (subject, table) = (in_fp8(fault), in_fp8(fault).declaration().table);
+                let drawn = problems(seed).map(move |problem| table.asked(problem));
+                // On short rows, few sums are long enough to be promoted.
+                let all = drawn.take(FP8_MAX).chain(Fp8::long_rows());
+                Box::new(all.filter(move |problem| subject.shows(problem)).take(CASES_MAX))
+            }
             // Only a GPU could say whether the fault shows.
             Suspect::Source(fault) => {
                 let taken = Cuda::default().declaration().table;
@@ -212,6 +226,13 @@ impl Suspect {
             }
         })
     }
+}
+
+/// Number of drawn problems on which a fault in FP8 is looked for, before those of long rows.
+const FP8_MAX: usize = 2_000;
+
+fn in_fp8(fault: &'static Fp8Fault) -> Fp8 {
+    Fp8 { fault: Some(fault), ..Fp8::default() }
 }
 
 fn emulated(seed: u64) -> Emulated {

@@ -28,7 +28,7 @@ fn kind(suspect: &Suspect) -> Option<usize> {
         _ if !suspect.record().shows_in_runs() => None,
         Suspect::Planted(fault) => Some(usize::from(!matches!(fault.edit, Plant::Schedule(_)))),
         Suspect::Call(_) => Some(2),
-        Suspect::Table(_) | Suspect::Source(_) => None,
+        Suspect::Table(_) | Suspect::Source(_) | Suspect::Fp8(_) => None,
     }
 }
 

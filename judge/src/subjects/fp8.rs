@@ -10,24 +10,26 @@
 //! Sources: `mainloop_fwd_sm90_tma_gmma_ws.hpp` and `softmax.h` of <https://github.com/Dao-AILab/flash-attention>, and
 //! <https://github.com/vllm-project/flash-attention/pull/104> for the promotion.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use ndarray::{Array1, Array3, s};
 use seamproof_oracle::envelope::{self, Accumulation, Partition};
 use seamproof_oracle::{
     Algorithm, Element, Form, Format, Heads, Inputs, Precision, Problem, ProblemFields, Run, Scales, Scaling,
-    TensorName,
+    Softmax, TensorName,
 };
 use seamproof_simulator::emulated::{ForwardLaunch, Roundings, Tiles, Units};
+use seamproof_simulator::faults::{self, Catcher, Fault};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
-use super::options::OptionError;
+use super::options::{OptionError, Options};
 use super::unfused::{alone, cleared, gathered};
+use crate::hash::mix;
 use crate::subject::{
     Backend, Costs, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Partials, Promises,
     RankOutputs, RunError, START_SECONDS, Table,
 };
+use crate::values;
 
 /// The emulated kernel in FP8 with its options.
 #[derive(Clone, Copy, Debug)]
@@ -77,18 +79,8 @@ pub struct Descales {
     pub v: f32,
 }
 
-/// A planted fault of the kernel in FP8.
-#[derive(Debug)]
-pub struct Fp8Fault {
-    /// Name of the fault.
-    pub id: &'static str,
-    /// The public bug that it imitates.
-    pub imitates: &'static str,
-    /// Where the bug is told.
-    pub source: &'static str,
-    /// The edit.
-    pub edit: fn(&mut Recipe),
-}
+/// A planted fault of the kernel in FP8: an edit of its recipe.
+pub type Fp8Fault = Fault<fn(&mut Recipe)>;
 
 /// The faults of the kernel in FP8.
 pub const FP8_FAULTS: &[Fp8Fault] = &[
@@ -96,18 +88,24 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         id: "k-descale-ignored",
         imitates: "the scale of k is not applied",
         source: "https://github.com/flashinfer-ai/flashinfer/issues/4984",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.descales = |scales, place| Descales { k: 1.0, ..descales(scales, place) },
     },
     Fp8Fault {
         id: "v-descale-ignored",
         imitates: "the scale of v is not applied",
         source: "https://github.com/flashinfer-ai/flashinfer/issues/4979",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.descales = |scales, place| Descales { v: 1.0, ..descales(scales, place) },
     },
     Fp8Fault {
         id: "q-descale-twice",
         imitates: "the scale of q is applied twice",
         source: "https://github.com/vllm-project/vllm/issues/53754",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| {
             recipe.descales = |scales, place| {
                 let own = descales(scales, place);
@@ -119,6 +117,8 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         id: "kv-descales-exchanged",
         imitates: "k is given the scale of v, and v that of k",
         source: "https://github.com/flashinfer-ai/flashinfer/issues/1023",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| {
             recipe.descales = |scales, place| {
                 let own = descales(scales, place);
@@ -130,6 +130,8 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         id: "descale-of-the-first-sequence",
         imitates: "every sequence of the batch is given the scales of the first",
         source: "https://github.com/vllm-project/vllm/issues/34863",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| {
             recipe.descales = |scales, place| descales(scales, Place { sequence: 0, ..place });
         },
@@ -138,31 +140,39 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         id: "kv-descale-of-the-first-head",
         imitates: "every KV head is given the scale of the first",
         source: "https://github.com/vllm-project/vllm/issues/47037",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.descales = |scales, place| descales(scales, Place { kv_head: 0, ..place }),
     },
     Fp8Fault {
         id: "weights-not-multiplied",
         imitates: "weights are rounded to FP8 as they are, and small ones vanish",
         source: "https://github.com/flashinfer-ai/flashinfer/issues/5020",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.weight_exponent = 0,
     },
     Fp8Fault {
         id: "weight-factor-in-the-lse",
         imitates: "the LSE keeps the logarithm of the factor of the weights",
         source: "https://github.com/flashinfer-ai/flashinfer/issues/3372",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.lse_shift = f32::from(recipe.weight_exponent) * std::f32::consts::LN_2,
     },
     Fp8Fault {
         id: "sums-not-promoted",
         imitates: "sums stay in the tensor core's 14 bits over all keys",
         source: "https://github.com/vllm-project/vllm/issues/23813",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.promoted_after = None,
     },
 ];
 
 /// Returns the fault of an id.
 pub fn fp8_fault(id: &str) -> Option<&'static Fp8Fault> {
-    FP8_FAULTS.iter().find(|fault| fault.id == id)
+    faults::find(FP8_FAULTS, id)
 }
 
 /// Returns the descales of a sequence and query head. Each scaling of the table has one for all rows.
@@ -181,6 +191,8 @@ const SCALINGS: [Scaling; 4] =
 const EXPONENT_MOST: u8 = 8;
 /// Largest number of steps between promotions that an option may ask for.
 const STEPS_MOST: usize = 1 << 12;
+/// Number of problems in [`Fp8::long_rows`].
+const LONG_ROWS: u64 = 200;
 /// Largest tile that an option may ask for.
 const TILE_MOST: usize = 1 << 12;
 
@@ -199,9 +211,39 @@ impl Fp8 {
     /// Name of the subject.
     pub const NAME: &str = "emulated-fp8";
 
+    /// Returns options for one case of a campaign.
+    pub fn draw_options(seed: u64) -> Options {
+        let pick = |of: &[&str], number: u64| of[(mix(seed ^ number) % of.len() as u64) as usize].to_owned();
+        Options::from([
+            ("q_tile".into(), pick(&["1", "4", "16", "64"], 0)),
+            ("kv_tile".into(), pick(&["5", "16", "64", "128"], 1)),
+            ("promoted_after".into(), pick(&["never", "1", "4", "16"], 2)),
+            ("weight_exponent".into(), pick(&["8", "8", "8", "4", "0"], 3)),
+        ])
+    }
+
+    /// Returns problems of one query and 16,384 keys of near weights, on which a sum that is never promoted stops
+    /// growing. Each draws other identities.
+    pub fn long_rows() -> impl Iterator<Item = Problem> {
+        let table = Fp8::default().declaration().table;
+        (0..LONG_ROWS).filter_map(move |data_seed| {
+            let softmax = Softmax::scaled([0.001, 0.01, 0.1][data_seed as usize % 3]);
+            let fields = ProblemFields { softmax, data_seed, ..ProblemFields::packed(&[(1, 16_384)], 16) };
+            Some(table.fitted(Problem::new(fields).ok()?))
+        })
+    }
+
+    /// Whether the planted fault changes a result of a problem.
+    pub fn shows(&self, problem: &Problem) -> bool {
+        let inputs = values::inputs(problem);
+        let results = [*self, Fp8 { fault: None, ..*self }].map(|kernel| kernel.run(problem, &inputs).ok());
+        let [wrong, right] = results;
+        !same_bits(wrong.as_ref(), right.as_ref())
+    }
+
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8) and
     /// `promoted_after` (`never`, or 1 to 4096 steps). The defaults are 4, 64, 8 and 4.
-    pub fn from_options(options: &BTreeMap<String, String>) -> Result<Fp8, OptionError> {
+    pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();
         for (option, value) in options {
             let number = |most: usize| value.parse().ok().filter(|number| (1..=most).contains(number));
@@ -363,6 +405,18 @@ impl Backend for Fp8 {
         }
         Ok(Outputs { costs: Costs::default(), ..whole.into() })
     }
+}
+
+/// Whether two runs have the same bits.
+fn same_bits(one: Option<&Outputs>, other: Option<&Outputs>) -> bool {
+    let bits = |outputs: &Outputs| {
+        let of_rank = |rank: &RankOutputs| {
+            let lse = rank.lse.iter().flatten().chain(rank.max_logit.iter().flatten());
+            rank.out.iter().chain(lse).map(|value| value.to_bits()).collect::<Vec<u32>>()
+        };
+        outputs.ranks.iter().map(of_rank).collect::<Vec<_>>()
+    };
+    one.map(bits) == other.map(bits)
 }
 
 /// Returns the problem of one head.

@@ -40,28 +40,16 @@ fn the_kernel_in_fp8_holds_on_what_is_drawn() {
     assert!(held > 500 && scalings.len() == 4, "{held} {scalings:?}");
 }
 
-/// Returns queries that see so many keys of near weights that a sum which is never promoted stops growing. Each asks
-/// other identities.
-fn long_rows() -> impl Iterator<Item = Problem> {
-    (0..200).map(one_long_row)
-}
-
-fn one_long_row(data_seed: u64) -> Problem {
-    let table = Fp8::default().declaration().table;
-    let softmax = Softmax::scaled([0.001, 0.01, 0.1][data_seed as usize % 3]);
-    let mode = InputMode::Integers;
-    let fields = ProblemFields { softmax, mode, data_seed, ..ProblemFields::packed(&[(1, 16_384)], 16) };
-    table.fitted(Problem::new(fields).expect("a long row"))
-}
-
 #[test]
 fn each_fault_of_the_kernel_in_fp8_is_found() {
     assert!(
-        long_rows().take(30).all(|problem| matches!(evaluate(&Fp8::default(), &problem), Verdict::Pass(_)))
+        Fp8::long_rows()
+            .take(30)
+            .all(|problem| matches!(evaluate(&Fp8::default(), &problem), Verdict::Pass(_)))
     );
     for fault in FP8_FAULTS {
         let wrong = Fp8 { fault: Some(fault), ..Fp8::default() };
-        let mut problems = asked(6, 3_000).chain(long_rows());
+        let mut problems = asked(6, 3_000).chain(Fp8::long_rows());
         let found = problems.any(|problem| matches!(evaluate(&wrong, &problem), Verdict::Finding(_)));
         assert!(found, "{}", fault.id);
     }

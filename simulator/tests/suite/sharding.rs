@@ -92,6 +92,30 @@ fn every_rank_of_a_shard_holds_what_the_oracle_says() {
     }
 }
 
+/// Test that rows which are brought from the order of ranks to that of sequences, and back, are where they were.
+#[test]
+fn there_and_back_is_the_identity() {
+    let mut draws = Draws(23);
+    for (cp, balance) in (1..=5).flat_map(|cp| BALANCES.map(|balance| (cp, balance))) {
+        for _ in 0..10 {
+            let problem = drawn(&mut draws, balance, cp);
+            let shard = ShardedSide::new(&problem, Side::Kv).unwrap();
+            let of_rank = |rank: usize| {
+                let pairs = shard.reorder(rank).into_iter();
+                let rows = pairs.flat_map(|(here, there)| here.real_rows().zip(there.real_rows()));
+                rows.map(move |(here, there)| (rank * shard.rows + here, there)).collect::<Vec<_>>()
+            };
+            let pairs: Vec<(usize, usize)> = (0..cp).flat_map(of_rank).collect();
+            let ranks: Vec<usize> = (0..shard.rows * cp).collect();
+            let (mut sequences, mut back) = (vec![usize::MAX; ranks.len()], vec![usize::MAX; ranks.len()]);
+            pairs.iter().for_each(|&(here, there)| sequences[there] = ranks[here]);
+            assert!(sequences.iter().all(|row| *row != usize::MAX), "{problem:?}");
+            pairs.iter().for_each(|&(here, there)| back[here] = sequences[there]);
+            assert_eq!(back, ranks, "{problem:?}");
+        }
+    }
+}
+
 fn every_position_is_once(problem: &Problem, side: Side, ranks: &[RankLayout]) {
     let held = ranks.iter().flat_map(|rank| held(rank.side(side).rows, &rank.side(side).runs).into_values());
     let mut held: Vec<_> = held.collect();
