@@ -127,6 +127,8 @@ enum CliError {
     Foreign { file: String, source: BackendError },
     #[error("{file}: {what}")]
     TooLarge { file: String, what: String },
+    #[error("{file}: nothing was recorded: {what}")]
+    NotRecorded { file: String, what: String },
     #[error("{file}: nothing was recorded: the subject refuses the problem: {what}")]
     Refused { file: String, what: String },
     #[error(transparent)]

@@ -12,6 +12,7 @@ use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::{Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::values::{self, Poison};
+use seamproof_oracle::Scaling;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +46,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     if elements > ELEMENTS_MAX {
         let what = format!("the case has {elements} tensor elements; at most {ELEMENTS_MAX} are recorded");
         return Err(CliError::TooLarge { file, what });
+    }
+    let elements = problem.precision.elements();
+    if let Some((name, element)) = elements.iter().find(|(_, element)| element.scaling != Scaling::None) {
+        let what = format!("{name} is {element}, and a recording holds no scales");
+        return Err(CliError::NotRecorded { file, what });
     }
     let declaration = backend.declaration();
     if let Some(refusal) = declaration.table.refusal(problem) {

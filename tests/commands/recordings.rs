@@ -551,6 +551,17 @@ fn a_case_of_a_sample_is_replayed_on_the_same_rows() {
 }
 
 #[test]
+fn a_case_with_descales_is_refused_before_anything_is_written() {
+    let place = place();
+    let scaled = "q=e4m3/head,k=e4m3/head,v=e4m3/head,p=e4m3";
+    let options = ["--precision", scaled, "--forward", "--backend", "emulated-fp8"];
+    case(place.path(), &options);
+    let says = ["case.json: nothing was recorded: q is e4m3/head, and a recording holds no scales"];
+    refuses(place.path(), &["record", "case.json", "--out", "run"], &says);
+    assert!(!place.path().join("run").exists());
+}
+
+#[test]
 fn a_case_is_not_written_into_the_recording() {
     let place = place();
     case(place.path(), &RING);
