@@ -65,6 +65,13 @@ pub struct Element {
 )]
 pub struct ElementNameError(String);
 
+impl Element {
+    /// Whether values are codes times scales.
+    pub fn is_scaled(self) -> bool {
+        self.scaling != Scaling::None
+    }
+}
+
 impl From<Format> for Element {
     fn from(format: Format) -> Element {
         Element { format, scaling: Scaling::None }

@@ -98,6 +98,11 @@ impl Sharing {
         self.0.iter().filter(move |shared| shared.with == sequence)
     }
 
+    /// Returns the number of sequences that borrow of the same lender before this one does.
+    pub fn turn(&self, shared: &SharedKeys) -> usize {
+        self.lent(shared.with).take_while(|other| *other != shared).count()
+    }
+
     /// Returns the number of a sequence's first keys that other sequences have too.
     pub fn common(&self, sequence: usize) -> usize {
         let lent = self.lent(sequence).map(|shared| shared.keys).max().unwrap_or(0);

@@ -113,6 +113,12 @@ class Sequence:
     kv: Run
 
 
+def _block(scaling: str) -> tuple[int, int]:
+    """Returns the rows and the lanes that share a descale; one row with each other scaling of rows."""
+    rows, _, lanes = scaling.removeprefix("block").partition("x")
+    return (int(rows), int(lanes)) if lanes else (1, 1)
+
+
 @dataclass(frozen=True)
 class Guarded:
     """A result that the adapter took from `Problem.empty`: its memory lies between two guard bands."""
@@ -161,6 +167,8 @@ class Problem:
     pages: Pages | None = None
     # The sequences that borrow their first keys of others.
     sharing: tuple[SharedKeys, ...] = ()
+    # The number of each sequence in the problem's own list.
+    listed: tuple[int, ...] = field(default=(), repr=False, compare=False)
     # Factors that turn codes into values, of each input that has a scaling: f32 arrays of the library, as
     # `descale_shape` says.
     descales: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -174,6 +182,7 @@ class Problem:
         listed = [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
         sequences = in_memory_order(listed)
         mask, softmax = raw["mask"], raw["softmax"]
+        order = tuple(listed.index(sequence) for sequence in sequences)
         place = [sequences.index(sequence) for sequence in listed]
         sharing = tuple(
             SharedKeys(place[of["sequence"]], place[of["with"]], of["keys"]) for of in raw.get("sharing", ())
@@ -204,8 +213,9 @@ class Problem:
             raw=raw,
             library=library,
             given=raw.get("form", "cu_seqlens"),
-            pages=Pages.of(raw.get("pages"), [listed.index(sequence) for sequence in sequences]),
+            pages=Pages.of(raw.get("pages"), order),
             sharing=sharing,
+            listed=order,
         )
 
     def key_rows(self, sequence: int) -> np.ndarray:
@@ -415,43 +425,37 @@ class Problem:
         if scaling is None:
             return None
         _, heads, lanes = self.shape(name)
-        spans = [run.span for run in (self.kv if name in ("k", "v") else self.q).runs]
+        groups = self._groups_of_rows(name)
+        rows = 1 if groups is None else sum(groups)
         if scaling.startswith("block"):
-            rows, columns = (int(size) for size in scaling.removeprefix("block").split("x"))
-            return sum(-(-span // rows) for span in spans), heads, -(-lanes // columns)
-        shapes = {
-            "tensor": (1, 1, 1),
-            "head": (1, heads, 1),
-            "sequence-head": (len(spans), heads, 1),
-            "sequence-group": (len(spans), self.heads_kv, 1),
-            "token-head": (sum(spans), heads, 1),
-        }
-        return shapes[scaling]
+            return rows, heads, -(-lanes // _block(scaling)[1])
+        return rows, {"tensor": 1, "sequence-group": self.heads_kv}.get(scaling, heads), 1
+
+    def _groups_of_rows(self, name: str) -> list[int] | None:
+        """Returns the groups of rows of each sequence that have descales of their own; `None` where all share them."""
+        scaling = self.scaling(name)
+        if scaling in ("tensor", "head"):
+            return None
+        spans = [run.span for run in (self.kv if name in ("k", "v") else self.q).runs]
+        if scaling.startswith("sequence"):
+            return [1] * len(spans)
+        rows, _ = _block(scaling)
+        return [-(-span // rows) for span in spans]
 
     def with_descales(self, descales: dict[str, np.ndarray]) -> Problem:
         """Returns the problem with descales, which are numpy's and follow the sequences as the problem lists them."""
-        order = self._listed
-        placed = {}
-        for name, values in descales.items():
-            scaling = self.scaling(name) or ""
-            if scaling.startswith("sequence"):
-                values = values[order]
-            elif scaling == "token-head" or scaling.startswith("block"):
-                runs = (self.kv if name in ("k", "v") else self.q).runs
-                rows = int(scaling.removeprefix("block").split("x")[0]) if scaling != "token-head" else 1
-                counts = np.zeros(len(runs), int)
-                counts[order] = [-(-run.span // rows) for run in runs]
-                parts = np.split(values, np.cumsum(counts)[:-1]) if len(runs) else []
-                values = np.concatenate([parts[at] for at in order]) if parts else values
-            placed[name] = self.library.put(np.ascontiguousarray(values), "f32")
-        return dataclasses.replace(self, descales=placed)
+        return dataclasses.replace(
+            self, descales={name: self._placed(name, descales[name]) for name in descales}
+        )
 
-    @functools.cached_property
-    def _listed(self) -> list[int]:
-        """The place in the problem's own list of each sequence, which are here in the order of their rows."""
-        pairs = self.raw["sequences"]
-        listed = [Sequence(pair["id"], Run(**pair["q"]), Run(**pair["kv"])) for pair in pairs]
-        return [listed.index(sequence) for sequence in self.sequences]
+    def _placed(self, name: str, values: np.ndarray) -> Any:
+        """Returns descales in the order in which the rows of the sequences lie."""
+        groups = self._groups_of_rows(name)
+        if groups:
+            counts = [groups[self.listed.index(number)] for number in range(len(groups))]
+            parts = np.split(values, np.cumsum(counts)[:-1])
+            values = np.concatenate([parts[number] for number in self.listed])
+        return self.library.put(values, "f32")
 
     def dealt(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Returns which rows of the queries and of the keys each rank holds; `None` in a plain call."""

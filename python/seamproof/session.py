@@ -94,7 +94,9 @@ class Session:
         raw, numbers = frames.split(frame.body)
         problem = Problem.from_json(raw, subject.open())
         inputs = read_inputs(problem, numbers)
-        problem = problem.with_descales({name: inputs.pop(DESCALE + name) for name in scaled(problem)})
+        descales = {name: inputs.pop(DESCALE + name) for name in scaled(problem)}
+        if descales:
+            problem = problem.with_descales(descales)
         tensors = subject.put(problem, inputs)
         self._phase(frame, UPLOADED)
         if subject.compiles:

@@ -12,7 +12,6 @@ use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::{Outputs, RunError};
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::values::{self, Poison};
-use seamproof_oracle::Scaling;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         return Err(CliError::TooLarge { file, what });
     }
     let elements = problem.precision.elements();
-    if let Some((name, element)) = elements.iter().find(|(_, element)| element.scaling != Scaling::None) {
+    if let Some((name, element)) = elements.iter().find(|(_, element)| element.is_scaled()) {
         let what = format!("{name} is {element}, and a recording holds no scales");
         return Err(CliError::NotRecorded { file, what });
     }

@@ -204,7 +204,8 @@ impl Suspect {
                 Box::new(problems(seed).filter(move |problem| subject.shows(problem)).take(CASES_MAX))
             }
             Suspect::Fp8(fault) => {
-                let (subject, table) = (in_fp8(fault), in_fp8(fault).declaration().table);
+                let subject = in_fp8(fault);
+                let table = subject.declaration().table;
                 let drawn = problems(seed).map(move |problem| table.asked(problem));
                 // On short rows, few sums are long enough to be promoted.
                 let all = drawn.take(FP8_MAX).chain(Fp8::long_rows());

@@ -10,7 +10,7 @@ use std::fmt;
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
 use seamproof_oracle::groups::Groups;
 use seamproof_oracle::limits::WORLD_MAX;
-use seamproof_oracle::{Inputs, Pass, Problem, Scales, Scaling, TensorScales};
+use seamproof_oracle::{Inputs, Pass, Problem, Scales, TensorScales};
 use seamproof_simulator::Damage;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -159,9 +159,9 @@ pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
     };
     let Scales { q, k, v, dout } = &mut inputs.scales;
     for (tensor, scales) in Scales::TENSORS.into_iter().zip([q, k, v, dout]) {
-        let scaling = problem.precision.of(tensor).scaling;
-        if scaling != Scaling::None {
-            let descale = tensors.array(Groups::new(&problem, tensor, scaling).shape())?;
+        let element = problem.precision.of(tensor);
+        if element.is_scaled() {
+            let descale = tensors.array(Groups::new(&problem, tensor, element.scaling).shape())?;
             *scales = Some(TensorScales::new(&problem, tensor, |place| descale[place]));
         }
     }

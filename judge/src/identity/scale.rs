@@ -5,7 +5,7 @@
 //! bf16, whose range is that of f32, where weights stay above e^-40 and no input is tiny. Elsewhere only signs are
 //! asked for.
 
-use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, Scaling, TensorName};
+use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
 
 use super::norms::Norms;
 use super::twin::{Claim, Twin, TwinOrigin, everything};
@@ -22,9 +22,7 @@ fn tame(evidence: &Evidence<'_>) -> bool {
     let (problem, inputs) = (evidence.problem, evidence.inputs.values(evidence.problem));
     // Codes that have descales stay as they are, and weights do not come from values.
     let bf16 = problem.precision.elements().iter().all(|(name, element)| {
-        *name == "p"
-            || element.scaling != Scaling::None
-            || matches!(element.format, Format::Bf16 | Format::F32)
+        *name == "p" || element.is_scaled() || matches!(element.format, Format::Bf16 | Format::F32)
     });
     let all = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout];
     let values = || all.into_iter().flatten().map(|x| x.abs()).filter(|&x| x != 0.0);
@@ -62,7 +60,7 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     if evidence.problem.pass == Pass::Forward {
         return None;
     }
-    let is_scaled = evidence.problem.precision.dout.scaling != Scaling::None;
+    let is_scaled = evidence.problem.precision.dout.is_scaled();
     let factor = if tame(evidence) && !is_scaled { -2.0 } else { -1.0 };
     let mut twin = Twin::of(evidence);
     twin.inputs.dout.mapv_inplace(|dout| factor * dout);

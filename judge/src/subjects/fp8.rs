@@ -23,6 +23,7 @@ use seamproof_simulator::faults::{self, Catcher, Fault};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
 use super::options::{OptionError, Options};
+use super::same_bits;
 use super::unfused::{alone, cleared, gathered};
 use crate::hash::mix;
 use crate::subject::{
@@ -236,9 +237,8 @@ impl Fp8 {
     /// Whether the planted fault changes a result of a problem.
     pub fn shows(&self, problem: &Problem) -> bool {
         let inputs = values::inputs(problem);
-        let results = [*self, Fp8 { fault: None, ..*self }].map(|kernel| kernel.run(problem, &inputs).ok());
-        let [wrong, right] = results;
-        !same_bits(wrong.as_ref(), right.as_ref())
+        let runs = [*self, Fp8 { fault: None, ..*self }].map(|kernel| kernel.run(problem, &inputs));
+        matches!(&runs, [Ok(wrong), Ok(right)] if !same_bits(wrong, right))
     }
 
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8) and
@@ -405,18 +405,6 @@ impl Backend for Fp8 {
         }
         Ok(Outputs { costs: Costs::default(), ..whole.into() })
     }
-}
-
-/// Whether two runs have the same bits.
-fn same_bits(one: Option<&Outputs>, other: Option<&Outputs>) -> bool {
-    let bits = |outputs: &Outputs| {
-        let of_rank = |rank: &RankOutputs| {
-            let lse = rank.lse.iter().flatten().chain(rank.max_logit.iter().flatten());
-            rank.out.iter().chain(lse).map(|value| value.to_bits()).collect::<Vec<u32>>()
-        };
-        outputs.ranks.iter().map(of_rank).collect::<Vec<_>>()
-    };
-    one.map(bits) == other.map(bits)
 }
 
 /// Returns the problem of one head.

@@ -12,7 +12,7 @@ use super::constants::{
 };
 use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
-use crate::{Element, Format, Precision, Problem, Scales, Scaling, TensorName, TensorScales};
+use crate::{Format, Precision, Problem, Scales, TensorName, TensorScales};
 
 /// The largest unit roundoff of a format whose roundings may be noise, that of bf16. A certificate asks for a quarter of
 /// a binade, which is 31 of bf16's cells. In FP8 it is two, of which weights may fill one in part and err one way.
@@ -248,7 +248,6 @@ impl Model {
         let accumulation = arithmetic.accumulation.with_factors(&[q, k, v, dout, p.into()].map(|e| e.format));
         let factor = libm::exp2(f64::from(arithmetic.weight_exponent));
         let normal_codes = [q, k, v, dout].map(|input| smallest_normal(accumulation, input.format));
-        let is_scaled = |input: Element| input.scaling != Scaling::None;
         Model {
             accumulation,
             may_normalise_first: may_normalise_first(weights, p),
@@ -268,8 +267,8 @@ impl Model {
             intervals: if problem.mask.sink_tokens > 0 { 2 } else { 1 },
             input_floor: normal_codes.into_iter().fold(0.0, f64::max),
             normal_codes,
-            logit_roundings: if is_scaled(q) || is_scaled(k) { 4.0 } else { 2.0 },
-            out_roundings: if is_scaled(v) { 8.0 } else { 6.0 },
+            logit_roundings: if q.is_scaled() || k.is_scaled() { 4.0 } else { 2.0 },
+            out_roundings: if v.is_scaled() { 8.0 } else { 6.0 },
             weight_scale: factor,
             p_least: p.tiny_half() / factor,
             p_floor: smallest_normal(accumulation, p) / factor,

@@ -27,14 +27,16 @@ pub(super) fn lending(
     let kv = ShardedSide::new(problem, Side::Kv)?;
     let loans = loans(problem, &kv);
     let mut builder = Builder::new(inner.ranks.len());
-    let tensors = enclose(&mut builder, problem, &inner);
+    let mut tensors = enclose(&mut builder, problem, &inner);
     // Collectives inside are on other streams, and those of one communicator must be in one order.
     let communicator = builder.communicator((0..inner.ranks.len()).collect());
     let ranks = (0..inner.ranks.len()).map(|rank| {
-        let of_rank = tensors.iter().filter(|tensor| inner.buffers[tensor.inside.0].rank == rank);
-        Rank { rank, communicator, tensors: of_rank.collect(), desk: Desk::new(&loans, rank, kv.cp) }
+        let of_rank = tensors.extract_if(.., |tensor| inner.buffers[tensor.inside.0].rank == rank);
+        let is_input = |tensor: &Tensor| matches!(tensor.name, TensorName::K | TensorName::V);
+        let (inputs, results) = of_rank.partition(is_input);
+        Rank { rank, communicator, inputs, results, desk: Desk::new(&loans, rank, kv.cp) }
     });
-    let ranks: Vec<Rank<'_>> = ranks.collect();
+    let ranks: Vec<Rank> = ranks.collect();
     for rank in &ranks {
         rank.lend(&mut builder);
         embed::run(&mut builder, rank.rank, inner.ranks[rank.rank].passes()[0].iter().cloned());
@@ -88,8 +90,7 @@ fn enclose(builder: &mut Builder, problem: &Problem, inner: &Schedule) -> Vec<Te
         }
         let format = problem.precision.of(name).format;
         let outside = builder.buffer(Buffer { format, ..inner.buffers[inside.0].clone() });
-        let side = if is_of_keys(name) { Side::Kv } else { Side::Q };
-        let rows = held(problem, side, placement.rows.iter().copied());
+        let rows = held(problem, name.side(), placement.rows.iter().copied());
         let held = rows.iter().map(|PlacedRun { local, .. }| Run { len: local.span, ..*local });
         let held = build::same_rows(&held.collect::<Vec<_>>());
         builder.place(Placement { buffer: outside, rows, ..placement.clone() });
@@ -100,27 +101,25 @@ fn enclose(builder: &mut Builder, problem: &Problem, inner: &Schedule) -> Vec<Te
 
 /// Whether the schedule inside has another buffer for a tensor.
 fn is_outside(name: TensorName) -> bool {
-    is_of_keys(name) || name == TensorName::Dq
-}
-
-fn is_of_keys(name: TensorName) -> bool {
-    matches!(name, TensorName::K | TensorName::V | TensorName::Dk | TensorName::Dv)
+    name.side() == Side::Kv || name == TensorName::Dq
 }
 
 /// One rank's part around the schedule inside.
-struct Rank<'a> {
+struct Rank {
     rank: usize,
     /// The communicator of all ranks.
     communicator: usize,
-    tensors: Vec<&'a Tensor>,
+    /// K and V.
+    inputs: Vec<Tensor>,
+    /// The gradients, in a backward.
+    results: Vec<Tensor>,
     desk: Desk,
 }
 
-impl Rank<'_> {
+impl Rank {
     /// Brings K and V to the schedule inside, with lent rows in the holes.
     fn lend(&self, builder: &mut Builder) {
-        let inputs = |tensor: &&&Tensor| matches!(tensor.name, TensorName::K | TensorName::V);
-        for &&Tensor { inside, outside, .. } in self.tensors.iter().filter(inputs) {
+        for &Tensor { inside, outside, .. } in &self.inputs {
             let rows = builder.describe(outside).rows;
             let every = Run::packed(0, rows, rows);
             builder.copy(self.rank, COMPUTE, outside, inside, &[(every, every)]);
@@ -132,9 +131,8 @@ impl Rank<'_> {
 
     /// Adds what borrowers have of lent rows, and takes the gradients out of the schedule inside.
     fn end(&self, builder: &mut Builder) {
-        let results = |tensor: &&&Tensor| !matches!(tensor.name, TensorName::K | TensorName::V);
-        for &Tensor { name, inside, outside, ref held } in self.tensors.iter().filter(results).copied() {
-            if is_of_keys(name) {
+        for &Tensor { name, inside, outside, ref held } in &self.results {
+            if name.side() == Side::Kv {
                 let from = self.exchange(builder, inside, &self.desk.holes, &self.desk.lent);
                 for rows in self.desk.lent.turns() {
                     let rows = rows.into_iter().map(|(lent, landed)| (landed, lent)).collect();
@@ -259,7 +257,7 @@ struct Loan {
 fn loans(problem: &Problem, kv: &ShardedSide) -> Vec<Loan> {
     let each = problem.sharing.0.iter().flat_map(|shared| {
         let &SharedKeys { sequence, with, keys } = shared;
-        let turn = problem.sharing.lent(with).take_while(|other| *other != shared).count();
+        let turn = problem.sharing.turn(shared);
         let [lent, holes] = [with, sequence].map(|sequence| first_keys(kv, sequence, keys));
         common(&lent, &holes).into_iter().map(move |(lent, hole)| Loan { lent, hole, turn })
     });

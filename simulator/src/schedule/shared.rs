@@ -33,7 +33,7 @@ impl SharedRows {
         let held = build::same_rows(&held.filter(|run| run.span > 0).collect::<Vec<_>>());
         let mut lent: Vec<Vec<RowPair>> = Vec::new();
         for shared @ &SharedKeys { sequence, with, keys } in &problem.sharing.0 {
-            let turn = problem.sharing.lent(with).take_while(|other| *other != shared).count();
+            let turn = problem.sharing.turn(shared);
             if turn == lent.len() {
                 lent.push(Vec::new());
             }

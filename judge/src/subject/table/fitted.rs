@@ -38,7 +38,7 @@
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pages, Pass, Precision,
-    Problem, ProblemFields, Run, ScaleValues, Scaling, Sequence, Sink, TensorRows,
+    Problem, ProblemFields, Run, ScaleValues, Sequence, Sink, TensorRows,
 };
 
 use super::refusal::has_blind_query;
@@ -52,6 +52,16 @@ use crate::subject::parallel::Needs;
 /// Constants that set the choices of a precision and of scales apart from other uses of the data seed.
 const DRAW: u64 = 0xf0a3_27ec;
 const SCALES: u64 = 0x5ca1_e5c3;
+
+/// Returns a problem whose descales are drawn in a way that its data seed chooses, if it has any.
+fn with_drawn_scales(problem: Problem) -> Problem {
+    if !problem.precision.elements().iter().any(|(_, element)| element.is_scaled()) {
+        return problem;
+    }
+    let ways = ScaleValues::ALL;
+    let scales = ways[below(ways.len() as u32, mix(problem.data_seed ^ SCALES)) as usize];
+    Problem::new(ProblemFields { scales, ..problem.clone().into() }).unwrap_or(problem)
+}
 
 /// What of a problem is given up, besides what single rows refuse.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,16 +83,7 @@ impl Table {
         let chosen = self.precisions.get(below(count, mix(drawn.data_seed ^ DRAW)) as usize);
         match chosen.filter(|precision| !Table::widest().precisions.contains(precision)) {
             Some(&precision) => {
-                let ways = ScaleValues::ALL;
-                let scales = ways[below(ways.len() as u32, mix(drawn.data_seed ^ SCALES)) as usize];
-                let fitted = Table { precisions: vec![precision], ..self.clone() }.fitted(drawn);
-                match precision.elements().iter().any(|(_, element)| element.scaling != Scaling::None) {
-                    true => {
-                        let fields = ProblemFields { scales, ..fitted.clone().into() };
-                        Problem::new(fields).unwrap_or(fitted)
-                    }
-                    false => fitted,
-                }
+                with_drawn_scales(Table { precisions: vec![precision], ..self.clone() }.fitted(drawn))
             }
             None => self.fitted(drawn),
         }

@@ -15,7 +15,7 @@ mod sizes;
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Form, Format, LseLayout, Mask, PAGE_SIZE_MAX, Precision, Run,
-    Scaling, Sink, TensorName,
+    Sink, TensorName,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -654,7 +654,7 @@ impl Table {
     fn combinations(&self) -> Result<(), TableError> {
         let elements = self.precisions.iter().flat_map(Precision::elements);
         let of_inputs = |name: &str| ["q", "k", "v", "dout"].contains(&name);
-        let mut scaled = elements.filter(|(_, element)| element.scaling != Scaling::None);
+        let mut scaled = elements.filter(|(_, element)| element.is_scaled());
         if let Some((name, element)) = scaled.find(|(name, _)| !of_inputs(name)) {
             let what =
                 format!("{name} is {element}; only q, k, v and dout have scales, so name a format alone");
