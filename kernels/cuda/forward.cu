@@ -15,10 +15,16 @@
 // one half for both, so that the L2 cache is read half as often. Blocks of keys that one of the tiles sees alone are passed
 // over in the other.
 //
-// The producer is in forward_producer.cuh, the consumers in forward_consumer.cuh, the plan in forward_plan.cuh; here is what
-// they have in common, and the kernels.
+// The producer is in forward_producer.cuh, the consumers in forward_consumer.cuh and for FP8 in forward_codes.cuh, the plan in
+// forward_plan.cuh; here is what they have in common, and the kernels.
 //
-// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); GENERAL (hopper.cuh). PLAN: with the planning kernel.
+// In FP8 (E4M3) both operands of a product lie along its sum. V comes as columns from a *turned* copy (turned.cu), whose keys
+// are in groups of 16 from the tensor's first row on; blocks begin with a group, so that up to 15 keys before a run's first one
+// come with it. They are hidden, and zeros in V. Weights are multiplied by 2^8 and rounded to e4m3, and P · V of a block is a
+// sum of its own, which is added to O in f32: the unit keeps 13 bits. Descales are numbers of a segment and head.
+//
+// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN: with the planning
+// kernel.
 #include "common.cuh"
 #include "hopper.cuh"
 
@@ -90,6 +96,8 @@ struct Args {
     float inner;
     int by_threads;
     Elements elements[3];
+    // In FP8: descales of q, k and v, each [segments, heads], with the KV heads for k and v.
+    const float* descales[3];
 };
 
 // Rows of a segment and a head.
@@ -130,10 +138,11 @@ struct Brought {
     int len;
 };
 
-// Keys `first` to `end` of the segment lie in a block from its beginning.
+// Keys `first` to `end` of the segment lie in a block from its beginning, of which the first `hidden` are others, in FP8.
 struct Block {
     int first;
     int end;
+    int hidden;
 };
 
 // GROUPS consumers of 64 rows, blocks of KEYS keys, so many tiles and blocks in the rings of Q, K and V, CLUSTER blocks of
@@ -143,14 +152,14 @@ struct Config {
     static constexpr int GROUPS = GROUPS_, KEYS = KEYS_, CLUSTER = CLUSTER_, TEAMS = TEAMS_;
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int ROWS = 64 * GROUPS, TEAM = 128 * GROUPS, CONSUMERS = TEAM * TEAMS;
-    static constexpr int Q_BYTES = ROWS * DIM * 2, KV_BYTES = KEYS * DIM * 2;
-    static constexpr int TEAM_BYTES = 1024 + Q_STAGES * Q_BYTES + (K_STAGES + V_STAGES) * KV_BYTES;
+    static constexpr int Q_BYTES = ROWS * PANELS * 128, K_BYTES = KEYS * PANELS * 128, V_BYTES = KEYS * DIM * ELEMENT;
+    static constexpr int TEAM_BYTES = 1024 + Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES;
     // Behind the consumers 128 threads, of which each team has one producer; they leave most of their registers to consumers.
     // A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
     // Whether a tile's rows may be of several heads.
     static constexpr bool PACKS = GROUPS > 1 && KEYS == 64;
-    static constexpr int PRODUCER_REGISTERS = DIM == 64 ? 32 : 40;
+    static constexpr int PRODUCER_REGISTERS = DIM == 64 && !IS_FP8 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 };
 
@@ -171,19 +180,19 @@ struct Shared {
     __device__ __forceinline__ u32 k_empty(u32 stage) const { return base + 192 + 8 * stage; }
     __device__ __forceinline__ u32 v_full(u32 stage) const { return base + 256 + 8 * stage; }
     __device__ __forceinline__ u32 v_empty(u32 stage) const { return base + 320 + 8 * stage; }
-    __device__ __forceinline__ u32 block(u32 stage) const { return base + 384 + 8 * stage; }
+    __device__ __forceinline__ u32 block(u32 stage) const { return base + 384 + (IS_FP8 ? 16 : 8) * stage; }
     __device__ __forceinline__ u32 item_full(u32 stage) const { return base + 448 + 8 * stage; }
     __device__ __forceinline__ u32 item_empty(u32 stage) const { return base + 464 + 8 * stage; }
     __device__ __forceinline__ u32 item(u32 stage) const { return base + 480 + 4 * stage; }
     __device__ __forceinline__ u32 tile_empty(u32 stage) const { return base + 488 + 8 * stage; }
     __device__ __forceinline__ u32 tile(u32 stage) const { return base + 512 + 64 * stage; }
     __device__ __forceinline__ u32 q(u32 stage) const { return base + 1024 + stage * C::Q_BYTES; }
-    __device__ __forceinline__ u32 k(u32 stage) const { return q(C::Q_STAGES) + stage * C::KV_BYTES; }
-    __device__ __forceinline__ u32 v(u32 stage) const { return k(C::K_STAGES) + stage * C::KV_BYTES; }
+    __device__ __forceinline__ u32 k(u32 stage) const { return q(C::Q_STAGES) + stage * C::K_BYTES; }
+    __device__ __forceinline__ u32 v(u32 stage) const { return k(C::K_STAGES) + stage * C::V_BYTES; }
 };
 
 // A tile's record: index, phase, head and owned rows; real rows, bounds and keys of the segment; what is brought; in a general
-// instance sink tokens.
+// instance sink tokens, in FP8 factors and hidden keys.
 __device__ __forceinline__ void put_four(u32 tile, int place, int a, int b, int c, int d) {
     put_words(tile + 16 * place, a, b, c, d);
 }
@@ -199,21 +208,35 @@ __device__ __forceinline__ Bounds get_bounds(u32 tile) {
     return {four.y, four.z};
 }
 __device__ __forceinline__ int get_sink_tokens(u32 tile) { return IS_GENERAL ? get_four(tile, 3).x : 0; }
+// What a score and a value are multiplied with, and the hidden keys of the one run.
+struct Factors {
+    float of_scores;
+    float of_values;
+    int hidden;
+};
+__device__ __forceinline__ Factors get_factors(const Args& a, u32 tile) {
+    if constexpr (!IS_FP8) return {a.scale, 1.0f, 0};
+    const int4 four = get_four(tile, 3);
+    return {__int_as_float(four.x), __int_as_float(four.y), four.z};
+}
 __device__ __forceinline__ Brought get_brought(u32 tile) {
     const int4 four = get_four(tile, 2);
     return {(int)uniform(four.x), four.y, four.z, four.w};
 }
 __device__ __forceinline__ void put_block(u32 at, Block block) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(block.first), "r"(block.end) : "memory");
+    if constexpr (IS_FP8) asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + 8), "r"(block.hidden) : "memory");
 }
 __device__ __forceinline__ Block get_block(u32 at) {
-    Block block;
+    Block block = {};
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(block.first), "=r"(block.end) : "r"(at) : "memory");
+    if constexpr (IS_FP8) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(block.hidden) : "r"(at + 8) : "memory");
     return block;
 }
 
 #include "forward_producer.cuh"
 #include "forward_consumer.cuh"
+#include "forward_codes.cuh"
 
 template <class C>
 __device__ __forceinline__ void forward(const Args& a) {
@@ -254,7 +277,9 @@ __device__ __forceinline__ void forward(const Args& a) {
     if constexpr (C::CLUSTER > 1) cluster_barrier();
 }
 
-#ifdef GENERAL
+#if TYPE == 3
+#define PASTED(KIND, DIM, TYPE) forward_fp8_##KIND##_##DIM
+#elif defined(GENERAL)
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE##_general
 #else
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE
@@ -267,6 +292,13 @@ __device__ __forceinline__ void forward(const Args& a) {
         forward<CONFIG>(a);                                                                                            \
     }
 
+#if TYPE == 3
+// Scores, O and P · V of a block have a thread's registers, whatever the head dim. A turned row of 128 keys is a panel's.
+using Long = Config<2, 128, 2, 4, 4>;
+KERNEL(Long, long)
+using Short = Config<1, 128, 1, 2, 2, 1, 2>;
+KERNEL(Short, short)
+#else
 // Three groups of 64 rows where registers hold them, and blocks of 128 keys.
 using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 2, 2>;
 KERNEL(Long, long)
@@ -289,6 +321,8 @@ KERNEL(Middle, middle)
 using Paired = Config<2, 128, 2, 2, 2, 2>;
 KERNEL(Paired, paired, __cluster_dims__(Paired::CLUSTER, 1, 1))
 #endif
+#endif
+
 #endif
 
 #ifdef PLAN

@@ -12,17 +12,21 @@ struct Blocks {
     int whole;
 };
 
-// What a group of the first `rows` rows of `bounds`, `real` real ones from there on, takes.
+// What a group of the first `rows` rows of `bounds`, `real` real ones from there on, takes. The one run begins with `hidden`
+// keys of another one, which are counted in `brought`.
 template <class C>
-__device__ __forceinline__ Blocks blocks_for(const Brought& brought, Bounds bounds, int real, int keys, int rows) {
+__device__ __forceinline__ Blocks blocks_for(
+    const Brought& brought, Bounds bounds, int real, int keys, int rows, int hidden
+) {
     const Span seen = span_seen(bounds, min(real, rows), keys);
     // A group that sees nothing of its window may see sink tokens.
     if (seen.from >= seen.to && (!IS_GENERAL || brought.len >= 0)) return {brought.all, 0, 0, 0, 0};
     // Of more runs than one, every block may end early; beside sink tokens, any may be seen in part.
     if (brought.len < 0) return {0, 0, brought.all, brought.all, 0};
-    const int low = (u32)seen.from / C::KEYS, high = (u32)(seen.to + C::KEYS - 1) / C::KEYS, all = high - low;
-    const int whole_from = (u32)(max(bounds.lo + rows - 1, 0) + C::KEYS - 1) / C::KEYS;
-    const int whole_to = (u32)(max(min(bounds.hi, brought.len - 1), -1) + 1) / C::KEYS;
+    const int low = (u32)(seen.from + hidden) / C::KEYS, high = (u32)(seen.to + hidden + C::KEYS - 1) / C::KEYS;
+    const int all = high - low;
+    const int whole_from = (u32)(max(bounds.lo + rows - 1, 0) + hidden + C::KEYS - 1) / C::KEYS;
+    const int whole_to = (u32)(max(min(bounds.hi + hidden, brought.len - 1), -1) + 1) / C::KEYS;
     // V of a block is used with the scores of the next: one more where V has a tail.
     const int ragged = min(max(high - whole_to, 0) + (high * C::KEYS > brought.len), all);
     const int whole = min(max(high - ragged - max(whole_from, low), 0), all - ragged);
@@ -46,6 +50,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 constexpr float LN_2 = 0.693147182464599609375f;
+constexpr float LOG2_E = 1.44269502162933349609375f;
 
 // What a thread keeps of its two rows.
 struct Rows {
@@ -64,14 +69,15 @@ __device__ __forceinline__ int keys_below(int bound, int keys) {
 // none.
 template <class C>
 __device__ __forceinline__ void mask(
-    float (&s)[C::KEYS / 2], Bounds bounds, int sink_tokens, Block block, int row, int packed
+    float (&s)[C::KEYS / 2], Bounds bounds, int sink_tokens, Block block, u32 thread, int packed
 ) {
     static_assert(C::KEYS <= 128, "a thread's keys of a row have a bit each");
-    const int first_key = block.first + 2 * (threadIdx.x % 4);
+    const int first_key = block.first + 2 * (thread % 4), row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int r = row + 8 * half >> packed;
-        const int left = keys_below(r + bounds.lo - first_key, C::KEYS);
+        const int lowest = IS_FP8 ? max(r + bounds.lo, block.first + block.hidden) : r + bounds.lo;
+        const int left = keys_below(lowest - first_key, C::KEYS);
         const int right = keys_below(min(r + bounds.hi + 1, block.end) - first_key, C::KEYS);
         u32 seen;
         asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(seen) : "r"(left), "r"(max(right - left, 0)));
@@ -182,7 +188,7 @@ __device__ __forceinline__ void pack(const float (&s)[C::KEYS / 2], u32 (&p)[C::
 template <class C>
 __device__ __forceinline__ void scores(float (&s)[C::KEYS / 2], u32 q, u32 k) {
 #pragma unroll
-    for (int step = 0; step < DIM / 16; ++step) {
+    for (int step = 0; step < DIM / STEP; ++step) {
         const int panel = step / 4, in_panel = step % 4 * 2;
         score_step<C::KEYS>(s, q + panel * (C::ROWS * 128 >> 4) + in_panel,
                                        k + panel * (C::KEYS * 128 >> 4) + in_panel, step > 0);
@@ -234,12 +240,14 @@ __device__ __forceinline__ void cap_scores(float (&s)[C::KEYS / 2], float inner)
 }
 
 template <class C, int HALF>
-__device__ __forceinline__ void store(const Args& a, const Tile& tile, const Rows& rows, const float (&o)[DIM / 2], int row) {
+__device__ __forceinline__ void store(
+    const Args& a, const Tile& tile, const Factors& factors, const Rows& rows, const float (&o)[DIM / 2], int row
+) {
     const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
     const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);
     const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
     const float sum = quad_sum(rows.sum[HALF]);
-    float largest = rows.largest[HALF] * a.scale, total = sum, weight = 1.0f;
+    float largest = rows.largest[HALF] * factors.of_scores, total = sum, weight = 1.0f;
     float rest = rows.rest[HALF] * LN_2;
     raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
     if (a.sink_kind != 0) {
@@ -254,7 +262,7 @@ __device__ __forceinline__ void store(const Args& a, const Tile& tile, const Row
     }
     // Not multiplied where the row is empty: there may be anything.
     const bool empty = !real || sum == 0.0f;
-    const float factor = weight / total;
+    const float factor = weight / total * factors.of_values;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
     if (threadIdx.x % 4 == 0 && write)
         put(a.lse, place_of(a.lse, at, head),
@@ -302,6 +310,13 @@ __device__ __forceinline__ void release_keys(u32 barrier, u32 thread) {
     else if (thread % 32 < C::CLUSTER) barrier_arrive_in(barrier, thread % 32);
 }
 
+// In FP8: rows of a group against its blocks (forward_codes.cuh).
+template <class C>
+__device__ __forceinline__ void attend_codes(
+    const Shared<C>& shared, Ring<2> tile_ring, u32 q, const Blocks& blocks, float scale_log2, Ring<C::K_STAGES>& k_ring,
+    Rows& rows, float (&o)[DIM / 2]
+);
+
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
     const u32 thread = kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM), group = uniform(thread / 128);
@@ -329,12 +344,15 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
     };
     for (;;) {
         barrier_wait(shared.q_full(q_ring().stage()), q_ring().parity());
-        const Brought brought = get_brought(shared.tile(tile_ring.stage()));
-        if (brought.all < 0) return;
-        const int4 limits = get_four(shared.tile(tile_ring.stage()), 1);
-        const int rows_of_group = 64 >> packed_log2<C>(a), first = rows_of_group * group;
-        Blocks blocks =
-            blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);
+        if (get_brought(shared.tile(tile_ring.stage())).all < 0) return;
+        auto blocks_of_group = [&]() {
+            const u32 tile = shared.tile(tile_ring.stage());
+            const int4 limits = get_four(tile, 1);
+            const int rows_of_group = 64 >> packed_log2<C>(a), first = rows_of_group * group;
+            return blocks_for<C>(get_brought(tile), {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group,
+                                 get_factors(a, tile).hidden);
+        };
+        Blocks blocks = blocks_of_group();
         blocks.all = uniform(blocks.all);
         Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
@@ -342,109 +360,117 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.before);
         if (blocks.all > 0) {
             const u32 q = descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);
-            float factor[2];
-            // Keys of the block whose weights were made last.
-            int valid;
-            auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
-            // V of the block whose scores were taken last.
-            auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
-            auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
-            auto start_scores = [&]() {
-                hold(s);
-                wgmma_fence();
-                scores<C>(s, q, uniform(descriptor(shared.k(k_ring.stage()), 0)));
-                wgmma_commit();
-            };
-            auto weigh_block = [&](auto ragged) {
-                hold(s);
-                Block block;
-                if constexpr (ragged) {
-                    block = get_block(shared.block(k_ring.stage()));
-                    valid = block.end - block.first;
-                    __syncwarp();
-                }
-                release_keys<C>(shared.k_empty(k_ring.stage()), thread);
-                k_ring.advance();
-                if (IS_GENERAL && a.inner != 0.0f) cap_scores<C>(s, a.inner);
-                if constexpr (ragged)
-                    mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), get_sink_tokens(shared.tile(tile_ring.stage())),
-                            block, thread / 32 * 16 + thread % 32 / 4, packed_log2<C>(a));
-                weigh<C>(s, rows, factor, a.scale_log2);
-            };
-            auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
-            auto clear_values = [&]() {
-                wait_values();
-                if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
-            };
-            // O += P · V of the block whose weights were made last.
-            auto start_values = [&](bool grew) {
-                if (grew) {
+            if constexpr (IS_FP8) {
+                const float scale_log2 = get_factors(a, shared.tile(tile_ring.stage())).of_scores * LOG2_E;
+                attend_codes<C>(shared, tile_ring, q, blocks, scale_log2, k_ring, rows, o);
+                release(shared.q_empty(q_ring().stage()), thread);
+            } else {
+                float factor[2];
+                // Keys of the block whose weights were made last.
+                int valid;
+                auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
+                // V of the block whose scores were taken last.
+                auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
+                auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
+                auto start_scores = [&]() {
+                    hold(s);
+                    wgmma_fence();
+                    scores<C>(s, q, uniform(descriptor(shared.k(k_ring.stage()), 0)));
+                    wgmma_commit();
+                };
+                auto weigh_block = [&](auto ragged) {
+                    hold(s);
+                    Block block;
+                    if constexpr (ragged) {
+                        block = get_block(shared.block(k_ring.stage()));
+                        valid = block.end - block.first;
+                        __syncwarp();
+                    }
+                    release_keys<C>(shared.k_empty(k_ring.stage()), thread);
+                    k_ring.advance();
+                    if (IS_GENERAL && a.inner != 0.0f) cap_scores<C>(s, a.inner);
+                    if constexpr (ragged)
+                        mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), get_sink_tokens(shared.tile(tile_ring.stage())),
+                                block, thread, packed_log2<C>(a));
+                    weigh<C>(s, rows, factor, a.scale_log2);
+                };
+                auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
+                auto clear_values = [&]() {
+                    wait_values();
+                    if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
+                };
+                // O += P · V of the block whose weights were made last.
+                auto start_values = [&](bool grew) {
+                    if (grew) {
 #pragma unroll
-                    for (int i = 0; i < DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
-                }
-                hold(o);
-                wgmma_fence();
-                values<C>(o, p, uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)));
-                wgmma_commit();
-            };
-            auto finish_values = [&]() {
-                wgmma_wait<0>();
-                hold(o);
-                hold(p);
-            };
-            auto release_values = [&](u32 turns) {
-                release_keys<C>(shared.v_empty(Ring<C::V_STAGES>{turns}.stage()), thread);
-            };
-            bool used = false;
-            // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
-            // of one, the assembler would move it before the weights.
-            auto turn = [&](auto ragged) {
+                        for (int i = 0; i < DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
+                    }
+                    hold(o);
+                    wgmma_fence();
+                    values<C>(o, p, uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)));
+                    wgmma_commit();
+                };
+                auto finish_values = [&]() {
+                    wgmma_wait<0>();
+                    hold(o);
+                    hold(p);
+                };
+                auto release_values = [&](u32 turns) {
+                    release_keys<C>(shared.v_empty(Ring<C::V_STAGES>{turns}.stage()), thread);
+                };
+                bool used = false;
+                // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
+                // of one, the assembler would move it before the weights.
+                auto turn = [&](auto ragged) {
+                    wait_keys();
+                    const bool grew = grown();
+                    finish_values();
+                    pack<C>(s, p);
+                    hold(p);
+                    start_scores();
+                    if (used) release_values(k_ring.turns - 2);
+                    used = true;
+                    if constexpr (ragged) clear_values();
+                    wait_values();
+                    start_values(grew);
+                    wgmma_wait<1>();
+                    weigh_block(ragged);
+                };
                 wait_keys();
-                const bool grew = grown();
+                start_scores();
+                wgmma_wait<0>();
+                weigh_block(Yes());
+                // Ragged blocks, whole ones, and ragged ones behind them.
+                int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
+                while (left > 0) {
+#pragma unroll 1
+                    for (; ragged > 0; --ragged, --left) turn(Yes());
+#pragma unroll 1
+                    for (; whole > 0; --whole, --left) turn(No());
+                    ragged = left;
+                }
+                release(shared.q_empty(q_ring().stage()), thread);
                 finish_values();
+                if (used) release_values(k_ring.turns - 2);
                 pack<C>(s, p);
                 hold(p);
-                start_scores();
-                if (used) release_values(k_ring.turns - 2);
-                used = true;
-                if constexpr (ragged) clear_values();
-                wait_values();
-                start_values(grew);
-                wgmma_wait<1>();
-                weigh_block(ragged);
-            };
-            wait_keys();
-            start_scores();
-            wgmma_wait<0>();
-            weigh_block(Yes());
-            // Ragged blocks, whole ones, and ragged ones behind them.
-            int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
-            while (left > 0) {
-#pragma unroll 1
-                for (; ragged > 0; --ragged, --left) turn(Yes());
-#pragma unroll 1
-                for (; whole > 0; --whole, --left) turn(No());
-                ragged = left;
+                clear_values();
+                start_values(grown());
+                wgmma_wait<0>();
+                hold(o);
+                release_values(k_ring.turns - 1);
             }
-            release(shared.q_empty(q_ring().stage()), thread);
-            finish_values();
-            if (used) release_values(k_ring.turns - 2);
-            pack<C>(s, p);
-            hold(p);
-            clear_values();
-            start_values(grown());
-            wgmma_wait<0>();
-            hold(o);
-            release_values(k_ring.turns - 1);
         } else {
             release(shared.q_empty(q_ring().stage()), thread);
         }
-        if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.after);
+        // In FP8 there is no register for it.
+        if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(IS_FP8 ? blocks_of_group().after : blocks.after);
         const Tile done = get_tile(shared.tile(tile_ring.stage()));
+        const Factors factors = get_factors(a, shared.tile(tile_ring.stage()));
         __syncwarp();
         release(shared.tile_empty(tile_ring.stage()), thread);
         tile_ring.advance();
-        store<C, 0>(a, done, rows, o, row);
-        store<C, 1>(a, done, rows, o, row);
+        store<C, 0>(a, done, factors, rows, o, row);
+        store<C, 1>(a, done, factors, rows, o, row);
     }
 }

@@ -15,13 +15,18 @@ struct RunBlocks {
     __device__ __forceinline__ int count() const { return first + high - low; }
     __device__ __forceinline__ int at(int i) const { return i < first ? i : i - first + low; }
 };
-// Blocks of a run begin at its beginning. `sink_tokens`: keys that are seen beside the span.
+// Keys that come with a run's first ones, before them.
+__device__ __forceinline__ int hidden_before(const PlannedKeys& run) { return IS_FP8 ? (u32)run.index % 16 : 0; }
+
+// Blocks of a run begin at its beginning, or in FP8 with the group of its first key. `sink_tokens`: keys that are seen beside
+// the span.
 template <class C>
 __device__ __forceinline__ RunBlocks blocks_of(const PlannedKeys& run, Span span, int sink_tokens) {
     const int from = max(span.from - run.first, 0), to = min(span.to - run.first, run.len);
+    const int hidden = hidden_before(run);
     RunBlocks blocks = {};
-    blocks.low = (u32)from / C::KEYS;
-    blocks.high = from < to ? (u32)(to + C::KEYS - 1) / C::KEYS : blocks.low;
+    blocks.low = (u32)(from + hidden) / C::KEYS;
+    blocks.high = from < to ? (u32)(to + hidden + C::KEYS - 1) / C::KEYS : blocks.low;
     const int first = max(min(sink_tokens - run.first, run.len), 0);
     blocks.first = IS_GENERAL ? (first + C::KEYS - 1) / C::KEYS : 0;
     // Those of the span are not taken twice. Where it has none, it begins anywhere.
@@ -45,17 +50,21 @@ __device__ __forceinline__ void load_rows(
         arrive_together(bar);
         return;
     }
-    expect_together(bar, rows * DIM * 2);
+    expect_together(bar, rows * PANELS * 128);
     if (leads())
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
-            load_box(to + panel * rows * 128, map_of<WHICH>(a), bar, panel * 64, head, phase, index);
+            load_box(to + panel * rows * 128, map_of<WHICH>(a), bar, panel * PANEL_LANES, head, phase, index);
 }
 
 // KEYS rows of K or V; in a cluster the part of this block's rank, for all its blocks.
 template <class C, int WHICH>
 __device__ __forceinline__ void load_keys(const Args& a, u32 to, u32 bar, int head, int phase, int index) {
-    if constexpr (C::CLUSTER == 1) {
+    if constexpr (IS_FP8 && WHICH == V) {
+        // Columns: KEYS of each lane.
+        barrier_expect(bar, C::V_BYTES);
+        load_box(to, &a.v, bar, index, 0, 0, head);
+    } else if constexpr (C::CLUSTER == 1) {
         load_rows<WHICH>(a, to, bar, C::KEYS, head, phase, index);
     } else {
         constexpr int PART = C::KEYS / C::CLUSTER;
@@ -115,7 +124,8 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
     for (;;) {
         const u32 item = items.next();
         if (item >= a.plan->tiles * a.heads) break;
-        const PlannedRows& rows = a.rows[a.tile_segment[item / a.heads]];
+        const u32 segment = a.tile_segment[item / a.heads];
+        const PlannedRows& rows = a.rows[segment];
         u32 rest = item - rows.first_tile * a.heads;
         // Heads in chunks, whose keys stay in the cache; the longest tiles of a chunk first.
         const u32 chunk = rest / (rows.tiles * a.head_chunk);
@@ -129,6 +139,11 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         const int pack = (int)(chunk * a.head_chunk + rest % heads), head = pack << packed_log2<C>(a);
         barrier_wait(shared.tile_empty(tile_ring.stage()), tile_ring.parity() ^ 1);
         const u32 tile = shared.tile(tile_ring.stage());
+        if constexpr (IS_FP8) {
+            const u32 of_q = segment * a.heads + head, of_kv = of_q / a.group;
+            put_four(tile, 3, __float_as_int(a.scale * a.descales[Q][of_q] * a.descales[K][of_kv]),
+                     __float_as_int(a.descales[V][of_kv]), rows.runs > 0 ? hidden_before(a.keys[rows.first_run]) : 0, 0);
+        }
         put_four(tile, 0, rows.index + first, rows.phase, head, min(rows.span, end) - first);
         const Bounds bounds = {max(first + rows.lo, -FAR_ROWS), max(first + rows.hi, -FAR_ROWS)};
         put_four(tile, 1, min(last - first, C::ROWS), bounds.lo, bounds.hi, rows.keys);
@@ -145,7 +160,8 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
             of_run = blocks_of<C>(run_of(r), seen, sink_tokens);
             blocks += of_run.count();
         }
-        put_four(tile, 2, blocks, of_run.high, of_run.low, run_count == 1 && sink_tokens <= 0 ? run_of(0).len : -1);
+        const bool alone = run_count == 1 && sink_tokens <= 0;
+        put_four(tile, 2, blocks, of_run.high, of_run.low, alone ? run_of(0).len + hidden_before(run_of(0)) : -1);
         barrier_wait(shared.q_empty(q_ring().stage()), q_ring().parity() ^ 1);
         if (blocks == 0)
             arrive_together(shared.q_full(q_ring().stage()));
@@ -164,14 +180,16 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
         };
         for (int r = run_count - 1; r >= 0; --r) {
             const PlannedKeys& run = run_of(r);
+            const int hidden = hidden_before(run);
             of_run = blocks_of<C>(run, seen, sink_tokens);
             for (int i = of_run.count() - 1; i >= 0; --i) {
                 barrier_wait(shared.k_empty(ring.stage()), ring.parity() ^ 1);
-                const int key = of_run.at(i) * C::KEYS;
-                put_block(shared.block(ring.stage()), {run.first + key, run.first + min(key + C::KEYS, run.len)});
-                load_keys<C, K>(a, shared.k(ring.stage()), shared.k_full(ring.stage()), kv_head, run.phase, run.index + key);
+                const int key = of_run.at(i) * C::KEYS - hidden;
+                put_block(shared.block(ring.stage()),
+                          {run.first + key, run.first + min(key + C::KEYS, run.len), max(-key, 0)});
+                load_keys<C, K>(a, shared.k(ring.stage()), shared.k_full(ring.stage()), kv_head, IS_FP8 ? 0 : run.phase, run.index + key);
                 if (v_index >= 0) load_v({ring.turns - 1});
-                v_index = run.index + key, v_phase = run.phase;
+                v_index = run.index + key, v_phase = IS_FP8 ? 0 : run.phase;
                 ring.advance();
             }
         }

@@ -1,6 +1,6 @@
 // Hopper's own: bulk tensor copies and their barriers, products on tensor cores (wgmma), and conversions that are made for
-// speed. For sources that are compiled with DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); common.cuh comes
-// before it.
+// speed. For sources that are compiled with DIM (64 or 128: the largest head dim) and TYPE (BF16, FP16 or E4M3); common.cuh
+// comes before it.
 //
 // A *general* instance takes what the others leave out: a soft cap, and tensors that the copy engine does not bring, since their
 // head dims or addresses are no multiples of 16 bytes. Threads of the producer's warp bring those.
@@ -13,8 +13,12 @@ constexpr bool IS_GENERAL = false;
 #endif
 
 constexpr u32 FULL = 0xffffffffu;
-// Panels of 64 lanes.
-constexpr int PANELS = DIM / 64;
+constexpr bool IS_FP8 = TYPE == E4M3;
+// Bytes of an element. A row of a panel has 128 bytes, and one step of a product takes 32 of them.
+constexpr int ELEMENT = IS_FP8 ? 1 : 2;
+constexpr int PANEL_LANES = 128 / ELEMENT, STEP = 32 / ELEMENT;
+// Panels of a row. In FP8 one is there for any head dim.
+constexpr int PANELS = IS_FP8 ? 1 : DIM / 64;
 
 // The driver's description of a tensor.
 struct alignas(64) TensorMap {
@@ -119,6 +123,12 @@ __device__ __forceinline__ int4 get_words(u32 at) {
                  : "r"(at)
                  : "memory");
     return four;
+}
+// A word of shared memory loses the bits that are not in `kept`.
+__device__ __forceinline__ void and_shared(u32 at, u32 kept) {
+    asm volatile("{\n.reg .b32 word;\nld.shared.b32 word, [%0];\nand.b32 word, word, %1;\nst.shared.b32 [%0], word;\n}" ::"r"(at),
+                 "r"(kept)
+                 : "memory");
 }
 __device__ __forceinline__ void put_words(u32 at, int a, int b, int c, int d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -229,9 +239,18 @@ __device__ __forceinline__ u32 uniform(u32 value) {
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
              "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #if TYPE == 1
-#define TYPES ".f32.bf16.bf16"
+#define TYPES "k16.f32.bf16.bf16"
+#define BOTH_ALONG ", 0, 0"
+#define B_ACROSS ", 1"
+#elif TYPE == 2
+#define TYPES "k16.f32.f16.f16"
+#define BOTH_ALONG ", 0, 0"
+#define B_ACROSS ", 1"
 #else
-#define TYPES ".f32.f16.f16"
+// Both operands lie along the sum, and there is no other way.
+#define TYPES "k32.f32.e4m3.e4m3"
+#define BOTH_ALONG ""
+#define B_ACROSS ""
 #endif
 // Where an operand lies in shared memory: the lower half of a descriptor; the upper half says that groups of 8 rows are
 // 1024 bytes apart and rows of 128 bytes are swizzled.
@@ -242,30 +261,29 @@ __device__ __forceinline__ u32 uniform(u32 value) {
                  : BINDS                                                                                               \
                  : __VA_ARGS__, "r"(b), "r"(add))
 
-// d = a · bᵀ [+ d]: 64 rows of a and N of b in shared memory, 16 lanes of each.
+// d = a · bᵀ [+ d]: 64 rows of a and N of b in shared memory, STEP lanes of each.
 template <int N>
 __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int add) {
     if constexpr (N == 128)
-        WGMMA("m64n128k16", NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1, 0, 0",
+        WGMMA("m64n128", NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1" BOTH_ALONG,
               "r"(a));
-    else WGMMA("m64n64k16", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 0, 0", "r"(a));
+    else WGMMA("m64n64", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1" BOTH_ALONG, "r"(a));
 }
 
-// d += a · b: 64 rows of a in registers, 16 rows of b in shared memory.
-__device__ __forceinline__ void value_step(float (&d)[DIM / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
-    const int add = 1;
+// d = a · b [+ d]: 64 rows of a in registers, STEP rows of b in shared memory. In FP8 they are columns there.
+__device__ __forceinline__ void value_step(float (&d)[DIM / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add = 1) {
 #if DIM == 128
-    WGMMA("m64n128k16", NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1, 1", "r"(a0), "r"(a1), "r"(a2),
+    WGMMA("m64n128", NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
           "r"(a3));
 #else
-    WGMMA("m64n64k16", NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1, 1", "r"(a0), "r"(a1), "r"(a2),
+    WGMMA("m64n64", NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
           "r"(a3));
 #endif
 }
 
 // d = aᵀ · b [+ d]: 16 rows of 64 lanes of each in shared memory.
 __device__ __forceinline__ void gradient_step(float (&d)[32], u32 a, u32 b, int add) {
-    WGMMA("m64n64k16", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 1, 1", "r"(a));
+    WGMMA("m64n64", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 1, 1", "r"(a));
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -336,11 +354,22 @@ __device__ __forceinline__ float tanh_of(float x) {
     return fabsf(x) < 0.8f ? near : copysignf(far, x);
 }
 
+// Two elements of the results' format: that of the operands, and bf16 beside FP8.
 __device__ __forceinline__ u32 pair_of(float low, float high) {
     u32 pair;
-    if constexpr (TYPE == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    if constexpr (TYPE != FP16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+// Four codes of e4m3, the first in the lowest byte. What is past the range becomes the largest number.
+__device__ __forceinline__ u32 codes_of(float a, float b, float c, float d) {
+    u32 codes;
+    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(codes)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return codes;
 }
 
 // Four words of a thread become those of its quad with the thread's number.

@@ -1,4 +1,4 @@
-//! Elements in the formats that kernels take: f32, bf16 and fp16.
+//! Elements in the formats that kernels take: f32, bf16, fp16, and codes of e4m3.
 //!
 //! The patterns of guards and of unwritten elements have a code in each format and come back as themselves. In 16 bits
 //! they are −0.0, a signalling NaN, which adding zero disturbs, and a NaN with a payload that no conversion makes.
@@ -44,7 +44,12 @@ pub(crate) fn store(format: Format, elements: &[f32], bytes: &mut [u8]) {
         // quiet.
         Format::Bf16 => pairs(|bits| (bits >> 16) as u16, bytes),
         Format::Fp16 => pairs(fp16_code, bytes),
-        _ => {
+        Format::E4m3 | Format::E5m2 => {
+            for (to, value) in bytes.iter_mut().zip(elements) {
+                *to = format.encode(f64::from(*value)) as u8;
+            }
+        }
+        Format::F32 => {
             for (to, value) in bytes.chunks_exact_mut(4).zip(elements) {
                 to.copy_from_slice(&value.to_bits().to_le_bytes());
             }
@@ -62,7 +67,12 @@ pub(crate) fn load(format: Format, bytes: &[u8], elements: &mut [f32]) {
     match format {
         Format::Bf16 => pairs(bf16_bits, elements),
         Format::Fp16 => pairs(fp16_bits, elements),
-        _ => {
+        Format::E4m3 | Format::E5m2 => {
+            for (from, value) in bytes.iter().zip(elements) {
+                *value = format.decode(u32::from(*from)) as f32;
+            }
+        }
+        Format::F32 => {
             for (from, value) in bytes.chunks_exact(4).zip(elements) {
                 *value = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
             }

@@ -86,28 +86,30 @@ pub struct ForwardOperands {
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct RawArguments {
-    maps: [TensorMap; 3],
-    plan: u64,
-    rows: u64,
-    keys: u64,
-    tile_segment: u64,
+pub(crate) struct RawArguments {
+    pub(crate) maps: [TensorMap; 3],
+    pub(crate) plan: u64,
+    pub(crate) rows: u64,
+    pub(crate) keys: u64,
+    pub(crate) tile_segment: u64,
     /// out, lse, max_logit, sink.
-    views: [RawView; 4],
-    heads: i32,
-    group: i32,
-    head_chunk: i32,
-    q_step: i32,
-    dim_v: i32,
-    clear: i32,
-    sink_kind: i32,
-    packed_log2: i32,
-    scale: f32,
-    scale_log2: f32,
-    inner: f32,
-    by_threads: i32,
+    pub(crate) views: [RawView; 4],
+    pub(crate) heads: i32,
+    pub(crate) group: i32,
+    pub(crate) head_chunk: i32,
+    pub(crate) q_step: i32,
+    pub(crate) dim_v: i32,
+    pub(crate) clear: i32,
+    pub(crate) sink_kind: i32,
+    pub(crate) packed_log2: i32,
+    pub(crate) scale: f32,
+    pub(crate) scale_log2: f32,
+    pub(crate) inner: f32,
+    pub(crate) by_threads: i32,
     /// q, k and v.
-    elements: [RawElements; 3],
+    pub(crate) elements: [RawElements; 3],
+    /// Of q, k and v; in FP8.
+    pub(crate) descales: [u64; 3],
 }
 // SAFETY: repr(C), the fields of `Args` in forward.cu.
 unsafe impl Argument for RawArguments {}
@@ -392,15 +394,15 @@ impl CallTables {
     }
 }
 
-fn scale_log2(scale: f32) -> f32 {
+pub(crate) fn scale_log2(scale: f32) -> f32 {
     (f64::from(scale) * std::f64::consts::LOG2_E) as f32
 }
 
 /// Returns the number of heads that are taken together. Their keys and values fit the cache, and all chunks have one
 /// size where twice as many chunks allow that. A last chunk of few heads would have its longest tiles when there is
-/// nothing else left.
-fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, dims: [usize; 2]) -> usize {
-    let bytes = (call.summary.keys * (dims[0] + dims[1]) * 2).max(1);
+/// nothing else left. A key and its value of a head have so many bytes.
+pub(crate) fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, key_bytes: usize) -> usize {
+    let bytes = (call.summary.keys * key_bytes).max(1);
     let fewest = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
     let even = (fewest..=2 * fewest).find(|&chunks| kv_heads.is_multiple_of(chunks));
     kv_heads.div_ceil(even.unwrap_or(fewest)) * group
@@ -451,7 +453,64 @@ fn tensor_map(
     })
 }
 
+/// Where a call's plan lies, and its parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlanPlaces {
+    pub(crate) plan: u64,
+    pub(crate) rows: u64,
+    pub(crate) keys: u64,
+    pub(crate) tile_segment: u64,
+}
+
+impl PlanPlaces {
+    /// Returns the places in memory of at least [`CallTables::plan_bytes`].
+    pub(crate) fn of(call: &CallTables, plan: Area) -> Result<PlanPlaces, KernelError> {
+        on_bytes("the plan", plan.address(), ALIGNMENT)?;
+        if plan.bytes() < call.plan_bytes() {
+            return Err(KernelError::shape(format!(
+                "{} bytes for the plan, not {}",
+                plan.bytes(),
+                call.plan_bytes()
+            )));
+        }
+        let rows = plan.address() + PLAN_BYTES as u64;
+        let keys = rows + (PLANNED_ROWS_BYTES * call.segments) as u64;
+        let tile_segment = keys + (PLANNED_KEYS_BYTES * call.runs) as u64;
+        Ok(PlanPlaces { plan: plan.address(), rows, keys, tile_segment })
+    }
+}
+
 impl Gpu {
+    /// Launches the planning kernel, for tiles of so many rows. Rows that the first tile of a segment has fewer are a
+    /// multiple of the second number.
+    pub(crate) fn plan_forward(
+        &self,
+        call: &CallTables,
+        tables: Area,
+        places: &PlanPlaces,
+        [tile_rows, part_rows]: [usize; 2],
+    ) -> Result<(), KernelError> {
+        let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
+        let RawSegments { segments, runs, segment_count, run_count } = call.bands(tables);
+        let planned = RawPlan {
+            segments,
+            runs,
+            plan: places.plan,
+            rows: places.rows,
+            keys: places.keys,
+            tile_segment: places.tile_segment,
+            q_rows: call.owned[0] as i64,
+            segment_count: segment_count as i32,
+            run_count: run_count as i32,
+            q_step: q_step as i32,
+            kv_step: kv_step as i32,
+            tile_rows: tile_rows as i32,
+            part_rows: part_rows as i32,
+            tile_capacity: call.tile_capacity() as i32,
+        };
+        self.launch("forward_plan", (1, 1, SCAN_THREADS), &[&planned])
+    }
+
     /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::plan_bytes`]. There are
     /// two launches, and no wait. A call that the kernel does not take is [`KernelError::Unserved`].
     ///
@@ -480,14 +539,7 @@ impl Gpu {
         }
         tensors.check(tables, &[("the plan", plan)])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
-        on_bytes("the plan", plan.address(), ALIGNMENT)?;
-        if plan.bytes() < call.plan_bytes() {
-            return Err(KernelError::shape(format!(
-                "{} bytes for the plan, not {}",
-                plan.bytes(),
-                call.plan_bytes()
-            )));
-        }
+        let places = PlanPlaces::of(call, plan)?;
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], [q, k, v, out]);
         let out = out.raw("out")?;
         if call.owned[0] == 0 || heads == 0 {
@@ -499,26 +551,6 @@ impl Gpu {
         let (rows, cluster) = (config.rows(), config.cluster);
         let group = heads / kv_heads;
         let packed = shape.packed(group, instance);
-        let rows_at = plan.address() + PLAN_BYTES as u64;
-        let keys_at = rows_at + (PLANNED_ROWS_BYTES * call.segments) as u64;
-        let tiles_at = keys_at + (PLANNED_KEYS_BYTES * call.runs) as u64;
-        let RawSegments { segments, runs, segment_count, run_count } = call.bands(tables);
-        let planned = RawPlan {
-            segments,
-            runs,
-            plan: plan.address(),
-            rows: rows_at,
-            keys: keys_at,
-            tile_segment: tiles_at,
-            q_rows: call.owned[0] as i64,
-            segment_count: segment_count as i32,
-            run_count: run_count as i32,
-            q_step: q_step as i32,
-            kv_step: kv_step as i32,
-            tile_rows: (rows * cluster / packed) as i32,
-            part_rows: (config.part_rows() / packed) as i32,
-            tile_capacity: call.tile_capacity() as i32,
-        };
         let Softmax { scale, softcap, .. } = call.softmax;
         // A logit is the cap times a tanh.
         let (scale, inner) = softcap.map_or((scale, 0.0), |cap| (cap, scale / cap));
@@ -530,14 +562,14 @@ impl Gpu {
         ];
         let arguments = RawArguments {
             maps: tensor_maps(self, tiled, by_threads)?,
-            plan: plan.address(),
-            rows: rows_at,
-            keys: keys_at,
-            tile_segment: tiles_at,
+            plan: places.plan,
+            rows: places.rows,
+            keys: places.keys,
+            tile_segment: places.tile_segment,
             views: [out, lse.raw("lse")?, max_logit.raw("max_logit")?, sink.raw("sink")?],
             heads: (heads / packed) as i32,
             group: (group / packed) as i32,
-            head_chunk: (head_chunk(call, group, kv_heads, [dim, dim_v]) / packed) as i32,
+            head_chunk: (head_chunk(call, group, kv_heads, 2 * (dim + dim_v)) / packed) as i32,
             q_step: q_step as i32,
             dim_v: dim_v as i32,
             clear: i32::from(call.policy == RowPolicy::Overwrite),
@@ -548,8 +580,10 @@ impl Gpu {
             inner,
             by_threads: i32::from(by_threads),
             elements: elements(tiled)?,
+            descales: [0; 3],
         };
-        self.launch("forward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
+        let tile = [rows * cluster, config.part_rows()].map(|rows| rows / packed);
+        self.plan_forward(call, tables, &places, tile)?;
         self.launch_with(
             &format!("forward_{}_{}", shape.name(), instance.suffix(q.format())),
             (self.multiprocessors()? / cluster * cluster, 1, config.threads()),
@@ -607,8 +641,8 @@ mod tests {
             let kernel = format!("forward_{}_{dim}_1", shape.name());
             assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
         }
-        // These are all, with the two of the backward.
-        assert_eq!(SHARING.len(), shapes.len() + 2);
+        // These are all, with the two of the backward and the two in FP8.
+        assert_eq!(SHARING.len(), shapes.len() + 4);
     }
 
     #[test]
@@ -680,18 +714,18 @@ mod tests {
     #[test]
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(Run::packed(0, 64, 64), Run::packed(0, 64, 64))], plain());
-        assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 16, "short keys all stay");
+        assert_eq!(head_chunk(&long, 1, 16, 512), 16, "short keys all stay");
         // A head has 4.5 MiB, so that 5 fit: 4 chunks of 4, and not 3 of 5 and 1.
         long.summary.keys = 9216;
-        assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 4);
-        assert_eq!(head_chunk(&long, 1, 7, [128, 128]), 4, "4 and 3");
+        assert_eq!(head_chunk(&long, 1, 16, 512), 4);
+        assert_eq!(head_chunk(&long, 1, 7, 512), 4, "4 and 3");
         // A head has 8 MiB, so that 3 fit: 8 chunks of 2, and not 5 of 3 and 1.
         long.summary.keys = 16384;
-        assert_eq!(head_chunk(&long, 1, 16, [128, 128]), 2);
+        assert_eq!(head_chunk(&long, 1, 16, 512), 2);
         long.summary.keys = 9216;
-        assert_eq!(head_chunk(&long, 4, 8, [128, 128]), 16);
+        assert_eq!(head_chunk(&long, 4, 8, 512), 16);
         long.summary.keys = 1 << 28;
-        assert_eq!(head_chunk(&long, 1, 3, [128, 128]), 1, "one head at least");
+        assert_eq!(head_chunk(&long, 1, 3, 512), 1, "one head at least");
     }
 
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.

@@ -180,7 +180,7 @@ impl Gpu {
     }
 
     /// Returns the same GPU with streams of its own, for another thread of the host.
-    pub(crate) fn beside(&self) -> Result<Gpu, KernelError> {
+    pub fn beside(&self) -> Result<Gpu, KernelError> {
         let stream = self.context.new_stream().map_err(failed("stream"))?;
         Ok(Gpu::of(self.context.clone(), stream, self.functions.clone()))
     }
@@ -278,14 +278,15 @@ impl Gpu {
         let format = match tiled.format {
             Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Format::E4m3 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             other => {
                 return Err(KernelError::shape(format!(
-                    "there is no tensor map of {other}; only of bf16 and fp16"
+                    "there is no tensor map of {other}; only of bf16, fp16 and e4m3"
                 )));
             }
         };
         let dims = tiled.dims.map(|count| count.max(1) as u64);
-        let strides = tiled.strides.map(|elements| 2 * elements as u64);
+        let strides = tiled.strides.map(|elements| (element_bytes(tiled.format) * elements) as u64);
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays have as many numbers as there are dimensions, and the map is valid memory. Nothing is
         // read from the tensor.

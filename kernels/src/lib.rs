@@ -8,6 +8,7 @@ mod codec;
 pub mod device;
 pub mod error;
 pub mod forward;
+pub mod forward_fp8;
 pub mod gpu;
 pub mod memory;
 pub mod merge;
@@ -22,6 +23,7 @@ pub mod region;
 pub mod rows;
 pub mod source;
 pub mod tables;
+pub mod turned;
 mod version;
 pub mod view;
 

@@ -3,7 +3,7 @@
 use crate::block::{SCAN_THREADS, THREADS, WARP};
 use crate::nvrtc::{REGISTERS, REGISTERS_STEP, Resources};
 use crate::source::sharing_threads;
-use crate::{backward, forward};
+use crate::{backward, forward, forward_fp8};
 
 /// The threads and the shared memory of a multiprocessor.
 const SM_THREADS: usize = 2048;
@@ -30,7 +30,9 @@ pub fn block_of(kernel: &str) -> Block {
         _ if WARPS.contains(&kernel) || kernel.ends_with("_bulk") => WARP,
         _ => sharing_threads(kernel).unwrap_or(THREADS),
     };
-    let shared = forward::shared_of(kernel).or_else(|| backward::shared_of(kernel));
+    let shared = forward::shared_of(kernel)
+        .or_else(|| forward_fp8::shared_of(kernel))
+        .or_else(|| backward::shared_of(kernel));
     Block { threads, shared: shared.unwrap_or(0) }
 }
 

@@ -17,12 +17,13 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each with its name. A header includes no other.
-pub const HEADERS: [(&str, &str); 11] = [
+pub const HEADERS: [(&str, &str); 12] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
     ("plan.cuh", include_str!("../cuda/plan.cuh")),
     ("forward_producer.cuh", include_str!("../cuda/forward_producer.cuh")),
     ("forward_consumer.cuh", include_str!("../cuda/forward_consumer.cuh")),
+    ("forward_codes.cuh", include_str!("../cuda/forward_codes.cuh")),
     ("forward_plan.cuh", include_str!("../cuda/forward_plan.cuh")),
     ("backward_rows.cuh", include_str!("../cuda/backward_rows.cuh")),
     ("backward_tiles.cuh", include_str!("../cuda/backward_tiles.cuh")),
@@ -49,16 +50,29 @@ const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=128", "-DTYPE=2", "-DGENERAL"],
 ];
 
+/// Those of the forward: 3 is e4m3.
+const FORWARD: &[&[&str]] = &[
+    TENSOR_CORES[0],
+    TENSOR_CORES[1],
+    TENSOR_CORES[2],
+    TENSOR_CORES[3],
+    TENSOR_CORES[4],
+    TENSOR_CORES[5],
+    &["--fmad=false", "-DDIM=128", "-DTYPE=3"],
+    &["--fmad=false", "-DDIM=64", "-DTYPE=3"],
+];
+
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 8] = [
+const FILES: [File; 9] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
     ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
     ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
-    ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
+    ("turned.cu", include_str!("../cuda/turned.cu"), &[TWINS_BITS]),
+    ("forward.cu", include_str!("../cuda/forward.cu"), FORWARD),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
 ];
 
@@ -75,9 +89,11 @@ const OVERLAPPING: [&str; 4] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.
-pub(crate) const SHARING: [(&str, usize); 8] = [
+pub(crate) const SHARING: [(&str, usize); 10] = [
     ("backward_short_", 384),
     ("backward_tiles_", 384),
+    ("forward_fp8_long_", 384),
+    ("forward_fp8_short_", 384),
     ("forward_long_128_", 384),
     ("forward_long_64_", 512),
     ("forward_middle_128_", 512),
@@ -96,7 +112,11 @@ impl Source {
     /// general.
     pub fn name(&self) -> String {
         let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name));
-        let format = value("-DTYPE=").map(|number| if number == "1" { "bf16" } else { "fp16" });
+        let format = value("-DTYPE=").map(|number| match number {
+            "1" => "bf16",
+            "2" => "fp16",
+            _ => "e4m3",
+        });
         match value("-DDIM=").zip(format) {
             Some((dim, format)) => {
                 let general = if self.options.contains(&"-DGENERAL") { ", general" } else { "" };

@@ -9,6 +9,9 @@ use crate::forward::ALIGNMENT;
 use crate::memory::{Area, Argument};
 use crate::tables::{ROWS_MAX, on_bytes};
 
+/// The number of e4m3 in the sources.
+const CODES: i32 = 3;
+
 /// A tensor in device memory. The lanes of a row and head are neighbours.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -81,6 +84,18 @@ impl<'a> View<'a> {
 
     /// Returns the view as kernels take it, checked to lie in its area.
     pub fn raw(&self, name: &str) -> Result<RawView, KernelError> {
+        self.checked(name, format_number(name, self.format)?)
+    }
+
+    /// Returns the view of codes of e4m3, which only kernels in FP8 take.
+    pub(crate) fn raw_codes(&self, name: &str) -> Result<RawView, KernelError> {
+        if self.format != Format::E4m3 {
+            return Err(KernelError::shape(format!("{name} in {}, not in e4m3", self.format)));
+        }
+        self.checked(name, CODES)
+    }
+
+    fn checked(&self, name: &str, number: i32) -> Result<RawView, KernelError> {
         let View { area, rows, heads, dim, strides: [row, head], format } = *self;
         let element = element_bytes(format);
         let bytes = [rows, heads, dim, element].into_iter().try_fold(1_usize, usize::checked_mul);
@@ -88,9 +103,8 @@ impl<'a> View<'a> {
             let bytes = area.bytes();
             return Err(KernelError::shape(format!("{name}: [{rows}, {heads}, {dim}] in {bytes} bytes")));
         }
-        let format = format_number(name, format)?;
         on_bytes(name, area.address(), element)?;
-        Ok(RawView { base: area.address(), row: row as i64, head: head as i64, format })
+        Ok(RawView { base: area.address(), row: row as i64, head: head as i64, format: number })
     }
 }
 

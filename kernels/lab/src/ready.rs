@@ -14,8 +14,6 @@ use seamproof_simulator::AttentionCall;
 
 /// The numbers of a tensor until they repeat.
 const NUMBERS: usize = 1 << 22;
-/// The bytes of a bf16 and of an fp16.
-const ELEMENT_BYTES: usize = 2;
 /// The sinks of heads, in turn: next to nothing, about as much as a key, more than all keys.
 const SINKS: [f32; 3] = [-9.0, 0.5, 12.0];
 
@@ -31,7 +29,7 @@ impl NormalNumbers {
         NormalNumbers::of(gpu, Format::Bf16)
     }
 
-    /// Returns numbers in bf16 or fp16.
+    /// Returns numbers in bf16, fp16 or e4m3.
     pub(crate) fn of(gpu: &Gpu, format: Format) -> Result<NormalNumbers, KernelError> {
         let block = |seed| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -39,7 +37,8 @@ impl NormalNumbers {
             let mut uniform = || (rng.next_u32() as f32 + 1.0) / 4_294_967_296.0;
             // Two uniform numbers make a normal one (Box and Muller, Ann. Math. Stat. 29, 1958).
             let mut normal = || (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos();
-            let bytes = (0..NUMBERS).flat_map(|_| (format.encode(f64::from(normal())) as u16).to_le_bytes());
+            let codes = (0..NUMBERS).map(|_| format.encode(f64::from(normal())).to_le_bytes());
+            let bytes = codes.flat_map(|code| code.into_iter().take(element_bytes(format)));
             gpu.upload(&bytes.collect::<Vec<u8>>())
         };
         Ok(NormalNumbers { blocks: [block(1)?, block(2)?, block(3)?, block(4)?], format })
@@ -53,17 +52,27 @@ impl NormalNumbers {
 
     /// Returns a tensor that repeats a block.
     fn tensor(&self, gpu: &Gpu, block: usize, shape: [usize; 3]) -> Result<DeviceBuffer, KernelError> {
-        let (from, tensor) = (self.blocks[block].area(), gpu.allocate(bytes(shape))?);
-        for start in (0..bytes(shape)).step_by(from.bytes()) {
-            let part = from.bytes().min(bytes(shape) - start);
+        let bytes = bytes(shape, self.format);
+        let (from, tensor) = (self.blocks[block].area(), gpu.allocate(bytes)?);
+        for start in (0..bytes).step_by(from.bytes()) {
+            let part = from.bytes().min(bytes - start);
             gpu.copy(from.part(0..part)?, tensor.area().part(start..start + part)?)?;
         }
         Ok(tensor)
     }
 }
 
-fn bytes(shape: [usize; 3]) -> usize {
-    shape.iter().product::<usize>() * ELEMENT_BYTES
+fn element_bytes(format: Format) -> usize {
+    format.bits() as usize / 8
+}
+
+fn bytes(shape: [usize; 3], format: Format) -> usize {
+    shape.iter().product::<usize>() * element_bytes(format)
+}
+
+/// Returns the format of out: bf16 beside codes of one byte.
+fn of_results(format: Format) -> Format {
+    if element_bytes(format) == 1 { Format::Bf16 } else { format }
 }
 
 /// Returns the formats in which P and dS of a problem enter products.
@@ -98,7 +107,7 @@ pub(crate) struct ForwardBuffers {
     max_logit: DeviceBuffer,
     /// The learnable sink, where the problem has one.
     sink: Option<DeviceBuffer>,
-    /// The format of q, k, v and out.
+    /// The format of q, k and v.
     format: Format,
 }
 
@@ -116,7 +125,7 @@ impl ForwardBuffers {
             q: numbers.tensor(gpu, 0, problem.q_shape())?,
             k: numbers.tensor(gpu, 1, problem.k_shape())?,
             v: numbers.tensor(gpu, 2, problem.v_shape())?,
-            out: gpu.allocate(bytes(problem.out_shape()))?,
+            out: gpu.allocate(bytes(problem.out_shape(), of_results(numbers.format)))?,
             lse: gpu.allocate(problem.lse_shape().iter().product::<usize>() * 4)?,
             max_logit: gpu.upload(&f32::NEG_INFINITY.to_le_bytes().repeat(problem.heads.q))?,
         })
@@ -128,7 +137,7 @@ impl ForwardBuffers {
             k: View::rows(self.k.area(), problem.k_shape(), self.format),
             v: View::rows(self.v.area(), problem.v_shape(), self.format),
             sink: self.sink.as_ref().map(|sink| View::heads(sink.area(), problem.heads.q, Format::F32)),
-            out: View::rows(self.out.area(), problem.out_shape(), self.format),
+            out: View::rows(self.out.area(), problem.out_shape(), of_results(self.format)),
             lse: View::statistic(self.lse.area(), problem.lse_shape(), Format::F32),
             max_logit: View::heads(self.max_logit.area(), problem.heads.q, Format::F32),
         }
@@ -190,7 +199,7 @@ impl BackwardBuffers {
         problem: &Problem,
         numbers: &NormalNumbers,
     ) -> Result<BackwardBuffers, KernelError> {
-        let room = |shape| gpu.allocate(bytes(shape));
+        let room = |shape| gpu.allocate(bytes(shape, numbers.format));
         Ok(BackwardBuffers {
             forward: ForwardBuffers::new(gpu, problem, numbers)?,
             dout: numbers.tensor(gpu, 3, problem.out_shape())?,

@@ -5,7 +5,8 @@ use seamproof_kernels::cache::Cache;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_lab::check::{
     REPLAYED, ReplayTables, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, accumulated, check, check_calls,
-    check_large, check_levels, direct, instances, launch_instances, prepare, replayed, seen, steady,
+    check_large, check_levels, check_turned, direct, instances, launch_instances, prepare, replayed, seen,
+    steady,
 };
 use seamproof_lab::faults::source_faults;
 
@@ -40,6 +41,14 @@ fn every_kernel_gives_its_twins_bits() {
 fn products_of_rows_and_elements_are_64_bits_wide() {
     let gpu = done(Gpu::open(0, &Cache::of_user()));
     let found = done(check_large(&gpu));
+    assert!(found.is_empty(), "{}", found[0]);
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn a_turned_copy_has_every_code_in_its_place() {
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(check_turned(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
 }
 

@@ -15,6 +15,7 @@
 
 mod choice;
 mod cuda;
+mod fp8;
 mod image;
 mod lanes;
 mod operations;

@@ -15,6 +15,7 @@ use seamproof_simulator::AttentionCall;
 use super::backward::backward;
 use super::error::BenchError;
 use super::figures::{Figure, Figures};
+use super::fp8::forward_fp8;
 use super::timing::{TIMING, time};
 use super::tracks::{BenchCell, cells, tracks};
 use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launcher, weights};
@@ -24,6 +25,8 @@ use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launc
 pub enum BenchedPass {
     /// The forward, by one of its kernels.
     Forward(AttentionKernels),
+    /// The forward in FP8, beside that in bf16.
+    ForwardFp8,
     /// The backward on tensor cores, in both orders of its sums.
     Backward,
 }
@@ -86,6 +89,7 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
         gpu.clock_mhz()?,
         match subject {
             BenchedPass::Forward(kernel) => format!("{} kernel, forward", kernel.name()),
+            BenchedPass::ForwardFp8 => "forward in FP8, beside the tuned kernel's".to_owned(),
             BenchedPass::Backward => "backward in any order and in a fixed one".to_owned(),
         },
         TIMING.measured.as_secs_f64(),
@@ -94,6 +98,7 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
     let mut figures = Figures::new(*peer, to)?;
     match subject {
         BenchedPass::Forward(kernel) => forward(gpu, *kernel, cells, &mut figures)?,
+        BenchedPass::ForwardFp8 => forward_fp8(gpu, cells, &mut figures)?,
         BenchedPass::Backward => backward(gpu, cells, &mut figures)?,
     }
     figures.means()
@@ -107,12 +112,22 @@ fn forward(
 ) -> Result<(), BenchError> {
     let numbers = NormalNumbers::new(gpu)?;
     for cell in cells {
-        let problem = &cell.problem;
-        let sets = (0..TIMING.sets).map(|_| ForwardBuffers::new(gpu, problem, &numbers));
-        let sets: Vec<ForwardBuffers> = sets.collect::<Result<_, _>>()?;
-        let launcher = launcher(gpu, problem, kernel)?;
-        let ms = time(gpu, |set| launcher(&sets[set].forward(problem)))?;
+        let ms = forward_ms(gpu, cell, kernel, &numbers)?;
         figures.line(cell, Figure { mode: "", operations: cell.operations(), ms }, (TIMING, None))?;
     }
     Ok(())
+}
+
+/// Returns the mean milliseconds of a cell's forward.
+pub(super) fn forward_ms(
+    gpu: &Gpu,
+    cell: &BenchCell,
+    kernel: AttentionKernels,
+    numbers: &NormalNumbers,
+) -> Result<f64, BenchError> {
+    let problem = &cell.problem;
+    let sets = (0..TIMING.sets).map(|_| ForwardBuffers::new(gpu, problem, numbers));
+    let sets: Vec<ForwardBuffers> = sets.collect::<Result<_, _>>()?;
+    let launcher = launcher(gpu, problem, kernel)?;
+    Ok(time(gpu, |set| launcher(&sets[set].forward(problem)))?)
 }

@@ -4,6 +4,7 @@ mod attention;
 mod backward;
 mod error;
 mod figures;
+mod fp8;
 mod peer;
 mod pools;
 mod thd;

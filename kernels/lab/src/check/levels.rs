@@ -18,6 +18,7 @@ use seamproof_oracle::{
     Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, Softmax, TensorRows,
 };
 
+use super::codes::check_far_codes;
 use super::mismatch::Mismatch;
 use crate::problem::{fields, legal};
 use crate::ready::forward_launcher;
@@ -210,9 +211,10 @@ fn near(got: f32, want: f64, allowed: f64) -> bool {
     (f64::from(got) - want).abs() <= allowed
 }
 
-/// Checks climbs in every shape, of both head dims and formats. Returns one of each that is wrong.
+/// Checks climbs in every shape, of both head dims and formats, and codes at far levels. Returns one of each that is
+/// wrong.
 pub fn check_levels(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
-    let mut found = Vec::new();
+    let mut found = check_far_codes(gpu)?;
     for reach in &REACHES {
         let climbs = climbs(reach);
         for dim in DIMS {

@@ -1,6 +1,7 @@
 //! Checks of the kernels on a GPU.
 
 mod calls;
+mod codes;
 mod draw;
 mod elements;
 mod far;
@@ -18,6 +19,7 @@ mod tables;
 mod twins;
 
 pub use calls::check_calls;
+pub use codes::check_turned;
 pub use large::check_large;
 pub use levels::check_levels;
 pub use mismatch::Mismatch;

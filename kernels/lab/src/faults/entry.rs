@@ -1,6 +1,7 @@
 //! Entries of the catalogue.
 
 use seamproof_kernels::forward::{AttentionKernels, TileShape};
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::source::{Source, sources};
 use seamproof_simulator::faults::{Catcher, Fault};
 
@@ -81,6 +82,15 @@ pub type SourceFault = Fault<SourceEdit>;
 /// A bug and its public source.
 pub(super) type BugSource = (&'static str, &'static str);
 
+/// Kernels that a campaign launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launched {
+    /// Attention in 16 bits, and the helpers around it.
+    Attention(AttentionKernels),
+    /// The forward in FP8.
+    Fp8(Fp8Shape),
+}
+
 /// An edit of a source's text that plants a fault.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceEdit {
@@ -94,8 +104,8 @@ pub struct SourceEdit {
     pub replace: &'static str,
     /// The check that shows the fault.
     pub seen: Detector,
-    /// The attention kernels with which a campaign's judge shows it.
-    pub attention: AttentionKernels,
+    /// The kernels with which a campaign's judge shows it.
+    pub launched: Launched,
 }
 
 impl SourceEdit {
@@ -133,10 +143,10 @@ pub(super) const TE_1230: BugSource = (
     "https://github.com/NVIDIA/TransformerEngine/pull/1230",
 );
 
-/// Makes a catalogue. It takes the attention kernels that show its entries. Each entry has an id, a class, what it
+/// Makes a catalogue. It takes the kernels that show its entries. Each entry has an id, a class, what it
 /// imitates with its public source, a file, `text => text`, and the check that shows it.
 macro_rules! faults {
-    ($attention:expr; $($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
+    ($launched:expr; $($id:literal, $kind:ident, $imitates:expr, $file:literal, $find:literal => $replace:literal, $seen:expr;)*) => {
         &[$(SourceFault {
             id: $id,
             imitates: $imitates.0,
@@ -144,18 +154,20 @@ macro_rules! faults {
             entries: &[],
             caught_by: $seen.rungs(),
             edit: SourceEdit {
-                kind: BugClass::$kind, file: $file, find: $find, replace: $replace, seen: $seen, attention: $attention,
+                kind: BugClass::$kind, file: $file, find: $find, replace: $replace, seen: $seen, launched: $launched,
             },
         }),*]
     };
 }
 pub(super) use faults;
 
-pub(super) const SIMPLE: AttentionKernels = AttentionKernels::Simple;
+pub(super) const SIMPLE: Launched = Launched::Attention(AttentionKernels::Simple);
 /// Faults of the kernels on tensor cores show in the forward's long shape, some in that alone.
-pub(super) const TUNED: AttentionKernels = AttentionKernels::Of(TileShape::Long);
+pub(super) const TUNED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Long));
 /// Faults of tiles with rows of several heads show only in the middle shape.
-pub(super) const PACKED: AttentionKernels = AttentionKernels::Of(TileShape::Middle);
+pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Middle));
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.
-pub(super) const PAIRED: AttentionKernels = AttentionKernels::Of(TileShape::Paired);
-pub(super) const SHORT: AttentionKernels = AttentionKernels::Of(TileShape::Short);
+pub(super) const PAIRED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Paired));
+pub(super) const SHORT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Short));
+/// Faults of the forward in FP8 show in its long shape.
+pub(super) const IN_FP8: Launched = Launched::Fp8(Fp8Shape::Long);

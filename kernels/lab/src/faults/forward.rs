@@ -24,12 +24,12 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "min(r + bounds.hi, block.end)",
         VALUES;
     "tile-window-one-short", WrongSeam, ("a window one key short", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "forward.cu",
-        "keys_below(r + bounds.lo - first_key"
-            => "keys_below(r + bounds.lo + 1 - first_key",
+        "keys_below(lowest - first_key"
+            => "keys_below(lowest + 1 - first_key",
         VALUES;
     "lowest-block-skipped", WrongSeam, ("the first block of keys is skipped", "https://github.com/intel/sycl-tla/pull/489"), "forward.cu",
-        "low = (u32)seen.from / C::KEYS, high"
-            => "low = (u32)seen.from / C::KEYS + (seen.to - seen.from > 2 * C::KEYS), high",
+        "low = (u32)(seen.from + hidden) / C::KEYS, high"
+            => "low = (u32)(seen.from + hidden) / C::KEYS + (seen.to - seen.from > 2 * C::KEYS), high",
         VALUES;
     "tile-out-not-rescaled", Arithmetic, ("out is not rescaled", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "o[i] *= factor[i / 2 % 2];"
@@ -52,8 +52,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "x = exp2_of(1.00390625f * level.exponent_of(x));",
         VALUES;
     "half-of-the-lanes-scored", WrongSeam, ("the tail of the head dim is left out", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
-        "step < DIM / 16; ++step"
-            => "step < DIM / 32; ++step",
+        "step < DIM / STEP; ++step"
+            => "step < DIM / STEP / 2; ++step",
         VALUES;
     "tile-kv-head-by-remainder", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "forward.cu",
         "kv_head = pack / a.group;"
@@ -100,8 +100,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "descriptor(shared.q(q_ring().stage()), 0);",
         VALUES;
     "second-group-passes-over-the-firsts-blocks", WrongSeam, ("blocks of keys are skipped", "https://github.com/intel/sycl-tla/pull/489"), "forward.cu",
-        "blocks_for<C>(brought, {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group);"
-            => "blocks_for<C>(brought, {limits.y, limits.z}, limits.x, limits.w, rows_of_group);",
+        "blocks_for<C>(get_brought(tile), {limits.y + first, limits.z + first}, limits.x - first, limits.w,"
+            => "blocks_for<C>(get_brought(tile), {limits.y, limits.z}, limits.x, limits.w,",
         VALUES;
     "level-of-no-key", MissingGuard, ("−∞ − −∞ in rows that have seen no key yet", "https://github.com/pytorch/pytorch/issues/103963"), "forward.cu",
         "level.base = largest == neg_infinity() ? 0.0f : largest;"
@@ -124,12 +124,12 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "raise_head(a.max_logit, head, largest, packed);",
         READS;
     "keys-of-a-run-counted-from-0", WrongSeam, ("a later run's keys take the places of the first one's", "https://github.com/NVIDIA/TransformerEngine/pull/2829"), "forward.cu",
-        "{run.first + key, run.first + min(key + C::KEYS, run.len)}"
-            => "{key, min(key + C::KEYS, run.len)}",
+        "{run.first + key, run.first + min(key + C::KEYS, run.len), max(-key, 0)}"
+            => "{key, min(key + C::KEYS, run.len), 0}",
         Detector::Calls;
     "values-of-the-first-phase", GlobalOffset, ("values of another batch entry", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
-        "v_index = run.index + key, v_phase = run.phase;"
-            => "v_index = run.index + key;",
+        "v_phase = IS_FP8 ? 0 : run.phase;"
+            => "v_phase = 0;",
         READS;
     "tile-softcap-missing", Arithmetic, ("no soft cap", "https://github.com/Dao-AILab/flash-attention/pull/2402"), "forward.cu",
         "s[i] = tanh_of(s[i] * inner);"

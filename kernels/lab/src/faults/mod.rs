@@ -8,11 +8,12 @@ mod attention;
 mod backward;
 mod entry;
 mod forward;
+mod fp8;
 mod helpers;
 
 use seamproof_simulator::faults::find;
 
-pub use entry::{BugClass, Detector, SourceEdit, SourceFault};
+pub use entry::{BugClass, Detector, Launched, SourceEdit, SourceFault};
 
 /// Returns every planted fault of a kernel.
 pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
@@ -23,6 +24,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         forward::PACKED_FAULTS,
         forward::PAIRED_FAULTS,
         forward::SHORT_FAULTS,
+        fp8::FP8_FAULTS,
         backward::BACKWARD_FAULTS,
     ];
     tables.into_iter().flatten()

@@ -1,0 +1,216 @@
+// The forward's products and weights in FP8: 64 rows of a tile against blocks of 128 keys, on codes. For forward.cu.
+//
+// A turn takes a block: while the tensor cores multiply, the scores of the block give a level to each row, which needs no more
+// than their largest. Then P · V of the block before has come. It is added to O while the weights are made, which keeps
+// both kinds of units at work, and its words of P take the new ones.
+#pragma once
+
+// Weights are multiplied by 2 to this power. The largest number of e4m3 is 448.
+constexpr float WEIGHT_EXPONENT = 8.0f;
+// Up to this level, rounding leaves less than 2^-11 out of a fused weight's exponent, so that the largest weight is the code 256.
+constexpr float FUSED_LEVEL = 8192.0f;
+
+// The thread's number, from which nothing is made that would be kept in registers for masks to come.
+template <class C>
+__device__ __forceinline__ u32 thread_of_team() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread % C::TEAM;
+}
+
+// A row's weights are 2 to the power of `score · scale + shift`, where `shift` is what the largest score so far leaves of the
+// exponent of weights. Its *rest* is that exponent as it was rounded. From a far level, scores lose the largest one before.
+struct CodeLevel {
+    float base;
+    float scale;
+    float shift;
+    // The base of a far level, or 0.
+    float lost;
+
+    __device__ __forceinline__ float exponent_of(float score) const { return fmaf(score, scale, shift); }
+    __device__ __forceinline__ float rest() const { return exponent_of(base - lost); }
+    // What weights by an older largest score, which have its rest, are worth by this level.
+    __device__ __forceinline__ float factor_of(float old, float old_rest) const {
+        return exp2_of(exponent_of(old - lost) - old_rest);
+    }
+};
+
+__device__ __forceinline__ CodeLevel code_level_of(float largest, float scale_log2) {
+    // A row that has seen no key yet: any number will do.
+    const float base = largest == neg_infinity() ? 0.0f : largest;
+    const float lost = fabsf(base) * scale_log2 > FUSED_LEVEL ? base : 0.0f;
+    return {base, scale_log2, fmaf(lost - base, scale_log2, WEIGHT_EXPONENT), lost};
+}
+
+// The levels of a block's scores; `factor` is what older weights are worth by them. Scores lose what their level takes first.
+template <class C>
+__device__ __forceinline__ void next_levels(
+    float (&s)[C::KEYS / 2], Rows& rows, CodeLevel (&level)[2], float (&factor)[2], float scale_log2
+) {
+    const float old[2] = {rows.largest[0], rows.largest[1]};
+    rows.largest[0] = largest_of<C, 0>(s, old[0]);
+    rows.largest[1] = largest_of<C, 1>(s, old[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        level[half] = code_level_of(rows.largest[half], scale_log2);
+        factor[half] = level[half].factor_of(old[half], rows.rest[half]);
+        rows.rest[half] = level[half].rest();
+    }
+    if (__any_sync(FULL, level[0].lost != 0.0f || level[1].lost != 0.0f)) {
+#pragma unroll
+        for (int i = 0; i < C::KEYS / 2; ++i) s[i] -= level[i / 2 % 2].lost;
+    }
+}
+
+// A thread's words of P.
+template <class C>
+constexpr int WORDS = C::KEYS / 8;
+
+// Scores become weights and their codes. A thread's word has four keys that follow each other in the turned copy: two of eight, and
+// two of the next eight. The sum is that of weights which are not rounded.
+template <class C>
+__device__ __forceinline__ void weigh_codes(
+    float (&s)[C::KEYS / 2], u32 (&p)[WORDS<C>], Rows& rows, const CodeLevel (&level)[2], const float (&factor)[2]
+) {
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < C::KEYS / 2; i += 8) {
+#pragma unroll
+        for (int j = i; j < i + 8; ++j) s[j] = exp2_of(level[j / 2 % 2].exponent_of(s[j]));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float four[4] = {s[i + 2 * half], s[i + 2 * half + 1], s[i + 2 * half + 4], s[i + 2 * half + 5]};
+            sum[half] += (four[0] + four[1]) + (four[2] + four[3]);
+            p[i / 4 + half] = codes_of(four[0], four[1], four[2], four[3]);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) rows.sum[half] = fmaf(rows.sum[half], factor[half], sum[half]);
+}
+
+// P · V of a block: a sum of its own.
+template <class C>
+__device__ __forceinline__ void code_values(float (&of_block)[DIM / 2], const u32 (&p)[WORDS<C>], u32 v) {
+#pragma unroll
+    for (int step = 0; step < C::KEYS / STEP; ++step)
+        value_step(of_block, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], v + step * 2, step > 0);
+}
+
+// The columns of a block: how many keys it has, and how many of them are hidden, in one register.
+struct Columns {
+    u32 code;
+
+    __device__ __forceinline__ bool has(int key) const { return key >= (int)(code >> 16) && key < (int)(code & 0xffff); }
+};
+
+// Columns of V that are not the block's become zero. In the turned copy, key
+// 8 j + 2 i + l of a group, with l < 2, lies at 4 i + 2 j + l.
+template <class C>
+__device__ __forceinline__ void clear_columns(u32 v_at, Columns columns) {
+    constexpr int WORDS_OF_LANE = C::KEYS / 4;
+#pragma unroll 1
+    for (int i = thread_of_team<C>() % 128; i < DIM * WORDS_OF_LANE; i += 128) {
+        const int word = i % WORDS_OF_LANE, first = word / 4 * 16 + word % 4 * 2;
+        u32 kept = 0;
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+            const int key = first + byte / 2 * 8 + byte % 2;
+            if (columns.has(key)) kept |= 0xffu << 8 * byte;
+        }
+        const u32 at = v_at + i / WORDS_OF_LANE * 128 + (word * 4 ^ i / WORDS_OF_LANE % 8 * 16);
+        if (kept != 0xffffffffu) and_shared(at, kept);
+    }
+    shared_stores_done();
+    named_barrier(OF_GROUP + threadIdx.x / 128, 128);
+}
+
+// `o` becomes the rows' weighted sum of V, and `rows` their largest scores and sums.
+template <class C>
+__device__ __forceinline__ void attend_codes(
+    const Shared<C>& shared, Ring<2> tile_ring, u32 q, const Blocks& blocks, float scale_log2, Ring<C::K_STAGES>& k_ring,
+    Rows& rows, float (&o)[DIM / 2]
+) {
+    float s[C::KEYS / 2], of_block[DIM / 2];
+    u32 p[WORDS<C>];
+    // What weights before the block are worth by its level.
+    float factor[2] = {0.0f, 0.0f};
+    // The columns of V of the block whose weights were made last.
+    Columns columns = {C::KEYS};
+    auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
+    auto start_scores = [&]() {
+        hold(s);
+        wgmma_fence();
+        scores<C>(s, q, uniform(descriptor(shared.k(k_ring.stage()), 0)));
+        wgmma_commit();
+    };
+    // V of the block whose weights were made last.
+    auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
+    auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
+    auto clear_values = [&]() {
+        wait_values();
+        if (columns.code != C::KEYS) clear_columns<C>(shared.v(v_ring().stage()), columns);
+    };
+    auto start_values = [&]() {
+        hold(p);
+        hold(of_block);
+        wgmma_fence();
+        code_values<C>(of_block, p, uniform(descriptor(shared.v(v_ring().stage()), 0)));
+        wgmma_commit();
+    };
+    auto finish_values = [&]() {
+        wgmma_wait<0>();
+        hold(of_block);
+        hold(p);
+        release_keys<C>(shared.v_empty(v_ring().stage()), thread_of_team<C>());
+    };
+    auto add_block = [&](const float (&by)[2]) {
+#pragma unroll
+        for (int i = 0; i < DIM / 2; ++i) o[i] = fmaf(o[i], by[i / 2 % 2], of_block[i]);
+    };
+    // `follows`: P · V of a block before is under way.
+    auto take = [&](auto ragged, auto follows) {
+        hold(s);
+        Block block;
+        if constexpr (ragged) {
+            block = get_block(shared.block(k_ring.stage()));
+            __syncwarp();
+        }
+        release_keys<C>(shared.k_empty(k_ring.stage()), thread_of_team<C>());
+        if constexpr (ragged)
+            mask<C>(s, get_bounds(shared.tile(kept(tile_ring.stage()))), 0, block, thread_of_team<C>(), 0);
+        const float by[2] = {factor[0], factor[1]};
+        CodeLevel level[2];
+        next_levels<C>(s, rows, level, factor, scale_log2);
+        if constexpr (follows) finish_values();
+        k_ring.advance();
+        if constexpr (ragged) columns = {(u32)(block.end - block.first | block.hidden << 16)};
+        weigh_codes<C>(s, p, rows, level, factor);
+        if constexpr (follows) add_block(by);
+    };
+    auto turn = [&](auto ragged) {
+        wait_keys();
+        start_scores();
+        if constexpr (ragged) clear_values();
+        else wait_values();
+        start_values();
+        wgmma_wait<1>();
+        take(ragged, Yes());
+    };
+    wait_keys();
+    start_scores();
+    wgmma_wait<0>();
+    take(Yes(), No());
+    // Ragged blocks, whole ones, and ragged ones behind them.
+    int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
+    while (left > 0) {
+#pragma unroll 1
+        for (; ragged > 0; --ragged, --left) turn(Yes());
+#pragma unroll 1
+        for (; whole > 0; --whole, --left) turn(No());
+        ragged = left;
+    }
+    clear_values();
+    start_values();
+    finish_values();
+    add_block(factor);
+}

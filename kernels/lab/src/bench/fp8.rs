@@ -1,0 +1,83 @@
+//! Speed of the forward in FP8, beside that of the forward in bf16 in the same run. The kernel that makes v's turned
+//! copy is measured by itself.
+
+use seamproof_kernels::attend::CallTables;
+use seamproof_kernels::forward::AttentionKernels;
+use seamproof_kernels::forward_fp8::{Fp8Shape, Fp8Tensors};
+use seamproof_kernels::memory::DeviceBuffer;
+use seamproof_kernels::turned::TurnedShape;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_oracle::{Format, Problem};
+use seamproof_simulator::AttentionCall;
+
+use super::attention::forward_ms;
+use super::error::BenchError;
+use super::figures::{Figure, Figures};
+use super::timing::{TIMING, time};
+use super::tracks::BenchCell;
+use crate::ready::{ForwardBuffers, NormalNumbers};
+
+/// The descales of heads, in turn.
+const DESCALES: [f32; 3] = [0.75, 1.0, 1.5];
+
+/// The tensors of a forward in FP8.
+struct Buffers {
+    forward: ForwardBuffers,
+    turned: DeviceBuffer,
+    descales: [DeviceBuffer; 3],
+}
+
+impl Buffers {
+    fn new(gpu: &Gpu, problem: &Problem, numbers: &NormalNumbers) -> Result<Buffers, KernelError> {
+        let descales = |heads: usize| {
+            let count = problem.sequences.len() * heads;
+            let numbers = (0..count).flat_map(|place| DESCALES[place % heads % DESCALES.len()].to_le_bytes());
+            gpu.upload(&numbers.collect::<Vec<u8>>())
+        };
+        let buffers = Buffers {
+            forward: ForwardBuffers::new(gpu, problem, numbers)?,
+            turned: gpu.allocate(TurnedShape::of(problem.v_shape()).bytes())?,
+            descales: [descales(problem.heads.q)?, descales(problem.heads.kv)?, descales(problem.heads.kv)?],
+        };
+        buffers.turn(gpu, problem)?;
+        Ok(buffers)
+    }
+
+    fn turn(&self, gpu: &Gpu, problem: &Problem) -> Result<(), KernelError> {
+        gpu.turn(&self.forward.forward(problem).v, self.turned.area())
+    }
+
+    fn tensors(&self, problem: &Problem) -> Fp8Tensors<'_> {
+        let descales = self.descales.each_ref().map(DeviceBuffer::area);
+        Fp8Tensors { forward: self.forward.forward(problem), turned: self.turned.area(), descales }
+    }
+}
+
+/// Prints for each cell the figure in FP8, the ratio to bf16, and the rate of the turned copy.
+pub(super) fn forward_fp8(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) -> Result<(), BenchError> {
+    let (codes, numbers) = (NormalNumbers::of(gpu, Format::E4m3)?, NormalNumbers::new(gpu)?);
+    for cell in cells {
+        let problem = &cell.problem;
+        let rows = [problem.rows.q, problem.rows.kv];
+        let call = CallTables::new(&AttentionCall::whole(problem), rows, false)?;
+        let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(call.plan_bytes())?);
+        let sets = (0..TIMING.sets).map(|_| Buffers::new(gpu, problem, &codes));
+        let sets: Vec<Buffers> = sets.collect::<Result<_, _>>()?;
+        let shape = Fp8Shape::of(&call);
+        let launch = |set: usize| {
+            gpu.forward_fp8(&call, [tables.area(), plan.area()], shape, &sets[set].tensors(problem))
+        };
+        let ms = time(gpu, launch)?;
+        let turning = time(gpu, |set| sets[set].turn(gpu, problem))?;
+        let in_bf16 = forward_ms(gpu, cell, AttentionKernels::Tuned, &numbers)?;
+        figures.line(cell, Figure { mode: "fp8", operations: cell.operations(), ms }, (TIMING, None))?;
+        let moved = 2.0 * TurnedShape::of(problem.v_shape()).bytes() as f64;
+        figures.say(&format!(
+            "{:32}bf16 {in_bf16:.4} ms, ratio {:.3}; turned copy {turning:.4} ms, {:.2} TB/s",
+            "",
+            in_bf16 / ms,
+            moved / turning / 1e9
+        ))?;
+    }
+    Ok(())
+}

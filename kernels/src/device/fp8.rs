@@ -1,0 +1,126 @@
+//! Attention in FP8 on the device: a forward on codes with descales, outside of any schedule.
+
+use std::ops::Range;
+
+use seamproof_oracle::Format;
+use seamproof_simulator::emulated::ForwardLaunch;
+use seamproof_simulator::{AttentionCall, GuardedTensor};
+
+use super::workspace::{ALIGNMENT, Workspace};
+use crate::attend::{CallTables, ForwardTensors};
+use crate::codec::{element_bytes, load, store};
+use crate::error::KernelError;
+use crate::forward_fp8::{Fp8Shape, Fp8Tensors};
+use crate::memory::Area;
+use crate::turned::TurnedShape;
+use crate::view::View;
+
+/// The byte of memory that nothing was written to: a NaN in e4m3, and a part of one in f32.
+const UNWRITTEN: u8 = 0xff;
+
+/// Device memory in the making: tensors with their guard bands, tables, and room.
+#[derive(Default)]
+struct Stretch(Vec<u8>);
+
+/// A tensor's bytes in a stretch, with the guard bands and without them.
+#[derive(Clone)]
+struct Placed {
+    whole: Range<usize>,
+    inner: Range<usize>,
+}
+
+impl Stretch {
+    /// Appends bytes on a multiple of [`ALIGNMENT`].
+    fn push(&mut self, bytes: &[u8]) -> Range<usize> {
+        self.0.resize(self.0.len().next_multiple_of(ALIGNMENT), UNWRITTEN);
+        let start = self.0.len();
+        self.0.extend_from_slice(bytes);
+        start..self.0.len()
+    }
+
+    fn room(&mut self, bytes: usize) -> Range<usize> {
+        self.push(&vec![UNWRITTEN; bytes])
+    }
+
+    fn numbers(&mut self, numbers: &[f32]) -> Range<usize> {
+        let mut bytes = vec![0; 4 * numbers.len()];
+        store(Format::F32, numbers, &mut bytes);
+        self.push(&bytes)
+    }
+
+    /// Appends a tensor with its guard bands, so that its first element lies on a multiple of [`ALIGNMENT`].
+    fn tensor(&mut self, tensor: &GuardedTensor) -> Placed {
+        let element = element_bytes(tensor.format());
+        let mut bytes = vec![0; tensor.raw().len() * element];
+        store(tensor.format(), tensor.raw(), &mut bytes);
+        let guard = tensor.guard() * element;
+        let before = guard.next_multiple_of(ALIGNMENT) - guard;
+        let placed = self.push(&[vec![UNWRITTEN; before], bytes].concat());
+        let whole = placed.start + before..placed.end;
+        Placed { inner: whole.start + guard..whole.end - guard, whole }
+    }
+}
+
+impl Workspace {
+    /// Runs a forward on codes of e4m3. Descales are those of q, k and v by segment and head. Results are written with
+    /// what lies around them, and the guard bands show what was written outside.
+    pub fn attend_fp8(
+        &self,
+        call: &AttentionCall,
+        descales: [&[f32]; 3],
+        shape: Option<Fp8Shape>,
+        launch: ForwardLaunch<f32>,
+    ) -> Result<(), KernelError> {
+        let ForwardLaunch { q, k, v, sink, out, lse, max_logit } = launch;
+        let [q_rows, heads, _] = q.shape();
+        let tables = CallTables::new(call, [q_rows, k.shape()[0]], false)?;
+        let turned_shape = TurnedShape::of(v.shape());
+        let mut stretch = Stretch::default();
+        let given = [q, k, v].map(|tensor| stretch.tensor(tensor));
+        let descales = descales.map(|numbers| stretch.numbers(numbers));
+        let sinks = stretch.numbers(sink);
+        let call_tables = stretch.push(tables.bytes());
+        let plan = stretch.room(tables.plan_bytes());
+        let turned = stretch.room(turned_shape.bytes());
+        let results = [&*out, &*lse, &*max_logit].map(|tensor| stretch.tensor(tensor));
+        let image = stretch.0;
+        self.run.set(self.run.get() + 1);
+        self.memory.reserve(&self.gpu, image.len())?;
+        let run = |memory: Area| {
+            let area = |bytes: &Range<usize>| memory.part(bytes.clone());
+            self.gpu.send(memory, &image)?;
+            let view = |tensor: &GuardedTensor, placed: &Placed| {
+                Ok(View::rows(area(&placed.inner)?, tensor.shape(), tensor.format()))
+            };
+            let statistic = |tensor: &GuardedTensor, placed: &Placed| {
+                let [heads, rows, _] = tensor.shape();
+                Ok(View::statistic(area(&placed.inner)?, [heads, rows], Format::F32))
+            };
+            let has_sink = !sink.is_empty();
+            let sink = has_sink.then(|| Ok(View::heads(area(&sinks)?, heads, Format::F32))).transpose()?;
+            let tensors = Fp8Tensors {
+                forward: ForwardTensors {
+                    q: view(q, &given[0])?,
+                    k: view(k, &given[1])?,
+                    v: view(v, &given[2])?,
+                    sink,
+                    out: view(out, &results[0])?,
+                    lse: statistic(lse, &results[1])?,
+                    max_logit: View::heads(area(&results[2].inner)?, heads, Format::F32),
+                },
+                turned: area(&turned)?,
+                descales: [area(&descales[0])?, area(&descales[1])?, area(&descales[2])?],
+            };
+            self.gpu.turn(&tensors.forward.v, tensors.turned)?;
+            let shape = shape.unwrap_or(Fp8Shape::of(&tables));
+            self.gpu.forward_fp8(&tables, [area(&call_tables)?, area(&plan)?], shape, &tensors)?;
+            self.gpu.read(memory.part(results[0].whole.start..image.len())?)
+        };
+        let bytes = self.memory.with(run)?;
+        for (tensor, placed) in [out, lse, max_logit].into_iter().zip(&results) {
+            let start = placed.whole.start - results[0].whole.start;
+            load(tensor.format(), &bytes[start..start + placed.whole.len()], tensor.raw_mut());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! Turned copies of codes: of each head and lane all rows, one after the other (see `turned.cu`). Tensor cores take V
+//! in FP8 this way.
+#![allow(unsafe_code, reason = "says which types kernels receive")]
+
+use crate::block::THREADS;
+use crate::error::KernelError;
+use crate::gpu::{Gpu, Launch};
+use crate::memory::{Area, Argument};
+use crate::tables::{blocks, check_apart, on_bytes};
+use crate::view::View;
+
+/// The rows of a group, within which keys have an order of their own.
+const GROUP: usize = 16;
+/// The rows of a tile.
+const ROWS: usize = 128;
+/// The bytes of a vector.
+const VECTOR: usize = 16;
+/// The largest head dim.
+const DIM_MAX: usize = 128;
+
+/// The shape of a turned copy: `[heads, dim, positions]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnedShape {
+    /// The heads.
+    pub heads: usize,
+    /// The lanes of a head.
+    pub dim: usize,
+    /// The rows of the tensor, filled up to whole groups of 16.
+    pub positions: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawTurned {
+    from: u64,
+    to: u64,
+    row: i64,
+    head: i64,
+    rows: i32,
+    dim: i32,
+    positions: i32,
+}
+// SAFETY: repr(C), the fields of `Turned` in turned.cu.
+unsafe impl Argument for RawTurned {}
+
+impl TurnedShape {
+    /// Returns the shape of the copy of a tensor `[rows, heads, dim]`.
+    pub fn of([rows, heads, dim]: [usize; 3]) -> TurnedShape {
+        TurnedShape { heads, dim, positions: rows.next_multiple_of(GROUP) }
+    }
+
+    /// Returns the bytes of the copy.
+    pub fn bytes(self) -> usize {
+        self.heads * self.dim * self.positions
+    }
+
+    /// Returns the position of a row among the positions.
+    pub fn position_of(row: usize) -> usize {
+        let (group, key) = (row / GROUP * GROUP, row % GROUP);
+        group + key % 8 / 2 * 4 + key / 8 * 2 + key % 2
+    }
+}
+
+impl Gpu {
+    /// Writes the turned copy of codes of e4m3, which begins on 16 bytes. Head dims are multiples of 16 up to 128.
+    pub fn turn(&self, codes: &View, to: Area) -> Result<(), KernelError> {
+        let ([rows, heads, dim], from) = (codes.shape(), codes.raw_codes("the codes")?);
+        let shape = TurnedShape::of([rows, heads, dim]);
+        if !dim.is_multiple_of(VECTOR) || dim == 0 || dim > DIM_MAX {
+            let what = format!("codes of head dim {dim}; use a multiple of {VECTOR} up to {DIM_MAX}");
+            return Err(KernelError::shape(what));
+        }
+        if to.bytes() != shape.bytes() {
+            let what = format!("{} bytes for a turned copy, not {}", to.bytes(), shape.bytes());
+            return Err(KernelError::shape(what));
+        }
+        on_bytes("the codes", from.base, VECTOR)?;
+        on_bytes("the turned copy", to.address(), VECTOR)?;
+        check_apart(&[("the turned copy", to)], &[codes.named("the codes")])?;
+        let arguments = RawTurned {
+            from: from.base,
+            to: to.address(),
+            row: from.row,
+            head: from.head,
+            rows: rows as i32,
+            dim: dim as i32,
+            positions: shape.positions as i32,
+        };
+        self.launch("turn_codes", (blocks(shape.positions, ROWS), heads, THREADS), &[&arguments])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_keeps_its_rows() {
+        let positions: Vec<usize> = (0..2 * GROUP).map(TurnedShape::position_of).collect();
+        assert_eq!(positions[..GROUP], [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]);
+        let second: Vec<usize> = positions[..GROUP].iter().map(|position| position + GROUP).collect();
+        assert_eq!(positions[GROUP..], second);
+    }
+
+    #[test]
+    fn positions_are_whole_groups() {
+        let positions = |rows| TurnedShape::of([rows, 3, 48]).positions;
+        assert_eq!([0, 1, 16, 17].map(positions), [0, 16, 16, 32]);
+        assert_eq!(TurnedShape::of([17, 3, 48]).bytes(), 3 * 48 * 32);
+    }
+}
