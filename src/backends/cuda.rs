@@ -23,16 +23,18 @@ use seamproof_kernels::backward::DqOrder;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{self, DeviceOptions, Workspace};
 use seamproof_kernels::forward::AttentionKernels;
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::gpu::{self, Gpu};
 use seamproof_kernels::source::sources;
 use seamproof_lab::faults::{self, SourceFault};
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Algorithm, Form, Inputs, Problem};
-use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::AttentionCall;
+use seamproof_simulator::emulated::{ForwardLaunch, Tiles};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
-use super::Emulated;
+use super::{CudaFp8, Emulated};
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
@@ -283,6 +285,17 @@ impl CudaRunner {
         Ok(outputs)
     }
 
+    /// Runs a forward in FP8 ([`Workspace::attend_fp8`]).
+    pub(super) fn attend_fp8(
+        &self,
+        call: &AttentionCall,
+        descales: [&[f32]; 3],
+        shape: Option<Fp8Shape>,
+        launch: ForwardLaunch<f32>,
+    ) -> Result<(), KernelError> {
+        self.workspace.attend_fp8(call, descales, shape, launch)
+    }
+
     /// Returns the GPU's name.
     pub fn name(&self) -> Result<String, KernelError> {
         self.workspace.name()
@@ -322,9 +335,9 @@ impl Backend for Calls<'_> {
 
 /// The kernels on a GPU: the GPU's ordinal, and the id of the fault in the kernels' sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    ordinal: usize,
-    fault: Option<&'static str>,
+pub(super) struct Place {
+    pub(super) ordinal: usize,
+    pub(super) fault: Option<&'static str>,
 }
 
 impl Place {
@@ -343,7 +356,7 @@ impl Place {
 static GPU: Mutex<Option<(Place, CudaRunner)>> = Mutex::new(None);
 
 /// Runs `work` on a GPU, and opens the GPU if it is not open.
-fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
+pub(super) fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
     let mut gpu = GPU.lock().unwrap_or_else(PoisonError::into_inner);
     let open = gpu.take().filter(|(of, _)| *of == place);
     let (_, runner) = gpu.insert(match open {
@@ -376,8 +389,13 @@ impl Runner for OnGpu {
 /// Returns the fault that the name of a subject plants in the kernels; `None` for a name that belongs to no subject
 /// on a GPU.
 fn fault_of(name: &SubjectName) -> Option<Option<&'static SourceFault>> {
+    fault_in(name, NAME)
+}
+
+/// Returns the fault that a name plants in the kernels of the subject `base`; `None` for a name of another subject.
+pub(super) fn fault_in(name: &SubjectName, base: &str) -> Option<Option<&'static SourceFault>> {
     match name.planted.as_deref() {
-        _ if name.base != NAME => None,
+        _ if name.base != base => None,
         None => Some(None),
         Some(id) => faults::by_id(id).map(Some),
     }
@@ -385,7 +403,7 @@ fn fault_of(name: &SubjectName) -> Option<Option<&'static SourceFault>> {
 
 /// Returns the bug that the fault in a subject's name imitates, where the fault is in the kernels.
 pub(super) fn imitated(name: &SubjectName) -> Option<&'static str> {
-    Some(fault_of(name)??.imitates)
+    Some(fault_of(name).or_else(|| fault_in(name, CudaFp8::NAME))??.imitates)
 }
 
 /// Whether the kernels of a subject of this name run on a GPU.
@@ -395,13 +413,21 @@ pub(super) fn is_named(name: &SubjectName) -> bool {
 
 /// Opens a subject on a GPU. An error says that there is no GPU before any case runs.
 pub(super) fn open(name: &SubjectName, ordinal: usize) -> Result<Opened, OpenError> {
-    let said = |error: KernelError| OpenError(error.to_string());
     let subject = Cuda::from_options(&name.options).map_err(|error| OpenError(error.to_string()))?;
     let fault = fault_of(name).ok_or_else(|| OpenError(format!("{name} is no subject on a GPU")))?;
     let place = Place { ordinal, fault: fault.map(|fault| fault.id) };
+    opened(place, |place| Box::new(OnGpu { subject, place }))
+}
+
+/// Opens a GPU, and makes the runner of a subject on it.
+pub(super) fn opened(
+    place: Place,
+    runner: impl FnOnce(Place) -> Box<dyn Runner>,
+) -> Result<Opened, OpenError> {
+    let said = |error: KernelError| OpenError(error.to_string());
     let name = on_gpu(place, |runner| runner.identity()).and_then(|name| name).map_err(said)?;
     let devices = gpu::count().map_err(said)?;
-    Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices, name })
+    Ok(Opened { runner: runner(place), devices, name })
 }
 
 impl Backend for Cuda {

@@ -2,10 +2,12 @@
 
 mod called;
 mod cuda;
+mod cuda_fp8;
 mod outside;
 
 pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
+pub use cuda_fp8::CudaFp8;
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
 pub(crate) use outside::{python_by_name, python_module};
 use std::path::PathBuf;
@@ -26,8 +28,9 @@ pub(crate) const EMULATED: &str = "emulated";
 
 /// Names of the backends, as `--backend` takes them, each also as `NAME@worker`: the emulated kernel, the kernels on
 /// a GPU, the emulated kernel with the canary's fault planted in it, the emulated kernel behind a loop over sequences,
-/// and the emulated kernel in FP8.
-pub const NAMES: [&str; 5] = [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id, Unfused::NAME, Fp8::NAME];
+/// and in FP8 the emulated kernel and the one on a GPU.
+pub const NAMES: [&str; 6] =
+    [EMULATED, "cuda", faults::WINDOW_OFF_BY_ONE.id, Unfused::NAME, Fp8::NAME, CudaFp8::NAME];
 
 /// Reason why no backend could be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -103,10 +106,25 @@ pub fn questions(name: &SubjectName) -> Result<Questions, OutsideError> {
 
 /// Returns the kernels on a GPU with a fault in their sources, in workers.
 pub fn on_gpu(fault: &SourceFault, subject: Cuda) -> Box<dyn Backend> {
-    let name = SubjectName::planted(cuda::NAME, fault.id).name();
-    let served = Served::new(&name, &subject.options(), Box::new(subject), Box::new(Cuda::default()));
+    let options = subject.options();
+    planted_on_gpu(cuda::NAME, fault, &options, [Box::new(subject), Box::new(Cuda::default())])
+}
+
+/// Returns the forward in FP8 on a GPU with a fault in its sources, in workers.
+pub fn fp8_on_gpu(fault: &SourceFault, subject: CudaFp8) -> Box<dyn Backend> {
+    let options = subject.options();
+    planted_on_gpu(CudaFp8::NAME, fault, &options, [Box::new(subject), Box::new(CudaFp8::default())])
+}
+
+fn planted_on_gpu(
+    base: &str,
+    fault: &SourceFault,
+    options: &Options,
+    [declaration, sentinel]: [Box<dyn Backend>; 2],
+) -> Box<dyn Backend> {
+    let name = SubjectName::planted(base, fault.id).name();
     // Only kernels without the fault can say whether the GPU works.
-    let served = served.watched_by(cuda::NAME);
+    let served = Served::new(&name, options, declaration, sentinel).watched_by(base);
     Box::new(Remote::new(&name, served, worker::shared()))
 }
 
@@ -117,7 +135,7 @@ fn served(name: &SubjectName) -> Result<Option<Served>, BackendError> {
         return Ok(Some(mock::served(&name.options)?));
     }
     // A GPU belongs to a process that may die, so its subject runs in a worker.
-    if !name.at_worker && !cuda::is_named(name) {
+    if !name.at_worker && !is_on_gpu(name) {
         return Ok(None);
     }
     let inner = SubjectName { at_worker: false, ..name.clone() };
@@ -132,6 +150,9 @@ pub fn open(name: &str, options: &Options, device: usize) -> Result<Opened, Open
     if cuda::is_named(&name) {
         return cuda::open(&name, device);
     }
+    if cuda_fp8::is_named(&name) {
+        return cuda_fp8::open(&name, device);
+    }
     in_process(&name).map(Opened::on_core).map_err(|error| OpenError(error.to_string()))
 }
 
@@ -144,6 +165,7 @@ fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
     match (base.as_str(), planted.as_deref().map(faults::by_id)) {
         // The faults are planted where the kernels are compiled, not here.
         _ if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
+        _ if cuda_fp8::is_named(name) => Ok(Box::new(CudaFp8::from_options(options)?)),
         (EMULATED, None) => Ok(Box::new(Emulated::from_options(options)?)),
         (Unfused::NAME, None) => {
             Ok(Box::new(Unfused { kernel: Emulated::from_options(options)?, makes_mask: false }))
@@ -207,9 +229,14 @@ pub(crate) fn is_emulated(name: &str) -> bool {
     base == EMULATED || base == mock::NAME || base == faults::WINDOW_OFF_BY_ONE.id
 }
 
+/// Whether a subject's kernels run on a GPU.
+fn is_on_gpu(name: &SubjectName) -> bool {
+    cuda::is_named(name) || cuda_fp8::is_named(name)
+}
+
 /// Whether a subject runs in this process, on its CPU.
 pub(crate) fn is_in_process(name: &SubjectName) -> bool {
-    let needs_another = name.at_worker || name.is_outside() || cuda::is_named(name);
+    let needs_another = name.at_worker || name.is_outside() || is_on_gpu(name);
     !needs_another && name.base != mock::NAME
 }
 
@@ -220,6 +247,7 @@ pub fn draw_options(name: &str, seed: u64) -> Options {
     match (name.base.as_str(), cuda::is_named(&name)) {
         (EMULATED, _) => subjects::draw_options(seed),
         (Fp8::NAME, _) => Fp8::draw_options(seed),
+        (CudaFp8::NAME, _) => CudaFp8::draw_options(seed),
         (_, true) => cuda::draw_options(seed),
         _ => Options::new(),
     }

@@ -14,7 +14,6 @@ use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::forward::AttentionKernels;
 use seamproof_lab::bench::{self as gpu_bench, AttentionBench, BenchError, BenchedPass};
-use seamproof_oracle::Pass;
 
 /// Lengths of the sequences that the oracle is measured on.
 const LENGTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -61,7 +60,7 @@ enum What {
         /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// Pass: forward or backward
+        /// Pass: forward, forward-fp8 or backward
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
         /// AttentionKernels of the forward: tuned, long, paired, middle, short or simple [default: tuned]
@@ -117,14 +116,25 @@ fn power(plan: &PowerPlan) -> io::Result<bool> {
     Ok(held)
 }
 
+/// A pass that `bench attention` measures.
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    /// The forward in bf16.
+    Forward,
+    /// The forward in FP8.
+    ForwardFp8,
+    /// The backward in bf16.
+    Backward,
+}
+
 /// Returns what `bench attention` measures.
 fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, CliError> {
     match (pass, kernel) {
         (Pass::Forward, kernel) => Ok(BenchedPass::Forward(kernel.unwrap_or(AttentionKernels::Tuned))),
+        (Pass::ForwardFp8, None) => Ok(BenchedPass::ForwardFp8),
         (Pass::Backward, None) => Ok(BenchedPass::Backward),
-        (Pass::Backward, Some(_)) => {
-            let what =
-                "--kernel is the forward's: the backward for tensor cores is one kernel, in two orders";
+        (Pass::ForwardFp8 | Pass::Backward, Some(_)) => {
+            let what = "--kernel is that of the forward in bf16; drop it for another pass";
             Err(CliError::Usage(what.to_owned()))
         }
     }
@@ -134,8 +144,9 @@ fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, 
 fn pass(name: &str) -> Result<Pass, String> {
     match name {
         "forward" => Ok(Pass::Forward),
+        "forward-fp8" => Ok(Pass::ForwardFp8),
         "backward" => Ok(Pass::Backward),
-        _ => Err("no such pass; use forward or backward".to_owned()),
+        _ => Err("no such pass; use forward, forward-fp8 or backward".to_owned()),
     }
 }
 

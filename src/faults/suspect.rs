@@ -5,13 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use seamproof_kernels::forward::{self, AttentionKernels, Instance, TileShape};
-use seamproof_lab::faults::{SourceFault, source_faults};
+use seamproof_lab::faults::{Launched, SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::faults::{self, Fault, FaultRecord, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
 use super::{CASES_MAX, DRAWN_MAX, stream};
-use crate::backends::{self, BackendError, Cuda};
+use crate::backends::{self, BackendError, Cuda, CudaFp8};
 use crate::campaign::{Options, Registered, Subjects};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -156,10 +156,13 @@ impl Suspect {
             Suspect::Planted(fault) => Box::new(Planted::new(emulated(seed), **fault)),
             Suspect::Call(call) => Box::new(call.wrong(seed)?),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
-            Suspect::Source(fault) => {
-                let attention = fault.edit.attention;
-                backends::on_gpu(fault, Cuda { order: seed, helpers: false, attention, ..Cuda::default() })
-            }
+            Suspect::Source(fault) => match fault.edit.launched {
+                Launched::Attention(attention) => backends::on_gpu(
+                    fault,
+                    Cuda { order: seed, helpers: false, attention, ..Cuda::default() },
+                ),
+                Launched::Fp8(shape) => backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape) }),
+            },
             Suspect::Fp8(fault) => Box::new(in_fp8(fault)),
         })
     }
@@ -215,14 +218,21 @@ impl Suspect {
             Suspect::Source(fault) => {
                 let taken = Cuda::default().declaration().table;
                 let taken = move |problem: &Problem| taken.refusal(problem).is_none();
-                match fault.edit.attention != AttentionKernels::Simple {
+                match fault.edit.launched {
+                    Launched::Attention(AttentionKernels::Simple) => {
+                        Box::new(problems(seed).filter(taken).take(CASES_MAX))
+                    }
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
-                    true => {
+                    Launched::Attention(attention) => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
-                        let drawn = drawn.filter(move |problem| comes_to(fault, problem));
+                        let drawn = drawn.filter(move |problem| comes_to(fault, attention, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))
                     }
-                    false => Box::new(problems(seed).filter(taken).take(CASES_MAX)),
+                    Launched::Fp8(_) => {
+                        let table = CudaFp8::default().declaration().table;
+                        let drawn = drawn(seed, Limits::quick()).map(move |problem| table.asked(problem));
+                        Box::new(drawn.take(CASES_MAX))
+                    }
                 }
             }
         })
@@ -241,10 +251,10 @@ fn emulated(seed: u64) -> Emulated {
 }
 
 /// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
-fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
+fn comes_to(fault: &SourceFault, attention: AttentionKernels, problem: &Problem) -> bool {
     let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
     let packs = |shape: TileShape| shape.packed(problem.group(), instance) > 1;
-    match fault.edit.attention {
+    match attention {
         AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
         _ => fault.edit.file != "backward.cu" || problem.pass == Pass::Backward,
     }

@@ -176,8 +176,8 @@ pub fn fp8_fault(id: &str) -> Option<&'static Fp8Fault> {
     faults::find(FP8_FAULTS, id)
 }
 
-/// Returns the descales of a sequence and query head. Each scaling of the table has one for all rows.
-fn descales(scales: &Scales, Place { sequence, head, kv_head }: Place) -> Descales {
+/// Returns the descales of a sequence and its heads. Each scaling of the table has one for all rows.
+pub fn descales(scales: &Scales, Place { sequence, head, kv_head }: Place) -> Descales {
     let of = |tensor: TensorName, head| {
         scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32)
     };

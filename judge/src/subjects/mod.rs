@@ -27,7 +27,9 @@ pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
 pub use emulated::{Arithmetic, Emulated, Ranks, Results, draw_options, launchable};
-pub use fp8::{Descales, FP8_FAULTS, Fp8, Fp8Fault, Place, Recipe, fp8_fault};
+pub use fp8::{
+    Descales, FP8_FAULTS, Fp8, Fp8Fault, Place as Fp8Place, Recipe as Fp8Recipe, descales, fp8_fault,
+};
 pub use miscall::{Miscall, WrongCall};
 pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, miscall};
