@@ -140,6 +140,7 @@ impl<T: Real> Cpu<T> {
             k: buffers.tensor(attend.k),
             v: buffers.tensor(attend.v),
             sink: attend.sink.map_or(&[], |sink| buffers.tensor(sink).values()),
+            descales: &attend.descales,
             out: &mut out,
             lse: &mut lse,
             max_logit: &mut max_logit,

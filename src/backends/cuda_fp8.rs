@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use seamproof_kernels::KernelError;
 use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
-use seamproof_oracle::{Format, Inputs, Problem};
+use seamproof_oracle::{Format, Heads, Inputs, Problem, TensorName};
 use seamproof_simulator::emulated::{ForwardLaunch, Tiles};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
@@ -20,7 +20,7 @@ use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
     Backend, Costs, Declaration, Outputs, Promises, RankOutputs, RunError, Sizes,
 };
-use seamproof_judge::subjects::{Fp8, Fp8Place, OptionError, Options, SubjectName, descales};
+use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName};
 use seamproof_kernels::forward::DIM_MAX;
 
 /// Tiles that no block of keys is smaller than, but for the first and the last of a run.
@@ -117,20 +117,16 @@ impl CudaFp8 {
     }
 }
 
-/// Returns one descale of q for each sequence and query head, and of k and of v for each sequence and KV head.
+/// Returns one descale of q for each sequence and query head, and of k and of v for each sequence and KV head. Each
+/// scaling of the table has one for all rows.
 fn descales_of(problem: &Problem, inputs: &Inputs) -> [Vec<f32>; 3] {
-    let group = problem.group();
-    let places = (0..problem.sequences.len()).flat_map(|sequence| {
-        let place = move |head| Fp8Place { sequence, head, kv_head: head / group };
-        (0..problem.heads.q).map(place)
-    });
-    let of = |place: Fp8Place| descales(&inputs.scales, place);
-    let first_of_group = places.clone().filter(|place| place.head % group == 0);
-    [
-        places.map(|place| of(place).q).collect(),
-        first_of_group.clone().map(|place| of(place).k).collect(),
-        first_of_group.map(|place| of(place).v).collect(),
-    ]
+    let Heads { q, kv } = problem.heads;
+    [(TensorName::Q, q), (TensorName::K, kv), (TensorName::V, kv)].map(|(tensor, heads)| {
+        let scales = inputs.scales.of(tensor);
+        let of = |sequence, head| scales.map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32);
+        let of_sequence = |sequence| (0..heads).map(move |head| of(sequence, head));
+        (0..problem.sequences.len()).flat_map(of_sequence).collect()
+    })
 }
 
 fn failed(error: KernelError) -> RunError {
@@ -211,8 +207,6 @@ impl Backend for CudaFp8 {
 mod tests {
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::values;
-    use seamproof_oracle::TensorName;
-
     use super::*;
 
     fn drawn() -> impl Iterator<Item = Problem> {

@@ -350,7 +350,7 @@ pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, 
 }
 
 /// Returns the schedule of a problem, or the builder's refusal as a row of the table.
-fn scheduled(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
+pub(super) fn scheduled(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
     built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
 }
 

@@ -4,6 +4,7 @@
 //! scale of the softmax takes both descales as factors. Weights are multiplied by a power of two and rounded to e4m3;
 //! the row's sum is that of unrounded weights. The product with the codes of v takes v's descale at the end, before it
 //! is rounded to bf16. This is FlashAttention-3's forward, with or without the promotion of partial sums to f32.
+//! [Over several ranks](super::fp8_ranks) the same kernel runs in the schedules of the kernel in bf16.
 //!
 //! A [`Fp8Fault`] is an edit of the kernel's [`Recipe`]. What the kernel declares stays as it is.
 //!
@@ -15,16 +16,19 @@ use std::num::NonZeroUsize;
 use ndarray::{Array1, Array3, s};
 use seamproof_oracle::envelope::{self, Accumulation, Partition};
 use seamproof_oracle::{
-    Algorithm, Element, Form, Format, Heads, Inputs, Precision, Problem, ProblemFields, Run, Scales, Scaling,
-    Softmax, TensorName,
+    Element, Form, Format, Heads, Inputs, Precision, Problem, ProblemFields, Run, Scales, Scaling, Softmax,
+    TensorName,
 };
 use seamproof_simulator::emulated::{ForwardLaunch, Roundings, Tiles, Units};
 use seamproof_simulator::faults::{self, Catcher, Fault};
+pub use seamproof_simulator::schedule::Descales;
+use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
+use super::fp8_ranks::{of_own_rows, of_the_group};
 use super::options::{OptionError, Options};
-use super::same_bits;
 use super::unfused::{alone, cleared, gathered};
+use super::{built, same_bits};
 use crate::hash::mix;
 use crate::subject::{
     Backend, Costs, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Partials, Promises,
@@ -41,6 +45,10 @@ pub struct Fp8 {
     pub weight_exponent: u8,
     /// Number of steps of the tensor core after which its sum is promoted to f32; `None` for never.
     pub promoted_after: Option<NonZeroUsize>,
+    /// Time and formula with which a ring merges its steps.
+    pub merge: MergeOrder,
+    /// Seed of the order in which ranks and streams proceed. No order may change a bit.
+    pub order: u64,
     /// A planted fault.
     pub fault: Option<&'static Fp8Fault>,
 }
@@ -48,6 +56,8 @@ pub struct Fp8 {
 /// What the kernel does with the numbers around its sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
+    /// The scales that a rank of the world knows.
+    pub known: fn(&Problem, &Inputs, usize) -> Scales,
     /// The descales of a sequence and query head.
     pub descales: fn(&Scales, Place) -> Descales,
     /// Power of two with which weights are multiplied, as exponent.
@@ -67,17 +77,19 @@ pub struct Place {
     pub head: usize,
     /// The KV head.
     pub kv_head: usize,
+    /// The same place as the launch counts it.
+    pub local: LocalPlace,
 }
 
-/// The factors that turn codes into values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Descales {
-    /// That of q.
-    pub q: f32,
-    /// That of k.
-    pub k: f32,
-    /// That of v.
-    pub v: f32,
+/// A segment and a query head of a launch, with the head of its keys, each counted from the launch's first.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalPlace {
+    /// The index of the segment.
+    pub segment: usize,
+    /// The query head.
+    pub head: usize,
+    /// The KV head.
+    pub kv_head: usize,
 }
 
 /// A planted fault of the kernel in FP8: an edit of its recipe.
@@ -169,6 +181,39 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.promoted_after = None,
     },
+    Fp8Fault {
+        id: "kv-descale-of-own-rows",
+        imitates: "keys and values of other ranks are decoded with scales of the amax of the receiver's own rows",
+        source: "https://github.com/pytorch/torchtitan/issues/3109",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        edit: |recipe| recipe.known = of_own_rows,
+    },
+    Fp8Fault {
+        id: "descale-of-the-segment",
+        imitates: "scales are counted by the launch's segments, which are parts of sequences once rows are dealt",
+        source: "https://github.com/sgl-project/sglang/pull/37785",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        edit: |recipe| {
+            recipe.descales = |scales, place| {
+                descales(scales, Place { sequence: place.local.segment.min(last_sequence(scales)), ..place })
+            };
+        },
+    },
+    Fp8Fault {
+        id: "descale-of-the-local-head",
+        imitates: "a rank with a block of the heads takes their scales from the first head on",
+        source: "https://github.com/sgl-project/sglang/pull/26436",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        edit: |recipe| {
+            recipe.descales = |scales, place| {
+                let LocalPlace { head, kv_head, .. } = place.local;
+                descales(scales, Place { head, kv_head, ..place })
+            };
+        },
+    },
 ];
 
 /// Returns the fault of an id.
@@ -176,8 +221,13 @@ pub fn fp8_fault(id: &str) -> Option<&'static Fp8Fault> {
     faults::find(FP8_FAULTS, id)
 }
 
-/// Returns the descales of a sequence and its heads. Each scaling of the table has one for all rows.
-pub fn descales(scales: &Scales, Place { sequence, head, kv_head }: Place) -> Descales {
+/// Returns the index of the last sequence that has scales of its own; 0 where all sequences share them.
+fn last_sequence(scales: &Scales) -> usize {
+    scales.q.as_ref().map_or(0, |scales| scales.groups().shape()[0] - 1)
+}
+
+/// Returns the descales of a sequence and query head. Each scaling of the table has one for all rows.
+fn descales(scales: &Scales, Place { sequence, head, kv_head, .. }: Place) -> Descales {
     let of = |tensor: TensorName, head| {
         scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32)
     };
@@ -194,6 +244,8 @@ const EXPONENT_MOST: u8 = 8;
 const STEPS_MOST: usize = 1 << 12;
 /// Number of problems in [`Fp8::long_rows`].
 const LONG_ROWS: u64 = 200;
+/// Number of orders of ranks and streams that a campaign draws from.
+const ORDERS: u64 = 1_000;
 /// Largest tile that an option may ask for.
 const TILE_MOST: usize = 1 << 12;
 
@@ -203,6 +255,8 @@ impl Default for Fp8 {
             tiles: Tiles { q: 4, kv: 64 },
             weight_exponent: EXPONENT_MOST,
             promoted_after: NonZeroUsize::new(4),
+            merge: MergeOrder::Running,
+            order: 0,
             fault: None,
         }
     }
@@ -220,6 +274,8 @@ impl Fp8 {
             ("kv_tile".into(), pick(&["5", "16", "64", "128"], 1)),
             ("promoted_after".into(), pick(&["never", "1", "4", "16"], 2)),
             ("weight_exponent".into(), pick(&["8", "8", "8", "4", "0"], 3)),
+            ("merge".into(), pick(&["running", "running", "deferred", "difference"], 4)),
+            ("order".into(), (mix(seed ^ 5) % ORDERS).to_string()),
         ])
     }
 
@@ -241,8 +297,9 @@ impl Fp8 {
         matches!(&runs, [Ok(wrong), Ok(right)] if !same_bits(wrong, right))
     }
 
-    /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8) and
-    /// `promoted_after` (`never`, or 1 to 4096 steps). The defaults are 4, 64, 8 and 4.
+    /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8),
+    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running`, `deferred` or `difference`) and `order`. The
+    /// defaults are 4, 64, 8, 4, `running` and 0.
     pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();
         for (option, value) in options {
@@ -254,12 +311,14 @@ impl Fp8 {
                     let exponent = value.parse().ok().filter(|exponent| *exponent <= EXPONENT_MOST);
                     exponent.map(|exponent| kernel.weight_exponent = exponent)
                 }
+                "merge" => MergeOrder::by_name(value).map(|merge| kernel.merge = merge),
+                "order" => value.parse().ok().map(|order| kernel.order = order),
                 "promoted_after" => {
                     let steps = if value == "never" { Some(0) } else { number(STEPS_MOST) };
                     steps.map(|steps| kernel.promoted_after = NonZeroUsize::new(steps))
                 }
                 _ => {
-                    let known = "q_tile, kv_tile, weight_exponent, promoted_after";
+                    let known = "q_tile, kv_tile, weight_exponent, promoted_after, merge, order";
                     return Err(OptionError::Unknown { backend: Fp8::NAME, option: option.clone(), known });
                 }
             };
@@ -273,9 +332,10 @@ impl Fp8 {
         Ok(kernel)
     }
 
-    fn recipe(&self) -> Recipe {
+    pub(super) fn recipe(&self) -> Recipe {
         let &Fp8 { weight_exponent, promoted_after, .. } = self;
-        let mut recipe = Recipe { descales, weight_exponent, promoted_after, lse_shift: 0.0 };
+        let known = of_the_group;
+        let mut recipe = Recipe { known, descales, weight_exponent, promoted_after, lse_shift: 0.0 };
         if let Some(fault) = self.fault {
             (fault.edit)(&mut recipe);
         }
@@ -306,6 +366,7 @@ impl Fp8 {
             k: &k,
             v: &v,
             sink,
+            descales: &[],
             out: &mut result,
             lse: &mut lse,
             max_logit: &mut max_logit,
@@ -327,6 +388,8 @@ fn expected(option: &str) -> &'static str {
     match option {
         "weight_exponent" => "a whole number from 0 to 8",
         "promoted_after" => "never, or a whole number from 1 to 4096",
+        "merge" => "running, deferred or difference",
+        "order" => "a whole number",
         _ => "a whole number from 1 to 4096",
     }
 }
@@ -345,7 +408,7 @@ impl Backend for Fp8 {
             p: Format::E4m3.into(),
             ..Precision::uniform(Format::Bf16)
         };
-        let mut table = Table {
+        let table = Table {
             precisions: SCALINGS.map(precision).to_vec(),
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             backward: false,
@@ -355,10 +418,6 @@ impl Backend for Fp8 {
             forms: vec![Form::CuSeqlens],
             ..Table::widest()
         };
-        table.parallel.algorithms = vec![Algorithm::Single.name()];
-        table.parallel.ranks_most = 1;
-        table.parallel.sub_groups = false;
-        table.parallel.regions = false;
         let accumulation = Accumulation::WgmmaFp8 { promoted_after: self.promoted_after };
         let arithmetic = envelope::Arithmetic {
             weight_exponent: self.weight_exponent,
@@ -375,12 +434,28 @@ impl Backend for Fp8 {
         }
     }
 
-    fn partition(&self, _: &Problem) -> Partition {
-        Partition::single(self.tiles.q, self.tiles.kv)
+    fn promises(&self, problem: &Problem) -> Promises {
+        self.declaration().promises.of_schedule(problem)
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        let single = Partition::single(self.tiles.q, self.tiles.kv);
+        if problem.parallel.is_whole() {
+            return single;
+        }
+        built(problem, self.merge).map_or(single, |schedule| schedule.partition(self.tiles))
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        let merge = if problem.parallel.is_whole() { MergeOrder::default() } else { self.merge };
+        built(problem, merge).map(|schedule| (*schedule).clone())
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.declaration().table.check(problem)?;
+        if !problem.parallel.is_whole() {
+            return self.run_over_ranks(problem, inputs);
+        }
         let recipe = self.recipe();
         let mut whole = cleared(problem);
         for (index, sequence) in problem.sequences.iter().enumerate() {
@@ -388,7 +463,9 @@ impl Backend for Fp8 {
                 .map(|(tensor, run)| gathered(tensor, run));
             let one = one_head(&alone(problem, sequence)?)?;
             for head in 0..problem.heads.q {
-                let place = Place { sequence: index, head, kv_head: head / problem.group() };
+                let kv_head = head / problem.group();
+                let local = LocalPlace { segment: index, head, kv_head };
+                let place = Place { sequence: index, head, kv_head, local };
                 let of_head = |tensor: &Array3<f32>, head| tensor.slice(s![.., head..=head, ..]).to_owned();
                 let sink = inputs.sink.get(head).map_or(Vec::new(), |sink| vec![*sink]);
                 let given = Inputs {

@@ -7,6 +7,7 @@ mod built;
 mod difference;
 mod emulated;
 mod fp8;
+mod fp8_ranks;
 mod ideal;
 mod miscall;
 mod miscalled;
@@ -27,9 +28,7 @@ pub use borrowed::Borrowed;
 pub use built::built;
 pub use difference::{difference, same_bits};
 pub use emulated::{Arithmetic, Emulated, Ranks, Results, draw_options, launchable};
-pub use fp8::{
-    Descales, FP8_FAULTS, Fp8, Fp8Fault, Place as Fp8Place, Recipe as Fp8Recipe, descales, fp8_fault,
-};
+pub use fp8::{Descales, FP8_FAULTS, Fp8, Fp8Fault, LocalPlace, Place, Recipe, fp8_fault};
 pub use miscall::{Miscall, WrongCall};
 pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, miscall};

@@ -1,14 +1,16 @@
 //! The emulated kernel in FP8: it is right on what is drawn for its table, whatever its options, and each fault of it is
 //! found.
 
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
 
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
 use seamproof_judge::subjects::{FP8_FAULTS, Fp8};
-use seamproof_oracle::Scaling;
+use seamproof_oracle::{Algorithm, Scaling};
 use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::schedule::MergeOrder;
 
 /// Returns drawn problems as the subject is asked them.
 fn asked(seed: u64, cases: u64) -> impl Iterator<Item = Problem> {
@@ -24,20 +26,24 @@ fn asked(seed: u64, cases: u64) -> impl Iterator<Item = Problem> {
 
 #[test]
 fn the_kernel_in_fp8_holds_on_what_is_drawn() {
-    let (mut held, mut scalings) = (0, std::collections::HashSet::new());
+    let (mut held, mut scalings, mut algorithms) = (0, HashSet::new(), HashSet::new());
     for (index, problem) in asked(5, 1_500).enumerate() {
         let kernel = Fp8 {
             tiles: Tiles { q: [1, 4, 16][index % 3], kv: [16, 64, 5][index / 3 % 3] },
             promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 9 % 3],
             weight_exponent: [8, 4, 0][index / 27 % 3],
+            merge: MergeOrder::ALL[index / 81 % 3],
+            order: index as u64,
             fault: None,
         };
         let verdict = evaluate(&kernel, &problem);
         assert!(matches!(verdict, Verdict::Pass(_)), "{kernel:?} on {problem:?}: {verdict:?}");
         scalings.insert(problem.precision.q.scaling);
+        algorithms.insert(problem.parallel.algorithm.name());
         held += usize::from(problem.precision.q.scaling != Scaling::None && problem.pairs() > 0);
     }
     assert!(held > 500 && scalings.len() == 4, "{held} {scalings:?}");
+    assert_eq!(algorithms.len(), Algorithm::ALL.len(), "{algorithms:?}");
 }
 
 #[test]

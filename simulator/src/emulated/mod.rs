@@ -18,9 +18,11 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Intervals, Pass, Run, Sink, Softmax, TensorName};
 
+use crate::schedule::Descales;
 use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 
 mod arithmetic;
+mod columns;
 pub mod hopper;
 mod right;
 mod row;
@@ -28,6 +30,7 @@ mod stages;
 mod tensor_core;
 
 pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};
+use columns::Columns;
 pub use hopper::Hopper;
 use row::tiles_of;
 pub use row::{Finished, Online};
@@ -53,6 +56,8 @@ pub struct ForwardLaunch<'a, T> {
     pub v: &'a GuardedTensor<T>,
     /// Learnable sink of each query head; empty without one.
     pub sink: &'a [T],
+    /// Descales of the codes of each segment and query head; empty where nothing is scaled.
+    pub descales: &'a [Vec<Descales>],
     /// The output.
     pub out: &'a mut GuardedTensor<T>,
     /// The log-sum-exp.
@@ -208,6 +213,26 @@ struct ScoredRows<'a> {
     softmax: &'a Softmax,
 }
 
+/// A query head of a segment.
+struct ScaledHead {
+    head: usize,
+    /// The softmax, whose scale takes the descales of q and k as factors.
+    softmax: Softmax,
+    /// The descale of v, if the codes have one.
+    v: Option<f32>,
+}
+
+impl ScaledHead {
+    fn new(head: usize, softmax: Softmax, descales: Option<Descales>) -> ScaledHead {
+        match descales {
+            None => ScaledHead { head, softmax, v: None },
+            Some(Descales { q, k, v }) => {
+                ScaledHead { head, softmax: Softmax { scale: softmax.scale * q * k, ..softmax }, v: Some(v) }
+            }
+        }
+    }
+}
+
 /// A segment with the rows from which its operands are loaded.
 struct Placed<'a> {
     segment: &'a Segment,
@@ -220,13 +245,15 @@ struct Placed<'a> {
 impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for TiledKernel<'_, T, A, S> {
     fn forward(&self, call: &AttentionCall, mut tensors: ForwardLaunch<'_, T>) {
         let heads = tensors.q.shape()[1];
-        for segment in &call.segments {
+        for (index, segment) in call.segments.iter().enumerate() {
             let placed = self.place(Pass::Forward, segment);
             let mut keys = Columns::new(self.tiles.kv);
             for head in 0..heads {
                 keys.turn_to(self.stages.kv_head(head, heads / tensors.k.shape()[1]));
+                let descales = tensors.descales.get(index).and_then(|of_heads| of_heads.get(head)).copied();
+                let scaled = ScaledHead::new(head, call.softmax, descales);
                 for rows in tiles_of(0..segment.q.len, self.tiles.q) {
-                    self.forward_tile(call, &placed, head, rows, &mut keys, &mut tensors);
+                    self.forward_tile(&placed, &scaled, rows, &mut keys, &mut tensors);
                 }
             }
             if call.policy == RowPolicy::Overwrite {
@@ -311,15 +338,14 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     /// Attends with one tile of query rows to all keys that any of them sees.
     fn forward_tile(
         &self,
-        call: &AttentionCall,
         placed: &Placed<'_>,
-        head: usize,
+        scaled: &ScaledHead,
         rows: Range<usize>,
         keys: &mut Columns<T>,
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
         let TiledKernel { units, stages, roundings, .. } = self;
-        let softmax = &call.softmax;
+        let &ScaledHead { head, ref softmax, .. } = scaled;
         let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
         let mut largest = T::NEG_INFINITY;
         let scored = ScoredRows { placed, head, rows: rows.clone(), softmax };
@@ -338,7 +364,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         *max_logit = stages.max_logit(*max_logit, units.logit(softmax, largest));
         let maxima: Vec<T> = states.iter().map(|state| state.max).collect();
         let mut tile: Vec<Finished<T>> =
-            states.into_iter().map(|state| self.finish(call, head, state, tensors.sink)).collect();
+            states.into_iter().map(|state| self.finish(scaled, state, tensors.sink)).collect();
         if roundings.normalises_first {
             self.each_scored(&scored, keys, tensors, |local, _, seen, scores, values| {
                 let (max, row) = (maxima[local], &mut tile[local]);
@@ -350,7 +376,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
                 self.add_weighted(&mut row.acc, scores, seen.start, values);
             });
         }
-        self.write_tile(placed, head, rows, &tile, tensors);
+        self.write_tile(placed, scaled, rows, &tile, tensors);
     }
 
     /// Calls `visit` with the scores of each row of a tile of queries against each tile of keys: the row's place in the
@@ -406,15 +432,15 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     }
 
     /// Returns a row after all its keys, with the sink.
-    fn finish(&self, call: &AttentionCall, head: usize, state: Online<T>, sinks: &[T]) -> Finished<T> {
+    fn finish(&self, scaled: &ScaledHead, state: Online<T>, sinks: &[T]) -> Finished<T> {
         let TiledKernel { units, stages, .. } = self;
         let Online { max, sum, acc } = state;
-        let (max, sum) = (units.logit(&call.softmax, max), units.total(&sum));
+        let (max, sum) = (units.logit(&scaled.softmax, max), units.total(&sum));
         let mut row = Finished { max, sum, acc };
         if self.roundings.weight_exponent > 0 {
             row.acc.iter_mut().for_each(|acc| *acc = *acc / self.weight_scale());
         }
-        if let Some(sink) = sink(call.softmax.sink, sinks, head) {
+        if let Some(sink) = sink(scaled.softmax.sink, sinks, scaled.head) {
             stages.sink(units, &mut row, sink);
         }
         row
@@ -424,13 +450,14 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     fn write_tile(
         &self,
         placed: &Placed<'_>,
-        head: usize,
+        &ScaledHead { head, v, .. }: &ScaledHead,
         rows: Range<usize>,
         tile: &[Finished<T>],
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
         let stages = self.stages;
         let format = tensors.out.format();
+        let unscaled = if v.is_some() { Format::F32 } else { format };
         // Weights that were divided first leave nothing to divide by.
         let divided = self.roundings.normalises_first.then(|| {
             let undivided = |row: &Finished<T>| Finished { sum: T::ONE, ..row.clone() };
@@ -439,7 +466,12 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         for (local, i) in rows.enumerate() {
             let row = placed.segment.q.row(i);
             let sums = divided.as_deref().unwrap_or(tile);
-            stages.out(sums, local, format, tensors.out.lane_mut(row, head));
+            let out = tensors.out.lane_mut(row, head);
+            stages.out(sums, local, unscaled, out);
+            if let Some(v) = v {
+                out.iter_mut().for_each(|out| *out *= T::from_f32(v));
+                T::round_all(out, format);
+            }
             tensors.lse.lane_mut(head, row)[0] = stages.lse(tile, local);
         }
     }
@@ -629,43 +661,6 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     }
 }
 
-/// Transposed tiles of keys or values of one head. Each tile is made once for all tiles of queries.
-struct Columns<T> {
-    head: usize,
-    /// Number of keys of a tile.
-    size: usize,
-    /// Tiles in order. A tile that no query has met is empty.
-    tiles: Vec<Vec<T>>,
-}
-
-impl<T: Real> Columns<T> {
-    /// Returns an empty cache for tiles of `size` keys.
-    fn new(size: usize) -> Columns<T> {
-        Columns { head: 0, size: size.max(1), tiles: Vec::new() }
-    }
-
-    /// Sets the head of the next tiles.
-    fn turn_to(&mut self, head: usize) {
-        if head != self.head {
-            self.tiles.clear();
-        }
-        self.head = head;
-    }
-
-    /// Returns the tile of these columns of a segment. The segment's rows are `rows`.
-    fn tile(&mut self, tensor: &GuardedTensor<T>, rows: &[usize], columns: &Range<usize>) -> &[T] {
-        let index = columns.start / self.size;
-        if self.tiles.len() <= index {
-            self.tiles.resize_with(index + 1, Vec::new);
-        }
-        let tile = &mut self.tiles[index];
-        if tile.is_empty() {
-            *tile = transposed(tensor, &rows[columns.clone()], self.head);
-        }
-        tile
-    }
-}
-
 /// Returns an f32 rounded to 11 bits, which changes it by 2^-11 of its magnitude at most. (Veltkamp's splitting.)
 fn with_eleven_bits<T: Real>(value: T) -> T {
     let large = T::from_f32(8193.0) * value;
@@ -675,18 +670,6 @@ fn with_eleven_bits<T: Real>(value: T) -> T {
 /// Returns `keys` as columns of the tile `columns`.
 fn clip(keys: &Intervals, columns: &Range<usize>) -> Intervals {
     keys.moved(|key| key.clamp(columns.start, columns.end) - columns.start)
-}
-
-/// Returns the given rows of one head as `[dim][rows]`. The lane is outermost, and products run along keys.
-fn transposed<T: Real>(tensor: &GuardedTensor<T>, rows: &[usize], head: usize) -> Vec<T> {
-    let dim = tensor.shape()[2];
-    let mut columns = vec![T::ZERO; dim * rows.len()];
-    for (j, &row) in rows.iter().enumerate() {
-        for (c, &value) in tensor.lane(row, head).iter().enumerate() {
-            columns[c * rows.len() + j] = value;
-        }
-    }
-    columns
 }
 
 fn sink<T: Real>(kind: Sink, learnable: &[T], head: usize) -> Option<T> {

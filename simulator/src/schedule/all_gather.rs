@@ -113,7 +113,19 @@ impl Rank<'_> {
         let Local { q, sink, out, lse, max_logit, .. } = self.local;
         self.builder.fill(self.rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
         let call = self.call(self.forward_segments());
-        let attend = Attend { step: Step::Only, call, table: None, q, k, v, sink, out, lse, max_logit };
+        let attend = Attend {
+            step: Step::Only,
+            call,
+            table: None,
+            descales: Vec::new(),
+            q,
+            k,
+            v,
+            sink,
+            out,
+            lse,
+            max_logit,
+        };
         self.builder.push(self.rank, COMPUTE, Work::Attend(attend));
         self.reduce_max_logit();
         None

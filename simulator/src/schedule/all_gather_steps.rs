@@ -66,8 +66,19 @@ impl Rank<'_> {
             let (stream, from) = (STREAMS[index % 2], outs[index % 2]);
             let (valid, table) = (step.valid(), step.table.clone());
             let (call, step) = (self.step_call(step.segments), Step::Launch { index, of });
-            let attend =
-                Attend { step, call, table: table.clone(), q, k, v, sink, out: from, lse, max_logit };
+            let attend = Attend {
+                step,
+                call,
+                table: table.clone(),
+                descales: Vec::new(),
+                q,
+                k,
+                v,
+                sink,
+                out: from,
+                lse,
+                max_logit,
+            };
             self.builder.push(self.rank, stream, Work::Attend(attend));
             self.copy_valid(stream, [from, out], table, valid);
             ends.push((stream, self.builder.record(self.rank, stream)));

@@ -116,7 +116,8 @@ impl Collected {
         self.fill(builder, rank, lse, &self.shards.q, FillValue::NegInfinity);
         builder.fill(rank, COMPUTE, max_logit, &[], FillValue::NegInfinity);
         let (step, (call, told)) = (Step::Only, self.call(table));
-        let attend = Attend { step, call, table: told, q, k, v, sink, out, lse, max_logit };
+        let attend =
+            Attend { step, call, table: told, descales: Vec::new(), q, k, v, sink, out, lse, max_logit };
         builder.push(rank, COMPUTE, Work::Attend(attend));
         table
     }

@@ -9,6 +9,7 @@ use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Format, Mask, Run, TensorName};
 use serde::{Deserialize, Serialize};
 
+use super::descaled::Descales;
 use crate::AttentionCall;
 use crate::shard::ShardedSide;
 
@@ -163,6 +164,9 @@ pub struct Attend {
     /// The rows of a [table](Work::MakeSegments) that say the call's segments, if the device reads them there. The call
     /// then says what the host expects, and the checker proves that both are one.
     pub table: Option<Region>,
+    /// Descales of codes in FP8, by segment and then by query head of the launch; empty where nothing is scaled.
+    /// [`Schedule::descale`] says them.
+    pub descales: Vec<Vec<Descales>>,
     /// Queries.
     pub q: BufferId,
     /// Keys.

@@ -453,7 +453,19 @@ impl ForwardStep {
             let [step_out, step_lse] = self.partial(builder, step, part);
             let rows = owned(call.segments.iter().map(|segment| segment.q));
             let (step, out) = (core.step(ends, step, part), step_out);
-            let attend = Attend { step, call, table, q, k, v, sink: None, out, lse: step_lse, max_logit };
+            let attend = Attend {
+                step,
+                call,
+                table,
+                descales: Vec::new(),
+                q,
+                k,
+                v,
+                sink: None,
+                out,
+                lse: step_lse,
+                max_logit,
+            };
             builder.push(rank, stream, Work::Attend(attend));
             wait(builder, rank, stream, turn.take());
             let style = core.order.style();

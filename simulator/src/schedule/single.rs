@@ -45,8 +45,8 @@ pub(super) fn begin(problem: &Problem) -> (Builder, Local) {
 pub(super) fn attend(builder: &mut Builder, call: &AttentionCall, local: &Local) {
     let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
     builder.fill(0, STREAM, max_logit, &[], FillValue::NegInfinity);
-    let (step, call, table) = (Step::Only, call.clone(), None);
-    let attend = Attend { step, call, table, q, k, v, sink, out, lse, max_logit };
+    let (step, call, table, descales) = (Step::Only, call.clone(), None, Vec::new());
+    let attend = Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit };
     builder.push(0, STREAM, Work::Attend(attend));
 }
 

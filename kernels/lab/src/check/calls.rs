@@ -256,6 +256,7 @@ impl Case {
             k,
             v,
             sink,
+            descales: &[],
             out: &mut out,
             lse: &mut lse,
             max_logit: &mut max_logit,

@@ -1,0 +1,72 @@
+//! Descales of a schedule's launches: what a caller in FP8 tells each of them.
+//!
+//! *Codes* travel as they are, and a launch reads those of many ranks. Its *descales* are the factors that turn them
+//! into values. They belong to sequences and heads of the problem, whatever rank they are on, so every rank knows all
+//! of them. A launch counts its segments and its heads from 0; which sequence and which heads of the problem these are
+//! follows from the moves that bring the rows to it ([`trace_moves`]).
+
+use seamproof_oracle::Problem;
+
+use super::program::{Attend, Schedule, Work};
+use crate::check::{CheckError, Held, HeldRows, Reading, trace_moves};
+
+/// The factors that turn codes of a sequence and query head into values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Descales {
+    /// That of q.
+    pub q: f32,
+    /// That of k.
+    pub k: f32,
+    /// That of v.
+    pub v: f32,
+}
+
+/// A query head of a launch's segment, as the launch counts it and as the problem does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchedHead {
+    /// Rank of the world on which the launch is.
+    pub rank: usize,
+    /// Index of the segment in the launch's call.
+    pub segment: usize,
+    /// Index of the sequence in the problem.
+    pub sequence: usize,
+    /// Query head of the launch.
+    pub local: usize,
+    /// Query head of the problem.
+    pub head: usize,
+}
+
+impl Schedule {
+    /// Gives every forward launch the descales that `of` says. A segment without queries gets none. An error is the
+    /// reason why the schedule does not run.
+    pub fn descale(
+        &mut self,
+        problem: &Problem,
+        of: impl Fn(LaunchedHead) -> Descales,
+    ) -> Result<(), Vec<CheckError>> {
+        for launch in trace_moves(problem, self)? {
+            let at = launch.at;
+            let Work::Attend(attend) = &mut self.ranks[at.rank].operations[at.operation].work else {
+                continue;
+            };
+            attend.descales = vec![Vec::new(); attend.call.segments.len()];
+            for reading in &launch.readings {
+                tell(attend, at.rank, reading, &of);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Appends the descales of the heads of a reading to those of its segment. Readings come in order of heads.
+fn tell(attend: &mut Attend, rank: usize, reading: &Reading, of: impl Fn(LaunchedHead) -> Descales) {
+    let Some(Held { holds: HeldRows::Positions { sequence, heads, .. }, .. }) = reading.queries.first()
+    else {
+        return;
+    };
+    let (segment, sequence) = (reading.segment, *sequence);
+    let to = &mut attend.descales[segment];
+    for head in heads.clone() {
+        to.push(of(LaunchedHead { rank, segment, sequence, local: to.len(), head }));
+    }
+}
