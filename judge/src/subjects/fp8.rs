@@ -45,7 +45,8 @@ pub struct Fp8 {
     pub weight_exponent: u8,
     /// Number of steps of the tensor core after which its sum is promoted to f32; `None` for never.
     pub promoted_after: Option<NonZeroUsize>,
-    /// Time and formula with which a ring merges its steps.
+    /// Time at which a ring merges its steps, one of [`MergeOrder::WEIGHTED`]. The bounds of a merge by a difference
+    /// take partial outs to be in the hull of the values, which a rounding that doubles a weight may leave.
     pub merge: MergeOrder,
     /// Seed of the order in which ranks and streams proceed. No order may change a bit.
     pub order: u64,
@@ -274,7 +275,7 @@ impl Fp8 {
             ("kv_tile".into(), pick(&["5", "16", "64", "128"], 1)),
             ("promoted_after".into(), pick(&["never", "1", "4", "16"], 2)),
             ("weight_exponent".into(), pick(&["8", "8", "8", "4", "0"], 3)),
-            ("merge".into(), pick(&["running", "running", "deferred", "difference"], 4)),
+            ("merge".into(), pick(&MergeOrder::WEIGHTED.map(MergeOrder::name), 4)),
             ("order".into(), (mix(seed ^ 5) % ORDERS).to_string()),
         ])
     }
@@ -298,7 +299,7 @@ impl Fp8 {
     }
 
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8),
-    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running`, `deferred` or `difference`) and `order`. The
+    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`) and `order`. The
     /// defaults are 4, 64, 8, 4, `running` and 0.
     pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();
@@ -311,7 +312,10 @@ impl Fp8 {
                     let exponent = value.parse().ok().filter(|exponent| *exponent <= EXPONENT_MOST);
                     exponent.map(|exponent| kernel.weight_exponent = exponent)
                 }
-                "merge" => MergeOrder::by_name(value).map(|merge| kernel.merge = merge),
+                "merge" => MergeOrder::WEIGHTED
+                    .into_iter()
+                    .find(|merge| merge.name() == value)
+                    .map(|merge| kernel.merge = merge),
                 "order" => value.parse().ok().map(|order| kernel.order = order),
                 "promoted_after" => {
                     let steps = if value == "never" { Some(0) } else { number(STEPS_MOST) };
@@ -388,7 +392,7 @@ fn expected(option: &str) -> &'static str {
     match option {
         "weight_exponent" => "a whole number from 0 to 8",
         "promoted_after" => "never, or a whole number from 1 to 4096",
-        "merge" => "running, deferred or difference",
+        "merge" => "running or deferred",
         "order" => "a whole number",
         _ => "a whole number from 1 to 4096",
     }

@@ -99,3 +99,49 @@ fn amax(problem: &Problem, groups: &Groups, codes: &Array3<f32>, placed: &[Place
     }
     largest
 }
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::{
+        Algorithm, Balance, ContextParallel, Element, Format, Heads, Pass, Precision, ProblemFields,
+        ScaleValues, Scaling,
+    };
+
+    use super::*;
+    use crate::subject::Backend as _;
+    use crate::subjects::same_bits;
+    use crate::values;
+
+    /// Returns three sequences with grouped heads, keys and values in this scaling.
+    fn fields(scaling: Scaling, parallel: ContextParallel) -> ProblemFields {
+        let packed = ProblemFields::packed(&[(24, 24), (8, 16), (16, 8)], 8);
+        let code = Element { format: Format::E4m3, scaling };
+        let precision = Precision { q: code, k: code, v: code, p: Format::E4m3.into(), ..packed.precision };
+        let (heads, scales) = (Heads { q: 4, kv: 2 }, ScaleValues::Any);
+        ProblemFields { heads, precision, scales, parallel, pass: Pass::Forward, ..packed }
+    }
+
+    #[test]
+    fn on_one_rank_a_schedule_gives_the_bits_of_single_sequences_and_heads() {
+        for scaling in [Scaling::PerTensor, Scaling::PerHead, Scaling::PerSequenceHead] {
+            let problem = Problem::new(fields(scaling, ContextParallel::single())).expect("a problem");
+            let (kernel, inputs) = (Fp8::default(), values::inputs(&problem));
+            let schedule = kernel.run_over_ranks(&problem, &inputs).expect("a schedule");
+            let alone = kernel.run(&problem, &inputs).expect("sequences and heads");
+            assert!(same_bits(&schedule, &alone), "{scaling:?}");
+        }
+    }
+
+    #[test]
+    fn own_rows_have_the_groups_scale_where_they_have_its_largest_code() {
+        let two = ContextParallel::over(2, Algorithm::Ring, Balance::Contiguous);
+        let problem = Problem::new(fields(Scaling::PerTensor, two)).expect("a problem");
+        let inputs = values::inputs(&problem);
+        let group = inputs.scales.k.as_ref().expect("scales").descale()[[0, 0, 0]];
+        let own =
+            [0, 1].map(|rank| of_own_rows(&problem, &inputs, rank).k.expect("scales").descale()[[0, 0, 0]]);
+        assert!(own.iter().all(|own| *own <= group) && own.contains(&group), "{own:?} {group}");
+        let alone = Problem::new(fields(Scaling::PerTensor, ContextParallel::single())).expect("a problem");
+        assert_eq!(of_own_rows(&alone, &inputs, 0), inputs.scales);
+    }
+}

@@ -32,7 +32,7 @@ fn the_kernel_in_fp8_holds_on_what_is_drawn() {
             tiles: Tiles { q: [1, 4, 16][index % 3], kv: [16, 64, 5][index / 3 % 3] },
             promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 9 % 3],
             weight_exponent: [8, 4, 0][index / 27 % 3],
-            merge: MergeOrder::ALL[index / 81 % 3],
+            merge: MergeOrder::WEIGHTED[index / 81 % 2],
             order: index as u64,
             fault: None,
         };

@@ -368,7 +368,9 @@ impl Model {
             return 0.0;
         }
         let lse = Model::partial_lse(row);
-        let stored = F32_ROUNDOFF * (5.0 * lse + 4.0) + LOG_ERROR + LOG_RELATIVE_ERROR * lse;
+        // A step's sum of multiplied weights has their factor's logarithm more, which is subtracted again.
+        let largest = lse + libm::log(self.weight_scale);
+        let stored = F32_ROUNDOFF * (5.0 * largest + 4.0) + LOG_ERROR + LOG_RELATIVE_ERROR * largest;
         let each = match self.partition.merges.by {
             MergeBy::Weights => EXP_ERROR + F32_ROUNDOFF * (2.0 * lse + 4.0),
             MergeBy::Difference => self.one_merge_lse(lse),

@@ -8,6 +8,7 @@ mod check;
 mod check_rejects;
 mod common;
 mod converted;
+mod descaled;
 mod fault_catalogue;
 mod helpers;
 mod pages;
