@@ -289,11 +289,10 @@ impl CudaRunner {
     pub(super) fn attend_fp8(
         &self,
         call: &AttentionCall,
-        descales: [&[f32]; 3],
         shape: Option<Fp8Shape>,
         launch: ForwardLaunch<f32>,
     ) -> Result<(), KernelError> {
-        self.workspace.attend_fp8(call, descales, shape, launch)
+        self.workspace.attend_fp8(call, shape, launch)
     }
 
     /// Returns the GPU's name.

@@ -10,8 +10,9 @@ use std::num::NonZeroUsize;
 use seamproof_kernels::KernelError;
 use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
-use seamproof_oracle::{Format, Heads, Inputs, Problem, TensorName};
+use seamproof_oracle::{Format, Inputs, Problem, TensorName};
 use seamproof_simulator::emulated::{ForwardLaunch, Tiles};
+use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
 use super::cuda::{Place, fault_in, on_gpu, opened};
@@ -86,7 +87,7 @@ impl CudaFp8 {
             let what = format!("{segments} segments for {} sequences", problem.sequences.len());
             return Err(RunError::Crash(what));
         }
-        let [by_q, by_k, by_v] = descales_of(problem, inputs);
+        let descales = descales_of(problem, inputs);
         let tensor = |name, values: &ndarray::Array3<f32>| {
             GuardedTensor::from_array(name, values.view(), Format::E4m3)
         };
@@ -101,11 +102,12 @@ impl CudaFp8 {
             k: &k,
             v: &v,
             sink: inputs.sink.as_slice().unwrap_or(&[]),
+            descales: &descales,
             out: &mut out,
             lse: &mut lse,
             max_logit: &mut max_logit,
         };
-        runner.attend_fp8(&call, [&by_q, &by_k, &by_v], self.shape, launch).map_err(failed)?;
+        runner.attend_fp8(&call, self.shape, launch).map_err(failed)?;
         let outputs = RankOutputs {
             out: out.to_array3(),
             lse: Some(lse.to_array2()),
@@ -117,16 +119,18 @@ impl CudaFp8 {
     }
 }
 
-/// Returns one descale of q for each sequence and query head, and of k and of v for each sequence and KV head. Each
-/// scaling of the table has one for all rows.
-fn descales_of(problem: &Problem, inputs: &Inputs) -> [Vec<f32>; 3] {
-    let Heads { q, kv } = problem.heads;
-    [(TensorName::Q, q), (TensorName::K, kv), (TensorName::V, kv)].map(|(tensor, heads)| {
-        let scales = inputs.scales.of(tensor);
-        let of = |sequence, head| scales.map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32);
-        let of_sequence = |sequence| (0..heads).map(move |head| of(sequence, head));
-        (0..problem.sequences.len()).flat_map(of_sequence).collect()
-    })
+/// Returns the descales of each sequence and query head. Each scaling of the table has one for all rows.
+fn descales_of(problem: &Problem, inputs: &Inputs) -> Vec<Vec<Descales>> {
+    let of = |tensor, sequence, head| {
+        inputs.scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32)
+    };
+    let of_head = |sequence, head| {
+        let kv_head = head / problem.group();
+        let [k, v] = [TensorName::K, TensorName::V].map(|tensor| of(tensor, sequence, kv_head));
+        Descales { q: of(TensorName::Q, sequence, head), k, v }
+    };
+    let of_sequence = |sequence| (0..problem.heads.q).map(|head| of_head(sequence, head)).collect();
+    (0..problem.sequences.len()).map(of_sequence).collect()
 }
 
 fn failed(error: KernelError) -> RunError {
@@ -205,9 +209,9 @@ impl Backend for CudaFp8 {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::values;
-    use super::*;
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|case| match generate::draw(1, case, &Limits::quick()) {
@@ -237,18 +241,19 @@ mod tests {
         for problem in problems {
             let inputs = values::inputs(&problem);
             let all = descales_of(&problem, &inputs);
-            let tensors = [TensorName::Q, TensorName::K, TensorName::V];
-            let heads = [problem.heads.q, problem.heads.kv, problem.heads.kv];
-            for ((tensor, heads), all) in tensors.into_iter().zip(heads).zip(all) {
-                let scales = inputs.scales.of(tensor).expect("the table's inputs have scales");
-                assert_eq!(all.len(), problem.sequences.len() * heads);
-                for (place, descale) in all.into_iter().enumerate() {
-                    assert_eq!(
-                        f64::from(descale),
-                        scales.of(place / heads, 0, place % heads, 0),
-                        "{problem:?}"
-                    );
-                    seen += 1;
+            for (sequence, heads) in all.iter().enumerate() {
+                assert_eq!(heads.len(), problem.heads.q);
+                for (head, descales) in heads.iter().enumerate() {
+                    let places = [
+                        (TensorName::Q, head, descales.q),
+                        (TensorName::K, head / problem.group(), descales.k),
+                        (TensorName::V, head / problem.group(), descales.v),
+                    ];
+                    for (tensor, head, descale) in places {
+                        let scales = inputs.scales.of(tensor).expect("the table's inputs have scales");
+                        assert_eq!(f64::from(descale), scales.of(sequence, 0, head, 0), "{problem:?}");
+                        seen += 1;
+                    }
                 }
             }
         }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use seamproof_oracle::Format;
 use seamproof_simulator::emulated::ForwardLaunch;
+use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
 use super::workspace::{ALIGNMENT, Workspace};
@@ -61,23 +62,31 @@ impl Stretch {
     }
 }
 
+/// Returns the descales of q by segment and head, and those of k and of v by segment and KV head.
+fn by_tensor(descales: &[Vec<Descales>], group: usize) -> [Vec<f32>; 3] {
+    let of_keys = |pick: fn(&Descales) -> f32| {
+        descales.iter().flat_map(|heads| heads.iter().step_by(group.max(1)).map(pick)).collect()
+    };
+    [descales.iter().flatten().map(|of| of.q).collect(), of_keys(|of| of.k), of_keys(|of| of.v)]
+}
+
 impl Workspace {
-    /// Runs a forward on codes of e4m3. Descales are those of q, k and v by segment and head. Results are written with
-    /// what lies around them, and the guard bands show what was written outside.
+    /// Runs a forward on codes of e4m3, each segment and query head of which has descales. Results are written with what
+    /// lies around them, and the guard bands show what was written outside.
     pub fn attend_fp8(
         &self,
         call: &AttentionCall,
-        descales: [&[f32]; 3],
         shape: Option<Fp8Shape>,
         launch: ForwardLaunch<f32>,
     ) -> Result<(), KernelError> {
-        let ForwardLaunch { q, k, v, sink, out, lse, max_logit } = launch;
+        let ForwardLaunch { q, k, v, sink, descales, out, lse, max_logit } = launch;
         let [q_rows, heads, _] = q.shape();
         let tables = CallTables::new(call, [q_rows, k.shape()[0]], false)?;
         let turned_shape = TurnedShape::of(v.shape());
         let mut stretch = Stretch::default();
         let given = [q, k, v].map(|tensor| stretch.tensor(tensor));
-        let descales = descales.map(|numbers| stretch.numbers(numbers));
+        let of_group = heads / k.shape()[1].max(1);
+        let descales = by_tensor(descales, of_group).map(|numbers| stretch.numbers(&numbers));
         let sinks = stretch.numbers(sink);
         let call_tables = stretch.push(tables.bytes());
         let plan = stretch.room(tables.plan_bytes());

@@ -11,6 +11,7 @@ use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Run, Sink, Softmax};
 use seamproof_simulator::emulated::ForwardLaunch;
+use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::{AttentionCall, GuardedTensor, RowPolicy, Segment};
 
 use super::mismatch::Mismatch;
@@ -108,17 +109,19 @@ fn wrong_far(
     let [mut lse, mut max_logit] =
         ["lse", "max_logit"].map(|name| GuardedTensor::unwritten(name, [1, 1, 1], Format::F32));
     max_logit.values_mut().fill(f32::NEG_INFINITY);
+    let descales = [vec![Descales { q: 1.0, k: 1.0, v: 1.0 }]];
     let mut out = GuardedTensor::unwritten("out", [1, 1, dim], Format::F32);
     let launch = ForwardLaunch {
         q: &q,
         k: &k,
         v: &v,
         sink: &[],
+        descales: &descales,
         out: &mut out,
         lse: &mut lse,
         max_logit: &mut max_logit,
     };
-    workspace.attend_fp8(&call, [&[1.0], &[1.0], &[1.0]], Some(shape), launch)?;
+    workspace.attend_fp8(&call, Some(shape), launch)?;
     let logit = 64.0 * top * scale;
     let near = |got: f32, wanted: f32, share: f32| (got - wanted).abs() <= share * wanted.abs();
     let right = near(out.values()[0], 2.0, OUT)
