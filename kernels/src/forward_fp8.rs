@@ -21,7 +21,7 @@ const PANEL: usize = 128;
 /// Head dims are multiples of this: the copy engine's rows are whole vectors.
 pub const DIM_MULTIPLE: usize = 16;
 /// Rows of an average segment up to which the short shape is faster.
-const SHORT_ROWS: usize = 96;
+const SHORT_ROWS: usize = 128;
 
 /// The number of query rows that are multiplied at once, with 128 keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

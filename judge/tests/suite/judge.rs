@@ -291,11 +291,13 @@ fn structure_the_contract_decides_what_padding_holds() {
     let untouched = Spoilt { outputs: PaddingOutputs::Untouched, ..Spoilt::new(|_, _| {}) };
     let told = finding(&untouched, &problem(|_| {}));
     assert_eq!((told.check, told.got.as_deref()), (Check::Structure, Some("0")), "{told}");
-    let unspecified = Spoilt {
-        outputs: PaddingOutputs::Unspecified,
-        ..Spoilt::new(|_, outputs| outputs.ranks[0].out[[PADDING_ROW, 0, 0]] = 7.0)
-    };
-    assert!(matches!(judge(&unspecified, &problem(|_| {})), Verdict::Pass(_)));
+    for (tensor, held) in WITH_ROWS.into_iter().flat_map(|tensor| [(tensor, 7.0), (tensor, f32::NAN)]) {
+        let unspecified = Spoilt {
+            outputs: PaddingOutputs::Unspecified,
+            ..Spoilt::new(move |_, outputs| *element(&mut outputs.ranks[0], tensor, PADDING_ROW) = held)
+        };
+        assert!(matches!(judge(&unspecified, &problem(|_| {})), Verdict::Pass(_)), "{held} in {tensor}");
+    }
 }
 
 #[test]
@@ -335,7 +337,7 @@ fn poison_one_bit_of_one_element() {
 #[test]
 fn envelope_one_element_of_each_result() {
     for tensor in TensorName::RESULTS {
-        for wrong in [f32::NAN, 100.0] {
+        for wrong in [f32::NAN, f32::INFINITY, 100.0] {
             let told = seen(&problem(|_| {}), Check::Envelope, "exact value", move |_, outputs| {
                 *element(&mut outputs.ranks[0], tensor, LAST_ROW) = wrong;
             });
