@@ -42,14 +42,44 @@ __device__ __forceinline__ CodeLevel code_level_of(float largest, float scale_lo
     return {base, scale_log2, fmaf(lost - base, scale_log2, WEIGHT_EXPONENT), lost};
 }
 
+// The largest of the integers that the floats of a row are, or the smallest: three at a time, as floats are not compared.
+template <class C, bool LARGEST>
+__device__ __forceinline__ int end_of(const float (&s)[C::KEYS / 2], int half) {
+    auto end = [](int a, int b, int c) { return LARGEST ? __vimax3_s32(a, b, c) : __vimin3_s32(a, b, c); };
+    int ends[2];
+#pragma unroll
+    for (int chain = 0; chain < 2; ++chain) {
+        const int at = 2 * half + 4 * chain;
+        ends[chain] = __float_as_int(s[at]);
+        ends[chain] = end(ends[chain], ends[chain], __float_as_int(s[at + 1]));
+#pragma unroll
+        for (int i = 8; i < C::KEYS / 2; i += 8)
+            ends[chain] = end(ends[chain], __float_as_int(s[at + i]), __float_as_int(s[at + i + 1]));
+    }
+    int all = end(ends[0], ends[0], ends[1]);
+    const int next = __shfl_xor_sync(FULL, all, 1);
+    all = end(all, all, next);
+    const int other = __shfl_xor_sync(FULL, all, 2);
+    return end(all, all, other);
+}
+
 // The levels of a block's scores; `factor` is what older weights are worth by them. Scores lose what their level takes first.
 template <class C>
 __device__ __forceinline__ void next_levels(
     float (&s)[C::KEYS / 2], Rows& rows, CodeLevel (&level)[2], float (&factor)[2], float scale_log2
 ) {
     const float old[2] = {rows.largest[0], rows.largest[1]};
-    rows.largest[0] = largest_of<C, 0>(s, old[0]);
-    rows.largest[1] = largest_of<C, 1>(s, old[1]);
+    int largest[2] = {end_of<C, true>(s, 0), end_of<C, true>(s, 1)};
+    // Below 0, floats are in the opposite order as integers.
+    if (__any_sync(FULL, (largest[0] | largest[1]) < 0)) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int smallest = end_of<C, false>(s, half);
+            if (largest[half] < 0) largest[half] = smallest;
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) rows.largest[half] = fmaxf(__int_as_float(largest[half]), old[half]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         level[half] = code_level_of(rows.largest[half], scale_log2);
@@ -136,7 +166,9 @@ __device__ __forceinline__ void attend_codes(
     float factor[2] = {0.0f, 0.0f};
     // The columns of V of the block whose weights were made last.
     Columns columns = {C::KEYS};
-    auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
+    // Blocks that follow those whose weights were made.
+    int left = blocks.all;
+    auto wait_keys = [&](Ring<C::K_STAGES> of) { barrier_wait(shared.k_full(of.stage()), of.parity()); };
     auto start_scores = [&]() {
         hold(s);
         wgmma_fence();
@@ -145,9 +177,13 @@ __device__ __forceinline__ void attend_codes(
     };
     // V of the block whose weights were made last.
     auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
-    auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
+    // While a product is under way: for V of its block, and for the keys of the next.
+    auto wait_ahead = [&]() {
+        const Ring<C::V_STAGES> own = {k_ring.turns};
+        barrier_wait(shared.v_full(own.stage()), own.parity());
+        if (left > 1) wait_keys({k_ring.turns + 1});
+    };
     auto clear_values = [&]() {
-        wait_values();
         if (columns.code != C::KEYS) clear_columns<C>(shared.v(v_ring().stage()), columns);
     };
     auto start_values = [&]() {
@@ -188,20 +224,21 @@ __device__ __forceinline__ void attend_codes(
         if constexpr (follows) add_block(by);
     };
     auto turn = [&](auto ragged) {
-        wait_keys();
         start_scores();
         if constexpr (ragged) clear_values();
-        else wait_values();
         start_values();
+        wait_ahead();
         wgmma_wait<1>();
         take(ragged, Yes());
     };
-    wait_keys();
+    wait_keys(k_ring);
     start_scores();
+    wait_ahead();
     wgmma_wait<0>();
     take(Yes(), No());
     // Ragged blocks, whole ones, and ragged ones behind them.
-    int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
+    --left;
+    int ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
     while (left > 0) {
 #pragma unroll 1
         for (; ragged > 0; --ragged, --left) turn(Yes());

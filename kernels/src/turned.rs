@@ -11,12 +11,11 @@ use crate::view::View;
 
 /// The rows of a group, within which keys have an order of their own.
 const GROUP: usize = 16;
-/// The rows of a tile.
-const ROWS: usize = 128;
+/// The rows and lanes of a tile.
+const ROWS: usize = 256;
+const LANES: usize = 128;
 /// The bytes of a vector.
 const VECTOR: usize = 16;
-/// The largest head dim.
-const DIM_MAX: usize = 128;
 
 /// The shape of a turned copy: `[heads, dim, positions]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +33,9 @@ pub struct TurnedShape {
 struct RawTurned {
     from: u64,
     to: u64,
-    row: i64,
-    head: i64,
-    rows: i32,
-    dim: i32,
-    positions: i32,
+    rows: u32,
+    lanes: u32,
+    positions: u32,
 }
 // SAFETY: repr(C), the fields of `Turned` in turned.cu.
 unsafe impl Argument for RawTurned {}
@@ -62,12 +59,12 @@ impl TurnedShape {
 }
 
 impl Gpu {
-    /// Writes the turned copy of codes of e4m3, which begins on 16 bytes. Head dims are multiples of 16 up to 128.
+    /// Writes the turned copy of codes of e4m3. Both begin on 16 bytes, and head dims are multiples of 16.
     pub fn turn(&self, codes: &View, to: Area) -> Result<(), KernelError> {
         let ([rows, heads, dim], from) = (codes.shape(), codes.raw_codes("the codes")?);
         let shape = TurnedShape::of([rows, heads, dim]);
-        if !dim.is_multiple_of(VECTOR) || dim == 0 || dim > DIM_MAX {
-            let what = format!("codes of head dim {dim}; use a multiple of {VECTOR} up to {DIM_MAX}");
+        if !dim.is_multiple_of(VECTOR) || dim == 0 {
+            let what = format!("codes of head dim {dim}; use a multiple of {VECTOR}");
             return Err(KernelError::shape(what));
         }
         if to.bytes() != shape.bytes() {
@@ -80,13 +77,12 @@ impl Gpu {
         let arguments = RawTurned {
             from: from.base,
             to: to.address(),
-            row: from.row,
-            head: from.head,
-            rows: rows as i32,
-            dim: dim as i32,
-            positions: shape.positions as i32,
+            rows: rows as u32,
+            lanes: (heads * dim) as u32,
+            positions: shape.positions as u32,
         };
-        self.launch("turn_codes", (blocks(shape.positions, ROWS), heads, THREADS), &[&arguments])
+        let grid = (blocks(heads * dim, LANES), blocks(shape.positions, ROWS), THREADS);
+        self.launch("turn_codes", grid, &[&arguments])
     }
 }
 

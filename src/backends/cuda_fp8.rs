@@ -19,7 +19,7 @@ use super::cuda::{Place, fault_in, on_gpu, opened};
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    Backend, Costs, Declaration, Outputs, Promises, RankOutputs, RunError, Sizes,
+    Backend, Costs, Declaration, Outputs, Parallelism, Promises, RankOutputs, RunError, Sizes,
 };
 use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName};
 use seamproof_kernels::forward::DIM_MAX;
@@ -192,6 +192,9 @@ impl Backend for CudaFp8 {
         table.softcap = false;
         table.masks.kinds = Vec::new();
         table.layout.steps = false;
+        // One launch, outside of any schedule.
+        table.parallel = Parallelism::default();
+        table.parallel.ranks_most = 1;
         declared.with_promises(Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL })
     }
 
@@ -227,6 +230,8 @@ mod tests {
         let table = subject.declaration().table;
         let refused: Vec<Problem> = drawn().filter(|problem| table.refusal(problem).is_some()).collect();
         assert!(refused.len() > 100);
+        let fitted = drawn().map(|problem| table.fitted(problem));
+        assert!(fitted.into_iter().all(|problem| problem.parallel.size() * problem.parallel.region == 1));
         for problem in refused {
             let ran = subject.run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");

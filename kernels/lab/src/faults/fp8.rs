@@ -36,6 +36,10 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
         "fabsf(base) * scale_log2 > FUSED_LEVEL ? base : 0.0f"
             => "0.0f",
         Detector::Levels;
+    "scores-below-0-by-their-integers", MissingGuard, ("the maximum of scores that are all negative", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "if (largest[half] < 0) largest[half] = smallest;"
+            => ";",
+        VALUES;
     "codes-turned-in-natural-order", WrongSeam, ("P and V have other orders of keys", "https://github.com/flashinfer-ai/flashinfer/issues/3864"), "turned.cu",
         "16 * group + j / 2 * 8 + 2 * i + j % 2"
             => "16 * group + 4 * i + j",
