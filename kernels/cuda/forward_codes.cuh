@@ -7,7 +7,7 @@
 
 // Weights are multiplied by 2 to this power. The largest number of e4m3 is 448.
 constexpr float WEIGHT_EXPONENT = 8.0f;
-// Up to this level, rounding leaves less than 2^-11 out of a fused weight's exponent, so that the largest weight is the code 256.
+// Up to this level, rounding leaves less than 2^-11 out of a fused weight's exponent: the largest weight is the code 256.
 constexpr float FUSED_LEVEL = 8192.0f;
 
 // The thread's number, from which nothing is made that would be kept in registers for masks to come.
@@ -96,8 +96,8 @@ __device__ __forceinline__ void next_levels(
 template <class C>
 constexpr int WORDS = C::KEYS / 8;
 
-// Scores become weights and their codes. A thread's word has four keys that follow each other in the turned copy: two of eight, and
-// two of the next eight. The sum is that of weights which are not rounded.
+// Scores become weights and their codes. A thread's word has four keys that follow each other in the turned copy: two of eight,
+// and two of the next eight. The sum is that of weights which are not rounded.
 template <class C>
 __device__ __forceinline__ void weigh_codes(
     float (&s)[C::KEYS / 2], u32 (&p)[WORDS<C>], Rows& rows, const CodeLevel (&level)[2], const float (&factor)[2]
@@ -133,8 +133,8 @@ struct Columns {
     __device__ __forceinline__ bool has(int key) const { return key >= (int)(code >> 16) && key < (int)(code & 0xffff); }
 };
 
-// Columns of V that are not the block's become zero. In the turned copy, key
-// 8 j + 2 i + l of a group, with l < 2, lies at 4 i + 2 j + l.
+// Columns of V that are not the block's become zero. In the turned copy, key 8 j + 2 i + l of a group, with l < 2, lies at
+// 4 i + 2 j + l.
 template <class C>
 __device__ __forceinline__ void clear_columns(u32 v_at, Columns columns) {
     constexpr int WORDS_OF_LANE = C::KEYS / 4;

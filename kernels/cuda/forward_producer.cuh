@@ -187,7 +187,8 @@ __device__ __forceinline__ void produce(const Args& a, const Shared<C>& shared) 
                 const int key = of_run.at(i) * C::KEYS - hidden;
                 put_block(shared.block(ring.stage()),
                           {run.first + key, run.first + min(key + C::KEYS, run.len), max(-key, 0)});
-                load_keys<C, K>(a, shared.k(ring.stage()), shared.k_full(ring.stage()), kv_head, IS_FP8 ? 0 : run.phase, run.index + key);
+                load_keys<C, K>(a, shared.k(ring.stage()), shared.k_full(ring.stage()), kv_head, IS_FP8 ? 0 : run.phase,
+                                run.index + key);
                 if (v_index >= 0) load_v({ring.turns - 1});
                 v_index = run.index + key, v_phase = IS_FP8 ? 0 : run.phase;
                 ring.advance();
