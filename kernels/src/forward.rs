@@ -14,6 +14,7 @@ use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, ForwardTensors, RawSegments, WeightFormats};
 use crate::block::SCAN_THREADS;
+use crate::codec::element_bytes;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch, TensorMap, TiledTensor};
 use crate::memory::{Area, Argument};
@@ -26,8 +27,8 @@ pub const DIM_MAX: usize = 128;
 pub(crate) const ROWS_MAX: usize = 1 << 29;
 /// The bytes that addresses are aligned to where the copy engine reads, and vectors are stored.
 pub(crate) const ALIGNMENT: usize = 16;
-/// The elements of a box's row, and the multiple on which the copy engine's addresses lie.
-const PANEL: usize = 64;
+/// The bytes of a box's row, and the elements on whose multiples the copy engine's addresses lie.
+const PANEL_BYTES: usize = 128;
 const LANES: usize = 8;
 /// The bytes of `Plan`, `PlannedRows` and `PlannedKeys` of the source.
 const PLAN_BYTES: usize = 16;
@@ -353,7 +354,6 @@ pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> 
 /// Returns what there is in a call that neither the forward takes nor the backward.
 pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
-    let scale = call.softmax.scale;
     let reach = (0..2).all(|side| {
         let step = call.summary.step[side].unwrap_or(1).max(1);
         call.summary.reach[side] <= call.rows[side] / step
@@ -368,16 +368,19 @@ pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> 
         let served = |dim: usize| (1..=DIM_MAX).contains(&dim);
         refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
-    .or_else(|| {
-        let served = scale.is_normal() && scale > 0.0 && scale_log2(scale).is_finite();
-        refused(!served, &|| format!("the scale {scale:e}"))
-    })
-    .or_else(|| {
-        // A segment may name rows of keys more than once.
-        let rows = call.rows[0].max(call.rows[1]).max(call.summary.keys);
-        refused(rows >= ROWS_MAX, &|| format!("{rows} rows or keys"))
-    })
+    .or_else(|| refusal_of_numbers(call))
     .or_else(|| refused(call.summary.step.contains(&None) || !reach, &|| "rows of several steps".to_owned()))
+}
+
+/// Returns what is too small or too large in a call for any kernel on tensor cores.
+pub(crate) fn refusal_of_numbers(call: &CallTables) -> Option<String> {
+    let scale = call.softmax.scale;
+    if !(scale.is_normal() && scale > 0.0 && scale_log2(scale).is_finite()) {
+        return Some(format!("the scale {scale:e}"));
+    }
+    // A segment may name rows of keys more than once.
+    let rows = call.rows[0].max(call.rows[1]).max(call.summary.keys);
+    (rows >= ROWS_MAX).then(|| format!("{rows} rows or keys"))
 }
 
 impl CallTables {
@@ -421,7 +424,8 @@ pub(crate) fn tensor_maps<const N: usize>(
     let mut maps = [TensorMap::NONE; N];
     if !by_threads {
         for (map, tensor) in maps.iter_mut().zip(tensors) {
-            *map = tensor_map(gpu, tensor)?;
+            let (name, view, ..) = tensor;
+            *map = tensor_map(gpu, tensor, view.raw(name)?)?;
         }
     }
     Ok(maps)
@@ -437,11 +441,13 @@ pub(crate) fn elements<const N: usize>(tensors: [Tiled; N]) -> Result<[RawElemen
     Ok(all)
 }
 
-fn tensor_map(
+/// Returns what the copy engine is told of a tensor, which lies as `raw` says.
+pub(crate) fn tensor_map(
     gpu: &Gpu,
     (name, view, step, [heads_of_box, rows_of_box]): Tiled,
+    raw: RawView,
 ) -> Result<TensorMap, KernelError> {
-    let ([rows, heads, dim], raw) = (view.shape(), view.raw(name)?);
+    let ([rows, heads, dim], panel) = (view.shape(), PANEL_BYTES / element_bytes(view.format()));
     on_bytes(name, raw.base, ALIGNMENT)?;
     let (row, head) = (raw.row as usize, raw.head as usize);
     gpu.tensor_map(&TiledTensor {
@@ -449,7 +455,7 @@ fn tensor_map(
         format: view.format(),
         dims: [dim, heads, step, rows / step],
         strides: [head, row, row * step],
-        of_box: [PANEL as u32, heads_of_box as u32, 1, rows_of_box as u32],
+        of_box: [panel as u32, heads_of_box as u32, 1, rows_of_box as u32],
     })
 }
 

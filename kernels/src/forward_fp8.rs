@@ -9,7 +9,9 @@ use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, ForwardTensors, WeightFormats};
 use crate::error::KernelError;
-use crate::forward::{ALIGNMENT, DIM_MAX, PlanPlaces, ROWS_MAX, RawArguments, head_chunk, scale_log2};
+use crate::forward::{
+    ALIGNMENT, DIM_MAX, PlanPlaces, RawArguments, head_chunk, refusal_of_numbers, scale_log2, tensor_map,
+};
 use crate::gpu::{Gpu, TensorMap, TiledTensor};
 use crate::memory::Area;
 use crate::tables::on_bytes;
@@ -91,7 +93,6 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 
 /// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
 pub fn refusal(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<String> {
-    let scale = call.softmax.scale;
     let served = |dim: usize| dim.is_multiple_of(DIM_MULTIPLE) && (1..=DIM_MAX).contains(&dim);
     let reasons = [
         (!matches!(out, Format::Bf16 | Format::F32), format!("out in {out} beside e4m3")),
@@ -99,36 +100,23 @@ pub fn refusal(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<Strin
         (call.softmax.softcap.is_some(), "a soft cap".to_owned()),
         (call.has_sink_tokens(), "sink tokens beside a window".to_owned()),
         (call.has_bands_of_keys(), "a prefix in a backward's tables".to_owned()),
-        (
-            !(scale.is_normal() && scale > 0.0 && scale_log2(scale).is_finite()),
-            format!("the scale {scale:e}"),
-        ),
         (call.summary.step != [Some(1); 2], "rows that do not follow each other".to_owned()),
-        (
-            call.rows[0].max(call.rows[1]).max(call.summary.keys) >= ROWS_MAX,
-            format!("{} rows or keys", call.rows[0].max(call.rows[1]).max(call.summary.keys)),
-        ),
     ];
-    reasons.into_iter().find_map(|(refused, what)| refused.then_some(what))
+    let refused = reasons.into_iter().find_map(|(refused, what)| refused.then_some(what));
+    refused.or_else(|| refusal_of_numbers(call))
 }
 
 /// Returns what the copy engine is told of codes, whose boxes are so many rows.
-fn codes_map(gpu: &Gpu, (name, view): (&str, &View), rows_of_box: usize) -> Result<TensorMap, KernelError> {
-    let ([rows, heads, dim], raw) = (view.shape(), view.raw_codes(name)?);
-    on_bytes(name, raw.base, ALIGNMENT)?;
-    let (row, head) = (raw.row as usize, raw.head as usize);
-    gpu.tensor_map(&TiledTensor {
-        base: raw.base,
-        format: view.format(),
-        dims: [dim, heads, 1, rows],
-        strides: [head, row, row],
-        of_box: [PANEL as u32, 1, 1, rows_of_box as u32],
-    })
+fn codes_map(
+    gpu: &Gpu,
+    (name, view): (&'static str, &View),
+    rows_of_box: usize,
+) -> Result<TensorMap, KernelError> {
+    tensor_map(gpu, (name, view, 1, [1, rows_of_box]), view.raw_codes(name)?)
 }
 
 /// Returns what the copy engine is told of a turned copy, whose boxes are 128 keys of so many lanes.
 fn turned_map(gpu: &Gpu, turned: Area, shape: TurnedShape, lanes: usize) -> Result<TensorMap, KernelError> {
-    on_bytes("the turned copy", turned.address(), ALIGNMENT)?;
     let TurnedShape { heads, dim, positions } = shape;
     gpu.tensor_map(&TiledTensor {
         base: turned.address(),
@@ -169,10 +157,7 @@ impl Gpu {
             }
         }
         let turned_shape = TurnedShape::of([rows, kv_heads, dim_v]);
-        if turned.bytes() != turned_shape.bytes() {
-            let what = format!("{} bytes for a turned copy, not {}", turned.bytes(), turned_shape.bytes());
-            return Err(KernelError::shape(what));
-        }
+        turned_shape.check(*turned)?;
         let (sink_kind, sink) = forward.sink_of(call)?;
         let places = PlanPlaces::of(call, plan)?;
         let widest = if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX };

@@ -50,21 +50,13 @@ const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=128", "-DTYPE=2", "-DGENERAL"],
 ];
 
-/// Those of the forward: 3 is e4m3.
-const FORWARD: &[&[&str]] = &[
-    TENSOR_CORES[0],
-    TENSOR_CORES[1],
-    TENSOR_CORES[2],
-    TENSOR_CORES[3],
-    TENSOR_CORES[4],
-    TENSOR_CORES[5],
-    &["--fmad=false", "-DDIM=128", "-DTYPE=3"],
-    &["--fmad=false", "-DDIM=64", "-DTYPE=3"],
-];
+/// The forward in FP8: 3 is e4m3.
+const TENSOR_CORES_FP8: &[&[&str]] =
+    &[&["--fmad=false", "-DDIM=128", "-DTYPE=3"], &["--fmad=false", "-DDIM=64", "-DTYPE=3"]];
 
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 9] = [
+const FILES: [File; 10] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
@@ -72,7 +64,8 @@ const FILES: [File; 9] = [
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
     ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
     ("turned.cu", include_str!("../cuda/turned.cu"), &[TWINS_BITS]),
-    ("forward.cu", include_str!("../cuda/forward.cu"), FORWARD),
+    ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
+    ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
 ];
 

@@ -51,6 +51,15 @@ impl TurnedShape {
         self.heads * self.dim * self.positions
     }
 
+    /// Refuses memory that is no copy of this shape: of another length, or off 16 bytes.
+    pub(crate) fn check(self, copy: Area) -> Result<(), KernelError> {
+        if copy.bytes() != self.bytes() {
+            let what = format!("{} bytes for a turned copy, not {}", copy.bytes(), self.bytes());
+            return Err(KernelError::shape(what));
+        }
+        on_bytes("the turned copy", copy.address(), VECTOR)
+    }
+
     /// Returns the position of a row among the positions.
     pub fn position_of(row: usize) -> usize {
         let (group, key) = (row / GROUP * GROUP, row % GROUP);
@@ -67,12 +76,8 @@ impl Gpu {
             let what = format!("codes of head dim {dim}; use a multiple of {VECTOR}");
             return Err(KernelError::shape(what));
         }
-        if to.bytes() != shape.bytes() {
-            let what = format!("{} bytes for a turned copy, not {}", to.bytes(), shape.bytes());
-            return Err(KernelError::shape(what));
-        }
         on_bytes("the codes", from.base, VECTOR)?;
-        on_bytes("the turned copy", to.address(), VECTOR)?;
+        shape.check(to)?;
         check_apart(&[("the turned copy", to)], &[codes.named("the codes")])?;
         let arguments = RawTurned {
             from: from.base,

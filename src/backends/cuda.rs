@@ -355,7 +355,7 @@ impl Place {
 static GPU: Mutex<Option<(Place, CudaRunner)>> = Mutex::new(None);
 
 /// Runs `work` on a GPU, and opens the GPU if it is not open.
-pub(super) fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
+fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -> Result<T, KernelError> {
     let mut gpu = GPU.lock().unwrap_or_else(PoisonError::into_inner);
     let open = gpu.take().filter(|(of, _)| *of == place);
     let (_, runner) = gpu.insert(match open {
@@ -365,13 +365,37 @@ pub(super) fn on_gpu<T>(place: Place, work: impl FnOnce(&mut CudaRunner) -> T) -
     Ok(work(runner))
 }
 
+/// A subject whose kernels run on a GPU.
+pub(super) trait Launched: Backend + Copy + 'static {
+    /// Runs a problem that the subject takes.
+    fn launch(
+        &self,
+        runner: &mut CudaRunner,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError>;
+}
+
+impl Launched for Cuda {
+    fn launch(
+        &self,
+        runner: &mut CudaRunner,
+        problem: &Problem,
+        inputs: &Inputs,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError> {
+        runner.run(self, problem, inputs, reached)
+    }
+}
+
 /// A subject on a GPU, as a worker process holds it.
-struct OnGpu {
-    subject: Cuda,
+struct OnGpu<S> {
+    subject: S,
     place: Place,
 }
 
-impl Runner for OnGpu {
+impl<S: Launched> Runner for OnGpu<S> {
     fn run(
         &mut self,
         problem: &Problem,
@@ -380,7 +404,7 @@ impl Runner for OnGpu {
     ) -> Result<Outputs, RunError> {
         // What no kernel takes must not reach one.
         self.subject.declaration().table.check(problem)?;
-        on_gpu(self.place, |runner| runner.run(&self.subject, problem, inputs, reached))
+        on_gpu(self.place, |runner| self.subject.launch(runner, problem, inputs, reached))
             .unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
     }
 }
@@ -415,18 +439,25 @@ pub(super) fn open(name: &SubjectName, ordinal: usize) -> Result<Opened, OpenErr
     let subject = Cuda::from_options(&name.options).map_err(|error| OpenError(error.to_string()))?;
     let fault = fault_of(name).ok_or_else(|| OpenError(format!("{name} is no subject on a GPU")))?;
     let place = Place { ordinal, fault: fault.map(|fault| fault.id) };
-    opened(place, |place| Box::new(OnGpu { subject, place }))
+    opened(subject, place)
 }
 
 /// Opens a GPU, and makes the runner of a subject on it.
-pub(super) fn opened(
-    place: Place,
-    runner: impl FnOnce(Place) -> Box<dyn Runner>,
-) -> Result<Opened, OpenError> {
+pub(super) fn opened(subject: impl Launched, place: Place) -> Result<Opened, OpenError> {
     let said = |error: KernelError| OpenError(error.to_string());
     let name = on_gpu(place, |runner| runner.identity()).and_then(|name| name).map_err(said)?;
     let devices = gpu::count().map_err(said)?;
-    Ok(Opened { runner: runner(place), devices, name })
+    Ok(Opened { runner: Box::new(OnGpu { subject, place }), devices, name })
+}
+
+/// Runs a problem on this process's first GPU.
+pub(super) fn run_here(
+    subject: impl Launched,
+    problem: &Problem,
+    inputs: &Inputs,
+) -> Result<Outputs, RunError> {
+    let place = Place { ordinal: 0, fault: None };
+    OnGpu { subject, place }.run(problem, inputs, &mut |_| {})
 }
 
 impl Backend for Cuda {
@@ -503,8 +534,7 @@ impl Backend for Cuda {
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in
     /// workers.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let place = Place { ordinal: 0, fault: None };
-        OnGpu { subject: *self, place }.run(problem, inputs, &mut |_| {})
+        run_here(*self, problem, inputs)
     }
 }
 

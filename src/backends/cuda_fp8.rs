@@ -10,13 +10,13 @@ use std::num::NonZeroUsize;
 use seamproof_kernels::KernelError;
 use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
-use seamproof_oracle::{Format, Inputs, Problem, TensorName};
+use seamproof_oracle::{Format, Inputs, Problem};
 use seamproof_simulator::emulated::{ForwardLaunch, Tiles};
 use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
-use super::cuda::{Place, fault_in, on_gpu, opened};
-use crate::worker::{OpenError, Opened, Runner};
+use super::cuda::{CudaRunner, Launched, Place, fault_in, opened, run_here};
+use crate::worker::{OpenError, Opened};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
     Backend, Costs, Declaration, Outputs, Parallelism, Promises, RankOutputs, RunError, Sizes,
@@ -75,12 +75,7 @@ impl CudaFp8 {
         Options::from([("attention".into(), names[drawn as usize].into())])
     }
 
-    fn attend(
-        &self,
-        runner: &super::CudaRunner,
-        problem: &Problem,
-        inputs: &Inputs,
-    ) -> Result<Outputs, RunError> {
+    fn attend(&self, runner: &CudaRunner, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let call = AttentionCall::whole(problem);
         let segments = call.segments.len();
         if segments != problem.sequences.len() {
@@ -121,14 +116,7 @@ impl CudaFp8 {
 
 /// Returns the descales of each sequence and query head. Each scaling of the table has one for all rows.
 fn descales_of(problem: &Problem, inputs: &Inputs) -> Vec<Vec<Descales>> {
-    let of = |tensor, sequence, head| {
-        inputs.scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32)
-    };
-    let of_head = |sequence, head| {
-        let kv_head = head / problem.group();
-        let [k, v] = [TensorName::K, TensorName::V].map(|tensor| of(tensor, sequence, kv_head));
-        Descales { q: of(TensorName::Q, sequence, head), k, v }
-    };
+    let of_head = |sequence, head| Descales::of(&inputs.scales, sequence, head, head / problem.group());
     let of_sequence = |sequence| (0..problem.heads.q).map(|head| of_head(sequence, head)).collect();
     (0..problem.sequences.len()).map(of_sequence).collect()
 }
@@ -140,27 +128,18 @@ fn failed(error: KernelError) -> RunError {
     }
 }
 
-/// A subject on a GPU, as a worker process holds it.
-struct OnGpu {
-    subject: CudaFp8,
-    place: Place,
-}
-
-impl Runner for OnGpu {
-    fn run(
-        &mut self,
+impl Launched for CudaFp8 {
+    fn launch(
+        &self,
+        runner: &mut CudaRunner,
         problem: &Problem,
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        // What no kernel takes must not reach one.
-        self.subject.declaration().table.check(problem)?;
-        let outputs = on_gpu(self.place, |runner| {
-            [Phase::Uploaded, Phase::Launched].into_iter().for_each(&mut *reached);
-            self.subject.attend(runner, problem, inputs)
-        });
+        [Phase::Uploaded, Phase::Launched].into_iter().for_each(&mut *reached);
+        let outputs = self.attend(runner, problem, inputs);
         reached(Phase::Done);
-        outputs.unwrap_or_else(|error| Err(RunError::Infrastructure(error.to_string())))
+        outputs
     }
 }
 
@@ -173,7 +152,7 @@ pub(super) fn is_named(name: &SubjectName) -> bool {
 pub(super) fn open(name: &SubjectName, ordinal: usize) -> Result<Opened, OpenError> {
     let subject = CudaFp8::from_options(&name.options).map_err(|error| OpenError(error.to_string()))?;
     let fault = fault_in(name, CudaFp8::NAME).flatten().map(|fault| fault.id);
-    opened(Place { ordinal, fault }, |place| Box::new(OnGpu { subject, place }))
+    opened(subject, Place { ordinal, fault })
 }
 
 impl Backend for CudaFp8 {
@@ -205,8 +184,7 @@ impl Backend for CudaFp8 {
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in
     /// workers.
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let place = Place { ordinal: 0, fault: None };
-        OnGpu { subject: *self, place }.run(problem, inputs, &mut |_| {})
+        run_here(*self, problem, inputs)
     }
 }
 
@@ -215,6 +193,7 @@ mod tests {
     use super::*;
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::values;
+    use seamproof_oracle::TensorName;
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|case| match generate::draw(1, case, &Limits::quick()) {

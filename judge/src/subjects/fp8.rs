@@ -229,10 +229,7 @@ fn last_sequence(scales: &Scales) -> usize {
 
 /// Returns the descales of a sequence and query head. Each scaling of the table has one for all rows.
 fn descales(scales: &Scales, Place { sequence, head, kv_head, .. }: Place) -> Descales {
-    let of = |tensor: TensorName, head| {
-        scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32)
-    };
-    Descales { q: of(TensorName::Q, head), k: of(TensorName::K, kv_head), v: of(TensorName::V, kv_head) }
+    Descales::of(scales, sequence, head, kv_head)
 }
 
 /// Scalings that have one descale for all rows of a sequence and head.

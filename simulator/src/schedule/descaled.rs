@@ -5,7 +5,7 @@
 //! of them. A launch counts its segments and its heads from 0; which sequence and which heads of the problem these are
 //! follows from the moves that bring the rows to it ([`trace_moves`]).
 
-use seamproof_oracle::Problem;
+use seamproof_oracle::{Problem, Scales, TensorName};
 
 use super::program::{Attend, Schedule, Work};
 use crate::check::{CheckError, Held, HeldRows, Reading, trace_moves};
@@ -19,6 +19,17 @@ pub struct Descales {
     pub k: f32,
     /// That of v.
     pub v: f32,
+}
+
+impl Descales {
+    /// Returns those of a sequence, a query head and its KV head, where each scaling has one for all rows. What has no
+    /// scales has 1.
+    pub fn of(scales: &Scales, sequence: usize, head: usize, kv_head: usize) -> Descales {
+        let of =
+            |tensor, head| scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32);
+        let [k, v] = [TensorName::K, TensorName::V].map(|tensor| of(tensor, kv_head));
+        Descales { q: of(TensorName::Q, head), k, v }
+    }
 }
 
 /// A query head of a launch's segment, as the launch counts it and as the problem does.
