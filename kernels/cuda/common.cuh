@@ -196,7 +196,7 @@ __device__ __forceinline__ HalfRow half_row_of_lane(const Slots& slots, int half
 }
 
 // Formats: the launcher's Number has the same order.
-constexpr int F32 = 0, BF16 = 1, FP16 = 2, E4M3 = 3;
+constexpr int F32 = 0, BF16 = 1, FP16 = 2, E4M3 = 3, E5M2 = 4;
 
 __device__ __forceinline__ float bf16_to_f32(u16 code) { return __uint_as_float((u32)code << 16); }
 

@@ -17,6 +17,7 @@ pub mod nvrtc;
 pub mod occupancy;
 mod pages;
 pub mod pairs;
+pub mod quantise;
 #[cfg(test)]
 mod refusals;
 pub mod region;
@@ -32,6 +33,7 @@ pub use error::KernelError;
 pub use gpu::{Gpu, Launch};
 pub use merge::MergeKernels;
 pub use metadata::TableKernels;
+pub use quantise::QuantiseKernels;
 pub use region::RegionKernels;
 pub use rows::RowKernels;
 pub use version::{CUDA_MAJOR_MIN, CudaVersion};

@@ -17,9 +17,10 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each with its name. A header includes no other.
-pub const HEADERS: [(&str, &str); 12] = [
+pub const HEADERS: [(&str, &str); 13] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
+    ("quantise.cuh", include_str!("../cuda/quantise.cuh")),
     ("plan.cuh", include_str!("../cuda/plan.cuh")),
     ("forward_producer.cuh", include_str!("../cuda/forward_producer.cuh")),
     ("forward_consumer.cuh", include_str!("../cuda/forward_consumer.cuh")),
@@ -56,13 +57,14 @@ const TENSOR_CORES_FP8: &[&[&str]] =
 
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 10] = [
+const FILES: [File; 11] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
     ("metadata.cu", include_str!("../cuda/metadata.cu"), &[TWINS_BITS]),
     ("pairs.cu", include_str!("../cuda/pairs.cu"), &[TWINS_BITS]),
     ("attend.cu", include_str!("../cuda/attend.cu"), &[TWINS_BITS]),
+    ("quantise.cu", include_str!("../cuda/quantise.cu"), &[TWINS_BITS]),
     ("turned.cu", include_str!("../cuda/turned.cu"), &[TWINS_BITS]),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
@@ -78,7 +80,7 @@ pub fn sources() -> Vec<Source> {
 }
 
 /// Sources whose kernels wait for earlier launches themselves, so that they may be started early.
-const OVERLAPPING: [&str; 4] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.cu"];
+const OVERLAPPING: [&str; 5] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.cu", "quantise.cu"];
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.

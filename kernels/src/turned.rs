@@ -15,7 +15,7 @@ const GROUP: usize = 16;
 const ROWS: usize = 256;
 const LANES: usize = 128;
 /// The bytes of a vector.
-const VECTOR: usize = 16;
+pub(crate) const VECTOR: usize = 16;
 
 /// The shape of a turned copy: `[heads, dim, positions]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +28,10 @@ pub struct TurnedShape {
     pub positions: usize,
 }
 
+/// The struct `Turned` of the source.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RawTurned {
-    from: u64,
+pub(crate) struct RawTurned {
     to: u64,
     rows: u32,
     lanes: u32,
@@ -60,6 +60,11 @@ impl TurnedShape {
         on_bytes("the turned copy", copy.address(), VECTOR)
     }
 
+    /// Returns the grid of blocks that writes it.
+    pub(crate) fn grid(self) -> (usize, usize, usize) {
+        (blocks(self.heads * self.dim, LANES), blocks(self.positions, ROWS), THREADS)
+    }
+
     /// Returns the position of a row among the positions.
     pub fn position_of(row: usize) -> usize {
         let (group, key) = (row / GROUP * GROUP, row % GROUP);
@@ -67,27 +72,29 @@ impl TurnedShape {
     }
 }
 
-impl Gpu {
-    /// Writes the turned copy of codes of e4m3. Both begin on 16 bytes, and head dims are multiples of 16.
-    pub fn turn(&self, codes: &View, to: Area) -> Result<(), KernelError> {
-        let ([rows, heads, dim], from) = (codes.shape(), codes.raw_codes("the codes")?);
+impl RawTurned {
+    /// Returns what kernels receive, for the copy of a tensor `[rows, heads, dim]`.
+    pub(crate) fn new([rows, heads, dim]: [usize; 3], to: Area) -> Result<RawTurned, KernelError> {
         let shape = TurnedShape::of([rows, heads, dim]);
         if !dim.is_multiple_of(VECTOR) || dim == 0 {
             let what = format!("codes of head dim {dim}; use a multiple of {VECTOR}");
             return Err(KernelError::shape(what));
         }
-        on_bytes("the codes", from.base, VECTOR)?;
         shape.check(to)?;
+        let [rows, lanes, positions] = [rows, heads * dim, shape.positions].map(|number| number as u32);
+        Ok(RawTurned { to: to.address(), rows, lanes, positions })
+    }
+}
+
+impl Gpu {
+    /// Writes the turned copy of codes of e4m3. Both begin on 16 bytes, and head dims are multiples of 16.
+    pub fn turn(&self, codes: &View, to: Area) -> Result<(), KernelError> {
+        let from = codes.raw_codes("the codes")?;
+        on_bytes("the codes", from.base, VECTOR)?;
+        let raw = RawTurned::new(codes.shape(), to)?;
         check_apart(&[("the turned copy", to)], &[codes.named("the codes")])?;
-        let arguments = RawTurned {
-            from: from.base,
-            to: to.address(),
-            rows: rows as u32,
-            lanes: (heads * dim) as u32,
-            positions: shape.positions as u32,
-        };
-        let grid = (blocks(heads * dim, LANES), blocks(shape.positions, ROWS), THREADS);
-        self.launch("turn_codes", grid, &[&arguments])
+        let grid = TurnedShape::of(codes.shape()).grid();
+        self.launch("turn_codes", grid, &[&raw, &from.base])
     }
 }
 

@@ -95,6 +95,11 @@ impl<'a> View<'a> {
         self.checked(name, CODES)
     }
 
+    /// Refuses codes that do not lie in their area.
+    pub(crate) fn check(&self, name: &str) -> Result<(), KernelError> {
+        self.checked(name, CODES).map(drop)
+    }
+
     fn checked(&self, name: &str, number: i32) -> Result<RawView, KernelError> {
         let View { area, rows, heads, dim, strides: [row, head], format } = *self;
         let element = element_bytes(format);

@@ -32,6 +32,7 @@ Examples, in a release build:
   seamproof bench power
   seamproof bench power --cases 100 --seed 2
   seamproof bench thd
+  seamproof bench quantise
   seamproof bench attention --tracks short128,tiny1024x64
   seamproof bench attention --peer 'python3 kernels/lab/bench/fa4.py SITE'
   seamproof bench attention --pass backward --peer 'python3 kernels/lab/bench/fa4.py SITE'";
@@ -76,6 +77,13 @@ enum What {
         #[arg(long, value_name = "COMMAND")]
         peer: Option<String>,
     },
+    /// Magnitudes, codes and turned copies of FP8 on a GPU, against device copies of the same bytes
+    #[command(after_help = EXAMPLES)]
+    Quantise {
+        /// Number of the GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+    },
     /// The packed-sequence kernels on a GPU, against device copies of the same bytes
     #[command(after_help = EXAMPLES)]
     Thd {
@@ -90,6 +98,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()).map(|()| true),
         What::Prove => bench::prove(&mut io::stdout()).map(|()| true),
         What::Power { cases, seed } => power(&PowerPlan { cases: (*cases).into(), seed: *seed }),
+        What::Quantise { gpu } => on_gpu(*gpu, gpu_bench::quantise)?.map(|()| true),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
         What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
             let plan = AttentionBench::new(subject(*pass, *kernel)?, [tracks, columns], peer.as_deref())?;

@@ -23,6 +23,7 @@ mod options;
 mod output;
 mod progress;
 mod prove;
+mod quantise;
 mod record;
 mod replay;
 mod report;
@@ -88,6 +89,8 @@ enum Command {
     Prove(prove::Args),
     /// Show a case: layout, launches, which queries are asked to see which keys, and where that is wrong
     Explain(explain::Args),
+    /// Judge a quantiser: codes, scales and amax of FP8, bit for bit
+    Quantise(quantise::Args),
     /// Plant the catalogue's faults and report what catches them
     Faults(faults::Args),
     /// Show what the generator produces, without running anything
@@ -135,6 +138,8 @@ enum CliError {
     Recording(#[from] crate::recording::RecordingError),
     #[error("--backend: {0}")]
     Backend(#[from] BackendError),
+    #[error("--backend: {0}")]
+    Quantiser(#[from] crate::backends::QuantiserError),
     #[error("{option}: there is no {kind} '{id}'; {known}")]
     NoFault { option: &'static str, kind: &'static str, id: String, known: String },
     #[error("backend {name} cannot be started: {what}")]
@@ -212,6 +217,7 @@ fn dispatch(cli: Cli) -> Exit {
         Some(Command::Shrink(args)) => shrink::run(&args),
         Some(Command::Prove(args)) => prove::run(&args),
         Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::Quantise(args)) => quantise::run(&args),
         Some(Command::Faults(args)) => faults::run(&args),
         Some(Command::Census(args)) => census::run(&args),
         Some(Command::Values(args)) => values::run(&args),

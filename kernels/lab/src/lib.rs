@@ -12,8 +12,10 @@ pub mod check;
 pub mod faults;
 pub mod large;
 mod problem;
+mod quantiser;
 mod ready;
 pub mod reference;
 mod sources;
 
+pub use quantiser::CudaQuantiser;
 pub use sources::{block_of, sources};

@@ -5,7 +5,7 @@ use seamproof_kernels::cache::Cache;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_lab::check::{
     REPLAYED, ReplayTables, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, accumulated, check, check_calls,
-    check_large, check_levels, check_turned, direct, instances, launch_instances, prepare, replayed, seen,
+    check_large, check_levels, check_quantise, check_turned, direct, instances, launch_instances, prepare, replayed, seen,
     steady,
 };
 use seamproof_lab::faults::source_faults;
@@ -13,6 +13,8 @@ use seamproof_lab::faults::source_faults;
 /// The cases of the comparison, and the least that each operation must get to write.
 const CASES: u64 = 7140;
 const WRITING_CASES_MIN: u64 = 200;
+/// The number of drawn quantisations.
+const QUANTISATIONS: u64 = 4000;
 /// The number of calls. Each is launched in every way.
 const CALLS: u64 = 200;
 
@@ -49,6 +51,15 @@ fn products_of_rows_and_elements_are_64_bits_wide() {
 fn a_turned_copy_has_every_code_in_its_place() {
     let gpu = done(Gpu::open(0, &Cache::of_user()));
     let found = done(check_turned(&gpu));
+    assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// Tensors of all formats, padding and ranks, under every scaling and recipe.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn codes_and_scales_are_those_of_the_definition() {
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(check_quantise(&gpu, QUANTISATIONS, 1, 1));
     assert!(found.is_empty(), "{}", found[0]);
 }
 

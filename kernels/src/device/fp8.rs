@@ -7,60 +7,15 @@ use seamproof_simulator::emulated::ForwardLaunch;
 use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
-use super::workspace::{ALIGNMENT, Workspace};
+use super::stretch::{Placed, Stretch};
+use super::workspace::Workspace;
 use crate::attend::{CallTables, ForwardTensors};
-use crate::codec::{element_bytes, load, store};
+use crate::codec::load;
 use crate::error::KernelError;
 use crate::forward_fp8::{Fp8Shape, Fp8Tensors};
 use crate::memory::Area;
 use crate::turned::TurnedShape;
 use crate::view::View;
-
-/// The byte of memory that nothing was written to: a NaN in e4m3, and a part of one in f32.
-const UNWRITTEN: u8 = 0xff;
-
-/// Device memory in the making: tensors with their guard bands, tables, and room.
-#[derive(Default)]
-struct Stretch(Vec<u8>);
-
-/// A tensor's bytes in a stretch, with the guard bands and without them.
-#[derive(Clone)]
-struct Placed {
-    whole: Range<usize>,
-    inner: Range<usize>,
-}
-
-impl Stretch {
-    /// Appends bytes on a multiple of [`ALIGNMENT`].
-    fn push(&mut self, bytes: &[u8]) -> Range<usize> {
-        self.0.resize(self.0.len().next_multiple_of(ALIGNMENT), UNWRITTEN);
-        let start = self.0.len();
-        self.0.extend_from_slice(bytes);
-        start..self.0.len()
-    }
-
-    fn room(&mut self, bytes: usize) -> Range<usize> {
-        self.push(&vec![UNWRITTEN; bytes])
-    }
-
-    fn numbers(&mut self, numbers: &[f32]) -> Range<usize> {
-        let mut bytes = vec![0; 4 * numbers.len()];
-        store(Format::F32, numbers, &mut bytes);
-        self.push(&bytes)
-    }
-
-    /// Appends a tensor with its guard bands, so that its first element lies on a multiple of [`ALIGNMENT`].
-    fn tensor(&mut self, tensor: &GuardedTensor) -> Placed {
-        let element = element_bytes(tensor.format());
-        let mut bytes = vec![0; tensor.raw().len() * element];
-        store(tensor.format(), tensor.raw(), &mut bytes);
-        let guard = tensor.guard() * element;
-        let before = guard.next_multiple_of(ALIGNMENT) - guard;
-        let placed = self.push(&[vec![UNWRITTEN; before], bytes].concat());
-        let whole = placed.start + before..placed.end;
-        Placed { inner: whole.start + guard..whole.end - guard, whole }
-    }
-}
 
 /// Returns the descales of q by segment and head, and those of k and of v by segment and KV head.
 fn by_tensor(descales: &[Vec<Descales>], group: usize) -> [Vec<f32>; 3] {
@@ -92,7 +47,7 @@ impl Workspace {
         let plan = stretch.room(tables.plan_bytes());
         let turned = stretch.room(turned_shape.bytes());
         let results = [&*out, &*lse, &*max_logit].map(|tensor| stretch.tensor(tensor));
-        let image = stretch.0;
+        let image = stretch.into_bytes();
         self.run.set(self.run.get() + 1);
         self.memory.reserve(&self.gpu, image.len())?;
         let run = |memory: Area| {

@@ -20,8 +20,10 @@ mod image;
 mod lanes;
 mod operations;
 mod packed;
+mod quantise;
 mod ranks;
 mod run;
+mod stretch;
 mod workspace;
 
 use seamproof_oracle::Run;
@@ -32,6 +34,7 @@ pub use choice::{on_tensor_cores, shapes};
 use cuda::failed;
 pub use cuda::{CudaDevice, DeviceOptions};
 use lanes::Command;
+pub use quantise::CodesFrom;
 pub use ranks::{CudaParcel, CudaPart};
 pub use run::CudaMemory;
 pub use workspace::Workspace;

@@ -7,10 +7,12 @@ mod figures;
 mod fp8;
 mod peer;
 mod pools;
+mod quantise;
 mod thd;
 mod timing;
 mod tracks;
 
 pub use attention::{AttentionBench, BenchedPass, attention, problems};
 pub use error::BenchError;
+pub use quantise::quantise;
 pub use thd::thd;

@@ -151,6 +151,11 @@ impl<'a> Pools<'a> {
         Ok(CopyRatio { case: case.to_owned(), kernel: kernel.to_owned(), bytes, time, copy })
     }
 
+    /// Returns so many bytes for a launch, to be read or to be written.
+    pub(super) fn part(&self, written: bool, launch: usize, bytes: usize) -> Result<Area<'_>, KernelError> {
+        turn(if written { &self.to } else { &self.from }, launch, bytes)
+    }
+
     pub(super) fn rows(&self, launch: usize, rows: usize) -> Result<ByteRows<'_>, KernelError> {
         ByteRows { area: turn(&self.from, launch, rows * ROW_BYTES)?, rows, row_bytes: ROW_BYTES }
             .in_vectors("rows")

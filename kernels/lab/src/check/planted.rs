@@ -9,6 +9,7 @@ use super::calls::check_calls;
 use super::large::check_large;
 use super::levels::check_levels;
 use super::mismatch::Mismatch;
+use super::quantise::check_quantise;
 use super::twins::check_until;
 use crate::faults::{Detector, SourceFault};
 
@@ -37,6 +38,7 @@ pub fn seen(
         Detector::Large => check_large(gpu)?,
         Detector::Levels => check_levels(gpu)?,
         Detector::Calls => check_calls(gpu, cases.min(CALLS_MAX), seed, 1)?,
+        Detector::Codes => check_quantise(gpu, cases, seed, 1)?,
         Detector::Rungs(_) | Detector::IllegalAddress | Detector::Deadline => return Ok(None),
     };
     let first = found.into_iter().next();

@@ -39,6 +39,8 @@ pub enum Detector {
     Levels,
     /// The comparison on attention calls that no schedule makes.
     Calls,
+    /// The judge of quantisers.
+    Codes,
     /// The driver, which reports an access outside of all memory.
     IllegalAddress,
     /// A deadline, since the kernel does not end.

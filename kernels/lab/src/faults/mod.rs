@@ -10,6 +10,7 @@ mod entry;
 mod forward;
 mod fp8;
 mod helpers;
+mod quantise;
 
 use seamproof_simulator::faults::find;
 
@@ -26,6 +27,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         forward::SHORT_FAULTS,
         fp8::FP8_FAULTS,
         backward::BACKWARD_FAULTS,
+        quantise::QUANTISER_FAULTS,
     ];
     tables.into_iter().flatten()
 }

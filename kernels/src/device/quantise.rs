@@ -1,0 +1,280 @@
+//! Quantising on the device: all ranks of a group, one after the other on one GPU.
+//!
+//! Ranks hand each other nothing but magnitudes. Each has memory of its own for them, so that one which missed another's
+//! would show.
+
+use std::ops::Range;
+
+use ndarray::Array3;
+use seamproof_oracle::groups::Groups;
+use seamproof_oracle::quantise::{Delayed, Quantisation};
+use seamproof_oracle::{Format, Scaling, TensorName};
+use seamproof_simulator::quantiser::{RankCodes, RankQuantised, RankValues};
+
+use super::stretch::{Placed, Stretch};
+use super::workspace::Workspace;
+use crate::codec::{element_bytes, store};
+use crate::error::KernelError;
+use crate::memory::Area;
+use crate::quantise::{DeviceHistory, DeviceRecipe, GroupTable, QuantiseKernels, row_groups};
+use crate::turned::TurnedShape;
+use crate::view::View;
+
+/// The copy that codes are read back from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodesFrom {
+    /// The copy in rows.
+    Rows,
+    /// The turned copy, where head dims and groups of lanes are multiples of 16; else the copy in rows.
+    Turned,
+    /// The copy in rows that is written beside a turned one; where there is none, the copy in rows.
+    Beside,
+}
+
+/// Scales in a rank's memory. Tensors that share a scale have one of these.
+struct Factors {
+    amax: Placed,
+    scale: Placed,
+    descale: Placed,
+}
+
+/// A tensor in a rank's memory.
+struct Tensor {
+    shape: [usize; 3],
+    groups: Groups,
+    each: [usize; 2],
+    format: Format,
+    values: Placed,
+    row_group: Range<usize>,
+    codes: Placed,
+    turned: Option<Placed>,
+}
+
+/// A rank's memory.
+struct Rank {
+    tensors: Vec<Tensor>,
+    factors: Vec<Factors>,
+    history: Option<[Placed; 2]>,
+}
+
+impl Workspace {
+    /// Quantises the tensors of all ranks. The answer has the bits that the device wrote.
+    pub fn quantise(
+        &self,
+        asked: &Quantisation,
+        ranks: &[RankValues],
+        from: CodesFrom,
+    ) -> Result<Vec<RankQuantised>, KernelError> {
+        let mut stretch = Stretch::default();
+        let placed: Vec<Rank> = ranks.iter().map(|rank| Rank::place(asked, rank, from, &mut stretch)).collect();
+        let image = stretch.into_bytes();
+        self.run.set(self.run.get() + 1);
+        self.memory.reserve(&self.gpu, image.len())?;
+        let got = self.memory.with(|memory| {
+            let memory = memory.part(0..image.len())?;
+            self.gpu.send(memory, &image)?;
+            self.launch(asked, &placed, memory, from)?;
+            self.gpu.read(memory)
+        })?;
+        placed.iter().map(|rank| rank.answer(&got, from)).collect()
+    }
+
+    fn launch(
+        &self,
+        asked: &Quantisation,
+        ranks: &[Rank],
+        memory: Area,
+        from: CodesFrom,
+    ) -> Result<(), KernelError> {
+        let (gpu, area) = (&self.gpu, |place: &Placed| memory.part(place.inner.clone()));
+        for rank in ranks {
+            for (tensor, factors) in rank.with_factors() {
+                gpu.largest(&tensor.view(memory)?, &tensor.table(memory)?, area(&factors.amax)?)?;
+            }
+        }
+        self.take_largest(ranks, memory)?;
+        for rank in ranks {
+            let of_history = |(delayed, [history, next]): (&Delayed, &[Placed; 2])| {
+                let (takes, previous) = (delayed.takes, delayed.previous);
+                Ok(DeviceHistory { history: area(history)?, next: area(next)?, takes, previous })
+            };
+            let delayed = asked.delayed.as_ref().zip(rank.history.as_ref()).map(of_history).transpose()?;
+            let recipe =
+                DeviceRecipe { format: asked.element.format, scale: asked.scale, margin: asked.margin, delayed };
+            for Factors { amax, scale, descale } in &rank.factors {
+                gpu.factors(&recipe, area(amax)?, area(scale)?, area(descale)?)?;
+            }
+            for (tensor, factors) in rank.with_factors() {
+                let (values, table, scale) = (tensor.view(memory)?, tensor.table(memory)?, area(&factors.scale)?);
+                let codes = View::rows(area(&tensor.codes)?, tensor.shape, asked.element.format);
+                match &tensor.turned {
+                    Some(turned) => {
+                        let turned = (asked.element.format, area(turned)?);
+                        let rows = (from == CodesFrom::Beside).then_some(&codes);
+                        gpu.encode_turned(&values, &table, scale, turned, rows)?;
+                    }
+                    None => gpu.encode(&values, &table, scale, &codes)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the magnitudes of all ranks to each: what a rank found is kept apart until every other one has it.
+    fn take_largest(&self, ranks: &[Rank], memory: Area) -> Result<(), KernelError> {
+        let Some(first) = ranks.first().filter(|_| ranks.len() > 1) else { return Ok(()) };
+        for index in 0..first.factors.len() {
+            let amax = |rank: &Rank| memory.part(rank.factors[index].amax.inner.clone());
+            let own = ranks.iter().map(|rank| {
+                let found = self.gpu.allocate(amax(rank)?.bytes())?;
+                self.gpu.copy(amax(rank)?, found.area())?;
+                Ok(found)
+            });
+            let own = own.collect::<Result<Vec<_>, KernelError>>()?;
+            for (at, rank) in ranks.iter().enumerate() {
+                for other in own.iter().enumerate().filter_map(|(other, found)| (other != at).then_some(found)) {
+                    self.gpu.take_larger(amax(rank)?, other.area())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Rank {
+    fn place(asked: &Quantisation, rank: &RankValues, from: CodesFrom, stretch: &mut Stretch) -> Rank {
+        let tensors = asked.tensors.iter().zip(&rank.tensors).map(|(name, values)| {
+            let side = rank.layout.side(name.side());
+            Tensor::place(asked, *name, values, &row_groups(&asked.groups(*name), side), from, stretch)
+        });
+        let tensors: Vec<Tensor> = tensors.collect();
+        let of_scales = if asked.shares_scale() { &tensors[..1] } else { &tensors[..] };
+        let factors = of_scales.iter().map(|tensor| {
+            let bytes = 4 * tensor.groups.shape().iter().product::<usize>();
+            let [amax, scale, descale] = [true, false, false].map(|zero| {
+                let place = stretch.banded(bytes);
+                if zero {
+                    stretch.write(&place, &vec![0; bytes]);
+                }
+                place
+            });
+            Factors { amax, scale, descale }
+        });
+        let factors = factors.collect();
+        let history = asked.delayed.as_ref().map(|delayed| {
+            let [history, next] = [(); 2].map(|()| stretch.banded(4 * delayed.history.len()));
+            let mut bytes = vec![0; 4 * delayed.history.len()];
+            store(Format::F32, &delayed.history, &mut bytes);
+            stretch.write(&history, &bytes);
+            [history, next]
+        });
+        Rank { tensors, factors, history }
+    }
+
+    /// Returns each tensor with its factors.
+    fn with_factors(&self) -> impl Iterator<Item = (&Tensor, &Factors)> {
+        let last = self.factors.len().saturating_sub(1);
+        self.tensors.iter().enumerate().map(move |(index, tensor)| (tensor, &self.factors[index.min(last)]))
+    }
+
+    /// Returns a rank's answer, from what is in memory now. An error is a byte that was written outside of a result.
+    fn answer(&self, image: &[u8], from: CodesFrom) -> Result<RankQuantised, KernelError> {
+        let of_factors = self.factors.iter().flat_map(|of| [("amax", &of.amax), ("scale", &of.scale), ("descale", &of.descale)]);
+        let of_tensors = self.tensors.iter().flat_map(|of| {
+            [Some(("codes", &of.codes)), of.turned.as_ref().map(|turned| ("the turned copy", turned))]
+        });
+        let next = self.history.as_ref().map(|[_, next]| ("the history", next));
+        for (name, place) in of_factors.chain(of_tensors.flatten()).chain(next) {
+            if place.is_overrun(image) {
+                return Err(KernelError::shape(format!("{name}: memory around it was written to")));
+            }
+        }
+        let tensors = self.with_factors().map(|(tensor, factors)| {
+            let [amax, descale] = [&factors.amax, &factors.descale].map(|place| numbers(image, place));
+            Ok(RankCodes {
+                codes: tensor.codes(image, from)?,
+                amax: shaped(tensor.groups.shape(), amax)?,
+                descale: shaped(tensor.groups.shape(), descale)?,
+            })
+        });
+        let history = self.history.as_ref().map(|[_, next]| numbers(image, next));
+        Ok(RankQuantised { tensors: tensors.collect::<Result<_, KernelError>>()?, history })
+    }
+}
+
+impl Tensor {
+    fn place(
+        asked: &Quantisation,
+        name: TensorName,
+        values: &Array3<f32>,
+        row_group: &[i32],
+        from: CodesFrom,
+        stretch: &mut Stretch,
+    ) -> Tensor {
+        let (groups, shape) = (asked.groups(name), <[usize; 3]>::from(values.dim()));
+        // Kernels read no values of 8 bits; bf16 has them all.
+        let format = asked.problem.precision.of(name).format;
+        let format = if format.bits() > 8 { format } else { Format::Bf16 };
+        let mut bytes = vec![0; values.len() * element_bytes(format)];
+        store(format, &values.iter().copied().collect::<Vec<f32>>(), &mut bytes);
+        let place = stretch.banded(bytes.len());
+        stretch.write(&place, &bytes);
+        let each = [shape[1].div_ceil(groups.shape()[1].max(1)).max(1), lanes_each(asked.element.scaling, shape[2])];
+        let turns = shape[2].is_multiple_of(16) && (groups.shape()[2] == 1 || each[1].is_multiple_of(16));
+        let turned = (turns && from != CodesFrom::Rows).then(|| stretch.banded(TurnedShape::of(shape).bytes()));
+        let table: Vec<u8> = row_group.iter().flat_map(|group| group.to_le_bytes()).collect();
+        let row_group = stretch.push(&table);
+        let codes = stretch.banded(values.len());
+        Tensor { shape, groups, each, format, values: place, row_group, codes, turned }
+    }
+
+    fn view<'a>(&self, memory: Area<'a>) -> Result<View<'a>, KernelError> {
+        Ok(View::rows(memory.part(self.values.inner.clone())?, self.shape, self.format))
+    }
+
+    fn table<'a>(&self, memory: Area<'a>) -> Result<GroupTable<'a>, KernelError> {
+        let [heads_each, lanes_each] = self.each;
+        let row_group = memory.part(self.row_group.clone())?;
+        Ok(GroupTable { row_group, shape: self.groups.shape(), heads_each, lanes_each })
+    }
+
+    /// Returns the codes, those of the turned copy brought back to rows. An error is a code behind the last row.
+    fn codes(&self, image: &[u8], from: CodesFrom) -> Result<Array3<u8>, KernelError> {
+        let turned = self.turned.as_ref().filter(|_| from == CodesFrom::Turned);
+        let Some(turned) = turned else { return shaped(self.shape, image[self.codes.inner.clone()].to_vec()) };
+        let (copy, [rows, heads, dim]) = (&image[turned.inner.clone()], self.shape);
+        let positions = TurnedShape::of(self.shape).positions;
+        let mut codes = Array3::zeros([rows, heads, dim]);
+        for (column, of_lane) in copy.chunks_exact(positions.max(1)).enumerate() {
+            for row in 0..positions {
+                let code = of_lane[TurnedShape::position_of(row)];
+                match codes.get_mut([row, column / dim, column % dim]) {
+                    Some(to) => *to = code,
+                    None if code != 0 => {
+                        let what = format!("the turned copy has code {code:#04x} behind the last row");
+                        return Err(KernelError::shape(what));
+                    }
+                    None => {}
+                }
+            }
+        }
+        Ok(codes)
+    }
+}
+
+/// Returns the lanes of a group.
+fn lanes_each(scaling: Scaling, dim: usize) -> usize {
+    match scaling {
+        Scaling::PerBlock { columns, .. } => columns.min(dim.max(1)),
+        _ => dim.max(1),
+    }
+}
+
+fn numbers(image: &[u8], place: &Placed) -> Vec<f32> {
+    let bytes = image[place.inner.clone()].chunks_exact(4);
+    bytes.map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
+}
+
+fn shaped<T>(shape: [usize; 3], elements: Vec<T>) -> Result<Array3<T>, KernelError> {
+    Array3::from_shape_vec(shape, elements).map_err(|error| KernelError::shape(error.to_string()))
+}

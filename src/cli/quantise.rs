@@ -1,0 +1,208 @@
+//! `seamproof quantise`: judges a quantiser on drawn problems, or on stored ones.
+
+use std::path::{Path, PathBuf};
+
+use seamproof_judge::case::{CASE_VERSION, CaseError};
+use seamproof_judge::files;
+use seamproof_judge::finding::{Check, Finding};
+use seamproof_judge::generate::Limits;
+use seamproof_judge::prose;
+use seamproof_judge::quantise::{Judged, QuantisationCase, Quantiser, draw, judge, shrink};
+use seamproof_oracle::TensorName;
+use seamproof_oracle::quantise::Quantisation;
+
+use super::exit::Exit;
+use super::options::{random_seed, seed};
+use super::output::{complain, print_line};
+use super::run::stopped_by_signals;
+use super::CliError;
+use crate::backends::quantiser;
+use crate::paste::typed;
+use crate::record::{make_dir, write_whole};
+
+/// Longest file that is read.
+const BYTES_MAX: u64 = 1 << 24;
+/// Most findings that are shrunk and kept, each of a check and tensor of its own.
+const KEPT_MAX: usize = 4;
+
+const EXAMPLES: &str = "\
+Examples:
+  seamproof quantise                                    the emulated quantiser on drawn problems
+  seamproof quantise --backend cuda --cases 20000       the kernels, which need a Hopper GPU
+  seamproof quantise --backend cuda:codes=turned        their turned copies
+  seamproof quantise --backend emulated+amax-over-padding
+                                                        a planted fault, found and made small
+  seamproof quantise corpus/quantisations               stored ones";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Stored quantisations or directories of them, instead of drawn ones
+    #[arg(value_name = "FILE|DIR", conflicts_with_all = ["cases", "seed"])]
+    paths: Vec<PathBuf>,
+    /// Quantiser: emulated, or cuda with codes=rows, turned or beside; each also with +ID, a planted fault
+    #[arg(long, value_name = "NAME", default_value = "emulated")]
+    backend: String,
+    /// Number of drawn quantisations
+    #[arg(long, value_name = "N", default_value_t = 4000)]
+    cases: u64,
+    /// Seed of the draws; random where it is left out
+    #[arg(long, value_parser = seed)]
+    seed: Option<u64>,
+    /// Directory for findings, each made small
+    #[arg(long, value_name = "DIR", default_value = "seamproof.out-quantise")]
+    out: PathBuf,
+}
+
+/// Counts of quantisations by outcome.
+#[derive(Default)]
+struct Tally {
+    right: usize,
+    failed: usize,
+    crashed: usize,
+    malformed: usize,
+    undealt: usize,
+    unreadable: usize,
+    /// What was kept: its check and its tensor.
+    kept: Vec<(Check, Option<TensorName>)>,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    let subject = quantiser(&args.backend)?;
+    match args.paths.is_empty() {
+        true => drawn(args, subject.as_ref()),
+        false => stored(args, subject.as_ref()),
+    }
+}
+
+fn drawn(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
+    let (seed, limits, control) =
+        (args.seed.unwrap_or_else(random_seed), Limits::quick(), stopped_by_signals()?);
+    print_line(&format_args!("quantise  {} · seed {seed:#x}", args.backend));
+    let (mut tally, mut done) = (Tally::default(), 0);
+    for index in (0..args.cases).take_while(|_| !control.stopped()) {
+        done = index + 1;
+        match draw(seed, index, &limits) {
+            None => tally.malformed += 1,
+            Some(asked) => {
+                if let Some(finding) = tally.judge(subject, &asked) {
+                    tally.keep(args, subject, (index, &asked), finding)?;
+                }
+            }
+        }
+    }
+    print_line(&tally.summary());
+    if done < args.cases {
+        print_line(&format_args!("stopped   after {done} of {}", args.cases));
+    }
+    Ok(tally.exit(done == args.cases))
+}
+
+fn stored(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
+    let mut tally = Tally::default();
+    for path in files_of(&args.paths)? {
+        match read(&path) {
+            Ok(case) => {
+                let asked = &case.quantisation;
+                let found = tally.judge(subject, asked);
+                let (path, words) = (path.display(), prose::describe(&asked.problem));
+                print_line(&match &found {
+                    Some(finding) => format!("FAIL      {path} · {finding} · {words}"),
+                    None => format!("held      {path} · {words}"),
+                });
+            }
+            Err(error) => {
+                complain(&error);
+                tally.unreadable += 1;
+            }
+        }
+    }
+    print_line(&tally.summary());
+    Ok(tally.exit(true))
+}
+
+fn read(path: &Path) -> Result<QuantisationCase, CliError> {
+    let bytes = files::read(path, BYTES_MAX)
+        .map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
+    let parsed = QuantisationCase::parse(&bytes);
+    Ok(parsed.map_err(|source| CaseError::Parse { path: path.to_owned(), source })?)
+}
+
+fn files_of(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
+    let mut all = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let listed =
+                files::list(path).map_err(|source| CaseError::Read { path: path.clone(), source })?;
+            let found: Vec<PathBuf> = listed.into_iter().filter(|path| files::is_json(path)).collect();
+            if found.is_empty() {
+                let what = format!("{}: holds no *.json; name a directory of quantisations", path.display());
+                return Err(CliError::Usage(what));
+            }
+            all.extend(found);
+        } else {
+            all.push(path.clone());
+        }
+    }
+    Ok(all)
+}
+
+impl Tally {
+    /// Judges a quantisation, and counts the answer. Returns what was wrong.
+    fn judge(&mut self, subject: &dyn Quantiser, asked: &Quantisation) -> Option<Finding> {
+        match judge(subject, asked) {
+            Judged::Right => self.right += 1,
+            Judged::Uncut(_) => self.undealt += 1,
+            Judged::NotFinite(_) => self.malformed += 1,
+            Judged::Wrong(finding) => {
+                *(if finding.check.is_end() { &mut self.crashed } else { &mut self.failed }) += 1;
+                return Some(*finding);
+            }
+        }
+        None
+    }
+
+    /// Shrinks the first finding of each check and tensor, and writes it.
+    fn keep(
+        &mut self,
+        args: &Args,
+        subject: &dyn Quantiser,
+        (index, asked): (u64, &Quantisation),
+        finding: Finding,
+    ) -> Result<(), CliError> {
+        let what = (finding.check, finding.tensor);
+        if self.kept.len() >= KEPT_MAX || self.kept.contains(&what) {
+            return Ok(());
+        }
+        print_line(&format_args!("FAIL      case {index}: {finding}"));
+        self.kept.push(what);
+        let (small, finding) = shrink(subject, asked, finding);
+        let file = args.out.join(format!("quantise-{index}.json"));
+        make_dir(&args.out)?;
+        let case = QuantisationCase { version: CASE_VERSION, story: None, quantisation: small };
+        write_whole(&file, &case.to_json())?;
+        print_line(&format_args!("smallest  {} · {finding}", prose::describe(&case.quantisation.problem)));
+        let command = ["seamproof", "quantise", &file.display().to_string(), "--backend", &args.backend];
+        print_line(&format_args!("again:    {}", typed(&command.join(" "))));
+        Ok(())
+    }
+
+    fn summary(&self) -> String {
+        let Tally { right, failed, crashed, malformed, undealt, unreadable, .. } = self;
+        format!(
+            "cases     held {right} · failed {failed} · crashed {crashed} · malformed {malformed} · not dealt {undealt} \
+             · unreadable {unreadable}"
+        )
+    }
+
+    fn exit(&self, whole: bool) -> Exit {
+        match self {
+            Tally { failed: 1.., .. } => Exit::Finding,
+            Tally { crashed: 1.., .. } => Exit::Crash,
+            Tally { unreadable: 1.., .. } => Exit::Input,
+            Tally { right: 0, .. } => Exit::TooLittle,
+            _ if !whole => Exit::TooLittle,
+            _ => Exit::Held,
+        }
+    }
+}
