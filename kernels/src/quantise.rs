@@ -176,7 +176,9 @@ impl DeviceRecipe<'_> {
             ScaleRule::E8m0Down => 3,
         };
         if margin.abs() > MARGIN_MAX {
-            return Err(KernelError::shape(format!("a margin of {margin}; use −{MARGIN_MAX} to {MARGIN_MAX}")));
+            return Err(KernelError::shape(format!(
+                "a margin of {margin}; use −{MARGIN_MAX} to {MARGIN_MAX}"
+            )));
         }
         let entries = delayed.map_or(0, |delayed| delayed.history.bytes() / 4);
         if let Some(DeviceHistory { history, next, .. }) = delayed {
@@ -257,7 +259,13 @@ pub trait QuantiseKernels: Launch {
     }
 
     /// Makes the scales and descales of magnitudes, and the next history of a delayed recipe.
-    fn factors(&self, recipe: &DeviceRecipe, amax: Area, scale: Area, descale: Area) -> Result<(), KernelError> {
+    fn factors(
+        &self,
+        recipe: &DeviceRecipe,
+        amax: Area,
+        scale: Area,
+        descale: Area,
+    ) -> Result<(), KernelError> {
         let (raw, count) = (recipe.raw()?, amax.bytes() / 4);
         [("amax", amax), ("scale", scale), ("descale", descale)]
             .into_iter()
@@ -278,7 +286,13 @@ pub trait QuantiseKernels: Launch {
     }
 
     /// Writes the codes of all rows; those of rows that are not real are 0.
-    fn encode(&self, values: &View, groups: &GroupTable, scale: Area, codes: &View) -> Result<(), KernelError> {
+    fn encode(
+        &self,
+        values: &View,
+        groups: &GroupTable,
+        scale: Area,
+        codes: &View,
+    ) -> Result<(), KernelError> {
         let raw = groups.raw(values)?;
         let e5m2 = check_codes(values, groups, scale, codes)?;
         let (each, vectors) = match codes.is_on_vectors() {
@@ -312,7 +326,8 @@ pub trait QuantiseKernels: Launch {
         groups.holds("scale", scale)?;
         let to = RawTurned::new(values.shape(), turned)?;
         if !groups.has_whole(VECTOR) {
-            let what = format!("groups of {} lanes in a turned copy; use a multiple of {VECTOR}", groups.lanes_each);
+            let what =
+                format!("groups of {} lanes in a turned copy; use a multiple of {VECTOR}", groups.lanes_each);
             return Err(KernelError::shape(what));
         }
         let in_rows = rows.map(|codes| codes.named("the codes"));

@@ -92,7 +92,9 @@ mod tests {
     #[test]
     fn a_name_says_which_quantiser_and_which_fault() {
         assert!(quantiser("emulated").is_ok() && quantiser("emulated+amax-over-padding").is_ok());
-        for wrong in ["", "emulate", "emulated:codes=rows", "emulated@worker", "cuda:codes=columns", "python:x.py"] {
+        for wrong in
+            ["", "emulate", "emulated:codes=rows", "emulated@worker", "cuda:codes=columns", "python:x.py"]
+        {
             let said = quantiser(wrong).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(said.starts_with("unknown quantiser"), "{wrong}: {said}");
         }

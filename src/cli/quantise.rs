@@ -11,11 +11,11 @@ use seamproof_judge::quantise::{Judged, QuantisationCase, Quantiser, draw, judge
 use seamproof_oracle::TensorName;
 use seamproof_oracle::quantise::Quantisation;
 
+use super::CliError;
 use super::exit::Exit;
 use super::options::{random_seed, seed};
 use super::output::{complain, print_line};
 use super::run::stopped_by_signals;
-use super::CliError;
 use crate::backends::quantiser;
 use crate::paste::typed;
 use crate::record::{make_dir, write_whole};
@@ -122,8 +122,8 @@ fn stored(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
 }
 
 fn read(path: &Path) -> Result<QuantisationCase, CliError> {
-    let bytes = files::read(path, BYTES_MAX)
-        .map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
+    let bytes =
+        files::read(path, BYTES_MAX).map_err(|source| CaseError::Read { path: path.to_owned(), source })?;
     let parsed = QuantisationCase::parse(&bytes);
     Ok(parsed.map_err(|source| CaseError::Parse { path: path.to_owned(), source })?)
 }

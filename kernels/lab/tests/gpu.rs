@@ -5,8 +5,8 @@ use seamproof_kernels::cache::Cache;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_lab::check::{
     REPLAYED, ReplayTables, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, accumulated, check, check_calls,
-    check_large, check_levels, check_quantise, check_turned, direct, instances, launch_instances, prepare, replayed, seen,
-    steady,
+    check_large, check_levels, check_quantise, check_turned, direct, instances, launch_instances, prepare,
+    replayed, seen, steady,
 };
 use seamproof_lab::faults::source_faults;
 

@@ -66,7 +66,8 @@ impl Workspace {
         from: CodesFrom,
     ) -> Result<Vec<RankQuantised>, KernelError> {
         let mut stretch = Stretch::default();
-        let placed: Vec<Rank> = ranks.iter().map(|rank| Rank::place(asked, rank, from, &mut stretch)).collect();
+        let placed: Vec<Rank> =
+            ranks.iter().map(|rank| Rank::place(asked, rank, from, &mut stretch)).collect();
         let image = stretch.into_bytes();
         self.run.set(self.run.get() + 1);
         self.memory.reserve(&self.gpu, image.len())?;
@@ -99,13 +100,18 @@ impl Workspace {
                 Ok(DeviceHistory { history: area(history)?, next: area(next)?, takes, previous })
             };
             let delayed = asked.delayed.as_ref().zip(rank.history.as_ref()).map(of_history).transpose()?;
-            let recipe =
-                DeviceRecipe { format: asked.element.format, scale: asked.scale, margin: asked.margin, delayed };
+            let recipe = DeviceRecipe {
+                format: asked.element.format,
+                scale: asked.scale,
+                margin: asked.margin,
+                delayed,
+            };
             for Factors { amax, scale, descale } in &rank.factors {
                 gpu.factors(&recipe, area(amax)?, area(scale)?, area(descale)?)?;
             }
             for (tensor, factors) in rank.with_factors() {
-                let (values, table, scale) = (tensor.view(memory)?, tensor.table(memory)?, area(&factors.scale)?);
+                let (values, table, scale) =
+                    (tensor.view(memory)?, tensor.table(memory)?, area(&factors.scale)?);
                 let codes = View::rows(area(&tensor.codes)?, tensor.shape, asked.element.format);
                 match &tensor.turned {
                     Some(turned) => {
@@ -132,7 +138,9 @@ impl Workspace {
             });
             let own = own.collect::<Result<Vec<_>, KernelError>>()?;
             for (at, rank) in ranks.iter().enumerate() {
-                for other in own.iter().enumerate().filter_map(|(other, found)| (other != at).then_some(found)) {
+                for other in
+                    own.iter().enumerate().filter_map(|(other, found)| (other != at).then_some(found))
+                {
                     self.gpu.take_larger(amax(rank)?, other.area())?;
                 }
             }
@@ -179,7 +187,10 @@ impl Rank {
 
     /// Returns a rank's answer, from what is in memory now. An error is a byte that was written outside of a result.
     fn answer(&self, image: &[u8], from: CodesFrom) -> Result<RankQuantised, KernelError> {
-        let of_factors = self.factors.iter().flat_map(|of| [("amax", &of.amax), ("scale", &of.scale), ("descale", &of.descale)]);
+        let of_factors = self
+            .factors
+            .iter()
+            .flat_map(|of| [("amax", &of.amax), ("scale", &of.scale), ("descale", &of.descale)]);
         let of_tensors = self.tensors.iter().flat_map(|of| {
             [Some(("codes", &of.codes)), of.turned.as_ref().map(|turned| ("the turned copy", turned))]
         });
@@ -219,9 +230,11 @@ impl Tensor {
         store(format, &values.iter().copied().collect::<Vec<f32>>(), &mut bytes);
         let place = stretch.banded(bytes.len());
         stretch.write(&place, &bytes);
-        let each = [shape[1].div_ceil(groups.shape()[1].max(1)).max(1), lanes_each(asked.element.scaling, shape[2])];
+        let each =
+            [shape[1].div_ceil(groups.shape()[1].max(1)).max(1), lanes_each(asked.element.scaling, shape[2])];
         let turns = shape[2].is_multiple_of(16) && (groups.shape()[2] == 1 || each[1].is_multiple_of(16));
-        let turned = (turns && from != CodesFrom::Rows).then(|| stretch.banded(TurnedShape::of(shape).bytes()));
+        let turned =
+            (turns && from != CodesFrom::Rows).then(|| stretch.banded(TurnedShape::of(shape).bytes()));
         let table: Vec<u8> = row_group.iter().flat_map(|group| group.to_le_bytes()).collect();
         let row_group = stretch.push(&table);
         let codes = stretch.banded(values.len());
@@ -241,7 +254,9 @@ impl Tensor {
     /// Returns the codes, those of the turned copy brought back to rows. An error is a code behind the last row.
     fn codes(&self, image: &[u8], from: CodesFrom) -> Result<Array3<u8>, KernelError> {
         let turned = self.turned.as_ref().filter(|_| from == CodesFrom::Turned);
-        let Some(turned) = turned else { return shaped(self.shape, image[self.codes.inner.clone()].to_vec()) };
+        let Some(turned) = turned else {
+            return shaped(self.shape, image[self.codes.inner.clone()].to_vec());
+        };
         let (copy, [rows, heads, dim]) = (&image[turned.inner.clone()], self.shape);
         let positions = TurnedShape::of(self.shape).positions;
         let mut codes = Array3::zeros([rows, heads, dim]);

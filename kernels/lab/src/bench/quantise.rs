@@ -97,7 +97,9 @@ fn figures(
     let (table, [amax, scale, descale]) = (buffers.table(), buffers.factors());
     let elements = pack.rows * HEADS * DIM;
     let turned_bytes = TurnedShape::of(shape).bytes();
-    let values = |launch| Ok::<_, KernelError>(View::rows(pools.part(false, launch, 2 * elements)?, shape, Format::Bf16));
+    let values = |launch| {
+        Ok::<_, KernelError>(View::rows(pools.part(false, launch, 2 * elements)?, shape, Format::Bf16))
+    };
     // A launch has a part of the pool for codes, and behind them one for the turned copy.
     let codes = |launch| {
         let area = pools.part(true, launch, 2 * turned_bytes)?;

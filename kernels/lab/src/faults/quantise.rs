@@ -10,10 +10,8 @@ const TE_335: BugSource = (
     "the descale is made of the amax, and not of the scale",
     "https://github.com/NVIDIA/TransformerEngine/issues/335",
 );
-const TORCHTITAN_3109: BugSource = (
-    "a rank's scale is of another rank's values alone",
-    "https://github.com/pytorch/torchtitan/issues/3109",
-);
+const TORCHTITAN_3109: BugSource =
+    ("a rank's scale is of another rank's values alone", "https://github.com/pytorch/torchtitan/issues/3109");
 const FA_1990: BugSource = (
     "padding gets the codes of what it holds, NaN included",
     "https://github.com/Dao-AILab/flash-attention/issues/1990",
