@@ -26,6 +26,7 @@
 // Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN: with the planning
 // kernel.
 #include "common.cuh"
+#include "codes.cuh"
 #include "hopper.cuh"
 
 // What the planning kernel makes of the tables. A row of the tensors is `step * index + phase`, the same step for all.

@@ -111,7 +111,7 @@ __device__ __forceinline__ void weigh_codes(
         for (int half = 0; half < 2; ++half) {
             const float four[4] = {s[i + 2 * half], s[i + 2 * half + 1], s[i + 2 * half + 4], s[i + 2 * half + 5]};
             sum[half] += (four[0] + four[1]) + (four[2] + four[3]);
-            p[i / 4 + half] = codes_of(four[0], four[1], four[2], four[3]);
+            p[i / 4 + half] = codes_of<E4M3>(four[0], four[1], four[2], four[3]);
         }
     }
 #pragma unroll

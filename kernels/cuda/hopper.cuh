@@ -362,16 +362,6 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return pair;
 }
 
-// Four codes of e4m3, the first in the lowest byte. What is past the range becomes the largest number.
-__device__ __forceinline__ u32 codes_of(float a, float b, float c, float d) {
-    u32 codes;
-    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n}"
-        : "=r"(codes)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return codes;
-}
-
 // Four words of a thread become those of its quad with the thread's number.
 __device__ __forceinline__ void transpose(u32 (&w)[4]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;

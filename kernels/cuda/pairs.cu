@@ -1,6 +1,7 @@
 // Operations of a schedule on tables of rows: right for every table, and what a device takes where no kernel for packed
 // slots fits. Rows are given as runs `offset, offset + step, …`; a table says of each run how many rows come before it.
 #include "common.cuh"
+#include "codes.cuh"
 
 // Rows and heads of a tensor, as a sequence of lanes: head after head, row after row.
 struct Region {
@@ -34,12 +35,20 @@ __device__ __forceinline__ i64 element_of(const Region& region, i64 lane, int co
 }
 
 __device__ __forceinline__ u32 code_at(const View& view, i64 place) {
+    if (view.format == E4M3) return ((const u8*)view.base)[place];
     return view.format == F32 ? ((const u32*)view.base)[place] : ((const u16*)view.base)[place];
 }
 
 __device__ __forceinline__ void put_code(const View& view, i64 place, u32 code) {
     if (view.format == F32) ((u32*)view.base)[place] = code;
+    else if (view.format == E4M3) ((u8*)view.base)[place] = (u8)code;
     else ((u16*)view.base)[place] = (u16)code;
+}
+
+// Codes of e4m3 are copied and filled: nothing adds them up.
+__device__ __forceinline__ void put_value(const View& view, i64 place, float value) {
+    if (view.format == E4M3) put_code(view, place, codes_of<E4M3>(value, 0.0f, 0.0f, 0.0f) & 0xff);
+    else put(view, place, value);
 }
 
 // The parts in order, each sum rounded to the first one's format.
@@ -72,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     }
     const float value = combined(transfer, parts, lane, column);
-    for (int i = 0; i < transfer.targets; ++i) put(targets[i].view, element_of(targets[i], lane, column), value);
+    for (int i = 0; i < transfer.targets; ++i)
+        put_value(targets[i].view, element_of(targets[i], lane, column), value);
 }
 
 struct RunPair {

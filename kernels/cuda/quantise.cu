@@ -6,6 +6,7 @@
 // A thread has one column of the tensor, 16 bytes of a row or one element, and goes down the rows of its block's tile. So its
 // head and lanes stay, and the group changes with the rows alone.
 #include "common.cuh"
+#include "codes.cuh"
 #include "quantise.cuh"
 
 constexpr u32 IN_FLIGHT = 4;

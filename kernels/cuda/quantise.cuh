@@ -1,4 +1,4 @@
-// Groups of elements that share a scale, and codes of FP8.
+// Groups of elements that share a scale, and the codes of their values.
 //
 // Scales are an array of row groups, head groups and lane groups. A table says which row group each row of the tensor is in,
 // and −1 of a row that is not real: whatever such a row holds counts for no scale, and its codes are 0.
@@ -30,23 +30,6 @@ __device__ __forceinline__ u32 place_in_row_group(const Grouped& a, u32 element)
 
 __device__ __forceinline__ u32 place_of_group(const Grouped& a, int row_group, u32 place) {
     return (u32)row_group * a.head_groups * a.lane_groups + place;
-}
-
-// Four codes, the first in the lowest byte: to nearest, ties to even. What is past the range becomes the largest number.
-template <int FORMAT>
-__device__ __forceinline__ u32 codes_of(float a, float b, float c, float d) {
-    u32 codes;
-    if constexpr (FORMAT == E4M3)
-        asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-            "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
-            : "=r"(codes)
-            : "f"(a), "f"(b), "f"(c), "f"(d));
-    else
-        asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
-            "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
-            : "=r"(codes)
-            : "f"(a), "f"(b), "f"(c), "f"(d));
-    return codes;
 }
 
 // The codes of neighbouring values, four in a word: the product with the scale is rounded to f32, then to the format.

@@ -52,7 +52,7 @@ __device__ __forceinline__ uint4 unrolled(const uint4* row, u32 codes, u32 at, u
 // Elements of a row from `from` on, which counts as above: 16 bytes of them, or one.
 template <u32 BYTES>
 __device__ __forceinline__ uint4 turned(const uint4* row, u32 dim, u32 from) {
-    constexpr u32 SIGNS = BYTES == 2 ? 0x80008000u : 0x80000000u;
+    constexpr u32 SIGNS = BYTES == 1 ? 0x80808080u : BYTES == 2 ? 0x80008000u : 0x80000000u;
     const u32 byte = from * BYTES, vector = byte / 16, shift = byte % 4 * 8;
     const uint4 low = unrolled(row, dim * BYTES / 16, vector, SIGNS);
     const uint4 high = unrolled(row, dim * BYTES / 16, vector + 1, SIGNS);
@@ -74,6 +74,10 @@ __device__ __forceinline__ u32 turned(const u32* row, u32 dim, u32 from) {
 template <u32 BYTES>
 __device__ __forceinline__ u16 turned(const u16* row, u32 dim, u32 from) {
     return unrolled(row, dim, from, (u16)0x8000);
+}
+template <u32 BYTES>
+__device__ __forceinline__ u8 turned(const u8* row, u32 dim, u32 from) {
+    return unrolled(row, dim, from, (u8)0x80);
 }
 
 // Elements have BYTES bytes and move by units of one or more.
@@ -128,6 +132,8 @@ __device__ __forceinline__ void rotate(const Rotation& a, Unit* tensor) {
         after_earlier_launches();                                                                                   \
         rotate<bytes, Unit>(rotation, tensor);                                                                      \
     }
+ROTATE(1, 16, uint4)
+ROTATE(1, 1, u8)
 ROTATE(2, 16, uint4)
 ROTATE(2, 2, u16)
 ROTATE(4, 16, uint4)

@@ -9,6 +9,7 @@
 // group to group, so that threads which read neighbouring groups meet no other at their bank. Blocks that run together have
 // the same rows.
 #include "common.cuh"
+#include "codes.cuh"
 #include "quantise.cuh"
 
 constexpr u32 ROWS = 256, LANES = 128, VECTORS = LANES / 16, GROUPS = ROWS / 16;

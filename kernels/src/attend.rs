@@ -302,6 +302,11 @@ impl CallTables {
         (self.segments + self.bands_of_keys) * SEGMENT_BYTES
     }
 
+    /// Returns the number of bands that queries have: one for each segment, and two for one with a prefix.
+    pub fn bands_of_queries(&self) -> usize {
+        self.segments
+    }
+
     /// Whether keys have bands of their own: in the tables of a backward with a prefix.
     pub fn has_bands_of_keys(&self) -> bool {
         self.bands_of_keys > 0

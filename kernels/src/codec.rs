@@ -1,7 +1,8 @@
 //! Elements in the formats that kernels take: f32, bf16, fp16, and codes of e4m3.
 //!
 //! The patterns of guards and of unwritten elements have a code in each format and come back as themselves. In 16 bits
-//! they are −0.0, a signalling NaN, which adding zero disturbs, and a NaN with a payload that no conversion makes.
+//! they are −0.0, a signalling NaN, which adding zero disturbs, and a NaN with a payload that no conversion makes. In
+//! e4m3 they are −0.0 and its two NaN; any other NaN becomes that of the guards.
 
 use half::f16;
 use seamproof_oracle::Format;
@@ -14,6 +15,10 @@ const UNWRITTEN: u16 = 0x7fe5;
 /// The signalling guards of bf16 (the upper half of that of f32) and of fp16.
 const GUARD_BF16: u16 = 0x7fa5;
 const GUARD_FP16: u16 = 0x7ca5;
+
+/// The patterns of both formats of 8 bits: NaN in each.
+const UNWRITTEN_FP8: u8 = 0xff;
+const GUARD_FP8: u8 = 0x7f;
 
 /// Returns a format's number in the sources. An error names the tensor whose format kernels do not take.
 pub(crate) fn format_number(name: &str, format: Format) -> Result<i32, KernelError> {
@@ -46,7 +51,11 @@ pub(crate) fn store(format: Format, elements: &[f32], bytes: &mut [u8]) {
         Format::Fp16 => pairs(fp16_code, bytes),
         Format::E4m3 | Format::E5m2 => {
             for (to, value) in bytes.iter_mut().zip(elements) {
-                *to = format.encode(f64::from(*value)) as u8;
+                *to = match value.to_bits() {
+                    UNWRITTEN_BITS => UNWRITTEN_FP8,
+                    _ if value.is_nan() => GUARD_FP8,
+                    _ => format.encode(f64::from(*value)) as u8,
+                };
             }
         }
         Format::F32 => {
@@ -69,7 +78,11 @@ pub(crate) fn load(format: Format, bytes: &[u8], elements: &mut [f32]) {
         Format::Fp16 => pairs(fp16_bits, elements),
         Format::E4m3 | Format::E5m2 => {
             for (from, value) in bytes.iter().zip(elements) {
-                *value = format.decode(u32::from(*from)) as f32;
+                *value = match *from {
+                    UNWRITTEN_FP8 => f32::from_bits(UNWRITTEN_BITS),
+                    GUARD_FP8 => f32::GUARD[1],
+                    code => format.decode(u32::from(code)) as f32,
+                };
             }
         }
         Format::F32 => {
@@ -142,6 +155,12 @@ mod tests {
         for bits in patterns {
             assert_eq!(bf16_bits((bits >> 16) as u16), bits);
             assert_eq!(fp16_bits(fp16_code(bits)), bits);
+            for format in [Format::E4m3, Format::E5m2] {
+                let (mut code, mut back) = ([0], [0.0]);
+                store(format, &[f32::from_bits(bits)], &mut code);
+                load(format, &code, &mut back);
+                assert_eq!(back[0].to_bits(), bits, "{format}");
+            }
         }
         // This NaN is what conversions on the GPU make.
         for bits in [bf16_bits(0x7fff), fp16_bits(0x7fff)] {

@@ -121,7 +121,7 @@ impl DeviceRegion<'_> {
 
     /// Returns the region as a target. Its rows and heads must be in the tensor.
     fn target(&self) -> Result<Target, KernelError> {
-        let (view, [_, _, dim]) = (self.view.raw("region")?, self.view.shape());
+        let (view, [_, _, dim]) = (self.view.raw_moved("region")?, self.view.shape());
         let element = u64::from(self.view.format().bits() / 8);
         let at = |row: usize, head: usize| view.row as u64 * row as u64 + view.head as u64 * head as u64;
         let first = at(self.rows.offset, self.heads.start);
@@ -205,6 +205,12 @@ impl TransferTable {
                 formats.join(" and ")
             )));
         }
+        let formats = || from.iter().chain(to).map(|part| part.view.format());
+        let moves = from.len() <= 1 && formats().all(|format| format == Format::E4m3);
+        if !moves && formats().any(|format| format == Format::E4m3) {
+            let what = "codes of e4m3 are copied and filled; nothing converts them or adds them up";
+            return Err(KernelError::shape(what));
+        }
         let targets = to.iter().map(DeviceRegion::target).collect::<Result<Vec<_>, _>>()?;
         self.targets.extend(targets);
         self.transfers.rows(&[self.elements]);
@@ -213,7 +219,7 @@ impl TransferTable {
         // The struct's size is a multiple of its alignment.
         self.transfers.i32(&[operation, value.to_bits() as i32, 0]);
         for part in from.iter().chain(to) {
-            self.regions.view(part.view.raw("region")?);
+            self.regions.view(part.view.raw_moved("region")?);
             self.regions.rows(&[part.rows.offset, part.rows.step]);
             self.regions.i32(&[part.heads.start as i32, part.heads.len() as i32]);
         }

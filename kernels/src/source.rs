@@ -17,8 +17,9 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each with its name. A header includes no other.
-pub const HEADERS: [(&str, &str); 13] = [
+pub const HEADERS: [(&str, &str); 14] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
+    ("codes.cuh", include_str!("../cuda/codes.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
     ("quantise.cuh", include_str!("../cuda/quantise.cuh")),
     ("plan.cuh", include_str!("../cuda/plan.cuh")),

@@ -87,6 +87,11 @@ impl<'a> View<'a> {
         self.checked(name, format_number(name, self.format)?)
     }
 
+    /// Returns the view as kernels take it that move elements, codes of e4m3 among them.
+    pub(crate) fn raw_moved(&self, name: &str) -> Result<RawView, KernelError> {
+        if self.format == Format::E4m3 { self.raw_codes(name) } else { self.raw(name) }
+    }
+
     /// Returns the view of codes of e4m3, which only kernels in FP8 take.
     pub(crate) fn raw_codes(&self, name: &str) -> Result<RawView, KernelError> {
         if self.format != Format::E4m3 {

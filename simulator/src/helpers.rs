@@ -242,8 +242,8 @@ impl Neg for Code {
     }
 }
 
-/// Rotates rows of numbers by their positions, or turns them back. A row has `heads` times `dim` numbers of two or four
-/// bytes each.
+/// Rotates rows of numbers by their positions, or turns them back. A row has `heads` times `dim` numbers of one, two or
+/// four bytes each.
 pub fn rotate(rows: &[Rotated], inverse: bool, [heads, dim, number_bytes]: [usize; 3], bytes: &mut [u8]) {
     let turn: fn(&[Code], usize) -> Vec<Code> = if inverse { rotated_back } else { rotated };
     let sign = 1 << (8 * number_bytes - 1);

@@ -30,8 +30,7 @@ use seamproof_lab::faults::{self, SourceFault};
 use seamproof_oracle::envelope::{Accumulation, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Algorithm, Form, Inputs, Problem};
-use seamproof_simulator::AttentionCall;
-use seamproof_simulator::emulated::{ForwardLaunch, Tiles};
+use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::{CudaFp8, Emulated};
@@ -267,9 +266,21 @@ impl CudaRunner {
             return Ok(outputs);
         }
         let world = World::new(problem, |problem| launchable(problem, subject.merge))?;
+        self.run_world(subject, None, (problem, inputs), &world, reached)
+    }
+
+    /// Runs the schedules of a world, with forwards in FP8 in this shape.
+    pub(super) fn run_world(
+        &mut self,
+        subject: &Cuda,
+        codes: Option<Fp8Shape>,
+        (problem, inputs): (&Problem, &Inputs),
+        world: &World,
+        reached: &mut dyn FnMut(Phase),
+    ) -> Result<Outputs, RunError> {
         let Cuda { order, helpers, attention, dq, streams, ranks, .. } = *subject;
         let page = problem.pages.as_ref().map(|pages| pages.size);
-        let options = DeviceOptions { helpers, attention, dq, streams, page };
+        let options = DeviceOptions { helpers, attention, codes, dq, streams, page };
         let device = self.workspace.device(formats(problem), options);
         let mut on_way = |stage: Reached| {
             reached(match stage {
@@ -278,21 +289,11 @@ impl CudaRunner {
             });
         };
         let outputs = match ranks {
-            Ranks::InTurn => run_world(&device, problem, inputs, &world, order, &mut on_way)?,
-            Ranks::Threads => run_on_threads(&device, problem, inputs, &world, order, &mut on_way)?,
+            Ranks::InTurn => run_world(&device, problem, inputs, world, order, &mut on_way)?,
+            Ranks::Threads => run_on_threads(&device, problem, inputs, world, order, &mut on_way)?,
         };
         reached(Phase::Done);
         Ok(outputs)
-    }
-
-    /// Runs a forward in FP8 ([`Workspace::attend_fp8`]).
-    pub(super) fn attend_fp8(
-        &self,
-        call: &AttentionCall,
-        shape: Option<Fp8Shape>,
-        launch: ForwardLaunch<f32>,
-    ) -> Result<(), KernelError> {
-        self.workspace.attend_fp8(call, shape, launch)
     }
 
     /// Returns the GPU's name.

@@ -1,5 +1,6 @@
-//! The forward of this project in FP8 on an H100 or H200 as a subject: one launch on codes of e4m3 with descales, and
-//! before it the kernel that makes v's turned copy.
+//! The forward of this project in FP8 on an H100 or H200 as a subject: the schedule of a problem's own algorithm, on the
+//! CUDA device with all ranks on one GPU, with codes of e4m3 in q, k and v. Before each launch, a kernel makes v's turned
+//! copy.
 //!
 //! What it declares is what `emulated-fp8` declares: weights that are multiplied by 2⁸ and rounded to e4m3, the row's
 //! sum of unrounded ones, and sums of tensor cores that are promoted after four steps. Blocks of keys begin with a
@@ -7,125 +8,106 @@
 
 use std::num::NonZeroUsize;
 
-use seamproof_kernels::KernelError;
 use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
-use seamproof_oracle::{Format, Inputs, Problem};
-use seamproof_simulator::emulated::{ForwardLaunch, Tiles};
-use seamproof_simulator::schedule::Descales;
-use seamproof_simulator::{AttentionCall, GuardedTensor};
+use seamproof_oracle::{Inputs, Problem};
+use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::schedule::{BuildError, Schedule};
 
-use super::cuda::{CudaRunner, Launched, Place, fault_in, opened, run_here};
+use super::Cuda;
+use super::cuda::{self, CudaRunner, Launched, Place, fault_in, opened, run_here};
 use crate::worker::{OpenError, Opened};
 use seamproof_judge::finding::Phase;
-use seamproof_judge::subject::{
-    Backend, Costs, Declaration, Outputs, Parallelism, Promises, RankOutputs, RunError, Sizes,
-};
-use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName};
+use seamproof_judge::subject::{Backend, Declaration, MaskKind, Outputs, Promises, RunError, Sizes};
+use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName, World, descaled};
 use seamproof_kernels::forward::DIM_MAX;
 
 /// Tiles that no block of keys is smaller than, but for the first and the last of a run.
 const TILES: Tiles = Tiles { q: 64, kv: 64 };
 /// Steps of the tensor core in a block of keys.
 const STEPS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+/// Options of the kernels in 16 bits that say nothing here.
+const FOREIGN: [&str; 2] = ["attention", "dq"];
+/// Option of the forward's shape, and its values.
+const SHAPE: &str = "attention";
+const SHAPES: [&str; 3] = ["tuned", "long", "short"];
 
 /// The subject's options, and its declaration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaFp8 {
     /// Shape of the forward; `None` for the one that fits the call.
     pub shape: Option<Fp8Shape>,
+    /// How the schedule runs, as that of a subject in 16 bits: order, merges, helper kernels, streams and ranks.
+    pub scheduled: Cuda,
 }
 
 impl CudaFp8 {
     /// Name of the subject, as `--backend` takes it.
     pub const NAME: &str = "cuda-fp8";
 
-    /// Returns the subject with the option `attention` (`tuned`, `long` or `short`; the default is `tuned`).
+    /// Returns the subject with the options `attention` (`tuned`, `long` or `short`; the default is `tuned`), and
+    /// `order`, `merge`, `helpers`, `streams` and `ranks` as the subject `cuda` has them.
     pub fn from_options(options: &Options) -> Result<CudaFp8, OptionError> {
-        let mut subject = CudaFp8::default();
-        for (option, value) in options {
-            if option != "attention" {
-                let known = "attention";
-                return Err(OptionError::Unknown { backend: CudaFp8::NAME, option: option.clone(), known });
+        let mut options = options.clone();
+        let shape = match options.remove(SHAPE) {
+            None => None,
+            Some(value) => {
+                let shape = Fp8Shape::ALL.into_iter().find(|shape| shape.name() == value);
+                if shape.is_none() && value != SHAPES[0] {
+                    let (backend, option) = (CudaFp8::NAME, SHAPE.to_owned());
+                    return Err(OptionError::Value {
+                        backend,
+                        option,
+                        value,
+                        expected: "tuned, long or short",
+                    });
+                }
+                shape
             }
-            let shape = Fp8Shape::ALL.into_iter().find(|shape| shape.name() == value);
-            if shape.is_none() && value != "tuned" {
-                return Err(OptionError::Value {
-                    backend: CudaFp8::NAME,
-                    option: option.clone(),
-                    value: value.clone(),
-                    expected: "tuned, long or short",
-                });
-            }
-            subject.shape = shape;
+        };
+        if let Some(option) = options.keys().find(|option| FOREIGN.contains(&option.as_str())) {
+            return Err(unknown(option.clone()));
         }
-        Ok(subject)
+        let scheduled = Cuda::from_options(&options).map_err(|error| match error {
+            OptionError::Unknown { option, .. } => unknown(option),
+            OptionError::Value { option, value, expected, .. } => {
+                OptionError::Value { backend: CudaFp8::NAME, option, value, expected }
+            }
+            other => other,
+        })?;
+        Ok(CudaFp8 { shape, scheduled })
     }
 
     /// Returns the options from which [`CudaFp8::from_options`] makes this subject.
     pub(super) fn options(&self) -> Options {
-        let shape = self.shape.map_or("tuned", Fp8Shape::name);
-        Options::from([("attention".into(), shape.into())])
+        of_schedule(self.scheduled.options(), self.shape.map_or(SHAPES[0], Fp8Shape::name))
     }
 
     /// Returns options for one case of a campaign.
     pub(super) fn draw_options(seed: u64) -> Options {
-        let names = ["tuned", "long", "short"];
-        let drawn = seamproof_judge::hash::mix(seed) % names.len() as u64;
-        Options::from([("attention".into(), names[drawn as usize].into())])
-    }
-
-    fn attend(&self, runner: &CudaRunner, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let call = AttentionCall::whole(problem);
-        let segments = call.segments.len();
-        if segments != problem.sequences.len() {
-            let what = format!("{segments} segments for {} sequences", problem.sequences.len());
-            return Err(RunError::Crash(what));
-        }
-        let descales = descales_of(problem, inputs);
-        let tensor = |name, values: &ndarray::Array3<f32>| {
-            GuardedTensor::from_array(name, values.view(), Format::E4m3)
-        };
-        let (q, k, v) = (tensor("q", &inputs.q), tensor("k", &inputs.k), tensor("v", &inputs.v));
-        let mut out = GuardedTensor::unwritten("out", problem.out_shape(), problem.precision.out.format);
-        let [heads, rows] = problem.lse_shape();
-        let mut lse = GuardedTensor::unwritten("lse", [heads, rows, 1], Format::F32);
-        let mut max_logit = GuardedTensor::unwritten("max_logit", [heads, 1, 1], Format::F32);
-        max_logit.values_mut().fill(f32::NEG_INFINITY);
-        let launch = ForwardLaunch {
-            q: &q,
-            k: &k,
-            v: &v,
-            sink: inputs.sink.as_slice().unwrap_or(&[]),
-            descales: &descales,
-            out: &mut out,
-            lse: &mut lse,
-            max_logit: &mut max_logit,
-        };
-        runner.attend_fp8(&call, self.shape, launch).map_err(failed)?;
-        let outputs = RankOutputs {
-            out: out.to_array3(),
-            lse: Some(lse.to_array2()),
-            max_logit: Some(max_logit.values().iter().copied().collect()),
-            gradients: None,
-        };
-        let damage = [&out, &lse, &max_logit].into_iter().flat_map(GuardedTensor::damage).collect();
-        Ok(Outputs { damage, costs: Costs::default(), ..outputs.into() })
+        let drawn = seamproof_judge::hash::mix(seed) % SHAPES.len() as u64;
+        of_schedule(cuda::draw_options(seed), SHAPES[drawn as usize])
     }
 }
 
-/// Returns the descales of each sequence and query head. Each scaling of the table has one for all rows.
-fn descales_of(problem: &Problem, inputs: &Inputs) -> Vec<Vec<Descales>> {
-    let of_head = |sequence, head| Descales::of(&inputs.scales, sequence, head, head / problem.group());
-    let of_sequence = |sequence| (0..problem.heads.q).map(|head| of_head(sequence, head)).collect();
-    (0..problem.sequences.len()).map(of_sequence).collect()
+impl CudaFp8 {
+    /// Returns the emulated kernel of the same sums, in tiles that none of this one's is smaller than.
+    fn emulated(&self) -> Fp8 {
+        let Cuda { merge, order, .. } = self.scheduled;
+        Fp8 { tiles: TILES, promoted_after: Some(STEPS), merge, order, ..Fp8::default() }
+    }
 }
 
-fn failed(error: KernelError) -> RunError {
-    match error {
-        error @ KernelError::OutOfMemory { .. } => RunError::OutOfMemory(error.to_string()),
-        error => RunError::Crash(error.to_string()),
-    }
+/// Returns the options of a schedule in 16 bits, with those that say nothing in FP8 left out and this shape.
+fn of_schedule(mut options: Options, shape: &str) -> Options {
+    FOREIGN.iter().for_each(|option| drop(options.remove(*option)));
+    options.insert(SHAPE.into(), shape.into());
+    options
+}
+
+fn unknown(option: String) -> OptionError {
+    let known = "attention, order, merge, helpers, streams, ranks";
+    OptionError::Unknown { backend: CudaFp8::NAME, option, known }
 }
 
 impl Launched for CudaFp8 {
@@ -136,10 +118,8 @@ impl Launched for CudaFp8 {
         inputs: &Inputs,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        [Phase::Uploaded, Phase::Launched].into_iter().for_each(&mut *reached);
-        let outputs = self.attend(runner, problem, inputs);
-        reached(Phase::Done);
-        outputs
+        let world = World::new(problem, |problem| descaled(problem, inputs, self.scheduled.merge))?;
+        runner.run_world(&self.scheduled, self.shape, (problem, inputs), &world, reached)
     }
 }
 
@@ -161,7 +141,7 @@ impl Backend for CudaFp8 {
     }
 
     fn declaration(&self) -> Declaration {
-        let mut declared = Fp8 { tiles: TILES, promoted_after: Some(STEPS), ..Fp8::default() }.declaration();
+        let mut declared = self.emulated().declaration();
         let table = &mut declared.table;
         let sizes = Sizes::multiples(DIM_MULTIPLE, DIM_MAX, DIM_MULTIPLE);
         if let Ok(sizes) = sizes {
@@ -169,16 +149,22 @@ impl Backend for CudaFp8 {
             table.dims.v = sizes;
         }
         table.softcap = false;
-        table.masks.kinds = Vec::new();
+        // Documents and chunks are segments of their own.
+        table.masks.kinds = vec![MaskKind::Documents, MaskKind::Chunks];
         table.layout.steps = false;
-        // One launch, outside of any schedule.
-        table.parallel = Parallelism::default();
-        table.parallel.ranks_most = 1;
         declared.with_promises(Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL })
     }
 
-    fn partition(&self, _: &Problem) -> Partition {
-        Partition::single(TILES.q, TILES.kv)
+    fn promises(&self, problem: &Problem) -> Promises {
+        self.declaration().promises.of_schedule(problem)
+    }
+
+    fn partition(&self, problem: &Problem) -> Partition {
+        self.emulated().partition(problem)
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
+        self.emulated().schedule(problem)
     }
 
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in
@@ -193,7 +179,9 @@ mod tests {
     use super::*;
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::values;
-    use seamproof_oracle::TensorName;
+    use seamproof_kernels::attend::CallTables;
+    use seamproof_kernels::forward_fp8;
+    use seamproof_simulator::schedule::{BufferId, Work};
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|case| match generate::draw(1, case, &Limits::quick()) {
@@ -209,39 +197,39 @@ mod tests {
         let table = subject.declaration().table;
         let refused: Vec<Problem> = drawn().filter(|problem| table.refusal(problem).is_some()).collect();
         assert!(refused.len() > 100);
-        let fitted = drawn().map(|problem| table.fitted(problem));
-        assert!(fitted.into_iter().all(|problem| problem.parallel.size() * problem.parallel.region == 1));
         for problem in refused {
             let ran = subject.run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
         }
     }
 
+    /// Test that the kernel takes every launch of the schedules of what the table takes, on one rank and on several, and
+    /// that each segment with queries is told a descale for each of its heads.
     #[test]
-    fn every_sequence_and_head_has_its_descale() {
-        let table = CudaFp8::default().declaration().table;
-        let problems = drawn().map(|problem| table.fitted(problem)).filter(|problem| problem.group() > 1);
-        let mut seen = 0;
-        for problem in problems {
+    fn the_kernel_takes_every_launch_of_what_the_table_takes() {
+        let (mut launches, mut over_ranks) = (0, 0);
+        for (case, problem) in drawn().enumerate() {
+            let options = CudaFp8::draw_options(case as u64);
+            let subject = CudaFp8::from_options(&options).expect("drawn options");
+            let problem = subject.declaration().table.fitted(problem);
             let inputs = values::inputs(&problem);
-            let all = descales_of(&problem, &inputs);
-            for (sequence, heads) in all.iter().enumerate() {
-                assert_eq!(heads.len(), problem.heads.q);
-                for (head, descales) in heads.iter().enumerate() {
-                    let places = [
-                        (TensorName::Q, head, descales.q),
-                        (TensorName::K, head / problem.group(), descales.k),
-                        (TensorName::V, head / problem.group(), descales.v),
-                    ];
-                    for (tensor, head, descale) in places {
-                        let scales = inputs.scales.of(tensor).expect("the table's inputs have scales");
-                        assert_eq!(f64::from(descale), scales.of(sequence, 0, head, 0), "{problem:?}");
-                        seen += 1;
-                    }
+            let schedule = descaled(&problem, &inputs, subject.scheduled.merge).expect("a schedule");
+            for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
+                let Work::Attend(attend) = &operation.work else { continue };
+                let buffer = |id: BufferId| &schedule.buffers[id.0];
+                let [q, k, v, out] = [attend.q, attend.k, attend.v, attend.out].map(buffer);
+                let tables = CallTables::new(&attend.call, [q.rows, k.rows], false).expect("tables");
+                let refused = forward_fp8::refusal(&tables, out.format, [q.dim, v.dim]);
+                assert_eq!(refused, None, "{problem:?}");
+                assert_eq!(tables.bands_of_queries(), attend.descales.len(), "{problem:?}");
+                for (segment, descales) in attend.call.segments.iter().zip(&attend.descales) {
+                    assert!(segment.q.len == 0 || descales.len() == q.heads, "{problem:?}");
                 }
+                launches += 1;
+                over_ranks += usize::from(problem.parallel.size() > 1);
             }
         }
-        assert!(seen > 100);
+        assert!(launches > 200 && over_ranks > 100, "{launches}, {over_ranks}");
     }
 
     #[test]
@@ -253,5 +241,10 @@ mod tests {
         let wrong = CudaFp8::from_options(&Options::from([("attention".into(), "middle".into())]));
         assert!(wrong.unwrap_err().to_string().contains("tuned, long or short"));
         assert!(CudaFp8::from_options(&Options::from([("dq".into(), "any".into())])).is_err());
+        let given = Options::from([("merge".into(), "deferred".into()), ("ranks".into(), "threads".into())]);
+        let subject = CudaFp8::from_options(&given).unwrap();
+        assert!(given.iter().all(|(option, value)| subject.options()[option] == *value));
+        let wrong = CudaFp8::from_options(&Options::from([("merge".into(), "never".into())]));
+        assert!(wrong.unwrap_err().to_string().contains(CudaFp8::NAME));
     }
 }

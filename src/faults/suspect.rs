@@ -161,7 +161,9 @@ impl Suspect {
                     fault,
                     Cuda { order: seed, helpers: false, attention, ..Cuda::default() },
                 ),
-                Launched::Fp8(shape) => backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape) }),
+                Launched::Fp8(shape) => {
+                    backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
+                }
             },
             Suspect::Fp8(fault) => Box::new(in_fp8(fault)),
         })

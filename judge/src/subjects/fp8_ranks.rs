@@ -14,7 +14,7 @@ use seamproof_oracle::{Inputs, Problem, Scales, TensorName, TensorScales};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Roundings, Units};
 use seamproof_simulator::is_unwritten;
-use seamproof_simulator::schedule::{LaunchedHead, Schedule};
+use seamproof_simulator::schedule::{LaunchedHead, MergeOrder, Schedule};
 
 use super::emulated::scheduled;
 use super::fp8::{Fp8, LocalPlace, Place, Recipe};
@@ -43,6 +43,13 @@ impl Fp8 {
         let roundings = Roundings { weight_exponent: recipe.weight_exponent, ..Roundings::new(p, ds) };
         Cpu::with(Units::HopperFp8(recipe.promoted_after).right(self.tiles, roundings))
     }
+}
+
+/// Returns the schedule of a problem in FP8, whose launches are told the descales of its inputs.
+pub fn descaled(problem: &Problem, inputs: &Inputs, merge: MergeOrder) -> Result<Rc<Schedule>, RunError> {
+    let mut schedule = (*scheduled(problem, merge)?).clone();
+    descale(&mut schedule, problem, inputs, &Fp8::default().recipe())?;
+    Ok(Rc::new(schedule))
 }
 
 /// Tells each launch of a schedule its descales.

@@ -29,6 +29,7 @@ pub use built::built;
 pub use difference::{difference, same_bits};
 pub use emulated::{Arithmetic, Emulated, Ranks, Results, draw_options, launchable};
 pub use fp8::{Descales, FP8_FAULTS, Fp8, Fp8Fault, LocalPlace, Place, Recipe, fp8_fault};
+pub use fp8_ranks::descaled;
 pub use miscall::{Miscall, WrongCall};
 pub use miscalled::Miscalled;
 pub use miscalls::{MISCALLS, miscall};

@@ -10,6 +10,7 @@ use crate::attend::WeightFormats;
 use crate::backward::DqOrder;
 use crate::error::KernelError;
 use crate::forward::AttentionKernels;
+use crate::forward_fp8::Fp8Shape;
 use crate::memory::Area;
 
 /// The device, for problems with these formats of P and dS.
@@ -28,6 +29,8 @@ pub struct DeviceOptions {
     pub helpers: bool,
     /// The kernels that run forwards and backwards.
     pub attention: AttentionKernels,
+    /// The shape of forwards in FP8; `None` for the one that fits each call.
+    pub codes: Option<Fp8Shape>,
     /// The order in which backwards on tensor cores sum dq.
     pub dq: DqOrder,
     /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in

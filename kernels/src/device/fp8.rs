@@ -1,28 +1,90 @@
-//! Attention in FP8 on the device: a forward on codes with descales, outside of any schedule.
+//! Attention in FP8 on the device: a forward on codes with descales, in a schedule and outside of any.
+//!
+//! Either is two launches: v's turned copy is made of the keys and values that the launch reads, whatever rank they are
+//! from, and lies in scratch of the launch's own.
 
 use std::ops::Range;
 
 use seamproof_oracle::Format;
 use seamproof_simulator::emulated::ForwardLaunch;
-use seamproof_simulator::schedule::Descales;
+use seamproof_simulator::schedule::{Attend, Descales};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
-use super::stretch::{Placed, Stretch};
+use super::cuda::CudaDevice;
+use super::image::Placed;
+use super::operations::places;
+use super::run::CudaMemory;
+use super::stretch::{self, Stretch};
 use super::workspace::Workspace;
 use crate::attend::{CallTables, ForwardTensors};
-use crate::codec::load;
+use crate::codec::{load, store};
 use crate::error::KernelError;
 use crate::forward_fp8::{Fp8Shape, Fp8Tensors};
 use crate::memory::Area;
+use crate::metadata::TableKernels;
 use crate::turned::TurnedShape;
 use crate::view::View;
 
-/// Returns the descales of q by segment and head, and those of k and of v by segment and KV head.
-fn by_tensor(descales: &[Vec<Descales>], group: usize) -> [Vec<f32>; 3] {
-    let of_keys = |pick: fn(&Descales) -> f32| {
-        descales.iter().flat_map(|heads| heads.iter().step_by(group.max(1)).map(pick)).collect()
+/// Returns the descales of q by segment and head, and those of k and of v by segment and KV head. A segment without
+/// queries is told none, and has ones.
+fn by_tensor(descales: &[Vec<Descales>], [heads, kv_heads]: [usize; 2]) -> [Vec<f32>; 3] {
+    let group = heads / kv_heads.max(1);
+    let of = |segment: &Vec<Descales>, head: usize, pick: fn(&Descales) -> f32| {
+        segment.get(head).map_or(1.0, pick)
     };
-    [descales.iter().flatten().map(|of| of.q).collect(), of_keys(|of| of.k), of_keys(|of| of.v)]
+    let all = |heads: usize, each: usize, pick: fn(&Descales) -> f32| {
+        let of_segment = move |segment| (0..heads).map(move |head| of(segment, head * each, pick));
+        descales.iter().flat_map(of_segment).collect()
+    };
+    [all(heads, 1, |of| of.q), all(kv_heads, group, |of| of.k), all(kv_heads, group, |of| of.v)]
+}
+
+impl CudaDevice<'_> {
+    /// Records a forward on codes of e4m3. The schedule has told it the descales of its segments and heads.
+    pub(super) fn attend_codes(&self, attend: &Attend, memory: &mut CudaMemory) -> Result<(), KernelError> {
+        let [q, k, v, out, lse, max_logit] =
+            places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
+        let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
+        let mut call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
+        let told = self.told(attend.table.as_ref(), &mut call, memory)?;
+        let shape = self.options.codes.unwrap_or(Fp8Shape::of(&call));
+        let descales = by_tensor(&attend.descales, [q.heads, k.heads]).map(|numbers| {
+            let mut bytes = vec![0; 4 * numbers.len()];
+            store(Format::F32, &numbers, &mut bytes);
+            memory.table(&bytes)
+        });
+        let (at, plan) = (memory.table(&call.bytes), memory.scratch(call.plan_bytes()));
+        let turned = memory.scratch(TurnedShape::of([v.rows, v.heads, v.dim]).bytes());
+        self.workspace.count(match shape {
+            Fp8Shape::Long => "attend: forward_fp8_long",
+            Fp8Shape::Short => "attend: forward_fp8_short",
+        });
+        memory.record(move |gpu, frame| {
+            let view = |place: Placed| place.view(frame.memory);
+            let [of_q, of_k, of_v] = &descales;
+            let table = |bytes: &Range<usize>| frame.tables.part(bytes.clone());
+            let tensors = Fp8Tensors {
+                forward: ForwardTensors {
+                    q: view(q)?,
+                    k: view(k)?,
+                    v: view(v)?,
+                    sink: sink.map(view).transpose()?,
+                    out: view(out)?,
+                    lse: view(lse)?,
+                    max_logit: view(max_logit)?,
+                },
+                turned: frame.scratch.part(turned.clone())?,
+                descales: [table(of_q)?, table(of_k)?, table(of_v)?],
+            };
+            let tables = table(&at)?;
+            if let Some(told) = &told {
+                gpu.fill_call(told.area(frame.memory)?, &call, tables)?;
+            }
+            gpu.turn(&tensors.forward.v, tensors.turned)?;
+            gpu.forward_fp8(&call, [tables, frame.scratch.part(plan.clone())?], shape, &tensors)
+        });
+        Ok(())
+    }
 }
 
 impl Workspace {
@@ -40,8 +102,7 @@ impl Workspace {
         let turned_shape = TurnedShape::of(v.shape());
         let mut stretch = Stretch::default();
         let given = [q, k, v].map(|tensor| stretch.tensor(tensor));
-        let of_group = heads / k.shape()[1].max(1);
-        let descales = by_tensor(descales, of_group).map(|numbers| stretch.numbers(&numbers));
+        let descales = by_tensor(descales, [heads, k.shape()[1]]).map(|numbers| stretch.numbers(&numbers));
         let sinks = stretch.numbers(sink);
         let call_tables = stretch.push(tables.bytes());
         let plan = stretch.room(tables.plan_bytes());
@@ -53,10 +114,10 @@ impl Workspace {
         let run = |memory: Area| {
             let area = |bytes: &Range<usize>| memory.part(bytes.clone());
             self.gpu.send(memory, &image)?;
-            let view = |tensor: &GuardedTensor, placed: &Placed| {
+            let view = |tensor: &GuardedTensor, placed: &stretch::Placed| {
                 Ok(View::rows(area(&placed.inner)?, tensor.shape(), tensor.format()))
             };
-            let statistic = |tensor: &GuardedTensor, placed: &Placed| {
+            let statistic = |tensor: &GuardedTensor, placed: &stretch::Placed| {
                 let [heads, rows, _] = tensor.shape();
                 Ok(View::statistic(area(&placed.inner)?, [heads, rows], Format::F32))
             };

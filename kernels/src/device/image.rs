@@ -36,7 +36,9 @@ pub(super) fn place(image: &Buffers<f32>) -> Result<(Vec<Placed>, usize), Kernel
     let (mut places, mut end) = (Vec::new(), 0_usize);
     for (index, tensor) in image.tensors().iter().enumerate() {
         let (id, format) = (BufferId(index), tensor.format());
-        format_number(tensor.name(), format)?;
+        if format != Format::E4m3 {
+            format_number(tensor.name(), format)?;
+        }
         let element = element_bytes(format);
         let guard = tensor.guard();
         let place = Placed {

@@ -1,6 +1,6 @@
 //! Recordings of each operation's launches.
 
-use seamproof_oracle::{Balance, Run, Sink};
+use seamproof_oracle::{Balance, Format, Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
@@ -49,7 +49,7 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
 }
 
 /// Rows of a table of segments.
-struct TablePart {
+pub(super) struct TablePart {
     table: Placed,
     bytes: Range,
 }
@@ -62,7 +62,7 @@ impl TablePart {
         Ok(TablePart { table: at, bytes: bytes(offset)..bytes(offset + len) })
     }
 
-    fn area<'a>(&self, memory: Area<'a>) -> Result<Area<'a>, KernelError> {
+    pub(super) fn area<'a>(&self, memory: Area<'a>) -> Result<Area<'a>, KernelError> {
         self.table.area(memory)?.part(self.bytes.clone())
     }
 }
@@ -116,6 +116,9 @@ impl CudaDevice<'_> {
     fn attend(&self, attend: &Attend, memory: &mut CudaMemory) -> Result<(), KernelError> {
         let [q, k, v, out, lse, max_logit] =
             places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
+        if q.format == Format::E4m3 {
+            return self.attend_codes(attend, memory);
+        }
         let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
         let mut call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let told = self.told(attend.table.as_ref(), &mut call, memory)?;
@@ -219,7 +222,7 @@ impl CudaDevice<'_> {
     }
 
     /// Returns where a launch's segments lie, if a table says them, and takes them out of the call.
-    fn told(
+    pub(super) fn told(
         &self,
         table: Option<&Region>,
         call: &mut CallTables,
@@ -579,7 +582,10 @@ fn check_apart(transfers: &[Transfer<'_>]) -> Result<(), DeviceError> {
     Ok(())
 }
 
-fn places<const N: usize>(memory: &CudaMemory, ids: [BufferId; N]) -> Result<[Placed; N], KernelError> {
+pub(super) fn places<const N: usize>(
+    memory: &CudaMemory,
+    ids: [BufferId; N],
+) -> Result<[Placed; N], KernelError> {
     let found = ids.iter().map(|&id| memory.place(id)).collect::<Result<Vec<_>, _>>()?;
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
 }

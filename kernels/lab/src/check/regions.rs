@@ -75,7 +75,7 @@ pub(super) fn rotate(draw: &mut CaseDraw, image: &mut Image) -> ImageLaunch {
     while rows * heads * dim > ELEMENTS_MAX && heads > 1 {
         heads = heads.div_ceil(4);
     }
-    let format = draw.pick(&[Format::Bf16, Format::Fp16, Format::F32]);
+    let format = draw.pick(&[Format::Bf16, Format::Fp16, Format::F32, Format::E4m3]);
     let bytes = format.bits() as usize / 8;
     let skew = if draw.one_in(4) { bytes } else { 0 };
     let inverse = draw.one_in(2);

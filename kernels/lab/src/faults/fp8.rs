@@ -44,4 +44,8 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
         "16 * group + j / 2 * 8 + 2 * i + j % 2"
             => "16 * group + 4 * i + j",
         VALUES;
+    "codes-moved-as-16-bits", WrongSeam, ("codes of other ranks are copied as if they had two bytes", "https://github.com/NVIDIA/TransformerEngine/pull/1574"), "pairs.cu",
+        "if (view.format == E4M3) return ((const u8*)view.base)[place];"
+            => "",
+        VALUES;
 };

@@ -281,4 +281,8 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "endless-search", WrongSeam, ("a search that does not close in", "https://github.com/SandAI-org/MagiAttention/pull/28"), "rows.cu",
         "else high = middle;" => "else high = middle + 1;",
         Detector::Deadline;
+    "codes-turned-with-signs-of-pairs", Arithmetic, ("rows of one byte are handled as rows of two", "https://github.com/NVIDIA/TransformerEngine/pull/1574"), "rotation.cu",
+        "BYTES == 1 ? 0x80808080u : BYTES == 2"
+            => "BYTES <= 2",
+        Detector::Bits(&["rotation"]);
 };
