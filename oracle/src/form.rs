@@ -33,7 +33,7 @@ pub enum Form {
     NoPadBetweenSeqs,
     /// As [`Form::Segments`], in arrays of any number of leading dimensions, some of which are broadcast.
     BatchedSegments,
-    /// A contradiction: segment ids whose extra dimensions differ, though they have as many elements.
+    /// A contradiction: segment ids whose extra dimensions differ, in number or in shape alone.
     MisshapenSegments,
     /// A contradiction: a padded batch with one length fewer for keys than for queries.
     UnequalLengths,
@@ -179,9 +179,11 @@ impl Form {
     /// Checks that sequences have the contradiction, where the form is one.
     fn check_contradiction(self, sequences: &[Sequence], rows: TensorRows) -> Result<(), FormError> {
         let (is_there, count, needed) = match self {
-            Form::MisshapenSegments => {
-                (misshapen(sequences, rows).is_some(), batch_rows(sequences, rows), "products")
-            }
+            Form::MisshapenSegments => (
+                misshapen(sequences, rows).is_some(),
+                batch_rows(sequences, rows),
+                "two or more, beside keys that divide otherwise,",
+            ),
             Form::UnequalLengths => (!sequences.is_empty(), sequences.len(), "one or more"),
             _ => return Ok(()),
         };

@@ -408,17 +408,29 @@ pub fn batched(sequences: &[Sequence], rows: TensorRows, lacking: u64) -> [Descr
     sides
 }
 
-/// Returns ids that say nothing: extra dimensions (n) of q and (a, n / a) of kv, before a batch of one row. They have
-/// as many elements, and nothing says which belong to which. `None` where the number n of batch rows is no product.
+/// Returns ids that say nothing: extra dimensions of both sides, before a batch of one row, that differ. They are (n) of
+/// q, the number of batch rows. Where n is a product those of kv are (a, n / a): as many elements, and nothing says which
+/// belong to which. Where it is a prime they are (m), another number that divides the rows of kv. `None` where there is
+/// no such number.
 pub fn misshapen(sequences: &[Sequence], rows: TensorRows) -> Option<[Described; 2]> {
     let count = batch_rows(sequences, rows);
-    let first = factors(count).first().copied().filter(|&first| first < count)?;
+    let of_kv = contradicting(count, rows.kv)?;
     let [q, kv] = numbered(sequences, rows, &[count]);
     let shaped = |side: Described, extra: &[usize], rows: usize| {
-        let shape = [extra, &[1, rows / count]].concat();
+        let shape = [extra, &[1, rows / extra.iter().product::<usize>()]].concat();
         Described { ids: Array { shape, ..side.ids }, positions: None }
     };
-    Some([shaped(q, &[count], rows.q), shaped(kv, &[first, count / first], rows.kv)])
+    Some([shaped(q, &[count], rows.q), shaped(kv, &of_kv, rows.kv)])
+}
+
+/// Returns extra dimensions that contradict a number of batch rows, in so many rows (see [`misshapen`]).
+fn contradicting(count: usize, rows: usize) -> Option<Vec<usize>> {
+    let first = *factors(count).first()?;
+    if first < count {
+        return Some(vec![first, count / first]);
+    }
+    let another = (2..=rows).find(|&other| other != count && rows.is_multiple_of(other))?;
+    Some(vec![another])
 }
 
 /// Returns the prime factors of a number, the smallest first; none of 0 and of 1.

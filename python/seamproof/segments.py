@@ -52,15 +52,16 @@ def batched(sequences: tuple[Sequence, ...], rows: tuple[int, int], lacking: int
 
 
 def misshapen(sequences: tuple[Sequence, ...], rows: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Returns a contradiction: extra dimensions (n) of q and (a, n / a) of kv, before a batch of one row."""
+    """Returns a contradiction: extra dimensions (n) of q and others of kv, before a batch of one row.
+
+    Those of kv are (a, n / a) where n is a product, and (m), another number, where it is a prime.
+    """
     count = batch_rows(sequences, rows)
     first = factors(count)[0]
+    others = (m for m in range(2, rows[1] + 1) if m != count and rows[1] % m == 0)
+    extra = {"q": (count,), "kv": (first, count // first) if first < count else (next(others),)}
     arrays = _in_batch_rows(sequences, rows, count)
-    extra = {"q": (count,), "kv": (first, count // first)}
-    return {
-        name: array.reshape(*extra[name.rpartition("_")[2]], 1, array.size // count)
-        for name, array in arrays.items()
-    }
+    return {name: array.reshape(*extra[name.rpartition("_")[2]], 1, -1) for name, array in arrays.items()}
 
 
 def batch_rows(sequences: tuple[Sequence, ...], rows: tuple[int, int]) -> int:

@@ -19,7 +19,10 @@ from supervisor import problem
 
 from seamproof import Problem
 
+jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
+core = pytest.importorskip("jax.extend.core")
+batching = pytest.importorskip("jax.interpreters.batching")
 
 ENUMERATIONS = ("NVTE_Bias_Type", "NVTE_Mask_Type", "NVTE_QKV_Layout", "NVTE_QKV_Format", "NVTE_Softmax_Type")
 
@@ -65,7 +68,7 @@ def attention():
         yield module
 
 
-def drawn(seed: int) -> Problem:
+def drawn(seed: int, **more) -> Problem:
     """Returns a batch of packed rows, given as batched ids. Gaps between sequences hold no token. Rows of a batch are
     often alike, so that ids or positions may lack dimensions."""
     batch_rows, alike = (1, 2, 4, 6)[seed % 4], seed % 3 > 0
@@ -82,7 +85,7 @@ def drawn(seed: int) -> Problem:
                 sides[side] = {"offset": offset, "len": length, "span": length, "step": 1}
                 ends[side] = first + length
             sequences.append({"id": len(sequences), **sides})
-    raw = problem([]) | {"form": "batched_segments", "data_seed": seed // 12, "sequences": sequences}
+    raw = problem([]) | {"form": "batched_segments", "data_seed": seed // 12, "sequences": sequences} | more
     return Problem.from_json(raw | {"rows": {side: count * batch_rows for side, count in rows.items()}})
 
 
@@ -111,13 +114,25 @@ def arrays(p: Problem, side: str):
     return [jnp.asarray(array) for array in whole]
 
 
-def asked(attention, p: Problem, layout: str, bound: int):
+def asked(attention, p: Problem, layout: str, bound: int, mask: str = "PADDING_MASK", window=None):
     (ids_q, positions_q), (ids_kv, positions_kv) = arrays(p, "q"), arrays(p, "kv")
     descriptor = attention.SequenceDescriptor.from_segment_ids_and_pos(
         (ids_q, ids_kv), (positions_q, positions_kv)
     )
-    kind = (attention.AttnMaskType.PADDING_MASK, getattr(attention.QKVLayout, layout), None, bound)
+    kind = (getattr(attention.AttnMaskType, mask), getattr(attention.QKVLayout, layout), window, bound)
     return descriptor.get_seqlens_and_offsets(*kind)
+
+
+def said(lengths, offsets) -> list[tuple[list[int], list[int]]]:
+    """Returns the descriptor's answer as `described` has it. Places that no sequence has hold 0 and -1."""
+    got = []
+    for side in (0, 1):
+        whole = [np.asarray(array[side]).reshape(-1, array[side].shape[-1]) for array in (lengths, offsets)]
+        for length, offset in zip(*whole, strict=True):
+            used = int((length > 0).sum())
+            assert (length[used:] == 0).all() and (offset[used:] == -1).all()
+            got.append((length[:used].tolist(), offset[:used].tolist()))
+    return got
 
 
 def test_batched_ids_say_what_the_descriptor_makes_of_them(attention):
@@ -130,16 +145,7 @@ def test_batched_ids_say_what_the_descriptor_makes_of_them(attention):
         except (AssertionError, ValueError):
             refused += 1
             continue
-        got = []
-        for side in (0, 1):
-            whole = [
-                np.asarray(array[side]).reshape(-1, array[side].shape[-1]) for array in (lengths, offsets)
-            ]
-            for length, offset in zip(*whole, strict=True):
-                used = int((length > 0).sum())
-                assert (length[used:] == 0).all() and (offset[used:] == -1).all()
-                got.append((length[:used].tolist(), offset[:used].tolist()))
-        assert got == described(p), f"seed {seed}"
+        assert said(lengths, offsets) == described(p), f"seed {seed}"
         equal += 1
         batched += all(
             ids.ndim > positions.ndim for ids, positions in (arrays(p, side) for side in ("q", "kv"))
@@ -161,3 +167,83 @@ def test_a_batch_has_the_lengths_that_the_descriptor_counts(attention):
     kind = (attention.AttnMaskType.PADDING_MASK, attention.QKVLayout.BSHD_BSHD_BSHD, None, 1)
     lengths, _ = descriptor.get_seqlens_and_offsets(*kind)
     assert [side.reshape(-1).tolist() for side in lengths] == [side.tolist() for side in p.lengths]
+
+
+# Kinds of masks of the descriptor, and the mask that each one is here.
+MASKS = {
+    "PADDING_MASK": {"align": "top-left"},
+    "PADDING_CAUSAL_MASK": {"align": "top-left", "right": 0},
+    "PADDING_CAUSAL_BOTTOM_RIGHT_MASK": {"align": "bottom-right", "right": 0},
+}
+
+
+def seen(p: Problem) -> list[tuple[list[int], list[int]]]:
+    """Returns what `described` does, of the queries that see a key and of the keys that a query sees alone."""
+    count = math.prod(p.leading)
+    answer = [([], []) for _ in range(2 * count)]
+    for at, sequence in enumerate(p.sequences):
+        visible = p.visible(at)
+        for side, (run, rows) in enumerate(((sequence.q, p.q.rows), (sequence.kv, p.kv.rows))):
+            [used] = np.nonzero(visible.any(axis=1 - side))
+            lengths, offsets = answer[side * count + run.offset // (rows // count)]
+            if used.size:
+                lengths.append(used.size)
+                offsets.append((run.offset + int(used[0])) % (rows // count))
+    return answer
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_lengths_follow_the_kind_of_mask_and_no_maximum(attention, mask):
+    """Rows that the mask leaves without a partner are not counted. A window alone changes no length."""
+    cut = equal = 0
+    for seed in range(0, 12 * 16, 13):
+        p = drawn(seed, mask=MASKS[mask])
+        try:
+            answers = [
+                said(*asked(attention, p, "THD_THD_THD", bound, mask, window))
+                for bound, window in ((3, None), (6, None), (6, (1, 0)))
+            ]
+        except (AssertionError, ValueError):
+            continue
+        want = seen(p)
+        assert answers == 3 * [want], f"seed {seed}"
+        equal += 1
+        cut += want != described(p)
+    assert equal > 3 and (cut > 1 or mask == "PADDING_MASK"), (equal, cut)
+
+
+def test_ids_under_vmap_beside_positions_of_one_batch(attention):
+    """The report: a primitive, whose batching rule passes its arguments through, is given ids with a dimension more
+    than positions that were made outside of `vmap`."""
+    kind = (attention.AttnMaskType.PADDING_MASK, attention.QKVLayout.THD_THD_THD, None, 4)
+    shapes = []
+
+    def call(ids_q, ids_kv, positions_q, positions_kv):
+        shapes.append((ids_q.shape, positions_q.shape))
+        make = attention.SequenceDescriptor.from_segment_ids_and_pos
+        lengths, offsets = make((ids_q, ids_kv), (positions_q, positions_kv)).get_seqlens_and_offsets(*kind)
+        return [*lengths, *offsets]
+
+    primitive = core.Primitive("descriptor")
+    primitive.multiple_results = True
+    primitive.def_impl(call)
+    batching.primitive_batchers[primitive] = lambda given, dims: (primitive.bind(*given), [0] * 4)
+    # Two sequences begin in rows 0 and 3, whatever their lengths are, so that positions are the same for all.
+    positions = [jnp.asarray([[0, 1, 2, 0, 1, 2]]), jnp.asarray([[0, 1, 2, 0, 1]])]
+    lengths = [((3, 3), (3, 2)), ((1, 2), (3, 1)), ((2, 1), (1, 1))]
+    ids = [np.zeros((len(lengths), 1, rows), np.int32) for rows in (6, 5)]
+    for at, sides in enumerate(lengths):
+        for array, (first, second) in zip(ids, sides, strict=True):
+            array[at, 0, :first], array[at, 0, 3 : 3 + second] = 1, 2
+    got = jax.vmap(lambda q, kv: primitive.bind(q, kv, *positions))(*map(jnp.asarray, ids))
+    assert shapes == [((3, 1, 6), (1, 6))]
+    for side in (0, 1):
+        assert got[side][:, 0, :2].tolist() == [list(sides[side]) for sides in lengths]
+        assert got[2 + side][:, 0, :2].tolist() == len(lengths) * [[0, 3]]
+
+
+def test_positions_are_asked_for(attention):
+    """The report's call with ids alone: since then the descriptor makes no positions, and says so."""
+    ids = jnp.asarray([[1, 1, 2, 0]])
+    with pytest.raises(ValueError, match="segment_pos is now required"):
+        attention.SequenceDescriptor.from_segment_ids_and_pos((ids, ids))

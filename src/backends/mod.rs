@@ -169,11 +169,12 @@ fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
         _ if cuda::is_named(name) => Ok(Box::new(Cuda::from_options(options)?)),
         _ if cuda_fp8::is_named(name) => Ok(Box::new(CudaFp8::from_options(options)?)),
         (EMULATED, None) => Ok(Box::new(Emulated::from_options(options)?)),
-        (Unfused::NAME, None) => {
-            Ok(Box::new(Unfused { kernel: Emulated::from_options(options)?, makes_mask: false }))
-        }
+        (Unfused::NAME, None) => Ok(Box::new(Unfused::over(Emulated::from_options(options)?))),
         (Unfused::NAME, Some(None)) if planted.as_deref() == Some(Unfused::FULL_MASK) => {
-            Ok(Box::new(Unfused { kernel: Emulated::from_options(options)?, makes_mask: true }))
+            Ok(Box::new(Unfused::with_full_mask(Emulated::from_options(options)?)))
+        }
+        (Unfused::NAME, Some(Some(fault))) => {
+            Ok(Box::new(Unfused::over(Planted::new(Emulated::from_options(options)?, *fault))))
         }
         (Fp8::NAME, None) => Ok(Box::new(Fp8::from_options(options)?)),
         (Fp8::NAME, Some(None)) => {

@@ -338,6 +338,21 @@ fn a_case_is_judged_beside_another_subject() {
     assert_eq!(code(&seamproof(place.path(), &["replay", "out"])), 2);
 }
 
+/// Test that the unfused path holds on what its review is about, and that a call which cuts keys at the queries, or takes
+/// the module's scale, is found there.
+#[test]
+fn the_unfused_path_holds_where_its_review_found_faults() {
+    let place = place();
+    for (stored, id) in [
+        ("te-3063-one-query-long-keys", "kv-sliced-by-q"),
+        ("te-3063-scale-of-a-layer", "scale-of-the-module"),
+    ] {
+        let file = format!("{}/corpus/regressions/{stored}.json", env!("CARGO_MANIFEST_DIR"));
+        let replayed = |name: &str| code(&seamproof(place.path(), &["replay", &file, "--backend", name]));
+        assert_eq!((replayed("unfused"), replayed(&format!("unfused+{id}"))), (0, 2), "{stored}");
+    }
+}
+
 /// Test of the unfused path, by name: right, and with the mask of all queries by all keys.
 #[test]
 fn the_unfused_path_is_known_by_its_name() {

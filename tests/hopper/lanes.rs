@@ -233,7 +233,8 @@ fn lanes_that_wait_as_they_are_told_give_the_bits_of_one_after_the_other() {
 const WITHOUT_WAITS: [&str; 3] =
     ["kv-read-before-it-arrives", "sent-before-it-is-made", "merge-before-its-turn"];
 /// Faults that remove waits between the two steps of an all-gather.
-const WITHOUT_WAITS_OF_STEPS: [&str; 2] = ["steps-not-joined", "gradients-added-at-once"];
+const WITHOUT_WAITS_OF_STEPS: [&str; 3] =
+    ["step-before-the-gather", "steps-not-joined", "gradients-added-at-once"];
 
 #[test]
 fn a_wait_that_a_schedule_lacks_shows() {

@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 132] = [
+const OF_PROBLEMS: [Class; 133] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [123, 122, 123], |p| p.sequences.len() == 1),
@@ -261,6 +261,9 @@ const OF_PROBLEMS: [Class; 132] = [
     class("softcap", [404, 404, 404], |p| p.softmax.softcap.is_some()),
     class("sink, off by one", [160, 160, 160], |p| p.softmax.sink == Sink::OffByOne),
     class("sink, learnable", [164, 164, 164], |p| p.softmax.sink == Sink::Learnable),
+    class("sink, with padding", [0, 0, 0], |p| {
+        p.softmax.sink != Sink::None && any_run(p, |run| run.span > run.len)
+    }),
     class("bf16", [477, 477, 477], |p| p.precision.q.format == Format::Bf16),
     class("fp16", [477, 477, 477], |p| p.precision.q.format == Format::Fp16),
     class("P in f32", [239, 239, 239], |p| p.precision.p.format == Format::F32),
@@ -293,7 +296,7 @@ const OF_PROBLEMS: [Class; 132] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 29] = [
+const OF_GROUPS: [Class; 33] = [
     class("group of one rank", [86, 86, 85], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -323,9 +326,13 @@ const OF_GROUPS: [Class; 29] = [
     class("KV heads on several ranks", [32, 32, 31], |p| {
         p.parallel.algorithm == Algorithm::AllToAll && p.heads.kv < p.parallel.size()
     }),
-    class("right window, all-gather", [11, 11, 11], |p| {
-        p.parallel.algorithm == Algorithm::AllGather && p.mask.right > Some(0)
+    class("right window, all-gather", [11, 11, 11], |p| gathers(p) && p.mask.right > Some(0)),
+    class("padding, all-gather", [101, 100, 99], |p| gathers(p) && any_run(p, |run| run.span > run.len)),
+    class("no padding, all-gather", [0, 0, 0], |p| gathers(p) && !any_run(p, |run| run.span > run.len)),
+    class("full mask, all-gather", [31, 31, 30], |p| {
+        gathers(p) && p.mask.is_band() && unbounded(p.mask) == (true, true)
     }),
+    class("causal, all-gather", [39, 38, 38], |p| gathers(p) && p.mask.is_causal() && p.mask.left.is_none()),
     class("documents, several ranks", [14, 13, 15], |p| {
         parallel(p) && matches!(p.mask.blocks, Some(Blocks::Documents(_))) && any(p, |s| is_cut(p.mask, s))
     }),
@@ -531,6 +538,10 @@ fn exact_backward(problem: &Problem, mode: InputMode) -> bool {
 
 fn exact_ranks(problem: &Problem, mode: InputMode) -> bool {
     parallel(problem) && problem.mode == mode
+}
+
+fn gathers(problem: &Problem) -> bool {
+    problem.parallel.algorithm == Algorithm::AllGather
 }
 
 fn parallel(problem: &Problem) -> bool {

@@ -169,10 +169,10 @@ fn stripes_too_long(fields: &mut ProblemFields, detail: usize) {
     fields.parallel = parallel(algorithms[detail % algorithms.len()], Balance::Striped { stripe }, 2);
 }
 
-/// Gives ids whose extra dimensions differ, though they have as many elements.
+/// Gives ids whose extra dimensions differ: of products though they have as many elements, of primes in their number.
 fn misshapen_segments(fields: &mut ProblemFields, detail: usize) {
-    let count = [4, 6, 8, 9][detail % 4];
-    hold_alone(fields, &vec![(1 + detail / 4 % 3, 1 + detail / 12 % 3); count]);
+    let count = [4, 6, 8, 9, 2, 3, 5][detail % 7];
+    hold_alone(fields, &vec![(1 + detail / 7 % 3, 2 + detail / 21 % 3); count]);
     one_small_head(fields);
     fields.form = Form::MisshapenSegments;
 }

@@ -7,17 +7,15 @@ use seamproof_oracle::{
     TensorRows,
 };
 
-use super::Emulated;
+use super::SubjectName;
 use crate::subject::{Backend, Costs, Declaration, Outputs, Promises, RankGradients, RankOutputs, RunError};
 use seamproof_oracle::sharding::run_of;
 
-/// The emulated kernel behind a loop over the sequences.
-#[derive(Clone, Debug)]
+/// A kernel behind a loop over the sequences.
 pub struct Unfused {
-    /// Kernel of one sequence.
-    pub kernel: Emulated,
-    /// Whether the planted fault is there: a mask of all queries by all keys is made first, as for a fused call.
-    pub makes_mask: bool,
+    kernel: Box<dyn Backend>,
+    makes_mask: bool,
+    name: String,
 }
 
 impl Unfused {
@@ -25,6 +23,22 @@ impl Unfused {
     pub const NAME: &str = "unfused";
     /// Id of its planted fault.
     pub const FULL_MASK: &str = "full-mask";
+
+    /// Returns the loop over a kernel of one sequence. The kernel's fault is the path's, and in its name.
+    pub fn over(kernel: impl Backend + 'static) -> Unfused {
+        let fault = SubjectName::from(kernel.name()).planted;
+        let name = match fault {
+            Some(id) => SubjectName::planted(Unfused::NAME, &id).name(),
+            None => Unfused::NAME.to_owned(),
+        };
+        Unfused { kernel: Box::new(kernel), makes_mask: false, name }
+    }
+
+    /// Returns the loop with its planted fault: a mask of all queries by all keys is made first, as for a fused call.
+    pub fn with_full_mask(kernel: impl Backend + 'static) -> Unfused {
+        let name = SubjectName::planted(Unfused::NAME, Unfused::FULL_MASK).name();
+        Unfused { makes_mask: true, name, ..Unfused::over(kernel) }
+    }
 }
 
 /// Bytes of an element of a tensor in the kernel's memory.
@@ -32,7 +46,7 @@ const ELEMENT: u64 = 4;
 
 impl Backend for Unfused {
     fn name(&self) -> &str {
-        if self.makes_mask { "unfused+full-mask" } else { Unfused::NAME }
+        &self.name
     }
 
     fn declaration(&self) -> Declaration {

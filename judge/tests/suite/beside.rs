@@ -4,8 +4,9 @@ use seamproof_judge::finding::{Check, Relation};
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subjects::{Beside, Emulated};
+use seamproof_judge::subjects::{Beside, Emulated, Planted, Unfused};
 use seamproof_simulator::emulated::Tiles;
+use seamproof_simulator::faults;
 
 fn drawn(count: usize) -> impl Iterator<Item = Problem> {
     let problems = (0..).filter_map(|index| match generate::draw(17, index, &Limits::quick()) {
@@ -64,6 +65,20 @@ fn a_new_path_that_differs_from_the_older_one_is_found() {
         // Nor is it forgiven where the older path is the wrong one.
         assert!(findings(|| emulated(4), || wrong("call-window-narrower"), bits) > 3);
     }
+}
+
+/// Test of the path with a call for each sequence, the new one, beside one call for all of them: it agrees, and a call
+/// that cuts keys at the queries, or drops the causal mask, does not.
+#[test]
+fn a_call_for_each_sequence_agrees_with_one_for_all() {
+    let unfused = || -> Box<dyn Backend> { Box::new(Unfused::over(Emulated::default())) };
+    assert_eq!(findings(unfused, || emulated(4), false), 0);
+    fn wrong(id: &str) -> Box<dyn Backend> {
+        let fault = *faults::by_id(id).expect("a fault");
+        Box::new(Unfused::over(Planted::new(Emulated::default(), fault)))
+    }
+    assert!(findings(|| wrong("kv-sliced-by-q"), || emulated(4), false) > 3);
+    assert!(findings(|| wrong("causal-dropped"), || emulated(4), false) > 3);
 }
 
 /// Test that the whole judge asks for the other subject in every case, and names it.

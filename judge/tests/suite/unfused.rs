@@ -5,16 +5,44 @@ use seamproof_judge::finding::{Check, Relation};
 use seamproof_judge::generate::Profile;
 use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subjects::{Emulated, Unfused};
+use seamproof_judge::subjects::{Emulated, Planted, Unfused};
+use seamproof_simulator::faults;
 
 fn unfused(makes_mask: bool) -> Unfused {
-    Unfused { kernel: Emulated::default(), makes_mask }
+    let kernel = Emulated::default();
+    if makes_mask { Unfused::with_full_mask(kernel) } else { Unfused::over(kernel) }
 }
 
 #[test]
 fn a_call_for_each_sequence_is_right() {
     let summary = Campaign { seed: 3, cases: 300, profile: Profile::Quick }.run(&unfused(false));
     assert!(summary.failures.is_empty() && summary.internal.is_empty(), "{summary}");
+}
+
+/// Faults of the call for one sequence.
+const OF_THE_CALL: [&str; 3] = ["kv-sliced-by-q", "scale-of-the-module", "causal-dropped"];
+/// Faults of what is taken out of a pack, of what goes back into it, and of what it is told.
+const AROUND_THE_LOOP: [&str; 3] =
+    ["call-k-rows-of-two-sequences-swapped", "call-out-rows-swapped", "call-scale-of-head-dim"];
+
+/// Returns the number of failures of a campaign, all of them under this name.
+fn failures(subject: &dyn Backend, name: &str) -> usize {
+    let summary = Campaign { seed: 3, cases: 60, profile: Profile::Quick }.run(subject);
+    assert!(summary.internal.is_empty(), "{summary}");
+    assert!(summary.failures.iter().all(|failure| failure.key.backend == name), "{summary}");
+    summary.failures.len()
+}
+
+#[test]
+fn a_wrong_call_for_each_sequence_is_found() {
+    for id in OF_THE_CALL {
+        let wrong = Planted::new(Emulated::default(), *faults::by_id(id).expect("a fault"));
+        assert!(failures(&Unfused::over(wrong), &format!("unfused+{id}")) > 0, "{id}");
+    }
+    for id in AROUND_THE_LOOP {
+        let wrong = Miscalled::new(Box::new(unfused(false)), miscall(id).expect("a fault"));
+        assert!(failures(&wrong, &format!("unfused~{id}")) > 0, "{id}");
+    }
 }
 
 /// Test that the full mask leaves every result right, and that the law of memory alone finds it.

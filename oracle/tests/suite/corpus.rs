@@ -47,6 +47,7 @@ fn the_reported_packs_are_there() {
         sequences.map(|sequence| (sequence.q.len, sequence.q.span)).collect::<Vec<_>>()
     };
     assert_eq!(lengths("te-2892-fp8-padded-pack"), [(100, 112), (150, 160), (120, 128), (130, 144)]);
+    assert_eq!(lengths("te-2892-equal-offsets"), [112, 160, 128, 144].map(|len| (len, len)));
     assert_eq!(lengths("te-docstring-padded-pack"), [(3, 4), (2, 4), (4, 5)]);
     assert_eq!(lengths("te-golden-four-sequences"), [(8, 8), (8, 8), (8, 8), (16, 16)]);
     assert_eq!(lengths("te-golden-empty-middle"), [(4, 4), (0, 0), (8, 8)]);

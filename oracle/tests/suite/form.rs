@@ -166,12 +166,17 @@ fn contradictions_say_no_problem() {
         "q has the leading dimensions [4, 1] and kv [2, 2, 1]; use the same, or the last of them alone on one side"
     );
     assert_eq!(
+        said(Form::MisshapenSegments, &[(2, 2); 3]),
+        "q has the leading dimensions [3, 1] and kv [2, 1]; use the same, or the last of them alone on one side"
+    );
+    assert_eq!(
         said(Form::UnequalLengths, &[(2, 3); 4]),
         "q has 4 lengths and kv 3; give both for each batch row"
     );
     assert_eq!(
-        given(Form::MisshapenSegments, &[(2, 3); 3]).unwrap_err(),
-        "form misshapen_segments: there are 3 batch rows; only products contradict each other so; use cu_seqlens"
+        given(Form::MisshapenSegments, &[(2, 1); 3]).unwrap_err(),
+        "form misshapen_segments: there are 3 batch rows; only two or more, beside keys that divide \
+         otherwise, contradict each other so; use cu_seqlens"
     );
     assert!(given(Form::UnequalLengths, &[]).unwrap_err().contains("only one or more"));
     for form in Form::CONTRADICTIONS {

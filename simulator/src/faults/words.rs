@@ -4,7 +4,7 @@
 //! Without the word a subject looks for padding itself. A subject that ignores the word is right as long as it looks
 //! well; what that costs is `host-decides-on-padding`.
 
-use seamproof_oracle::{Algorithm, Form, FormError, Problem, Run, Side};
+use seamproof_oracle::{Algorithm, Balance, Form, FormError, Problem, Run, Side};
 
 use super::edit::{attends, backwards, calls, segments};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
@@ -129,13 +129,18 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         entries: &[],
         caught_by: &[Checker, Structure, Envelope],
         edit: |problem, schedule| {
-            let cp = problem.parallel.size();
-            if problem.parallel.algorithm == Algorithm::Ring && cp > 1 {
-                let [q, kv] = [Side::Q, Side::Kv].map(|side| maxima(problem, side)[0] / cp);
-                segments(schedule, |segment| {
-                    segment.q.len = segment.q.len.min(q);
-                    end_keys_at(segment, kv);
-                });
+            let [q, kv] = [Side::Q, Side::Kv].map(|side| maxima(problem, side)[0]);
+            match (problem.parallel.algorithm, problem.parallel.size()) {
+                (Algorithm::Ring, cp @ 2..) => segments(schedule, |segment| {
+                    segment.q.len = segment.q.len.min(q / cp);
+                    end_keys_at(segment, kv / cp);
+                }),
+                // A step has one chunk of the queries, and keys of all ranks.
+                (Algorithm::AllGather, cp @ 2..) => {
+                    let chunks = if problem.parallel.balance == Balance::DualChunk { 2 * cp } else { cp };
+                    segments(schedule, |segment| segment.q.len = segment.q.len.min(q / chunks));
+                }
+                _ => {}
             }
         },
     },

@@ -177,6 +177,20 @@ fn ids_and_positions_both_end_a_run() {
     assert_eq!(rows, [0, 2], "no run crosses the end of a batch row");
 }
 
+/// Test of the order of gathered chunks: each rank's first and second one, rank after rank, and by sequence within a rank.
+#[test]
+fn gathered_chunks_lie_in_the_golden_order() {
+    let order = |spans: &[usize], cp: usize| {
+        let offsets = spans.iter().scan(0, |end, span| Some(std::mem::replace(end, *end + span)));
+        let runs: Vec<_> =
+            offsets.zip(spans).map(|(offset, &span)| Run::packed(offset, span, span)).collect();
+        rank_order(&ShardedSide::of_runs(&runs, spans.iter().sum(), cp, Balance::DualChunk))
+    };
+    assert_eq!(order(&[4], 2), [0, 3, 1, 2]);
+    assert_eq!(order(&[6], 3), [0, 5, 1, 4, 2, 3]);
+    assert_eq!(order(&[4, 8], 2), [0, 3, 4, 5, 10, 11, 1, 2, 6, 7, 8, 9]);
+}
+
 #[test]
 fn a_rank_has_its_share_of_real_rows() {
     let runs = [Run::packed(4, 7, 8), Run::packed(12, 0, 0), Run::packed(16, 13, 16)];

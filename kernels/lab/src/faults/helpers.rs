@@ -149,6 +149,17 @@ pub(super) const HELPER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "offset-table-at-minus-1", FirstOffset, TE_2829, "rows.cu",
         "return s < 0 ? Slot{-1, 0, 0, 0} : slot_at(slots, s);" => "return slot_at(slots, s);",
         Detector::Bits(&["reorder"]);
+    "lanes-before-the-first-slot", FirstOffset, TE_2829, "rows.cu",
+        "if (count > 0) found = {base + lane, offset, span, len};" => "found = {base + lane, offset, span, len};",
+        Detector::Bits(SEARCHES);
+    "first-offset-0-in-the-valid-mask", FirstOffset, TE_2829, "rows.cu",
+        "const u32 real = real_rows<EACH>(slots, first, guessed"
+            => "const u32 real = real_rows<EACH>(slots, first + (slots.count > 0 ? slots.offset[0] : 0), guessed",
+        Detector::Bits(&["valid mask"]);
+    "first-offset-0-in-the-largest-logit", FirstOffset, TE_2829, "merge.cu",
+        "const u32 real = real_rows<EACH>(slots, row, guess);"
+            => "const u32 real = real_rows<EACH>(slots, row + (slots.count > 0 ? slots.offset[0] : 0), guess);",
+        Detector::Bits(&["largest logit"]);
     "int32-bytes-of-rows", Int32Product, TE_2548, "rows.cu",
         "\"l\"(from + move.from * row_bytes + column)" => "\"l\"(from + (int)((u32)move.from * row_bytes) + column)",
         Detector::Large;
