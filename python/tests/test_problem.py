@@ -50,6 +50,10 @@ def test_batched_ids_are_the_golden_ones_of_the_definition():
     assert p.positions_kv.tolist() == [[[0, 0], [0, 0]], [[0, 0], [0, 1]]]
     p = given("misshapen_segments", 0)
     assert (p.segment_ids_q.shape, p.segment_ids_kv.shape) == ((4, 1, 3), (2, 2, 1, 2))
+    # Of a prime number of batch rows sizes differ in number.
+    three = problem([(3, 2)] * 3) | {"form": "misshapen_segments"}
+    p = Problem.from_json(three)
+    assert (p.segment_ids_q.shape, p.segment_ids_kv.shape) == ((3, 1, 3), (2, 1, 3))
     assert [len(side) for side in given("unequal_lengths", 0).lengths] == [4, 3]
     assert given("segments", 0).segment_ids_q.tolist() == [1, 1, 0, 2, 2, 2, 3, 3, 0, 4, 4, 4]
 

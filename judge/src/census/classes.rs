@@ -261,7 +261,7 @@ const OF_PROBLEMS: [Class; 133] = [
     class("softcap", [404, 404, 404], |p| p.softmax.softcap.is_some()),
     class("sink, off by one", [160, 160, 160], |p| p.softmax.sink == Sink::OffByOne),
     class("sink, learnable", [164, 164, 164], |p| p.softmax.sink == Sink::Learnable),
-    class("sink, with padding", [0, 0, 0], |p| {
+    class("sink, with padding", [234, 235, 236], |p| {
         p.softmax.sink != Sink::None && any_run(p, |run| run.span > run.len)
     }),
     class("bf16", [477, 477, 477], |p| p.precision.q.format == Format::Bf16),
