@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use seamproof_oracle::{Problem, ProblemFields};
+use seamproof_oracle::{Problem, ProblemFields, Run, Side};
 
 use crate::schedule::{Attend, AttendBackward, Operation, RowPair, Schedule, Work, build};
 use crate::{AttentionCall, Segment};
@@ -33,6 +33,23 @@ pub(super) fn calls(schedule: &mut Schedule) -> impl Iterator<Item = &mut Attent
 /// Edits every segment of both passes.
 pub(super) fn segments(schedule: &mut Schedule, edit: impl FnMut(&mut Segment)) {
     calls(schedule).flat_map(|call| &mut call.segments).for_each(edit);
+}
+
+/// Puts the rows of some sides where they would lie without padding: each run behind the real rows of those before it.
+pub(super) fn lie_at_sums(call: &mut AttentionCall, sides: &[Side]) {
+    let [mut queries, mut keys] = [0; 2];
+    let place = |run: &mut Run, end: &mut usize| {
+        *run = Run::packed(*end, run.len, run.len);
+        *end += run.len;
+    };
+    for segment in &mut call.segments {
+        if sides.contains(&Side::Q) {
+            place(&mut segment.q, &mut queries);
+        }
+        if sides.contains(&Side::Kv) {
+            segment.kv.iter_mut().for_each(|run| place(run, &mut keys));
+        }
+    }
 }
 
 /// Replaces each operation with the operations that `edit` returns for it. The backward begins at the operation where

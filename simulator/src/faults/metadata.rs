@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use seamproof_oracle::{Run, Sequence, TensorName};
+use seamproof_oracle::{Run, Sequence, Side, TensorName};
 
-use super::edit::{Passes, attends, calls, rebuild, rewrite, segments};
+use super::edit::{Passes, attends, backwards, calls, lie_at_sums, rebuild, rewrite, segments, works};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
-use crate::Segment;
-use crate::schedule::{BufferId, Operation, Region, Work};
+use crate::schedule::{Attend, AttendBackward, BufferId, Operation, Region, Section, Step, Work};
+use crate::{AttentionCall, Segment};
 
 pub(super) const FAULTS: &[Fault<Edit>] = &[
     Fault {
@@ -32,6 +32,20 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| {
             rebuild(problem, schedule, Passes::Both, |fields| {
                 fields.sequences.iter_mut().for_each(|sequence| sequence.q.len = sequence.q.span);
+            });
+        },
+    },
+    Fault {
+        id: "padded-offsets-in-both-roles",
+        imitates: "one array of padded offsets is passed for both kinds: padding of queries and of keys is attended",
+        source: "https://github.com/NVIDIA/TransformerEngine/issues/2892",
+        entries: &[4],
+        caught_by: &[Checker, Structure, Poison, Envelope],
+        edit: |problem, schedule| {
+            rebuild(problem, schedule, Passes::Both, |fields| {
+                for Sequence { q, kv, .. } in &mut fields.sequences {
+                    (q.len, kv.len) = (q.span, kv.span);
+                }
             });
         },
     },
@@ -63,6 +77,18 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         edit: |problem, schedule| {
             let cp = problem.parallel.size();
             segments(schedule, |segment| segment.q.offset *= cp);
+        },
+    },
+    Fault {
+        id: "global-offsets-in-the-backward",
+        imitates: "the forward has the offsets of the rank, and the backward those of the whole pack",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[5],
+        caught_by: &[Checker, Structure, Poison, Envelope, Crash],
+        edit: |problem, schedule| {
+            let cp = problem.parallel.size();
+            let segments = backwards(schedule).flat_map(|attend| &mut attend.call.segments);
+            segments.for_each(|segment| segment.q.offset *= cp);
         },
     },
     Fault {
@@ -102,6 +128,41 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
                 for run in call.segments.iter_mut().flat_map(|segment| &mut segment.kv) {
                     run.offset = end;
                     end += run.len;
+                }
+            }
+        },
+    },
+    Fault {
+        id: "query-offsets-from-lengths",
+        imitates: "first rows of queries are a running sum of real lengths, those of keys are the padded ones",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope, Crash],
+        edit: |_, schedule| calls(schedule).for_each(|call| lie_at_sums(call, &[Side::Q])),
+    },
+    Fault {
+        id: "offsets-from-lengths-in-the-backward",
+        imitates: "the forward has padded offsets, and in the backward rows lie at running sums of real lengths",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope, Crash],
+        edit: |_, schedule| {
+            backwards(schedule).for_each(|attend| lie_at_sums(&mut attend.call, &[Side::Q, Side::Kv]));
+        },
+    },
+    Fault {
+        id: "one-call-without-padded-offsets",
+        imitates: "padded offsets do not reach one call of a ring, that on halves of an earlier rank's keys: its rows lie closer",
+        source: "https://github.com/NVIDIA/TransformerEngine/pull/2596",
+        entries: &[],
+        caught_by: &[Checker, Structure, Poison, Envelope, Crash],
+        edit: |_, schedule| {
+            for work in works(schedule) {
+                if let Work::Attend(Attend { step, call, .. })
+                | Work::AttendBackward(AttendBackward { step, call, .. }) = work
+                    && matches!(step, Step::Ring { section: Section::Lower, .. })
+                {
+                    without_padding_between(call);
                 }
             }
         },
@@ -243,6 +304,19 @@ pub(super) const FAULTS: &[Fault<Edit>] = &[
         },
     },
 ];
+
+/// Moves each run of a call up by the padding of those before it.
+fn without_padding_between(call: &mut AttentionCall) {
+    let [mut queries, mut keys] = [0; 2];
+    let close_up = |run: &mut Run, padding: &mut usize| {
+        run.offset -= run.offset.min(*padding);
+        *padding += run.span - run.len;
+    };
+    for Segment { q, kv, .. } in &mut call.segments {
+        close_up(q, &mut queries);
+        kv.iter_mut().for_each(|run| close_up(run, &mut keys));
+    }
+}
 
 /// Puts the keys of equal spans where they would lie in the layout of the queries: side by side where queries of one
 /// position do, and one sequence after the other where they do not.

@@ -6,10 +6,10 @@
 
 use seamproof_oracle::{Algorithm, Balance, Form, FormError, Problem, Run, Side};
 
-use super::edit::{attends, backwards, calls, segments};
+use super::edit::{attends, backwards, calls, lie_at_sums, segments};
 use super::fault::Catcher::{Checker, Crash, Envelope, Poison, Structure};
 use super::fault::{Edit, Fault};
-use crate::{AttentionCall, Segment};
+use crate::Segment;
 
 /// Source of the word, and of subjects that look for padding or do not.
 const WORD: &str = "https://github.com/NVIDIA/TransformerEngine/pull/2596";
@@ -159,23 +159,6 @@ fn maxima(problem: &Problem, side: Side) -> [usize; 2] {
     let runs =
         problem.sequences.iter().map(|sequence| if side == Side::Q { sequence.q } else { sequence.kv });
     runs.fold([0; 2], |[len, span], run| [len.max(run.len), span.max(run.span)])
-}
-
-/// Puts the rows of some sides where they would lie without padding: each run behind the real rows of those before it.
-fn lie_at_sums(call: &mut AttentionCall, sides: &[Side]) {
-    let [mut queries, mut keys] = [0; 2];
-    let place = |run: &mut Run, end: &mut usize| {
-        *run = Run::packed(*end, run.len, run.len);
-        *end += run.len;
-    };
-    for segment in &mut call.segments {
-        if sides.contains(&Side::Q) {
-            place(&mut segment.q, &mut queries);
-        }
-        if sides.contains(&Side::Kv) {
-            segment.kv.iter_mut().for_each(|run| place(run, &mut keys));
-        }
-    }
 }
 
 /// Cuts the keys of a segment past a number of them.
