@@ -9,9 +9,10 @@ use rayon::prelude::*;
 use seamproof::prove::{Proved, prove};
 use seamproof::replay::replay;
 use seamproof_judge::case::{CASE_VERSION, Case, InputSource};
+use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
-use seamproof_oracle::Algorithm;
-use seamproof_simulator::schedule::MergeOrder;
+use seamproof_oracle::{Algorithm, Balance};
+use seamproof_simulator::schedule::{MergeOrder, MergeStyle, Schedule, Work, build_with};
 use serde_json::Value;
 
 /// Number of the last entry of the list of known bugs.
@@ -133,6 +134,7 @@ const OTHERS: &[&str] = &[
     "te-2829-all-gather-pack-two-ranks",
     "te-2829-all-gather-pack-window",
     "te-2829-all-gather-window-128-0",
+    "te-2829-all-gather-window-512-0",
     "te-2829-all-gather-window-512-512",
     "te-2829-all-gather-window-without-padding",
     "te-2829-all-gather-without-padding",
@@ -309,6 +311,69 @@ fn every_algorithm_is_among_the_regressions() {
     }
 }
 
+/// Returns the schedule that the replay of a case on the emulated kernel runs.
+fn schedule(case: &Case) -> Schedule {
+    let kernel = Emulated::from_options(&case.subject.options).expect("options of the emulated kernel");
+    build_with(&case.problem, kernel.merge).expect("a schedule")
+}
+
+/// Test that an all-gather is replayed as TransformerEngine runs it: every rank attends in steps, and copies the valid
+/// rows of each. Stripes of 1 are one step.
+#[test]
+fn the_cases_of_an_all_gather_run_in_steps() {
+    let mut seen = 0;
+    for path in files() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let case = Case::load(&path).unwrap();
+        let parallel = &case.problem.parallel;
+        if !name.starts_with("te-2829-") || parallel.algorithm != Algorithm::AllGather {
+            continue;
+        }
+        let least = if parallel.balance == (Balance::Striped { stripe: 1 }) { 1 } else { 2 };
+        for program in schedule(&case).ranks {
+            let forward = &program.operations[..program.backward.unwrap_or(program.operations.len())];
+            let count =
+                |is: fn(&Work) -> bool| forward.iter().filter(|operation| is(&operation.work)).count();
+            let launches = count(|work| matches!(work, Work::Attend(_)));
+            let copies = count(|work| matches!(work, Work::CopyValid { .. }));
+            assert!(launches >= least && copies == launches, "{name}: {launches} launches, {copies} copies");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 8, "{seen} cases");
+}
+
+/// Test that a ring is replayed as TransformerEngine runs it: outs of the steps are added up behind the last launch.
+#[test]
+fn the_cases_of_a_padded_ring_correct_after_the_last_step() {
+    let mut seen = 0;
+    for path in files() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let case = Case::load(&path).unwrap();
+        if !name.starts_with("te-2596-") || case.problem.parallel.algorithm != Algorithm::Ring {
+            continue;
+        }
+        for program in schedule(&case).ranks {
+            let last =
+                program.operations.iter().rposition(|operation| matches!(operation.work, Work::Attend(_)));
+            let merges: Vec<(usize, MergeStyle)> = program
+                .operations
+                .iter()
+                .enumerate()
+                .filter_map(|(at, operation)| match &operation.work {
+                    Work::Merge(merge) => Some((at, merge.style)),
+                    _ => None,
+                })
+                .collect();
+            let behind =
+                |&(at, style): &(usize, MergeStyle)| style == MergeStyle::Statistics || Some(at) > last;
+            assert!(!merges.is_empty() && merges.iter().all(behind), "{name}: {last:?} {merges:?}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 7, "{seen} cases");
+}
+
 /// Test of the seeds. A fuzzer that cannot read its seeds begins with nothing, and does not say so.
 #[test]
 fn every_seed_of_case_value_is_a_value_and_seeds_are_few() {
@@ -325,6 +390,36 @@ fn every_seed_of_case_value_is_a_value_and_seeds_are_few() {
         }
     }
     assert!(values > 100 && bytes < 2 << 20, "{values} values, {bytes} bytes in all");
+}
+
+/// Stored cases, each with a fault that it must show.
+const SHOWN: &[(&str, &str)] = &[
+    ("te-2596-padded-all-to-all-one-head", "offsets-from-lengths-in-the-backward"),
+    ("te-2596-padded-all-to-all-one-head", "query-offsets-from-lengths"),
+    ("te-2596-padded-pack-ring", "global-offsets-in-the-backward"),
+    ("te-2596-padded-pack-ring", "offsets-from-lengths-in-the-backward"),
+    ("te-2596-padded-pack-ring", "one-call-without-padded-offsets"),
+    ("te-2596-said-padding-all-to-all", "said-padding-dropped"),
+    ("te-2829-all-gather-pack-two-ranks", "table-of-floored-lengths"),
+    ("te-2829-all-gather-pack-two-ranks", "table-of-the-other-step"),
+    ("te-2829-all-gather-window-512-0", "window-off-by-one"),
+    ("te-2829-all-gather-window-512-512", "right-bound-one-short"),
+    ("te-2829-first-offset-and-slack-two-ranks", "first-offset-taken-for-zero"),
+    ("te-2892-fp8-padded-pack", "padded-offsets-in-both-roles"),
+    ("te-docstring-padded-pack", "offsets-from-lengths"),
+    ("te-docstring-padded-pack", "query-offsets-from-lengths"),
+];
+
+/// Test that a case shows the fault of its report, and not only some drawn problem.
+#[test]
+fn a_stored_case_shows_the_fault_of_its_report() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/regressions");
+    SHOWN.par_iter().for_each(|(name, fault)| {
+        let mut case = Case::load(&folder.join(format!("{name}.json"))).expect("it is stored");
+        case.subject.name = format!("emulated+{fault}");
+        let verdict = replay(&case).expect("the case runs");
+        assert!(matches!(verdict, Verdict::Finding(_)), "{name}, {fault}: {verdict:?}");
+    });
 }
 
 /// Test of a stored case with rows that see no key, on a kernel with a window one key too narrow or too wide. The

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use seamproof_oracle::names::{TeKind, TeMask};
 use seamproof_oracle::{Alignment, Problem, Sink};
 use serde_json::Value;
 
@@ -59,6 +60,20 @@ fn the_reported_packs_are_there() {
     assert_eq!(lengths("fa-2515-all-empty-pack"), [(0, 0), (0, 4), (0, 0)]);
     assert_eq!(lengths("fa-2515-no-sequences"), []);
     assert_eq!(lengths("ragged32-one-sequence"), [(2013, 2048)]);
+}
+
+/// Test of the window (512, 512) beside a causal mask, which TransformerEngine narrows to (512, 0): the stored case has
+/// the narrowed one, and its neighbour the window as it is without that mask.
+#[test]
+fn a_causal_window_of_two_sides_is_stored_as_the_causal_one() {
+    let narrowed =
+        |kind| TeMask { kind, window: Some((512, 512)), bottom_right_diagonal: Some(false) }.to_mask();
+    let stored = |name: &str| problems().into_iter().find(|(other, _)| other == name).map(|(_, p)| p.mask);
+    let [causal, two_sided] =
+        ["te-2829-all-gather-window-512-0", "te-2829-all-gather-window-512-512"].map(stored);
+    assert_eq!(narrowed(TeKind::PaddingCausal).ok(), causal);
+    assert_eq!(narrowed(TeKind::Padding).ok(), two_sided);
+    assert_eq!(causal.and_then(|mask| mask.right), Some(0));
 }
 
 /// A claim about a problem, with its text.
