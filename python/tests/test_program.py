@@ -128,10 +128,15 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("form", CONTRADICTIONS)
-@pytest.mark.parametrize("refuses", [True, False])
-def test_a_contradiction_must_be_refused(tmp_path, form, refuses):
+@pytest.mark.parametrize("answer", ["refuses", "overlooks", "fails"])
+def test_a_contradiction_must_be_refused(tmp_path, form, answer):
+    """An obscure error is no refusal, and neither is an answer."""
     count, reads = CONTRADICTIONS[form]
-    said = "raise seamproof.Refused('forms')" if refuses else reads
+    said = {
+        "refuses": "raise seamproof.Refused('forms')",
+        "overlooks": reads,
+        "fails": "raise TypeError('cannot reshape an array')",
+    }[answer]
     declared = "arrays='numpy', formats=['f32'], backward=False, refuses=True, forms=['segments', 'lengths']"
     text = f"""import numpy as np
 
@@ -149,11 +154,12 @@ def attention(p, q, k, v, dout=None, sink=None):
     case = {"version": 1, "schedule_seed": 0, "inputs": "generated", "problem": problem}
     case["subject"] = {"name": "python:subject.py:attention"}
     (tmp_path / "case.json").write_text(json.dumps(case))
-    if refuses:
+    if answer == "refuses":
         report = seamproof.check(subject, replay=tmp_path / "case.json")
         assert report.raw["refused"] == {"forms": 1} and not report.findings
     else:
-        with pytest.raises(AssertionError, match="ran what its table refuses"):
+        why = {"overlooks": "ran what its table refuses", "fails": "cannot reshape an array"}[answer]
+        with pytest.raises(AssertionError, match=why):
             seamproof.check(subject, replay=tmp_path / "case.json")
 
 

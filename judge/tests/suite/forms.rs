@@ -116,6 +116,41 @@ fn a_contradiction_is_refused_by_the_reader_and_by_every_table() {
     }
 }
 
+/// The emulated kernel, which fails at a contradiction in place of refusing it.
+struct Trips;
+
+impl Backend for Trips {
+    fn name(&self) -> &str {
+        "trips"
+    }
+
+    fn declaration(&self) -> Declaration {
+        Emulated::default().declaration()
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        Emulated::default().run(problem, inputs).map_err(|error| match error {
+            RunError::Refused(Refusal::Form(_)) => {
+                RunError::Crash("cannot reshape an array of size 3".into())
+            }
+            other => other,
+        })
+    }
+}
+
+/// Test that an obscure error is not taken for a refusal.
+#[test]
+fn a_contradiction_that_ends_in_an_obscure_error_is_a_finding() {
+    for form in Form::CONTRADICTIONS {
+        let fields = ProblemFields { form, ..ProblemFields::packed(&[(2, 3); 4], 8) };
+        let problem = Problem::new(fields).expect("a case of a contradiction");
+        match evaluate(&Trips, &problem) {
+            Verdict::Finding(finding) => assert_eq!(finding.check, Check::Crash, "{finding}"),
+            other => panic!("{}: {other:?}", form.name()),
+        }
+    }
+}
+
 /// Test that a fault of the reader shows in any form, and that a right reader gives the bits of offsets in each.
 #[test]
 fn the_emulated_kernel_reads_what_it_is_given() {

@@ -1,7 +1,7 @@
 //! Faults in the judge. For each thing that the judge checks there is a result that is wrong in nothing else. A judge
 //! that does not look there passes it, and the test fails.
 
-use ndarray::Array1;
+use ndarray::{Array1, Array3, Axis, Slice};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::ladder::{judge, judge_malformed};
@@ -114,6 +114,15 @@ fn gradients(rank: &mut RankOutputs) -> &mut RankGradients {
     rank.gradients.as_mut().expect("a backward pass")
 }
 
+/// Returns the first rows of a tensor, with zeros in those that it does not have.
+fn with_rows(tensor: &Array3<f32>, rows: usize) -> Array3<f32> {
+    let (all, heads, dim) = tensor.dim();
+    let mut other = Array3::zeros((rows, heads, dim));
+    let first = Slice::from(..rows.min(all));
+    other.slice_axis_mut(Axis(0), first).assign(&tensor.slice_axis(Axis(0), first));
+    other
+}
+
 /// Returns an element of a row of a tensor. max_logit and dsink have no rows.
 fn element(rank: &mut RankOutputs, tensor: TensorName, row: usize) -> &mut f32 {
     match tensor {
@@ -220,6 +229,24 @@ fn structure_shapes_and_guard_bands() {
     seen(&sinkless, Check::Structure, "has shape", |_, outputs| {
         gradients(&mut outputs.ranks[0]).dsink = Array1::zeros(2);
     });
+    for rows in [REAL, ROWS + 1] {
+        seen(
+            &problem(|_| {}),
+            Check::Structure,
+            &format!("has shape [{rows}, 2, 4], not [6, 2, 4]"),
+            move |_, outputs| {
+                outputs.ranks[0].out = with_rows(&outputs.ranks[0].out, rows);
+            },
+        );
+    }
+    seen(
+        &over_two_ranks(),
+        Check::Structure,
+        "on rank 1: has shape [6, 2, 4], not [2, 2, 4]",
+        |_, outputs| {
+            outputs.ranks[1].out = with_rows(&outputs.ranks[1].out, ROWS);
+        },
+    );
     let forward = problem(|fields| fields.pass = Pass::Forward);
     let backward = Emulated::default();
     seen(&forward, Check::Structure, "gradients came back", move |inputs, outputs| {

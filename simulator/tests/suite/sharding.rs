@@ -8,6 +8,7 @@ use seamproof_oracle::sharding::{PlacedRun, RankLayout, SideLayout, layouts, run
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults;
+use seamproof_simulator::helpers::rank_slots;
 use seamproof_simulator::shard::{ShardedSide, cu_seqlens_on_cp_rank};
 
 const BALANCES: [Balance; 6] = [
@@ -200,6 +201,25 @@ fn counts_on_ranks_are_the_golden_ones() {
     assert_eq!(cu_seqlens_on_cp_rank(&lens, &slots, 2, 0, true, true), [0, 3, 7, 11, 17, 21, 27]);
     golden(&[3, 13], &[2, 8], 2, 0, &[1, 4], &[0, 1]);
     golden(&[3, 13], &[2, 8], 2, 1, &[1, 4], &[1, 4]);
+}
+
+/// Test of counts with padding included, which a caller asks for by padded lengths: their running sum has the offsets of
+/// the rank's rows, on every rank, and the running sum of the real ones does not.
+#[test]
+fn counts_with_padding_are_the_offsets_of_the_ranks_rows() {
+    let (lens, padded) = ([5, 8, 8, 12, 8, 12], [12, 8, 8, 12, 8, 12]);
+    let (slots, golden) = (padded.map(|padded| padded / 2), [0, 6, 10, 14, 20, 24, 30]);
+    let shard = ShardedSide::new(&dual(&lens.into_iter().zip(padded).collect::<Vec<_>>(), 2), Side::Q);
+    let shard = shard.expect("a cut");
+    for rank in 0..2 {
+        let sums = |lens: &[usize]| cu_seqlens_on_cp_rank(lens, &slots, 2, rank, true, true);
+        assert_eq!(sums(&padded), golden);
+        let runs = rank_slots(&shard, rank);
+        assert_eq!(runs.iter().map(|run| run.offset).collect::<Vec<_>>(), golden[..6]);
+        let real: Vec<_> = sums(&lens).windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(runs.iter().map(|run| run.len).collect::<Vec<_>>(), real);
+        assert_ne!(sums(&lens), golden);
+    }
 }
 
 #[test]
