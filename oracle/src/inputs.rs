@@ -74,7 +74,8 @@ impl Inputs {
         let mut values = Inputs { scales: Scales::default(), ..self.clone() };
         let Inputs { q, k, v, dout, .. } = &mut values;
         for (tensor, values) in Scales::TENSORS.into_iter().zip([q, k, v, dout]) {
-            let Some(scales) = self.scales.of(tensor) else { continue };
+            // A forward has no rows of dout.
+            let Some(scales) = self.scales.of(tensor).filter(|_| !values.is_empty()) else { continue };
             for (index, sequence) in problem.sequences.iter().enumerate() {
                 for (position, row) in run_of(sequence, tensor.side()).real_rows().enumerate() {
                     for ((head, lane), value) in values.index_axis_mut(Axis(0), row).indexed_iter_mut() {
@@ -203,12 +204,16 @@ pub struct SavedErrors<'a> {
     /// The distance between the subject's D and `Σ dout·out` of the saved out. It counts where the keys of a row are
     /// not all there, so that `Σ P·dP` is not known.
     pub delta: Option<&'a Array2<f64>>,
+    /// The largest magnitude of dS in any tile that the row has a part of, errors included, or more. It counts where
+    /// the pairs of a tile are not all there, and a model needs it
+    /// ([`Model::scales_tiles`](crate::envelope::Model::scales_tiles)).
+    pub ds_most: Option<&'a Array2<f64>>,
 }
 
 impl SavedErrors<'_> {
-    /// Asserts that both have the problem's shape.
+    /// Asserts that all have the problem's shape.
     pub(crate) fn assert_shapes(&self, problem: &Problem) {
-        for (errors, name) in [(self.lse, "the lse"), (self.delta, "D")] {
+        for (errors, name) in [(self.lse, "the lse"), (self.delta, "D"), (self.ds_most, "dS")] {
             let shape = errors.map_or(problem.lse_shape(), |errors| errors.dim().into());
             assert_eq!(shape, problem.lse_shape(), "shape of the errors of {name}");
         }

@@ -32,7 +32,17 @@ PROMISES = (
 )
 # What may be said of each part of `partials`.
 PARTIALS = {"merge": ("f32", "io"), "merge_by": ("weights", "difference"), "wire": ("f32", "io")}
-ARITHMETIC = ("accumulation", "weights", "delta", "group_sums", "soft_cap", "ds_weights", "weight_exponent")
+ARITHMETIC = (
+    "accumulation",
+    "weights",
+    "delta",
+    "group_sums",
+    "soft_cap",
+    "ds_weights",
+    "weight_exponent",
+    "ds_scale",
+    "ds_fold",
+)
 
 Sizes = int | Iterable[int] | Mapping[str, int]
 

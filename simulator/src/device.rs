@@ -168,6 +168,7 @@ impl<T: Real> Cpu<T> {
             k: buffers.tensor(attend.k),
             v: buffers.tensor(attend.v),
             sink: attend.sink.map_or(&[], |(sink, _)| buffers.tensor(sink).values()),
+            descales: &[],
             dout: buffers.tensor(attend.dout),
             out: buffers.tensor(attend.out),
             lse: buffers.tensor(attend.lse),

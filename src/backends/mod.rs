@@ -179,7 +179,7 @@ fn in_process(name: &SubjectName) -> Result<Box<dyn Backend>, BackendError> {
         (Fp8::NAME, None) => Ok(Box::new(Fp8::from_options(options)?)),
         (Fp8::NAME, Some(None)) => {
             let fault = planted.as_deref().and_then(fp8_fault).ok_or_else(|| unknown(name))?;
-            Ok(Box::new(Fp8 { fault: Some(fault), ..Fp8::from_options(options)? }))
+            Ok(Box::new(Fp8::from_options(options)?.planted(fault)))
         }
         (EMULATED, Some(Some(fault))) => Ok(Box::new(Planted::new(Emulated::from_options(options)?, *fault))),
         // A finding with the planted canary must replay.

@@ -17,7 +17,7 @@ use seamproof_judge::asked::Asked;
 use seamproof_judge::generate::{self, Draw, Limits};
 use seamproof_judge::subject::{Backend, Refusal};
 use seamproof_judge::subjects::{
-    Emulated, FP8_FAULTS, Fp8, Fp8Fault, MISCALLS, Miscall, Miscalled, Planted, needs_steps,
+    Emulated, Fp8, MISCALLS, Miscall, Miscalled, Planted, PlantedFp8, needs_steps,
 };
 use seamproof_judge::values;
 
@@ -33,7 +33,7 @@ pub enum Suspect {
     /// Fault in the source of a kernel for a GPU.
     Source(&'static SourceFault),
     /// Fault in the emulated kernel in FP8.
-    Fp8(&'static Fp8Fault),
+    Fp8(PlantedFp8),
 }
 
 /// A fault at the call, and the subject that is called.
@@ -99,7 +99,7 @@ impl Suspect {
     pub fn all() -> impl Iterator<Item = Suspect> {
         let planted = faults::catalogue().map(Suspect::from);
         let planted = planted.chain(TABLE_FAULTS.iter().map(Suspect::from));
-        planted.chain(MISCALLS.iter().map(Suspect::from)).chain(FP8_FAULTS.iter().map(Suspect::Fp8))
+        planted.chain(MISCALLS.iter().map(Suspect::from)).chain(PlantedFp8::all().map(Suspect::Fp8))
     }
 
     /// Returns every fault at the call of a subject. Faults of steps show only on a subject that takes them.
@@ -165,7 +165,7 @@ impl Suspect {
                     backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
                 }
             },
-            Suspect::Fp8(fault) => Box::new(in_fp8(fault)),
+            Suspect::Fp8(fault) => Box::new(in_fp8(*fault)),
         })
     }
 
@@ -244,8 +244,8 @@ impl Suspect {
 /// Number of drawn problems on which a fault in FP8 is looked for, before those of long rows.
 const FP8_MAX: usize = 2_000;
 
-fn in_fp8(fault: &'static Fp8Fault) -> Fp8 {
-    Fp8 { fault: Some(fault), ..Fp8::default() }
+fn in_fp8(fault: PlantedFp8) -> Fp8 {
+    Fp8::default().planted(fault)
 }
 
 fn emulated(seed: u64) -> Emulated {

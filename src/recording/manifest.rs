@@ -301,9 +301,9 @@ impl RecordedArithmetic {
 
     fn arithmetic(self) -> Arithmetic {
         let RecordedArithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights, .. } = self;
-        // Tensors of a recording have no scales, so weights are rounded as they are.
-        let weight_exponent = 0;
-        Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights, weight_exponent }
+        // Tensors of a recording have no scales, so weights and logit gradients are rounded as they are.
+        let unscaled = Arithmetic::default();
+        Arithmetic { accumulation, weights, delta, group_sums, soft_cap, ds_weights, ..unscaled }
     }
 
     /// Returns the weakest partition that fits a group of ranks. A tile that is not known is one row.

@@ -64,13 +64,15 @@ impl GivenError {
 pub(super) struct Bounds<'a> {
     problem: &'a Problem,
     /// The inputs as values.
-    inputs: Cow<'a, Inputs>,
+    pub(super) inputs: Cow<'a, Inputs>,
     norms: OnceCell<Rc<Norms>>,
     pub(super) model: Model,
     /// Shared place for the norms of the case itself, which the next user finds there.
     shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
     underflow: f64,
+    /// The numbers of [`Bounds::ds_most`], by sequence and head.
+    largest: OnceCell<Vec<Vec<f64>>>,
 }
 
 /// A row in the terms of the envelope, with the errors of its logits and the number of its keys.
@@ -92,7 +94,8 @@ impl<'a> Bounds<'a> {
             Model::new(problem, backend.declaration().arithmetic, partition).with_scales(&inputs.scales);
         let underflow = backend.declaration().arithmetic.accumulation.underflow();
         let inputs = inputs.values(problem);
-        Bounds { problem, inputs, norms: OnceCell::new(), shared, model, partition, underflow }
+        let (norms, largest) = (OnceCell::new(), OnceCell::new());
+        Bounds { problem, inputs, norms, shared, model, partition, underflow, largest }
     }
 
     /// Returns the norms. They are computed when the first row is asked for, because most sums are explained without
@@ -153,6 +156,37 @@ impl<'a> Bounds<'a> {
         let error = self.row_of(&worst);
         let apart = dout_sum * error.out + libm::expm1(error.lse) * norm_dout * worst.norms.v;
         apart + self.d_error(&worst, &error, norm_dout, norm_out)
+    }
+
+    /// Returns the largest magnitude of dS of a query head in a sequence, errors included, or more; 0 where no bound needs
+    /// it.
+    pub(super) fn ds_most(&self, sequence: usize, head: usize) -> f64 {
+        if !self.model.scales_tiles() {
+            return 0.0;
+        }
+        let of_sequence = |sequence| {
+            let of_head = |head| self.largest_gradient(sequence, head);
+            (0..self.problem.heads.q).map(of_head).collect()
+        };
+        self.largest.get_or_init(|| (0..self.problem.sequences.len()).map(of_sequence).collect())[sequence]
+            [head]
+    }
+
+    fn largest_gradient(&self, sequence: usize, head: usize) -> f64 {
+        let run = self.problem.sequences[sequence].q;
+        let of_row = |position| {
+            let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
+            let (error, lanes) = (self.row_of(&worst), self.problem.dims.v);
+            let dout = norm(&self.inputs.dout, run.row(position), head) + self.raise(lanes);
+            // The out that a subject stores is off by an error in each lane.
+            let out = worst.norms.v + error.out * (lanes as f64).sqrt();
+            let (x, b) = (dout * (worst.norms.v + out), dout * worst.norms.v);
+            let d_error = self.d_error(&worst, &error, dout, out);
+            let pair = GradientPair { x, b, d_error, ..whole_weight(&worst.row, worst.a) };
+            let (ds, ds_error) = self.model.logit_gradient(&pair);
+            1.01 * libm::exp(error.lse) * (ds + ds_error)
+        };
+        (0..run.len).map(of_row).fold(0.0, f64::max)
     }
 
     /// Returns how far the D that follows from the saved out and lse may lie from the exact one.
@@ -243,7 +277,7 @@ impl<'a> Bounds<'a> {
         let Worst { row, a, keys, .. } = worst;
         let sums = self.sums(sequence, keys);
         let pair = self.model.gradient_pair(&whole_weight(&row, a), sums);
-        let floor = self.model.weight_floor() + 2.0 * self.underflow;
+        let floor = self.model.weight_floors(sums) + 2.0 * self.underflow;
         1.01 * (pair.dv + pair.p.most) + keys as f64 * floor + libm::expm1(self.row_of(&worst).lse)
     }
 
@@ -258,15 +292,17 @@ impl<'a> Bounds<'a> {
     ) -> f64 {
         let Some(worst) = self.worst(sequence, position, head) else { return f64::INFINITY };
         let Worst { row, a, keys, norms } = worst;
+        let dout = dout + self.raise(self.problem.dims.v);
         // D is a product with out, or a mean of products with values.
         let mean = if self.model.weighs_dots() { out.max(norms.v) } else { out };
         let (x, b) = (dout * (norms.v + mean), dout * norms.v);
         let error = self.row_of(&worst);
         let sums = self.sums(sequence, keys);
         let d_error = self.d_error(&worst, &error, dout, out);
-        let pair = GradientPair { x, b, d_error, ..whole_weight(&row, a) };
+        let ds_most = self.ds_most(sequence, head);
+        let pair = GradientPair { x, b, d_error, ds_most, ..whole_weight(&row, a) };
         let pair = self.model.gradient_pair(&pair, sums);
-        let floor = self.model.logit_gradient_floor() + 4.0 * self.underflow * (1.0 + x);
+        let floor = self.model.logit_gradient_floors(sums, ds_most) + 4.0 * self.underflow * (1.0 + x);
         let total = libm::exp(error.lse);
         // D does not come from the exact out, so the error of what it comes from counts.
         let saved = self.saved_d_error(&worst, &error, dout, dout_sum);
@@ -292,15 +328,15 @@ impl<'a> Bounds<'a> {
         let x = dout * (norms.v + out.max(norms.v));
         let error = self.row_of(&worst);
         let d_error = self.d_error(&worst, &error, dout, out);
-        let pair = GradientPair { x, b: dout * norms.v, d_error, ..whole_weight(&row, a) };
-        let pair = self.model.gradient_pair(&pair, self.sums(sequence, keys));
+        let (ds_most, sums) = (self.ds_most(sequence, head), self.sums(sequence, keys));
+        let pair = GradientPair { x, b: dout * norms.v, d_error, ds_most, ..whole_weight(&row, a) };
+        let pair = self.model.gradient_pair(&pair, sums);
         let total = libm::exp(error.lse);
         let floor = |of_format: f64, x: f64| keys as f64 * (of_format + 4.0 * self.underflow * (1.0 + x));
         let own = GivenError {
-            weights: total * 1.01 * (pair.dv + pair.p.most)
-                + floor(self.problem.precision.p.format.tiny_half(), 0.0),
+            weights: total * 1.01 * (pair.dv + pair.p.most) + floor(self.model.weight_floors(sums), 0.0),
             logit_gradients: total * 1.01 * (pair.dk.max(pair.dq) + pair.ds.most)
-                + floor(self.model.logit_gradient_floor(), x),
+                + floor(self.model.logit_gradient_floors(sums, ds_most), x),
         };
         let dout_sum = lanes(&self.inputs.dout, at, head).iter().map(|&x| f64::from(x.abs())).sum::<f64>();
         match against {

@@ -95,7 +95,7 @@ impl Runs<'_> {
 
     /// Returns the errors that all queries add to the keys.
     fn key_errors(&self, readers: &Readers<'_>) -> KeyErrors {
-        let (problem, inputs) = (self.evidence.problem, self.evidence.inputs);
+        let (problem, inputs) = (self.evidence.problem, &self.bounds[0].inputs);
         let mut errors = KeyErrors { dk: vec![0.0; problem.dims.qk], dv: vec![0.0; problem.dims.v] };
         let model = &self.bounds[0].model;
         let add = |to: &mut [f64], row: &[f32], error: f64| {

@@ -14,16 +14,18 @@
 //! [`Bounds::given`] bounds `Σ_j e_ij`. So too for dv, with errors of weights against the exact ones,
 //! `|dout_i| · max_j |v_j|`; the other sum is moved by the error of an element of out times `Σ_c |dout_ic|`. An
 //! element's own rounding, and what its operations lose below the normal range, count with the element's factor. The
-//! sums themselves are made in f64: n products lose at most `n · 2⁻⁵²` of their magnitude.
+//! sums themselves are made in f64, of inputs that were rounded to f32 where they have descales: n products lose at most
+//! `2⁻²⁴ + n · 2⁻⁵²` of their magnitude.
 //!
 //! **Infinities.** Nothing is asked of a sequence and KV head where an input is infinite or NaN, or a result is
 //! infinite: such a result may be an honest overflow, and an infinity has no part in a sum. A result that is NaN while
 //! all inputs are finite breaks the law.
 
+use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Format, Side};
 
 use super::bound::{Against, Bounds};
-use super::readers::{Readers, own_rounding, seeing};
+use super::readers::{Readers, moved_by, own_rounding, seeing};
 use super::sums::Bounded;
 use crate::finding::{Place, Relation};
 use crate::ladder::compare::lanes;
@@ -57,9 +59,9 @@ impl Dot {
         self.products += input.len();
     }
 
-    /// Returns the most by which the sum in f64 is off.
+    /// Returns the most by which the sum in f64 is off. Values that come of codes and descales are rounded to f32.
     fn loss(&self) -> f64 {
-        self.products as f64 * f64::EPSILON * self.magnitude
+        (F32_ROUNDOFF + self.products as f64 * f64::EPSILON) * self.magnitude
     }
 }
 
@@ -126,8 +128,9 @@ fn dot(
 /// Asks for `Σ ⟨q, dq⟩ = Σ ⟨k, dk⟩`.
 pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
     let gradients = evidence.first.gradients.as_ref()?;
-    let (problem, inputs) = (evidence.problem, evidence.inputs);
-    let bounds = Bounds::new(evidence, problem, inputs);
+    let problem = evidence.problem;
+    let bounds = Bounds::new(evidence, problem, evidence.inputs);
+    let inputs = &*bounds.inputs;
     let rounding = (problem.precision.gradients.format, bounds.gradient_floor());
     let law = Law {
         relation: Relation::Euler,
@@ -143,7 +146,7 @@ pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
             let out = &evidence.first.out;
             let given = bounds.given(readers.sequence, position, head, out, Against::Saved);
             let [qk, _] = bounds.products(readers.sequence, position, head);
-            2.0 * f64::from(problem.softmax.scale) * qk * given.logit_gradients
+            moved_by(2.0 * f64::from(problem.softmax.scale) * qk, given.logit_gradients)
         },
     };
     Some(law.look(evidence))
@@ -152,8 +155,9 @@ pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
 /// Asks for `Σ ⟨v, dv⟩ = Σ ⟨dout, out⟩`.
 pub(super) fn mass(evidence: &Evidence<'_>) -> Option<Look> {
     let gradients = evidence.first.gradients.as_ref()?;
-    let (problem, inputs, out) = (evidence.problem, evidence.inputs, &evidence.first.out);
-    let bounds = Bounds::new(evidence, problem, inputs);
+    let (problem, out) = (evidence.problem, &evidence.first.out);
+    let bounds = Bounds::new(evidence, problem, evidence.inputs);
+    let inputs = &*bounds.inputs;
     let of_dv = (problem.precision.gradients.format, bounds.gradient_floor());
     let of_out = (problem.precision.out.format, 0.0);
     let law = Law {
@@ -171,7 +175,8 @@ pub(super) fn mass(evidence: &Evidence<'_>) -> Option<Look> {
             let [_, dout_v] = bounds.products(readers.sequence, position, head);
             let row = problem.sequences[readers.sequence].q.row(position);
             let dout: f64 = lanes(&inputs.dout, row, head).iter().map(|x| f64::from(x.abs())).sum();
-            dout_v * given.weights + dout * bounds.row(readers.sequence, position, head).out
+            let out = bounds.row(readers.sequence, position, head).out;
+            moved_by(dout_v, given.weights) + moved_by(dout, out)
         },
     };
     Some(law.look(evidence))

@@ -68,6 +68,21 @@ pub(crate) fn deltas_apart(evidence: &Evidence<'_>) -> Array2<f64> {
     apart
 }
 
+/// Returns for each query the largest magnitude of dS in its sequence and head, errors included, or more,
+/// `[heads, rows]`.
+pub(crate) fn largest_gradients(evidence: &Evidence<'_>) -> Array2<f64> {
+    let Evidence { problem, inputs, .. } = *evidence;
+    let bounds = Bounds::new(evidence, problem, inputs);
+    let mut largest = Array2::zeros(problem.lse_shape());
+    for (sequence, both) in problem.sequences.iter().enumerate() {
+        for head in 0..problem.heads.q {
+            let most = bounds.ds_most(sequence, head);
+            both.q.real_rows().for_each(|row| largest[[head, row]] = most);
+        }
+    }
+    largest
+}
+
 /// Distance that the two sides of an identity may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exactness {

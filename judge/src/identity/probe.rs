@@ -150,13 +150,13 @@ fn weights_times_dout(
     gradients: &RankGradients,
     (index, i, head): (usize, usize, usize),
 ) -> Option<Finding> {
-    let (problem, inputs) = (evidence.problem, evidence.inputs);
+    let problem = evidence.problem;
     let (both, group) = (problem.sequences[index], problem.group());
     let lse = f64::from(answer.lse.as_ref()?[[head, both.q.row(i)]]);
-    let bounds = Bounds::new(evidence, problem, inputs);
+    let bounds = Bounds::new(evidence, problem, evidence.inputs);
     let what = "dv of a key is not the weight of the one row times its dout";
     let mut worst = Bounded::new(Relation::Cotangent, TensorName::Dv, what);
-    let dout = inputs.dout.slice(s![both.q.row(i), head, ..]);
+    let dout = bounds.inputs.dout.slice(s![both.q.row(i), head, ..]);
     let keys = problem.mask.visible(i, both.q.len, both.kv.len);
     let sums = bounds.model.gradient_sums(group * both.q.len, keys.len());
     for key in keys {

@@ -5,6 +5,7 @@
 //! bf16, whose range is that of f32, where weights stay above e^-40 and no input is tiny. Elsewhere only signs are
 //! asked for.
 
+use seamproof_oracle::envelope::DsScale;
 use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
 
 use super::norms::Norms;
@@ -20,9 +21,14 @@ const TAME: std::ops::Range<f32> = 1.0 / 16_777_216.0..16_777_216.0;
 /// Whether doubling a value or an output gradient doubles every number that comes from it.
 fn tame(evidence: &Evidence<'_>) -> bool {
     let (problem, inputs) = (evidence.problem, evidence.inputs.values(evidence.problem));
-    // Codes that have descales stay as they are, and weights do not come from values.
+    // Codes that have descales stay as they are.
+    // So do codes of dS that have a power of two for each tile, and weights do not come from values.
+    let scales_tiles = evidence.backend.declaration().arithmetic.ds_scale == DsScale::Tile;
     let bf16 = problem.precision.elements().iter().all(|(name, element)| {
-        *name == "p" || element.is_scaled() || matches!(element.format, Format::Bf16 | Format::F32)
+        *name == "p"
+            || *name == "ds" && scales_tiles
+            || element.is_scaled()
+            || matches!(element.format, Format::Bf16 | Format::F32)
     });
     let all = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout];
     let values = || all.into_iter().flatten().map(|x| x.abs()).filter(|&x| x != 0.0);
@@ -54,16 +60,22 @@ pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
     Some(twin.agrees(evidence, Relation::LinearInV, &claims))
 }
 
-/// Asks about dout times −2 (or −1). The gradients get the same factor; the forward stays as it is.
+/// Asks about dout times −2 (or −1). The gradients get the same factor; the forward stays as it is. Where dout has
+/// descales, they are doubled and the codes are negated.
 pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dsink, Dv};
     if evidence.problem.pass == Pass::Forward {
         return None;
     }
-    let is_scaled = evidence.problem.precision.dout.is_scaled();
-    let factor = if tame(evidence) && !is_scaled { -2.0 } else { -1.0 };
+    let factor = if tame(evidence) { -2.0 } else { -1.0 };
     let mut twin = Twin::of(evidence);
-    twin.inputs.dout.mapv_inplace(|dout| factor * dout);
+    match twin.inputs.scales.dout.take() {
+        Some(scales) => {
+            twin.inputs.dout.mapv_inplace(|dout| -dout);
+            twin.inputs.scales.dout = Some(scales.times(-factor));
+        }
+        None => twin.inputs.dout.mapv_inplace(|dout| factor * dout),
+    }
     let claims = claims(evidence, &[(Dq, factor), (Dk, factor), (Dv, factor), (Dsink, factor)]);
     Some(twin.agrees(evidence, Relation::LinearInDout, &claims))
 }

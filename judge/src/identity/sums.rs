@@ -252,7 +252,7 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
     let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
     let dout = |readers: &Readers<'_>, position: usize, head: usize| {
         let row = evidence.problem.sequences[readers.sequence].q.row(position);
-        lanes(&evidence.inputs.dout, row, head)
+        lanes(&bounds.inputs.dout, row, head)
     };
     let expected = |readers: &Readers<'_>| {
         let mut sum = vec![0.0; evidence.problem.dims.v];
@@ -267,7 +267,7 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         readers.each(|position, head| {
             let error = bounds.weights_in_dv(readers.sequence, position, head);
             for (bound, &dout) in bound.iter_mut().zip(&*dout(readers, position, head)) {
-                *bound += moved_by(dout.abs().into(), error);
+                *bound += moved_by(bounds.model.magnitude(dout.into()), error);
             }
         });
         bound
@@ -289,11 +289,12 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
 /// (without a soft cap or a sink).
 pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
     let (gradients, rank) = gradients(evidence)?;
-    let (problem, inputs) = (evidence.problem, evidence.inputs);
+    let problem = evidence.problem;
     if problem.softmax.sink != Sink::None || problem.softmax.softcap.is_some() {
         return None;
     }
-    let bounds = Bounds::new(evidence, problem, inputs);
+    let bounds = Bounds::new(evidence, problem, evidence.inputs);
+    let inputs = &*bounds.inputs;
     let expected = |_: &Readers<'_>| vec![0.0; problem.dims.qk];
     let bound = |readers: &Readers<'_>| {
         let mut bound = vec![0.0; problem.dims.qk];
@@ -304,7 +305,7 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
             let residue = bounds.residue_in_dk(readers.sequence, position, head, norms);
             let residue = residue * f64::from(problem.softmax.scale) * (1.0 + 8.0 * F32_ROUNDOFF);
             for (bound, &q) in bound.iter_mut().zip(&*lanes(&inputs.q, row, head)) {
-                *bound += moved_by(q.abs().into(), residue);
+                *bound += moved_by(bounds.model.magnitude(q.into()), residue);
             }
         });
         bound

@@ -9,7 +9,8 @@
 //! The sample compares values. Where a subject hides its LSE, dk, dv and dsink are not examined, because the exact
 //! LSE of every query would be needed. Where its D may be `Σ P·dP`, all keys of every query would tell it. For dk and
 //! dsink it is then known to be near `Σ dout·out` of the out that was returned, as far as norms of the inputs bound the
-//! errors of out, of the LSE and of that sum ([`deltas_apart`]). max_logit is not examined, because it is that of all
+//! errors of out, of the LSE and of that sum ([`deltas_apart`]). Where dS has a factor for each tile, the largest dS of a
+//! tile is bounded by such norms too ([`largest_gradients`]). max_logit is not examined, because it is that of all
 //! queries, nor are dk and dv of keys that sequences share, because they are sums over these.
 
 use std::cell::OnceCell;
@@ -27,7 +28,7 @@ use super::bounds::{self, Comparison};
 use super::diagnosis::{self, RightRow, right_lanes};
 use super::draw::drawn;
 use crate::finding::{Finding, Place};
-use crate::identity::deltas_apart;
+use crate::identity::{deltas_apart, largest_gradients};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::subject::{RankGradients, RankOutputs, TensorName};
 use crate::verdict::Margin;
@@ -51,6 +52,8 @@ struct Sample<'a> {
     keys: Vec<Part>,
     /// LSE that the backward begins with, and the errors that it may have.
     lse: OnceCell<(Array2<f64>, Option<Array2<f64>>)>,
+    /// Largest dS of each query's head, as [`largest_gradients`] returns it.
+    ds_most: OnceCell<Array2<f64>>,
 }
 
 impl<'a> Sample<'a> {
@@ -65,7 +68,12 @@ impl<'a> Sample<'a> {
             rows.retain(|[sequence, key]| side == Side::Q || *key >= problem.sharing.common(*sequence));
             Part::all(rows)
         };
-        Sample { evidence, model, queries: parts(Side::Q), keys: parts(Side::Kv), lse: OnceCell::new() }
+        let (queries, keys) = (parts(Side::Q), parts(Side::Kv));
+        Sample { evidence, model, queries, keys, lse: OnceCell::new(), ds_most: OnceCell::new() }
+    }
+
+    fn ds_most(&self) -> &Array2<f64> {
+        self.ds_most.get_or_init(|| largest_gradients(self.evidence))
     }
 
     fn look(&self, margin: &mut Margin) -> Result<Option<Finding>, ProblemError> {
@@ -163,7 +171,8 @@ impl<'a> Sample<'a> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let (lse, lse_error) = self.saved_lse();
         let saved = SavedViews { out: SavedOut::Stored(first.out.view()), lse };
-        let errors = SavedErrors { lse: lse_error.as_ref(), delta: apart };
+        let ds_most = self.model.scales_tiles().then(|| self.ds_most());
+        let errors = SavedErrors { lse: lse_error.as_ref(), delta: apart, ds_most };
         let ask = || blocked::backward_of(problem, inputs, (saved, errors), wanted, &self.model);
         let (answer, frame) = (self.evidence.oracle(ask), Frame::new(problem, part)?);
         let compare = frame.comparison(self.evidence);

@@ -385,7 +385,7 @@ impl Backend for Emulated {
             group_sums: self.group_sums,
             soft_cap: self.soft_cap,
             ds_weights: self.ds_weights,
-            weight_exponent: 0,
+            ..envelope::Arithmetic::flash_attention(accumulation)
         };
         let statistics = vec![TensorName::Lse, TensorName::MaxLogit];
         let mut table = Table { statistics, lse: self.lse, ..Table::widest() };

@@ -3,7 +3,8 @@
 //! Sequences and query heads are taken one by one, so that every descale is a number: q·k is a sum of codes, and the
 //! scale of the softmax takes both descales as factors. Weights are multiplied by a power of two and rounded to e4m3;
 //! the row's sum is that of unrounded weights. The product with the codes of v takes v's descale at the end, before it
-//! is rounded to bf16. This is FlashAttention-3's forward, with or without the promotion of partial sums to f32.
+//! is rounded to bf16. This is FlashAttention-3's forward, with or without the promotion of partial sums to f32. On one
+//! rank it may have a [backward](super::fp8_backward).
 //! [Over several ranks](super::fp8_ranks) the same kernel runs in the schedules of the kernel in bf16.
 //!
 //! A [`Fp8Fault`] is an edit of the kernel's [`Recipe`]. What the kernel declares stays as it is.
@@ -14,25 +15,26 @@
 use std::num::NonZeroUsize;
 
 use ndarray::{Array1, Array3, s};
-use seamproof_oracle::envelope::{self, Accumulation, Partition};
+use seamproof_oracle::envelope::{self, Accumulation, DsFold, DsScale, Partition};
 use seamproof_oracle::{
-    Element, Form, Format, Heads, Inputs, Precision, Problem, ProblemFields, Run, Scales, Scaling, Softmax,
-    TensorName,
+    Element, Form, Format, Heads, Inputs, Pass, Precision, Problem, ProblemFields, Run, Scales, Scaling,
+    Softmax, TensorName,
 };
-use seamproof_simulator::emulated::{ForwardLaunch, Roundings, Tiles, Units};
-use seamproof_simulator::faults::{self, Catcher, Fault};
+use seamproof_simulator::emulated::{ForwardLaunch, Right, Roundings, Tiles, Units};
+use seamproof_simulator::faults::{Catcher, Fault, FaultRecord};
 pub use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
+use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS, Fp8BackwardFault};
 use super::fp8_ranks::{of_own_rows, of_the_group};
 use super::options::{OptionError, Options};
 use super::unfused::{alone, cleared, gathered};
 use super::{built, same_bits};
 use crate::hash::mix;
 use crate::subject::{
-    Backend, Costs, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Partials, Promises,
-    RankOutputs, RunError, START_SECONDS, Table,
+    Backend, Costs, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism,
+    Partials, Promises, RankOutputs, RunError, START_SECONDS, Table,
 };
 use crate::values;
 
@@ -50,8 +52,10 @@ pub struct Fp8 {
     pub merge: MergeOrder,
     /// Seed of the order in which ranks and streams proceed. No order may change a bit.
     pub order: u64,
+    /// Whether the backward is taken, and then on one rank alone.
+    pub backward: bool,
     /// A planted fault.
-    pub fault: Option<&'static Fp8Fault>,
+    pub fault: Option<PlantedFp8>,
 }
 
 /// What the kernel does with the numbers around its sums.
@@ -67,6 +71,8 @@ pub struct Recipe {
     pub promoted_after: Option<NonZeroUsize>,
     /// What is added to the LSE.
     pub lse_shift: f32,
+    /// What differs in the backward.
+    pub backward: BackwardRecipe,
 }
 
 /// A sequence and a query head, with the head of its keys.
@@ -217,9 +223,41 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
     },
 ];
 
+/// A planted fault of either pass.
+#[derive(Clone, Copy, Debug)]
+pub enum PlantedFp8 {
+    /// One of [`FP8_FAULTS`].
+    Forward(&'static Fp8Fault),
+    /// One of [`FP8_BACKWARD_FAULTS`].
+    Backward(&'static Fp8BackwardFault),
+}
+
+impl PlantedFp8 {
+    /// Returns every fault.
+    pub fn all() -> impl Iterator<Item = PlantedFp8> {
+        let forward = FP8_FAULTS.iter().map(PlantedFp8::Forward);
+        forward.chain(FP8_BACKWARD_FAULTS.iter().map(PlantedFp8::Backward))
+    }
+
+    /// Returns the fault's description.
+    pub fn record(&self) -> FaultRecord {
+        match self {
+            PlantedFp8::Forward(fault) => fault.record(),
+            PlantedFp8::Backward(fault) => fault.record(),
+        }
+    }
+
+    fn plant(&self, recipe: &mut Recipe) {
+        match self {
+            PlantedFp8::Forward(fault) => (fault.edit)(recipe),
+            PlantedFp8::Backward(fault) => (fault.edit)(&mut recipe.backward),
+        }
+    }
+}
+
 /// Returns the fault of an id.
-pub fn fp8_fault(id: &str) -> Option<&'static Fp8Fault> {
-    faults::find(FP8_FAULTS, id)
+pub fn fp8_fault(id: &str) -> Option<PlantedFp8> {
+    PlantedFp8::all().find(|fault| fault.record().id == id)
 }
 
 /// Returns the index of the last sequence that has scales of its own; 0 where all sequences share them.
@@ -228,7 +266,7 @@ fn last_sequence(scales: &Scales) -> usize {
 }
 
 /// Returns the descales of a sequence and query head. Each scaling of the table has one for all rows.
-fn descales(scales: &Scales, Place { sequence, head, kv_head, .. }: Place) -> Descales {
+pub(super) fn descales(scales: &Scales, Place { sequence, head, kv_head, .. }: Place) -> Descales {
     Descales::of(scales, sequence, head, kv_head)
 }
 
@@ -246,6 +284,9 @@ const LONG_ROWS: u64 = 200;
 const ORDERS: u64 = 1_000;
 /// Largest tile that an option may ask for.
 const TILE_MOST: usize = 1 << 12;
+/// Values of the option `pass`.
+const FORWARD: &str = "forward";
+const BOTH: &str = "both";
 
 impl Default for Fp8 {
     fn default() -> Fp8 {
@@ -255,6 +296,7 @@ impl Default for Fp8 {
             promoted_after: NonZeroUsize::new(4),
             merge: MergeOrder::Running,
             order: 0,
+            backward: false,
             fault: None,
         }
     }
@@ -274,7 +316,14 @@ impl Fp8 {
             ("weight_exponent".into(), pick(&["8", "8", "8", "4", "0"], 3)),
             ("merge".into(), pick(&MergeOrder::WEIGHTED.map(MergeOrder::name), 4)),
             ("order".into(), (mix(seed ^ 5) % ORDERS).to_string()),
+            ("pass".into(), pick(&[FORWARD, BOTH], 6)),
         ])
+    }
+
+    /// Returns the kernel with a fault, and with a backward where the fault is there.
+    pub fn planted(self, fault: PlantedFp8) -> Fp8 {
+        let backward = self.backward || matches!(fault, PlantedFp8::Backward(_));
+        Fp8 { backward, fault: Some(fault), ..self }
     }
 
     /// Returns problems of one query and 16,384 keys of near weights, on which a sum that is never promoted stops
@@ -296,8 +345,8 @@ impl Fp8 {
     }
 
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8),
-    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`) and `order`. The
-    /// defaults are 4, 64, 8, 4, `running` and 0.
+    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`), `order`, and `pass` (`forward`,
+    /// or `both` on one rank). The defaults are 4, 64, 8, 4, `running`, 0 and `forward`.
     pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();
         for (option, value) in options {
@@ -314,12 +363,16 @@ impl Fp8 {
                     .find(|merge| merge.name() == value)
                     .map(|merge| kernel.merge = merge),
                 "order" => value.parse().ok().map(|order| kernel.order = order),
+                "pass" => [FORWARD, BOTH]
+                    .into_iter()
+                    .find(|pass| pass == value)
+                    .map(|pass| kernel.backward = pass == BOTH),
                 "promoted_after" => {
                     let steps = if value == "never" { Some(0) } else { number(STEPS_MOST) };
                     steps.map(|steps| kernel.promoted_after = NonZeroUsize::new(steps))
                 }
                 _ => {
-                    let known = "q_tile, kv_tile, weight_exponent, promoted_after, merge, order";
+                    let known = "q_tile, kv_tile, weight_exponent, promoted_after, merge, order, pass";
                     return Err(OptionError::Unknown { backend: Fp8::NAME, option: option.clone(), known });
                 }
             };
@@ -333,12 +386,30 @@ impl Fp8 {
         Ok(kernel)
     }
 
+    /// Returns the formats that are taken together. A backward has codes of dout, in either format, and of dS.
+    fn precisions(&self) -> Vec<Precision> {
+        let forward = SCALINGS.map(|scaling| {
+            let code = Element { format: Format::E4m3, scaling };
+            let p = Format::E4m3.into();
+            Precision { q: code, k: code, v: code, p, ..Precision::uniform(Format::Bf16) }
+        });
+        let backward = |forward: Precision| {
+            [Format::E4m3, Format::E5m2].map(|format| {
+                let dout = Element { format, scaling: forward.q.scaling };
+                Precision { dout, ds: Format::E4m3.into(), ..forward }
+            })
+        };
+        if self.backward { forward.into_iter().flat_map(backward).collect() } else { forward.to_vec() }
+    }
+
     pub(super) fn recipe(&self) -> Recipe {
         let &Fp8 { weight_exponent, promoted_after, .. } = self;
         let known = of_the_group;
-        let mut recipe = Recipe { known, descales, weight_exponent, promoted_after, lse_shift: 0.0 };
+        let backward = BackwardRecipe { descales, promoted_after, rounds_ds_weights: false, stages: &Right };
+        let mut recipe =
+            Recipe { known, descales, weight_exponent, promoted_after, lse_shift: 0.0, backward };
         if let Some(fault) = self.fault {
-            (fault.edit)(&mut recipe);
+            fault.plant(&mut recipe);
         }
         recipe
     }
@@ -391,6 +462,7 @@ fn expected(option: &str) -> &'static str {
         "promoted_after" => "never, or a whole number from 1 to 4096",
         "merge" => "running or deferred",
         "order" => "a whole number",
+        "pass" => "forward or both",
         _ => "a whole number from 1 to 4096",
     }
 }
@@ -401,18 +473,11 @@ impl Backend for Fp8 {
     }
 
     fn declaration(&self) -> Declaration {
-        let input = |scaling| Element { format: Format::E4m3, scaling };
-        let precision = |scaling| Precision {
-            q: input(scaling),
-            k: input(scaling),
-            v: input(scaling),
-            p: Format::E4m3.into(),
-            ..Precision::uniform(Format::Bf16)
-        };
         let table = Table {
-            precisions: SCALINGS.map(precision).to_vec(),
+            precisions: self.precisions(),
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
-            backward: false,
+            backward: self.backward,
+            parallel: if self.backward { Parallelism::default() } else { Parallelism::all() },
             cache: false,
             pages: None,
             sharing: false,
@@ -422,6 +487,8 @@ impl Backend for Fp8 {
         let accumulation = Accumulation::WgmmaFp8 { promoted_after: self.promoted_after };
         let arithmetic = envelope::Arithmetic {
             weight_exponent: self.weight_exponent,
+            ds_scale: if self.backward { DsScale::Tile } else { DsScale::None },
+            ds_fold: DsFold::After,
             ..envelope::Arithmetic::flash_attention(accumulation)
         };
         Declaration {
@@ -436,7 +503,9 @@ impl Backend for Fp8 {
     }
 
     fn promises(&self, problem: &Problem) -> Promises {
-        self.declaration().promises.of_schedule(problem)
+        // A tile's rows share the factor of its dS.
+        let rows_alone = problem.pass == Pass::Forward;
+        Promises { rows_alone, ..self.declaration().promises }.of_schedule(problem)
     }
 
     fn partition(&self, problem: &Problem) -> Partition {
@@ -462,7 +531,7 @@ impl Backend for Fp8 {
         for (index, sequence) in problem.sequences.iter().enumerate() {
             let [q, k, v] = [(&inputs.q, sequence.q), (&inputs.k, sequence.kv), (&inputs.v, sequence.kv)]
                 .map(|(tensor, run)| gathered(tensor, run));
-            let one = one_head(&alone(problem, sequence)?)?;
+            let one = one_head(&alone(&problem.forward(), sequence)?)?;
             for head in 0..problem.heads.q {
                 let kv_head = head / problem.group();
                 let local = LocalPlace { segment: index, head, kv_head };
@@ -481,6 +550,7 @@ impl Backend for Fp8 {
                 scatter(&mut whole, &outputs, sequence.q, head);
             }
         }
+        self.differentiate(&recipe, problem, inputs, &mut whole)?;
         Ok(Outputs { costs: Costs::default(), ..whole.into() })
     }
 }

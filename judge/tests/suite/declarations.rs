@@ -5,7 +5,7 @@ use seamproof_judge::subject::{Declaration, Partials, Promises, Stored};
 use std::num::NonZeroUsize;
 
 use seamproof_judge::oracle::envelope::{
-    Accumulation, Delta, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding,
+    Accumulation, Delta, DsFold, DsScale, DsWeights, GroupSums, MergeBy, SoftCap, WeightRounding,
 };
 use seamproof_judge::oracle::{Alignment, Sink};
 
@@ -72,7 +72,8 @@ fn the_fields_are_those_of_the_protocol() {
         "promises": {"deterministic_backward": true, "sequences_alone": true, "heads_alone": true,
                      "groups_alone": true, "rows_alone": true},
         "arithmetic": {"accumulation": {"f32-tree": 4}, "weights": "after-normalisation",
-                       "delta": "weighted-dots", "group_sums": "stored", "soft_cap": "approximate", "ds_weights": "rounded"},
+                       "delta": "weighted-dots", "group_sums": "stored", "soft_cap": "approximate", "ds_weights": "rounded",
+                       "ds_scale": "tile", "ds_fold": "after"},
         "partials": {"merge": "io", "merge_by": "difference", "wire": "f32"},
         "refuses": true, "start_seconds": 300
     }"#;
@@ -86,6 +87,8 @@ fn the_fields_are_those_of_the_protocol() {
         soft_cap: SoftCap::Approximate,
         ds_weights: DsWeights::Rounded,
         weight_exponent: 0,
+        ds_scale: DsScale::Tile,
+        ds_fold: DsFold::After,
     };
     assert_eq!(declaration.arithmetic, expected);
     let partials = Partials { merge: Stored::Io, merge_by: MergeBy::Difference, wire: Stored::F32 };

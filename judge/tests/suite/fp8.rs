@@ -6,15 +6,23 @@ use std::num::NonZeroUsize;
 
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::generate::{self, Draw};
+use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subjects::{FP8_FAULTS, Fp8};
-use seamproof_oracle::{Algorithm, Scaling};
+use seamproof_judge::subjects::{Fp8, PlantedFp8};
+use seamproof_judge::values;
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::{Algorithm, Inputs, Pass, ProblemFields, Saved, Scaling, Softmax, blocked};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::MergeOrder;
 
-/// Returns drawn problems as the subject is asked them.
-fn asked(seed: u64, cases: u64) -> impl Iterator<Item = Problem> {
-    let table = Fp8::default().declaration().table;
+/// The kernel with its backward.
+fn both_passes() -> Fp8 {
+    Fp8 { backward: true, ..Fp8::default() }
+}
+
+/// Returns drawn problems as a subject is asked them.
+fn asked(kernel: &Fp8, seed: u64, cases: u64) -> impl Iterator<Item = Problem> + use<> {
+    let table = kernel.declaration().table;
     (0..cases).filter_map(move |index| match generate::draw(seed, index, &Limits::seams()) {
         Draw::Problem(problem) => {
             let asked = table.asked(problem);
@@ -27,13 +35,14 @@ fn asked(seed: u64, cases: u64) -> impl Iterator<Item = Problem> {
 #[test]
 fn the_kernel_in_fp8_holds_on_what_is_drawn() {
     let (mut held, mut scalings, mut algorithms) = (0, HashSet::new(), HashSet::new());
-    for (index, problem) in asked(5, 1_500).enumerate() {
+    for (index, problem) in asked(&Fp8::default(), 5, 1_500).enumerate() {
         let kernel = Fp8 {
             tiles: Tiles { q: [1, 4, 16][index % 3], kv: [16, 64, 5][index / 3 % 3] },
             promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 9 % 3],
             weight_exponent: [8, 4, 0][index / 27 % 3],
             merge: MergeOrder::WEIGHTED[index / 81 % 2],
             order: index as u64,
+            backward: false,
             fault: None,
         };
         let verdict = evaluate(&kernel, &problem);
@@ -47,16 +56,76 @@ fn the_kernel_in_fp8_holds_on_what_is_drawn() {
 }
 
 #[test]
+fn the_backward_in_fp8_holds_on_what_is_drawn() {
+    let (mut held, mut douts) = (0, HashSet::new());
+    for (index, problem) in asked(&both_passes(), 7, 1_500).enumerate() {
+        let kernel = Fp8 {
+            tiles: Tiles { q: [1, 4, 16, 64][index % 4], kv: [16, 64, 5][index / 4 % 3] },
+            promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 12 % 3],
+            weight_exponent: [8, 4, 0][index / 36 % 3],
+            ..both_passes()
+        };
+        let verdict = evaluate(&kernel, &problem);
+        assert!(matches!(verdict, Verdict::Pass(_)), "{kernel:?} on {problem:?}: {verdict:?}");
+        if problem.pass == Pass::Backward && problem.pairs() > 0 {
+            douts.insert(problem.precision.dout);
+            held += 1;
+        }
+    }
+    assert!(held > 400 && douts.len() == 8, "{held} {douts:?}");
+}
+
+/// A judge that samples the rows of every case is silent on the backward too, whose largest dS it bounds by norms.
+#[test]
+fn a_sample_is_silent_on_the_backward_in_fp8() {
+    let judge = Judge { products_max: 0, ..Judge::default() };
+    let mut judged = 0;
+    for problem in asked(&both_passes(), 8, 600).filter(|problem| problem.pass == Pass::Backward) {
+        let verdict = judge.examine(&both_passes(), &problem, Depth::First).verdict;
+        assert!(matches!(verdict, Verdict::Pass(_)), "{problem:?}: {verdict:?}");
+        judged += 1;
+    }
+    assert!(judged > 200, "{judged}");
+}
+
+/// Returns the largest error ÷ bound of dv, under the bounds of a kernel that promotes its sums.
+fn worst_of_dv(kernel: &Fp8, problem: &Problem, inputs: &Inputs) -> f64 {
+    let outputs = kernel.run(problem, inputs).expect("what the table takes").ranks.remove(0);
+    let saved = Saved { out: outputs.out.mapv(f64::from), lse: outputs.lse.expect("an lse").mapv(f64::from) };
+    let promoted = both_passes();
+    let model = Model::new(problem, promoted.declaration().arithmetic, promoted.partition(problem));
+    let answer = blocked::backward(problem, inputs, &saved, Some(&model));
+    let (dv, bound) = (outputs.gradients.expect("gradients").dv, answer.bound.expect("bounds").worst.dv);
+    let elements = dv.iter().zip(answer.exact.dv.iter().zip(&bound));
+    elements.map(|(got, (exact, bound))| (f64::from(*got) - exact).abs() / bound).fold(0.0, f64::max)
+}
+
+/// Where every dout has one sign, a sum over many queries that is never promoted stops growing, past its bound. No
+/// drawn dout is so, and a campaign does not see it.
+#[test]
+fn a_sum_over_queries_that_is_not_promoted_passes_its_bound() {
+    let softmax = Softmax::scaled(0.001);
+    let fields = ProblemFields { softmax, ..ProblemFields::packed(&[(16_384, 3)], 16) };
+    let table = both_passes().declaration().table;
+    let problem = table.fitted(Problem::new(fields).expect("a problem"));
+    let mut inputs = values::inputs(&problem);
+    inputs.dout.mapv_inplace(f32::abs);
+    let kernels = [both_passes(), Fp8 { promoted_after: None, ..both_passes() }];
+    let [promoted, never] = kernels.map(|kernel| worst_of_dv(&kernel, &problem, &inputs));
+    assert!(promoted < 1.0 && never > 1.5, "{promoted} {never}");
+}
+
+#[test]
 fn each_fault_of_the_kernel_in_fp8_is_found() {
     assert!(
         Fp8::long_rows()
             .take(30)
             .all(|problem| matches!(evaluate(&Fp8::default(), &problem), Verdict::Pass(_)))
     );
-    for fault in FP8_FAULTS {
-        let wrong = Fp8 { fault: Some(fault), ..Fp8::default() };
-        let mut problems = asked(6, 3_000).chain(Fp8::long_rows());
+    for fault in PlantedFp8::all() {
+        let wrong = Fp8::default().planted(fault);
+        let mut problems = asked(&wrong, 6, 3_000).chain(Fp8::long_rows());
         let found = problems.any(|problem| matches!(evaluate(&wrong, &problem), Verdict::Finding(_)));
-        assert!(found, "{}", fault.id);
+        assert!(found, "{}", fault.record().id);
     }
 }

@@ -114,9 +114,13 @@ impl PieceGradients {
     }
 }
 
-/// The largest error of D that is told apart from none at all. Larger ones would make infinities, and no number of an
-/// infinity times 0.
-const DELTA_ERROR_MAX: f64 = 1e100;
+/// The largest error of D, and the largest dS, that is told apart from none at all. Larger ones would make infinities,
+/// and no number of an infinity times 0.
+const ERROR_MAX: f64 = 1e100;
+
+/// The logarithm of the largest weight that is told apart from any larger one. A saved LSE that leaves such a weight is
+/// further from the logits than the row has keys, and says nothing about them.
+const EXPONENT_MAX: f64 = 230.0;
 
 /// The most pieces whose gradients are held before they are added. Each holds the gradients of all keys that it sees.
 const HELD: usize = 16;
@@ -142,7 +146,7 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
     pub(super) fn group(&self, group: &Group<'_>, sides: Sides, parallel: bool) -> GroupBackward {
         let problem = group.problem;
         let wants_copies = self.model.is_some() && sides.kv;
-        let context = Context {
+        let mut context = Context {
             of: self,
             problem,
             group,
@@ -150,7 +154,12 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
             keys: &Keys::new(*group, self.inputs, self.model),
             copies: &if wants_copies { query_copies(self.inputs, group) } else { Vec::new() },
             query_sums: &self.model.map_or(Vec::new(), |model| query_sums(model, group, sides)),
+            ds_most: Vec::new(),
         };
+        if let Some(model) = self.model.filter(|model| model.scales_tiles() && self.errors.ds_most.is_none())
+        {
+            context.ds_most = context.largest_gradients(model, parallel);
+        }
         let rows = if sides.kv { group.kv.len() } else { 0 };
         let empty = || GroupGradients {
             dq: Vec::new(),
@@ -263,6 +272,8 @@ struct Context<'a, 'i, 's> {
     copies: &'a [f64],
     /// The numbers of [`query_sums`].
     query_sums: &'a [f64],
+    /// The numbers of [`Context::largest_gradients`], where they are needed and not given.
+    ds_most: Vec<f64>,
 }
 
 /// Some neighbouring keys of a group.
@@ -282,6 +293,8 @@ struct Statistics {
     lse_error: f64,
     d: f64,
     d_error: f64,
+    /// The largest magnitude of dS in a tile that the row has a part of, where bounds need it.
+    ds_most: f64,
 }
 
 /// The query side of one tile of rows.
@@ -312,6 +325,17 @@ struct Strips {
     p: Array2<f64>,
     ds: Array2<f64>,
     bound: Option<BoundStrips>,
+}
+
+/// The weights and logit gradients of one tile, with what their bounds need.
+struct Weighed {
+    p: Array2<f64>,
+    ds: Array2<f64>,
+    /// `Σ|q||k|` and `Σ|dout||v|`, where bounds are asked for.
+    magnitudes: Option<[Array2<f64>; 2]>,
+    seen: Vec<Stretch>,
+    /// The logits and `dP − D` of each stretch.
+    kept: Vec<Vec<(f64, f64)>>,
 }
 
 /// Errors of a tile's weights and logit gradients, for dv, dk and dq each.
@@ -361,6 +385,39 @@ impl Context<'_, '_, '_> {
         (exact, errors, sink)
     }
 
+    /// Returns, for each query head of the group, the largest magnitude of dS with its error. No tile of the head has a
+    /// larger one.
+    fn largest_gradients(&self, model: &Model, parallel: bool) -> Vec<f64> {
+        let heads = self.group.heads();
+        let mut largest = vec![0.0f64; heads.len()];
+        for (head, most) in
+            map(parallel, self.group.pieces(), |piece| (piece.head, self.largest_gradient(model, &piece)))
+        {
+            let most_of_head = &mut largest[head - heads.start];
+            *most_of_head = most_of_head.max(most.min(ERROR_MAX));
+        }
+        largest
+    }
+
+    fn largest_gradient(&self, model: &Model, piece: &QueryRange) -> f64 {
+        let mut largest = 0.0f64;
+        for rows in self.group.row_tiles(piece.rows.clone(), usize::MAX) {
+            let tile = self.query_tile(piece.head, rows.clone());
+            for columns in tiles(self.group.seen_by_any(rows), KEY_TILE) {
+                let keys = self.key_tile(columns);
+                let Weighed { p, magnitudes, seen, kept, .. } = self.weighed(&tile, &keys);
+                let Some([a, b]) = magnitudes else { continue };
+                for (stretch, kept) in seen.iter().zip(&kept) {
+                    for pair in self.pairs(&tile, stretch, kept, &p, [&a, &b]) {
+                        let (ds, error) = model.logit_gradient(&pair);
+                        largest = largest.max(ds + error);
+                    }
+                }
+            }
+        }
+        largest
+    }
+
     fn key_tile(&self, columns: Range<usize>) -> KeyTile {
         let (k, v) = (self.keys.k(columns.clone()), self.keys.v(columns.clone()));
         let magnitudes = |model: &Model| [&k, &v].map(|inputs| inputs.mapv(|x| model.magnitude(x)));
@@ -379,9 +436,11 @@ impl Context<'_, '_, '_> {
                 let at = [head, self.group.q.row(query)];
                 let of = |errors: Option<&Array2<f64>>| errors.map_or(0.0, |errors| errors[at]);
                 let (d, d_error) = self.out_dot(dout, saved.out.lanes(at[1], head).view());
-                let apart = if has_keys { 0.0 } else { of(errors.delta).min(DELTA_ERROR_MAX) };
+                let apart = if has_keys { 0.0 } else { of(errors.delta).min(ERROR_MAX) };
                 let d_error = d_error.max(apart);
-                Statistics { lse: saved.lse[at], lse_error: of(errors.lse), d, d_error }
+                let of_head = self.ds_most.get(head % self.problem.group());
+                let ds_most = of_head.copied().unwrap_or_else(|| of(errors.ds_most).min(ERROR_MAX));
+                Statistics { lse: saved.lse[at], lse_error: of(errors.lse), d, d_error, ds_most }
             })
             .collect();
         if let Some(model) = model.filter(|model| model.weighs_dots() && has_keys) {
@@ -448,7 +507,7 @@ impl Context<'_, '_, '_> {
     fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
         let Some(&sink) = self.of.inputs.sink.get(head) else { return };
         for row in tile.statistics.iter().filter(|row| row.lse != f64::NEG_INFINITY) {
-            let &Statistics { lse, lse_error, d, d_error } = row;
+            let &Statistics { lse, lse_error, d, d_error, .. } = row;
             to.value += libm::exp(f64::from(sink) - lse) * d;
             to.rows += 1;
             if let Some(model) = self.of.model {
@@ -460,18 +519,17 @@ impl Context<'_, '_, '_> {
     }
 
     /// Returns the weights and logit gradients of the tile's rows against some keys; 0 where the mask hides a pair.
-    fn strips(&self, tile: &QueryTile, keys: &KeyTile) -> Strips {
-        let Backward { model, replay, .. } = *self.of;
+    fn weighed(&self, tile: &QueryTile, keys: &KeyTile) -> Weighed {
         let columns = &keys.columns;
         let mut p = product_transposed(&tile.q.view(), &keys.k.view());
         let mut ds = product_transposed(&tile.dout.view(), &keys.v.view());
-        let mut hidden = model.map(|model| keys.products(model, [&tile.q, &tile.dout]));
+        let mut magnitudes = self.of.model.map(|model| keys.products(model, [&tile.q, &tile.dout]));
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
         for (local, i) in tile.rows.clone().enumerate() {
             let sees_nothing = tile.statistics[local].lse == f64::NEG_INFINITY;
             let visible =
                 if sees_nothing { Intervals::default() } else { clip(&self.group.seen(i), columns) };
-            let rows = [&mut p, &mut ds].into_iter().chain(hidden.iter_mut().flatten());
+            let rows = [&mut p, &mut ds].into_iter().chain(magnitudes.iter_mut().flatten());
             rows.for_each(|strip| clear_others(row_mut(strip, local), &visible));
             for visible in visible.parts() {
                 let stretch = Stretch { local, visible };
@@ -479,14 +537,23 @@ impl Context<'_, '_, '_> {
                 seen.push(stretch);
             }
         }
-        let bound = model.zip(hidden).map(|(model, magnitudes)| {
+        Weighed { p, ds, magnitudes, seen, kept }
+    }
+
+    /// Returns the weights and logit gradients of [`Context::weighed`], with their errors where bounds are asked for.
+    fn strips(&self, tile: &QueryTile, keys: &KeyTile) -> Strips {
+        let Backward { model, replay, .. } = *self.of;
+        let columns = &keys.columns;
+        let Weighed { mut p, mut ds, magnitudes, seen, kept } = self.weighed(tile, keys);
+        let bound = model.zip(magnitudes).map(|(model, magnitudes)| {
             let certificate = match replay {
                 None => Certificate::new(tile, &seen, &kept, &p),
                 Some(_) => Certificate { rows: vec![false; p.nrows()], columns: vec![false; p.ncols()] },
             };
             let mut strips = BoundStrips::new(magnitudes, &certificate);
             for (stretch, kept) in seen.iter().zip(&kept) {
-                let pairs = self.pairs(tile, stretch, kept, &p, &strips);
+                let [a, b, _] = &strips.linear;
+                let pairs = self.pairs(tile, stretch, kept, &p, [a, b]);
                 let sums = self.sums(model, tile.rows.start + stretch.local, columns, &stretch.visible);
                 match replay {
                     None => bound_stretch(model, &pairs, sums, stretch, &certificate, &mut strips),
@@ -500,7 +567,7 @@ impl Context<'_, '_, '_> {
         Strips { p, ds, bound }
     }
 
-    /// Turns the products of one stretch of [`Context::strips`] into weights and logit gradients. Returns, for its
+    /// Turns the products of one stretch of [`Context::weighed`] into weights and logit gradients. Returns, for its
     /// columns, the logits and `dP − D`, which only the bounds need further.
     fn weigh(
         &self,
@@ -522,7 +589,7 @@ impl Context<'_, '_, '_> {
         if softmax.softcap.is_some() {
             ds.iter_mut().zip(p.iter()).for_each(|(ds, logit)| *ds *= softmax.cap_derivative(*logit));
         }
-        p.iter_mut().for_each(|logit| *logit -= lse);
+        p.iter_mut().for_each(|logit| *logit = (*logit - lse).min(EXPONENT_MAX));
         exponential::exp(p);
         ds.iter_mut().zip(p.iter()).for_each(|(ds, weight)| *ds *= weight);
         kept
@@ -535,14 +602,24 @@ impl Context<'_, '_, '_> {
         Stretch { local, visible }: &Stretch,
         kept: &[(f64, f64)],
         p: &Array2<f64>,
-        strips: &BoundStrips,
+        [a, b]: [&Array2<f64>; 2],
     ) -> Vec<GradientPair> {
-        let Statistics { lse, lse_error, d_error, .. } = tile.statistics[*local];
+        let Statistics { lse, lse_error, d_error, ds_most, .. } = tile.statistics[*local];
         let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
             let at = [*local, visible.start + column];
             let derivative = self.problem.softmax.cap_derivative(logit);
-            let (a, b) = (strips.linear[0][at], strips.linear[1][at]);
-            GradientPair { logit, lse, lse_error, p: p[at], x, derivative, a, b, d_error }
+            GradientPair {
+                logit,
+                lse,
+                lse_error,
+                p: p[at],
+                x,
+                derivative,
+                a: a[at],
+                b: b[at],
+                d_error,
+                ds_most,
+            }
         };
         kept.iter().enumerate().map(pair).collect()
     }

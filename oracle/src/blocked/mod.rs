@@ -154,7 +154,8 @@ pub fn backward(
 /// of one sequence alone: those of keys that it shares are not summed.
 ///
 /// D of a query may be `Σ P·dP` ([`Model::weighs_dots`]). For dq it is made of the query's keys. For other gradients
-/// that would take all keys of every query, so the errors must say how far it may be from `Σ dout·out`.
+/// that would take all keys of every query, so the errors must say how far it may be from `Σ dout·out`. Where tiles
+/// have factors of dS ([`Model::scales_tiles`]), the errors must say how large it may be.
 pub fn backward_of<'a>(
     problem: &Problem,
     inputs: impl Into<InputViews<'a>>,
@@ -164,6 +165,7 @@ pub fn backward_of<'a>(
 ) -> Answer<Gradients> {
     let is_known = matches!(wanted, Wanted::Queries(_)) || !model.weighs_dots();
     assert!(is_known || errors.delta.is_some(), "errors of D, which may be a sum over all keys");
+    assert!(!model.scales_tiles() || errors.ds_most.is_some(), "the largest dS of tiles that are not whole");
     let (inputs, saved) = (&inputs.into(), &saved);
     let backward = Backward { errors, model: Some(model), ..Backward::new(inputs, saved) };
     all_backward(&Cut::of(problem, wanted), &backward)
@@ -179,13 +181,13 @@ pub fn backward_of_hidden_lse(
     model: &Model,
 ) -> Answer<Gradients> {
     let (inputs, saved) = (&inputs.into(), &saved.into());
-    let errors = SavedErrors { lse: Some(lse_error), delta: None };
+    let errors = SavedErrors { lse: Some(lse_error), ..SavedErrors::default() };
     let backward = Backward { errors, model: Some(model), ..Backward::new(inputs, saved) };
     whole_backward(problem, &backward)
 }
 
 /// Returns the gradients of the replayed backward, with the joints of partial gradients where they are not the model's;
-/// or `None` where queries are scaled first: their gradients take another way.
+/// or `None` where queries are scaled first, or dS has factors for tiles: those gradients take another way.
 pub fn replayed_backward(
     problem: &Problem,
     inputs: &Inputs,
@@ -197,7 +199,7 @@ pub fn replayed_backward(
     let model = &model.with_profile(problem, profile);
     let (inputs, saved) = (&inputs.into(), &saved.into());
     let backward = Backward { model: Some(model), replay: Some(profile), ..Backward::new(inputs, saved) };
-    (!profile.scales_queries).then(|| whole_backward(problem, &backward))
+    (!profile.scales_queries && !model.scales_tiles()).then(|| whole_backward(problem, &backward))
 }
 
 /// Returns the gradients of all rows, those of shared keys summed over the sequences.

@@ -22,12 +22,18 @@ pub struct Arithmetic {
     pub ds_weights: DsWeights,
     /// The power of two with which weights are multiplied before they are rounded, as exponent. An FP8 format has few
     /// numbers below 1; FlashAttention-3 multiplies by 2⁸.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub weight_exponent: u8,
+    /// The factor of dS before it is rounded to FP8.
+    #[serde(skip_serializing_if = "is_default")]
+    pub ds_scale: DsScale,
+    /// The place of the softmax's scale beside the rounding of dS.
+    #[serde(skip_serializing_if = "is_default")]
+    pub ds_fold: DsFold,
 }
 
-fn is_zero(exponent: &u8) -> bool {
-    *exponent == 0
+fn is_default<T: Default + PartialEq>(choice: &T) -> bool {
+    *choice == T::default()
 }
 
 /// The order in which a forward rounds its weights and divides them by the row's sum.
@@ -89,6 +95,35 @@ pub enum DsWeights {
     Unknown,
 }
 
+/// The factor with which dS is multiplied before it is rounded to FP8, and by which its products are divided again.
+///
+/// Formats of 16 bits have the range of dS, which is rounded as it is there, whatever is declared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DsScale {
+    /// None: what is small vanishes, and what is past the format's range saturates.
+    None,
+    /// A power of two for each tile of queries and keys, or for a part of it. It follows from the largest magnitude of
+    /// dS in the tile, which it brings above a quarter of the format's largest number, and not past that number.
+    Tile,
+    /// An undeclared factor: the bounds hold for both.
+    #[default]
+    Unknown,
+}
+
+/// The place of the softmax's scale beside the rounding of dS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DsFold {
+    /// `scale · dS` is rounded, as in cuDNN.
+    Before,
+    /// dS is rounded, and sums of its products are multiplied by the scale, as in FlashAttention.
+    After,
+    /// An undeclared place: the bounds hold for both.
+    #[default]
+    Unknown,
+}
+
 /// The accuracy of the soft cap's `tanh`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -105,8 +140,8 @@ pub enum SoftCap {
 
 impl Arithmetic {
     /// Returns the choices of a FlashAttention-style kernel with this accumulation: weights are rounded before they are
-    /// normalised, D comes from the stored out, dS from unrounded weights, a group is summed in f32, and the soft cap
-    /// is accurate.
+    /// normalised, D comes from the stored out, dS from unrounded weights and without a factor of its own, a group is
+    /// summed in f32, and the soft cap is accurate. The place of the softmax's scale is left open.
     pub const fn flash_attention(accumulation: Accumulation) -> Arithmetic {
         Arithmetic {
             accumulation,
@@ -116,6 +151,8 @@ impl Arithmetic {
             soft_cap: SoftCap::Accurate,
             ds_weights: DsWeights::Unrounded,
             weight_exponent: 0,
+            ds_scale: DsScale::None,
+            ds_fold: DsFold::Unknown,
         }
     }
 }
@@ -137,7 +174,7 @@ mod tests {
             group_sums: GroupSums::Stored,
             soft_cap: SoftCap::Approximate,
             ds_weights: DsWeights::Rounded,
-            weight_exponent: 0,
+            ..Arithmetic::default()
         };
         let text = r#"{"accumulation":{"f32-tree":8},"weights":"after-normalisation","delta":"weighted-dots","group_sums":"stored","soft_cap":"approximate","ds_weights":"rounded"}"#;
         assert_eq!(serde_json::to_string(&declared).expect("plain data"), text);
@@ -145,12 +182,13 @@ mod tests {
         let in_fp8 = Arithmetic {
             accumulation: Accumulation::WgmmaFp8 { promoted_after: Some(EIGHT) },
             weight_exponent: 8,
+            ds_scale: DsScale::Tile,
+            ds_fold: DsFold::After,
             ..declared
         };
         let text = serde_json::to_string(&in_fp8).expect("plain data");
-        assert!(
-            text.contains(r#"{"wgmma-fp8":{"promoted_after":8}}"#) && text.contains(r#""weight_exponent":8"#)
-        );
+        assert!(text.contains(r#"{"wgmma-fp8":{"promoted_after":8}}"#), "{text}");
+        assert!(text.ends_with(r#","weight_exponent":8,"ds_scale":"tile","ds_fold":"after"}"#), "{text}");
         assert_eq!(serde_json::from_str::<Arithmetic>(&text).expect("what was written"), in_fp8);
         assert_eq!(serde_json::from_str::<Arithmetic>("{}").expect("all unknown"), Arithmetic::default());
         for wrong in [r#"{"weight":"unknown"}"#, r#"{"accumulation":{"f32-tree":0}}"#] {

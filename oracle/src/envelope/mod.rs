@@ -56,7 +56,7 @@ mod profile;
 mod sums;
 
 pub use accumulation::Accumulation;
-pub use arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
+pub use arithmetic::{Arithmetic, Delta, DsFold, DsScale, DsWeights, GroupSums, SoftCap, WeightRounding};
 pub use constants::{
     DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, NOISE, ROW_SUM_TAIL, TANH_APPROXIMATE_ERROR,
     TANH_ERROR,

@@ -5,7 +5,7 @@ pub(super) mod gradients;
 pub(super) mod majorant;
 
 use super::accumulation::{Accumulation, touched};
-use super::arithmetic::{Arithmetic, Delta, DsWeights, GroupSums, SoftCap, WeightRounding};
+use super::arithmetic::{Arithmetic, Delta, DsFold, DsScale, DsWeights, GroupSums, SoftCap, WeightRounding};
 use super::constants::{
     DIFFERENCE_ERROR, EXP_ERROR, F32_ROUNDOFF, LOG_ERROR, LOG_RELATIVE_ERROR, TANH_APPROXIMATE_ERROR,
     TANH_ERROR,
@@ -50,9 +50,14 @@ pub struct Model {
     input_floor: f64,
     /// The smallest normal code of q, k, v and dout there.
     normal_codes: [f64; 4],
-    /// The roundings of f32 with which descales enter a logit, and an element of out.
+    /// The factor of dS before it is rounded, and the place of the softmax's scale beside that.
+    ds_scale: DsScale,
+    ds_fold: DsFold,
+    /// The roundings of f32 with which descales enter a logit, an element of out, dP, and an element of dv.
     logit_roundings: f64,
     out_roundings: f64,
+    dp_roundings: f64,
+    dv_roundings: f64,
     /// The power of two with which weights are multiplied before they are rounded.
     weight_scale: f64,
     /// The most that rounding a weight loses below the normal range: half the smallest number of its format, divided by
@@ -117,19 +122,28 @@ pub enum BoundTier {
 
 /// Returns how far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent. Up to an error of
 /// 1 the bound is `p·(error + error²)`, since `e^x − 1 ≤ x + x²` there. Past 1, p itself may have underflowed while the
-/// computed weight has not, and the bound is the largest computed weight.
+/// computed weight has not, or the other way round, and the bound is the larger of p and the largest computed weight.
 #[inline]
 fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
-    if error <= 1.0 { p * (error + error * error) } else { libm::exp((log_p + error).min(EXPONENT_MAX)) }
+    if error <= 1.0 {
+        p * (error + error * error)
+    } else {
+        libm::exp((log_p + error).min(EXPONENT_MAX)).max(p)
+    }
 }
 
 /// Returns the error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its
-/// subnormals.
+/// subnormals, or what lies past the largest number that the format holds.
 #[inline]
-fn rounding(format: Format, magnitude: f64, floor: f64) -> Rounding {
+fn rounding(format: Format, magnitude: f64, floor: f64, largest: f64) -> Rounding {
     let relative = format.unit_roundoff() * magnitude;
     let is_noise = relative >= floor && format.unit_roundoff() <= NOISE_UNIT_MOST;
-    Rounding { most: relative.max(magnitude.min(floor)), is_noise }
+    Rounding { most: relative.max(magnitude.min(floor)).max(magnitude - largest), is_noise }
+}
+
+/// Returns the largest number of a format that saturates, and infinity for one that does not.
+fn saturation(format: Format) -> f64 {
+    if format.saturates() { format.max_finite() } else { f64::INFINITY }
 }
 
 /// Returns the rounded value, and how far from the rounded value another one within `error` can be rounded: 0 apart
@@ -233,7 +247,8 @@ impl RowModel<'_> {
         let error = self.weight_error(p, logit, self.model.logit_error(a, logit));
         let normalised = error + self.normalisation * (p + error);
         let computed = p + normalised;
-        let rounding = rounding(self.model.p, computed, self.rounding_floor);
+        // A weight is 1 at most, relative to a maximum that is never stale.
+        let rounding = rounding(self.model.p, computed, self.rounding_floor, f64::INFINITY);
         let factor = factor(computed + rounding.most, self.factor_floor);
         PairError { weight: error, value: normalised + g * factor, rounding }
     }
@@ -242,8 +257,9 @@ impl RowModel<'_> {
 impl Model {
     /// Returns the model of a subject that declares `arithmetic` and `partition` for `problem`.
     pub fn new(problem: &Problem, arithmetic: Arithmetic, partition: Partition) -> Model {
-        let Precision { q, k, v, dout, .. } = problem.precision;
-        let Arithmetic { weights, delta, group_sums, soft_cap, ds_weights, .. } = arithmetic;
+        let Precision { q, k, v, dout, ds, .. } = problem.precision;
+        let Arithmetic { weights, delta, group_sums, soft_cap, ds_weights, ds_scale, ds_fold, .. } =
+            arithmetic;
         let p = problem.precision.p.format;
         let accumulation = arithmetic.accumulation.with_factors(&[q, k, v, dout, p.into()].map(|e| e.format));
         let factor = libm::exp2(f64::from(arithmetic.weight_exponent));
@@ -257,7 +273,7 @@ impl Model {
             partition,
             p,
             out: problem.precision.out.format,
-            ds: problem.precision.ds.format,
+            ds: ds.format,
             gradients: problem.precision.gradients.format,
             scale: f64::from(problem.softmax.scale),
             softcap: problem.softmax.softcap.map(f64::from),
@@ -267,12 +283,16 @@ impl Model {
             intervals: if problem.mask.sink_tokens > 0 { 2 } else { 1 },
             input_floor: normal_codes.into_iter().fold(0.0, f64::max),
             normal_codes,
+            ds_scale: if ds.format.saturates() { ds_scale } else { DsScale::None },
+            ds_fold,
             logit_roundings: if q.is_scaled() || k.is_scaled() { 4.0 } else { 2.0 },
             out_roundings: if v.is_scaled() { 8.0 } else { 6.0 },
+            dp_roundings: if v.is_scaled() || dout.is_scaled() { 3.0 } else { 0.0 },
+            dv_roundings: if dout.is_scaled() { 3.0 } else { 0.0 },
             weight_scale: factor,
             p_least: p.tiny_half() / factor,
             p_floor: smallest_normal(accumulation, p) / factor,
-            ds_floor: smallest_normal(accumulation, problem.precision.ds.format),
+            ds_floor: smallest_normal(accumulation, ds.format),
             products_qk: accumulation.products(problem.dims.qk),
             products_v: accumulation.products(problem.dims.v),
         }

@@ -6,10 +6,10 @@ use crate::common::{Draws, inputs, plain, random};
 use ndarray::{Array1, Array2, Array3, s};
 use proptest::prelude::*;
 use seamproof_oracle::blocked::{Answer, SomeRows, Wanted};
-use seamproof_oracle::envelope::{Arithmetic, Delta, Model, Partition};
+use seamproof_oracle::envelope::{Accumulation, Arithmetic, Delta, DsScale, Model, Partition};
 use seamproof_oracle::{
-    ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, SavedErrors, blocked,
-    exact,
+    Format, ForwardResults, Gradients, Heads, Inputs, Mask, Problem, ProblemFields, Saved, SavedErrors,
+    blocked, exact,
 };
 
 const TOLERANCE: f64 = 1e-12;
@@ -227,6 +227,41 @@ fn threads_do_not_change_a_bit() {
     assert!(run(1) == run(3));
 }
 
+/// Where dS has a factor for each tile, rows that are given the largest dS of their head have the bounds of the whole.
+/// Without it they are refused.
+#[test]
+fn rows_need_the_largest_gradient_of_their_tiles() {
+    let mut fields = ProblemFields { heads: Heads { q: 4, kv: 2 }, ..plain(&[(40, 70), (30, 9)], 3) };
+    fields.precision.ds = Format::E4m3.into();
+    let problem = Problem::new(fields).unwrap();
+    let inputs = inputs(&problem, &mut Draws(7));
+    let saved = Saved::from(&exact::forward(&problem, &inputs));
+    let arithmetic = |ds_scale| Arithmetic {
+        ds_scale,
+        ..Arithmetic::flash_attention(Accumulation::WgmmaFp8 { promoted_after: None })
+    };
+    let model = |ds_scale| Model::new(&problem, arithmetic(ds_scale), Partition::single(16, 16));
+    let [none, tile] = [DsScale::None, DsScale::Tile].map(model);
+    let whole = tiers(&blocked::backward(&problem, &inputs, &saved, Some(&tile)));
+    let unscaled = tiers(&blocked::backward(&problem, &inputs, &saved, Some(&none)));
+    assert_eq!(whole[0], unscaled[0]);
+    assert_ne!(whole[1], unscaled[1]);
+    let rows = SomeRows { sequence: 0, positions: &[0, 7, 39] };
+    let most = Array2::from_elem(problem.lse_shape(), 1e3);
+    let errors = SavedErrors { ds_most: Some(&most), ..SavedErrors::default() };
+    let of_rows = |errors| {
+        blocked::backward_of(&problem, &inputs, ((&saved).into(), errors), Wanted::Queries(rows), &tile)
+    };
+    let [exact, bound, _] = tiers(&of_rows(errors));
+    for (place, row) in [0, 7, 39].into_iter().enumerate() {
+        let lanes = |tensor: &Array3<f64>, row: usize| tensor.slice(s![row, .., ..]).to_owned();
+        assert!((lanes(&exact.dq, place) - lanes(&whole[0].dq, row)).iter().all(|off| off.abs() < 1e-12));
+        let wider = lanes(&bound.dq, place) - lanes(&whole[1].dq, row);
+        assert!(wider.iter().all(|wider| *wider > 0.0), "{wider}");
+    }
+    assert!(std::panic::catch_unwind(|| of_rows(SavedErrors::default())).is_err());
+}
+
 /// Errors of the LSE with more rows than the problem are refused: they would be read in part, without an error.
 #[test]
 #[should_panic = "shape of the errors of the lse"]
@@ -257,7 +292,7 @@ fn an_unbounded_d_bounds_nothing() {
     let model = Model::new(&problem, Arithmetic::default(), Partition::single(4, 4));
     let keys = Wanted::Keys(SomeRows { sequence: 0, positions: &[1] });
     let infinite = Array2::from_elem(problem.lse_shape(), f64::INFINITY);
-    let errors = SavedErrors { lse: None, delta: Some(&infinite) };
+    let errors = SavedErrors { delta: Some(&infinite), ..SavedErrors::default() };
     let [_, worst, _] =
         tiers(&blocked::backward_of(&problem, &inputs, ((&saved).into(), errors), keys, &model));
     assert!(worst.dk.iter().skip(1).all(|bound| *bound > 1e90), "{}", worst.dk);

@@ -89,6 +89,16 @@ impl<T: Real> TileWeights<T> {
         &mut self.values[i * self.columns..(i + 1) * self.columns]
     }
 
+    /// Returns all weights, for changes.
+    pub fn values_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+
+    /// Returns all weights.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
     /// Returns the number of columns of the tile.
     pub fn columns(&self) -> usize {
         self.columns
@@ -103,8 +113,8 @@ impl<T: Real> TileWeights<T> {
 
 /// Arithmetic of a device's units.
 pub trait UnitArithmetic<T: Real>: Sync {
-    /// Writes `to[j] = Σ_c a[c] · b[c][j]`. Both operands are of `format`.
-    fn products(&self, format: Format, a: &[T], b: &[T], to: &mut [T]);
+    /// Writes `to[j] = Σ_c a[c] · b[c][j]`. The operands are of these formats.
+    fn products(&self, formats: [Format; 2], a: &[T], b: &[T], to: &mut [T]);
 
     /// Adds `to += Σ_j weight_j · row_j`. The accumulator is that of the tiles before.
     fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>);
@@ -155,7 +165,7 @@ pub trait UnitArithmetic<T: Real>: Sync {
 pub struct Serial;
 
 impl<T: Real> UnitArithmetic<T> for Serial {
-    fn products(&self, _: Format, a: &[T], b: &[T], to: &mut [T]) {
+    fn products(&self, _: [Format; 2], a: &[T], b: &[T], to: &mut [T]) {
         to.fill(T::ZERO);
         for (a, b) in a.iter().zip(b.chunks_exact(to.len())) {
             add_scaled(to, *a, b);

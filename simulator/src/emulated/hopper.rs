@@ -7,8 +7,8 @@
 //! The rest follows FlashAttention-3 (<https://github.com/Dao-AILab/flash-attention/tree/main/hopper>). The maximum is
 //! taken of bare products, and `scale · log2 e` is folded into the exponential's argument. A row's sum is kept by four
 //! threads, each of which holds two columns in eight. Each tile of keys has its own accumulator for dq, and these are
-//! added in any order. The exponential is `ex2.approx.ftz`: it is wrong by up to 2 ulp, flushes results below 2^-126
-//! and is exact at 0. Its error in ulp is drawn here by a hash of its argument.
+//! added in a drawn order, or in that of the keys. The exponential is `ex2.approx.ftz`: it is wrong by up to 2 ulp,
+//! flushes results below 2^-126 and is exact at 0. Its error in ulp is drawn here by a hash of its argument.
 
 use std::f32::consts::LOG2_E;
 use std::num::NonZeroUsize;
@@ -27,8 +27,8 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Arithmetic of tensor cores and `ex2.approx`.
 #[derive(Clone, Copy, Debug)]
 pub struct Hopper {
-    /// Number that draws the order in which the tiles' shares of dq are added.
-    pub order: u64,
+    /// Number that draws the order in which the tiles' shares of dq are added; `None` for that of the keys.
+    pub order: Option<u64>,
     /// The matrix unit.
     pub core: TensorCore,
     /// Number of steps after which the unit's sum is promoted; `None` for never.
@@ -38,7 +38,7 @@ pub struct Hopper {
 impl Hopper {
     /// Returns the arithmetic of 16-bit factors with this order of dq's tiles.
     pub const fn wide(order: u64) -> Hopper {
-        Hopper { order, core: TensorCore::WIDE, promoted_after: None }
+        Hopper { order: Some(order), core: TensorCore::WIDE, promoted_after: None }
     }
 
     /// Begins a sum that is added to `to`.
@@ -107,10 +107,10 @@ fn factor(softmax: &Softmax) -> f32 {
 }
 
 impl UnitArithmetic<f32> for Hopper {
-    fn products(&self, format: Format, a: &[f32], b: &[f32], to: &mut [f32]) {
+    fn products(&self, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
         to.fill(0.0);
         let (step, columns) = (self.core.step, to.len());
-        let mut chain = self.chain(to, [format; 2]);
+        let mut chain = self.chain(to, formats);
         for (a, b) in a.chunks(step).zip(b.chunks(step * columns)) {
             chain.step(a, b.chunks(columns));
         }
@@ -148,7 +148,8 @@ impl UnitArithmetic<f32> for Hopper {
     }
 
     fn order(&self, tile: [usize; 2], tiles: &mut [Range<usize>]) {
-        let mut state = tile.iter().fold(mix(self.order), |state, part| mix(state ^ *part as u64));
+        let Some(order) = self.order else { return };
+        let mut state = tile.iter().fold(mix(order), |state, part| mix(state ^ *part as u64));
         for last in (1..tiles.len()).rev() {
             state = mix(state);
             tiles.swap(last, (state >> 32) as usize % (last + 1));

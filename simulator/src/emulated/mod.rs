@@ -3,10 +3,11 @@
 //! Inputs are in a narrow format, and products and sums are in f32 one after the other. The softmax is online over
 //! tiles of keys, and P is rounded before the product with the values. The backward recomputes P from the saved LSE,
 //! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. A kernel with other [`Roundings`] normalises P
-//! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Rows are addressed only through runs
-//! (offset, step, real length, span). Padding rows are never read; they are zeroed or left, as the call says.
-//! Production kernels are compared with this CPU twin. The twin is itself compared with the oracle and shares no code
-//! with it.
+//! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Codes in FP8 have [`Descales`], and dS
+//! in FP8 may have a power of two for each tile, which is undone when the tile's products are added. Rows are addressed
+//! only through runs (offset, step, real length, span). Padding rows are never read; they are zeroed or left, as the
+//! call says. Production kernels are compared with this CPU twin. The twin is itself compared with the oracle and shares
+//! no code with it.
 //!
 //! A [`TiledKernel`] is a loop over tiles. Its [`Stages`] say what is done, and its [`UnitArithmetic`] says on which
 //! units.
@@ -77,6 +78,8 @@ pub struct BackwardLaunch<'a, T> {
     pub v: &'a GuardedTensor<T>,
     /// Learnable sink of each query head; empty without one.
     pub sink: &'a [T],
+    /// Descales of the codes of each segment and query head; empty where nothing is scaled.
+    pub descales: &'a [Vec<Descales>],
     /// Gradient of the output.
     pub dout: &'a GuardedTensor<T>,
     /// The forward's output.
@@ -130,9 +133,11 @@ pub struct Roundings {
     pub coarse_cap: bool,
     /// Whether dS is made of rounded weights, and D of the same where it is `Σ P·dP`.
     pub rounds_ds_weights: bool,
-    /// The power of two with which the forward multiplies weights before it rounds them, and by which it divides their
-    /// sums of values, as exponent.
+    /// The power of two with which weights are multiplied before they are rounded, and by which their sums of values
+    /// and of dout are divided, as exponent.
     pub weight_exponent: u8,
+    /// Whether dS of a tile is multiplied by a power of two before it is rounded, and its products are divided by it.
+    pub scales_tiles: bool,
 }
 
 impl Roundings {
@@ -147,6 +152,7 @@ impl Roundings {
             coarse_cap: false,
             rounds_ds_weights: false,
             weight_exponent: 0,
+            scales_tiles: false,
         }
     }
 }
@@ -158,7 +164,7 @@ pub enum Units {
     F32,
     /// [`Hopper`] arithmetic in 16-bit factors. The number draws its order of dq.
     Hopper(u64),
-    /// [`Hopper`] arithmetic in FP8, promoted after so many steps.
+    /// [`Hopper`] arithmetic in FP8, promoted after so many steps, with tiles of dq in the order of the keys.
     HopperFp8(Option<NonZeroUsize>),
 }
 
@@ -188,7 +194,7 @@ impl Units {
             Units::F32 => Box::new(TiledKernel::new(tiles, roundings, Serial, stages)),
             Units::Hopper(order) => Box::new(TiledKernel::new(tiles, roundings, Hopper::wide(order), stages)),
             Units::HopperFp8(promoted_after) => {
-                let units = Hopper { order: 0, core: TensorCore::FP8, promoted_after };
+                let units = Hopper { order: None, core: TensorCore::FP8, promoted_after };
                 Box::new(TiledKernel::new(tiles, roundings, units, stages))
             }
         }
@@ -218,18 +224,25 @@ struct ScaledHead {
     head: usize,
     /// The softmax, whose scale takes the descales of q and k as factors.
     softmax: Softmax,
-    /// The descale of v, if the codes have one.
-    v: Option<f32>,
+    /// The descales, if the codes have any.
+    descales: Option<Descales>,
 }
 
 impl ScaledHead {
-    fn new(head: usize, softmax: Softmax, descales: Option<Descales>) -> ScaledHead {
-        match descales {
-            None => ScaledHead { head, softmax, v: None },
-            Some(Descales { q, k, v }) => {
-                ScaledHead { head, softmax: Softmax { scale: softmax.scale * q * k, ..softmax }, v: Some(v) }
-            }
-        }
+    /// Returns a head of a segment.
+    fn new(head: usize, softmax: Softmax, of_segments: &[Vec<Descales>], segment: usize) -> ScaledHead {
+        let descales = of_segments.get(segment).and_then(|of_heads| of_heads.get(head)).copied();
+        let scale = descales.map_or(softmax.scale, |Descales { q, k, .. }| softmax.scale * q * k);
+        ScaledHead { head, softmax: Softmax { scale, ..softmax }, descales }
+    }
+
+    /// Returns the descale of the codes with which the sums of a gradient are made.
+    fn of_gradient(&self, gradient: TensorName) -> f32 {
+        self.descales.map_or(1.0, |Descales { q, k, dout, .. }| match gradient {
+            TensorName::Dq => k,
+            TensorName::Dk => q,
+            _ => dout,
+        })
     }
 }
 
@@ -250,8 +263,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
             let mut keys = Columns::new(self.tiles.kv);
             for head in 0..heads {
                 keys.turn_to(self.stages.kv_head(head, heads / tensors.k.shape()[1]));
-                let descales = tensors.descales.get(index).and_then(|of_heads| of_heads.get(head)).copied();
-                let scaled = ScaledHead::new(head, call.softmax, descales);
+                let scaled = ScaledHead::new(head, call.softmax, tensors.descales, index);
                 for rows in tiles_of(0..segment.q.len, self.tiles.q) {
                     self.forward_tile(&placed, &scaled, rows, &mut keys, &mut tensors);
                 }
@@ -265,10 +277,10 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
     fn backward(&self, call: &AttentionCall, mut tensors: BackwardLaunch<'_, T>) {
         let (heads, kv_heads) = (tensors.q.shape()[1], tensors.k.shape()[1]);
         tensors.dsink.values_mut().fill(T::ZERO);
-        for segment in &call.segments {
+        for (index, segment) in call.segments.iter().enumerate() {
             let placed = self.place(Pass::Backward, segment);
             for kv_head in 0..kv_heads {
-                self.backward_segment(call, &placed, kv_head, &mut tensors);
+                self.backward_segment(call, (index, &placed), kv_head, &mut tensors);
             }
             if call.policy == RowPolicy::Overwrite {
                 self.clear_backward(segment, (heads, kv_heads), &mut tensors);
@@ -401,8 +413,9 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
                 if seen.is_empty() {
                     continue;
                 }
-                let (q, format) = (tensors.q.lane(placed.q[i], *head), tensors.q.format());
-                stages.products(units, Pass::Forward, format, q, k, &mut scores[..columns.len()]);
+                let (q, formats) =
+                    (tensors.q.lane(placed.q[i], *head), [tensors.q, tensors.k].map(GuardedTensor::format));
+                stages.products(units, Pass::Forward, formats, q, k, &mut scores[..columns.len()]);
                 self.score(Pass::Forward, softmax, &mut scores[hull.clone()]);
                 scores[seen.gap()].fill(T::NEG_INFINITY);
                 visit(local, &columns, &hull, &mut scores[hull.clone()], values.slice(hull.clone()));
@@ -450,14 +463,14 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     fn write_tile(
         &self,
         placed: &Placed<'_>,
-        &ScaledHead { head, v, .. }: &ScaledHead,
+        &ScaledHead { head, descales, .. }: &ScaledHead,
         rows: Range<usize>,
         tile: &[Finished<T>],
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
         let stages = self.stages;
         let format = tensors.out.format();
-        let unscaled = if v.is_some() { Format::F32 } else { format };
+        let unscaled = if descales.is_some() { Format::F32 } else { format };
         // Weights that were divided first leave nothing to divide by.
         let divided = self.roundings.normalises_first.then(|| {
             let undivided = |row: &Finished<T>| Finished { sum: T::ONE, ..row.clone() };
@@ -468,7 +481,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             let sums = divided.as_deref().unwrap_or(tile);
             let out = tensors.out.lane_mut(row, head);
             stages.out(sums, local, unscaled, out);
-            if let Some(v) = v {
+            if let Some(Descales { v, .. }) = descales {
                 out.iter_mut().for_each(|out| *out *= T::from_f32(v));
                 T::round_all(out, format);
             }
@@ -477,11 +490,11 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     }
 
     /// Runs all query heads of one KV head. dk and dv are summed over them and rounded once, or rounded for each head
-    /// and then summed.
+    /// and then summed. Where heads have descales, those of each are in its own dk and dv before these are summed.
     fn backward_segment(
         &self,
         call: &AttentionCall,
-        placed: &Placed<'_>,
+        (index, placed): (usize, &Placed<'_>),
         kv_head: usize,
         tensors: &mut BackwardLaunch<'_, T>,
     ) {
@@ -491,15 +504,18 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let mut dv = vec![T::ZERO; placed.v.len() * tensors.v.shape()[2]];
         let mut columns = [(); 2].map(|()| Columns::new(self.tiles.kv));
         columns.iter_mut().for_each(|columns| columns.turn_to(kv_head));
+        let is_descaled = !tensors.descales.is_empty();
         let stored = self.roundings.stored_heads.filter(|_| group > 1);
+        let stored = stored.or(is_descaled.then_some(Format::F32));
         let mut of_group = stored.map(|_| [vec![T::ZERO; dk.len()], vec![T::ZERO; dv.len()]]);
         for head in stages.query_heads(kv_head, group) {
+            let scaled = ScaledHead::new(head, call.softmax, tensors.descales, index);
             for rows in tiles_of(0..placed.segment.q.len, self.tiles.q) {
                 let sums = [&mut dk[..], &mut dv[..]];
-                self.backward_tile(call, placed, (head, kv_head), rows, &mut columns, sums, tensors);
+                self.backward_tile(call, placed, (&scaled, kv_head), rows, &mut columns, sums, tensors);
             }
             if let Some((format, of_group)) = stored.zip(of_group.as_mut()) {
-                self.store_head(call, format, [&mut dk, &mut dv], of_group);
+                self.store_head(call, &scaled, format, [&mut dk, &mut dv], of_group);
             }
         }
         let is_scaled = of_group.is_some();
@@ -509,10 +525,17 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             for (name, sums, to) in
                 [(TensorName::Dk, &dk, &mut *tensors.dk), (TensorName::Dv, &dv, &mut *tensors.dv)]
             {
-                let factor = if is_scaled { T::ONE } else { stages.factor(name, &call.softmax) };
+                let factor = if is_scaled { T::ONE } else { self.factor(name, call, 1.0) };
                 stages.store(name, factor, sums, j, to.format(), to.lane_mut(row, kv_head));
             }
         }
+    }
+
+    /// Returns the factor by which a summed gradient is multiplied at the end: the softmax's scale, the descale of the
+    /// codes, and for dv the reciprocal of the factor of weights, which is exact.
+    fn factor(&self, gradient: TensorName, call: &AttentionCall, descale: f32) -> T {
+        let factor = self.stages.factor(gradient, &call.softmax) * T::from_f32(descale);
+        if gradient == TensorName::Dv { factor / self.weight_scale() } else { factor }
     }
 
     /// Stores dk and dv of one query head in a format, adds them to those of its group, and clears them for the next
@@ -520,12 +543,13 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     fn store_head(
         &self,
         call: &AttentionCall,
+        scaled: &ScaledHead,
         format: Format,
         [dk, dv]: [&mut Vec<T>; 2],
         [dk_of_group, dv_of_group]: &mut [Vec<T>; 2],
     ) {
         for (name, sums, to) in [(TensorName::Dk, dk, dk_of_group), (TensorName::Dv, dv, dv_of_group)] {
-            let factor = self.stages.factor(name, &call.softmax);
+            let factor = self.factor(name, call, scaled.of_gradient(name));
             for (sum, to) in sums.iter_mut().zip(to) {
                 *to += (factor * *sum).round(format);
                 *sum = T::ZERO;
@@ -537,28 +561,34 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         &self,
         call: &AttentionCall,
         placed: &Placed<'_>,
-        (head, kv_head): (usize, usize),
+        (scaled, kv_head): (&ScaledHead, usize),
         rows: Range<usize>,
         [keys, values]: &mut [Columns<T>; 2],
         [dk, dv]: [&mut [T]; 2],
         tensors: &mut BackwardLaunch<'_, T>,
     ) {
         let TiledKernel { units, stages, .. } = self;
-        let (dim_qk, dim_v) = (tensors.k.shape()[2], tensors.v.shape()[2]);
+        let (head, dim_qk, dim_v) = (scaled.head, tensors.k.shape()[2], tensors.v.shape()[2]);
         let real = &placed.q[rows.clone()];
         let q = HeadRows { tensor: tensors.q, rows: real, head };
         let dout = HeadRows { tensor: tensors.dout, rows: &placed.dout[rows.clone()], head };
         let mut row_dots = stages.row_dots(units, dout, HeadRows { tensor: tensors.out, rows: real, head });
+        if let Some(Descales { dout, .. }) = scaled.descales {
+            stages.descale_dots(&mut row_dots, T::from_f32(dout));
+        }
         let lse = stages.saved_lse(tensors.lse, head, real);
         let mut dq = vec![T::ZERO; rows.len() * dim_qk];
         let segment = placed.segment;
+        let formats =
+            [[tensors.q, tensors.k], [tensors.dout, tensors.v]].map(|both| both.map(GuardedTensor::format));
         let mut tiles = stages.tiles(Pass::Backward, segment, &rows, placed.k.len(), self.tiles.kv);
         if self.roundings.weighs_dots {
             let mut sums = vec![[T::ZERO; 4]; rows.len()];
             for columns in &tiles {
                 let operands =
                     [keys.tile(tensors.k, &placed.k, columns), values.tile(tensors.v, &placed.v, columns)];
-                self.add_dots(call, segment, rows.clone(), columns, [q, dout], operands, &lse, &mut sums);
+                let against = Against { scaled, segment, columns, formats, left: [q, dout], right: operands };
+                self.add_dots(&against, rows.clone(), &lse, &mut sums);
             }
             row_dots = sums.iter().map(|sum| units.total(sum)).collect();
         }
@@ -567,13 +597,16 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             let k = HeadRows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
             let operands =
                 [keys.tile(tensors.k, &placed.k, &columns), values.tile(tensors.v, &placed.v, &columns)];
-            let [p, ds] =
-                self.weigh_tile(call, segment, rows.clone(), &columns, [q, dout], operands, &row_dots, &lse);
-            stages.add_dq(units, &mut dq, &ds, k);
-            stages.add_dk(units, &mut dk[columns.start * dim_qk..columns.end * dim_qk], &ds, q);
+            let against =
+                Against { scaled, segment, columns: &columns, formats, left: [q, dout], right: operands };
+            let ([p, ds], factor) = self.weigh_tile(&against, rows.clone(), &row_dots, &lse);
+            self.add_in_units(&mut dq, factor, |to| stages.add_dq(units, to, &ds, k));
+            let to = &mut dk[columns.start * dim_qk..columns.end * dim_qk];
+            self.add_in_units(to, factor, |to| stages.add_dk(units, to, &ds, q));
             stages.add_dv(units, &mut dv[columns.start * dim_v..columns.end * dim_v], &p, dout);
         }
-        let (factor, format) = (stages.factor(TensorName::Dq, &call.softmax), tensors.dq.format());
+        let factor = self.factor(TensorName::Dq, call, scaled.of_gradient(TensorName::Dq));
+        let format = tensors.dq.format();
         for (local, i) in rows.enumerate() {
             let to = tensors.dq.lane_mut(segment.q.row(i), head);
             stages.store(TensorName::Dq, factor, &dq, local, format, to);
@@ -584,20 +617,32 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
-    /// Adds `P·dP` of a tile's pairs to the sums of its rows.
-    fn add_dots(
-        &self,
-        call: &AttentionCall,
-        segment: &Segment,
-        rows: Range<usize>,
-        columns: &Range<usize>,
-        [q, dout]: [HeadRows<'_, T>; 2],
-        [k, v]: [&[T]; 2],
-        lse: &[T],
-        sums: &mut [RowSum<T>],
-    ) {
+    /// Adds sums of a tile that were made in units of its factor of dS. The tile has an accumulator of its own.
+    fn add_in_units(&self, to: &mut [T], factor: Option<T>, add: impl Fn(&mut [T])) {
+        let Some(factor) = factor else { return add(to) };
+        let (mut own, undone) = (vec![T::ZERO; to.len()], self.stages.undone(factor));
+        add(&mut own);
+        to.iter_mut().zip(own).for_each(|(to, own)| *to += own * undone);
+    }
+
+    /// Writes the scores and dP of a row of a tile, with descales in them. `hull` are the columns that are read.
+    fn dot(&self, against: &Against<'_, T>, local: usize, hull: &Range<usize>, [scores, dp]: [&mut [T]; 2]) {
         let TiledKernel { units, stages, .. } = self;
-        let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
+        let Against { scaled, formats: [of_scores, of_dp], left: [q, dout], right: [k, v], .. } = *against;
+        stages.products(units, Pass::Backward, of_scores, q.lane(local), k, scores);
+        stages.products(units, Pass::Backward, of_dp, dout.lane(local), v, dp);
+        self.score(Pass::Backward, &scaled.softmax, &mut scores[hull.clone()]);
+        if let Some(Descales { v, dout, .. }) = scaled.descales {
+            let descale = T::from_f32(dout * v);
+            dp[hull.clone()].iter_mut().for_each(|dp| *dp *= descale);
+        }
+    }
+
+    /// Adds `P·dP` of a tile's pairs to the sums of its rows.
+    fn add_dots(&self, against: &Against<'_, T>, rows: Range<usize>, lse: &[T], sums: &mut [RowSum<T>]) {
+        let TiledKernel { units, stages, .. } = self;
+        let Against { scaled: ScaledHead { softmax, .. }, segment, columns, .. } = *against;
+        let pass = Pass::Backward;
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.enumerate() {
             let seen = clip(&stages.visible(pass, segment, i), columns);
@@ -605,60 +650,76 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             if seen.is_empty() {
                 continue;
             }
-            stages.products(units, pass, format, q.lane(local), k, &mut scores);
-            stages.products(units, pass, format, dout.lane(local), v, &mut dp);
-            self.score(pass, softmax, &mut scores[hull.clone()]);
+            self.dot(against, local, &hull, [&mut scores, &mut dp]);
             scores[seen.gap()].fill(T::NEG_INFINITY);
             let scores = &mut scores[hull.clone()];
             for (score, dp) in scores.iter_mut().zip(&dp[hull.clone()]) {
                 let weight = stages.probability(units, softmax, *score, lse[local]);
-                let is_rounded = self.roundings.rounds_ds_weights;
-                let weight = if is_rounded { stages.round(pass, weight, self.roundings.p) } else { weight };
-                *score = weight * *dp;
+                *score = self.ds_weight(weight, self.rounded_weight(weight)) * *dp;
             }
             units.add_weights(&mut sums[local], columns.start + hull.start, scores);
         }
     }
 
-    /// Returns P and dS of a tile, rounded.
+    /// Returns a weight of the backward as it enters dv: multiplied and rounded.
+    fn rounded_weight(&self, weight: T) -> T {
+        self.stages.round(Pass::Backward, weight * self.weight_scale(), self.roundings.p)
+    }
+
+    /// Returns the weight that dS is made of.
+    fn ds_weight(&self, weight: T, rounded: T) -> T {
+        if self.roundings.rounds_ds_weights { rounded / self.weight_scale() } else { weight }
+    }
+
+    /// Returns P and dS of a tile, rounded, and the factor of dS if it has one.
     fn weigh_tile(
         &self,
-        call: &AttentionCall,
-        segment: &Segment,
+        against: &Against<'_, T>,
         rows: Range<usize>,
-        columns: &Range<usize>,
-        [q, dout]: [HeadRows<'_, T>; 2],
-        [k, v]: [&[T]; 2],
         row_dots: &[T],
         lse: &[T],
-    ) -> [TileWeights<T>; 2] {
-        let TiledKernel { units, stages, .. } = self;
-        let (pass, softmax, format) = (Pass::Backward, &call.softmax, q.tensor.format());
+    ) -> ([TileWeights<T>; 2], Option<T>) {
+        let TiledKernel { units, stages, roundings, .. } = self;
+        let Against { scaled: ScaledHead { softmax, .. }, segment, columns, .. } = *against;
         let new = |format| TileWeights::new(rows.len(), columns.len(), format);
-        let Roundings { p: p_format, ds: ds_format, rounds_ds_weights, .. } = self.roundings;
-        let (mut p, mut ds) = (new(p_format), new(ds_format));
+        let (mut p, mut ds) = (new(roundings.p), new(roundings.ds));
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.clone().enumerate() {
-            let seen = clip(&stages.visible(pass, segment, i), columns);
+            let seen = clip(&stages.visible(Pass::Backward, segment, i), columns);
             let hull = seen.hull();
             if seen.is_empty() {
                 continue;
             }
-            stages.products(units, pass, format, q.lane(local), k, &mut scores);
-            stages.products(units, pass, format, dout.lane(local), v, &mut dp);
-            self.score(pass, softmax, &mut scores[hull.clone()]);
+            self.dot(against, local, &hull, [&mut scores, &mut dp]);
             let (p_row, ds_row) = (p.row_mut(local), ds.row_mut(local));
             for j in seen {
                 let weight = stages.probability(units, softmax, scores[j], lse[local]);
-                p_row[j] = stages.round(pass, weight, p_format);
-                let weight = if rounds_ds_weights { p_row[j] } else { weight };
+                p_row[j] = self.rounded_weight(weight);
+                let weight = self.ds_weight(weight, p_row[j]);
                 let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
-                ds_row[j] = stages.round(pass, stages.logit_gradient(units, softmax, pair), ds_format);
+                ds_row[j] = stages.logit_gradient(units, softmax, pair);
             }
             (p.seen[local], ds.seen[local]) = (hull.clone(), hull);
         }
-        [p, ds]
+        let factor = roundings.scales_tiles.then(|| stages.tile_factor(&ds, roundings.ds));
+        for ds in ds.values_mut() {
+            *ds = stages.round(Pass::Backward, *ds * factor.unwrap_or(T::ONE), roundings.ds);
+        }
+        ([p, ds], factor)
     }
+}
+
+/// Queries and dout of a tile's rows against the keys and values of its columns.
+struct Against<'a, T> {
+    scaled: &'a ScaledHead,
+    segment: &'a Segment,
+    columns: &'a Range<usize>,
+    /// Formats of q and k, and of dout and v.
+    formats: [[Format; 2]; 2],
+    /// q and dout.
+    left: [HeadRows<'a, T>; 2],
+    /// k and v, as columns.
+    right: [&'a [T]; 2],
 }
 
 /// Returns an f32 rounded to 11 bits, which changes it by 2^-11 of its magnitude at most. (Veltkamp's splitting.)

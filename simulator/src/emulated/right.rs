@@ -3,7 +3,7 @@
 //!
 //! [`Stages`]: super::Stages
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use seamproof_oracle::{Format, Intervals, Run, Softmax, TensorName};
 
@@ -86,6 +86,22 @@ pub(super) fn row_dots<T: Real, A: UnitArithmetic<T>>(
     dout.lanes().zip(out.lanes()).map(|(dout, out)| units.row_dot(dout, out)).collect()
 }
 
+/// Exponents of a tile's factor, so that neither the factor nor its reciprocal is subnormal.
+const FACTOR_EXPONENTS: RangeInclusive<i32> = -126..=126;
+
+/// Returns the largest power of two that brings no number past the largest of a format; 1 for zeros.
+#[inline(never)]
+pub(super) fn tile_factor<T: Real>(values: &[T], format: Format) -> T {
+    let amax = values.iter().fold(0.0, |most: f64, value| most.max(value.to_f64().abs()));
+    if amax == 0.0 || !amax.is_finite() {
+        return T::ONE;
+    }
+    let exponent = libm::ilogb(format.max_finite()) - libm::ilogb(amax);
+    let is_past = libm::ldexp(amax, exponent) > format.max_finite();
+    let exponent = (exponent - i32::from(is_past)).clamp(*FACTOR_EXPONENTS.start(), *FACTOR_EXPONENTS.end());
+    T::from_f64(libm::ldexp(1.0, exponent))
+}
+
 #[inline(never)]
 pub(super) fn saved_lse<T: Real>(lse: &GuardedTensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
     rows.iter().map(|&row| lse.lane(head, row)[0]).collect()
@@ -125,4 +141,27 @@ pub(super) fn store<T: Real>(factor: T, sums: &[T], index: usize, format: Format
 #[inline(never)]
 pub(super) fn padding(run: &Run) -> Vec<usize> {
     run.padding_rows().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tiles_factor_is_the_largest_power_of_two_that_fits() {
+        for format in [Format::E4m3, Format::E5m2] {
+            let most = format.max_finite();
+            for amax in [1e-30f32, 0.011, 1.0, 1.75, 1.7500001, 448.0, 449.0, 57_344.0, 3e30] {
+                let factor = f64::from(tile_factor(&[0.0, -amax, amax / 3.0], format));
+                let (mantissa, _) = libm::frexp(factor);
+                assert_eq!(mantissa, 0.5, "{factor}");
+                let largest = f64::from(amax) * factor;
+                assert!(largest <= most && 2.0 * largest > most, "{format}: {amax} times {factor}");
+            }
+            assert_eq!(tile_factor(&[0.0f32; 3], format), 1.0);
+            let [tiny, huge] = [f32::from_bits(1), f32::MAX].map(|amax| tile_factor(&[amax], format));
+            assert!(tiny.is_normal() && (1.0 / tiny).is_normal(), "{tiny}");
+            assert!(huge.is_normal() && (1.0 / huge).is_normal(), "{huge}");
+        }
+    }
 }

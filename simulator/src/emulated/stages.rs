@@ -56,8 +56,8 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     }
 
     /// Writes `to[j] = ⟨a, column j of b⟩`, for queries with keys or for dout with values.
-    fn products(&self, units: &A, _pass: Pass, format: Format, a: &[T], b: &[T], to: &mut [T]) {
-        units.products(format, a, b, to);
+    fn products(&self, units: &A, _pass: Pass, formats: [Format; 2], a: &[T], b: &[T], to: &mut [T]) {
+        units.products(formats, a, b, to);
     }
 
     /// Turns products into scores.
@@ -120,6 +120,11 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         right::row_dots(units, dout, out)
     }
 
+    /// Multiplies D of each row by dout's descale.
+    fn descale_dots(&self, dots: &mut [T], dout: T) {
+        dots.iter_mut().for_each(|dot| *dot *= dout);
+    }
+
     /// Returns the saved LSE of each row of a tile.
     fn saved_lse(&self, lse: &GuardedTensor<T>, head: usize, rows: &[usize]) -> Vec<T> {
         right::saved_lse(lse, head, rows)
@@ -133,6 +138,16 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     /// Returns dS of a pair, without the scale.
     fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<T>) -> T {
         pair.weight * (pair.dp - pair.d) * units.cap_derivative(softmax, pair.score)
+    }
+
+    /// Returns the factor of a tile's dS before it is rounded to a format.
+    fn tile_factor(&self, ds: &TileWeights<T>, format: Format) -> T {
+        right::tile_factor(ds.values(), format)
+    }
+
+    /// Returns the factor that undoes that of a tile.
+    fn undone(&self, factor: T) -> T {
+        T::ONE / factor
     }
 
     /// Adds a tile's share of dq. `to` is `[rows][dim]`.

@@ -35,6 +35,7 @@ use crate::schedule::{MergeOrder, Schedule, build_with};
 
 pub use absent::{ABSENT, Absent, PLANTABLE};
 pub use fault::{Catcher, Edit, Fault, FaultRecord, Plant, find};
+pub use kernel::codes;
 pub use mask::WINDOW_OFF_BY_ONE;
 pub use quantiser::{FAULTS as QUANTISER_FAULTS, QuantiserFault};
 

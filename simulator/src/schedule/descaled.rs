@@ -19,6 +19,8 @@ pub struct Descales {
     pub k: f32,
     /// That of v.
     pub v: f32,
+    /// That of dout; 1 in a forward.
+    pub dout: f32,
 }
 
 impl Descales {
@@ -28,7 +30,8 @@ impl Descales {
         let of =
             |tensor, head| scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, 0, head, 0) as f32);
         let [k, v] = [TensorName::K, TensorName::V].map(|tensor| of(tensor, kv_head));
-        Descales { q: of(TensorName::Q, head), k, v }
+        let [q, dout] = [TensorName::Q, TensorName::Dout].map(|tensor| of(tensor, head));
+        Descales { q, k, v, dout }
     }
 }
 

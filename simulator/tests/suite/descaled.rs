@@ -42,7 +42,7 @@ fn works(schedule: &Schedule) -> impl Iterator<Item = &Work> {
 
 /// Returns the factors whose numbers name the sequence, the head of the problem and that of the launch.
 fn named(LaunchedHead { sequence, local, head, .. }: LaunchedHead) -> Descales {
-    Descales { q: sequence as f32, k: head as f32, v: local as f32 }
+    Descales { q: sequence as f32, k: head as f32, v: local as f32, dout: 1.0 }
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn every_launch_is_told_of_the_sequence_and_heads_that_it_reads() {
                 for (segment, of_heads) in told {
                     assert_eq!(of_heads.len(), block, "{problem:?}");
                     let first = rank * block % HEADS.q;
-                    for (local, Descales { q, k, v }) in of_heads.iter().enumerate() {
+                    for (local, Descales { q, k, v, .. }) in of_heads.iter().enumerate() {
                         assert_eq!((*k, *v), ((first + local) as f32, local as f32), "{problem:?}");
                         assert_eq!(*q, of_heads[0].q);
                     }

@@ -267,6 +267,7 @@ impl Case {
             k,
             v,
             sink: &[],
+            descales: &[],
             dout,
             out: &out,
             lse: &lse,

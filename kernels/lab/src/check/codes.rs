@@ -109,7 +109,7 @@ fn wrong_far(
     let [mut lse, mut max_logit] =
         ["lse", "max_logit"].map(|name| GuardedTensor::unwritten(name, [1, 1, 1], Format::F32));
     max_logit.values_mut().fill(f32::NEG_INFINITY);
-    let descales = [vec![Descales { q: 1.0, k: 1.0, v: 1.0 }]];
+    let descales = [vec![Descales { q: 1.0, k: 1.0, v: 1.0, dout: 1.0 }]];
     let mut out = GuardedTensor::unwritten("out", [1, 1, dim], Format::F32);
     let launch = ForwardLaunch {
         q: &q,

@@ -1,8 +1,7 @@
 //! The bounds of the backward, given the saved out and lse.
 
-use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding};
-use crate::envelope::accumulation::Accumulation;
-use crate::envelope::arithmetic::{Delta, DsWeights};
+use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding, saturation};
+use crate::envelope::arithmetic::{Delta, DsFold, DsScale, DsWeights};
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 use crate::envelope::profile::NumericProfile;
 
@@ -27,12 +26,16 @@ pub struct GradientPair {
     pub b: f64,
     /// The error of the row's D, [`Model::row_delta`].
     pub d_error: f64,
+    /// The largest magnitude of dS in the pair's tile, its errors included, or more. It counts where
+    /// [`Model::scales_tiles`] says so.
+    pub ds_most: f64,
 }
 
 impl GradientPair {
     /// Returns a pair for its weight alone: without a gradient and a soft cap, and with the subject's own LSE.
     pub fn of_weight(logit: f64, lse: f64, p: f64, a: f64) -> GradientPair {
-        GradientPair { logit, lse, lse_error: 0.0, p, x: 0.0, derivative: 1.0, a, b: 0.0, d_error: 0.0 }
+        let (lse_error, x, derivative, b, d_error, ds_most) = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0);
+        GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error, ds_most }
     }
 }
 
@@ -76,9 +79,10 @@ impl Model {
         exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
     }
 
-    /// Returns the error of a sum `rowsum(dout · out)` whose magnitudes add up to `magnitudes`.
+    /// Returns the error of a sum `rowsum(dout · out)` whose magnitudes add up to `magnitudes`. dout's descale is a
+    /// factor more, with a rounding of each product or of the sum.
     fn row_dot_error(&self, magnitudes: f64) -> f64 {
-        self.accumulation.row_dot(self.dims_v) * magnitudes
+        (self.accumulation.row_dot(self.dims_v) + self.dv_roundings * F32_ROUNDOFF) * magnitudes
             + self.dims_v as f64 * self.accumulation.underflow()
     }
 
@@ -123,8 +127,15 @@ impl Model {
         let p_error = self.backward_weight_error(p, logit, lse, self.logit_error(a, logit) + lse_error);
         // A subject whose dS is made of rounded weights may make D of the same ones.
         let p_error = p_error + self.ds_weight_rounding(p + p_error);
-        let x_error = self.products_v * b + underflow;
+        let x_error = self.dot_error(b);
         (p * x.abs(), p_error * x.abs() + (p + p_error) * x_error + underflow)
+    }
+
+    /// Returns the error of dP, where `b` is `Σ|dout||v|`. Descales of both are a factor more: the product of two, with
+    /// a rounding of it and one of the product with the sum.
+    #[inline]
+    pub(super) fn dot_error(&self, b: f64) -> f64 {
+        (self.products_v + self.dp_roundings * F32_ROUNDOFF) * b + self.accumulation.underflow()
     }
 
     /// Returns the error of `Σ P·dP` over `keys` keys, from the sums of [`Model::weighted_dot`].
@@ -148,15 +159,9 @@ impl Model {
 
     /// Returns `g` of dk and dv for `queries` rows in all, of every query head of the group.
     pub fn query_sum(&self, queries: usize) -> f64 {
-        let sum = match self.accumulation {
-            // Each head of the group begins its own steps.
-            Accumulation::WgmmaTruncating | Accumulation::Unknown => {
-                let head = self.accumulation.cut_products(queries / self.group, 1, self.partition.q_tile);
-                (head * self.group as f64).max(self.accumulation.products(queries))
-            }
-            _ => self.accumulation.products(queries),
-        };
-        sum + self.sum_error() + self.heads_error()
+        let (of_head, tile) = (queries / self.group, self.partition.q_tile);
+        let sum = self.accumulation.grouped_products(of_head, self.group, tile);
+        sum.max(self.accumulation.products(queries)) + self.sum_error() + self.heads_error()
     }
 
     /// Returns `g` of dq for `keys` keys.
@@ -180,7 +185,7 @@ impl Model {
     fn ds_errors(&self, pair: &GradientPair, p: f64, p_error: f64) -> (f64, f64) {
         let &GradientPair { logit, x, derivative, a, b, d_error, .. } = pair;
         let underflow = self.accumulation.underflow();
-        let x_error = self.products_v * b + d_error + 3.0 * F32_ROUNDOFF * x.abs() + underflow;
+        let x_error = self.dot_error(b) + d_error + 3.0 * F32_ROUNDOFF * x.abs();
         let px_error = p_error * x.abs() + (p + p_error) * x_error + underflow;
         let derivative_error = self.softcap.map_or(0.0, |cap| slope_error(self, cap, logit, a));
         let ds = p * x.abs() * derivative;
@@ -193,20 +198,86 @@ impl Model {
     /// Returns the most that rounding a weight changes it before dS is made of it.
     #[inline]
     fn ds_weight_rounding(&self, weight: f64) -> f64 {
-        if self.may_round_ds_weights { rounding(self.p, weight, self.p_least).most } else { 0.0 }
+        if self.may_round_ds_weights { self.p_rounding(weight).most } else { 0.0 }
+    }
+
+    /// Returns the error of rounding a weight of this magnitude.
+    #[inline]
+    fn p_rounding(&self, weight: f64) -> Rounding {
+        rounding(self.p, weight, self.p_least, saturation(self.p) / self.weight_scale)
+    }
+
+    /// Returns the error of rounding a logit gradient of this magnitude.
+    #[inline]
+    fn ds_rounding(&self, ds: f64, most: f64) -> Rounding {
+        let largest = match (self.ds_scale, self.ds_fold) {
+            (DsScale::Tile, _) => f64::INFINITY,
+            (_, DsFold::Before) => saturation(self.ds) / self.scale,
+            (_, DsFold::After) => saturation(self.ds),
+            (_, DsFold::Unknown) => saturation(self.ds) / self.scale.max(1.0),
+        };
+        rounding(self.ds, ds, self.logit_gradient_floor(most), largest)
+    }
+
+    /// Returns the magnitude and the error of dS before it is rounded.
+    pub fn logit_gradient(&self, pair: &GradientPair) -> (f64, f64) {
+        let (_, ds, error) = self.gradient_errors(pair);
+        (ds, error)
+    }
+
+    /// Whether dS may be rounded in units of its largest magnitude in a tile, so that bounds need
+    /// [`GradientPair::ds_most`].
+    pub fn scales_tiles(&self) -> bool {
+        self.ds_scale != DsScale::None
     }
 
     /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
     /// below 1 brings nearer to the floors of formats.
     #[inline]
-    pub(super) fn unscaled(&self, number: f64) -> f64 {
-        number / self.scale.min(1.0)
+    fn unscaled(&self, number: f64) -> f64 {
+        match self.ds_fold {
+            DsFold::Before => number / self.scale,
+            DsFold::After => number,
+            DsFold::Unknown => number / self.scale.min(1.0),
+        }
     }
 
-    /// Returns the most that rounding dS may lose below the normal range.
+    /// Returns the most that a number of dS's format is in units of dS. `most` is the largest magnitude in the tile,
+    /// which a tile's factor brings above a quarter of the format's largest number.
     #[inline]
-    pub fn logit_gradient_floor(&self) -> f64 {
-        self.unscaled(self.ds.tiny_half().max(self.accumulation.underflow()))
+    fn in_ds(&self, number: f64, most: f64) -> f64 {
+        let of_tile = || number * (4.0 * most / self.ds.max_finite());
+        match self.ds_scale {
+            DsScale::None => self.unscaled(number),
+            DsScale::Tile => of_tile(),
+            DsScale::Unknown => self.unscaled(number).max(of_tile()),
+        }
+    }
+
+    /// Returns the most that rounding dS may lose below the normal range, where `most` is as in
+    /// [`GradientPair::ds_most`].
+    #[inline]
+    pub(super) fn logit_gradient_floor(&self, most: f64) -> f64 {
+        self.in_ds(self.ds.tiny_half(), most).max(self.unscaled(self.accumulation.underflow()))
+    }
+
+    /// Returns the least magnitude that a logit gradient other than 0 counts as in sums of products.
+    #[inline]
+    pub(super) fn ds_factor_floor(&self, most: f64) -> f64 {
+        self.in_ds(self.ds_floor, most)
+    }
+
+    /// Returns the most of the coefficients in [`Model::gradient_pair`] that does not shrink with a pair's weight: that
+    /// of `|dout|` in dv.
+    pub fn weight_floors(&self, (by_query, _): (f64, f64)) -> f64 {
+        self.p_least * (1.0 + by_query) + by_query * self.p_floor
+    }
+
+    /// Returns the same of the coefficients of `|q|` in dk and of `|k|` in dq, where `most` is as in
+    /// [`GradientPair::ds_most`].
+    pub fn logit_gradient_floors(&self, (by_query, by_key): (f64, f64), most: f64) -> f64 {
+        let g = by_query.max(by_key);
+        self.logit_gradient_floor(most) * (1.0 + g) + g * self.ds_factor_floor(most)
     }
 
     /// Returns the errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
@@ -214,14 +285,14 @@ impl Model {
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
-        let p_rounding = rounding(self.p, pair.p + p_error, self.p_least);
-        let ds_rounding = rounding(self.ds, ds + ds_error, self.logit_gradient_floor());
-        let ds_floor = self.unscaled(self.ds_floor);
+        let p_rounding = self.p_rounding(pair.p + p_error);
+        let ds_rounding = self.ds_rounding(ds + ds_error, pair.ds_most);
+        let ds_floor = self.ds_factor_floor(pair.ds_most);
 
         let p_rounded = pair.p + p_error + p_rounding.most;
         let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
-            dv: p_error + by_query * factor(p_rounded, self.p_floor),
+            dv: p_error + (by_query + self.dv_roundings * F32_ROUNDOFF) * factor(p_rounded, self.p_floor),
             dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
             dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
             p: p_rounding,
@@ -262,8 +333,10 @@ impl Model {
     /// of partial sums below the normal range, and the rounding.
     #[inline]
     pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
+        // Where tiles have factors of their own, each tile's sum is divided by its factor.
+        let operations = if self.scales_tiles() { 2 * terms } else { terms } + 8;
         let underflow =
-            (terms + 8) as f64 * self.accumulation.underflow() + self.sum_floor() + self.heads_floor();
+            operations as f64 * self.accumulation.underflow() + self.sum_floor() + self.heads_floor();
         let error = errors + underflow;
         error + final_rounding(self.gradients, exact.abs() + error)
     }

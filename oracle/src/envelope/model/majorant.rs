@@ -8,6 +8,7 @@
 //! alone is a floor times the largest |x|. A bound is therefore never below that of [`crate::blocked::backward_of`].
 
 use super::{DENOMINATOR_ERROR_MAX, Model, gradients};
+use crate::Format;
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 
 /// The largest quantities among the pairs of a sum, or more.
@@ -80,26 +81,28 @@ pub struct GradientMajorants {
 
 impl Model {
     /// Returns the majorants of the pairs of a sum; `sums` is [`Model::gradient_sums`]. They are infinite where an
-    /// exponent may be off by more than 1.
+    /// exponent may be off by more than 1, and where dS has a factor for each tile: the largest dS of a tile is not among
+    /// the extremes of a sum.
     pub fn gradient_majorants(&self, extremes: &Extremes, sums: (f64, f64)) -> GradientMajorants {
         let (by_query, by_key) = sums;
-        let Some(weight) = self.weight_majorant(extremes) else {
+        let Some(weight) = self.weight_majorant(extremes).filter(|_| !self.scales_tiles()) else {
             let none = Majorant::UNBOUNDED;
             return GradientMajorants { dv: none, dk: none, dq: none };
         };
         let exact = Majorant::new(0.0, 1.0, 0.0);
-        let (unit, least) = (self.p.unit_roundoff(), self.p_least);
+        let (unit, least) = (most_lost(self.p), self.p_least);
         let rounded = |error: Majorant, exact: Majorant, (unit, floor): (f64, f64), g: f64, factor: f64| {
             let computed = exact.plus(error);
             let rounding = computed.times(unit).plus(Majorant::floor(floor));
             error.plus(rounding).plus(computed.plus(rounding).plus(Majorant::floor(factor)).times(g))
         };
-        let dv = rounded(weight, exact, (unit, least), by_query, self.p_floor);
+        let by_query_in_dv = by_query + self.dv_roundings * F32_ROUNDOFF;
+        let dv = rounded(weight, exact, (unit, least), by_query_in_dv, self.p_floor);
 
         let (ds_exact, ds) = (Majorant::new(1.0, 0.0, 0.0), self.ds_majorant(weight, extremes));
-        let rounding = (self.ds.unit_roundoff(), self.logit_gradient_floor());
-        let of_ds =
-            |g: f64| rounded(ds, ds_exact, rounding, g + 3.0 * F32_ROUNDOFF, self.unscaled(self.ds_floor));
+        let rounding = (most_lost(self.ds), self.logit_gradient_floor(0.0));
+        let floor = self.ds_factor_floor(0.0);
+        let of_ds = |g: f64| rounded(ds, ds_exact, rounding, g + 3.0 * F32_ROUNDOFF, floor);
         GradientMajorants { dv, dk: of_ds(by_query), dq: of_ds(by_key) }
     }
 
@@ -117,7 +120,7 @@ impl Model {
             return weight;
         }
         let computed = weight.plus(Majorant::new(0.0, 1.0, 0.0));
-        weight.plus(computed.times(self.p.unit_roundoff())).plus(Majorant::floor(self.p_least))
+        weight.plus(computed.times(most_lost(self.p))).plus(Majorant::floor(self.p_least))
     }
 
     /// Returns the majorant of the error of dS before it is rounded, from that of the unrounded weight.
@@ -126,7 +129,7 @@ impl Model {
         let underflow = self.accumulation.underflow();
         let Majorant { p: relative, one: floor, .. } = self.ds_weight(weight);
         // The error of x is `fixed + 3ε|x|`.
-        let (fixed, of_x) = (self.products_v * b + d_error + underflow, 3.0 * F32_ROUNDOFF);
+        let (fixed, of_x) = (self.dot_error(b) + d_error, 3.0 * F32_ROUNDOFF);
         let product = Majorant {
             px: relative + of_x * (1.0 + relative),
             p: (1.0 + relative) * fixed,
@@ -144,7 +147,7 @@ impl Model {
         let Some(weight) = self.weight_majorant(extremes) else { return f64::INFINITY };
         let underflow = self.accumulation.underflow();
         let Majorant { p: relative, one: floor, .. } = self.ds_weight(weight);
-        let fixed = self.products_v * extremes.b + underflow;
+        let fixed = self.dot_error(extremes.b);
         let each = floor * extremes.x + floor * fixed + underflow;
         let errors = relative * magnitudes + (1.0 + relative) * fixed * weights + keys as f64 * each;
         self.weighted_dots_error(keys, magnitudes, errors)
@@ -155,6 +158,12 @@ impl Model {
     pub fn mass_error(&self, lse_bound: f64) -> f64 {
         if lse_bound < DENOMINATOR_ERROR_MAX { lse_bound + lse_bound * lse_bound } else { f64::INFINITY }
     }
+}
+
+/// Returns the most that rounding to a format loses of a number, relative to it. A format that saturates may lose
+/// nearly all, and no extreme says whether it does.
+fn most_lost(format: Format) -> f64 {
+    if format.saturates() { 1.0 } else { format.unit_roundoff() }
 }
 
 #[cfg(test)]
@@ -191,7 +200,7 @@ mod tests {
                 group_sums: GroupSums::Unknown,
                 soft_cap: SoftCap::Unknown,
                 ds_weights: self.pick(&[DsWeights::Unrounded, DsWeights::Rounded]),
-                weight_exponent: 0,
+                ..Arithmetic::flash_attention(Accumulation::Unknown)
             };
             let softcap = self.pick(&[None, Some(30.0), Some(1.0)]);
             let fields = ProblemFields {
@@ -227,6 +236,7 @@ mod tests {
                 a: below(a),
                 b: below(b),
                 d_error: below(d_error),
+                ds_most: 0.0,
             };
             let extremes = Extremes { logit: 20.0, lse: 25.0, distance: 25.0, a, b, x: 40.0, d_error };
             let sums = model.gradient_sums(1000, 500);

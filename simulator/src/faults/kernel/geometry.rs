@@ -519,15 +519,15 @@ kernels! {
         }
     }
     DimTail {
-        fn products(&self, units: &A, _: Pass, format: Format, a: &[f32], b: &[f32], to: &mut [f32]) {
+        fn products(&self, units: &A, _: Pass, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
             let whole = if a.len() < 8 { a.len() } else { a.len() / 8 * 8 };
-            units.products(format, &a[..whole], &b[..whole * to.len()], to);
+            units.products(formats, &a[..whole], &b[..whole * to.len()], to);
         }
     }
     LastLanes {
-        fn products(&self, units: &A, pass: Pass, format: Format, a: &[f32], b: &[f32], to: &mut [f32]) {
+        fn products(&self, units: &A, pass: Pass, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
             let lanes = if pass == Pass::Forward { a.len().saturating_sub(8).max(1) } else { a.len() };
-            units.products(format, &a[..lanes], &b[..lanes * to.len()], to);
+            units.products(formats, &a[..lanes], &b[..lanes * to.len()], to);
         }
     }
     KvHeadOfNeighbour {

@@ -3,6 +3,7 @@
 use super::fault::Fault;
 
 mod backward;
+pub mod codes;
 mod difference;
 mod entry;
 mod forward;
