@@ -132,21 +132,22 @@ impl Accumulation {
         }
     }
 
-    /// Returns `g` of dk and dv: products over `n` queries in each of the `heads` of a group, `tile` of them at a time.
-    /// Each head, and each of its tiles, begins its own steps.
+    /// Returns `g` of dk and dv: `n` products in all, of as many queries of each of the `heads` of a group. Each head, and
+    /// each of its tiles of queries, begins its own steps.
     pub fn grouped_products(self, n: usize, heads: usize, tile: usize) -> f64 {
-        let all = self.products(n * heads);
-        match self {
+        let of_head = n / heads;
+        let cut = match self {
             Accumulation::WgmmaTruncating | Accumulation::Unknown => {
-                (self.cut_products(n, 1, tile) * heads as f64).max(all)
+                self.cut_products(of_head, 1, tile) * heads as f64
             }
             Accumulation::WgmmaFp8 { promoted_after } => {
-                let (steps, tiles) = (Unit::FP8.steps(n, 1, tile), touched(n, 1, tile));
+                let (steps, tiles) = (Unit::FP8.steps(of_head, 1, tile), touched(of_head, 1, tile));
                 // A head's sum is added to those of the others once its descales are in it.
-                Unit::FP8.promoted(heads * steps, heads * (tiles + 1), promoted_after).max(all)
+                Unit::FP8.promoted(heads * steps, heads * (tiles + 1), promoted_after)
             }
-            Accumulation::F32Serial | Accumulation::F32Tree(_) => all,
-        }
+            Accumulation::F32Serial | Accumulation::F32Tree(_) => 0.0,
+        };
+        cut.max(self.products(n))
     }
 
     /// Returns the relative error of a row sum of `n` positive terms that are added tile by tile. The terms are added

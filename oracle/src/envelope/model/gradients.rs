@@ -159,9 +159,8 @@ impl Model {
 
     /// Returns `g` of dk and dv for `queries` rows in all, of every query head of the group.
     pub fn query_sum(&self, queries: usize) -> f64 {
-        let (of_head, tile) = (queries / self.group, self.partition.q_tile);
-        let sum = self.accumulation.grouped_products(of_head, self.group, tile);
-        sum.max(self.accumulation.products(queries)) + self.sum_error() + self.heads_error()
+        let sum = self.accumulation.grouped_products(queries, self.group, self.partition.q_tile);
+        sum + self.sum_error() + self.heads_error()
     }
 
     /// Returns `g` of dq for `keys` keys.
