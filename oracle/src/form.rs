@@ -3,6 +3,8 @@
 //! A form is no part of the mathematics. All forms of one problem have one answer, in the same rows. What a form cannot
 //! say is no problem in that form.
 //!
+//! Several ranks are given ids, positions and lengths as [`dealing`](crate::dealing) defines.
+//!
 //! A caller who gives `cu_seqlens` of real tokens and of rows may also say, in one word, whether they differ:
 //! `pad_between_seqs`, as TransformerEngine calls it. Without the word a subject compares them. The word `true` allows
 //! a difference and demands none. The word `false` where they differ is a lie, and no problem: backends of
@@ -11,9 +13,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::dealing::Dealt;
 use crate::segments::{Described, Segments, SegmentsError, batch_rows, batched, described, misshapen};
-use crate::sharding::run_of;
-use crate::{Algorithm, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
+use crate::sharding::{ShardingError, run_of, span_multiple};
+use crate::{Algorithm, Balance, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
 
 /// The way in which a subject is told lengths and places of a problem's sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -22,7 +25,8 @@ pub enum Form {
     /// First rows and real lengths of the sequences, as `cu_seqlens` beside lengths. It says every problem.
     #[default]
     CuSeqlens,
-    /// Segment ids and positions of the rows. They say which rows hold tokens, so that no sequence owns others.
+    /// Segment ids and positions of the rows. They say which rows hold tokens, so that no sequence owns others; where
+    /// several ranks share it, it owns the fewest rows that they can share.
     Segments,
     /// A padded batch (BSHD) with the lengths of its batch rows, each of which is a sequence.
     Lengths,
@@ -43,7 +47,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormError {
-    /// An algorithm of several ranks.
+    /// An algorithm of several ranks, which are not given the form.
     #[error("the algorithm is {algorithm}; only single is given so")]
     Algorithm {
         /// The algorithm.
@@ -69,6 +73,28 @@ pub enum FormError {
         got: Run,
         /// The run of as many tokens that the form says.
         expected: Run,
+    },
+    /// A first row that dealt ids do not say: a rank would have a part of the row of another.
+    #[error("sequences[{index}].{side} has offset {offset}, which {ranks} ranks do not divide")]
+    Offset {
+        /// The index of the sequence.
+        index: usize,
+        /// The side.
+        side: Side,
+        /// The offset.
+        offset: usize,
+        /// The number of ranks.
+        ranks: usize,
+    },
+    /// A number of rows that dealt ids do not say: some belong to no rank.
+    #[error("rows.{side} is {rows}, which {ranks} ranks do not divide")]
+    Shares {
+        /// The side.
+        side: Side,
+        /// The number of rows.
+        rows: usize,
+        /// The number of ranks.
+        ranks: usize,
     },
     /// A number of batch rows that cannot be given in two ways, or of which none can be left out.
     #[error("there are {count} batch rows; only {needed} contradict each other so")]
@@ -127,6 +153,11 @@ impl Form {
         matches!(self, Form::CuSeqlens | Form::PadBetweenSeqs | Form::NoPadBetweenSeqs)
     }
 
+    /// Whether several ranks are given the form too, each what belongs to its own rows.
+    pub fn is_dealt(&self) -> bool {
+        self.gives_offsets() || matches!(self, Form::Segments | Form::Lengths)
+    }
+
     /// Whether the form says no problem, so that every subject must refuse it.
     pub fn is_contradiction(&self) -> bool {
         Form::CONTRADICTIONS.contains(self)
@@ -146,31 +177,42 @@ impl Form {
         if matches!(self, Form::CuSeqlens | Form::PadBetweenSeqs) {
             return Ok(());
         }
-        let algorithm = fields.parallel.algorithm;
-        if algorithm != Algorithm::Single && !self.gives_offsets() {
-            return Err(FormError::Algorithm { algorithm: algorithm.name() });
+        let parallel = &fields.parallel;
+        let several = parallel.algorithm != Algorithm::Single;
+        if several && !self.is_dealt() {
+            return Err(FormError::Algorithm { algorithm: parallel.algorithm.name() });
         }
-        if fields.parallel.region > 1 {
-            return Err(FormError::Region { ranks: fields.parallel.region });
+        if parallel.region > 1 {
+            return Err(FormError::Region { ranks: parallel.region });
         }
+        let ranks = if several { parallel.size().max(1) } else { 1 };
+        // What ranks share is a multiple of this.
+        let unit = if several { span_multiple(parallel.balance, ranks).max(1) } else { 1 };
+        let shared = |rows: usize| rows.checked_next_multiple_of(unit).unwrap_or(rows);
         for (side, rows) in [(Side::Q, fields.rows.q), (Side::Kv, fields.rows.kv)] {
             let runs: Vec<Run> = fields.sequences.iter().map(|sequence| run_of(sequence, side)).collect();
-            let span = runs.first().map_or(0, |run| run.span);
+            let span = runs.first().map_or(0, |run| shared(run.span));
             let mut real = 0;
             for (index, &got) in runs.iter().enumerate() {
                 let expected = match self {
                     Form::Lengths | Form::UnequalLengths => Run::packed(index * span, got.len, span),
                     Form::NoPadBetweenSeqs => Run::packed(real, got.len, got.len),
-                    _ => Run::packed(got.offset, got.len, got.len),
+                    _ => Run::packed(got.offset, got.len, shared(got.len)),
                 };
                 if got != expected {
                     return Err(FormError::Run { index, side, got, expected });
+                }
+                if !self.gives_offsets() && !got.offset.is_multiple_of(ranks) {
+                    return Err(FormError::Offset { index, side, offset: got.offset, ranks });
                 }
                 real += got.len;
             }
             let expected = span * runs.len();
             if matches!(self, Form::Lengths | Form::UnequalLengths) && rows != expected {
                 return Err(FormError::Rows { side, rows, expected });
+            }
+            if !self.gives_offsets() && !rows.is_multiple_of(ranks) {
+                return Err(FormError::Shares { side, rows, ranks });
             }
         }
         self.check_contradiction(&fields.sequences, fields.rows)
@@ -204,6 +246,13 @@ pub enum Given {
     },
     /// Lengths of the batch rows, of q and of kv.
     Lengths([Vec<usize>; 2]),
+    /// What each of several ranks is given, and how rows are dealt to them.
+    Dealt {
+        /// The parts of all ranks.
+        dealt: Dealt,
+        /// The balance.
+        balance: Balance,
+    },
 }
 
 impl Given {
@@ -211,8 +260,14 @@ impl Given {
     pub fn of(problem: &Problem) -> Option<Given> {
         let lengths = |side| problem.sequences.iter().map(|sequence| run_of(sequence, side).len).collect();
         let segments = |sides| Given::Segments { sides, most: problem.sequences.len() };
+        let several = problem.parallel.algorithm != Algorithm::Single;
+        let balance = problem.parallel.balance;
+        // Rows that these forms say can be cut.
+        let dealt = |dealt: Result<Dealt, ShardingError>| Some(Given::Dealt { dealt: dealt.ok()?, balance });
         match problem.form {
             Form::CuSeqlens | Form::PadBetweenSeqs | Form::NoPadBetweenSeqs => None,
+            Form::Segments if several => dealt(Dealt::segments(problem)),
+            Form::Lengths if several => dealt(Dealt::lengths(problem)),
             Form::Segments => {
                 let [q, kv] = described(&problem.sequences, problem.rows);
                 Some(segments([q, Described { positions: None, ..kv }]))
@@ -234,6 +289,7 @@ impl Given {
     pub fn sequences(&self, rows: TensorRows) -> Result<Vec<Sequence>, SegmentsError> {
         match self {
             Given::Segments { sides: [q, kv], most } => Segments::new(q, kv)?.sequences(*most),
+            Given::Dealt { dealt, balance } => Ok(dealt.sequences(*balance)?),
             Given::Lengths([q, kv]) if q.len() != kv.len() => {
                 Err(SegmentsError::Lengths { q: q.len(), kv: kv.len() })
             }

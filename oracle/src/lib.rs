@@ -3,13 +3,15 @@
 //! This crate defines attention from its mask and nothing else. A [`Problem`] is mathematics plus a memory layout. Its
 //! exact answer in f64 comes from [`exact`], in plain loops, and from [`blocked`], which is fast. The [`envelope`]
 //! gives each element of that answer the largest error that an honest subject can show. [`sharding`] says which rank
-//! holds which row of the problem, and [`region`] what a rank is that stands for several.
+//! holds which row of the problem, [`dealing`] what each is told of the sequences, and [`region`] what a rank is that
+//! stands for several.
 //!
 //! The crate is pure. It reads no files, uses no GPU, and draws no random numbers, and no result depends on the order
 //! of threads. It contains no schedules, no online softmax and no subject's own tiles. A reader who wants to know what
 //! is right needs no other crate.
 
 pub mod blocked;
+pub mod dealing;
 mod e8m0;
 pub mod envelope;
 pub mod exact;

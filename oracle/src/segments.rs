@@ -20,6 +20,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::dealing::DealingError;
 use crate::limits::ROWS_MAX;
 use crate::{Band, Run, Sequence, Side, TensorRows};
 
@@ -161,6 +162,9 @@ pub enum SegmentsError {
         /// The largest number.
         most: usize,
     },
+    /// Ids, positions or lengths of several ranks that do not go together.
+    #[error(transparent)]
+    Dealing(#[from] DealingError),
 }
 
 impl Segments {
@@ -285,6 +289,11 @@ impl Rows {
 }
 
 impl Described {
+    /// Returns the values of ids and positions; no positions where they are left out.
+    pub(crate) fn arrays(&self) -> (&[i32], &[i32]) {
+        (&self.ids.values, self.positions.as_ref().map_or(&[], |positions| &positions.values))
+    }
+
     /// Returns the same in arrays, ids and positions, that lack the first dimensions along which they repeat where they
     /// are to. Positions count where there is an id.
     fn lacking(self, [of_ids, of_positions]: [bool; 2]) -> Described {
@@ -449,7 +458,7 @@ fn factors(mut number: usize) -> Vec<usize> {
 }
 
 /// Returns ids and positions of both sides, as [`described`], in arrays that have all of these leading dimensions.
-fn numbered(sequences: &[Sequence], rows: TensorRows, leading: &[usize]) -> [Described; 2] {
+pub(crate) fn numbered(sequences: &[Sequence], rows: TensorRows, leading: &[usize]) -> [Described; 2] {
     let count: usize = leading.iter().product();
     let lengths = [rows.q / count, rows.kv / count];
     let mut numbers = vec![0; count];

@@ -290,7 +290,7 @@ pub fn span_multiple(balance: Balance, cp: usize) -> usize {
 
 /// Returns the rank that holds a position of a span, and the row in that rank's slot. This is the definition of each
 /// balance.
-fn deal(balance: Balance, cp: usize, span: usize, position: usize) -> (usize, usize) {
+pub(crate) fn deal(balance: Balance, cp: usize, span: usize, position: usize) -> (usize, usize) {
     match balance {
         Balance::Contiguous => {
             let part = span / cp;

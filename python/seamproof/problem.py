@@ -294,9 +294,25 @@ class Problem:
             name: integers(array.reshape(-1).tolist()).reshape(array.shape) for name, array in arrays.items()
         }
 
+    def segments_of(self, rows: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+        """Returns ids and positions of some rows of q and of k and v, by name, as `segment_ids_q`; 0 for the row −1.
+
+        Those of the rows of a rank (`dealt`) are what it is given under context parallelism: ids and positions are
+        dealt like the tokens, and a position keeps its value; it does not begin again on each rank.
+        """
+        whole = segments.flat(self.sequences, (self.q.rows, self.kv.rows))
+        sides = (0, 0, 1, 1)
+        return {
+            name: self.library.integers(np.append(whole[name], 0)[rows[side]].tolist())
+            for name, side in zip(segments.NAMES, sides, strict=True)
+        }
+
     @property
     def lengths(self) -> tuple[Any, Any]:
-        """Real rows of each sequence, of q and of kv. In a padded batch each owns `max_span` rows of a side."""
+        """Real rows of each sequence, of q and of kv. In a padded batch each owns `max_span` rows of a side.
+
+        Under context parallelism each rank is given them as they are: they are those of the whole batch.
+        """
         missing = 1 if self.given == "unequal_lengths" else 0
         return self.q.lengths, self.kv.lengths[: len(self.kv.runs) - missing]
 

@@ -69,10 +69,10 @@ fn what_a_form_cannot_say_is_refused_with_the_value() {
     assert_eq!(slack.sayable().form, Form::CuSeqlens);
     assert_eq!(fields(Form::Lengths).sayable().form, Form::Lengths);
     let parallel = ContextParallel::over(2, Algorithm::Ring, Balance::Contiguous);
-    let ring = Problem::new(ProblemFields { parallel, ..fields(Form::Lengths) });
+    let ring = Problem::new(ProblemFields { parallel, ..fields(Form::BatchedSegments) });
     assert_eq!(
         ring.unwrap_err().to_string(),
-        "form lengths: the algorithm is ring; only single is given so; use cu_seqlens"
+        "form batched_segments: the algorithm is ring; only single is given so; use cu_seqlens"
     );
 }
 

@@ -4,6 +4,7 @@ mod analytic;
 mod blocked;
 mod common;
 mod corpus;
+mod dealing;
 mod envelope;
 mod finite_differences;
 mod form;

@@ -26,6 +26,7 @@ class Local:
 
     `q`, `k`, `v` and `dout` are the rank's rows `[rows, heads, dim]`, one sequence behind the other; `dout` is `None`
     in a forward. `spans` are the rows of each sequence that all ranks have together. `rank` is the rank in its group.
+    `rows` are the rows of the problem that the rank has of q, and of k and v; −1 where a sequence is filled up.
     """
 
     problem: Problem
@@ -35,6 +36,7 @@ class Local:
     k: Any
     v: Any
     dout: Any | None
+    rows: tuple[np.ndarray, np.ndarray]
 
     @property
     def size(self) -> int:
@@ -56,13 +58,23 @@ class Local:
         ends = np.cumsum([0, *(span // share for span in self.spans)])
         return self.problem.library.integers(ends.tolist())
 
+    def segments(self) -> dict[str, Any]:
+        """Returns ids and positions of the rank's rows, by the names that `Problem` has for those of all rows.
+
+        They are dealt like the rows, and 0 where a sequence is filled up. Positions are those in the whole sequence.
+        """
+        return self.problem.segments_of(self.rows)
+
     def sequences(self) -> list[Local]:
         """Returns the rank's rows of each sequence that has any, as problems of one sequence."""
         found, at = [], 0
         for span in self.spans:
             own = slice(at, at + span // self.size)
             dout = None if self.dout is None else self.dout[own]
-            part = replace(self, spans=[span], q=self.q[own], k=self.k[own], v=self.v[own], dout=dout)
+            rows = (self.rows[0][own], self.rows[1][own])
+            part = replace(
+                self, spans=[span], q=self.q[own], k=self.k[own], v=self.v[own], dout=dout, rows=rows
+            )
             found += [part] if span else []
             at = own.stop
         return found
@@ -122,7 +134,8 @@ def attend(
         rank = ranks.index(world_rank)
         of_q, of_kv = dealt[rank]
         part = None if dout is None else _taken(dout, of_q)
-        return program(Local(p, rank, spans, _taken(q, of_q), _taken(k, of_kv), _taken(v, of_kv), part))
+        taken = (_taken(q, of_q), _taken(k, of_kv), _taken(v, of_kv))
+        return program(Local(p, rank, spans, *taken, part, (of_q, of_kv)))
 
     if not sum(spans):
         return Result(*(p.empty(name) for name in ("out", "lse")), None, *map(p.empty, ("dq", "dk", "dv")))
