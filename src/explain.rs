@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 use std::ops::Range;
 
+use seamproof_oracle::dealing::Dealt;
 use seamproof_oracle::segments::Described;
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Append, Call, Given, Pages, Pass, Problem, Run, Sequence, SharedKeys, TensorName};
@@ -151,6 +152,15 @@ fn world(problem: &Problem) -> String {
 fn given(problem: &Problem) -> String {
     match Given::of(problem) {
         None => String::new(),
+        Some(Given::Dealt { dealt: Dealt::Segments(ranks), .. }) => {
+            let rows = |side: usize| listed(ranks.iter().map(|rank| rank[side].ids.len()), RANKS_SHOWN);
+            format!("given     ids and positions, dealt by rows of ranks: q {}; kv {}\n", rows(0), rows(1))
+        }
+        Some(Given::Dealt { dealt: Dealt::Lengths(ranks), .. }) => {
+            let sides = ranks.first().map(|rank| rank.lengths.clone()).unwrap_or_default();
+            let [q, kv] = sides.map(|lengths| listed(lengths, SEQUENCES_SHOWN));
+            format!("given     lengths of a padded batch, to each rank: q {q}; kv {kv}\n")
+        }
         Some(Given::Lengths(sides)) => {
             let [q, kv] = sides.map(|lengths| listed(lengths, SEQUENCES_SHOWN));
             format!("given     lengths of a padded batch: q {q}; kv {kv}\n")

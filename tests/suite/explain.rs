@@ -57,6 +57,21 @@ fn the_form_in_which_a_problem_is_given() {
         given(Form::Segments, &[(3, 3), (3, 3)])[1],
         "given     segments, by shape: q ids [2, 3], positions [3]; kv ids [3], positions made from them"
     );
+    let dealt = |form, lengths| {
+        let fields = problem(lengths, Mask::FULL, Algorithm::Ring, 2).into();
+        let problem = Problem::new(ProblemFields { form, ..fields }).unwrap();
+        let text = explained(&Emulated::default(), &problem, Selection::default());
+        text.lines().find(|line| line.starts_with("given")).map(str::to_owned)
+    };
+    let said = |line: &str| Some(line.to_owned());
+    assert_eq!(
+        dealt(Form::Segments, &[(3, 4), (5, 8)]),
+        said("given     ids and positions, dealt by rows of ranks: q 6, 6; kv 6, 6")
+    );
+    assert_eq!(
+        dealt(Form::Lengths, &padded),
+        said("given     lengths of a padded batch, to each rank: q 3, 2; kv 3, 2")
+    );
 }
 
 /// Test that ranks are those of the world wherever one is named, where the group is not the whole world.

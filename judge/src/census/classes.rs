@@ -170,9 +170,9 @@ const OF_PROBLEMS: [Class; 133] = [
     }),
     class("one query, 63 keys and more", [38, 0, 112], |p| any(p, |s| s.q.len == 1 && s.kv.len >= 63)),
     // Forms in which problems are given.
-    class("given as segment ids and positions", [83, 81, 78], |p| p.form == Form::Segments),
+    class("given as segment ids and positions", [115, 113, 112], |p| p.form == Form::Segments),
     class("given as batched segment ids", [11, 12, 10], |p| p.form == Form::BatchedSegments),
-    class("given as lengths of a padded batch", [11, 13, 11], |p| p.form == Form::Lengths),
+    class("given as lengths of a padded batch", [24, 28, 22], |p| p.form == Form::Lengths),
     class("said to have padding", [193, 193, 194], |p| p.form == Form::PadBetweenSeqs),
     class("said to have padding, with none", [15, 15, 14], |p| {
         p.form == Form::PadBetweenSeqs && Form::NoPadBetweenSeqs.check(p).is_ok()
@@ -296,7 +296,7 @@ const OF_PROBLEMS: [Class; 133] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 33] = [
+const OF_GROUPS: [Class; 31] = [
     class("group of one rank", [86, 86, 85], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
@@ -342,6 +342,10 @@ const OF_GROUPS: [Class; 33] = [
     class("a prefix, several ranks", [21, 17, 23], |p| parallel(p) && any(p, |s| prefix_shows(p.mask, s))),
     class("sink tokens, several ranks", [15, 14, 16], |p| {
         parallel(p) && any(p, |s| sink_tokens_show(p.mask, s))
+    }),
+    class("ids and positions dealt to ranks", [18, 19, 18], |p| parallel(p) && p.form == Form::Segments),
+    class("lengths of a padded batch, several ranks", [11, 13, 8], |p| {
+        parallel(p) && p.form == Form::Lengths
     }),
     class("sequence-parallel region", [38, 38, 39], |p| p.parallel.region > 1),
     class("sequence-parallel region, several members", [16, 15, 16], |p| {

@@ -377,7 +377,7 @@ fn form_without_room(fields: &mut ProblemFields, detail: usize) -> ProblemError 
         return padding_denied(fields, detail);
     }
     if detail.is_multiple_of(2) {
-        fields.form = Form::Segments;
+        fields.form = Form::BatchedSegments;
         fields.parallel = parallel(Algorithm::Ring, Balance::Contiguous, 2);
         return ProblemError::Form { form: fields.form, error: FormError::Algorithm { algorithm: "ring" } };
     }

@@ -142,6 +142,16 @@ fn reshape(best: &Problem, change: impl FnOnce(&mut Arrangement)) -> Proposal {
     edit(best, |fields| shape.write(fields))
 }
 
+/// Edits the group. Rows that are dealt in segments or in lengths are laid out for the new one.
+fn regroup(best: &Problem, change: impl FnOnce(&mut ProblemFields)) -> Proposal {
+    edit(best, |fields| {
+        change(fields);
+        if !fields.form.gives_offsets() {
+            Arrangement::of(best).write(fields);
+        }
+    })
+}
+
 fn pick(best: &Problem, cursor: usize, edits: &[fn(&mut ProblemFields)]) -> Proposal {
     edits.get(cursor).map_or(Proposal::Over, |change| edit(best, change))
 }
@@ -443,7 +453,7 @@ fn parallel(best: &Problem, cursor: usize) -> Proposal {
         |fields| fields.parallel.balance = Balance::DualChunk,
         |fields| fields.parallel.balance = Balance::Striped { stripe: 1 },
     ];
-    let Some(cursor) = cursor.checked_sub(FIRST.len()) else { return pick(best, cursor, &FIRST) };
+    let Some(cursor) = cursor.checked_sub(FIRST.len()) else { return regroup(best, FIRST[cursor]) };
     let small = |algorithm: Algorithm| SMALL_PARAMETERS.map(|number| algorithm.with_parameter(number));
     let mut algorithms: Vec<Algorithm> = Algorithm::of_several_ranks().flat_map(small).collect();
     algorithms.dedup();
@@ -473,7 +483,7 @@ fn ranks(best: &Problem, cursor: usize) -> Proposal {
         _ => 0,
     };
     let Some(value) = lowered(number, slot) else { return Proposal::Skip };
-    edit(best, |fields| match which {
+    regroup(best, |fields| match which {
         0 => {
             fewer_ranks(&mut fields.parallel, value);
             renumber(&mut fields.parallel);

@@ -8,7 +8,8 @@
 //! Two things are lost: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all
 //! become one).
 
-use seamproof_oracle::{Form, Problem, ProblemFields, Run, Sequence, TensorRows};
+use seamproof_oracle::sharding::span_multiple;
+use seamproof_oracle::{Algorithm, ContextParallel, Form, Problem, ProblemFields, Run, Sequence, TensorRows};
 
 /// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,8 +114,12 @@ impl Arrangement {
 
     /// Makes the layout one that a form says: without padding of the sequences' own for segments, in batch rows of one
     /// sequence each for batched ones, with spans that are all as long as the longest and no other rows for lengths,
-    /// with rows that follow each other from row 0 on where the caller says that there is no padding.
-    pub(crate) fn bring_into(&mut self, form: Form) {
+    /// with rows that follow each other from row 0 on where the caller says that there is no padding. What several
+    /// ranks are dealt in segments and in lengths gets the padding that they need to share it.
+    pub(crate) fn bring_into(&mut self, form: Form, parallel: &ContextParallel) {
+        let cut = parallel.algorithm != Algorithm::Single;
+        let ranks = if cut { parallel.size().max(1) } else { 1 };
+        let unit = if cut { span_multiple(parallel.balance, ranks) } else { 1 };
         for side in self.sides() {
             match form {
                 Form::CuSeqlens | Form::PadBetweenSeqs => {}
@@ -122,25 +127,30 @@ impl Arrangement {
                 Form::Segments => {
                     side.pack();
                     side.cap_padding(0);
+                    side.round_spans(unit);
+                    side.round_free(ranks);
                 }
                 Form::BatchedSegments | Form::MisshapenSegments => side.lie_in_batch_rows(),
-                Form::Lengths | Form::UnequalLengths => side.pad_alike(),
+                Form::Lengths | Form::UnequalLengths => {
+                    side.round_spans(unit);
+                    side.pad_alike();
+                }
             }
         }
     }
 
     /// Makes the layout one that a form says, with as little padding as it can have.
-    pub(crate) fn cut_padding_of(&mut self, form: Form) {
+    pub(crate) fn cut_padding_of(&mut self, form: Form, parallel: &ContextParallel) {
         if !matches!(form, Form::CuSeqlens | Form::PadBetweenSeqs) {
             self.sides().into_iter().for_each(|side| side.cap_padding(0));
-            self.bring_into(form);
+            self.bring_into(form, parallel);
         }
     }
 
     /// Puts this layout into a problem's fields, as their form can say it.
     pub(crate) fn write(&self, fields: &mut ProblemFields) {
         let mut shape = self.clone();
-        shape.bring_into(fields.form);
+        shape.bring_into(fields.form, &fields.parallel);
         let (q, q_rows) = shape.q.runs();
         let (kv, kv_rows) = shape.kv.runs();
         let runs = q.into_iter().zip(kv);
@@ -161,6 +171,12 @@ impl Layout {
         for piece in &mut self.pieces {
             piece.pad += (piece.len + piece.pad).next_multiple_of(unit) - (piece.len + piece.pad);
         }
+    }
+
+    /// Makes the number of rows that nobody owns a multiple of `unit` wherever there are any.
+    fn round_free(&mut self, unit: usize) {
+        let gaps = self.pieces.iter_mut().map(|piece| &mut piece.gap);
+        gaps.chain([&mut self.first, &mut self.slack]).for_each(|rows| *rows -= *rows % unit);
     }
 
     /// Gives each piece a batch row of its own, which all have as many rows: in order, without padding of the pieces'

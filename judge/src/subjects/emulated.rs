@@ -450,6 +450,8 @@ pub(super) fn read(problem: &Problem) -> Result<Cow<'_, Problem>, RunError> {
         }
         error => RunError::Crash(error.to_string()),
     })?;
-    let fields = ProblemFields { sequences, form: Form::CuSeqlens, ..problem.clone().into() };
+    // Faults of what is dealt to ranks go by the form.
+    let form = if matches!(given, Given::Dealt { .. }) { problem.form } else { Form::CuSeqlens };
+    let fields = ProblemFields { sequences, form, ..problem.clone().into() };
     Problem::new(fields).map(Cow::Owned).map_err(|error| RunError::Crash(error.to_string()))
 }

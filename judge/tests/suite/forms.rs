@@ -8,6 +8,7 @@ use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
 use seamproof_judge::shrink::shrink;
 use seamproof_judge::subjects::{Emulated, miscall};
+use seamproof_oracle::Algorithm;
 
 /// Every form but the plain one.
 const OTHERS: [Form; 5] =
@@ -84,6 +85,51 @@ fn all_forms_of_a_problem_are_held_to_one_answer() {
     }
     let problems = || Form::ALL.into_iter().flat_map(|form| given(form).take(5));
     assert!(problems().all(|problem| finding(&Emulated::default(), &problem).is_none()));
+}
+
+/// Forms that several ranks are given as each of them has it.
+const DEALT: [Form; 2] = [Form::Segments, Form::Lengths];
+
+fn dealt(form: Form) -> impl Iterator<Item = Problem> {
+    given(form).filter(|problem| problem.parallel.size() > 1)
+}
+
+/// Test that what is dealt is drawn over several ranks in every algorithm and balance, read as the same problem, and
+/// held to one answer: a reader that is wrong in one form is found by problems in another.
+#[test]
+fn forms_that_are_dealt_to_ranks_are_held_to_one_answer() {
+    for wrong in DEALT {
+        let sayable = dealt(Form::PadBetweenSeqs).chain(DEALT.into_iter().flat_map(dealt));
+        let mut asked = sayable.filter(|p| p.form != wrong && wrong.check(p).is_ok()).take(40);
+        let promises = Promises::ALL;
+        let found = asked.find_map(|problem| finding(&Misreads { form: wrong, promises }, &problem));
+        let found = found.unwrap_or_else(|| panic!("{} is not asked", wrong.name()));
+        assert_eq!(found.identity, Some(Relation::OtherForm), "{found}");
+    }
+    let mut groups = std::collections::HashSet::new();
+    for problem in DEALT.into_iter().flat_map(dealt) {
+        groups.insert((problem.parallel.algorithm.number(), problem.parallel.balance));
+        let given = Given::of(&problem).expect("a form that is dealt");
+        let again = given.sequences(problem.rows).expect("what is drawn is read");
+        let fields = ProblemFields { sequences: again, form: Form::CuSeqlens, ..problem.clone().into() };
+        assert_eq!(Problem::new(fields).expect("a problem").pairs(), problem.pairs());
+    }
+    assert!(groups.len() >= 12, "{groups:?}");
+}
+
+/// Test that a failure on several ranks is shrunk in a form that is dealt, and stays legal there.
+#[test]
+fn a_failure_in_a_form_that_is_dealt_is_shrunk_over_ranks() {
+    for form in DEALT {
+        let wrong = |problem: &Problem| {
+            let parallel = &problem.parallel;
+            problem.form == form && parallel.algorithm != Algorithm::Single && problem.pairs() > 0
+        };
+        let large = |problem: &Problem| problem.parallel.size() > 2 && problem.sequences.len() > 1;
+        let found = dealt(form).find(large).expect("a draw");
+        let small = shrink(&found, 2_000, wrong).problem;
+        assert!(small.sequences.len() == 1 && small.parallel.size() == 1 && small.tokens() == 1, "{small:?}");
+    }
 }
 
 /// Returns what the identity of forms finds by itself.

@@ -9,6 +9,7 @@
 mod absent;
 mod backward;
 mod convert;
+mod dealing;
 mod edit;
 mod exchange;
 mod fault;
@@ -41,11 +42,14 @@ pub use quantiser::{FAULTS as QUANTISER_FAULTS, QuantiserFault};
 
 impl Fault {
     /// Returns the problem that the fault is tried on in place of a drawn one. A fault of sequence-parallel regions is
-    /// tried in a region where there can be one, any other on the drawn problem itself.
+    /// tried in a region where there can be one, one of what is dealt in a form that is dealt where it can be said, any
+    /// other on the drawn problem itself.
     pub fn asked(&self, drawn: Problem) -> Problem {
-        match region::FAULTS.iter().any(|fault| fault.id == self.id) {
-            true => region::around(drawn),
-            false => drawn,
+        let is_of = |faults: &[Fault<Edit>]| faults.iter().any(|fault| fault.id == self.id);
+        match () {
+            () if is_of(region::FAULTS) => region::around(drawn),
+            () if is_of(dealing::FAULTS) => dealing::given(drawn),
+            () => drawn,
         }
     }
 
@@ -71,6 +75,7 @@ static CATALOGUE: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         metadata::FAULTS,
         padding::FAULTS,
         words::FAULTS,
+        dealing::FAULTS,
         pages::FAULTS,
         shared::FAULTS,
         mask::FAULTS,

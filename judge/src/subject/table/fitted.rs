@@ -23,8 +23,9 @@
 //!   lie in their listed order. Where padding is taken, spans grow to what several ranks need; where it is refused
 //!   under their algorithm alone, one rank is left. A tensor that is too large loses free rows, then padding, then its
 //!   last sequences, then the ends of the others.
-//! - *The form* becomes the plain one, or the first one of the table. One rank is left in segments and in a padded
-//!   batch. Segments own no padding then, batched ones lie in a batch row each, and the spans of a padded batch are all
+//! - *The form* becomes the plain one, or the first one of the table. Several ranks stay in segments and in a padded
+//!   batch where padding is taken as they need it, and else one rank is left, as in batched segments. Segments own no
+//!   other padding then, batched ones lie in a batch row each, and the spans of a padded batch are all
 //!   as long as the longest, without other rows. Where the caller says that there is no padding, rows follow each other from row 0 on.
 //! - *Steps* stay where the problem can still be made in them and the table takes all of their calls.
 //! - *Pages* stay where keys and values can still lie in them, with a page for each key that has none. Of a size that
@@ -119,7 +120,7 @@ impl Table {
             GivenUp::Ranks | GivenUp::FreeRows => self.fewest_ranks(),
         };
         let form = self.nearest_form(fields.form);
-        if !form.gives_offsets() {
+        if !form.is_dealt() {
             fields.parallel = self.fewest_ranks();
         }
         // What follows may be in no other form yet, nor in steps or pages, and shares no keys.
@@ -130,7 +131,7 @@ impl Table {
         let mut shape = Arrangement::of(&before);
         self.fit_lengths(&mut shape, before.mask);
         self.fit_rows(&mut shape, &before, given_up);
-        self.fit_tensors(&mut shape, form);
+        self.fit_tensors(&mut shape, form, &before.parallel);
         if self.parallel.ranks_least > 1 {
             self.fit_shares(&mut shape, &before.parallel);
         }
@@ -399,7 +400,7 @@ impl Table {
     }
 
     /// Cuts tensors to the largest number of rows, and brings the rows into a form.
-    fn fit_tensors(&self, shape: &mut Arrangement, form: Form) {
+    fn fit_tensors(&self, shape: &mut Arrangement, form: Form, parallel: &ContextParallel) {
         let most = self.lengths.rows_most;
         let too_large = |side: &Layout| side.rows() > most;
         for side in shape.sides() {
@@ -413,15 +414,15 @@ impl Table {
                 side.cap_padding(0);
             }
         }
-        shape.bring_into(form);
+        shape.bring_into(form, parallel);
         while shape.ids.len() > 1 && shape.sides().into_iter().any(|side| too_large(side)) {
             let last = shape.ids.len() - 1;
             shape.retain(|index| index < last);
-            shape.cut_padding_of(form);
+            shape.cut_padding_of(form, parallel);
         }
         if shape.sides().into_iter().any(|side| too_large(side)) {
             shape.cap_lengths(most - most % self.lengths.unit());
-            shape.cut_padding_of(form);
+            shape.cut_padding_of(form, parallel);
         }
     }
 
