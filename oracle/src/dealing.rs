@@ -6,8 +6,9 @@
 //! position keeps its value, and does not begin again on each rank. A row that no token lies in has the id 0 and the
 //! position 0. Lengths of a padded batch are not dealt: each rank has the lengths of the whole batch.
 //!
-//! Ids name tokens only. So a sequence owns as many rows as a group can share without more: its length, rounded up to a
-//! multiple of [`span_multiple`]. It begins at a multiple of the number of ranks, and so do all rows end.
+//! Ids name tokens only. So a sequence owns the fewest rows that a group can share: its length, rounded up to a multiple
+//! of [`span_multiple`]. Its first row, and the number of all rows, are multiples of the number of ranks, so that each
+//! rank has an equal part of the rows before it.
 //!
 //! Ids of a batch of which each sequence is one batch row, dealt in two chunks, and of a pack, dealt in stripes where
 //! each sequence begins at a multiple of a round of stripes, are those of TransformerEngine's

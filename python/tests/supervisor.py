@@ -77,6 +77,21 @@ def problem(
     }
 
 
+def over_ranks(
+    lengths: list[tuple[int, int]], balance: str | dict[str, Any], ranks: int, multiple: int
+) -> dict[str, Any]:
+    """Returns the JSON of a problem in segments over a ring, with spans that are multiples of a number."""
+    raw, rows = problem(lengths) | {"form": "segments"}, {"q": 0, "kv": 0}
+    for sequence in raw["sequences"]:
+        for side in rows:
+            of = sequence[side]
+            of["offset"], of["span"] = rows[side], -(-of["len"] // multiple) * multiple
+            rows[side] += of["span"]
+    raw["rows"] = rows
+    raw["parallel"] = {"algorithm": "ring", "balance": balance, "world": ranks, "ranks": list(range(ranks))}
+    return raw
+
+
 def inputs(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Returns random inputs that are numbers of every format, with NaN in rows that hold no token."""
     draw = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from supervisor import expected, inputs, problem
+from supervisor import expected, inputs, over_ranks, problem
 
 from seamproof import DeclarationError, LseForm, Problem, lse
 from seamproof.arrays import GUARD, Numpy, library
@@ -68,24 +68,19 @@ def test_segment_ids_and_positions():
     assert Problem.from_json(problem([(2, 2)]) | {"form": "lengths"}).given == "lengths"
 
 
-def over_ranks(lengths, balance, ranks, multiple, form="segments"):
-    raw = problem(lengths) | {"form": form}
-    at = {"q": 0, "kv": 0}
-    for sequence in raw["sequences"]:
-        for side in at:
-            of = sequence[side]
-            of["offset"], of["span"] = at[side], -(-of["len"] // multiple) * multiple
-            at[side] += of["span"]
-    raw["rows"] = at
-    raw["parallel"] = {"algorithm": "ring", "balance": balance, "world": ranks, "ranks": list(range(ranks))}
-    return Problem.from_json(raw)
-
-
 @pytest.mark.parametrize(
     ("balance", "multiple", "expected"),
     [
-        ("contiguous", 2, [([1, 1, 1, 1, 2, 2], [0, 1, 2, 3, 0, 1]), ([1, 1, 1, 1, 2, 0], [4, 5, 6, 7, 2, 0])]),
-        ("dual-chunk", 4, [([1, 1, 1, 1, 2, 0], [0, 1, 6, 7, 0, 0]), ([1, 1, 1, 1, 2, 2], [2, 3, 4, 5, 1, 2])]),
+        (
+            "contiguous",
+            2,
+            [([1, 1, 1, 1, 2, 2], [0, 1, 2, 3, 0, 1]), ([1, 1, 1, 1, 2, 0], [4, 5, 6, 7, 2, 0])],
+        ),
+        (
+            "dual-chunk",
+            4,
+            [([1, 1, 1, 1, 2, 0], [0, 1, 6, 7, 0, 0]), ([1, 1, 1, 1, 2, 2], [2, 3, 4, 5, 1, 2])],
+        ),
         (
             {"striped": {"stripe": 1}},
             2,
@@ -95,11 +90,13 @@ def over_ranks(lengths, balance, ranks, multiple, form="segments"):
 )
 def test_ids_and_positions_are_dealt_like_the_tokens(balance, multiple, expected):
     """The arrays are those of `oracle/tests/suite/dealing.rs`."""
-    p = over_ranks([(8, 1), (3, 1)], balance, 2, multiple)
+    p = Problem.from_json(over_ranks([(8, 1), (3, 1)], balance, 2, multiple))
     given = [p.segments_of(rows) for rows in p.dealt()]
     q = [(of["segment_ids_q"].tolist(), of["positions_q"].tolist()) for of in given]
     assert q == expected
-    assert all(of["segment_ids_kv"].tolist()[0] in (0, 1) and of["positions_kv"].dtype == np.int32 for of in given)
+    assert all(
+        of["segment_ids_kv"].tolist()[0] in (0, 1) and of["positions_kv"].dtype == np.int32 for of in given
+    )
     assert [lengths.tolist() for lengths in p.lengths] == [[8, 3], [1, 1]]
     nobody = p.segments_of((np.array([-1, 0]), np.array([], np.int64)))
     assert nobody["segment_ids_q"].tolist() == [0, 1] and nobody["positions_kv"].tolist() == []
@@ -109,7 +106,7 @@ def test_ids_and_positions_are_dealt_like_the_tokens(balance, multiple, expected
 def test_ids_of_a_pack_in_stripes_are_the_reordered_axis(stripe):
     """TransformerEngine reorders the whole axis, and cuts it into equal parts."""
     ranks, lengths = 3, [(5, 5), (18, 18), (1, 1)]
-    p = over_ranks(lengths, {"striped": {"stripe": stripe}}, ranks, ranks * stripe)
+    p = Problem.from_json(over_ranks(lengths, {"striped": {"stripe": stripe}}, ranks, ranks * stripe))
     given = [p.segments_of(rows) for rows in p.dealt()]
     for name in ("segment_ids_q", "positions_q", "segment_ids_kv", "positions_kv"):
         axis = getattr(p, name).reshape(-1, ranks, stripe).swapaxes(0, 1).reshape(ranks, -1)

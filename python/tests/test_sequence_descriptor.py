@@ -6,6 +6,7 @@ only compares names that this part defines, which a stand-in has too.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import math
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from supervisor import problem
+from supervisor import over_ranks, problem
 
 from seamproof import Problem
 
@@ -247,3 +248,45 @@ def test_positions_are_asked_for(attention):
     ids = jnp.asarray([[1, 1, 2, 0]])
     with pytest.raises(ValueError, match="segment_pos is now required"):
         attention.SequenceDescriptor.from_segment_ids_and_pos((ids, ids))
+
+
+@pytest.fixture(scope="module")
+def reordering():
+    """The functions that reorder an axis for ranks, by name, out of a file that otherwise calls the compiled part."""
+    package = importlib.util.find_spec("transformer_engine")
+    places = package.submodule_search_locations if package else []
+    files = [Path(place, "jax", "cpp_extensions", "attention.py") for place in places or []]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        pytest.skip("no module transformer_engine with its folder jax")
+    names = ("reorder_causal_dual_chunk_swap", "reorder_causal_striped")
+    nodes = [node for node in ast.parse(file.read_text()).body if getattr(node, "name", None) in names]
+    scope = {"jnp": jnp}
+    exec(compile(ast.Module(nodes, []), str(file), "exec"), scope)
+    return [scope[name] for name in names]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("stripe", [None, 1, 3])
+def test_ranks_are_dealt_the_reordered_axis_in_equal_parts(reordering, ranks, stripe):
+    """A batch of which each sequence is a batch row, in two chunks, and a pack in stripes."""
+    in_chunks, in_stripes = reordering
+    if stripe is None:
+        span, batch_rows = 6 * ranks, 3
+        raw = over_ranks(
+            [(span, span), (span - 1, 1 + span - 2 * ranks), (span, span)], "dual-chunk", ranks, span
+        )
+    else:
+        span, batch_rows = ranks * stripe, 1
+        raw = over_ranks(
+            [(span + 1, 1), (3 * span, span), (1, 2 * span)], {"striped": {"stripe": stripe}}, ranks, span
+        )
+    p = Problem.from_json(raw)
+    given = [p.segments_of(rows) for rows in p.dealt()]
+    for name in ("segment_ids_q", "segment_ids_kv", "positions_q", "positions_kv"):
+        axis = jnp.asarray(getattr(p, name)).reshape(batch_rows, -1)
+        axis = (
+            in_chunks(axis, ranks, 1, False) if stripe is None else in_stripes(axis, ranks, 1, False, stripe)
+        )
+        parts = np.split(np.asarray(axis), ranks, axis=1)
+        assert [of[name].tolist() for of in given] == [part.ravel().tolist() for part in parts]

@@ -296,7 +296,7 @@ const OF_PROBLEMS: [Class; 133] = [
 ];
 
 /// Classes of context parallelism, except those of the algorithms.
-const OF_GROUPS: [Class; 31] = [
+const OF_GROUPS: [Class; 35] = [
     class("group of one rank", [86, 86, 85], |p| {
         p.parallel.algorithm != Algorithm::Single && p.parallel.size() == 1
     }),
