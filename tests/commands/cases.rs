@@ -346,6 +346,8 @@ fn the_unfused_path_holds_where_its_review_found_faults() {
     for (stored, id) in [
         ("te-3063-one-query-long-keys", "kv-sliced-by-q"),
         ("te-3063-scale-of-a-layer", "scale-of-the-module"),
+        ("te-cp-tests-100-271", "causal-dropped"),
+        ("te-docstring-padded-pack", "causal-dropped"),
     ] {
         let file = format!("{}/corpus/regressions/{stored}.json", env!("CARGO_MANIFEST_DIR"));
         let replayed = |name: &str| code(&seamproof(place.path(), &["replay", &file, "--backend", name]));

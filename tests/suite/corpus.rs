@@ -201,7 +201,7 @@ const UNSAID: &[(&str, &[u16])] = &[
         "strides of views, gradients and statistics: tensors are dense or of one step",
         &[59, 102, 132, 133, 142, 145],
     ),
-    ("FP8 arithmetic: no subject runs it yet", &[139, 188, 193]),
+    ("FP8 arithmetic that no subject has", &[139, 188, 193]),
     ("more elements than a case may have", &[149, 150, 152, 153, 155, 156]),
     (
         "orders, lifetimes and tables inside a kernel or its device, at any geometry",
