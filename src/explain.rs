@@ -154,7 +154,7 @@ fn given(problem: &Problem) -> String {
         None => String::new(),
         Some(Given::Dealt { dealt: Dealt::Segments(ranks), .. }) => {
             let rows = |side: usize| listed(ranks.iter().map(|rank| rank[side].ids.len()), RANKS_SHOWN);
-            format!("given     ids and positions, dealt by rows of ranks: q {}; kv {}\n", rows(0), rows(1))
+            format!("given     ids and positions of each rank's rows: q {}; kv {}\n", rows(0), rows(1))
         }
         Some(Given::Dealt { dealt: Dealt::Lengths(ranks), .. }) => {
             let sides = ranks.first().map(|rank| rank.lengths.clone()).unwrap_or_default();

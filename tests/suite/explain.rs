@@ -66,7 +66,7 @@ fn the_form_in_which_a_problem_is_given() {
     let said = |line: &str| Some(line.to_owned());
     assert_eq!(
         dealt(Form::Segments, &[(3, 4), (5, 8)]),
-        said("given     ids and positions, dealt by rows of ranks: q 6, 6; kv 6, 6")
+        said("given     ids and positions of each rank's rows: q 6, 6; kv 6, 6")
     );
     assert_eq!(
         dealt(Form::Lengths, &padded),
