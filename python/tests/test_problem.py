@@ -11,6 +11,7 @@ from supervisor import expected, inputs, over_ranks, problem
 
 from seamproof import DeclarationError, LseForm, Problem, lse
 from seamproof.arrays import GUARD, Numpy, library
+from seamproof.cp.attend import Local
 from seamproof.formats import UNWRITTEN, is_unwritten, narrow, same, unwritten, widen
 
 
@@ -100,6 +101,21 @@ def test_ids_and_positions_are_dealt_like_the_tokens(balance, multiple, expected
     assert [lengths.tolist() for lengths in p.lengths] == [[8, 3], [1, 1]]
     nobody = p.segments_of((np.array([-1, 0]), np.array([], np.int64)))
     assert nobody["segment_ids_q"].tolist() == [0, 1] and nobody["positions_kv"].tolist() == []
+
+
+def test_a_program_gets_the_ids_and_positions_of_its_rows():
+    """Of all sequences, of one of them, and 0 where one is filled up, whatever the way of dealing."""
+    p = Problem.from_json(over_ranks([(8, 8), (3, 3)], "dual-chunk", 2, 4))
+    filled = np.array([0, 1, 10, -1, 4, 5])
+    q = np.zeros((6, 2, 4), np.float32)
+    local = Local(p, 0, [8, 4], q, q, q, None, (filled, filled))
+    expected = [([1, 1, 2, 0, 1, 1], [0, 1, 2, 0, 4, 5])] * 2
+    expected += [([1, 1, 2, 0], [0, 1, 2, 0]), ([1, 1], [4, 5])]
+    parts = [local, local, *local.sequences()]
+    for (ids, positions), part, side in zip(expected, parts, ("q", "kv", "q", "kv"), strict=True):
+        given = part.segments()
+        found = (given[f"segment_ids_{side}"].tolist(), given[f"positions_{side}"].tolist())
+        assert found == (ids, positions)
 
 
 @pytest.mark.parametrize("stripe", [1, 2, 3])
