@@ -5,14 +5,14 @@
 // 2 i, 2 i + 1, 8 + 2 i and 8 + 2 i + 1 of a group in its registers, and multiplies four that follow each other. Behind the last
 // row there are zeros up to a whole group.
 //
-// A block has a tile: 256 rows of 128 lanes, of whatever heads, in shared memory, as vectors of 16 lanes whose places change from
+// A block has a tile: 64 rows of 128 lanes, of whatever heads, in shared memory, as vectors of 16 lanes whose places change from
 // group to group, so that threads which read neighbouring groups meet no other at their bank. Blocks that run together have
 // the same rows.
 #include "common.cuh"
 #include "codes.cuh"
 #include "quantise.cuh"
 
-constexpr u32 ROWS = 256, LANES = 128, VECTORS = LANES / 16, GROUPS = ROWS / 16;
+constexpr u32 ROWS = 64, LANES = 128, VECTORS = LANES / 16, GROUPS = ROWS / 16;
 
 struct Turned {
     u8* to;
@@ -72,7 +72,8 @@ __device__ __forceinline__ u32 bytes_of(const u32 (&word)[4], u32 lane) {
 
 template <class Source>
 __device__ __forceinline__ void turn(const Turned& a, const Source& source, uint4* tile) {
-    const u32 first_lane = blockIdx.x * LANES, first_row = blockIdx.y * ROWS;
+    const u32 across = (a.lanes + LANES - 1) / LANES;
+    const u32 first_lane = blockIdx.x % across * LANES, first_row = blockIdx.x / across * ROWS;
 #pragma unroll
     for (u32 i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
         const u32 row = i / VECTORS, lane = first_lane + i % VECTORS * 16;
@@ -101,18 +102,20 @@ __device__ __forceinline__ void turn(const Turned& a, const Source& source, uint
         }
 #pragma unroll
         for (u32 of = 0; of < 4; ++of)
-            *(uint4*)(a.to + (i64)(lane + of) * a.positions + position) =
-                make_uint4(columns[of][0], columns[of][1], columns[of][2], columns[of][3]);
+            __stcs(
+                (uint4*)(a.to + (i64)(lane + of) * a.positions + position),
+                make_uint4(columns[of][0], columns[of][1], columns[of][2], columns[of][3])
+            );
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) turn_codes(const __grid_constant__ Turned a, const u8* from) {
+extern "C" __global__ void __launch_bounds__(THREADS, 6) turn_codes(const __grid_constant__ Turned a, const u8* from) {
     __shared__ uint4 tile[ROWS * VECTORS];
     turn(a, Codes{from, a.lanes}, tile);
 }
 
 #define ENCODE_TURNED(format, FORMAT)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4) encode_turned_##format(                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 6) encode_turned_##format(                                   \
         const __grid_constant__ Turned to, const __grid_constant__ Grouped a, const float* scale, u8* codes, int e5m2  \
     ) {                                                                                                                \
         __shared__ uint4 tile[ROWS * VECTORS];                                                                         \

@@ -12,7 +12,7 @@ use crate::view::View;
 /// The rows of a group, within which keys have an order of their own.
 const GROUP: usize = 16;
 /// The rows and lanes of a tile.
-const ROWS: usize = 256;
+const ROWS: usize = 64;
 const LANES: usize = 128;
 /// The bytes of a vector.
 pub(crate) const VECTOR: usize = 16;
@@ -62,7 +62,7 @@ impl TurnedShape {
 
     /// Returns the grid of blocks that writes it.
     pub(crate) fn grid(self) -> (usize, usize, usize) {
-        (blocks(self.heads * self.dim, LANES), blocks(self.positions, ROWS), THREADS)
+        (blocks(self.heads * self.dim, LANES) * blocks(self.positions, ROWS), 1, THREADS)
     }
 
     /// Returns the position of a row among the positions.
