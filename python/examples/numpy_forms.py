@@ -3,6 +3,7 @@ word for padding, segment ids and positions, also batched, and lengths of a padd
 them is an id and a position for each row.
 
     seamproof run --backend python:python/examples/numpy_forms.py:attention
+    seamproof run --backend python:python/examples/numpy_forms.py:attention:batch=masks
 """
 
 import math
@@ -45,13 +46,22 @@ def by_lengths(p):
         yield ids.reshape(-1), at.reshape(-1)
 
 
+def by_masks(p):
+    for mask in p.padding_masks:
+        real = ~mask[:, 0, 0, :]
+        ids = np.where(real, np.arange(1, len(real) + 1)[:, None], 0)
+        at = np.broadcast_to(np.arange(real.shape[1]), real.shape)
+        yield ids.reshape(-1), at.reshape(-1)
+
+
 READERS = {
     "cu_seqlens": by_offsets,
     "pad_between_seqs": by_offsets,
     "no_pad_between_seqs": by_offsets,
     "segments": by_segments,
     "batched_segments": by_batched_segments,
-    "lengths": by_lengths,
+    # Lengths of a batch are also said by its padding masks.
+    "lengths": by_masks if seamproof.options().get("batch") == "masks" else by_lengths,
 }
 
 

@@ -317,6 +317,19 @@ class Problem:
         return self.q.lengths, self.kv.lengths[: len(self.kv.runs) - missing]
 
     @property
+    def padding_masks(self) -> tuple[Any, Any]:
+        """Booleans `[sequences, 1, 1, max_span]` of q and of kv: whether a row of a padded batch is padding.
+
+        Megatron-LM and TransformerEngine give attention such masks of a batch.
+        """
+
+        def mask(side: Side, lengths: Any) -> Any:
+            return (self.library.integers(range(side.max_span)) >= lengths[:, None])[:, None, None, :]
+
+        q, kv = self.lengths
+        return mask(self.q, q), mask(self.kv, kv)
+
+    @property
     def pad_between_seqs(self) -> bool | None:
         """The caller's word for padding between sequences, TransformerEngine's name; `None` where nothing is said.
 

@@ -67,6 +67,9 @@ def test_segment_ids_and_positions():
     assert (p.positions_q.tolist(), p.positions_kv.tolist()) == ([0, 1, 2, 0, 0, 0], [0, 0, 0, 1, 0, 0])
     assert [lengths.tolist() for lengths in p.lengths] == [[3, 0], [1, 2]]
     assert Problem.from_json(problem([(2, 2)]) | {"form": "lengths"}).given == "lengths"
+    q, kv = p.padding_masks
+    assert q.shape == (2, 1, 1, 4) and q[:, 0, 0].tolist() == [[False] * 3 + [True], [True] * 4]
+    assert kv.dtype == bool and kv[:, 0, 0].tolist() == [[False, True, True], [False, False, True]]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,18 @@ def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     assert form == "cu_seqlens" or f"given as {form}" in told["on"]
 
 
+def test_padding_masks_are_read_and_one_turned_round_is_found(tmp_path):
+    text = (EXAMPLES / "numpy_forms.py").read_text()
+    text = text.replace('by_masks if seamproof.options().get("batch") == "masks" else by_lengths', "by_masks")
+    narrow = {"table": {"forms": ["lengths"]}}
+    report = seamproof.check(load(tmp_path / "right.py", text), cases=40, seed=1, **narrow)
+    assert report.outcome in ("held", "too-little-run") and report.held > 20
+    wrong = text.replace("~mask[:", "mask[:")
+    assert wrong != text
+    with pytest.raises(AssertionError):
+        seamproof.check(load(tmp_path / "wrong.py", wrong), budget="10s", seed=1, **narrow)
+
+
 # Wrong readers of ids under leading dimensions, by what they do: an edit of the reader's text.
 MISBATCHED = {
     "dimensions flattened in the opposite order": (
