@@ -58,6 +58,11 @@ pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     format!("{NAME} replay {}{backend}", quoted(&path))
 }
 
+/// Returns the command that judges a stored quantisation again.
+pub fn quantise_command(path: &Path, subject: &str) -> String {
+    replay_command(path, Some(subject)).replacen("replay", "quantise", 1)
+}
+
 /// Returns the command that shows what a folder holds as a page beside the folder.
 pub fn report_command(dir: &Path) -> String {
     let dir = dir.display().to_string();

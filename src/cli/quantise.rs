@@ -6,6 +6,7 @@ use seamproof_judge::case::{CASE_VERSION, CaseError};
 use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::Limits;
+use seamproof_judge::ladder::ELEMENTS_MAX;
 use seamproof_judge::prose;
 use seamproof_judge::quantise::{Judged, QuantisationCase, Quantiser, draw, judge, shrink};
 use seamproof_oracle::TensorName;
@@ -17,7 +18,7 @@ use super::options::{random_seed, seed};
 use super::output::{complain, print_line};
 use super::run::stopped_by_signals;
 use crate::backends::quantiser;
-use crate::paste::typed;
+use crate::paste::{quantise_command, typed};
 use crate::record::{make_dir, write_whole};
 
 /// Longest file that is read.
@@ -44,14 +45,22 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME", default_value = "emulated")]
     backend: String,
     /// Number of drawn quantisations
-    #[arg(long, value_name = "N", default_value_t = 4000)]
+    #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
     /// Seed of the draws; random where it is left out
     #[arg(long, value_parser = seed)]
     seed: Option<u64>,
-    /// Directory for findings, each made small
-    #[arg(long, value_name = "DIR", default_value = "seamproof.out-quantise")]
+    /// Directory for findings of drawn ones, each made small
+    #[arg(long, value_name = "DIR", default_value = "seamproof.out-quantise", conflicts_with = "paths")]
     out: PathBuf,
+}
+
+/// Answer to a quantisation.
+enum Asked {
+    Held,
+    Wrong(Box<Finding>),
+    /// It was not asked, for this reason: ranks cannot share its rows, a value is not finite, or it is too large.
+    Not(String),
 }
 
 /// Counts of quantisations by outcome.
@@ -61,7 +70,7 @@ struct Tally {
     failed: usize,
     crashed: usize,
     malformed: usize,
-    undealt: usize,
+    unasked: usize,
     unreadable: usize,
     /// What was kept: its check and its tensor.
     kept: Vec<(Check, Option<TensorName>)>,
@@ -78,6 +87,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 fn drawn(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
     let (seed, limits, control) =
         (args.seed.unwrap_or_else(random_seed), Limits::quick(), stopped_by_signals()?);
+    // A folder that cannot be written must not lose a finding later.
+    make_dir(&args.out)?;
     print_line(&format_args!("quantise  {} · seed {seed:#x}", args.backend));
     let (mut tally, mut done) = (Tally::default(), 0);
     for index in (0..args.cases).take_while(|_| !control.stopped()) {
@@ -85,8 +96,8 @@ fn drawn(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
         match draw(seed, index, &limits) {
             None => tally.malformed += 1,
             Some(asked) => {
-                if let Some(finding) = tally.judge(subject, &asked) {
-                    tally.keep(args, subject, (index, &asked), finding)?;
+                if let Asked::Wrong(finding) = tally.judge(subject, &asked) {
+                    tally.keep(args, subject, (seed, index, &asked), *finding)?;
                 }
             }
         }
@@ -99,16 +110,20 @@ fn drawn(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
 }
 
 fn stored(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
-    let mut tally = Tally::default();
-    for path in files_of(&args.paths)? {
-        match read(&path) {
+    let (mut tally, control, files) = (Tally::default(), stopped_by_signals()?, files_of(&args.paths)?);
+    let mut done = 0;
+    for path in files.iter().take_while(|_| !control.stopped()) {
+        done += 1;
+        let path = path.as_path();
+        match read(path) {
             Ok(case) => {
                 let asked = &case.quantisation;
-                let found = tally.judge(subject, asked);
+                let answer = tally.judge(subject, asked);
                 let (path, words) = (path.display(), prose::describe(&asked.problem));
-                print_line(&match &found {
-                    Some(finding) => format!("FAIL      {path} · {finding} · {words}"),
-                    None => format!("held      {path} · {words}"),
+                print_line(&match answer {
+                    Asked::Held => format!("held      {path} · {words}"),
+                    Asked::Not(reason) => format!("not asked {path} · {reason} · {words}"),
+                    Asked::Wrong(finding) => format!("FAIL      {path} · {finding} · {words}"),
                 });
             }
             Err(error) => {
@@ -118,7 +133,8 @@ fn stored(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
         }
     }
     print_line(&tally.summary());
-    Ok(tally.exit(true))
+    // Whoever names a file wants it judged.
+    Ok(tally.exit(done == files.len() && tally.unasked == 0))
 }
 
 fn read(path: &Path) -> Result<QuantisationCase, CliError> {
@@ -148,18 +164,25 @@ fn files_of(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
 }
 
 impl Tally {
-    /// Judges a quantisation, and counts the answer. Returns what was wrong.
-    fn judge(&mut self, subject: &dyn Quantiser, asked: &Quantisation) -> Option<Finding> {
-        match judge(subject, asked) {
-            Judged::Right => self.right += 1,
-            Judged::Uncut(_) => self.undealt += 1,
-            Judged::NotFinite(_) => self.malformed += 1,
+    /// Judges a quantisation, and counts the answer.
+    fn judge(&mut self, subject: &dyn Quantiser, asked: &Quantisation) -> Asked {
+        let reason = match judge(subject, asked) {
+            Judged::Right => {
+                self.right += 1;
+                return Asked::Held;
+            }
             Judged::Wrong(finding) => {
                 *(if finding.check.is_end() { &mut self.crashed } else { &mut self.failed }) += 1;
-                return Some(*finding);
+                return Asked::Wrong(finding);
             }
-        }
-        None
+            Judged::Uncut(error) => error.to_string(),
+            Judged::NotFinite(error) => error.to_string(),
+            Judged::TooLarge(elements) => {
+                format!("the problem has {elements} tensor elements; at most {ELEMENTS_MAX} are judged")
+            }
+        };
+        self.unasked += 1;
+        Asked::Not(reason)
     }
 
     /// Shrinks the first finding of each check and tensor, and writes it.
@@ -167,7 +190,7 @@ impl Tally {
         &mut self,
         args: &Args,
         subject: &dyn Quantiser,
-        (index, asked): (u64, &Quantisation),
+        (seed, index, asked): (u64, u64, &Quantisation),
         finding: Finding,
     ) -> Result<(), CliError> {
         let what = (finding.check, finding.tensor);
@@ -177,20 +200,21 @@ impl Tally {
         print_line(&format_args!("FAIL      case {index}: {finding}"));
         self.kept.push(what);
         let (small, finding) = shrink(subject, asked, finding);
-        let file = args.out.join(format!("quantise-{index}.json"));
-        make_dir(&args.out)?;
+        let file = args.out.join(format!("quantise-{seed:016x}-{index}.json"));
         let case = QuantisationCase { version: CASE_VERSION, story: None, quantisation: small };
         write_whole(&file, &case.to_json())?;
         print_line(&format_args!("smallest  {} · {finding}", prose::describe(&case.quantisation.problem)));
-        let command = ["seamproof", "quantise", &file.display().to_string(), "--backend", &args.backend];
-        print_line(&format_args!("again:    {}", typed(&command.join(" "))));
+        print_line(&format_args!("again:    {}", typed(&quantise_command(&file, &args.backend))));
+        if self.kept.len() == KEPT_MAX {
+            print_line("others    of further checks and tensors are counted, and not kept");
+        }
         Ok(())
     }
 
     fn summary(&self) -> String {
-        let Tally { right, failed, crashed, malformed, undealt, unreadable, .. } = self;
+        let Tally { right, failed, crashed, malformed, unasked, unreadable, .. } = self;
         format!(
-            "cases     held {right} · failed {failed} · crashed {crashed} · malformed {malformed} · not dealt {undealt} \
+            "cases     held {right} · failed {failed} · crashed {crashed} · malformed {malformed} · not asked {unasked} \
              · unreadable {unreadable}"
         )
     }

@@ -25,6 +25,7 @@ use seamproof_oracle::{InputViews, Inputs, TensorName};
 use seamproof_simulator::quantiser::{EmulatedQuantiser, RankCodes, RankQuantised, RankValues};
 
 use crate::finding::{Check, Finding, Place, number};
+use crate::ladder::ELEMENTS_MAX;
 use crate::shrink::Shrinker;
 use crate::values::{self, Poison};
 
@@ -66,10 +67,16 @@ pub enum Judged {
     Uncut(ShardingError),
     /// A real value is not finite, and the definition says nothing.
     NotFinite(NotFinite),
+    /// The tensors have so many elements, which are more than [`ELEMENTS_MAX`], and nothing is drawn.
+    TooLarge(u64),
 }
 
 /// Judges a subject on one quantisation, whose values are drawn as its problem's mode says.
 pub fn judge(subject: &dyn Quantiser, asked: &Quantisation) -> Judged {
+    let elements = asked.problem.elements();
+    if elements > ELEMENTS_MAX {
+        return Judged::TooLarge(elements);
+    }
     let inputs = values::inputs(&asked.problem);
     let answer = match quantise(asked, &inputs) {
         Ok(answer) => answer,

@@ -183,14 +183,17 @@ mod tests {
 
     /// In Python a second function of one name replaces the first. Without a GPU nothing runs the script.
     #[test]
-    fn functions_of_the_peer_have_names_of_their_own() {
-        let script = include_str!("../../bench/fa4.py");
-        let mut names: Vec<&str> =
-            script.lines().filter_map(|line| line.strip_prefix("def ")?.split('(').next()).collect();
-        let all = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert!(all > 10 && names.len() == all, "{all} functions of the names {names:?}");
+    fn functions_of_a_peer_have_names_of_their_own() {
+        let shared = include_str!("../../bench/timed.py");
+        for script in [include_str!("../../bench/fa4.py"), include_str!("../../bench/fa3_fp8.py")] {
+            let lines = script.lines().chain(shared.lines());
+            let mut names: Vec<&str> =
+                lines.filter_map(|line| line.strip_prefix("def ")?.split('(').next()).collect();
+            let all = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert!(all > 9 && names.len() == all, "{all} functions of the names {names:?}");
+        }
     }
 
     #[test]
