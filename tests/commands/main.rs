@@ -12,6 +12,7 @@ mod mocking;
 mod nightly;
 #[cfg(unix)]
 mod outside;
+mod quantise;
 mod recorded_programs;
 mod recordings;
 mod report;
