@@ -119,7 +119,8 @@ impl Arrangement {
     pub(crate) fn bring_into(&mut self, form: Form, parallel: &ContextParallel) {
         let cut = parallel.algorithm != Algorithm::Single;
         let ranks = if cut { parallel.size().max(1) } else { 1 };
-        let unit = if cut { span_multiple(parallel.balance, ranks) } else { 1 };
+        // A candidate may have stripes of no row, which are refused where it becomes a problem.
+        let unit = if cut { span_multiple(parallel.balance, ranks).max(1) } else { 1 };
         for side in self.sides() {
             match form {
                 Form::CuSeqlens | Form::PadBetweenSeqs => {}
