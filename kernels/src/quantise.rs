@@ -207,7 +207,7 @@ fn hold_f32(name: &str, area: Area, count: usize) -> Result<(), KernelError> {
     hold_i32(&[(name, area)], count)
 }
 
-/// Returns whether the codes are of e5m2, and refuses codes that are no tensor of FP8 of this shape.
+/// Returns whether codes of a format are of e5m2, and refuses any format but those of FP8.
 fn is_e5m2(format: Format) -> Result<i32, KernelError> {
     match format {
         Format::E4m3 => Ok(0),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dealing::Dealt;
 use crate::segments::{Described, Segments, SegmentsError, batch_rows, batched, described, misshapen};
-use crate::sharding::{ShardingError, run_of, span_multiple};
+use crate::sharding::{ShardingError, run_of};
 use crate::{Algorithm, Balance, Problem, ProblemFields, Run, Sequence, Side, TensorRows};
 
 /// The way in which a subject is told lengths and places of a problem's sequences.
@@ -178,16 +178,13 @@ impl Form {
             return Ok(());
         }
         let parallel = &fields.parallel;
-        let several = parallel.algorithm != Algorithm::Single;
-        if several && !self.is_dealt() {
+        if parallel.algorithm != Algorithm::Single && !self.is_dealt() {
             return Err(FormError::Algorithm { algorithm: parallel.algorithm.name() });
         }
         if parallel.region > 1 {
             return Err(FormError::Region { ranks: parallel.region });
         }
-        let ranks = if several { parallel.size().max(1) } else { 1 };
-        // What ranks share is a multiple of this.
-        let unit = if several { span_multiple(parallel.balance, ranks).max(1) } else { 1 };
+        let (ranks, unit) = parallel.shares();
         let shared = |rows: usize| rows.checked_next_multiple_of(unit).unwrap_or(rows);
         for (side, rows) in [(Side::Q, fields.rows.q), (Side::Kv, fields.rows.kv)] {
             let runs: Vec<Run> = fields.sequences.iter().map(|sequence| run_of(sequence, side)).collect();

@@ -5,6 +5,8 @@ use std::mem::discriminant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sharding::span_multiple;
+
 /// Declares [`Algorithm`] from its table: each algorithm's variant, its parameter with the least value, and its name.
 macro_rules! algorithms {
     ($($(#[$doc:meta])* $variant:ident $({ $(#[$of:meta])* $parameter:ident: $least:literal })? = $name:literal,)*) => {
@@ -142,6 +144,16 @@ impl ContextParallel {
     /// Returns the CP size.
     pub fn size(&self) -> usize {
         self.ranks.len()
+    }
+
+    /// Returns the number of ranks that share each sequence, and the number of which their spans are multiples: 1 and 1
+    /// with the single-rank algorithm. Neither is 0, in fields that make no problem either.
+    pub fn shares(&self) -> (usize, usize) {
+        if self.algorithm == Algorithm::Single {
+            return (1, 1);
+        }
+        let ranks = self.size().max(1);
+        (ranks, span_multiple(self.balance, ranks).max(1))
     }
 
     /// Returns the number of ranks that hold a part of the problem: those of all regions.

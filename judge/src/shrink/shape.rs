@@ -8,8 +8,7 @@
 //! Two things are lost: free rows inside an interleaved layout beyond its own step, and a mixture of steps (all
 //! become one).
 
-use seamproof_oracle::sharding::span_multiple;
-use seamproof_oracle::{Algorithm, ContextParallel, Form, Problem, ProblemFields, Run, Sequence, TensorRows};
+use seamproof_oracle::{ContextParallel, Form, Problem, ProblemFields, Run, Sequence, TensorRows};
 
 /// Sequences of a problem by size and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,10 +116,7 @@ impl Arrangement {
     /// with rows that follow each other from row 0 on where the caller says that there is no padding. What several
     /// ranks are dealt in segments and in lengths gets the padding that they need to share it.
     pub(crate) fn bring_into(&mut self, form: Form, parallel: &ContextParallel) {
-        let cut = parallel.algorithm != Algorithm::Single;
-        let ranks = if cut { parallel.size().max(1) } else { 1 };
-        // A candidate may have stripes of no row, which are refused where it becomes a problem.
-        let unit = if cut { span_multiple(parallel.balance, ranks).max(1) } else { 1 };
+        let (ranks, unit) = parallel.shares();
         for side in self.sides() {
             match form {
                 Form::CuSeqlens | Form::PadBetweenSeqs => {}

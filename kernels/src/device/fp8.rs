@@ -11,10 +11,9 @@ use seamproof_simulator::schedule::{Attend, Descales};
 use seamproof_simulator::{AttentionCall, GuardedTensor};
 
 use super::cuda::CudaDevice;
-use super::image::Placed;
-use super::operations::places;
+use super::operations::ForwardPlaces;
 use super::run::CudaMemory;
-use super::stretch::{self, Stretch};
+use super::stretch::{Banded, Stretch};
 use super::workspace::Workspace;
 use crate::attend::{CallTables, ForwardTensors};
 use crate::codec::{load, store};
@@ -41,10 +40,13 @@ fn by_tensor(descales: &[Vec<Descales>], [heads, kv_heads]: [usize; 2]) -> [Vec<
 
 impl CudaDevice<'_> {
     /// Records a forward on codes of e4m3. The schedule has told it the descales of its segments and heads.
-    pub(super) fn attend_codes(&self, attend: &Attend, memory: &mut CudaMemory) -> Result<(), KernelError> {
-        let [q, k, v, out, lse, max_logit] =
-            places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
-        let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
+    pub(super) fn attend_codes(
+        &self,
+        attend: &Attend,
+        places: ForwardPlaces,
+        memory: &mut CudaMemory,
+    ) -> Result<(), KernelError> {
+        let ForwardPlaces { q, k, v, .. } = places;
         let mut call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let told = self.told(attend.table.as_ref(), &mut call, memory)?;
         let shape = self.options.codes.unwrap_or(Fp8Shape::of(&call));
@@ -60,19 +62,10 @@ impl CudaDevice<'_> {
             Fp8Shape::Short => "attend: forward_fp8_short",
         });
         memory.record(move |gpu, frame| {
-            let view = |place: Placed| place.view(frame.memory);
             let [of_q, of_k, of_v] = &descales;
             let table = |bytes: &Range<usize>| frame.tables.part(bytes.clone());
             let tensors = Fp8Tensors {
-                forward: ForwardTensors {
-                    q: view(q)?,
-                    k: view(k)?,
-                    v: view(v)?,
-                    sink: sink.map(view).transpose()?,
-                    out: view(out)?,
-                    lse: view(lse)?,
-                    max_logit: view(max_logit)?,
-                },
+                forward: places.tensors(frame.memory)?,
                 turned: frame.scratch.part(turned.clone())?,
                 descales: [table(of_q)?, table(of_k)?, table(of_v)?],
             };
@@ -114,10 +107,10 @@ impl Workspace {
         let run = |memory: Area| {
             let area = |bytes: &Range<usize>| memory.part(bytes.clone());
             self.gpu.send(memory, &image)?;
-            let view = |tensor: &GuardedTensor, placed: &stretch::Placed| {
+            let view = |tensor: &GuardedTensor, placed: &Banded| {
                 Ok(View::rows(area(&placed.inner)?, tensor.shape(), tensor.format()))
             };
-            let statistic = |tensor: &GuardedTensor, placed: &stretch::Placed| {
+            let statistic = |tensor: &GuardedTensor, placed: &Banded| {
                 let [heads, rows, _] = tensor.shape();
                 Ok(View::statistic(area(&placed.inner)?, [heads, rows], Format::F32))
             };

@@ -48,6 +48,40 @@ fn slots_at<'a>(at: &Range, count: usize, rows: usize, tables: Area<'a>) -> Resu
     Ok(Slots { offset: column(0)?, span: column(1)?, len: column(2)?, count, rows })
 }
 
+/// The places of a forward's tensors.
+#[derive(Clone, Copy)]
+pub(super) struct ForwardPlaces {
+    pub(super) q: Placed,
+    pub(super) k: Placed,
+    pub(super) v: Placed,
+    sink: Option<Placed>,
+    out: Placed,
+    lse: Placed,
+    max_logit: Placed,
+}
+
+impl ForwardPlaces {
+    fn of(attend: &Attend, memory: &CudaMemory) -> Result<ForwardPlaces, KernelError> {
+        let [q, k, v, out, lse, max_logit] =
+            places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
+        let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
+        Ok(ForwardPlaces { q, k, v, sink, out, lse, max_logit })
+    }
+
+    pub(super) fn tensors<'a>(&self, memory: Area<'a>) -> Result<ForwardTensors<'a>, KernelError> {
+        let view = |place: Placed| place.view(memory);
+        Ok(ForwardTensors {
+            q: view(self.q)?,
+            k: view(self.k)?,
+            v: view(self.v)?,
+            sink: self.sink.map(view).transpose()?,
+            out: view(self.out)?,
+            lse: view(self.lse)?,
+            max_logit: view(self.max_logit)?,
+        })
+    }
+}
+
 /// Rows of a table of segments.
 pub(super) struct TablePart {
     table: Placed,
@@ -114,12 +148,11 @@ impl CudaDevice<'_> {
     }
 
     fn attend(&self, attend: &Attend, memory: &mut CudaMemory) -> Result<(), KernelError> {
-        let [q, k, v, out, lse, max_logit] =
-            places(memory, [attend.q, attend.k, attend.v, attend.out, attend.lse, attend.max_logit])?;
+        let places = ForwardPlaces::of(attend, memory)?;
+        let ForwardPlaces { q, k, v, out, .. } = places;
         if q.format == Format::E4m3 {
-            return self.attend_codes(attend, memory);
+            return self.attend_codes(attend, places, memory);
         }
-        let sink = attend.sink.map(|sink| memory.place(sink)).transpose()?;
         let mut call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let told = self.told(attend.table.as_ref(), &mut call, memory)?;
         let formats = self.formats;
@@ -140,16 +173,7 @@ impl CudaDevice<'_> {
             Some(TileShape::Short) => "attend: forward_short",
         });
         memory.record(move |gpu, frame| {
-            let view = |place: Placed| place.view(frame.memory);
-            let tensors = ForwardTensors {
-                q: view(q)?,
-                k: view(k)?,
-                v: view(v)?,
-                sink: sink.map(view).transpose()?,
-                out: view(out)?,
-                lse: view(lse)?,
-                max_logit: view(max_logit)?,
-            };
+            let tensors = places.tensors(frame.memory)?;
             let tables = frame.tables.part(at.clone())?;
             if let Some(told) = &told {
                 gpu.fill_call(told.area(frame.memory)?, &call, tables)?;
@@ -582,10 +606,7 @@ fn check_apart(transfers: &[Transfer<'_>]) -> Result<(), DeviceError> {
     Ok(())
 }
 
-pub(super) fn places<const N: usize>(
-    memory: &CudaMemory,
-    ids: [BufferId; N],
-) -> Result<[Placed; N], KernelError> {
+fn places<const N: usize>(memory: &CudaMemory, ids: [BufferId; N]) -> Result<[Placed; N], KernelError> {
     let found = ids.iter().map(|&id| memory.place(id)).collect::<Result<Vec<_>, _>>()?;
     found.try_into().map_err(|_| KernelError::shape("buffers were lost"))
 }

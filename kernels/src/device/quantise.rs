@@ -11,7 +11,7 @@ use seamproof_oracle::quantise::{Delayed, Quantisation};
 use seamproof_oracle::{Format, Scaling, TensorName};
 use seamproof_simulator::quantiser::{RankCodes, RankQuantised, RankValues};
 
-use super::stretch::{Placed, Stretch};
+use super::stretch::{Banded, Stretch};
 use super::workspace::Workspace;
 use crate::codec::{element_bytes, store};
 use crate::error::KernelError;
@@ -33,9 +33,9 @@ pub enum CodesFrom {
 
 /// Scales in a rank's memory. Tensors that share a scale have one of these.
 struct Factors {
-    amax: Placed,
-    scale: Placed,
-    descale: Placed,
+    amax: Banded,
+    scale: Banded,
+    descale: Banded,
 }
 
 /// A tensor in a rank's memory.
@@ -44,17 +44,17 @@ struct Tensor {
     groups: Groups,
     each: [usize; 2],
     format: Format,
-    values: Placed,
+    values: Banded,
     row_group: Range<usize>,
-    codes: Placed,
-    turned: Option<Placed>,
+    codes: Banded,
+    turned: Option<Banded>,
 }
 
 /// A rank's memory.
 struct Rank {
     tensors: Vec<Tensor>,
     factors: Vec<Factors>,
-    history: Option<[Placed; 2]>,
+    history: Option<[Banded; 2]>,
 }
 
 impl Workspace {
@@ -87,7 +87,7 @@ impl Workspace {
         memory: Area,
         from: CodesFrom,
     ) -> Result<(), KernelError> {
-        let (gpu, area) = (&self.gpu, |place: &Placed| memory.part(place.inner.clone()));
+        let (gpu, area) = (&self.gpu, |place: &Banded| memory.part(place.inner.clone()));
         for rank in ranks {
             for (tensor, factors) in rank.with_factors() {
                 gpu.largest(&tensor.view(memory)?, &tensor.table(memory)?, area(&factors.amax)?)?;
@@ -95,7 +95,7 @@ impl Workspace {
         }
         self.take_largest(ranks, memory)?;
         for rank in ranks {
-            let of_history = |(delayed, [history, next]): (&Delayed, &[Placed; 2])| {
+            let of_history = |(delayed, [history, next]): (&Delayed, &[Banded; 2])| {
                 let (takes, previous) = (delayed.takes, delayed.previous);
                 Ok(DeviceHistory { history: area(history)?, next: area(next)?, takes, previous })
             };
@@ -126,24 +126,15 @@ impl Workspace {
         Ok(())
     }
 
-    /// Gives the magnitudes of all ranks to each: what a rank found is kept apart until every other one has it.
+    /// Gives each rank the largest magnitudes of all.
     fn take_largest(&self, ranks: &[Rank], memory: Area) -> Result<(), KernelError> {
         let Some(first) = ranks.first().filter(|_| ranks.len() > 1) else { return Ok(()) };
-        for index in 0..first.factors.len() {
+        for (index, factors) in first.factors.iter().enumerate() {
             let amax = |rank: &Rank| memory.part(rank.factors[index].amax.inner.clone());
-            let own = ranks.iter().map(|rank| {
-                let found = self.gpu.allocate(amax(rank)?.bytes())?;
-                self.gpu.copy(amax(rank)?, found.area())?;
-                Ok(found)
-            });
-            let own = own.collect::<Result<Vec<_>, KernelError>>()?;
-            for (at, rank) in ranks.iter().enumerate() {
-                for other in
-                    own.iter().enumerate().filter_map(|(other, found)| (other != at).then_some(found))
-                {
-                    self.gpu.take_larger(amax(rank)?, other.area())?;
-                }
-            }
+            let of_all = self.gpu.allocate(factors.amax.inner.len())?;
+            self.gpu.fill(of_all.area(), 0)?;
+            ranks.iter().try_for_each(|rank| self.gpu.take_larger(of_all.area(), amax(rank)?))?;
+            ranks.iter().try_for_each(|rank| self.gpu.copy(of_all.area(), amax(rank)?))?;
         }
         Ok(())
     }
@@ -285,7 +276,7 @@ fn lanes_each(scaling: Scaling, dim: usize) -> usize {
     }
 }
 
-fn numbers(image: &[u8], place: &Placed) -> Vec<f32> {
+fn numbers(image: &[u8], place: &Banded) -> Vec<f32> {
     let bytes = image[place.inner.clone()].chunks_exact(4);
     bytes.map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
 }

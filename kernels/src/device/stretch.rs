@@ -20,7 +20,7 @@ pub(super) struct Stretch(Vec<u8>);
 
 /// A tensor's bytes in a stretch, with the guard bands and without them.
 #[derive(Clone)]
-pub(super) struct Placed {
+pub(super) struct Banded {
     pub(super) whole: Range<usize>,
     pub(super) inner: Range<usize>,
 }
@@ -45,13 +45,13 @@ impl Stretch {
     }
 
     /// Appends room for a result of so many bytes, with guard bands of [`BAND`] bytes.
-    pub(super) fn banded(&mut self, bytes: usize) -> Placed {
+    pub(super) fn banded(&mut self, bytes: usize) -> Banded {
         let whole = self.room(bytes + 2 * BAND);
-        Placed { inner: whole.start + BAND..whole.end - BAND, whole }
+        Banded { inner: whole.start + BAND..whole.end - BAND, whole }
     }
 
     /// Writes the contents of what has room already.
-    pub(super) fn write(&mut self, place: &Placed, bytes: &[u8]) {
+    pub(super) fn write(&mut self, place: &Banded, bytes: &[u8]) {
         self.0[place.inner.clone()].copy_from_slice(bytes);
     }
 
@@ -63,7 +63,7 @@ impl Stretch {
     }
 
     /// Appends a tensor with its guard bands, so that its first element lies on a multiple of [`ALIGNMENT`].
-    pub(super) fn tensor(&mut self, tensor: &GuardedTensor) -> Placed {
+    pub(super) fn tensor(&mut self, tensor: &GuardedTensor) -> Banded {
         let element = element_bytes(tensor.format());
         let mut bytes = vec![0; tensor.raw().len() * element];
         store(tensor.format(), tensor.raw(), &mut bytes);
@@ -71,11 +71,11 @@ impl Stretch {
         let before = guard.next_multiple_of(ALIGNMENT) - guard;
         let placed = self.push(&[vec![UNWRITTEN; before], bytes].concat());
         let whole = placed.start + before..placed.end;
-        Placed { inner: whole.start + guard..whole.end - guard, whole }
+        Banded { inner: whole.start + guard..whole.end - guard, whole }
     }
 }
 
-impl Placed {
+impl Banded {
     /// Whether a band around a result was written to.
     pub(super) fn is_overrun(&self, image: &[u8]) -> bool {
         let around = [self.whole.start..self.inner.start, self.inner.end..self.whole.end];

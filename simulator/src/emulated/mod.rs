@@ -702,8 +702,12 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             (p.seen[local], ds.seen[local]) = (hull.clone(), hull);
         }
         let factor = roundings.scales_tiles.then(|| stages.tile_factor(&ds, roundings.ds));
-        for ds in ds.values_mut() {
-            *ds = stages.round(Pass::Backward, *ds * factor.unwrap_or(T::ONE), roundings.ds);
+        for local in 0..rows.len() {
+            let seen = ds.seen[local].clone();
+            for ds in &mut ds.row_mut(local)[seen] {
+                let multiplied = factor.map_or(*ds, |factor| *ds * factor);
+                *ds = stages.round(Pass::Backward, multiplied, roundings.ds);
+            }
         }
         ([p, ds], factor)
     }

@@ -46,10 +46,12 @@ impl Fault {
     /// other on the drawn problem itself.
     pub fn asked(&self, drawn: Problem) -> Problem {
         let is_of = |faults: &[Fault<Edit>]| faults.iter().any(|fault| fault.id == self.id);
-        match () {
-            () if is_of(region::FAULTS) => region::around(drawn),
-            () if is_of(dealing::FAULTS) => dealing::given(drawn),
-            () => drawn,
+        if is_of(region::FAULTS) {
+            region::around(drawn)
+        } else if is_of(dealing::FAULTS) {
+            dealing::given(drawn)
+        } else {
+            drawn
         }
     }
 
