@@ -110,6 +110,8 @@ const char* wrong(int seed) {
     outside = 0;
     const char* found = nullptr;
     if (!layer_is_right(draw)) found = "layer";
+    else if (!rotation_is_right<1, uint4>(draw, 16 * (1 + draw.below(9)))) found = "rotation of 8 bits by vectors";
+    else if (!rotation_is_right<1, u8>(draw, 1 + draw.below(20))) found = "rotation of 8 bits";
     else if (!rotation_is_right<2, uint4>(draw, 8 * (1 + draw.below(9)))) found = "rotation of 16 bits by vectors";
     else if (!rotation_is_right<2, u16>(draw, 1 + draw.below(20))) found = "rotation of 16 bits";
     else if (!rotation_is_right<4, uint4>(draw, 4 * (1 + draw.below(9)))) found = "rotation of 32 bits by vectors";
