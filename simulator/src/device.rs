@@ -168,7 +168,7 @@ impl<T: Real> Cpu<T> {
             k: buffers.tensor(attend.k),
             v: buffers.tensor(attend.v),
             sink: attend.sink.map_or(&[], |(sink, _)| buffers.tensor(sink).values()),
-            descales: &[],
+            descales: &attend.descales,
             dout: buffers.tensor(attend.dout),
             out: buffers.tensor(attend.out),
             lse: buffers.tensor(attend.lse),
@@ -242,8 +242,8 @@ impl<T: Real> Device for Cpu<T> {
             Work::ApplySink { sink, out, lse, rows } => {
                 operations::apply_sink(*sink, *out, *lse, rows, buffers)
             }
-            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
-                operations::sink_gradient([*sink, *dout, *out, *lse, *dsink], rows, buffers)
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows, descales } => {
+                operations::sink_gradient([*sink, *dout, *out, *lse, *dsink], rows, descales, buffers)
             }
             Work::Accumulate { from, to, rows } => {
                 operations::each_lane(*from, *to, rows, buffers, |to, from| {

@@ -1,11 +1,10 @@
 //! The emulated kernel in FP8: codes in e4m3 with descales, and sums of Hopper's tensor core in FP8.
 //!
-//! Sequences and query heads are taken one by one, so that every descale is a number: q·k is a sum of codes, and the
-//! scale of the softmax takes both descales as factors. Weights are multiplied by a power of two and rounded to e4m3;
-//! the row's sum is that of unrounded weights. The product with the codes of v takes v's descale at the end, before it
-//! is rounded to bf16. This is FlashAttention-3's forward, with or without the promotion of partial sums to f32. On one
-//! rank it may have a [backward](super::fp8_backward).
-//! [Over several ranks](super::fp8_ranks) the same kernel runs in the schedules of the kernel in bf16.
+//! q·k is a sum of codes, and the scale of the softmax takes both descales of the sequence and head as factors. Weights
+//! are multiplied by a power of two and rounded to e4m3; the row's sum is that of unrounded weights. The product with
+//! the codes of v takes v's descale at the end, before it is rounded to bf16. This is FlashAttention-3's forward, with
+//! or without the promotion of partial sums to f32. It may have a [backward](super::fp8_backward). Both run in
+//! [the schedules](super::fp8_schedule) of the kernel in bf16.
 //!
 //! A [`Fp8Fault`] is an edit of the kernel's [`Recipe`]. What the kernel declares stays as it is.
 //!
@@ -14,27 +13,24 @@
 
 use std::num::NonZeroUsize;
 
-use ndarray::{Array1, Array3, s};
 use seamproof_oracle::envelope::{self, Accumulation, DsFold, DsScale, Partition};
 use seamproof_oracle::{
-    Element, Form, Format, Heads, Inputs, Pass, Precision, Problem, ProblemFields, Run, Scales, Scaling,
-    Softmax, TensorName,
+    Element, Form, Format, Inputs, Pass, Precision, Problem, ProblemFields, Scales, Scaling, Softmax,
+    TensorName,
 };
-use seamproof_simulator::emulated::{ForwardLaunch, Right, Roundings, Tiles, Units};
+use seamproof_simulator::emulated::{Right, Tiles};
 use seamproof_simulator::faults::{Catcher, Fault, FaultRecord};
 pub use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
-use seamproof_simulator::{AttentionCall, GuardedTensor};
 
 use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS, Fp8BackwardFault};
-use super::fp8_ranks::{of_own_rows, of_the_group};
+use super::fp8_schedule::{of_own_rows, of_the_group};
 use super::options::{OptionError, Options};
-use super::unfused::{alone, cleared, gathered};
 use super::{built, same_bits};
 use crate::hash::mix;
 use crate::subject::{
-    Backend, Costs, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism,
-    Partials, Promises, RankOutputs, RunError, START_SECONDS, Table,
+    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism, Partials,
+    Promises, RunError, START_SECONDS, Table,
 };
 use crate::values;
 
@@ -52,7 +48,7 @@ pub struct Fp8 {
     pub merge: MergeOrder,
     /// Seed of the order in which ranks and streams proceed. No order may change a bit.
     pub order: u64,
-    /// Whether the backward is taken, and then on one rank alone.
+    /// Whether the backward is taken.
     pub backward: bool,
     /// A planted fault.
     pub fault: Option<PlantedFp8>,
@@ -261,7 +257,7 @@ pub fn fp8_fault(id: &str) -> Option<PlantedFp8> {
 }
 
 /// Returns the index of the last sequence that has scales of its own; 0 where all sequences share them.
-fn last_sequence(scales: &Scales) -> usize {
+pub(super) fn last_sequence(scales: &Scales) -> usize {
     scales.q.as_ref().map_or(0, |scales| scales.groups().shape()[0] - 1)
 }
 
@@ -345,8 +341,8 @@ impl Fp8 {
     }
 
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8),
-    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`), `order`, and `pass` (`forward`,
-    /// or `both` on one rank). The defaults are 4, 64, 8, 4, `running`, 0 and `forward`.
+    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`), `order`, and `pass` (`forward`
+    /// or `both`). The defaults are 4, 64, 8, 4, `running`, 0 and `forward`.
     pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();
         for (option, value) in options {
@@ -405,7 +401,7 @@ impl Fp8 {
     pub(super) fn recipe(&self) -> Recipe {
         let &Fp8 { weight_exponent, promoted_after, .. } = self;
         let known = of_the_group;
-        let backward = BackwardRecipe { descales, promoted_after, rounds_ds_weights: false, stages: &Right };
+        let backward = BackwardRecipe { known, descales, rounds_ds_weights: false, stages: &Right };
         let mut recipe =
             Recipe { known, descales, weight_exponent, promoted_after, lse_shift: 0.0, backward };
         if let Some(fault) = self.fault {
@@ -414,44 +410,9 @@ impl Fp8 {
         recipe
     }
 
-    /// Attends with one query head of a sequence to its keys. The problem has this head alone.
-    fn attend(&self, recipe: &Recipe, problem: &Problem, inputs: &Inputs, by: Descales) -> RankOutputs {
-        let Precision { q, k, v, p, ds, out, .. } = problem.precision;
-        let tensor = |name, values: &Array3<f32>, element: Element| {
-            GuardedTensor::from_array(name, values.view(), element.format)
-        };
-        let (q, k) = (tensor("q", &inputs.q, q), tensor("k", &inputs.k, k));
-        let v = tensor("v", &inputs.v, v);
-        let rows = problem.rows.q;
-        let mut result = GuardedTensor::unwritten("out", [rows, 1, problem.dims.v], Format::F32);
-        let mut lse = GuardedTensor::unwritten("lse", [1, rows, 1], Format::F32);
-        let mut max_logit = GuardedTensor::unwritten("max_logit", [1, 1, 1], Format::F32);
-        max_logit.values_mut().fill(f32::NEG_INFINITY);
-        let mut call = AttentionCall::whole(problem);
-        call.softmax.scale = call.softmax.scale * by.q * by.k;
-        let roundings =
-            Roundings { weight_exponent: recipe.weight_exponent, ..Roundings::new(p.format, ds.format) };
-        let kernel = Units::HopperFp8(recipe.promoted_after).right(self.tiles, roundings);
-        let sink = inputs.sink.as_slice().unwrap_or(&[]);
-        let tensors = ForwardLaunch {
-            q: &q,
-            k: &k,
-            v: &v,
-            sink,
-            descales: &[],
-            out: &mut result,
-            lse: &mut lse,
-            max_logit: &mut max_logit,
-        };
-        kernel.forward(&call, tensors);
-        let mut outputs = RankOutputs::unwritten(problem);
-        let rounded = |value: f32| out.format.round_f32(value * by.v);
-        outputs.out.iter_mut().zip(result.values()).for_each(|(to, from)| *to = rounded(*from));
-        if let Some(to) = &mut outputs.lse {
-            to.iter_mut().zip(lse.values()).for_each(|(to, from)| *to = from + recipe.lse_shift);
-        }
-        outputs.max_logit = Some(Array1::from_elem(1, max_logit.values()[0]));
-        outputs
+    /// Returns the order of merges that a problem's schedule has.
+    pub(super) fn order_of_merges(&self, problem: &Problem) -> MergeOrder {
+        if problem.parallel.is_whole() { MergeOrder::default() } else { self.merge }
     }
 }
 
@@ -477,7 +438,7 @@ impl Backend for Fp8 {
             precisions: self.precisions(),
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             backward: self.backward,
-            parallel: if self.backward { Parallelism::default() } else { Parallelism::all() },
+            parallel: Parallelism::all(),
             cache: false,
             pages: None,
             sharing: false,
@@ -510,66 +471,16 @@ impl Backend for Fp8 {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        if problem.parallel.is_whole() {
-            return single;
-        }
-        built(problem, self.merge).map_or(single, |schedule| schedule.partition(self.tiles))
+        let schedule = built(problem, self.order_of_merges(problem));
+        schedule.map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        let merge = if problem.parallel.is_whole() { MergeOrder::default() } else { self.merge };
-        built(problem, merge).map(|schedule| (*schedule).clone())
+        built(problem, self.order_of_merges(problem)).map(|schedule| (*schedule).clone())
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         self.declaration().table.check(problem)?;
-        if !problem.parallel.is_whole() {
-            return self.run_over_ranks(problem, inputs);
-        }
-        let recipe = self.recipe();
-        let mut whole = cleared(problem);
-        for (index, sequence) in problem.sequences.iter().enumerate() {
-            let [q, k, v] = [(&inputs.q, sequence.q), (&inputs.k, sequence.kv), (&inputs.v, sequence.kv)]
-                .map(|(tensor, run)| gathered(tensor, run));
-            let one = one_head(&alone(&problem.forward(), sequence)?)?;
-            for head in 0..problem.heads.q {
-                let kv_head = head / problem.group();
-                let local = LocalPlace { segment: index, head, kv_head };
-                let place = Place { sequence: index, head, kv_head, local };
-                let of_head = |tensor: &Array3<f32>, head| tensor.slice(s![.., head..=head, ..]).to_owned();
-                let sink = inputs.sink.get(head).map_or(Vec::new(), |sink| vec![*sink]);
-                let given = Inputs {
-                    q: of_head(&q, head),
-                    k: of_head(&k, place.kv_head),
-                    v: of_head(&v, place.kv_head),
-                    dout: Array3::zeros([0, 0, 0]),
-                    sink: sink.into(),
-                    scales: Scales::default(),
-                };
-                let outputs = self.attend(&recipe, &one, &given, (recipe.descales)(&inputs.scales, place));
-                scatter(&mut whole, &outputs, sequence.q, head);
-            }
-        }
-        self.differentiate(&recipe, problem, inputs, &mut whole)?;
-        Ok(Outputs { costs: Costs::default(), ..whole.into() })
-    }
-}
-
-/// Returns the problem of one head.
-fn one_head(problem: &Problem) -> Result<Problem, RunError> {
-    let fields = ProblemFields { heads: Heads { q: 1, kv: 1 }, ..problem.clone().into() };
-    Problem::new(fields).map_err(|error| RunError::Crash(error.to_string()))
-}
-
-/// Writes the results of one head of a sequence, whose rows lie together.
-fn scatter(whole: &mut RankOutputs, one: &RankOutputs, run: Run, head: usize) {
-    for (from, to) in run.real_rows().enumerate() {
-        whole.out.slice_mut(s![to, head, ..]).assign(&one.out.slice(s![from, 0, ..]));
-        if let (Some(whole), Some(one)) = (&mut whole.lse, &one.lse) {
-            whole[[head, to]] = one[[0, from]];
-        }
-    }
-    if let (Some(whole), Some(one)) = (&mut whole.max_logit, &one.max_logit) {
-        whole[head] = whole[head].max(one[0]);
+        self.run_schedule(problem, inputs)
     }
 }

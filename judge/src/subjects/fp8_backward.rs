@@ -1,5 +1,5 @@
-//! The backward of the emulated kernel in FP8, on one rank: codes of q, k, v and dout with descales, weights and dS in
-//! e4m3, and sums of Hopper's tensor core.
+//! The backward of the emulated kernel in FP8: codes of q, k, v and dout with descales, weights and dS in e4m3, and sums
+//! of Hopper's tensor core.
 //!
 //! D is made of the stored out and of dout's values in f32. Weights are recomputed from the LSE; multiplied by a power
 //! of two and rounded, they enter dv. `dS = P·(dP − D)` is made of unrounded ones. A tile's dS is multiplied by a power
@@ -7,29 +7,25 @@
 //! dk and dv of a query head take the softmax's scale and descales at the end. The heads of a group are then added, and
 //! the sum is rounded to bf16.
 //!
-//! Each sequence has a launch of its own, after the forward that gives out and LSE.
+//! Over several ranks a launch's dq, dk and dv are values, in the formats in which the schedule keeps partial gradients.
 //!
 //! An [`Fp8BackwardFault`] is an edit of the [`BackwardRecipe`]. What the kernel declares stays as it is.
 
-use std::num::NonZeroUsize;
-
-use ndarray::{Array1, Array3, ArrayView, Dimension};
-use seamproof_oracle::{Element, Format, Inputs, Problem, ProblemFields, Scales};
-use seamproof_simulator::emulated::{BackwardLaunch, Kernel, Roundings, Units, Variant};
+use seamproof_oracle::{Inputs, Problem, Scales};
+use seamproof_simulator::emulated::Variant;
 use seamproof_simulator::faults::{Catcher, Fault, codes};
 use seamproof_simulator::schedule::Descales;
-use seamproof_simulator::{AttentionCall, GuardedTensor};
 
-use super::fp8::{Fp8, LocalPlace, Place, Recipe, descales};
-use crate::subject::{RankGradients, RankOutputs, RunError};
+use super::fp8::{LocalPlace, Place, descales, last_sequence};
+use super::fp8_schedule::{dout_of_own_rows, of_own_rows};
 
 /// What the backward does with the numbers around its sums.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardRecipe {
+    /// The scales that a rank of the world knows.
+    pub known: fn(&Problem, &Inputs, usize) -> Scales,
     /// The descales of a sequence and query head.
     pub descales: fn(&Scales, Place) -> Descales,
-    /// Number of steps after which a sum is promoted.
-    pub promoted_after: Option<NonZeroUsize>,
     /// Whether dS is made of rounded weights.
     pub rounds_ds_weights: bool,
     /// The kernel's stages.
@@ -148,106 +144,40 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "https://github.com/Dao-AILab/flash-attention/issues/2651",
         |recipe| recipe.stages = codes::SCALE_TWICE,
     ),
-];
-
-/// Returns a tensor of a launch.
-fn tensor<D: Dimension>(name: &str, values: ArrayView<'_, f32, D>, element: Element) -> GuardedTensor<f32> {
-    GuardedTensor::from_array(name, values, element.format)
-}
-
-/// Copies a tensor of a launch into results.
-fn copy<D: Dimension>(to: &mut ndarray::Array<f32, D>, from: &GuardedTensor<f32>) {
-    to.iter_mut().zip(from.values()).for_each(|(to, from)| *to = *from);
-}
-
-impl Fp8 {
-    /// Makes the gradients of a problem whose forward has these results.
-    pub(super) fn differentiate(
-        &self,
-        recipe: &Recipe,
-        problem: &Problem,
-        inputs: &Inputs,
-        whole: &mut RankOutputs,
-    ) -> Result<(), RunError> {
-        let (Some(gradients), Some(saved)) = (&mut whole.gradients, &whole.lse) else { return Ok(()) };
-        let precision = &problem.precision;
-        let [q, dout, out] = [
-            ("q", &inputs.q, precision.q),
-            ("dout", &inputs.dout, precision.dout),
-            ("out", &whole.out, precision.out),
-        ]
-        .map(|(name, values, element): (_, &Array3<f32>, _)| tensor(name, values.view(), element));
-        let [k, v] = [("k", &inputs.k, precision.k), ("v", &inputs.v, precision.v)]
-            .map(|(name, values, element)| tensor(name, values.view(), element));
-        let lse = tensor("lse", saved.view(), Format::F32.into());
-        let RankGradients { dq: to_dq, dk: to_dk, dv: to_dv, dsink: to_dsink } = gradients;
-        let [mut dq, mut dk, mut dv] = [("dq", &*to_dq), ("dk", &*to_dk), ("dv", &*to_dv)]
-            .map(|(name, values)| tensor(name, values.view(), precision.gradients));
-        let kernel = self.backward_kernel(recipe, problem);
-        let mut total = Array1::zeros(to_dsink.len());
-        for sequence in 0..problem.sequences.len() {
-            let call = AttentionCall::whole(&one_sequence(problem, sequence)?);
-            let descales = self.descales(recipe, problem, inputs, sequence);
-            let mut dsink = tensor("dsink", total.view(), Format::F32.into());
-            let tensors = BackwardLaunch {
-                q: &q,
-                k: &k,
-                v: &v,
-                sink: inputs.sink.as_slice().unwrap_or(&[]),
-                descales: &vec![descales; call.segments.len()],
-                dout: &dout,
-                out: &out,
-                lse: &lse,
-                dq: &mut dq,
-                dk: &mut dk,
-                dv: &mut dv,
-                dsink: &mut dsink,
+    fault(
+        "backward-kv-descale-of-own-rows",
+        "the backward decodes keys and values of other ranks with scales of the amax of the receiver's own rows",
+        "https://github.com/pytorch/torchtitan/issues/3109",
+        |recipe| recipe.known = of_own_rows,
+    ),
+    fault(
+        "dout-descale-of-own-rows",
+        "the scale of dout is of the amax of a rank's own rows, not of the group's",
+        "https://github.com/pytorch/torchtitan/issues/3109",
+        |recipe| recipe.known = dout_of_own_rows,
+    ),
+    fault(
+        "dout-descale-of-the-segment",
+        "scales of dout are counted by the launch's segments, which are parts of sequences once rows are dealt",
+        "https://github.com/sgl-project/sglang/pull/37785",
+        |recipe| {
+            recipe.descales = |scales, place| {
+                let sequence = place.local.segment.min(last_sequence(scales));
+                let of_segment = descales(scales, Place { sequence, ..place });
+                Descales { dout: of_segment.dout, ..descales(scales, place) }
             };
-            kernel.backward(&call, tensors);
-            total.iter_mut().zip(dsink.values()).for_each(|(total, part)| *total += part);
-        }
-        copy(to_dq, &dq);
-        copy(to_dk, &dk);
-        copy(to_dv, &dv);
-        to_dsink.assign(&total);
-        Ok(())
-    }
-
-    fn backward_kernel(&self, recipe: &Recipe, problem: &Problem) -> Box<dyn Kernel<f32>> {
-        let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
-        let roundings = Roundings {
-            weight_exponent: recipe.weight_exponent,
-            scales_tiles: true,
-            rounds_ds_weights: recipe.backward.rounds_ds_weights,
-            ..Roundings::new(p, ds)
-        };
-        Units::HopperFp8(recipe.backward.promoted_after).variant(
-            self.tiles,
-            roundings,
-            recipe.backward.stages,
-        )
-    }
-
-    /// Returns the descales of each query head of a sequence.
-    fn descales(
-        &self,
-        recipe: &Recipe,
-        problem: &Problem,
-        inputs: &Inputs,
-        sequence: usize,
-    ) -> Vec<Descales> {
-        let of_head = |head| {
-            let kv_head = head / problem.group();
-            let local = LocalPlace { segment: sequence, head, kv_head };
-            (recipe.backward.descales)(&inputs.scales, Place { sequence, head, kv_head, local })
-        };
-        (0..problem.heads.q).map(of_head).collect()
-    }
-}
-
-/// Returns the problem with one sequence alone, whose rows stay where they are.
-fn one_sequence(problem: &Problem, sequence: usize) -> Result<Problem, RunError> {
-    let sequences = vec![problem.sequences[sequence]];
-    let fields = ProblemFields { sequences, ..problem.clone().into() };
-    Problem::new(fields).map_err(|error| RunError::Crash(error.to_string()))
-}
+        },
+    ),
+    fault(
+        "dout-descale-of-the-local-head",
+        "a rank with a block of the heads takes their scales of dout from the first head on",
+        "https://github.com/sgl-project/sglang/pull/26436",
+        |recipe| {
+            recipe.descales = |scales, place| {
+                let LocalPlace { head, kv_head, .. } = place.local;
+                let of_local = descales(scales, Place { head, kv_head, ..place });
+                Descales { dout: of_local.dout, ..descales(scales, place) }
+            };
+        },
+    ),
+];

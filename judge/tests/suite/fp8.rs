@@ -57,22 +57,26 @@ fn the_kernel_in_fp8_holds_on_what_is_drawn() {
 
 #[test]
 fn the_backward_in_fp8_holds_on_what_is_drawn() {
-    let (mut held, mut douts) = (0, HashSet::new());
+    let (mut held, mut douts, mut algorithms) = (0, HashSet::new(), HashSet::new());
     for (index, problem) in asked(&both_passes(), 7, 1_500).enumerate() {
         let kernel = Fp8 {
             tiles: Tiles { q: [1, 4, 16, 64][index % 4], kv: [16, 64, 5][index / 4 % 3] },
             promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 12 % 3],
             weight_exponent: [8, 4, 0][index / 36 % 3],
+            merge: MergeOrder::WEIGHTED[index / 108 % 2],
+            order: index as u64,
             ..both_passes()
         };
         let verdict = evaluate(&kernel, &problem);
         assert!(matches!(verdict, Verdict::Pass(_)), "{kernel:?} on {problem:?}: {verdict:?}");
         if problem.pass == Pass::Backward && problem.pairs() > 0 {
             douts.insert(problem.precision.dout);
+            algorithms.insert(problem.parallel.algorithm.name());
             held += 1;
         }
     }
     assert!(held > 400 && douts.len() == 8, "{held} {douts:?}");
+    assert_eq!(algorithms.len(), Algorithm::ALL.len(), "{algorithms:?}");
 }
 
 /// A judge that samples the rows of every case is silent on the backward too, whose largest dS it bounds by norms.

@@ -108,7 +108,7 @@ impl CudaDevice<'_> {
             Work::AttendBackward(attend) => self.attend_backward(attend, memory).map_err(failed),
             Work::Merge(merge) => self.merge(merge, memory),
             Work::ApplySink { sink, out, lse, rows } => self.apply_sink(*sink, [*out, *lse], rows, memory),
-            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows, .. } => {
                 for id in [*dout, *out, *lse] {
                     memory.image.check_rows(id, rows)?;
                 }

@@ -50,7 +50,7 @@ impl Machine<'_> {
             }
             Work::Merge(merge) => self.merge(place, merge),
             Work::ApplySink { sink, out, lse, rows } => self.apply_sink(place, *sink, [*out, *lse], rows),
-            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows, .. } => {
                 self.sink_gradient(place, [*sink, *dout, *out, *lse], *dsink, rows);
             }
             Work::Accumulate { from, to, rows } => self.accumulate(place, *from, *to, rows),

@@ -261,7 +261,7 @@ impl<'a> Shape<'a> {
                 self.sink(*sink, *out)?;
                 self.written(*out, rows)
             }
-            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows, .. } => {
                 self.like(*out, *lse, false)?;
                 self.like(*out, *dout, true)?;
                 self.sink(Some(*sink), *out)?;

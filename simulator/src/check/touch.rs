@@ -113,7 +113,7 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
             let writes = [*out, *lse].map(|id| (id, Write, TouchedRows::Runs(rows)));
             sink.map(|sink| (sink, Read, TouchedRows::Values)).into_iter().chain(writes).collect()
         }
-        Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+        Work::SinkGradient { sink, dout, out, lse, dsink, rows, .. } => {
             let reads = [*dout, *out, *lse].map(|id| (id, Read, TouchedRows::Runs(rows)));
             let values = [(*sink, Read, TouchedRows::Values), (*dsink, Write, TouchedRows::Values)];
             values.into_iter().chain(reads).collect()

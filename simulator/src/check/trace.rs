@@ -16,7 +16,7 @@ use super::symbol::{SymbolRows, What};
 use crate::Segment;
 use crate::schedule::{BufferId, Layer, Schedule, Work};
 
-/// A launch of attention, forward or backward.
+/// A launch of attention, forward or backward, or a gradient of a sink ([`trace_moves`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracedLaunch {
     /// The operation of the launch.
@@ -67,13 +67,15 @@ pub enum HeldRows {
 
 /// Returns every launch of a schedule in an order in which they may run, or the reason why the schedule does not run.
 pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
-    traced(problem, schedule, |_| true)
+    traced(problem, schedule, |machine, at| machine.launch(at), |_| true)
 }
 
 /// Returns every launch like [`trace`], but does not follow sums, among which are launches' results. This is enough if
-/// no sum makes queries or keys, as in every right schedule.
+/// no sum makes queries or keys, as in every right schedule. Gradients of a sink are among them, each run of their rows
+/// as a segment without keys.
 pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
-    traced(problem, schedule, |work| match work {
+    let reads = |machine: &Machine<'_>, at| machine.launch(at).or_else(|| machine.gradient_of_sink(at));
+    traced(problem, schedule, reads, |work| match work {
         Work::Copy { .. } | Work::CopyValid { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
         Work::Linear { layer, .. } => *layer == Layer::Column,
         Work::Send { .. } | Work::Recv { .. } | Work::AllGather { .. } | Work::AllToAll { .. } => true,
@@ -100,10 +102,12 @@ pub fn actions(
     Ok((done, errors.0.iter().filter_map(stuck).collect()))
 }
 
-/// Returns every launch. Only the work that `follows` accepts is followed.
+/// Returns what is read in every operation of which `reads` says something. Only the work that `follows` accepts is
+/// followed.
 fn traced(
     problem: &Problem,
     schedule: &Schedule,
+    reads: impl Fn(&Machine<'_>, OperationId) -> Option<TracedLaunch>,
     follows: impl Fn(&Work) -> bool,
 ) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     let mut errors = Errors::default();
@@ -116,7 +120,7 @@ fn traced(
     let mut launches = Vec::new();
     for step in &steps {
         if let Action::Local(place) = step {
-            launches.extend(machine.launch(*place));
+            launches.extend(reads(&machine, *place));
         }
         if step.places().next().is_some_and(|place| follows(machine.work(*place))) {
             machine.step(step);
@@ -141,6 +145,18 @@ impl Machine<'_> {
                 self.name_shared(&queries, &mut keys);
                 Reading { segment, queries, keys }
             })
+        });
+        Some(TracedLaunch { at, readings: of_band.collect() })
+    }
+
+    fn gradient_of_sink(&self, at: OperationId) -> Option<TracedLaunch> {
+        let Work::SinkGradient { dout, rows, .. } = self.work(at) else { return None };
+        let of_band = self.bands(&[(*dout, 0)], self.heads(*dout)).into_iter().flat_map(|heads| {
+            let of_run = move |(segment, run): (usize, &Run)| {
+                let queries = self.held(TensorName::Dout, *dout, std::slice::from_ref(run), &heads);
+                Reading { segment, queries, keys: Vec::new() }
+            };
+            rows.iter().enumerate().map(of_run)
         });
         Some(TracedLaunch { at, readings: of_band.collect() })
     }

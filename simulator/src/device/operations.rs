@@ -9,7 +9,7 @@ use seamproof_oracle::{Format, Run};
 use super::buffers::{Buffers, stretch};
 use super::error::DeviceError;
 use crate::emulated::Kernel;
-use crate::schedule::{Axes, BufferId, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
+use crate::schedule::{Axes, BufferId, Descales, FillValue, Layer, Merge, MergeStyle, Rotated, RowPair};
 use crate::{GuardedTensor, Real};
 
 /// Combines lanes with others. Each result is rounded to the format in which it is stored.
@@ -241,6 +241,7 @@ pub(super) fn apply_sink<T: Real>(
 pub(super) fn sink_gradient<T: Real>(
     [sink, dout, out, lse, dsink]: [BufferId; 5],
     rows: &[Run],
+    descales: &[Vec<Descales>],
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
     for id in [dout, out, lse] {
@@ -248,12 +249,16 @@ pub(super) fn sink_gradient<T: Real>(
     }
     for head in 0..buffers.heads(dsink) {
         let mut sum = T::ZERO;
-        for row in rows.iter().flat_map(Run::real_rows) {
-            let lse = buffers.lane(lse, row, head)[0];
-            if lse != T::NEG_INFINITY {
-                let lanes = buffers.lane(dout, row, head).iter().zip(buffers.lane(out, row, head));
-                let d = lanes.fold(T::ZERO, |sum, (a, b)| sum + *a * *b);
-                sum -= (buffers.lane(sink, 0, head)[0] - lse).exp() * d;
+        for (index, run) in rows.iter().enumerate() {
+            let of_head = descales.get(index).and_then(|of_heads| of_heads.get(head));
+            let descale = of_head.map_or(T::ONE, |of_head| T::from_f32(of_head.dout));
+            for row in run.real_rows() {
+                let lse = buffers.lane(lse, row, head)[0];
+                if lse != T::NEG_INFINITY {
+                    let lanes = buffers.lane(dout, row, head).iter().zip(buffers.lane(out, row, head));
+                    let d = lanes.fold(T::ZERO, |sum, (a, b)| sum + *a * *b) * descale;
+                    sum -= (buffers.lane(sink, 0, head)[0] - lse).exp() * d;
+                }
             }
         }
         buffers.lane_mut(dsink, 0, head)[0] = sum;

@@ -169,7 +169,8 @@ impl Rank<'_> {
         if let Some((sink, dsink)) = sink.zip(to.dsink) {
             let real = |placed: PlacedRun| Run { span: placed.local.len, ..placed.local };
             let rows = self.placed().into_iter().map(real).filter(|run| run.len > 0).collect();
-            let work = Work::SinkGradient { sink, dout: to.dout, out, lse, dsink, rows };
+            let work =
+                Work::SinkGradient { sink, dout: to.dout, out, lse, dsink, rows, descales: Vec::new() };
             self.builder.push(self.rank, COMPUTE, work);
         }
     }
@@ -201,8 +202,22 @@ impl Rank<'_> {
         let queries: Vec<Run> = segments.iter().map(|s| Run { len: s.q.span, ..s.q }).collect();
         let call = self.call(segments);
         let dout = to.dout;
-        let work =
-            AttendBackward { step, call, table: None, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+        let work = AttendBackward {
+            step,
+            call,
+            table: None,
+            descales: Vec::new(),
+            q,
+            k,
+            v,
+            dout,
+            out,
+            lse,
+            sink: None,
+            dq,
+            dk,
+            dv,
+        };
         self.builder.push(self.rank, COMPUTE, Work::AttendBackward(work));
         for (from, to) in [(dk, dk_sum), (dv, dv_sum)] {
             let rows = keys.clone();

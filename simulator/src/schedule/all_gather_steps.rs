@@ -126,6 +126,7 @@ impl Rank<'_> {
             let (call, step) = (self.step_call(step.segments), Step::Launch { index, of });
             let (Local { q, out, lse, .. }, dout, [k, v]) = (self.local, to.dout, kv);
             let launch = AttendBackward {
+                descales: Vec::new(),
                 step,
                 call,
                 table: table.clone(),

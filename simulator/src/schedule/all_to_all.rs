@@ -136,7 +136,22 @@ impl Collected {
             self.fill(builder, rank, gradient, side, FillValue::Zero);
         }
         let (step, (call, table), sink) = (Step::Only, self.call(table), block.sink.zip(dsink));
-        let work = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
+        let work = AttendBackward {
+            step,
+            call,
+            table,
+            descales: Vec::new(),
+            q,
+            k,
+            v,
+            dout,
+            out,
+            lse,
+            sink,
+            dq,
+            dk,
+            dv,
+        };
         builder.push(rank, COMPUTE, Work::AttendBackward(work));
     }
 }

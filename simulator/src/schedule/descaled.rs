@@ -5,9 +5,9 @@
 //! of them. A launch counts its segments and its heads from 0; which sequence and which heads of the problem these are
 //! follows from the moves that bring the rows to it ([`trace_moves`]).
 
-use seamproof_oracle::{Problem, Scales, TensorName};
+use seamproof_oracle::{Pass, Problem, Scales, TensorName};
 
-use super::program::{Attend, Schedule, Work};
+use super::program::{Attend, AttendBackward, Schedule, Work};
 use crate::check::{CheckError, Held, HeldRows, Reading, trace_moves};
 
 /// The factors that turn codes of a sequence and query head into values.
@@ -38,9 +38,11 @@ impl Descales {
 /// A query head of a launch's segment, as the launch counts it and as the problem does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchedHead {
+    /// The pass of the launch.
+    pub pass: Pass,
     /// Rank of the world on which the launch is.
     pub rank: usize,
-    /// Index of the segment in the launch's call.
+    /// Index of the segment in the launch's call, or of the run among the rows of a sink's gradient.
     pub segment: usize,
     /// Index of the sequence in the problem.
     pub sequence: usize,
@@ -51,8 +53,8 @@ pub struct LaunchedHead {
 }
 
 impl Schedule {
-    /// Gives every forward launch the descales that `of` says. A segment without queries gets none. An error is the
-    /// reason why the schedule does not run.
+    /// Gives every launch, and every gradient of a sink, the descales that `of` says. A segment without queries gets
+    /// none. An error is the reason why the schedule does not run.
     pub fn descale(
         &mut self,
         problem: &Problem,
@@ -60,12 +62,17 @@ impl Schedule {
     ) -> Result<(), Vec<CheckError>> {
         for launch in trace_moves(problem, self)? {
             let at = launch.at;
-            let Work::Attend(attend) = &mut self.ranks[at.rank].operations[at.operation].work else {
-                continue;
+            let (pass, segments, told) = match &mut self.ranks[at.rank].operations[at.operation].work {
+                Work::Attend(Attend { call, descales, .. }) => (Pass::Forward, call.segments.len(), descales),
+                Work::AttendBackward(AttendBackward { call, descales, .. }) => {
+                    (Pass::Backward, call.segments.len(), descales)
+                }
+                Work::SinkGradient { rows, descales, .. } => (Pass::Backward, rows.len(), descales),
+                _ => continue,
             };
-            attend.descales = vec![Vec::new(); attend.call.segments.len()];
+            *told = vec![Vec::new(); segments];
             for reading in &launch.readings {
-                tell(attend, at.rank, reading, &of);
+                tell(&mut told[reading.segment], (pass, at.rank), reading, &of);
             }
         }
         Ok(())
@@ -73,14 +80,18 @@ impl Schedule {
 }
 
 /// Appends the descales of the heads of a reading to those of its segment. Readings come in order of heads.
-fn tell(attend: &mut Attend, rank: usize, reading: &Reading, of: impl Fn(LaunchedHead) -> Descales) {
+fn tell(
+    told: &mut Vec<Descales>,
+    (pass, rank): (Pass, usize),
+    reading: &Reading,
+    of: impl Fn(LaunchedHead) -> Descales,
+) {
     let Some(Held { holds: HeldRows::Positions { sequence, heads, .. }, .. }) = reading.queries.first()
     else {
         return;
     };
     let (segment, sequence) = (reading.segment, *sequence);
-    let to = &mut attend.descales[segment];
     for head in heads.clone() {
-        to.push(of(LaunchedHead { rank, segment, sequence, local: to.len(), head }));
+        told.push(of(LaunchedHead { pass, rank, segment, sequence, local: told.len(), head }));
     }
 }

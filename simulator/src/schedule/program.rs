@@ -193,6 +193,8 @@ pub struct AttendBackward {
     pub call: AttentionCall,
     /// The rows of a table that say the call's segments, as in [`Attend::table`].
     pub table: Option<Region>,
+    /// Descales of codes in FP8, as in [`Attend::descales`].
+    pub descales: Vec<Vec<Descales>>,
     /// Queries.
     pub q: BufferId,
     /// Keys.
@@ -419,8 +421,10 @@ pub enum Work {
         lse: BufferId,
         /// The gradient, which is written. It is a partial sum of the rank.
         dsink: BufferId,
-        /// The rows.
+        /// The rows, each run those of one sequence.
         rows: Vec<Run>,
+        /// Descales of codes of dout, by run and then by head; empty where nothing is scaled.
+        descales: Vec<Vec<Descales>>,
     },
     /// Adds for all heads: `to += from`, rounded to the format of `to`.
     Accumulate {

@@ -212,7 +212,8 @@ impl RingCore<'_> {
         if let Some((sink, dsink)) = local.sink.zip(gradients.dsink) {
             let (Local { out, lse, .. }, dout) = (local, gradients.dout);
             let rows = self.real_queries(place);
-            builder.push(rank, MAIN, Work::SinkGradient { sink, dout, out, lse, dsink, rows });
+            let work = Work::SinkGradient { sink, dout, out, lse, dsink, rows, descales: Vec::new() };
+            builder.push(rank, MAIN, work);
         }
     }
 
@@ -572,8 +573,22 @@ impl BackwardStep {
             let q_rows = owned(call.segments.iter().map(|segment| segment.q));
             let kv_rows = owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied()));
             let step = core.step(ends, step, part);
-            let launch =
-                AttendBackward { step, call, table, q, k, v, dout, out, lse, sink: None, dq, dk, dv };
+            let launch = AttendBackward {
+                step,
+                call,
+                table,
+                descales: Vec::new(),
+                q,
+                k,
+                v,
+                dout,
+                out,
+                lse,
+                sink: None,
+                dq,
+                dk,
+                dv,
+            };
             builder.push(rank, stream, Work::AttendBackward(launch));
             wait(builder, rank, stream, turn.take());
             let sums =

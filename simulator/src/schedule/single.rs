@@ -60,7 +60,8 @@ pub(super) fn attend_backward(
     let Local { q, k, v, out, lse, .. } = *local;
     let LocalBackward { dout, dq, dk, dv, dsink } = *to;
     let (step, call, table, sink) = (Step::Only, call.clone(), None, local.sink.zip(dsink));
-    let attend = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
+    let attend =
+        AttendBackward { step, call, table, descales: Vec::new(), q, k, v, dout, out, lse, sink, dq, dk, dv };
     builder.push(0, STREAM, Work::AttendBackward(attend));
 }
 

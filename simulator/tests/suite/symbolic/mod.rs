@@ -230,7 +230,7 @@ impl<'a> Machine<'a> {
                     }
                 }
             }
-            Work::SinkGradient { sink, dout, out, lse, dsink, rows } => {
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows, .. } => {
                 let rows: Vec<usize> = each(rows).collect();
                 self.sink_gradient([*sink, *dout, *out, *lse, *dsink], &rows)?;
             }
