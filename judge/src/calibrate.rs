@@ -136,17 +136,18 @@ pub struct Calibration {
     pub cases: u64,
     /// Number of cases that the subject's table refuses, or whose backward it does.
     pub refused: u64,
-    /// Whether the subject's table has no backward.
-    pub is_forward_only: bool,
     /// Number of cases whose launches the subject does not tell, or for which it gave no whole result.
     pub untold: u64,
+    /// Whether a case of both passes came without an LSE, from which the backward would recompute the weights.
+    pub hides_lse: bool,
     /// Score of each forward candidate, from out.
     pub forward: BTreeMap<ForwardFacts, Score>,
     /// Orders of merging that differ in some case from what the subject declares.
     pub other_orders: BTreeSet<MergeOrder>,
     /// Sizes of tiles, of those that are tried, that differ in some case from what the instance declares.
     pub other_tiles: BTreeSet<usize>,
-    /// Score of each backward candidate, from dq, dk and dv; empty where the subject shows no LSE.
+    /// Score of each backward candidate, from dq, dk and dv; empty where gradients are not replayed: the subject shows
+    /// no LSE, dS has a factor for each tile, or there is no backward.
     pub backward: BTreeMap<BackwardFacts, Score>,
     /// Choices that the instances declared, with an unknown one where a choice is.
     pub declared: BTreeSet<Choices>,
@@ -262,9 +263,6 @@ pub enum Unlockable {
     /// A table that refuses every case.
     #[error("its table refuses all {0} dithered cases: run more, or widen the table")]
     NoCase(u64),
-    /// A table without the backward, from which half of a profile is told.
-    #[error("its table has no backward, and a profile is that of both passes: tiers W and T judge it")]
-    NoBackward,
     /// A subject that tells nothing about its launches.
     #[error(
         "it does not say which keys its launches show together, so that its roundings cannot be replayed: tiers W and T \
@@ -313,11 +311,9 @@ impl Calibration {
 
     fn of_case(backend: &dyn Backend, problem: &Problem) -> Result<Calibration, RunError> {
         let table = backend.declaration().table;
-        if !table.backward {
-            return Ok(Calibration { is_forward_only: true, ..Calibration::default() });
-        }
         let problem = &table.fitted(problem.clone());
-        if table.refusal(problem).is_some() || problem.pass == Pass::Forward {
+        let has_lost_backward = table.backward && problem.pass == Pass::Forward;
+        if table.refusal(problem).is_some() || has_lost_backward {
             return Ok(Calibration { refused: 1, ..Calibration::default() });
         }
         let Some(trial) = Trial::run(backend, problem)? else {
@@ -349,8 +345,8 @@ impl Calibration {
         Ok(Calibration {
             cases: 1,
             refused: 0,
-            is_forward_only: false,
             untold: 0,
+            hides_lse: table.backward && trial.hides_lse(),
             forward,
             other_orders: others.into_keys().collect(),
             other_tiles: KV_TILES.into_iter().filter(|other| *other != tile).collect(),
@@ -363,8 +359,8 @@ impl Calibration {
     fn worse(mut self, other: Calibration) -> Calibration {
         self.cases += other.cases;
         self.refused += other.refused;
-        self.is_forward_only |= other.is_forward_only;
         self.untold += other.untold;
+        self.hides_lse |= other.hides_lse;
         raise(&mut self.forward, other.forward);
         raise(&mut self.backward, other.backward);
         self.other_orders.extend(other.other_orders);
@@ -403,9 +399,14 @@ impl Calibration {
         tightest.into_values().collect()
     }
 
-    /// Returns the candidates of both passes that explain every case. Of those that differ in what has a tightest choice
+    /// Returns the candidates of both passes that explain every case, or of the forward alone where no backward is
+    /// replayed. Of those that differ in what has a tightest choice
     /// alone, there is one: the order is chosen last, because a weaker choice may make up for a wrong one.
-    fn fits(&self) -> Vec<(ForwardFacts, BackwardFacts)> {
+    fn fits(&self) -> Vec<(ForwardFacts, Option<BackwardFacts>)> {
+        if self.backward.is_empty() {
+            let forward = ForwardFacts::all().filter(|facts| !facts.scales_queries);
+            return forward.filter_map(|facts| Some((self.by_bound(facts).next()?, None))).collect();
+        }
         let backward = self.tightest_backward();
         let fit = |facts: ForwardFacts, scales: bool| {
             let agreeing = |forward: ForwardFacts| {
@@ -420,6 +421,7 @@ impl Calibration {
         ForwardFacts::all()
             .flat_map(|facts| [false, true].map(|scales| fit(facts, scales)))
             .flatten()
+            .map(|(forward, backward)| (forward, Some(backward)))
             .collect()
     }
 
@@ -464,10 +466,9 @@ impl Calibration {
         let scaled = !forward.is_empty() && forward.iter().all(|facts| facts.scales_queries);
         match self.cases {
             0 if self.untold > 0 => Some(Unlockable::NoLaunches),
-            0 if self.is_forward_only => Some(Unlockable::NoBackward),
             0 => Some(Unlockable::NoCase(self.refused)),
             _ if scaled => Some(Unlockable::ScaledQueries),
-            _ if self.backward.is_empty() => Some(Unlockable::HiddenLse),
+            _ if self.hides_lse => Some(Unlockable::HiddenLse),
             _ => None,
         }
     }
@@ -486,12 +487,14 @@ impl Calibration {
                 version: LOCK_VERSION,
                 backend: backend.to_owned(),
                 rounds_weights: forward.rounds_weights,
-                scales_logit_gradients: backward.scales_logit_gradients,
+                scales_logit_gradients: backward.is_some_and(|facts| facts.scales_logit_gradients),
                 scales_queries: forward.scales_queries,
                 weights: self.undeclared(forward.weights(), |declared| declared.weights),
-                delta: self.undeclared(backward.delta, |declared| declared.delta),
-                group_sums: self.undeclared(backward.group_sums, |declared| declared.group_sums),
-                ds_weights: self.undeclared(backward.ds_weights, |declared| declared.ds_weights),
+                delta: backward.and_then(|facts| self.undeclared(facts.delta, |declared| declared.delta)),
+                group_sums: backward
+                    .and_then(|facts| self.undeclared(facts.group_sums, |declared| declared.group_sums)),
+                ds_weights: backward
+                    .and_then(|facts| self.undeclared(facts.ds_weights, |declared| declared.ds_weights)),
                 kv_tile: forward.kv_tile,
                 kv_order: forward.profile(1).kv_order,
                 merge: forward.merge,

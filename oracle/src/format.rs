@@ -286,7 +286,7 @@ const F64_FRACTION_BITS: i32 = 52;
 
 /// Returns `2^exponent`, for an exponent in the normal range of f64.
 #[inline]
-fn power_of_two(exponent: i32) -> f64 {
+pub(crate) fn power_of_two(exponent: i32) -> f64 {
     debug_assert!((1 - F64_BIAS..=F64_BIAS).contains(&exponent));
     f64::from_bits(((F64_BIAS + exponent) as u64) << F64_FRACTION_BITS)
 }

@@ -103,6 +103,6 @@ impl Groups {
     /// Whether a scale belongs to some rows of a sequence. Such a scale is known to the ranks that hold these rows;
     /// any other is known to every rank.
     pub fn are_of_rows(&self) -> bool {
-        matches!(self.scaling, Scaling::PerTokenHead | Scaling::PerBlock { .. })
+        self.scaling.is_of_rows()
     }
 }

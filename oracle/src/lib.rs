@@ -23,6 +23,7 @@ mod inputs;
 pub mod limits;
 mod lse_layout;
 mod mask;
+pub mod matrix_unit;
 pub mod names;
 mod pages;
 mod parallel;

@@ -36,6 +36,11 @@ pub enum Scaling {
 }
 
 impl Scaling {
+    /// Whether a scale belongs to some rows of a sequence, not to all.
+    pub fn is_of_rows(self) -> bool {
+        matches!(self, Scaling::PerTokenHead | Scaling::PerBlock { .. })
+    }
+
     /// The scalings that are a name without numbers, each with that name.
     const NAMED: [(&str, Scaling); 5] = [
         ("tensor", Scaling::PerTensor),

@@ -47,13 +47,22 @@ pub struct ReplayedKeys {
 
 impl ReplayedLaunch {
     /// Returns the keys that the launch shows a query, in order, each with its number; those too that the mask hides.
-    fn shown(&self, query: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+    fn shown(&self, query: usize) -> impl Iterator<Item = Met> + '_ {
         let number = self.first + (query - self.queries.start) / self.queries.step;
         self.keys.iter().flat_map(move |ReplayedKeys { first, line, band }| {
             let own = band.keys(number, first + line.len);
-            (own.start.max(*first)..own.end).map(move |index| (index, line.at(index - first)))
+            (own.start.max(*first)..own.end).map(move |number| Met { number, key: line.at(number - first) })
         })
     }
+}
+
+/// A key that a query meets in a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// The launch's own number of the key.
+    pub(crate) number: usize,
+    /// The key's position.
+    pub(crate) key: usize,
 }
 
 /// A numeric profile, and the launches that a replay follows.
@@ -82,17 +91,15 @@ impl Replay {
         launches: &[&ReplayedLaunch],
         query: usize,
         seen: &Intervals,
-    ) -> Option<Vec<Vec<Vec<usize>>>> {
+    ) -> Option<Vec<Vec<Vec<Met>>>> {
         let mut walked = 0;
         let mut walk = Vec::new();
         for launch in launches.iter().filter(|launch| launch.queries.contains(query)) {
-            let keys: Vec<(usize, usize)> =
-                launch.shown(query).filter(|(_, key)| seen.contains(key)).collect();
+            let keys: Vec<Met> = launch.shown(query).filter(|met| seen.contains(&met.key)).collect();
             walked += keys.len();
             let tile = self.profile.kv_tile.max(1);
-            let tiles = keys.chunk_by(|a, b| a.0 / tile == b.0 / tile);
-            let mut tiles: Vec<Vec<usize>> =
-                tiles.map(|keys| keys.iter().map(|(_, key)| *key).collect()).collect();
+            let mut tiles: Vec<Vec<Met>> =
+                keys.chunk_by(|a, b| a.number / tile == b.number / tile).map(<[Met]>::to_vec).collect();
             if self.profile.kv_order == KeyOrder::Descending {
                 tiles.reverse();
             }
@@ -143,6 +150,13 @@ mod tests {
         }
     }
 
+    /// Returns the positions of the keys of a walk.
+    fn keys_of(replay: &Replay, query: usize, seen: Range<usize>) -> Option<Vec<Vec<Vec<usize>>>> {
+        let walk = replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())?;
+        let keys = |tile: &Vec<Met>| tile.iter().map(|met| met.key).collect();
+        Some(walk.iter().map(|launch| launch.iter().map(keys).collect()).collect())
+    }
+
     #[test]
     fn a_walk_cuts_each_launch_at_its_own_tiles() {
         let profile = profile();
@@ -151,9 +165,7 @@ mod tests {
             launch(line(0, 1, 8), vec![(0, line(3, 1, 3))], ALL),
         ];
         let mut replay = Replay { profile, launches, joints: None };
-        let walk = |replay: &Replay, query, seen: Range<usize>| {
-            replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())
-        };
+        let walk = |replay: &Replay, query, seen: Range<usize>| keys_of(replay, query, seen);
         assert_eq!(walk(&replay, 2, 1..7), Some(vec![vec![vec![1], vec![2, 6]], vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 2..6), None, "key 2 is nowhere");
@@ -168,9 +180,7 @@ mod tests {
         let of = |band| launch(line(4, 1, 4), vec![(0, line(4, 1, 4))], band);
         // The first query is number 1: query 5 is number 2 and sees keys 4 to 6 in the first launch, and 7 in the other.
         let launches = vec![of(band(None, Some(0))), of(band(Some(1), None))];
-        let walk = |replay: &Replay, query| {
-            replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &(4..8).into())
-        };
+        let walk = |replay: &Replay, query| keys_of(replay, query, 4..8);
         let mut replay = Replay { profile, launches, joints: None };
         assert_eq!(walk(&replay, 5), Some(vec![vec![vec![4, 5, 6]], vec![vec![7]]]));
         replay.launches[1] = of(band(Some(0), None));

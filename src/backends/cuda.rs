@@ -518,7 +518,7 @@ impl Backend for Cuda {
         // Tiles of the kernels on tensor cores depend on the shape of the whole launch.
         let is_simple = self.attention == AttentionKernels::Simple
             || !self.on_tensor_cores(problem)?.concat().contains(&true);
-        if is_simple { schedule.launches(problem) } else { None }
+        if is_simple { schedule.launches(problem, None) } else { None }
     }
 
     /// Returns the ways as the device decides them: by the schedule's launches.

@@ -10,9 +10,10 @@ use std::num::NonZeroUsize;
 
 use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
+use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Inputs, Problem};
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::schedule::{BuildError, Schedule};
+use seamproof_simulator::schedule::{BuildError, KeyBlocks, Schedule};
 
 use super::Cuda;
 use super::cuda::{self, CudaRunner, Launched, Place, fault_in, opened, run_here};
@@ -24,6 +25,8 @@ use seamproof_kernels::forward::DIM_MAX;
 
 /// Tiles that no block of keys is smaller than, but for the first and the last of a run.
 const TILES: Tiles = Tiles { q: 64, kv: 64 };
+/// Blocks of keys, and the groups of rows that they begin with.
+const BLOCKS: KeyBlocks = KeyBlocks { rows: 128, group: 16 };
 /// Steps of the tensor core in a block of keys.
 const STEPS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 /// Options of the kernels in 16 bits that say nothing here.
@@ -161,6 +164,11 @@ impl Backend for CudaFp8 {
 
     fn partition(&self, problem: &Problem) -> Partition {
         self.emulated().partition(problem)
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
+        let forward = problem.forward();
+        self.schedule(&forward).ok()?.launches(&forward, Some(BLOCKS))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {

@@ -9,7 +9,7 @@ use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, note};
 use crate::bench;
-use crate::power::{self, PowerPlan};
+use crate::power::{self, PowerPlan, PowerTable};
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::forward::AttentionKernels;
@@ -31,6 +31,7 @@ Examples, in a release build:
   seamproof bench prove
   seamproof bench power
   seamproof bench power --cases 100 --seed 2
+  seamproof bench power --precision fp8
   seamproof bench thd
   seamproof bench quantise
   seamproof bench attention --tracks short128,tiny1024x64
@@ -54,6 +55,9 @@ enum What {
         /// Seed of the cases
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Precision of the kernel: bf16 or fp8
+        #[arg(long, value_name = "PRECISION", default_value = "bf16", value_parser = power_table)]
+        precision: PowerTable,
     },
     /// Attention on packs of sequences on a GPU, against a peer: TFLOP/s on visible pairs of real tokens
     #[command(after_help = EXAMPLES)]
@@ -97,7 +101,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let measured = match &args.what {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()).map(|()| true),
         What::Prove => bench::prove(&mut io::stdout()).map(|()| true),
-        What::Power { cases, seed } => power(&PowerPlan { cases: (*cases).into(), seed: *seed }),
+        What::Power { cases, seed, precision } => {
+            power(precision, &PowerPlan { cases: (*cases).into(), seed: *seed })
+        }
         What::Quantise { gpu } => on_gpu(*gpu, gpu_bench::quantise)?.map(|()| true),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
         What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
@@ -116,13 +122,22 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// Prints the table. Returns whether the judge caught everything that is wrong, and nothing else.
-fn power(plan: &PowerPlan) -> io::Result<bool> {
+fn power(table: &PowerTable, plan: &PowerPlan) -> io::Result<bool> {
     let start = Instant::now();
-    let held = power::table(plan, &mut io::stdout(), |row| {
+    let held = power::print(table, plan, &mut io::stdout(), |row| {
         note(&format_args!("{:.0} s: measuring: {row}", start.elapsed().as_secs_f64()));
     })?;
     note(&format_args!("{:.0} s", start.elapsed().as_secs_f64()));
     Ok(held)
+}
+
+/// Reads the name of a precision.
+fn power_table(name: &str) -> Result<PowerTable, String> {
+    match name {
+        "bf16" => Ok(power::BF16),
+        "fp8" => Ok(power::FP8),
+        _ => Err("no such precision; use bf16 or fp8".to_owned()),
+    }
 }
 
 /// A pass that `bench attention` measures.

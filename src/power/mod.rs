@@ -4,8 +4,8 @@
 //! the results. The judge's pool is drawn over the campaign's own mix of input modes. The other pool has the
 //! near-normal inputs of the field's test suites, flat and peaked in turn, with ordinary numbers in padding rows. A
 //! *draw* is [`DRAW`] cases of a pool, with repeats. It catches the fault when one of its cases does. The figure is
-//! the number of [`DRAWS`] seeded draws that catch the fault: for the judge, for the tolerance rule, and for the rule
-//! of twice the error of a same-precision reference ([`rules`]). The row without a fault counts false alarms.
+//! the number of [`DRAWS`] seeded draws that catch the fault: for the judge, and for two rules of the field ([`rules`]).
+//! The row without a fault counts false alarms. There is a table in bf16, and one in FP8.
 
 pub mod rows;
 pub mod rules;
@@ -13,10 +13,10 @@ pub mod rules;
 use std::io::{self, Write};
 
 use rayon::prelude::*;
-use seamproof_oracle::{InputMode, Inputs, Pass, Problem, ProblemFields};
+use seamproof_oracle::{InputMode, Inputs, Pass, Problem, ProblemFields, Scales};
 
-use rows::{MeasuredSubject, PowerRow, ROWS};
-use rules::Tensors;
+use rows::{BF16_ROWS, FP8_ROWS, PowerRow};
+use rules::{BF16_RULES, Compared, FP8_RULES, Rule, Tensors};
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exact;
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -36,6 +36,20 @@ pub const DRAWS: usize = 1000;
 const NEAR_NORMAL: [InputMode; 2] = [InputMode::Flat, InputMode::Peaked];
 /// Number of candidates for one case of a pool. Those on which the fault does not show are discarded.
 const CANDIDATES: usize = 8;
+
+/// A table of faults, and the rules of the field beside the judge.
+#[derive(Clone, Copy, Debug)]
+pub struct PowerTable {
+    /// The rows.
+    pub rows: &'static [PowerRow],
+    /// The rules.
+    pub rules: [Rule; 2],
+}
+
+/// Faults of the kernel in bf16.
+pub const BF16: PowerTable = PowerTable { rows: &BF16_ROWS, rules: BF16_RULES };
+/// Faults of the kernel in FP8.
+pub const FP8: PowerTable = PowerTable { rows: &FP8_ROWS, rules: FP8_RULES };
 
 /// Plan of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -83,30 +97,33 @@ impl Caught {
 pub struct Measured {
     /// Cases caught by the judge, over the campaign's mix of modes.
     pub judge: Caught,
-    /// Cases caught by the tolerance.
-    pub tolerance: Caught,
-    /// Cases caught by twice the error of the same-precision reference.
-    pub twice: Caught,
+    /// Cases caught by each rule of the table.
+    pub rules: [Caught; 2],
 }
 
 /// Prints the table, each row as soon as it is measured; `begin` is told of each row before. Returns whether the
 /// judge caught every fault in every draw, and nothing where there is no fault.
-pub fn table(plan: &PowerPlan, to: &mut dyn Write, mut begin: impl FnMut(&str)) -> io::Result<bool> {
-    writeln!(to, "| fault | (a) this judge | (b) atol = rtol = 2.5e-2 | (c) twice the reference's error |")?;
+pub fn print(
+    table: &PowerTable,
+    plan: &PowerPlan,
+    to: &mut dyn Write,
+    mut begin: impl FnMut(&str),
+) -> io::Result<bool> {
+    let [first, second] = table.rules.map(|rule| rule.name);
+    writeln!(to, "| fault | (a) this judge | (b) {first} | (c) {second} |")?;
     writeln!(to, "|---|---|---|---|")?;
     let mut held = true;
-    for row in &ROWS {
+    for row in table.rows {
         begin(row.name);
-        let measured = measure(row, plan)?;
-        let Measured { judge, tolerance, twice } = &measured;
-        let wanted = if matches!(row.subject, MeasuredSubject::Right) { 0 } else { DRAWS };
+        let Measured { judge, rules } = measure(row, &table.rules, plan)?;
+        let wanted = if row.subject.is_right() { 0 } else { DRAWS };
         held &= judge.draws(plan.seed) == wanted && judge.0.len() == plan.cases;
         let field = |caught: &Caught| {
             let [flat, peaked] = NEAR_NORMAL.map(|mode| caught.in_mode(mode).share());
             format!("{} (flat {flat}, peaked {peaked})", caught.draws(plan.seed))
         };
         let ours = format!("{} ({})", judge.draws(plan.seed), judge.share());
-        writeln!(to, "| {} | {ours} | {} | {} |", row.name, field(tolerance), field(twice))?;
+        writeln!(to, "| {} | {ours} | {} | {} |", row.name, field(&rules[0]), field(&rules[1]))?;
         to.flush()?;
     }
     writeln!(to, "\nDraws of {DRAW} cases that catch the fault, of {DRAWS}; in brackets the cases that do.")?;
@@ -114,19 +131,21 @@ pub fn table(plan: &PowerPlan, to: &mut dyn Write, mut begin: impl FnMut(&str)) 
 }
 
 /// Measures one row. An error says that its subject or its problems cannot be made, which is a fault of the table.
-pub fn measure(row: &PowerRow, plan: &PowerPlan) -> io::Result<Measured> {
-    let subject = row.subject.backend().map_err(io::Error::other)?;
+pub fn measure(row: &PowerRow, rules: &[Rule; 2], plan: &PowerPlan) -> io::Result<Measured> {
+    let [subject, right] = row.subjects().map_err(io::Error::other)?;
     let Some((first, _)) = row.shapes.split_first() else { return Ok(Measured::default()) };
     first.problem(0, InputMode::Flat).map_err(io::Error::other)?;
+    let table = right.declaration().table;
     let case = |index: usize, mode: InputMode| {
-        let problem = row.shapes[index % row.shapes.len()].problem(plan.seed + index as u64, mode);
-        problem.ok().map(|problem| Case { problem, subject: subject.as_ref(), row })
+        let problem = row.shapes[index % row.shapes.len()].problem(plan.seed + index as u64, mode).ok()?;
+        let (problem, is_right) = (table.fitted(problem), row.subject.is_right());
+        Some(Case { problem, subject: subject.as_ref(), right: right.as_ref(), is_right })
     };
     let modes = campaign_modes(plan);
     let judge = pool(plan, |index| case(index, modes[index])?.judged());
-    let field = pool(plan, |index| case(index, NEAR_NORMAL[index / row.shapes.len() % 2])?.by_rules());
+    let field = pool(plan, |index| case(index, NEAR_NORMAL[index / row.shapes.len() % 2])?.by_rules(rules));
     let column = |rule: usize| Caught(field.iter().map(|(mode, caught)| (*mode, caught[rule])).collect());
-    Ok(Measured { judge: Caught(judge), tolerance: column(0), twice: column(1) })
+    Ok(Measured { judge: Caught(judge), rules: [0, 1].map(column) })
 }
 
 /// Returns the first cases whose candidates are usable.
@@ -156,7 +175,9 @@ fn campaign_modes(plan: &PowerPlan) -> Vec<InputMode> {
 struct Case<'a> {
     problem: Problem,
     subject: &'a dyn Backend,
-    row: &'a PowerRow,
+    /// The subject without a fault.
+    right: &'a dyn Backend,
+    is_right: bool,
 }
 
 impl Case<'_> {
@@ -173,44 +194,47 @@ impl Case<'_> {
     }
 
     /// Whether each of the two rules of the field rejects the results.
-    fn by_rules(&self) -> Option<(InputMode, [bool; 2])> {
+    fn by_rules(&self, rules: &[Rule; 2]) -> Option<(InputMode, [bool; 2])> {
         let (problem, inputs) = (&self.problem, ordinary(&self.problem)?);
         let got = self.outputs(&inputs)?;
         let Some(got) = got.and_then(|outputs| whole(problem, outputs)) else {
             return Some((problem.mode, [true; 2]));
         };
         let got = Tensors::of(&got);
-        let gradients = problem.pass == Pass::Backward;
-        let exact = Tensors::exact(problem, &inputs, gradients);
-        let same = rules::same_precision(problem, &inputs, gradients);
-        let accepted = [
-            rules::within_tolerance(&got, &exact, problem),
-            rules::within_twice_reference(&got, &same, &exact, problem),
-        ];
-        Some((problem.mode, accepted.map(|accepted| !accepted)))
+        let exact = Tensors::exact(problem, &inputs, problem.pass == Pass::Backward);
+        let compared = Compared { got: &got, exact: &exact, problem, inputs: &inputs };
+        Some((problem.mode, rules.map(|rule| !(rule.accepts)(&compared))))
     }
 
     /// Returns the subject's results on the inputs, `Some(None)` where it does not run; `None` where there is a fault
     /// and it changes nothing.
     fn outputs(&self, inputs: &Inputs) -> Option<Option<Outputs>> {
         let got = self.subject.run(&self.problem, inputs).ok();
-        if matches!(self.row.subject, MeasuredSubject::Right) {
+        if self.is_right {
             return Some(got);
         }
-        let right = MeasuredSubject::right().run(&self.problem, inputs).ok()?;
+        let right = self.right.run(&self.problem, inputs).ok()?;
         let shows = got.as_ref().is_none_or(|got| !same_bits(&right, got));
         shows.then_some(got)
     }
 }
 
 /// Returns the inputs with ordinary numbers in padding rows: those that the sequences would hold if they were that
-/// long.
+/// long. Codes have descales from ½ to 2, as tolerances for values near 1 need.
 fn ordinary(problem: &Problem) -> Option<Inputs> {
     let mut fields: ProblemFields = problem.clone().into();
     for sequence in &mut fields.sequences {
         (sequence.q.len, sequence.kv.len) = (sequence.q.span, sequence.kv.span);
     }
-    Problem::new(fields).ok().map(|longer| values::inputs(&longer))
+    let inputs = values::inputs(&Problem::new(fields).ok()?);
+    let near_one = |descale: f32| {
+        let (significand, exponent) = libm::frexpf(descale);
+        if exponent % 2 == 0 { significand } else { 2.0 * significand }
+    };
+    let scales = Scales::new(problem, |tensor, _, place| {
+        inputs.scales.of(tensor).map_or(1.0, |scales| near_one(scales.descale()[place]))
+    });
+    Some(Inputs { scales, ..inputs })
 }
 
 /// Returns the ranks' results in the problem's own layout.

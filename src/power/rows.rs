@@ -15,7 +15,7 @@ use seamproof_simulator::schedule::{MergeStyle, Schedule, Work};
 use crate::backends::{self, BackendError};
 use seamproof_judge::exact;
 use seamproof_judge::subject::Backend;
-use seamproof_judge::subjects::{Emulated, Planted};
+use seamproof_judge::subjects::{Emulated, Fp8, Planted};
 
 /// Number of query rows, and of key rows, in a tile.
 const TILE: usize = 64;
@@ -26,9 +26,11 @@ const PADDED_KEYS: usize = 3301;
 /// Number of padding keys that leak.
 const LEAKED: usize = 3;
 
-/// Shape of a case: one sequence, bf16.
+/// Shape of a case: sequences of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
+    /// Number of sequences.
+    pub sequences: usize,
     /// Number of real queries.
     pub queries: usize,
     /// Number of real keys.
@@ -49,7 +51,17 @@ pub struct Shape {
 
 impl Shape {
     const fn forward(queries: usize, keys: usize, mask: Mask) -> Shape {
-        Shape { queries, keys, padding: 0, heads: 1, dim: 16, mask, pass: Pass::Forward, ranks: 1 }
+        Shape {
+            sequences: 1,
+            queries,
+            keys,
+            padding: 0,
+            heads: 1,
+            dim: 16,
+            mask,
+            pass: Pass::Forward,
+            ranks: 1,
+        }
     }
 
     const fn backward(length: usize) -> Shape {
@@ -58,8 +70,12 @@ impl Shape {
 
     /// Returns the problem of this shape with the values of a mode and a seed.
     pub fn problem(&self, seed: u64, mode: InputMode) -> Result<Problem, ProblemError> {
-        let kv = Run::packed(0, self.keys, self.keys + self.padding);
-        let q = Run::packed(0, self.queries, self.queries);
+        let sequence = |index: usize| {
+            let span = self.keys + self.padding;
+            let kv = Run::packed(index * span, self.keys, span);
+            let q = Run::packed(index * self.queries, self.queries, self.queries);
+            Sequence { id: index as u32, q, kv }
+        };
         Problem::new(ProblemFields {
             heads: Heads { q: self.heads, kv: self.heads },
             mask: self.mask,
@@ -68,7 +84,7 @@ impl Shape {
             mode,
             data_seed: seed,
             pass: self.pass,
-            ..ProblemFields::of(vec![Sequence { id: 0, q, kv }], self.dim)
+            ..ProblemFields::of((0..self.sequences).map(sequence).collect(), self.dim)
         })
     }
 
@@ -89,23 +105,33 @@ pub enum MeasuredSubject {
     Named(&'static str),
     /// The emulated kernel with a fault of this table.
     Planted(Fault),
+    /// The kernel in FP8 with what follows its name; right without any.
+    Fp8(&'static str),
 }
 
 impl MeasuredSubject {
-    /// Returns the right kernel, of which every faulty subject is an edit.
+    /// Whether there is no fault.
+    pub fn is_right(self) -> bool {
+        matches!(self, MeasuredSubject::Right | MeasuredSubject::Fp8(""))
+    }
+
+    /// Returns the right kernel in bf16.
     pub fn right() -> Emulated {
         Emulated { tiles: Tiles { q: TILE, kv: TILE }, ..Emulated::default() }
     }
 
     /// Returns the subject, ready to run.
-    pub fn backend(self) -> Result<Box<dyn Backend>, BackendError> {
-        let tile = |name: &str| (name.to_owned(), TILE.to_string());
+    fn backend(self, pass: Pass) -> Result<Box<dyn Backend>, BackendError> {
+        let tiles = ["q_tile", "kv_tile"].map(|name| (name.to_owned(), TILE.to_string()));
         match self {
             MeasuredSubject::Right => Ok(Box::new(MeasuredSubject::right())),
-            MeasuredSubject::Named(name) => {
-                backends::by_name(name, &[tile("q_tile"), tile("kv_tile")].into_iter().collect())
-            }
+            MeasuredSubject::Named(name) => backends::by_name(name, &tiles.into()),
             MeasuredSubject::Planted(fault) => Ok(Box::new(Planted::new(MeasuredSubject::right(), fault))),
+            MeasuredSubject::Fp8(fault) => {
+                let pass = if pass == Pass::Backward { "both" } else { "forward" };
+                let options = tiles.into_iter().chain([("pass".to_owned(), pass.to_owned())]);
+                backends::by_name(&format!("{}{fault}", Fp8::NAME), &options.collect())
+            }
         }
     }
 }
@@ -121,6 +147,19 @@ pub struct PowerRow {
     pub subject: MeasuredSubject,
 }
 
+impl PowerRow {
+    /// Returns the subject, and the right one of which it is an edit.
+    pub fn subjects(&self) -> Result<[Box<dyn Backend>; 2], BackendError> {
+        let is_backward = |shape: &Shape| shape.pass == Pass::Backward;
+        let pass = if self.shapes.iter().any(is_backward) { Pass::Backward } else { Pass::Forward };
+        let right = match self.subject {
+            MeasuredSubject::Fp8(_) => MeasuredSubject::Fp8(""),
+            _ => MeasuredSubject::Right,
+        };
+        Ok([self.subject.backend(pass)?, right.backend(pass)?])
+    }
+}
+
 const FULL: Mask = Mask { left: None, right: None, ..Mask::CAUSAL };
 const ONE_KEY: Shape = Shape::forward(64, MANY_KEYS, FULL);
 const WINDOW: Shape = Shape::forward(1024, 1024, Mask { left: Some(512), ..Mask::CAUSAL });
@@ -130,8 +169,8 @@ const CAUSAL: Shape = Shape::forward(256, 256, Mask::CAUSAL);
 const RING: Shape = Shape { ranks: 4, ..Shape::forward(512, 512, Mask::CAUSAL) };
 const GRADIENTS: Shape = Shape::backward(256);
 
-/// Every row. The last one has no fault.
-pub const ROWS: [PowerRow; 12] = [
+/// The rows in bf16. The last one has no fault.
+pub const BF16_ROWS: [PowerRow; 12] = [
     PowerRow {
         name: "one key of 4096 masked, for one query",
         shapes: &[ONE_KEY],
@@ -192,6 +231,35 @@ pub const ROWS: [PowerRow; 12] = [
         shapes: &[ONE_KEY, WINDOW, PADDED, SQUARE, CAUSAL, RING, GRADIENTS],
         subject: MeasuredSubject::Right,
     },
+];
+
+/// Keys of rows that are long for the kernel in FP8.
+const LONG: Shape = Shape { heads: 1, dim: 32, ..Shape::forward(8, 4096, FULL) };
+const PACK: Shape = Shape { sequences: 3, heads: 2, dim: 64, ..Shape::forward(96, 96, Mask::CAUSAL) };
+const PADDED_PACK: Shape = Shape { padding: LEAKED, mask: FULL, ..PACK };
+const WINDOWED_PACK: Shape = Shape { mask: Mask { left: Some(32), ..Mask::CAUSAL }, ..PACK };
+const PACK_GRADIENTS: Shape = Shape { pass: Pass::Backward, ..PACK };
+
+const fn fp8(name: &'static str, shapes: &'static [Shape], fault: &'static str) -> PowerRow {
+    PowerRow { name, shapes, subject: MeasuredSubject::Fp8(fault) }
+}
+
+/// The rows in FP8. The last one has no fault.
+pub const FP8_ROWS: [PowerRow; 14] = [
+    fp8("window 32 → 31", &[WINDOWED_PACK], "~call-window-narrower"),
+    fp8("one padding key seen", &[PADDED_PACK], "~call-padding-key-seen"),
+    fp8("scale off by 2⁻⁸", &[PACK], "~call-scale-off"),
+    fp8("scale of v ignored", &[PACK], "+v-descale-ignored"),
+    fp8("every sequence has the scales of the first", &[PACK], "+descale-of-the-first-sequence"),
+    fp8("weights not multiplied by 2⁸", &[LONG], "+weights-not-multiplied"),
+    fp8("weights cut off", &[PACK], "+weights-cut-off"),
+    fp8("weights rounded to fp16, then to e4m3", &[LONG], "+weights-rounded-twice"),
+    fp8("row sum of rounded weights", &[PACK], "+row-sum-of-rounded-weights"),
+    fp8("sums never promoted, 4,096 keys", &[LONG], "+sums-not-promoted"),
+    fp8("scale of dout ignored", &[PACK_GRADIENTS], "+dout-descale-ignored"),
+    fp8("factor of a tile's dS from one row", &[PACK_GRADIENTS], "+ds-factor-of-one-row"),
+    fp8("dq has the scale of q, dk that of k", &[PACK_GRADIENTS], "+q-and-k-descales-exchanged-behind"),
+    fp8("no fault", &[PACK, PADDED_PACK, WINDOWED_PACK, LONG, PACK_GRADIENTS], ""),
 ];
 
 /// Source of the tests that let faults of this kind pass.

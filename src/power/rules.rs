@@ -1,7 +1,7 @@
-//! The acceptance rules of the field, to measure what they see: an absolute and relative tolerance, and twice the
-//! error of a reference in the same precision.
+//! The acceptance rules of the field, to measure what they see: an absolute and relative tolerance, twice the error of a
+//! reference in the same precision, and in FP8 the root mean square of the errors.
 //!
-//! Both rules get the best reference that they could have, the exact answer. The test suites that use them have less.
+//! All rules get the best reference that they could have, the exact answer. The test suites that use them have less.
 
 use ndarray::{Array3, ArrayView1, s};
 use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
@@ -12,10 +12,52 @@ use seamproof_oracle::sharding::run_of;
 /// Tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative. Source: `get_tols` of
 /// `tests/pytorch/attention/run_attention_with_cp.py`.
 pub const TOLERANCE: f64 = 2.5e-2;
+/// Tolerance of cuDNN's own tests in FP8, absolute and relative. Source: `test/python/sdpa` of
+/// <https://github.com/NVIDIA/cudnn-frontend>.
+pub const FP8_ABSOLUTE: f64 = 0.08;
+/// The relative part of that tolerance.
+pub const FP8_RELATIVE: f64 = 0.2;
+/// Largest root mean square of errors of TransformerEngine's context-parallel suite in FP8, in units of the range of
+/// the elements. Source: `rmse_tol` of the same file.
+pub const FP8_MEAN_SQUARE: f64 = 0.1;
 /// Factor of flash-attention's rule. Source: `rtol` of `hopper/test_flash_attn.py`.
 pub const FACTOR: f64 = 2.0;
 
-/// Tensors that both rules compare: out and the gradients, in the problem's own layout.
+/// An acceptance rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Name in a table.
+    pub name: &'static str,
+    /// Whether it accepts results.
+    pub accepts: fn(&Compared<'_>) -> bool,
+}
+
+/// Results beside the exact answer, in the problem's own layout.
+#[derive(Clone, Copy, Debug)]
+pub struct Compared<'a> {
+    /// The subject's results.
+    pub got: &'a Tensors,
+    /// The exact answer.
+    pub exact: &'a Tensors,
+    /// The problem.
+    pub problem: &'a Problem,
+    /// Its inputs.
+    pub inputs: &'a Inputs,
+}
+
+/// The rules in bf16.
+pub const BF16_RULES: [Rule; 2] = [
+    Rule { name: "atol = rtol = 2.5e-2", accepts: |compared| compared.is_within(TOLERANCE, TOLERANCE) },
+    Rule { name: "twice the reference's error", accepts: |compared| compared.is_within_twice_reference() },
+];
+
+/// The rules in FP8.
+pub const FP8_RULES: [Rule; 2] = [
+    Rule { name: "atol 0.08, rtol 0.2", accepts: |compared| compared.is_within(FP8_ABSOLUTE, FP8_RELATIVE) },
+    Rule { name: "RMS error ≤ 0.1 of the range", accepts: |compared| compared.is_within_mean_square() },
+];
+
+/// Tensors that the rules compare: out and the gradients, in the problem's own layout.
 #[derive(Clone, Debug)]
 pub struct Tensors {
     out: Array3<f64>,
@@ -76,30 +118,51 @@ impl Tensors {
     }
 }
 
-/// Whether every element is within [`TOLERANCE`], absolute plus relative.
-pub fn within_tolerance(got: &Tensors, exact: &Tensors, problem: &Problem) -> bool {
-    let mut within = true;
-    got.each(exact, problem, |_, got, right| {
-        within &= (got - right).abs() <= TOLERANCE + TOLERANCE * right.abs();
-    });
-    within
-}
+impl Compared<'_> {
+    /// Whether every element is within a tolerance, absolute plus relative.
+    fn is_within(&self, absolute: f64, relative: f64) -> bool {
+        let mut within = true;
+        self.got.each(self.exact, self.problem, |_, got, right| {
+            within &= (got - right).abs() <= absolute + relative * right.abs();
+        });
+        within
+    }
 
-/// Whether each tensor's largest error is at most [`FACTOR`] times that of the same computation in the storage
-/// format, plus twice the loss from adding and subtracting 0.3 in f32.
-pub fn within_twice_reference(got: &Tensors, same: &Tensors, exact: &Tensors, problem: &Problem) -> bool {
-    let (errors, allowed) = (got.largest_errors(exact, problem), same.largest_errors(exact, problem));
-    let mut floor = [0.0_f64; 4];
-    exact.each(exact, problem, |tensor, value, _| {
-        let value = value as f32;
-        floor[tensor] = floor[tensor].max(f64::from((value + 0.3 - 0.3 - value).abs()));
-    });
-    (0..4).all(|tensor| errors[tensor] <= FACTOR * allowed[tensor] + 2.0 * floor[tensor])
+    /// Whether each tensor's largest error is at most [`FACTOR`] times that of the same computation in the storage
+    /// format, plus twice the loss from adding and subtracting 0.3 in f32.
+    fn is_within_twice_reference(&self) -> bool {
+        let Compared { got, exact, problem, inputs } = *self;
+        let same = same_precision(problem, inputs, got.gradients.is_some());
+        let (errors, allowed) = (got.largest_errors(exact, problem), same.largest_errors(exact, problem));
+        let mut floor = [0.0_f64; 4];
+        exact.each(exact, problem, |tensor, value, _| {
+            let value = value as f32;
+            floor[tensor] = floor[tensor].max(f64::from((value + 0.3 - 0.3 - value).abs()));
+        });
+        (0..4).all(|tensor| errors[tensor] <= FACTOR * allowed[tensor] + 2.0 * floor[tensor])
+    }
+
+    /// Whether the root of each tensor's mean squared error is at most [`FP8_MEAN_SQUARE`] of the range of its elements.
+    fn is_within_mean_square(&self) -> bool {
+        let (mut squares, mut counts) = ([0.0; 4], [0.0; 4]);
+        let mut ranges = [(f64::INFINITY, f64::NEG_INFINITY); 4];
+        self.got.each(self.exact, self.problem, |tensor, got, right| {
+            squares[tensor] += (got - right).powi(2);
+            counts[tensor] += 1.0;
+            let (low, high) = ranges[tensor];
+            ranges[tensor] = (low.min(got).min(right), high.max(got).max(right));
+        });
+        // The root of a sum with NaN is NaN, which is within nothing.
+        (0..4).filter(|tensor| counts[*tensor] > 0.0).all(|tensor| {
+            let (low, high) = ranges[tensor];
+            (squares[tensor] / counts[tensor]).sqrt() <= FP8_MEAN_SQUARE * (high - low)
+        })
+    }
 }
 
 /// Computes attention as a framework does without a fused kernel: every product, the weights and the logit gradients
 /// are stored in the format of the inputs.
-pub fn same_precision(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
+fn same_precision(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
     let mut out = Array3::zeros(problem.out_shape());
     let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
     let mut sums = shapes.map(Array3::zeros);

@@ -1,21 +1,21 @@
 //! The power table in small: the faults that the judge catches, and those that the rules of the field let pass.
 
-use seamproof::power::rows::{PowerRow, ROWS, Shape};
-use seamproof::power::{Caught, DRAWS, Measured, PowerPlan, measure};
+use seamproof::power::rows::{PowerRow, Shape};
+use seamproof::power::{BF16, Caught, DRAWS, FP8, Measured, PowerPlan, PowerTable, measure};
 use seamproof_oracle::InputMode;
 
 const PLAN: PowerPlan = PowerPlan { cases: 6, seed: 1 };
 
-fn row(name: &str) -> PowerRow {
-    *ROWS.iter().find(|row| row.name == name).unwrap()
+fn measured(name: &str, smaller: fn(Shape) -> Shape) -> Measured {
+    measured_in(&BF16, name, smaller)
 }
 
-fn measured(name: &str, smaller: fn(Shape) -> Shape) -> Measured {
-    let row = row(name);
+fn measured_in(table: &PowerTable, name: &str, smaller: fn(Shape) -> Shape) -> Measured {
+    let row = *table.rows.iter().find(|row| row.name == name).unwrap();
     let shapes: &'static [Shape] = row.shapes.iter().copied().map(smaller).collect::<Vec<Shape>>().leak();
-    let measured = measure(&PowerRow { shapes, ..row }, &PLAN).unwrap();
+    let measured = measure(&PowerRow { shapes, ..row }, &table.rules, &PLAN).unwrap();
     assert_eq!(measured.judge.0.len(), PLAN.cases, "{name}: the fault shows in too few cases");
-    assert_eq!(measured.twice.0.len(), PLAN.cases, "{name}: the fault shows in too few near-normal cases");
+    assert_eq!(measured.rules[1].0.len(), PLAN.cases, "{name}: the fault shows in too few near-normal cases");
     measured
 }
 
@@ -27,7 +27,7 @@ fn faults_of_masks_below_the_tolerance_are_caught_by_the_judge_alone() {
     let leak = measured("3 padding keys leak into 3301", |shape| Shape { queries: 16, ..shape });
     for measured in [one_key, leak] {
         assert_eq!(measured.judge.draws(PLAN.seed), DRAWS);
-        let flat = measured.tolerance.in_mode(InputMode::Flat);
+        let flat = measured.rules[0].in_mode(InputMode::Flat);
         assert_eq!((flat.0.len(), flat.cases()), (PLAN.cases / 2, 0), "{measured:?}");
     }
 }
@@ -37,7 +37,7 @@ fn faults_of_masks_below_the_tolerance_are_caught_by_the_judge_alone() {
 fn a_scale_that_is_slightly_off_is_caught_by_the_judge_alone() {
     let scale = measured("scale off by 2⁻⁸", |shape| Shape { queries: 64, keys: 64, ..shape });
     assert_eq!(scale.judge.draws(PLAN.seed), DRAWS);
-    assert_eq!((scale.tolerance.cases(), scale.twice.cases()), (0, 0));
+    assert_eq!(scale.rules.map(|caught| caught.cases()), [0, 0]);
 }
 
 /// Test of an accumulator that is off by 2⁻⁸ of a row, which is one rounding of the row.
@@ -49,14 +49,14 @@ fn a_stale_accumulator_is_below_the_tolerance() {
         ..shape
     });
     assert_eq!(stale.judge.draws(PLAN.seed), DRAWS);
-    assert_eq!(stale.tolerance.cases(), 0);
+    assert_eq!(stale.rules[0].cases(), 0);
 }
 
 /// Test that the rules are no straw men: all three catch a gradient that is wrong by a factor.
 #[test]
 fn a_gradient_without_its_scale_is_caught_by_all_three() {
     let unscaled = measured("dS without scale", |shape| Shape { queries: 64, keys: 64, ..shape });
-    let caught = [&unscaled.judge, &unscaled.tolerance, &unscaled.twice];
+    let caught = [&unscaled.judge, &unscaled.rules[0], &unscaled.rules[1]];
     assert_eq!(caught.map(|caught| caught.draws(PLAN.seed)), [DRAWS; 3]);
 }
 
@@ -68,7 +68,21 @@ fn the_right_kernel_is_never_rejected() {
         mask: shape.mask,
         ..shape
     });
-    let caught = [&right.judge, &right.tolerance, &right.twice];
+    let caught = [&right.judge, &right.rules[0], &right.rules[1]];
+    assert_eq!(caught.map(Caught::cases), [0; 3]);
+}
+
+/// Test of the table in FP8: rules that let a rounding of 6 % pass see nothing of weights that are cut off, or of their sum. The right kernel passes them all.
+#[test]
+fn subtle_faults_in_fp8_are_caught_by_the_judge_alone() {
+    let short = |shape: Shape| Shape { queries: 32, keys: 32, heads: 1, ..shape };
+    for name in ["weights cut off", "row sum of rounded weights"] {
+        let measured = measured_in(&FP8, name, short);
+        assert_eq!(measured.judge.draws(PLAN.seed), DRAWS, "{name}: {measured:?}");
+        assert_eq!(measured.rules.map(|caught| caught.cases()), [0, 0], "{name}");
+    }
+    let right = measured_in(&FP8, "no fault", short);
+    let caught = [&right.judge, &right.rules[0], &right.rules[1]];
     assert_eq!(caught.map(Caught::cases), [0; 3]);
 }
 

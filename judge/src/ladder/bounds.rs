@@ -14,15 +14,17 @@ use crate::verdict::{Margin, Tier};
 /// bounds, the format where they can overflow, and the place for the ratios.
 pub type MeasureRatios = fn(&[f32], &[f64], &[f64], Option<Format>, &mut [f64]);
 
-/// Compares out in tier R.
-pub(super) fn replayed_out(
+/// Compares the LSE and out in tier R.
+pub(super) fn replayed_forward(
     compare: &Comparison<'_>,
     rank: &RankOutputs,
     answer: &Answer<ForwardResults>,
     margin: &mut Margin,
 ) -> Option<Finding> {
-    let left = &answer.bound.as_ref()?.worst;
-    compare.tensor(TensorName::Out, Tier::R, rows(Side::Q, &rank.out, &answer.exact.out, &left.out), margin)
+    let (exact, left) = (&answer.exact, &answer.bound.as_ref()?.worst);
+    [TensorName::Lse, TensorName::Out]
+        .into_iter()
+        .find_map(|tensor| compare.tensor(tensor, Tier::R, forward_views(tensor, rank, exact, left)?, margin))
 }
 
 /// Compares the gradients in tier R.

@@ -10,7 +10,7 @@ use seamproof_oracle::replay::Replay;
 use seamproof_oracle::{ForwardResults, Gradients, Saved};
 
 use super::bounds::{
-    BACKWARD, Comparison, FORWARD, backward, forward, replayed_gradients, replayed_out, saved,
+    BACKWARD, Comparison, FORWARD, backward, forward, replayed_forward, replayed_gradients, saved,
 };
 use super::diagnosis::{RightRow, right_lanes};
 use super::evidence::{Evidence, Look};
@@ -45,7 +45,7 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
             Ok(answer) => answer,
             Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
         };
-        if let Some(mut finding) = replayed_out(&compare, rank, &replayed, margin) {
+        if let Some(mut finding) = replayed_forward(&compare, rank, &replayed, margin) {
             diagnosis::explain(evidence, right, &mut finding);
             return Some(finding).into();
         }

@@ -54,6 +54,11 @@ impl Trial {
         }))
     }
 
+    /// Whether the subject shows no LSE.
+    pub fn hides_lse(&self) -> bool {
+        self.saved.is_none()
+    }
+
     /// Returns the keys of a tile, as the instance that ran declares them.
     pub fn declared_tile(&self) -> usize {
         self.declared_tile
@@ -86,7 +91,7 @@ impl Trial {
         let replay = Replay { profile, launches: self.launches.clone(), joints };
         let mut margin = Margin::default();
         match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
-            Ok(answer) => bounds::replayed_out(&self.comparison(), &self.results, &answer, &mut margin),
+            Ok(answer) => bounds::replayed_forward(&self.comparison(), &self.results, &answer, &mut margin),
             Err(_) => return f64::INFINITY,
         };
         margin.tier(Tier::R).worst()

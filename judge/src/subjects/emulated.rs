@@ -423,7 +423,7 @@ impl Backend for Emulated {
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = self.scheduled(problem).forward();
-        built(&forward, self.merge).ok()?.launches(&forward)
+        built(&forward, self.merge).ok()?.launches(&forward, None)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -14,16 +14,16 @@
 use std::num::NonZeroUsize;
 
 use seamproof_oracle::envelope::{self, Accumulation, DsFold, DsScale, Partition};
+use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{
-    Element, Form, Format, Inputs, Pass, Precision, Problem, ProblemFields, Scales, Scaling, Softmax,
-    TensorName,
+    Element, Form, Format, Inputs, Pass, Precision, Problem, Scales, Scaling, TensorName,
 };
-use seamproof_simulator::emulated::{Right, Tiles};
-use seamproof_simulator::faults::{Catcher, Fault, FaultRecord};
+use seamproof_simulator::emulated::{Right, Tiles, Variant};
+use seamproof_simulator::faults::{Catcher, Fault, FaultRecord, codes};
 pub use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
-use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS, Fp8BackwardFault};
+use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS};
 use super::fp8_schedule::{of_own_rows, of_the_group};
 use super::options::{OptionError, Options};
 use super::{built, same_bits};
@@ -67,6 +67,8 @@ pub struct Recipe {
     pub promoted_after: Option<NonZeroUsize>,
     /// What is added to the LSE.
     pub lse_shift: f32,
+    /// The kernel's stages, in both passes.
+    pub stages: &'static dyn Variant,
     /// What differs in the backward.
     pub backward: BackwardRecipe,
 }
@@ -185,6 +187,30 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         edit: |recipe| recipe.promoted_after = None,
     },
     Fp8Fault {
+        id: "weights-cut-off",
+        imitates: "weights are cut to e4m3 towards zero",
+        source: "https://github.com/NVlabs/cutile-rs/issues/250",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        edit: |recipe| recipe.stages = codes::WEIGHTS_CUT_OFF,
+    },
+    Fp8Fault {
+        id: "weights-rounded-twice",
+        imitates: "weights are rounded to fp16 first, and then to e4m3",
+        source: "https://github.com/triton-lang/triton/pull/11753",
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
+        edit: |recipe| recipe.stages = codes::WEIGHTS_ROUNDED_TWICE,
+    },
+    Fp8Fault {
+        id: "row-sum-of-rounded-weights",
+        imitates: "the row's sum is that of rounded weights",
+        source: "https://github.com/NVIDIA/cudnn-frontend/pull/1059",
+        entries: &[],
+        caught_by: &[Catcher::Envelope],
+        edit: |recipe| recipe.stages = codes::ROW_SUM_OF_ROUNDED_WEIGHTS,
+    },
+    Fp8Fault {
         id: "kv-descale-of-own-rows",
         imitates: "keys and values of other ranks are decoded with scales of the amax of the receiver's own rows",
         source: "https://github.com/pytorch/torchtitan/issues/3109",
@@ -225,7 +251,7 @@ pub enum PlantedFp8 {
     /// One of [`FP8_FAULTS`].
     Forward(&'static Fp8Fault),
     /// One of [`FP8_BACKWARD_FAULTS`].
-    Backward(&'static Fp8BackwardFault),
+    Backward(&'static Fp8Fault),
 }
 
 impl PlantedFp8 {
@@ -237,16 +263,12 @@ impl PlantedFp8 {
 
     /// Returns the fault's description.
     pub fn record(&self) -> FaultRecord {
-        match self {
-            PlantedFp8::Forward(fault) => fault.record(),
-            PlantedFp8::Backward(fault) => fault.record(),
-        }
+        self.fault().record()
     }
 
-    fn plant(&self, recipe: &mut Recipe) {
+    fn fault(&self) -> &'static Fp8Fault {
         match self {
-            PlantedFp8::Forward(fault) => (fault.edit)(recipe),
-            PlantedFp8::Backward(fault) => (fault.edit)(&mut recipe.backward),
+            PlantedFp8::Forward(fault) | PlantedFp8::Backward(fault) => fault,
         }
     }
 }
@@ -274,8 +296,6 @@ const SCALINGS: [Scaling; 4] =
 const EXPONENT_MOST: u8 = 8;
 /// Largest number of steps between promotions that an option may ask for.
 const STEPS_MOST: usize = 1 << 12;
-/// Number of problems in [`Fp8::long_rows`].
-const LONG_ROWS: u64 = 200;
 /// Number of orders of ranks and streams that a campaign draws from.
 const ORDERS: u64 = 1_000;
 /// Largest tile that an option may ask for.
@@ -320,17 +340,6 @@ impl Fp8 {
     pub fn planted(self, fault: PlantedFp8) -> Fp8 {
         let backward = self.backward || matches!(fault, PlantedFp8::Backward(_));
         Fp8 { backward, fault: Some(fault), ..self }
-    }
-
-    /// Returns problems of one query and 16,384 keys of near weights, on which a sum that is never promoted stops
-    /// growing. Each draws other identities.
-    pub fn long_rows() -> impl Iterator<Item = Problem> {
-        let table = Fp8::default().declaration().table;
-        (0..LONG_ROWS).filter_map(move |data_seed| {
-            let softmax = Softmax::scaled([0.001, 0.01, 0.1][data_seed as usize % 3]);
-            let fields = ProblemFields { softmax, data_seed, ..ProblemFields::packed(&[(1, 16_384)], 16) };
-            Some(table.fitted(Problem::new(fields).ok()?))
-        })
     }
 
     /// Whether the planted fault changes a result of a problem.
@@ -401,11 +410,12 @@ impl Fp8 {
     pub(super) fn recipe(&self) -> Recipe {
         let &Fp8 { weight_exponent, promoted_after, .. } = self;
         let known = of_the_group;
-        let backward = BackwardRecipe { known, descales, rounds_ds_weights: false, stages: &Right };
+        let backward = BackwardRecipe { known, descales, rounds_ds_weights: false };
+        let (stages, lse_shift) = (&Right, 0.0);
         let mut recipe =
-            Recipe { known, descales, weight_exponent, promoted_after, lse_shift: 0.0, backward };
+            Recipe { known, descales, weight_exponent, promoted_after, lse_shift, stages, backward };
         if let Some(fault) = self.fault {
-            fault.plant(&mut recipe);
+            (fault.fault().edit)(&mut recipe);
         }
         recipe
     }
@@ -477,6 +487,11 @@ impl Backend for Fp8 {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         built(problem, self.order_of_merges(problem)).map(|schedule| (*schedule).clone())
+    }
+
+    fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
+        let forward = problem.forward();
+        built(&forward, self.order_of_merges(problem)).ok()?.launches(&forward, None)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

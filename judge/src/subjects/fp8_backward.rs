@@ -9,14 +9,13 @@
 //!
 //! Over several ranks a launch's dq, dk and dv are values, in the formats in which the schedule keeps partial gradients.
 //!
-//! An [`Fp8BackwardFault`] is an edit of the [`BackwardRecipe`]. What the kernel declares stays as it is.
+//! Its faults are edits of the [`Recipe`], as those of the forward are.
 
 use seamproof_oracle::{Inputs, Problem, Scales};
-use seamproof_simulator::emulated::Variant;
-use seamproof_simulator::faults::{Catcher, Fault, codes};
+use seamproof_simulator::faults::{Catcher, codes};
 use seamproof_simulator::schedule::Descales;
 
-use super::fp8::{LocalPlace, Place, descales, last_sequence};
+use super::fp8::{Fp8Fault, LocalPlace, Place, Recipe, descales, last_sequence};
 use super::fp8_schedule::{dout_of_own_rows, of_own_rows};
 
 /// What the backward does with the numbers around its sums.
@@ -28,36 +27,31 @@ pub struct BackwardRecipe {
     pub descales: fn(&Scales, Place) -> Descales,
     /// Whether dS is made of rounded weights.
     pub rounds_ds_weights: bool,
-    /// The kernel's stages.
-    pub stages: &'static dyn Variant,
 }
-
-/// A planted fault of the backward in FP8: an edit of its recipe.
-pub type Fp8BackwardFault = Fault<fn(&mut BackwardRecipe)>;
 
 const fn fault(
     id: &'static str,
     imitates: &'static str,
     source: &'static str,
-    edit: fn(&mut BackwardRecipe),
-) -> Fp8BackwardFault {
-    Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
+    edit: fn(&mut Recipe),
+) -> Fp8Fault {
+    Fp8Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
 }
 
 /// The faults of the backward in FP8.
-pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
+pub const FP8_BACKWARD_FAULTS: &[Fp8Fault] = &[
     fault(
         "dout-descale-ignored",
         "the scale of dout is not applied",
         "https://github.com/NVIDIA/cudnn-frontend/issues/520",
-        |recipe| recipe.descales = |scales, place| Descales { dout: 1.0, ..descales(scales, place) },
+        |recipe| recipe.backward.descales = |scales, place| Descales { dout: 1.0, ..descales(scales, place) },
     ),
     fault(
         "dout-descale-of-the-first-sequence",
         "every sequence of the batch is given the scale that dout has in the first",
         "https://github.com/vllm-project/vllm/issues/34863",
         |recipe| {
-            recipe.descales = |scales, place| {
+            recipe.backward.descales = |scales, place| {
                 let first = descales(scales, Place { sequence: 0, ..place });
                 Descales { dout: first.dout, ..descales(scales, place) }
             };
@@ -68,7 +62,7 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "dout is given the scale of v, and v that of dout",
         "https://github.com/flashinfer-ai/flashinfer/issues/1023",
         |recipe| {
-            recipe.descales = |scales, place| {
+            recipe.backward.descales = |scales, place| {
                 let own = descales(scales, place);
                 Descales { v: own.dout, dout: own.v, ..own }
             };
@@ -79,7 +73,7 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "dq is multiplied by the scale of q, and dk by that of k",
         "https://github.com/flashinfer-ai/flashinfer/issues/1023",
         |recipe| {
-            recipe.descales = |scales, place| {
+            recipe.backward.descales = |scales, place| {
                 let own = descales(scales, place);
                 Descales { q: own.k, k: own.q, ..own }
             };
@@ -90,7 +84,7 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "the backward has scales that were updated after the forward",
         "https://github.com/NVIDIA/TransformerEngine/pull/1597",
         |recipe| {
-            recipe.descales = |scales, place| {
+            recipe.backward.descales = |scales, place| {
                 let own = descales(scales, place);
                 Descales { q: 1.25 * own.q, ..own }
             };
@@ -112,7 +106,7 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "rounded-weights-in-ds",
         "dS is made of the weights that were rounded for dv, as memory-efficient attention has it",
         "https://github.com/facebookresearch/xformers",
-        |recipe| recipe.rounds_ds_weights = true,
+        |recipe| recipe.backward.rounds_ds_weights = true,
     ),
     fault(
         "ds-factor-of-one-row",
@@ -148,20 +142,20 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "backward-kv-descale-of-own-rows",
         "the backward decodes keys and values of other ranks with scales of the amax of the receiver's own rows",
         "https://github.com/pytorch/torchtitan/issues/3109",
-        |recipe| recipe.known = of_own_rows,
+        |recipe| recipe.backward.known = of_own_rows,
     ),
     fault(
         "dout-descale-of-own-rows",
         "the scale of dout is of the amax of a rank's own rows, not of the group's",
         "https://github.com/pytorch/torchtitan/issues/3109",
-        |recipe| recipe.known = dout_of_own_rows,
+        |recipe| recipe.backward.known = dout_of_own_rows,
     ),
     fault(
         "dout-descale-of-the-segment",
         "scales of dout are counted by the launch's segments, which are parts of sequences once rows are dealt",
         "https://github.com/sgl-project/sglang/pull/37785",
         |recipe| {
-            recipe.descales = |scales, place| {
+            recipe.backward.descales = |scales, place| {
                 let sequence = place.local.segment.min(last_sequence(scales));
                 let of_segment = descales(scales, Place { sequence, ..place });
                 Descales { dout: of_segment.dout, ..descales(scales, place) }
@@ -173,7 +167,7 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8BackwardFault] = &[
         "a rank with a block of the heads takes their scales of dout from the first head on",
         "https://github.com/sgl-project/sglang/pull/26436",
         |recipe| {
-            recipe.descales = |scales, place| {
+            recipe.backward.descales = |scales, place| {
                 let LocalPlace { head, kv_head, .. } = place.local;
                 let of_local = descales(scales, Place { head, kv_head, ..place });
                 Descales { dout: of_local.dout, ..descales(scales, place) }

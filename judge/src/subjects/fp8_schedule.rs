@@ -47,7 +47,7 @@ impl Fp8 {
             ..Roundings::new(p, ds)
         };
         let units = Units::HopperFp8(recipe.promoted_after);
-        Cpu::with(units.variant(self.tiles, roundings, recipe.backward.stages))
+        Cpu::with(units.variant(self.tiles, roundings, recipe.stages))
     }
 }
 

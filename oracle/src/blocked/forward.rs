@@ -8,9 +8,10 @@ use super::pieces::{
     Group, KEY_TILE, Keys, QueryRange, STRIP_MAX, add_product, clear_others, clip, gather, products_of_tiles,
     row_mut, row_of, tiles,
 };
+use super::unit::{Codes, Weighed};
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
-use crate::replay::{Replay, ReplayedLaunch, of_head};
+use crate::replay::{Met, Replay, ReplayedLaunch, of_head};
 use crate::{ForwardResults, InputViews, Intervals, Problem, TensorName};
 
 /// Results, or bounds, of one piece.
@@ -60,14 +61,18 @@ pub(super) fn piece(
     };
     let replay =
         replay.map(|(replay, by_sequence)| (replay, of_head(by_sequence, group.sequence, piece.head)));
+    let codes = model.filter(|_| replay.is_some());
+    let codes = codes.and_then(|model| Codes::of(inputs, group, piece.head, model));
     for rows in group.row_tiles(piece.rows.clone(), STRIP_MAX) {
         let at = rows.start - piece.rows.start;
         let q = gather(inputs, TensorName::Q, group, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, inputs.sink);
-        let mut tile = Tile::new(group, keys, &q, rows.clone(), sink);
+        let mut tile = Tile::new(group, keys, (&q, codes.as_ref()), rows.clone(), sink);
         let errors = model.map(|model| match &replay {
             None => tile.errors(keys, &q, model),
-            Some((replay, launches)) => tile.replay(keys, &q, model, (replay, launches), rows.start),
+            Some((replay, launches)) => {
+                tile.replay(keys, (&q, codes.as_ref()), model, (replay, launches), rows.start)
+            }
         });
         tile.write(keys, at, &mut answer.exact);
         if let (Some(model), Some(errors), Some(bound)) = (model, errors, &mut answer.bound) {
@@ -88,18 +93,26 @@ struct Tile {
     logits: Array2<f64>,
     /// The weights `exp(s − max)`, 0 in hidden columns.
     weights: Array2<f64>,
+    /// `|q·k|`, where the products are those of a matrix unit.
+    products: Option<Array2<f64>>,
+    /// `Σ weights · v`, where that is a matrix unit's sum.
+    numerators: Option<Array2<f64>>,
 }
 
 impl Tile {
     fn new(
         group: &Group<'_>,
         operands: &Keys<'_, '_>,
-        q: &Array2<f64>,
+        (q, codes): (&Array2<f64>, Option<&Codes<'_, '_>>),
         rows: std::ops::Range<usize>,
         sink: Option<f64>,
     ) -> Tile {
         let keys = group.seen_by_any(rows.clone());
-        let mut logits = products_of_tiles(q, keys.clone(), |columns| operands.k(columns));
+        let mut logits = match codes {
+            None => products_of_tiles(q, keys.clone(), |columns| operands.k(columns)),
+            Some(codes) => codes.products(rows.clone(), keys.clone()),
+        };
+        let products = codes.map(|_| logits.mapv(f64::abs));
         let mut weights = Array2::zeros(logits.raw_dim());
         let mut tile_rows = Vec::with_capacity(rows.len());
         let mut visible = Vec::with_capacity(rows.len());
@@ -109,18 +122,16 @@ impl Tile {
             tile_rows.push(softmax_row(group.problem, &columns, logits, weights, sink));
             visible.push(columns);
         }
-        Tile { keys, visible, rows: tile_rows, logits, weights }
+        Tile { keys, visible, rows: tile_rows, logits, weights, products, numerators: None }
     }
 
     /// Writes out, lse and max_logit of the tile's rows.
     fn write(&self, operands: &Keys<'_, '_>, at: usize, to: &mut PieceForward) {
-        let mut numerators = Array2::zeros((self.rows.len(), to.out.ncols()));
-        for tile in tiles(self.keys.clone(), KEY_TILE) {
-            let values = operands.v(tile.clone());
-            add_product(&mut numerators, &self.weights, &values, (&tile, &self.keys));
-        }
         let mut out = to.out.slice_mut(s![at..at + self.rows.len(), ..]);
-        out.assign(&numerators);
+        match &self.numerators {
+            Some(numerators) => out.assign(numerators),
+            None => out.assign(&self.weighted_values(operands)),
+        }
         for (local, row) in self.rows.iter().enumerate() {
             to.lse[at + local] = row.lse;
             if row.keys > 0 {
@@ -130,6 +141,16 @@ impl Tile {
                     self.visible[local].clone().map(|column| logits[column]).fold(to.max_logit, f64::max);
             }
         }
+    }
+
+    /// Returns `Σ weights · v`.
+    fn weighted_values(&self, operands: &Keys<'_, '_>) -> Array2<f64> {
+        let mut numerators = Array2::zeros((self.rows.len(), operands.dim_v()));
+        for tile in tiles(self.keys.clone(), KEY_TILE) {
+            let values = operands.v(tile.clone());
+            add_product(&mut numerators, &self.weights, &values, (&tile, &self.keys));
+        }
+        numerators
     }
 
     /// Returns `Σ|q||k|` of the tile.
@@ -153,17 +174,20 @@ impl Tile {
     fn replay(
         &mut self,
         operands: &Keys<'_, '_>,
-        q: &Array2<f64>,
+        (q, codes): (&Array2<f64>, Option<&Codes<'_, '_>>),
         model: &Model,
         (replay, launches): (&Replay, &[&ReplayedLaunch]),
         first: usize,
     ) -> Errors {
-        let mut errors = Errors::new(self.magnitudes(operands, q, model));
+        let magnitudes = self.products.take().unwrap_or_else(|| self.magnitudes(operands, q, model));
+        let mut errors = Errors::new(magnitudes);
+        let codes = codes.filter(|codes| codes.has_numerators());
+        self.numerators = codes.map(|_| Array2::zeros((self.rows.len(), operands.dim_v())));
         for local in 0..self.rows.len() {
             let seen = self.visible[local].moved(|column| self.keys.start + column);
             let walk = replay.walk(launches, first + local, &seen);
             errors.is_known[local] = walk.is_some();
-            self.replay_row(local, model, replay, &walk.unwrap_or_default(), &mut errors);
+            self.replay_row(local, (model, codes), replay, &walk.unwrap_or_default(), &mut errors);
         }
         errors
     }
@@ -172,9 +196,9 @@ impl Tile {
     fn replay_row(
         &mut self,
         local: usize,
-        model: &Model,
+        (model, codes): (&Model, Option<&Codes<'_, '_>>),
         replay: &Replay,
-        walk: &[Vec<Vec<usize>>],
+        walk: &[Vec<Vec<Met>>],
         errors: &mut Errors,
     ) {
         let (row, visible) = (&self.rows[local], self.visible[local].clone());
@@ -198,14 +222,15 @@ impl Tile {
         // A kernel that merges adds the sink after the last merge, and others add it to their only launch.
         let sink = row.sink.filter(|_| !model.merges());
         for launch in walk {
-            let seen = || launch.iter().flatten().map(|key| logits[key - self.keys.start]);
+            let seen = || launch.iter().flatten().map(|met| logits[met.key - self.keys.start]);
             let own_lse = (profile.weights == WeightRounding::AfterNormalisation)
                 .then(|| log_sum_exp(seen().chain(sink)));
             let mut running_max = f64::NEG_INFINITY;
             for tile in launch {
-                let columns = || tile.iter().map(|key| key - self.keys.start);
+                let columns = || tile.iter().map(|met| met.key - self.keys.start);
                 running_max = columns().map(|column| logits[column]).fold(running_max, f64::max);
                 let share = libm::exp(own_lse.unwrap_or(running_max) - row.max);
+                let mut weighed = Vec::new();
                 for column in columns() {
                     let (logit, error) = (logits[column], left[column]);
                     let (weight, tie) = match own_lse {
@@ -214,11 +239,21 @@ impl Tile {
                         }
                         None => model.replayed_weight(profile, row, [logit, running_max], [error, max_error]),
                     };
+                    weighed.push(Weighed { rounded: weight * model.weight_scale(), is_near_tie: tie > 0.0 });
                     weights[column] = weight * share;
                     let near = tie * share / row.sum;
                     let weight = weight * share / row.sum;
                     left[column] =
                         near + relative * (weight + near) + g * model.weight_factor(weight + near, row.sum);
+                }
+                if let (Some(codes), Some(numerators)) = (codes, &mut self.numerators) {
+                    let start = self.keys.start;
+                    let uncertain = |key: usize, steps: usize| {
+                        let most = (weights[key - start] / row.sum).max(left[key - start]);
+                        left[key - start] += model.apart(steps) * model.weight_factor(2.0 * most, row.sum);
+                    };
+                    let shared = (profile.kv_tile.max(1), share / model.weight_scale());
+                    codes.add_tile(tile, &weighed, shared, numerators.row_mut(local), uncertain);
                 }
             }
         }

@@ -15,6 +15,7 @@ mod exponential;
 mod forward;
 mod pieces;
 mod shared;
+mod unit;
 
 use ndarray::{Array1, Array2, Array3};
 
@@ -74,8 +75,8 @@ pub fn forward_of<'a>(
     all_forward(&Cut::of(problem, Wanted::Queries(queries)), &inputs.into(), Some(model), None)
 }
 
-/// Returns the results of the replayed forward. out alone is replayed, and [`Tiers::worst`] is the error that it may
-/// still have.
+/// Returns the results of the replayed forward: out and the LSE. [`Tiers::worst`] is the error that they may still have.
+/// Sums of a matrix unit in FP8 are replayed too, where the subject declares them.
 pub fn replayed_forward(
     problem: &Problem,
     inputs: &Inputs,
@@ -85,6 +86,7 @@ pub fn replayed_forward(
     let model = &replay.joints.map_or(*model, |joints| model.with_joints(joints));
     let model = &model.with_profile(problem, &replay.profile);
     if !replay.profile.scales_queries {
+        let model = &model.replaying_sums(problem);
         return Ok(all_forward(&Cut::whole(problem), &inputs.into(), Some(model), Some(replay)));
     }
     let (scale, format) = (problem.softmax.scale, problem.precision.q.format);

@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
     }
 
     /// Returns the rows of an input's side.
-    fn rows(&self, input: TensorName) -> &Rows<'a> {
+    pub(super) fn rows(&self, input: TensorName) -> &Rows<'a> {
         if input.side() == Side::Kv { &self.kv } else { &self.q }
     }
 

@@ -76,17 +76,19 @@ impl Unit {
         most.min(n)
     }
 
+    /// Returns the error of the additions in f32 of such a sum, where those of its steps are known.
+    fn additions(self, steps: usize, tiles: usize, after: NonZeroUsize) -> f64 {
+        let own = steps.min(after.get()) as f64 * self.kappa;
+        gamma(steps.div_ceil(after.get()) + tiles) * (1.0 + own)
+    }
+
     /// Returns the error of a sum whose unit takes so many steps, promoted after some of them. A promoted sum has the
     /// error of its own steps, and each of its parts passes through as many additions in f32 as there are promotions.
     /// A tile's end promotes too.
     fn promoted(self, steps: usize, tiles: usize, promoted_after: Option<NonZeroUsize>) -> f64 {
         match promoted_after {
             None => steps as f64 * self.kappa,
-            Some(after) => {
-                let parts = steps.div_ceil(after.get()) + tiles;
-                let own = steps.min(after.get()) as f64 * self.kappa;
-                own + gamma(parts) * (1.0 + own)
-            }
+            Some(after) => steps.min(after.get()) as f64 * self.kappa + self.additions(steps, tiles, after),
         }
     }
 }
@@ -185,6 +187,22 @@ impl Accumulation {
             Accumulation::F32Serial | Accumulation::WgmmaFp8 { .. } | Accumulation::Unknown => gamma(n + 1),
             Accumulation::F32Tree(width) => gamma(tree_roundings(n, width) + 1),
             Accumulation::WgmmaTruncating => gamma(n.div_ceil(16) + 6),
+        }
+    }
+
+    /// Returns the error of `n` steps of the matrix unit in FP8, relative to the sum of magnitudes.
+    pub(super) fn unit_steps(n: usize) -> f64 {
+        n as f64 * Unit::FP8.kappa
+    }
+
+    /// Returns `g` of the products of [`Accumulation::cut_products`] whose promoted parts are known: that of adding them.
+    pub(super) fn promotions(self, n: usize, intervals: usize, tile: usize) -> f64 {
+        match self {
+            Accumulation::WgmmaFp8 { promoted_after: Some(after) } => {
+                let (steps, tiles) = (Unit::FP8.steps(n, intervals, tile), touched(n, intervals, tile));
+                Unit::FP8.additions(steps, tiles, after)
+            }
+            _ => self.cut_products(n, intervals, tile),
         }
     }
 

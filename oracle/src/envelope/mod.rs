@@ -64,7 +64,7 @@ pub use constants::{
 pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
 pub use model::majorant::{Extremes, GradientMajorants, Majorant};
-pub use model::{BoundTier, Model, PairError, Rounding, RowModel, RowStatistics};
+pub use model::{BoundTier, Model, PairError, Promotion, Rounding, RowModel, RowStatistics};
 pub use partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 pub use profile::{KeyOrder, NumericProfile};
 pub use sums::{DitherSums, RowEnvelope, RowSums, largest_multiplicity};

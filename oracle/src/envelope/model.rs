@@ -4,6 +4,8 @@
 pub(super) mod gradients;
 pub(super) mod majorant;
 
+use std::num::NonZeroUsize;
+
 use super::accumulation::{Accumulation, touched};
 use super::arithmetic::{Arithmetic, Delta, DsFold, DsScale, DsWeights, GroupSums, SoftCap, WeightRounding};
 use super::constants::{
@@ -70,6 +72,19 @@ pub struct Model {
     /// `g` of a product of a query with a key, and of dout with a value.
     products_qk: f64,
     products_v: f64,
+    /// Whether the accumulation is the declared one.
+    is_declared: bool,
+    /// The promotion of the matrix unit's sums, where these are replayed.
+    promotion: Option<Promotion>,
+}
+
+/// Sums of the matrix unit in FP8 that a replay makes bit by bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promotion {
+    /// The number of steps after which a sum is promoted; `None` for never.
+    pub after: Option<NonZeroUsize>,
+    /// The format of weights.
+    pub p: Format,
 }
 
 /// The quantities of a row that the forward bound needs.
@@ -295,6 +310,8 @@ impl Model {
             ds_floor: smallest_normal(accumulation, ds.format),
             products_qk: accumulation.products(problem.dims.qk),
             products_v: accumulation.products(problem.dims.v),
+            is_declared: accumulation == arithmetic.accumulation,
+            promotion: None,
         }
     }
 
@@ -345,6 +362,38 @@ impl Model {
         let may_round_ds_weights = ds_weights != DsWeights::Unrounded;
         let heads = stored_heads(group_sums, problem);
         Model { may_normalise_first, may_round_ds_weights, delta, heads, ..self }
+    }
+
+    /// Returns the model of a replay of the matrix unit's sums in FP8, where the subject declares them and each head of
+    /// a sequence has one descale; the same model elsewhere.
+    pub fn replaying_sums(self, problem: &Problem) -> Model {
+        let Precision { q, k, v, p, .. } = problem.precision;
+        let is_told = [q, k, v].iter().all(|of| of.format.saturates() && !of.scaling.is_of_rows());
+        match self.accumulation {
+            Accumulation::WgmmaFp8 { promoted_after }
+                if self.is_declared && is_told && p.format.saturates() =>
+            {
+                let promotion = Promotion { after: promoted_after, p: p.format };
+                Model { promotion: Some(promotion), products_qk: 0.0, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// Returns how the matrix unit's sums are promoted, where they are replayed.
+    pub fn promotion(&self) -> Option<Promotion> {
+        self.promotion
+    }
+
+    /// Returns the power of two with which weights are multiplied before they are rounded.
+    pub fn weight_scale(&self) -> f64 {
+        self.weight_scale
+    }
+
+    /// Returns twice the error of some steps of the matrix unit: how far two sums of nearly the same products may be
+    /// apart, relative to the sum of magnitudes.
+    pub fn apart(&self, steps: usize) -> f64 {
+        2.0 * Accumulation::unit_steps(steps)
     }
 
     /// Returns the model with other joints of partial results.
@@ -515,7 +564,12 @@ impl Model {
 
     /// Returns `g(n)` of the product of weights and values for a row of `keys` visible keys.
     pub fn value_sum(&self, keys: usize) -> f64 {
-        self.accumulation.cut_products(keys, self.intervals, self.partition.kv_tile) + self.merge_out()
+        let (intervals, tile) = (self.intervals, self.partition.kv_tile);
+        let own = match self.promotion {
+            Some(_) => self.accumulation.promotions(keys, intervals, tile),
+            None => self.accumulation.cut_products(keys, intervals, tile),
+        };
+        own + self.merge_out()
     }
 
     /// Returns the relative error of a row's denominator, given `Σ p·θ` over its keys.

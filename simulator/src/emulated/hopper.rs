@@ -120,6 +120,8 @@ impl UnitArithmetic<f32> for Hopper {
     fn add_rows(&self, to: &mut [f32], weights: Weights<'_, f32>, rows: HeadRows<'_, f32>) {
         let (step, count) = (self.core.step, weights.values.len());
         let mut chain = self.chain(to, [weights.format, rows.tensor.format()]);
+        // Steps count from the tile's begin, those of hidden columns too.
+        chain.made = weights.first / step;
         let mut next = 0;
         while next < count {
             // Steps are aligned to the tile, whatever its first visible column.

@@ -178,6 +178,8 @@ pub(super) fn truncated(value: f64) -> f32 {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use seamproof_oracle::matrix_unit::{self, Code};
+
     use super::*;
 
     /// Returns 1 + n products of 2^(−e) less 1, in units of 2^-23, where the 1 is in the addend.
@@ -314,6 +316,25 @@ pub(super) mod tests {
             let (addend, a, b) = drawn(&mut draws, core, formats, case / kinds.len());
             let (got, right) = (core.step(addend, &a, &b, formats), restated(core, addend, &a, &b, formats));
             assert_eq!(got.to_bits(), right.to_bits(), "{addend} + {a:?} · {b:?}: {got} {right}");
+        }
+    }
+
+    /// Test that the oracle's unit, which a replay takes, makes the same sums.
+    #[test]
+    fn sums_in_fp8_are_those_of_the_oracle() {
+        let (mut draws, formats) = (Draws(9), [Format::E5m2, Format::E4m3]);
+        for case in 0..20_000 {
+            let n = case % 260;
+            let [a, b] = formats.map(|format| {
+                (0..n).map(|_| draws.number(format, [4, 12, 20][case % 3])).collect::<Vec<f32>>()
+            });
+            let codes = |values: &[f32], format| {
+                values.iter().map(|value| Code::new(f64::from(*value), format)).collect::<Vec<Code>>()
+            };
+            let promoted_after = NonZeroUsize::new(case / 3 % 4);
+            let right = matrix_unit::sum(&codes(&a, formats[0]), &codes(&b, formats[1]), promoted_after);
+            let got = TensorCore::FP8.sum(&a, &b, formats, promoted_after);
+            assert_eq!(f64::from(got), right, "{a:?} · {b:?}, promoted after {promoted_after:?}");
         }
     }
 

@@ -47,6 +47,7 @@ pub use descaled::{Descales, LaunchedHead};
 pub(crate) use embed::{communicator, peer};
 pub use hierarchical::hierarchical;
 pub(crate) use lending::ARRIVED;
+pub use partition::KeyBlocks;
 pub use place::{SideBySideError, side_by_side};
 pub use program::{
     Attend, AttendBackward, Axes, Buffer, BufferId, EventId, FillValue, KeySource, Layer, Merge, MergeOrder,

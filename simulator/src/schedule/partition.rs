@@ -44,8 +44,8 @@ impl Schedule {
     }
 
     /// Returns the pieces of queries and keys of each forward launch, for a replay of their roundings; `None` if the
-    /// schedule does not run.
-    pub fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
+    /// schedule does not run. A kernel that takes the keys of each run in blocks of its own says how.
+    pub fn launches(&self, problem: &Problem, blocks: Option<KeyBlocks>) -> Option<Vec<ReplayedLaunch>> {
         let is_forward = |rank: usize, operation: usize| {
             self.ranks[rank].backward.is_none_or(|backward| operation < backward)
         };
@@ -53,7 +53,7 @@ impl Schedule {
         let forward = traced.into_iter().filter(|launch| is_forward(launch.at.rank, launch.at.operation));
         let of_launch = |launch: TracedLaunch| {
             let segments = self.segments(launch.at);
-            let of = |reading: Reading| launches(problem, &segments[reading.segment], &reading);
+            let of = |reading: Reading| launches(problem, &segments[reading.segment], blocks, &reading);
             launch.readings.into_iter().flat_map(of).collect::<Vec<_>>()
         };
         Some(forward.flat_map(of_launch).collect())
@@ -148,7 +148,12 @@ impl Schedule {
 }
 
 /// Returns a reading's pieces of queries, each with the keys of its own sequence and heads.
-fn launches(problem: &Problem, segment: &Segment, reading: &Reading) -> Vec<ReplayedLaunch> {
+fn launches(
+    problem: &Problem,
+    segment: &Segment,
+    blocks: Option<KeyBlocks>,
+    reading: &Reading,
+) -> Vec<ReplayedLaunch> {
     let positions = |held: &Held| match &held.holds {
         HeldRows::Positions { sequence, start, step, heads } => {
             let line = Positions { start: *start, step: *step, len: held.len };
@@ -160,10 +165,49 @@ fn launches(problem: &Problem, segment: &Segment, reading: &Reading) -> Vec<Repl
     let of_queries = |(sequence, heads, (first, queries)): (usize, Range<usize>, (usize, Positions))| {
         let needed = heads.start / problem.group()..heads.end.div_ceil(problem.group());
         let own = keys.iter().filter(|(of, kv_heads, _)| *of == sequence && *kv_heads == needed);
-        let keys = own.flat_map(|(.., keys)| lines(segment, *keys)).collect();
+        let lines = own.flat_map(|(.., keys)| lines(segment, *keys));
+        let keys = match blocks {
+            None => lines.collect(),
+            Some(blocks) => lines.flat_map(|line| blocks.numbered(segment, line)).collect(),
+        };
         ReplayedLaunch { sequence, heads, first, queries, keys }
     };
     reading.queries.iter().filter_map(positions).map(of_queries).collect()
+}
+
+/// Blocks in which a kernel takes the keys of each run. The first begins with a group of rows of the tensor, in which
+/// the keys before the run are hidden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyBlocks {
+    /// Rows of a block; at least 1.
+    pub rows: usize,
+    /// Rows of a group; at least 1.
+    pub group: usize,
+}
+
+impl KeyBlocks {
+    /// Returns keys with the numbers that they have in these blocks, cut where runs end. The first block of a run begins
+    /// behind the last one of the run before.
+    fn numbered(self, segment: &Segment, keys: ReplayedKeys) -> Vec<ReplayedKeys> {
+        let (mut at, mut begin, mut parts) = (0, 0, Vec::new());
+        for run in &segment.kv {
+            let hidden = run.offset % self.group;
+            let own = keys.first.max(at)..(keys.first + keys.line.len).min(at + run.len);
+            if !own.is_empty() {
+                let shift = begin + hidden - at;
+                let moved = |bound: Option<i64>| bound.map(|bound| bound + shift as i64);
+                let start = keys.line.at(own.start - keys.first);
+                parts.push(ReplayedKeys {
+                    first: own.start + shift,
+                    line: Positions { start, len: own.len(), ..keys.line },
+                    band: Band { lo: moved(keys.band.lo), hi: moved(keys.band.hi) },
+                });
+            }
+            at += run.len;
+            begin += (hidden + run.len).next_multiple_of(self.rows);
+        }
+        parts
+    }
 }
 
 /// Returns a line of a segment's keys, cut so that each part has one band.

@@ -46,7 +46,7 @@ fn a_schedule_in_pages_is_proved_also_where_pages_are_shared() {
         assert!(check(&problem, &schedule).is_ok(), "{problem:?}");
     }
     // Each launch shows the queries of a sequence all of its keys, in tier R as well.
-    let launches = build(&paged()).unwrap().launches(&paged()).unwrap();
+    let launches = build(&paged()).unwrap().launches(&paged(), None).unwrap();
     let keys = |launch: &ReplayedLaunch| launch.keys.iter().map(|keys| keys.line.len).sum::<usize>();
     assert_eq!(launches.iter().map(keys).collect::<Vec<_>>(), [7, 6, 8]);
     // The prefix is shared, and nothing else of the second sequence.

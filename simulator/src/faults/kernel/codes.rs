@@ -1,11 +1,17 @@
-//! Kernels in FP8 with one wrong stage of the backward. They are not in the catalogue of this crate, whose kernels are
+//! Kernels in FP8 with one wrong stage. They are not in the catalogue of this crate, whose kernels are
 //! in 16 bits: the subject in FP8 plants them.
 
-use seamproof_oracle::{Format, Softmax, TensorName};
+use seamproof_oracle::{Format, Pass, Softmax, TensorName};
 
 use super::entry::{kernels, right};
-use crate::emulated::{HeadRows, Stages, TileWeights, UnitArithmetic, Variant};
+use crate::emulated::{HeadRows, RowSum, Stages, TileWeights, UnitArithmetic, Variant};
 
+/// Weights are cut to their format towards zero.
+pub const WEIGHTS_CUT_OFF: &dyn Variant = &WeightsCutOff;
+/// Weights are rounded to fp16 before they are rounded to their format.
+pub const WEIGHTS_ROUNDED_TWICE: &dyn Variant = &WeightsRoundedTwice;
+/// The row's sum is that of rounded weights, without the factor of weights, 2⁸.
+pub const ROW_SUM_OF_ROUNDED_WEIGHTS: &dyn Variant = &RowSumOfRoundedWeights;
 /// Sums of a tile are not divided by the factor of its dS.
 pub const FACTOR_NOT_UNDONE: &dyn Variant = &FactorNotUndone;
 /// The factor of a tile's dS follows from the largest number of its first row alone.
@@ -22,6 +28,28 @@ pub const WEIGHT_FACTOR_IN_DV: &dyn Variant = &WeightFactorInDv;
 pub const SCALE_TWICE: &dyn Variant = &ScaleTwice;
 
 kernels! {
+    WeightsCutOff {
+        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
+            let rounded = right::<A>().round(pass, value, format);
+            if pass == Pass::Backward || rounded <= value {
+                return rounded;
+            }
+            // Codes of positive numbers are in the order of these.
+            format.decode(format.encode(rounded.into()) - 1) as f32
+        }
+    }
+    WeightsRoundedTwice {
+        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
+            let first = if pass == Pass::Forward { Format::Fp16.round_f32(value) } else { value };
+            right::<A>().round(pass, first, format)
+        }
+    }
+    RowSumOfRoundedWeights {
+        fn add_weights(&self, units: &A, sum: &mut RowSum<f32>, first: usize, weights: &[f32]) {
+            let rounded = |weight: &f32| Format::E4m3.round_f32(256.0 * weight) / 256.0;
+            right::<A>().add_weights(units, sum, first, &weights.iter().map(rounded).collect::<Vec<_>>());
+        }
+    }
     FactorNotUndone {
         fn undone(&self, _: f32) -> f32 {
             1.0
