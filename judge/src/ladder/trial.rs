@@ -100,6 +100,7 @@ impl Trial {
     /// Returns the error ÷ bound of dq, dk and dv where the roundings of `profile` are replayed, with these joints or
     /// the declared ones; `None` without gradients, an LSE, or a way to replay them.
     pub fn gradients(&self, profile: NumericProfile, joints: Option<Joints>) -> Option<f64> {
+        let gradients = self.results.gradients.as_ref()?;
         let answer: blocked::Answer<_> = blocked::replayed_backward(
             &self.problem,
             &self.inputs,
@@ -108,12 +109,7 @@ impl Trial {
             (&profile, joints),
         )?;
         let mut margin = Margin::default();
-        bounds::replayed_gradients(
-            &self.comparison(),
-            self.results.gradients.as_ref()?,
-            &answer,
-            &mut margin,
-        );
+        bounds::replayed_gradients(&self.comparison(), gradients, &answer, &mut margin);
         Some(margin.tier(Tier::R).worst())
     }
 

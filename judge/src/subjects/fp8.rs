@@ -43,7 +43,7 @@ pub struct Fp8 {
     pub weight_exponent: u8,
     /// Number of steps of the tensor core after which its sum is promoted to f32; `None` for never.
     pub promoted_after: Option<NonZeroUsize>,
-    /// Time at which a ring merges its steps, one of [`MergeOrder::WEIGHTED`]. The bounds of a merge by a difference
+    /// Order of the schedule, one of [`MergeOrder::WEIGHTED`]. The bounds of a merge by a difference
     /// take partial outs to be in the hull of the values, which a rounding that doubles a weight may leave.
     pub merge: MergeOrder,
     /// Seed of the order in which ranks and streams proceed. No order may change a bit.
@@ -419,11 +419,6 @@ impl Fp8 {
         }
         recipe
     }
-
-    /// Returns the order of merges that a problem's schedule has.
-    pub(super) fn order_of_merges(&self, problem: &Problem) -> MergeOrder {
-        if problem.parallel.is_whole() { MergeOrder::default() } else { self.merge }
-    }
 }
 
 /// Returns the values that an option takes, in words.
@@ -481,17 +476,17 @@ impl Backend for Fp8 {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        let schedule = built(problem, self.order_of_merges(problem));
+        let schedule = built(problem, self.merge);
         schedule.map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        built(problem, self.order_of_merges(problem)).map(|schedule| (*schedule).clone())
+        built(problem, self.merge).map(|schedule| (*schedule).clone())
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = problem.forward();
-        built(&forward, self.order_of_merges(problem)).ok()?.launches(&forward, None)
+        built(&forward, self.merge).ok()?.launches(&forward, None)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

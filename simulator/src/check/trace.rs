@@ -67,15 +67,14 @@ pub enum HeldRows {
 
 /// Returns every launch of a schedule in an order in which they may run, or the reason why the schedule does not run.
 pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
-    traced(problem, schedule, |machine, at| machine.launch(at), |_| true)
+    traced(problem, schedule, Machine::launch, |_| true)
 }
 
 /// Returns every launch like [`trace`], but does not follow sums, among which are launches' results. This is enough if
 /// no sum makes queries or keys, as in every right schedule. Gradients of a sink are among them, each run of their rows
 /// as a segment without keys.
 pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
-    let reads = |machine: &Machine<'_>, at| machine.launch(at).or_else(|| machine.gradient_of_sink(at));
-    traced(problem, schedule, reads, |work| match work {
+    traced(problem, schedule, Machine::launch_or_gradient_of_sink, |work| match work {
         Work::Copy { .. } | Work::CopyValid { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
         Work::Linear { layer, .. } => *layer == Layer::Column,
         Work::Send { .. } | Work::Recv { .. } | Work::AllGather { .. } | Work::AllToAll { .. } => true,
@@ -107,7 +106,7 @@ pub fn actions(
 fn traced(
     problem: &Problem,
     schedule: &Schedule,
-    reads: impl Fn(&Machine<'_>, OperationId) -> Option<TracedLaunch>,
+    reads: fn(&Machine<'_>, OperationId) -> Option<TracedLaunch>,
     follows: impl Fn(&Work) -> bool,
 ) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     let mut errors = Errors::default();
@@ -147,6 +146,10 @@ impl Machine<'_> {
             })
         });
         Some(TracedLaunch { at, readings: of_band.collect() })
+    }
+
+    fn launch_or_gradient_of_sink(&self, at: OperationId) -> Option<TracedLaunch> {
+        self.launch(at).or_else(|| self.gradient_of_sink(at))
     }
 
     fn gradient_of_sink(&self, at: OperationId) -> Option<TracedLaunch> {
