@@ -1,0 +1,241 @@
+//! Plans: schedules that name whole pieces instead of rows.
+//!
+//! A *plan* is the program of every rank as a function of the rank and of the step. All ranks have the same buffers,
+//! named by [`Own`]. A *launch* names the parts of the queries and of an owner's keys that it attends, and no segment; a
+//! sum names the launch whose rows it adds; a message names whole buffers. A step of a ring is therefore some twenty
+//! [operations](Op), however many sequences there are.
+//!
+//! A program comes in *sections*: what is before a ring, each step of it, and what is behind it, once for each pass.
+//! A section is made when it is asked for, and no rank's program is ever there as a whole.
+//!
+//! [`Plan::rank`] *unrolls* a plan: it writes out the segments and rows of one rank's operations. A plan that is unrolled is
+//! the schedule that the builder of its algorithm makes, but for the numbers of buffers, events and groups
+//! ([`crate::check::is_plan`] compares the two).
+//!
+//! | has a plan | |
+//! |---|---|
+//! | ring, all-to-all, hierarchical | contiguous, dual-chunk, and stripes of one row |
+//!
+//! There is none for the other algorithms, stripes of several rows, keys that sequences share, sequence-parallel regions, and the
+//! order [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
+
+mod act;
+mod exchange;
+mod pairs;
+mod ring;
+mod unroll;
+
+use std::ops::Range;
+
+use seamproof_oracle::{Algorithm, Pass, Problem, Side};
+
+pub use act::{Act, Extent, Launch, Mark, Op, Own, STREAMS, Way};
+pub use pairs::{PieceId, PiecePairs, WrongSegments};
+pub use unroll::PlannedRank;
+
+use super::build::{self, BuildError, Builder, Shards};
+use super::exchange::HeadDeal;
+use super::hierarchical::joined;
+use super::program::{Buffer, BufferId, MergeOrder, MergeStyle};
+use crate::shard::ShardedSide;
+use exchange::Exchanged;
+use ring::RingPlan;
+
+/// The reason why a problem has no plan, or one that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A problem of which no builder makes a schedule.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A problem whose builder has no plan.
+    #[error("there is no plan for {0}")]
+    None(&'static str),
+    /// Segments of two pieces that do not show what the mask does.
+    #[error(transparent)]
+    Segments(#[from] WrongSegments),
+}
+
+/// Programs of ranks, section by section. A [`Plan`] has those of its builder.
+pub trait Programs: Sync {
+    /// Returns the number of sections of every rank.
+    fn sections(&self) -> usize;
+    /// Appends the operations of a section of a rank, which is given by its place in the group.
+    fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>);
+}
+
+/// A schedule on whole pieces.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    problem: &'a Problem,
+    /// Both sides, cut over all ranks.
+    shards: Shards,
+    /// Both sides, cut over the members of a ring; whole sequences where no ring is.
+    pieces: Shards,
+    /// Number of ranks of an exchange, which are one member of a ring together; 1 where there is none.
+    members: usize,
+    heads: HeadDeal,
+    buffers: Vec<Buffer>,
+    pairs: PiecePairs,
+    style: MergeStyle,
+    exchange: Option<Exchanged>,
+    ring: RingPlan,
+}
+
+impl<'a> Plan<'a> {
+    /// Returns the plan of a problem's own algorithm whose rings merge in an order.
+    pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
+        let members = match problem.parallel.algorithm {
+            _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
+            _ if !problem.sharing.is_empty() => return Err(PlanError::None("keys that sequences share")),
+            _ if order == MergeOrder::Deferred => return Err(PlanError::None("the deferred order")),
+            Algorithm::Ring => 1,
+            Algorithm::Hierarchical { all_to_all } => all_to_all,
+            _ => return Err(PlanError::None("this algorithm")),
+        };
+        let shards = Shards::new(problem)?;
+        let heads = HeadDeal::new(problem.heads, members)?;
+        let is_ring = problem.parallel.algorithm == Algorithm::Ring;
+        let pieces = match is_ring {
+            true => shards.of_ring(),
+            false => Shards { q: joined(&shards.q, members), kv: joined(&shards.kv, members) }.of_ring(),
+        };
+        let Some(parts) = pieces.q.parts() else { return Err(PlanError::None("stripes of several rows")) };
+        let pairs = PiecePairs::new(&problem.mask, &pieces, parts)?;
+        let mut builder = Builder::new(1);
+        let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
+        let size = pieces.q.cp;
+        let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { size };
+        let (exchange, ring) = match is_ring {
+            true => (None, RingPlan::new(&mut builder, local, steps)),
+            false => {
+                let (exchange, ring) = Exchanged::new(&mut builder, &local, &shards, members, heads, steps);
+                (Some(exchange), ring)
+            }
+        };
+        let (buffers, style) = (builder.finish().buffers, order.style());
+        Ok(Plan { problem, shards, pieces, members, heads, buffers, pairs, style, exchange, ring })
+    }
+
+    /// Returns the problem.
+    pub fn problem(&self) -> &'a Problem {
+        self.problem
+    }
+
+    /// Returns the number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.shards.q.cp
+    }
+
+    /// Returns the number of ranks of an exchange, which are one member of a ring together.
+    pub fn members(&self) -> usize {
+        self.members
+    }
+
+    /// Returns the number of members of a ring.
+    pub fn places(&self) -> usize {
+        self.pieces.q.cp
+    }
+
+    /// Returns the number of parts of a member's slot.
+    pub fn parts(&self) -> usize {
+        self.pieces.q.parts().unwrap_or(1)
+    }
+
+    /// Returns the number of rows of a rank's tensors of a side.
+    pub fn rows(&self, side: Side) -> usize {
+        self.shards.of(side).rows
+    }
+
+    /// Returns the number of rows of a ring member's tensors of a side.
+    pub fn piece_rows(&self, side: Side) -> usize {
+        self.pieces.of(side).rows
+    }
+
+    /// Both sides as ranks hold them, and as members of a ring do.
+    pub(crate) fn cuts(&self, side: Side) -> [&ShardedSide; 2] {
+        [self.shards.of(side), self.pieces.of(side)]
+    }
+
+    /// Returns the number of heads of a side on a rank while it attends.
+    pub fn block_heads(&self, side: Side) -> usize {
+        self.heads.of(side, 0).len()
+    }
+
+    /// Returns the heads of a side that a member of an exchange has while it attends.
+    pub fn heads_of(&self, side: Side, member: usize) -> Range<usize> {
+        self.heads.of(side, member)
+    }
+
+    /// Returns the number of heads of a side.
+    pub fn all_heads(&self, side: Side) -> usize {
+        match side {
+            Side::Q => self.problem.heads.q,
+            Side::Kv => self.problem.heads.kv,
+        }
+    }
+
+    /// Returns the number of members of an exchange that hold each head of a side.
+    pub fn replicas(&self, side: Side) -> usize {
+        self.heads.replicas(side)
+    }
+
+    /// Whether exchanges are around the ring.
+    pub fn has_exchange(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    /// Returns the number of sections of each pass.
+    pub fn of_pass(&self) -> usize {
+        self.ring.sections() + if self.exchange.is_some() { 2 } else { 0 }
+    }
+
+    /// Returns a rank's place in its ring.
+    pub fn place(&self, rank: usize) -> usize {
+        rank / self.members
+    }
+
+    /// Returns a rank's buffers. Their rank is 0.
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Returns the pairs of pieces.
+    pub fn pairs(&self) -> &PiecePairs {
+        &self.pairs
+    }
+
+    /// Returns the number of marks of a rank.
+    pub fn events(&self) -> usize {
+        self.ring.events()
+    }
+
+    fn has_backward(&self) -> bool {
+        self.problem.pass == Pass::Backward
+    }
+}
+
+impl Programs for Plan<'_> {
+    fn sections(&self) -> usize {
+        let passes = if self.has_backward() { 2 } else { 1 };
+        passes * self.of_pass()
+    }
+
+    fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        let (is_backward, index) = (index >= self.of_pass(), index % self.of_pass());
+        let exchange = self.exchange.as_ref();
+        match (is_backward, index.checked_sub(usize::from(exchange.is_some()))) {
+            (false, None) => exchange.iter().for_each(|exchange| exchange.begin(to)),
+            (true, None) => exchange.iter().for_each(|exchange| exchange.begin_backward(to)),
+            (false, Some(index)) if index < self.ring.sections() => self.forward(rank, index, to),
+            (true, Some(index)) if index < self.ring.sections() => self.backward(rank, index, to),
+            (false, _) => exchange.iter().for_each(|exchange| exchange.end(to)),
+            (true, _) => exchange.iter().for_each(|exchange| exchange.end_backward(to)),
+        }
+    }
+}
+
+/// Returns a builder's buffer as one of a plan.
+fn own(buffer: BufferId) -> Own {
+    Own(u16::try_from(buffer.0).unwrap_or(u16::MAX))
+}

@@ -1,0 +1,291 @@
+//! The pairs of pieces: how many (query, key) pairs the mask shows of a piece of queries and a piece of keys, and that the
+//! segments of the two are exactly these pairs.
+//!
+//! Sequences with equal lengths and spans are of one *kind*: their segments differ in offsets of rows alone. Under a
+//! mask that is a band, segments of two pieces depend on the pieces' lengths and on the *distance* from the first key to
+//! the first query ([`band`](crate::schedule::band) reads nothing else). One pair of pieces of each kind, distance and lengths is
+//! therefore examined; under any other mask, every pair of pieces is. An examination compares each query of the piece,
+//! as the segments show it, with the mask's own definition.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use rayon::prelude::*;
+use seamproof_oracle::sharding::{Piece, PlacedRun};
+use seamproof_oracle::{Intervals, Mask, Run};
+
+use super::super::build::{self, Shards, Unseeing};
+use crate::Segment;
+use crate::shard::ShardedSide;
+
+/// A pair of pieces whose segments are not what the mask shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "sequence {sequence}: the segments of piece {queries:?} of the queries and piece {keys:?} of the keys do not show \
+     query {query} what the mask does"
+)]
+pub struct WrongSegments {
+    /// The sequence.
+    pub sequence: usize,
+    /// Ring member and part of the queries.
+    pub queries: [usize; 2],
+    /// Ring member and part of the keys.
+    pub keys: [usize; 2],
+    /// Position of the query.
+    pub query: usize,
+}
+
+/// Sequences of one kind.
+#[derive(Clone, Debug)]
+struct Kind {
+    /// The first sequence of the kind.
+    sequence: usize,
+    /// Number of sequences.
+    count: usize,
+    /// Pieces by member and part: all parts of a member follow each other.
+    queries: Vec<Spot>,
+    keys: Vec<Spot>,
+    counts: Counts,
+    /// Pairs that the mask shows each piece of queries.
+    shown: Vec<u64>,
+}
+
+/// A piece for a look-up: its first position in units, and the index of its length among those that occur.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    start: i32,
+    len: u32,
+}
+
+/// Numbers of pairs.
+#[derive(Clone, Debug)]
+enum Counts {
+    /// By the lengths' indices, and by distance in units, from the least one on.
+    ByDistance { lens: usize, least: i32, width: usize, of: Vec<u64> },
+    /// By piece of queries and piece of keys.
+    ByPiece(Vec<u64>),
+}
+
+/// A piece of a side, by ring member and part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceId {
+    /// The ring's member.
+    pub member: usize,
+    /// The part of the member's slot.
+    pub part: usize,
+}
+
+/// The pairs of all pieces of a problem, as a ring's members hold them.
+#[derive(Clone, Debug)]
+pub struct PiecePairs {
+    parts: usize,
+    kinds: Vec<Kind>,
+}
+
+impl PiecePairs {
+    /// Examines all pairs of pieces.
+    pub(super) fn new(mask: &Mask, shards: &Shards, parts: usize) -> Result<PiecePairs, WrongSegments> {
+        let mut counted: HashMap<[usize; 4], (usize, usize)> = HashMap::new();
+        for (sequence, (q, kv)) in shards.q.slots.iter().zip(&shards.kv.slots).enumerate() {
+            counted.entry([q.len, q.span, kv.len, kv.span]).or_insert((sequence, 0)).1 += 1;
+        }
+        let mut firsts: Vec<(usize, usize)> = counted.into_values().collect();
+        firsts.sort_unstable();
+        let kinds = firsts.into_par_iter().map(|(sequence, count)| {
+            Kinship { mask, shards, parts, sequence }.kind(count)
+        });
+        Ok(PiecePairs { parts, kinds: kinds.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns the first sequence of each kind, and the number of sequences.
+    pub fn kinds(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.kinds.iter().map(|kind| (kind.sequence, kind.count))
+    }
+
+    /// Returns the number of pairs of a piece of queries and a piece of keys, in each sequence of a kind.
+    pub fn of(&self, kind: usize, queries: PieceId, keys: PieceId) -> u64 {
+        self.kinds[kind].pairs(self.index(queries), self.index(keys))
+    }
+
+    /// Whether some query of a piece sees a key of a piece, in any sequence.
+    pub fn sees(&self, queries: PieceId, keys: PieceId) -> bool {
+        let (q, kv) = (self.index(queries), self.index(keys));
+        self.kinds.iter().any(|kind| kind.pairs(q, kv) > 0)
+    }
+
+    /// Returns the number of pairs that the mask shows a piece of queries, in each sequence of a kind.
+    pub fn shown(&self, kind: usize, queries: PieceId) -> u64 {
+        self.kinds[kind].shown.get(self.index(queries)).copied().unwrap_or(0)
+    }
+
+    fn index(&self, PieceId { member, part }: PieceId) -> usize {
+        member * self.parts + part
+    }
+}
+
+impl Kind {
+    /// Returns a number of pairs by the pieces' indices. A kind without queries or keys has no pieces.
+    fn pairs(&self, q: usize, kv: usize) -> u64 {
+        let (Some(queries), Some(keys)) = (self.queries.get(q), self.keys.get(kv)) else { return 0 };
+        let of = match &self.counts {
+            Counts::ByPiece(of) => of.get(q * self.keys.len() + kv),
+            Counts::ByDistance { of, .. } => of.get(self.cell(queries, keys)),
+        };
+        of.copied().unwrap_or(0)
+    }
+
+    /// Returns the place of a distance and lengths in [`Counts::ByDistance`].
+    fn cell(&self, queries: &Spot, keys: &Spot) -> usize {
+        let Counts::ByDistance { lens, least, width, .. } = self.counts else { return 0 };
+        let at = (queries.start - keys.start - least) as usize;
+        (queries.len as usize * lens + keys.len as usize) * width + at
+    }
+}
+
+/// A sequence whose pieces are examined.
+struct Kinship<'a> {
+    mask: &'a Mask,
+    shards: &'a Shards,
+    parts: usize,
+    sequence: usize,
+}
+
+impl Kinship<'_> {
+    fn kind(&self, count: usize) -> Result<Kind, WrongSegments> {
+        let (lq, lk) = self.lengths();
+        let [queries, keys] = [&self.shards.q, &self.shards.kv].map(|side| self.placed(side));
+        let shown = |placed: &PlacedRun| {
+            let positions = (0..placed.local.len).map(|i| placed.piece.start + placed.piece.step * i);
+            positions.map(|i| self.mask.visible(i, lq, lk).len() as u64).sum()
+        };
+        let shown = queries.iter().map(shown).collect();
+        let mut lens: Vec<usize> = queries.iter().chain(&keys).map(|placed| placed.local.len).collect();
+        lens.sort_unstable();
+        lens.dedup();
+        let starts = queries.iter().chain(&keys).map(|placed| placed.piece.start);
+        let unit = starts.fold(0, gcd).max(1);
+        let spot = |placed: &PlacedRun| Spot {
+            start: (placed.piece.start / unit) as i32,
+            len: lens.partition_point(|len| *len < placed.local.len) as u32,
+        };
+        let [q_spots, kv_spots] = [&queries, &keys].map(|side| side.iter().map(spot).collect::<Vec<_>>());
+        let counts = self.empty_counts(&q_spots, &kv_spots, lens.len());
+        let mut kind = Kind {
+            sequence: self.sequence,
+            count,
+            queries: q_spots,
+            keys: kv_spots,
+            counts,
+            shown,
+        };
+        self.examine(&mut kind, &queries, &keys)?;
+        Ok(kind)
+    }
+
+    fn lengths(&self) -> (usize, usize) {
+        (self.shards.q.slots[self.sequence].len, self.shards.kv.slots[self.sequence].len)
+    }
+
+    /// Returns every piece of the sequence, by member and part.
+    fn placed(&self, side: &ShardedSide) -> Vec<PlacedRun> {
+        let sequence = self.sequence;
+        let of = |member| {
+            side.pieces(sequence, member).map(move |piece| PlacedRun {
+                sequence,
+                piece,
+                local: side.local(sequence, &piece),
+            })
+        };
+        (0..side.cp).flat_map(of).collect()
+    }
+
+    fn empty_counts(&self, queries: &[Spot], keys: &[Spot], lens: usize) -> Counts {
+        if !self.mask.is_band() {
+            return Counts::ByPiece(vec![UNSEEN; queries.len() * keys.len()]);
+        }
+        let ends = |spots: &[Spot]| {
+            let starts = || spots.iter().map(|spot| spot.start);
+            (starts().min().unwrap_or(0), starts().max().unwrap_or(0))
+        };
+        let ((q_least, q_most), (kv_least, kv_most)) = (ends(queries), ends(keys));
+        let least = q_least - kv_most;
+        let width = (q_most - kv_least - least + 1) as usize;
+        Counts::ByDistance { lens, least, width, of: vec![UNSEEN; lens * lens * width] }
+    }
+
+    /// Fills the numbers of pairs.
+    fn examine(&self, kind: &mut Kind, queries: &[PlacedRun], keys: &[PlacedRun]) -> Result<(), WrongSegments> {
+        for (q, placed) in queries.iter().enumerate() {
+            for (kv, of) in keys.iter().enumerate() {
+                let cell = match &kind.counts {
+                    Counts::ByPiece(_) => q * keys.len() + kv,
+                    Counts::ByDistance { .. } => kind.cell(&kind.queries[q], &kind.keys[kv]),
+                };
+                let (Counts::ByPiece(counts) | Counts::ByDistance { of: counts, .. }) = &mut kind.counts;
+                if counts[cell] == UNSEEN {
+                    let wrong = |query| {
+                        let piece = |index| [index / self.parts, index % self.parts];
+                        let (sequence, queries, keys) = (kind.sequence, piece(q), piece(kv));
+                        WrongSegments { sequence, queries, keys, query }
+                    };
+                    counts[cell] = pairs(self.mask, self.lengths(), placed, of).map_err(wrong)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Stands for a pair of pieces that has not been examined.
+const UNSEEN: u64 = u64::MAX;
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Returns the number of pairs of two pieces of a sequence, or the position of a query for which their segments are not
+/// what the mask shows. Segments name rows of their pieces alone, each at most once, and padding as padding.
+fn pairs(mask: &Mask, (lq, lk): (usize, usize), q: &PlacedRun, kv: &PlacedRun) -> Result<u64, usize> {
+    let made = build::segments(mask, (lq, lk), q, (&kv.piece, kv.local), Unseeing::Dropped);
+    let (mut next, mut next_key) = (0, 0);
+    let mut shown: Vec<(Range<usize>, usize, &Segment)> = Vec::with_capacity(made.len());
+    for segment in &made {
+        let [keys] = &segment.kv[..] else { return Err(q.piece.start) };
+        let (rows, of) = (indices(&q.local, &segment.q, next), indices(&kv.local, keys, next_key));
+        let (Some(rows), Some(of)) = (rows, of) else { return Err(q.piece.start) };
+        (next, next_key) = (rows.start + segment.q.span, of.start + keys.span);
+        shown.push((rows, of.start, segment));
+    }
+    let (mut total, mut shown) = (0, shown.into_iter().peekable());
+    for index in 0..q.local.len {
+        let position = q.piece.start + q.piece.step * index;
+        let wanted = on_piece(&mask.visible(position, lq, lk), &kv.piece, kv.local.len);
+        while shown.next_if(|(rows, ..)| rows.end <= index).is_some() {}
+        let got = match shown.peek().filter(|(rows, ..)| rows.contains(&index)) {
+            Some((rows, first, segment)) => segment.visible(index - rows.start).moved(|key| key + first),
+            None => Intervals::default(),
+        };
+        if got != wanted {
+            return Err(position);
+        }
+        total += wanted.len() as u64;
+    }
+    Ok(total)
+}
+
+/// Returns which real rows of a piece's run a part of it names; `None` if it names others, or one before `from`.
+fn indices(run: &Run, part: &Run, from: usize) -> Option<Range<usize>> {
+    let start = part.offset.checked_sub(run.offset)?;
+    let first = start / run.step;
+    let is_inside = start.is_multiple_of(run.step) && part.step == run.step && first >= from;
+    let is_padding = part.span == part.len || first + part.len == run.len;
+    let fits = first + part.len <= run.len && first + part.span <= run.span;
+    (is_inside && is_padding && fits).then_some(first..first + part.len)
+}
+
+/// Returns the indices of a piece's real rows, of which there are `len`, whose positions are among some.
+fn on_piece(positions: &Intervals, piece: &Piece, len: usize) -> Intervals {
+    let index = |position: usize| position.saturating_sub(piece.start).div_ceil(piece.step).min(len);
+    let mut parts = positions.parts().map(|part| index(part.start)..index(part.end));
+    Intervals::new(parts.next().unwrap_or(0..0), parts.next().unwrap_or(0..0))
+}
