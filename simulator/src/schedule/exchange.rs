@@ -267,7 +267,13 @@ impl Exchange {
 }
 
 /// Makes a scratch buffer like `model`, with other rows and heads.
-pub(super) fn resized(builder: &mut Builder, model: BufferId, name: &str, rows: usize, heads: usize) -> BufferId {
+pub(super) fn resized(
+    builder: &mut Builder,
+    model: BufferId,
+    name: &str,
+    rows: usize,
+    heads: usize,
+) -> BufferId {
     let model = builder.describe(model).clone();
     let rows = if model.axes == Axes::Heads { model.rows } else { rows };
     builder.buffer(Buffer { name: name.into(), role: Role::Scratch, rows, heads, ..model })

@@ -134,7 +134,12 @@ pub(super) fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
 
 /// Returns row pairs from the rows of a group's members, one after the other, to the rows on the group's rank of a
 /// ring.
-pub(super) fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Range<usize>) -> Vec<RowPair> {
+pub(super) fn ring_order(
+    all: &ShardedSide,
+    ring: &ShardedSide,
+    group: usize,
+    members: Range<usize>,
+) -> Vec<RowPair> {
     // Runs of sequence order, which both cuts share, each with its first row on the ring's rank. A run of a member lies
     // in one of them, or is one of them where they are stripes.
     let mut runs: Vec<(Run, usize)> =

@@ -61,7 +61,9 @@ impl Clocks {
         number: u32,
         before: &Clock,
     ) -> Option<PlanFault> {
-        let Some(last) = self.touched.get_mut(usize::from(own.0)) else { return Some(PlanFault::Shape(own.0)) };
+        let Some(last) = self.touched.get_mut(usize::from(own.0)) else {
+            return Some(PlanFault::Shape(own.0));
+        };
         let unordered = KINDS.into_iter().enumerate().any(|(index, other)| {
             // A stream runs its own operations in order.
             let others = (0..STREAMS).filter(|stream| *stream != lane);

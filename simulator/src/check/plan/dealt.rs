@@ -122,7 +122,10 @@ fn collected(plan: &Plan<'_>, side: Side, place: usize) -> Result<(), Unproved> 
     }
     let missed = |row: &Row, seen: &bool| *row != Row::Nobody && !seen;
     let lost = [(&from, &seen[0]), (&wanted, &seen[1])];
-    match lost.iter().find_map(|(rows, seen)| rows.iter().zip(*seen).position(|(row, seen)| missed(row, seen))) {
+    match lost
+        .iter()
+        .find_map(|(rows, seen)| rows.iter().zip(*seen).position(|(row, seen)| missed(row, seen)))
+    {
         Some(row) => Err(wrong(row, "is not moved")),
         None => Ok(()),
     }

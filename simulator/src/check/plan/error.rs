@@ -2,7 +2,7 @@
 
 use seamproof_oracle::TensorName;
 
-use crate::schedule::plan::{Launch, WrongSegments};
+use crate::schedule::plan::{Launch, PieceId, WrongSegments};
 
 /// A reason why a plan is not proved, or why a schedule is not one's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,22 +20,17 @@ pub enum Unproved {
         /// The fault.
         fault: PlanFault,
     },
-    /// Launches of a rank that do not show its queries what the mask does.
-    #[error(
-        "rank {rank}: the launches of the {pass} show its queries {got} pairs of each sequence like {sequence}, and the \
-         mask {expected}"
-    )]
-    Pairs {
+    /// Pieces of which some query sees a key, and that no launch has together.
+    #[error("rank {rank}: no launch of the {pass} has {queries:?} of the queries and {keys:?} of the keys")]
+    Missing {
         /// Place of the rank in the group.
         rank: usize,
         /// `forward` or `backward`.
         pass: &'static str,
-        /// First sequence of the kind.
-        sequence: usize,
-        /// Pairs of the launches.
-        got: u64,
-        /// Pairs of the mask.
-        expected: u64,
+        /// The queries.
+        queries: PieceId,
+        /// The keys.
+        keys: PieceId,
     },
     /// A buffer that does not hold what it must at the end.
     #[error("rank {rank}: at the end, `{buffer}` holds {found}")]
@@ -72,7 +67,9 @@ pub enum Unproved {
         times: usize,
     },
     /// Heads of a member that are not what attention of a block needs.
-    #[error("member {0} of an exchange has query heads that do not read its kv heads, or no block of its own")]
+    #[error(
+        "member {0} of an exchange has query heads that do not read its kv heads, or no block of its own"
+    )]
     Heads(usize),
     /// Slots of a side that are not inside a rank's tensor, or have a row in common.
     #[error("slots of {0} have a row in common, or one that the tensor lacks")]
@@ -93,7 +90,8 @@ pub enum Unproved {
 }
 
 fn within(index: Option<usize>) -> String {
-    index.map_or("are not the plan's".into(), |index| format!("differ from the plan's from number {index} on"))
+    index
+        .map_or("are not the plan's".into(), |index| format!("differ from the plan's from number {index} on"))
 }
 
 /// The fault of an operation of a plan.

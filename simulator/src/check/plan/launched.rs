@@ -1,8 +1,7 @@
-//! The launches of one rank: none is there twice in a pass, and together they show its queries what the mask does.
+//! The launches of one rank: in a pass, each piece of its queries meets each piece of keys of which it sees a key once.
 //!
-//! Launches name pieces, and pieces have no pair in common. What a set of different launches shows is therefore a part of
-//! what the mask shows ([`PiecePairs`](crate::schedule::plan::PiecePairs) has proved this of each two pieces), and it is
-//! all of it if the numbers of pairs are equal.
+//! Launches name pieces, and pieces have no pair in common. [`PiecePairs`](crate::schedule::plan::PiecePairs) has proved
+//! of each two pieces that a launch of both shows what the mask shows of them.
 
 use super::error::{PlanFault, Unproved};
 use crate::schedule::plan::{Act, Launch, PieceId, Plan};
@@ -13,14 +12,12 @@ pub(super) struct Launched<'p> {
     rank: usize,
     /// Whether an owner's part of the keys met a part of the queries.
     met: Vec<bool>,
-    /// Pairs of each kind of sequences.
-    pairs: Vec<u64>,
 }
 
 impl<'p> Launched<'p> {
     pub(super) fn new(plan: &'p Plan<'p>, rank: usize) -> Launched<'p> {
         let met = vec![false; plan.places() * plan.parts() * plan.parts()];
-        Launched { plan, rank, met, pairs: vec![0; plan.pairs().kinds().count()] }
+        Launched { plan, rank, met }
     }
 
     /// Notes an operation of the pass, which has pieces that there are.
@@ -41,15 +38,11 @@ impl<'p> Launched<'p> {
 
     fn launch(&mut self, launch: Launch) -> Result<(), PlanFault> {
         let Launch { owner, queries: [first, end], keys } = launch;
-        let (parts, member) = (self.plan.parts(), self.plan.place(self.rank));
-        let of = PieceId { member: owner as usize, part: keys.into() };
-        for part in first.into()..end.into() {
-            let met = &mut self.met[(of.member * parts + of.part) * parts + part];
+        let parts = self.plan.parts();
+        for part in usize::from(first)..usize::from(end) {
+            let met = &mut self.met[(owner as usize * parts + usize::from(keys)) * parts + part];
             if std::mem::replace(met, true) {
                 return Err(PlanFault::Launched(launch));
-            }
-            for (kind, pairs) in self.pairs.iter_mut().enumerate() {
-                *pairs += self.plan.pairs().of(kind, PieceId { member, part }, of);
             }
         }
         Ok(())
@@ -57,16 +50,16 @@ impl<'p> Launched<'p> {
 
     /// Ends the pass. Returns its number of pairs, over all sequences.
     pub(super) fn finish(self, pass: &'static str) -> Result<u64, Unproved> {
-        let (rank, member) = (self.rank, self.plan.place(self.rank));
-        let mut total = 0;
-        for (kind, (sequence, count)) in self.plan.pairs().kinds().enumerate() {
-            let shown = |part| self.plan.pairs().shown(kind, PieceId { member, part });
-            let (got, expected) = (self.pairs[kind], (0..self.plan.parts()).map(shown).sum());
-            if got != expected {
-                return Err(Unproved::Pairs { rank, pass, sequence, got, expected });
+        let (rank, parts, pairs) = (self.rank, self.plan.parts(), self.plan.pairs());
+        let member = self.plan.place(rank);
+        for (index, _) in self.met.iter().enumerate().filter(|(_, met)| !**met) {
+            let keys = PieceId { member: index / parts / parts, part: index / parts % parts };
+            let queries = PieceId { member, part: index % parts };
+            if pairs.sees(queries, keys) {
+                return Err(Unproved::Missing { rank, pass, queries, keys });
             }
-            total += got * count as u64;
         }
-        Ok(total)
+        let shown = |part| pairs.shown(PieceId { member, part });
+        Ok((0..parts).map(shown).sum())
     }
 }

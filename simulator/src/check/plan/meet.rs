@@ -146,9 +146,7 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
             walker.values.give(from, side, way).map(|value| [value, Value::Nothing])
         }
         Some(Act::AllReduce { buffer }) => walker.values.largest(buffer, false).map(|()| [Value::Nothing; 2]),
-        Some(Act::GatherHeads { from, .. }) => {
-            walker.values.gathers(from).map(|()| [Value::Nothing; 2])
-        }
+        Some(Act::GatherHeads { from, .. }) => walker.values.gathers(from).map(|()| [Value::Nothing; 2]),
         _ => Ok([Value::Nothing; 2]),
     };
     taken.map_err(|fault| walker.wrong(fault))
@@ -176,12 +174,7 @@ fn combined(plan: &Plan<'_>, acts: &[Option<Act>], sent: &[[Value; 2]]) -> Vec<V
 }
 
 /// Writes what a rank gets.
-fn received(
-    walker: &mut Walker<'_>,
-    act: &Act,
-    sent: &[[Value; 2]],
-    group: Value,
-) -> Result<(), PlanFault> {
+fn received(walker: &mut Walker<'_>, act: &Act, sent: &[[Value; 2]], group: Value) -> Result<(), PlanFault> {
     let values = &mut walker.values;
     match *act {
         Act::Exchange { from, received, .. } => {

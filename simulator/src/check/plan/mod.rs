@@ -102,11 +102,8 @@ pub fn is_plan(plan: &Plan<'_>, programs: &dyn Programs, schedule: &Schedule) ->
     whole("the members", schedule.members == ranks)?;
     whole("the number of ranks", schedule.ranks.len() == plan.problem().parallel.all_of_world())?;
     whole("the regions", schedule.sequence_parallel.is_none())?;
-    let communicators: Vec<Vec<usize>> = plan
-        .communicators()
-        .into_iter()
-        .map(|members| members.into_iter().map(in_world).collect())
-        .collect();
+    let communicators: Vec<Vec<usize>> =
+        plan.communicators().into_iter().map(|members| members.into_iter().map(in_world).collect()).collect();
     whole("the communicators", schedule.communicators == communicators)?;
     let owned = schedule.buffers.iter().filter(|buffer| ranks.contains(&buffer.rank)).count();
     whole("the buffers", owned == schedule.buffers.len())?;

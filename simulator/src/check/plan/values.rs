@@ -89,10 +89,7 @@ impl fmt::Display for Whole {
 impl Value {
     /// Whether the value is lost if it is overwritten or left behind.
     fn must_be_taken(self) -> bool {
-        matches!(
-            self,
-            Value::Part(..) | Value::Sum { .. } | Value::RankedResult(_) | Value::Landed { .. }
-        )
+        matches!(self, Value::Part(..) | Value::Sum { .. } | Value::RankedResult(_) | Value::Landed { .. })
     }
 
     /// Whether the value may be overwritten.
@@ -295,7 +292,9 @@ impl<'p> Values<'p> {
 
     fn copy(&mut self, from: Own, to: Own, rows: Extent) -> Run {
         let whole = match (self.get(from), rows) {
-            (Value::Sum { tensor, .. }, Extent::Slots(of)) if side(tensor) == of && tensor != TensorName::Lse => {
+            (Value::Sum { tensor, .. }, Extent::Slots(of))
+                if side(tensor) == of && tensor != TensorName::Lse =>
+            {
                 self.whole(from, tensor)?
             }
             (Value::Zero(filled), Extent::Slots(of)) if begins(filled, of) => Whole::Zero(of),
@@ -319,7 +318,9 @@ impl<'p> Values<'p> {
                 self.write(to, Value::RankedResult(whole))
             }
             // The LSE's running result is the result itself.
-            (Way::Deal, Value::Sum { tensor: TensorName::Lse, .. } | Value::NegInfinity(_)) if of == Side::Q => {
+            (Way::Deal, Value::Sum { tensor: TensorName::Lse, .. } | Value::NegInfinity(_))
+                if of == Side::Q =>
+            {
                 let whole = self.whole(from, TensorName::Lse)?;
                 self.write(to, Value::RankedResult(whole))
             }
@@ -334,7 +335,8 @@ impl<'p> Values<'p> {
         else {
             return Err(self.holds(from, "a landing, and more landings in the sum,"));
         };
-        let is_gradient = |whole| matches!(whole, Whole::Of(TensorName::Dk | TensorName::Dv) | Whole::Zero(Side::Kv));
+        let is_gradient =
+            |whole| matches!(whole, Whole::Of(TensorName::Dk | TensorName::Dv) | Whole::Zero(Side::Kv));
         let joined = match (of, sum) {
             (Whole::Zero(a), other) | (other, Whole::Zero(a)) if other.side() == a => Some(other),
             _ => (of == sum).then_some(of),
@@ -365,7 +367,9 @@ impl<'p> Values<'p> {
     /// Returns what a member gives to an all-to-all.
     pub(super) fn give(&mut self, own: Own, of: Side, way: Way) -> Result<Value, PlanFault> {
         match (way, self.get(own)) {
-            (Way::Collect, value @ Value::Local(tensor)) if side(tensor) == of && tensor != TensorName::Sink => {
+            (Way::Collect, value @ Value::Local(tensor))
+                if side(tensor) == of && tensor != TensorName::Sink =>
+            {
                 Ok(value)
             }
             (Way::Deal, value @ Value::RankedResult(whole)) if whole.side() == of => {

@@ -149,8 +149,7 @@ impl Exchanged {
         };
         block.backward = Some(collected);
         let ring = ring.with_backward(making.builder, &block);
-        let results =
-            [(q, collected.dq, to.dq), (kv, collected.dk, to.dk), (kv, collected.dv, to.dv)];
+        let results = [(q, collected.dq, to.dq), (kv, collected.dk, to.dk), (kv, collected.dv, to.dv)];
         let end_backward = making.deal(&results, other);
         (Exchanged { begin, end, max_logit, begin_backward, end_backward }, ring)
     }

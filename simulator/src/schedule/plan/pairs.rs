@@ -21,25 +21,22 @@ use crate::shard::ShardedSide;
 /// A pair of pieces whose segments are not what the mask shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "sequence {sequence}: the segments of piece {queries:?} of the queries and piece {keys:?} of the keys do not show \
-     query {query} what the mask does"
+    "sequence {sequence}: segments of {queries:?} do not show the query at {query} what the mask does of {keys:?}"
 )]
 pub struct WrongSegments {
     /// The sequence.
     pub sequence: usize,
-    /// Ring member and part of the queries.
-    pub queries: [usize; 2],
-    /// Ring member and part of the keys.
-    pub keys: [usize; 2],
-    /// Position of the query.
+    /// The queries.
+    pub queries: PieceId,
+    /// The keys; all of them if absent.
+    pub keys: Option<PieceId>,
+    /// Position of the query, or of the first one.
     pub query: usize,
 }
 
 /// Sequences of one kind.
 #[derive(Clone, Debug)]
 struct Kind {
-    /// The first sequence of the kind.
-    sequence: usize,
     /// Number of sequences.
     count: usize,
     /// Pieces by member and part: all parts of a member follow each other.
@@ -80,6 +77,10 @@ pub struct PieceId {
 pub struct PiecePairs {
     parts: usize,
     kinds: Vec<Kind>,
+    /// Number of pieces of a side.
+    pieces: usize,
+    /// Whether some query of a piece sees a key of a piece, by the pieces' indices.
+    seen: Vec<bool>,
 }
 
 impl PiecePairs {
@@ -91,31 +92,25 @@ impl PiecePairs {
         }
         let mut firsts: Vec<(usize, usize)> = counted.into_values().collect();
         firsts.sort_unstable();
-        let kinds = firsts.into_par_iter().map(|(sequence, count)| {
-            Kinship { mask, shards, parts, sequence }.kind(count)
-        });
-        Ok(PiecePairs { parts, kinds: kinds.collect::<Result<_, _>>()? })
-    }
-
-    /// Returns the first sequence of each kind, and the number of sequences.
-    pub fn kinds(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.kinds.iter().map(|kind| (kind.sequence, kind.count))
-    }
-
-    /// Returns the number of pairs of a piece of queries and a piece of keys, in each sequence of a kind.
-    pub fn of(&self, kind: usize, queries: PieceId, keys: PieceId) -> u64 {
-        self.kinds[kind].pairs(self.index(queries), self.index(keys))
+        let kinds = firsts
+            .into_par_iter()
+            .map(|(sequence, count)| Kinship { mask, shards, parts, sequence }.kind(count));
+        let kinds: Vec<Kind> = kinds.collect::<Result<_, _>>()?;
+        let pieces = shards.q.cp * parts;
+        let sees = |place: usize| kinds.iter().any(|kind| kind.pairs(place / pieces, place % pieces) > 0);
+        let seen = (0..pieces * pieces).into_par_iter().map(sees).collect();
+        Ok(PiecePairs { parts, kinds, pieces, seen })
     }
 
     /// Whether some query of a piece sees a key of a piece, in any sequence.
     pub fn sees(&self, queries: PieceId, keys: PieceId) -> bool {
-        let (q, kv) = (self.index(queries), self.index(keys));
-        self.kinds.iter().any(|kind| kind.pairs(q, kv) > 0)
+        self.seen.get(self.index(queries) * self.pieces + self.index(keys)).copied().unwrap_or(false)
     }
 
-    /// Returns the number of pairs that the mask shows a piece of queries, in each sequence of a kind.
-    pub fn shown(&self, kind: usize, queries: PieceId) -> u64 {
-        self.kinds[kind].shown.get(self.index(queries)).copied().unwrap_or(0)
+    /// Returns the number of pairs that the mask shows a piece of queries, over all sequences.
+    pub fn shown(&self, queries: PieceId) -> u64 {
+        let of = |kind: &Kind| kind.count as u64 * kind.shown.get(self.index(queries)).copied().unwrap_or(0);
+        self.kinds.iter().map(of).sum()
     }
 
     fn index(&self, PieceId { member, part }: PieceId) -> usize {
@@ -170,16 +165,28 @@ impl Kinship<'_> {
         };
         let [q_spots, kv_spots] = [&queries, &keys].map(|side| side.iter().map(spot).collect::<Vec<_>>());
         let counts = self.empty_counts(&q_spots, &kv_spots, lens.len());
-        let mut kind = Kind {
-            sequence: self.sequence,
-            count,
-            queries: q_spots,
-            keys: kv_spots,
-            counts,
-            shown,
-        };
+        let mut kind = Kind { count, queries: q_spots, keys: kv_spots, counts, shown };
         self.examine(&mut kind, &queries, &keys)?;
+        self.are_all(&kind)?;
         Ok(kind)
+    }
+
+    /// Checks that each piece of queries has all pairs that the mask shows it, over all pieces of keys. Numbers that
+    /// stand for other distances than were examined add up too.
+    fn are_all(&self, kind: &Kind) -> Result<(), WrongSegments> {
+        let total = |q: usize| (0..kind.keys.len()).map(|kv| kind.pairs(q, kv)).sum::<u64>();
+        match kind.shown.iter().enumerate().find(|(q, shown)| total(*q) != **shown) {
+            None => Ok(()),
+            Some((q, _)) => {
+                let (sequence, queries) = (self.sequence, self.piece(q));
+                let query = self.placed(&self.shards.q)[q].piece.start;
+                Err(WrongSegments { sequence, queries, keys: None, query })
+            }
+        }
+    }
+
+    fn piece(&self, index: usize) -> PieceId {
+        PieceId { member: index / self.parts, part: index % self.parts }
     }
 
     fn lengths(&self) -> (usize, usize) {
@@ -214,7 +221,12 @@ impl Kinship<'_> {
     }
 
     /// Fills the numbers of pairs.
-    fn examine(&self, kind: &mut Kind, queries: &[PlacedRun], keys: &[PlacedRun]) -> Result<(), WrongSegments> {
+    fn examine(
+        &self,
+        kind: &mut Kind,
+        queries: &[PlacedRun],
+        keys: &[PlacedRun],
+    ) -> Result<(), WrongSegments> {
         for (q, placed) in queries.iter().enumerate() {
             for (kv, of) in keys.iter().enumerate() {
                 let cell = match &kind.counts {
@@ -224,8 +236,7 @@ impl Kinship<'_> {
                 let (Counts::ByPiece(counts) | Counts::ByDistance { of: counts, .. }) = &mut kind.counts;
                 if counts[cell] == UNSEEN {
                     let wrong = |query| {
-                        let piece = |index| [index / self.parts, index % self.parts];
-                        let (sequence, queries, keys) = (kind.sequence, piece(q), piece(kv));
+                        let (sequence, queries, keys) = (self.sequence, self.piece(q), Some(self.piece(kv)));
                         WrongSegments { sequence, queries, keys, query }
                     };
                     counts[cell] = pairs(self.mask, self.lengths(), placed, of).map_err(wrong)?;

@@ -74,7 +74,9 @@ impl RingPlan {
         let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
         let mut partial = |stream: usize| {
             let like = [(out, "out"), (lse, "lse")];
-            like.map(|(of, name)| own(builder.like(of, &format!("{name} of a step, stream {stream}"), Format::F32)))
+            like.map(|(of, name)| {
+                own(builder.like(of, &format!("{name} of a step, stream {stream}"), Format::F32))
+            })
         };
         let partial = (0..2.min(steps)).map(&mut partial).collect();
         let running = own(builder.like(out, "out, running", Format::F32));
@@ -91,7 +93,8 @@ impl RingPlan {
         let running = own(builder.like(to.dq, "dq, running", Format::F32));
         let mut like = |of: BufferId, name: String| own(builder.like(of, &name, Format::F32));
         let travelling = turns.clone().map(|slot| {
-            [(to.dk, "dk"), (to.dv, "dv")].map(|(of, name)| like(of, format!("{name} travelling, slot {slot}")))
+            [(to.dk, "dk"), (to.dv, "dv")]
+                .map(|(of, name)| like(of, format!("{name} travelling, slot {slot}")))
         });
         let travelling = travelling.collect();
         let partial = turns.map(|stream| {

@@ -39,7 +39,8 @@ impl PlannedRank {
         // A buffer of another rank has no number here.
         let number = |id: BufferId| BufferId(numbers.get(&id.0).copied().unwrap_or(usize::MAX));
         let placements = schedule.placements.iter().filter(|placed| numbers.contains_key(&placed.buffer.0));
-        let placements = placements.map(|placed| Placement { buffer: number(placed.buffer), ..placed.clone() });
+        let placements =
+            placements.map(|placed| Placement { buffer: number(placed.buffer), ..placed.clone() });
         let mut program = schedule.ranks.get(rank).cloned().unwrap_or_default();
         let mut names = Names::default();
         for Operation { work, .. } in &mut program.operations {
@@ -249,7 +250,11 @@ impl Plan<'_> {
                 let whole = self.all(id(to));
                 let of = |member| Region { heads: self.heads.of(Side::Q, member), ..whole.clone() };
                 let to = (0..self.members).map(of).collect();
-                Work::AllGather { communicator: self.exchange_communicator(rank), from: self.all(id(from)), to }
+                Work::AllGather {
+                    communicator: self.exchange_communicator(rank),
+                    from: self.all(id(from)),
+                    to,
+                }
             }
             Act::AllReduce { buffer } => Work::AllReduce {
                 communicator: self.ring_communicator(rank),
@@ -281,7 +286,8 @@ impl Plan<'_> {
     ) -> Work {
         let members = 0..self.members;
         let rows = self.rows(side);
-        let part = |buffer, index: usize| Region { rows: Run::packed(index * rows, rows, rows), ..self.all(buffer) };
+        let part =
+            |buffer, index: usize| Region { rows: Run::packed(index * rows, rows, rows), ..self.all(buffer) };
         let heads = |member| self.heads.of(side, member);
         let landing = |member: usize| BufferId(to.0 + member % landings.max(1));
         let of_heads = |buffer, member| Region { heads: heads(member), ..self.all(buffer) };
