@@ -22,7 +22,7 @@ const BALANCES: [Balance; 3] = [Balance::Contiguous, Balance::DualChunk, Balance
 fn algorithms(cp: usize) -> Vec<Algorithm> {
     let divisors = (1..=cp).filter(|members| cp.is_multiple_of(*members));
     let hierarchical = divisors.map(|all_to_all| Algorithm::Hierarchical { all_to_all });
-    [Algorithm::Ring].into_iter().chain(hierarchical).collect()
+    [Algorithm::Ring, Algorithm::AllToAll].into_iter().chain(hierarchical).collect()
 }
 
 /// Calls `each` for drawn problems of which there are plans, over up to `most` ranks.
@@ -194,8 +194,10 @@ fn launch(act: &mut Act) -> Option<&mut Launch> {
 /// Returns every buffer that an operation names.
 fn owns(act: &mut Act) -> Vec<&mut Own> {
     match act {
-        Act::Attend { inputs, sink, results, .. } => inputs.iter_mut().chain(sink).chain(results).collect(),
-        Act::AttendBackward { inputs, sink, results, .. } => {
+        Act::Attend { inputs, results, .. } => inputs.iter_mut().chain(results).collect(),
+        Act::AttendWhole { inputs, sink, results } => inputs.iter_mut().chain(sink).chain(results).collect(),
+        Act::AttendBackward { inputs, results, .. } => inputs.iter_mut().chain(results).collect(),
+        Act::AttendBackwardWhole { inputs, sink, results } => {
             inputs.iter_mut().chain(sink.iter_mut().flatten()).chain(results).collect()
         }
         Act::Merge { step, running, .. } => step.iter_mut().chain(running).collect(),
@@ -236,7 +238,8 @@ fn packed(algorithm: Algorithm, balance: Balance, (ranks, sink): (usize, Sink)) 
 }
 
 /// Packs on which faults are planted.
-const PACKS: [(Algorithm, Balance, (usize, Sink)); 5] = [
+const PACKS: [(Algorithm, Balance, (usize, Sink)); 6] = [
+    (Algorithm::AllToAll, Balance::DualChunk, (4, Sink::Learnable)),
     (Algorithm::Ring, Balance::DualChunk, (3, Sink::Learnable)),
     (Algorithm::Ring, Balance::Contiguous, (4, Sink::None)),
     (Algorithm::Ring, Balance::Striped { stripe: 1 }, (2, Sink::OffByOne)),

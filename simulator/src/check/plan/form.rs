@@ -85,28 +85,64 @@ impl<'p> Forms<'p> {
         let Launch { owner, queries: [first, end], keys } = *launch;
         let parts = self.plan.parts();
         let there = (owner as usize) < self.plan.places() && usize::from(keys) < parts;
-        match there && first < end && usize::from(end) <= parts {
+        match there && first < end && usize::from(end) <= parts && !self.plan.is_whole() {
             true => Ok(()),
             false => Err(PlanFault::Pieces(*launch)),
         }
     }
 
+    fn forward(&self, inputs: [Own; 3], results: [Own; 3]) -> Result<(), PlanFault> {
+        use TensorName::{K, Lse, MaxLogit, Out, Q, V};
+        self.are(inputs, [Q, K, V], At::Ring)?;
+        self.are(results, [Out, Lse, MaxLogit], At::Ring)
+    }
+
+    fn backward(&self, inputs: [Own; 6], results: [Own; 3]) -> Result<(), PlanFault> {
+        use TensorName::{Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
+        self.are(inputs, [Q, K, V, Dout, Out, Lse], At::Ring)?;
+        self.are(results, [Dq, Dk, Dv], At::Ring)
+    }
+
+    /// Checks that launches of this plan attend whole sequences.
+    fn whole(&self) -> Result<(), PlanFault> {
+        match self.plan.is_whole() {
+            true => Ok(()),
+            false => Err(PlanFault::Unknown("a launch on whole sequences in a ring")),
+        }
+    }
+
+    /// Checks the sink of a kernel, which knows by itself of one that is not learnable.
+    fn kernel_sink(&self, sink: Option<Own>) -> Result<(), PlanFault> {
+        let is_learnable = self.plan.problem().softmax.sink == Sink::Learnable;
+        if is_learnable != sink.is_some() {
+            return Err(PlanFault::Sink);
+        }
+        sink.map_or(Ok(()), |sink| self.is(sink, TensorName::Sink, At::Ring))
+    }
+
     /// Checks one operation.
     pub(super) fn check(&self, act: &Act) -> Result<(), PlanFault> {
-        use TensorName::{Dk, Dout, Dq, Dsink, Dv, K, Lse, MaxLogit, Out, Q, V};
+        use TensorName::{Dout, Dsink, Lse, MaxLogit, Out};
         apart(act)?;
         match act {
-            Act::Attend { launch, inputs, sink, results } => {
+            Act::Attend { launch, inputs, results } => {
                 self.launch(launch)?;
-                self.are(*inputs, [Q, K, V], At::Ring)?;
-                self.are(*results, [Out, Lse, MaxLogit], At::Ring)?;
-                if sink.is_some() { Err(PlanFault::Sink) } else { Ok(()) }
+                self.forward(*inputs, *results)
             }
-            Act::AttendBackward { launch, inputs, sink, results } => {
+            Act::AttendWhole { inputs, sink, results } => {
+                self.whole()?;
+                self.kernel_sink(*sink)?;
+                self.forward(*inputs, *results)
+            }
+            Act::AttendBackward { launch, inputs, results } => {
                 self.launch(launch)?;
-                self.are(*inputs, [Q, K, V, Dout, Out, Lse], At::Ring)?;
-                self.are(*results, [Dq, Dk, Dv], At::Ring)?;
-                if sink.is_some() { Err(PlanFault::Sink) } else { Ok(()) }
+                self.backward(*inputs, *results)
+            }
+            Act::AttendBackwardWhole { inputs, sink, results } => {
+                self.whole()?;
+                self.kernel_sink(sink.map(|[sink, _]| sink))?;
+                sink.map_or(Ok(()), |[_, dsink]| self.is(dsink, Dsink, At::Ring))?;
+                self.backward(*inputs, *results)
             }
             Act::Merge { launch, step, running, .. } => {
                 self.launch(launch)?;

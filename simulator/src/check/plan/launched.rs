@@ -6,6 +6,9 @@
 use super::error::{PlanFault, Unproved};
 use crate::schedule::plan::{Act, Launch, PieceId, Plan};
 
+/// The only pieces of whole sequences.
+const WHOLE: Launch = Launch { owner: 0, queries: [0, 1], keys: 0 };
+
 /// The launches of a rank's pass so far.
 pub(super) struct Launched<'p> {
     plan: &'p Plan<'p>,
@@ -29,9 +32,14 @@ impl<'p> Launched<'p> {
                 Err(PlanFault::Launched(*launch))
             }
             (Act::AttendBackward { launch, .. }, true) => self.launch(*launch),
-            (Act::Attend { .. } | Act::AttendBackward { .. }, _) => {
-                Err(PlanFault::Unknown("a launch of the other pass"))
-            }
+            (Act::AttendWhole { .. }, false) | (Act::AttendBackwardWhole { .. }, true) => self.launch(WHOLE),
+            (
+                Act::Attend { .. }
+                | Act::AttendWhole { .. }
+                | Act::AttendBackward { .. }
+                | Act::AttendBackwardWhole { .. },
+                _,
+            ) => Err(PlanFault::Unknown("a launch of the other pass")),
             _ => Ok(()),
         }
     }

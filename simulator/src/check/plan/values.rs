@@ -168,18 +168,35 @@ impl<'p> Values<'p> {
     pub(super) fn run(&mut self, act: &Act) -> Run {
         use TensorName::{Dk, Dout, Dq, Dsink, Dv, Lse, Out};
         match *act {
-            Act::Attend { launch, inputs, results: [out, lse, max_logit], .. } => {
-                self.inputs(inputs, launch)?;
-                match self.get(max_logit) {
-                    Value::NegInfinity(Extent::Values) | Value::Largest { over_ring: false } => {}
-                    _ => return Err(self.holds(max_logit, "-inf, or the largest logit of other launches,")),
+            Act::AttendWhole { inputs, sink, results: [out, lse, max_logit] } => {
+                self.inputs(inputs, self.place)?;
+                sink.map_or(Ok(()), |sink| self.expect(sink, Value::Local(TensorName::Sink)))?;
+                self.raise(max_logit)?;
+                self.write(out, Value::Done(Whole::Of(Out)))?;
+                self.write(lse, Value::Done(Whole::Of(Lse)))
+            }
+            Act::AttendBackwardWhole { inputs: [q, k, v, dout, out, lse], sink, results } => {
+                self.inputs([q, k, v], self.place)?;
+                self.expect(dout, Value::Input(Dout, self.place))?;
+                self.whole(out, Out)?;
+                self.whole(lse, Lse)?;
+                if let Some([sink, dsink]) = sink {
+                    self.expect(sink, Value::Local(TensorName::Sink))?;
+                    self.write(dsink, Value::Done(Whole::Of(Dsink)))?;
                 }
-                self.put(max_logit, Value::Largest { over_ring: false });
+                let tensors = [Dq, Dk, Dv].into_iter().zip(results);
+                tensors
+                    .into_iter()
+                    .try_for_each(|(tensor, to)| self.write(to, Value::Done(Whole::Of(tensor))))
+            }
+            Act::Attend { launch, inputs, results: [out, lse, max_logit], .. } => {
+                self.inputs(inputs, launch.owner)?;
+                self.raise(max_logit)?;
                 self.write(out, Value::Part(Out, launch))?;
                 self.write(lse, Value::Part(Lse, launch))
             }
             Act::AttendBackward { launch, inputs: [q, k, v, dout, out, lse], results, .. } => {
-                self.inputs([q, k, v], launch)?;
+                self.inputs([q, k, v], launch.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
                 self.whole(out, Out)?;
                 self.whole(lse, Lse)?;
@@ -234,11 +251,21 @@ impl<'p> Values<'p> {
         }
     }
 
-    /// Checks that a launch reads the queries of its rank and the keys of the owner that it names.
-    fn inputs(&self, [q, k, v]: [Own; 3], launch: Launch) -> Run {
+    /// Notes a launch in a statistic.
+    fn raise(&mut self, max_logit: Own) -> Run {
+        match self.get(max_logit) {
+            Value::NegInfinity(Extent::Values) | Value::Largest { over_ring: false } => {}
+            _ => return Err(self.holds(max_logit, "-inf, or the largest logit of other launches,")),
+        }
+        self.put(max_logit, Value::Largest { over_ring: false });
+        Ok(())
+    }
+
+    /// Checks that a launch reads the queries of its rank and the keys of an owner.
+    fn inputs(&self, [q, k, v]: [Own; 3], owner: u32) -> Run {
         self.expect(q, Value::Input(TensorName::Q, self.place))?;
-        self.expect(k, Value::Input(TensorName::K, launch.owner))?;
-        self.expect(v, Value::Input(TensorName::V, launch.owner))
+        self.expect(k, Value::Input(TensorName::K, owner))?;
+        self.expect(v, Value::Input(TensorName::V, owner))
     }
 
     /// Adds something to a sum without the sink, or begins one.

@@ -49,14 +49,12 @@ pub enum Way {
 /// Work of an operation on whole pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Launches the forward kernel.
+    /// Launches the forward kernel. The sink is left to [`Act::ApplySink`].
     Attend {
         /// The pieces.
         launch: Launch,
         /// Queries, keys and values.
         inputs: [Own; 3],
-        /// The learnable sink, if the kernel applies one.
-        sink: Option<Own>,
         /// Out, LSE and max_logit.
         results: [Own; 3],
     },
@@ -66,7 +64,23 @@ pub enum Act {
         launch: Launch,
         /// Queries, keys, values, dout, out and LSE.
         inputs: [Own; 6],
-        /// The learnable sink and its gradient, if the kernel makes it.
+        /// dq, dk and dv.
+        results: [Own; 3],
+    },
+    /// Launches the forward kernel on every sequence, whole.
+    AttendWhole {
+        /// Queries, keys and values.
+        inputs: [Own; 3],
+        /// The learnable sink, if there is one.
+        sink: Option<Own>,
+        /// Out, LSE and max_logit.
+        results: [Own; 3],
+    },
+    /// Launches the backward kernel on every sequence, whole.
+    AttendBackwardWhole {
+        /// Queries, keys, values, dout, out and LSE.
+        inputs: [Own; 6],
+        /// The learnable sink and its gradient, if there is one.
         sink: Option<[Own; 2]>,
         /// dq, dk and dv.
         results: [Own; 3],

@@ -1,10 +1,10 @@
-//! The plan of exchanges around a ring. They are those of [`super::super::exchange`].
+//! The plan of exchanges around a ring, or around one launch. They are those of [`super::super::exchange`].
 
 use seamproof_oracle::{Format, Side};
 
 use super::act::{Act, Extent, Mark, Op, Own, Way};
-use super::own;
 use super::ring::RingPlan;
+use super::{Core, own};
 use crate::schedule::BufferId;
 use crate::schedule::build::{Builder, Local, LocalBackward, Shards};
 use crate::schedule::exchange::{HeadDeal, resized};
@@ -36,7 +36,7 @@ struct Dealt {
     marks: [Mark; 2],
 }
 
-/// Exchanges before and behind each pass of a ring.
+/// Exchanges before and behind each pass.
 #[derive(Debug)]
 pub(super) struct Exchanged {
     begin: Vec<Collected>,
@@ -105,17 +105,18 @@ impl Making<'_> {
 }
 
 impl Exchanged {
-    /// Makes the buffers of a rank in the order in which its builder makes them, those of its ring among them.
+    /// Makes the buffers of a rank in the order in which its builder makes them, those of the core among them.
+    /// The core has a number of steps if it is a ring.
     pub(super) fn new(
         builder: &mut Builder,
         local: &Local,
         shards: &Shards,
         members: usize,
         heads: HeadDeal,
-        steps: usize,
-    ) -> (Exchanged, RingPlan) {
+        steps: Option<usize>,
+    ) -> (Exchanged, Core) {
         let (q, kv) = (Side::Q, Side::Kv);
-        let other = |number: usize| RingPlan::other(steps, number);
+        let other = |number: usize| RingPlan::other(steps.unwrap_or(1), number);
         let mut making = Making { builder, shards, members, heads, marks: 0 };
         let inputs = [(q, local.q), (kv, local.k), (kv, local.v)];
         let (begin, made) = making.collect(&inputs, other);
@@ -128,14 +129,14 @@ impl Exchanged {
         block.out = resize(local.out, "out collected");
         block.lse = resize(local.lse, "lse collected");
         block.max_logit = resize(local.max_logit, "max_logit of the block");
-        let ring = RingPlan::forward(making.builder, &block, steps);
+        let core = Core::forward(making.builder, &block, steps);
         let end = making.deal(&[(q, block.out, local.out), (q, block.lse, local.lse)], other);
         let [gathered] = making.marks(other);
         let max_logit = (own(block.max_logit), own(local.max_logit), gathered);
         let Some(to) = local.backward else {
             let exchanged =
                 Exchanged { begin, end, max_logit, begin_backward: Vec::new(), end_backward: Vec::new() };
-            return (exchanged, ring);
+            return (exchanged, core);
         };
         let (begin_backward, made) = making.collect(&[(q, to.dout)], other);
         let gradient = making.builder.describe(to.dq).format;
@@ -148,10 +149,10 @@ impl Exchanged {
             dsink: to.dsink,
         };
         block.backward = Some(collected);
-        let ring = ring.with_backward(making.builder, &block);
+        let core = core.with_backward(making.builder, &block);
         let results = [(q, collected.dq, to.dq), (kv, collected.dk, to.dk), (kv, collected.dv, to.dv)];
         let end_backward = making.deal(&results, other);
-        (Exchanged { begin, end, max_logit, begin_backward, end_backward }, ring)
+        (Exchanged { begin, end, max_logit, begin_backward, end_backward }, core)
     }
 
     pub(super) fn begin(&self, to: &mut Vec<Op>) {

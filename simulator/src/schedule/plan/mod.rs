@@ -24,6 +24,7 @@ mod exchange;
 mod pairs;
 mod ring;
 mod unroll;
+mod whole;
 
 use std::ops::Range;
 
@@ -33,13 +34,15 @@ pub use act::{Act, Extent, Launch, Mark, Op, Own, STREAMS, Way};
 pub use pairs::{PieceId, PiecePairs, WrongSegments};
 pub use unroll::PlannedRank;
 
-use super::build::{self, BuildError, Builder, Shards};
+use super::build::{self, BuildError, Builder, Local, Shards, Unseeing};
 use super::exchange::HeadDeal;
 use super::hierarchical::joined;
 use super::program::{Buffer, BufferId, MergeOrder, MergeStyle};
+use super::tables;
 use crate::shard::ShardedSide;
 use exchange::Exchanged;
 use ring::RingPlan;
+use whole::WholePlan;
 
 /// The reason why a problem has no plan, or one that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,42 +82,47 @@ pub struct Plan<'a> {
     pairs: PiecePairs,
     style: MergeStyle,
     exchange: Option<Exchanged>,
-    ring: RingPlan,
+    core: Core,
 }
 
 impl<'a> Plan<'a> {
     /// Returns the plan of a problem's own algorithm whose rings merge in an order.
     pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
-        let members = match problem.parallel.algorithm {
+        let algorithm = problem.parallel.algorithm;
+        let members = match algorithm {
             _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
             _ if !problem.sharing.is_empty() => return Err(PlanError::None("keys that sequences share")),
             _ if order == MergeOrder::Deferred => return Err(PlanError::None("the deferred order")),
             Algorithm::Ring => 1,
             Algorithm::Hierarchical { all_to_all } => all_to_all,
+            Algorithm::AllToAll => problem.parallel.size(),
             _ => return Err(PlanError::None("this algorithm")),
         };
-        let shards = Shards::new(problem)?;
         let heads = HeadDeal::new(problem.heads, members)?;
-        let is_ring = problem.parallel.algorithm == Algorithm::Ring;
-        let pieces = match is_ring {
-            true => shards.of_ring(),
-            false => Shards { q: joined(&shards.q, members), kv: joined(&shards.kv, members) }.of_ring(),
+        let shards = Shards::new(problem)?;
+        let (pieces, unseeing) = match algorithm {
+            Algorithm::Ring => (shards.of_ring(), Unseeing::Dropped),
+            Algorithm::AllToAll => (tables::whole_sequences(&shards), Unseeing::Kept),
+            _ => (joined_sides(&shards, members).of_ring(), Unseeing::Dropped),
         };
         let Some(parts) = pieces.q.parts() else { return Err(PlanError::None("stripes of several rows")) };
-        let pairs = PiecePairs::new(&problem.mask, &pieces, parts)?;
+        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, unseeing)?;
         let mut builder = Builder::new(1);
         let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
-        let size = pieces.q.cp;
-        let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { size };
-        let (exchange, ring) = match is_ring {
-            true => (None, RingPlan::new(&mut builder, local, steps)),
-            false => {
-                let (exchange, ring) = Exchanged::new(&mut builder, &local, &shards, members, heads, steps);
-                (Some(exchange), ring)
+        let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
+        let steps = (algorithm != Algorithm::AllToAll).then_some(steps);
+        let (exchange, core) = match algorithm {
+            Algorithm::Ring => {
+                let core = Core::forward(&mut builder, &local, steps);
+                (None, core.with_backward(&mut builder, &local))
+            }
+            _ => {
+                let (exchange, core) = Exchanged::new(&mut builder, &local, &shards, members, heads, steps);
+                (Some(exchange), core)
             }
         };
         let (buffers, style) = (builder.finish().buffers, order.style());
-        Ok(Plan { problem, shards, pieces, members, heads, buffers, pairs, style, exchange, ring })
+        Ok(Plan { problem, shards, pieces, members, heads, buffers, pairs, style, exchange, core })
     }
 
     /// Returns the problem.
@@ -187,7 +195,7 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of sections of each pass.
     pub fn of_pass(&self) -> usize {
-        self.ring.sections() + if self.exchange.is_some() { 2 } else { 0 }
+        self.core.sections() + if self.exchange.is_some() { 2 } else { 0 }
     }
 
     /// Returns a rank's place in its ring.
@@ -207,7 +215,29 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of marks of a rank.
     pub fn events(&self) -> usize {
-        self.ring.events()
+        match &self.core {
+            Core::Ring(ring) => ring.events(),
+            Core::Whole(_) => RingPlan::other(1, ring::OTHERS).0 as usize,
+        }
+    }
+
+    /// Whether launches attend whole sequences.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.core, Core::Whole(_))
+    }
+
+    fn forward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        match &self.core {
+            Core::Ring(ring) => self.forward(ring, rank, index, to),
+            Core::Whole(whole) => whole.push_forward(to),
+        }
+    }
+
+    fn backward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        match &self.core {
+            Core::Ring(ring) => self.backward(ring, rank, index, to),
+            Core::Whole(whole) => whole.push_backward(to),
+        }
     }
 
     fn has_backward(&self) -> bool {
@@ -227,12 +257,50 @@ impl Programs for Plan<'_> {
         match (is_backward, index.checked_sub(usize::from(exchange.is_some()))) {
             (false, None) => exchange.iter().for_each(|exchange| exchange.begin(to)),
             (true, None) => exchange.iter().for_each(|exchange| exchange.begin_backward(to)),
-            (false, Some(index)) if index < self.ring.sections() => self.forward(rank, index, to),
-            (true, Some(index)) if index < self.ring.sections() => self.backward(rank, index, to),
+            (false, Some(index)) if index < self.core.sections() => self.forward_core(rank, index, to),
+            (true, Some(index)) if index < self.core.sections() => self.backward_core(rank, index, to),
             (false, _) => exchange.iter().for_each(|exchange| exchange.end(to)),
             (true, _) => exchange.iter().for_each(|exchange| exchange.end_backward(to)),
         }
     }
+}
+
+/// What attends.
+#[derive(Debug)]
+enum Core {
+    Ring(RingPlan),
+    /// One launch on whole sequences.
+    Whole(WholePlan),
+}
+
+impl Core {
+    /// Makes the buffers of the forward, of a ring if there is a number of steps.
+    fn forward(builder: &mut Builder, local: &Local, steps: Option<usize>) -> Core {
+        match steps {
+            Some(steps) => Core::Ring(RingPlan::forward(builder, local, steps)),
+            None => Core::Whole(WholePlan::forward(local)),
+        }
+    }
+
+    /// Makes the buffers of the backward, if there is one.
+    fn with_backward(self, builder: &mut Builder, local: &Local) -> Core {
+        match self {
+            Core::Ring(ring) => Core::Ring(ring.with_backward(builder, local)),
+            Core::Whole(whole) => Core::Whole(whole.with_backward(local)),
+        }
+    }
+
+    /// Returns the number of sections of a pass.
+    fn sections(&self) -> usize {
+        match self {
+            Core::Ring(ring) => ring.sections(),
+            Core::Whole(_) => 1,
+        }
+    }
+}
+
+fn joined_sides(shards: &Shards, members: usize) -> Shards {
+    Shards { q: joined(&shards.q, members), kv: joined(&shards.kv, members) }
 }
 
 /// Returns a builder's buffer as one of a plan.

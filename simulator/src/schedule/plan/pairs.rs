@@ -85,7 +85,12 @@ pub struct PiecePairs {
 
 impl PiecePairs {
     /// Examines all pairs of pieces.
-    pub(super) fn new(mask: &Mask, shards: &Shards, parts: usize) -> Result<PiecePairs, WrongSegments> {
+    pub(super) fn new(
+        mask: &Mask,
+        shards: &Shards,
+        parts: usize,
+        unseeing: Unseeing,
+    ) -> Result<PiecePairs, WrongSegments> {
         let mut counted: HashMap<[usize; 4], (usize, usize)> = HashMap::new();
         for (sequence, (q, kv)) in shards.q.slots.iter().zip(&shards.kv.slots).enumerate() {
             counted.entry([q.len, q.span, kv.len, kv.span]).or_insert((sequence, 0)).1 += 1;
@@ -94,7 +99,7 @@ impl PiecePairs {
         firsts.sort_unstable();
         let kinds = firsts
             .into_par_iter()
-            .map(|(sequence, count)| Kinship { mask, shards, parts, sequence }.kind(count));
+            .map(|(sequence, count)| Kinship { mask, shards, parts, unseeing, sequence }.kind(count));
         let kinds: Vec<Kind> = kinds.collect::<Result<_, _>>()?;
         let pieces = shards.q.cp * parts;
         let sees = |place: usize| kinds.iter().any(|kind| kind.pairs(place / pieces, place % pieces) > 0);
@@ -142,6 +147,7 @@ struct Kinship<'a> {
     mask: &'a Mask,
     shards: &'a Shards,
     parts: usize,
+    unseeing: Unseeing,
     sequence: usize,
 }
 
@@ -239,7 +245,8 @@ impl Kinship<'_> {
                         let (sequence, queries, keys) = (self.sequence, self.piece(q), Some(self.piece(kv)));
                         WrongSegments { sequence, queries, keys, query }
                     };
-                    counts[cell] = pairs(self.mask, self.lengths(), placed, of).map_err(wrong)?;
+                    counts[cell] =
+                        pairs(self.mask, self.lengths(), placed, of, self.unseeing).map_err(wrong)?;
                 }
             }
         }
@@ -255,17 +262,28 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// Returns the number of pairs of two pieces of a sequence, or the position of a query for which their segments are not
-/// what the mask shows. Segments name rows of their pieces alone, each at most once, and padding as padding.
-fn pairs(mask: &Mask, (lq, lk): (usize, usize), q: &PlacedRun, kv: &PlacedRun) -> Result<u64, usize> {
-    let made = build::segments(mask, (lq, lk), q, (&kv.piece, kv.local), Unseeing::Dropped);
-    let (mut next, mut next_key) = (0, 0);
+/// what the mask shows. Segments name rows of their pieces alone, each at most once, and padding as padding. Segments that
+/// are kept name every row.
+fn pairs(
+    mask: &Mask,
+    (lq, lk): (usize, usize),
+    q: &PlacedRun,
+    kv: &PlacedRun,
+    unseeing: Unseeing,
+) -> Result<u64, usize> {
+    let made = build::segments(mask, (lq, lk), q, (&kv.piece, kv.local), unseeing);
+    let (mut next, mut next_key, mut named) = (0, 0, [0; 2]);
     let mut shown: Vec<(Range<usize>, usize, &Segment)> = Vec::with_capacity(made.len());
     for segment in &made {
         let [keys] = &segment.kv[..] else { return Err(q.piece.start) };
         let (rows, of) = (indices(&q.local, &segment.q, next), indices(&kv.local, keys, next_key));
         let (Some(rows), Some(of)) = (rows, of) else { return Err(q.piece.start) };
         (next, next_key) = (rows.start + segment.q.span, of.start + keys.span);
+        named = [named[0] + segment.q.span, named[1] + keys.span];
         shown.push((rows, of.start, segment));
+    }
+    if unseeing == Unseeing::Kept && named != [q.local.span, kv.local.span] {
+        return Err(q.piece.start);
     }
     let (mut total, mut shown) = (0, shown.into_iter().peekable());
     for index in 0..q.local.len {
@@ -286,6 +304,9 @@ fn pairs(mask: &Mask, (lq, lk): (usize, usize), q: &PlacedRun, kv: &PlacedRun) -
 
 /// Returns which real rows of a piece's run a part of it names; `None` if it names others, or one before `from`.
 fn indices(run: &Run, part: &Run, from: usize) -> Option<Range<usize>> {
+    if part.span == 0 {
+        return Some(from..from);
+    }
     let start = part.offset.checked_sub(run.offset)?;
     let first = start / run.step;
     let is_inside = start.is_multiple_of(run.step) && part.step == run.step && first >= from;

@@ -108,10 +108,6 @@ impl RingPlan {
         RingPlan { backward: Some(backward), ..self }
     }
 
-    pub(super) fn new(builder: &mut Builder, local: Local, steps: usize) -> RingPlan {
-        RingPlan::forward(builder, &local, steps).with_backward(builder, &local)
-    }
-
     /// Returns the number of sections of a pass: the steps, and what is before and behind them.
     pub(super) fn sections(&self) -> usize {
         self.steps + 2
@@ -194,8 +190,7 @@ impl Plan<'_> {
         queries.into_iter().any(|part| self.pairs.sees(PieceId { member: place, part }, of))
     }
 
-    pub(super) fn forward(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
-        let ring = &self.ring;
+    pub(super) fn forward(&self, ring: &RingPlan, rank: usize, index: usize, to: &mut Vec<Op>) {
         let mut section = Section { ring, to };
         match index.checked_sub(1) {
             None => {
@@ -219,7 +214,7 @@ impl Plan<'_> {
     }
 
     fn forward_step(&self, rank: usize, step: usize, section: &mut Section<'_>) {
-        let (ring, size, parts) = (&self.ring, self.places(), self.parts());
+        let (ring, size, parts) = (section.ring, self.places(), self.parts());
         let kv = |step: usize| if step == 0 { ring.kv } else { ring.slots[(step - 1) % 2] };
         if step + 1 < ring.steps {
             if step > 1 {
@@ -240,7 +235,7 @@ impl Plan<'_> {
             let launch = Launch { owner: owner as u32, queries: [0, parts as u8], keys: keys as u8 };
             let step = ring.partial[step % 2];
             let results = [step[0], step[1], ring.max_logit];
-            section.push(stream, Act::Attend { launch, inputs: [ring.q, k, v], sink: None, results });
+            section.push(stream, Act::Attend { launch, inputs: [ring.q, k, v], results });
             if let Some(before) = turn.take() {
                 section.wait(stream, MarkKind::Done, before);
             }
@@ -253,8 +248,7 @@ impl Plan<'_> {
         section.record(stream, MarkKind::Done, step);
     }
 
-    pub(super) fn backward(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
-        let ring = &self.ring;
+    pub(super) fn backward(&self, ring: &RingPlan, rank: usize, index: usize, to: &mut Vec<Op>) {
         let Some(back) = &ring.backward else { return };
         let mut section = Section { ring, to };
         match index.checked_sub(1) {
@@ -284,7 +278,7 @@ impl Plan<'_> {
     }
 
     fn backward_step(&self, rank: usize, step: usize, back: &BackwardPlan, section: &mut Section<'_>) {
-        let (ring, size, parts) = (&self.ring, self.places(), self.parts());
+        let (ring, size, parts) = (section.ring, self.places(), self.parts());
         let kv = |step: usize| if step == 0 { ring.kv } else { back.slots[(step - 1) % 2] };
         let travelling = |step: usize| back.travelling[step % back.travelling.len()];
         let (to, from) = (self.neighbour(rank, size - 1), self.neighbour(rank, 1));
@@ -305,7 +299,7 @@ impl Plan<'_> {
             let queries = [q as u8, q as u8 + 1];
             let launch = Launch { owner: owner as u32, queries, keys: keys as u8 };
             let inputs = [ring.q, k, v, back.dout, ring.out, ring.lse];
-            section.push(stream, Act::AttendBackward { launch, inputs, sink: None, results });
+            section.push(stream, Act::AttendBackward { launch, inputs, results });
             if let Some(before) = turn.take() {
                 section.wait(stream, MarkKind::Gradients, before);
             }

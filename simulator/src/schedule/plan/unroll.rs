@@ -7,8 +7,9 @@ use seamproof_oracle::{Run, Side};
 use super::act::{Act, Extent, Launch, Mark, Op, Own, Way};
 use super::{Plan, Programs};
 use crate::AttentionCall;
+use crate::schedule::all_to_all::whole_sequences;
 use crate::schedule::build::{self, Builder};
-use crate::schedule::collect::inverse;
+use crate::schedule::collect::{inverse, rank_order};
 use crate::schedule::embed;
 use crate::schedule::hierarchical::ring_order;
 use crate::schedule::place::placed;
@@ -130,7 +131,7 @@ impl Plan<'_> {
     pub(crate) fn communicators(&self) -> Vec<Vec<usize>> {
         let (ranks, members) = (self.ranks(), self.members);
         let mut all = vec![(0..ranks).collect()];
-        if self.exchange.is_some() {
+        if self.exchange.is_some() && !self.is_whole() {
             all.extend((0..ranks / members).map(|group| (group * members..(group + 1) * members).collect()));
             all.extend((0..members).map(|member| (member..ranks).step_by(members).collect()));
         }
@@ -183,23 +184,38 @@ impl Plan<'_> {
     pub(crate) fn collected(&self, rank: usize, side: Side) -> Vec<RowPair> {
         let group = self.place(rank);
         let members = group * self.members..(group + 1) * self.members;
-        ring_order(self.shards.of(side), self.pieces.of(side), group, members)
+        match self.is_whole() {
+            true => rank_order(self.shards.of(side), members),
+            false => ring_order(self.shards.of(side), self.pieces.of(side), group, members),
+        }
     }
 
     /// Returns the work of an operation: a send and a receive of a group for an exchange, one for any other.
     fn works(&self, rank: usize, act: &Act, group: usize) -> Vec<Work> {
         let id = |own: Own| BufferId(own.0.into());
         let work = match *act {
-            Act::Attend { ref launch, inputs, sink, results } => {
+            Act::Attend { ref launch, inputs, results } => {
                 let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
                 let (step, call) = (Step::default(), self.call(rank, launch));
+                let (table, descales, sink) = (None, Vec::new(), None);
+                Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
+            }
+            Act::AttendWhole { inputs, sink, results } => {
+                let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
+                let (step, call) = (Step::default(), whole_sequences(self.problem, &self.shards));
                 let (table, descales, sink) = (None, Vec::new(), sink.map(id));
                 Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
             }
-            Act::AttendBackward { ref launch, inputs, sink, results } => {
+            Act::AttendBackward { ref launch, inputs, results } => {
                 let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
-                let (step, call, table) = (Step::default(), self.call(rank, launch), None);
-                let sink = sink.map(|[sink, dsink]| (id(sink), id(dsink)));
+                let (step, call, table, sink) = (Step::default(), self.call(rank, launch), None, None);
+                let all = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
+                Work::AttendBackward(all)
+            }
+            Act::AttendBackwardWhole { inputs, sink, results } => {
+                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
+                let (step, call) = (Step::default(), whole_sequences(self.problem, &self.shards));
+                let (table, sink) = (None, sink.map(|[sink, dsink]| (id(sink), id(dsink))));
                 let all = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
                 Work::AttendBackward(all)
             }
@@ -273,7 +289,7 @@ impl Plan<'_> {
 
     /// Returns the index of the communicator of a rank's exchanges.
     pub(crate) fn exchange_communicator(&self, rank: usize) -> usize {
-        1 + self.place(rank)
+        if self.is_whole() { 0 } else { 1 + self.place(rank) }
     }
 
     fn all_to_all(
