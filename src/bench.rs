@@ -252,8 +252,10 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
         over("ring, contiguous", Algorithm::Ring, Balance::Contiguous),
         over("ring, stripes of 1", Algorithm::Ring, stripes),
         over("hierarchical 8 × 128, dual-chunk", hierarchical(8), dual),
-        over("hierarchical 128 × 8, stripes of 1", hierarchical(128), stripes),
+        over("hierarchical 8 × 128, stripes of 1", hierarchical(8), stripes),
         over("all-to-all, dual-chunk", Algorithm::AllToAll, dual),
+        over("all-gather, dual-chunk", Algorithm::AllGather, dual),
+        over("all-gather, contiguous", Algorithm::AllGather, Balance::Contiguous),
     ];
     let (time, peak) = LIMITS;
     writeln!(to, "plans: the same pack on {PLANNED_RANKS} ranks; limits: {time} s and {peak} GiB each")?;

@@ -91,7 +91,7 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
             all(&[*out, *lse], Write);
             all(&[*max_logit], Raise);
         }
-        Act::AttendBackward { inputs, results, .. } => {
+        Act::AttendBackward { inputs, results, .. } | Act::AttendGathered { inputs, results, .. } => {
             all(inputs, Read);
             all(results, Write);
         }
@@ -111,6 +111,8 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
         | Act::Add { from, to, .. }
         | Act::Copy { from, to, .. }
         | Act::Reorder { from, to, .. }
+        | Act::AllGather { from, to }
+        | Act::ReduceScatter { from, to }
         | Act::GatherHeads { from, to } => {
             all(&[*from], Read);
             all(&[*to], Write);

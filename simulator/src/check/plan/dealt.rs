@@ -32,7 +32,7 @@ pub(super) fn check(plan: &Plan<'_>) -> Result<(), Unproved> {
         }
         dealt_once(plan, side)?;
         // One list of a group's rows at a time.
-        (0..plan.places()).into_par_iter().try_for_each(|place| collected(plan, side, place))?;
+        (0..pieces.cp).into_par_iter().try_for_each(|place| collected(plan, side, place))?;
     }
     (0..plan.members()).try_for_each(|member| heads(plan, member))
 }
@@ -95,11 +95,15 @@ fn rows(cut: &ShardedSide, rank: usize) -> Vec<Row> {
 /// member has a rank's own rows.
 fn collected(plan: &Plan<'_>, side: Side, place: usize) -> Result<(), Unproved> {
     let [shards, pieces] = plan.cuts(side);
-    let (rank, members) = (place * plan.members(), plan.members());
+    let is_gathered = plan.gathers() && side == Side::Kv;
+    let (rank, members) = match is_gathered {
+        true => (0, plan.ranks()),
+        false => (place * plan.members(), plan.members()),
+    };
     let from: Vec<Row> = (0..members).flat_map(|member| rows(shards, rank + member)).collect();
     let wanted = rows(pieces, place);
     let wrong = |row, fault| Unproved::Row { rank, tensor: tensor(side), row, fault };
-    let pairs = match plan.has_exchange() {
+    let pairs = match plan.has_exchange() || is_gathered {
         true => plan.collected(rank, side),
         false => vec![(Run::packed(0, from.len(), from.len()), Run::packed(0, wanted.len(), wanted.len()))],
     };

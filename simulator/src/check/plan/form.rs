@@ -46,7 +46,7 @@ impl<'p> Forms<'p> {
         let (rows, heads) = match at {
             At::Ring => (piece, plan.block_heads(side)),
             At::Rank => (local, plan.all_heads(side)),
-            At::Ranked => (local * plan.members(), plan.block_heads(side)),
+            At::Ranked => (plan.ranked_rows(side), plan.block_heads(side)),
         };
         match tensor {
             Q | K | Dq | Dk => (Axes::Rows, rows, heads, dims.qk),
@@ -84,8 +84,12 @@ impl<'p> Forms<'p> {
     fn launch(&self, launch: &Launch) -> Result<(), PlanFault> {
         let Launch { owner, queries: [first, end], keys } = *launch;
         let parts = self.plan.parts();
-        let there = (owner as usize) < self.plan.places() && usize::from(keys) < parts;
-        match there && first < end && usize::from(end) <= parts && !self.plan.is_whole() {
+        let there = match self.plan.gathers() {
+            true => owner == 0 && keys == 0,
+            false => (owner as usize) < self.plan.places() && usize::from(keys) < parts,
+        };
+        let is_step = !self.plan.is_whole() || self.plan.gathers();
+        match there && first < end && usize::from(end) <= parts && is_step {
             true => Ok(()),
             false => Err(PlanFault::Pieces(*launch)),
         }
@@ -111,6 +115,20 @@ impl<'p> Forms<'p> {
         }
     }
 
+    fn ring(&self) -> Result<(), PlanFault> {
+        match self.plan.is_whole() {
+            true => Err(PlanFault::Unknown("a step of a ring in another algorithm")),
+            false => Ok(()),
+        }
+    }
+
+    fn gathers(&self) -> Result<(), PlanFault> {
+        match self.plan.gathers() {
+            true => Ok(()),
+            false => Err(PlanFault::Unknown("a gather in another algorithm")),
+        }
+    }
+
     /// Checks the sink of a kernel, which knows by itself of one that is not learnable.
     fn kernel_sink(&self, sink: Option<Own>) -> Result<(), PlanFault> {
         let is_learnable = self.plan.problem().softmax.sink == Sink::Learnable;
@@ -126,6 +144,7 @@ impl<'p> Forms<'p> {
         apart(act)?;
         match act {
             Act::Attend { launch, inputs, results } => {
+                self.ring()?;
                 self.launch(launch)?;
                 self.forward(*inputs, *results)
             }
@@ -135,11 +154,20 @@ impl<'p> Forms<'p> {
                 self.forward(*inputs, *results)
             }
             Act::AttendBackward { launch, inputs, results } => {
+                self.ring()?;
+                self.launch(launch)?;
+                self.backward(*inputs, *results)
+            }
+            Act::AttendGathered { launch, inputs, results } => {
+                self.gathers()?;
                 self.launch(launch)?;
                 self.backward(*inputs, *results)
             }
             Act::AttendBackwardWhole { inputs, sink, results } => {
                 self.whole()?;
+                if self.plan.gathers() {
+                    return Err(PlanFault::Unknown("one launch of a backward on gathered keys"));
+                }
                 self.kernel_sink(sink.map(|[sink, _]| sink))?;
                 sink.map_or(Ok(()), |[_, dsink]| self.is(dsink, Dsink, At::Ring))?;
                 self.backward(*inputs, *results)
@@ -191,6 +219,12 @@ impl<'p> Forms<'p> {
                     return Err(PlanFault::Shape(to.0));
                 }
                 (1..*landings).try_for_each(|landing| self.alike(*to, Own(to.0.saturating_add(landing))))
+            }
+            Act::AllGather { from, to } | Act::ReduceScatter { from: to, to: from } => {
+                self.gathers()?;
+                self.has_rows(*from, Side::Kv, At::Rank)?;
+                self.has_rows(*to, Side::Kv, At::Ranked)?;
+                self.same_elements(*from, *to)
             }
             Act::GatherHeads { from, to } => {
                 self.is(*from, MaxLogit, At::Ring)?;

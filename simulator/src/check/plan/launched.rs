@@ -6,9 +6,6 @@
 use super::error::{PlanFault, Unproved};
 use crate::schedule::plan::{Act, Launch, PieceId, Plan};
 
-/// The only pieces of whole sequences.
-const WHOLE: Launch = Launch { owner: 0, queries: [0, 1], keys: 0 };
-
 /// The launches of a rank's pass so far.
 pub(super) struct Launched<'p> {
     plan: &'p Plan<'p>,
@@ -27,16 +24,24 @@ impl<'p> Launched<'p> {
     pub(super) fn run(&mut self, act: &Act, is_backward: bool) -> Result<(), PlanFault> {
         match (act, is_backward) {
             (Act::Attend { launch, .. }, false) => self.launch(*launch),
-            (Act::AttendBackward { launch, .. }, true) if launch.queries[1] - launch.queries[0] > 1 => {
+            (Act::AttendBackward { launch, .. } | Act::AttendGathered { launch, .. }, true)
+                if launch.queries[1] - launch.queries[0] > 1 =>
+            {
                 // Two parts of the queries would write one row of the keys.
                 Err(PlanFault::Launched(*launch))
             }
-            (Act::AttendBackward { launch, .. }, true) => self.launch(*launch),
-            (Act::AttendWhole { .. }, false) | (Act::AttendBackwardWhole { .. }, true) => self.launch(WHOLE),
+            (Act::AttendBackward { launch, .. } | Act::AttendGathered { launch, .. }, true) => {
+                self.launch(*launch)
+            }
+            (Act::AttendWhole { .. }, false) | (Act::AttendBackwardWhole { .. }, true) => {
+                let queries = [0, self.plan.parts() as u8];
+                self.launch(Launch { owner: 0, queries, keys: 0 })
+            }
             (
                 Act::Attend { .. }
                 | Act::AttendWhole { .. }
                 | Act::AttendBackward { .. }
+                | Act::AttendGathered { .. }
                 | Act::AttendBackwardWhole { .. },
                 _,
             ) => Err(PlanFault::Unknown("a launch of the other pass")),

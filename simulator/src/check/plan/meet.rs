@@ -1,6 +1,8 @@
 //! All ranks together, in rounds: each rank goes through its program in the host's order up to its next message or
 //! collective, and these must meet.
 
+use std::mem::discriminant;
+
 use rayon::prelude::*;
 use seamproof_oracle::TensorName;
 
@@ -54,7 +56,12 @@ impl Walker<'_> {
 fn is_meeting(act: &Act) -> bool {
     matches!(
         act,
-        Act::Exchange { .. } | Act::AllToAll { .. } | Act::GatherHeads { .. } | Act::AllReduce { .. }
+        Act::Exchange { .. }
+            | Act::AllToAll { .. }
+            | Act::AllGather { .. }
+            | Act::ReduceScatter { .. }
+            | Act::GatherHeads { .. }
+            | Act::AllReduce { .. }
     )
 }
 
@@ -128,6 +135,11 @@ fn met(plan: &Plan<'_>, acts: &[Option<Act>], rank: usize, act: Option<&Act>) ->
             };
             group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
         }
+        Act::AllGather { .. } | Act::ReduceScatter { .. } => {
+            let is_here =
+                |other: &Option<Act>| other.is_some_and(|other| discriminant(&other) == discriminant(act));
+            acts.iter().position(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
+        }
         Act::GatherHeads { .. } => {
             let is_here = |other: &usize| matches!(acts[*other], Some(Act::GatherHeads { .. }));
             group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
@@ -145,6 +157,12 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
         Some(Act::AllToAll { side, way, from, .. }) => {
             walker.values.give(from, side, way).map(|value| [value, Value::Nothing])
         }
+        Some(Act::AllGather { from, .. }) => {
+            walker.values.gathered(from).map(|value| [value, Value::Nothing])
+        }
+        Some(Act::ReduceScatter { from, .. }) => {
+            walker.values.scattered(from).map(|value| [value, Value::Nothing])
+        }
         Some(Act::AllReduce { buffer }) => walker.values.largest(buffer, false).map(|()| [Value::Nothing; 2]),
         Some(Act::GatherHeads { from, .. }) => walker.values.gathers(from).map(|()| [Value::Nothing; 2]),
         _ => Ok([Value::Nothing; 2]),
@@ -152,20 +170,25 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
     taken.map_err(|fault| walker.wrong(fault))
 }
 
-/// Returns for each rank what its all-to-all brings: what all members of its group give, where zeros are a part of
+/// Returns for each rank what its collective brings: what all members of its group give, where zeros are a part of
 /// anything. Members that give different things bring nothing.
 fn combined(plan: &Plan<'_>, acts: &[Option<Act>], sent: &[[Value; 2]]) -> Vec<Value> {
-    let members = plan.members().max(1);
+    let members = if plan.gathers() { plan.ranks() } else { plan.members() }.max(1);
     let of_group = |group: &[[Value; 2]]| {
         let all = group.iter().map(|[value, _]| *value);
         all.reduce(|a, b| match (a, b) {
             (Value::RankedResult(Whole::Zero(_)), other @ Value::RankedResult(_)) => other,
             (other @ Value::RankedResult(_), Value::RankedResult(Whole::Zero(_))) => other,
+            (Value::RankedSum(Whole::Zero(_)), other @ Value::RankedSum(_)) => other,
+            (other @ Value::RankedSum(_), Value::RankedSum(Whole::Zero(_))) => other,
             (a, b) if a == b => a,
             _ => Value::Nothing,
         })
     };
-    let exchanges = acts.iter().any(|act| matches!(act, Some(Act::AllToAll { .. })));
+    let brings = |act: &Option<Act>| {
+        matches!(act, Some(Act::AllToAll { .. } | Act::AllGather { .. } | Act::ReduceScatter { .. }))
+    };
+    let exchanges = acts.iter().any(brings);
     if !exchanges {
         return vec![Value::Nothing; acts.len()];
     }
@@ -190,6 +213,14 @@ fn received(walker: &mut Walker<'_>, act: &Act, sent: &[[Value; 2]], group: Valu
                 values.write(Own(to.0.saturating_add(first)), Value::Landed { of, first, count: 1 })
             }),
             _ => Err(PlanFault::Unknown("an all-to-all of different results")),
+        },
+        Act::AllGather { to, .. } => match group {
+            Value::Local(tensor) => values.write(to, Value::Ranked(tensor)),
+            _ => Err(PlanFault::Unknown("a gather of different tensors")),
+        },
+        Act::ReduceScatter { to, .. } => match group {
+            Value::RankedSum(of) => values.write(to, Value::Landed { of, first: 0, count: 1 }),
+            _ => Err(PlanFault::Unknown("a sum of different gradients")),
         },
         Act::AllReduce { buffer } => {
             values.reduced(buffer);

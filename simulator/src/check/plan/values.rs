@@ -20,6 +20,10 @@ use crate::schedule::{FillValue, MergeStyle, Role};
 pub(super) enum Value {
     /// Nothing yet.
     Nothing,
+    /// A result of which launches write the parts in turn: the first `parts` of them.
+    Written { tensor: TensorName, parts: u8 },
+    /// A sum over a rank's own launches, in rank order.
+    RankedSum(Whole),
     /// Something that was taken.
     Taken,
     /// Zeros.
@@ -58,6 +62,8 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Nothing => f.write_str("nothing yet"),
+            Value::Written { tensor, parts } => write!(f, "the first {parts} parts of {tensor}"),
+            Value::RankedSum(whole) => write!(f, "a rank's sum of {whole} in rank order"),
             Value::Taken => f.write_str("what was taken from it"),
             Value::Zero(_) => f.write_str("zeros"),
             Value::NegInfinity(_) => f.write_str("-inf"),
@@ -89,7 +95,15 @@ impl fmt::Display for Whole {
 impl Value {
     /// Whether the value is lost if it is overwritten or left behind.
     fn must_be_taken(self) -> bool {
-        matches!(self, Value::Part(..) | Value::Sum { .. } | Value::RankedResult(_) | Value::Landed { .. })
+        matches!(
+            self,
+            Value::Part(..)
+                | Value::Sum { .. }
+                | Value::RankedResult(_)
+                | Value::RankedSum(_)
+                | Value::Written { .. }
+                | Value::Landed { .. }
+        )
     }
 
     /// Whether the value may be overwritten.
@@ -113,6 +127,8 @@ pub(super) struct Values<'p> {
     plan: &'p Plan<'p>,
     /// The rank's place in its ring.
     place: u32,
+    /// The member whose keys a rank collects.
+    owner: u32,
     held: Vec<Value>,
 }
 
@@ -123,10 +139,11 @@ impl<'p> Values<'p> {
         let place = plan.place(rank) as u32;
         let held = plan.buffers().iter().map(|buffer| match buffer.role {
             Role::Input(tensor) if plan.has_exchange() || tensor == TensorName::Sink => Value::Local(tensor),
+            Role::Input(tensor) if plan.gathers() && side(tensor) == Side::Kv => Value::Local(tensor),
             Role::Input(tensor) => Value::Input(tensor, place),
             _ => Value::Nothing,
         });
-        Values { plan, place, held: held.collect() }
+        Values { plan, place, owner: plan.owner(rank) as u32, held: held.collect() }
     }
 
     pub(super) fn get(&self, own: Own) -> Value {
@@ -169,14 +186,14 @@ impl<'p> Values<'p> {
         use TensorName::{Dk, Dout, Dq, Dsink, Dv, Lse, Out};
         match *act {
             Act::AttendWhole { inputs, sink, results: [out, lse, max_logit] } => {
-                self.inputs(inputs, self.place)?;
+                self.inputs(inputs, self.owner)?;
                 sink.map_or(Ok(()), |sink| self.expect(sink, Value::Local(TensorName::Sink)))?;
                 self.raise(max_logit)?;
                 self.write(out, Value::Done(Whole::Of(Out)))?;
                 self.write(lse, Value::Done(Whole::Of(Lse)))
             }
             Act::AttendBackwardWhole { inputs: [q, k, v, dout, out, lse], sink, results } => {
-                self.inputs([q, k, v], self.place)?;
+                self.inputs([q, k, v], self.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
                 self.whole(out, Out)?;
                 self.whole(lse, Lse)?;
@@ -188,6 +205,15 @@ impl<'p> Values<'p> {
                 tensors
                     .into_iter()
                     .try_for_each(|(tensor, to)| self.write(to, Value::Done(Whole::Of(tensor))))
+            }
+            Act::AttendGathered { launch, inputs: [q, k, v, dout, out, lse], results: [dq, dk, dv] } => {
+                self.inputs([q, k, v], launch.owner)?;
+                self.expect(dout, Value::Input(Dout, self.place))?;
+                self.whole(out, Out)?;
+                self.whole(lse, Lse)?;
+                self.write_part(dq, Dq, launch.queries[0])?;
+                self.write(dk, Value::Part(Dk, launch))?;
+                self.write(dv, Value::Part(Dv, launch))
             }
             Act::Attend { launch, inputs, results: [out, lse, max_logit], .. } => {
                 self.inputs(inputs, launch.owner)?;
@@ -245,10 +271,27 @@ impl<'p> Values<'p> {
             Act::Copy { from, to, rows } => self.copy(from, to, rows),
             Act::Reorder { from, to, side: of, way } => self.reorder(from, to, of, way),
             Act::Record(_) | Act::Wait(_) => Ok(()),
-            Act::Exchange { .. } | Act::AllToAll { .. } | Act::GatherHeads { .. } | Act::AllReduce { .. } => {
-                Err(PlanFault::Unknown("a message, run by one rank"))
-            }
+            Act::Exchange { .. }
+            | Act::AllToAll { .. }
+            | Act::AllGather { .. }
+            | Act::ReduceScatter { .. }
+            | Act::GatherHeads { .. }
+            | Act::AllReduce { .. } => Err(PlanFault::Unknown("a message, run by one rank")),
         }
+    }
+
+    /// Writes a part of a result, behind the parts before it.
+    fn write_part(&mut self, to: Own, tensor: TensorName, part: u8) -> Run {
+        let before = match self.get(to) {
+            Value::Nothing => 0,
+            Value::Written { tensor: held, parts } if held == tensor => parts,
+            _ => return Err(self.holds(to, "a result without this part")),
+        };
+        if before != part {
+            return Err(self.holds(to, "a result with the parts before"));
+        }
+        self.put(to, Value::Written { tensor, parts: part + 1 });
+        Ok(())
     }
 
     /// Notes a launch in a statistic.
@@ -296,6 +339,11 @@ impl<'p> Values<'p> {
             {
                 of_tensor
             }
+            Value::Written { tensor: held, parts }
+                if held == tensor && usize::from(parts) == self.plan.parts() =>
+            {
+                of_tensor
+            }
             Value::NegInfinity(rows) if tensor == TensorName::Lse && !needs_sink && begins(rows, Side::Q) => {
                 of_tensor
             }
@@ -339,7 +387,18 @@ impl<'p> Values<'p> {
     fn reorder(&mut self, from: Own, to: Own, of: Side, way: Way) -> Run {
         match (way, self.get(from)) {
             (Way::Collect, Value::Ranked(tensor)) if side(tensor) == of => {
-                self.write(to, Value::Input(tensor, self.place))
+                let of = if of == Side::Kv { self.owner } else { self.place };
+                self.write(to, Value::Input(tensor, of))
+            }
+            (Way::Deal, Value::Sum { tensor, of: 0, sunk: false })
+                if self.plan.gathers() && side(tensor) == Side::Kv && of == Side::Kv =>
+            {
+                self.put(from, Value::Taken);
+                self.write(to, Value::RankedSum(Whole::Of(tensor)))
+            }
+            (Way::Deal, Value::Zero(Extent::All)) if self.plan.gathers() && of == Side::Kv => {
+                self.put(from, Value::Taken);
+                self.write(to, Value::RankedSum(Whole::Zero(of)))
             }
             (Way::Deal, Value::Done(whole)) if whole.side() == of => {
                 self.write(to, Value::RankedResult(whole))
@@ -407,6 +466,24 @@ impl<'p> Values<'p> {
         }
     }
 
+    /// Returns what a rank gives to a gather of all ranks.
+    pub(super) fn gathered(&self, own: Own) -> Result<Value, PlanFault> {
+        match self.get(own) {
+            value @ Value::Local(tensor) if side(tensor) == Side::Kv => Ok(value),
+            _ => Err(self.holds(own, "keys or values as they are dealt")),
+        }
+    }
+
+    /// Returns what a rank gives to a sum over all ranks.
+    pub(super) fn scattered(&mut self, own: Own) -> Result<Value, PlanFault> {
+        let value = self.get(own);
+        if !matches!(value, Value::RankedSum(_)) {
+            return Err(self.holds(own, "a rank's sum in rank order"));
+        }
+        self.put(own, Value::Taken);
+        Ok(value)
+    }
+
     /// Returns the fault of a statistic that is not that of the launches so far, over the ring if it has more members
     /// and this is asked.
     pub(super) fn largest(&self, own: Own, over_ring: bool) -> Run {
@@ -419,7 +496,7 @@ impl<'p> Values<'p> {
 
     /// Checks a statistic that is gathered.
     pub(super) fn gathers(&self, own: Own) -> Run {
-        self.largest(own, self.plan.places() > 1)
+        self.largest(own, self.plan.reduces())
     }
 
     /// Sets the value of a statistic that a reduction or a gather writes.

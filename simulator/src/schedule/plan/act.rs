@@ -67,7 +67,7 @@ pub enum Act {
         /// dq, dk and dv.
         results: [Own; 3],
     },
-    /// Launches the forward kernel on every sequence, whole.
+    /// Launches the forward kernel on all queries of a rank and all keys. The kernel applies the sink.
     AttendWhole {
         /// Queries, keys and values.
         inputs: [Own; 3],
@@ -82,6 +82,15 @@ pub enum Act {
         inputs: [Own; 6],
         /// The learnable sink and its gradient, if there is one.
         sink: Option<[Own; 2]>,
+        /// dq, dk and dv.
+        results: [Own; 3],
+    },
+    /// Launches the backward kernel on a part of a rank's queries and every rank's keys. Its dq is the result itself.
+    AttendGathered {
+        /// The pieces. The keys are one part of one owner.
+        launch: Launch,
+        /// Queries, keys, values, dout, out and LSE.
+        inputs: [Own; 6],
         /// dq, dk and dv.
         results: [Own; 3],
     },
@@ -183,6 +192,20 @@ pub enum Act {
         to: Own,
         /// Number of these buffers.
         landings: u16,
+    },
+    /// Gathers a buffer of every rank, one rank after the other.
+    AllGather {
+        /// The buffer that is read.
+        from: Own,
+        /// The buffer that is written.
+        to: Own,
+    },
+    /// Sums the rows of each rank over all ranks, and gives them to it.
+    ReduceScatter {
+        /// The rows of all ranks, one rank after the other.
+        from: Own,
+        /// The rank's own.
+        to: Own,
     },
     /// Gathers a statistic of every member's query heads into one of all heads.
     GatherHeads {

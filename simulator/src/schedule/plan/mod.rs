@@ -21,6 +21,7 @@
 
 mod act;
 mod exchange;
+mod gather;
 mod pairs;
 mod ring;
 mod unroll;
@@ -28,19 +29,21 @@ mod whole;
 
 use std::ops::Range;
 
-use seamproof_oracle::{Algorithm, Pass, Problem, Side};
+use seamproof_oracle::{Algorithm, Balance, Pass, Problem, Side};
 
 pub use act::{Act, Extent, Launch, Mark, Op, Own, STREAMS, Way};
 pub use pairs::{PieceId, PiecePairs, WrongSegments};
 pub use unroll::PlannedRank;
 
-use super::build::{self, BuildError, Builder, Local, Shards, Unseeing};
+use super::build::{self, BuildError, Builder, Local, Shards};
 use super::exchange::HeadDeal;
 use super::hierarchical::joined;
 use super::program::{Buffer, BufferId, MergeOrder, MergeStyle};
 use super::tables;
 use crate::shard::ShardedSide;
 use exchange::Exchanged;
+use gather::GatherPlan;
+use pairs::Lowering;
 use ring::RingPlan;
 use whole::WholePlan;
 
@@ -93,25 +96,40 @@ impl<'a> Plan<'a> {
             _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
             _ if !problem.sharing.is_empty() => return Err(PlanError::None("keys that sequences share")),
             _ if order == MergeOrder::Deferred => return Err(PlanError::None("the deferred order")),
-            Algorithm::Ring => 1,
+            Algorithm::Ring | Algorithm::AllGather => 1,
             Algorithm::Hierarchical { all_to_all } => all_to_all,
             Algorithm::AllToAll => problem.parallel.size(),
             _ => return Err(PlanError::None("this algorithm")),
         };
         let heads = HeadDeal::new(problem.heads, members)?;
         let shards = Shards::new(problem)?;
-        let (pieces, unseeing) = match algorithm {
-            Algorithm::Ring => (shards.of_ring(), Unseeing::Dropped),
-            Algorithm::AllToAll => (tables::whole_sequences(&shards), Unseeing::Kept),
-            _ => (joined_sides(&shards, members).of_ring(), Unseeing::Dropped),
+        let (pieces, lowering) = match algorithm {
+            Algorithm::Ring => (shards.of_ring(), Lowering::Step),
+            Algorithm::AllToAll => (tables::whole_sequences(&shards), Lowering::Whole),
+            Algorithm::AllGather => {
+                let whole = tables::whole_sequences(&shards);
+                (Shards { q: shards.of_ring().q, kv: whole.kv }, Lowering::Prefix)
+            }
+            _ => (joined_sides(&shards, members).of_ring(), Lowering::Step),
         };
         let Some(parts) = pieces.q.parts() else { return Err(PlanError::None("stripes of several rows")) };
-        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, unseeing)?;
+        if lowering == Lowering::Prefix {
+            if pieces.q.cp > 1 && matches!(pieces.q.balance, Balance::Striped { .. }) {
+                return Err(PlanError::None("an all-gather of stripes"));
+            }
+            if build::slots(&pieces.q).is_empty() {
+                return Err(PlanError::None("an all-gather without queries"));
+            }
+        }
+        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, lowering)?;
         let mut builder = Builder::new(1);
         let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
         let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
         let steps = (algorithm != Algorithm::AllToAll).then_some(steps);
         let (exchange, core) = match algorithm {
+            Algorithm::AllGather => {
+                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, parts)))
+            }
             Algorithm::Ring => {
                 let core = Core::forward(&mut builder, &local, steps);
                 (None, core.with_backward(&mut builder, &local))
@@ -158,6 +176,11 @@ impl<'a> Plan<'a> {
     /// Returns the number of rows of a ring member's tensors of a side.
     pub fn piece_rows(&self, side: Side) -> usize {
         self.pieces.of(side).rows
+    }
+
+    /// Returns the number of rows of a side in rank order.
+    pub fn ranked_rows(&self, side: Side) -> usize {
+        self.rows(side) * if self.gathers() { self.ranks() } else { self.members }
     }
 
     /// Both sides as ranks hold them, and as members of a ring do.
@@ -218,18 +241,35 @@ impl<'a> Plan<'a> {
         match &self.core {
             Core::Ring(ring) => ring.events(),
             Core::Whole(_) => RingPlan::other(1, ring::OTHERS).0 as usize,
+            Core::Gather(_) => gather::MARKS,
         }
     }
 
-    /// Whether launches attend whole sequences.
+    /// Whether a launch has all queries of its rank and all keys that they see, so that nothing is merged.
     pub fn is_whole(&self) -> bool {
-        matches!(self.core, Core::Whole(_))
+        !matches!(self.core, Core::Ring(_))
+    }
+
+    /// Whether keys are gathered, and one owner has them all.
+    pub fn gathers(&self) -> bool {
+        matches!(self.core, Core::Gather(_))
+    }
+
+    /// Whether a statistic is reduced over the members of a ring, or over all ranks that gather.
+    pub fn reduces(&self) -> bool {
+        self.gathers() || self.places() > 1
+    }
+
+    /// Returns the place of the owner of the keys that a rank has at the beginning.
+    pub fn owner(&self, rank: usize) -> usize {
+        if self.gathers() { 0 } else { self.place(rank) }
     }
 
     fn forward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
         match &self.core {
             Core::Ring(ring) => self.forward(ring, rank, index, to),
             Core::Whole(whole) => whole.push_forward(to),
+            Core::Gather(gather) => gather.push_forward(to),
         }
     }
 
@@ -237,6 +277,7 @@ impl<'a> Plan<'a> {
         match &self.core {
             Core::Ring(ring) => self.backward(ring, rank, index, to),
             Core::Whole(whole) => whole.push_backward(to),
+            Core::Gather(gather) => gather.push_backward(to),
         }
     }
 
@@ -271,6 +312,7 @@ enum Core {
     Ring(RingPlan),
     /// One launch on whole sequences.
     Whole(WholePlan),
+    Gather(GatherPlan),
 }
 
 impl Core {
@@ -287,6 +329,7 @@ impl Core {
         match self {
             Core::Ring(ring) => Core::Ring(ring.with_backward(builder, local)),
             Core::Whole(whole) => Core::Whole(whole.with_backward(local)),
+            gather @ Core::Gather(_) => gather,
         }
     }
 
@@ -294,7 +337,7 @@ impl Core {
     fn sections(&self) -> usize {
         match self {
             Core::Ring(ring) => ring.sections(),
-            Core::Whole(_) => 1,
+            Core::Whole(_) | Core::Gather(_) => 1,
         }
     }
 }

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Intervals, Mask, Run};
 
+use super::super::all_gather::prefix_segments;
 use super::super::build::{self, Shards, Unseeing};
 use crate::Segment;
 use crate::shard::ShardedSide;
@@ -32,6 +33,28 @@ pub struct WrongSegments {
     pub keys: Option<PieceId>,
     /// Position of the query, or of the first one.
     pub query: usize,
+}
+
+/// Manner in which the segments of two pieces are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lowering {
+    /// For a step of a ring: what sees nothing is left out.
+    Step,
+    /// For whole sequences: every row of both sides is named.
+    Whole,
+    /// For gathered keys: the keys up to the last one that is seen, and every query.
+    Prefix,
+}
+
+impl Lowering {
+    fn segments(self, mask: &Mask, lengths: (usize, usize), q: &PlacedRun, kv: &PlacedRun) -> Vec<Segment> {
+        let keys = (&kv.piece, kv.local);
+        match self {
+            Lowering::Step => build::segments(mask, lengths, q, keys, Unseeing::Dropped),
+            Lowering::Whole => build::segments(mask, lengths, q, keys, Unseeing::Kept),
+            Lowering::Prefix => prefix_segments(mask, lengths, q, (kv.local, 0, 1), Unseeing::Queries),
+        }
+    }
 }
 
 /// Sequences of one kind.
@@ -77,7 +100,7 @@ pub struct PieceId {
 pub struct PiecePairs {
     parts: usize,
     kinds: Vec<Kind>,
-    /// Number of pieces of a side.
+    /// Number of pieces of the keys.
     pieces: usize,
     /// Whether some query of a piece sees a key of a piece, by the pieces' indices.
     seen: Vec<bool>,
@@ -89,7 +112,7 @@ impl PiecePairs {
         mask: &Mask,
         shards: &Shards,
         parts: usize,
-        unseeing: Unseeing,
+        lowering: Lowering,
     ) -> Result<PiecePairs, WrongSegments> {
         let mut counted: HashMap<[usize; 4], (usize, usize)> = HashMap::new();
         for (sequence, (q, kv)) in shards.q.slots.iter().zip(&shards.kv.slots).enumerate() {
@@ -99,17 +122,19 @@ impl PiecePairs {
         firsts.sort_unstable();
         let kinds = firsts
             .into_par_iter()
-            .map(|(sequence, count)| Kinship { mask, shards, parts, unseeing, sequence }.kind(count));
+            .map(|(sequence, count)| Kinship { mask, shards, parts, lowering, sequence }.kind(count));
         let kinds: Vec<Kind> = kinds.collect::<Result<_, _>>()?;
-        let pieces = shards.q.cp * parts;
+        // Keys that are gathered are one piece.
+        let pieces = shards.kv.cp * shards.kv.parts().unwrap_or(1);
         let sees = |place: usize| kinds.iter().any(|kind| kind.pairs(place / pieces, place % pieces) > 0);
-        let seen = (0..pieces * pieces).into_par_iter().map(sees).collect();
+        let seen = (0..shards.q.cp * parts * pieces).into_par_iter().map(sees).collect();
         Ok(PiecePairs { parts, kinds, pieces, seen })
     }
 
     /// Whether some query of a piece sees a key of a piece, in any sequence.
     pub fn sees(&self, queries: PieceId, keys: PieceId) -> bool {
-        self.seen.get(self.index(queries) * self.pieces + self.index(keys)).copied().unwrap_or(false)
+        let (q, kv) = (self.index(queries), self.index(keys));
+        kv < self.pieces && self.seen.get(q * self.pieces + kv).copied().unwrap_or(false)
     }
 
     /// Returns the number of pairs that the mask shows a piece of queries, over all sequences.
@@ -147,7 +172,7 @@ struct Kinship<'a> {
     mask: &'a Mask,
     shards: &'a Shards,
     parts: usize,
-    unseeing: Unseeing,
+    lowering: Lowering,
     sequence: usize,
 }
 
@@ -173,22 +198,7 @@ impl Kinship<'_> {
         let counts = self.empty_counts(&q_spots, &kv_spots, lens.len());
         let mut kind = Kind { count, queries: q_spots, keys: kv_spots, counts, shown };
         self.examine(&mut kind, &queries, &keys)?;
-        self.are_all(&kind)?;
         Ok(kind)
-    }
-
-    /// Checks that each piece of queries has all pairs that the mask shows it, over all pieces of keys. Numbers that
-    /// stand for other distances than were examined add up too.
-    fn are_all(&self, kind: &Kind) -> Result<(), WrongSegments> {
-        let total = |q: usize| (0..kind.keys.len()).map(|kv| kind.pairs(q, kv)).sum::<u64>();
-        match kind.shown.iter().enumerate().find(|(q, shown)| total(*q) != **shown) {
-            None => Ok(()),
-            Some((q, _)) => {
-                let (sequence, queries) = (self.sequence, self.piece(q));
-                let query = self.placed(&self.shards.q)[q].piece.start;
-                Err(WrongSegments { sequence, queries, keys: None, query })
-            }
-        }
     }
 
     fn piece(&self, index: usize) -> PieceId {
@@ -226,7 +236,8 @@ impl Kinship<'_> {
         Counts::ByDistance { lens, least, width, of: vec![UNSEEN; lens * lens * width] }
     }
 
-    /// Fills the numbers of pairs.
+    /// Fills the numbers of pairs. Those of each piece of queries must add up to what the mask shows it, where some stand for
+    /// other distances than were examined, too.
     fn examine(
         &self,
         kind: &mut Kind,
@@ -234,6 +245,7 @@ impl Kinship<'_> {
         keys: &[PlacedRun],
     ) -> Result<(), WrongSegments> {
         for (q, placed) in queries.iter().enumerate() {
+            let mut total = 0;
             for (kv, of) in keys.iter().enumerate() {
                 let cell = match &kind.counts {
                     Counts::ByPiece(_) => q * keys.len() + kv,
@@ -241,16 +253,21 @@ impl Kinship<'_> {
                 };
                 let (Counts::ByPiece(counts) | Counts::ByDistance { of: counts, .. }) = &mut kind.counts;
                 if counts[cell] == UNSEEN {
-                    let wrong = |query| {
-                        let (sequence, queries, keys) = (self.sequence, self.piece(q), Some(self.piece(kv)));
-                        WrongSegments { sequence, queries, keys, query }
-                    };
-                    counts[cell] =
-                        pairs(self.mask, self.lengths(), placed, of, self.unseeing).map_err(wrong)?;
+                    let made = pairs(self.mask, self.lengths(), placed, of, self.lowering);
+                    counts[cell] = made.map_err(|query| self.wrong(q, Some(kv), query))?;
                 }
+                total += counts[cell];
+            }
+            if total != kind.shown[q] {
+                return Err(self.wrong(q, None, placed.piece.start));
             }
         }
         Ok(())
+    }
+
+    fn wrong(&self, q: usize, kv: Option<usize>, query: usize) -> WrongSegments {
+        let (sequence, queries, keys) = (self.sequence, self.piece(q), kv.map(|kv| self.piece(kv)));
+        WrongSegments { sequence, queries, keys, query }
     }
 }
 
@@ -262,16 +279,16 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// Returns the number of pairs of two pieces of a sequence, or the position of a query for which their segments are not
-/// what the mask shows. Segments name rows of their pieces alone, each at most once, and padding as padding. Segments that
-/// are kept name every row.
+/// what the mask shows. Segments name rows of their pieces alone, each at most once, and padding as padding. They name all
+/// the rows that the lowering says.
 fn pairs(
     mask: &Mask,
     (lq, lk): (usize, usize),
     q: &PlacedRun,
     kv: &PlacedRun,
-    unseeing: Unseeing,
+    lowering: Lowering,
 ) -> Result<u64, usize> {
-    let made = build::segments(mask, (lq, lk), q, (&kv.piece, kv.local), unseeing);
+    let made = lowering.segments(mask, (lq, lk), q, kv);
     let (mut next, mut next_key, mut named) = (0, 0, [0; 2]);
     let mut shown: Vec<(Range<usize>, usize, &Segment)> = Vec::with_capacity(made.len());
     for segment in &made {
@@ -282,7 +299,12 @@ fn pairs(
         named = [named[0] + segment.q.span, named[1] + keys.span];
         shown.push((rows, of.start, segment));
     }
-    if unseeing == Unseeing::Kept && named != [q.local.span, kv.local.span] {
+    let are_named = match lowering {
+        Lowering::Step => true,
+        Lowering::Whole => named == [q.local.span, kv.local.span],
+        Lowering::Prefix => named[0] == q.local.span,
+    };
+    if !are_named {
         return Err(q.piece.start);
     }
     let (mut total, mut shown) = (0, shown.into_iter().peekable());

@@ -7,6 +7,7 @@ use seamproof_oracle::{Run, Side};
 use super::act::{Act, Extent, Launch, Mark, Op, Own, Way};
 use super::{Plan, Programs};
 use crate::AttentionCall;
+use crate::schedule::all_gather;
 use crate::schedule::all_to_all::whole_sequences;
 use crate::schedule::build::{self, Builder};
 use crate::schedule::collect::{inverse, rank_order};
@@ -152,6 +153,11 @@ impl Plan<'_> {
     /// Returns the call of a launch.
     fn call(&self, rank: usize, launch: &Launch) -> AttentionCall {
         let Launch { owner, queries: [first, end], keys } = *launch;
+        if self.gathers() {
+            let (whole, mut parts) = all_gather::calls(self.problem, &self.shards, rank);
+            let is_there = usize::from(first) < parts.len();
+            return if is_there { parts.swap_remove(first.into()) } else { whole };
+        }
         let ends = (self.place(rank), owner as usize);
         let segments = self.core().all_segments(ends, first.into()..end.into(), keys.into());
         self.core().partial(segments)
@@ -161,6 +167,10 @@ impl Plan<'_> {
     fn written(&self, rank: usize, launch: &Launch, side: Side) -> Vec<RowPair> {
         let call = self.call(rank, launch);
         match side {
+            Side::Kv if self.gathers() => {
+                let keys = call.segments.iter().flat_map(|segment| segment.kv.iter().copied());
+                build::same_rows(&keys.filter(|run| run.len > 0).collect::<Vec<_>>())
+            }
             Side::Q => owned(call.segments.iter().map(|segment| segment.q)),
             Side::Kv => owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied())),
         }
@@ -185,6 +195,7 @@ impl Plan<'_> {
         let group = self.place(rank);
         let members = group * self.members..(group + 1) * self.members;
         match self.is_whole() {
+            true if self.gathers() => rank_order(self.shards.of(side), 0..self.ranks()),
             true => rank_order(self.shards.of(side), members),
             false => ring_order(self.shards.of(side), self.pieces.of(side), group, members),
         }
@@ -202,7 +213,7 @@ impl Plan<'_> {
             }
             Act::AttendWhole { inputs, sink, results } => {
                 let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
-                let (step, call) = (Step::default(), whole_sequences(self.problem, &self.shards));
+                let (step, call) = (Step::default(), self.whole_call(rank));
                 let (table, descales, sink) = (None, Vec::new(), sink.map(id));
                 Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
             }
@@ -216,6 +227,12 @@ impl Plan<'_> {
                 let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
                 let (step, call) = (Step::default(), whole_sequences(self.problem, &self.shards));
                 let (table, sink) = (None, sink.map(|[sink, dsink]| (id(sink), id(dsink))));
+                let all = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
+                Work::AttendBackward(all)
+            }
+            Act::AttendGathered { ref launch, inputs, results } => {
+                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
+                let (step, call, table, sink) = (Step::default(), self.call(rank, launch), None, None);
                 let all = AttendBackward { step, call, table, q, k, v, dout, out, lse, sink, dq, dk, dv };
                 Work::AttendBackward(all)
             }
@@ -262,6 +279,16 @@ impl Plan<'_> {
             Act::AllToAll { side, way, from, to, landings } => {
                 self.all_to_all(rank, side, way, (id(from), id(to)), landings.into())
             }
+            Act::AllGather { from, to } => {
+                let part = |member| self.part(id(to), member, self.rows(Side::Kv));
+                let to = (0..self.ranks()).map(part).collect();
+                Work::AllGather { communicator: 0, from: self.all(id(from)), to }
+            }
+            Act::ReduceScatter { from, to } => {
+                let part = |member| self.part(id(from), member, self.rows(Side::Kv));
+                let from = (0..self.ranks()).map(part).collect();
+                Work::ReduceScatter { communicator: 0, from, to: self.all(id(to)) }
+            }
             Act::GatherHeads { from, to } => {
                 let whole = self.all(id(to));
                 let of = |member| Region { heads: self.heads.of(Side::Q, member), ..whole.clone() };
@@ -283,6 +310,19 @@ impl Plan<'_> {
         vec![work]
     }
 
+    /// Returns the `index`-th `rows` rows of a buffer.
+    fn part(&self, buffer: BufferId, index: usize, rows: usize) -> Region {
+        Region { rows: Run::packed(index * rows, rows, rows), ..self.all(buffer) }
+    }
+
+    /// Returns the call of a launch on all queries of a rank.
+    fn whole_call(&self, rank: usize) -> AttentionCall {
+        match self.gathers() {
+            true => all_gather::calls(self.problem, &self.shards, rank).0,
+            false => whole_sequences(self.problem, &self.shards),
+        }
+    }
+
     fn regions(&self, buffers: [Own; 2]) -> Vec<Region> {
         buffers.map(|own| self.all(BufferId(own.0.into()))).to_vec()
     }
@@ -302,8 +342,7 @@ impl Plan<'_> {
     ) -> Work {
         let members = 0..self.members;
         let rows = self.rows(side);
-        let part =
-            |buffer, index: usize| Region { rows: Run::packed(index * rows, rows, rows), ..self.all(buffer) };
+        let part = |buffer, index: usize| self.part(buffer, index, rows);
         let heads = |member| self.heads.of(side, member);
         let landing = |member: usize| BufferId(to.0 + member % landings.max(1));
         let of_heads = |buffer, member| Region { heads: heads(member), ..self.all(buffer) };
