@@ -17,6 +17,8 @@ enum Row {
     /// A row that no sequence owns.
     #[default]
     Nobody,
+    /// A row of a sequence's slot that no piece has.
+    Slot(usize),
     /// Padding of a sequence.
     Padding(usize),
     /// A position of a sequence.
@@ -77,18 +79,23 @@ fn dealt_once(plan: &Plan<'_>, side: Side) -> Result<(), Unproved> {
     Ok(())
 }
 
-/// Returns the content of each row of a rank's tensor.
-fn rows(cut: &ShardedSide, rank: usize) -> Vec<Row> {
+/// Returns the content of each row of a rank's tensor, or the row of a piece that is outside its slot or in another piece.
+fn rows(cut: &ShardedSide, rank: usize) -> Result<Vec<Row>, usize> {
     let mut rows = vec![Row::Nobody; cut.rows];
     for sequence in 0..cut.slots.len() {
-        cut.slot(sequence).real_rows().for_each(|row| rows[row] = Row::Padding(sequence));
+        cut.slot(sequence).real_rows().for_each(|row| rows[row] = Row::Slot(sequence));
     }
     for PlacedRun { sequence, piece, local } in cut.placed(rank) {
-        for (index, row) in local.real_rows().enumerate() {
-            rows[row] = Row::Real(sequence, piece.start + piece.step * index);
+        for index in 0..local.span {
+            let row = local.row(index);
+            let Some(there) = rows.get_mut(row).filter(|there| **there == Row::Slot(sequence)) else {
+                return Err(row);
+            };
+            let position = piece.start + piece.step * index;
+            *there = if index < local.len { Row::Real(sequence, position) } else { Row::Padding(sequence) };
         }
     }
-    rows
+    Ok(rows)
 }
 
 /// Checks that rows which an exchange collects come from where its members have these rows. Without an exchange, a ring's
@@ -100,9 +107,11 @@ fn collected(plan: &Plan<'_>, side: Side, place: usize) -> Result<(), Unproved> 
         true => (0, plan.ranks()),
         false => (place * plan.members(), plan.members()),
     };
-    let from: Vec<Row> = (0..members).flat_map(|member| rows(shards, rank + member)).collect();
-    let wanted = rows(pieces, place);
     let wrong = |row, fault| Unproved::Row { rank, tensor: tensor(side), row, fault };
+    let of = |cut, rank| rows(cut, rank).map_err(|row| wrong(row, "is of a piece and not of its slot alone"));
+    let from: Vec<Vec<Row>> =
+        (0..members).map(|member| of(shards, rank + member)).collect::<Result<_, _>>()?;
+    let (from, wanted) = (from.concat(), of(pieces, place)?);
     let pairs = match plan.has_exchange() || is_gathered {
         true => plan.collected(rank, side),
         false => vec![(Run::packed(0, from.len(), from.len()), Run::packed(0, wanted.len(), wanted.len()))],

@@ -143,6 +143,9 @@ pub enum PlanFault {
     /// An operation that plans of this kind do not have.
     #[error("the rule of this operation is not known here: {0}")]
     Unknown(&'static str),
+    /// A message between ranks of two rings.
+    #[error("it exchanges with rank {0}, which is in another ring")]
+    Stranger(usize),
     /// A rank that waits for one that does not come.
     #[error("it waits for rank {0}, which waits for something else, or has ended")]
     Alone(usize),

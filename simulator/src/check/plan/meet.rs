@@ -113,6 +113,11 @@ fn met(plan: &Plan<'_>, acts: &[Option<Act>], rank: usize, act: Option<&Act>) ->
     let group = place * members..(place + 1) * members;
     match *act {
         Act::Exchange { to, from, .. } => {
+            // A rank of another ring has other heads.
+            let is_other = |peer: &u32| *peer as usize % members != rank % members;
+            if let Some(peer) = [to, from].into_iter().find(is_other) {
+                return Err(PlanFault::Stranger(peer as usize));
+            }
             let peer = |rank: u32| acts.get(rank as usize).copied().flatten();
             let is_received = matches!(peer(to), Some(Act::Exchange { from, .. }) if from as usize == rank);
             let is_sent = matches!(peer(from), Some(Act::Exchange { to, .. }) if to as usize == rank);
@@ -164,7 +169,7 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
             walker.values.scattered(from).map(|value| [value, Value::Nothing])
         }
         Some(Act::AllReduce { buffer }) => walker.values.largest(buffer, false).map(|()| [Value::Nothing; 2]),
-        Some(Act::GatherHeads { from, .. }) => walker.values.gathers(from).map(|()| [Value::Nothing; 2]),
+        Some(Act::GatherHeads { from, .. }) => walker.values.take_largest(from).map(|()| [Value::Nothing; 2]),
         _ => Ok([Value::Nothing; 2]),
     };
     taken.map_err(|fault| walker.wrong(fault))

@@ -102,13 +102,14 @@ impl Value {
                 | Value::RankedResult(_)
                 | Value::RankedSum(_)
                 | Value::Written { .. }
+                | Value::Largest { .. }
                 | Value::Landed { .. }
         )
     }
 
     /// Whether the value may be overwritten.
     fn may_go(self) -> bool {
-        !self.must_be_taken() && !matches!(self, Value::Done(_) | Value::Largest { .. })
+        !self.must_be_taken() && !matches!(self, Value::Done(_))
     }
 }
 
@@ -249,7 +250,8 @@ impl<'p> Values<'p> {
                 self.take(from, tensor, launch)?;
                 self.add(to, tensor, if tensor == Dq { self.place } else { launch.owner })
             }
-            Act::Add { from, to, .. } => self.add_landing(from, to),
+            Act::Add { side: Side::Kv, from, to } => self.add_landing(from, to),
+            Act::Add { .. } => Err(PlanFault::Unknown("a sum of landings of the queries")),
             Act::ApplySink { sink, results } => {
                 if let Some(sink) = sink {
                     self.expect(sink, Value::Local(TensorName::Sink))?;
@@ -497,6 +499,13 @@ impl<'p> Values<'p> {
     /// Checks a statistic that is gathered.
     pub(super) fn gathers(&self, own: Own) -> Run {
         self.largest(own, self.plan.reduces())
+    }
+
+    /// Takes a statistic that is gathered.
+    pub(super) fn take_largest(&mut self, own: Own) -> Run {
+        self.gathers(own)?;
+        self.put(own, Value::Taken);
+        Ok(())
     }
 
     /// Sets the value of a statistic that a reduction or a gather writes.

@@ -113,6 +113,9 @@ impl<'a> Plan<'a> {
             _ => (joined_sides(&shards, members).of_ring(), Lowering::Step),
         };
         let Some(parts) = pieces.q.parts() else { return Err(PlanError::None("stripes of several rows")) };
+        if u8::try_from(parts).is_err() {
+            return Err(PlanError::None("more than 255 pieces of a slot"));
+        }
         if lowering == Lowering::Prefix {
             if pieces.q.cp > 1 && matches!(pieces.q.balance, Balance::Striped { .. }) {
                 return Err(PlanError::None("an all-gather of stripes"));
