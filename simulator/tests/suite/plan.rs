@@ -16,17 +16,23 @@ use seamproof_simulator::faults::catalogue;
 use seamproof_simulator::schedule::plan::{Act, Extent, Launch, Op, Own, Plan, PlanError, Programs, Way};
 use seamproof_simulator::schedule::{FillValue, MergeOrder, Schedule, build_with};
 
-/// Balances of which there are plans.
-const BALANCES: [Balance; 3] = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 1 }];
+/// Every balance, stripes of some widths.
+const BALANCES: [Balance; 5] = [
+    Balance::Contiguous,
+    Balance::DualChunk,
+    Balance::Striped { stripe: 1 },
+    Balance::Striped { stripe: 2 },
+    Balance::Striped { stripe: 3 },
+];
 
-/// Returns the algorithms over `cp` ranks of which there are plans.
+/// Returns the algorithms over `cp` ranks of which some have plans.
 fn algorithms(cp: usize) -> Vec<Algorithm> {
     let divisors = (1..=cp).filter(|members| cp.is_multiple_of(*members));
     let hierarchical = divisors.map(|all_to_all| Algorithm::Hierarchical { all_to_all });
     [Algorithm::Ring, Algorithm::AllToAll, Algorithm::AllGather].into_iter().chain(hierarchical).collect()
 }
 
-/// Calls `each` for drawn problems of which there are plans, over up to `most` ranks.
+/// Calls `each` for drawn problems, most of which have plans, over up to `most` ranks.
 fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Problem, MergeOrder)) {
     for cp in 1..=most {
         for algorithm in algorithms(cp) {
@@ -50,7 +56,7 @@ fn a_plan_that_is_unrolled_is_what_its_builder_makes() {
         let built = build_with(problem, order);
         let plan = match Plan::new(problem, order) {
             Err(PlanError::Build(error)) => return assert_eq!(built, Err(error)),
-            Err(PlanError::None(what)) if what.starts_with("an all-gather") => return,
+            Err(PlanError::None(_)) => return,
             other => other.unwrap_or_else(|error| panic!("{error}: {problem:?}")),
         };
         let built = built.unwrap();
@@ -60,7 +66,7 @@ fn a_plan_that_is_unrolled_is_what_its_builder_makes() {
         assert_eq!((proof.operations, proof.pairs), (unrolled.operations, unrolled.pairs));
         count += 1;
     });
-    assert!(count > 400, "{count}");
+    assert!(count > 900, "{count}");
 }
 
 /// Programs of a plan of which a section is edited, on one rank or on all.
@@ -94,7 +100,7 @@ fn edits(plan: &Plan<'_>, ops: &[Op]) -> Vec<Edit> {
     for (index, op) in ops.iter().enumerate() {
         all.push(Box::new(move |ops| drop(ops.splice(index.min(ops.len())..(index + 1).min(ops.len()), []))));
         all.push(Box::new(move |ops| {
-            ops.extend_from_within(index.min(ops.len())..(index + 1).min(ops.len()))
+            ops.extend_from_within(index.min(ops.len())..(index + 1).min(ops.len()));
         }));
         all.push(Box::new(move |ops| {
             if index + 1 < ops.len() {
@@ -123,7 +129,7 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
     for number in 0..owns(&mut { *act }).len() {
         for own in 0..=plan.buffers().len() as u16 {
             all.push(Box::new(move |act| {
-                owns(act).into_iter().skip(number).take(1).for_each(|of| *of = Own(own))
+                owns(act).into_iter().skip(number).take(1).for_each(|of| *of = Own(own));
             }));
         }
     }

@@ -108,7 +108,7 @@ impl<'a> Plan<'a> {
             Algorithm::AllToAll => (tables::whole_sequences(&shards), Lowering::Whole),
             Algorithm::AllGather => {
                 let whole = tables::whole_sequences(&shards);
-                (Shards { q: shards.of_ring().q, kv: whole.kv }, Lowering::Prefix)
+                (Shards { q: shards.q.clone(), kv: whole.kv }, Lowering::Prefix)
             }
             _ => (joined_sides(&shards, members).of_ring(), Lowering::Step),
         };
