@@ -251,6 +251,7 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
         Pack { name: "ring, dual-chunk, unlike sequences", unlike: 31, ..ring },
         over("ring, contiguous", Algorithm::Ring, Balance::Contiguous),
         over("ring, stripes of 1", Algorithm::Ring, stripes),
+        over("ring, stripes of 4", Algorithm::Ring, Balance::Striped { stripe: 4 }),
         over("hierarchical 8 × 128, dual-chunk", hierarchical(8), dual),
         over("hierarchical 8 × 128, stripes of 1", hierarchical(8), stripes),
         over("all-to-all, dual-chunk", Algorithm::AllToAll, dual),

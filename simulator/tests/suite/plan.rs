@@ -152,7 +152,9 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
             }
         }));
     }
-    for (queries, keys) in [([0, 1], 0), ([0, 1], 1), ([1, 2], 0), ([1, 2], 1), ([0, 2], 0), ([0, 2], 1)] {
+    for (queries, keys) in
+        [([0, 1], 0), ([0, 1], 1), ([1, 2], 0), ([1, 2], 1), ([0, 2], 0), ([0, 2], 1), ([0, 1], 2)]
+    {
         all.push(Box::new(move |act| {
             if let Some(launch) = launch(act) {
                 (launch.queries, launch.keys) = (queries, keys);
@@ -251,7 +253,8 @@ fn packed(algorithm: Algorithm, balance: Balance, (ranks, sink): (usize, Sink)) 
 }
 
 /// Packs on which faults are planted.
-const PACKS: [(Algorithm, Balance, (usize, Sink)); 7] = [
+const PACKS: [(Algorithm, Balance, (usize, Sink)); 8] = [
+    (Algorithm::Ring, Balance::Striped { stripe: 2 }, (3, Sink::None)),
     (Algorithm::AllGather, Balance::DualChunk, (3, Sink::Learnable)),
     (Algorithm::AllToAll, Balance::DualChunk, (4, Sink::Learnable)),
     (Algorithm::Ring, Balance::DualChunk, (3, Sink::Learnable)),

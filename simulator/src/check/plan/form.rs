@@ -83,13 +83,10 @@ impl<'p> Forms<'p> {
 
     fn launch(&self, launch: &Launch) -> Result<(), PlanFault> {
         let Launch { owner, queries: [first, end], keys } = *launch;
-        let parts = self.plan.parts();
-        let there = match self.plan.gathers() {
-            true => owner == 0 && keys == 0,
-            false => (owner as usize) < self.plan.places() && usize::from(keys) < parts,
-        };
+        let [q_parts, kv_parts] = self.plan.parts();
+        let there = (owner as usize) < self.plan.owners() && usize::from(keys) < kv_parts;
         let is_step = !self.plan.is_whole() || self.plan.gathers();
-        match there && first < end && usize::from(end) <= parts && is_step {
+        match there && first < end && usize::from(end) <= q_parts && is_step {
             true => Ok(()),
             false => Err(PlanFault::Pieces(*launch)),
         }

@@ -16,7 +16,8 @@ pub(super) struct Launched<'p> {
 
 impl<'p> Launched<'p> {
     pub(super) fn new(plan: &'p Plan<'p>, rank: usize) -> Launched<'p> {
-        let met = vec![false; plan.places() * plan.parts() * plan.parts()];
+        let [q_parts, kv_parts] = plan.parts();
+        let met = vec![false; plan.owners() * kv_parts * q_parts];
         Launched { plan, rank, met }
     }
 
@@ -34,7 +35,7 @@ impl<'p> Launched<'p> {
                 self.launch(*launch)
             }
             (Act::AttendWhole { .. }, false) | (Act::AttendBackwardWhole { .. }, true) => {
-                let queries = [0, self.plan.parts() as u8];
+                let queries = [0, self.plan.parts()[0] as u8];
                 self.launch(Launch { owner: 0, queries, keys: 0 })
             }
             (
@@ -51,9 +52,9 @@ impl<'p> Launched<'p> {
 
     fn launch(&mut self, launch: Launch) -> Result<(), PlanFault> {
         let Launch { owner, queries: [first, end], keys } = launch;
-        let parts = self.plan.parts();
+        let [q_parts, kv_parts] = self.plan.parts();
         for part in usize::from(first)..usize::from(end) {
-            let met = &mut self.met[(owner as usize * parts + usize::from(keys)) * parts + part];
+            let met = &mut self.met[(owner as usize * kv_parts + usize::from(keys)) * q_parts + part];
             if std::mem::replace(met, true) {
                 return Err(PlanFault::Launched(launch));
             }
@@ -63,16 +64,17 @@ impl<'p> Launched<'p> {
 
     /// Ends the pass. Returns its number of pairs, over all sequences.
     pub(super) fn finish(self, pass: &'static str) -> Result<u64, Unproved> {
-        let (rank, parts, pairs) = (self.rank, self.plan.parts(), self.plan.pairs());
+        let (rank, [q_parts, kv_parts], pairs) = (self.rank, self.plan.parts(), self.plan.pairs());
         let member = self.plan.place(rank);
         for (index, _) in self.met.iter().enumerate().filter(|(_, met)| !**met) {
-            let keys = PieceId { member: index / parts / parts, part: index / parts % parts };
-            let queries = PieceId { member, part: index % parts };
+            let of_keys = index / q_parts;
+            let keys = PieceId { member: of_keys / kv_parts, part: of_keys % kv_parts };
+            let queries = PieceId { member, part: index % q_parts };
             if pairs.sees(queries, keys) {
                 return Err(Unproved::Missing { rank, pass, queries, keys });
             }
         }
         let shown = |part| pairs.shown(PieceId { member, part });
-        Ok((0..parts).map(shown).sum())
+        Ok((0..q_parts).map(shown).sum())
     }
 }

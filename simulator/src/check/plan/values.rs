@@ -342,7 +342,7 @@ impl<'p> Values<'p> {
                 of_tensor
             }
             Value::Written { tensor: held, parts }
-                if held == tensor && usize::from(parts) == self.plan.parts() =>
+                if held == tensor && usize::from(parts) == self.plan.parts()[0] =>
             {
                 of_tensor
             }

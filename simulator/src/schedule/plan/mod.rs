@@ -14,16 +14,17 @@
 //!
 //! | has a plan | |
 //! |---|---|
-//! | ring, all-to-all, hierarchical | contiguous, dual-chunk, and stripes of one row |
+//! | ring, all-to-all, hierarchical | every balance |
+//! | all-gather | contiguous and dual-chunk |
 //!
-//! There is none for the other algorithms, stripes of several rows, keys that sequences share, sequence-parallel regions, and the
-//! order [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
+//! There is none for a single rank, keys that sequences share, sequence-parallel regions, and the order [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
 
 mod act;
 mod exchange;
 mod gather;
 mod pairs;
 mod ring;
+mod striped;
 mod unroll;
 mod whole;
 
@@ -78,6 +79,8 @@ pub struct Plan<'a> {
     shards: Shards,
     /// Both sides, cut over the members of a ring; whole sequences where no ring is.
     pieces: Shards,
+    /// Number of parts of a slot of queries and of a slot of keys.
+    parts: [usize; 2],
     /// Number of ranks of an exchange, which are one member of a ring together; 1 where there is none.
     members: usize,
     heads: HeadDeal,
@@ -104,16 +107,16 @@ impl<'a> Plan<'a> {
         let heads = HeadDeal::new(problem.heads, members)?;
         let shards = Shards::new(problem)?;
         let (pieces, lowering) = match algorithm {
-            Algorithm::Ring => (shards.of_ring(), Lowering::Step),
+            Algorithm::Ring => of_steps(shards.of_ring()),
             Algorithm::AllToAll => (tables::whole_sequences(&shards), Lowering::Whole),
             Algorithm::AllGather => {
                 let whole = tables::whole_sequences(&shards);
                 (Shards { q: shards.q.clone(), kv: whole.kv }, Lowering::Prefix)
             }
-            _ => (joined_sides(&shards, members).of_ring(), Lowering::Step),
+            _ => of_steps(joined_sides(&shards, members).of_ring()),
         };
-        let Some(parts) = pieces.q.parts() else { return Err(PlanError::None("stripes of several rows")) };
-        if u8::try_from(parts).is_err() {
+        let parts = lowering.parts(&pieces).ok_or(PlanError::None("an all-gather of stripes"))?;
+        if parts.iter().any(|parts| u8::try_from(*parts).is_err()) {
             return Err(PlanError::None("more than 255 pieces of a slot"));
         }
         if lowering == Lowering::Prefix {
@@ -131,7 +134,7 @@ impl<'a> Plan<'a> {
         let steps = (algorithm != Algorithm::AllToAll).then_some(steps);
         let (exchange, core) = match algorithm {
             Algorithm::AllGather => {
-                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, parts)))
+                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, parts[0])))
             }
             Algorithm::Ring => {
                 let core = Core::forward(&mut builder, &local, steps);
@@ -143,7 +146,7 @@ impl<'a> Plan<'a> {
             }
         };
         let (buffers, style) = (builder.finish().buffers, order.style());
-        Ok(Plan { problem, shards, pieces, members, heads, buffers, pairs, style, exchange, core })
+        Ok(Plan { problem, shards, pieces, parts, members, heads, buffers, pairs, style, exchange, core })
     }
 
     /// Returns the problem.
@@ -166,9 +169,14 @@ impl<'a> Plan<'a> {
         self.pieces.q.cp
     }
 
-    /// Returns the number of parts of a member's slot.
-    pub fn parts(&self) -> usize {
-        self.pieces.q.parts().unwrap_or(1)
+    /// Returns the number of parts of a member's slot of queries, and of an owner's slot of keys.
+    pub fn parts(&self) -> [usize; 2] {
+        self.parts
+    }
+
+    /// Returns the number of owners of keys.
+    pub fn owners(&self) -> usize {
+        self.pieces.kv.cp
     }
 
     /// Returns the number of rows of a rank's tensors of a side.
@@ -343,6 +351,15 @@ impl Core {
             Core::Whole(_) | Core::Gather(_) => 1,
         }
     }
+}
+
+/// Returns pieces with the manner in which a ring's steps have them.
+fn of_steps(pieces: Shards) -> (Shards, Lowering) {
+    let lowering = match pieces.q.balance {
+        Balance::Striped { stripe: width @ 2.. } => Lowering::Stripes(width),
+        _ => Lowering::Step,
+    };
+    (pieces, lowering)
 }
 
 fn joined_sides(shards: &Shards, members: usize) -> Shards {

@@ -16,6 +16,8 @@ use seamproof_oracle::{Intervals, Mask, Run};
 
 use super::super::all_gather::prefix_segments;
 use super::super::build::{self, Shards, Unseeing};
+use super::super::stripes::PARTS;
+use super::striped;
 use crate::Segment;
 use crate::shard::ShardedSide;
 
@@ -44,14 +46,30 @@ pub(super) enum Lowering {
     Whole,
     /// For gathered keys: the keys up to the last one that is seen, and every query.
     Prefix,
+    /// For a step of a ring between slots in stripes of several rows, in parts.
+    Stripes(usize),
 }
 
 impl Lowering {
+    /// Returns the number of parts of a slot of queries and of a slot of keys; `None` where slots differ in it.
+    pub(super) fn parts(self, pieces: &Shards) -> Option<[usize; 2]> {
+        match self {
+            Lowering::Stripes(_) => Some([1, PARTS]),
+            _ => Some([pieces.q.parts()?, pieces.kv.parts()?]),
+        }
+    }
+
+    /// Returns the number of parts of a line of keys.
+    fn of_line(self) -> usize {
+        if matches!(self, Lowering::Stripes(_)) { PARTS } else { 1 }
+    }
+
     fn segments(self, mask: &Mask, lengths: (usize, usize), q: &PlacedRun, kv: &PlacedRun) -> Vec<Segment> {
         let keys = (&kv.piece, kv.local);
         match self {
             Lowering::Step => build::segments(mask, lengths, q, keys, Unseeing::Dropped),
             Lowering::Whole => build::segments(mask, lengths, q, keys, Unseeing::Kept),
+            Lowering::Stripes(_) => Vec::new(),
             Lowering::Prefix => prefix_segments(mask, lengths, q, (kv.local, 0, 1), Unseeing::Queries),
         }
     }
@@ -70,7 +88,8 @@ struct Kind {
     shown: Vec<u64>,
 }
 
-/// A piece for a look-up: its first position in units, and the index of its length among those that occur.
+/// A piece for a look-up: its first position in units, and the index of its length, and of its part of a line, among
+/// those that occur.
 #[derive(Clone, Copy, Debug)]
 struct Spot {
     start: i32,
@@ -81,7 +100,7 @@ struct Spot {
 #[derive(Clone, Debug)]
 enum Counts {
     /// By the lengths' indices, and by distance in units, from the least one on.
-    ByDistance { lens: usize, least: i32, width: usize, of: Vec<u64> },
+    ByDistance { of_keys: usize, least: i32, width: usize, of: Vec<u64> },
     /// By piece of queries and piece of keys.
     ByPiece(Vec<u64>),
 }
@@ -98,7 +117,8 @@ pub struct PieceId {
 /// The pairs of all pieces of a problem, as a ring's members hold them.
 #[derive(Clone, Debug)]
 pub struct PiecePairs {
-    parts: usize,
+    /// Number of parts of a slot of queries and of a slot of keys.
+    parts: [usize; 2],
     kinds: Vec<Kind>,
     /// Number of pieces of the keys.
     pieces: usize,
@@ -111,7 +131,7 @@ impl PiecePairs {
     pub(super) fn new(
         mask: &Mask,
         shards: &Shards,
-        parts: usize,
+        parts: [usize; 2],
         lowering: Lowering,
     ) -> Result<PiecePairs, WrongSegments> {
         let mut counted: HashMap<[usize; 4], (usize, usize)> = HashMap::new();
@@ -122,18 +142,17 @@ impl PiecePairs {
         firsts.sort_unstable();
         let kinds = firsts
             .into_par_iter()
-            .map(|(sequence, count)| Kinship { mask, shards, parts, lowering, sequence }.kind(count));
+            .map(|(sequence, count)| Kinship { mask, shards, lowering, sequence }.kind(count));
         let kinds: Vec<Kind> = kinds.collect::<Result<_, _>>()?;
-        // Keys that are gathered are one piece.
-        let pieces = shards.kv.cp * shards.kv.parts().unwrap_or(1);
+        let pieces = shards.kv.cp * parts[1];
         let sees = |place: usize| kinds.iter().any(|kind| kind.pairs(place / pieces, place % pieces) > 0);
-        let seen = (0..shards.q.cp * parts * pieces).into_par_iter().map(sees).collect();
+        let seen = (0..shards.q.cp * parts[0] * pieces).into_par_iter().map(sees).collect();
         Ok(PiecePairs { parts, kinds, pieces, seen })
     }
 
     /// Whether some query of a piece sees a key of a piece, in any sequence.
     pub fn sees(&self, queries: PieceId, keys: PieceId) -> bool {
-        let (q, kv) = (self.index(queries), self.index(keys));
+        let (q, kv) = (self.index(queries), keys.member * self.parts[1] + keys.part);
         kv < self.pieces && self.seen.get(q * self.pieces + kv).copied().unwrap_or(false)
     }
 
@@ -144,7 +163,7 @@ impl PiecePairs {
     }
 
     fn index(&self, PieceId { member, part }: PieceId) -> usize {
-        member * self.parts + part
+        member * self.parts[0] + part
     }
 }
 
@@ -161,17 +180,26 @@ impl Kind {
 
     /// Returns the place of a distance and lengths in [`Counts::ByDistance`].
     fn cell(&self, queries: &Spot, keys: &Spot) -> usize {
-        let Counts::ByDistance { lens, least, width, .. } = self.counts else { return 0 };
+        let Counts::ByDistance { of_keys, least, width, .. } = self.counts else { return 0 };
         let at = (queries.start - keys.start - least) as usize;
-        (queries.len as usize * lens + keys.len as usize) * width + at
+        (queries.len as usize * of_keys + keys.len as usize) * width + at
     }
+}
+
+/// Rows that are examined together: a piece, or a slot in stripes of several rows.
+struct Line {
+    id: PieceId,
+    start: usize,
+    /// Positions of the real rows, in order.
+    positions: Vec<usize>,
+    /// The piece, if it is one.
+    placed: Option<PlacedRun>,
 }
 
 /// A sequence whose pieces are examined.
 struct Kinship<'a> {
     mask: &'a Mask,
     shards: &'a Shards,
-    parts: usize,
     lowering: Lowering,
     sequence: usize,
 }
@@ -179,47 +207,58 @@ struct Kinship<'a> {
 impl Kinship<'_> {
     fn kind(&self, count: usize) -> Result<Kind, WrongSegments> {
         let (lq, lk) = self.lengths();
-        let [queries, keys] = [&self.shards.q, &self.shards.kv].map(|side| self.placed(side));
-        let shown = |placed: &PlacedRun| {
-            let positions = (0..placed.local.len).map(|i| placed.piece.start + placed.piece.step * i);
-            positions.map(|i| self.mask.visible(i, lq, lk).len() as u64).sum()
+        let [queries, keys] = [&self.shards.q, &self.shards.kv].map(|side| self.lines(side));
+        let shown = |line: &Line| {
+            let of = |position: &usize| self.mask.visible(*position, lq, lk).len() as u64;
+            line.positions.iter().map(of).sum()
         };
         let shown = queries.iter().map(shown).collect();
-        let mut lens: Vec<usize> = queries.iter().chain(&keys).map(|placed| placed.local.len).collect();
+        let mut lens: Vec<usize> = queries.iter().chain(&keys).map(|line| line.positions.len()).collect();
         lens.sort_unstable();
         lens.dedup();
-        let starts = queries.iter().chain(&keys).map(|placed| placed.piece.start);
-        let unit = starts.fold(0, gcd).max(1);
-        let spot = |placed: &PlacedRun| Spot {
-            start: (placed.piece.start / unit) as i32,
-            len: lens.partition_point(|len| *len < placed.local.len) as u32,
+        let unit = queries.iter().chain(&keys).map(|line| line.start).fold(0, gcd).max(1);
+        let parts = self.lowering.of_line();
+        let spot = |line: &Line, parts: usize, part: usize| {
+            let len = lens.partition_point(|len| *len < line.positions.len());
+            Spot { start: (line.start / unit) as i32, len: (len * parts + part) as u32 }
         };
-        let [q_spots, kv_spots] = [&queries, &keys].map(|side| side.iter().map(spot).collect::<Vec<_>>());
+        let q_spots: Vec<Spot> = queries.iter().map(|line| spot(line, 1, 0)).collect();
+        let of_line = |line| (0..parts).map(move |part| (line, part));
+        let kv_spots: Vec<Spot> =
+            keys.iter().flat_map(of_line).map(|(line, part)| spot(line, parts, part)).collect();
         let counts = self.empty_counts(&q_spots, &kv_spots, lens.len());
         let mut kind = Kind { count, queries: q_spots, keys: kv_spots, counts, shown };
         self.examine(&mut kind, &queries, &keys)?;
         Ok(kind)
     }
 
-    fn piece(&self, index: usize) -> PieceId {
-        PieceId { member: index / self.parts, part: index % self.parts }
-    }
-
     fn lengths(&self) -> (usize, usize) {
         (self.shards.q.slots[self.sequence].len, self.shards.kv.slots[self.sequence].len)
     }
 
-    /// Returns every piece of the sequence, by member and part.
-    fn placed(&self, side: &ShardedSide) -> Vec<PlacedRun> {
+    /// Returns the lines of the sequence, by member and part; none of an empty slot.
+    fn lines(&self, side: &ShardedSide) -> Vec<Line> {
         let sequence = self.sequence;
-        let of = |member| {
-            side.pieces(sequence, member).map(move |piece| PlacedRun {
-                sequence,
-                piece,
-                local: side.local(sequence, &piece),
-            })
+        let slot = |member: usize, width: usize| Line {
+            id: PieceId { member, part: 0 },
+            start: member * width,
+            positions: striped::positions(side, sequence, member),
+            placed: None,
         };
-        (0..side.cp).flat_map(of).collect()
+        let piece = |member: usize, (part, piece): (usize, Piece)| {
+            let local = side.local(sequence, &piece);
+            let positions = (0..local.len).map(|row| piece.start + piece.step * row).collect();
+            let placed = Some(PlacedRun { sequence, piece, local });
+            Line { id: PieceId { member, part }, start: piece.start, positions, placed }
+        };
+        match self.lowering {
+            _ if side.slots[sequence].span == 0 => Vec::new(),
+            Lowering::Stripes(width) => (0..side.cp).map(|member| slot(member, width)).collect(),
+            _ => {
+                let of = |member| side.pieces(sequence, member).enumerate().map(move |part| (member, part));
+                (0..side.cp).flat_map(of).map(|(member, part)| piece(member, part)).collect()
+            }
+        }
     }
 
     fn empty_counts(&self, queries: &[Spot], keys: &[Spot], lens: usize) -> Counts {
@@ -233,40 +272,60 @@ impl Kinship<'_> {
         let ((q_least, q_most), (kv_least, kv_most)) = (ends(queries), ends(keys));
         let least = q_least - kv_most;
         let width = (q_most - kv_least - least + 1) as usize;
-        Counts::ByDistance { lens, least, width, of: vec![UNSEEN; lens * lens * width] }
+        let of_keys = lens * self.lowering.of_line();
+        Counts::ByDistance { of_keys, least, width, of: vec![UNSEEN; lens * of_keys * width] }
     }
 
     /// Fills the numbers of pairs. Those of each piece of queries must add up to what the mask shows it, where some stand for
     /// other distances than were examined, too.
-    fn examine(
-        &self,
-        kind: &mut Kind,
-        queries: &[PlacedRun],
-        keys: &[PlacedRun],
-    ) -> Result<(), WrongSegments> {
-        for (q, placed) in queries.iter().enumerate() {
+    fn examine(&self, kind: &mut Kind, queries: &[Line], keys: &[Line]) -> Result<(), WrongSegments> {
+        let parts = self.lowering.of_line();
+        for (q, line) in queries.iter().enumerate() {
             let mut total = 0;
             for (kv, of) in keys.iter().enumerate() {
-                let cell = match &kind.counts {
-                    Counts::ByPiece(_) => q * keys.len() + kv,
-                    Counts::ByDistance { .. } => kind.cell(&kind.queries[q], &kind.keys[kv]),
+                // The first part's cell, and the distance from each part's to the next.
+                let (first, step) = match &kind.counts {
+                    Counts::ByPiece(_) => ((q * keys.len() + kv) * parts, 1),
+                    Counts::ByDistance { width, .. } => {
+                        (kind.cell(&kind.queries[q], &kind.keys[kv * parts]), *width)
+                    }
                 };
+                let cells = (0..parts).map(|part| first + part * step);
                 let (Counts::ByPiece(counts) | Counts::ByDistance { of: counts, .. }) = &mut kind.counts;
-                if counts[cell] == UNSEEN {
-                    let made = pairs(self.mask, self.lengths(), placed, of, self.lowering);
-                    counts[cell] = made.map_err(|query| self.wrong(q, Some(kv), query))?;
+                if counts[first] == UNSEEN {
+                    let made = self.pairs(line, of).map_err(|query| self.wrong(line, Some(of), query))?;
+                    cells.clone().zip(made).for_each(|(cell, pairs)| counts[cell] = pairs);
                 }
-                total += counts[cell];
+                total += cells.map(|cell| counts[cell]).sum::<u64>();
             }
             if total != kind.shown[q] {
-                return Err(self.wrong(q, None, placed.piece.start));
+                return Err(self.wrong(line, None, line.start));
             }
         }
         Ok(())
     }
 
-    fn wrong(&self, q: usize, kv: Option<usize>, query: usize) -> WrongSegments {
-        let (sequence, queries, keys) = (self.sequence, self.piece(q), kv.map(|kv| self.piece(kv)));
+    /// Returns the number of pairs of each part of two lines, or the position of a query that is shown something else than
+    /// the mask shows it.
+    fn pairs(&self, queries: &Line, keys: &Line) -> Result<[u64; PARTS], usize> {
+        if let (Some(q), Some(kv)) = (&queries.placed, &keys.placed) {
+            let only = pairs(self.mask, self.lengths(), q, kv, self.lowering)?;
+            return Ok([only, 0, 0, 0, 0, 0, 0]);
+        }
+        let Lowering::Stripes(width) = self.lowering else { return Err(queries.start) };
+        let slots = striped::Slots {
+            mask: self.mask,
+            shards: self.shards,
+            sequence: self.sequence,
+            positions: [&queries.positions, &keys.positions],
+            members: [queries.id.member, keys.id.member],
+            width,
+        };
+        slots.pairs()
+    }
+
+    fn wrong(&self, queries: &Line, keys: Option<&Line>, query: usize) -> WrongSegments {
+        let (sequence, queries, keys) = (self.sequence, queries.id, keys.map(|line| line.id));
         WrongSegments { sequence, queries, keys, query }
     }
 }
@@ -300,7 +359,7 @@ fn pairs(
         shown.push((rows, of.start, segment));
     }
     let are_named = match lowering {
-        Lowering::Step => true,
+        Lowering::Step | Lowering::Stripes(_) => true,
         Lowering::Whole => named == [q.local.span, kv.local.span],
         Lowering::Prefix => named[0] == q.local.span,
     };
@@ -325,7 +384,7 @@ fn pairs(
 }
 
 /// Returns which real rows of a piece's run a part of it names; `None` if it names others, or one before `from`.
-fn indices(run: &Run, part: &Run, from: usize) -> Option<Range<usize>> {
+pub(super) fn indices(run: &Run, part: &Run, from: usize) -> Option<Range<usize>> {
     if part.span == 0 {
         return Some(from..from);
     }

@@ -214,7 +214,7 @@ impl Plan<'_> {
     }
 
     fn forward_step(&self, rank: usize, step: usize, section: &mut Section<'_>) {
-        let (ring, size, parts) = (section.ring, self.places(), self.parts());
+        let (ring, size, [q_parts, kv_parts]) = (section.ring, self.places(), self.parts());
         let kv = |step: usize| if step == 0 { ring.kv } else { ring.slots[(step - 1) % 2] };
         if step + 1 < ring.steps {
             if step > 1 {
@@ -231,8 +231,8 @@ impl Plan<'_> {
         let mut turn = step.checked_sub(1);
         let owner = (place + size - step) % size;
         let [k, v] = kv(step);
-        for keys in (0..parts).filter(|&keys| self.sees(place, 0..parts, owner, keys)) {
-            let launch = Launch { owner: owner as u32, queries: [0, parts as u8], keys: keys as u8 };
+        for keys in (0..kv_parts).filter(|&keys| self.sees(place, 0..q_parts, owner, keys)) {
+            let launch = Launch { owner: owner as u32, queries: [0, q_parts as u8], keys: keys as u8 };
             let step = ring.partial[step % 2];
             let results = [step[0], step[1], ring.max_logit];
             section.push(stream, Act::Attend { launch, inputs: [ring.q, k, v], results });
@@ -278,7 +278,7 @@ impl Plan<'_> {
     }
 
     fn backward_step(&self, rank: usize, step: usize, back: &BackwardPlan, section: &mut Section<'_>) {
-        let (ring, size, parts) = (section.ring, self.places(), self.parts());
+        let (ring, size, [q_parts, kv_parts]) = (section.ring, self.places(), self.parts());
         let kv = |step: usize| if step == 0 { ring.kv } else { back.slots[(step - 1) % 2] };
         let travelling = |step: usize| back.travelling[step % back.travelling.len()];
         let (to, from) = (self.neighbour(rank, size - 1), self.neighbour(rank, 1));
@@ -292,7 +292,7 @@ impl Plan<'_> {
         }
         let mut turn = (step > 0).then_some(step);
         let (owner, [k, v], results) = ((place + step) % size, kv(step), back.partial[step % 2]);
-        for (q, keys) in (0..parts).flat_map(|q| (0..parts).map(move |keys| (q, keys))) {
+        for (q, keys) in (0..q_parts).flat_map(|q| (0..kv_parts).map(move |keys| (q, keys))) {
             if !self.sees(place, q..q + 1, owner, keys) {
                 continue;
             }
