@@ -76,33 +76,20 @@ impl Lowering {
 }
 
 /// Sequences of one kind.
+///
+/// A pair of pieces has a *cell*: the place of the queries and that of the keys, added. Pieces that are examined together
+/// have one cell.
 #[derive(Clone, Debug)]
 struct Kind {
     /// Number of sequences.
     count: usize,
-    /// Pieces by member and part: all parts of a member follow each other.
-    queries: Vec<Spot>,
-    keys: Vec<Spot>,
-    counts: Counts,
+    /// Places of pieces by member and part: all parts of a member follow each other.
+    queries: Vec<isize>,
+    keys: Vec<isize>,
+    /// Numbers of pairs, by cell.
+    counts: Vec<u64>,
     /// Pairs that the mask shows each piece of queries.
     shown: Vec<u64>,
-}
-
-/// A piece for a look-up: its first position in units, and the index of its length, and of its part of a line, among
-/// those that occur.
-#[derive(Clone, Copy, Debug)]
-struct Spot {
-    start: i32,
-    len: u32,
-}
-
-/// Numbers of pairs.
-#[derive(Clone, Debug)]
-enum Counts {
-    /// By the lengths' indices, and by distance in units, from the least one on.
-    ByDistance { of_keys: usize, least: i32, width: usize, of: Vec<u64> },
-    /// By piece of queries and piece of keys.
-    ByPiece(Vec<u64>),
 }
 
 /// A piece of a side, by ring member and part.
@@ -171,18 +158,7 @@ impl Kind {
     /// Returns a number of pairs by the pieces' indices. A kind without queries or keys has no pieces.
     fn pairs(&self, q: usize, kv: usize) -> u64 {
         let (Some(queries), Some(keys)) = (self.queries.get(q), self.keys.get(kv)) else { return 0 };
-        let of = match &self.counts {
-            Counts::ByPiece(of) => of.get(q * self.keys.len() + kv),
-            Counts::ByDistance { of, .. } => of.get(self.cell(queries, keys)),
-        };
-        of.copied().unwrap_or(0)
-    }
-
-    /// Returns the place of a distance and lengths in [`Counts::ByDistance`].
-    fn cell(&self, queries: &Spot, keys: &Spot) -> usize {
-        let Counts::ByDistance { of_keys, least, width, .. } = self.counts else { return 0 };
-        let at = (queries.start - keys.start - least) as usize;
-        (queries.len as usize * of_keys + keys.len as usize) * width + at
+        self.counts.get((queries + keys) as usize).copied().unwrap_or(0)
     }
 }
 
@@ -213,23 +189,39 @@ impl Kinship<'_> {
             line.positions.iter().map(of).sum()
         };
         let shown = queries.iter().map(shown).collect();
-        let mut lens: Vec<usize> = queries.iter().chain(&keys).map(|line| line.positions.len()).collect();
-        lens.sort_unstable();
-        lens.dedup();
-        let unit = queries.iter().chain(&keys).map(|line| line.start).fold(0, gcd).max(1);
-        let parts = self.lowering.of_line();
-        let spot = |line: &Line, parts: usize, part: usize| {
-            let len = lens.partition_point(|len| *len < line.positions.len());
-            Spot { start: (line.start / unit) as i32, len: (len * parts + part) as u32 }
+        let [q_places, kv_places] = match self.mask.is_band() {
+            true => self.by_distance(&queries, &keys),
+            false => {
+                let of_keys = keys.len() * self.lowering.of_line();
+                let rows = (0..queries.len()).map(|q| (q * of_keys) as isize).collect();
+                [rows, (0..of_keys as isize).collect()]
+            }
         };
-        let q_spots: Vec<Spot> = queries.iter().map(|line| spot(line, 1, 0)).collect();
-        let of_line = |line| (0..parts).map(move |part| (line, part));
-        let kv_spots: Vec<Spot> =
-            keys.iter().flat_map(of_line).map(|(line, part)| spot(line, parts, part)).collect();
-        let counts = self.empty_counts(&q_spots, &kv_spots, lens.len());
-        let mut kind = Kind { count, queries: q_spots, keys: kv_spots, counts, shown };
+        let last = |places: &[isize]| places.iter().max().copied().unwrap_or(0);
+        let cells = last(&q_places) + last(&kv_places) + 1;
+        let counts = vec![UNSEEN; cells as usize];
+        let mut kind = Kind { count, queries: q_places, keys: kv_places, counts, shown };
         self.examine(&mut kind, &queries, &keys)?;
         Ok(kind)
+    }
+
+    /// Returns the places of lines for which equal cells are equal distances, lengths and parts of a line.
+    fn by_distance(&self, queries: &[Line], keys: &[Line]) -> [Vec<isize>; 2] {
+        let all = || queries.iter().chain(keys);
+        let mut lens: Vec<usize> = all().map(|line| line.positions.len()).collect();
+        lens.sort_unstable();
+        lens.dedup();
+        let unit = all().map(|line| line.start).fold(0, gcd).max(1);
+        let most = all().map(|line| line.start / unit).max().unwrap_or(0) as isize;
+        // Distances are from −most to most.
+        let (width, parts) = (2 * most + 1, self.lowering.of_line());
+        let len = |line: &Line| lens.partition_point(|len| *len < line.positions.len());
+        let start = |line: &Line| (line.start / unit) as isize;
+        let of_keys = (lens.len() * parts) as isize;
+        let query = |line: &Line| len(line) as isize * of_keys * width + start(line) + most;
+        let key = |(line, part): (&Line, usize)| (len(line) * parts + part) as isize * width - start(line);
+        let parts_of = |line| (0..parts).map(move |part| (line, part));
+        [queries.iter().map(query).collect(), keys.iter().flat_map(parts_of).map(key).collect()]
     }
 
     fn lengths(&self) -> (usize, usize) {
@@ -261,45 +253,24 @@ impl Kinship<'_> {
         }
     }
 
-    fn empty_counts(&self, queries: &[Spot], keys: &[Spot], lens: usize) -> Counts {
-        if !self.mask.is_band() {
-            return Counts::ByPiece(vec![UNSEEN; queries.len() * keys.len()]);
-        }
-        let ends = |spots: &[Spot]| {
-            let starts = || spots.iter().map(|spot| spot.start);
-            (starts().min().unwrap_or(0), starts().max().unwrap_or(0))
-        };
-        let ((q_least, q_most), (kv_least, kv_most)) = (ends(queries), ends(keys));
-        let least = q_least - kv_most;
-        let width = (q_most - kv_least - least + 1) as usize;
-        let of_keys = lens * self.lowering.of_line();
-        Counts::ByDistance { of_keys, least, width, of: vec![UNSEEN; lens * of_keys * width] }
-    }
-
     /// Fills the numbers of pairs. Those of each piece of queries must add up to what the mask shows it, where some stand for
     /// other distances than were examined, too.
     fn examine(&self, kind: &mut Kind, queries: &[Line], keys: &[Line]) -> Result<(), WrongSegments> {
-        let parts = self.lowering.of_line();
-        for (q, line) in queries.iter().enumerate() {
+        let (parts, counts) = (self.lowering.of_line(), &mut kind.counts);
+        for ((line, place), shown) in queries.iter().zip(&kind.queries).zip(&kind.shown) {
             let mut total = 0;
-            for (kv, of) in keys.iter().enumerate() {
-                // The first part's cell, and the distance from each part's to the next.
-                let (first, step) = match &kind.counts {
-                    Counts::ByPiece(_) => ((q * keys.len() + kv) * parts, 1),
-                    Counts::ByDistance { width, .. } => {
-                        (kind.cell(&kind.queries[q], &kind.keys[kv * parts]), *width)
+            for (of, places) in keys.iter().zip(kind.keys.chunks(parts)) {
+                if counts[(place + places[0]) as usize] == UNSEEN {
+                    let made =
+                        self.pairs(line, of).map_err(|query| wrong(line, Some(of), query, self.sequence))?;
+                    for (of, pairs) in places.iter().zip(made) {
+                        counts[(place + of) as usize] = pairs;
                     }
-                };
-                let cells = (0..parts).map(|part| first + part * step);
-                let (Counts::ByPiece(counts) | Counts::ByDistance { of: counts, .. }) = &mut kind.counts;
-                if counts[first] == UNSEEN {
-                    let made = self.pairs(line, of).map_err(|query| self.wrong(line, Some(of), query))?;
-                    cells.clone().zip(made).for_each(|(cell, pairs)| counts[cell] = pairs);
                 }
-                total += cells.map(|cell| counts[cell]).sum::<u64>();
+                total += places.iter().map(|of| counts[(place + of) as usize]).sum::<u64>();
             }
-            if total != kind.shown[q] {
-                return Err(self.wrong(line, None, line.start));
+            if total != *shown {
+                return Err(wrong(line, None, line.start, self.sequence));
             }
         }
         Ok(())
@@ -323,11 +294,10 @@ impl Kinship<'_> {
         };
         slots.pairs()
     }
+}
 
-    fn wrong(&self, queries: &Line, keys: Option<&Line>, query: usize) -> WrongSegments {
-        let (sequence, queries, keys) = (self.sequence, queries.id, keys.map(|line| line.id));
-        WrongSegments { sequence, queries, keys, query }
-    }
+fn wrong(queries: &Line, keys: Option<&Line>, query: usize, sequence: usize) -> WrongSegments {
+    WrongSegments { sequence, queries: queries.id, keys: keys.map(|line| line.id), query }
 }
 
 /// Stands for a pair of pieces that has not been examined.
