@@ -41,8 +41,7 @@ pub enum Extent {
 pub enum Way {
     /// From a rank's rows of every head to all members' rows of the rank's heads, one member after the other.
     Collect,
-    /// Back again. Members that hold one KV head have a landing each, and this is the landing of the members whose
-    /// place among those is the number.
+    /// Back again. Gradients of a KV head that several members hold land apart, one for each of these.
     Deal,
 }
 
