@@ -12,7 +12,9 @@ use seamproof_oracle::{
 };
 
 use seamproof_simulator::check::check;
-use seamproof_simulator::schedule::build;
+use seamproof_simulator::check::plan::prove_plan;
+use seamproof_simulator::schedule::plan::Plan;
+use seamproof_simulator::schedule::{MergeOrder, build};
 
 use seamproof_judge::values;
 
@@ -158,19 +160,26 @@ struct Pack {
     ranks: usize,
     /// Number of ranks of a sequence-parallel region around each rank of the group; 1 for no region.
     region: usize,
+    /// Rows of padding that each sequence has more than the one before.
+    unlike: usize,
 }
+
+/// Most seconds and GiB that a proof of [`PROVED_TOKENS`] may take on two cores.
+const LIMITS: (f64, f64) = (10.0, 2.0);
+/// Number of ranks for which plans are proved.
+const PLANNED_RANKS: usize = 1024;
 
 impl Pack {
     /// Returns a pack of [`PROVED_TOKENS`] in 64 sequences on 64 ranks.
     fn new(name: &'static str, algorithm: Algorithm, balance: Balance) -> Pack {
-        Pack { name, algorithm, balance, sequences: 64, ranks: 64, region: 1 }
+        Pack { name, algorithm, balance, sequences: 64, ranks: 64, region: 1, unlike: 0 }
     }
 
     fn problem(&self) -> Result<Problem, ProblemError> {
-        let Pack { algorithm, balance, ranks, .. } = *self;
+        let Pack { algorithm, balance, ranks, unlike, .. } = *self;
         let span = PROVED_TOKENS / self.sequences;
         // Every sequence ends in padding, so that real and owned rows differ.
-        let of = |id: usize| Run::packed(id * span, span - 5, span);
+        let of = |id: usize| Run::packed(id * span, span - 5 - unlike * id, span);
         let sequences = (0..self.sequences).map(|id| Sequence { id: id as u32, q: of(id), kv: of(id) });
         let world = ranks / self.region;
         let parallel =
@@ -206,6 +215,58 @@ impl Pack {
     }
 }
 
+impl Pack {
+    /// Makes and proves the pack's plan, and writes one line of the table of plans.
+    fn prove_plan(&self, to: &mut dyn Write) -> io::Result<()> {
+        let Pack { name, ranks, .. } = *self;
+        let problem = self.problem().map_err(io::Error::other)?;
+        forget_peak();
+        let start = Instant::now();
+        let plan = Plan::new(&problem, MergeOrder::Running).map_err(io::Error::other)?;
+        let proof = prove_plan(&plan, &plan);
+        let seconds = start.elapsed().as_secs_f64();
+        let operations =
+            proof.map_or_else(|error| format!("WRONG: {error}"), |proof| proof.operations.to_string());
+        let of_time = seconds / LIMITS.0;
+        let (peak, of_peak) = peak_memory().map_or_else(
+            || ("?".into(), "?".into()),
+            |gib| (format!("{gib:.2}"), format!("{:.2}", gib / LIMITS.1)),
+        );
+        writeln!(
+            to,
+            "{name:<40} {ranks:>5} {seconds:>9.2} {of_time:>9.2} {peak:>9} {of_peak:>9} {operations:>11}"
+        )
+    }
+}
+
+/// Prints how long it takes to prove the plan of each algorithm that has one.
+fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
+    let (stripes, dual) = (Balance::Striped { stripe: 1 }, Balance::DualChunk);
+    let hierarchical = |all_to_all| Algorithm::Hierarchical { all_to_all };
+    let over =
+        |name, algorithm, balance| Pack { ranks: PLANNED_RANKS, ..Pack::new(name, algorithm, balance) };
+    let ring = over("ring, dual-chunk", Algorithm::Ring, dual);
+    let lines = [
+        ring,
+        Pack { name: "ring, dual-chunk, unlike sequences", unlike: 31, ..ring },
+        over("ring, contiguous", Algorithm::Ring, Balance::Contiguous),
+        over("ring, stripes of 1", Algorithm::Ring, stripes),
+        over("ring, stripes of 4", Algorithm::Ring, Balance::Striped { stripe: 4 }),
+        over("hierarchical 8 × 128, dual-chunk", hierarchical(8), dual),
+        over("hierarchical 8 × 128, stripes of 1", hierarchical(8), stripes),
+        over("all-to-all, dual-chunk", Algorithm::AllToAll, dual),
+        over("all-gather, dual-chunk", Algorithm::AllGather, dual),
+        over("all-gather, contiguous", Algorithm::AllGather, Balance::Contiguous),
+    ];
+    writeln!(to, "plans, whole pieces")?;
+    writeln!(
+        to,
+        "{:<40} {:>5} {:>9} {:>9} {:>9} {:>9} {:>11}",
+        "algorithm", "ranks", "prove s", "of limit", "peak GiB", "of limit", "operations"
+    )?;
+    lines.iter().try_for_each(|pack| pack.prove_plan(to))
+}
+
 /// Returns the peak memory of this process since [`forget_peak`], in GiB, where the system tells it.
 fn peak_memory() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -220,8 +281,8 @@ fn forget_peak() {
     let _unsupported = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Prints how long it takes to build and prove each algorithm's schedule of a million tokens, and how that grows with
-/// ranks and sequences.
+/// Prints how long it takes to prove each algorithm's plan of a million tokens, and to build and prove its schedule, and
+/// how that grows with ranks and sequences.
 ///
 /// An all-gather over stripes of one row is not in the table. Each of its queries is a segment of its own, and each
 /// launch writes keys that lie apart. Its rows are therefore proved one by one, and its cost grows with tokens times
@@ -245,10 +306,14 @@ pub fn prove(to: &mut dyn Write) -> io::Result<()> {
         Pack::new("all-to-all, dual-chunk", Algorithm::AllToAll, dual),
         Pack { region: 8, ..Pack::new("ring of 8, regions of 8", Algorithm::Ring, dual) },
     ];
+    let (time, peak) = LIMITS;
     writeln!(
         to,
-        "bench prove: {PROVED_TOKENS} tokens, causal, forward + backward; aim: 10 s and 2 GiB each"
+        "bench prove: {PROVED_TOKENS} tokens, causal, forward + backward; limits: {time} s and {peak} GiB each"
     )?;
+    // An allocator keeps what the schedules take.
+    prove_plans(to)?;
+    writeln!(to, "schedules, unrolled")?;
     writeln!(
         to,
         "{:<32} {:>9} {:>5} {:>9} {:>9} {:>11} {:>9}",

@@ -3,7 +3,9 @@
 
 use rayon::prelude::*;
 use seamproof_oracle::{ContextParallel, Heads, Problem, ProblemFields};
+use seamproof_simulator::check::plan::{Unproved, is_plan, prove_plan};
 use seamproof_simulator::check::{CheckError, Proof, check, check_side_by_side, growth};
+use seamproof_simulator::schedule::plan::{Plan, PlanError};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, build_with};
 
 use seamproof_judge::generate::{self, Draw, Limits, RawProblem};
@@ -44,6 +46,17 @@ fn prove_one(problem: &Problem, order: MergeOrder) -> Proved {
             Err(errors) => Proved::Wrong(errors),
         },
     }
+}
+
+/// Proves a problem's plan, and that the problem's schedule is the plan unrolled. Returns `None` where there is no plan.
+pub fn prove_planned(problem: &Problem, order: MergeOrder) -> Option<Result<(), Unproved>> {
+    let plan = match Plan::new(problem, order) {
+        Ok(plan) => plan,
+        Err(PlanError::Segments(wrong)) => return Some(Err(wrong.into())),
+        Err(_) => return None,
+    };
+    let schedule = build_with(problem, order).ok()?;
+    Some(prove_plan(&plan, &plan).and_then(|_| is_plan(&plan, &plan, &schedule)))
 }
 
 /// An algorithm and a cut (as the raw problem's numbers), and an order of merging.
@@ -89,6 +102,11 @@ impl Item {
             }
             (None, ..) => prove_one(&self.problem, self.order),
         }
+    }
+
+    /// Proves the plan of the one schedule.
+    fn prove_planned(&self) -> Option<Result<(), Unproved>> {
+        if self.beside.is_some() { None } else { prove_planned(&self.problem, self.order) }
     }
 }
 
@@ -193,6 +211,8 @@ pub struct Sweep {
     pub sub_groups: u64,
     /// Number of those problems that were proved beside another group's. They are sub-groups too.
     pub beside: u64,
+    /// Number of those problems with a plan, which was proved too.
+    pub planned: u64,
     /// Number of operations in their schedules.
     pub operations: u64,
     /// Number of visible (query, key, head) triples that the schedules cover.
@@ -201,6 +221,8 @@ pub struct Sweep {
     pub refused: u64,
     /// First few problems whose schedules are wrong, with their errors.
     pub wrong: Vec<(Problem, Vec<CheckError>)>,
+    /// First few problems whose schedules are right, and whose plans are not proved or not those of the schedules.
+    pub unplanned: Vec<(Problem, Unproved)>,
 }
 
 /// Largest number of wrong schedules that a sweep keeps.
@@ -217,6 +239,11 @@ impl Sweep {
                 self.beside += u64::from(item.beside.is_some());
                 self.operations += proof.operations as u64;
                 self.pairs += proof.pairs;
+                match item.prove_planned() {
+                    None => {}
+                    Some(Ok(())) => self.planned += 1,
+                    Some(Err(error)) => self.unplanned.push((item.problem, error)),
+                }
             }
             Proved::Refused(_) => self.refused += 1,
             Proved::Wrong(errors) => self.wrong.push((item.problem, errors)),
@@ -234,6 +261,9 @@ impl Sweep {
         self.refused += other.refused;
         self.wrong.extend(other.wrong);
         self.wrong.truncate(WRONG_KEPT);
+        self.planned += other.planned;
+        self.unplanned.extend(other.unplanned);
+        self.unplanned.truncate(WRONG_KEPT);
         self
     }
 }
@@ -257,6 +287,8 @@ mod tests {
     fn a_short_sweep_proves_every_builder() {
         let sweep = sweep(1, 2 * VARIANTS);
         assert!(sweep.wrong.is_empty(), "{:?}", sweep.wrong);
+        assert!(sweep.unplanned.is_empty(), "{:?}", sweep.unplanned);
+        assert!(sweep.planned > 150, "{} of {}", sweep.planned, sweep.proved);
         assert_eq!(sweep.refused, 0, "the generator makes what can be cut and dealt");
         assert!(sweep.proved > 550 && sweep.regions > 25, "{} {}", sweep.proved, sweep.regions);
         assert!(sweep.sub_groups > 60 && sweep.beside > 25, "{} {}", sweep.sub_groups, sweep.beside);

@@ -99,17 +99,21 @@ fn run_sweep(seed: u64, problems: u64) -> Exit {
         print_line(&format_args!("WRONG    {errors_told} · {}", prose::describe(problem)));
         errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
     }
+    for (problem, error) in &sweep.unplanned {
+        print_line(&format_args!("UNLIKE   its plan: {error} · {}", prose::describe(problem)));
+    }
     let (proved, refused, seconds) = (sweep.proved, sweep.refused, start.elapsed().as_secs_f64());
     print_line(&format_args!(
-        "sweep    seed {seed:#x} · proved {proved} ({} in regions, {} in sub-groups, {} beside another group) · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
+        "sweep    seed {seed:#x} · proved {proved} ({} in regions, {} in sub-groups, {} beside another group; {} as plans too) · refused {refused} · wrong {} · {} operations · {} pairs · {seconds:.1} s",
         sweep.regions,
         sweep.sub_groups,
         sweep.beside,
-        sweep.wrong.len(),
+        sweep.planned,
+        sweep.wrong.len() + sweep.unplanned.len(),
         sweep.operations,
         sweep.pairs
     ));
-    match (sweep.wrong.is_empty(), proved) {
+    match (sweep.wrong.is_empty() && sweep.unplanned.is_empty(), proved) {
         (false, _) => Exit::Finding,
         (true, 0) => Exit::TooLittle,
         (true, _) => Exit::Held,

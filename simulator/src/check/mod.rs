@@ -41,6 +41,7 @@ mod linear;
 mod machine;
 mod moves;
 mod order;
+pub mod plan;
 mod proved;
 mod race;
 mod resource;

@@ -67,14 +67,14 @@ pub enum HeldRows {
 
 /// Returns every launch of a schedule in an order in which they may run, or the reason why the schedule does not run.
 pub fn trace(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
-    traced(problem, schedule, Machine::launch, |_| true)
+    traced(problem, schedule, false, |_| true)
 }
 
 /// Returns every launch like [`trace`], but does not follow sums, among which are launches' results. This is enough if
 /// no sum makes queries or keys, as in every right schedule. Gradients of a sink are among them, each run of their rows
 /// as a segment without keys.
 pub fn trace_moves(problem: &Problem, schedule: &Schedule) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
-    traced(problem, schedule, Machine::launch_or_gradient_of_sink, |work| match work {
+    traced(problem, schedule, true, |work| match work {
         Work::Copy { .. } | Work::CopyValid { .. } | Work::Fill { .. } | Work::Rotate { .. } => true,
         Work::Linear { layer, .. } => *layer == Layer::Column,
         Work::Send { .. } | Work::Recv { .. } | Work::AllGather { .. } | Work::AllToAll { .. } => true,
@@ -101,12 +101,12 @@ pub fn actions(
     Ok((done, errors.0.iter().filter_map(stuck).collect()))
 }
 
-/// Returns what is read in every operation of which `reads` says something. Only the work that `follows` accepts is
+/// Returns every launch, and every gradient of a sink where they are asked for. Only the work that `follows` accepts is
 /// followed.
 fn traced(
     problem: &Problem,
     schedule: &Schedule,
-    reads: fn(&Machine<'_>, OperationId) -> Option<TracedLaunch>,
+    has_sinks: bool,
     follows: impl Fn(&Work) -> bool,
 ) -> Result<Vec<TracedLaunch>, Vec<CheckError>> {
     let mut errors = Errors::default();
@@ -119,7 +119,8 @@ fn traced(
     let mut launches = Vec::new();
     for step in &steps {
         if let Action::Local(place) = step {
-            launches.extend(reads(&machine, *place));
+            launches.extend(machine.launch(*place));
+            launches.extend(has_sinks.then(|| machine.gradient_of_sink(*place)).flatten());
         }
         if step.places().next().is_some_and(|place| follows(machine.work(*place))) {
             machine.step(step);
@@ -146,10 +147,6 @@ impl Machine<'_> {
             })
         });
         Some(TracedLaunch { at, readings: of_band.collect() })
-    }
-
-    fn launch_or_gradient_of_sink(&self, at: OperationId) -> Option<TracedLaunch> {
-        self.launch(at).or_else(|| self.gradient_of_sink(at))
     }
 
     fn gradient_of_sink(&self, at: OperationId) -> Option<TracedLaunch> {

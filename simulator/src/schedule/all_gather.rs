@@ -23,7 +23,7 @@
 //! | [`BuildError::Shard`] | a span that the balance cannot cut, rows that lie apart and not side by side |
 
 use seamproof_oracle::sharding::{Piece, PlacedRun, held};
-use seamproof_oracle::{Format, Problem, Run, Side};
+use seamproof_oracle::{Format, Mask, Problem, Run, Side};
 
 use super::build::{self, BuildError, Builder, Local, LocalBackward, Shards, Unseeing};
 use super::collect::{COMMUNICATION, COMPUTE, all, every_head, inverse, part, rank_order};
@@ -329,24 +329,43 @@ impl Rank<'_> {
     /// step is the piece's own.
     fn segments(&self, q: &PlacedRun, (first, step): (usize, usize), unseeing: Unseeing) -> Vec<Segment> {
         let sequence = &self.problem.sequences[q.sequence];
-        let (lq, lk) = (sequence.q.len, sequence.kv.len);
+        let lengths = (sequence.q.len, sequence.kv.len);
         let gathered = self.shards.kv.gathered(q.sequence);
-        let keys = visible_prefix(self.problem, q).saturating_sub(first).div_ceil(step);
-        // An empty run lies at the sequence's first row, whatever `first` is.
-        let offset = gathered.offset + if keys > 0 { gathered.step * first } else { 0 };
-        let rows = Run { offset, step: gathered.step * step, len: keys, span: keys };
-        let kv = Piece { start: first, step, span: keys, at: 0 };
-        build::segments(&self.problem.mask, (lq, lk), q, (&kv, rows), unseeing)
+        prefix_segments(&self.problem.mask, lengths, q, (gathered, first, step), unseeing)
     }
+}
+
+/// Returns the segments of a piece of queries against the keys `first, first + step, …` of the visible prefix of a sequence
+/// whose gathered rows are given.
+pub(super) fn prefix_segments(
+    mask: &Mask,
+    lengths: (usize, usize),
+    q: &PlacedRun,
+    (gathered, first, step): (Run, usize, usize),
+    unseeing: Unseeing,
+) -> Vec<Segment> {
+    let keys = visible_prefix(mask, lengths, q).saturating_sub(first).div_ceil(step);
+    // An empty run lies at the sequence's first row, whatever `first` is.
+    let offset = gathered.offset + if keys > 0 { gathered.step * first } else { 0 };
+    let rows = Run { offset, step: gathered.step * step, len: keys, span: keys };
+    let kv = Piece { start: first, step, span: keys, at: 0 };
+    build::segments(mask, lengths, q, (&kv, rows), unseeing)
 }
 
 /// Returns the number of the sequence's keys up to the last one that the piece's last real query sees; 0 for a piece of
 /// padding.
-fn visible_prefix(problem: &Problem, q: &PlacedRun) -> usize {
-    let sequence = &problem.sequences[q.sequence];
-    let (lq, lk) = (sequence.q.len, sequence.kv.len);
+fn visible_prefix(mask: &Mask, (lq, lk): (usize, usize), q: &PlacedRun) -> usize {
     let Some(last) = q.local.len.checked_sub(1) else { return 0 };
-    problem.mask.sight(lq, lk).end(q.piece.start + last * q.piece.step)
+    mask.sight(lq, lk).end(q.piece.start + last * q.piece.step)
+}
+
+/// Returns the calls of a rank's launches: of the forward, and of each launch of the backward.
+pub(super) fn calls(problem: &Problem, shards: &Shards, rank: usize) -> (AttentionCall, Vec<AttentionCall>) {
+    let mut builder = Builder::new(1);
+    let local = build::local(&mut builder, problem, shards, rank);
+    let program = Rank { problem, shards, pairs: &[], shared: None, rank, local, builder: &mut builder };
+    let backward = program.backward_launches().into_iter().map(|segments| program.call(segments));
+    (program.call(program.forward_segments()), backward.collect())
 }
 
 /// Returns each real row as a piece of its own, and the padding as one piece.

@@ -58,7 +58,7 @@ pub fn all_to_all(problem: &Problem, order: MergeOrder) -> Result<Schedule, Buil
 }
 
 /// Returns every sequence as one segment of the collected buffers.
-fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
+pub(super) fn whole_sequences(problem: &Problem, shards: &Shards) -> AttentionCall {
     let segments = problem.sequences.iter().enumerate().flat_map(|(index, sequence)| {
         let (rows, kv) = (shards.q.gathered(index), shards.kv.gathered(index));
         let whole = |span: usize| Piece { start: 0, step: 1, span, at: 0 };

@@ -197,6 +197,13 @@ impl Shards {
         Ok(Shards { q: ShardedSide::new(problem, Side::Q)?, kv: ShardedSide::new(problem, Side::Kv)? })
     }
 
+    pub(super) fn of(&self, side: Side) -> &ShardedSide {
+        match side {
+            Side::Q => &self.q,
+            Side::Kv => &self.kv,
+        }
+    }
+
     /// Returns the same rows as a ring takes them.
     pub(super) fn of_ring(&self) -> Shards {
         Shards { q: self.q.in_ring(), kv: self.kv.in_ring() }

@@ -63,6 +63,14 @@ impl HeadDeal {
         }
     }
 
+    /// Returns the number of members that hold each head of one side.
+    pub(super) fn replicas(&self, side: Side) -> usize {
+        match side {
+            Side::Q => self.q.replicas,
+            Side::Kv => self.kv.replicas,
+        }
+    }
+
     /// Returns the learnable sinks of a member, which are those of its query heads.
     pub(super) fn sinks(&self, problem: &Problem, member: usize) -> Range<usize> {
         if problem.learnable_sinks() > 0 { self.q.of(member) } else { 0..0 }
@@ -259,7 +267,13 @@ impl Exchange {
 }
 
 /// Makes a scratch buffer like `model`, with other rows and heads.
-fn resized(builder: &mut Builder, model: BufferId, name: &str, rows: usize, heads: usize) -> BufferId {
+pub(super) fn resized(
+    builder: &mut Builder,
+    model: BufferId,
+    name: &str,
+    rows: usize,
+    heads: usize,
+) -> BufferId {
     let model = builder.describe(model).clone();
     let rows = if model.axes == Axes::Heads { model.rows } else { rows };
     builder.buffer(Buffer { name: name.into(), role: Role::Scratch, rows, heads, ..model })

@@ -115,7 +115,7 @@ impl World<'_> {
 }
 
 /// Returns a shard over groups of `members` ranks, each of which holds the rows of its members together.
-fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
+pub(super) fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
     let slot = |slot: &Slot| Slot { offset: slot.offset * members, span: slot.span * members, len: slot.len };
     let (balance, taken_apart) = match shard.balance {
         Balance::Striped { stripe: 1 } => (shard.balance, members),
@@ -134,7 +134,12 @@ fn joined(shard: &ShardedSide, members: usize) -> ShardedSide {
 
 /// Returns row pairs from the rows of a group's members, one after the other, to the rows on the group's rank of a
 /// ring.
-fn ring_order(all: &ShardedSide, ring: &ShardedSide, group: usize, members: Range<usize>) -> Vec<RowPair> {
+pub(super) fn ring_order(
+    all: &ShardedSide,
+    ring: &ShardedSide,
+    group: usize,
+    members: Range<usize>,
+) -> Vec<RowPair> {
     // Runs of sequence order, which both cuts share, each with its first row on the ring's rank. A run of a member lies
     // in one of them, or is one of them where they are stripes.
     let mut runs: Vec<(Run, usize)> =

@@ -28,6 +28,7 @@ mod hierarchical;
 mod lending;
 mod partition;
 mod place;
+pub mod plan;
 mod program;
 mod ring;
 mod sequence_parallel;

@@ -246,7 +246,7 @@ impl RingCore<'_> {
         }
     }
 
-    fn real_queries(&self, place: usize) -> Vec<Run> {
+    pub(super) fn real_queries(&self, place: usize) -> Vec<Run> {
         let runs = self.shards.q.placed(place).into_iter().map(|placed| placed.local);
         runs.filter(|run| run.len > 0).map(|run| Run { span: run.len, ..run }).collect()
     }
@@ -266,10 +266,19 @@ impl RingCore<'_> {
     /// Returns the launch of some parts of a member's queries against one part of an owner's keys; `None` if the mask
     /// shows nothing.
     fn call(&self, ends: (usize, usize), q: Range<usize>, kv: usize) -> Option<Launch> {
+        let segments = self.all_segments(ends, q, kv);
+        (!segments.is_empty()).then(|| Launch { call: self.partial(segments), table: None })
+    }
+
+    /// Returns the segments of such a launch.
+    pub(super) fn all_segments(&self, ends: (usize, usize), q: Range<usize>, kv: usize) -> Vec<Segment> {
         let sequences = 0..self.shards.q.slots.len();
-        let segments: Vec<Segment> =
-            sequences.flat_map(|sequence| self.segments(sequence, ends, q.clone(), kv)).collect();
-        (!segments.is_empty()).then(|| self.launch(segments, RowPolicy::Overwrite, None))
+        sequences.flat_map(|sequence| self.segments(sequence, ends, q.clone(), kv)).collect()
+    }
+
+    /// Returns the call of a launch that says its own segments.
+    pub(super) fn partial(&self, segments: Vec<Segment>) -> AttentionCall {
+        self.launch(segments, RowPolicy::Overwrite, None).call
     }
 
     /// Returns the same launch as a table tells it, without the first and last pieces of queries that see nothing.
@@ -633,7 +642,7 @@ fn wait(builder: &mut Builder, rank: usize, stream: usize, event: Option<EventId
 
 /// Returns the rows that runs own, padding included, paired with the same rows of another buffer. Adjacent runs are
 /// joined.
-fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
+pub(super) fn owned(runs: impl Iterator<Item = Run>) -> Vec<RowPair> {
     let mut runs: Vec<Run> = runs.map(|run| Run { len: run.span, ..run }).collect();
     runs.sort_by_key(|run| run.offset);
     runs.dedup_by(|later, earlier| {

@@ -12,6 +12,7 @@ mod descaled;
 mod fault_catalogue;
 mod helpers;
 mod pages;
+mod plan;
 mod python_helpers;
 mod resources;
 mod ring;

@@ -1,0 +1,237 @@
+//! All ranks together, in rounds: each rank goes through its program in the host's order up to its next message or
+//! collective, and these must meet.
+
+use std::mem::discriminant;
+
+use rayon::prelude::*;
+use seamproof_oracle::TensorName;
+
+use super::error::{PlanFault, Unproved};
+use super::values::{Value, Values, Whole};
+use crate::schedule::plan::{Act, Op, Own, Plan, Programs, Way};
+
+/// A rank on its way through its program.
+struct Walker<'p> {
+    rank: usize,
+    values: Values<'p>,
+    ops: Vec<Op>,
+    /// Index of the next operation in the section.
+    next: usize,
+    /// Number of sections that have been begun.
+    begun: usize,
+}
+
+impl Walker<'_> {
+    /// Runs the rank up to its next message or collective.
+    fn walk(&mut self, programs: &dyn Programs) -> Result<(), Unproved> {
+        loop {
+            while let Some(op) = self.ops.get(self.next) {
+                if is_meeting(&op.act) {
+                    return Ok(());
+                }
+                self.values.run(&op.act).map_err(|fault| self.wrong(fault))?;
+                self.next += 1;
+            }
+            if self.begun == programs.sections() {
+                return Ok(());
+            }
+            self.ops.clear();
+            self.next = 0;
+            programs.section(self.rank, self.begun, &mut self.ops);
+            self.begun += 1;
+        }
+    }
+
+    fn wrong(&self, fault: PlanFault) -> Unproved {
+        let (rank, section, operation) = (self.rank, self.begun.saturating_sub(1), self.next);
+        Unproved::Operation { rank, section, operation, fault }
+    }
+
+    /// Returns the message or collective that the rank is at; `None` at the end.
+    fn at(&self) -> Option<Act> {
+        self.ops.get(self.next).map(|op| op.act)
+    }
+}
+
+fn is_meeting(act: &Act) -> bool {
+    matches!(
+        act,
+        Act::Exchange { .. }
+            | Act::AllToAll { .. }
+            | Act::AllGather { .. }
+            | Act::ReduceScatter { .. }
+            | Act::GatherHeads { .. }
+            | Act::AllReduce { .. }
+    )
+}
+
+/// Proves that all ranks meet, come to their ends, and hold the results there.
+pub(super) fn check(plan: &Plan<'_>, programs: &dyn Programs) -> Result<(), Unproved> {
+    let walker = |rank| {
+        let values = Values::new(plan, rank);
+        Walker { rank, values, ops: Vec::new(), next: 0, begun: 0 }
+    };
+    let mut walkers: Vec<Walker<'_>> = (0..plan.ranks()).map(walker).collect();
+    loop {
+        walkers.par_iter_mut().try_for_each(|walker| walker.walk(programs))?;
+        if walkers.iter().all(|walker| walker.at().is_none()) {
+            return walkers.iter_mut().try_for_each(|walker| finish(plan, walker));
+        }
+        meet(plan, &mut walkers)?;
+        walkers.iter_mut().for_each(|walker| walker.next += 1);
+    }
+}
+
+fn finish(plan: &Plan<'_>, walker: &mut Walker<'_>) -> Result<(), Unproved> {
+    walker.values.finish().map_err(|own| Unproved::End {
+        rank: walker.rank,
+        buffer: plan.buffers()[usize::from(own.0)].name.to_string(),
+        found: walker.values.get(own).to_string(),
+    })
+}
+
+/// Runs the message or collective of every rank.
+fn meet(plan: &Plan<'_>, walkers: &mut [Walker<'_>]) -> Result<(), Unproved> {
+    let acts: Vec<Option<Act>> = walkers.iter().map(Walker::at).collect();
+    for (rank, act) in acts.iter().enumerate() {
+        met(plan, &acts, rank, act.as_ref()).map_err(|fault| walkers[rank].wrong(fault))?;
+    }
+    let sent: Vec<[Value; 2]> = walkers.iter_mut().map(given).collect::<Result<_, _>>()?;
+    let groups: Vec<Value> = combined(plan, &acts, &sent);
+    for (walker, act) in walkers.iter_mut().zip(&acts) {
+        let Some(act) = act else { continue };
+        let rank = walker.rank;
+        received(walker, act, &sent, groups[rank]).map_err(|fault| walker.wrong(fault))?;
+    }
+    Ok(())
+}
+
+/// Checks that the ranks that a rank waits for wait for it.
+fn met(plan: &Plan<'_>, acts: &[Option<Act>], rank: usize, act: Option<&Act>) -> Result<(), PlanFault> {
+    let Some(act) = act else { return Err(PlanFault::Alone(rank)) };
+    let (place, members) = (plan.place(rank), plan.members());
+    let group = place * members..(place + 1) * members;
+    match *act {
+        Act::Exchange { to, from, .. } => {
+            // A rank of another ring has other heads.
+            let is_other = |peer: &u32| *peer as usize % members != rank % members;
+            if let Some(peer) = [to, from].into_iter().find(is_other) {
+                return Err(PlanFault::Stranger(peer as usize));
+            }
+            let peer = |rank: u32| acts.get(rank as usize).copied().flatten();
+            let is_received = matches!(peer(to), Some(Act::Exchange { from, .. }) if from as usize == rank);
+            let is_sent = matches!(peer(from), Some(Act::Exchange { to, .. }) if to as usize == rank);
+            let alone = |peer: u32| Err(PlanFault::Alone(peer as usize));
+            match (is_received && to as usize != rank, is_sent && from as usize != rank) {
+                (false, _) => alone(to),
+                (_, false) => alone(from),
+                _ => Ok(()),
+            }
+        }
+        Act::AllReduce { .. } => {
+            let mut ring = (rank % members..acts.len()).step_by(members);
+            let is_here = |other: &usize| matches!(acts[*other], Some(Act::AllReduce { .. }));
+            ring.find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
+        }
+        Act::AllToAll { side, way, landings, .. } => {
+            let is_here = |other: &usize| {
+                matches!(acts[*other], Some(Act::AllToAll { side: s, way: w, landings: l, .. })
+                    if (s, w, l) == (side, way, landings))
+            };
+            group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
+        }
+        Act::AllGather { .. } | Act::ReduceScatter { .. } => {
+            let is_here =
+                |other: &Option<Act>| other.is_some_and(|other| discriminant(&other) == discriminant(act));
+            acts.iter().position(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
+        }
+        Act::GatherHeads { .. } => {
+            let is_here = |other: &usize| matches!(acts[*other], Some(Act::GatherHeads { .. }));
+            group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
+        }
+        _ => Err(PlanFault::Unknown("a meeting")),
+    }
+}
+
+/// Returns what a rank gives to its message or collective.
+fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
+    let taken = match walker.at() {
+        Some(Act::Exchange { sent: [one, two], .. }) => {
+            walker.values.send(one).and_then(|one| Ok([one, walker.values.send(two)?]))
+        }
+        Some(Act::AllToAll { side, way, from, .. }) => {
+            walker.values.give(from, side, way).map(|value| [value, Value::Nothing])
+        }
+        Some(Act::AllGather { from, .. }) => {
+            walker.values.gathered(from).map(|value| [value, Value::Nothing])
+        }
+        Some(Act::ReduceScatter { from, .. }) => {
+            walker.values.scattered(from).map(|value| [value, Value::Nothing])
+        }
+        Some(Act::AllReduce { buffer }) => walker.values.largest(buffer, false).map(|()| [Value::Nothing; 2]),
+        Some(Act::GatherHeads { from, .. }) => walker.values.take_largest(from).map(|()| [Value::Nothing; 2]),
+        _ => Ok([Value::Nothing; 2]),
+    };
+    taken.map_err(|fault| walker.wrong(fault))
+}
+
+/// Returns for each rank what its collective brings: what all members of its group give, where zeros are a part of
+/// anything. Members that give different things bring nothing.
+fn combined(plan: &Plan<'_>, acts: &[Option<Act>], sent: &[[Value; 2]]) -> Vec<Value> {
+    let members = if plan.gathers() { plan.ranks() } else { plan.members() }.max(1);
+    let of_group = |group: &[[Value; 2]]| {
+        let all = group.iter().map(|[value, _]| *value);
+        all.reduce(|a, b| match (a, b) {
+            (Value::RankedResult(Whole::Zero(_)), other @ Value::RankedResult(_)) => other,
+            (other @ Value::RankedResult(_), Value::RankedResult(Whole::Zero(_))) => other,
+            (Value::RankedSum(Whole::Zero(_)), other @ Value::RankedSum(_)) => other,
+            (other @ Value::RankedSum(_), Value::RankedSum(Whole::Zero(_))) => other,
+            (a, b) if a == b => a,
+            _ => Value::Nothing,
+        })
+    };
+    let brings = |act: &Option<Act>| {
+        matches!(act, Some(Act::AllToAll { .. } | Act::AllGather { .. } | Act::ReduceScatter { .. }))
+    };
+    let exchanges = acts.iter().any(brings);
+    if !exchanges {
+        return vec![Value::Nothing; acts.len()];
+    }
+    let groups = sent.chunks(members).map(|group| of_group(group).unwrap_or(Value::Nothing));
+    groups.flat_map(|value| (0..members).map(move |_| value)).collect()
+}
+
+/// Writes what a rank gets.
+fn received(walker: &mut Walker<'_>, act: &Act, sent: &[[Value; 2]], group: Value) -> Result<(), PlanFault> {
+    let values = &mut walker.values;
+    match *act {
+        Act::Exchange { from, received, .. } => {
+            let arrived = sent[from as usize];
+            received.into_iter().zip(arrived).try_for_each(|(own, value)| values.write(own, value))
+        }
+        Act::AllToAll { way: Way::Collect, to, .. } => match group {
+            Value::Local(tensor) => values.write(to, Value::Ranked(tensor)),
+            _ => Err(PlanFault::Unknown("an all-to-all of different tensors")),
+        },
+        Act::AllToAll { way: Way::Deal, to, landings, .. } => match group {
+            Value::RankedResult(of) => (0..landings).try_for_each(|first| {
+                values.write(Own(to.0.saturating_add(first)), Value::Landed { of, first, count: 1 })
+            }),
+            _ => Err(PlanFault::Unknown("an all-to-all of different results")),
+        },
+        Act::AllGather { to, .. } => match group {
+            Value::Local(tensor) => values.write(to, Value::Ranked(tensor)),
+            _ => Err(PlanFault::Unknown("a gather of different tensors")),
+        },
+        Act::ReduceScatter { to, .. } => match group {
+            Value::RankedSum(of) => values.write(to, Value::Landed { of, first: 0, count: 1 }),
+            _ => Err(PlanFault::Unknown("a sum of different gradients")),
+        },
+        Act::AllReduce { buffer } => {
+            values.reduced(buffer);
+            Ok(())
+        }
+        Act::GatherHeads { to, .. } => values.write(to, Value::Done(Whole::Of(TensorName::MaxLogit))),
+        _ => Ok(()),
+    }
+}

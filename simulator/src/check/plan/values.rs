@@ -1,0 +1,544 @@
+//! The values of buffers, buffer by buffer.
+//!
+//! A *value* says what all rows of a buffer hold that matter. A launch's contribution is a value that may be taken
+//! once: a sum takes it, and then it is gone. A sum may be sent away or copied to its result, once too. Nothing that has
+//! not been taken is overwritten or left behind at the end. So every contribution is in a result exactly once.
+//!
+//! Whoever holds an input, a contribution to keys or a sum over keys, holds those of one *member* of the ring, which the
+//! value names. A launch takes keys of the member that it names, and its contribution goes to that member's sum.
+
+use std::fmt;
+
+use seamproof_oracle::{Side, Sink, TensorName};
+
+use super::error::PlanFault;
+use crate::schedule::plan::{Act, Extent, Launch, Own, Plan, Way};
+use crate::schedule::{FillValue, MergeStyle, Role};
+
+/// What buffers hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    /// Nothing yet.
+    Nothing,
+    /// A result of which launches write the parts in turn: the first `parts` of them.
+    Written { tensor: TensorName, parts: u8 },
+    /// A sum over a rank's own launches, in rank order.
+    RankedSum(Whole),
+    /// Something that was taken.
+    Taken,
+    /// Zeros.
+    Zero(Extent),
+    /// −∞.
+    NegInfinity(Extent),
+    /// A rank's own input, as it is dealt.
+    Local(TensorName),
+    /// An input of every member of an exchange, one after the other, of the rank's heads.
+    Ranked(TensorName),
+    /// An input of a ring's member.
+    Input(TensorName, u32),
+    /// The contribution of a launch.
+    Part(TensorName, Launch),
+    /// A sum of contributions to a ring's member, with or without the sink.
+    Sum { tensor: TensorName, of: u32, sunk: bool },
+    /// The largest logit of the launches so far, over this rank or over the ring.
+    Largest { over_ring: bool },
+    /// A whole result of a ring's member, or of a rank where it is placed.
+    Done(Whole),
+    /// The same on its way back, of every member of an exchange.
+    RankedResult(Whole),
+    /// The same from members of an exchange: of those that are the `first`-th to hold a KV head, and `count - 1` more.
+    Landed { of: Whole, first: u16, count: u16 },
+}
+
+/// A whole result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whole {
+    Of(TensorName),
+    /// Zeros, to which nothing was to be added.
+    Zero(Side),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Nothing => f.write_str("nothing yet"),
+            Value::Written { tensor, parts } => write!(f, "the first {parts} parts of {tensor}"),
+            Value::RankedSum(whole) => write!(f, "a rank's sum of {whole} in rank order"),
+            Value::Taken => f.write_str("what was taken from it"),
+            Value::Zero(_) => f.write_str("zeros"),
+            Value::NegInfinity(_) => f.write_str("-inf"),
+            Value::Local(tensor) => write!(f, "{tensor} as it is dealt"),
+            Value::Ranked(tensor) => write!(f, "{tensor} in rank order"),
+            Value::Input(tensor, of) => write!(f, "{tensor} of member {of}"),
+            Value::Part(tensor, launch) => write!(f, "{tensor} of {launch:?}"),
+            Value::Sum { tensor, of, sunk } => {
+                write!(f, "a sum of {tensor} for member {of}{}", if *sunk { " with the sink" } else { "" })
+            }
+            Value::Largest { over_ring: false } => f.write_str("the largest logit of some launches"),
+            Value::Largest { over_ring: true } => f.write_str("the largest logit of the ring"),
+            Value::Done(whole) => write!(f, "{whole}"),
+            Value::RankedResult(whole) => write!(f, "{whole} in rank order"),
+            Value::Landed { of, first, count } => write!(f, "{of} of landing {first} and {count} in all"),
+        }
+    }
+}
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Whole::Of(tensor) => write!(f, "the whole {tensor}"),
+            Whole::Zero(_) => f.write_str("zeros as a result"),
+        }
+    }
+}
+
+impl Value {
+    /// Whether the value is lost if it is overwritten or left behind.
+    fn must_be_taken(self) -> bool {
+        matches!(
+            self,
+            Value::Part(..)
+                | Value::Sum { .. }
+                | Value::RankedResult(_)
+                | Value::RankedSum(_)
+                | Value::Written { .. }
+                | Value::Largest { .. }
+                | Value::Landed { .. }
+        )
+    }
+
+    /// Whether the value may be overwritten.
+    fn may_go(self) -> bool {
+        !self.must_be_taken() && !matches!(self, Value::Done(_))
+    }
+}
+
+/// Returns the side of a tensor with rows.
+fn side(tensor: TensorName) -> Side {
+    crate::check::shape::side(tensor).unwrap_or(Side::Q)
+}
+
+/// Whether zeros in these rows are the beginning of a sum of a side.
+fn begins(rows: Extent, of: Side) -> bool {
+    matches!(rows, Extent::All) || rows == Extent::Slots(of)
+}
+
+/// What all buffers of a rank hold.
+pub(super) struct Values<'p> {
+    plan: &'p Plan<'p>,
+    /// The rank's place in its ring.
+    place: u32,
+    /// The member whose keys a rank collects.
+    owner: u32,
+    held: Vec<Value>,
+}
+
+type Run = Result<(), PlanFault>;
+
+impl<'p> Values<'p> {
+    pub(super) fn new(plan: &'p Plan<'p>, rank: usize) -> Values<'p> {
+        let place = plan.place(rank) as u32;
+        let held = plan.buffers().iter().map(|buffer| match buffer.role {
+            Role::Input(tensor) if plan.has_exchange() || tensor == TensorName::Sink => Value::Local(tensor),
+            Role::Input(tensor) if plan.gathers() && side(tensor) == Side::Kv => Value::Local(tensor),
+            Role::Input(tensor) => Value::Input(tensor, place),
+            _ => Value::Nothing,
+        });
+        Values { plan, place, owner: plan.owner(rank) as u32, held: held.collect() }
+    }
+
+    pub(super) fn get(&self, own: Own) -> Value {
+        self.held.get(usize::from(own.0)).copied().unwrap_or(Value::Nothing)
+    }
+
+    fn put(&mut self, own: Own, value: Value) {
+        if let Some(held) = self.held.get_mut(usize::from(own.0)) {
+            *held = value;
+        }
+    }
+
+    fn holds(&self, own: Own, needed: impl ToString) -> PlanFault {
+        PlanFault::Holds { buffer: own.0, found: self.get(own).to_string(), needed: needed.to_string() }
+    }
+
+    fn expect(&self, own: Own, value: Value) -> Run {
+        if self.get(own) == value { Ok(()) } else { Err(self.holds(own, value)) }
+    }
+
+    /// Writes a value over one that may go.
+    pub(super) fn write(&mut self, own: Own, value: Value) -> Run {
+        let before = self.get(own);
+        if !before.may_go() {
+            return Err(PlanFault::Lost { buffer: own.0, lost: before.to_string() });
+        }
+        self.put(own, value);
+        Ok(())
+    }
+
+    /// Takes a launch's contribution.
+    fn take(&mut self, own: Own, tensor: TensorName, launch: Launch) -> Run {
+        self.expect(own, Value::Part(tensor, launch))?;
+        self.put(own, Value::Taken);
+        Ok(())
+    }
+
+    /// Runs an operation of one rank. Messages and collectives are none.
+    pub(super) fn run(&mut self, act: &Act) -> Run {
+        use TensorName::{Dk, Dout, Dq, Dsink, Dv, Lse, Out};
+        match *act {
+            Act::AttendWhole { inputs, sink, results: [out, lse, max_logit] } => {
+                self.inputs(inputs, self.owner)?;
+                sink.map_or(Ok(()), |sink| self.expect(sink, Value::Local(TensorName::Sink)))?;
+                self.raise(max_logit)?;
+                self.write(out, Value::Done(Whole::Of(Out)))?;
+                self.write(lse, Value::Done(Whole::Of(Lse)))
+            }
+            Act::AttendBackwardWhole { inputs: [q, k, v, dout, out, lse], sink, results } => {
+                self.inputs([q, k, v], self.owner)?;
+                self.expect(dout, Value::Input(Dout, self.place))?;
+                self.whole(out, Out)?;
+                self.whole(lse, Lse)?;
+                if let Some([sink, dsink]) = sink {
+                    self.expect(sink, Value::Local(TensorName::Sink))?;
+                    self.write(dsink, Value::Done(Whole::Of(Dsink)))?;
+                }
+                let tensors = [Dq, Dk, Dv].into_iter().zip(results);
+                tensors
+                    .into_iter()
+                    .try_for_each(|(tensor, to)| self.write(to, Value::Done(Whole::Of(tensor))))
+            }
+            Act::AttendGathered { launch, inputs: [q, k, v, dout, out, lse], results: [dq, dk, dv] } => {
+                self.inputs([q, k, v], launch.owner)?;
+                self.expect(dout, Value::Input(Dout, self.place))?;
+                self.whole(out, Out)?;
+                self.whole(lse, Lse)?;
+                self.write_part(dq, Dq, launch.queries[0])?;
+                self.write(dk, Value::Part(Dk, launch))?;
+                self.write(dv, Value::Part(Dv, launch))
+            }
+            Act::Attend { launch, inputs, results: [out, lse, max_logit], .. } => {
+                self.inputs(inputs, launch.owner)?;
+                self.raise(max_logit)?;
+                self.write(out, Value::Part(Out, launch))?;
+                self.write(lse, Value::Part(Lse, launch))
+            }
+            Act::AttendBackward { launch, inputs: [q, k, v, dout, out, lse], results, .. } => {
+                self.inputs([q, k, v], launch.owner)?;
+                self.expect(dout, Value::Input(Dout, self.place))?;
+                self.whole(out, Out)?;
+                self.whole(lse, Lse)?;
+                let tensors = [Dq, Dk, Dv].into_iter().zip(results);
+                tensors.into_iter().try_for_each(|(tensor, to)| self.write(to, Value::Part(tensor, launch)))
+            }
+            Act::Merge { style, launch, step, running } => {
+                if !matches!(style, MergeStyle::Running | MergeStyle::Difference) {
+                    return Err(PlanFault::Unknown("a merge of out or LSE alone"));
+                }
+                for (tensor, (from, to)) in [Out, Lse].into_iter().zip(step.into_iter().zip(running)) {
+                    self.take(from, tensor, launch)?;
+                    self.add(to, tensor, self.place)?;
+                }
+                Ok(())
+            }
+            Act::Accumulate { launch, side: of, from, to } => {
+                let Value::Part(tensor @ (Dq | Dk | Dv), _) = self.get(from) else {
+                    return Err(self.holds(from, "a gradient of a launch"));
+                };
+                if side(tensor) != of {
+                    return Err(self.holds(from, "a gradient of the other side"));
+                }
+                self.take(from, tensor, launch)?;
+                self.add(to, tensor, if tensor == Dq { self.place } else { launch.owner })
+            }
+            Act::Add { side: Side::Kv, from, to } => self.add_landing(from, to),
+            Act::Add { .. } => Err(PlanFault::Unknown("a sum of landings of the queries")),
+            Act::ApplySink { sink, results } => {
+                if let Some(sink) = sink {
+                    self.expect(sink, Value::Local(TensorName::Sink))?;
+                }
+                for (tensor, own) in [Out, Lse].into_iter().zip(results) {
+                    self.add(own, tensor, self.place)?;
+                    self.put(own, Value::Sum { tensor, of: self.place, sunk: true });
+                }
+                Ok(())
+            }
+            Act::SinkGradient { inputs: [sink, dout, out, lse], dsink } => {
+                self.expect(sink, Value::Local(TensorName::Sink))?;
+                self.expect(dout, Value::Input(Dout, self.place))?;
+                self.whole(out, Out)?;
+                self.whole(lse, Lse)?;
+                self.write(dsink, Value::Done(Whole::Of(Dsink)))
+            }
+            Act::Fill { to, rows, value } => self.fill(to, rows, value),
+            Act::Copy { from, to, rows } => self.copy(from, to, rows),
+            Act::Reorder { from, to, side: of, way } => self.reorder(from, to, of, way),
+            Act::Record(_) | Act::Wait(_) => Ok(()),
+            Act::Exchange { .. }
+            | Act::AllToAll { .. }
+            | Act::AllGather { .. }
+            | Act::ReduceScatter { .. }
+            | Act::GatherHeads { .. }
+            | Act::AllReduce { .. } => Err(PlanFault::Unknown("a message, run by one rank")),
+        }
+    }
+
+    /// Writes a part of a result, behind the parts before it.
+    fn write_part(&mut self, to: Own, tensor: TensorName, part: u8) -> Run {
+        let before = match self.get(to) {
+            Value::Nothing => 0,
+            Value::Written { tensor: held, parts } if held == tensor => parts,
+            _ => return Err(self.holds(to, "a result without this part")),
+        };
+        if before != part {
+            return Err(self.holds(to, "a result with the parts before"));
+        }
+        self.put(to, Value::Written { tensor, parts: part + 1 });
+        Ok(())
+    }
+
+    /// Notes a launch in a statistic.
+    fn raise(&mut self, max_logit: Own) -> Run {
+        match self.get(max_logit) {
+            Value::NegInfinity(Extent::Values) | Value::Largest { over_ring: false } => {}
+            _ => return Err(self.holds(max_logit, "-inf, or the largest logit of other launches,")),
+        }
+        self.put(max_logit, Value::Largest { over_ring: false });
+        Ok(())
+    }
+
+    /// Checks that a launch reads the queries of its rank and the keys of an owner.
+    fn inputs(&self, [q, k, v]: [Own; 3], owner: u32) -> Run {
+        self.expect(q, Value::Input(TensorName::Q, self.place))?;
+        self.expect(k, Value::Input(TensorName::K, owner))?;
+        self.expect(v, Value::Input(TensorName::V, owner))
+    }
+
+    /// Adds something to a sum without the sink, or begins one.
+    fn add(&mut self, to: Own, tensor: TensorName, of: u32) -> Run {
+        let sum = Value::Sum { tensor, of, sunk: false };
+        let is_there = match self.get(to) {
+            Value::Zero(rows) => tensor != TensorName::Lse && begins(rows, side(tensor)),
+            Value::NegInfinity(rows) => tensor == TensorName::Lse && begins(rows, Side::Q),
+            held => held == sum,
+        };
+        if !is_there {
+            return Err(self.holds(to, sum));
+        }
+        self.put(to, sum);
+        Ok(())
+    }
+
+    /// Returns whether a buffer's sum is whole but for launches that are still to come. If so, it takes none any more.
+    fn whole(&mut self, own: Own, tensor: TensorName) -> Result<Whole, PlanFault> {
+        let needs_sink = self.plan.problem().softmax.sink != Sink::None;
+        let is_softmax = matches!(tensor, TensorName::Out | TensorName::Lse);
+        let of_tensor = Whole::Of(tensor);
+        let whole = match self.get(own) {
+            Value::Done(whole) if whole == of_tensor => whole,
+            Value::Done(whole @ Whole::Zero(of)) if of == side(tensor) && tensor != TensorName::Lse => whole,
+            Value::Sum { tensor: held, of, sunk }
+                if held == tensor && of == self.place && sunk == (needs_sink && is_softmax) =>
+            {
+                of_tensor
+            }
+            Value::Written { tensor: held, parts }
+                if held == tensor && usize::from(parts) == self.plan.parts()[0] =>
+            {
+                of_tensor
+            }
+            Value::NegInfinity(rows) if tensor == TensorName::Lse && !needs_sink && begins(rows, Side::Q) => {
+                of_tensor
+            }
+            _ => return Err(self.holds(own, Value::Done(of_tensor))),
+        };
+        self.put(own, Value::Done(whole));
+        Ok(whole)
+    }
+
+    fn fill(&mut self, to: Own, rows: Extent, value: FillValue) -> Run {
+        let role = self.plan.buffers().get(usize::from(to.0)).map(|buffer| buffer.role);
+        if rows == Extent::All && matches!(role, Some(Role::Output(_))) {
+            return Err(PlanFault::Unknown("a fill of every row of a result, with those that nobody owns"));
+        }
+        let value = match value {
+            FillValue::Zero => Value::Zero(rows),
+            FillValue::NegInfinity => Value::NegInfinity(rows),
+        };
+        self.write(to, value)
+    }
+
+    fn copy(&mut self, from: Own, to: Own, rows: Extent) -> Run {
+        let whole = match (self.get(from), rows) {
+            (Value::Sum { tensor, .. }, Extent::Slots(of))
+                if side(tensor) == of && tensor != TensorName::Lse =>
+            {
+                self.whole(from, tensor)?
+            }
+            (Value::Zero(filled), Extent::Slots(of)) if begins(filled, of) => Whole::Zero(of),
+            (Value::Landed { of, first: 0, count }, Extent::LocalSlots(to_side))
+                if of.side() == to_side && usize::from(count) == self.plan.replicas(to_side) =>
+            {
+                of
+            }
+            _ => return Err(self.holds(from, "a whole sum or landing of the side")),
+        };
+        self.put(from, Value::Taken);
+        self.write(to, Value::Done(whole))
+    }
+
+    fn reorder(&mut self, from: Own, to: Own, of: Side, way: Way) -> Run {
+        match (way, self.get(from)) {
+            (Way::Collect, Value::Ranked(tensor)) if side(tensor) == of => {
+                let of = if of == Side::Kv { self.owner } else { self.place };
+                self.write(to, Value::Input(tensor, of))
+            }
+            (Way::Deal, Value::Sum { tensor, of: 0, sunk: false })
+                if self.plan.gathers() && side(tensor) == Side::Kv && of == Side::Kv =>
+            {
+                self.put(from, Value::Taken);
+                self.write(to, Value::RankedSum(Whole::Of(tensor)))
+            }
+            (Way::Deal, Value::Zero(Extent::All)) if self.plan.gathers() && of == Side::Kv => {
+                self.put(from, Value::Taken);
+                self.write(to, Value::RankedSum(Whole::Zero(of)))
+            }
+            (Way::Deal, Value::Done(whole)) if whole.side() == of => {
+                self.write(to, Value::RankedResult(whole))
+            }
+            // The LSE's running result is the result itself.
+            (Way::Deal, Value::Sum { tensor: TensorName::Lse, .. } | Value::NegInfinity(_))
+                if of == Side::Q =>
+            {
+                let whole = self.whole(from, TensorName::Lse)?;
+                self.write(to, Value::RankedResult(whole))
+            }
+            _ => Err(self.holds(from, "an input in rank order, or a whole result")),
+        }
+    }
+
+    /// Adds the partial sums of other members that hold the same KV heads.
+    fn add_landing(&mut self, from: Own, to: Own) -> Run {
+        let (Value::Landed { of, first, count: 1 }, Value::Landed { of: sum, first: 0, count }) =
+            (self.get(from), self.get(to))
+        else {
+            return Err(self.holds(from, "a landing, and more landings in the sum,"));
+        };
+        let is_gradient =
+            |whole| matches!(whole, Whole::Of(TensorName::Dk | TensorName::Dv) | Whole::Zero(Side::Kv));
+        let joined = match (of, sum) {
+            (Whole::Zero(a), other) | (other, Whole::Zero(a)) if other.side() == a => Some(other),
+            _ => (of == sum).then_some(of),
+        };
+        match joined.filter(|_| first == count && is_gradient(of) && is_gradient(sum)) {
+            Some(joined) => {
+                self.put(from, Value::Taken);
+                self.put(to, Value::Landed { of: joined, first: 0, count: count + 1 });
+                Ok(())
+            }
+            None => Err(self.holds(from, "the next landing of the same gradient")),
+        }
+    }
+
+    /// Sends a buffer. Sums move, inputs and zeros are copied.
+    pub(super) fn send(&mut self, own: Own) -> Result<Value, PlanFault> {
+        let value = self.get(own);
+        match value {
+            Value::Input(..) | Value::Zero(Extent::All) => {}
+            Value::Sum { sunk: false, tensor: TensorName::Dk | TensorName::Dv, .. } => {
+                self.put(own, Value::Taken);
+            }
+            _ => return Err(self.holds(own, "an input or a travelling sum")),
+        }
+        Ok(value)
+    }
+
+    /// Returns what a member gives to an all-to-all.
+    pub(super) fn give(&mut self, own: Own, of: Side, way: Way) -> Result<Value, PlanFault> {
+        match (way, self.get(own)) {
+            (Way::Collect, value @ Value::Local(tensor))
+                if side(tensor) == of && tensor != TensorName::Sink =>
+            {
+                Ok(value)
+            }
+            (Way::Deal, value @ Value::RankedResult(whole)) if whole.side() == of => {
+                self.put(own, Value::Taken);
+                Ok(value)
+            }
+            _ => Err(self.holds(own, "what all members exchange")),
+        }
+    }
+
+    /// Returns what a rank gives to a gather of all ranks.
+    pub(super) fn gathered(&self, own: Own) -> Result<Value, PlanFault> {
+        match self.get(own) {
+            value @ Value::Local(tensor) if side(tensor) == Side::Kv => Ok(value),
+            _ => Err(self.holds(own, "keys or values as they are dealt")),
+        }
+    }
+
+    /// Returns what a rank gives to a sum over all ranks.
+    pub(super) fn scattered(&mut self, own: Own) -> Result<Value, PlanFault> {
+        let value = self.get(own);
+        if !matches!(value, Value::RankedSum(_)) {
+            return Err(self.holds(own, "a rank's sum in rank order"));
+        }
+        self.put(own, Value::Taken);
+        Ok(value)
+    }
+
+    /// Returns the fault of a statistic that is not that of the launches so far, over the ring if it has more members
+    /// and this is asked.
+    pub(super) fn largest(&self, own: Own, over_ring: bool) -> Run {
+        match self.get(own) {
+            Value::Largest { over_ring: held } if held == over_ring => Ok(()),
+            Value::NegInfinity(Extent::Values) if !over_ring => Ok(()),
+            _ => Err(self.holds(own, Value::Largest { over_ring })),
+        }
+    }
+
+    /// Checks a statistic that is gathered.
+    pub(super) fn gathers(&self, own: Own) -> Run {
+        self.largest(own, self.plan.reduces())
+    }
+
+    /// Takes a statistic that is gathered.
+    pub(super) fn take_largest(&mut self, own: Own) -> Run {
+        self.gathers(own)?;
+        self.put(own, Value::Taken);
+        Ok(())
+    }
+
+    /// Sets the value of a statistic that a reduction or a gather writes.
+    pub(super) fn reduced(&mut self, own: Own) {
+        self.put(own, Value::Largest { over_ring: true });
+    }
+
+    /// Checks the results, and that nothing is left behind. Returns the wrong buffer.
+    pub(super) fn finish(&mut self) -> Result<(), Own> {
+        let buffers = self.plan.buffers().iter().enumerate();
+        for (own, role) in buffers.map(|(index, buffer)| (Own(index as u16), buffer.role)) {
+            let is_right = match role {
+                Role::Input(_) => true,
+                Role::Scratch => !self.get(own).must_be_taken(),
+                Role::Output(TensorName::MaxLogit) if self.plan.has_exchange() => {
+                    self.get(own) == Value::Done(Whole::Of(TensorName::MaxLogit))
+                }
+                Role::Output(TensorName::MaxLogit) => self.gathers(own).is_ok(),
+                Role::Output(tensor) => self.whole(own, tensor).is_ok(),
+            };
+            if !is_right {
+                return Err(own);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Whole {
+    fn side(self) -> Side {
+        match self {
+            Whole::Of(tensor) => side(tensor),
+            Whole::Zero(side) => side,
+        }
+    }
+}

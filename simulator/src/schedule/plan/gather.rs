@@ -1,0 +1,130 @@
+//! The plan of an all-gather. It has the same operations as [`super::super::all_gather`], which says why they are right.
+
+use seamproof_oracle::{Format, Side};
+
+use super::act::{Act, Extent, Launch, Mark, Op, Own};
+use super::{Way, own};
+use crate::schedule::FillValue;
+use crate::schedule::build::{Builder, Local};
+
+const COMPUTE: u8 = 0;
+const COMMUNICATION: u8 = 2;
+
+/// Buffers of a rank.
+#[derive(Debug)]
+pub(super) struct GatherPlan {
+    q: Own,
+    /// K and V: the rank's own, all in rank order, and all in sequence order.
+    kv: [[Own; 3]; 2],
+    sink: Option<Own>,
+    /// Out, LSE and max_logit.
+    results: [Own; 3],
+    backward: Option<BackwardPlan>,
+    /// Number of launches of the backward: one for each part of the queries.
+    launches: usize,
+}
+
+/// Buffers of the backward.
+#[derive(Debug)]
+struct BackwardPlan {
+    dout: Own,
+    dq: Own,
+    dsink: Option<Own>,
+    /// dk and dv: of a launch, of all launches, the same in rank order, the rank's part over all ranks, and the result.
+    dkv: [[Own; 5]; 2],
+}
+
+/// Numbers of marks.
+const ARRIVED: [Mark; 2] = [Mark(0), Mark(1)];
+const ATTENDED: Mark = Mark(2);
+const SUMMED: [Mark; 2] = [Mark(3), Mark(4)];
+const SCATTERED: [Mark; 2] = [Mark(5), Mark(6)];
+pub(super) const MARKS: usize = 7;
+
+impl GatherPlan {
+    /// Makes the buffers in the order in which the builder makes them. `rows` are those of all ranks together.
+    pub(super) fn new(builder: &mut Builder, local: &Local, rows: usize, launches: usize) -> GatherPlan {
+        let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
+        let named = [(k, "k"), (v, "v")];
+        let full = |builder: &mut Builder, of, name: String, format: Option<Format>| {
+            let model = builder.describe(of);
+            let (shape, own_format) = ([rows, model.heads, model.dim], model.format);
+            builder.scratch(0, &name, shape, format.unwrap_or(own_format))
+        };
+        let ranked = named.map(|(of, name)| full(builder, of, format!("{name} in rank order"), None));
+        let gathered = named.map(|(of, name)| full(builder, of, format!("{name} gathered"), None));
+        let kv = std::array::from_fn(|index| [[k, v][index], ranked[index], gathered[index]].map(own));
+        let backward = local.backward.map(|to| {
+            let f32 = Some(Format::F32);
+            let sums = named.map(|(of, name)| {
+                let step = full(builder, of, format!("d{name} of a launch"), f32);
+                [step, full(builder, of, format!("d{name} of all launches"), f32)]
+            });
+            let scattered = [(sums[0][1], to.dk), (sums[1][1], to.dv)].map(|(sum, to)| {
+                let ordered = builder.like(sum, "gradient in rank order", Format::F32);
+                [ordered, builder.like(to, "gradient of all ranks", Format::F32), to]
+            });
+            let dkv = std::array::from_fn(|index| {
+                let ([step, sum], [ordered, mine, to]) = (sums[index], scattered[index]);
+                [step, sum, ordered, mine, to].map(own)
+            });
+            BackwardPlan { dout: own(to.dout), dq: own(to.dq), dsink: to.dsink.map(own), dkv }
+        });
+        let results = [out, lse, max_logit].map(own);
+        GatherPlan { q: own(q), kv, sink: sink.map(own), results, backward, launches }
+    }
+
+    pub(super) fn push_forward(&self, to: &mut Vec<Op>) {
+        let mut push = |stream, act| to.push(Op { stream, act });
+        for ([from, ranked, _], arrived) in self.kv.into_iter().zip(ARRIVED) {
+            push(COMMUNICATION, Act::AllGather { from, to: ranked });
+            push(COMMUNICATION, Act::Record(arrived));
+        }
+        for ([_, from, to], arrived) in self.kv.into_iter().zip(ARRIVED) {
+            push(COMPUTE, Act::Wait(arrived));
+            push(COMPUTE, Act::Reorder { from, to, side: Side::Kv, way: Way::Collect });
+        }
+        let [k, v] = self.kv.map(|[.., gathered]| gathered);
+        let max_logit = self.results[2];
+        let value = FillValue::NegInfinity;
+        push(COMPUTE, Act::Fill { to: max_logit, rows: Extent::Values, value });
+        let (inputs, sink, results) = ([self.q, k, v], self.sink, self.results);
+        push(COMPUTE, Act::AttendWhole { inputs, sink, results });
+        push(COMPUTE, Act::Record(ATTENDED));
+        push(COMMUNICATION, Act::Wait(ATTENDED));
+        push(COMMUNICATION, Act::AllReduce { buffer: max_logit });
+    }
+
+    pub(super) fn push_backward(&self, ops: &mut Vec<Op>) {
+        let Some(BackwardPlan { dout, dq, dsink, dkv }) = &self.backward else { return };
+        let mut push = |stream, act| ops.push(Op { stream, act });
+        let [out, lse, _] = self.results;
+        if let Some((sink, dsink)) = self.sink.zip(*dsink) {
+            push(COMPUTE, Act::SinkGradient { inputs: [sink, *dout, out, lse], dsink });
+        }
+        for [_, to, ..] in *dkv {
+            push(COMPUTE, Act::Fill { to, rows: Extent::All, value: FillValue::Zero });
+        }
+        let [k, v] = self.kv.map(|[.., gathered]| gathered);
+        for part in 0..self.launches as u8 {
+            let launch = Launch { owner: 0, queries: [part, part + 1], keys: 0 };
+            let (inputs, results) = ([self.q, k, v, *dout, out, lse], [*dq, dkv[0][0], dkv[1][0]]);
+            push(COMPUTE, Act::AttendGathered { launch, inputs, results });
+            for [from, to, ..] in *dkv {
+                push(COMPUTE, Act::Accumulate { launch, side: Side::Kv, from, to });
+            }
+        }
+        for (([_, sum, ordered, mine, _], summed), scattered) in dkv.iter().zip(SUMMED).zip(SCATTERED) {
+            let (side, way) = (Side::Kv, Way::Deal);
+            push(COMPUTE, Act::Reorder { from: *sum, to: *ordered, side, way });
+            push(COMPUTE, Act::Record(summed));
+            push(COMMUNICATION, Act::Wait(summed));
+            push(COMMUNICATION, Act::ReduceScatter { from: *ordered, to: *mine });
+            push(COMMUNICATION, Act::Record(scattered));
+        }
+        for ([.., mine, to], scattered) in dkv.iter().zip(SCATTERED) {
+            push(COMPUTE, Act::Wait(scattered));
+            push(COMPUTE, Act::Copy { from: *mine, to: *to, rows: Extent::LocalSlots(Side::Kv) });
+        }
+    }
+}

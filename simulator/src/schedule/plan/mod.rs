@@ -1,0 +1,372 @@
+//! Plans: schedules that name whole pieces instead of rows.
+//!
+//! A *plan* is the program of every rank as a function of the rank and of the step. All ranks have the same buffers,
+//! named by [`Own`]. A *launch* names the parts of the queries and of an owner's keys that it attends, and no segment; a
+//! sum names the launch whose rows it adds; a message names whole buffers. A step of a ring is therefore some twenty
+//! [operations](Op), however many sequences there are.
+//!
+//! A program comes in *sections*: what is before a ring, each step of it, and what is behind it, once for each pass.
+//! A section is made when it is asked for, and no rank's program is ever there as a whole.
+//!
+//! [`Plan::rank`] *unrolls* a plan: it writes out the segments and rows of one rank's operations. A plan that is unrolled is
+//! the schedule that the builder of its algorithm makes, but for the numbers of buffers, events and groups
+//! ([`crate::check::is_plan`] compares the two).
+//!
+//! | has a plan | |
+//! |---|---|
+//! | ring, all-to-all, hierarchical | every balance |
+//! | all-gather | contiguous and dual-chunk |
+//!
+//! There is none for a single rank, keys that sequences share, sequence-parallel regions, and the order [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
+
+mod act;
+mod exchange;
+mod gather;
+mod pairs;
+mod ring;
+mod striped;
+mod unroll;
+mod whole;
+
+use std::ops::Range;
+
+use seamproof_oracle::{Algorithm, Balance, Pass, Problem, Side};
+
+pub use act::{Act, Extent, Launch, Mark, Op, Own, STREAMS, Way};
+pub use pairs::{PieceId, PiecePairs, WrongSegments};
+pub use unroll::PlannedRank;
+
+use super::build::{self, BuildError, Builder, Local, Shards};
+use super::exchange::HeadDeal;
+use super::hierarchical::joined;
+use super::program::{Buffer, BufferId, MergeOrder, MergeStyle};
+use super::tables;
+use crate::shard::ShardedSide;
+use exchange::Exchanged;
+use gather::GatherPlan;
+use pairs::Lowering;
+use ring::RingPlan;
+use whole::WholePlan;
+
+/// The reason why a problem has no plan, or one that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A problem of which no builder makes a schedule.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A problem whose builder has no plan.
+    #[error("there is no plan for {0}")]
+    None(&'static str),
+    /// Segments of two pieces that do not show what the mask does.
+    #[error(transparent)]
+    Segments(#[from] WrongSegments),
+}
+
+/// Programs of ranks, section by section. A [`Plan`] has those of its builder.
+pub trait Programs: Sync {
+    /// Returns the number of sections of every rank.
+    fn sections(&self) -> usize;
+    /// Appends the operations of a section of a rank, which is given by its place in the group.
+    fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>);
+}
+
+/// A schedule on whole pieces.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    problem: &'a Problem,
+    /// Both sides, cut over all ranks.
+    shards: Shards,
+    /// Both sides, cut over the members of a ring; whole sequences where no ring is.
+    pieces: Shards,
+    /// Number of parts of a slot of queries and of a slot of keys.
+    parts: [usize; 2],
+    /// Number of ranks of an exchange, which are one member of a ring together; 1 where there is none.
+    members: usize,
+    heads: HeadDeal,
+    buffers: Vec<Buffer>,
+    pairs: PiecePairs,
+    style: MergeStyle,
+    exchange: Option<Exchanged>,
+    core: Core,
+}
+
+impl<'a> Plan<'a> {
+    /// Returns the plan of a problem's own algorithm whose rings merge in an order.
+    pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
+        let algorithm = problem.parallel.algorithm;
+        let members = match algorithm {
+            _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
+            _ if !problem.sharing.is_empty() => return Err(PlanError::None("keys that sequences share")),
+            _ if order == MergeOrder::Deferred => return Err(PlanError::None("the deferred order")),
+            Algorithm::Ring | Algorithm::AllGather => 1,
+            Algorithm::Hierarchical { all_to_all } => all_to_all,
+            Algorithm::AllToAll => problem.parallel.size(),
+            _ => return Err(PlanError::None("this algorithm")),
+        };
+        let heads = HeadDeal::new(problem.heads, members)?;
+        let shards = Shards::new(problem)?;
+        let (pieces, lowering) = match algorithm {
+            Algorithm::Ring => of_steps(shards.of_ring()),
+            Algorithm::AllToAll => (tables::whole_sequences(&shards), Lowering::Whole),
+            Algorithm::AllGather => {
+                let whole = tables::whole_sequences(&shards);
+                (Shards { q: shards.q.clone(), kv: whole.kv }, Lowering::Prefix)
+            }
+            _ => of_steps(joined_sides(&shards, members).of_ring()),
+        };
+        let parts = lowering.parts(&pieces).ok_or(PlanError::None("an all-gather of stripes"))?;
+        if parts.iter().any(|parts| u8::try_from(*parts).is_err()) {
+            return Err(PlanError::None("more than 255 pieces of a slot"));
+        }
+        if lowering == Lowering::Prefix {
+            if pieces.q.cp > 1 && matches!(pieces.q.balance, Balance::Striped { .. }) {
+                return Err(PlanError::None("an all-gather of stripes"));
+            }
+            if build::slots(&pieces.q).is_empty() {
+                return Err(PlanError::None("an all-gather without queries"));
+            }
+        }
+        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, lowering)?;
+        let mut builder = Builder::new(1);
+        let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
+        let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
+        let steps = (algorithm != Algorithm::AllToAll).then_some(steps);
+        let (exchange, core) = match algorithm {
+            Algorithm::AllGather => {
+                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, parts[0])))
+            }
+            Algorithm::Ring => {
+                let core = Core::forward(&mut builder, &local, steps);
+                (None, core.with_backward(&mut builder, &local))
+            }
+            _ => {
+                let (exchange, core) = Exchanged::new(&mut builder, &local, &shards, members, heads, steps);
+                (Some(exchange), core)
+            }
+        };
+        let (buffers, style) = (builder.finish().buffers, order.style());
+        Ok(Plan { problem, shards, pieces, parts, members, heads, buffers, pairs, style, exchange, core })
+    }
+
+    /// Returns the problem.
+    pub fn problem(&self) -> &'a Problem {
+        self.problem
+    }
+
+    /// Returns the number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.shards.q.cp
+    }
+
+    /// Returns the number of ranks of an exchange, which are one member of a ring together.
+    pub fn members(&self) -> usize {
+        self.members
+    }
+
+    /// Returns the number of members of a ring.
+    pub fn places(&self) -> usize {
+        self.pieces.q.cp
+    }
+
+    /// Returns the number of parts of a member's slot of queries, and of an owner's slot of keys.
+    pub fn parts(&self) -> [usize; 2] {
+        self.parts
+    }
+
+    /// Returns the number of owners of keys.
+    pub fn owners(&self) -> usize {
+        self.pieces.kv.cp
+    }
+
+    /// Returns the number of rows of a rank's tensors of a side.
+    pub fn rows(&self, side: Side) -> usize {
+        self.shards.of(side).rows
+    }
+
+    /// Returns the number of rows of a ring member's tensors of a side.
+    pub fn piece_rows(&self, side: Side) -> usize {
+        self.pieces.of(side).rows
+    }
+
+    /// Returns the number of rows of a side in rank order.
+    pub fn ranked_rows(&self, side: Side) -> usize {
+        self.rows(side) * if self.gathers() { self.ranks() } else { self.members }
+    }
+
+    /// Both sides as ranks hold them, and as members of a ring do.
+    pub(crate) fn cuts(&self, side: Side) -> [&ShardedSide; 2] {
+        [self.shards.of(side), self.pieces.of(side)]
+    }
+
+    /// Returns the number of heads of a side on a rank while it attends.
+    pub fn block_heads(&self, side: Side) -> usize {
+        self.heads.of(side, 0).len()
+    }
+
+    /// Returns the heads of a side that a member of an exchange has while it attends.
+    pub fn heads_of(&self, side: Side, member: usize) -> Range<usize> {
+        self.heads.of(side, member)
+    }
+
+    /// Returns the number of heads of a side.
+    pub fn all_heads(&self, side: Side) -> usize {
+        match side {
+            Side::Q => self.problem.heads.q,
+            Side::Kv => self.problem.heads.kv,
+        }
+    }
+
+    /// Returns the number of members of an exchange that hold each head of a side.
+    pub fn replicas(&self, side: Side) -> usize {
+        self.heads.replicas(side)
+    }
+
+    /// Whether exchanges are around the ring.
+    pub fn has_exchange(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    /// Returns the number of sections of each pass.
+    pub fn of_pass(&self) -> usize {
+        self.core.sections() + if self.exchange.is_some() { 2 } else { 0 }
+    }
+
+    /// Returns a rank's place in its ring.
+    pub fn place(&self, rank: usize) -> usize {
+        rank / self.members
+    }
+
+    /// Returns a rank's buffers. Their rank is 0.
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Returns the pairs of pieces.
+    pub fn pairs(&self) -> &PiecePairs {
+        &self.pairs
+    }
+
+    /// Returns the number of marks of a rank.
+    pub fn events(&self) -> usize {
+        match &self.core {
+            Core::Ring(ring) => ring.events(),
+            Core::Whole(_) => RingPlan::other(1, ring::OTHERS).0 as usize,
+            Core::Gather(_) => gather::MARKS,
+        }
+    }
+
+    /// Whether a launch has all queries of its rank and all keys that they see, so that nothing is merged.
+    pub fn is_whole(&self) -> bool {
+        !matches!(self.core, Core::Ring(_))
+    }
+
+    /// Whether keys are gathered, and one owner has them all.
+    pub fn gathers(&self) -> bool {
+        matches!(self.core, Core::Gather(_))
+    }
+
+    /// Whether a statistic is reduced over the members of a ring, or over all ranks that gather.
+    pub fn reduces(&self) -> bool {
+        self.gathers() || self.places() > 1
+    }
+
+    /// Returns the place of the owner of the keys that a rank has at the beginning.
+    pub fn owner(&self, rank: usize) -> usize {
+        if self.gathers() { 0 } else { self.place(rank) }
+    }
+
+    fn forward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        match &self.core {
+            Core::Ring(ring) => self.forward(ring, rank, index, to),
+            Core::Whole(whole) => whole.push_forward(to),
+            Core::Gather(gather) => gather.push_forward(to),
+        }
+    }
+
+    fn backward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        match &self.core {
+            Core::Ring(ring) => self.backward(ring, rank, index, to),
+            Core::Whole(whole) => whole.push_backward(to),
+            Core::Gather(gather) => gather.push_backward(to),
+        }
+    }
+
+    fn has_backward(&self) -> bool {
+        self.problem.pass == Pass::Backward
+    }
+}
+
+impl Programs for Plan<'_> {
+    fn sections(&self) -> usize {
+        let passes = if self.has_backward() { 2 } else { 1 };
+        passes * self.of_pass()
+    }
+
+    fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        let (is_backward, index) = (index >= self.of_pass(), index % self.of_pass());
+        let exchange = self.exchange.as_ref();
+        match (is_backward, index.checked_sub(usize::from(exchange.is_some()))) {
+            (false, None) => exchange.iter().for_each(|exchange| exchange.begin(to)),
+            (true, None) => exchange.iter().for_each(|exchange| exchange.begin_backward(to)),
+            (false, Some(index)) if index < self.core.sections() => self.forward_core(rank, index, to),
+            (true, Some(index)) if index < self.core.sections() => self.backward_core(rank, index, to),
+            (false, _) => exchange.iter().for_each(|exchange| exchange.end(to)),
+            (true, _) => exchange.iter().for_each(|exchange| exchange.end_backward(to)),
+        }
+    }
+}
+
+/// What attends.
+#[derive(Debug)]
+enum Core {
+    Ring(RingPlan),
+    /// One launch on whole sequences.
+    Whole(WholePlan),
+    Gather(GatherPlan),
+}
+
+impl Core {
+    /// Makes the buffers of the forward, of a ring if there is a number of steps.
+    fn forward(builder: &mut Builder, local: &Local, steps: Option<usize>) -> Core {
+        match steps {
+            Some(steps) => Core::Ring(RingPlan::forward(builder, local, steps)),
+            None => Core::Whole(WholePlan::forward(local)),
+        }
+    }
+
+    /// Makes the buffers of the backward, if there is one.
+    fn with_backward(self, builder: &mut Builder, local: &Local) -> Core {
+        match self {
+            Core::Ring(ring) => Core::Ring(ring.with_backward(builder, local)),
+            Core::Whole(whole) => Core::Whole(whole.with_backward(local)),
+            gather @ Core::Gather(_) => gather,
+        }
+    }
+
+    /// Returns the number of sections of a pass.
+    fn sections(&self) -> usize {
+        match self {
+            Core::Ring(ring) => ring.sections(),
+            Core::Whole(_) | Core::Gather(_) => 1,
+        }
+    }
+}
+
+/// Returns pieces with the manner in which a ring's steps have them.
+fn of_steps(pieces: Shards) -> (Shards, Lowering) {
+    let lowering = match pieces.q.balance {
+        Balance::Striped { stripe: width @ 2.. } => Lowering::Stripes(width),
+        _ => Lowering::Step,
+    };
+    (pieces, lowering)
+}
+
+fn joined_sides(shards: &Shards, members: usize) -> Shards {
+    Shards { q: joined(&shards.q, members), kv: joined(&shards.kv, members) }
+}
+
+/// Returns a builder's buffer as one of a plan.
+fn own(buffer: BufferId) -> Own {
+    Own(u16::try_from(buffer.0).unwrap_or(u16::MAX))
+}

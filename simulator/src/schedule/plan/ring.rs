@@ -1,0 +1,324 @@
+//! The plan of a ring. It has the same steps as [`super::super::ring`], which says why they are right.
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Side, Sink};
+
+use super::act::{Act, Extent, Launch, Mark, Op, Own};
+use super::pairs::PieceId;
+use super::{Plan, own};
+use crate::schedule::build::{Builder, Local};
+use crate::schedule::{BufferId, FillValue};
+
+const MAIN: u8 = 0;
+const COMMUNICATION: u8 = 2;
+
+/// Buffers of a ring's member, with those of its inputs and results.
+#[derive(Debug)]
+pub(super) struct RingPlan {
+    /// Number of steps.
+    steps: usize,
+    q: Own,
+    sink: Option<Own>,
+    out: Own,
+    lse: Own,
+    max_logit: Own,
+    /// K and V of step 0.
+    kv: [Own; 2],
+    running: Own,
+    /// Out and LSE of a step, for each compute stream.
+    partial: Vec<[Own; 2]>,
+    /// K and V of later steps, in turn.
+    slots: Vec<[Own; 2]>,
+    backward: Option<BackwardPlan>,
+}
+
+/// Buffers of the backward.
+#[derive(Debug)]
+struct BackwardPlan {
+    dout: Own,
+    /// dq, dk and dv.
+    results: [Own; 3],
+    dsink: Option<Own>,
+    running: Own,
+    /// The travelling dk and dv, in turn.
+    travelling: Vec<[Own; 2]>,
+    /// dq, dk and dv of a step, for each compute stream.
+    partial: Vec<[Own; 3]>,
+    slots: Vec<[Own; 2]>,
+}
+
+/// Kinds of marks. Each has a number for every step.
+#[derive(Clone, Copy)]
+enum MarkKind {
+    Start,
+    /// The KV of a step has arrived.
+    Arrived,
+    /// A step's launches are done.
+    Done,
+    BackwardStart,
+    BackwardArrived,
+    BackwardDone,
+    /// The gradients behind a step have arrived.
+    Gradients,
+    /// Those of exchanges.
+    Other,
+}
+
+const MARK_KINDS: usize = 8;
+
+impl RingPlan {
+    /// Makes the buffers in the order in which the ring's builder makes them. Those of the backward are added by
+    /// [`RingPlan::with_backward`].
+    pub(super) fn forward(builder: &mut Builder, local: &Local, steps: usize) -> RingPlan {
+        let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
+        let mut partial = |stream: usize| {
+            let like = [(out, "out"), (lse, "lse")];
+            like.map(|(of, name)| {
+                own(builder.like(of, &format!("{name} of a step, stream {stream}"), Format::F32))
+            })
+        };
+        let partial = (0..2.min(steps)).map(&mut partial).collect();
+        let running = own(builder.like(out, "out, running", Format::F32));
+        let slots = slots(builder, [k, v], steps);
+        let [q, out, lse, max_logit] = [q, out, lse, max_logit].map(own);
+        let (kv, sink) = ([k, v].map(own), sink.map(own));
+        RingPlan { steps, q, sink, out, lse, max_logit, kv, running, partial, slots, backward: None }
+    }
+
+    /// Adds the buffers of the backward, if there is one.
+    pub(super) fn with_backward(self, builder: &mut Builder, local: &Local) -> RingPlan {
+        let Some(to) = local.backward else { return self };
+        let turns = 0..2.min(self.steps);
+        let running = own(builder.like(to.dq, "dq, running", Format::F32));
+        let mut like = |of: BufferId, name: String| own(builder.like(of, &name, Format::F32));
+        let travelling = turns.clone().map(|slot| {
+            [(to.dk, "dk"), (to.dv, "dv")]
+                .map(|(of, name)| like(of, format!("{name} travelling, slot {slot}")))
+        });
+        let travelling = travelling.collect();
+        let partial = turns.map(|stream| {
+            let all = [(to.dq, "dq"), (to.dk, "dk"), (to.dv, "dv")];
+            all.map(|(of, name)| like(of, format!("{name} of a step, stream {stream}")))
+        });
+        let partial = partial.collect();
+        let slots = slots(builder, [local.k, local.v], self.steps);
+        let (dout, results, dsink) = (own(to.dout), [to.dq, to.dk, to.dv].map(own), to.dsink.map(own));
+        let backward = BackwardPlan { dout, results, dsink, running, travelling, partial, slots };
+        RingPlan { backward: Some(backward), ..self }
+    }
+
+    /// Returns the number of sections of a pass: the steps, and what is before and behind them.
+    pub(super) fn sections(&self) -> usize {
+        self.steps + 2
+    }
+
+    pub(super) fn events(&self) -> usize {
+        MARK_KINDS * (self.steps + 1).max(OTHERS)
+    }
+
+    /// Returns a mark of the work around a ring of some steps, by a number below [`OTHERS`].
+    pub(super) fn other(steps: usize, number: usize) -> Mark {
+        mark(steps, MarkKind::Other, number)
+    }
+}
+
+fn mark(steps: usize, kind: MarkKind, step: usize) -> Mark {
+    Mark((kind as usize * (steps + 1).max(OTHERS) + step) as u32)
+}
+
+/// Number of marks of the work around a ring.
+pub(super) const OTHERS: usize = 24;
+
+/// Makes the slots of KV that is received.
+fn slots(builder: &mut Builder, kv: [BufferId; 2], steps: usize) -> Vec<[Own; 2]> {
+    let mut receive = |index: usize| {
+        [(kv[0], "k"), (kv[1], "v")].map(|(of, name)| {
+            let format = builder.describe(of).format;
+            own(builder.like(of, &format!("{name} received, slot {index}"), format))
+        })
+    };
+    (0..2.min(steps - 1)).map(&mut receive).collect()
+}
+
+/// Operations of a section in the making.
+struct Section<'a> {
+    ring: &'a RingPlan,
+    to: &'a mut Vec<Op>,
+}
+
+impl Section<'_> {
+    fn push(&mut self, stream: u8, act: Act) {
+        self.to.push(Op { stream, act });
+    }
+
+    fn record(&mut self, stream: u8, kind: MarkKind, step: usize) {
+        let mark = mark(self.ring.steps, kind, step);
+        self.push(stream, Act::Record(mark));
+    }
+
+    fn wait(&mut self, stream: u8, kind: MarkKind, step: usize) {
+        let mark = mark(self.ring.steps, kind, step);
+        self.push(stream, Act::Wait(mark));
+    }
+
+    fn fill(&mut self, to: Own, rows: Extent, value: FillValue) {
+        self.push(MAIN, Act::Fill { to, rows, value });
+    }
+
+    fn copy(&mut self, from: Own, to: Own, side: Side) {
+        self.push(MAIN, Act::Copy { from, to, rows: Extent::Slots(side) });
+    }
+
+    fn fork(&mut self, kind: MarkKind) {
+        if self.ring.steps > 1 {
+            self.record(MAIN, kind, 0);
+            self.wait(COMMUNICATION, kind, 0);
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Returns the rank at another place of a rank's ring, counted round.
+    fn neighbour(&self, rank: usize, ahead: usize) -> u32 {
+        let place = (self.place(rank) + ahead) % self.places();
+        (place * self.members + rank % self.members) as u32
+    }
+
+    fn sees(&self, place: usize, queries: Range<usize>, owner: usize, keys: usize) -> bool {
+        let of = PieceId { member: owner, part: keys };
+        queries.into_iter().any(|part| self.pairs.sees(PieceId { member: place, part }, of))
+    }
+
+    pub(super) fn forward(&self, ring: &RingPlan, rank: usize, index: usize, to: &mut Vec<Op>) {
+        let mut section = Section { ring, to };
+        match index.checked_sub(1) {
+            None => {
+                section.fill(ring.running, Extent::Slots(Side::Q), FillValue::Zero);
+                section.fill(ring.lse, Extent::Slots(Side::Q), FillValue::NegInfinity);
+                section.fill(ring.max_logit, Extent::Values, FillValue::NegInfinity);
+                section.fork(MarkKind::Start);
+            }
+            Some(step) if step < ring.steps => self.forward_step(rank, step, &mut section),
+            Some(_) => {
+                section.wait(MAIN, MarkKind::Done, ring.steps - 1);
+                if self.problem.softmax.sink != Sink::None {
+                    section.push(MAIN, Act::ApplySink { sink: ring.sink, results: [ring.running, ring.lse] });
+                }
+                section.copy(ring.running, ring.out, Side::Q);
+                if self.places() > 1 {
+                    section.push(MAIN, Act::AllReduce { buffer: ring.max_logit });
+                }
+            }
+        }
+    }
+
+    fn forward_step(&self, rank: usize, step: usize, section: &mut Section<'_>) {
+        let (ring, size, [q_parts, kv_parts]) = (section.ring, self.places(), self.parts());
+        let kv = |step: usize| if step == 0 { ring.kv } else { ring.slots[(step - 1) % 2] };
+        if step + 1 < ring.steps {
+            if step > 1 {
+                section.wait(COMMUNICATION, MarkKind::Done, step - 1);
+            }
+            let (to, from) = (self.neighbour(rank, 1), self.neighbour(rank, size - 1));
+            section.push(COMMUNICATION, Act::Exchange { to, sent: kv(step), from, received: kv(step + 1) });
+            section.record(COMMUNICATION, MarkKind::Arrived, step + 1);
+        }
+        let (stream, place) = ((step % 2) as u8, self.place(rank));
+        if step > 0 {
+            section.wait(stream, MarkKind::Arrived, step);
+        }
+        let mut turn = step.checked_sub(1);
+        let owner = (place + size - step) % size;
+        let [k, v] = kv(step);
+        for keys in (0..kv_parts).filter(|&keys| self.sees(place, 0..q_parts, owner, keys)) {
+            let launch = Launch { owner: owner as u32, queries: [0, q_parts as u8], keys: keys as u8 };
+            let step = ring.partial[step % 2];
+            let results = [step[0], step[1], ring.max_logit];
+            section.push(stream, Act::Attend { launch, inputs: [ring.q, k, v], results });
+            if let Some(before) = turn.take() {
+                section.wait(stream, MarkKind::Done, before);
+            }
+            let (style, running) = (self.style, [ring.running, ring.lse]);
+            section.push(stream, Act::Merge { style, launch, step, running });
+        }
+        if let Some(before) = turn {
+            section.wait(stream, MarkKind::Done, before);
+        }
+        section.record(stream, MarkKind::Done, step);
+    }
+
+    pub(super) fn backward(&self, ring: &RingPlan, rank: usize, index: usize, to: &mut Vec<Op>) {
+        let Some(back) = &ring.backward else { return };
+        let mut section = Section { ring, to };
+        match index.checked_sub(1) {
+            None => {
+                section.fill(back.running, Extent::Slots(Side::Q), FillValue::Zero);
+                for to in back.travelling[0] {
+                    section.fill(to, Extent::All, FillValue::Zero);
+                }
+                section.fork(MarkKind::BackwardStart);
+            }
+            Some(step) if step < ring.steps => self.backward_step(rank, step, back, &mut section),
+            Some(_) => {
+                if ring.steps > 1 {
+                    section.wait(MAIN, MarkKind::Gradients, ring.steps);
+                }
+                let [dq, dk, dv] = back.results;
+                let home = back.travelling[ring.steps % back.travelling.len()];
+                section.copy(back.running, dq, Side::Q);
+                section.copy(home[0], dk, Side::Kv);
+                section.copy(home[1], dv, Side::Kv);
+                if let Some((sink, dsink)) = ring.sink.zip(back.dsink) {
+                    let inputs = [sink, back.dout, ring.out, ring.lse];
+                    section.push(MAIN, Act::SinkGradient { inputs, dsink });
+                }
+            }
+        }
+    }
+
+    fn backward_step(&self, rank: usize, step: usize, back: &BackwardPlan, section: &mut Section<'_>) {
+        let (ring, size, [q_parts, kv_parts]) = (section.ring, self.places(), self.parts());
+        let kv = |step: usize| if step == 0 { ring.kv } else { back.slots[(step - 1) % 2] };
+        let travelling = |step: usize| back.travelling[step % back.travelling.len()];
+        let (to, from) = (self.neighbour(rank, size - 1), self.neighbour(rank, 1));
+        if step + 1 < ring.steps {
+            section.push(COMMUNICATION, Act::Exchange { to, sent: kv(step), from, received: kv(step + 1) });
+            section.record(COMMUNICATION, MarkKind::BackwardArrived, step + 1);
+        }
+        let (stream, place) = ((step % 2) as u8, self.place(rank));
+        if step > 0 {
+            section.wait(stream, MarkKind::BackwardArrived, step);
+        }
+        let mut turn = (step > 0).then_some(step);
+        let (owner, [k, v], results) = ((place + step) % size, kv(step), back.partial[step % 2]);
+        for (q, keys) in (0..q_parts).flat_map(|q| (0..kv_parts).map(move |keys| (q, keys))) {
+            if !self.sees(place, q..q + 1, owner, keys) {
+                continue;
+            }
+            let queries = [q as u8, q as u8 + 1];
+            let launch = Launch { owner: owner as u32, queries, keys: keys as u8 };
+            let inputs = [ring.q, k, v, back.dout, ring.out, ring.lse];
+            section.push(stream, Act::AttendBackward { launch, inputs, results });
+            if let Some(before) = turn.take() {
+                section.wait(stream, MarkKind::Gradients, before);
+            }
+            let ([dq, dk, dv], [to_dk, to_dv]) = (results, travelling(step));
+            for (side, from, to) in
+                [(Side::Q, dq, back.running), (Side::Kv, dk, to_dk), (Side::Kv, dv, to_dv)]
+            {
+                section.push(stream, Act::Accumulate { launch, side, from, to });
+            }
+        }
+        if let Some(before) = turn {
+            section.wait(stream, MarkKind::Gradients, before);
+        }
+        if ring.steps > 1 {
+            section.record(stream, MarkKind::BackwardDone, step);
+            section.wait(COMMUNICATION, MarkKind::BackwardDone, step);
+            let (sent, received) = (travelling(step), travelling(step + 1));
+            section.push(COMMUNICATION, Act::Exchange { to, sent, from, received });
+            section.record(COMMUNICATION, MarkKind::Gradients, step + 1);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Unrolling: a plan's operations with their segments and rows, one rank at a time.
+
+use std::collections::BTreeMap;
+
+use seamproof_oracle::{Run, Side};
+
+use super::act::{Act, Extent, Launch, Mark, Op, Own, Way};
+use super::{Plan, Programs};
+use crate::AttentionCall;
+use crate::schedule::all_gather;
+use crate::schedule::all_to_all::whole_sequences;
+use crate::schedule::build::{self, Builder};
+use crate::schedule::collect::{inverse, rank_order};
+use crate::schedule::embed;
+use crate::schedule::hierarchical::ring_order;
+use crate::schedule::place::placed;
+use crate::schedule::program::{
+    Attend, AttendBackward, Buffer, BufferId, EventId, Merge, MergeOrder, Operation, Placement, RankProgram,
+    Reduction, Region, RowPair, Schedule, Step, Work,
+};
+use crate::schedule::ring::{RingCore, owned};
+
+/// What a schedule has of one rank. Buffers, events and groups are numbered by their order on the rank, and launches have no
+/// step, which people alone read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedRank {
+    /// The rank's buffers.
+    pub buffers: Vec<Buffer>,
+    /// The placements of these buffers.
+    pub placements: Vec<Placement>,
+    /// The program. Peers are places in the group in what a plan makes, and ranks of the world in what a schedule has.
+    pub program: RankProgram,
+}
+
+impl PlannedRank {
+    /// Returns what a schedule has of a rank of the world.
+    pub fn of(schedule: &Schedule, rank: usize) -> PlannedRank {
+        let own = schedule.buffers.iter().enumerate().filter(|(_, buffer)| buffer.rank == rank);
+        let numbers: BTreeMap<usize, usize> =
+            own.clone().enumerate().map(|(number, (id, _))| (id, number)).collect();
+        // A buffer of another rank has no number here.
+        let number = |id: BufferId| BufferId(numbers.get(&id.0).copied().unwrap_or(usize::MAX));
+        let placements = schedule.placements.iter().filter(|placed| numbers.contains_key(&placed.buffer.0));
+        let placements =
+            placements.map(|placed| Placement { buffer: number(placed.buffer), ..placed.clone() });
+        let mut program = schedule.ranks.get(rank).cloned().unwrap_or_default();
+        let mut names = Names::default();
+        for Operation { work, .. } in &mut program.operations {
+            embed::buffers(work).into_iter().for_each(|id| *id = number(*id));
+            names.rename(work);
+        }
+        let buffers = own.map(|(_, buffer)| buffer.clone()).collect();
+        PlannedRank { buffers, placements: placements.collect(), program }
+    }
+}
+
+/// Numbers of events and groups, by the order in which a rank's program first names them.
+#[derive(Default)]
+struct Names {
+    events: BTreeMap<usize, usize>,
+    groups: BTreeMap<usize, usize>,
+}
+
+impl Names {
+    fn rename(&mut self, work: &mut Work) {
+        match work {
+            Work::RecordEvent(event) | Work::WaitEvent(event) => {
+                let next = self.events.len();
+                event.0 = *self.events.entry(event.0).or_insert(next);
+            }
+            Work::Send { group: Some(group), .. } | Work::Recv { group: Some(group), .. } => {
+                let next = self.groups.len();
+                *group = *self.groups.entry(*group).or_insert(next);
+            }
+            Work::Attend(attend) => attend.step = Step::default(),
+            Work::AttendBackward(attend) => attend.step = Step::default(),
+            _ => {}
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Returns one rank of the group, by its place, as a schedule has it, with the programs that are given.
+    pub fn rank(&self, programs: &dyn Programs, rank: usize) -> PlannedRank {
+        let (mut ops, mut operations, mut backward, mut groups) = (Vec::new(), Vec::new(), None, 0);
+        for index in 0..programs.sections() {
+            if self.has_backward() && index == self.of_pass() {
+                backward = Some(operations.len());
+            }
+            ops.clear();
+            programs.section(rank, index, &mut ops);
+            for Op { stream, act } in &ops {
+                let stream = usize::from(*stream);
+                let works = self.works(rank, act, groups).into_iter();
+                operations.extend(works.map(|work| Operation { stream, work }));
+                groups += usize::from(matches!(act, Act::Exchange { .. }));
+            }
+        }
+        let mut names = Names::default();
+        operations.iter_mut().for_each(|Operation { work, .. }| names.rename(work));
+        let mut builder = Builder::new(1);
+        let sinks = self.heads.sinks(self.problem, rank % self.members);
+        build::local_with_sinks(&mut builder, self.problem, &self.shards, rank, sinks);
+        let buffers = self.buffers.iter().map(|buffer| Buffer { rank, ..buffer.clone() }).collect();
+        PlannedRank {
+            buffers,
+            placements: builder.finish().placements,
+            program: RankProgram { operations, backward },
+        }
+    }
+
+    /// Returns the whole schedule, with the programs that are given.
+    pub fn unroll(&self, programs: &dyn Programs) -> Schedule {
+        let mut schedule = Builder::new(self.ranks()).finish();
+        schedule.communicators = self.communicators();
+        for rank in 0..self.ranks() {
+            let first = schedule.buffers.len();
+            let PlannedRank { buffers, placements, mut program } = self.rank(programs, rank);
+            for Operation { work, .. } in &mut program.operations {
+                embed::buffers(work).into_iter().for_each(|id| id.0 += first);
+            }
+            schedule.buffers.extend(buffers);
+            let moved = |placed: Placement| Placement { buffer: BufferId(placed.buffer.0 + first), ..placed };
+            schedule.placements.extend(placements.into_iter().map(moved));
+            schedule.ranks[rank] = program;
+        }
+        placed(schedule, &self.problem.parallel)
+    }
+
+    /// Returns the communicators: all ranks, and where exchanges are around a ring, those of each exchange and then those
+    /// of each ring. Ranks are places in the group.
+    pub(crate) fn communicators(&self) -> Vec<Vec<usize>> {
+        let (ranks, members) = (self.ranks(), self.members);
+        let mut all = vec![(0..ranks).collect()];
+        if self.exchange.is_some() && !self.is_whole() {
+            all.extend((0..ranks / members).map(|group| (group * members..(group + 1) * members).collect()));
+            all.extend((0..members).map(|member| (member..ranks).step_by(members).collect()));
+        }
+        all
+    }
+
+    /// Returns the index of the communicator of a rank's ring.
+    pub(crate) fn ring_communicator(&self, rank: usize) -> usize {
+        if self.exchange.is_some() { 1 + self.places() + rank % self.members } else { 0 }
+    }
+
+    fn core(&self) -> RingCore<'_> {
+        let (mask, softmax) = (self.problem.mask, self.problem.softmax);
+        let (shards, order) = (&self.pieces, MergeOrder::Running);
+        RingCore { mask, softmax, shards, members: &[], communicator: 0, order }
+    }
+
+    /// Returns the call of a launch.
+    fn call(&self, rank: usize, launch: &Launch) -> AttentionCall {
+        let Launch { owner, queries: [first, end], keys } = *launch;
+        if self.gathers() {
+            let (whole, mut parts) = all_gather::calls(self.problem, &self.shards, rank);
+            let is_there = usize::from(first) < parts.len();
+            return if is_there { parts.swap_remove(first.into()) } else { whole };
+        }
+        let ends = (self.place(rank), owner as usize);
+        let segments = self.core().all_segments(ends, first.into()..end.into(), keys.into());
+        self.core().partial(segments)
+    }
+
+    /// Returns the rows of a side that a launch writes.
+    fn written(&self, rank: usize, launch: &Launch, side: Side) -> Vec<RowPair> {
+        let call = self.call(rank, launch);
+        match side {
+            Side::Kv if self.gathers() => {
+                let keys = call.segments.iter().flat_map(|segment| segment.kv.iter().copied());
+                build::same_rows(&keys.filter(|run| run.len > 0).collect::<Vec<_>>())
+            }
+            Side::Q => owned(call.segments.iter().map(|segment| segment.q)),
+            Side::Kv => owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied())),
+        }
+    }
+
+    fn extent(&self, buffer: BufferId, extent: Extent) -> Vec<Run> {
+        match extent {
+            Extent::Slots(side) => build::slots(self.pieces.of(side)),
+            Extent::LocalSlots(side) => build::slots(self.shards.of(side)),
+            Extent::All => vec![self.all(buffer).rows],
+            Extent::Values => Vec::new(),
+        }
+    }
+
+    fn all(&self, buffer: BufferId) -> Region {
+        let Buffer { rows, heads, .. } = self.buffers[buffer.0];
+        Region { buffer, rows: Run::packed(0, rows, rows), heads: 0..heads }
+    }
+
+    /// Returns row pairs from rank order to collected order.
+    pub(crate) fn collected(&self, rank: usize, side: Side) -> Vec<RowPair> {
+        let group = self.place(rank);
+        let members = group * self.members..(group + 1) * self.members;
+        match self.is_whole() {
+            true if self.gathers() => rank_order(self.shards.of(side), 0..self.ranks()),
+            true => rank_order(self.shards.of(side), members),
+            false => ring_order(self.shards.of(side), self.pieces.of(side), group, members),
+        }
+    }
+
+    /// Returns the work of an operation: a send and a receive of a group for an exchange, one for any other.
+    fn works(&self, rank: usize, act: &Act, group: usize) -> Vec<Work> {
+        let id = |own: Own| BufferId(own.0.into());
+        let work = match *act {
+            Act::Attend { ref launch, inputs, results } => {
+                let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
+                let (step, call) = (Step::default(), self.call(rank, launch));
+                let (table, descales, sink) = (None, Vec::new(), None);
+                Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
+            }
+            Act::AttendWhole { inputs, sink, results } => {
+                let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
+                let (step, call) = (Step::default(), self.whole_call(rank));
+                let (table, descales, sink) = (None, Vec::new(), sink.map(id));
+                Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
+            }
+            Act::AttendBackward { ref launch, inputs, results } => {
+                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
+                let (step, call, table, sink) = (Step::default(), self.call(rank, launch), None, None);
+                let all = AttendBackward {
+                    step,
+                    call,
+                    table,
+                    descales: Vec::new(),
+                    q,
+                    k,
+                    v,
+                    dout,
+                    out,
+                    lse,
+                    sink,
+                    dq,
+                    dk,
+                    dv,
+                };
+                Work::AttendBackward(all)
+            }
+            Act::AttendBackwardWhole { inputs, sink, results } => {
+                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
+                let (step, call) = (Step::default(), whole_sequences(self.problem, &self.shards));
+                let (table, sink) = (None, sink.map(|[sink, dsink]| (id(sink), id(dsink))));
+                let all = AttendBackward {
+                    step,
+                    call,
+                    table,
+                    descales: Vec::new(),
+                    q,
+                    k,
+                    v,
+                    dout,
+                    out,
+                    lse,
+                    sink,
+                    dq,
+                    dk,
+                    dv,
+                };
+                Work::AttendBackward(all)
+            }
+            Act::AttendGathered { ref launch, inputs, results } => {
+                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
+                let (step, call, table, sink) = (Step::default(), self.call(rank, launch), None, None);
+                let all = AttendBackward {
+                    step,
+                    call,
+                    table,
+                    descales: Vec::new(),
+                    q,
+                    k,
+                    v,
+                    dout,
+                    out,
+                    lse,
+                    sink,
+                    dq,
+                    dk,
+                    dv,
+                };
+                Work::AttendBackward(all)
+            }
+            Act::Merge { style, ref launch, step, running } => {
+                let ([step_out, step_lse], [out, lse]) = (step.map(id), running.map(id));
+                let rows = self.written(rank, launch, Side::Q);
+                Work::Merge(Merge { style, step_out, step_lse, out, lse, rows })
+            }
+            Act::Accumulate { ref launch, side, from, to } => {
+                Work::Accumulate { from: id(from), to: id(to), rows: self.written(rank, launch, side) }
+            }
+            Act::Add { side, from, to } => {
+                let rows = build::same_rows(&self.extent(id(to), Extent::LocalSlots(side)));
+                Work::Accumulate { from: id(from), to: id(to), rows }
+            }
+            Act::ApplySink { sink, results } => {
+                let ([out, lse], rows) = (results.map(id), self.core().real_queries(self.place(rank)));
+                Work::ApplySink { sink: sink.map(id), out, lse, rows }
+            }
+            Act::SinkGradient { inputs, dsink } => {
+                let ([sink, dout, out, lse], dsink) = (inputs.map(id), id(dsink));
+                let rows = self.core().real_queries(self.place(rank));
+                Work::SinkGradient { sink, dout, out, lse, dsink, rows, descales: Vec::new() }
+            }
+            Act::Fill { to, rows, value } => {
+                Work::Fill { to: id(to), rows: self.extent(id(to), rows), value }
+            }
+            Act::Copy { from, to, rows } => {
+                let rows = build::same_rows(&self.extent(id(to), rows));
+                Work::Copy { from: id(from), to: id(to), rows }
+            }
+            Act::Reorder { from, to, side, way } => {
+                let pairs = self.collected(rank, side);
+                let rows = if way == Way::Collect { pairs } else { inverse(&pairs) };
+                Work::Copy { from: id(from), to: id(to), rows }
+            }
+            Act::Exchange { to, sent, from, received } => {
+                let (group, sent, received) = (Some(group), self.regions(sent), self.regions(received));
+                return vec![
+                    Work::Send { to: to as usize, group, regions: sent },
+                    Work::Recv { from: from as usize, group, regions: received },
+                ];
+            }
+            Act::AllToAll { side, way, from, to, landings } => {
+                self.all_to_all(rank, side, way, (id(from), id(to)), landings.into())
+            }
+            Act::AllGather { from, to } => {
+                let part = |member| self.part(id(to), member, self.rows(Side::Kv));
+                let to = (0..self.ranks()).map(part).collect();
+                Work::AllGather { communicator: 0, from: self.all(id(from)), to }
+            }
+            Act::ReduceScatter { from, to } => {
+                let part = |member| self.part(id(from), member, self.rows(Side::Kv));
+                let from = (0..self.ranks()).map(part).collect();
+                Work::ReduceScatter { communicator: 0, from, to: self.all(id(to)) }
+            }
+            Act::GatherHeads { from, to } => {
+                let whole = self.all(id(to));
+                let of = |member| Region { heads: self.heads.of(Side::Q, member), ..whole.clone() };
+                let to = (0..self.members).map(of).collect();
+                Work::AllGather {
+                    communicator: self.exchange_communicator(rank),
+                    from: self.all(id(from)),
+                    to,
+                }
+            }
+            Act::AllReduce { buffer } => Work::AllReduce {
+                communicator: self.ring_communicator(rank),
+                region: self.all(id(buffer)),
+                reduction: Reduction::Max,
+            },
+            Act::Record(Mark(mark)) => Work::RecordEvent(EventId(mark as usize)),
+            Act::Wait(Mark(mark)) => Work::WaitEvent(EventId(mark as usize)),
+        };
+        vec![work]
+    }
+
+    /// Returns the `index`-th `rows` rows of a buffer.
+    fn part(&self, buffer: BufferId, index: usize, rows: usize) -> Region {
+        Region { rows: Run::packed(index * rows, rows, rows), ..self.all(buffer) }
+    }
+
+    /// Returns the call of a launch on all queries of a rank.
+    fn whole_call(&self, rank: usize) -> AttentionCall {
+        match self.gathers() {
+            true => all_gather::calls(self.problem, &self.shards, rank).0,
+            false => whole_sequences(self.problem, &self.shards),
+        }
+    }
+
+    fn regions(&self, buffers: [Own; 2]) -> Vec<Region> {
+        buffers.map(|own| self.all(BufferId(own.0.into()))).to_vec()
+    }
+
+    /// Returns the index of the communicator of a rank's exchanges.
+    pub(crate) fn exchange_communicator(&self, rank: usize) -> usize {
+        if self.is_whole() { 0 } else { 1 + self.place(rank) }
+    }
+
+    fn all_to_all(
+        &self,
+        rank: usize,
+        side: Side,
+        way: Way,
+        (from, to): (BufferId, BufferId),
+        landings: usize,
+    ) -> Work {
+        let members = 0..self.members;
+        let rows = self.rows(side);
+        let part = |buffer, index: usize| self.part(buffer, index, rows);
+        let heads = |member| self.heads.of(side, member);
+        let landing = |member: usize| BufferId(to.0 + member % landings.max(1));
+        let of_heads = |buffer, member| Region { heads: heads(member), ..self.all(buffer) };
+        let (send, recv) = match way {
+            Way::Collect => (
+                members.clone().map(|member| of_heads(from, member)).collect(),
+                members.map(|member| part(to, member)).collect(),
+            ),
+            Way::Deal => (
+                members.clone().map(|member| part(from, member)).collect(),
+                members.map(|member| of_heads(landing(member), member)).collect(),
+            ),
+        };
+        Work::AllToAll { communicator: self.exchange_communicator(rank), send, recv }
+    }
+}
