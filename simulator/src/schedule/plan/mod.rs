@@ -17,7 +17,8 @@
 //! | ring, all-to-all, hierarchical | every balance |
 //! | all-gather | contiguous and dual-chunk |
 //!
-//! There is none for a single rank, keys that sequences share, sequence-parallel regions, and the order [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
+//! There is none for a single rank, keys that sequences share, sequence-parallel regions, and the order
+//! [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
 
 mod act;
 mod exchange;
