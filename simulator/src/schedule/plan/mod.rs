@@ -10,7 +10,7 @@
 //!
 //! [`Plan::rank`] *unrolls* a plan: it writes out the segments and rows of one rank's operations. A plan that is unrolled is
 //! the schedule that the builder of its algorithm makes, but for the numbers of buffers, events and groups
-//! ([`crate::check::is_plan`] compares the two).
+//! ([`crate::check::plan::is_plan`] compares the two).
 //!
 //! | has a plan | |
 //! |---|---|
@@ -18,7 +18,7 @@
 //! | all-gather | contiguous and dual-chunk |
 //!
 //! There is none for a single rank, keys that sequences share, sequence-parallel regions, and the order
-//! [`MergeOrder::Deferred`](super::MergeOrder::Deferred).
+//! [`MergeOrder::Deferred`].
 
 mod act;
 mod exchange;
