@@ -230,3 +230,37 @@ fn lines(segment: &Segment, (at, line): (usize, Positions)) -> Vec<ReplayedKeys>
 fn coarser(a: Format, b: Format) -> Format {
     if b.precision_bits() < a.precision_bits() { b } else { a }
 }
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::Run;
+
+    use super::*;
+
+    /// Test of two runs of a segment in blocks of 32 rows that begin with a group of 16: the first has 4 hidden rows and
+    /// 50 keys, which are two blocks, and the second begins a third one.
+    #[test]
+    fn keys_of_runs_are_numbered_in_blocks_of_their_own() {
+        let packed = |offset, len| Run::packed(offset, len, len);
+        let segment = Segment {
+            q: packed(0, 70),
+            kv: vec![packed(20, 50), packed(96, 20)],
+            lo: None,
+            hi: Some(0),
+            prefix: 0,
+            sink_tokens: 0,
+        };
+        let line = Positions { start: 100, step: 1, len: 70 };
+        let blocks = KeyBlocks { rows: 32, group: 16 };
+        let parts: Vec<_> =
+            lines(&segment, (0, line)).into_iter().flat_map(|keys| blocks.numbered(&segment, keys)).collect();
+        let part = |first, start, len, hi| ReplayedKeys {
+            first,
+            line: Positions { start, step: 1, len },
+            band: Band { lo: None, hi: Some(hi) },
+        };
+        assert_eq!(parts, [part(4, 100, 50, 4), part(64, 150, 20, 14)]);
+        // The last query sees the last key.
+        assert_eq!(parts[1].band.keys(69, 84), 0..84);
+    }
+}
