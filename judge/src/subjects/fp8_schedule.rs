@@ -109,6 +109,10 @@ fn own(
     codes: &Array3<f32>,
 ) -> Option<TensorScales> {
     let scales = inputs.scales.of(tensor)?;
+    // A forward has no rows of dout.
+    if codes.is_empty() {
+        return Some(scales.clone());
+    }
     let member = rank / problem.parallel.region;
     let layouts = sharding::members(problem).unwrap_or_default();
     let rows = |layout: sharding::RankLayout| match tensor {
@@ -165,6 +169,14 @@ mod tests {
         let precision = Precision { q: code, k: code, v: code, dout: code, p, ds: p, ..packed.precision };
         let (heads, scales) = (Heads { q: 4, kv: 2 }, ScaleValues::Any);
         Problem::new(ProblemFields { heads, precision, scales, parallel, ..packed }).expect("a problem")
+    }
+
+    /// Test that a forward, which has no rows of dout, keeps the group's scales.
+    #[test]
+    fn a_forward_has_no_own_scale_of_dout() {
+        let forward = problem(ContextParallel::single()).forward();
+        let inputs = values::inputs(&forward);
+        assert_eq!(dout_of_own_rows(&forward, &inputs, 0), inputs.scales);
     }
 
     #[test]
