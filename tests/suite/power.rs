@@ -1,8 +1,10 @@
 //! The power table in small: the faults that the judge catches, and those that the rules of the field let pass.
 
 use seamproof::power::rows::{PowerRow, Shape};
+use seamproof::power::rules::{Compared, Tensors};
 use seamproof::power::{BF16, Caught, DRAWS, FP8, Measured, PowerPlan, PowerTable, measure};
-use seamproof_oracle::InputMode;
+use seamproof_judge::subject::RankOutputs;
+use seamproof_oracle::{InputMode, Problem, ProblemFields, blocked};
 
 const PLAN: PowerPlan = PowerPlan { cases: 6, seed: 1 };
 
@@ -75,7 +77,7 @@ fn the_right_kernel_is_never_rejected() {
 /// Test of the table in FP8: rules that let a rounding of 6 % pass see nothing of weights that are cut off, or of their sum. The right kernel passes them all.
 #[test]
 fn subtle_faults_in_fp8_are_caught_by_the_judge_alone() {
-    let short = |shape: Shape| Shape { queries: 32, keys: 32, heads: 1, ..shape };
+    let short = |shape: Shape| Shape { queries: 16, keys: 16, heads: 1, dim: 16, ..shape };
     for name in ["weights cut off", "row sum of rounded weights"] {
         let measured = measured_in(&FP8, name, short);
         assert_eq!(measured.judge.draws(PLAN.seed), DRAWS, "{name}: {measured:?}");
@@ -84,6 +86,24 @@ fn subtle_faults_in_fp8_are_caught_by_the_judge_alone() {
     let right = measured_in(&FP8, "no fault", short);
     let caught = [&right.judge, &right.rules[0], &right.rules[1]];
     assert_eq!(caught.map(Caught::cases), [0; 3]);
+}
+
+/// Test that the rule of the mean square can reject: it does where values have the scale of something sixteen times
+/// as large, and where nothing is finite.
+#[test]
+fn the_rule_of_the_mean_square_rejects_what_is_far_off() {
+    let problem = Problem::new(ProblemFields::packed(&[(8, 8)], 16)).unwrap();
+    let inputs = seamproof_judge::values::inputs(&problem);
+    let exact = Tensors::exact(&problem, &inputs, false);
+    let accepts = |factor: f32| {
+        let mut got = RankOutputs::unwritten(&problem.forward());
+        got.out = blocked::forward(&problem, &inputs, None).exact.out.mapv(|out| factor * out as f32);
+        let got = Tensors::of(&got);
+        let compared = Compared { got: &got, exact: &exact, problem: &problem, inputs: &inputs };
+        FP8.rules.map(|rule| (rule.accepts)(&compared))
+    };
+    assert_eq!(accepts(1.0), [true, true]);
+    assert!(!accepts(16.0)[1] && accepts(f32::NAN) == [false, false]);
 }
 
 /// Test that a draw is as good as its cases: it catches nothing where no case does, and something where one does.
