@@ -22,10 +22,11 @@ use serde::{Deserialize, Serialize};
 pub const LOCK_VERSION: u32 = 3;
 
 /// Profile files by the name of the subject.
-const LOCKED: [(&str, &str); 3] = [
+const LOCKED: [(&str, &str); 4] = [
     ("emulated", include_str!("../profiles/emulated.json")),
     ("emulated-fp8", include_str!("../profiles/emulated-fp8.json")),
     ("cuda", include_str!("../profiles/cuda.json")),
+    ("cuda-fp8", include_str!("../profiles/cuda-fp8.json")),
 ];
 
 /// A profile as it is stored.

@@ -64,7 +64,22 @@ fn options(source: &Source, version: CudaVersion) -> Vec<&'static str> {
 
 /// Compiles a source. The module's text says what is refused.
 pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
-    let options = options(source, version()?);
+    let program = compiled(source, &options(source, version()?))?;
+    let log = program.log()?;
+    accept(source.file, &log)?;
+    Ok(Compiled { cubin: program.cubin()?, log })
+}
+
+/// Refuses a source whose C++ does not compile. No code is made, which takes most of a compilation: neither inline
+/// assembly is looked at, nor what only the assembler knows.
+pub fn check_syntax(source: &Source) -> Result<(), KernelError> {
+    let options: Vec<&str> =
+        options(source, version()?).into_iter().chain(["-fdevice-syntax-only"]).collect();
+    compiled(source, &options).map(drop)
+}
+
+/// Returns a source's program, compiled with these options.
+fn compiled(source: &Source, options: &[&'static str]) -> Result<Program, KernelError> {
     let text = |text: &str| {
         CString::new(text).map_err(|_| KernelError::shape(format!("{}: a NUL in a source", source.file)))
     };
@@ -76,17 +91,14 @@ pub fn compile(source: &Source) -> Result<Compiled, KernelError> {
         .collect::<Result<_, KernelError>>()?;
     let program = Program::new(&file, &body, &headers)?;
     // SAFETY: the program and its texts are alive.
-    let compiled = unsafe { result::compile_program(program.0, &options) };
-    let log = program.log()?;
-    if let Err(error) = compiled {
-        return Err(if error.0 == sys::nvrtcResult::NVRTC_ERROR_COMPILATION {
-            KernelError::Compile { file: source.file.to_owned(), log }
-        } else {
-            failed("compile", error)
-        });
+    let compiled = unsafe { result::compile_program(program.0, options) };
+    match compiled {
+        Ok(()) => Ok(program),
+        Err(error) if error.0 == sys::nvrtcResult::NVRTC_ERROR_COMPILATION => {
+            Err(KernelError::Compile { file: source.file.to_owned(), log: program.log()? })
+        }
+        Err(error) => Err(failed("compile", error)),
     }
-    accept(source.file, &log)?;
-    Ok(Compiled { cubin: program.cubin()?, log })
 }
 
 /// Returns whether a message of the assembler says that a kernel is not what its source says: C7508 (setmaxnreg

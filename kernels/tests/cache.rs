@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use seamproof_kernels::KernelError;
 use seamproof_kernels::cache::{Cache, Origin};
 use seamproof_kernels::source::{Source, sources};
+use seamproof_kernels::{KernelError, nvrtc};
 
 /// Returns what was done, or fails with the error's text.
 #[track_caller]
@@ -74,4 +74,19 @@ fn a_cache_survives_company_and_damage() {
     assert!(
         matches!(cache.get(&broken), Err(KernelError::Compile { log, .. }) if log.contains("metadata.cu("))
     );
+}
+
+/// What is wrong in an instance of a template only is found without code being made.
+#[test]
+#[ignore = "needs NVRTC"]
+fn a_wrong_instance_is_refused_without_making_code() {
+    let template = "template <int N> __device__ int of(const int (&x)[N]) { return x.size + N; }\n";
+    let with = |call: &str| {
+        let right = metadata();
+        let text = format!("{}\n{template}{call}", right.text);
+        nvrtc::check_syntax(&right.with_text(text))
+    };
+    done(with(""));
+    let refused = with("extern \"C\" __global__ void wrong(int* to) { int x[2] = {}; *to = of(x); }");
+    assert!(matches!(refused, Err(KernelError::Compile { .. })), "{refused:?}");
 }
