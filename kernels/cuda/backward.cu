@@ -37,8 +37,10 @@
 // backward_statistics.cuh, those that multiply in backward_consumer.cuh, the plan in backward_plan.cuh; here is what they have in
 // common.
 //
-// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16 or FP16); GENERAL (hopper.cuh). PLAN: with the planning kernel.
+// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16, FP16, or E4M3, see backward_codes.cuh); GENERAL (hopper.cuh).
+// PLAN: with the planning kernel.
 #include "common.cuh"
+#include "codes.cuh"
 #include "hopper.cuh"
 
 constexpr int KEYS = 128, ROWS = 8192 / DIM;
@@ -47,11 +49,17 @@ constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
 constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
-constexpr int KV_BYTES = KEYS * DIM * 2, Q_BYTES = ROWS * DIM * 2, DS_BYTES = KEYS * ROWS * 2;
+constexpr int ROW_BYTES = PANELS * 128;
+constexpr int KV_BYTES = KEYS * ROW_BYTES, Q_BYTES = ROWS * ROW_BYTES, DS_BYTES = KEYS * ROWS * ELEMENT;
+// In FP8: the turned copies of a tile of K, and of Q and dout together, and a place for rows on their way out.
+constexpr int TURNED_K_BYTES = IS_FP8 ? KEYS * DIM : 0, TURNED_Q_BYTES = IS_FP8 ? 2 * ROWS * DIM : 0;
+constexpr int OUTWARD_BYTES = IS_FP8 ? CONSUMERS / 32 * 2048 : 0;
 // Of dQ, f32: a group's part of 64 rows and 64 lanes, and all.
 constexpr int PART_BYTES = 64 * 64 * 4, SUMS = ROWS * DIM;
-// The numbers of a tile of rows: LSE of each, then D of each.
-constexpr int STATISTICS = 2 * ROWS;
+// The numbers of a tile of rows: LSE of each, then D of each, and in FP8 four factors (backward_codes.cuh).
+constexpr int STATISTICS = 2 * ROWS + (IS_FP8 ? 4 : 0);
+// The format of out and of gradients, unless they are in f32.
+constexpr int RESULTS = IS_FP8 ? BF16 : TYPE;
 constexpr float LOG2_E = 1.44269504088896340736f;
 
 // Which keys a row sees that no band says: row r sees key k where r + lo <= k or k < sink_tokens, and k <= r + hi or k < prefix.
@@ -161,6 +169,12 @@ struct Args {
     float inner;
     int by_threads;
     Elements elements[4];
+    // In FP8: descales of q, k, v and dout, of each segment and head; turned copies of each tile of query rows and head, and of
+    // each tile of keys and KV head; and the tiles of query rows that the launch has room for.
+    const float* descales[4];
+    u8* turned_q;
+    u8* turned_k;
+    u32 q_capacity;
 };
 
 // Whether the copy engine brings q, k, v and dout. If so, all rows lie on 16 bytes.
@@ -189,14 +203,16 @@ __device__ __forceinline__ i64 part_of(const Args& a, u32 tile, int head) { retu
 #include "backward_tiles.cuh"
 #include "backward_statistics.cuh"
 #include "backward_consumer.cuh"
+#include "backward_codes.cuh"
 
-template <bool SHORT>
+// DOUT is the format of dout.
+template <bool SHORT, int DOUT = TYPE>
 __device__ __forceinline__ void backward(const Args& a) {
     extern __shared__ u8 dynamic[];
     const Shared shared = {kept((shared_address(dynamic) + 1023) / 1024 * 1024)};
     if (threadIdx.x == 0) {
         constexpr int WARPS = CONSUMERS / 32;
-        barrier_init(shared.met(), CONSUMERS);
+        barrier_init(shared.met(), IS_FP8 ? WARPS : CONSUMERS);
         barrier_init(shared.out_full(), 1);
         barrier_init(shared.d_full(), WARPS);
         for (int i = 0; i < TILES; ++i) {
@@ -226,10 +242,28 @@ __device__ __forceinline__ void backward(const Args& a) {
         if (SHORT && threadIdx.x >= CONSUMERS + 96) describe(a, shared);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        consume<SHORT>(a, shared);
+        if constexpr (IS_FP8) consume_codes<DOUT>(a, shared);
+        else consume<SHORT>(a, shared);
     }
 }
 
+#if TYPE == 3
+#define KERNELS(DIM, DOUT)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) backward_fp8_before_##DIM##_##DOUT(                       \
+        const __grid_constant__ Args a                                                                                 \
+    ) {                                                                                                                \
+        __shared__ uint4 rows[KEYS * 8];                                                                               \
+        prepare_codes<DOUT>(a, rows);                                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) backward_fp8_tiles_##DIM##_##DOUT(                    \
+        const __grid_constant__ Args a                                                                                 \
+    ) {                                                                                                                \
+        backward<false, DOUT>(a);                                                                                      \
+    }
+#define NAMED_KERNELS(DIM, DOUT) KERNELS(DIM, DOUT)
+NAMED_KERNELS(DIM, 3)
+NAMED_KERNELS(DIM, 4)
+#else
 #ifdef GENERAL
 #define PASTED(KIND, DIM, TYPE) backward_##KIND##_##DIM##_##TYPE##_general
 #else
@@ -247,6 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(tiles, DIM, T
 extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) NAMED(short, DIM, TYPE)(const __grid_constant__ Args a) {
     backward<true>(a);
 }
+#endif
 #endif
 
 #ifdef PLAN

@@ -186,6 +186,12 @@ __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u
     wgmma_commit();
 }
 
+// What dQ is multiplied with.
+__device__ __forceinline__ float factor_of_queries(const Args& a, const Tile& tile) {
+    if (!IS_FP8) return a.scale;
+    return a.scale * a.descales[K][(i64)tile.opening * (a.heads / a.group) + tile.head];
+}
+
 // dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with
 // `left` turns of the walk. `at`: the tile of keys.
 __device__ __forceinline__ void pass_queries(
@@ -201,8 +207,10 @@ __device__ __forceinline__ void pass_queries(
             const i64 part = part_of(a, tile.q_tile + t, tile.head * a.group + member);
             forget_sums(a.sums + part * SUMS + group * (PART_BYTES / 4));
         }
-        // dS of the next turn is not there yet, and that of the one before has been used by both groups.
-        store(a.dq, a, rows_of_turn(a, tile, t, member), shared.ds(turn + 1), dq, a.scale, a.dim);
+        // dS of the next turn is not there yet, and that of the one before has been used by both groups. In FP8 a warp's dS is no
+        // place of its own.
+        const u32 place = IS_FP8 ? shared.outward() : shared.ds(turn + 1);
+        store(a.dq, a, rows_of_turn(a, tile, t, member), place, dq, factor_of_queries(a, tile), a.dim);
     } else {
         store_sums(shared.dq(group), dq);
     }

@@ -10,7 +10,7 @@ __device__ __forceinline__ void get_eight(const View& view, i64 place, float (&v
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const u16 code = (u16)(words[i / 2] >> 16 * (i % 2));
-        value[i] = view.format == F32 ? __uint_as_float(words[i]) : decode<TYPE>(code);
+        value[i] = view.format == F32 ? __uint_as_float(words[i]) : decode<RESULTS>(code);
     }
 }
 
@@ -165,7 +165,7 @@ __device__ __forceinline__ void store(
     const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
 ) {
     const u32 own = at + kept(threadIdx.x) / 32 * 2048;
-    if (view.format == TYPE && !a.accumulate && by_engine(a)) {
+    if (view.format == RESULTS && !a.accumulate && by_engine(a)) {
         store_panel<0>(view, a, rows, own, d, factor, dim);
         if constexpr (COUNT > 32) store_panel<32>(view, a, rows, own, d, factor, dim);
     } else {
@@ -205,11 +205,11 @@ __device__ __forceinline__ float product_of_elements(const Args& a, i64 at, int 
 
 // LSE and D of a tile's rows, of which `real` are real, at least one. Everything is asked for before anything is used, by
 // all threads: from a real row where there is none, and from real lanes.
-template <int OUT>
-__device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, float* statistics) {
+template <int OUT, class Gradients = Packed<TYPE, 8>>
+__device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, float* statistics, float factor = 1.0f) {
     constexpr int LANES = DIM / 8, EACH = THREADS / LANES, COUNT = ROWS / EACH;
     const int column = threadIdx.x % LANES * 8, lane = min(column, a.dim_v - 8), first = threadIdx.x / LANES;
-    Packed<TYPE, 8> dout[COUNT];
+    Gradients dout[COUNT];
     Packed<OUT, 8> out[COUNT];
     float lse[COUNT];
 #pragma unroll
@@ -234,16 +234,23 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
             d = product_of_elements(a, (i64)rows.step * (rows.index + row) + rows.phase, rows.head, column);
         }
         // In the order of `make_d`: a row's D has the same bits in both forms.
-        constexpr int STEPS[] = {4, PANELS > 1 ? 8 : 2, 1, 2};
+        constexpr int STEPS[] = {4, DIM > 64 ? 8 : 2, 1, 2};
 #pragma unroll
-        for (int step = 0; step < 2 + PANELS; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
+        for (int step = 0; step < 2 + DIM / 64; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
         if (column != 0) continue;
         statistics[row] = lse_if(real, lse[i]);
-        statistics[ROWS + row] = d;
+        statistics[ROWS + row] = d * factor;
     }
 }
 
-// What is to be done before tiles of keys are taken, for a tile of rows.
+// What D is multiplied with, of a tile of rows and a head.
+__device__ __forceinline__ float of_dout(const Args& a, u32 tile, int head) {
+    if (!IS_FP8) return 1.0f;
+    return a.descales[3][(i64)a.q_tile_segment[tile] * a.heads + head];
+}
+
+// What is to be done before tiles of keys are taken, for a tile of rows. Gradients is what eight lanes of dout come as.
+template <class Gradients = Packed<TYPE, 8>>
 __device__ __forceinline__ void prepare(const Args& a) {
     const u32 tile = blockIdx.x;
     if (tile >= a.plan->q_tiles) return;
@@ -256,8 +263,8 @@ __device__ __forceinline__ void prepare(const Args& a) {
         const i64 part = part_of(a, tile, head);
         float* const statistics = a.statistics + part * STATISTICS;
         if (!seeing) clear_gradients(a, rows);
-        else if (!a.describes && a.out.format == F32) put_statistics<F32>(a, rows, statistics);
-        else if (!a.describes) put_statistics<TYPE>(a, rows, statistics);
+        else if (!a.describes && a.out.format == F32) put_statistics<F32, Gradients>(a, rows, statistics, of_dout(a, tile, head));
+        else if (!a.describes) put_statistics<RESULTS, Gradients>(a, rows, statistics, of_dout(a, tile, head));
         if (seeing && threadIdx.x == 0) a.added[part] = 0, a.described[part] = 0;
     }
 }

@@ -15,7 +15,7 @@ struct Sight {
     int first;
     int end;
     // Where tiles describe rows: turns with more than half of this left, rounded down, do; their phases are counted from its
-    // lowest bit. In a general instance, where none do: the segment's number.
+    // lowest bit. In a general instance and in FP8, where none do: the segment's number.
     int opening;
 };
 
@@ -60,7 +60,8 @@ struct Walk {
 static_assert(sizeof(Tile) + sizeof(Walk) <= 128 && TILE_WORDS % 4 == 0 && sizeof(Walk) == 16, "a tile has no place");
 
 // A block's shared memory: barriers and two tiles in the first kilobyte, then K and V, rings of Q and dout, dS twice, dQ,
-// statistics of the ring's rows, and out. Addresses.
+// statistics of the ring's rows, and out. In FP8 turned copies are behind K and V and behind dout, and rows on their way out
+// are behind dQ. Addresses.
 struct Shared {
     u32 base;
 
@@ -73,7 +74,7 @@ struct Shared {
     // Out of rows that are opened is there; their D is.
     __device__ __forceinline__ u32 out_full() const { return base + 48; }
     __device__ __forceinline__ u32 d_full() const { return base + 56; }
-    // All consumers are here, in a turn of which one group sees nothing.
+    // All consumers are here, in a turn of which one group sees nothing. In FP8: dS of a turn is there.
     __device__ __forceinline__ u32 met() const { return base + 80; }
     __device__ __forceinline__ u32 q_full(u32 stage) const { return base + 64 + 8 * stage; }
     __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }
@@ -87,11 +88,17 @@ struct Shared {
     __device__ __forceinline__ u32 tile(u32 number) const { return base + 512 + 128 * number; }
     __device__ __forceinline__ u32 k() const { return base + 1024; }
     __device__ __forceinline__ u32 v() const { return k() + KV_BYTES; }
-    __device__ __forceinline__ u32 q(u32 stage) const { return v() + KV_BYTES + stage * Q_BYTES; }
+    __device__ __forceinline__ u32 turned_k() const { return v() + KV_BYTES; }
+    __device__ __forceinline__ u32 q(u32 stage) const { return turned_k() + TURNED_K_BYTES + stage * Q_BYTES; }
     __device__ __forceinline__ u32 dout(u32 stage) const { return q(STAGES) + stage * Q_BYTES; }
-    __device__ __forceinline__ u32 ds(u32 turn) const { return dout(STAGES) + turn % STAGES * DS_BYTES; }
-    __device__ __forceinline__ u32 dq(u32 group) const { return dout(STAGES) + STAGES * DS_BYTES + group * PART_BYTES; }
-    __device__ __forceinline__ u32 statistics(u32 stage) const { return dq(GROUPS) + stage * ROWS * 8; }
+    __device__ __forceinline__ u32 turned_q(u32 stage) const { return dout(STAGES) + stage * TURNED_Q_BYTES; }
+    __device__ __forceinline__ u32 ds(u32 turn) const { return turned_q(STAGES) + turn % STAGES * DS_BYTES; }
+    __device__ __forceinline__ u32 dq(u32 group) const { return turned_q(STAGES) + STAGES * DS_BYTES + group * PART_BYTES; }
+    __device__ __forceinline__ u32 outward() const { return dq(GROUPS); }
+    __device__ __forceinline__ u32 statistics(u32 stage) const { return outward() + OUTWARD_BYTES + stage * STATISTICS * 4; }
+    // In FP8: the largest |dS| of each warp, and the inverses of the factors of groups. One place for each parity of turns.
+    __device__ __forceinline__ u32 largest(u32 turn) const { return base + 768 + turn % 2 * 32; }
+    __device__ __forceinline__ u32 inverses(u32 turn) const { return base + 832 + turn % 2 * 8; }
     __device__ __forceinline__ u32 out() const { return statistics(STAGES); }
 };
 
@@ -179,7 +186,7 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.runs_end = a.direction > 0 ? segment.first_run + segment.runs : tile.run + 1;
     tile.whole = max(tile.key + KEYS - 1 - segment.own.hi + ROWS - 1, 0) / ROWS;
     tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - segment.own.lo + 1, 0)) / ROWS;
-    if (IS_GENERAL) tile.opening = a.kv_tile_segment[item / kv_heads];
+    if (IS_GENERAL || IS_FP8) tile.opening = a.kv_tile_segment[item / kv_heads];
     tile.q_index = segment.index, tile.q_phase = segment.phase, tile.q_owned = segment.span;
     set_ends(a, segment, tile);
     return tile;
@@ -241,7 +248,12 @@ __device__ __forceinline__ void load_keys(const Args& a, const Shared& shared, c
     barrier_wait(shared.dout_empty(last.stage()), last.parity() ^ 1);
     const Tile tile = get_tile(shared.tile(number));
     const u32 full = shared.kv_full(number);
-    if (by_engine(a)) expect_together(full, 2 * KV_BYTES);
+    if (by_engine(a)) expect_together(full, 2 * KV_BYTES + TURNED_K_BYTES);
+    if constexpr (IS_FP8) {
+        const u32 place = a.segments[tile.opening].first_kv_tile + a.runs[tile.run].first_tile + tile.in_run;
+        const i64 of = (i64)place * (a.heads / a.group) + tile.head;
+        load_bulk(shared.turned_k(), a.turned_k + of * TURNED_K_BYTES, full, TURNED_K_BYTES);
+    }
     load<K>(a, shared.k(), full, KEYS, tile.head, tile.phase, tile.index);
     load<V>(a, shared.v(), full, KEYS, tile.head, tile.phase, tile.index);
     if (!by_engine(a)) arrive_together(full);
@@ -254,13 +266,15 @@ __device__ __forceinline__ void load_queries(
 ) {
     const u32 stage = ring.stage(), parity = ring.parity() ^ 1;
     barrier_wait(shared.q_empty(stage), parity);
-    constexpr u32 BESIDE = SHORT ? 0 : ROWS * 8;
+    constexpr u32 NUMBERS = STATISTICS * 4, BESIDE = SHORT ? 0 : NUMBERS + TURNED_Q_BYTES;
     if (by_engine(a)) expect_together(shared.q_full(stage), Q_BYTES + BESIDE);
     load<Q>(a, shared.q(stage), shared.q_full(stage), ROWS, head, phase, index);
     if (!by_engine(a)) expect_together(shared.q_full(stage), BESIDE);
+    const i64 part = part_of(a, q_tile + t, head);
     if (!SHORT && leads())
-        load_bulk(shared.statistics(stage), a.statistics + part_of(a, q_tile + t, head) * 2 * ROWS, shared.q_full(stage),
-                  ROWS * 8);
+        load_bulk(shared.statistics(stage), a.statistics + part * STATISTICS, shared.q_full(stage), NUMBERS);
+    if constexpr (IS_FP8)
+        load_bulk(shared.turned_q(stage), a.turned_q + part * TURNED_Q_BYTES, shared.q_full(stage), TURNED_Q_BYTES);
     barrier_wait(shared.dout_empty(stage), parity);
     if (by_engine(a)) expect_together(shared.dout_full(stage), Q_BYTES);
     load<DOUT>(a, shared.dout(stage), shared.dout_full(stage), ROWS, head, phase, index);

@@ -1,6 +1,15 @@
 // Codes of FP8.
 #pragma once
 
+// Two codes, the first in the lower byte, as halves, which have every number of either format.
+template <int FORMAT>
+__device__ __forceinline__ u32 halves_of(u16 pair) {
+    u32 halves;
+    if constexpr (FORMAT == E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+
 // Four codes, the first in the lowest byte: to nearest, ties to even. What is past the range becomes the largest number.
 template <int FORMAT>
 __device__ __forceinline__ u32 codes_of(float a, float b, float c, float d) {

@@ -256,7 +256,7 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 // 1024 bytes apart and rows of 128 bytes are swizzled.
 #define WGMMA(SHAPE, NAMES, BINDS, MOVE_A, A, B, ADD, FLAGS, ...)                                                      \
     asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\n" MOVE_A "mov.b64 db, {%" B ", 0x40000040};\n"                  \
-                 "setp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE TYPES " {" NAMES "}, " A           \
+                 "setp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE " {" NAMES "}, " A           \
                  ", db, p, " FLAGS ";\n}"                                                                              \
                  : BINDS                                                                                               \
                  : __VA_ARGS__, "r"(b), "r"(add))
@@ -265,25 +265,27 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 template <int N>
 __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int add) {
     if constexpr (N == 128)
-        WGMMA("m64n128", NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1" BOTH_ALONG,
+        WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1" BOTH_ALONG,
               "r"(a));
-    else WGMMA("m64n64", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1" BOTH_ALONG, "r"(a));
+    else
+        WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1" BOTH_ALONG,
+              "r"(a));
 }
 
 // d = a · b [+ d]: 64 rows of a in registers, STEP rows of b in shared memory. In FP8 they are columns there.
 __device__ __forceinline__ void value_step(float (&d)[DIM / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add = 1) {
 #if DIM == 128
-    WGMMA("m64n128", NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
+    WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
           "r"(a3));
 #else
-    WGMMA("m64n64", NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
+    WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
           "r"(a3));
 #endif
 }
 
 // d = aᵀ · b [+ d]: 16 rows of 64 lanes of each in shared memory.
 __device__ __forceinline__ void gradient_step(float (&d)[32], u32 a, u32 b, int add) {
-    WGMMA("m64n64", NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 1, 1", "r"(a));
+    WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 1, 1", "r"(a));
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

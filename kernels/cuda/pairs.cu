@@ -2,6 +2,7 @@
 // slots fits. Rows are given as runs `offset, offset + step, …`; a table says of each run how many rows come before it.
 #include "common.cuh"
 #include "codes.cuh"
+#include "codes.cuh"
 
 // Rows and heads of a tensor, as a sequence of lanes: head after head, row after row.
 struct Region {
@@ -179,7 +180,17 @@ struct SinkGradient {
     View out;
     View lse;
     View dsink;
+    // Where dout is in codes: their format, else 0, and a descale of each pair and head.
+    int codes;
+    const float* descales;
 };
+
+// An element of dout, without its descale.
+__device__ __forceinline__ float dout_of(const SinkGradient& a, i64 place) {
+    if (a.codes == 0) return get(a.dout, place);
+    const u16 code = ((const u8*)a.dout.base)[place];
+    return fp16_to_f32((u16)(a.codes == E4M3 ? halves_of<E4M3>(code) : halves_of<E5M2>(code)));
+}
 
 // So many cycles pass.
 extern "C" __global__ void __launch_bounds__(32) hold_up(u32 cycles) {
@@ -204,14 +215,16 @@ extern "C" __global__ void __launch_bounds__(32) sink_gradient(const __grid_cons
         float term = 0.0f;
         bool counts = false;
         if (index < a.rows) {
-            const RunPair pair = a.pairs[last_at_most(0, a.count, index, [&](int i) { return a.pairs[i].first; })];
+            const int number = last_at_most(0, a.count, index, [&](int i) { return a.pairs[i].first; });
+            const RunPair pair = a.pairs[number];
             const i64 row = pair.to_offset + pair.to_step * (index - pair.first);
             const float lse = get(a.lse, place_of(a.lse, row, head));
             const i64 dout = place_of(a.dout, row, head), out = place_of(a.out, row, head);
             counts = lse != neg_infinity();
             float d = 0.0f;
             for (int column = 0; counts && column < a.dim; ++column)
-                d += get(a.dout, dout + column) * get(a.out, out + column);
+                d += dout_of(a, dout + column) * get(a.out, out + column);
+            if (counts && a.codes != 0) d *= a.descales[(i64)number * a.heads + head];
             if (counts) term = exact_exp(sink - lse) * d;
         }
         const u32 counted = __ballot_sync(ALL_LANES, counts);

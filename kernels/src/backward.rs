@@ -14,7 +14,9 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
 use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
-use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, elements, tensor_maps};
+use crate::forward::{
+    self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, Tiled, elements, tensor_maps,
+};
 use crate::gpu::{Gpu, Launch, TensorMap};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
@@ -28,9 +30,15 @@ const SUMS: usize = 8192;
 const PLAN_BYTES: usize = 16;
 const PLANNED_SEGMENT_BYTES: usize = 80;
 const PLANNED_RUN_BYTES: usize = 32;
-/// The number of parts of the workspace, in the order of [`RawArguments::places`], and the multiple on which they
-/// begin.
-const PARTS: usize = 9;
+/// The number of parts of the workspace: those in the order of [`RawArguments::places`], and turned copies of queries
+/// and of keys.
+const PARTS: usize = 11;
+const PLACES: usize = 9;
+/// The bytes of a line of a turned copy, and of a row of codes in shared memory.
+const LINE: usize = 128;
+/// The factors behind the statistics of a tile in FP8, and the bytes of its place for rows on their way out.
+const FACTORS: usize = 4;
+const OUTWARD_BYTES: usize = 16384;
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
 const TILE_THREADS: usize = 384;
@@ -119,7 +127,7 @@ struct RawArguments {
     maps: [TensorMap; 5],
     /// Plan, segments, runs, tiles of query rows, tiles of keys, sums, statistics, tiles added, whether rows are
     /// described.
-    places: [u64; PARTS],
+    places: [u64; PLACES],
     /// dout, out, lse, dq, dk, dv.
     views: [RawView; 6],
     heads: i32,
@@ -140,6 +148,11 @@ struct RawArguments {
     by_threads: i32,
     /// q, k, v and dout.
     elements: [RawElements; 4],
+    /// Those of q, k, v and dout.
+    descales: [u64; 4],
+    /// The turned copies of queries and of keys.
+    turned: [u64; 2],
+    q_capacity: u32,
 }
 // SAFETY: repr(C), the fields of `Args` in backward.cu.
 unsafe impl Argument for RawArguments {}
@@ -164,38 +177,69 @@ struct RawPlan {
 // SAFETY: repr(C), the fields of `PlanArgs` in backward_plan.cuh.
 unsafe impl Argument for RawPlan {}
 
-/// The largest head dim that an instance takes.
+/// The largest head dim that an instance takes, and whether it is one in FP8.
 #[derive(Clone, Copy)]
-struct Bucket(usize);
+pub(crate) struct Bucket {
+    dim: usize,
+    codes: bool,
+}
 
 impl Bucket {
     fn of(instance: Instance) -> Bucket {
-        Bucket(instance.dim())
+        Bucket { dim: instance.dim(), codes: false }
+    }
+
+    /// Returns the bucket in FP8 of these head dims.
+    pub(crate) fn of_codes(dims: [usize; 2]) -> Bucket {
+        let narrow = dims.into_iter().all(|dim| dim <= 64);
+        Bucket { dim: if narrow { 64 } else { forward::DIM_MAX }, codes: true }
     }
 
     /// Returns the query rows of a tile.
-    fn rows(self) -> usize {
-        SUMS / self.0
+    pub(crate) fn rows(self) -> usize {
+        SUMS / self.dim
+    }
+
+    /// Returns the largest head dim.
+    pub(crate) fn dim(self) -> usize {
+        self.dim
+    }
+
+    /// Returns the numbers of a tile of query rows: LSE and D of each row, and the factors of its products.
+    fn statistics(self) -> usize {
+        2 * self.rows() + if self.codes { FACTORS } else { 0 }
     }
 
     /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers, K and V, two stages of Q, dout and
     /// their statistics, dS twice, dQ, and out where tiles describe rows.
     fn shared_bytes(self, form: Form) -> usize {
+        if self.codes {
+            return self.shared_bytes_of_codes();
+        }
         let queries = 2 * (2 * SUMS * 2 + self.rows() * 8);
         let out = if form == Form::Short { SUMS * 2 } else { 0 };
-        1024 + 1024 + 2 * KEYS * self.0 * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4 + out
+        1024 + 1024 + 2 * KEYS * self.dim * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4 + out
+    }
+
+    /// Returns the same in FP8, with turned copies and a place for rows on their way out.
+    fn shared_bytes_of_codes(self) -> usize {
+        let keys = KEYS * (2 * LINE + self.dim);
+        let queries = 2 * (2 * self.rows() * LINE + 2 * SUMS + self.statistics() * 4);
+        1024 + 1024 + keys + queries + 2 * KEYS * self.rows() + SUMS * 4 + OUTWARD_BYTES
     }
 
     /// Returns the most tiles of query rows and of keys that a call's owned rows make, however they are dealt to
     /// segments and runs.
-    fn capacities(self, call: &CallTables) -> [usize; 2] {
+    pub(crate) fn capacities(self, call: &CallTables) -> [usize; 2] {
         [call.owned[0] / self.rows() + call.segments, call.owned[1] / KEYS + call.runs]
     }
 
     /// Returns where the workspace's parts begin, in the order of [`RawArguments::places`], and where it ends.
-    fn layout(self, call: &CallTables, heads: usize) -> [usize; PARTS + 1] {
+    fn layout(self, call: &CallTables, [heads, kv_heads]: [usize; 2]) -> [usize; PARTS + 1] {
         let [q_tiles, kv_tiles] = self.capacities(call);
         let parts = q_tiles * heads;
+        let turned =
+            if self.codes { [2 * SUMS * parts, KEYS * self.dim * kv_tiles * kv_heads] } else { [0; 2] };
         let bytes: [usize; PARTS] = [
             PLAN_BYTES,
             PLANNED_SEGMENT_BYTES * call.segments,
@@ -203,9 +247,11 @@ impl Bucket {
             4 * q_tiles,
             4 * kv_tiles,
             4 * SUMS * parts,
-            4 * 2 * self.rows() * parts,
+            4 * self.statistics() * parts,
             4 * parts,
             4 * parts,
+            turned[0],
+            turned[1],
         ];
         let mut ends = [0; PARTS + 1];
         for (index, bytes) in bytes.into_iter().enumerate() {
@@ -213,14 +259,21 @@ impl Bucket {
         }
         ends
     }
+
+    /// Returns the bytes of the workspace of a call with so many query heads and KV heads.
+    pub(crate) fn workspace_bytes(self, call: &CallTables, heads: [usize; 2]) -> usize {
+        self.layout(call, heads)[PARTS]
+    }
 }
 
 /// Returns the dynamic shared memory of a block of the kernel on tiles; `None` for any other kernel.
 pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
-    let mut parts = kernel.strip_prefix("backward_")?.split('_');
+    let kernel = kernel.strip_prefix("backward_")?;
+    let of_codes = kernel.strip_prefix("fp8_");
+    let mut parts = of_codes.unwrap_or(kernel).split('_');
     let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
     let form = Form::ALL.into_iter().find(|form| form.name() == name)?;
-    Some(Bucket(dim).shared_bytes(form))
+    Some(Bucket { dim, codes: of_codes.is_some() }.shared_bytes(form))
 }
 
 /// Returns what there is in a call that the kernels do not take; `None` where they take the call.
@@ -254,7 +307,7 @@ impl CallTables {
     /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
     /// Others take as many as with head dims of [`forward::DIM_MAX`]. It is linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
-        Bucket::of(Instance::of(self, dims)).layout(self, heads)[PARTS]
+        Bucket::of(Instance::of(self, dims)).workspace_bytes(self, [heads, 0])
     }
 }
 
@@ -262,7 +315,7 @@ impl CallTables {
 /// the cache.
 fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
     // These are Q, dout and f32 sums, as if there were as many query rows as keys.
-    let bytes = (call.summary.keys * group * bucket.0 * 8).max(1);
+    let bytes = (call.summary.keys * group * bucket.dim * 8).max(1);
     let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
     kv_heads.div_ceil(chunks)
 }
@@ -288,7 +341,7 @@ fn goes_around(call: &CallTables) -> bool {
 
 /// The form of the kernel on tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+pub(crate) enum Form {
     /// The kernel before has made D of all rows.
     Tiles,
     /// The tiles make D themselves, so that dout is read once less. This is for tiles of keys that come to a tile of
@@ -351,7 +404,7 @@ impl Gpu {
         how: BackwardMode,
         tensors: &BackwardTensors,
     ) -> Result<(), KernelError> {
-        let BackwardTensors { q, k, v, dout, out, lse, dq, dk, dv } = tensors;
+        let BackwardTensors { q, k, v, dout, out, dq, dk, dv, .. } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
@@ -362,7 +415,50 @@ impl Gpu {
         let rows = [q, k, v, dout, out, dq, dk, dv];
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
-        let layout = bucket.layout(call, heads);
+        let direction = self.direction(call, how, [heads, kv_heads])?;
+        let form = Form::of(call, direction, out.format(), instance);
+        // The other form does not use it.
+        let brought = if form == Form::Short { out } else { dout };
+        let tiled @ [a, b, c, d] = bucket.tiled(call, [q, k, v, dout]);
+        let (_, _, q_step, q_box) = a;
+        let suffix = instance.suffix(q.format());
+        let launch = Prepared {
+            bucket,
+            form,
+            maps: tensor_maps(self, [a, b, c, d, ("out", brought, q_step, q_box)], by_threads)?,
+            elements: elements(tiled)?,
+            by_threads,
+            descales: [0; 4],
+            kernels: ["before", form.name()].map(|name| format!("backward_{name}_{suffix}")),
+        };
+        self.launch_backward(call, [tables, workspace], how, tensors, launch)
+    }
+
+    /// Returns the walk of a launch ([`direction`]).
+    fn direction(
+        &self,
+        call: &CallTables,
+        how: BackwardMode,
+        [heads, kv_heads]: [usize; 2],
+    ) -> Result<i32, KernelError> {
+        let of_sequences = call.summary.filled * kv_heads;
+        Ok(direction(how.order, heads / kv_heads.max(1), of_sequences, self.multiprocessors()?))
+    }
+
+    /// Launches what was prepared, on tensors that were checked.
+    pub(crate) fn launch_backward(
+        &self,
+        call: &CallTables,
+        [tables, workspace]: [Area; 2],
+        how: BackwardMode,
+        tensors: &BackwardTensors,
+        prepared: Prepared,
+    ) -> Result<(), KernelError> {
+        let BackwardTensors { q, v, dout, out, lse, dq, dk, dv, .. } = tensors;
+        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let Prepared { bucket, form, maps, elements, by_threads, descales, kernels: [before, tiles] } =
+            prepared;
+        let layout = bucket.layout(call, [heads, kv_heads]);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
         if workspace.bytes() < layout[PARTS] {
             return Err(KernelError::shape(format!(
@@ -374,12 +470,11 @@ impl Gpu {
         if heads == 0 {
             return Ok(());
         }
-        let places: [u64; PARTS] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let parts: [u64; PARTS] = std::array::from_fn(|part| workspace.address() + layout[part] as u64);
+        let [places @ .., turned_queries, turned_keys] = parts;
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
-        let multiprocessors = self.multiprocessors()?;
-        let direction = direction(how.order, group, call.summary.filled * kv_heads, multiprocessors);
-        let form = Form::of(call, direction, out.format(), instance);
+        let direction = self.direction(call, how, [heads, kv_heads])?;
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
         let chunk = match order {
@@ -390,22 +485,13 @@ impl Gpu {
             // it.
             DqOrder::Fixed => 0,
         };
-        let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
-        // The other form does not use it.
-        let brought = if form == Form::Short { out } else { dout };
-        let [q_box, kv_box] = [[1, bucket.rows()], [1, KEYS]];
-        let tiled = [
-            ("q", q, q_step, q_box),
-            ("k", k, kv_step, kv_box),
-            ("v", v, kv_step, kv_box),
-            ("dout", dout, q_step, q_box),
-        ];
-        let [a, b, c, d] = tiled;
+        let [q_step, kv_step] = steps(call);
+        let capacities = bucket.capacities(call);
         let arguments = RawArguments {
-            maps: tensor_maps(self, [a, b, c, d, ("out", brought, q_step, q_box)], by_threads)?,
+            maps,
             places,
             views: [
-                dout.raw("dout")?,
+                dout.raw_moved("dout")?,
                 out.raw("out")?,
                 lse.raw("lse")?,
                 dq.raw("dq")?,
@@ -428,20 +514,53 @@ impl Gpu {
             cap: call.softmax.softcap.unwrap_or(0.0),
             inner: call.softmax.softcap.map_or(0.0, |cap| call.softmax.scale / cap),
             by_threads: i32::from(by_threads),
-            elements: elements(tiled)?,
+            elements,
+            descales,
+            turned: [turned_queries, turned_keys],
+            q_capacity: capacities[0] as u32,
         };
-        let suffix = instance.suffix(q.format());
-        let kernel = |name: &str| format!("backward_{name}_{suffix}");
-        let rows = (bucket.capacities(call)[0], if form == Form::Short { 1 } else { heads }, ROW_THREADS);
+        let blocks = capacities[0] + if bucket.codes { capacities[1] } else { 0 };
+        let rows = (blocks, if form == Form::Short { 1 } else { heads }, ROW_THREADS);
         self.launch("backward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
-        self.launch(&kernel("before"), rows, &[&arguments])?;
-        let grid = (multiprocessors, 1, TILE_THREADS);
-        self.launch_with(&kernel(form.name()), grid, bucket.shared_bytes(form), &[&arguments])
+        self.launch(&before, rows, &[&arguments])?;
+        let grid = (self.multiprocessors()?, 1, TILE_THREADS);
+        self.launch_with(&tiles, grid, bucket.shared_bytes(form), &[&arguments])
     }
 }
 
-fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PARTS]) -> RawPlan {
-    let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
+/// What a launch is made of besides its call and its tensors.
+pub(crate) struct Prepared {
+    pub(crate) bucket: Bucket,
+    pub(crate) form: Form,
+    pub(crate) maps: [TensorMap; 5],
+    pub(crate) elements: [RawElements; 4],
+    pub(crate) by_threads: bool,
+    /// Where the descales of q, k, v and dout lie; nowhere but in FP8.
+    pub(crate) descales: [u64; 4],
+    /// The names of the kernel on rows and of that on tiles.
+    pub(crate) kernels: [String; 2],
+}
+
+/// Returns the steps of query rows and of keys.
+fn steps(call: &CallTables) -> [usize; 2] {
+    call.summary.step.map(|step| step.unwrap_or(1).max(1))
+}
+
+impl Bucket {
+    /// Returns q, k, v and dout in the boxes in which they come to shared memory.
+    pub(crate) fn tiled<'a>(self, call: &CallTables, [q, k, v, dout]: [&'a View<'a>; 4]) -> [Tiled<'a>; 4] {
+        let ([q_step, kv_step], [q_box, kv_box]) = (steps(call), [[1, self.rows()], [1, KEYS]]);
+        [
+            ("q", q, q_step, q_box),
+            ("k", k, kv_step, kv_box),
+            ("v", v, kv_step, kv_box),
+            ("dout", dout, q_step, q_box),
+        ]
+    }
+}
+
+fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PLACES]) -> RawPlan {
+    let [q_step, kv_step] = steps(call);
     let [q_capacity, kv_capacity] = bucket.capacities(call);
     let [plan, planned, planned_runs, q_tiles, kv_tiles, ..] = *places;
     let RawSegments { segments, runs, segment_count, run_count } = call.undivided(tables);
@@ -467,6 +586,7 @@ mod tests {
     use seamproof_oracle::{Run, Sink, Softmax};
     use seamproof_simulator::{AttentionCall, Segment};
 
+    const BUCKETS: [Bucket; 2] = [Bucket { dim: 64, codes: false }, Bucket { dim: 128, codes: false }];
     const OPERANDS: BackwardOperands = BackwardOperands {
         forward: ForwardOperands {
             formats: [Format::Bf16; 3],
@@ -572,8 +692,8 @@ mod tests {
     #[test]
     fn parts_of_the_workspace_are_aligned_and_hold_every_tile() {
         let ragged = call(&[(1, 1), (130, 131), (64, 64)], None);
-        for bucket in [Bucket(64), Bucket(128)] {
-            let layout = bucket.layout(&ragged, 5);
+        for bucket in [BUCKETS[0], BUCKETS[1]] {
+            let layout = bucket.layout(&ragged, [5, 5]);
             assert!(layout.into_iter().all(|at| at.is_multiple_of(ALIGNMENT)));
             let [q_tiles, kv_tiles] = bucket.capacities(&ragged);
             let tiles =
@@ -586,11 +706,11 @@ mod tests {
     #[test]
     fn heads_are_cut_into_chunks_of_one_size() {
         let mut long = call(&[(64, 64)], None);
-        assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 16, "short rows all stay");
+        assert_eq!(head_chunk(&long, 1, 16, BUCKETS[1]), 16, "short rows all stay");
         // A head has 16 MiB, so that 2 fit.
         long.summary.keys = 16384;
-        assert_eq!(head_chunk(&long, 1, 16, Bucket(128)), 2);
-        assert_eq!(head_chunk(&long, 4, 8, Bucket(128)), 1, "one head at least");
+        assert_eq!(head_chunk(&long, 1, 16, BUCKETS[1]), 2);
+        assert_eq!(head_chunk(&long, 4, 8, BUCKETS[1]), 1, "one head at least");
     }
 
     /// These walks were the faster ones on a machine of 132 multiprocessors.
@@ -643,10 +763,11 @@ mod tests {
     /// The structs that the kernels receive have the sources' sizes, and a block's shared memory fits a multiprocessor.
     #[test]
     fn sizes_are_those_of_the_source() {
-        assert_eq!(size_of::<RawArguments>(), 5 * 128 + 9 * 8 + 6 * 32 + 16 * 4 + 4 * 48 + 56);
+        assert_eq!(size_of::<RawArguments>(), 5 * 128 + 9 * 8 + 6 * 32 + 16 * 4 + 4 * 48 + 4 * 8 + 2 * 8 + 8);
         assert_eq!(size_of::<RawPlan>(), 7 * 8 + 2 * 8 + 7 * 4 + 4);
-        for bucket in [Bucket(64), Bucket(128)] {
+        for bucket in [BUCKETS[0], BUCKETS[1]] {
             assert!(Form::ALL.into_iter().all(|form| bucket.shared_bytes(form) <= 232_448));
+            assert!(Bucket { codes: true, ..bucket }.shared_bytes(Form::Tiles) <= 232_448);
         }
     }
 }

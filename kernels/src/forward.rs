@@ -354,10 +354,6 @@ pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> 
 /// Returns what there is in a call that neither the forward takes nor the backward.
 pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
-    let reach = (0..2).all(|side| {
-        let step = call.summary.step[side].unwrap_or(1).max(1);
-        call.summary.reach[side] <= call.rows[side] / step
-    });
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     refused(!matches!(q, Format::Bf16 | Format::Fp16) || q != k || q != v, &|| {
         format!("q, k and v in {q}, {k} and {v}")
@@ -369,7 +365,7 @@ pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> 
         refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
     .or_else(|| refusal_of_numbers(call))
-    .or_else(|| refused(call.summary.step.contains(&None) || !reach, &|| "rows of several steps".to_owned()))
+    .or_else(|| refused(!call.is_of_one_step(), &|| "rows of several steps".to_owned()))
 }
 
 /// Returns what is too small or too large in a call for any kernel on tensor cores.
@@ -384,6 +380,15 @@ pub(crate) fn refusal_of_numbers(call: &CallTables) -> Option<String> {
 }
 
 impl CallTables {
+    /// Returns whether query rows have one step, and keys, and the tensors are whole steps as far as they reach.
+    pub(crate) fn is_of_one_step(&self) -> bool {
+        let reaches = |side: usize| {
+            let step = self.summary.step[side].unwrap_or(1).max(1);
+            self.summary.reach[side] <= self.rows[side] / step
+        };
+        !self.summary.step.contains(&None) && (0..2).all(reaches)
+    }
+
     /// Returns the bytes of the plan, whose address is a multiple of 16.
     pub fn plan_bytes(&self) -> usize {
         let records = PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs;

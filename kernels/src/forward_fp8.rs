@@ -93,6 +93,14 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 
 /// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
 pub fn refusal(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<String> {
+    let apart = call.summary.step != [Some(1); 2];
+    apart
+        .then(|| "rows that do not follow each other".to_owned())
+        .or_else(|| refusal_of_any_step(call, out, dims))
+}
+
+/// Returns what neither this kernel takes nor one of rows that are any step apart.
+pub(crate) fn refusal_of_any_step(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<String> {
     let served = |dim: usize| dim.is_multiple_of(DIM_MULTIPLE) && (1..=DIM_MAX).contains(&dim);
     let reasons = [
         (!matches!(out, Format::Bf16 | Format::F32), format!("out in {out} beside e4m3")),
@@ -100,10 +108,24 @@ pub fn refusal(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<Strin
         (call.softmax.softcap.is_some(), "a soft cap".to_owned()),
         (call.has_sink_tokens(), "sink tokens beside a window".to_owned()),
         (call.has_bands_of_keys(), "a prefix in a backward's tables".to_owned()),
-        (call.summary.step != [Some(1); 2], "rows that do not follow each other".to_owned()),
     ];
     let refused = reasons.into_iter().find_map(|(refused, what)| refused.then_some(what));
     refused.or_else(|| refusal_of_numbers(call))
+}
+
+/// Refuses descales that are not one for each segment and head.
+pub(crate) fn check_descales(
+    call: &CallTables,
+    name: &'static str,
+    area: Area,
+    heads: usize,
+) -> Result<(), KernelError> {
+    on_bytes(name, area.address(), 4)?;
+    if area.bytes() == 4 * call.segments * heads {
+        return Ok(());
+    }
+    let what = format!("{name}: {} bytes, not those of {} segments", area.bytes(), call.segments);
+    Err(KernelError::shape(what))
 }
 
 /// Returns what the copy engine is told of codes, whose boxes are so many rows.
@@ -143,18 +165,16 @@ impl Gpu {
         let formats = WeightFormats { p: Format::F32, ds: Format::F32 };
         call.raw(tables, [q, k, v], formats)?;
         let ([_, heads, dim], [rows, kv_heads, dim_v]) = (q.shape(), v.shape());
-        if let Some(what) = refusal(call, out.format(), [dim, dim_v]) {
+        let codes = [q, k, v].map(View::format);
+        let foreign = (codes != [Format::E4m3; 3]).then(|| format!("q, k and v in {codes:?}"));
+        if let Some(what) = foreign.or_else(|| refusal(call, out.format(), [dim, dim_v])) {
             return Err(KernelError::Unserved(what));
         }
         let named =
             [("descales of q", descales[0]), ("descales of k", descales[1]), ("descales of v", descales[2])];
         forward.check(tables, &[("the plan", plan)])?;
         for ((name, area), heads) in named.into_iter().zip([heads, kv_heads, kv_heads]) {
-            on_bytes(name, area.address(), 4)?;
-            if area.bytes() != 4 * call.segments * heads {
-                let what = format!("{name}: {} bytes, not those of {} segments", area.bytes(), call.segments);
-                return Err(KernelError::shape(what));
-            }
+            check_descales(call, name, area, heads)?;
         }
         let turned_shape = TurnedShape::of([rows, kv_heads, dim_v]);
         turned_shape.check(*turned)?;

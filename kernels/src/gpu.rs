@@ -278,10 +278,10 @@ impl Gpu {
         let format = match tiled.format {
             Format::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             Format::Fp16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            Format::E4m3 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            Format::E4m3 | Format::E5m2 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             other => {
                 return Err(KernelError::shape(format!(
-                    "there is no tensor map of {other}; only of bf16, fp16 and e4m3"
+                    "there is no tensor map of {other}; only of bf16, fp16, e4m3 and e5m2"
                 )));
             }
         };

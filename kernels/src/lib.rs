@@ -2,6 +2,7 @@
 
 pub mod attend;
 pub mod backward;
+pub mod backward_fp8;
 pub mod block;
 pub mod cache;
 mod codec;

@@ -15,7 +15,7 @@ use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
 use crate::tables::{blocks, check_apart};
-use crate::view::{RawView, Table, View};
+use crate::view::{RawView, Table, View, is_codes};
 
 /// Rows that a block works on at once: one for each warp.
 const WARPS: usize = THREADS / WARP;
@@ -96,6 +96,9 @@ struct RawSinkGradient {
     dim: i32,
     /// sink, dout, out, lse, dsink.
     views: [RawView; 5],
+    /// The number of the format of dout's codes; 0 where dout is values.
+    codes: i32,
+    descales: u64,
 }
 // SAFETY: repr(C), the fields of `Merge` in pairs.cu.
 unsafe impl Argument for RawMerge {}
@@ -206,9 +209,10 @@ impl TransferTable {
             )));
         }
         let formats = || from.iter().chain(to).map(|part| part.view.format());
-        let moves = from.len() <= 1 && formats().all(|format| format == Format::E4m3);
-        if !moves && formats().any(|format| format == Format::E4m3) {
-            let what = "codes of e4m3 are copied and filled; nothing converts them or adds them up";
+        let alike =
+            [Format::E4m3, Format::E5m2].into_iter().any(|codes| formats().all(|format| format == codes));
+        if !(from.len() <= 1 && alike) && formats().any(is_codes) {
+            let what = "codes of FP8 are copied and filled; nothing converts them or adds them up";
             return Err(KernelError::shape(what));
         }
         let targets = to.iter().map(DeviceRegion::target).collect::<Result<Vec<_>, _>>()?;
@@ -310,11 +314,21 @@ fn statistic(name: &str, view: &View, heads: usize) -> Result<RawView, KernelErr
 }
 
 fn tensor(name: &str, view: &View, heads: usize, dim: usize) -> Result<RawView, KernelError> {
+    shaped(name, view, heads, dim)?.raw(name)
+}
+
+/// Returns a tensor, or refuses it where it has not these heads and head dim.
+fn shaped<'v, 'a>(
+    name: &str,
+    view: &'v View<'a>,
+    heads: usize,
+    dim: usize,
+) -> Result<&'v View<'a>, KernelError> {
     let [_, have_heads, have_dim] = view.shape();
-    if (have_heads, have_dim) != (heads, dim) {
-        return Err(KernelError::shape(format!("{name}: {:?}, not {heads} heads of {dim}", view.shape())));
+    if (have_heads, have_dim) == (heads, dim) {
+        return Ok(view);
     }
-    view.raw(name)
+    Err(KernelError::shape(format!("{name}: {:?}, not {heads} heads of {dim}", view.shape())))
 }
 
 impl Gpu {
@@ -410,10 +424,12 @@ impl Gpu {
     }
 
     /// Overwrites the gradient of the sink over rows, for each head: `dsink = −Σ exp(sink − lse) · ⟨dout, out⟩`.
+    /// `descales` are f32 of each pair of the table and head, where dout is in codes.
     pub fn sink_gradient(
         &self,
         rows: &RowTable,
         tables: Area,
+        descales: Option<Area>,
         [sink, dsink]: [&View; 2],
         [dout, out, lse]: [&View; 3],
     ) -> Result<(), KernelError> {
@@ -427,11 +443,23 @@ impl Gpu {
         let [_, heads, dim] = out.shape();
         let views = [
             statistic("sink", sink, heads)?,
-            tensor("dout", dout, heads, dim)?,
+            shaped("dout", dout, heads, dim)?.raw_moved("dout")?,
             out.raw("out")?,
             statistic("lse", lse, heads)?,
             statistic("dsink", dsink, heads)?,
         ];
+        let codes = match dout.format() {
+            Format::E4m3 => 3,
+            Format::E5m2 => 4,
+            _ => 0,
+        };
+        let needed = if codes == 0 { None } else { Some(4 * rows.count * heads) };
+        if needed != descales.map(|area| area.bytes()) {
+            return Err(KernelError::shape(format!(
+                "descales of dout in {}, not {needed:?} bytes",
+                dout.format()
+            )));
+        }
         let arguments = RawSinkGradient {
             pairs: tables.address(),
             count: rows.count as i32,
@@ -439,6 +467,8 @@ impl Gpu {
             rows: rows.rows as i64,
             dim: dim as i32,
             views,
+            codes,
+            descales: descales.map_or(0, |area| area.address()),
         };
         self.launch("sink_gradient", (heads, 1, WARP), &[&arguments])
     }

@@ -17,7 +17,7 @@ pub struct Source {
 }
 
 /// The headers that sources may include, each with its name. A header includes no other.
-pub const HEADERS: [(&str, &str); 14] = [
+pub const HEADERS: [(&str, &str); 15] = [
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("codes.cuh", include_str!("../cuda/codes.cuh")),
     ("hopper.cuh", include_str!("../cuda/hopper.cuh")),
@@ -31,6 +31,7 @@ pub const HEADERS: [(&str, &str); 14] = [
     ("backward_tiles.cuh", include_str!("../cuda/backward_tiles.cuh")),
     ("backward_statistics.cuh", include_str!("../cuda/backward_statistics.cuh")),
     ("backward_consumer.cuh", include_str!("../cuda/backward_consumer.cuh")),
+    ("backward_codes.cuh", include_str!("../cuda/backward_codes.cuh")),
     ("backward_plan.cuh", include_str!("../cuda/backward_plan.cuh")),
 ];
 
@@ -52,13 +53,13 @@ const TENSOR_CORES: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=128", "-DTYPE=2", "-DGENERAL"],
 ];
 
-/// The forward in FP8: 3 is e4m3.
+/// The forward and the backward in FP8: 3 is e4m3.
 const TENSOR_CORES_FP8: &[&[&str]] =
     &[&["--fmad=false", "-DDIM=128", "-DTYPE=3"], &["--fmad=false", "-DDIM=64", "-DTYPE=3"]];
 
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 11] = [
+const FILES: [File; 12] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
@@ -70,6 +71,7 @@ const FILES: [File; 11] = [
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
+    ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES_FP8),
 ];
 
 /// Returns every instance of every file, as it is built.
@@ -85,7 +87,8 @@ const OVERLAPPING: [&str; 5] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.
-pub(crate) const SHARING: [(&str, usize); 10] = [
+pub(crate) const SHARING: [(&str, usize); 11] = [
+    ("backward_fp8_tiles_", 384),
     ("backward_short_", 384),
     ("backward_tiles_", 384),
     ("forward_fp8_long_", 384),

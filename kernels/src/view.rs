@@ -45,6 +45,11 @@ pub(crate) struct RawElements {
     pub(crate) dim: i32,
 }
 
+/// Returns whether a format is one of FP8, whose elements are codes of one byte.
+pub(crate) fn is_codes(format: Format) -> bool {
+    matches!(format, Format::E4m3 | Format::E5m2)
+}
+
 impl<'a> View<'a> {
     /// Returns the view of a tensor `[rows, heads, dim]`.
     pub fn rows(area: Area<'a>, [rows, heads, dim]: [usize; 3], format: Format) -> View<'a> {
@@ -87,15 +92,15 @@ impl<'a> View<'a> {
         self.checked(name, format_number(name, self.format)?)
     }
 
-    /// Returns the view as kernels take it that move elements, codes of e4m3 among them.
+    /// Returns the view as kernels take it that move elements, codes of one byte among them.
     pub(crate) fn raw_moved(&self, name: &str) -> Result<RawView, KernelError> {
-        if self.format == Format::E4m3 { self.raw_codes(name) } else { self.raw(name) }
+        if is_codes(self.format) { self.raw_codes(name) } else { self.raw(name) }
     }
 
-    /// Returns the view of codes of e4m3, which only kernels in FP8 take.
+    /// Returns the view of codes of one byte, which only kernels in FP8 take.
     pub(crate) fn raw_codes(&self, name: &str) -> Result<RawView, KernelError> {
-        if self.format != Format::E4m3 {
-            return Err(KernelError::shape(format!("{name} in {}, not in e4m3", self.format)));
+        if !is_codes(self.format) {
+            return Err(KernelError::shape(format!("{name} in {}, not in e4m3 or e5m2", self.format)));
         }
         self.checked(name, CODES)
     }

@@ -1,13 +1,15 @@
-//! The forward of this project in FP8 on an H100 or H200 as a subject: the schedule of a problem's own algorithm, on the
-//! CUDA device with all ranks on one GPU, with codes of e4m3 in q, k and v. Before each launch, a kernel makes v's turned
-//! copy.
+//! The forward and the backward of this project in FP8 on an H100 or H200 as a subject: the schedule of a problem's own
+//! algorithm, on the CUDA device with all ranks on one GPU, with codes of e4m3 in q, k and v, and of e4m3 or e5m2 in dout.
+//! Turned copies are made on the GPU, before each launch.
 //!
 //! What it declares is what `emulated-fp8` declares: weights that are multiplied by 2⁸ and rounded to e4m3, the row's
-//! sum of unrounded ones, and sums of tensor cores that are promoted after four steps. Blocks of keys begin with a
-//! group of 16 rows of the tensor, so that the bits of a sequence depend on its place.
+//! sum of unrounded ones, dS that is multiplied by a factor of its tile, and sums of tensor cores that are promoted after
+//! four steps. In the forward blocks of keys begin with a group of 16 rows of the tensor, so that the bits of a sequence
+//! depend on its place.
 
 use std::num::NonZeroUsize;
 
+use seamproof_kernels::backward::DqOrder;
 use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::ReplayedLaunch;
@@ -29,8 +31,11 @@ const TILES: Tiles = Tiles { q: 64, kv: 64 };
 const BLOCKS: KeyBlocks = KeyBlocks { rows: 128, group: 16 };
 /// Steps of the tensor core in a block of keys.
 const STEPS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-/// Options of the kernels in 16 bits that say nothing here.
-const FOREIGN: [&str; 2] = ["attention", "dq"];
+/// Option of the kernels in 16 bits that says nothing here.
+const FOREIGN: &str = "attention";
+/// Option of the passes that the subject has, and its values.
+const PASS: &str = "pass";
+const PASSES: [&str; 2] = ["forward", "both"];
 /// Option of the forward's shape, and its values.
 const SHAPE: &str = "attention";
 const SHAPES: [&str; 3] = ["tuned", "long", "short"];
@@ -40,6 +45,8 @@ const SHAPES: [&str; 3] = ["tuned", "long", "short"];
 pub struct CudaFp8 {
     /// Shape of the forward; `None` for the one that fits the call.
     pub shape: Option<Fp8Shape>,
+    /// Whether there is a backward. Then dout and dS are in FP8 too.
+    pub backward: bool,
     /// How the schedule runs, as that of a subject in 16 bits: order, merges, helper kernels, streams and ranks.
     pub scheduled: Cuda,
 }
@@ -48,29 +55,32 @@ impl CudaFp8 {
     /// Name of the subject, as `--backend` takes it.
     pub const NAME: &str = "cuda-fp8";
 
-    /// Returns the subject with the options `attention` (`tuned`, `long` or `short`; the default is `tuned`), and
-    /// `order`, `merge`, `helpers`, `streams` and `ranks` as the subject `cuda` has them.
+    /// Returns the subject with the options `attention` (`tuned`, `long` or `short`; the default is `tuned`), `pass`
+    /// (`forward` or `both`; the default is `forward`), and `order`, `merge`, `helpers`, `dq`, `streams` and `ranks` as
+    /// the subject `cuda` has them.
     pub fn from_options(options: &Options) -> Result<CudaFp8, OptionError> {
         let mut options = options.clone();
+        let wrong = |option: &str, value, expected| OptionError::Value {
+            backend: CudaFp8::NAME,
+            option: option.to_owned(),
+            value,
+            expected,
+        };
+        let backward = match options.remove(PASS) {
+            None => false,
+            Some(value) if PASSES.contains(&value.as_str()) => value == PASSES[1],
+            Some(value) => return Err(wrong(PASS, value, "forward or both")),
+        };
         let shape = match options.remove(SHAPE) {
             None => None,
             Some(value) => {
                 let shape = Fp8Shape::ALL.into_iter().find(|shape| shape.name() == value);
                 if shape.is_none() && value != SHAPES[0] {
-                    let (backend, option) = (CudaFp8::NAME, SHAPE.to_owned());
-                    return Err(OptionError::Value {
-                        backend,
-                        option,
-                        value,
-                        expected: "tuned, long or short",
-                    });
+                    return Err(wrong(SHAPE, value, "tuned, long or short"));
                 }
                 shape
             }
         };
-        if let Some(option) = options.keys().find(|option| FOREIGN.contains(&option.as_str())) {
-            return Err(unknown(option.clone()));
-        }
         let scheduled = Cuda::from_options(&options).map_err(|error| match error {
             OptionError::Unknown { option, .. } => unknown(option),
             OptionError::Value { option, value, expected, .. } => {
@@ -78,18 +88,21 @@ impl CudaFp8 {
             }
             other => other,
         })?;
-        Ok(CudaFp8 { shape, scheduled })
+        Ok(CudaFp8 { shape, backward, scheduled })
     }
 
     /// Returns the options from which [`CudaFp8::from_options`] makes this subject.
     pub(super) fn options(&self) -> Options {
-        of_schedule(self.scheduled.options(), self.shape.map_or(SHAPES[0], Fp8Shape::name))
+        let pass = PASSES[usize::from(self.backward)];
+        of_schedule(self.scheduled.options(), self.shape.map_or(SHAPES[0], Fp8Shape::name), pass)
     }
 
     /// Returns options for one case of a campaign.
     pub(super) fn draw_options(seed: u64) -> Options {
-        let drawn = seamproof_judge::hash::mix(seed) % SHAPES.len() as u64;
-        of_schedule(cuda::draw_options(seed), SHAPES[drawn as usize])
+        let pick = |of: &[&'static str], number: u64| {
+            of[(seamproof_judge::hash::mix(seed ^ number) % of.len() as u64) as usize]
+        };
+        of_schedule(cuda::draw_options(seed), pick(&SHAPES, 0), pick(&PASSES, 1))
     }
 }
 
@@ -97,19 +110,22 @@ impl CudaFp8 {
     /// Returns the emulated kernel of the same sums, in tiles that none of this one's is smaller than.
     fn emulated(&self) -> Fp8 {
         let Cuda { merge, order, .. } = self.scheduled;
-        Fp8 { tiles: TILES, promoted_after: Some(STEPS), merge, order, ..Fp8::default() }
+        let backward = self.backward;
+        Fp8 { tiles: TILES, promoted_after: Some(STEPS), merge, order, backward, ..Fp8::default() }
     }
 }
 
-/// Returns the options of a schedule in 16 bits, with those that say nothing in FP8 left out and this shape.
-fn of_schedule(mut options: Options, shape: &str) -> Options {
-    FOREIGN.iter().for_each(|option| drop(options.remove(*option)));
+/// Returns the options of a schedule in 16 bits, with what says nothing in FP8 left out, and with this shape and these
+/// passes.
+fn of_schedule(mut options: Options, shape: &str, pass: &str) -> Options {
+    options.remove(FOREIGN);
     options.insert(SHAPE.into(), shape.into());
+    options.insert(PASS.into(), pass.into());
     options
 }
 
 fn unknown(option: String) -> OptionError {
-    let known = "attention, order, merge, helpers, streams, ranks";
+    let known = "attention, pass, order, merge, helpers, dq, streams, ranks";
     OptionError::Unknown { backend: CudaFp8::NAME, option, known }
 }
 
@@ -155,7 +171,11 @@ impl Backend for CudaFp8 {
         // Documents and chunks are segments of their own.
         table.masks.kinds = vec![MaskKind::Documents, MaskKind::Chunks];
         table.layout.steps = false;
-        declared.with_promises(Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL })
+        let deterministic_backward = self.scheduled.dq == DqOrder::Fixed;
+        // Tiles of keys add to dq downward for a group, but upward for a head alone.
+        let groups_alone = !self.backward;
+        let promises = Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL };
+        declared.with_promises(Promises { deterministic_backward, groups_alone, ..promises })
     }
 
     fn promises(&self, problem: &Problem) -> Promises {
@@ -188,8 +208,8 @@ mod tests {
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::values;
     use seamproof_kernels::attend::CallTables;
-    use seamproof_kernels::forward_fp8;
-    use seamproof_simulator::schedule::{BufferId, Work};
+    use seamproof_kernels::{backward_fp8, forward_fp8};
+    use seamproof_simulator::schedule::{AttendBackward, Buffer, BufferId, Work};
 
     fn drawn() -> impl Iterator<Item = Problem> {
         (0..200).filter_map(|case| match generate::draw(1, case, &Limits::quick()) {
@@ -211,11 +231,11 @@ mod tests {
         }
     }
 
-    /// Test that the kernel takes every launch of the schedules of what the table takes, on one rank and on several, and
+    /// Test that the kernels take every launch of the schedules of what the table takes, on one rank and on several, and
     /// that each segment with queries is told a descale for each of its heads.
     #[test]
     fn the_kernel_takes_every_launch_of_what_the_table_takes() {
-        let (mut launches, mut over_ranks) = (0, 0);
+        let (mut launches, mut backwards, mut over_ranks) = (0, 0, 0);
         for (case, problem) in drawn().enumerate() {
             let options = CudaFp8::draw_options(case as u64);
             let subject = CudaFp8::from_options(&options).expect("drawn options");
@@ -223,8 +243,12 @@ mod tests {
             let inputs = values::inputs(&problem);
             let schedule = descaled(&problem, &inputs, subject.scheduled.merge).expect("a schedule");
             for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
-                let Work::Attend(attend) = &operation.work else { continue };
                 let buffer = |id: BufferId| &schedule.buffers[id.0];
+                if let Work::AttendBackward(attend) = &operation.work {
+                    backwards += usize::from(taken_backward(attend, buffer));
+                    continue;
+                }
+                let Work::Attend(attend) = &operation.work else { continue };
                 let [q, k, v, out] = [attend.q, attend.k, attend.v, attend.out].map(buffer);
                 let tables = CallTables::new(&attend.call, [q.rows, k.rows], false).expect("tables");
                 let refused = forward_fp8::refusal(&tables, out.format, [q.dim, v.dim]);
@@ -237,7 +261,21 @@ mod tests {
                 over_ranks += usize::from(problem.parallel.size() > 1);
             }
         }
-        assert!(launches > 200 && over_ranks > 100, "{launches}, {over_ranks}");
+        assert!(
+            launches > 200 && backwards > 80 && over_ranks > 100,
+            "{launches}, {backwards}, {over_ranks}"
+        );
+    }
+
+    /// Whether the kernel takes a launch of a backward. Fails where it does not.
+    fn taken_backward<'b>(attend: &AttendBackward, buffer: impl Fn(BufferId) -> &'b Buffer) -> bool {
+        let [q, k, v, dout] = [attend.q, attend.k, attend.v, attend.dout].map(&buffer);
+        let [out, dq, dk, dv] = [attend.out, attend.dq, attend.dk, attend.dv].map(|id| buffer(id).format);
+        let tables = CallTables::new(&attend.call, [q.rows, k.rows], true).expect("tables");
+        let formats = ([q, k, v, dout].map(|buffer| buffer.format), out, [dq, dk, dv]);
+        assert_eq!(backward_fp8::refusal(&tables, formats, [q.dim, v.dim]), None, "{attend:?}");
+        assert_eq!(tables.bands_of_queries(), attend.descales.len(), "{attend:?}");
+        true
     }
 
     #[test]
@@ -248,7 +286,8 @@ mod tests {
         }
         let wrong = CudaFp8::from_options(&Options::from([("attention".into(), "middle".into())]));
         assert!(wrong.unwrap_err().to_string().contains("tuned, long or short"));
-        assert!(CudaFp8::from_options(&Options::from([("dq".into(), "any".into())])).is_err());
+        let wrong = CudaFp8::from_options(&Options::from([("pass".into(), "backward".into())]));
+        assert!(wrong.unwrap_err().to_string().contains("forward or both"));
         let given = Options::from([("merge".into(), "deferred".into()), ("ranks".into(), "threads".into())]);
         let subject = CudaFp8::from_options(&given).unwrap();
         assert!(given.iter().all(|(option, value)| subject.options()[option] == *value));

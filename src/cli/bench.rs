@@ -65,7 +65,7 @@ enum What {
         /// Number of the GPU
         #[arg(long, default_value_t = 0)]
         gpu: usize,
-        /// Pass: forward, forward-fp8 or backward
+        /// Pass: forward, forward-fp8, backward or backward-fp8
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
         /// AttentionKernels of the forward: tuned, long, paired, middle, short or simple [default: tuned]
@@ -149,6 +149,8 @@ enum Pass {
     ForwardFp8,
     /// The backward in bf16.
     Backward,
+    /// The backward in FP8.
+    BackwardFp8,
 }
 
 /// Returns what `bench attention` measures.
@@ -157,7 +159,8 @@ fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, 
         (Pass::Forward, kernel) => Ok(BenchedPass::Forward(kernel.unwrap_or(AttentionKernels::Tuned))),
         (Pass::ForwardFp8, None) => Ok(BenchedPass::ForwardFp8),
         (Pass::Backward, None) => Ok(BenchedPass::Backward),
-        (Pass::ForwardFp8 | Pass::Backward, Some(_)) => {
+        (Pass::BackwardFp8, None) => Ok(BenchedPass::BackwardFp8),
+        (Pass::ForwardFp8 | Pass::Backward | Pass::BackwardFp8, Some(_)) => {
             let what = "--kernel is that of the forward in bf16; drop it for another pass";
             Err(CliError::Usage(what.to_owned()))
         }
@@ -170,7 +173,8 @@ fn pass(name: &str) -> Result<Pass, String> {
         "forward" => Ok(Pass::Forward),
         "forward-fp8" => Ok(Pass::ForwardFp8),
         "backward" => Ok(Pass::Backward),
-        _ => Err("no such pass; use forward, forward-fp8 or backward".to_owned()),
+        "backward-fp8" => Ok(Pass::BackwardFp8),
+        _ => Err("no such pass; use forward, forward-fp8, backward or backward-fp8".to_owned()),
     }
 }
 

@@ -199,7 +199,7 @@ impl BackwardBuffers {
         problem: &Problem,
         numbers: &NormalNumbers,
     ) -> Result<BackwardBuffers, KernelError> {
-        let room = |shape| gpu.allocate(bytes(shape, numbers.format));
+        let room = |shape| gpu.allocate(bytes(shape, of_results(numbers.format)));
         Ok(BackwardBuffers {
             forward: ForwardBuffers::new(gpu, problem, numbers)?,
             dout: numbers.tensor(gpu, 3, problem.out_shape())?,
@@ -217,17 +217,17 @@ impl BackwardBuffers {
 
     pub(crate) fn backward(&self, problem: &Problem) -> BackwardTensors<'_> {
         let ForwardTensors { q, k, v, out, lse, .. } = self.forward.forward(problem);
-        let ([dq, dk, dv], format) = (&self.results, self.forward.format);
+        let ([dq, dk, dv], results) = (&self.results, of_results(self.forward.format));
         BackwardTensors {
             q,
             k,
             v,
-            dout: View::rows(self.dout.area(), problem.out_shape(), format),
+            dout: View::rows(self.dout.area(), problem.out_shape(), self.forward.format),
             out,
             lse,
-            dq: View::rows(dq.area(), q.shape(), format),
-            dk: View::rows(dk.area(), k.shape(), format),
-            dv: View::rows(dv.area(), v.shape(), format),
+            dq: View::rows(dq.area(), q.shape(), results),
+            dk: View::rows(dk.area(), k.shape(), results),
+            dv: View::rows(dv.area(), v.shape(), results),
         }
     }
 }

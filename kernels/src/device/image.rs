@@ -11,7 +11,7 @@ use crate::error::KernelError;
 use crate::memory::Area;
 use crate::merge::{DeviceStatistic, DeviceTensor};
 use crate::rows::ByteRows;
-use crate::view::View;
+use crate::view::{View, is_codes};
 
 /// The multiple on which elements begin, guards apart.
 const ALIGNMENT: usize = 16;
@@ -36,7 +36,7 @@ pub(super) fn place(image: &Buffers<f32>) -> Result<(Vec<Placed>, usize), Kernel
     let (mut places, mut end) = (Vec::new(), 0_usize);
     for (index, tensor) in image.tensors().iter().enumerate() {
         let (id, format) = (BufferId(index), tensor.format());
-        if format != Format::E4m3 {
+        if !is_codes(format) {
             format_number(tensor.name(), format)?;
         }
         let element = element_bytes(format);

@@ -4,12 +4,13 @@ use seamproof_oracle::{Balance, Format, Run, Sink};
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
-    Attend, AttendBackward, Axes, BufferId, FillValue, KeySource, Layer, Merge, MergeStyle, Reduction,
-    Region, Rotated, RowPair, SegmentSource, Work,
+    Attend, AttendBackward, Axes, BufferId, Descales, FillValue, KeySource, Layer, Merge, MergeStyle,
+    Reduction, Region, Rotated, RowPair, SegmentSource, Work,
 };
 
 use super::choice::{backward_operands, operands};
 use super::cuda::{CudaDevice, failed};
+use super::fp8;
 use super::image::Placed;
 use super::packed::{self, PackedLayer, PackedSlots, Reorder};
 use super::run::CudaMemory;
@@ -24,7 +25,7 @@ use crate::pairs::{DeviceRegion, RowTable, TransferTable, Written};
 use crate::region::{RegionKernels, RotationTable};
 use crate::rows::RowKernels;
 use crate::tables::{Cut, Slots};
-use crate::view::View;
+use crate::view::{View, is_codes};
 
 type Range = std::ops::Range<usize>;
 
@@ -82,6 +83,43 @@ impl ForwardPlaces {
     }
 }
 
+/// The places of the tensors of a launch of a backward.
+#[derive(Clone, Copy)]
+pub(super) struct BackwardPlaces {
+    pub(super) q: Placed,
+    pub(super) k: Placed,
+    pub(super) v: Placed,
+    pub(super) dout: Placed,
+    out: Placed,
+    lse: Placed,
+    dq: Placed,
+    dk: Placed,
+    dv: Placed,
+}
+
+impl BackwardPlaces {
+    fn of(attend: &AttendBackward, memory: &CudaMemory) -> Result<BackwardPlaces, KernelError> {
+        let AttendBackward { q, k, v, dout, out, lse, dq, dk, dv, .. } = *attend;
+        let [q, k, v, dout, out, lse, dq, dk, dv] = places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
+        Ok(BackwardPlaces { q, k, v, dout, out, lse, dq, dk, dv })
+    }
+
+    pub(super) fn tensors<'a>(&self, memory: Area<'a>) -> Result<BackwardTensors<'a>, KernelError> {
+        let view = |place: Placed| place.view(memory);
+        Ok(BackwardTensors {
+            q: view(self.q)?,
+            k: view(self.k)?,
+            v: view(self.v)?,
+            dout: view(self.dout)?,
+            out: view(self.out)?,
+            lse: view(self.lse)?,
+            dq: view(self.dq)?,
+            dk: view(self.dk)?,
+            dv: view(self.dv)?,
+        })
+    }
+}
+
 /// Rows of a table of segments.
 pub(super) struct TablePart {
     table: Placed,
@@ -108,11 +146,12 @@ impl CudaDevice<'_> {
             Work::AttendBackward(attend) => self.attend_backward(attend, memory).map_err(failed),
             Work::Merge(merge) => self.merge(merge, memory),
             Work::ApplySink { sink, out, lse, rows } => self.apply_sink(*sink, [*out, *lse], rows, memory),
-            Work::SinkGradient { sink, dout, out, lse, dsink, rows, .. } => {
+            Work::SinkGradient { sink, dout, out, lse, dsink, rows, descales, .. } => {
                 for id in [*dout, *out, *lse] {
                     memory.image.check_rows(id, rows)?;
                 }
-                self.sink_gradient([*sink, *dsink], [*dout, *out, *lse], rows, memory).map_err(failed)
+                self.sink_gradient([*sink, *dsink], [*dout, *out, *lse], (rows, descales), memory)
+                    .map_err(failed)
             }
             Work::Accumulate { from, to, rows } => self.pairs([*from, *to], rows, true, memory),
             Work::Copy { from, to, rows } => self.pairs([*from, *to], rows, false, memory),
@@ -190,14 +229,34 @@ impl CudaDevice<'_> {
     }
 
     fn attend_backward(&self, attend: &AttendBackward, memory: &mut CudaMemory) -> Result<(), KernelError> {
-        let AttendBackward { q, k, v, dout, out, lse, dq, dk, dv, .. } = *attend;
-        let [q, k, v, dout_at, out_at, lse_at, dq, dk, dv] =
-            places(memory, [q, k, v, dout, out, lse, dq, dk, dv])?;
+        let places = BackwardPlaces::of(attend, memory)?;
+        match places.q.format {
+            Format::E4m3 => self.attend_backward_on_codes(attend, places, memory)?,
+            _ => self.attend_backward_on_values(attend, places, memory)?,
+        }
+        match attend.sink {
+            Some(sink) if attend.call.softmax.sink == Sink::Learnable => {
+                let segments = &attend.call.segments;
+                let rows: Vec<Run> = segments.iter().map(|segment| segment.q).collect();
+                let saved = [attend.dout, attend.out, attend.lse];
+                self.sink_gradient([sink.0, sink.1], saved, (&rows, &attend.descales), memory)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn attend_backward_on_values(
+        &self,
+        attend: &AttendBackward,
+        places: BackwardPlaces,
+        memory: &mut CudaMemory,
+    ) -> Result<(), KernelError> {
+        let BackwardPlaces { q, k, v, dout, out, dq, dk, dv, .. } = places;
         let mut call = CallTables::new(&attend.call, [q.rows, k.rows], true)?;
         let told = self.told(attend.table.as_ref(), &mut call, memory)?;
         let (at, formats) = (memory.table(&call.bytes), self.formats);
-        let forward = operands([q, k, v, out_at].map(|place| (place.format, place.dim)), formats);
-        let gradients = [dout_at, dq, dk, dv].map(|place| place.format);
+        let forward = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
+        let gradients = [dout, dq, dk, dv].map(|place| place.format);
         let operands = backward_operands(forward, gradients, formats);
         let tuned = self.options.attention.takes_backward(&call, &operands);
         let scratch = match tuned {
@@ -214,18 +273,7 @@ impl CudaDevice<'_> {
             (false, _) => "attend backward: attend_queries, attend_keys",
         });
         memory.record(move |gpu, frame| {
-            let view = |place: Placed| place.view(frame.memory);
-            let tensors = BackwardTensors {
-                q: view(q)?,
-                k: view(k)?,
-                v: view(v)?,
-                dout: view(dout_at)?,
-                out: view(out_at)?,
-                lse: view(lse_at)?,
-                dq: view(dq)?,
-                dk: view(dk)?,
-                dv: view(dv)?,
-            };
+            let tensors = places.tensors(frame.memory)?;
             let areas = [frame.tables.part(at.clone())?, frame.scratch.part(scratch.clone())?];
             if let Some(told) = &told {
                 gpu.fill_call(told.area(frame.memory)?, &call, areas[0])?;
@@ -235,14 +283,7 @@ impl CudaDevice<'_> {
                 false => gpu.attend_backward(&call, areas, formats, &tensors),
             }
         });
-        match attend.sink {
-            Some(sink) if attend.call.softmax.sink == Sink::Learnable => {
-                let segments = &attend.call.segments;
-                let rows: Vec<Run> = segments.iter().map(|segment| segment.q).collect();
-                self.sink_gradient([sink.0, sink.1], [dout, out, lse], &rows, memory)
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Returns where a launch's segments lie, if a table says them, and takes them out of the call.
@@ -397,10 +438,12 @@ impl CudaDevice<'_> {
         &self,
         sinks: [BufferId; 2],
         tensors: [BufferId; 3],
-        rows: &[Run],
+        (rows, descales): (&[Run], &[Vec<Descales>]),
         memory: &mut CudaMemory,
     ) -> Result<(), KernelError> {
         let (sinks, tensors) = (places(memory, sinks)?, places(memory, tensors)?);
+        let of_codes =
+            is_codes(tensors[0].format).then(|| fp8::of_dout(rows, descales, tensors[0].heads, memory));
         let rows = RowTable::rows(rows);
         let table = memory.table(&rows.table.0);
         self.workspace.count("sink gradient: sink_gradient");
@@ -408,7 +451,8 @@ impl CudaDevice<'_> {
             let [sink, dsink] = views(&sinks, frame.memory)?;
             let [dout, out, lse] = views(&tensors, frame.memory)?;
             let table = frame.tables.part(table.clone())?;
-            gpu.sink_gradient(&rows, table, [&sink, &dsink], [&dout, &out, &lse])
+            let descales = of_codes.clone().map(|bytes| frame.tables.part(bytes)).transpose()?;
+            gpu.sink_gradient(&rows, table, descales, [&sink, &dsink], [&dout, &out, &lse])
         });
         Ok(())
     }

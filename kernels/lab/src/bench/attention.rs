@@ -15,7 +15,7 @@ use seamproof_simulator::AttentionCall;
 use super::backward::backward;
 use super::error::BenchError;
 use super::figures::{Figure, Figures};
-use super::fp8::forward_fp8;
+use super::fp8::{backward_fp8, forward_fp8};
 use super::timing::{TIMING, time};
 use super::tracks::{BenchCell, cells, tracks};
 use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launcher, weights};
@@ -29,6 +29,8 @@ pub enum BenchedPass {
     ForwardFp8,
     /// The backward on tensor cores, in both orders of its sums.
     Backward,
+    /// The backward in FP8, beside that in bf16, in both orders of their sums.
+    BackwardFp8,
 }
 
 /// A measurement: a pass, on cells, beside a peer.
@@ -91,6 +93,7 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
             BenchedPass::Forward(kernel) => format!("{} kernel, forward", kernel.name()),
             BenchedPass::ForwardFp8 => "forward in FP8, beside the tuned kernel's".to_owned(),
             BenchedPass::Backward => "backward in any order and in a fixed one".to_owned(),
+            BenchedPass::BackwardFp8 => "backward in FP8, in both orders, beside that in bf16".to_owned(),
         },
         TIMING.measured.as_secs_f64(),
         TIMING.warm_up.as_secs_f64()
@@ -100,6 +103,7 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
         BenchedPass::Forward(kernel) => forward(gpu, *kernel, cells, &mut figures)?,
         BenchedPass::ForwardFp8 => forward_fp8(gpu, cells, &mut figures)?,
         BenchedPass::Backward => backward(gpu, cells, &mut figures)?,
+        BenchedPass::BackwardFp8 => backward_fp8(gpu, cells, &mut figures)?,
     }
     figures.means()
 }

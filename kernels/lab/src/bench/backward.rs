@@ -21,7 +21,7 @@ use crate::ready::{NormalNumbers, ReadyBackward};
 /// The first rows, whose gradients a peer's are compared with.
 const COMPARED_ROWS: usize = 8192;
 /// The operations of a backward for each of the forward's: five products for two.
-const PRODUCTS: f64 = 2.5;
+pub(super) const PRODUCTS: f64 = 2.5;
 
 /// Prints the figures of every cell.
 pub(super) fn backward(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) -> Result<(), BenchError> {
@@ -46,6 +46,17 @@ pub(super) fn backward(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) ->
         ))?;
     }
     Ok(())
+}
+
+/// Returns the mean milliseconds of a cell's backward.
+pub(super) fn backward_ms(
+    gpu: &Gpu,
+    cell: &BenchCell,
+    order: DqOrder,
+    numbers: &NormalNumbers,
+) -> Result<f64, BenchError> {
+    let ready = ReadyBackward::new(gpu, &cell.problem, numbers, TIMING.sets)?;
+    Ok(time(gpu, |set| ready.launch(BackwardMode::overwrite(order), &ready.tensors(set)))?)
 }
 
 /// Returns dq, dk and dv of the compared rows, one after the other, as the last launch left them.

@@ -1,0 +1,375 @@
+// The backward in FP8: codes of q, k, v and dout, and sums in blocks of their own. For backward.cu.
+//
+// With descales δ, weights P, and σ, a power of two that the largest |dS| of a group's tile gives, of 64 keys:
+//
+//     P  = exp(scale δq δk Sᵀ - LSE)     dP = δdout δv dPᵀ     dS = P (dP - D)     D = δdout <dout's codes, out>
+//     dV += δdout / 256 · (Q(256 Pᵀ) dout)      dK += scale δq / σ · (Q(σ dSᵀ) Q)      dQ += (Q(σ dS) K) / σ
+//
+// Q rounds to e4m3. Each product in brackets is a sum of the tensor cores over no more than 128 rows or keys; what is added to is
+// f32. dQ's factor scale δk comes when its sums are closed.
+//
+// Tensor cores take both operands along the sum. Q, dout and K lie along lanes for the scores, and have *turned* copies for what
+// is summed over rows: of each lane the rows of a tile, one after the other, with zeros for rows that are not real. The kernel
+// before the tiles makes them, as they are to lie in shared memory. In a group of 16, query 8 j + 2 i + l, with l < 2, lies at
+// 4 i + 2 j + l, as a thread has weights in registers, and key 8 h + i lies at 2 i + h, as dS comes to shared memory. In Q's and
+// dout's copies a line of 128 bytes has a lane's 128 rows of one, or its 64 of both.
+#pragma once
+
+constexpr float WEIGHT_FACTOR = 256.0f;
+// Steps of a product over the rows of a tile, and over a group's keys.
+constexpr int ROW_STEPS = ROWS / 32, KEY_STEPS = 2;
+
+#define GRADIENT_TYPES "k32.f32.e4m3.e5m2"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Before: statistics, factors and turned copies.
+
+// Eight codes.
+template <int FORMAT>
+struct EightCodes {
+    uint2 codes;
+};
+template <int FORMAT>
+__device__ __forceinline__ void load(const void* base, i64 element, EightCodes<FORMAT>& eight) {
+    eight.codes = *(const uint2*)((const u8*)base + element);
+}
+template <int FORMAT>
+__device__ __forceinline__ float unpacked(const EightCodes<FORMAT>& eight, int i) {
+    const u32 word = i < 4 ? eight.codes.x : eight.codes.y;
+    const u16 pair = (u16)(word >> i % 4 / 2 * 16);
+    return fp16_to_f32((u16)(halves_of<FORMAT>(pair) >> i % 2 * 16));
+}
+
+// Bytes `lane` of four words.
+__device__ __forceinline__ u32 bytes_of(const u32 (&word)[4], u32 lane) {
+    const u32 pairs = lane | lane + 4 << 4;
+    return __byte_perm(__byte_perm(word[0], word[1], pairs), __byte_perm(word[2], word[3], pairs), 0x5410);
+}
+
+// The row of a group of 16 that lies at a position.
+template <bool OF_KEYS>
+__device__ __forceinline__ u32 row_at(u32 position) {
+    return OF_KEYS ? position / 2 + position % 2 * 8 : position / 2 % 2 * 8 + position / 4 * 2 + position % 2;
+}
+
+// The turned copy of COUNT rows, from group `first` of the copy's on; `rows` is a place for them.
+template <bool OF_KEYS, int COUNT>
+__device__ __forceinline__ void turn(const View& view, const Rows& from, int dim, u8* to, u32 first, uint4* rows) {
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < COUNT * 8; i += THREADS) {
+        const int row = i / 8, lane = i % 8 * 16;
+        uint4 lanes = make_uint4(0, 0, 0, 0);
+        const i64 place = place_of(view, (i64)from.step * (from.index + row) + from.phase, from.head) + lane;
+        if (row < from.real && lane < dim) lanes = *(const uint4*)((const u8*)view.base + place);
+        rows[i] = lanes;
+    }
+    __syncthreads();
+    // A thread has four lanes of a group.
+    for (u32 i = threadIdx.x; i < COUNT / 16 * DIM / 4; i += THREADS) {
+        const u32 four = i % (DIM / 4), group = i / (DIM / 4);
+        u32 columns[4][4];
+#pragma unroll
+        for (u32 word = 0; word < 4; ++word) {
+            u32 of_rows[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j)
+                of_rows[j] = ((const u32*)rows)[(16 * group + row_at<OF_KEYS>(4 * word + j)) * 32 + four];
+#pragma unroll
+            for (u32 lane = 0; lane < 4; ++lane) columns[lane][word] = bytes_of(of_rows, lane);
+        }
+        const u32 line_group = first + group, block = line_group / 8 * DIM * 128;
+#pragma unroll
+        for (u32 lane = 0; lane < 4; ++lane) {
+            const u32 line = 4 * four + lane;
+            *(uint4*)(to + block + line * 128 + (line_group % 8 ^ line % 8) * 16) =
+                make_uint4(columns[lane][0], columns[lane][1], columns[lane][2], columns[lane][3]);
+        }
+    }
+}
+
+// Factors of a tile of rows and a head: of scores, of dP, of dK's sums and of dV's.
+__device__ __forceinline__ void put_factors(const Args& a, u32 segment, int head, float* to) {
+    const i64 of = (i64)segment * a.heads + head, of_keys = (i64)segment * (a.heads / a.group) + head / a.group;
+    const float dout = a.descales[DOUT][of], q = a.scale * a.descales[Q][of];
+    *(float4*)to = make_float4(q * a.descales[K][of_keys], dout * a.descales[V][of_keys], q, dout / WEIGHT_FACTOR);
+}
+
+// What is to be done before tiles of keys are taken, for a tile of query rows or of keys.
+template <int FORMAT>
+__device__ __forceinline__ void prepare_codes(const Args& a, uint4* rows) {
+    if (blockIdx.x < a.q_capacity) {
+        prepare<EightCodes<FORMAT>>(a);
+        if (blockIdx.x >= a.plan->q_tiles) return;
+        const u32 of_segment = a.q_tile_segment[blockIdx.x];
+        const PlannedSegment& segment = a.segments[of_segment];
+        const u32 t = blockIdx.x - segment.first_q_tile;
+        if (!sees_keys(segment, t)) return;
+        const int first = t * ROWS;
+        for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
+            const Rows from = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+            const i64 part = part_of(a, blockIdx.x, head);
+            u8* const to = a.turned_q + part * TURNED_Q_BYTES;
+            turn<false, ROWS>(a.elements[Q].view, from, a.dim, to, 0, rows);
+            turn<false, ROWS>(a.gradient, from, a.dim_v, to, ROWS / 16, rows);
+            if (threadIdx.x == 0) put_factors(a, of_segment, head, a.statistics + part * STATISTICS + 2 * ROWS);
+        }
+        return;
+    }
+    const u32 tile = blockIdx.x - a.q_capacity, kv_heads = a.heads / a.group;
+    if (tile >= a.plan->kv_tiles) return;
+    const PlannedSegment& segment = a.segments[a.kv_tile_segment[tile]];
+    const u32 number = tile - segment.first_kv_tile;
+    int run = 0;
+    while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
+    const PlannedRun& keys = a.runs[segment.first_run + run];
+    const int first = (number - keys.first_tile) * KEYS;
+    for (u32 head = blockIdx.y; head < kv_heads; head += gridDim.y) {
+        const Rows from = {keys.index + first, keys.phase, a.kv_step, (int)head, keys.len - first, keys.span - first};
+        turn<true, KEYS>(a.elements[K].view, from, a.dim, a.turned_k + ((i64)tile * kv_heads + head) * TURNED_K_BYTES, 0, rows);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products.
+
+// A step of a score whose second operand is in a format.
+template <int FORMAT>
+__device__ __forceinline__ void score_of(float (&d)[ROWS / 2], u32 a, u32 b, int add) {
+    if constexpr (FORMAT == E4M3) score_step<ROWS>(d, a, b, add);
+#if DIM == 64
+    else
+        WGMMA("m64n128" GRADIENT_TYPES, NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1", "r"(a));
+#else
+    else WGMMA("m64n64" GRADIENT_TYPES, NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1", "r"(a));
+#endif
+}
+
+// s = a · bᵀ: 64 keys, a tile of query rows, all lanes.
+template <int FORMAT>
+__device__ __forceinline__ void score_codes(float (&s)[ROWS / 2], u32 a, u32 b) {
+#pragma unroll
+    for (int step = 0; step < DIM / 32; ++step) score_of<FORMAT>(s, a + 2 * step, b + 2 * step, step > 0);
+    wgmma_commit();
+}
+
+// d = w · bᵀ: 64 keys, whose codes are in registers, 64 lanes, a tile of query rows.
+template <int FORMAT>
+__device__ __forceinline__ void sum_rows(float (&d)[32], const u32 (&w)[ROWS / 8], u32 b) {
+#pragma unroll
+    for (int step = 0; step < ROW_STEPS; ++step, b += 2) {
+        const u32* const four = w + 4 * step;
+        const int add = step > 0;
+        if constexpr (FORMAT == E4M3)
+            WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1", "r"(four[0]), "r"(four[1]),
+                  "r"(four[2]), "r"(four[3]));
+        else
+            WGMMA("m64n64" GRADIENT_TYPES, NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1", "r"(four[0]),
+                  "r"(four[1]), "r"(four[2]), "r"(four[3]));
+    }
+    wgmma_commit();
+}
+
+// d = a · bᵀ: 64 query rows, 64 lanes, a group's keys.
+__device__ __forceinline__ void sum_keys(float (&d)[32], u32 a, u32 b) {
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; ++step) score_step<64>(d, a + 2 * step, b + 2 * step, step > 0);
+    wgmma_commit();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Numbers.
+
+// dP becomes dS.
+__device__ __forceinline__ void differentiate(float (&dp)[ROWS / 2], const float (&p)[ROWS / 2], u32 d, float factor) {
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; ++j) {
+        const float2 of = get_two(d + 32 * j + 8 * (threadIdx.x % 4));
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            dp[4 * j + i] = p[4 * j + i] * __fmaf_rn(dp[4 * j + i], factor, i % 2 == 0 ? -of.x : -of.y);
+    }
+}
+
+// Codes of numbers times a factor. A word has four queries that follow each other in the turned copies.
+__device__ __forceinline__ void encode(const float (&s)[ROWS / 2], u32 (&w)[ROWS / 8], float factor) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i += 8)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float* const two = s + i + 2 * half;
+            w[i / 4 + half] = codes_of<E4M3>(two[0] * factor, two[1] * factor, two[4] * factor, two[5] * factor);
+        }
+}
+
+// A power of two and its inverse.
+struct Power {
+    float factor;
+    float inverse;
+};
+// The largest that brings no number of a group past 448, for |dS|, of which `largest` is the largest as an integer. It
+// is kept within 2^±126.
+__device__ __forceinline__ Power power_of(u32 largest) {
+    const int exponent = (int)(largest >> 23) + ((largest & 0x7fffff) > 0x600000);
+    const int biased = min(max(262 - exponent, 1), 253);
+    return {__int_as_float(biased << 23), __int_as_float(254 - biased << 23)};
+}
+
+// Of a group's dS; `own`: the place of the group's warps.
+__device__ __forceinline__ Power power_of_group(u32 own, const float (&ds)[ROWS / 2]) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; ++i) most = fmaxf(most, fabsf(ds[i]));
+    const u32 of_warp = __reduce_max_sync(FULL, __float_as_uint(most)), thread = kept(threadIdx.x);
+    if (thread % 32 == 0) put_one(own + thread / 32 % 4 * 4, __uint_as_float(of_warp));
+    named_barrier(2 + thread / 128, 128);
+    const int4 four = get_words(own);
+    return power_of((u32)max(max(four.x, four.y), max(four.z, four.w)));
+}
+
+// dSᵀ of 64 keys in rows of a query: 16 bytes of each row for each warp, swizzled.
+__device__ __forceinline__ void put_gradients(u32 at, const u32 (&w)[ROWS / 8]) {
+    const u32 lane = threadIdx.x % 32, keys = kept(threadIdx.x) / 32;
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j += 4) {
+        u32 keys_of[4];
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            keys_of[i] = __byte_perm(w[j + i], w[j + i + 1], 0x5140);
+            keys_of[i + 1] = __byte_perm(w[j + i], w[j + i + 1], 0x7362);
+        }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         at + (8 * j + lane) * 128 + (keys ^ lane % 8) * 16),
+                     "r"(keys_of[0]), "r"(keys_of[1]), "r"(keys_of[2]), "r"(keys_of[3])
+                     : "memory");
+    }
+}
+
+// d += factor · product, lanes from FIRST on.
+template <int FIRST>
+__device__ __forceinline__ void add_product(float (&d)[DIM / 2], const float (&product)[32], float factor) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) d[FIRST + i] = __fmaf_rn(product[i], factor, d[FIRST + i]);
+}
+
+template <int FORMAT>
+__device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) {
+    Ring<TILES> tiles;
+    Ring<STAGES> ring;
+    float dk[DIM / 2], dv[DIM / 2];
+    for (;;) {
+        const Shared shared = all.again();
+        barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
+        const u32 at = uniform(shared.tile(tiles.stage()));
+        const Tile tile = get_tile(at);
+        if (tile.first < 0) return;
+#pragma unroll
+        for (int i = 0; i < DIM / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
+        const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
+        const int closing = (int)uniform(tile.closes * a.group);
+        int t = start_of(a, tile), member = 0;
+#pragma unroll 1
+        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
+            const Shared shared = {uniform(all.base)};
+            const u32 group = uniform(threadIdx.x / 128), stage = uniform(ring.stage()), turn = ring.turns;
+            const int now = t, head = member;
+            if (++member == a.group) member = 0, t += a.direction;
+            barrier_wait(shared.q_full(stage), ring.parity());
+            barrier_wait(shared.dout_full(stage), ring.parity());
+            const u32 statistics = shared.statistics(stage);
+            u32 p[ROWS / 8], ds[ROWS / 8];
+            float inverse;
+            {
+                float s[ROWS / 2], dp[ROWS / 2];
+                hold(s);
+                hold(dp);
+                wgmma_fence();
+                score_codes<E4M3>(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
+                score_codes<FORMAT>(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
+                const float4 factors = get_four(statistics + ROWS * 8);
+                wgmma_wait<1>();
+                hold(s);
+                weigh(s, statistics, factors.x);
+                wgmma_wait<0>();
+                hold(dp);
+                differentiate(dp, s, statistics + ROWS * 4, factors.y);
+                if (now < whole || now >= whole_end) mask(s, dp, a, at, now * ROWS);
+                encode(s, p, WEIGHT_FACTOR);
+                const Power power = power_of_group(shared.largest(turn) + 16 * group, dp);
+                encode(dp, ds, power.factor);
+                inverse = power.inverse;
+            }
+            put_gradients(shared.ds(turn), ds);
+            if (threadIdx.x % 128 == 0) put_one(shared.inverses(turn) + 4 * group, inverse);
+            shared_stores_done();
+            __syncwarp();
+            release(shared.met());
+            const float2 behind = get_two(statistics + ROWS * 8 + 8);
+            const float of_k = behind.x * inverse, of_v = behind.y;
+            // Products take turns with two places: while one is added, the next is made.
+            float one[32], other[32];
+            const u32 q = descriptor(shared.turned_q(stage), 0), dout = q + (DIM > 64 ? ROWS : DIM * 128) / 16;
+            constexpr u32 LANES = 64 * 128 / 16;
+            const u32 of_ds = descriptor(shared.ds(turn) + (DIM > 64 ? 0 : group * 64 * 128), 0);
+            const u32 of_keys = descriptor(shared.turned_k() + (DIM > 64 ? group * 64 * 128 : 0), 0);
+            hold(p);
+            hold(ds);
+            hold(one);
+            hold(other);
+            wgmma_fence();
+            sum_rows<FORMAT>(one, p, dout);
+            if constexpr (DIM > 64) {
+                sum_rows<FORMAT>(other, p, dout + LANES);
+                wgmma_wait<1>();
+                hold(one);
+                add_product<0>(dv, one, of_v);
+                hold(one);
+                wgmma_fence();
+                sum_rows<E4M3>(one, ds, q);
+                wgmma_wait<1>();
+                hold(other);
+                add_product<DIM / 2 - 32>(dv, other, of_v);
+                hold(other);
+                wgmma_fence();
+                sum_rows<E4M3>(other, ds, q + LANES);
+                wgmma_wait<1>();
+                hold(one);
+                add_product<0>(dk, one, of_k);
+            } else {
+                sum_rows<E4M3>(other, ds, q);
+                wgmma_wait<1>();
+                hold(one);
+                add_product<0>(dv, one, of_v);
+            }
+            barrier_wait(shared.met(), turn % 2);
+            const float2 inverses = get_two(shared.inverses(turn));
+            hold(one);
+            wgmma_fence();
+            sum_keys(one, of_ds, of_keys);
+            wgmma_wait<1>();
+            hold(other);
+            hold(p);
+            hold(ds);
+            add_product<DIM / 2 - 32>(dk, other, of_k);
+            hold(other);
+            wgmma_fence();
+            sum_keys(other, of_ds + 4, of_keys + 4);
+            wgmma_wait<0>();
+            hold(one);
+            hold(other);
+            __syncwarp();
+            release(shared.q_empty(stage));
+            release(shared.dout_empty(stage));
+#pragma unroll
+            for (int i = 0; i < 32; ++i) one[i] = __fmaf_rn(other[i], inverses.y, one[i] * inverses.x);
+            pass_queries(a, shared, at, group, turn, left, left <= closing, now, head, one);
+            ring.advance();
+        }
+        const Tile done = get_tile(at);
+        __syncwarp();
+        release(shared.kv_empty(tiles.stage()));
+        tiles.advance();
+        const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
+        store(a.dk, a, keys, shared.outward(), dk, 1.0f, a.dim);
+        store(a.dv, a, keys, shared.outward(), dv, 1.0f, a.dim_v);
+    }
+}

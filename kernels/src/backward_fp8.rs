@@ -1,0 +1,119 @@
+//! The backward on Hopper's tensor cores in FP8 (see `backward_codes.cuh`): what it takes, and its launch.
+//!
+//! q, k and v are codes of e4m3 and dout codes of e4m3 or e5m2, with a descale for each segment and head. P and dS are
+//! rounded to e4m3, dS times a power of two that a tile of 64 keys has. out, dq, dk and dv are bf16 or f32. The plan,
+//! the tables, the orders of dq's sums and the contract are those of the backward in 16 bits
+//! ([`backward`](crate::backward)).
+
+use seamproof_oracle::Format;
+
+use crate::attend::{BackwardTensors, CallTables, WeightFormats};
+use crate::backward::{BackwardMode, Bucket, Form, Prepared};
+use crate::error::KernelError;
+use crate::forward::{ALIGNMENT, ROWS_MAX, Tiled, tensor_map};
+use crate::forward_fp8;
+use crate::gpu::{Gpu, TensorMap};
+use crate::memory::Area;
+use crate::tables::on_bytes;
+use crate::view::{RawElements, View};
+
+/// The tensors of a backward in FP8.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8BackwardTensors<'a> {
+    /// The tensors of any backward; q, k and v in e4m3, dout in e4m3 or e5m2.
+    pub backward: BackwardTensors<'a>,
+    /// The descales of q, k, v and dout: f32 for each segment and head.
+    pub descales: [Area<'a>; 4],
+}
+
+/// Returns what there is in a call that the kernel does not take; `None` where it takes the call. `formats` are those
+/// of q, k, v and dout, of out, and of dq, dk and dv.
+pub fn refusal(
+    call: &CallTables,
+    (inputs, out, gradients): ([Format; 4], Format, [Format; 3]),
+    dims: [usize; 2],
+) -> Option<String> {
+    let [q, k, v, dout] = inputs;
+    let results = |format: &Format| matches!(format, Format::Bf16 | Format::F32);
+    let reasons = [
+        ([q, k, v] != [Format::E4m3; 3], format!("q, k and v in {q}, {k} and {v}")),
+        (!matches!(dout, Format::E4m3 | Format::E5m2), format!("dout in {dout} beside e4m3")),
+        (!gradients.iter().all(results), "gradients in another format than bf16 or f32".to_owned()),
+        (!call.is_of_one_step(), "rows of several steps".to_owned()),
+        (call.owned.into_iter().any(|rows| rows >= ROWS_MAX), "too many owned rows or keys".to_owned()),
+    ];
+    let refused = reasons.into_iter().find_map(|(refused, what)| refused.then_some(what));
+    refused.or_else(|| forward_fp8::refusal_of_any_step(call, out, dims))
+}
+
+impl CallTables {
+    /// Returns the bytes of the workspace of a backward in FP8 with so many query heads and KV heads. It is linear in
+    /// rows and heads.
+    pub fn fp8_workspace_bytes(&self, heads: [usize; 2], dims: [usize; 2]) -> usize {
+        Bucket::of_codes(dims).workspace_bytes(self, heads)
+    }
+}
+
+/// Returns what the copy engine is told of a tensor of codes.
+fn codes_map(gpu: &Gpu, tiled: Tiled) -> Result<TensorMap, KernelError> {
+    let (name, view, ..) = tiled;
+    tensor_map(gpu, tiled, view.raw_codes(name)?)
+}
+
+/// Returns where a tensor's codes lie.
+fn codes_of((name, view, step, _): Tiled) -> Result<RawElements, KernelError> {
+    let [rows, _, dim] = view.shape();
+    let view = view.raw_codes(name)?;
+    on_bytes(name, view.base, ALIGNMENT)?;
+    Ok(RawElements { view, rows: (rows / step) as i32, step: step as i32, dim: dim as i32 })
+}
+
+impl Gpu {
+    /// Launches the backward in FP8. `tables` holds the call's tables, and `workspace` has
+    /// [`CallTables::fp8_workspace_bytes`]. There are three launches, and no wait. A call that the kernel does not take
+    /// is [`KernelError::Unserved`]. What [`Gpu::backward`] says of tables that are written over, and of blocks that
+    /// run at one time, holds here.
+    pub fn backward_fp8(
+        &self,
+        call: &CallTables,
+        [tables, workspace]: [Area; 2],
+        how: BackwardMode,
+        tensors: &Fp8BackwardTensors,
+    ) -> Result<(), KernelError> {
+        let Fp8BackwardTensors { backward, descales } = tensors;
+        let BackwardTensors { q, k, v, dout, out, dq, dk, dv, .. } = backward;
+        // The simple kernel's contract holds here too. P and dS have no say.
+        let formats = WeightFormats { p: Format::F32, ds: Format::F32 };
+        call.raw(tables, [q, k, v], formats)?;
+        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let of = ([q, k, v, dout].map(View::format), out.format(), [dq, dk, dv].map(View::format));
+        if let Some(what) = refusal(call, of, [dim, dim_v]) {
+            return Err(KernelError::Unserved(what));
+        }
+        backward.check(tables, &[("the workspace", workspace)])?;
+        let names = ["descales of q", "descales of k", "descales of v", "descales of dout"];
+        let counts = [heads, kv_heads, kv_heads, heads];
+        for ((name, area), heads) in names.into_iter().zip(descales).zip(counts) {
+            forward_fp8::check_descales(call, name, *area, heads)?;
+        }
+        for (name, view) in [("out", out), ("dq", dq), ("dk", dk), ("dv", dv)] {
+            on_bytes(name, view.raw(name)?.base, ALIGNMENT)?;
+        }
+        let bucket = Bucket::of_codes([dim, dim_v]);
+        let tiled = bucket.tiled(call, [q, k, v, dout]);
+        let [a, b, c, d] = tiled.map(|tensor| codes_map(self, tensor));
+        let [e, f, g, h] = tiled.map(codes_of);
+        let dout_number = if dout.format() == Format::E4m3 { 3 } else { 4 };
+        let kernel = |name: &str| format!("backward_fp8_{name}_{}_{dout_number}", bucket.dim());
+        let prepared = Prepared {
+            bucket,
+            form: Form::Tiles,
+            maps: [a?, b?, c?, d?, TensorMap::NONE],
+            elements: [e?, f?, g?, h?],
+            by_threads: false,
+            descales: descales.map(|area| area.address()),
+            kernels: [kernel("before"), kernel("tiles")],
+        };
+        self.launch_backward(call, [tables, workspace], how, backward, prepared)
+    }
+}
