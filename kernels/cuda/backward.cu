@@ -61,6 +61,8 @@ constexpr int STATISTICS = 2 * ROWS + (IS_FP8 ? 4 : 0);
 // The format of out and of gradients, unless they are in f32.
 constexpr int RESULTS = IS_FP8 ? BF16 : TYPE;
 constexpr float LOG2_E = 1.44269504088896340736f;
+// In FP8 weights are multiplied by 2 to this power, from which the factor comes.
+constexpr float WEIGHT_EXPONENT = 8.0f, WEIGHT_FACTOR = 256.0f;
 
 // Which keys a row sees that no band says: row r sees key k where r + lo <= k or k < sink_tokens, and k <= r + hi or k < prefix.
 // In a general instance, whose walks go by a band around them. Without sink tokens and a prefix it is that band.

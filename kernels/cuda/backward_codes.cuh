@@ -2,11 +2,11 @@
 //
 // With descales δ, weights P, and σ, a power of two that the largest |dS| of a group's tile gives, of 64 keys:
 //
-//     P  = exp(scale δq δk Sᵀ - LSE)     dP = δdout δv dPᵀ     dS = P (dP - D)     D = δdout <dout's codes, out>
-//     dV += δdout / 256 · (Q(256 Pᵀ) dout)      dK += scale δq / σ · (Q(σ dSᵀ) Q)      dQ += (Q(σ dS) K) / σ
+//     P = 2^8 exp(scale δq δk Sᵀ - LSE)     dP = δdout δv dPᵀ     dS = P (dP - D)     D = δdout <dout's codes, out>
+//     dV += δdout / 2^8 · (Q(Pᵀ) dout)      dK += scale δq / 2^8 / σ · (Q(σ dSᵀ) Q)      dQ += (Q(σ dS) K) / σ
 //
-// Q rounds to e4m3. Each product in brackets is a sum of the tensor cores over no more than 128 rows or keys; what is added to is
-// f32. dQ's factor scale δk comes when its sums are closed.
+// Weights are multiplied where their exponents are made, and so is dS. Q rounds to e4m3. Each product in brackets is a sum of the tensor cores over no more than 128 rows or keys; what is added to is
+// f32. dQ's factor scale δk / 2^8 comes when its sums are closed.
 //
 // Tensor cores take both operands along the sum. Q, dout and K lie along lanes for the scores, and have *turned* copies for what
 // is summed over rows: of each lane the rows of a tile, one after the other, with zeros for rows that are not real. The kernel
@@ -15,7 +15,6 @@
 // dout's copies a line of 128 bytes has a lane's 128 rows of one, or its 64 of both.
 #pragma once
 
-constexpr float WEIGHT_FACTOR = 256.0f;
 // Steps of a product over the rows of a tile, and over a group's keys.
 constexpr int ROW_STEPS = ROWS / 32, KEY_STEPS = 2;
 
@@ -87,11 +86,12 @@ __device__ __forceinline__ void turn(const View& view, const Rows& from, int dim
     }
 }
 
-// Factors of a tile of rows and a head: of scores, of dP, of dK's sums and of dV's.
+// Factors of a tile of rows and a head: of scores in exponents of two, of dP, of dK's sums and of dV's.
 __device__ __forceinline__ void put_factors(const Args& a, u32 segment, int head, float* to) {
     const i64 of = (i64)segment * a.heads + head, of_keys = (i64)segment * (a.heads / a.group) + head / a.group;
     const float dout = a.descales[DOUT][of], q = a.scale * a.descales[Q][of];
-    *(float4*)to = make_float4(q * a.descales[K][of_keys], dout * a.descales[V][of_keys], q, dout / WEIGHT_FACTOR);
+    const float score = q * a.descales[K][of_keys] * LOG2_E;
+    *(float4*)to = make_float4(score, dout * a.descales[V][of_keys], q / WEIGHT_FACTOR, dout / WEIGHT_FACTOR);
 }
 
 // What is to be done before tiles of keys are taken, for a tile of query rows or of keys.
@@ -179,25 +179,54 @@ __device__ __forceinline__ void sum_keys(float (&d)[32], u32 a, u32 b) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Numbers.
 
-// dP becomes dS.
-__device__ __forceinline__ void differentiate(float (&dp)[ROWS / 2], const float (&p)[ROWS / 2], u32 d, float factor) {
+// The numbers of a thread's rows: in registers where there are some, as products are waited for, and else read when they are
+// needed.
+struct OfRows {
+    static constexpr bool KEPT = DIM > 64;
+    u32 at;
+    float2 two[KEPT ? ROWS / 8 : 1];
+
+    __device__ __forceinline__ float2 of(int j) const { return KEPT ? two[j] : get_two(at + 32 * j); }
+};
+__device__ __forceinline__ OfRows get_rows(u32 at) {
+    OfRows rows = {at + 8 * (threadIdx.x % 4)};
+    if constexpr (OfRows::KEPT)
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; ++j) rows.two[j] = get_two(rows.at + 32 * j);
+    return rows;
+}
+
+// Scores become weights, by levels of rows.
+__device__ __forceinline__ void weigh(float (&s)[ROWS / 2], const OfRows& levels, float factor) {
 #pragma unroll
     for (int j = 0; j < ROWS / 8; ++j) {
-        const float2 of = get_two(d + 32 * j + 8 * (threadIdx.x % 4));
+        const float2 of = levels.of(j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[4 * j + i] = exp2_of(__fmaf_rn(s[4 * j + i], factor, i % 2 == 0 ? of.x : of.y));
+    }
+}
+
+// dP becomes dS, by D of rows.
+__device__ __forceinline__ void differentiate(
+    float (&dp)[ROWS / 2], const float (&p)[ROWS / 2], const OfRows& d, float factor
+) {
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; ++j) {
+        const float2 of = d.of(j);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             dp[4 * j + i] = p[4 * j + i] * __fmaf_rn(dp[4 * j + i], factor, i % 2 == 0 ? -of.x : -of.y);
     }
 }
 
-// Codes of numbers times a factor. A word has four queries that follow each other in the turned copies.
-__device__ __forceinline__ void encode(const float (&s)[ROWS / 2], u32 (&w)[ROWS / 8], float factor) {
+// Codes of numbers. A word has four queries that follow each other in the turned copies.
+__device__ __forceinline__ void encode(const float (&s)[ROWS / 2], u32 (&w)[ROWS / 8]) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i += 8)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float* const two = s + i + 2 * half;
-            w[i / 4 + half] = codes_of<E4M3>(two[0] * factor, two[1] * factor, two[4] * factor, two[5] * factor);
+            w[i / 4 + half] = codes_of<E4M3>(two[0], two[1], two[4], two[5]);
         }
 }
 
@@ -286,16 +315,20 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
                 score_codes<E4M3>(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
                 score_codes<FORMAT>(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
                 const float4 factors = get_four(statistics + ROWS * 8);
+                const OfRows levels = get_rows(statistics);
                 wgmma_wait<1>();
                 hold(s);
-                weigh(s, statistics, factors.x);
+                weigh(s, levels, factors.x);
+                const OfRows d = get_rows(statistics + ROWS * 4);
                 wgmma_wait<0>();
                 hold(dp);
-                differentiate(dp, s, statistics + ROWS * 4, factors.y);
+                differentiate(dp, s, d, factors.y);
                 if (now < whole || now >= whole_end) mask(s, dp, a, at, now * ROWS);
-                encode(s, p, WEIGHT_FACTOR);
+                encode(s, p);
                 const Power power = power_of_group(shared.largest(turn) + 16 * group, dp);
-                encode(dp, ds, power.factor);
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; ++i) dp[i] *= power.factor;
+                encode(dp, ds);
                 inverse = power.inverse;
             }
             put_gradients(shared.ds(turn), ds);

@@ -189,7 +189,7 @@ __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u
 // What dQ is multiplied with.
 __device__ __forceinline__ float factor_of_queries(const Args& a, const Tile& tile) {
     if (!IS_FP8) return a.scale;
-    return a.scale * a.descales[K][(i64)tile.opening * (a.heads / a.group) + tile.head];
+    return a.scale / WEIGHT_FACTOR * a.descales[K][(i64)tile.opening * (a.heads / a.group) + tile.head];
 }
 
 // dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with

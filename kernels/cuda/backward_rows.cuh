@@ -194,6 +194,9 @@ __device__ __forceinline__ void clear_gradients(const Args& a, const Rows& rows)
 // A row's LSE, or what leaves no weight of a row that is not there.
 __device__ __forceinline__ float lse_if(bool real, float lse) { return real ? lse : __uint_as_float(0x7f800000u); }
 
+// What statistics have of an LSE. In FP8 it is what a score's exponent of two is added to, where weights are multiplied.
+__device__ __forceinline__ float level_of(float lse) { return IS_FP8 ? __fmaf_rn(-lse, LOG2_E, WEIGHT_EXPONENT) : lse; }
+
 // Of eight lanes from one on, of those that the tensors have.
 __device__ __forceinline__ float product_of_elements(const Args& a, i64 at, int head, int lane) {
     const i64 dout = place_of(a.gradient, at, head), out = place_of(a.out, at, head);
@@ -238,7 +241,7 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
 #pragma unroll
         for (int step = 0; step < 2 + DIM / 64; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
         if (column != 0) continue;
-        statistics[row] = lse_if(real, lse[i]);
+        statistics[row] = level_of(lse_if(real, lse[i]));
         statistics[ROWS + row] = d * factor;
     }
 }
