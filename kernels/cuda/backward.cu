@@ -251,10 +251,10 @@ __device__ __forceinline__ void backward(const Args& a) {
 
 #if TYPE == 3
 #define KERNELS(DIM, DOUT)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) backward_fp8_before_##DIM##_##DOUT(                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, 3) backward_fp8_before_##DIM##_##DOUT(                       \
         const __grid_constant__ Args a                                                                                 \
     ) {                                                                                                                \
-        __shared__ uint4 rows[KEYS * 8];                                                                               \
+        __shared__ uint4 rows[1024];                                                                                   \
         prepare_codes<DOUT>(a, rows);                                                                                  \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS_ALL, 1) backward_fp8_tiles_##DIM##_##DOUT(                    \

@@ -51,28 +51,51 @@ __device__ __forceinline__ u32 row_at(u32 position) {
     return OF_KEYS ? position / 2 + position % 2 * 8 : position / 2 % 2 * 8 + position / 4 * 2 + position % 2;
 }
 
-// The turned copy of COUNT rows, from group `first` of the copy's on; `rows` is a place for them.
-template <bool OF_KEYS, int COUNT>
-__device__ __forceinline__ void turn(const View& view, const Rows& from, int dim, u8* to, u32 first, uint4* rows) {
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < COUNT * 8; i += THREADS) {
-        const int row = i / 8, lane = i % 8 * 16;
-        uint4 lanes = make_uint4(0, 0, 0, 0);
-        const i64 place = place_of(view, (i64)from.step * (from.index + row) + from.phase, from.head) + lane;
-        if (row < from.real && lane < dim) lanes = *(const uint4*)((const u8*)view.base + place);
-        rows[i] = lanes;
+// Rows of a tile in registers, on their way to shared memory: a vector of 16 lanes after the other, and zeros where a row is
+// not real.
+template <int COUNT>
+struct Fetched {
+    static constexpr int VECTORS = DIM / 16, EACH = COUNT * VECTORS / THREADS;
+    uint4 lanes[EACH];
+
+    __device__ __forceinline__ void fetch(const View& view, const Rows& from, int dim) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int vector = threadIdx.x + i * THREADS, row = vector / VECTORS, lane = vector % VECTORS * 16;
+            const i64 place = place_of(view, (i64)from.step * (from.index + row) + from.phase, from.head) + lane;
+            lanes[i] = make_uint4(0, 0, 0, 0);
+            if (row < from.real && lane < dim) lanes[i] = *(const uint4*)((const u8*)view.base + place);
+        }
     }
-    __syncthreads();
-    // A thread has four lanes of a group.
+    // The places of vectors change from group to group, so that threads which read neighbouring groups meet few at their bank.
+    static __device__ __forceinline__ int place(int row, int vector) {
+        return row * VECTORS + (vector ^ row / 16 % VECTORS);
+    }
+    __device__ __forceinline__ void put(uint4* rows) const {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int vector = threadIdx.x + i * THREADS;
+            rows[place(vector / VECTORS, vector % VECTORS)] = lanes[i];
+        }
+    }
+};
+
+// The turned copy of COUNT rows, from group `first` of the copy's on.
+template <bool OF_KEYS, int COUNT>
+__device__ __forceinline__ void turn(const uint4* rows, u8* to, u32 first) {
+    // A thread has four lanes of a group; threads beside each other have groups of the same lanes, which are neighbours there.
+#pragma unroll
     for (u32 i = threadIdx.x; i < COUNT / 16 * DIM / 4; i += THREADS) {
-        const u32 four = i % (DIM / 4), group = i / (DIM / 4);
+        const u32 group = i % (COUNT / 16), four = i / (COUNT / 16);
         u32 columns[4][4];
 #pragma unroll
         for (u32 word = 0; word < 4; ++word) {
             u32 of_rows[4];
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j)
-                of_rows[j] = ((const u32*)rows)[(16 * group + row_at<OF_KEYS>(4 * word + j)) * 32 + four];
+            for (u32 j = 0; j < 4; ++j) {
+                const u32 row = 16 * group + row_at<OF_KEYS>(4 * word + j);
+                of_rows[j] = ((const u32*)&rows[Fetched<COUNT>::place(row, four / 4)])[four % 4];
+            }
 #pragma unroll
             for (u32 lane = 0; lane < 4; ++lane) columns[lane][word] = bytes_of(of_rows, lane);
         }
@@ -94,39 +117,62 @@ __device__ __forceinline__ void put_factors(const Args& a, u32 segment, int head
     *(float4*)to = make_float4(score, dout * a.descales[V][of_keys], q / WEIGHT_FACTOR, dout / WEIGHT_FACTOR);
 }
 
-// What is to be done before tiles of keys are taken, for a tile of query rows or of keys.
+// What is to be done before tiles of keys are taken, for a tile of query rows. Rows are asked for before statistics are made.
 template <int FORMAT>
-__device__ __forceinline__ void prepare_codes(const Args& a, uint4* rows) {
-    if (blockIdx.x < a.q_capacity) {
-        prepare<EightCodes<FORMAT>>(a);
-        if (blockIdx.x >= a.plan->q_tiles) return;
-        const u32 of_segment = a.q_tile_segment[blockIdx.x];
-        const PlannedSegment& segment = a.segments[of_segment];
-        const u32 t = blockIdx.x - segment.first_q_tile;
-        if (!sees_keys(segment, t)) return;
-        const int first = t * ROWS;
-        for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
-            const Rows from = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
-            const i64 part = part_of(a, blockIdx.x, head);
-            u8* const to = a.turned_q + part * TURNED_Q_BYTES;
-            turn<false, ROWS>(a.elements[Q].view, from, a.dim, to, 0, rows);
-            turn<false, ROWS>(a.gradient, from, a.dim_v, to, ROWS / 16, rows);
-            if (threadIdx.x == 0) put_factors(a, of_segment, head, a.statistics + part * STATISTICS + 2 * ROWS);
+__device__ __forceinline__ void prepare_rows(const Args& a, uint4* rows) {
+    const u32 tile = blockIdx.x;
+    if (tile >= a.plan->q_tiles) return;
+    const u32 of_segment = a.q_tile_segment[tile];
+    const PlannedSegment& segment = a.segments[of_segment];
+    const u32 t = tile - segment.first_q_tile;
+    const int first = t * ROWS;
+    for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
+        const Rows from = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+        if (!sees_keys(segment, t)) {
+            prepare<EightCodes<FORMAT>>(a, tile, head, from, false);
+            continue;
         }
-        return;
+        Fetched<ROWS> q, dout;
+        q.fetch(a.elements[Q].view, from, a.dim);
+        dout.fetch(a.gradient, from, a.dim_v);
+        const i64 part = part_of(a, tile, head);
+        prepare<EightCodes<FORMAT>>(a, tile, head, from, true);
+        if (threadIdx.x == 0) put_factors(a, of_segment, head, a.statistics + part * STATISTICS + 2 * ROWS);
+        uint4* const of_dout = rows + ROWS * DIM / 16;
+        q.put(rows);
+        dout.put(of_dout);
+        __syncthreads();
+        u8* const to = a.turned_q + part * TURNED_Q_BYTES;
+        turn<false, ROWS>(rows, to, 0);
+        turn<false, ROWS>(of_dout, to, ROWS / 16);
+        __syncthreads();
     }
-    const u32 tile = blockIdx.x - a.q_capacity, kv_heads = a.heads / a.group;
+}
+
+// The same for a tile of keys.
+__device__ __forceinline__ void prepare_keys(const Args& a, u32 tile, uint4* rows) {
     if (tile >= a.plan->kv_tiles) return;
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[tile]];
-    const u32 number = tile - segment.first_kv_tile;
+    const u32 number = tile - segment.first_kv_tile, kv_heads = a.heads / a.group;
     int run = 0;
     while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
     const PlannedRun& keys = a.runs[segment.first_run + run];
     const int first = (number - keys.first_tile) * KEYS;
     for (u32 head = blockIdx.y; head < kv_heads; head += gridDim.y) {
         const Rows from = {keys.index + first, keys.phase, a.kv_step, (int)head, keys.len - first, keys.span - first};
-        turn<true, KEYS>(a.elements[K].view, from, a.dim, a.turned_k + ((i64)tile * kv_heads + head) * TURNED_K_BYTES, 0, rows);
+        Fetched<KEYS> k;
+        k.fetch(a.elements[K].view, from, a.dim);
+        k.put(rows);
+        __syncthreads();
+        turn<true, KEYS>(rows, a.turned_k + ((i64)tile * kv_heads + head) * TURNED_K_BYTES, 0);
+        __syncthreads();
     }
+}
+
+template <int FORMAT>
+__device__ __forceinline__ void prepare_codes(const Args& a, uint4* rows) {
+    if (blockIdx.x < a.q_capacity) prepare_rows<FORMAT>(a, rows);
+    else prepare_keys(a, blockIdx.x - a.q_capacity, rows);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -285,8 +331,9 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
     Ring<TILES> tiles;
     Ring<STAGES> ring;
     float dk[DIM / 2], dv[DIM / 2];
+    const Shared shared = {uniform(all.base)};
+    const u32 group = uniform(threadIdx.x / 128);
     for (;;) {
-        const Shared shared = all.again();
         barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
         const u32 at = uniform(shared.tile(tiles.stage()));
         const Tile tile = get_tile(at);
@@ -298,8 +345,7 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
         int t = start_of(a, tile), member = 0;
 #pragma unroll 1
         for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
-            const Shared shared = {uniform(all.base)};
-            const u32 group = uniform(threadIdx.x / 128), stage = uniform(ring.stage()), turn = ring.turns;
+            const u32 stage = uniform(ring.stage()), turn = ring.turns;
             const int now = t, head = member;
             if (++member == a.group) member = 0, t += a.direction;
             barrier_wait(shared.q_full(stage), ring.parity());

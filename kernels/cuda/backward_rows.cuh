@@ -252,8 +252,18 @@ __device__ __forceinline__ float of_dout(const Args& a, u32 tile, int head) {
     return a.descales[3][(i64)a.q_tile_segment[tile] * a.heads + head];
 }
 
-// What is to be done before tiles of keys are taken, for a tile of rows. Gradients is what eight lanes of dout come as.
-template <class Gradients = Packed<TYPE, 8>>
+// What is to be done before tiles of keys are taken, for a tile of rows and a head. Gradients is what eight lanes of dout come as.
+template <class Gradients>
+__device__ __forceinline__ void prepare(const Args& a, u32 tile, int head, const Rows& rows, bool seeing) {
+    const i64 part = part_of(a, tile, head);
+    float* const statistics = a.statistics + part * STATISTICS;
+    if (!seeing) clear_gradients(a, rows);
+    else if (!a.describes && a.out.format == F32) put_statistics<F32, Gradients>(a, rows, statistics, of_dout(a, tile, head));
+    else if (!a.describes) put_statistics<RESULTS, Gradients>(a, rows, statistics, of_dout(a, tile, head));
+    if (seeing && threadIdx.x == 0) a.added[part] = 0, a.described[part] = 0;
+}
+
+// The same for all heads of a block's tile.
 __device__ __forceinline__ void prepare(const Args& a) {
     const u32 tile = blockIdx.x;
     if (tile >= a.plan->q_tiles) return;
@@ -263,11 +273,6 @@ __device__ __forceinline__ void prepare(const Args& a) {
     const bool seeing = sees_keys(segment, t);
     for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
         const Rows rows = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
-        const i64 part = part_of(a, tile, head);
-        float* const statistics = a.statistics + part * STATISTICS;
-        if (!seeing) clear_gradients(a, rows);
-        else if (!a.describes && a.out.format == F32) put_statistics<F32, Gradients>(a, rows, statistics, of_dout(a, tile, head));
-        else if (!a.describes) put_statistics<RESULTS, Gradients>(a, rows, statistics, of_dout(a, tile, head));
-        if (seeing && threadIdx.x == 0) a.added[part] = 0, a.described[part] = 0;
+        prepare<Packed<TYPE, 8>>(a, tile, head, rows, seeing);
     }
 }
