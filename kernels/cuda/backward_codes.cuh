@@ -127,7 +127,7 @@ __device__ __forceinline__ void prepare_rows(const Args& a, uint4* rows) {
     const u32 t = tile - segment.first_q_tile;
     const int first = t * ROWS;
     for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
-        const Rows from = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+        const Rows from = rows_of_segment(a, segment, first, head);
         if (!sees_keys(segment, t)) {
             prepare<EightCodes<FORMAT>>(a, tile, head, from, false);
             continue;
@@ -447,7 +447,7 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
         __syncwarp();
         release(shared.kv_empty(tiles.stage()));
         tiles.advance();
-        const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
+        const Rows keys = keys_of_tile(a, done);
         store(a.dk, a, keys, shared.outward(), dk, 1.0f, a.dim);
         store(a.dv, a, keys, shared.outward(), dv, 1.0f, a.dim_v);
     }

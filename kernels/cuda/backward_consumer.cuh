@@ -363,7 +363,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         __syncwarp();
         release(shared.kv_empty(tiles.stage()));
         tiles.advance();
-        const Rows keys = {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
+        const Rows keys = keys_of_tile(a, done);
         const u32 place = shared.ds(ring.turns);
         store(a.dk, a, keys, place, dk, a.scale, a.dim);
         store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);

@@ -49,6 +49,11 @@ struct Rows {
     int owned;
 };
 
+// A segment's query rows from one on.
+__device__ __forceinline__ Rows rows_of_segment(const Args& a, const PlannedSegment& segment, int first, int head) {
+    return {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
+}
+
 // The first row and lane that a warp has of the accumulators of two groups of threads: it has 16 rows, a group 64 with all lanes,
 // or all rows with COUNT pairs of lanes.
 struct Corner {
@@ -272,7 +277,6 @@ __device__ __forceinline__ void prepare(const Args& a) {
     const int first = t * ROWS;
     const bool seeing = sees_keys(segment, t);
     for (int head = blockIdx.y; head < a.heads; head += gridDim.y) {
-        const Rows rows = {segment.index + first, segment.phase, a.q_step, head, segment.len - first, segment.span - first};
-        prepare<Packed<TYPE, 8>>(a, tile, head, rows, seeing);
+        prepare<Packed<TYPE, 8>>(a, tile, head, rows_of_segment(a, segment, first, head), seeing);
     }
 }

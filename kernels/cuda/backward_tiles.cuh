@@ -363,6 +363,11 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
     hand_over<SHORT>(a, all.again(), tiles, none, 0);
 }
 
+// A tile's keys.
+__device__ __forceinline__ Rows keys_of_tile(const Args& a, const Tile& done) {
+    return {done.index, done.phase, a.kv_step, done.head, done.real, done.owned};
+}
+
 // The query rows of a turn: tile `t` of them, and a head of the group.
 __device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, int t, int member) {
     const int first = t * ROWS, head = tile.head * a.group + member;

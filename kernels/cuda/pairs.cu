@@ -2,7 +2,6 @@
 // slots fits. Rows are given as runs `offset, offset + step, …`; a table says of each run how many rows come before it.
 #include "common.cuh"
 #include "codes.cuh"
-#include "codes.cuh"
 
 // Rows and heads of a tensor, as a sequence of lanes: head after head, row after row.
 struct Region {

@@ -175,8 +175,7 @@ fn build_faults() -> Result<Exit, CliError> {
     let work = || {
         let turn = std::iter::repeat_with(|| faults.get(next.fetch_add(1, Ordering::Relaxed)));
         // One instance of a file is enough: the others have the same text.
-        let compile = |sources: Vec<Source>| sources.first().map_or(Ok(()), nvrtc::check_syntax);
-        let build = |fault: &&SourceFault| (fault.id, fault.edit.edited().map(compile));
+        let build = |fault: &&SourceFault| (fault.id, fault.edit.instance().map(|s| nvrtc::check_syntax(&s)));
         turn.map_while(|fault| fault.map(build)).collect::<Vec<_>>()
     };
     let built: Vec<_> = std::thread::scope(|scope| {

@@ -164,6 +164,7 @@ impl Suspect {
                 Launched::Fp8(shape) => {
                     backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
                 }
+                Launched::Fp8Backward => backends::fp8_on_gpu(fault, fp8_backward()),
             },
             Suspect::Fp8(fault) => Box::new(in_fp8(*fault)),
         })
@@ -228,11 +229,8 @@ impl Suspect {
                         let drawn = drawn.filter(move |problem| comes_to(fault, attention, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))
                     }
-                    Launched::Fp8(_) => {
-                        let table = CudaFp8::default().declaration().table;
-                        let drawn = drawn(seed, Limits::quick()).map(move |problem| table.asked(problem));
-                        Box::new(drawn.take(CASES_MAX))
-                    }
+                    Launched::Fp8(_) => asked_of(CudaFp8::default(), seed),
+                    Launched::Fp8Backward => asked_of(fp8_backward(), seed),
                 }
             }
         })
@@ -241,6 +239,17 @@ impl Suspect {
 
 /// Number of drawn problems on which a fault in FP8 is looked for, before those of long rows.
 const FP8_MAX: usize = 2_000;
+
+fn fp8_backward() -> CudaFp8 {
+    CudaFp8 { backward: true, ..CudaFp8::default() }
+}
+
+/// Returns drawn problems as a subject in FP8 is asked them.
+fn asked_of(subject: CudaFp8, seed: u64) -> Box<dyn Iterator<Item = Problem>> {
+    let table = subject.declaration().table;
+    let drawn = drawn(seed, Limits::quick()).map(move |problem| table.asked(problem));
+    Box::new(drawn.take(CASES_MAX))
+}
 
 fn in_fp8(fault: PlantedFp8) -> Fp8 {
     Fp8::default().planted(fault)

@@ -30,12 +30,12 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "true ? min(key",
         READS;
     "lse-of-the-first-rows-for-all", WrongSeam, ("lse of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
-        "part_of(a, q_tile + t, head) * 2 * ROWS, shared"
-            => "part_of(a, q_tile, head) * 2 * ROWS, shared",
+        "a.statistics + part * STATISTICS, shared"
+            => "a.statistics + part_of(a, q_tile, head) * STATISTICS, shared",
         VALUES;
     "d-of-the-next-row", WrongSeam, ("statistics of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
-        "statistics[ROWS + row] = d;"
-            => "statistics[ROWS + (row ^ 1)] = d;",
+        "statistics[ROWS + row] = d * factor;"
+            => "statistics[ROWS + (row ^ 1)] = d * factor;",
         VALUES;
     "gradient-diagonal-not-seen", WrongSeam, ("≥ for > at the bound", "https://github.com/SandAI-org/MagiAttention/pull/117"), "backward.cu",
         "bound(segment.lo), bound(segment.hi),"
@@ -62,8 +62,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "own.hi,",
         Detector::Calls;
     "sums-of-dq-without-scale", Arithmetic, FORMULA, "backward.cu",
-        "shared.ds(turn + 1), dq, a.scale, a.dim);"
-            => "shared.ds(turn + 1), dq, 1.0f, a.dim);",
+        "if (!IS_FP8) return a.scale;"
+            => "if (!IS_FP8) return 1.0f;",
         VALUES;
     "tiles-of-dk-without-scale", Arithmetic, FORMULA, "backward.cu",
         "store(a.dk, a, keys, place, dk, a.scale, a.dim);"

@@ -91,6 +91,8 @@ pub enum Launched {
     Attention(AttentionKernels),
     /// The forward in FP8.
     Fp8(Fp8Shape),
+    /// The forward and the backward in FP8.
+    Fp8Backward,
 }
 
 /// An edit of a source's text that plants a fault.
@@ -120,6 +122,17 @@ impl SourceEdit {
     /// once.
     pub fn edited(&self) -> Option<Vec<Source>> {
         Some(self.sources()?.into_iter().filter(|source| source.file == self.file).collect())
+    }
+
+    /// Returns an instance of the edited file that the fault is in; `None` where the text is not there exactly once.
+    pub fn instance(&self) -> Option<Source> {
+        let mut edited = self.edited()?;
+        // Instances in FP8 are the last ones of a file.
+        if let Launched::Fp8(_) | Launched::Fp8Backward = self.launched {
+            edited.pop()
+        } else {
+            edited.into_iter().next()
+        }
     }
 
     /// Returns every source, with this file edited; `None` where the text is not there exactly once.
@@ -171,5 +184,7 @@ pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(Til
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.
 pub(super) const PAIRED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Paired));
 pub(super) const SHORT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Short));
+/// Faults of the backward in FP8 show behind a forward in any shape.
+pub(super) const BACKWARD_IN_FP8: Launched = Launched::Fp8Backward;
 /// Faults of the forward in FP8 show in its long shape.
 pub(super) const IN_FP8: Launched = Launched::Fp8(Fp8Shape::Long);

@@ -1,6 +1,8 @@
-//! Planted faults of the forward in FP8. A campaign's judge must find them.
+//! Planted faults of the passes in FP8. A campaign's judge must find them.
 
-use super::entry::{BugClass, Detector, IN_FP8, READS, SourceEdit, SourceFault, VALUES, faults};
+use super::entry::{
+    BACKWARD_IN_FP8, BugClass, Detector, IN_FP8, READS, SPREADS, SourceEdit, SourceFault, VALUES, faults,
+};
 
 /// The faults of every tile in FP8, and of the turned copy that it takes.
 pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
@@ -47,5 +49,69 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "codes-moved-as-16-bits", WrongSeam, ("codes of other ranks are copied as if they had two bytes", "https://github.com/NVIDIA/TransformerEngine/pull/1574"), "pairs.cu",
         "if (view.format == E4M3) return ((const u8*)view.base)[place];"
             => "",
+        VALUES;
+};
+
+/// The faults of the backward in FP8, and of the gradient of sinks on codes.
+pub(super) const FP8_BACKWARD_FAULTS: &[SourceFault] = faults! { BACKWARD_IN_FP8;
+    "padding-in-turned-copies", MissingGuard, ("0 · NaN of rows behind the end", "https://github.com/Dao-AILab/flash-attention/issues/1990"), "backward.cu",
+        "if (row < from.real && lane < dim)"
+            => "if (row < from.owned && lane < dim)",
+        SPREADS;
+    "keys-turned-as-queries", WrongSeam, ("two operands have other orders of keys", "https://github.com/flashinfer-ai/flashinfer/issues/3864"), "backward.cu",
+        "OF_KEYS ? position / 2 + position % 2 * 8 :"
+            => "false ? 0 :",
+        VALUES;
+    "dout-in-place-of-queries", WrongSeam, ("a gradient's operand is another tensor's", "https://github.com/NVIDIA/TransformerEngine/pull/1597"), "backward.cu",
+        "turn<false, ROWS>(rows, to, 0);"
+            => "turn<false, ROWS>(of_dout, to, 0);",
+        VALUES;
+    "factor-of-one-warp", Arithmetic, ("the factor of a tile's dS comes of a part of it", "https://github.com/pytorch/torchtitan/issues/3109"), "backward.cu",
+        "power_of((u32)max(max(four.x, four.y), max(four.z, four.w)))"
+            => "power_of((u32)four.x)",
+        VALUES;
+    "factor-saturates", Arithmetic, ("the largest numbers of a tile saturate", "https://github.com/uxlfoundation/oneDNN/pull/5626"), "backward.cu",
+        "int biased = min(max(262 - exponent, 1), 253);"
+            => "int biased = min(max(263 - exponent, 1), 253);",
+        VALUES;
+    "factor-of-the-other-group", WrongSeam, ("a block of keys is divided by its neighbour's factor", "https://github.com/NVIDIA/cudnn-frontend/issues/520"), "backward.cu",
+        "__fmaf_rn(other[i], inverses.y, one[i] * inverses.x)"
+            => "__fmaf_rn(other[i], inverses.x, one[i] * inverses.x)",
+        VALUES;
+    "lanes-of-the-first-half", WrongSeam, ("the second half of the lanes repeats the first", "https://github.com/Dao-AILab/flash-attention/issues/2651"), "backward.cu",
+        "sum_rows<E4M3>(other, ds, q + LANES);"
+            => "sum_rows<E4M3>(other, ds, q);",
+        VALUES;
+    "sums-of-rows-run-on", Arithmetic, ("a product begins with the sum of the one before", "https://github.com/vllm-project/flash-attention/pull/104"), "backward.cu",
+        "const int add = step > 0;"
+            => "const int add = 1;",
+        VALUES;
+    "dk-without-descale-of-q", WrongSeam, ("the scale of q is not applied to dk", "https://github.com/NVIDIA/cudnn-frontend/issues/520"), "backward.cu",
+        "dout * a.descales[V][of_keys], q / WEIGHT_FACTOR,"
+            => "dout * a.descales[V][of_keys], a.scale / WEIGHT_FACTOR,",
+        VALUES;
+    "dq-without-descale-of-k", WrongSeam, ("the scale of k is not applied to dq", "https://github.com/NVIDIA/cudnn-frontend/issues/520"), "backward.cu",
+        "a.scale / WEIGHT_FACTOR * a.descales[K][(i64)tile.opening * (a.heads / a.group) + tile.head]"
+            => "a.scale / WEIGHT_FACTOR",
+        VALUES;
+    "d-of-codes", WrongSeam, ("D is made of dout's codes, without their scale", "https://github.com/flashinfer-ai/flashinfer/issues/4984"), "backward.cu",
+        "return a.descales[3][(i64)a.q_tile_segment[tile] * a.heads + head];"
+            => "return 1.0f;",
+        VALUES;
+    "descale-of-keys-by-query-head", WrongSeam, ("query heads of a group have the scales of other KV heads", "https://github.com/vllm-project/vllm/issues/47037"), "backward.cu",
+        "(a.heads / a.group) + head / a.group;\n    const float dout"
+            => "(a.heads / a.group) + head % (a.heads / a.group);\n    const float dout",
+        VALUES;
+    "dout-of-e5m2-as-e4m3", WrongSeam, ("a gradient of e5m2 is read as e4m3", "https://github.com/NVIDIA/TransformerEngine/pull/2718"), "backward.cu",
+        "cvt.rn.f16x2.e5m2x2"
+            => "cvt.rn.f16x2.e4m3x2",
+        VALUES;
+    "ragged-tiles-at-the-end-not-masked", MissingGuard, ("keys behind a window have gradients", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "backward.cu",
+        "if (now < whole || now >= whole_end) mask(s, dp"
+            => "if (now < whole) mask(s, dp",
+        READS;
+    "sink-gradient-of-codes", WrongSeam, ("the gradient of a sink is made of dout's codes", "https://github.com/flashinfer-ai/flashinfer/issues/4984"), "pairs.cu",
+        "if (counts && a.codes != 0)"
+            => "if (false)",
         VALUES;
 };
