@@ -85,7 +85,7 @@ pub(super) const FP8_BACKWARD_FAULTS: &[SourceFault] = faults! { BACKWARD_IN_FP8
     "sums-of-rows-run-on", Arithmetic, ("a product begins with the sum of the one before", "https://github.com/vllm-project/flash-attention/pull/104"), "backward.cu",
         "const int add = step > 0;"
             => "const int add = 1;",
-        VALUES;
+        READS;
     "dk-without-descale-of-q", WrongSeam, ("the scale of q is not applied to dk", "https://github.com/NVIDIA/cudnn-frontend/issues/520"), "backward.cu",
         "dout * a.descales[V][of_keys], q / WEIGHT_FACTOR,"
             => "dout * a.descales[V][of_keys], a.scale / WEIGHT_FACTOR,",
