@@ -41,7 +41,7 @@ const FACTORS: usize = 4;
 const OUTWARD_BYTES: usize = 16384;
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
-const TILE_THREADS: usize = 384;
+pub(crate) const TILE_THREADS: usize = 384;
 /// Query rows, with what is made of them, that stay in the L2 cache while all tiles of their heads are taken.
 const CACHED_BYTES: usize = 40 << 20;
 /// Rows of an average segment up to which walks are short.

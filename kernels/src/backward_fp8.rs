@@ -117,3 +117,64 @@ impl Gpu {
         self.launch_backward(call, [tables, workspace], how, backward, prepared)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::{Run, Sink, Softmax};
+    use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
+
+    use super::*;
+    use crate::backward::{TILE_THREADS, shared_of};
+    use crate::source::sharing_threads;
+
+    fn call(run: Run) -> CallTables {
+        let softmax = Softmax { scale: 0.125, softcap: None, sink: Sink::None };
+        let segment = Segment { q: run, kv: vec![run], lo: Some(-3), hi: Some(0), prefix: 0, sink_tokens: 0 };
+        let call = AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite };
+        CallTables::new(&call, [64, 64], true).expect("the run lies in 64 rows")
+    }
+
+    #[test]
+    fn what_is_not_taken_is_named() {
+        let (e4m3, e5m2, bf16, f32, fp16) =
+            (Format::E4m3, Format::E5m2, Format::Bf16, Format::F32, Format::Fp16);
+        let packed = call(Run::packed(3, 20, 24));
+        for dout in [e4m3, e5m2] {
+            let formats = ([e4m3, e4m3, e4m3, dout], bf16, [bf16, f32, bf16]);
+            assert_eq!(refusal(&packed, formats, [64, 48]), None);
+        }
+        // A rank's stripes are a step apart; rows of several steps are no tensor of the copy engine.
+        let right = ([e4m3; 4], bf16, [bf16; 3]);
+        let stripes = call(Run { offset: 1, step: 2, len: 5, span: 6 });
+        assert_eq!(refusal(&stripes, right, [64, 64]), None);
+        let cases = [
+            (([e4m3, e5m2, e4m3, e4m3], bf16, [bf16; 3]), [64, 64], "q, k and v"),
+            (([e4m3, e4m3, e4m3, bf16], bf16, [bf16; 3]), [64, 64], "dout in bf16"),
+            (([e4m3; 4], bf16, [bf16, fp16, bf16]), [64, 64], "gradients in another format"),
+            (([e4m3; 4], fp16, [bf16; 3]), [64, 64], "out in fp16"),
+            (right, [64, 40], "64 and 40"),
+        ];
+        for (formats, dims, what) in cases {
+            let said = refusal(&packed, formats, dims).unwrap_or_default();
+            assert!(said.contains(what), "{said:?}, not {what:?}");
+        }
+    }
+
+    /// The registers of the kernel are counted for the threads that are launched, and a multiprocessor has its memory.
+    #[test]
+    fn every_instance_is_launched_with_the_threads_that_share_its_registers() {
+        for kernel in ["backward_fp8_tiles_64_3", "backward_fp8_tiles_64_4", "backward_fp8_tiles_128_3"] {
+            assert_eq!(sharing_threads(kernel), Some(TILE_THREADS), "{kernel}");
+            assert!(shared_of(kernel).is_some_and(|bytes| bytes <= 227 << 10), "{kernel}");
+        }
+    }
+
+    /// Turned copies grow with rows, and with both kinds of heads.
+    #[test]
+    fn the_workspace_holds_turned_copies() {
+        let packed = call(Run::packed(3, 20, 24));
+        let bytes = |heads| packed.fp8_workspace_bytes(heads, [128, 128]);
+        assert!(bytes([4, 2]) - bytes([4, 1]) >= 128 * 128);
+        assert!(bytes([4, 2]) > packed.workspace_bytes(4, [128, 128]));
+    }
+}

@@ -267,7 +267,7 @@ fn one_case_in_twenty_is_illegal_and_half_of_these_malformed() {
 #[test]
 fn every_flaw_is_refused_as_planted() {
     for malformed in 1..=flaws::MALFORMED.len() as u32 {
-        for detail in 0..300 {
+        for detail in 0..100 {
             let raw = RawProblem { malformed, detail, ..random_raw(u64::from(detail % 90)) };
             match fixup(&raw, &Limits::quick()) {
                 Draw::Malformed(planted) => assert_eq!(planted.check(), Ok(()), "{planted:?}"),
@@ -276,7 +276,7 @@ fn every_flaw_is_refused_as_planted() {
         }
     }
     for unsupported in 1..=flaws::UNSUPPORTED.len() as u32 {
-        for detail in 0..400 {
+        for detail in 0..130 {
             let raw = RawProblem { malformed: 0, unsupported, detail, ..random_raw(u64::from(detail % 90)) };
             match fixup(&raw, &Limits::quick()) {
                 Draw::Problem(problem) => assert!(!is_legal(&problem), "{problem:?}"),

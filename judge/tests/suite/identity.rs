@@ -19,7 +19,7 @@ use seamproof_oracle::{Algorithm, Alignment, Form, Inputs, Mask, Pass, Problem, 
 /// Cases of the emulated kernel on which no identity may break, with all algorithms and modes and drawn tiles: small
 /// ones, and ones around the edges of chunks and tiles. Every identity is asked in each, so that its two first runs
 /// serve all of them.
-const RIGHT_CASES: [(u64, fn() -> Limits); 2] = [(2_125, Limits::quick), (375, Limits::seams)];
+const RIGHT_CASES: [(u64, fn() -> Limits); 2] = [(1_000, Limits::quick), (200, Limits::seams)];
 /// Number of cases within which an identity must see the fault that is planted for it.
 const CASES_MAX: u64 = 2_000;
 
