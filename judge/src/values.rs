@@ -31,7 +31,12 @@
 //! element's hash, in the row of tensor number + 16, the sequence's id, the number of its rows' block in the sequence,
 //! and the head or group of heads; the lane is the number of the block of lanes. Where all sequences share a scale, id
 //! and block are 0. The scale is `m · 2^(below(9, h) − 4)`; see [`ScaleValues`] for m, which is 1, 1.5, or one and bits 0
-//! to 22 of h behind the point.
+//! to 22 of h behind the point. Where scales are `Delayed`, q, k and v have the tensor number of q, and the scale is the
+//! reciprocal of `e4m3's largest / that number with any m`.
+//!
+//! A kernel's own scales are drawn in the same way, from tensor number 32 on: p 32, ds 33, out 34, dq 35, dk 36, dv 37
+//! (all gradients 35 where they are `Delayed`). The exponent is near that at which the quantity fills its format: see
+//! `own_scales`.
 
 use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
@@ -39,7 +44,8 @@ use crate::subject::PaddingInputs;
 use ndarray::{Array1, Array3, ArrayViewMut, Axis, RemoveAxis, s};
 use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{
-    Element, Format, InputMode, Inputs, Pass, Problem, ScaleValues, Scales, Side, TensorName,
+    Element, Format, InputMode, Inputs, OwnScales, Pass, Problem, Quantity, ScaleValues, Scales, Side,
+    TensorName, TensorScales,
 };
 
 /// Mean of the sum of four uniform 16-bit words, `4 · 65535 / 2`.
@@ -307,26 +313,86 @@ pub fn inputs(problem: &Problem) -> Inputs {
 /// Distance from a tensor's number to that of its scales in the hash.
 const SCALES: u64 = 16;
 
-/// Returns the descales of a problem's scaled inputs.
+/// Returns the descales of a problem's scaled inputs, and of what a kernel quantises.
 pub fn scales(problem: &Problem) -> Scales {
+    let of_inputs = of_inputs(problem);
+    let own = own_scales(problem, &of_inputs);
+    of_inputs.with_own(own)
+}
+
+fn of_inputs(problem: &Problem) -> Scales {
+    let shared = problem.scales == ScaleValues::Delayed;
     Scales::new(problem, |tensor, groups, [rows, head, lanes]| {
         let (id, block) = groups
             .sequence_of(rows)
             .map_or((0, 0), |(sequence, block)| (u64::from(problem.sequences[sequence].id), block as u64));
         let number = match tensor {
-            TensorName::K => Tensor::K,
-            TensorName::V => Tensor::V,
             TensorName::Dout => Tensor::Dout,
+            TensorName::K if !shared => Tensor::K,
+            TensorName::V if !shared => Tensor::V,
             _ => Tensor::Q,
         };
         let of_tensor = absorb(absorb(0, problem.data_seed), SCALES + number as u64);
         let hash = lane_hash(absorb(absorb(absorb(of_tensor, id), block), head as u64), lanes);
-        let significand = match problem.scales {
-            ScaleValues::PowersOfTwo => 1.0,
-            ScaleValues::ThreeTimesPowers => 1.5,
-            ScaleValues::Any => f32::from_bits(1f32.to_bits() | hash as u32 & 0x7f_ffff),
+        descale(problem, Format::E4m3, below(9, hash) as i32 - 4, hash)
+    })
+}
+
+/// Returns a descale near `2^exponent` of codes of a format, as the problem draws them.
+fn descale(problem: &Problem, format: Format, exponent: i32, hash: u64) -> f32 {
+    let any = || f32::from_bits(1f32.to_bits() | hash as u32 & 0x7f_ffff);
+    let power = libm::ldexpf(1.0, exponent);
+    match problem.scales {
+        ScaleValues::PowersOfTwo => power,
+        ScaleValues::ThreeTimesPowers => 1.5 * power,
+        ScaleValues::Any => any() * power,
+        // The amax of earlier steps is what the format's largest number stands for, and the scale is what is stored.
+        ScaleValues::Delayed => {
+            let most = format.max_finite() as f32;
+            let amax = any() * power * most;
+            1.0 / (most / amax)
+        }
+    }
+}
+
+/// Distance from a quantity's number to that of its scale in the hash.
+const OWN_SCALES: u64 = 32;
+/// Number of exponents among which the descale of weights is drawn, from 0 downwards. Those below −8 saturate.
+const WEIGHT_EXPONENTS: u32 = 11;
+/// Number of exponents among which the descale of any other quantity is drawn. The lowest saturate for ordinary values,
+/// and the highest leave most of the format's range below them empty.
+const EXPONENTS: u32 = 9;
+
+/// Returns the descales of what a kernel quantises. Values of q, k, v and dout are near their descales, and products of
+/// them near products of these.
+fn own_scales(problem: &Problem, inputs: &Scales) -> OwnScales {
+    let exponent = |scales: &Option<TensorScales>| {
+        let first = scales.as_ref().and_then(|scales| scales.descale().first().copied());
+        libm::ilogb(f64::from(first.unwrap_or(1.0)))
+    };
+    let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout].map(exponent);
+    let ds = dout + v + libm::ilogb(f64::from(problem.softmax.scale));
+    let is_delayed = problem.scales == ScaleValues::Delayed;
+    OwnScales::new(&problem.precision, |quantity| {
+        let number = match quantity {
+            Quantity::Dk | Quantity::Dv if is_delayed => Quantity::Dq,
+            own => own,
         };
-        significand * libm::ldexpf(1.0, below(9, hash) as i32 - 4)
+        let of_quantity = absorb(absorb(0, problem.data_seed), OWN_SCALES + number as u64);
+        let hash = lane_hash(absorb(absorb(absorb(of_quantity, 0), 0), 0), 0);
+        let format = quantity.element(&problem.precision).format;
+        let near = match number {
+            Quantity::P if is_delayed && hash.is_multiple_of(4) => return 1.0,
+            Quantity::P if is_delayed => return 1.0 / format.max_finite() as f32,
+            Quantity::P => return descale(problem, format, -(below(WEIGHT_EXPONENTS, hash) as i32), hash),
+            Quantity::Ds => ds,
+            Quantity::Out => v,
+            Quantity::Dq => ds + k,
+            Quantity::Dk => ds + q,
+            Quantity::Dv => dout,
+        };
+        let lowest = near - format.exponent_max() - 1;
+        descale(problem, format, lowest + below(EXPONENTS, hash) as i32, hash)
     })
 }
 

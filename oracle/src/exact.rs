@@ -16,7 +16,8 @@
 //! ```
 //!
 //! q, k, v and dout are the inputs' elements, times their scales where they have any: exact products in f64. dk and dv
-//! of a row that [several sequences share](crate::Sharing) are the sums over these sequences.
+//! of a row that [several sequences share](crate::Sharing) are the sums over these sequences. A result whose format
+//! saturates is cut to the format's range, [times its descale](Stored).
 //!
 //! The backward takes `out` and `lse` as given. From the exact ones it computes the gradient. From a subject's own it
 //! computes what that subject's backward should have returned. Sums run in order of position. Nothing is reordered,
@@ -28,7 +29,7 @@ use ndarray::{Array1, Array2, Array3, ArrayView1, Axis, s};
 use crate::sharding::run_of;
 use crate::{
     ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, Saved, SavedViews, Scales, Sequence,
-    TensorName,
+    Stored, TensorName,
 };
 
 /// Returns the results of the forward pass. `inputs` must have the problem's shapes ([`Inputs::check`]).
@@ -47,7 +48,23 @@ pub fn forward(problem: &Problem, inputs: &Inputs) -> ForwardResults {
             }
         }
     }
+    saturate(&mut forward.out, inputs.scales.stored(problem, TensorName::Out));
     forward
+}
+
+/// Cuts values to the range of the numbers in which they are stored, if a conversion to these saturates.
+pub(crate) fn saturate(values: &mut Array3<f64>, stored: Stored) {
+    if stored.format.saturates() {
+        values.mapv_inplace(|value| stored.saturated(value));
+    }
+}
+
+/// Cuts the gradients of a problem.
+pub(crate) fn saturate_gradients(gradients: &mut Gradients, problem: &Problem, scales: &Scales) {
+    let Gradients { dq, dk, dv, .. } = gradients;
+    for (tensor, values) in [(TensorName::Dq, dq), (TensorName::Dk, dk), (TensorName::Dv, dv)] {
+        saturate(values, scales.stored(problem, tensor));
+    }
 }
 
 /// The values of the inputs, of the problem's shapes. Rows that are not real hold NaN: nothing may read them.
@@ -137,6 +154,7 @@ pub fn backward(problem: &Problem, inputs: &Inputs, saved: &Saved) -> Gradients 
         }
     }
     problem.sum_shared(&mut gradients);
+    saturate_gradients(&mut gradients, problem, &inputs.scales);
     gradients
 }
 

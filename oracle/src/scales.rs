@@ -1,14 +1,18 @@
-//! Scales as inputs of a problem: the descales of its input tensors.
+//! Scales as inputs of a problem: the descales of its input tensors, and of what a kernel quantises itself.
 //!
 //! A kernel in FP8 is given codes, and for each group of elements the factor that turns a code into a value. Here they
 //! are inputs like any other, exact numbers of f32: `value = code · descale`, exact in f64. How a quantiser finds them
 //! is a problem of its own ([`crate::quantise`]).
+//!
+//! A kernel may be given descales for weights, logit gradients and results too ([`OwnScales`]). It multiplies by the
+//! reciprocal of the descale in f32, rounds to the format with saturation, and what it stores stands for
+//! `code · descale`.
 
 use ndarray::Array3;
 use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
-use crate::{Problem, Scaling, ShapeError, TensorName};
+use crate::{Element, Precision, Problem, Scaling, ShapeError, Stored, TensorName};
 
 /// The descales of one tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +61,92 @@ impl TensorScales {
     }
 }
 
-/// The descales of a problem's inputs; absent for a tensor whose element has no scaling.
+/// A quantity that a kernel quantises itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Quantity {
+    /// Softmax weights.
+    P,
+    /// Gradients of the logits.
+    Ds,
+    /// The output.
+    Out,
+    /// The gradient of the queries.
+    Dq,
+    /// The gradient of the keys.
+    Dk,
+    /// The gradient of the values.
+    Dv,
+}
+
+impl Quantity {
+    /// Every quantity, in the order in which their descales are sent.
+    pub const ALL: [Quantity; 6] =
+        [Quantity::P, Quantity::Ds, Quantity::Out, Quantity::Dq, Quantity::Dk, Quantity::Dv];
+
+    /// Returns the element of a quantity. The gradients share one.
+    pub fn element(self, precision: &Precision) -> Element {
+        match self {
+            Quantity::P => precision.p,
+            Quantity::Ds => precision.ds,
+            Quantity::Out => precision.out,
+            Quantity::Dq | Quantity::Dk | Quantity::Dv => precision.gradients,
+        }
+    }
+
+    /// Whether a problem of this precision gives the descale: one number for the tensor. A scaling of any other
+    /// granularity is the kernel's own affair.
+    pub fn is_given(self, precision: &Precision) -> bool {
+        self.element(precision).scaling == Scaling::PerTensor
+    }
+
+    /// Returns the quantity of a result; `None` for one in f32.
+    pub fn of(result: TensorName) -> Option<Quantity> {
+        match result {
+            TensorName::Out => Some(Quantity::Out),
+            TensorName::Dq => Some(Quantity::Dq),
+            TensorName::Dk => Some(Quantity::Dk),
+            TensorName::Dv => Some(Quantity::Dv),
+            _ => None,
+        }
+    }
+}
+
+/// The descales of what a kernel quantises itself: one number for each quantity, and 1 where none is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OwnScales([f32; 6]);
+
+impl Default for OwnScales {
+    fn default() -> OwnScales {
+        OwnScales([1.0; 6])
+    }
+}
+
+impl OwnScales {
+    /// Returns the descales that `of` says for the quantities that have some.
+    pub fn new(precision: &Precision, of: impl Fn(Quantity) -> f32) -> OwnScales {
+        OwnScales(Quantity::ALL.map(|quantity| if quantity.is_given(precision) { of(quantity) } else { 1.0 }))
+    }
+
+    /// Returns the descale of a quantity.
+    pub fn of(&self, quantity: Quantity) -> f32 {
+        self.0[quantity as usize]
+    }
+
+    /// Returns these descales with another one of a quantity, where a problem of this precision gives it.
+    pub fn with(self, precision: &Precision, quantity: Quantity, descale: f32) -> OwnScales {
+        OwnScales::new(precision, |other| if other == quantity { descale } else { self.of(other) })
+    }
+
+    /// Returns these descales with those of some quantities multiplied, where a problem of this precision gives them.
+    pub fn times(self, precision: &Precision, quantities: &[Quantity], factor: f32) -> OwnScales {
+        OwnScales::new(precision, |quantity| {
+            self.of(quantity) * if quantities.contains(&quantity) { factor } else { 1.0 }
+        })
+    }
+}
+
+/// The descales of a problem's inputs, absent for a tensor whose element has no scaling, and of what a kernel
+/// quantises.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Scales {
@@ -65,6 +154,7 @@ pub struct Scales {
     pub k: Option<TensorScales>,
     pub v: Option<TensorScales>,
     pub dout: Option<TensorScales>,
+    pub own: OwnScales,
 }
 
 impl Scales {
@@ -82,7 +172,18 @@ impl Scales {
             (scaling != Scaling::None).then(all)
         };
         let [q, k, v, dout] = Scales::TENSORS.map(tensor);
-        Scales { q, k, v, dout }
+        Scales { q, k, v, dout, own: OwnScales::default() }
+    }
+
+    /// Returns these descales with others of what a kernel quantises.
+    pub fn with_own(self, own: OwnScales) -> Scales {
+        Scales { own, ..self }
+    }
+
+    /// Returns the numbers in which a result of the problem is stored.
+    pub fn stored(&self, problem: &Problem, result: TensorName) -> Stored {
+        let descale = Quantity::of(result).map_or(1.0, |quantity| self.own.of(quantity));
+        Stored { format: problem.precision.of(result).format, descale: descale.into() }
     }
 
     /// Returns the descales of an input.
@@ -124,12 +225,16 @@ pub enum ScaleValues {
     ThreeTimesPowers,
     /// Any number of f32 in some binades around 1.
     Any,
+    /// Those of TransformerEngine's delayed recipe: a scale is the format's largest number over an amax of earlier steps,
+    /// so that values may saturate. q, k and v share one, and so do dq, dk and dv. That of weights is for an amax of 1,
+    /// or 1 itself, as in a first step.
+    Delayed,
 }
 
 impl ScaleValues {
     /// Every way.
-    pub const ALL: [ScaleValues; 3] =
-        [ScaleValues::PowersOfTwo, ScaleValues::ThreeTimesPowers, ScaleValues::Any];
+    pub const ALL: [ScaleValues; 4] =
+        [ScaleValues::PowersOfTwo, ScaleValues::ThreeTimesPowers, ScaleValues::Any, ScaleValues::Delayed];
 
     /// Whether it is the default.
     pub fn is_default(&self) -> bool {

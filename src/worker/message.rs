@@ -10,7 +10,7 @@ use std::fmt;
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
 use seamproof_oracle::groups::Groups;
 use seamproof_oracle::limits::WORLD_MAX;
-use seamproof_oracle::{Inputs, Pass, Problem, Scales, TensorScales};
+use seamproof_oracle::{Inputs, Pass, Problem, Quantity, Scales, TensorScales};
 use seamproof_simulator::Damage;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,15 @@ pub fn encode_run(problem: &Problem, inputs: &Inputs) -> Vec<u8> {
     for scales in Scales::TENSORS.into_iter().filter_map(|tensor| inputs.scales.of(tensor)) {
         body.array(scales.descale().view());
     }
+    for quantity in given(problem) {
+        body.array(ndarray::arr1(&[inputs.scales.own.of(quantity)]).view());
+    }
     body.0
+}
+
+/// Returns the quantities whose descales a problem gives to whoever quantises them.
+fn given(problem: &Problem) -> impl Iterator<Item = Quantity> {
+    Quantity::ALL.into_iter().filter(|quantity| quantity.is_given(&problem.precision))
 }
 
 /// Encodes a request of another kind than a run: a head alone.
@@ -157,13 +165,17 @@ pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
         sink: tensors.array([problem.learnable_sinks()])?,
         scales: Scales::default(),
     };
-    let Scales { q, k, v, dout } = &mut inputs.scales;
+    let Scales { q, k, v, dout, own } = &mut inputs.scales;
     for (tensor, scales) in Scales::TENSORS.into_iter().zip([q, k, v, dout]) {
         let element = problem.precision.of(tensor);
         if element.is_scaled() {
             let descale = tensors.array(Groups::new(&problem, tensor, element.scaling).shape())?;
             *scales = Some(TensorScales::new(&problem, tensor, |place| descale[place]));
         }
+    }
+    for quantity in given(&problem) {
+        let descale = tensors.array([1])?;
+        *own = own.with(&problem.precision, quantity, descale[0]);
     }
     tensors.end()?;
     Ok((problem, inputs))

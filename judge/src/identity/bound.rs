@@ -14,7 +14,7 @@ use ndarray::Array3;
 use seamproof_oracle::envelope::{
     BoundTier, Delta, F32_ROUNDOFF, GradientPair, GradientSums, Merges, Model, Partition, RowStatistics,
 };
-use seamproof_oracle::{Inputs, Problem};
+use seamproof_oracle::{Inputs, Problem, Stored, TensorName};
 
 use super::norms::{KeyNorms, Norms, capped, norm};
 use crate::ladder::compare::lanes;
@@ -70,6 +70,8 @@ pub(super) struct Bounds<'a> {
     /// Shared place for the norms of the case itself, which the next user finds there.
     shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
+    /// The numbers in which out is stored.
+    stored_out: Stored,
     underflow: f64,
     /// The numbers of [`Bounds::ds_most`], by sequence and head.
     largest: OnceCell<Vec<Vec<f64>>>,
@@ -93,9 +95,10 @@ impl<'a> Bounds<'a> {
         let model =
             Model::new(problem, backend.declaration().arithmetic, partition).with_scales(&inputs.scales);
         let underflow = backend.declaration().arithmetic.accumulation.underflow();
+        let stored_out = inputs.scales.stored(problem, TensorName::Out);
         let inputs = inputs.values(problem);
         let (norms, largest) = (OnceCell::new(), OnceCell::new());
-        Bounds { problem, inputs, norms, shared, model, partition, underflow, largest }
+        Bounds { problem, inputs, norms, shared, model, partition, stored_out, underflow, largest }
     }
 
     /// Returns the norms. They are computed when the first row is asked for, because most sums are explained without
@@ -117,9 +120,9 @@ impl<'a> Bounds<'a> {
     /// lse alone. Two runs of a subject make D in the same way, so an unknown way has the larger of both errors.
     fn d_error(&self, worst: &Worst, error: &RowError, dout: f64, out: f64) -> f64 {
         let lanes = self.problem.dims.v as f64;
-        let format = self.problem.precision.out.format;
+        let stored = self.stored_out;
         // Half spacings of a row are its unit roundoffs, and at least half a smallest spacing each.
-        let roundings = 1.01 * format.unit_roundoff() * out + 2.0 * format.tiny_half() * lanes.sqrt();
+        let roundings = 1.01 * stored.format.unit_roundoff() * out + 2.0 * stored.tiny_half() * lanes.sqrt();
         let of_out = self.model.out_dot_error(dout * out, dout * roundings);
         let of_dots = || {
             let b = dout * worst.norms.v;
@@ -127,7 +130,7 @@ impl<'a> Bounds<'a> {
             let pair = GradientPair { x: b, b, ..whole_weight(&worst.row, worst.a) };
             let (magnitude, errors) = self.model.weighted_dot(&pair);
             // A weight that was rounded before may have lost as much again below its format's normal range.
-            let floor = 4.0 * self.underflow * (1.0 + b) + self.problem.precision.p.format.tiny_half() * b;
+            let floor = 4.0 * self.underflow * (1.0 + b) + self.model.weight_floor() * b;
             let floor = worst.keys as f64 * floor;
             self.model.weighted_dots_error(worst.keys, total * magnitude, total * 1.01 * errors) + floor
         };

@@ -7,13 +7,14 @@
 
 use std::borrow::Cow;
 use std::cell::LazyCell;
+use std::ops::Range;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{Format, Side};
+use seamproof_oracle::{Run, Side, Stored};
 
 use super::bound::{Against, Bounds, GivenError};
-use super::readers::{Readers, moved_by, own_rounding, seeing};
+use super::readers::{Readers, moved_by, seeing, stored_rounding};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
 use crate::ladder::compare::{Worst, lanes, times_bound};
@@ -67,17 +68,24 @@ impl Runs<'_> {
             for kv_head in 0..problem.heads.kv {
                 let readers = Readers { sequence, kv_head, queries: &queries, group: problem.group() };
                 let [dv, dk, dq] = &mut worst;
-                self.queries(&readers, [&here.dq, &there.dq], dq);
+                let of = |gradient| Compared { runs: self, readers: &readers, stored: self.stored(gradient) };
+                of(TensorName::Dq).queries([&here.dq, &there.dq], dq);
                 let errors = LazyCell::new(|| self.key_errors(&readers));
-                if !self.near(&readers, [&here.dv, &there.dv], dv) {
-                    self.keys(&readers, [&here.dv, &there.dv], &errors.dv, dv);
+                let (of_dv, of_dk) = (of(TensorName::Dv), of(TensorName::Dk));
+                if !of_dv.near([&here.dv, &there.dv], dv) {
+                    of_dv.keys([&here.dv, &there.dv], &errors.dv, dv);
                 }
-                if !self.near(&readers, [&here.dk, &there.dk], dk) {
-                    self.keys(&readers, [&here.dk, &there.dk], &errors.dk, dk);
+                if !of_dk.near([&here.dk, &there.dk], dk) {
+                    of_dk.keys([&here.dk, &there.dk], &errors.dk, dk);
                 }
             }
         }
         worst.into_iter().find_map(Worst::finding)
+    }
+
+    /// Returns the numbers in which both runs store a gradient.
+    fn stored(&self, gradient: TensorName) -> Stored {
+        self.evidence.inputs.scales.stored(self.evidence.problem, gradient)
     }
 
     /// Returns the errors of a query's contributions, in both runs.
@@ -111,19 +119,29 @@ impl Runs<'_> {
         });
         errors
     }
+}
 
-    /// Compares the rows of dq of a KV head's queries.
-    fn queries(&self, readers: &Readers<'_>, dq: [&Array3<f32>; 2], worst: &mut Worst) {
-        let run = self.evidence.problem.sequences[readers.sequence].q;
+/// One gradient of a KV head, in both runs.
+struct Compared<'a> {
+    runs: &'a Runs<'a>,
+    readers: &'a Readers<'a>,
+    stored: Stored,
+}
+
+impl Compared<'_> {
+    /// Compares the rows of dq of the queries.
+    fn queries(&self, dq: [&Array3<f32>; 2], worst: &mut Worst) {
+        let Compared { runs, readers, .. } = self;
+        let run = runs.evidence.problem.sequences[readers.sequence].q;
         let k_max =
-            LazyCell::new(|| self.bounds[0].keys(readers.sequence, readers.kv_head * readers.group).k_max);
+            LazyCell::new(|| runs.bounds[0].keys(readers.sequence, readers.kv_head * readers.group).k_max);
         readers.each(|position, head| {
             let rows = dq.map(|dq| lanes(dq, run.row(position), head));
             if self.row_is_near(&rows[0], &rows[1..]) {
                 worst.held(rows[0].len());
                 return;
             }
-            let error = self.scale() * self.given(readers, position, head).logit_gradients * *k_max;
+            let error = runs.scale() * runs.given(readers, position, head).logit_gradients * *k_max;
             let place =
                 Place { sequence: Some(readers.sequence), head: Some(head), row: Some(position), lane: None };
             self.query(rows, error, place, worst);
@@ -139,14 +157,20 @@ impl Runs<'_> {
         })
     }
 
-    /// Whether final roundings explain the differences of all keys of a KV head. The errors of its queries, which are
-    /// expensive, are then not needed.
-    fn near(&self, readers: &Readers<'_>, [here, there]: [&Array3<f32>; 2], worst: &mut Worst) -> bool {
-        let run = run_of(&self.evidence.problem.sequences[readers.sequence], Side::Kv);
-        let others = readers.kv_head * self.kv_heads..(readers.kv_head + 1) * self.kv_heads;
+    /// Returns the KV heads of the other run, and the rows of the keys.
+    fn others(&self) -> (Range<usize>, Run) {
+        let Compared { runs, readers, .. } = self;
+        let heads = readers.kv_head * runs.kv_heads..(readers.kv_head + 1) * runs.kv_heads;
+        (heads, run_of(&runs.evidence.problem.sequences[readers.sequence], Side::Kv))
+    }
+
+    /// Whether final roundings explain the differences of all keys. The errors of the queries, which are expensive, are
+    /// then not needed.
+    fn near(&self, [here, there]: [&Array3<f32>; 2], worst: &mut Worst) -> bool {
+        let (others, run) = self.others();
         let near = run.real_rows().all(|row| {
             let parts: Vec<Cow<'_, [f32]>> = others.clone().map(|head| lanes(there, row, head)).collect();
-            self.row_is_near(&lanes(here, row, readers.kv_head), &parts)
+            self.row_is_near(&lanes(here, row, self.readers.kv_head), &parts)
         });
         if near {
             worst.held(run.len * here.dim().2);
@@ -171,16 +195,9 @@ impl Runs<'_> {
         }
     }
 
-    /// Compares all keys of one KV head, lane by lane.
-    fn keys(
-        &self,
-        readers: &Readers<'_>,
-        [here, there]: [&Array3<f32>; 2],
-        errors: &[f64],
-        worst: &mut Worst,
-    ) {
-        let run = run_of(&self.evidence.problem.sequences[readers.sequence], Side::Kv);
-        let others = readers.kv_head * self.kv_heads..(readers.kv_head + 1) * self.kv_heads;
+    /// Compares all keys, lane by lane.
+    fn keys(&self, [here, there]: [&Array3<f32>; 2], errors: &[f64], worst: &mut Worst) {
+        let (readers, (others, run)) = (self.readers, self.others());
         for (lane, &error) in errors.iter().enumerate() {
             let mut excess = Excess { sum: 0.0, worst: None };
             for (key, row) in run.real_rows().enumerate() {
@@ -191,7 +208,7 @@ impl Runs<'_> {
                 let far = error + rounding;
                 // Past the largest number an infinity is right, and nothing can be said about a sum with one.
                 let parts_overflow = parts().any(|part| self.overflows(part, far));
-                if parts_overflow && (self.kv_heads > 1 || self.overflows(own, far)) {
+                if parts_overflow && (self.runs.kv_heads > 1 || self.overflows(own, far)) {
                     continue;
                 }
                 excess.add(key, [own, parts().sum()], rounding);
@@ -205,18 +222,14 @@ impl Runs<'_> {
         }
     }
 
-    fn format(&self) -> Format {
-        self.evidence.problem.precision.gradients.format
-    }
-
     /// Returns the most that the last rounding of a stored number may have moved it, with underflow before it.
     fn rounding(&self, value: f64) -> f64 {
-        own_rounding(self.format(), value) + self.floor
+        stored_rounding(self.stored, value) + self.runs.floor
     }
 
-    /// Whether the right value may lie past the format's largest number, so that an infinity is right too.
+    /// Whether the right value may lie past the largest number, so that an infinity is right too.
     fn overflows(&self, value: f64, bound: f64) -> bool {
-        value.abs() + bound >= self.format().max_finite()
+        value.abs() + bound >= self.stored.most()
     }
 }
 

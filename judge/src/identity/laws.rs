@@ -18,14 +18,14 @@
 //! `2⁻²⁴ + n · 2⁻⁵²` of their magnitude.
 //!
 //! **Infinities.** Nothing is asked of a sequence and KV head where an input is infinite or NaN, or a result is
-//! infinite: such a result may be an honest overflow, and an infinity has no part in a sum. A result that is NaN while
-//! all inputs are finite breaks the law.
+//! infinite: such a result may be an honest overflow, and an infinity has no part in a sum. The same holds for the
+//! largest number of a format that saturates. A result that is NaN while all inputs are finite breaks the law.
 
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{Format, Side};
+use seamproof_oracle::{Side, Stored};
 
 use super::bound::{Against, Bounds};
-use super::readers::{Readers, moved_by, own_rounding, seeing};
+use super::readers::{Readers, moved_by, seeing, stored_rounding};
 use super::sums::Bounded;
 use crate::finding::{Place, Relation};
 use crate::ladder::compare::lanes;
@@ -42,19 +42,20 @@ struct Dot {
     rounding: f64,
     magnitude: f64,
     products: usize,
-    /// Whether an input is infinite or NaN, or a result is infinite.
+    /// Whether an input is infinite or NaN, or a result is infinite or may be saturated.
     is_wild: bool,
 }
 
 impl Dot {
-    /// Adds the products of one row and head. The result has this format, and its operations lose `floor` at most.
-    fn add(&mut self, input: &[f32], result: &[f32], (format, floor): (Format, f64)) {
+    /// Adds the products of one row and head. The result is stored in these numbers, and its operations lose `floor` at
+    /// most.
+    fn add(&mut self, input: &[f32], result: &[f32], (stored, floor): (Stored, f64)) {
         for (&x, &y) in input.iter().zip(result) {
             let (x, y) = (f64::from(x), f64::from(y));
-            self.is_wild |= !x.is_finite() || y.is_infinite();
+            self.is_wild |= !x.is_finite() || y.is_infinite() || stored.is_saturated(y);
             self.value += x * y;
             self.magnitude += (x * y).abs();
-            self.rounding += x.abs() * (own_rounding(format, y) + floor);
+            self.rounding += x.abs() * (stored_rounding(stored, y) + floor);
         }
         self.products += input.len();
     }
@@ -113,7 +114,7 @@ fn dot(
     readers: &Readers<'_>,
     side: Side,
     [input, result]: [&Array3<f32>; 2],
-    rounding: (Format, f64),
+    rounding: (Stored, f64),
 ) -> Dot {
     let size = if side == Side::Q { readers.group } else { 1 };
     let mut dot = Dot::default();
@@ -131,15 +132,15 @@ pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let bounds = Bounds::new(evidence, problem, evidence.inputs);
     let inputs = &*bounds.inputs;
-    let rounding = (problem.precision.gradients.format, bounds.gradient_floor());
+    let rounding = |gradient| (evidence.inputs.scales.stored(problem, gradient), bounds.gradient_floor());
     let law = Law {
         relation: Relation::Euler,
         tensor: TensorName::Dk,
         what: "the products of k and dk do not add up to those of q and dq",
         sides: &|readers| {
             [
-                dot(evidence, readers, Side::Q, [&inputs.q, &gradients.dq], rounding),
-                dot(evidence, readers, Side::Kv, [&inputs.k, &gradients.dk], rounding),
+                dot(evidence, readers, Side::Q, [&inputs.q, &gradients.dq], rounding(TensorName::Dq)),
+                dot(evidence, readers, Side::Kv, [&inputs.k, &gradients.dk], rounding(TensorName::Dk)),
             ]
         },
         moved: &|readers, position, head| {
@@ -158,8 +159,8 @@ pub(super) fn mass(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, out) = (evidence.problem, &evidence.first.out);
     let bounds = Bounds::new(evidence, problem, evidence.inputs);
     let inputs = &*bounds.inputs;
-    let of_dv = (problem.precision.gradients.format, bounds.gradient_floor());
-    let of_out = (problem.precision.out.format, 0.0);
+    let stored = |result| evidence.inputs.scales.stored(problem, result);
+    let (of_dv, of_out) = ((stored(TensorName::Dv), bounds.gradient_floor()), (stored(TensorName::Out), 0.0));
     let law = Law {
         relation: Relation::Mass,
         tensor: TensorName::Dv,

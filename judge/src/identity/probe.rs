@@ -155,6 +155,7 @@ fn weights_times_dout(
     let lse = f64::from(answer.lse.as_ref()?[[head, both.q.row(i)]]);
     let bounds = Bounds::new(evidence, problem, evidence.inputs);
     let what = "dv of a key is not the weight of the one row times its dout";
+    let stored = evidence.inputs.scales.stored(problem, TensorName::Dv);
     let mut worst = Bounded::new(Relation::Cotangent, TensorName::Dv, what);
     let dout = bounds.inputs.dout.slice(s![both.q.row(i), head, ..]);
     let keys = problem.mask.visible(i, both.q.len, both.kv.len);
@@ -165,9 +166,10 @@ fn weights_times_dout(
         let pair = bounds.model.gradient_pair(&GradientPair::of_weight(logit, lse, p, a), sums);
         let coefficient = pair.dv + pair.p.most;
         for (lane, &dout) in dout.iter().enumerate() {
-            let exact = p * f64::from(dout);
+            let exact = stored.saturated(p * f64::from(dout));
             let bound = bounds.model.gradient_bound(
-                exact,
+                TensorName::Dv,
+                p * f64::from(dout),
                 coefficient * bounds.model.magnitude(f64::from(dout)),
                 group * both.q.len,
             ) + bounds.sum_floor();

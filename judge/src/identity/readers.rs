@@ -1,6 +1,6 @@
 //! The queries that read a key, and the amounts by which errors and roundings move a gradient.
 
-use seamproof_oracle::Format;
+use seamproof_oracle::{Format, Stored};
 
 use crate::ladder::evidence::Evidence;
 
@@ -33,6 +33,12 @@ pub(super) fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
 pub(super) fn moved_by(magnitude: f64, error: f64) -> f64 {
     let moved = if magnitude == 0.0 { 0.0 } else { magnitude * error };
     moved + f64::from(f32::MIN_POSITIVE)
+}
+
+/// Returns the most that rounding to a result's numbers may have moved a returned one.
+#[inline(always)]
+pub(super) fn stored_rounding(Stored { format, descale }: Stored, value: f64) -> f64 {
+    if descale == 1.0 { own_rounding(format, value) } else { own_rounding(format, value / descale) * descale }
 }
 
 /// Returns the most that rounding to a format may have moved a returned number.

@@ -5,8 +5,8 @@
 //! bf16, whose range is that of f32, where weights stay above e^-40 and no input is tiny. Elsewhere only signs are
 //! asked for.
 
-use seamproof_oracle::envelope::DsScale;
-use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, TensorName};
+use seamproof_oracle::envelope::{DsFold, DsScale};
+use seamproof_oracle::{Format, InputMode, Pass, ProblemFields, Quantity, TensorName};
 
 use super::norms::Norms;
 use super::twin::{Claim, Twin, TwinOrigin, everything};
@@ -44,7 +44,7 @@ fn claims(evidence: &Evidence<'_>, factors: &[(TensorName, f32)]) -> Vec<Claim> 
 }
 
 /// Asks about v times −2 (or −1). out, dq, dk and dsink get the same factor; dv and the statistics stay as they are.
-/// Where v has descales, they are doubled and the codes are negated.
+/// Where v has descales, they are doubled and the codes are negated. So are given descales of what grows.
 pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
     use TensorName::{Dk, Dq, Dsink, Out};
     let factor = if tame(evidence) { -2.0 } else { -1.0 };
@@ -56,6 +56,7 @@ pub(super) fn linear_in_v(evidence: &Evidence<'_>) -> Option<Look> {
         }
         None => twin.inputs.v.mapv_inplace(|v| factor * v),
     }
+    twin.times_own(&[Quantity::Out, Quantity::Ds, Quantity::Dq, Quantity::Dk], -factor);
     let claims = claims(evidence, &[(Out, factor), (Dq, factor), (Dk, factor), (Dsink, factor)]);
     Some(twin.agrees(evidence, Relation::LinearInV, &claims))
 }
@@ -76,6 +77,7 @@ pub(super) fn linear_in_dout(evidence: &Evidence<'_>) -> Option<Look> {
         }
         None => twin.inputs.dout.mapv_inplace(|dout| factor * dout),
     }
+    twin.times_own(&[Quantity::Ds, Quantity::Dq, Quantity::Dk, Quantity::Dv], -factor);
     let claims = claims(evidence, &[(Dq, factor), (Dk, factor), (Dv, factor), (Dsink, factor)]);
     Some(twin.agrees(evidence, Relation::LinearInDout, &claims))
 }
@@ -95,6 +97,14 @@ pub(super) fn scale_folding(evidence: &Evidence<'_>) -> Option<Look> {
         Some(scales) => twin.inputs.scales.q = Some(scales.times(4.0)),
         None => twin.inputs.q.mapv_inplace(|q| 4.0 * q),
     }
+    let smaller: &[Quantity] = match evidence.backend.declaration().arithmetic.ds_fold {
+        DsFold::Before => &[Quantity::Ds, Quantity::Dq],
+        DsFold::After => &[Quantity::Dq],
+        // A given descale of dS is for dS with the scale or without it.
+        DsFold::Unknown if Quantity::Ds.is_given(&evidence.problem.precision) => return None,
+        DsFold::Unknown => &[Quantity::Dq],
+    };
+    twin.times_own(smaller, 0.25);
     let largest = evidence.problem.precision.q.format.max_finite();
     if twin.inputs.q.iter().any(|&q| f64::from(q.abs()) > largest) {
         return None;

@@ -4,12 +4,12 @@ use std::cell::LazyCell;
 
 use ndarray::Array3;
 use seamproof_oracle::envelope::F32_ROUNDOFF;
-use seamproof_oracle::{ContextParallel, Format, ProblemFields, Side, Sink, TensorScales};
+use seamproof_oracle::{ContextParallel, Format, ProblemFields, Quantity, Side, Sink, Stored, TensorScales};
 
 use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
 use super::norms::norm;
-use super::readers::{Readers, moved_by, own_rounding, seeing};
+use super::readers::{Readers, moved_by, own_rounding, seeing, stored_rounding};
 use super::twin::{Twin, TwinOrigin};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
@@ -130,12 +130,17 @@ pub(super) fn within_errors_of(
     Some(lse.finding().or_else(|| out.finding()).or_else(gradients).into())
 }
 
+/// Descale of an out near 1, far from both ends of the range of any format.
+const OUT_OF_ONES: f32 = 1.0 / 64.0;
+
 /// Asks about values that are all 1. Out is then 1, or what the sink leaves of it, or 0 where no key is seen.
 pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
     let relation = Relation::UnitValues;
     let mut twin = Twin::forward_of(evidence)?;
     twin.inputs.v.fill(1.0);
-    twin.inputs.scales.v = twin.inputs.scales.v.map(TensorScales::ones);
+    let scales = &mut twin.inputs.scales;
+    scales.v = scales.v.take().map(TensorScales::ones);
+    scales.own = scales.own.with(&twin.problem.precision, Quantity::Out, OUT_OF_ONES);
     let answer = match twin.answer(evidence, relation) {
         Ok(answer) => answer,
         Err(look) => return Some(look),
@@ -168,21 +173,21 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
 
 /// Adds a row of a gradient to the sums of its lanes, and the most that rounding may have moved it to the sums of
 /// roundings.
-fn add_row(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
+fn add_row(totals: &mut [(f64, f64)], stored: Stored, row: &[f32], floor: f64) {
     // Each arm is compiled for its own format.
-    match format {
-        Format::Bf16 => add_row_of(totals, Format::Bf16, row, floor),
-        Format::Fp16 => add_row_of(totals, Format::Fp16, row, floor),
-        _ => add_row_of(totals, format, row, floor),
+    match stored.format {
+        Format::Bf16 => add_row_of(totals, row, |value| own_rounding(Format::Bf16, value) + floor),
+        Format::Fp16 => add_row_of(totals, row, |value| own_rounding(Format::Fp16, value) + floor),
+        _ => add_row_of(totals, row, |value| stored_rounding(stored, value) + floor),
     }
 }
 
 #[inline(always)]
-fn add_row_of(totals: &mut [(f64, f64)], format: Format, row: &[f32], floor: f64) {
+fn add_row_of(totals: &mut [(f64, f64)], row: &[f32], most: impl Fn(f64) -> f64) {
     for ((total, rounding), &value) in totals.iter_mut().zip(row) {
         let value = f64::from(value);
         *total += value;
-        *rounding = *rounding + own_rounding(format, value) + floor;
+        *rounding += most(value);
     }
 }
 
@@ -201,7 +206,7 @@ fn sums(
     [bound, largest]: [Lanes<'_>; 2],
 ) -> Look {
     let problem = evidence.problem;
-    let format = problem.precision.gradients.format;
+    let stored = evidence.inputs.scales.stored(problem, tensor);
     let mut worst = Bounded::new(relation, tensor, "the rows do not add up to what they must");
     for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
         let queries = seeing(evidence, index);
@@ -211,21 +216,24 @@ fn sums(
             let expected = expected(&readers);
             let mut totals = vec![(0.0, 0.0); gradient.shape()[2]];
             for row in run_of(sequence, Side::Kv).real_rows() {
-                add_row(&mut totals, format, &lanes(gradient, row, head), floor);
+                add_row(&mut totals, stored, &lanes(gradient, row, head), floor);
             }
             let near = totals.iter().zip(&expected).all(|((total, r), sum)| (total - sum).abs() <= *r);
             let further = if near { vec![0.0; expected.len()] } else { bound(&readers) };
             let largest = LazyCell::new(|| largest(&readers));
             for (lane, (total, rounding)) in totals.into_iter().enumerate() {
-                let rows = run_of(sequence, Side::Kv).real_rows();
-                let infinite =
-                    !total.is_finite() && { rows }.all(|row| !gradient[[row, head, lane]].is_nan());
-                if infinite && largest[lane] + further[lane] >= format.max_finite() {
-                    // An infinity in a row may be right, and the sum of two is a NaN, so nothing can be said here.
+                let of_rows = || {
+                    run_of(sequence, Side::Kv).real_rows().map(|row| f64::from(gradient[[row, head, lane]]))
+                };
+                let infinite = !total.is_finite() && of_rows().all(|value| !value.is_nan());
+                let cut = infinite || of_rows().any(|value| stored.is_saturated(value));
+                if cut && largest[lane] + further[lane] >= stored.most() {
+                    // An infinity in a row may be right, and the sum of two is a NaN, so nothing can be said here. Nor
+                    // can it where a row is cut to the largest number.
                     worst.worst.held(1);
                     continue;
                 }
-                let bound = if expected[lane].abs() + further[lane] >= format.max_finite() {
+                let bound = if expected[lane].abs() + further[lane] >= stored.most() {
                     f64::INFINITY
                 } else {
                     further[lane] + rounding * (1.0 + 4.0 * F32_ROUNDOFF)
@@ -291,6 +299,11 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
     let (gradients, rank) = gradients(evidence)?;
     let problem = evidence.problem;
     if problem.softmax.sink != Sink::None || problem.softmax.softcap.is_some() {
+        return None;
+    }
+    // D of an out that is cut to the largest number is not that of the weights.
+    let of_out = evidence.inputs.scales.stored(problem, TensorName::Out);
+    if of_out.format.saturates() && rank.out.iter().any(|&out| of_out.is_saturated(out.into())) {
         return None;
     }
     let bounds = Bounds::new(evidence, problem, evidence.inputs);

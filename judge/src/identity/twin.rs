@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ndarray::{Array3, Axis};
-use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields, Run, Scales, Side};
+use seamproof_oracle::{Algorithm, Inputs, Pass, Problem, ProblemFields, Quantity, Run, Scales, Side};
 
 use super::asked::broken;
 use crate::finding::Relation;
@@ -105,6 +105,12 @@ pub(super) struct Twin {
 }
 
 impl Twin {
+    /// Multiplies the given descales of some quantities that a kernel quantises.
+    pub(super) fn times_own(&mut self, quantities: &[Quantity], factor: f32) {
+        let scales = &mut self.inputs.scales;
+        scales.own = scales.own.times(&self.problem.precision, quantities, factor);
+    }
+
     /// Returns the twin of these fields with the problem's own values; `None` where the subject does not take it. Its
     /// sequences keep their pages and the keys that they share, unless the fields have none.
     pub(super) fn new(
@@ -348,9 +354,10 @@ fn gather(base: &Problem, inputs: &Inputs, twin: &Problem, source: &TwinOrigin) 
 }
 
 /// Returns the twin's descales: each is that of the problem's own element from which one of its elements comes. A
-/// sequence that the twin made up has no element of the problem, and its descales are 1.
+/// sequence that the twin made up has no element of the problem, and its descales are 1. What a kernel quantises has the
+/// problem's own.
 fn scales(own: &Scales, twin: &Problem, source: &TwinOrigin) -> Scales {
-    Scales::new(twin, |tensor, groups, place| {
+    let of_inputs = Scales::new(twin, |tensor, groups, place| {
         let (sequence, [position, head, lane]) = groups.element(place);
         let side = tensor.side();
         let from = match sequence {
@@ -361,5 +368,6 @@ fn scales(own: &Scales, twin: &Problem, source: &TwinOrigin) -> Scales {
         own.map_or(1.0, |(scales, (sequence, position))| {
             scales.of(sequence, position, source.heads(side)[head], lane) as f32
         })
-    })
+    });
+    of_inputs.with_own(own.own)
 }

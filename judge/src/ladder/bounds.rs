@@ -178,15 +178,16 @@ impl Comparison<'_> {
         (largest > 1.0).then(|| self.finding(tensor, tier, format, (got, exact, bound)))?
     }
 
-    /// Returns the format in which a tensor can overflow.
+    /// Returns the format in which a tensor can overflow. One that saturates has no infinity.
     pub(super) fn overflows(&self, tensor: TensorName) -> Option<Format> {
         let precision = &self.problem.precision;
-        match tensor {
-            TensorName::Out => Some(precision.out.format),
-            TensorName::Dq | TensorName::Dk | TensorName::Dv => Some(precision.gradients.format),
+        let format = match tensor {
+            TensorName::Out => precision.out.format,
+            TensorName::Dq | TensorName::Dk | TensorName::Dv => precision.gradients.format,
             // An infinite statistic says that there is no key; it is not an overflow.
-            _ => None,
-        }
+            _ => return None,
+        };
+        Some(format).filter(|format| !format.saturates())
     }
 
     /// Returns the largest error ÷ bound of all real elements that the tier bounds.

@@ -128,7 +128,12 @@ impl Law<'_> {
     fn euler(&self, bounds: &Bounds) -> Option<Finding> {
         let Run { problem, model, .. } = self.run;
         let format = problem.precision.gradients.format;
-        let floor = model.gradient_bound(0.0, 0.0, bounds.keys.max(problem.sequences[self.sequence].q.len));
+        let floor = model.gradient_bound(
+            TensorName::Dk,
+            0.0,
+            0.0,
+            bounds.keys.max(problem.sequences[self.sequence].q.len),
+        );
         let (queries, keys) = (self.dot("q.dq"), self.dot("k.dk"));
         let own = queries.rounding(format, floor) + keys.rounding(format, floor);
         let Majorant { px, p, one } = bounds.dk;
@@ -147,7 +152,12 @@ impl Law<'_> {
     /// Asks for `Σ ⟨v, dv⟩ = Σ ⟨dout, out⟩`.
     fn mass(&self, bounds: &Bounds) -> Option<Finding> {
         let Run { problem, model, .. } = self.run;
-        let floor = model.gradient_bound(0.0, 0.0, bounds.keys.max(problem.sequences[self.sequence].q.len));
+        let floor = model.gradient_bound(
+            TensorName::Dk,
+            0.0,
+            0.0,
+            bounds.keys.max(problem.sequences[self.sequence].q.len),
+        );
         let (queries, keys) = (self.dot("dout.out"), self.dot("v.dv"));
         let own = queries.rounding(problem.precision.out.format, 0.0)
             + keys.rounding(problem.precision.gradients.format, floor);

@@ -196,7 +196,7 @@ impl Tally {
             self.compare(
                 TensorName::Dq,
                 at.place(Some(number)),
-                [got, exact, bound(model, exact, errors, keys)],
+                [got, exact, bound((model, TensorName::Dq), exact, errors, keys)],
             );
         }
     }
@@ -235,13 +235,13 @@ impl Tally {
                 let majorants = model.gradient_majorants(&extremes, model.gradient_sums(pairs, 1));
                 for lane in 0..dv.shape()[2] {
                     let [number, exact, p, one, got] = at.numbers(dv, lane);
-                    let bound = bound(model, exact, majorants.dv.of([0.0, p, one]), pairs);
+                    let bound = bound((model, TensorName::Dv), exact, majorants.dv.of([0.0, p, one]), pairs);
                     self.compare(TensorName::Dv, at.place(Some(number)), [got, exact, bound]);
                 }
                 // A D of Σ P·dP would take all keys of every query.
                 for lane in 0..if model.weighs_dots() { 0 } else { dk.shape()[2] } {
                     let [number, exact, px, p, one, got] = at.numbers(dk, lane);
-                    let bound = bound(model, exact, majorants.dk.of([px, p, one]), pairs);
+                    let bound = bound((model, TensorName::Dk), exact, majorants.dk.of([px, p, one]), pairs);
                     self.compare(TensorName::Dk, at.place(Some(number)), [got, exact, bound]);
                 }
             }
@@ -251,8 +251,11 @@ impl Tally {
 }
 
 /// Returns the bound of an element of a gradient; 0 where nothing is summed.
-fn bound(model: &Model, exact: f64, errors: f64, terms: usize) -> f64 {
-    if errors == 0.0 || errors == f64::INFINITY { errors } else { model.gradient_bound(exact, errors, terms) }
+fn bound((model, gradient): (&Model, TensorName), exact: f64, errors: f64, terms: usize) -> f64 {
+    match errors {
+        0.0 | f64::INFINITY => errors,
+        _ => model.gradient_bound(gradient, exact, errors, terms),
+    }
 }
 
 fn missing(what: &str, rows: usize) -> Result<usize, AnswerError> {

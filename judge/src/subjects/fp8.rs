@@ -4,7 +4,8 @@
 //! are multiplied by a power of two and rounded to e4m3; the row's sum is that of unrounded weights. The product with
 //! the codes of v takes v's descale at the end, before it is rounded to bf16. This is FlashAttention-3's forward, with
 //! or without the promotion of partial sums to f32. It may have a [backward](super::fp8_backward). Both run in
-//! [the schedules](super::fp8_schedule) of the kernel in bf16.
+//! [the schedules](super::fp8_schedule) of the kernel in bf16. On one rank the kernel may have
+//! [cuDNN's sequence](super::fp8_given) in place of this one.
 //!
 //! A [`Fp8Fault`] is an edit of the kernel's [`Recipe`]. What the kernel declares stays as it is.
 //!
@@ -16,18 +17,20 @@ use std::num::NonZeroUsize;
 use seamproof_oracle::envelope::{self, Accumulation, DsFold, DsScale, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{
-    Element, Form, Format, Inputs, Pass, Precision, Problem, Scales, Scaling, TensorName,
+    Element, Form, Format, Inputs, OwnScales, Pass, Precision, Problem, Scales, Scaling, TensorName,
 };
-use seamproof_simulator::emulated::{Right, Tiles, Variant};
+use seamproof_simulator::emulated::{Factors, Right, Tiles, Variant};
 use seamproof_simulator::faults::{Catcher, Fault, FaultRecord, codes};
 pub use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS};
+use super::fp8_given::{self, FP8_GIVEN_FAULTS, Fp8Sequence};
 use super::fp8_schedule::{of_own_rows, of_the_group};
 use super::options::{OptionError, Options};
 use super::{built, same_bits};
 use crate::hash::mix;
+use crate::profile::{self, Lock};
 use crate::subject::{
     Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism, Partials,
     Promises, RunError, START_SECONDS, Table,
@@ -50,6 +53,8 @@ pub struct Fp8 {
     pub order: u64,
     /// Whether the backward is taken.
     pub backward: bool,
+    /// The sequence of operations.
+    pub sequence: Fp8Sequence,
     /// A planted fault.
     pub fault: Option<PlantedFp8>,
 }
@@ -57,6 +62,8 @@ pub struct Fp8 {
 /// What the kernel does with the numbers around its sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
+    /// Tile sizes.
+    pub tiles: Tiles,
     /// The scales that a rank of the world knows.
     pub known: fn(&Problem, &Inputs, usize) -> Scales,
     /// The descales of a sequence and query head.
@@ -67,6 +74,8 @@ pub struct Recipe {
     pub promoted_after: Option<NonZeroUsize>,
     /// What is added to the LSE.
     pub lse_shift: f32,
+    /// The factors of what the kernel quantises, from the descales that are given.
+    pub factors: fn(&OwnScales) -> Factors,
     /// The kernel's stages, in both passes.
     pub stages: &'static dyn Variant,
     /// What differs in the backward.
@@ -203,6 +212,15 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         edit: |recipe| recipe.stages = codes::WEIGHTS_ROUNDED_TWICE,
     },
     Fp8Fault {
+        id: "stale-maximum",
+        imitates: "a stale maximum leaves weights past 1: multiplied, they saturate, and the row's sum does not",
+        source: "https://github.com/Dao-AILab/flash-attention/issues/2716",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        // A maximum grows from tile to tile, and rows of few keys have few of these.
+        edit: |recipe| (recipe.stages, recipe.tiles.kv) = (codes::STALE_MAXIMUM, 8),
+    },
+    Fp8Fault {
         id: "row-sum-of-rounded-weights",
         imitates: "the row's sum is that of rounded weights",
         source: "https://github.com/NVIDIA/cudnn-frontend/pull/1059",
@@ -252,13 +270,16 @@ pub enum PlantedFp8 {
     Forward(&'static Fp8Fault),
     /// One of [`FP8_BACKWARD_FAULTS`].
     Backward(&'static Fp8Fault),
+    /// One of [`FP8_GIVEN_FAULTS`], in cuDNN's sequence.
+    Given(&'static Fp8Fault),
 }
 
 impl PlantedFp8 {
     /// Returns every fault.
     pub fn all() -> impl Iterator<Item = PlantedFp8> {
         let forward = FP8_FAULTS.iter().map(PlantedFp8::Forward);
-        forward.chain(FP8_BACKWARD_FAULTS.iter().map(PlantedFp8::Backward))
+        let both = forward.chain(FP8_BACKWARD_FAULTS.iter().map(PlantedFp8::Backward));
+        both.chain(FP8_GIVEN_FAULTS.iter().map(PlantedFp8::Given))
     }
 
     /// Returns the fault's description.
@@ -268,7 +289,7 @@ impl PlantedFp8 {
 
     fn fault(&self) -> &'static Fp8Fault {
         match self {
-            PlantedFp8::Forward(fault) | PlantedFp8::Backward(fault) => fault,
+            PlantedFp8::Forward(fault) | PlantedFp8::Backward(fault) | PlantedFp8::Given(fault) => fault,
         }
     }
 }
@@ -300,6 +321,8 @@ const STEPS_MOST: usize = 1 << 12;
 const ORDERS: u64 = 1_000;
 /// Largest tile that an option may ask for.
 const TILE_MOST: usize = 1 << 12;
+/// Sequences of which a campaign draws one.
+const SEQUENCES: [&str; 4] = ["flash-attention-3", "flash-attention-3", "flash-attention-3", "cudnn"];
 /// Values of the option `pass`.
 const FORWARD: &str = "forward";
 const BOTH: &str = "both";
@@ -313,6 +336,7 @@ impl Default for Fp8 {
             merge: MergeOrder::Running,
             order: 0,
             backward: false,
+            sequence: Fp8Sequence::default(),
             fault: None,
         }
     }
@@ -333,13 +357,15 @@ impl Fp8 {
             ("merge".into(), pick(&MergeOrder::WEIGHTED.map(MergeOrder::name), 4)),
             ("order".into(), (mix(seed ^ 5) % ORDERS).to_string()),
             ("pass".into(), pick(&[FORWARD, BOTH], 6)),
+            ("sequence".into(), pick(&SEQUENCES, 7)),
         ])
     }
 
-    /// Returns the kernel with a fault, and with a backward where the fault is there.
+    /// Returns the kernel with a fault, and with a backward and the sequence where the fault is there.
     pub fn planted(self, fault: PlantedFp8) -> Fp8 {
-        let backward = self.backward || matches!(fault, PlantedFp8::Backward(_));
-        Fp8 { backward, fault: Some(fault), ..self }
+        let backward = self.backward || !matches!(fault, PlantedFp8::Forward(_));
+        let sequence = if matches!(fault, PlantedFp8::Given(_)) { Fp8Sequence::Cudnn } else { self.sequence };
+        Fp8 { backward, sequence, fault: Some(fault), ..self }
     }
 
     /// Whether the planted fault changes a result of a problem.
@@ -350,8 +376,9 @@ impl Fp8 {
     }
 
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8),
-    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`), `order`, and `pass` (`forward`
-    /// or `both`). The defaults are 4, 64, 8, 4, `running`, 0 and `forward`.
+    /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`), `order`, `pass` (`forward` or
+    /// `both`), and `sequence` (`flash-attention-3` or `cudnn`, to which `weight_exponent` and `merge` say nothing). The
+    /// defaults are 4, 64, 8, 4, `running`, 0, `forward` and `flash-attention-3`.
     pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();
         for (option, value) in options {
@@ -368,6 +395,10 @@ impl Fp8 {
                     .find(|merge| merge.name() == value)
                     .map(|merge| kernel.merge = merge),
                 "order" => value.parse().ok().map(|order| kernel.order = order),
+                "sequence" => Fp8Sequence::ALL
+                    .into_iter()
+                    .find(|sequence| sequence.name() == value)
+                    .map(|sequence| kernel.sequence = sequence),
                 "pass" => [FORWARD, BOTH]
                     .into_iter()
                     .find(|pass| pass == value)
@@ -377,7 +408,8 @@ impl Fp8 {
                     steps.map(|steps| kernel.promoted_after = NonZeroUsize::new(steps))
                 }
                 _ => {
-                    let known = "q_tile, kv_tile, weight_exponent, promoted_after, merge, order, pass";
+                    let known =
+                        "q_tile, kv_tile, weight_exponent, promoted_after, merge, order, pass, sequence";
                     return Err(OptionError::Unknown { backend: Fp8::NAME, option: option.clone(), known });
                 }
             };
@@ -393,6 +425,9 @@ impl Fp8 {
 
     /// Returns the formats that are taken together. A backward has codes of dout, in either format, and of dS.
     fn precisions(&self) -> Vec<Precision> {
+        if self.sequence == Fp8Sequence::Cudnn {
+            return fp8_given::precisions(self.backward);
+        }
         let forward = SCALINGS.map(|scaling| {
             let code = Element { format: Format::E4m3, scaling };
             let p = Format::E4m3.into();
@@ -407,13 +442,33 @@ impl Fp8 {
         if self.backward { forward.into_iter().flat_map(backward).collect() } else { forward.to_vec() }
     }
 
+    /// Returns the exponent of the power of two with which weights are multiplied: 0 where their scale is given.
+    fn weight_exponent(&self) -> u8 {
+        if self.is_given() { 0 } else { self.weight_exponent }
+    }
+
+    /// Whether what the kernel quantises has given scales.
+    pub(super) fn is_given(&self) -> bool {
+        self.sequence == Fp8Sequence::Cudnn
+    }
+
     pub(super) fn recipe(&self) -> Recipe {
-        let &Fp8 { weight_exponent, promoted_after, .. } = self;
+        let &Fp8 { tiles, promoted_after, .. } = self;
+        let (weight_exponent, factors) = (self.weight_exponent(), fp8_given::given as _);
         let known = of_the_group;
         let backward = BackwardRecipe { known, descales, rounds_ds_weights: false };
         let (stages, lse_shift) = (&Right, 0.0);
-        let mut recipe =
-            Recipe { known, descales, weight_exponent, promoted_after, lse_shift, stages, backward };
+        let mut recipe = Recipe {
+            tiles,
+            known,
+            descales,
+            weight_exponent,
+            promoted_after,
+            lse_shift,
+            factors,
+            stages,
+            backward,
+        };
         if let Some(fault) = self.fault {
             (fault.fault().edit)(&mut recipe);
         }
@@ -429,6 +484,7 @@ fn expected(option: &str) -> &'static str {
         "merge" => "running or deferred",
         "order" => "a whole number",
         "pass" => "forward or both",
+        "sequence" => "flash-attention-3 or cudnn",
         _ => "a whole number from 1 to 4096",
     }
 }
@@ -443,7 +499,7 @@ impl Backend for Fp8 {
             precisions: self.precisions(),
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             backward: self.backward,
-            parallel: Parallelism::all(),
+            parallel: if self.is_given() { Parallelism::default() } else { Parallelism::all() },
             cache: false,
             pages: None,
             sharing: false,
@@ -452,9 +508,9 @@ impl Backend for Fp8 {
         };
         let accumulation = Accumulation::WgmmaFp8 { promoted_after: self.promoted_after };
         let arithmetic = envelope::Arithmetic {
-            weight_exponent: self.weight_exponent,
-            ds_scale: if self.backward { DsScale::Tile } else { DsScale::None },
-            ds_fold: DsFold::After,
+            weight_exponent: self.weight_exponent(),
+            ds_scale: if self.backward && !self.is_given() { DsScale::Tile } else { DsScale::None },
+            ds_fold: if self.is_given() { DsFold::Before } else { DsFold::After },
             ..envelope::Arithmetic::flash_attention(accumulation)
         };
         Declaration {
@@ -468,9 +524,14 @@ impl Backend for Fp8 {
         }
     }
 
+    fn lock(&self) -> Option<Lock> {
+        // The profile is that of FlashAttention-3's sequence.
+        if self.is_given() { None } else { profile::locked(self.name()) }
+    }
+
     fn promises(&self, problem: &Problem) -> Promises {
         // A tile's rows share the factor of its dS.
-        let rows_alone = problem.pass == Pass::Forward;
+        let rows_alone = problem.pass == Pass::Forward || self.is_given();
         Promises { rows_alone, ..self.declaration().promises }.of_schedule(problem)
     }
 

@@ -30,7 +30,7 @@ impl Fp8 {
             descale(&mut schedule, problem, inputs, &recipe)?;
             Ok(Rc::new(schedule))
         })?;
-        let device = self.device(problem, &recipe);
+        let device = self.device(problem, inputs, &recipe);
         let mut outputs = on_device::run_world(&device, problem, inputs, &world, self.order, &mut |_| {})?;
         let written = |lse: &&mut f32| !is_unwritten(**lse);
         let all = outputs.ranks.iter_mut().filter_map(|rank| rank.lse.as_mut());
@@ -38,16 +38,18 @@ impl Fp8 {
         Ok(outputs)
     }
 
-    fn device(&self, problem: &Problem, recipe: &Recipe) -> Cpu<f32> {
+    fn device(&self, problem: &Problem, inputs: &Inputs, recipe: &Recipe) -> Cpu<f32> {
         let (p, ds) = (problem.precision.p.format, problem.precision.ds.format);
         let roundings = Roundings {
             weight_exponent: recipe.weight_exponent,
-            scales_tiles: true,
+            scales_tiles: !self.is_given(),
+            folds_scale: self.is_given(),
+            factors: (recipe.factors)(&inputs.scales.own),
             rounds_ds_weights: recipe.backward.rounds_ds_weights,
             ..Roundings::new(p, ds)
         };
         let units = Units::HopperFp8(recipe.promoted_after);
-        Cpu::with(units.variant(self.tiles, roundings, recipe.stages))
+        Cpu::with(units.variant(recipe.tiles, roundings, recipe.stages))
     }
 }
 

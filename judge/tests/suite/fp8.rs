@@ -4,11 +4,12 @@
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 
+use ndarray::Array3;
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subjects::{Fp8, PlantedFp8};
+use seamproof_judge::subjects::{Fp8, Fp8Sequence, PlantedFp8};
 use seamproof_judge::values;
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{Algorithm, Inputs, Pass, ProblemFields, Saved, Scaling, Softmax, blocked};
@@ -42,8 +43,7 @@ fn the_kernel_in_fp8_holds_on_what_is_drawn() {
             weight_exponent: [8, 4, 0][index / 27 % 3],
             merge: MergeOrder::WEIGHTED[index / 81 % 2],
             order: index as u64,
-            backward: false,
-            fault: None,
+            ..Fp8::default()
         };
         let verdict = evaluate(&kernel, &problem);
         assert!(matches!(verdict, Verdict::Pass(_)), "{kernel:?} on {problem:?}: {verdict:?}");
@@ -77,6 +77,37 @@ fn the_backward_in_fp8_holds_on_what_is_drawn() {
     }
     assert!(held > 400 && douts.len() == 8, "{held} {douts:?}");
     assert_eq!(algorithms.len(), Algorithm::ALL.len(), "{algorithms:?}");
+}
+
+/// The sequence with given scales holds in both passes, and some of its results are at the end of their range.
+#[test]
+fn the_sequence_with_given_scales_holds_on_what_is_drawn() {
+    let given = Fp8 { sequence: Fp8Sequence::Cudnn, backward: true, ..Fp8::default() };
+    let (mut held, mut ways, mut formats, mut saturated) = (0, HashSet::new(), HashSet::new(), [0; 2]);
+    for (index, problem) in asked(&given, 9, 1_500).enumerate() {
+        let kernel = Fp8 {
+            tiles: Tiles { q: [1, 4, 16, 64][index % 4], kv: [16, 64, 5][index / 4 % 3] },
+            promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 12 % 3],
+            ..given
+        };
+        let verdict = evaluate(&kernel, &problem);
+        assert!(matches!(verdict, Verdict::Pass(_)), "{kernel:?} on {problem:?}: {verdict:?}");
+        if problem.pass == Pass::Backward && problem.pairs() > 0 {
+            ways.insert(problem.scales);
+            formats.insert((problem.precision.dout, problem.precision.gradients));
+            let inputs = values::inputs(&problem);
+            let rank = kernel.run(&problem, &inputs).expect("what the table takes").ranks.remove(0);
+            let any = |tensor, values: &Array3<f32>| {
+                let stored = inputs.scales.stored(&problem, tensor);
+                usize::from(values.iter().any(|value| stored.is_saturated((*value).into())))
+            };
+            saturated[0] += any(TensorName::Out, &rank.out);
+            saturated[1] += any(TensorName::Dk, &rank.gradients.expect("gradients").dk);
+            held += 1;
+        }
+    }
+    assert!(held > 400 && ways.len() == 4 && formats.len() == 3, "{held} {ways:?} {formats:?}");
+    assert!(saturated.iter().all(|cases| (held / 20..held / 2).contains(cases)), "{saturated:?} of {held}");
 }
 
 /// A judge that samples the rows of every case is silent on the backward too, whose largest dS it bounds by norms.

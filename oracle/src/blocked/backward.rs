@@ -242,22 +242,24 @@ fn bounds(
 
 /// Adds underflow and the final rounding, which needs the whole sum.
 fn finish_bounds(group: &Group<'_>, model: &Model, exact: &GroupGradients, bound: &mut GroupGradients) {
-    let finish = |bound: &mut Array2<f64>, exact: &Array2<f64>, terms: &dyn Fn(usize) -> usize| {
-        assert_eq!(bound.dim(), exact.dim(), "shape of a gradient's bounds");
-        for (row, (mut bound, exact)) in bound.outer_iter_mut().zip(exact.outer_iter()).enumerate() {
-            let terms = terms(row);
-            bound.zip_mut_with(&exact, |bound, exact| {
-                // Nothing widens an infinity.
-                if *bound != 0.0 && *bound != f64::INFINITY {
-                    *bound = model.gradient_bound(*exact, *bound, terms);
-                }
-            });
-        }
-    };
-    finish(&mut bound.dk, &exact.dk, &|key| group.queries_of(key));
-    finish(&mut bound.dv, &exact.dv, &|key| group.queries_of(key));
+    use TensorName::{Dk, Dq, Dv};
+    let finish =
+        |name: TensorName, bound: &mut Array2<f64>, exact: &Array2<f64>, terms: &dyn Fn(usize) -> usize| {
+            assert_eq!(bound.dim(), exact.dim(), "shape of a gradient's bounds");
+            for (row, (mut bound, exact)) in bound.outer_iter_mut().zip(exact.outer_iter()).enumerate() {
+                let terms = terms(row);
+                bound.zip_mut_with(&exact, |bound, exact| {
+                    // Nothing widens an infinity.
+                    if *bound != 0.0 && *bound != f64::INFINITY {
+                        *bound = model.gradient_bound(name, *exact, *bound, terms);
+                    }
+                });
+            }
+        };
+    finish(Dk, &mut bound.dk, &exact.dk, &|key| group.queries_of(key));
+    finish(Dv, &mut bound.dv, &exact.dv, &|key| group.queries_of(key));
     for ((piece, bound), (_, exact)) in bound.dq.iter_mut().zip(&exact.dq) {
-        finish(bound, exact, &|row| group.keys_of(piece.rows.start + row));
+        finish(Dq, bound, exact, &|row| group.keys_of(piece.rows.start + row));
     }
 }
 

@@ -22,10 +22,11 @@ use ndarray::{Array1, Array2, Array3};
 pub use answer::{Answer, Tiers};
 
 use crate::envelope::{Joints, Model, NumericProfile};
+use crate::exact::{saturate, saturate_gradients};
 use crate::replay::Replay;
 use crate::{
     ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved,
-    SavedErrors, SavedViews,
+    SavedErrors, SavedViews, TensorName,
 };
 use backward::Backward;
 use pieces::{Cut, Group, Keys, map};
@@ -137,6 +138,7 @@ fn all_forward(
             }
         }
     }
+    saturate(&mut answer.exact.out, inputs.scales.stored(problem, TensorName::Out));
     answer
 }
 
@@ -170,7 +172,9 @@ pub fn backward_of<'a>(
     assert!(!model.scales_tiles() || errors.ds_most.is_some(), "the largest dS of tiles that are not whole");
     let (inputs, saved) = (&inputs.into(), &saved);
     let backward = Backward { errors, model: Some(model), ..Backward::new(inputs, saved) };
-    all_backward(&Cut::of(problem, wanted), &backward)
+    let mut answer = all_backward(&Cut::of(problem, wanted), &backward);
+    saturate_gradients(&mut answer.exact, problem, inputs.scales);
+    answer
 }
 
 /// Returns the gradients for a subject that hides its LSE. `saved.lse` is the exact one, and the subject's own may be
@@ -207,7 +211,9 @@ pub fn replayed_backward(
 /// Returns the gradients of all rows, those of shared keys summed over the sequences.
 fn whole_backward(problem: &Problem, backward: &Backward<'_, '_, '_>) -> Answer<Gradients> {
     let mut answer = all_backward(&Cut::whole(problem), backward);
-    shared::sum(problem, backward.model, &mut answer);
+    let model = backward.model.map(|model| model.with_scales(backward.inputs.scales));
+    shared::sum(problem, model.as_ref(), &mut answer);
+    saturate_gradients(&mut answer.exact, problem, backward.inputs.scales);
     answer
 }
 

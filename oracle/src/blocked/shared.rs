@@ -9,7 +9,7 @@ use ndarray::Array3;
 
 use super::answer::Answer;
 use crate::envelope::Model;
-use crate::{Gradients, Problem};
+use crate::{Gradients, Problem, TensorName};
 
 /// Sums dk and dv of shared keys into the lent rows. Holes are left with zeros, and with bounds of 0.
 pub(super) fn sum(problem: &Problem, model: Option<&Model>, answer: &mut Answer<Gradients>) {
@@ -18,8 +18,8 @@ pub(super) fn sum(problem: &Problem, model: Option<&Model>, answer: &mut Answer<
     if let Some((model, bound)) = model.zip(answer.bound.as_mut()) {
         for tier in [&mut bound.worst, &mut bound.dithered] {
             for (&lent, holes) in &holes {
-                sum_bounds(model, &answer.exact.dk, &mut tier.dk, (lent, holes));
-                sum_bounds(model, &answer.exact.dv, &mut tier.dv, (lent, holes));
+                sum_bounds((model, TensorName::Dk), &answer.exact.dk, &mut tier.dk, (lent, holes));
+                sum_bounds((model, TensorName::Dv), &answer.exact.dv, &mut tier.dv, (lent, holes));
             }
         }
     }
@@ -27,7 +27,12 @@ pub(super) fn sum(problem: &Problem, model: Option<&Model>, answer: &mut Answer<
 }
 
 /// Gives a lent row the bound of its sum, from the bounds and the exact gradients of each sequence that has it.
-fn sum_bounds(model: &Model, exact: &Array3<f64>, bound: &mut Array3<f64>, (lent, holes): (usize, &[usize])) {
+fn sum_bounds(
+    (model, gradient): (&Model, TensorName),
+    exact: &Array3<f64>,
+    bound: &mut Array3<f64>,
+    (lent, holes): (usize, &[usize]),
+) {
     let (_, heads, lanes) = exact.dim();
     for (head, lane) in (0..heads).flat_map(|head| (0..lanes).map(move |lane| (head, lane))) {
         let (mut total, mut magnitudes, mut errors) = (0.0, 0.0, 0.0);
@@ -37,6 +42,6 @@ fn sum_bounds(model: &Model, exact: &Array3<f64>, bound: &mut Array3<f64>, (lent
             magnitudes += exact[at].abs() + bound[at];
             errors += std::mem::take(&mut bound[at]);
         }
-        bound[[lent, head, lane]] = model.shared_bound(total, (errors, magnitudes), holes.len());
+        bound[[lent, head, lane]] = model.shared_bound(gradient, total, (errors, magnitudes), holes.len());
     }
 }

@@ -14,7 +14,7 @@ use super::constants::{
 };
 use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
-use crate::{Format, Precision, Problem, Scales, TensorName, TensorScales};
+use crate::{Format, Precision, Problem, Quantity, Scales, Stored, TensorName, TensorScales};
 
 /// The largest unit roundoff of a format whose roundings may be noise, that of bf16. A certificate asks for a quarter of
 /// a binade, which is 31 of bf16's cells. In FP8 it is two, of which weights may fill one in part and err one way.
@@ -37,9 +37,10 @@ pub struct Model {
     heads: GradientSums,
     partition: Partition,
     p: Format,
-    out: Format,
+    /// The numbers in which out, dq, dk and dv are stored.
+    out: Stored,
+    gradients: [Stored; 3],
     ds: Format,
-    gradients: Format,
     scale: f64,
     softcap: Option<f64>,
     /// The relative error of the soft cap's `tanh`.
@@ -55,13 +56,24 @@ pub struct Model {
     /// The factor of dS before it is rounded, and the place of the softmax's scale beside that.
     ds_scale: DsScale,
     ds_fold: DsFold,
-    /// The roundings of f32 with which descales enter a logit, an element of out, dP, and an element of dv.
+    /// The roundings of f32 with which scales enter a logit, a weight before it is rounded, an element of out, dP, D, and
+    /// an element of dv, and of dq or dk.
     logit_roundings: f64,
+    weight_roundings: f64,
     out_roundings: f64,
     dp_roundings: f64,
+    delta_roundings: f64,
     dv_roundings: f64,
-    /// The power of two with which weights are multiplied before they are rounded.
+    dqk_roundings: f64,
+    /// The power of two with which a row's sum is multiplied.
+    sum_scale: f64,
+    /// The factor with which weights are multiplied before they are rounded: that power of two, and the reciprocal of a
+    /// given descale.
     weight_scale: f64,
+    /// The share of a weight that saturation may take: a weight is 1 at most, relative to a maximum that is never stale.
+    weight_lost: f64,
+    /// The given descale of logit gradients.
+    ds_descale: f64,
     /// The most that rounding a weight loses below the normal range: half the smallest number of its format, divided by
     /// that factor.
     p_least: f64,
@@ -207,10 +219,25 @@ fn factor(magnitude: f64, floor: f64) -> f64 {
 }
 
 /// Returns the error of rounding a result of at most this magnitude, where the result does not overflow. An infinity
-/// stands for any value past the format's largest, and the judge compares it as such.
+/// stands for any value past the format's largest, and the judge compares it as such. An exact result is cut to the range
+/// of a format that saturates.
 #[inline]
-fn final_rounding(format: Format, magnitude: f64) -> f64 {
-    format.half_spacing(magnitude.min(format.max_finite()))
+fn final_rounding(stored: Stored, magnitude: f64) -> f64 {
+    stored.half_spacing(magnitude.min(stored.most()))
+}
+
+/// Returns the place of a gradient among those with rows.
+fn place_of(gradient: TensorName) -> usize {
+    match gradient {
+        TensorName::Dq => 0,
+        TensorName::Dk => 1,
+        _ => 2,
+    }
+}
+
+/// Returns the share of a weight that saturation may take, where 1 is multiplied by this factor.
+fn weight_lost(p: Format, factor: f64) -> f64 {
+    (1.0 + EXP_ERROR - saturation(p) / factor).max(0.0)
 }
 
 /// A [`Model`] with the quantities of one row, for the row's weights.
@@ -220,8 +247,8 @@ pub struct RowModel<'a> {
     row: &'a RowStatistics,
     /// The relative error of every weight, apart from its exponent's.
     relative: f64,
-    /// The relative error of dividing each weight by the row's sum before the product with the values; 0 where only
-    /// the product is divided.
+    /// The relative error of dividing each weight by the row's sum before the product with the values, 0 where only
+    /// the product is divided, and of multiplying it by a given scale.
     normalisation: f64,
     /// The most that rounding a weight may lose below the normal range.
     rounding_floor: f64,
@@ -262,8 +289,8 @@ impl RowModel<'_> {
         let error = self.weight_error(p, logit, self.model.logit_error(a, logit));
         let normalised = error + self.normalisation * (p + error);
         let computed = p + normalised;
-        // A weight is 1 at most, relative to a maximum that is never stale.
         let rounding = rounding(self.model.p, computed, self.rounding_floor, f64::INFINITY);
+        let rounding = Rounding { most: rounding.most.max(self.model.weight_lost * computed), ..rounding };
         let factor = factor(computed + rounding.most, self.factor_floor);
         PairError { weight: error, value: normalised + g * factor, rounding }
     }
@@ -272,10 +299,13 @@ impl RowModel<'_> {
 impl Model {
     /// Returns the model of a subject that declares `arithmetic` and `partition` for `problem`.
     pub fn new(problem: &Problem, arithmetic: Arithmetic, partition: Partition) -> Model {
-        let Precision { q, k, v, dout, ds, .. } = problem.precision;
+        let Precision { q, k, v, dout, ds, out, gradients, .. } = problem.precision;
         let Arithmetic { weights, delta, group_sums, soft_cap, ds_weights, ds_scale, ds_fold, .. } =
             arithmetic;
         let p = problem.precision.p.format;
+        let given = |quantity: Quantity, roundings: f64| {
+            if quantity.is_given(&problem.precision) { roundings } else { 0.0 }
+        };
         let accumulation = arithmetic.accumulation.with_factors(&[q, k, v, dout, p.into()].map(|e| e.format));
         let factor = libm::exp2(f64::from(arithmetic.weight_exponent));
         let normal_codes = [q, k, v, dout].map(|input| smallest_normal(accumulation, input.format));
@@ -287,9 +317,9 @@ impl Model {
             heads: stored_heads(group_sums, problem),
             partition,
             p,
-            out: problem.precision.out.format,
+            out: out.format.into(),
+            gradients: [gradients.format.into(); 3],
             ds: ds.format,
-            gradients: problem.precision.gradients.format,
             scale: f64::from(problem.softmax.scale),
             softcap: problem.softmax.softcap.map(f64::from),
             tanh_error: tanh_error(soft_cap),
@@ -298,13 +328,26 @@ impl Model {
             intervals: if problem.mask.sink_tokens > 0 { 2 } else { 1 },
             input_floor: normal_codes.into_iter().fold(0.0, f64::max),
             normal_codes,
-            ds_scale: if ds.format.saturates() { ds_scale } else { DsScale::None },
+            ds_scale: match ds.format.saturates() && given(Quantity::Ds, 1.0) == 0.0 {
+                true => ds_scale,
+                false => DsScale::None,
+            },
             ds_fold,
             logit_roundings: if q.is_scaled() || k.is_scaled() { 4.0 } else { 2.0 },
-            out_roundings: if v.is_scaled() { 8.0 } else { 6.0 },
+            weight_roundings: given(Quantity::P, 2.0),
+            out_roundings: if v.is_scaled() { 8.0 } else { 6.0 }
+                + given(Quantity::P, 1.0)
+                + given(Quantity::Out, 3.0),
             dp_roundings: if v.is_scaled() || dout.is_scaled() { 3.0 } else { 0.0 },
-            dv_roundings: if dout.is_scaled() { 3.0 } else { 0.0 },
+            delta_roundings: if dout.is_scaled() { 3.0 } else { 0.0 } + given(Quantity::Out, 2.0),
+            dv_roundings: if dout.is_scaled() { 3.0 } else { 0.0 }
+                + given(Quantity::P, 1.0)
+                + given(Quantity::Dv, 3.0),
+            dqk_roundings: 3.0 + given(Quantity::Ds, 4.0) + given(Quantity::Dq, 3.0),
+            sum_scale: factor,
             weight_scale: factor,
+            weight_lost: weight_lost(p, factor),
+            ds_descale: 1.0,
             p_least: p.tiny_half() / factor,
             p_floor: smallest_normal(accumulation, p) / factor,
             ds_floor: smallest_normal(accumulation, ds.format),
@@ -339,7 +382,8 @@ impl Model {
         if self.may_normalise_first { 1.0 } else { row_sum }
     }
 
-    /// Returns the model for inputs with these descales: the smallest normal code is then another value.
+    /// Returns the model for inputs with these descales: the smallest normal code is then another value, and so are the
+    /// numbers that what a kernel quantises is rounded to.
     pub fn with_scales(self, scales: &Scales) -> Model {
         let largest = |tensor: TensorName| {
             let descales = scales.of(tensor).map(TensorScales::descale);
@@ -347,7 +391,21 @@ impl Model {
         };
         let floors = Scales::TENSORS.into_iter().zip(self.normal_codes);
         let input_floor = floors.map(|(tensor, code)| code * largest(tensor)).fold(0.0, f64::max);
-        Model { input_floor, ..self }
+        let own = |quantity: Quantity| f64::from(scales.own.of(quantity));
+        let stored = |stored: Stored, quantity: Quantity| Stored { descale: own(quantity), ..stored };
+        let [dq, dk, dv] = self.gradients;
+        let weight_scale = self.sum_scale / own(Quantity::P);
+        Model {
+            input_floor,
+            out: stored(self.out, Quantity::Out),
+            gradients: [stored(dq, Quantity::Dq), stored(dk, Quantity::Dk), stored(dv, Quantity::Dv)],
+            weight_scale,
+            weight_lost: weight_lost(self.p, weight_scale),
+            p_least: self.p.tiny_half() / weight_scale,
+            p_floor: smallest_normal(self.accumulation, self.p) / weight_scale,
+            ds_descale: own(Quantity::Ds),
+            ..self
+        }
     }
 
     /// Returns the model of the subject at another scale.
@@ -438,7 +496,7 @@ impl Model {
         }
         let lse = Model::partial_lse(row);
         // A step's sum of multiplied weights has their factor's logarithm more, which is subtracted again.
-        let largest = lse + libm::log(self.weight_scale);
+        let largest = lse + libm::log(self.sum_scale);
         let stored = F32_ROUNDOFF * (5.0 * largest + 4.0) + LOG_ERROR + LOG_RELATIVE_ERROR * largest;
         let each = match self.partition.merges.by {
             MergeBy::Weights => EXP_ERROR + F32_ROUNDOFF * (2.0 * lse + 4.0),
@@ -516,7 +574,13 @@ impl Model {
     /// Returns the bound of one element of dk or dv that several sequences share: its lender and `borrowers`. `total`
     /// is the exact sum, `errors` the sum of the sequences' own bounds, and `magnitudes` that of the most that each may
     /// be. Each sequence's part and each running sum may be stored in the format of partial sums, or in f32.
-    pub fn shared_bound(&self, total: f64, (errors, magnitudes): (f64, f64), borrowers: usize) -> f64 {
+    pub fn shared_bound(
+        &self,
+        gradient: TensorName,
+        total: f64,
+        (errors, magnitudes): (f64, f64),
+        borrowers: usize,
+    ) -> f64 {
         if errors == 0.0 && magnitudes == 0.0 {
             return 0.0;
         }
@@ -527,7 +591,7 @@ impl Model {
             _ => (format.unit_roundoff().max(F32_ROUNDOFF), format.tiny_half()),
         };
         let error = errors + stored * (unit * magnitudes + least);
-        error + final_rounding(self.gradients, total.abs() + error)
+        error + final_rounding(self.gradients[place_of(gradient)], total.abs() + error)
     }
 
     /// Returns the error that storing dk and dv of single query heads adds to them, relative to the sum of magnitudes.
@@ -540,7 +604,8 @@ impl Model {
     #[inline]
     pub fn heads_floor(&self) -> f64 {
         let stored = self.heads.count * self.partition.sums.count.max(1);
-        1.01 * stored as f64 * self.heads.format.tiny_half()
+        let descale = self.gradients.iter().fold(1.0f64, |most, stored| most.max(stored.descale));
+        1.01 * stored as f64 * self.heads.format.tiny_half() * descale
     }
 
     /// Returns the model of a row's weights: what their errors have in common.
@@ -554,7 +619,8 @@ impl Model {
                 + 3.0 * F32_ROUNDOFF * rescalings
                 + self.merge_theta(row),
             // A reciprocal of 1 ulp, its product with a rescaling, and the weight's product with it.
-            normalisation: if self.may_normalise_first { 4.0 * F32_ROUNDOFF } else { 0.0 },
+            normalisation: (if self.may_normalise_first { 4.0 } else { 0.0 } + self.weight_roundings)
+                * F32_ROUNDOFF,
             // A kernel that rounds exp(s − running max) has floors relative to the row's sum. One that divides first
             // has the formats' own, and its share in a merged row is 1 at most.
             rounding_floor: self.p_least.max(self.accumulation.underflow()) / self.least_divisor(row.sum),
@@ -604,9 +670,8 @@ impl Model {
             // With any weights, the output stays in the values' hull, apart from roundings and from shares of merged
             // steps that add up to more than 1.
             let shares = libm::exp(self.merge_theta(row).min(EXPONENT_MAX));
-            // Weights that are divided first may each be rounded up from below the format's normal range.
-            let floors = row.keys as f64 * self.p_least;
-            let floors = if self.may_normalise_first { floors * value_max * shares } else { 0.0 };
+            // Weights may each be rounded up from below the format's normal range.
+            let floors = row.keys as f64 * self.p_least * value_max * shares;
             (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff()) + floors
         };
         let error = error + self.difference(value_max);
@@ -620,7 +685,7 @@ impl Model {
         // |ln(1 + x)| ≤ |x| / (1 − |x|). Past the limit only the exponent's own error is left.
         let sum = if denominator < DENOMINATOR_ERROR_MAX { relative / (1.0 - relative) } else { denominator };
         // A sum of multiplied weights has its factor's logarithm more, which is subtracted again.
-        let shift = libm::log(self.weight_scale);
+        let shift = libm::log(self.sum_scale);
         sum + F32_ROUNDOFF * (4.0 * row.max.abs() + row.lse.abs() + 4.0 + 2.0 * shift)
             + LOG_ERROR
             + LOG_RELATIVE_ERROR * (log_sum.abs() + shift)

@@ -4,7 +4,8 @@
 //! tiles of keys, and P is rounded before the product with the values. The backward recomputes P from the saved LSE,
 //! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. A kernel with other [`Roundings`] normalises P
 //! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Codes in FP8 have [`Descales`], and dS
-//! in FP8 may have a power of two for each tile, which is undone when the tile's products are added. Rows are addressed
+//! in FP8 may have a power of two for each tile, which is undone when the tile's products are added. What the kernel
+//! quantises may have a [`Factor`] that is given. Rows are addressed
 //! only through runs (offset, step, real length, span). Padding rows are never read; they are zeroed or left, as the
 //! call says. Production kernels are compared with this CPU twin. The twin is itself compared with the oracle and shares
 //! no code with it.
@@ -26,6 +27,7 @@ mod arithmetic;
 mod columns;
 pub mod hopper;
 mod right;
+mod roundings;
 mod row;
 mod stages;
 mod tensor_core;
@@ -33,6 +35,7 @@ mod tensor_core;
 pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};
 use columns::Columns;
 pub use hopper::Hopper;
+pub use roundings::{Factor, Factors, Roundings};
 use row::tiles_of;
 pub use row::{Finished, Online};
 pub use stages::{Pair, Right, Stages};
@@ -113,50 +116,6 @@ pub trait Variant: Stages<f32, Serial> + Stages<f32, Hopper> + Debug {}
 
 impl<S: Stages<f32, Serial> + Stages<f32, Hopper> + Debug> Variant for S {}
 
-/// Roundings of a kernel, and the places where it makes them. [`Roundings::new`] are those of a FlashAttention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Roundings {
-    /// Format of the rounded weights.
-    pub p: Format,
-    /// Format of the rounded logit gradients.
-    pub ds: Format,
-    /// Whether weights are divided by the row's sum before they are rounded. The forward then goes over its tiles
-    /// twice.
-    pub normalises_first: bool,
-    /// Whether D is `Σ P·dP` over the keys of a launch, which must be all keys of its rows. Otherwise it is
-    /// `rowsum(dout · out)` of the out that is stored.
-    pub weighs_dots: bool,
-    /// Format in which dk and dv of each query head are stored before they are summed over a group; `None` where they
-    /// stay in registers.
-    pub stored_heads: Option<Format>,
-    /// Whether the soft cap's `tanh` has 11 bits, as `tanh.approx.f32` has.
-    pub coarse_cap: bool,
-    /// Whether dS is made of rounded weights, and D of the same where it is `Σ P·dP`.
-    pub rounds_ds_weights: bool,
-    /// The power of two with which weights are multiplied before they are rounded, and by which their sums of values
-    /// and of dout are divided, as exponent.
-    pub weight_exponent: u8,
-    /// Whether dS of a tile is multiplied by a power of two before it is rounded, and its products are divided by it.
-    pub scales_tiles: bool,
-}
-
-impl Roundings {
-    /// Returns the roundings of a FlashAttention with these formats of P and dS.
-    pub const fn new(p: Format, ds: Format) -> Roundings {
-        Roundings {
-            p,
-            ds,
-            normalises_first: false,
-            weighs_dots: false,
-            stored_heads: None,
-            coarse_cap: false,
-            rounds_ds_weights: false,
-            weight_exponent: 0,
-            scales_tiles: false,
-        }
-    }
-}
-
 /// The units of a kernel in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Units {
@@ -224,6 +183,8 @@ struct ScaledHead {
     head: usize,
     /// The softmax, whose scale takes the descales of q and k as factors.
     softmax: Softmax,
+    /// The scale without them.
+    bare_scale: f32,
     /// The descales, if the codes have any.
     descales: Option<Descales>,
 }
@@ -233,7 +194,7 @@ impl ScaledHead {
     fn new(head: usize, softmax: Softmax, of_segments: &[Vec<Descales>], segment: usize) -> ScaledHead {
         let descales = of_segments.get(segment).and_then(|of_heads| of_heads.get(head)).copied();
         let scale = descales.map_or(softmax.scale, |Descales { q, k, .. }| softmax.scale * q * k);
-        ScaledHead { head, softmax: Softmax { scale, ..softmax }, descales }
+        ScaledHead { head, softmax: Softmax { scale, ..softmax }, bare_scale: softmax.scale, descales }
     }
 
     /// Returns the descale of the codes with which the sums of a gradient are made.
@@ -441,7 +402,14 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
 
     /// Returns the number with which weights are multiplied before they are rounded.
     fn weight_scale(&self) -> T {
-        T::from_f32(f32::from(self.roundings.weight_exponent).exp2())
+        let Roundings { weight_exponent, factors, .. } = self.roundings;
+        T::from_f32(factors.p.scale * f32::from(weight_exponent).exp2())
+    }
+
+    /// Returns the number that turns sums of rounded weights back.
+    fn weight_descale(&self) -> T {
+        let Roundings { weight_exponent, factors, .. } = self.roundings;
+        T::from_f32(factors.p.descale / f32::from(weight_exponent).exp2())
     }
 
     /// Returns a row after all its keys, with the sink.
@@ -450,8 +418,8 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let Online { max, sum, acc } = state;
         let (max, sum) = (units.logit(&scaled.softmax, max), units.total(&sum));
         let mut row = Finished { max, sum, acc };
-        if self.roundings.weight_exponent > 0 {
-            row.acc.iter_mut().for_each(|acc| *acc = *acc / self.weight_scale());
+        if self.weight_descale() != T::ONE {
+            row.acc.iter_mut().for_each(|acc| *acc *= self.weight_descale());
         }
         if let Some(sink) = sink(scaled.softmax.sink, sinks, scaled.head) {
             stages.sink(units, &mut row, sink);
@@ -469,8 +437,9 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
         let stages = self.stages;
-        let format = tensors.out.format();
-        let unscaled = if descales.is_some() { Format::F32 } else { format };
+        let (format, of_out) = (tensors.out.format(), self.roundings.factors.out);
+        let is_scaled = descales.is_some() || of_out != Factor::ONE;
+        let unscaled = if is_scaled { Format::F32 } else { format };
         // Weights that were divided first leave nothing to divide by.
         let divided = self.roundings.normalises_first.then(|| {
             let undivided = |row: &Finished<T>| Finished { sum: T::ONE, ..row.clone() };
@@ -481,9 +450,10 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             let sums = divided.as_deref().unwrap_or(tile);
             let out = tensors.out.lane_mut(row, head);
             stages.out(sums, local, unscaled, out);
-            if let Some(Descales { v, .. }) = descales {
+            if is_scaled {
+                let v = descales.map_or(1.0, |descales| descales.v);
                 out.iter_mut().for_each(|out| *out *= T::from_f32(v));
-                T::round_all(out, format);
+                of_out.round_all(out, format);
             }
             tensors.lse.lane_mut(head, row)[0] = stages.lse(tile, local);
         }
@@ -526,16 +496,30 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
                 [(TensorName::Dk, &dk, &mut *tensors.dk), (TensorName::Dv, &dv, &mut *tensors.dv)]
             {
                 let factor = if is_scaled { T::ONE } else { self.factor(name, call, 1.0) };
-                stages.store(name, factor, sums, j, to.format(), to.lane_mut(row, kv_head));
+                self.store((name, factor), sums, j, to.format(), to.lane_mut(row, kv_head));
             }
         }
     }
 
-    /// Returns the factor by which a summed gradient is multiplied at the end: the softmax's scale, the descale of the
-    /// codes, and for dv the reciprocal of the factor of weights, which is exact.
+    /// Returns the factor by which a summed gradient is multiplied at the end: the softmax's scale if dS lacks it, the
+    /// descale of the codes, and that of weights or of dS.
     fn factor(&self, gradient: TensorName, call: &AttentionCall, descale: f32) -> T {
-        let factor = self.stages.factor(gradient, &call.softmax) * T::from_f32(descale);
-        if gradient == TensorName::Dv { factor / self.weight_scale() } else { factor }
+        let Roundings { folds_scale, factors, .. } = self.roundings;
+        // A scale that dS has already is left out.
+        let softmax = if folds_scale { Softmax { scale: 1.0, ..call.softmax } } else { call.softmax };
+        let factor = self.stages.factor(gradient, &softmax) * T::from_f32(descale);
+        factor
+            * if gradient == TensorName::Dv { self.weight_descale() } else { T::from_f32(factors.ds.descale) }
+    }
+
+    /// Writes a gradient of one row, in the numbers of its format and factor.
+    fn store(&self, (name, factor): (TensorName, T), sums: &[T], index: usize, format: Format, to: &mut [T]) {
+        let own = self.roundings.factors.of_gradient(name);
+        if own == Factor::ONE {
+            return self.stages.store(name, factor, sums, index, format, to);
+        }
+        self.stages.store(name, factor, sums, index, Format::F32, to);
+        own.round_all(to, format);
     }
 
     /// Stores dk and dv of one query head in a format, adds them to those of its group, and clears them for the next
@@ -609,7 +593,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let format = tensors.dq.format();
         for (local, i) in rows.enumerate() {
             let to = tensors.dq.lane_mut(segment.q.row(i), head);
-            stages.store(TensorName::Dq, factor, &dq, local, format, to);
+            self.store((TensorName::Dq, factor), &dq, local, format, to);
             let lse = lse[local];
             if let Some(dsink) = tensors.dsink.values_mut().get_mut(head).filter(|_| lse != T::NEG_INFINITY) {
                 *dsink -= stages.sink_gradient(units, tensors.sink[head], lse, row_dots[local]);
@@ -668,7 +652,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
 
     /// Returns the weight that dS is made of.
     fn ds_weight(&self, weight: T, rounded: T) -> T {
-        if self.roundings.rounds_ds_weights { rounded / self.weight_scale() } else { weight }
+        if self.roundings.rounds_ds_weights { rounded * self.weight_descale() } else { weight }
     }
 
     /// Returns P and dS of a tile, rounded, and the factor of dS if it has one.
@@ -680,9 +664,11 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         lse: &[T],
     ) -> ([TileWeights<T>; 2], Option<T>) {
         let TiledKernel { units, stages, roundings, .. } = self;
-        let Against { scaled: ScaledHead { softmax, .. }, segment, columns, .. } = *against;
+        let Against { scaled, segment, columns, .. } = *against;
+        let softmax = &scaled.softmax;
         let new = |format| TileWeights::new(rows.len(), columns.len(), format);
         let (mut p, mut ds) = (new(roundings.p), new(roundings.ds));
+        let folded = if roundings.folds_scale { T::from_f32(scaled.bare_scale) } else { T::ONE };
         let (mut scores, mut dp) = (vec![T::ZERO; columns.len()], vec![T::ZERO; columns.len()]);
         for (local, i) in rows.clone().enumerate() {
             let seen = clip(&stages.visible(Pass::Backward, segment, i), columns);
@@ -697,15 +683,16 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
                 p_row[j] = self.rounded_weight(weight);
                 let weight = self.ds_weight(weight, p_row[j]);
                 let pair = Pair { weight, dp: dp[j], d: row_dots[local], score: scores[j] };
-                ds_row[j] = stages.logit_gradient(units, softmax, pair);
+                ds_row[j] = stages.logit_gradient(units, softmax, pair) * folded;
             }
             (p.seen[local], ds.seen[local]) = (hull.clone(), hull);
         }
         let factor = roundings.scales_tiles.then(|| stages.tile_factor(&ds, roundings.ds));
+        let given = T::from_f32(roundings.factors.ds.scale);
         for local in 0..rows.len() {
             let seen = ds.seen[local].clone();
             for ds in &mut ds.row_mut(local)[seen] {
-                let multiplied = factor.map_or(*ds, |factor| *ds * factor);
+                let multiplied = factor.map_or(*ds, |factor| *ds * factor) * given;
                 *ds = stages.round(Pass::Backward, multiplied, roundings.ds);
             }
         }

@@ -39,7 +39,7 @@
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Dims, Form, Format, Heads, Mask, Pages, Pass, Precision,
-    Problem, ProblemFields, Run, ScaleValues, Sequence, Sink, TensorRows,
+    Problem, ProblemFields, Quantity, Run, ScaleValues, Sequence, Sink, TensorRows,
 };
 
 use super::refusal::has_blind_query;
@@ -59,7 +59,10 @@ fn with_drawn_scales(problem: Problem) -> Problem {
     if !problem.precision.elements().iter().any(|(_, element)| element.is_scaled()) {
         return problem;
     }
-    let ways = ScaleValues::ALL;
+    let is_own = |quantity: &Quantity| quantity.is_given(&problem.precision);
+    // The delayed recipe differs from any numbers in what a kernel quantises.
+    let count = ScaleValues::ALL.len() - usize::from(!Quantity::ALL.iter().any(is_own));
+    let ways = &ScaleValues::ALL[..count];
     let scales = ways[below(ways.len() as u32, mix(problem.data_seed ^ SCALES)) as usize];
     Problem::new(ProblemFields { scales, ..problem.clone().into() }).unwrap_or(problem)
 }

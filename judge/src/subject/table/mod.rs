@@ -14,8 +14,8 @@ mod sizes;
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
 use seamproof_oracle::{
-    Algorithm, Alignment, Balance, Blocks, Form, Format, LseLayout, Mask, PAGE_SIZE_MAX, Precision, Run,
-    Sink, TensorName,
+    Algorithm, Alignment, Balance, Blocks, Element, Form, Format, LseLayout, Mask, PAGE_SIZE_MAX, Precision,
+    Run, Scaling, Sink, TensorName,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -655,9 +655,14 @@ impl Table {
         let elements = self.precisions.iter().flat_map(Precision::elements);
         let of_inputs = |name: &str| ["q", "k", "v", "dout"].contains(&name);
         let mut scaled = elements.filter(|(_, element)| element.is_scaled());
-        if let Some((name, element)) = scaled.find(|(name, _)| !of_inputs(name)) {
-            let what =
-                format!("{name} is {element}; only q, k, v and dout have scales, so name a format alone");
+        let is_known =
+            |(name, element): &(&str, Element)| of_inputs(name) || element.scaling == Scaling::PerTensor;
+        if let Some((name, element)) = scaled.find(|scaled| !is_known(scaled)) {
+            let what = format!(
+                "{name} is {element}; what a kernel quantises has one scale a tensor, so name {}/tensor, or the \
+                 format alone",
+                element.format
+            );
             return Err(wrong("precisions", &what));
         }
         let HeadDims { qk, v, equal } = &self.dims;

@@ -1,6 +1,9 @@
 //! The bounds of the backward, given the saved out and lse.
 
-use super::{Model, Rounding, exponential_error, factor, final_rounding, replayed, rounding, saturation};
+use super::{
+    Model, Rounding, exponential_error, factor, final_rounding, place_of, replayed, rounding, saturation,
+};
+use crate::TensorName;
 use crate::envelope::arithmetic::{Delta, DsFold, DsScale, DsWeights};
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 use crate::envelope::profile::NumericProfile;
@@ -79,16 +82,16 @@ impl Model {
         exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
     }
 
-    /// Returns the error of a sum `rowsum(dout · out)` whose magnitudes add up to `magnitudes`. dout's descale is a
-    /// factor more, with a rounding of each product or of the sum.
+    /// Returns the error of a sum `rowsum(dout · out)` whose magnitudes add up to `magnitudes`. Descales of dout and of
+    /// out are factors more, with a rounding of each product or of the sum.
     fn row_dot_error(&self, magnitudes: f64) -> f64 {
-        (self.accumulation.row_dot(self.dims_v) + self.dv_roundings * F32_ROUNDOFF) * magnitudes
+        (self.accumulation.row_dot(self.dims_v) + self.delta_roundings * F32_ROUNDOFF) * magnitudes
             + self.dims_v as f64 * self.accumulation.underflow()
     }
 
     /// Returns the magnitude of the largest change by which the last rounding may have made this element of out.
     pub fn last_rounding(&self, out: f64) -> f64 {
-        let (unit, least) = (self.out.unit_roundoff(), self.out.tiny_half());
+        let (unit, least) = (self.out.format.unit_roundoff(), self.out.tiny_half());
         final_rounding(self.out, out.abs() * (1.0 + 2.0 * unit) + 2.0 * least)
     }
 
@@ -208,14 +211,15 @@ impl Model {
 
     /// Returns the error of rounding a logit gradient of this magnitude.
     #[inline]
-    fn ds_rounding(&self, ds: f64, most: f64) -> Rounding {
+    fn ds_rounding(&self, ds: f64, ds_most: f64) -> Rounding {
+        let most = saturation(self.ds) * self.ds_descale;
         let largest = match (self.ds_scale, self.ds_fold) {
             (DsScale::Tile, _) => f64::INFINITY,
-            (_, DsFold::Before) => saturation(self.ds) / self.scale,
-            (_, DsFold::After) => saturation(self.ds),
-            (_, DsFold::Unknown) => saturation(self.ds) / self.scale.max(1.0),
+            (_, DsFold::Before) => most / self.scale,
+            (_, DsFold::After) => most,
+            (_, DsFold::Unknown) => most / self.scale.max(1.0),
         };
-        rounding(self.ds, ds, self.logit_gradient_floor(most), largest)
+        rounding(self.ds, ds, self.logit_gradient_floor(ds_most), largest)
     }
 
     /// Returns the magnitude and the error of dS before it is rounded.
@@ -231,7 +235,7 @@ impl Model {
     }
 
     /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
-    /// below 1 brings nearer to the floors of formats.
+    /// below 1 brings nearer to the floors of formats; there a given descale counts too.
     #[inline]
     fn unscaled(&self, number: f64) -> f64 {
         match self.ds_fold {
@@ -247,7 +251,7 @@ impl Model {
     fn in_ds(&self, number: f64, most: f64) -> f64 {
         let of_tile = || number * (4.0 * most / self.ds.max_finite());
         match self.ds_scale {
-            DsScale::None => self.unscaled(number),
+            DsScale::None => self.unscaled(number * self.ds_descale),
             DsScale::Tile => of_tile(),
             DsScale::Unknown => self.unscaled(number).max(of_tile()),
         }
@@ -284,6 +288,7 @@ impl Model {
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let p_error = p_error + self.weight_roundings * F32_ROUNDOFF * (pair.p + p_error);
         let p_rounding = self.p_rounding(pair.p + p_error);
         let ds_rounding = self.ds_rounding(ds + ds_error, pair.ds_most);
         let ds_floor = self.ds_factor_floor(pair.ds_most);
@@ -292,8 +297,8 @@ impl Model {
         let ds_rounded = ds + ds_error + ds_rounding.most;
         GradientPairError {
             dv: p_error + (by_query + self.dv_roundings * F32_ROUNDOFF) * factor(p_rounded, self.p_floor),
-            dk: ds_error + (by_query + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
-            dq: ds_error + (by_key + 3.0 * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
+            dk: ds_error + (by_query + self.dqk_roundings * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
+            dq: ds_error + (by_key + self.dqk_roundings * F32_ROUNDOFF) * factor(ds_rounded, ds_floor),
             p: p_rounding,
             ds: ds_rounding,
         }
@@ -331,13 +336,13 @@ impl Model {
     /// Returns the bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations, roundings
     /// of partial sums below the normal range, and the rounding.
     #[inline]
-    pub fn gradient_bound(&self, exact: f64, errors: f64, terms: usize) -> f64 {
+    pub fn gradient_bound(&self, gradient: TensorName, exact: f64, errors: f64, terms: usize) -> f64 {
         // Where tiles have factors of their own, each tile's sum is divided by its factor.
         let operations = if self.scales_tiles() { 2 * terms } else { terms } + 8;
         let underflow =
             operations as f64 * self.accumulation.underflow() + self.sum_floor() + self.heads_floor();
         let error = errors + underflow;
-        error + final_rounding(self.gradients, exact.abs() + error)
+        error + final_rounding(self.gradients[place_of(gradient)], exact.abs() + error)
     }
 
     /// Returns the term that one row adds to dsink, and its error. The term is `p_sink = exp(sink − lse)` times D, and

@@ -102,7 +102,7 @@ impl Model {
         let (ds_exact, ds) = (Majorant::new(1.0, 0.0, 0.0), self.ds_majorant(weight, extremes));
         let rounding = (most_lost(self.ds), self.logit_gradient_floor(0.0));
         let floor = self.ds_factor_floor(0.0);
-        let of_ds = |g: f64| rounded(ds, ds_exact, rounding, g + 3.0 * F32_ROUNDOFF, floor);
+        let of_ds = |g: f64| rounded(ds, ds_exact, rounding, g + self.dqk_roundings * F32_ROUNDOFF, floor);
         GradientMajorants { dv, dk: of_ds(by_query), dq: of_ds(by_key) }
     }
 

@@ -4,12 +4,18 @@
 use seamproof_oracle::{Format, Pass, Softmax, TensorName};
 
 use super::entry::{kernels, right};
-use crate::emulated::{HeadRows, RowSum, Stages, TileWeights, UnitArithmetic, Variant};
+use crate::emulated::{HeadRows, Online, Pair, RowSum, Stages, TileWeights, UnitArithmetic, Variant};
 
 /// Weights are cut to their format towards zero.
 pub const WEIGHTS_CUT_OFF: &dyn Variant = &WeightsCutOff;
 /// Weights are rounded to fp16 before they are rounded to their format.
 pub const WEIGHTS_ROUNDED_TWICE: &dyn Variant = &WeightsRoundedTwice;
+/// A conversion to the format of weights does not saturate.
+pub const WEIGHTS_NOT_SATURATED: &dyn Variant = &WeightsNotSaturated;
+/// A row's maximum is kept while it grows by less than four binades of a weight.
+pub const STALE_MAXIMUM: &dyn Variant = &StaleMaximum;
+/// dS is multiplied by the softmax's scale once more.
+pub const SCALE_TWICE_IN_DS: &dyn Variant = &ScaleTwiceInDs;
 /// The row's sum is that of rounded weights, without the factor of weights, 2⁸.
 pub const ROW_SUM_OF_ROUNDED_WEIGHTS: &dyn Variant = &RowSumOfRoundedWeights;
 /// Sums of a tile are not divided by the factor of its dS.
@@ -42,6 +48,25 @@ kernels! {
         fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
             let first = if pass == Pass::Forward { Format::Fp16.round_f32(value) } else { value };
             right::<A>().round(pass, first, format)
+        }
+    }
+    WeightsNotSaturated {
+        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
+            let is_past = f64::from(value.abs()) > format.max_finite();
+            if is_past { format.round_unsaturated(value.into()) as f32 } else { right::<A>().round(pass, value, format) }
+        }
+    }
+    StaleMaximum {
+        fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<f32>, max: f32) {
+            let is_new = state.max == f32::NEG_INFINITY;
+            if is_new || max > state.max && units.rescale(softmax, state.max, max) < 1.0 / 16.0 {
+                right::<A>().grow(units, softmax, state, max);
+            }
+        }
+    }
+    ScaleTwiceInDs {
+        fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<f32>) -> f32 {
+            right::<A>().logit_gradient(units, softmax, pair) * softmax.scale
         }
     }
     RowSumOfRoundedWeights {
