@@ -125,6 +125,24 @@ fn forward_row(
     }
 }
 
+/// Returns the largest weight of each row, `[heads, rows]`; 0 where a row sees no key.
+pub fn largest_weights(problem: &Problem, inputs: &Inputs) -> Array2<f64> {
+    let values = Values::of(problem, inputs);
+    let mut largest = Array2::zeros(problem.lse_shape());
+    for sequence in &problem.sequences {
+        for (head, i) in (0..problem.heads.q).flat_map(|head| (0..sequence.q.len).map(move |i| (head, i))) {
+            let row = sequence.q.row(i);
+            let visible = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
+            let logits: Vec<f64> =
+                visible.map(|j| logit(problem, &values, head, row, sequence.kv.row(j))).collect();
+            let lse = log_sum_exp(&logits, problem.sink(head, values.sink));
+            let weights = logits.iter().map(|logit| libm::exp(logit - lse));
+            largest[[head, row]] = weights.fold(0.0, f64::max);
+        }
+    }
+    largest
+}
+
 /// Returns `ln(Σ exp(logits) + exp(sink))`. The largest term is taken out, and nothing overflows.
 pub fn log_sum_exp(logits: &[f64], sink: Option<f64>) -> f64 {
     let largest = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);

@@ -10,6 +10,7 @@
 //! of threads. It contains no schedules, no online softmax and no subject's own tiles. A reader who wants to know what
 //! is right needs no other crate.
 
+pub mod amax;
 pub mod blocked;
 pub mod dealing;
 mod e8m0;

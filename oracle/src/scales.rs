@@ -62,7 +62,8 @@ impl TensorScales {
 }
 
 /// A quantity that a kernel quantises itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Quantity {
     /// Softmax weights.
     P,
@@ -83,6 +84,18 @@ impl Quantity {
     pub const ALL: [Quantity; 6] =
         [Quantity::P, Quantity::Ds, Quantity::Out, Quantity::Dq, Quantity::Dk, Quantity::Dv];
 
+    /// Returns the name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantity::P => "p",
+            Quantity::Ds => "ds",
+            Quantity::Out => "out",
+            Quantity::Dq => "dq",
+            Quantity::Dk => "dk",
+            Quantity::Dv => "dv",
+        }
+    }
+
     /// Returns the element of a quantity. The gradients share one.
     pub fn element(self, precision: &Precision) -> Element {
         match self {
@@ -91,6 +104,11 @@ impl Quantity {
             Quantity::Out => precision.out,
             Quantity::Dq | Quantity::Dk | Quantity::Dv => precision.gradients,
         }
+    }
+
+    /// Whether a forward has it.
+    pub fn is_forward(self) -> bool {
+        matches!(self, Quantity::P | Quantity::Out)
     }
 
     /// Whether a problem of this precision gives the descale: one number for the tensor. A scaling of any other

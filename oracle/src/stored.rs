@@ -24,6 +24,12 @@ impl Stored {
         self.format.max_finite() * self.descale
     }
 
+    /// Returns the nearest number.
+    #[inline]
+    pub fn round(self, value: f64) -> f64 {
+        self.format.round(value / self.descale) * self.descale
+    }
+
     /// Returns half the smallest magnitude other than 0.
     #[inline]
     pub fn tiny_half(self) -> f64 {
@@ -65,6 +71,7 @@ mod tests {
         assert_eq!(stored.tiny_half(), 3.0 * Format::E4m3.tiny_half());
         for (value, held) in [(2000.0, 1344.0), (-1e9, -1344.0), (7.1, 7.1)] {
             assert_eq!(stored.saturated(value), held);
+            assert_eq!(stored.round(value), 3.0 * Format::E4m3.round(value / 3.0));
             assert_eq!(stored.is_saturated(held), held.abs() > 8.0);
         }
         let bf16 = Stored::from(Format::Bf16);

@@ -13,6 +13,7 @@ mod tables;
 
 use std::ops::Deref;
 
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::{Format, Run};
 
 pub use buffers::{Buffers, reduce};
@@ -126,6 +127,11 @@ impl<T: Real> Cpu<T> {
     /// Returns a device with this kernel.
     pub fn with(kernel: Box<dyn Kernel<T>>) -> Cpu<T> {
         Cpu { kernel }
+    }
+
+    /// Returns the largest magnitudes of what the kernel has quantised so far, on all ranks.
+    pub fn amaxes(&self) -> Amaxes {
+        self.kernel.amaxes()
     }
 
     fn attend(&self, attend: &Attend, buffers: &mut Buffers<T>) -> Result<(), DeviceError> {

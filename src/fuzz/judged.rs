@@ -257,7 +257,7 @@ impl Backend for Moved {
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let mut outputs = self.kernel.run(problem, inputs)?;
         let Spot { rank, local: [row, head, lane], .. } = self.spot;
-        let RankOutputs { out, lse, max_logit, gradients } = &mut outputs.ranks[rank];
+        let RankOutputs { out, lse, max_logit, gradients, .. } = &mut outputs.ranks[rank];
         let gradients = gradients.as_mut();
         let place = match self.name {
             TensorName::Lse => lse.as_mut().map(|lse| &mut lse[[head, row]]),

@@ -9,6 +9,7 @@ use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Format, Inputs, Pass, Problem, ProblemFields, Scales, Side, Sink};
 
@@ -261,6 +262,7 @@ impl<'a> Reader<'a> {
             lse: self.lse(rows[0])?,
             max_logit: self.optional("max_logit", &[Format::F32], [own], (0, kept))?,
             gradients: if *pass == Pass::Backward { Some(self.gradients(rows)?) } else { None },
+            amax: Amaxes::default(),
         })
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use ndarray::{Array, Array1, Array2, Array3, ArrayView, Dimension, IntoDimension};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::groups::Groups;
 use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{Inputs, Pass, Problem, Quantity, Scales, TensorScales};
@@ -181,6 +182,11 @@ pub fn decode_run(body: &[u8]) -> Result<(Problem, Inputs), MessageError> {
     Ok((problem, inputs))
 }
 
+/// Returns the amaxes that a rank tells.
+fn told(amax: &Amaxes) -> impl Iterator<Item = (Quantity, f32)> {
+    Quantity::ALL.into_iter().filter_map(|quantity| Some((quantity, amax.of(quantity)?)))
+}
+
 /// Shapes of one rank's results.
 #[derive(Serialize, Deserialize)]
 struct RankShapes {
@@ -188,6 +194,9 @@ struct RankShapes {
     lse: Option<[usize; 2]>,
     max_logit: Option<[usize; 1]>,
     gradients: Option<GradientShapes>,
+    /// Quantities whose amaxes come behind the tensors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    amax: Vec<Quantity>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -224,6 +233,7 @@ pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
             dv: of.dv.dim().into(),
             dsink: [of.dsink.len()],
         }),
+        amax: told(&rank.amax).map(|(quantity, _)| quantity).collect(),
     };
     let ranks = outputs.ranks.iter().map(shapes).collect();
     let inputs = outputs.changed.iter().cloned().map(DamageHead::Input);
@@ -240,6 +250,8 @@ pub fn encode_outputs(outputs: &Outputs) -> Vec<u8> {
             body.array(of.dv.view());
             body.array(of.dsink.view());
         }
+        let amax: Vec<f32> = told(&rank.amax).map(|(_, amax)| amax).collect();
+        body.array(ndarray::aview1(&amax));
     }
     body.0
 }
@@ -425,7 +437,13 @@ impl Tensors<'_> {
                 dsink: self.array(of.dsink)?,
             })
         });
-        Ok(RankOutputs { out, lse, max_logit, gradients: gradients.transpose()? })
+        let gradients = gradients.transpose()?;
+        let told: Array1<f32> = self.array([shapes.amax.len()])?;
+        let of = |quantity| {
+            let place = shapes.amax.iter().position(|told| *told == quantity)?;
+            Some(told[place])
+        };
+        Ok(RankOutputs { out, lse, max_logit, gradients, amax: Amaxes::new(of) })
     }
 
     fn end(&self) -> Result<(), MessageError> {
@@ -576,7 +594,8 @@ mod tests {
     #[test]
     fn a_shape_that_its_bytes_do_not_fill_is_refused() {
         let shapes = |out: [usize; 3]| {
-            let ranks = vec![RankShapes { out, lse: None, max_logit: None, gradients: None }];
+            let ranks =
+                vec![RankShapes { out, lse: None, max_logit: None, gradients: None, amax: Vec::new() }];
             decode_outputs(&Body::new(&OutputsHead { ranks, damage: Vec::new() }).0)
         };
         assert!(shapes([0, 1, 1]).is_ok());

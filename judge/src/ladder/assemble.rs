@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use ndarray::{Array1, Array2, Array3, Axis, s};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::region::rotated;
-use seamproof_oracle::{Pass, Problem, Run, Side, TensorName};
+use seamproof_oracle::{Pass, Problem, Quantity, Run, Side, TensorName};
 
 use crate::finding::{Check, Finding};
 use crate::ladder::runs::whole_case;
@@ -51,6 +52,7 @@ impl<'a> Assembly<'a> {
             lse: Some(Array2::zeros(problem.lse_shape())),
             max_logit: None,
             gradients: (problem.pass == Pass::Backward).then(gradients),
+            amax: Amaxes::default(),
         };
         Assembly { problem, whole, dsink: Array1::zeros(problem.learnable_sinks()), ranks: 0 }
     }
@@ -82,6 +84,7 @@ impl<'a> Assembly<'a> {
             (gradients, _) => *gradients = None,
         }
         self.maxima(layout, rank)?;
+        self.amaxes(rank)?;
         self.ranks += 1;
         Ok(())
     }
@@ -105,6 +108,20 @@ impl<'a> Assembly<'a> {
             return Err(self.other_maximum());
         }
         Ok(())
+    }
+
+    /// Takes the amaxes of the first rank, or returns the finding that those of a later rank are others.
+    fn amaxes(&mut self, rank: &RankOutputs) -> Result<(), Box<Finding>> {
+        if self.ranks == 0 {
+            self.whole.amax = rank.amax;
+        }
+        let bits = |amax: &Amaxes, quantity| amax.of(quantity).map(f32::to_bits);
+        let is_other = |quantity: &Quantity| bits(&self.whole.amax, *quantity) != bits(&rank.amax, *quantity);
+        let Some(quantity) = Quantity::ALL.into_iter().find(is_other) else { return Ok(()) };
+        let own = self.problem.parallel.world_rank(self.ranks);
+        let first = self.problem.parallel.world_rank(0);
+        let what = format!("rank {own} holds another amax of {} than rank {first}", quantity.name());
+        Err(Box::new(whole_case(Check::Structure, what)))
     }
 
     fn other_maximum(&self) -> Box<Finding> {

@@ -15,7 +15,7 @@ use super::bounds::{
 use super::diagnosis::{RightRow, right_lanes};
 use super::evidence::{Evidence, Look};
 use super::structure::results;
-use super::{diagnosis, hypotheses, sample};
+use super::{amax, diagnosis, hypotheses, sample};
 use crate::verdict::Margin;
 
 /// Examines the forward, LSE first, then the backward on the out and lse that the subject returned. Where the subject
@@ -50,7 +50,10 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
             return Some(finding).into();
         }
     }
-    look_back(evidence, (&compare, &model), &answer, replay, margin)
+    match look_back(evidence, (&compare, &model), &answer, replay, margin) {
+        Look::Held => amax::look(evidence, &answer.exact),
+        other => other,
+    }
 }
 
 /// Examines the backward of every run whose gradients count.

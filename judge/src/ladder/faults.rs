@@ -5,6 +5,7 @@
 //! blinds, and the faulty judge does not condemn that probe.
 
 use ndarray::{Axis, s};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Pass, Problem, ProblemError, ProblemFields,
     Scales, Sink, Softmax, TensorName,
@@ -325,6 +326,7 @@ fn first_head(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         lse: evidence.first.lse.as_ref().map(|lse| lse.slice(s![..group, ..]).to_owned()),
         max_logit: evidence.first.max_logit.as_ref().map(|max| max.iter().take(group).copied().collect()),
         gradients,
+        amax: Amaxes::default(),
     };
     let told = Told::default();
     let one = Evidence { problem: &problem, inputs: &inputs, first: &first, told: &told, ..*evidence };

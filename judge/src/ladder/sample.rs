@@ -17,6 +17,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ndarray::{Array1, Array2, Array3, Axis};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::blocked::{self, Answer, SomeRows, Wanted};
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::{
@@ -123,6 +124,7 @@ impl<'a> Sample<'a> {
             lse: first.lse.as_ref().map(|lse| lse.select(Axis(1), &rows)),
             max_logit: None,
             gradients: None,
+            amax: Amaxes::default(),
         };
         let tensors = [TensorName::Lse, TensorName::Out];
         let compare = frame.comparison(self.evidence);

@@ -1,6 +1,7 @@
 //! Results of a run, as a subject returns them.
 
 use ndarray::{Array, Array1, Array2, Array3, ShapeBuilder};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::{Pass, Problem};
 use seamproof_simulator::{Damage, UNWRITTEN_BITS};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,9 @@ pub struct RankOutputs {
     pub max_logit: Option<Array1<f32>>,
     /// Gradients, for a backward pass.
     pub gradients: Option<RankGradients>,
+    /// Amaxes of what the kernel quantised, where the subject shows them: those over the real rows of all ranks, as
+    /// [`seamproof_oracle::amax`] defines them. Those of logit gradients and of gradients are of a backward pass.
+    pub amax: Amaxes,
 }
 
 /// Gradients of one rank, taken at the out and lse that the same run returned, in the form in which it returned them.
@@ -120,6 +124,7 @@ impl RankOutputs {
                 dv: unwritten(problem.v_shape()),
                 dsink: Array1::zeros(problem.learnable_sinks()),
             }),
+            amax: Amaxes::default(),
         }
     }
 }

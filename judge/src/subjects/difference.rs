@@ -81,6 +81,7 @@ fn values<D: Dimension>(tensor: &Array<f32, D>) -> Cow<'_, [f32]> {
 #[cfg(test)]
 mod tests {
     use ndarray::{Array2, Array3};
+    use seamproof_oracle::amax::Amaxes;
 
     use super::*;
 
@@ -90,6 +91,7 @@ mod tests {
             lse: lse.map(|lse| Array2::from_elem((1, 1), lse)),
             max_logit: None,
             gradients: None,
+            amax: Amaxes::default(),
         };
         rank.into()
     }

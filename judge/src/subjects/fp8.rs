@@ -4,7 +4,7 @@
 //! are multiplied by a power of two and rounded to e4m3; the row's sum is that of unrounded weights. The product with
 //! the codes of v takes v's descale at the end, before it is rounded to bf16. This is FlashAttention-3's forward, with
 //! or without the promotion of partial sums to f32. It may have a [backward](super::fp8_backward). Both run in
-//! [the schedules](super::fp8_schedule) of the kernel in bf16. On one rank the kernel may have
+//! [the schedules](super::fp8_schedule) of the kernel in bf16. The kernel may have
 //! [cuDNN's sequence](super::fp8_given) in place of this one.
 //!
 //! A [`Fp8Fault`] is an edit of the kernel's [`Recipe`]. What the kernel declares stays as it is.
@@ -14,6 +14,7 @@
 
 use std::num::NonZeroUsize;
 
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::envelope::{self, Accumulation, DsFold, DsScale, Partition};
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{
@@ -25,7 +26,7 @@ pub use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS};
-use super::fp8_given::{self, FP8_GIVEN_FAULTS, Fp8Sequence};
+use super::fp8_given::{self, FP8_GIVEN_BACKWARD_FAULTS, FP8_GIVEN_FAULTS, Fp8Sequence, Kept};
 use super::fp8_schedule::{of_own_rows, of_the_group};
 use super::options::{OptionError, Options};
 use super::{built, same_bits};
@@ -76,6 +77,8 @@ pub struct Recipe {
     pub lse_shift: f32,
     /// The factors of what the kernel quantises, from the descales that are given.
     pub factors: fn(&OwnScales) -> Factors,
+    /// The amaxes that a rank returns.
+    pub amax: fn(Kept<'_>) -> Amaxes,
     /// The kernel's stages, in both passes.
     pub stages: &'static dyn Variant,
     /// What differs in the backward.
@@ -221,6 +224,14 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         edit: |recipe| (recipe.stages, recipe.tiles.kv) = (codes::STALE_MAXIMUM, 8),
     },
     Fp8Fault {
+        id: "finite-least-maximum",
+        imitates: "a finite number stands for minus infinity, and rows of lower scores vanish",
+        source: "https://github.com/NVIDIA/cudnn-frontend/issues/745",
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        edit: |recipe| recipe.stages = codes::FINITE_LEAST_MAXIMUM,
+    },
+    Fp8Fault {
         id: "row-sum-of-rounded-weights",
         imitates: "the row's sum is that of rounded weights",
         source: "https://github.com/NVIDIA/cudnn-frontend/pull/1059",
@@ -272,6 +283,8 @@ pub enum PlantedFp8 {
     Backward(&'static Fp8Fault),
     /// One of [`FP8_GIVEN_FAULTS`], in cuDNN's sequence.
     Given(&'static Fp8Fault),
+    /// One of [`FP8_GIVEN_BACKWARD_FAULTS`].
+    GivenBackward(&'static Fp8Fault),
 }
 
 impl PlantedFp8 {
@@ -279,7 +292,8 @@ impl PlantedFp8 {
     pub fn all() -> impl Iterator<Item = PlantedFp8> {
         let forward = FP8_FAULTS.iter().map(PlantedFp8::Forward);
         let both = forward.chain(FP8_BACKWARD_FAULTS.iter().map(PlantedFp8::Backward));
-        both.chain(FP8_GIVEN_FAULTS.iter().map(PlantedFp8::Given))
+        let given = FP8_GIVEN_FAULTS.iter().map(PlantedFp8::Given);
+        both.chain(given).chain(FP8_GIVEN_BACKWARD_FAULTS.iter().map(PlantedFp8::GivenBackward))
     }
 
     /// Returns the fault's description.
@@ -289,7 +303,10 @@ impl PlantedFp8 {
 
     fn fault(&self) -> &'static Fp8Fault {
         match self {
-            PlantedFp8::Forward(fault) | PlantedFp8::Backward(fault) | PlantedFp8::Given(fault) => fault,
+            PlantedFp8::Forward(fault)
+            | PlantedFp8::Backward(fault)
+            | PlantedFp8::Given(fault)
+            | PlantedFp8::GivenBackward(fault) => fault,
         }
     }
 }
@@ -363,8 +380,10 @@ impl Fp8 {
 
     /// Returns the kernel with a fault, and with a backward and the sequence where the fault is there.
     pub fn planted(self, fault: PlantedFp8) -> Fp8 {
-        let backward = self.backward || !matches!(fault, PlantedFp8::Forward(_));
-        let sequence = if matches!(fault, PlantedFp8::Given(_)) { Fp8Sequence::Cudnn } else { self.sequence };
+        let backward =
+            self.backward || matches!(fault, PlantedFp8::Backward(_) | PlantedFp8::GivenBackward(_));
+        let is_given = matches!(fault, PlantedFp8::Given(_) | PlantedFp8::GivenBackward(_));
+        let sequence = if is_given { Fp8Sequence::Cudnn } else { self.sequence };
         Fp8 { backward, sequence, fault: Some(fault), ..self }
     }
 
@@ -447,6 +466,11 @@ impl Fp8 {
         if self.is_given() { 0 } else { self.weight_exponent }
     }
 
+    /// Returns the order of the schedule. A deferred merge would round out once more, without its scale.
+    pub(super) fn merge_order(&self) -> MergeOrder {
+        if self.is_given() { MergeOrder::Running } else { self.merge }
+    }
+
     /// Whether what the kernel quantises has given scales.
     pub(super) fn is_given(&self) -> bool {
         self.sequence == Fp8Sequence::Cudnn
@@ -459,6 +483,7 @@ impl Fp8 {
         let backward = BackwardRecipe { known, descales, rounds_ds_weights: false };
         let (stages, lse_shift) = (&Right, 0.0);
         let mut recipe = Recipe {
+            amax: |kept| kept.all,
             tiles,
             known,
             descales,
@@ -499,7 +524,7 @@ impl Backend for Fp8 {
             precisions: self.precisions(),
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             backward: self.backward,
-            parallel: if self.is_given() { Parallelism::default() } else { Parallelism::all() },
+            parallel: if self.is_given() { fp8_given::parallel(self.backward) } else { Parallelism::all() },
             cache: false,
             pages: None,
             sharing: false,
@@ -537,17 +562,17 @@ impl Backend for Fp8 {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        let schedule = built(problem, self.merge);
+        let schedule = built(problem, self.merge_order());
         schedule.map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        built(problem, self.merge).map(|schedule| (*schedule).clone())
+        built(problem, self.merge_order()).map(|schedule| (*schedule).clone())
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = problem.forward();
-        built(&forward, self.merge).ok()?.launches(&forward, None)
+        built(&forward, self.merge_order()).ok()?.launches(&forward, None)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

@@ -9,11 +9,16 @@
 //! Sources: `sdpa_fp8.h`, `sdpa_fp8_bwd.h` of <https://github.com/NVIDIA/cudnn-frontend>, and the convention for S in
 //! <https://github.com/NVIDIA/cudnn-frontend/pull/509>.
 
-use seamproof_oracle::{Element, Format, OwnScales, Precision, Scaling};
+use ndarray::Axis;
+use seamproof_oracle::amax::Amaxes;
+use seamproof_oracle::{
+    Algorithm, Element, Format, Inputs, OwnScales, Precision, Problem, Quantity, Scaling, sharding,
+};
 use seamproof_simulator::emulated::{Factor, Factors};
 use seamproof_simulator::faults::{Catcher, codes};
 
 use super::fp8::{Fp8Fault, Recipe};
+use crate::subject::{Parallelism, RankOutputs};
 
 /// The sequence of operations that the kernel in FP8 has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +42,60 @@ impl Fp8Sequence {
             Fp8Sequence::Cudnn => "cudnn",
         }
     }
+}
+
+/// The amaxes that the kernel has kept, and a rank's results.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a> {
+    /// The problem.
+    pub problem: &'a Problem,
+    /// The inputs.
+    pub inputs: &'a Inputs,
+    /// Place of the rank among those that returned results.
+    pub place: usize,
+    /// Results of the rank.
+    pub rank: &'a RankOutputs,
+    /// The largest magnitudes over all launches of all ranks.
+    pub all: Amaxes,
+}
+
+impl Kept<'_> {
+    /// Returns the amaxes with another one of a quantity.
+    fn with(&self, quantity: Quantity, amax: f32) -> Amaxes {
+        Amaxes::new(|other| {
+            let right = self.all.of(other)?;
+            Some(if other == quantity { amax } else { right })
+        })
+    }
+
+    /// Returns the largest magnitude of out in a rank's own rows.
+    fn of_own_rows(&self) -> f32 {
+        let layouts = sharding::members(self.problem).unwrap_or_default();
+        let own = layouts.get(self.place).map_or(&[][..], |layout| &layout.q.runs);
+        let rows = own.iter().flat_map(|placed| placed.local.real_rows());
+        rows.flat_map(|row| self.rank.out.index_axis(Axis(0), row).to_owned())
+            .fold(0.0, |most, out| most.max(out.abs()))
+    }
+
+    /// Returns the largest magnitude of out where queries of padding attend to keys of padding.
+    fn over_padding(&self) -> f32 {
+        let descale = self.inputs.scales.v.as_ref().map_or(1.0, |scales| scales.descale()[[0, 0, 0]]);
+        let own = self.all.of(Quantity::Out).unwrap_or_default();
+        let runs = self.problem.sequences.iter().flat_map(|sequence| sequence.kv.padding_rows());
+        let values = runs.flat_map(|row| self.inputs.v.index_axis(Axis(0), row).to_owned());
+        let bits = values.map(|v| (v * descale).abs().to_bits()).max().unwrap_or(0);
+        f32::from_bits(bits.max(own.to_bits()))
+    }
+}
+
+/// Returns the algorithms in which results are made in one launch, so that no partial one is ever in FP8. Gradients of
+/// keys are partial ones wherever several ranks have queries of a KV head.
+pub(super) fn parallel(backward: bool) -> Parallelism {
+    if backward {
+        return Parallelism::default();
+    }
+    let algorithms = [Algorithm::Single, Algorithm::AllToAll, Algorithm::AllGather].map(Algorithm::name);
+    Parallelism { algorithms: algorithms.to_vec(), regions: false, ..Parallelism::all() }
 }
 
 /// Returns the factors of the descales that a problem gives.
@@ -63,7 +122,7 @@ const fn fault(
     Fp8Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
 }
 
-/// The faults of a kernel that is given scales of what it quantises.
+/// The faults of a kernel that is given scales of what it quantises, in its forward.
 pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
     fault(
         "weight-scales-dropped",
@@ -99,6 +158,37 @@ pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
         "https://github.com/pytorch/pytorch/issues/178817",
         |recipe| recipe.stages = codes::WEIGHTS_NOT_SATURATED,
     ),
+    Fp8Fault {
+        caught_by: &[Catcher::Envelope],
+        ..fault(
+            "amax-over-padding-rows",
+            "the amax of out counts rows of padding",
+            "https://github.com/NVIDIA/cudnn-frontend/issues/524",
+            |recipe| recipe.amax = |kept| kept.with(Quantity::Out, kept.over_padding()),
+        )
+    },
+    Fp8Fault {
+        caught_by: &[Catcher::Structure, Catcher::Envelope],
+        ..fault(
+            "amax-of-a-ranks-own-rows",
+            "the amax of out is of a rank's own rows, and the next step's scales differ between ranks",
+            "https://github.com/NVIDIA/TransformerEngine/pull/74",
+            |recipe| recipe.amax = |kept| kept.with(Quantity::Out, kept.of_own_rows()),
+        )
+    },
+    Fp8Fault {
+        caught_by: &[Catcher::Envelope],
+        ..fault(
+            "amax-lost",
+            "the amax of weights is not written, and stays 0",
+            "https://github.com/NVIDIA/cudnn-frontend/pull/602",
+            |recipe| recipe.amax = |kept| kept.with(Quantity::P, 0.0),
+        )
+    },
+];
+
+/// Those of its backward.
+pub const FP8_GIVEN_BACKWARD_FAULTS: &[Fp8Fault] = &[
     fault(
         "ds-descale-dropped",
         "the descale of dP is not applied",
@@ -107,6 +197,17 @@ pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
             recipe.factors = |own| {
                 let right = given(own);
                 Factors { ds: Factor { descale: 1.0, ..right.ds }, ..right }
+            };
+        },
+    ),
+    fault(
+        "out-descale-dropped-in-d",
+        "D is made of the codes of out, without its descale",
+        "https://github.com/NVIDIA/TransformerEngine/pull/592",
+        |recipe| {
+            recipe.factors = |own| {
+                let right = given(own);
+                Factors { out: Factor { descale: 1.0, ..right.out }, ..right }
             };
         },
     ),

@@ -8,9 +8,12 @@
 use std::rc::Rc;
 
 use ndarray::{Array3, Axis};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::groups::Groups;
 use seamproof_oracle::sharding::{self, PlacedRun};
-use seamproof_oracle::{Inputs, Pass, Problem, Scales, Sequence, TensorName, TensorScales};
+use seamproof_oracle::{
+    Inputs, OwnScales, Pass, Problem, Quantity, Scales, Sequence, TensorName, TensorScales,
+};
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Roundings, Units};
 use seamproof_simulator::is_unwritten;
@@ -18,15 +21,16 @@ use seamproof_simulator::schedule::{LaunchedHead, MergeOrder, Schedule};
 
 use super::emulated::scheduled;
 use super::fp8::{Fp8, LocalPlace, Place, Recipe};
+use super::fp8_given::Kept;
 use super::{World, on_device};
-use crate::subject::{Outputs, RunError};
+use crate::subject::{Outputs, RankGradients, RankOutputs, RunError};
 
 impl Fp8 {
     /// Runs a problem on the ranks that it names.
     pub(super) fn run_schedule(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let recipe = self.recipe();
         let world = World::new(problem, |problem| {
-            let mut schedule = (*scheduled(problem, self.merge)?).clone();
+            let mut schedule = (*scheduled(problem, self.merge_order())?).clone();
             descale(&mut schedule, problem, inputs, &recipe)?;
             Ok(Rc::new(schedule))
         })?;
@@ -35,6 +39,14 @@ impl Fp8 {
         let written = |lse: &&mut f32| !is_unwritten(**lse);
         let all = outputs.ranks.iter_mut().filter_map(|rank| rank.lse.as_mut());
         all.flatten().filter(written).for_each(|lse| *lse += recipe.lse_shift);
+        outputs.ranks.iter_mut().for_each(|rank| decode(rank, &inputs.scales.own));
+        for (place, rank) in outputs.ranks.iter_mut().enumerate() {
+            let all = Amaxes::new(|quantity| {
+                let is_there = quantity.is_forward() || problem.pass == Pass::Backward;
+                device.amaxes().of(quantity).filter(|_| is_there)
+            });
+            rank.amax = (recipe.amax)(Kept { problem, inputs, place, rank, all });
+        }
         Ok(outputs)
     }
 
@@ -45,11 +57,26 @@ impl Fp8 {
             scales_tiles: !self.is_given(),
             folds_scale: self.is_given(),
             factors: (recipe.factors)(&inputs.scales.own),
+            keeps_amax: self.is_given(),
             rounds_ds_weights: recipe.backward.rounds_ds_weights,
             ..Roundings::new(p, ds)
         };
         let units = Units::HopperFp8(recipe.promoted_after);
         Cpu::with(units.variant(recipe.tiles, roundings, recipe.stages))
+    }
+}
+
+/// Turns the codes of a rank's results into values. What nobody wrote stays as it is.
+fn decode(rank: &mut RankOutputs, own: &OwnScales) {
+    let decode = |quantity: Quantity, codes: &mut Array3<f32>| {
+        let written = codes.iter_mut().filter(|code| !is_unwritten(**code));
+        written.for_each(|code| *code *= own.of(quantity));
+    };
+    decode(Quantity::Out, &mut rank.out);
+    if let Some(RankGradients { dq, dk, dv, .. }) = &mut rank.gradients {
+        [(Quantity::Dq, dq), (Quantity::Dk, dk), (Quantity::Dv, dv)]
+            .into_iter()
+            .for_each(|(quantity, codes)| decode(quantity, codes));
     }
 }
 

@@ -4,6 +4,7 @@
 //! it was changes nothing that a judge could hold against that subject, in whatever order the subject sums.
 
 use ndarray::{Array, Dimension};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::{ForwardResults, Inputs, Pass, Problem, Saved, TensorName, blocked};
 
 use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
@@ -36,7 +37,8 @@ impl Backend for Ideal<'_> {
             gradients: (problem.pass == Pass::Backward).then(|| gradients(problem, inputs, &exact)),
             lse: returned.contains(&TensorName::Lse).then(|| narrow(&exact.lse)),
             max_logit: returned.contains(&TensorName::MaxLogit).then(|| narrow(&exact.max_logit)),
-            out: exact.out.mapv(|value| problem.precision.out.format.round(value) as f32),
+            out: exact.out.mapv(|value| inputs.scales.stored(problem, TensorName::Out).round(value) as f32),
+            amax: Amaxes::default(),
         };
         Ok(rank.into())
     }
@@ -44,12 +46,14 @@ impl Backend for Ideal<'_> {
 
 fn gradients(problem: &Problem, inputs: &Inputs, exact: &ForwardResults) -> RankGradients {
     let exact = blocked::backward(problem, inputs, &Saved::from(exact), None).exact;
-    let format = problem.precision.gradients.format;
-    let round = |value| format.round(value) as f32;
+    let round = |gradient| {
+        let stored = inputs.scales.stored(problem, gradient);
+        move |value| stored.round(value) as f32
+    };
     RankGradients {
-        dq: exact.dq.mapv(round),
-        dk: exact.dk.mapv(round),
-        dv: exact.dv.mapv(round),
+        dq: exact.dq.mapv(round(TensorName::Dq)),
+        dk: exact.dk.mapv(round(TensorName::Dk)),
+        dv: exact.dv.mapv(round(TensorName::Dv)),
         dsink: narrow(&exact.dsink),
     }
 }

@@ -32,7 +32,7 @@ pub use difference::{difference, same_bits};
 pub use emulated::{Arithmetic, Emulated, Ranks, Results, draw_options, launchable};
 pub use fp8::{Descales, FP8_FAULTS, Fp8, Fp8Fault, LocalPlace, Place, PlantedFp8, Recipe, fp8_fault};
 pub use fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS};
-pub use fp8_given::{FP8_GIVEN_FAULTS, Fp8Sequence};
+pub use fp8_given::{FP8_GIVEN_BACKWARD_FAULTS, FP8_GIVEN_FAULTS, Fp8Sequence, Kept};
 pub use fp8_schedule::descaled;
 pub use miscall::{Miscall, WrongCall};
 pub use miscalled::Miscalled;

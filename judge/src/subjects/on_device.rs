@@ -3,6 +3,7 @@
 //! read.
 
 use ndarray::{Array1, Array3};
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::{Inputs, Pass, Problem, Run, TensorName, runs_of};
 use seamproof_simulator::GuardedTensor;
 use seamproof_simulator::device::{Buffers, Device, DeviceError, Divided};
@@ -146,6 +147,7 @@ fn forward_results(schedule: &Schedule, buffers: &Buffers<f32>, rank: usize) -> 
         lse: Some(of(TensorName::Lse)?.to_array2()),
         max_logit: Some(Array1::from_vec(of(TensorName::MaxLogit)?.values().to_vec())),
         gradients: None,
+        amax: Amaxes::default(),
     })
 }
 

@@ -12,7 +12,7 @@ use seamproof_judge::prelude::*;
 use seamproof_judge::subjects::{Fp8, Fp8Sequence, PlantedFp8};
 use seamproof_judge::values;
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Algorithm, Inputs, Pass, ProblemFields, Saved, Scaling, Softmax, blocked};
+use seamproof_oracle::{Algorithm, Inputs, Pass, ProblemFields, Quantity, Saved, Scaling, Softmax, blocked};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -83,11 +83,14 @@ fn the_backward_in_fp8_holds_on_what_is_drawn() {
 #[test]
 fn the_sequence_with_given_scales_holds_on_what_is_drawn() {
     let given = Fp8 { sequence: Fp8Sequence::Cudnn, backward: true, ..Fp8::default() };
-    let (mut held, mut ways, mut formats, mut saturated) = (0, HashSet::new(), HashSet::new(), [0; 2]);
+    let (mut held, mut saturated) = (0, [0; 2]);
+    let (mut ways, mut formats) = (HashSet::new(), HashSet::new());
     for (index, problem) in asked(&given, 9, 1_500).enumerate() {
         let kernel = Fp8 {
             tiles: Tiles { q: [1, 4, 16, 64][index % 4], kv: [16, 64, 5][index / 4 % 3] },
             promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 12 % 3],
+            merge: MergeOrder::WEIGHTED[index / 36 % 2],
+            order: index as u64,
             ..given
         };
         let verdict = evaluate(&kernel, &problem);
@@ -97,6 +100,7 @@ fn the_sequence_with_given_scales_holds_on_what_is_drawn() {
             formats.insert((problem.precision.dout, problem.precision.gradients));
             let inputs = values::inputs(&problem);
             let rank = kernel.run(&problem, &inputs).expect("what the table takes").ranks.remove(0);
+            assert!(Quantity::ALL.iter().all(|quantity| rank.amax.of(*quantity).is_some()));
             let any = |tensor, values: &Array3<f32>| {
                 let stored = inputs.scales.stored(&problem, tensor);
                 usize::from(values.iter().any(|value| stored.is_saturated((*value).into())))
@@ -108,6 +112,21 @@ fn the_sequence_with_given_scales_holds_on_what_is_drawn() {
     }
     assert!(held > 400 && ways.len() == 4 && formats.len() == 3, "{held} {ways:?} {formats:?}");
     assert!(saturated.iter().all(|cases| (held / 20..held / 2).contains(cases)), "{saturated:?} of {held}");
+}
+
+/// A forward with given scales holds over several ranks, whose amaxes agree.
+#[test]
+fn a_forward_with_given_scales_holds_over_several_ranks() {
+    let given = Fp8 { sequence: Fp8Sequence::Cudnn, ..Fp8::default() };
+    let (mut held, mut algorithms) = (0, HashSet::new());
+    for (index, problem) in asked(&given, 10, 800).enumerate() {
+        let merge = MergeOrder::WEIGHTED[index % 2];
+        let verdict = evaluate(&Fp8 { merge, order: index as u64, ..given }, &problem);
+        assert!(matches!(verdict, Verdict::Pass(_)), "{merge:?} on {problem:?}: {verdict:?}");
+        algorithms.insert(problem.parallel.algorithm.name());
+        held += usize::from(problem.parallel.size() > 1 && problem.pairs() > 0);
+    }
+    assert!(held > 100 && algorithms.len() == 3, "{held} {algorithms:?}");
 }
 
 /// A judge that samples the rows of every case is silent on the backward too, whose largest dS it bounds by norms.

@@ -13,7 +13,7 @@ use super::pieces::{
 };
 use crate::envelope::dither::{Spread, copies_of, fill_enough, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews, TensorName};
+use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews, TensorName, amax};
 
 /// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
@@ -140,6 +140,20 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
     /// Returns the gradients of exact arithmetic from saved values without errors.
     pub(super) fn new(inputs: &'a InputViews<'i>, saved: &'a SavedViews<'s>) -> Backward<'a, 'i, 's> {
         Backward { inputs, saved, errors: SavedErrors::default(), model: None, replay: None }
+    }
+
+    /// Returns the range of the largest magnitude of dS in a group.
+    pub(super) fn largest_gradient(&self, group: &Group<'_>, sides: Sides) -> amax::Range {
+        let Some(model) = self.model else { return amax::Range::default() };
+        let keys = &Keys::new(*group, self.inputs, self.model);
+        let (copies, query_sums, ds_most) = (&[][..], &[][..], Vec::new());
+        let context =
+            Context { of: self, problem: group.problem, group, sides, keys, copies, query_sums, ds_most };
+        let pieces = group.pieces();
+        pieces
+            .iter()
+            .map(|piece| context.largest_gradient(model, piece))
+            .fold(amax::Range::default(), amax::Range::or)
     }
 
     /// Returns a group's gradients. Pieces are computed by themselves and then added in order.
@@ -392,17 +406,17 @@ impl Context<'_, '_, '_> {
     fn largest_gradients(&self, model: &Model, parallel: bool) -> Vec<f64> {
         let heads = self.group.heads();
         let mut largest = vec![0.0f64; heads.len()];
-        for (head, most) in
+        for (head, range) in
             map(parallel, self.group.pieces(), |piece| (piece.head, self.largest_gradient(model, &piece)))
         {
             let most_of_head = &mut largest[head - heads.start];
-            *most_of_head = most_of_head.max(most.min(ERROR_MAX));
+            *most_of_head = most_of_head.max(range.most.min(ERROR_MAX));
         }
         largest
     }
 
-    fn largest_gradient(&self, model: &Model, piece: &QueryRange) -> f64 {
-        let mut largest = 0.0f64;
+    fn largest_gradient(&self, model: &Model, piece: &QueryRange) -> amax::Range {
+        let mut largest = amax::Range::default();
         for rows in self.group.row_tiles(piece.rows.clone(), usize::MAX) {
             let tile = self.query_tile(piece.head, rows.clone());
             for columns in tiles(self.group.seen_by_any(rows), KEY_TILE) {
@@ -412,7 +426,7 @@ impl Context<'_, '_, '_> {
                 for (stretch, kept) in seen.iter().zip(&kept) {
                     for pair in self.pairs(&tile, stretch, kept, &p, [&a, &b]) {
                         let (ds, error) = model.logit_gradient(&pair);
-                        largest = largest.max(ds + error);
+                        largest.add(ds, error);
                     }
                 }
             }

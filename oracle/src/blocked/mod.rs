@@ -21,6 +21,7 @@ use ndarray::{Array1, Array2, Array3};
 
 pub use answer::{Answer, Tiers};
 
+use crate::amax::Range;
 use crate::envelope::{Joints, Model, NumericProfile};
 use crate::exact::{saturate, saturate_gradients};
 use crate::replay::Replay;
@@ -206,6 +207,17 @@ pub fn replayed_backward(
     let (inputs, saved) = (&inputs.into(), &saved.into());
     let backward = Backward { model: Some(model), replay: Some(profile), ..Backward::new(inputs, saved) };
     (!profile.scales_queries && !model.scales_tiles()).then(|| whole_backward(problem, &backward))
+}
+
+/// Returns the range of the largest magnitude of dS, without the softmax's scale, of a subject with this model.
+pub fn largest_logit_gradient(problem: &Problem, inputs: &Inputs, saved: &Saved, model: &Model) -> Range {
+    let model = model.with_scales(&inputs.scales);
+    let (inputs, saved) = (&inputs.into(), &saved.into());
+    let backward = Backward { model: Some(&model), ..Backward::new(inputs, saved) };
+    let cut = Cut::whole(problem);
+    let ranges =
+        map(cut.is_large(), cut.groups.clone(), |group| backward.largest_gradient(&group, cut.sides));
+    ranges.into_iter().fold(Range::default(), Range::or)
 }
 
 /// Returns the gradients of all rows, those of shared keys summed over the sequences.

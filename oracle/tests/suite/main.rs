@@ -9,6 +9,7 @@ mod envelope;
 mod finite_differences;
 mod form;
 mod format;
+mod given;
 mod high_precision;
 mod pages;
 mod problem;

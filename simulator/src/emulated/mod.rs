@@ -18,11 +18,13 @@ use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Intervals, Pass, Run, Sink, Softmax, TensorName};
+use seamproof_oracle::amax::Amaxes;
+use seamproof_oracle::{Format, Intervals, Pass, Quantity, Run, Sink, Softmax, TensorName};
 
 use crate::schedule::Descales;
 use crate::{AttentionCall, GuardedTensor, Real, RowPolicy, Segment};
 
+mod amax;
 mod arithmetic;
 mod columns;
 pub mod hopper;
@@ -32,6 +34,7 @@ mod row;
 mod stages;
 mod tensor_core;
 
+use amax::Maxima;
 pub use arithmetic::{HeadRows, RowSum, Serial, TileWeights, UnitArithmetic, Weights};
 use columns::Columns;
 pub use hopper::Hopper;
@@ -109,6 +112,11 @@ pub trait Kernel<T: Real>: Sync {
     /// ([`MergeStyle::Difference`](crate::schedule::MergeStyle::Difference)). Both LSEs are finite. The running out is
     /// rounded to `format`.
     fn merge_by_difference(&self, running: (&mut [T], &mut T), step: (&[T], T), format: Format);
+    /// Returns the largest magnitudes of what the launches so far have quantised, if the kernel keeps them
+    /// ([`Roundings::keeps_amax`]).
+    fn amaxes(&self) -> Amaxes {
+        Amaxes::default()
+    }
 }
 
 /// Stages that run on either arithmetic in f32: those of the right kernel, or of another that differs in some.
@@ -167,6 +175,7 @@ pub struct TiledKernel<'a, T, A, S: ?Sized> {
     roundings: Roundings,
     units: A,
     stages: &'a S,
+    maxima: Maxima,
     real: PhantomData<fn() -> T>,
 }
 
@@ -261,12 +270,16 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
         }
         *lse = self.stages.difference_lse(*lse, step_lse);
     }
+
+    fn amaxes(&self) -> Amaxes {
+        if self.roundings.keeps_amax { self.maxima.told() } else { Amaxes::default() }
+    }
 }
 
 impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a, T, A, S> {
     /// Returns a kernel with the given tiles and roundings.
     pub fn new(tiles: Tiles, roundings: Roundings, units: A, stages: &'a S) -> TiledKernel<'a, T, A, S> {
-        TiledKernel { tiles, roundings, units, stages, real: PhantomData }
+        TiledKernel { tiles, roundings, units, stages, maxima: Maxima::default(), real: PhantomData }
     }
 
     fn place<'s>(&self, pass: Pass, segment: &'s Segment) -> Placed<'s> {
@@ -338,6 +351,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let maxima: Vec<T> = states.iter().map(|state| state.max).collect();
         let mut tile: Vec<Finished<T>> =
             states.into_iter().map(|state| self.finish(scaled, state, tensors.sink)).collect();
+        self.count_weights(scaled, &maxima, &tile);
         if roundings.normalises_first {
             self.each_scored(&scored, keys, tensors, |local, _, seen, scores, values| {
                 let (max, row) = (maxima[local], &mut tile[local]);
@@ -438,7 +452,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
     ) {
         let stages = self.stages;
         let (format, of_out) = (tensors.out.format(), self.roundings.factors.out);
-        let is_scaled = descales.is_some() || of_out != Factor::ONE;
+        let is_scaled = descales.is_some() || of_out != Factor::ONE || self.roundings.keeps_amax;
         let unscaled = if is_scaled { Format::F32 } else { format };
         // Weights that were divided first leave nothing to divide by.
         let divided = self.roundings.normalises_first.then(|| {
@@ -453,7 +467,8 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             if is_scaled {
                 let v = descales.map_or(1.0, |descales| descales.v);
                 out.iter_mut().for_each(|out| *out *= T::from_f32(v));
-                of_out.round_all(out, format);
+                self.count(Quantity::Out, out);
+                of_out.quantise(out, format);
             }
             tensors.lse.lane_mut(head, row)[0] = stages.lse(tile, local);
         }
@@ -512,14 +527,31 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             * if gradient == TensorName::Dv { self.weight_descale() } else { T::from_f32(factors.ds.descale) }
     }
 
-    /// Writes a gradient of one row, in the numbers of its format and factor.
+    /// Counts magnitudes of a quantity before they are quantised.
+    fn count(&self, quantity: Quantity, values: &[T]) {
+        if self.roundings.keeps_amax {
+            self.maxima.count(quantity, values);
+        }
+    }
+
+    /// Counts the largest weights of a tile's rows, which are those of their largest logits.
+    fn count_weights(&self, scaled: &ScaledHead, maxima: &[T], tile: &[Finished<T>]) {
+        let units = &self.units;
+        for (&max, row) in maxima.iter().zip(tile).filter(|(max, _)| **max != T::NEG_INFINITY) {
+            let share = units.exp(units.logit(&scaled.softmax, max) - row.max) * (T::ONE / row.sum);
+            self.count(Quantity::P, &[share]);
+        }
+    }
+
+    /// Writes a gradient of one row, as codes where it has a factor.
     fn store(&self, (name, factor): (TensorName, T), sums: &[T], index: usize, format: Format, to: &mut [T]) {
         let own = self.roundings.factors.of_gradient(name);
-        if own == Factor::ONE {
+        if own == Factor::ONE && !self.roundings.keeps_amax {
             return self.stages.store(name, factor, sums, index, format, to);
         }
         self.stages.store(name, factor, sums, index, Format::F32, to);
-        own.round_all(to, format);
+        self.count(Quantity::of(name).unwrap_or(Quantity::Dv), to);
+        own.quantise(to, format);
     }
 
     /// Stores dk and dv of one query head in a format, adds them to those of its group, and clears them for the next
@@ -559,6 +591,10 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let mut row_dots = stages.row_dots(units, dout, HeadRows { tensor: tensors.out, rows: real, head });
         if let Some(Descales { dout, .. }) = scaled.descales {
             stages.descale_dots(&mut row_dots, T::from_f32(dout));
+        }
+        let of_out = self.roundings.factors.out;
+        if of_out != Factor::ONE {
+            row_dots.iter_mut().for_each(|dot| *dot *= T::from_f32(of_out.descale));
         }
         let lse = stages.saved_lse(tensors.lse, head, real);
         let mut dq = vec![T::ZERO; rows.len() * dim_qk];
@@ -687,6 +723,7 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
             }
             (p.seen[local], ds.seen[local]) = (hull.clone(), hull);
         }
+        self.count(Quantity::Ds, ds.values());
         let factor = roundings.scales_tiles.then(|| stages.tile_factor(&ds, roundings.ds));
         let given = T::from_f32(roundings.factors.ds.scale);
         for local in 0..rows.len() {

@@ -22,14 +22,12 @@ impl Factor {
         Factor { scale: 1.0 / descale, descale }
     }
 
-    /// Rounds numbers to a format in units of the descale.
-    pub(super) fn round_all<T: Real>(self, values: &mut [T], format: Format) {
-        if self == Factor::ONE {
-            return T::round_all(values, format);
+    /// Turns numbers into codes of a format.
+    pub(super) fn quantise<T: Real>(self, values: &mut [T], format: Format) {
+        if self != Factor::ONE {
+            values.iter_mut().for_each(|value| *value *= T::from_f32(self.scale));
         }
-        values.iter_mut().for_each(|value| *value *= T::from_f32(self.scale));
         T::round_all(values, format);
-        values.iter_mut().for_each(|value| *value *= T::from_f32(self.descale));
     }
 }
 
@@ -40,9 +38,9 @@ pub struct Factors {
     pub p: Factor,
     /// That of logit gradients.
     pub ds: Factor,
-    /// That of the output.
+    /// That of the output. A launch returns codes, and the backward's D takes the descale.
     pub out: Factor,
-    /// That of the queries' gradient.
+    /// That of the queries' gradient, of which a launch returns codes too.
     pub dq: Factor,
     /// That of the keys' gradient.
     pub dk: Factor,
@@ -107,6 +105,8 @@ pub struct Roundings {
     pub folds_scale: bool,
     /// The given factors of what the kernel quantises.
     pub factors: Factors,
+    /// Whether the kernel keeps the largest magnitudes of what it quantises.
+    pub keeps_amax: bool,
 }
 
 impl Roundings {
@@ -124,6 +124,7 @@ impl Roundings {
             scales_tiles: false,
             folds_scale: false,
             factors: Factors::NONE,
+            keeps_amax: false,
         }
     }
 }

@@ -14,6 +14,8 @@ pub const WEIGHTS_ROUNDED_TWICE: &dyn Variant = &WeightsRoundedTwice;
 pub const WEIGHTS_NOT_SATURATED: &dyn Variant = &WeightsNotSaturated;
 /// A row's maximum is kept while it grows by less than four binades of a weight.
 pub const STALE_MAXIMUM: &dyn Variant = &StaleMaximum;
+/// A row's maximum begins at a finite number in place of minus infinity, the least of fp16.
+pub const FINITE_LEAST_MAXIMUM: &dyn Variant = &FiniteLeastMaximum;
 /// dS is multiplied by the softmax's scale once more.
 pub const SCALE_TWICE_IN_DS: &dyn Variant = &ScaleTwiceInDs;
 /// The row's sum is that of rounded weights, without the factor of weights, 2⁸.
@@ -62,6 +64,11 @@ kernels! {
             if is_new || max > state.max && units.rescale(softmax, state.max, max) < 1.0 / 16.0 {
                 right::<A>().grow(units, softmax, state, max);
             }
+        }
+    }
+    FiniteLeastMaximum {
+        fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<f32>, max: f32) {
+            right::<A>().grow(units, softmax, state, max.max(-Format::Fp16.max_finite() as f32));
         }
     }
     ScaleTwiceInDs {
