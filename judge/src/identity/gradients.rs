@@ -211,7 +211,9 @@ impl Compared<'_> {
                 if parts_overflow && (self.runs.kv_heads > 1 || self.overflows(own, far)) {
                     continue;
                 }
-                excess.add(key, [own, parts().sum()], rounding);
+                // A sum past the range of a format that saturates is cut, and no part of it may be.
+                let sum = self.stored.saturated(parts().sum());
+                excess.add(key, [own, sum], rounding);
             }
             let Excess { sum, worst: Some((_, key, values)) } = excess else { continue };
             if sum > error {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use ndarray::{Array, Dimension};
+use seamproof_oracle::Quantity;
 
 use crate::subject::{Outputs, RankOutputs};
 
@@ -70,6 +71,8 @@ fn tensors(rank: &RankOutputs) -> Vec<(&'static str, Cow<'_, [f32]>)> {
         all.push(("dv", values(&gradients.dv)));
         all.push(("dsink", values(&gradients.dsink)));
     }
+    let amaxes: Vec<f32> = Quantity::ALL.into_iter().filter_map(|of| rank.amax.of(of)).collect();
+    all.push(("amax", amaxes.into()));
     all
 }
 

@@ -478,7 +478,7 @@ impl Fp8 {
 
     pub(super) fn recipe(&self) -> Recipe {
         let &Fp8 { tiles, promoted_after, .. } = self;
-        let (weight_exponent, factors) = (self.weight_exponent(), fp8_given::given as _);
+        let (weight_exponent, factors) = (self.weight_exponent(), Factors::of as _);
         let known = of_the_group;
         let backward = BackwardRecipe { known, descales, rounds_ds_weights: false };
         let (stages, lse_shift) = (&Right, 0.0);

@@ -11,9 +11,7 @@
 
 use ndarray::Axis;
 use seamproof_oracle::amax::Amaxes;
-use seamproof_oracle::{
-    Algorithm, Element, Format, Inputs, OwnScales, Precision, Problem, Quantity, Scaling, sharding,
-};
+use seamproof_oracle::{Algorithm, Element, Format, Inputs, Precision, Problem, Quantity, Scaling, sharding};
 use seamproof_simulator::emulated::{Factor, Factors};
 use seamproof_simulator::faults::{Catcher, codes};
 
@@ -98,11 +96,6 @@ pub(super) fn parallel(backward: bool) -> Parallelism {
     Parallelism { algorithms: algorithms.to_vec(), regions: false, ..Parallelism::all() }
 }
 
-/// Returns the factors of the descales that a problem gives.
-pub(super) fn given(own: &OwnScales) -> Factors {
-    Factors::of(own)
-}
-
 /// Returns the formats of cuDNN that are taken together. In a backward, dS has the format of dout.
 pub(super) fn precisions(backward: bool) -> Vec<Precision> {
     let tensor = |format: Format| Element { format, scaling: Scaling::PerTensor };
@@ -128,7 +121,7 @@ pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
         "weight-scales-dropped",
         "neither the scale of S nor its descale is applied, and small weights vanish",
         "https://github.com/NVIDIA/cudnn-frontend/issues/520",
-        |recipe| recipe.factors = |own| Factors { p: Factor::ONE, ..given(own) },
+        |recipe| recipe.factors = |own| Factors { p: Factor::ONE, ..Factors::of(own) },
     ),
     fault(
         "weight-descale-dropped",
@@ -136,7 +129,7 @@ pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
         "https://github.com/NVIDIA/cudnn-frontend/issues/520",
         |recipe| {
             recipe.factors = |own| {
-                let right = given(own);
+                let right = Factors::of(own);
                 Factors { p: Factor { descale: 1.0, ..right.p }, ..right }
             };
         },
@@ -147,7 +140,7 @@ pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
         "https://github.com/flashinfer-ai/flashinfer/issues/4224",
         |recipe| {
             recipe.factors = |own| {
-                let right = given(own);
+                let right = Factors::of(own);
                 Factors { out: Factor { scale: 1.0, ..right.out }, ..right }
             };
         },
@@ -195,7 +188,7 @@ pub const FP8_GIVEN_BACKWARD_FAULTS: &[Fp8Fault] = &[
         "https://github.com/NVIDIA/cudnn-frontend/issues/520",
         |recipe| {
             recipe.factors = |own| {
-                let right = given(own);
+                let right = Factors::of(own);
                 Factors { ds: Factor { descale: 1.0, ..right.ds }, ..right }
             };
         },
@@ -206,7 +199,7 @@ pub const FP8_GIVEN_BACKWARD_FAULTS: &[Fp8Fault] = &[
         "https://github.com/NVIDIA/TransformerEngine/pull/592",
         |recipe| {
             recipe.factors = |own| {
-                let right = given(own);
+                let right = Factors::of(own);
                 Factors { out: Factor { descale: 1.0, ..right.out }, ..right }
             };
         },
@@ -217,9 +210,9 @@ pub const FP8_GIVEN_BACKWARD_FAULTS: &[Fp8Fault] = &[
         "https://github.com/NVIDIA/TransformerEngine/pull/592",
         |recipe| {
             recipe.factors = |own| {
-                let Factors { dq, dk, dv, .. } = given(own);
+                let Factors { dq, dk, dv, .. } = Factors::of(own);
                 let scaled = |right: Factor, wrong: Factor| Factor { scale: wrong.scale, ..right };
-                Factors { dq: scaled(dq, dk), dk: scaled(dk, dv), ..given(own) }
+                Factors { dq: scaled(dq, dk), dk: scaled(dk, dv), ..Factors::of(own) }
             };
         },
     ),

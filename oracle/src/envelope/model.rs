@@ -3,6 +3,7 @@
 
 pub(super) mod gradients;
 pub(super) mod majorant;
+mod rounding;
 
 use std::num::NonZeroUsize;
 
@@ -15,12 +16,11 @@ use super::constants::{
 use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem, Quantity, Scales, Stored, TensorName, TensorScales};
+pub use rounding::Rounding;
+use rounding::{
+    EXPONENT_MAX, exponential_error, final_rounding, replayed, rounding, saturation, weight_lost,
+};
 
-/// The largest unit roundoff of a format whose roundings may be noise, that of bf16. A certificate asks for a quarter of
-/// a binade, which is 31 of bf16's cells. In FP8 it is two, of which weights may fill one in part and err one way.
-const NOISE_UNIT_MOST: f64 = 1.0 / 256.0;
-/// The largest exponent of a bound. A bound past this limit says nothing, and the limit keeps `exp` finite.
-const EXPONENT_MAX: f64 = 60.0;
 /// The largest sum of a row's relative errors for which the first-order form holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
 
@@ -129,15 +129,6 @@ pub struct PairError {
     pub rounding: Rounding,
 }
 
-/// The rounding of one weight.
-#[derive(Clone, Copy, Debug)]
-pub struct Rounding {
-    /// The largest magnitude of the rounding.
-    pub most: f64,
-    /// Whether the rounding may be taken as noise. Below the normal range a value may vanish, which is no noise.
-    pub is_noise: bool,
-}
-
 /// The tiers of a bound on row sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BoundTier {
@@ -145,41 +136,6 @@ pub enum BoundTier {
     Worst,
     /// Tier T, for rows that are certified as dithered.
     Dithered,
-}
-
-/// Returns how far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent. Up to an error of
-/// 1 the bound is `p·(error + error²)`, since `e^x − 1 ≤ x + x²` there. Past 1, p itself may have underflowed while the
-/// computed weight has not, or the other way round, and the bound is the larger of p and the largest computed weight.
-#[inline]
-fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
-    if error <= 1.0 {
-        p * (error + error * error)
-    } else {
-        libm::exp((log_p + error).min(EXPONENT_MAX)).max(p)
-    }
-}
-
-/// Returns the error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its
-/// subnormals, or what lies past the largest number that the format holds.
-#[inline]
-fn rounding(format: Format, magnitude: f64, floor: f64, largest: f64) -> Rounding {
-    let relative = format.unit_roundoff() * magnitude;
-    let is_noise = relative >= floor && format.unit_roundoff() <= NOISE_UNIT_MOST;
-    Rounding { most: relative.max(magnitude.min(floor)).max(magnitude - largest), is_noise }
-}
-
-/// Returns the largest number of a format that saturates, and infinity for one that does not.
-fn saturation(format: Format) -> f64 {
-    if format.saturates() { format.max_finite() } else { f64::INFINITY }
-}
-
-/// Returns the rounded value, and how far from the rounded value another one within `error` can be rounded: 0 apart
-/// from near-ties.
-#[inline]
-fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
-    let rounded = format.round(value);
-    let apart = |other: f64| (format.round(other) - rounded).abs();
-    (rounded, apart(value + error).max(apart((value - error).max(0.0))))
 }
 
 /// Whether weights may be divided by the row's sum before they are rounded. The order is left open where P is in f32.
@@ -218,14 +174,6 @@ fn factor(magnitude: f64, floor: f64) -> f64 {
     if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
 }
 
-/// Returns the error of rounding a result of at most this magnitude, where the result does not overflow. An infinity
-/// stands for any value past the format's largest, and the judge compares it as such. An exact result is cut to the range
-/// of a format that saturates.
-#[inline]
-fn final_rounding(stored: Stored, magnitude: f64) -> f64 {
-    stored.half_spacing(magnitude.min(stored.most()))
-}
-
 /// Returns the place of a gradient among those with rows.
 fn place_of(gradient: TensorName) -> usize {
     match gradient {
@@ -233,11 +181,6 @@ fn place_of(gradient: TensorName) -> usize {
         TensorName::Dk => 1,
         _ => 2,
     }
-}
-
-/// Returns the share of a weight that saturation may take, where 1 is multiplied by this factor.
-fn weight_lost(p: Format, factor: f64) -> f64 {
-    (1.0 + EXP_ERROR - saturation(p) / factor).max(0.0)
 }
 
 /// A [`Model`] with the quantities of one row, for the row's weights.
