@@ -36,7 +36,7 @@ use crate::subject::{
     Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism, Partials,
     Promises, RunError, START_SECONDS, Table,
 };
-use crate::values;
+use crate::values::{self, Poison};
 
 /// The emulated kernel in FP8 with its options.
 #[derive(Clone, Copy, Debug)]
@@ -387,9 +387,10 @@ impl Fp8 {
         Fp8 { backward, sequence, fault: Some(fault), ..self }
     }
 
-    /// Whether the planted fault changes a result of a problem.
+    /// Whether the planted fault changes a result of a problem, whose padding holds large numbers.
     pub fn shows(&self, problem: &Problem) -> bool {
-        let inputs = values::inputs(problem);
+        let mut inputs = values::inputs(problem);
+        values::poison(&mut inputs, problem, Poison::Large);
         let runs = [*self, Fp8 { fault: None, ..*self }].map(|kernel| kernel.run(problem, &inputs));
         matches!(&runs, [Ok(wrong), Ok(right)] if !same_bits(wrong, right))
     }
