@@ -132,15 +132,17 @@ pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
     let problem = evidence.problem;
     let bounds = Bounds::new(evidence, problem, evidence.inputs);
     let inputs = &*bounds.inputs;
-    let rounding = |gradient| (evidence.inputs.scales.stored(problem, gradient), bounds.gradient_floor());
+    let floor = bounds.gradient_floor();
+    let [of_dq, of_dk] = [TensorName::Dq, TensorName::Dk]
+        .map(|gradient| (evidence.inputs.scales.stored(problem, gradient), floor));
     let law = Law {
         relation: Relation::Euler,
         tensor: TensorName::Dk,
         what: "the products of k and dk do not add up to those of q and dq",
         sides: &|readers| {
             [
-                dot(evidence, readers, Side::Q, [&inputs.q, &gradients.dq], rounding(TensorName::Dq)),
-                dot(evidence, readers, Side::Kv, [&inputs.k, &gradients.dk], rounding(TensorName::Dk)),
+                dot(evidence, readers, Side::Q, [&inputs.q, &gradients.dq], of_dq),
+                dot(evidence, readers, Side::Kv, [&inputs.k, &gradients.dk], of_dk),
             ]
         },
         moved: &|readers, position, head| {
