@@ -117,6 +117,9 @@ struct alignas(16) Plan {
     u32 kv_tiles;
 };
 
+// The place of each in arrays of these tensors.
+enum { Q, K, V, DOUT };
+
 struct Args {
     TensorMap q;
     TensorMap k;

@@ -5,8 +5,9 @@
 //     P = 2^8 exp(scale δq δk Sᵀ - LSE)     dP = δdout δv dPᵀ     dS = P (dP - D)     D = δdout <dout's codes, out>
 //     dV += δdout / 2^8 · (Q(Pᵀ) dout)      dK += scale δq / 2^8 / σ · (Q(σ dSᵀ) Q)      dQ += (Q(σ dS) K) / σ
 //
-// Weights are multiplied where their exponents are made, and so is dS. Q rounds to e4m3. Each product in brackets is a sum of the tensor cores over no more than 128 rows or keys; what is added to is
-// f32. dQ's factor scale δk / 2^8 comes when its sums are closed.
+// Weights are multiplied where their exponents are made, and so is dS. Q rounds to e4m3. Each product in brackets is a sum of the
+// tensor cores over no more than 128 rows or keys; what is added to is f32. dQ's factor scale δk / 2^8 comes when its sums are
+// closed.
 //
 // Tensor cores take both operands along the sum. Q, dout and K lie along lanes for the scores, and have *turned* copies for what
 // is summed over rows: of each lane the rows of a tile, one after the other, with zeros for rows that are not real. The kernel
@@ -39,16 +40,10 @@ __device__ __forceinline__ float unpacked(const EightCodes<FORMAT>& eight, int i
     return fp16_to_f32((u16)(halves_of<FORMAT>(pair) >> i % 2 * 16));
 }
 
-// Bytes `lane` of four words.
-__device__ __forceinline__ u32 bytes_of(const u32 (&word)[4], u32 lane) {
-    const u32 pairs = lane | lane + 4 << 4;
-    return __byte_perm(__byte_perm(word[0], word[1], pairs), __byte_perm(word[2], word[3], pairs), 0x5410);
-}
-
-// The row of a group of 16 that lies at a position.
+// The row of a group of 16 at a position in the copies of Q and dout, or of keys.
 template <bool OF_KEYS>
-__device__ __forceinline__ u32 row_at(u32 position) {
-    return OF_KEYS ? position / 2 + position % 2 * 8 : position / 2 % 2 * 8 + position / 4 * 2 + position % 2;
+__device__ __forceinline__ u32 row_of_copy(u32 position) {
+    return OF_KEYS ? position / 2 + position % 2 * 8 : row_at(position);
 }
 
 // Rows of a tile in registers, on their way to shared memory: a vector of 16 lanes after the other, and zeros where a row is
@@ -87,24 +82,16 @@ __device__ __forceinline__ void turn(const uint4* rows, u8* to, u32 first) {
 #pragma unroll
     for (u32 i = threadIdx.x; i < COUNT / 16 * DIM / 4; i += THREADS) {
         const u32 group = i % (COUNT / 16), four = i / (COUNT / 16);
-        u32 columns[4][4];
-#pragma unroll
-        for (u32 word = 0; word < 4; ++word) {
-            u32 of_rows[4];
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                const u32 row = 16 * group + row_at<OF_KEYS>(4 * word + j);
-                of_rows[j] = ((const u32*)&rows[Fetched<COUNT>::place(row, four / 4)])[four % 4];
-            }
-#pragma unroll
-            for (u32 lane = 0; lane < 4; ++lane) columns[lane][word] = bytes_of(of_rows, lane);
-        }
+        uint4 turned[4];
+        turn_lanes(turned, [&](u32 at) {
+            const u32 row = 16 * group + row_of_copy<OF_KEYS>(at);
+            return ((const u32*)&rows[Fetched<COUNT>::place(row, four / 4)])[four % 4];
+        });
         const u32 line_group = first + group, block = line_group / 8 * DIM * 128;
 #pragma unroll
         for (u32 lane = 0; lane < 4; ++lane) {
             const u32 line = 4 * four + lane;
-            *(uint4*)(to + block + line * 128 + (line_group % 8 ^ line % 8) * 16) =
-                make_uint4(columns[lane][0], columns[lane][1], columns[lane][2], columns[lane][3]);
+            *(uint4*)(to + block + line * 128 + (line_group % 8 ^ line % 8) * 16) = turned[lane];
         }
     }
 }

@@ -254,7 +254,7 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
 // What D is multiplied with, of a tile of rows and a head.
 __device__ __forceinline__ float of_dout(const Args& a, u32 tile, int head) {
     if (!IS_FP8) return 1.0f;
-    return a.descales[3][(i64)a.q_tile_segment[tile] * a.heads + head];
+    return a.descales[DOUT][(i64)a.q_tile_segment[tile] * a.heads + head];
 }
 
 // What is to be done before tiles of keys are taken, for a tile of rows and a head. Gradients is what eight lanes of dout come as.

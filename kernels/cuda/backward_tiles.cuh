@@ -209,8 +209,6 @@ __device__ __forceinline__ int start_around(int place, int places, int tiles) {
     return (int)((u32)(place * tiles) / (u32)places);
 }
 
-// Tensor `which` of q, k, v and dout.
-enum { Q, K, V, DOUT };
 template <int WHICH>
 __device__ __forceinline__ const TensorMap* map_of(const Args& a) {
     return WHICH == Q ? &a.q : WHICH == K ? &a.k : WHICH == V ? &a.v : &a.dout;

@@ -256,7 +256,7 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 // 1024 bytes apart and rows of 128 bytes are swizzled.
 #define WGMMA(SHAPE, NAMES, BINDS, MOVE_A, A, B, ADD, FLAGS, ...)                                                      \
     asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\n" MOVE_A "mov.b64 db, {%" B ", 0x40000040};\n"                  \
-                 "setp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE " {" NAMES "}, " A           \
+                 "setp.ne.b32 p, %" ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE " {" NAMES "}, " A                 \
                  ", db, p, " FLAGS ";\n}"                                                                              \
                  : BINDS                                                                                               \
                  : __VA_ARGS__, "r"(b), "r"(add))

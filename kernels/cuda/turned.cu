@@ -64,12 +64,6 @@ struct Values {
 
 __device__ __forceinline__ u32 place_of_vector(u32 row, u32 vector) { return row * VECTORS + (vector ^ row / 16 % VECTORS); }
 
-// Byte `lane` of each of four words.
-__device__ __forceinline__ u32 bytes_of(const u32 (&word)[4], u32 lane) {
-    const u32 pairs = lane | lane + 4 << 4;
-    return __byte_perm(__byte_perm(word[0], word[1], pairs), __byte_perm(word[2], word[3], pairs), 0x5410);
-}
-
 template <class Source>
 __device__ __forceinline__ void turn(const Turned& a, const Source& source, uint4* tile) {
     const u32 across = (a.lanes + LANES - 1) / LANES;
@@ -88,24 +82,12 @@ __device__ __forceinline__ void turn(const Turned& a, const Source& source, uint
         const u32 group = item % GROUPS, four = item / GROUPS;
         const u32 lane = first_lane + 4 * four, position = first_row + 16 * group;
         if (lane >= a.lanes || position >= a.positions) continue;
-        u32 columns[4][4];
+        uint4 turned[4];
+        turn_lanes(turned, [&](u32 at) {
+            return ((const u32*)&tile[place_of_vector(16 * group + row_at(at), four / 4)])[four % 4];
+        });
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            u32 keys[4];
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                const u32 row = 16 * group + j / 2 * 8 + 2 * i + j % 2;
-                keys[j] = ((const u32*)&tile[place_of_vector(row, four / 4)])[four % 4];
-            }
-#pragma unroll
-            for (u32 of = 0; of < 4; ++of) columns[of][i] = bytes_of(keys, of);
-        }
-#pragma unroll
-        for (u32 of = 0; of < 4; ++of)
-            __stcs(
-                (uint4*)(a.to + (i64)(lane + of) * a.positions + position),
-                make_uint4(columns[of][0], columns[of][1], columns[of][2], columns[of][3])
-            );
+        for (u32 of = 0; of < 4; ++of) __stcs((uint4*)(a.to + (i64)(lane + of) * a.positions + position), turned[of]);
     }
 }
 

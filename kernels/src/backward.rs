@@ -425,6 +425,7 @@ impl Gpu {
         let launch = Prepared {
             bucket,
             form,
+            direction,
             maps: tensor_maps(self, [a, b, c, d, ("out", brought, q_step, q_box)], by_threads)?,
             elements: elements(tiled)?,
             by_threads,
@@ -435,7 +436,7 @@ impl Gpu {
     }
 
     /// Returns the walk of a launch ([`direction`]).
-    fn direction(
+    pub(crate) fn direction(
         &self,
         call: &CallTables,
         how: BackwardMode,
@@ -456,8 +457,16 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let BackwardTensors { q, v, dout, out, lse, dq, dk, dv, .. } = tensors;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
-        let Prepared { bucket, form, maps, elements, by_threads, descales, kernels: [before, tiles] } =
-            prepared;
+        let Prepared {
+            bucket,
+            form,
+            direction,
+            maps,
+            elements,
+            by_threads,
+            descales,
+            kernels: [before, tiles],
+        } = prepared;
         let layout = bucket.layout(call, [heads, kv_heads]);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
         if workspace.bytes() < layout[PARTS] {
@@ -474,7 +483,6 @@ impl Gpu {
         let [places @ .., turned_queries, turned_keys] = parts;
         let planned = raw_plan(call, tables, bucket, &places);
         let group = heads / kv_heads;
-        let direction = self.direction(call, how, [heads, kv_heads])?;
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
         let chunk = match order {
@@ -532,6 +540,8 @@ impl Gpu {
 pub(crate) struct Prepared {
     pub(crate) bucket: Bucket,
     pub(crate) form: Form,
+    /// The walk ([`direction`]).
+    pub(crate) direction: i32,
     pub(crate) maps: [TensorMap; 5],
     pub(crate) elements: [RawElements; 4],
     pub(crate) by_threads: bool,

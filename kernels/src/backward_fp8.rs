@@ -10,12 +10,12 @@ use seamproof_oracle::Format;
 use crate::attend::{BackwardTensors, CallTables, WeightFormats};
 use crate::backward::{BackwardMode, Bucket, Form, Prepared};
 use crate::error::KernelError;
-use crate::forward::{ALIGNMENT, ROWS_MAX, Tiled, tensor_map};
+use crate::forward::{ALIGNMENT, ROWS_MAX, elements, tensor_maps};
 use crate::forward_fp8;
 use crate::gpu::{Gpu, TensorMap};
 use crate::memory::Area;
 use crate::tables::on_bytes;
-use crate::view::{RawElements, View};
+use crate::view::{View, number_of_codes};
 
 /// The tensors of a backward in FP8.
 #[derive(Clone, Copy, Debug)]
@@ -54,20 +54,6 @@ impl CallTables {
     }
 }
 
-/// Returns what the copy engine is told of a tensor of codes.
-fn codes_map(gpu: &Gpu, tiled: Tiled) -> Result<TensorMap, KernelError> {
-    let (name, view, ..) = tiled;
-    tensor_map(gpu, tiled, view.raw_codes(name)?)
-}
-
-/// Returns where a tensor's codes lie.
-fn codes_of((name, view, step, _): Tiled) -> Result<RawElements, KernelError> {
-    let [rows, _, dim] = view.shape();
-    let view = view.raw_codes(name)?;
-    on_bytes(name, view.base, ALIGNMENT)?;
-    Ok(RawElements { view, rows: (rows / step) as i32, step: step as i32, dim: dim as i32 })
-}
-
 impl Gpu {
     /// Launches the backward in FP8. `tables` holds the call's tables, and `workspace` has
     /// [`CallTables::fp8_workspace_bytes`]. There are three launches, and no wait. A call that the kernel does not take
@@ -101,18 +87,17 @@ impl Gpu {
         }
         let bucket = Bucket::of_codes([dim, dim_v]);
         let tiled = bucket.tiled(call, [q, k, v, dout]);
-        let [a, b, c, d] = tiled.map(|tensor| codes_map(self, tensor));
-        let [e, f, g, h] = tiled.map(codes_of);
-        let dout_number = if dout.format() == Format::E4m3 { 3 } else { 4 };
-        let kernel = |name: &str| format!("backward_fp8_{name}_{}_{dout_number}", bucket.dim());
+        let [of_q, of_k, of_v, of_dout] = tensor_maps(self, tiled, false)?;
+        let suffix = format!("{}_{}", bucket.dim(), number_of_codes(dout.format()));
         let prepared = Prepared {
             bucket,
             form: Form::Tiles,
-            maps: [a?, b?, c?, d?, TensorMap::NONE],
-            elements: [e?, f?, g?, h?],
+            direction: self.direction(call, how, [heads, kv_heads])?,
+            maps: [of_q, of_k, of_v, of_dout, TensorMap::NONE],
+            elements: elements(tiled)?,
             by_threads: false,
             descales: descales.map(|area| area.address()),
-            kernels: [kernel("before"), kernel("tiles")],
+            kernels: ["before", "tiles"].map(|name| format!("backward_fp8_{name}_{suffix}")),
         };
         self.launch_backward(call, [tables, workspace], how, backward, prepared)
     }

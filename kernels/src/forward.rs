@@ -430,7 +430,7 @@ pub(crate) fn tensor_maps<const N: usize>(
     if !by_threads {
         for (map, tensor) in maps.iter_mut().zip(tensors) {
             let (name, view, ..) = tensor;
-            *map = tensor_map(gpu, tensor, view.raw(name)?)?;
+            *map = tensor_map(gpu, tensor, view.raw_moved(name)?)?;
         }
     }
     Ok(maps)
@@ -440,7 +440,7 @@ pub(crate) fn tensor_maps<const N: usize>(
 pub(crate) fn elements<const N: usize>(tensors: [Tiled; N]) -> Result<[RawElements; N], KernelError> {
     let mut all = [RawElements::default(); N];
     for (elements, (name, view, step, _)) in all.iter_mut().zip(tensors) {
-        let ([rows, _, dim], view) = (view.shape(), view.raw(name)?);
+        let ([rows, _, dim], view) = (view.shape(), view.raw_moved(name)?);
         *elements = RawElements { view, rows: (rows / step) as i32, step: step as i32, dim: dim as i32 };
     }
     Ok(all)

@@ -15,7 +15,7 @@ use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
 use crate::tables::{blocks, check_apart};
-use crate::view::{RawView, Table, View, is_codes};
+use crate::view::{RawView, Table, View, is_codes, number_of_codes};
 
 /// Rows that a block works on at once: one for each warp.
 const WARPS: usize = THREADS / WARP;
@@ -448,11 +448,7 @@ impl Gpu {
             statistic("lse", lse, heads)?,
             statistic("dsink", dsink, heads)?,
         ];
-        let codes = match dout.format() {
-            Format::E4m3 => 3,
-            Format::E5m2 => 4,
-            _ => 0,
-        };
+        let codes = number_of_codes(dout.format());
         let needed = if codes == 0 { None } else { Some(4 * rows.count * heads) };
         if needed != descales.map(|area| area.bytes()) {
             return Err(KernelError::shape(format!(

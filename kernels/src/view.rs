@@ -50,6 +50,15 @@ pub(crate) fn is_codes(format: Format) -> bool {
     matches!(format, Format::E4m3 | Format::E5m2)
 }
 
+/// Returns the number by which kernels know the format of codes; 0 for any other format.
+pub(crate) fn number_of_codes(format: Format) -> i32 {
+    match format {
+        Format::E4m3 => 3,
+        Format::E5m2 => 4,
+        _ => 0,
+    }
+}
+
 impl<'a> View<'a> {
     /// Returns the view of a tensor `[rows, heads, dim]`.
     pub fn rows(area: Area<'a>, [rows, heads, dim]: [usize; 3], format: Format) -> View<'a> {

@@ -124,16 +124,18 @@ impl Law<'_> {
         Bounds { mass, out: out.max(other_out), dv: majorants.dv, dk: majorants.dk, keys }
     }
 
+    /// Returns the most that the operations of an element of a gradient may lose below the normal range.
+    fn floor(&self, bounds: &Bounds) -> f64 {
+        let Run { problem, model, .. } = self.run;
+        let terms = bounds.keys.max(problem.sequences[self.sequence].q.len);
+        model.gradient_bound(TensorName::Dk, 0.0, 0.0, terms)
+    }
+
     /// Asks for `Σ ⟨q, dq⟩ = Σ ⟨k, dk⟩`.
     fn euler(&self, bounds: &Bounds) -> Option<Finding> {
-        let Run { problem, model, .. } = self.run;
+        let Run { problem, .. } = self.run;
         let format = problem.precision.gradients.format;
-        let floor = model.gradient_bound(
-            TensorName::Dk,
-            0.0,
-            0.0,
-            bounds.keys.max(problem.sequences[self.sequence].q.len),
-        );
+        let floor = self.floor(bounds);
         let (queries, keys) = (self.dot("q.dq"), self.dot("k.dk"));
         let own = queries.rounding(format, floor) + keys.rounding(format, floor);
         let Majorant { px, p, one } = bounds.dk;
@@ -151,13 +153,8 @@ impl Law<'_> {
 
     /// Asks for `Σ ⟨v, dv⟩ = Σ ⟨dout, out⟩`.
     fn mass(&self, bounds: &Bounds) -> Option<Finding> {
-        let Run { problem, model, .. } = self.run;
-        let floor = model.gradient_bound(
-            TensorName::Dk,
-            0.0,
-            0.0,
-            bounds.keys.max(problem.sequences[self.sequence].q.len),
-        );
+        let Run { problem, .. } = self.run;
+        let floor = self.floor(bounds);
         let (queries, keys) = (self.dot("dout.out"), self.dot("v.dv"));
         let own = queries.rounding(problem.precision.out.format, 0.0)
             + keys.rounding(problem.precision.gradients.format, floor);

@@ -112,6 +112,16 @@ pub struct LocalPlace {
 /// A planted fault of the kernel in FP8: an edit of its recipe.
 pub type Fp8Fault = Fault<fn(&mut Recipe)>;
 
+/// Returns a fault that the envelope or an identity catches.
+pub(super) const fn fault(
+    id: &'static str,
+    imitates: &'static str,
+    source: &'static str,
+    edit: fn(&mut Recipe),
+) -> Fp8Fault {
+    Fp8Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
+}
+
 /// The faults of the kernel in FP8.
 pub const FP8_FAULTS: &[Fp8Fault] = &[
     Fp8Fault {

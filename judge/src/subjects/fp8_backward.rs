@@ -9,13 +9,13 @@
 //!
 //! Over several ranks a launch's dq, dk and dv are values, in the formats in which the schedule keeps partial gradients.
 //!
-//! Its faults are edits of the [`Recipe`], as those of the forward are.
+//! Its faults are edits of the [`Recipe`](super::fp8::Recipe), as those of the forward are.
 
 use seamproof_oracle::{Inputs, Problem, Scales};
-use seamproof_simulator::faults::{Catcher, codes};
+use seamproof_simulator::faults::codes;
 use seamproof_simulator::schedule::Descales;
 
-use super::fp8::{Fp8Fault, LocalPlace, Place, Recipe, descales, last_sequence};
+use super::fp8::{Fp8Fault, LocalPlace, Place, descales, fault, last_sequence};
 use super::fp8_schedule::{dout_of_own_rows, of_own_rows};
 
 /// What the backward does with the numbers around its sums.
@@ -27,15 +27,6 @@ pub struct BackwardRecipe {
     pub descales: fn(&Scales, Place) -> Descales,
     /// Whether dS is made of rounded weights.
     pub rounds_ds_weights: bool,
-}
-
-const fn fault(
-    id: &'static str,
-    imitates: &'static str,
-    source: &'static str,
-    edit: fn(&mut Recipe),
-) -> Fp8Fault {
-    Fp8Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
 }
 
 /// The faults of the backward in FP8.

@@ -15,7 +15,7 @@ use seamproof_oracle::{Algorithm, Element, Format, Inputs, Precision, Problem, Q
 use seamproof_simulator::emulated::{Factor, Factors};
 use seamproof_simulator::faults::{Catcher, codes};
 
-use super::fp8::{Fp8Fault, Recipe};
+use super::fp8::{Fp8Fault, fault};
 use crate::subject::{Parallelism, RankOutputs};
 
 /// The sequence of operations that the kernel in FP8 has.
@@ -104,15 +104,6 @@ pub(super) fn precisions(backward: bool) -> Vec<Precision> {
         Precision { q: code, k: code, v: code, p: code, out: code, ..Precision::uniform(Format::Bf16) };
     let with = |dout: Element, gradients: Element| Precision { dout, ds: dout, gradients, ..forward };
     if backward { vec![with(code, code), with(wide, wide), with(code, wide)] } else { vec![forward] }
-}
-
-const fn fault(
-    id: &'static str,
-    imitates: &'static str,
-    source: &'static str,
-    edit: fn(&mut Recipe),
-) -> Fp8Fault {
-    Fp8Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
 }
 
 /// The faults of a kernel that is given scales of what it quantises, in its forward.

@@ -59,9 +59,12 @@ fn by_tensor(descales: &[Vec<Descales>], [heads, kv_heads]: [usize; 2]) -> [Vec<
         let of_segment = move |segment| (0..heads).map(move |head| of(segment, head * each, pick));
         descales.iter().flat_map(of_segment).collect()
     };
-    let of_keys = [all(kv_heads, group, |of| of.k), all(kv_heads, group, |of| of.v)];
-    let [k, v] = of_keys;
-    [all(heads, 1, |of| of.q), k, v, all(heads, 1, |of| of.dout)]
+    [
+        all(heads, 1, |of| of.q),
+        all(kv_heads, group, |of| of.k),
+        all(kv_heads, group, |of| of.v),
+        all(heads, 1, |of| of.dout),
+    ]
 }
 
 impl CudaDevice<'_> {

@@ -5,10 +5,9 @@
 //! takes `D = rowsum(dout · out)` from the stored out, and rounds dS. A kernel with other [`Roundings`] normalises P
 //! before it rounds it, makes D as `Σ P·dP`, or stores gradients of single heads. Codes in FP8 have [`Descales`], and dS
 //! in FP8 may have a power of two for each tile, which is undone when the tile's products are added. What the kernel
-//! quantises may have a [`Factor`] that is given. Rows are addressed
-//! only through runs (offset, step, real length, span). Padding rows are never read; they are zeroed or left, as the
-//! call says. Production kernels are compared with this CPU twin. The twin is itself compared with the oracle and shares
-//! no code with it.
+//! quantises may have a [`Factor`] that is given. Rows are addressed only through runs (offset, step, real length,
+//! span). Padding rows are never read; they are zeroed or left, as the call says. Production kernels are compared with
+//! this CPU twin. The twin is itself compared with the oracle and shares no code with it.
 //!
 //! A [`TiledKernel`] is a loop over tiles. Its [`Stages`] say what is done, and its [`UnitArithmetic`] says on which
 //! units.
@@ -536,6 +535,9 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
 
     /// Counts the largest weights of a tile's rows, which are those of their largest logits.
     fn count_weights(&self, scaled: &ScaledHead, maxima: &[T], tile: &[Finished<T>]) {
+        if !self.roundings.keeps_amax {
+            return;
+        }
         let units = &self.units;
         for (&max, row) in maxima.iter().zip(tile).filter(|(max, _)| **max != T::NEG_INFINITY) {
             let share = units.exp(units.logit(&scaled.softmax, max) - row.max) * (T::ONE / row.sum);

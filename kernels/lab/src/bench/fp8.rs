@@ -39,14 +39,9 @@ fn descales(gpu: &Gpu, problem: &Problem, heads: usize) -> Result<DeviceBuffer, 
 
 impl Buffers {
     fn new(gpu: &Gpu, problem: &Problem, numbers: &NormalNumbers) -> Result<Buffers, KernelError> {
-        Buffers::with(gpu, problem, ForwardBuffers::new(gpu, problem, numbers)?)
-    }
-
-    /// Returns what a forward has besides these tensors. The turned copy is made.
-    fn with(gpu: &Gpu, problem: &Problem, forward: ForwardBuffers) -> Result<Buffers, KernelError> {
         let of = |heads| descales(gpu, problem, heads);
         let buffers = Buffers {
-            forward,
+            forward: ForwardBuffers::new(gpu, problem, numbers)?,
             turned: gpu.allocate(TurnedShape::of(problem.v_shape()).bytes())?,
             descales: [of(problem.heads.q)?, of(problem.heads.kv)?, of(problem.heads.kv)?],
         };

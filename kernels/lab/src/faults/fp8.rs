@@ -43,8 +43,8 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
             => ";",
         VALUES;
     "codes-turned-in-natural-order", WrongSeam, ("P and V have other orders of keys", "https://github.com/flashinfer-ai/flashinfer/issues/3864"), "turned.cu",
-        "16 * group + j / 2 * 8 + 2 * i + j % 2"
-            => "16 * group + 4 * i + j",
+        "16 * group + row_at(at)"
+            => "16 * group + at",
         VALUES;
     "codes-moved-as-16-bits", WrongSeam, ("codes of other ranks are copied as if they had two bytes", "https://github.com/NVIDIA/TransformerEngine/pull/1574"), "pairs.cu",
         "if (view.format == E4M3) return ((const u8*)view.base)[place];"
@@ -95,7 +95,7 @@ pub(super) const FP8_BACKWARD_FAULTS: &[SourceFault] = faults! { BACKWARD_IN_FP8
             => "a.scale / WEIGHT_FACTOR",
         VALUES;
     "d-of-codes", WrongSeam, ("D is made of dout's codes, without their scale", "https://github.com/flashinfer-ai/flashinfer/issues/4984"), "backward.cu",
-        "return a.descales[3][(i64)a.q_tile_segment[tile] * a.heads + head];"
+        "return a.descales[DOUT][(i64)a.q_tile_segment[tile] * a.heads + head];"
             => "return 1.0f;",
         VALUES;
     "descale-of-keys-by-query-head", WrongSeam, ("query heads of a group have the scales of other KV heads", "https://github.com/vllm-project/vllm/issues/47037"), "backward.cu",
