@@ -12,7 +12,7 @@ use seamproof_oracle::limits::WORLD_MAX;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, BordersError, ContextParallel, Dims, Element, Form,
     Format, Heads, InputMode, Mask, Pages, Pass, Precision, Problem, ProblemError, ProblemFields, Run,
-    Sequence, SharedKeys, Sharing, Side, Sink, Softmax, Steps, TensorRows,
+    ScaleValues, Sequence, SharedKeys, Sharing, Side, Sink, Softmax, Steps, TensorRows,
 };
 use serde::de::DeserializeOwned;
 
@@ -108,6 +108,9 @@ pub struct Geometry {
     /// Seed of the values
     #[arg(long)]
     data_seed: Option<u64>,
+    /// Scales of what is scaled: powers-of-two, three-times-powers, any, delayed [default: powers-of-two]
+    #[arg(long, value_parser = word::<ScaleValues>)]
+    scales: Option<ScaleValues>,
     /// Judge the forward alone
     #[arg(long)]
     forward: bool,
@@ -248,6 +251,7 @@ impl Geometry {
             region: Some(parallel.region),
             mode: Some(problem.mode),
             data_seed: Some(problem.data_seed),
+            scales: Some(problem.scales),
             forward: problem.pass == Pass::Forward,
             form: Some(problem.form),
             append: (!problem.steps.is_empty()).then(|| List(problem.steps.0.clone())),
@@ -286,7 +290,7 @@ impl Geometry {
 
     /// Returns the options without those that change nothing.
     fn without_defaults(self, problem: &Problem) -> Geometry {
-        let drops: [fn(&mut Geometry); 20] = [
+        let drops: [fn(&mut Geometry); 21] = [
             |g| g.ranks = None,
             |g| g.world = None,
             |g| g.region = None,
@@ -306,6 +310,7 @@ impl Geometry {
             |g| g.format = None,
             |g| g.mode = None,
             |g| g.data_seed = None,
+            |g| g.scales = None,
             |g| g.form = None,
         ];
         drops.into_iter().fold(self, |geometry, drop| {
@@ -332,6 +337,7 @@ impl Geometry {
             parallel: self.parallel()?,
             mode: self.mode.unwrap_or(InputMode::Flat),
             data_seed: self.data_seed.unwrap_or(0),
+            scales: self.scales.unwrap_or_default(),
             pass: if self.forward { Pass::Forward } else { Pass::Backward },
             form: self.form.unwrap_or_default(),
             steps: Steps(self.append.as_ref().map(|list| list.0.clone()).unwrap_or_default()),
@@ -673,6 +679,7 @@ impl Display for Geometry {
         option(f, "region", self.region)?;
         option(f, "mode", self.mode.map(|mode| prose::word(&mode)))?;
         option(f, "data-seed", self.data_seed)?;
+        option(f, "scales", self.scales.map(|scales| prose::word(&scales)))?;
         f.write_str(if self.forward { " --forward" } else { "" })?;
         option(f, "form", self.form.map(Form::name))?;
         option(f, "append", self.append.as_ref())?;
@@ -708,6 +715,8 @@ mod tests {
         for (limits, seed) in [(Limits::fuzz(), 5), (Limits::seams(), 6)] {
             for index in 0..500 {
                 let Draw::Problem(drawn) = generate::draw(seed, index, &limits) else { continue };
+                let scales = ScaleValues::ALL[index as usize % ScaleValues::ALL.len()];
+                let drawn = Problem::new(ProblemFields { scales, ..drawn.into() }).expect("a problem");
                 let options = Geometry::of(&drawn).to_string();
                 assert_eq!(problem(&options), Ok(drawn), "{options}");
             }

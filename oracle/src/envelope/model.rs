@@ -67,6 +67,9 @@ pub struct Model {
     dqk_roundings: f64,
     /// The power of two with which a row's sum is multiplied.
     sum_scale: f64,
+    /// The error of a weight's exponent that this power brings: `e·ln 2` is added to the maximum, or to the exponent, and
+    /// two sums are rounded.
+    factor_in_exponent: f64,
     /// The factor with which weights are multiplied before they are rounded: that power of two, and the reciprocal of a
     /// given descale.
     weight_scale: f64,
@@ -211,7 +214,8 @@ impl RowModel<'_> {
     #[inline]
     fn eta(&self, logit: f64, logit_error: f64) -> f64 {
         let row = self.row;
-        logit_error + F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range)
+        let roundings = F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
+        logit_error + roundings + self.model.factor_in_exponent
     }
 
     /// Returns the error of the exponent of a weight whose logit's products have magnitudes that sum to `a`.
@@ -288,6 +292,7 @@ impl Model {
                 + given(Quantity::Dv, 3.0),
             dqk_roundings: 3.0 + given(Quantity::Ds, 4.0) + given(Quantity::Dq, 3.0),
             sum_scale: factor,
+            factor_in_exponent: 2.0 * F32_ROUNDOFF * libm::log(factor),
             weight_scale: factor,
             weight_lost: weight_lost(p, factor),
             ds_descale: 1.0,
@@ -661,7 +666,8 @@ impl Model {
         let weight = libm::exp(logit - running_max);
         let exponent = logit_error
             + max_error
-            + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs);
+            + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs)
+            + self.factor_in_exponent;
         let error = exponential_error(weight, logit - running_max, exponent) * (1.0 + EXP_ERROR)
             + weight * EXP_ERROR
             + weight.min(self.accumulation.underflow());

@@ -2,7 +2,10 @@
 
 use crate::common::plain;
 
-use seamproof_oracle::envelope::{Accumulation, Arithmetic, DsFold, DsScale, GradientPair, Model, Partition};
+use seamproof_oracle::envelope::{
+    Accumulation, Arithmetic, Delta, DsFold, DsScale, DsWeights, EXP_ERROR, GradientPair, GroupSums,
+    KeyOrder, Model, NumericProfile, Partition, RowStatistics, WeightRounding,
+};
 use seamproof_oracle::{Element, Format, Problem, Scaling};
 
 /// A subject may round dS times the scale. Kernels in bf16 were 1.69 times over their bound with a scale of 1/2 where
@@ -130,4 +133,62 @@ fn descales_of_dout_cost_roundings() {
     });
     let [[dv, dk], [scaled_dv, scaled_dk]] = bounds;
     assert!(scaled_dv > dv && scaled_dk > dk, "{bounds:?}");
+}
+
+/// Returns a weight as a kernel makes it whose exponent takes the factor 2^8: `2^(s·c − (m·c − 8))` with one rounding of
+/// f32 for each sum and product but a fused one. c is log2 e.
+fn weight_with_a_factor(logit: f32, maximum: f32) -> f64 {
+    let to_base_2 = std::f32::consts::LOG2_E;
+    let exponent = logit.mul_add(to_base_2, -(maximum * to_base_2 - 8.0));
+    f64::exp2(f64::from(exponent))
+}
+
+/// Whether a weight is rounded up or down near the middle of two codes is a matter of all roundings of its exponent, that
+/// of its factor too. A Hopper kernel rounded 247.99993 to 256 and not to 240, and its exponent near 8 has an ulp that
+/// moves the weight by more.
+#[test]
+fn a_factor_in_the_exponent_makes_more_near_ties() {
+    let mut fields = plain(&[(4, 4)], 16);
+    fields.precision.p = Format::E4m3.into();
+    let accumulation = Accumulation::WgmmaFp8 { promoted_after: None };
+    let arithmetic = Arithmetic { weight_exponent: 8, ..Arithmetic::flash_attention(accumulation) };
+    let model = Model::new(&Problem::new(fields).expect("a problem"), arithmetic, Partition::single(4, 4));
+    let profile = NumericProfile {
+        rounds_weights: true,
+        scales_logit_gradients: false,
+        scales_queries: false,
+        weights: WeightRounding::BeforeNormalisation,
+        delta: Delta::StoredOut,
+        group_sums: GroupSums::F32,
+        ds_weights: DsWeights::Unrounded,
+        kv_tile: 128,
+        kv_order: KeyOrder::Descending,
+    };
+    let (middle, mut rounded_to_another) = ((248.0f64 / 256.0).ln(), 0);
+    for step in -4000i32..4000 {
+        // The logits are near 0, so that their own roundings are small.
+        let maximum = 0.001 * (step.rem_euclid(7)) as f32;
+        let logit = (f64::from(maximum) + middle + f64::from(step) * 1e-9) as f32;
+        let row = RowStatistics {
+            keys: 4,
+            max: maximum.into(),
+            max_abs: 0.03,
+            range: 0.04,
+            sum: 4.0,
+            lse: f64::from(maximum) + 4.0f64.ln(),
+            sink: None,
+        };
+        let both = [f64::from(logit), f64::from(maximum)];
+        let (replayed, tie) = model.replayed_weight(&profile, &row, both, [0.0, 0.0]);
+        for error_of_exp in [-EXP_ERROR, EXP_ERROR] {
+            let weight = weight_with_a_factor(logit, maximum) * (1.0 + error_of_exp);
+            let own = Format::E4m3.round(weight) / 256.0;
+            assert!(
+                (own - replayed).abs() <= tie,
+                "{logit} below {maximum}: {own} for {replayed}, left {tie}"
+            );
+            rounded_to_another += usize::from(own != replayed);
+        }
+    }
+    assert!(rounded_to_another > 10, "{rounded_to_another}");
 }

@@ -77,7 +77,8 @@ impl Model {
     /// running maximum.
     #[inline]
     fn backward_weight_error(&self, p: f64, logit: f64, lse: f64, logit_error: f64) -> f64 {
-        let eta = logit_error + F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
+        let roundings = F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
+        let eta = logit_error + roundings + self.factor_in_exponent;
         let exponent = exponential_error(p, logit - lse, eta);
         exponent * (1.0 + EXP_ERROR) + p * EXP_ERROR + p.min(self.accumulation.underflow())
     }

@@ -109,7 +109,8 @@ impl Model {
     /// Returns the majorant of the error of a recomputed weight; `None` where its exponent may be off by more than 1.
     fn weight_majorant(&self, extremes: &Extremes) -> Option<Majorant> {
         let &Extremes { logit, lse, distance, a, .. } = extremes;
-        let eta = self.logit_error(a, logit) + F32_ROUNDOFF * (3.0 * lse + distance);
+        let eta =
+            self.logit_error(a, logit) + F32_ROUNDOFF * (3.0 * lse + distance) + self.factor_in_exponent;
         let relative = (eta + eta * eta) * (1.0 + EXP_ERROR) + EXP_ERROR;
         (eta <= 1.0).then(|| Majorant::new(0.0, relative, self.accumulation.underflow()))
     }
