@@ -3,7 +3,8 @@
 //!
 //! That of weights is of the weights of whole rows, `exp(s − lse)`, as in cuDNN. That of logit gradients is of what is
 //! rounded: with the softmax's scale, or without it. A kernel's own is within a [`Range`], which follows from the errors
-//! of all elements: the largest of numbers that are each a little off is off no more than one of them.
+//! of all elements: the largest of numbers that are each a little off is off no more than one of them. Where several launches
+//! make a result, what is quantised is a partial one, and only the least right number is known.
 
 use ndarray::{Array1, Array2, Array3, Zip};
 
@@ -63,6 +64,12 @@ impl Range {
         }
     }
 
+    /// Returns the range of the largest of several launches' numbers, of which each result is a sum of `summands` at
+    /// most: one of them is no less than its share of the largest result.
+    fn of_summands(self, summands: usize) -> Range {
+        Range { least: self.least / summands as f64, most: f64::INFINITY, ..self }
+    }
+
     fn of(exact: &Array3<f64>, bound: &Array3<f64>) -> Range {
         let mut range = Range::default();
         Zip::from(exact).and(bound).for_each(|exact, bound| range.add(exact.abs(), *bound));
@@ -82,6 +89,7 @@ pub struct AmaxOracle {
     problem: Problem,
     inputs: Inputs,
     model: Model,
+    partition: Partition,
     fold: DsFold,
 }
 
@@ -99,7 +107,7 @@ impl AmaxOracle {
         let problem = Problem::new(fields)?;
         let inputs = Inputs { scales: inputs.scales.clone().with_own(own), ..inputs.clone() };
         let model = Model::new(&problem, arithmetic, partition);
-        Ok(AmaxOracle { problem, inputs, model, fold: arithmetic.ds_fold })
+        Ok(AmaxOracle { problem, inputs, model, partition, fold: arithmetic.ds_fold })
     }
 
     /// Returns the ranges of the amaxes of weights and of out.
@@ -107,8 +115,14 @@ impl AmaxOracle {
         let answer = blocked::forward(&self.problem, &self.inputs, Some(&self.model));
         let of = |bound: &Tiers<ForwardResults>| {
             let ForwardResults { out, lse, max_logit } = &bound.worst;
-            let weights = self.weights(lse, max_logit);
-            vec![(Quantity::P, weights), (Quantity::Out, Range::of(&answer.exact.out, out))]
+            let of_rows = [
+                (Quantity::P, self.weights(lse, max_logit)),
+                (Quantity::Out, Range::of(&answer.exact.out, out)),
+            ];
+            // Weights are relative to a launch's own LSE, and a row is a mean of its partial outs.
+            let is_merged = self.partition.merges.count > 0;
+            let seen = |range: Range| if is_merged { range.of_summands(1) } else { range };
+            of_rows.map(|(quantity, range)| (quantity, seen(range))).to_vec()
         };
         answer.bound.as_ref().map_or(Vec::new(), of)
     }
@@ -138,11 +152,15 @@ impl AmaxOracle {
                 DsFold::Unknown => [scale.min(1.0), scale.max(1.0)],
             };
             let ds = blocked::largest_logit_gradient(problem, inputs, saved, model).times(folded);
+            let seen = |range: Range| match self.partition.sums.count {
+                0 => range,
+                count => range.of_summands(count),
+            };
             vec![
                 (Quantity::Ds, ds),
-                (Quantity::Dq, Range::of(&exact.dq, &bound.dq)),
-                (Quantity::Dk, Range::of(&exact.dk, &bound.dk)),
-                (Quantity::Dv, Range::of(&exact.dv, &bound.dv)),
+                (Quantity::Dq, seen(Range::of(&exact.dq, &bound.dq))),
+                (Quantity::Dk, seen(Range::of(&exact.dk, &bound.dk))),
+                (Quantity::Dv, seen(Range::of(&exact.dv, &bound.dv))),
             ]
         };
         answer.bound.as_ref().map_or(Vec::new(), of)

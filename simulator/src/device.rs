@@ -249,7 +249,8 @@ impl<T: Real> Device for Cpu<T> {
                 operations::apply_sink(*sink, *out, *lse, rows, buffers)
             }
             Work::SinkGradient { sink, dout, out, lse, dsink, rows, descales } => {
-                operations::sink_gradient([*sink, *dout, *out, *lse, *dsink], rows, descales, buffers)
+                let of_out = self.kernel.descale_of_out();
+                operations::sink_gradient([*sink, *dout, *out, *lse, *dsink], rows, descales, of_out, buffers)
             }
             Work::Accumulate { from, to, rows } => {
                 operations::each_lane(*from, *to, rows, buffers, |to, from| {

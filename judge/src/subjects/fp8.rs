@@ -477,11 +477,6 @@ impl Fp8 {
         if self.is_given() { 0 } else { self.weight_exponent }
     }
 
-    /// Returns the order of the schedule. A deferred merge would round out once more, without its scale.
-    pub(super) fn merge_order(&self) -> MergeOrder {
-        if self.is_given() { MergeOrder::Running } else { self.merge }
-    }
-
     /// Whether what the kernel quantises has given scales.
     pub(super) fn is_given(&self) -> bool {
         self.sequence == Fp8Sequence::Cudnn
@@ -535,7 +530,7 @@ impl Backend for Fp8 {
             precisions: self.precisions(),
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             backward: self.backward,
-            parallel: if self.is_given() { fp8_given::parallel(self.backward) } else { Parallelism::all() },
+            parallel: if self.is_given() { fp8_given::parallel() } else { Parallelism::all() },
             cache: false,
             pages: None,
             sharing: false,
@@ -573,17 +568,17 @@ impl Backend for Fp8 {
 
     fn partition(&self, problem: &Problem) -> Partition {
         let single = Partition::single(self.tiles.q, self.tiles.kv);
-        let schedule = built(problem, self.merge_order());
+        let schedule = built(problem, self.merge);
         schedule.map_or(single, |schedule| schedule.partition(self.tiles))
     }
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
-        built(problem, self.merge_order()).map(|schedule| (*schedule).clone())
+        built(problem, self.merge).map(|schedule| (*schedule).clone())
     }
 
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = problem.forward();
-        built(&forward, self.merge_order()).ok()?.launches(&forward, None)
+        built(&forward, self.merge).ok()?.launches(&forward, None)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

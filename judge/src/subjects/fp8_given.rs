@@ -11,7 +11,7 @@
 
 use ndarray::Axis;
 use seamproof_oracle::amax::Amaxes;
-use seamproof_oracle::{Algorithm, Element, Format, Inputs, Precision, Problem, Quantity, Scaling, sharding};
+use seamproof_oracle::{Element, Format, Inputs, Precision, Problem, Quantity, Scaling, sharding};
 use seamproof_simulator::emulated::{Factor, Factors};
 use seamproof_simulator::faults::{Catcher, codes};
 
@@ -86,14 +86,10 @@ impl Kept<'_> {
     }
 }
 
-/// Returns the algorithms in which results are made in one launch, so that no partial one is ever in FP8. Gradients of
-/// keys are partial ones wherever several ranks have queries of a KV head.
-pub(super) fn parallel(backward: bool) -> Parallelism {
-    if backward {
-        return Parallelism::default();
-    }
-    let algorithms = [Algorithm::Single, Algorithm::AllToAll, Algorithm::AllGather].map(Algorithm::name);
-    Parallelism { algorithms: algorithms.to_vec(), regions: false, ..Parallelism::all() }
+/// Returns the groups in which the sequence runs: all, outside of regions. A launch makes codes in FP8 of partial results
+/// too, with the scales of whole ones, and they are merged and added as values.
+pub(super) fn parallel() -> Parallelism {
+    Parallelism { regions: false, ..Parallelism::all() }
 }
 
 /// Returns the formats of cuDNN that are taken together. In a backward, dS has the format of dout.

@@ -30,7 +30,7 @@ impl Fp8 {
     pub(super) fn run_schedule(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
         let recipe = self.recipe();
         let world = World::new(problem, |problem| {
-            let mut schedule = (*scheduled(problem, self.merge_order())?).clone();
+            let mut schedule = (*scheduled(problem, self.merge)?).clone();
             descale(&mut schedule, problem, inputs, &recipe)?;
             Ok(Rc::new(schedule))
         })?;

@@ -87,6 +87,8 @@ pub struct Model {
     /// `g` of a product of a query with a key, and of dout with a value.
     products_qk: f64,
     products_v: f64,
+    /// Whether a launch rounds its results to codes in FP8, partial ones too, which are then added as values.
+    makes_codes: bool,
     /// Whether the accumulation is the declared one.
     is_declared: bool,
     /// The promotion of the matrix unit's sums, where these are replayed.
@@ -301,6 +303,7 @@ impl Model {
             ds_floor: smallest_normal(accumulation, ds.format),
             products_qk: accumulation.products(problem.dims.qk),
             products_v: accumulation.products(problem.dims.v),
+            makes_codes: given(Quantity::Out, 1.0) > 0.0 || given(Quantity::Dq, 1.0) > 0.0,
             is_declared: accumulation == arithmetic.accumulation,
             promotion: None,
         }
@@ -492,7 +495,16 @@ impl Model {
         }
         // Where steps cancel, the f32 operations that normalise and weigh a partial out no longer shrink with the out.
         let each = running.unit_roundoff() * if product_rounded { 2.0 } else { 1.0 } + 4.0 * F32_ROUNDOFF;
-        1.01 * (step.unit_roundoff() + 4.0 * F32_ROUNDOFF + count as f64 * each)
+        let code = if self.makes_codes { self.out.format.unit_roundoff() } else { 0.0 };
+        1.01 * (code + step.unit_roundoff() + 4.0 * F32_ROUNDOFF + count as f64 * each)
+    }
+
+    /// Returns the most that the range of codes of partial outs takes from a row: what a share of its values with
+    /// magnitudes up to `value_max` may be past it.
+    #[inline]
+    fn merge_lost(&self, value_max: f64) -> f64 {
+        let loses = self.makes_codes && self.partition.merges.count > 0;
+        if loses { (value_max - self.out.most()).max(0.0) } else { 0.0 }
     }
 
     /// Returns the most that storing partial outs loses below the formats' normal ranges: half a smallest spacing for
@@ -504,19 +516,37 @@ impl Model {
             return 0.0;
         }
         let each = running.tiny_half() * if product_rounded { 2.0 } else { 1.0 };
-        1.01 * (step.tiny_half() + count as f64 * each)
+        let code = if self.makes_codes { self.out.tiny_half() } else { 0.0 };
+        1.01 * (code + step.tiny_half() + count as f64 * each)
     }
 
-    /// Returns the most that storing partial gradients loses below their format's normal range.
+    /// Returns the most that storing partial sums of a gradient loses below their format's normal range.
     #[inline]
-    fn sum_floor(&self) -> f64 {
+    fn sum_floor(&self, gradient: TensorName) -> f64 {
         let GradientSums { count, format } = self.partition.sums;
-        1.01 * count as f64 * format.tiny_half()
+        let code = if self.makes_codes { self.gradients[place_of(gradient)].tiny_half() } else { 0.0 };
+        1.01 * count as f64 * (format.tiny_half() + code)
+    }
+
+    /// Returns the relative error of a partial gradient's code; 0 where one launch makes the gradient.
+    #[inline]
+    fn code_of_sum(&self) -> f64 {
+        let is_code = self.makes_codes && self.partition.sums.count > 0;
+        if is_code { self.gradients[0].format.unit_roundoff() } else { 0.0 }
+    }
+
+    /// Returns the most that the range of codes of partial sums takes from a gradient with these errors. They count each
+    /// term's magnitude with at least [`Model::code_of_sum`], so that they tell how large all are together.
+    #[inline]
+    fn sum_lost(&self, gradient: TensorName, errors: f64) -> f64 {
+        let unit = self.code_of_sum();
+        if unit == 0.0 { 0.0 } else { (errors / unit - self.gradients[place_of(gradient)].most()).max(0.0) }
     }
 
     /// Returns the error that adding partial gradients adds to them, relative to the sum of magnitudes.
     fn sum_error(&self) -> f64 {
-        1.01 * self.partition.sums.count as f64 * self.partition.sums.format.unit_roundoff()
+        let GradientSums { count, format } = self.partition.sums;
+        1.01 * (self.code_of_sum() + count as f64 * format.unit_roundoff())
     }
 
     /// Returns the bound of one element of dk or dv that several sequences share: its lender and `borrowers`. `total`
@@ -622,7 +652,7 @@ impl Model {
             let floors = row.keys as f64 * self.p_least * value_max * shares;
             (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff()) + floors
         };
-        let error = error + self.difference(value_max);
+        let error = error + self.difference(value_max) + self.merge_lost(value_max);
         error + final_rounding(self.out, out.abs() + error)
     }
 

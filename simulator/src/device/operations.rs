@@ -242,6 +242,7 @@ pub(super) fn sink_gradient<T: Real>(
     [sink, dout, out, lse, dsink]: [BufferId; 5],
     rows: &[Run],
     descales: &[Vec<Descales>],
+    descale_of_out: T,
     buffers: &mut Buffers<T>,
 ) -> Result<(), DeviceError> {
     for id in [dout, out, lse] {
@@ -251,7 +252,7 @@ pub(super) fn sink_gradient<T: Real>(
         let mut sum = T::ZERO;
         for (index, run) in rows.iter().enumerate() {
             let of_head = descales.get(index).and_then(|of_heads| of_heads.get(head));
-            let descale = of_head.map_or(T::ONE, |of_head| T::from_f32(of_head.dout));
+            let descale = of_head.map_or(T::ONE, |of_head| T::from_f32(of_head.dout)) * descale_of_out;
             for row in run.real_rows() {
                 let lse = buffers.lane(lse, row, head)[0];
                 if lse != T::NEG_INFINITY {

@@ -111,6 +111,10 @@ pub trait Kernel<T: Real>: Sync {
     /// ([`MergeStyle::Difference`](crate::schedule::MergeStyle::Difference)). Both LSEs are finite. The running out is
     /// rounded to `format`.
     fn merge_by_difference(&self, running: (&mut [T], &mut T), step: (&[T], T), format: Format);
+    /// Returns the factor that turns the launches' codes of out into values; 1 where they are values.
+    fn descale_of_out(&self) -> T {
+        T::ONE
+    }
     /// Returns the largest magnitudes of what the launches so far have quantised, if the kernel keeps them
     /// ([`Roundings::keeps_amax`]).
     fn amaxes(&self) -> Amaxes {
@@ -268,6 +272,10 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
             *out = self.stages.difference(*out, step, share).round(format);
         }
         *lse = self.stages.difference_lse(*lse, step_lse);
+    }
+
+    fn descale_of_out(&self) -> T {
+        T::from_f32(self.roundings.factors.out.descale)
     }
 
     fn amaxes(&self) -> Amaxes {

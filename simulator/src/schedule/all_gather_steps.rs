@@ -5,7 +5,7 @@
 //! before. Each stream has an out of its own, as large as the rank's, of which a step writes its real rows. They are
 //! then copied into the result, which was filled with zeros: rows of other steps and padding are left alone. Backward,
 //! dq goes the same way. dk and dv are as large as all gathered keys. A step's are filled with zeros before its launch
-//! and added to the sums behind it, one step after the other. All of these are kept in the formats of the results.
+//! and added to the sums behind it, one step after the other. All of these are kept in the formats of the results, and sums of codes in FP8 in f32.
 //!
 //! Where sequences follow each other in memory and the mask is a band, a *table* says the segments of every step. It is
 //! made on the device from the lengths of whole sequences, and both the launches and the copies of valid rows read their
@@ -108,12 +108,13 @@ impl Rank<'_> {
         let steps = self.steps(table, keys, || self.backward_launches());
         let all = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, to.dk, "dk"), (self.local.v, to.dv, "dv")].map(|(local, to, name)| {
-            let format = self.builder.describe(to).format;
+            let format = self.builder.format_of_sums(to);
             let sum = self.full(local, &format!("{name} of all steps"), format);
             self.builder.fill(self.rank, COMPUTE, sum, &all, FillValue::Zero);
             (sum, self.of_streams(steps.len(), sum, name))
         });
         let dqs = self.of_streams(steps.len(), to.dq, "dq");
+        let dq_sum = self.dq_sum(to.dq);
         self.fork(steps.len());
         let (of, mut turn) = (steps.len(), None);
         for (index, step) in steps.into_iter().enumerate() {
@@ -145,7 +146,7 @@ impl Rank<'_> {
             let rows = build::same_rows(&all);
             let mut added = vec![(dk, sums[0].0, rows.clone()), (dv, sums[1].0, rows)];
             match self.apart() {
-                true => added.push((dq, to.dq, valid)),
+                true => added.push((dq, dq_sum, valid)),
                 false => self.copy_valid(stream, [dq, to.dq], table, valid),
             }
             if let Some((_, before)) = turn {
@@ -157,7 +158,22 @@ impl Rank<'_> {
             turn = Some((stream, self.builder.record(self.rank, stream)));
         }
         self.join(turn.as_slice());
+        if dq_sum != to.dq {
+            self.builder.copy(self.rank, COMPUTE, dq_sum, to.dq, &build::same_rows(&slots));
+        }
         self.scatter([(sums[0].0, to.dk), (sums[1].0, to.dv)]);
+    }
+
+    /// Returns the buffer in which steps add up dq: the result itself where they add nothing, or where its format is that
+    /// of sums.
+    fn dq_sum(&mut self, dq: BufferId) -> BufferId {
+        let format = self.builder.format_of_sums(dq);
+        if !self.apart() || format == self.builder.describe(dq).format {
+            return dq;
+        }
+        let (sum, slots) = (self.builder.like(dq, "dq of all steps", format), build::slots(&self.shards.q));
+        self.builder.fill(self.rank, COMPUTE, sum, &slots, FillValue::Zero);
+        sum
     }
 
     fn copy_valid(

@@ -107,6 +107,13 @@ impl Builder {
         self.buffer(Buffer { name: name.into(), format, role: Role::Scratch, ..model })
     }
 
+    /// Returns the format in which the shipped orders keep sums of a result: its own, and f32 for codes in FP8, which
+    /// are decoded to be added.
+    pub(super) fn format_of_sums(&self, result: BufferId) -> Format {
+        let own = self.describe(result).format;
+        if own.saturates() { Format::F32 } else { own }
+    }
+
     pub(super) fn describe(&self, buffer: BufferId) -> &Buffer {
         &self.schedule.buffers[buffer.0]
     }

@@ -83,8 +83,8 @@ impl Schedule {
                 Work::Merge(Merge { style: MergeStyle::Statistics, .. }) => {}
                 Work::Merge(merge) => {
                     merges.count += 1;
-                    merges.step = coarser(merges.step, self.buffers[merge.step_out.0].format);
-                    merges.running = coarser(merges.running, self.buffers[merge.out.0].format);
+                    merges.step = coarser(merges.step, self.stored(merge.step_out));
+                    merges.running = coarser(merges.running, self.stored(merge.out));
                     let rounded = MergeStyle::Weighted { product_rounded: true };
                     merges.product_rounded |= merge.style == rounded;
                     if merge.style == MergeStyle::Difference {
@@ -93,15 +93,14 @@ impl Schedule {
                 }
                 Work::ApplySink { out, .. } => {
                     merges.count += 1;
-                    merges.running = coarser(merges.running, self.buffers[out.0].format);
+                    merges.running = coarser(merges.running, self.stored(*out));
                 }
                 Work::Accumulate { from, to, .. } => {
                     // On each rank that its gradient visits, a row is added to at most once for each part of the
                     // queries and each part of the keys. Each time, a partial sum and the running sum are stored. A
                     // hierarchy of stripes has more parts, and visits as many fewer ranks.
                     sums.count = 2 * parts * group;
-                    let (from, to) = (self.buffers[from.0].format, self.buffers[to.0].format);
-                    sums.format = coarser(sums.format, coarser(from, to));
+                    sums.format = coarser(sums.format, coarser(self.stored(*from), self.stored(*to)));
                 }
                 // Of the summands of a hidden row, one alone is no zero where each head is on one rank.
                 Work::ReduceScatter { from, .. } if hidden(from) == Some(1) => {}
@@ -113,6 +112,13 @@ impl Schedule {
             }
         }
         (merges, sums)
+    }
+
+    /// Returns the format to which storing in a buffer rounds partial results. Those in FP8 are codes already: their
+    /// launch has rounded them, and storing them changes nothing.
+    fn stored(&self, buffer: BufferId) -> Format {
+        let format = self.buffers[buffer.0].format;
+        if format.saturates() { Format::F32 } else { format }
     }
 
     /// Whether a launch of the backward is on the edges of stripes.

@@ -245,13 +245,13 @@ pub enum MergeOrder {
     Running,
     /// TransformerEngine's shipped order. Each step's LSE enters the running one ([`MergeStyle::Statistics`]), and each
     /// step's out is kept. Once the LSE is final, the outs are added, weighted by it ([`MergeStyle::Weighted`]). Steps'
-    /// outs and their sum are kept in the result's own format, and each product is rounded to it. Scratch grows with
-    /// the number of members. Source: `cp_p2p_fwd_fused_attn` and `thd_out_correction` of
-    /// <https://github.com/NVIDIA/TransformerEngine>.
+    /// outs and their sum are kept in the result's own format, and each product is rounded to it. Steps' outs in FP8
+    /// are added in f32. Scratch grows with the number of members. Source: `cp_p2p_fwd_fused_attn` and
+    /// `thd_out_correction` of <https://github.com/NVIDIA/TransformerEngine>.
     ///
     /// An all-gather merges nothing. Its shipped order is a step for each chunk of a rank's queries, on two streams in
     /// turn, of which each has an out of its own. The valid rows of these are copied into the result. Gradients of a
-    /// step and their sums are kept in the result's own format. Source: `AttnFuncWithCPAndKVAllGather`, in the same
+    /// step and their sums are kept in the result's own format, and sums of gradients in FP8 in f32. Source: `AttnFuncWithCPAndKVAllGather`, in the same
     /// place.
     ///
     /// A single rank merges nothing. Its shipped order is that of unfused attention: packed sequences are converted into

@@ -421,8 +421,9 @@ struct ForwardStep {
 enum Partials {
     /// Out and LSE of a step, for each compute stream.
     Reused(Vec<[BufferId; 2]>),
-    /// Merges of the kept outs. Every launch has its own out and LSE.
-    Kept(Vec<Merge>),
+    /// Merges of the kept outs, and whether their products are rounded to the result's format. Every launch has its own
+    /// out and LSE.
+    Kept(Vec<Merge>, bool),
 }
 
 impl ForwardStep {
@@ -431,7 +432,10 @@ impl ForwardStep {
         let Local { out, lse, .. } = member.local;
         let tables = Tables::new(builder, core, place);
         if core.order == MergeOrder::Deferred {
-            return ForwardStep { member, out, partials: Partials::Kept(Vec::new()), tables };
+            let format = builder.format_of_sums(out);
+            let is_own = format == builder.describe(out).format;
+            let out = if is_own { out } else { builder.like(out, "out, running", format) };
+            return ForwardStep { member, out, partials: Partials::Kept(Vec::new(), is_own), tables };
         }
         let mut partial = |stream: usize| {
             [
@@ -490,7 +494,7 @@ impl ForwardStep {
     fn partial(&self, builder: &mut Builder, step: usize, part: usize) -> [BufferId; 2] {
         match &self.partials {
             Partials::Reused(partials) => partials[step % 2],
-            Partials::Kept(_) => {
+            Partials::Kept(..) => {
                 [("out", self.member.local.out), ("lse", self.member.local.lse)].map(|(name, model)| {
                     let format = builder.describe(model).format;
                     builder.like(model, &format!("{name} of step {step}, part {part}"), format)
@@ -503,8 +507,8 @@ impl ForwardStep {
     fn keep(&mut self, merge: Merge) -> Merge {
         match &mut self.partials {
             Partials::Reused(_) => merge,
-            Partials::Kept(kept) => {
-                let style = MergeStyle::Weighted { product_rounded: true };
+            Partials::Kept(kept, product_rounded) => {
+                let style = MergeStyle::Weighted { product_rounded: *product_rounded };
                 kept.push(Merge { style, ..merge.clone() });
                 Merge { style: MergeStyle::Statistics, ..merge }
             }
@@ -513,7 +517,7 @@ impl ForwardStep {
 
     /// Adds the outs that were kept, in order of steps, once the LSE is final.
     fn add_kept(&mut self, builder: &mut Builder) {
-        if let Partials::Kept(kept) = &mut self.partials {
+        if let Partials::Kept(kept, _) = &mut self.partials {
             for merge in kept.drain(..) {
                 builder.push(self.member.rank, MAIN, Work::Merge(merge));
             }

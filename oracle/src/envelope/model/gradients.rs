@@ -341,8 +341,8 @@ impl Model {
         // Where tiles have factors of their own, each tile's sum is divided by its factor.
         let operations = if self.scales_tiles() { 2 * terms } else { terms } + 8;
         let underflow =
-            operations as f64 * self.accumulation.underflow() + self.sum_floor() + self.heads_floor();
-        let error = errors + underflow;
+            operations as f64 * self.accumulation.underflow() + self.sum_floor(gradient) + self.heads_floor();
+        let error = errors + underflow + self.sum_lost(gradient, errors);
         error + final_rounding(self.gradients[place_of(gradient)], exact.abs() + error)
     }
 
