@@ -11,10 +11,11 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use ndarray::Array3;
+use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::envelope::{
-    BoundTier, Delta, F32_ROUNDOFF, GradientPair, GradientSums, Merges, Model, Partition, RowStatistics,
+    BoundTier, Delta, F32_ROUNDOFF, GradientPair, Merges, Model, Partition, RowStatistics,
 };
-use seamproof_oracle::{Inputs, Problem, Stored, TensorName};
+use seamproof_oracle::{Inputs, Problem, Quantity, Scales, Stored, TensorName};
 
 use super::norms::{KeyNorms, Norms, capped, norm};
 use crate::ladder::compare::lanes;
@@ -70,6 +71,7 @@ pub(super) struct Bounds<'a> {
     /// Shared place for the norms of the case itself, which the next user finds there.
     shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
+    scales: &'a Scales,
     /// The numbers in which out is stored.
     stored_out: Stored,
     underflow: f64,
@@ -96,9 +98,9 @@ impl<'a> Bounds<'a> {
             Model::new(problem, backend.declaration().arithmetic, partition).with_scales(&inputs.scales);
         let underflow = backend.declaration().arithmetic.accumulation.underflow();
         let stored_out = inputs.scales.stored(problem, TensorName::Out);
-        let inputs = inputs.values(problem);
+        let (scales, inputs) = (&inputs.scales, inputs.values(problem));
         let (norms, largest) = (OnceCell::new(), OnceCell::new());
-        Bounds { problem, inputs, norms, shared, model, partition, stored_out, underflow, largest }
+        Bounds { problem, inputs, norms, shared, model, partition, scales, stored_out, underflow, largest }
     }
 
     /// Returns the norms. They are computed when the first row is asked for, because most sums are explained without
@@ -111,8 +113,19 @@ impl<'a> Bounds<'a> {
     /// Returns the most that roundings of partial gradients, and of single heads' gradients, may lose below the normal
     /// range of their format.
     pub(super) fn sum_floor(&self) -> f64 {
-        let GradientSums { count, format } = self.partition.sums;
-        count as f64 * format.tiny_half() + self.model.heads_floor()
+        self.model.largest_sum_floor() + self.model.heads_floor()
+    }
+
+    /// Whether partial results may have been cut to the range of their codes, which no result shows. What quantises them
+    /// may tell their largest magnitudes.
+    pub(super) fn may_be_cut(&self, told: Option<&Amaxes>) -> bool {
+        let is_cut = |result: TensorName| {
+            let amax = Quantity::of(result).and_then(|quantity| told?.of(quantity));
+            let most = self.scales.stored(self.problem, result).most();
+            amax.is_none_or(|amax| f64::from(amax) > most)
+        };
+        let results = [TensorName::Out, TensorName::Dq, TensorName::Dk, TensorName::Dv];
+        self.model.makes_partial_codes() && results.into_iter().any(is_cut)
     }
 
     /// Returns the error of a row's D against the value that follows from the saved out and lse. It is that of

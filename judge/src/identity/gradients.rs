@@ -58,9 +58,13 @@ struct Excess {
 }
 
 impl Runs<'_> {
-    /// Returns the first gradient in which the runs differ.
+    /// Returns the first gradient in which the runs differ. Nothing is said of runs whose partial gradients may be cut:
+    /// those of one run are not those of the other.
     pub(super) fn compare(&self, here: &RankGradients, there: &RankGradients) -> Option<Finding> {
         let problem = self.evidence.problem;
+        if self.bounds.iter().any(|bounds| bounds.may_be_cut(None)) {
+            return None;
+        }
         let mut worst = [TensorName::Dv, TensorName::Dk, TensorName::Dq]
             .map(|tensor| Worst::of_relation(self.relation, tensor, self.what));
         for sequence in 0..problem.sequences.len() {

@@ -258,6 +258,9 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         return None;
     }
     let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
+    if bounds.may_be_cut(Some(&evidence.first.amax)) {
+        return None;
+    }
     let dout = |readers: &Readers<'_>, position: usize, head: usize| {
         let row = evidence.problem.sequences[readers.sequence].q.row(position);
         lanes(&bounds.inputs.dout, row, head)
@@ -307,6 +310,9 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
         return None;
     }
     let bounds = Bounds::new(evidence, problem, evidence.inputs);
+    if bounds.may_be_cut(Some(&evidence.first.amax)) {
+        return None;
+    }
     let inputs = &*bounds.inputs;
     let expected = |_: &Readers<'_>| vec![0.0; problem.dims.qk];
     let bound = |readers: &Readers<'_>| {

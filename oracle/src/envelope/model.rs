@@ -164,7 +164,7 @@ fn stored_heads(sums: GroupSums, problem: &Problem) -> GradientSums {
         _ if problem.group() == 1 => 0,
         GroupSums::Stored | GroupSums::Unknown => problem.group(),
     };
-    GradientSums { count, format: problem.precision.gradients.format }
+    GradientSums { count, format: problem.precision.gradients.format, codes: 0 }
 }
 
 /// Returns the smallest normal number of a format where products are aligned by their factors' exponents, and 0
@@ -523,16 +523,30 @@ impl Model {
     /// Returns the most that storing partial sums of a gradient loses below their format's normal range.
     #[inline]
     fn sum_floor(&self, gradient: TensorName) -> f64 {
-        let GradientSums { count, format } = self.partition.sums;
+        let GradientSums { count, format, codes } = self.partition.sums;
         let code = if self.makes_codes { self.gradients[place_of(gradient)].tiny_half() } else { 0.0 };
-        1.01 * count as f64 * (format.tiny_half() + code)
+        1.01 * count as f64 * (format.tiny_half() + codes as f64 * code)
     }
 
-    /// Returns the relative error of a partial gradient's code; 0 where one launch makes the gradient.
+    /// Returns that of the gradient that loses most.
+    pub fn largest_sum_floor(&self) -> f64 {
+        [TensorName::Dq, TensorName::Dk, TensorName::Dv]
+            .map(|of| self.sum_floor(of))
+            .into_iter()
+            .fold(0.0, f64::max)
+    }
+
+    /// Whether partial results are codes in FP8.
+    pub fn makes_partial_codes(&self) -> bool {
+        self.makes_codes && (self.partition.merges.count > 0 || self.partition.sums.count > 0)
+    }
+
+    /// Returns the relative error of a partial gradient's codes; 0 where one launch makes the gradient.
     #[inline]
     fn code_of_sum(&self) -> f64 {
-        let is_code = self.makes_codes && self.partition.sums.count > 0;
-        if is_code { self.gradients[0].format.unit_roundoff() } else { 0.0 }
+        let roundings = if self.makes_codes { self.partition.sums.codes } else { 0 };
+        let once = 1.0 + self.gradients[0].format.unit_roundoff();
+        (0..roundings).fold(1.0, |all, _| all * once) - 1.0
     }
 
     /// Returns the most that the range of codes of partial sums takes from a gradient with these errors. They count each
@@ -545,7 +559,7 @@ impl Model {
 
     /// Returns the error that adding partial gradients adds to them, relative to the sum of magnitudes.
     fn sum_error(&self) -> f64 {
-        let GradientSums { count, format } = self.partition.sums;
+        let GradientSums { count, format, .. } = self.partition.sums;
         1.01 * (self.code_of_sum() + count as f64 * format.unit_roundoff())
     }
 
@@ -563,7 +577,7 @@ impl Model {
             return 0.0;
         }
         let stored = 1.01 * (2 * borrowers + 1) as f64;
-        let GradientSums { count, format } = self.partition.sums;
+        let GradientSums { count, format, .. } = self.partition.sums;
         let (unit, least) = match count {
             0 => (F32_ROUNDOFF, 0.0),
             _ => (format.unit_roundoff().max(F32_ROUNDOFF), format.tiny_half()),

@@ -60,6 +60,9 @@ pub struct GradientSums {
     pub count: usize,
     /// The format of the roundings.
     pub format: Format,
+    /// The number of roundings of a term to a code in FP8 with the gradient's given scale, before the last sum: one in
+    /// the launch, and another one where a step's sum is stored.
+    pub codes: usize,
 }
 
 /// The joints of a row's partial results.
@@ -92,7 +95,11 @@ impl Partition {
         let parts = if wide { PARTS_OF_STRIPES } else { PARTS };
         let merges =
             Merges { count: parts * ranks + 1, step: merge, running: merge, product_rounded: true, by };
-        Partition { merges, sums: GradientSums { count: (2 * parts + 2) * ranks, format: wire }, ..self }
+        Partition {
+            merges,
+            sums: GradientSums { count: (2 * parts + 2) * ranks, format: wire, codes: 2 },
+            ..self
+        }
     }
 
     /// Returns the partition of a subject that makes every row in one launch: tiles only.
@@ -108,7 +115,7 @@ impl Partition {
                 product_rounded: false,
                 by: MergeBy::Weights,
             },
-            sums: GradientSums { count: 0, format: f32 },
+            sums: GradientSums { count: 0, format: f32, codes: 0 },
         }
     }
 }

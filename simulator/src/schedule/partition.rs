@@ -9,7 +9,7 @@ use seamproof_oracle::replay::{ReplayedKeys, ReplayedLaunch};
 use seamproof_oracle::{Band, Format, Positions, Problem};
 
 use super::program::{
-    AttendBackward, BufferId, Layer, Merge, MergeStyle, Region, Schedule, Section, Step, Work,
+    AttendBackward, BufferId, Layer, Merge, MergeStyle, Region, Role, Schedule, Section, Step, Work,
 };
 use super::stripes;
 use crate::Segment;
@@ -38,6 +38,7 @@ impl Schedule {
             partition.sums = GradientSums {
                 count: partition.sums.count.max(sums.count),
                 format: coarser(partition.sums.format, sums.format),
+                codes: partition.sums.codes.max(sums.codes),
             };
         }
         partition
@@ -100,8 +101,10 @@ impl Schedule {
                     // queries and each part of the keys. Each time, a partial sum and the running sum are stored. A
                     // hierarchy of stripes has more parts, and visits as many fewer ranks.
                     sums.count = 2 * parts * group;
+                    sums.codes = sums.codes.max(1);
                     sums.format = coarser(sums.format, coarser(self.stored(*from), self.stored(*to)));
                 }
+                Work::Copy { from, to, .. } if self.is_stored_again(*from, *to) => sums.codes = 2,
                 // Of the summands of a hidden row, one alone is no zero where each head is on one rank.
                 Work::ReduceScatter { from, .. } if hidden(from) == Some(1) => {}
                 Work::ReduceScatter { from, to, .. } => {
@@ -119,6 +122,12 @@ impl Schedule {
     fn stored(&self, buffer: BufferId) -> Format {
         let format = self.buffers[buffer.0].format;
         if format.saturates() { Format::F32 } else { format }
+    }
+
+    /// Whether a copy rounds sums of codes in FP8 to codes that are added again.
+    fn is_stored_again(&self, from: BufferId, to: BufferId) -> bool {
+        let [from, to] = [from, to].map(|buffer| &self.buffers[buffer.0]);
+        to.format.saturates() && !from.format.saturates() && to.role == Role::Scratch
     }
 
     /// Whether a launch of the backward is on the edges of stripes.

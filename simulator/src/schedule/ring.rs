@@ -173,7 +173,7 @@ impl RingCore<'_> {
         let (size, steps) = (self.members.len(), self.steps());
         let q_rows = build::slots(&self.shards.q);
         builder.fill(rank, MAIN, work.dq, &q_rows, FillValue::Zero);
-        for buffer in work.dkv_at(0) {
+        for buffer in work.dkv_at_first() {
             // Every row is filled because every row travels.
             let rows = all(builder, buffer).rows;
             builder.fill(rank, MAIN, buffer, &[rows], FillValue::Zero);
@@ -183,28 +183,83 @@ impl RingCore<'_> {
         let (next, previous) = (self.rank(place + size - 1), self.rank(place + 1));
         let (mut arrived, mut gradients_arrived) = (None, None);
         for step in 0..steps {
-            // The step before read the slot, and the last exchange on this stream has waited for that step.
-            let arriving = (step + 1 < steps)
-                .then(|| exchange(builder, rank, (next, kv.at(step)), (previous, kv.at(step + 1))));
+            // The step before read the slot. The last exchange of gradients on this stream has waited for that step;
+            // where there is none, the stream waits here.
+            let arriving = (step + 1 < steps).then(|| {
+                if work.keeps {
+                    wait(builder, rank, COMMUNICATION, gradients_arrived);
+                }
+                exchange(builder, rank, (next, kv.at(step)), (previous, kv.at(step + 1)))
+            });
             let stream = COMPUTE[step % 2];
             wait(builder, rank, stream, arrived);
             let owner = (place + step) % size;
             work.push(builder, self, (place, owner), step, kv.at(step), gradients_arrived);
             gradients_arrived = (steps > 1).then(|| {
                 let done = builder.record(rank, stream);
+                if work.keeps {
+                    return done;
+                }
                 builder.wait(rank, COMMUNICATION, done);
                 exchange(builder, rank, (next, work.dkv_at(step)), (previous, work.dkv_at(step + 1)))
             });
             arrived = arriving;
         }
         // The last exchange waited for the last step, and that step waited for the exchange before: this wait joins all
-        // streams.
+        // streams. Steps that keep their gradients wait for each other.
         wait(builder, rank, MAIN, gradients_arrived);
-        let [dk, dv] = work.dkv_at(steps);
+        let [dk, dv] = if work.keeps { self.bring_home(builder, place, work) } else { work.dkv_at(steps) };
         let kv_rows = build::same_rows(&build::slots(&self.shards.kv));
         builder.copy(rank, MAIN, work.dq, work.results.dq, &build::same_rows(&q_rows));
         builder.copy(rank, MAIN, dk, work.results.dk, &kv_rows);
         builder.copy(rank, MAIN, dv, work.results.dv, &kv_rows);
+    }
+
+    /// Sends the kept dk and dv of each step to the owner of its keys, in the results' format and in one exchange, and
+    /// adds up those that arrive. Returns the sums.
+    fn bring_home(&self, builder: &mut Builder, place: usize, work: &BackwardStep) -> [BufferId; 2] {
+        let (rank, size) = (self.members[place].rank, self.members.len());
+        let names = ["dk", "dv"];
+        let whole = |builder: &Builder, buffer: BufferId| build::same_rows(&[all(builder, buffer).rows]);
+        let sent: Vec<[BufferId; 2]> = (0..size)
+            .map(|owner| {
+                let sums = work.dkv_at((owner + size - place) % size);
+                [0, 1].map(|of| {
+                    let format = builder.describe([work.results.dk, work.results.dv][of]).format;
+                    let code = builder.like(sums[of], &format!("{} for member {owner}", names[of]), format);
+                    let rows = whole(builder, sums[of]);
+                    builder.copy(rank, MAIN, sums[of], code, &rows);
+                    code
+                })
+            })
+            .collect();
+        let ready = builder.record(rank, MAIN);
+        builder.wait(rank, COMMUNICATION, ready);
+        let landed = [0, 1].map(|of| {
+            let mut landing = |from: usize| {
+                let code = sent[from][of];
+                let format = builder.describe(code).format;
+                builder.like(code, &format!("{} of member {from}", names[of]), format)
+            };
+            let landings: Vec<BufferId> = (0..size).map(&mut landing).collect();
+            let send = sent.iter().map(|codes| all(builder, codes[of])).collect();
+            let recv = landings.iter().map(|landing| all(builder, *landing)).collect();
+            let work = Work::AllToAll { communicator: self.communicator, send, recv };
+            builder.push(rank, COMMUNICATION, work);
+            landings
+        });
+        let arrived = builder.record(rank, COMMUNICATION);
+        builder.wait(rank, MAIN, arrived);
+        [0, 1].map(|of| {
+            let sum = builder.like(landed[of][0], &format!("{} of all members", names[of]), Format::F32);
+            let rows = build::slots(&self.shards.kv);
+            builder.fill(rank, MAIN, sum, &rows, FillValue::Zero);
+            for &from in &landed[of] {
+                let rows = build::same_rows(&rows);
+                builder.push(rank, MAIN, Work::Accumulate { from, to: sum, rows });
+            }
+            sum
+        })
     }
 
     fn sink_gradient(&self, builder: &mut Builder, place: usize, gradients: LocalBackward) {
@@ -532,8 +587,11 @@ struct BackwardStep {
     results: LocalBackward,
     /// The running dq.
     dq: BufferId,
-    /// The travelling dk and dv: two slots in turn. The first slot is filled with zeros at home.
+    /// The travelling dk and dv: two slots in turn, of which the first is filled with zeros at home. Or the kept ones,
+    /// one for each step.
     dkv: Vec<[BufferId; 2]>,
+    /// Whether dk and dv of each step are kept until the last one.
+    keeps: bool,
     /// dq, dk and dv of a step, for each compute stream.
     partial: Vec<[BufferId; 3]>,
     tables: Option<Tables>,
@@ -541,12 +599,14 @@ struct BackwardStep {
 
 impl BackwardStep {
     fn new(builder: &mut Builder, core: &RingCore, place: usize, results: LocalBackward) -> BackwardStep {
-        let slots = 2.min(core.steps());
+        let (slots, is_code) = (2.min(core.steps()), builder.describe(results.dk).format.saturates());
+        let keeps = core.order == MergeOrder::Deferred && is_code && core.steps() > 1;
         let dq = builder.like(results.dq, "dq, running", Format::F32);
         let mut like = |buffer: BufferId, name: String| builder.like(buffer, &name, Format::F32);
-        let dkv = (0..slots)
+        let dkv = (0..if keeps { core.steps() } else { slots })
             .map(|slot| {
-                let name = |tensor: &str| format!("{tensor} travelling, slot {slot}");
+                let kind = if keeps { "of step" } else { "travelling, slot" };
+                let name = |tensor: &str| format!("{tensor} {kind} {slot}");
                 [like(results.dk, name("dk")), like(results.dv, name("dv"))]
             })
             .collect();
@@ -557,7 +617,13 @@ impl BackwardStep {
             })
             .collect();
         let tables = Tables::new(builder, core, place);
-        BackwardStep { member: core.members[place], results, dq, dkv, partial, tables }
+        BackwardStep { member: core.members[place], results, dq, dkv, keeps, partial, tables }
+    }
+
+    /// Returns the dk and dv that begin with zeros.
+    fn dkv_at_first(&self) -> Vec<BufferId> {
+        let count = if self.keeps { self.dkv.len() } else { 1 };
+        self.dkv[..count].iter().flatten().copied().collect()
     }
 
     /// Returns the travelling dk and dv of a step; after the last step, those that have come home.
