@@ -1,15 +1,16 @@
 //! Defects of the field as stored cases. Each fails on the subject that has the defect, and holds on the right one.
-//! `explain` shows what is computed and what should be. Kernels of others are not here to be run; their cases have an
-//! adapter and a page.
+//! Where the schedule is wrong, `explain` shows what is computed and what should be; a wrong scale or format of codes in
+//! FP8 is no fault of it. Kernels of others are not here to be run; their cases have an adapter and a page.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use seamproof::explain::{Selection, explain};
 use seamproof::replay::{replay, subject_of};
-use seamproof_judge::case::Case;
+use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::subjects::{Emulated, SubjectName};
+use seamproof_judge::subjects::{Fp8, SubjectName};
 use seamproof_judge::verdict::Verdict;
 
 fn files() -> Vec<PathBuf> {
@@ -33,6 +34,12 @@ fn has_a_page_and_an_adapter(path: &Path, case: &Case) {
     assert!(is_there, "{file} has no {subject}");
 }
 
+/// Returns the subject of a case without its planted fault.
+fn without_fault(case: &Case) -> Subject {
+    let name = case.subject.name.split('+').next().unwrap_or_default();
+    Subject { name: name.into(), ..case.subject.clone() }
+}
+
 #[test]
 fn every_defect_fails_on_its_subject_and_is_explained() {
     let files = files();
@@ -40,10 +47,15 @@ fn every_defect_fails_on_its_subject_and_is_explained() {
     for path in files {
         let name = path.display();
         let case = Case::load(&path).unwrap_or_else(|error| panic!("{error}"));
-        assert!(
-            matches!(evaluate(&Emulated::default(), &case.problem), Verdict::Pass(_)),
-            "{name}: not right"
-        );
+        let outside = SubjectName::from(&case.subject).is_outside();
+        let right = if outside {
+            Subject { name: "emulated".into(), options: BTreeMap::new() }
+        } else {
+            without_fault(&case)
+        };
+        let right =
+            subject_of(&Case { subject: right, ..case.clone() }).unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(evaluate(&*right, &case.problem), Verdict::Pass(_)), "{name}: not right");
         if SubjectName::from(&case.subject).is_outside() {
             has_a_page_and_an_adapter(&path, &case);
             continue;
@@ -52,6 +64,7 @@ fn every_defect_fails_on_its_subject_and_is_explained() {
         let subject = subject_of(&case).unwrap_or_else(|error| panic!("{name}: {error}"));
         let schedule = subject.schedule(&case.problem).unwrap_or_else(|error| panic!("{name}: {error}"));
         let text = explain(&case.problem, &schedule, &Selection::default());
-        assert!(text.contains("WRONG"), "{name}: {text}");
+        let is_of_codes = case.subject.name.starts_with(Fp8::NAME);
+        assert_eq!(text.contains("WRONG"), !is_of_codes, "{name}: {text}");
     }
 }

@@ -27,7 +27,7 @@ use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use super::fp8_backward::{BackwardRecipe, FP8_BACKWARD_FAULTS};
 use super::fp8_given::{self, FP8_GIVEN_BACKWARD_FAULTS, FP8_GIVEN_FAULTS, Fp8Sequence, Kept};
-use super::fp8_schedule::{of_own_rows, of_the_group};
+use super::fp8_schedule::{of_own_rows, of_the_all_to_all, of_the_group};
 use super::options::{OptionError, Options};
 use super::{built, same_bits};
 use crate::hash::mix;
@@ -79,6 +79,8 @@ pub struct Recipe {
     pub factors: fn(&OwnScales) -> Factors,
     /// The amaxes that a rank returns.
     pub amax: fn(Kept<'_>) -> Amaxes,
+    /// What is done to the schedule.
+    pub schedule: fn(&mut Schedule),
     /// The kernel's stages, in both passes.
     pub stages: &'static dyn Variant,
     /// What differs in the backward.
@@ -121,6 +123,9 @@ pub(super) const fn fault(
 ) -> Fp8Fault {
     Fp8Fault { id, imitates, source, entries: &[], caught_by: &[Catcher::Envelope, Catcher::Identity], edit }
 }
+
+/// TransformerEngine's context parallelism.
+const CONTEXT_PARALLEL: &str = "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py";
 
 /// The faults of the kernel in FP8.
 pub const FP8_FAULTS: &[Fp8Fault] = &[
@@ -256,6 +261,14 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         entries: &[],
         caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.known = of_own_rows,
+    },
+    Fp8Fault {
+        id: "kv-descale-of-the-all-to-all",
+        imitates: "in a hierarchy, keys and values are decoded with scales of the amax of one all-to-all's rows",
+        source: CONTEXT_PARALLEL,
+        entries: &[],
+        caught_by: &[Catcher::Envelope, Catcher::Identity],
+        edit: |recipe| recipe.known = of_the_all_to_all,
     },
     Fp8Fault {
         id: "descale-of-the-segment",
@@ -497,6 +510,7 @@ impl Fp8 {
             promoted_after,
             lse_shift,
             factors,
+            schedule: |_| (),
             stages,
             backward,
         };

@@ -14,6 +14,7 @@ use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::{Element, Format, Inputs, Precision, Problem, Quantity, Scaling, sharding};
 use seamproof_simulator::emulated::{Factor, Factors};
 use seamproof_simulator::faults::{Catcher, codes};
+use seamproof_simulator::schedule::{Buffer, Role};
 
 use super::fp8::{Fp8Fault, fault};
 use crate::subject::{Parallelism, RankOutputs};
@@ -200,6 +201,21 @@ pub const FP8_GIVEN_BACKWARD_FAULTS: &[Fp8Fault] = &[
                 let Factors { dq, dk, dv, .. } = Factors::of(own);
                 let scaled = |right: Factor, wrong: Factor| Factor { scale: wrong.scale, ..right };
                 Factors { dq: scaled(dq, dk), dk: scaled(dk, dv), ..Factors::of(own) }
+            };
+        },
+    ),
+    fault(
+        "gradient-codes-in-the-forwards-format",
+        "codes of a step's gradients, which are in e5m2, are made and read as e4m3",
+        "https://github.com/NVIDIA/TransformerEngine/pull/1566",
+        |recipe| {
+            recipe.schedule = |schedule| {
+                let of_steps = |buffer: &&mut Buffer| {
+                    buffer.role == Role::Scratch
+                        && buffer.format == Format::E5m2
+                        && !buffer.name.starts_with("dout")
+                };
+                schedule.buffers.iter_mut().filter(of_steps).for_each(|buffer| buffer.format = Format::E4m3);
             };
         },
     ),

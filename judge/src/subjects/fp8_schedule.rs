@@ -12,7 +12,7 @@ use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::groups::Groups;
 use seamproof_oracle::sharding::{self, PlacedRun};
 use seamproof_oracle::{
-    Inputs, OwnScales, Pass, Problem, Quantity, Scales, Sequence, TensorName, TensorScales,
+    Algorithm, Inputs, OwnScales, Pass, Problem, Quantity, Scales, Sequence, TensorName, TensorScales,
 };
 use seamproof_simulator::device::Cpu;
 use seamproof_simulator::emulated::{Roundings, Units};
@@ -32,6 +32,7 @@ impl Fp8 {
         let world = World::new(problem, |problem| {
             let mut schedule = (*scheduled(problem, self.merge)?).clone();
             descale(&mut schedule, problem, inputs, &recipe)?;
+            (recipe.schedule)(&mut schedule);
             Ok(Rc::new(schedule))
         })?;
         let device = self.device(problem, inputs, &recipe);
@@ -118,22 +119,47 @@ pub(super) fn of_the_group(_: &Problem, inputs: &Inputs, _: usize) -> Scales {
 
 /// Returns the scales of k and v that a rank would make of its own rows alone.
 pub(super) fn of_own_rows(problem: &Problem, inputs: &Inputs, rank: usize) -> Scales {
-    let of = |tensor, codes| own(problem, inputs, rank, tensor, codes);
+    kv_of_members(problem, inputs, &|member| member == own_member(problem, rank))
+}
+
+/// Returns the scales of k and v that the ranks of one all-to-all of a hierarchy would make of their rows alone; those of
+/// the group in any other algorithm.
+pub(super) fn of_the_all_to_all(problem: &Problem, inputs: &Inputs, rank: usize) -> Scales {
+    match problem.parallel.algorithm {
+        Algorithm::Hierarchical { all_to_all } => {
+            let place = |member| problem.parallel.ranks.iter().position(|rank| *rank == member);
+            let group = |member| place(member).map(|place| place / all_to_all);
+            let own = group(own_member(problem, rank));
+            kv_of_members(problem, inputs, &|member| group(member) == own)
+        }
+        _ => inputs.scales.clone(),
+    }
+}
+
+/// Returns the member of the group that a rank of the world is, or is a part of.
+fn own_member(problem: &Problem, rank: usize) -> usize {
+    rank / problem.parallel.region
+}
+
+/// Returns the scales of k and v that some members would make of their rows alone.
+fn kv_of_members(problem: &Problem, inputs: &Inputs, is_one: &dyn Fn(usize) -> bool) -> Scales {
+    let of = |tensor, codes| of_members(problem, inputs, is_one, tensor, codes);
     Scales { k: of(TensorName::K, &inputs.k), v: of(TensorName::V, &inputs.v), ..inputs.scales.clone() }
 }
 
 /// Returns the scales of dout that a rank would make of its own rows alone.
 pub(super) fn dout_of_own_rows(problem: &Problem, inputs: &Inputs, rank: usize) -> Scales {
-    let dout = own(problem, inputs, rank, TensorName::Dout, &inputs.dout);
+    let is_own = |member| member == own_member(problem, rank);
+    let dout = of_members(problem, inputs, &is_own, TensorName::Dout, &inputs.dout);
     Scales { dout, ..inputs.scales.clone() }
 }
 
-/// Returns the scales of a tensor that a rank would make of its own rows alone: those of the group, times the share that
-/// its own largest code has of the group's. A rank without a code other than 0 keeps the group's.
-fn own(
+/// Returns the scales of a tensor that some members would make of their rows alone: those of the group, times the share
+/// that their largest code has of the group's. Members without a code other than 0 keep the group's.
+fn of_members(
     problem: &Problem,
     inputs: &Inputs,
-    rank: usize,
+    is_one: &dyn Fn(usize) -> bool,
     tensor: TensorName,
     codes: &Array3<f32>,
 ) -> Option<TensorScales> {
@@ -142,13 +168,12 @@ fn own(
     if codes.is_empty() {
         return Some(scales.clone());
     }
-    let member = rank / problem.parallel.region;
     let layouts = sharding::members(problem).unwrap_or_default();
     let rows = |layout: sharding::RankLayout| match tensor {
         TensorName::K | TensorName::V => layout.kv.runs,
         _ => layout.q.runs,
     };
-    let own = layouts.into_iter().find(|layout| layout.rank == member).map_or(Vec::new(), rows);
+    let own = layouts.into_iter().filter(|layout| is_one(layout.rank)).flat_map(rows).collect::<Vec<_>>();
     let all = rows(sharding::whole(problem));
     let [own, all] = [own, all].map(|placed| amax(problem, tensor, scales.groups(), codes, &placed));
     let share = |place| if own[place] > 0.0 { own[place] / all[place] } else { 1.0 };
