@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ndarray::Axis;
 use rayon::prelude::*;
 use seamproof_judge::case::CASE_VERSION;
 use seamproof_judge::files;
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::generate::Limits;
 use seamproof_judge::quantise::{Judged, QuantisationCase, Quantiser, draw, judge, shrink};
-use seamproof_oracle::quantise::Quantisation;
+use seamproof_judge::values;
+use seamproof_oracle::quantise::{Quantisation, QuantisationFields};
+use seamproof_oracle::sharding::{self, run_of};
+use seamproof_oracle::{Form, InputViews, Problem, ProblemFields};
 use seamproof_simulator::faults::find;
 use seamproof_simulator::faults::{QUANTISER_FAULTS, QuantiserFault};
 use seamproof_simulator::quantiser::{EmulatedQuantiser, RankQuantised, RankValues, Stages};
@@ -107,13 +111,65 @@ fn every_planted_fault_is_found_by_a_check_that_it_names_and_shrinks() {
     }
 }
 
+/// Returns a quantisation with the later half of each sequence's tokens as padding, whose values stay in memory.
+fn first_half(asked: &Quantisation) -> Quantisation {
+    let mut problem = ProblemFields { form: Form::CuSeqlens, ..asked.problem.clone().into() };
+    for sequence in &mut problem.sequences {
+        (sequence.q.len, sequence.kv.len) = (sequence.q.len / 2, sequence.kv.len / 2);
+    }
+    let problem = Problem::new(problem).expect("fewer real rows");
+    Quantisation::new(QuantisationFields { problem, ..asked.clone().into() }).expect("the same recipe")
+}
+
+/// Whether a subject gives the first half of each sequence, on one rank, the codes that it has in the whole.
+fn keeps_prefixes(subject: &dyn Quantiser, asked: &Quantisation) -> bool {
+    let (inputs, half) = (values::inputs(&asked.problem), first_half(asked));
+    let views = InputViews::from(&inputs);
+    let tensors: Vec<_> = asked.tensors.iter().map(|tensor| views.of(*tensor).to_owned()).collect();
+    let codes = |asked: &Quantisation| {
+        let layout = sharding::whole(&asked.problem);
+        let answers = subject.run(asked, &[RankValues { layout, tensors: tensors.clone() }]);
+        answers.expect("an answer").remove(0).tensors
+    };
+    let (whole, half_codes) = (codes(asked), codes(&half));
+    let pairs = asked.tensors.iter().zip(whole.iter().zip(&half_codes));
+    pairs.into_iter().all(|(tensor, (whole, half_codes))| {
+        let rows = |sequence| run_of(sequence, tensor.side()).real_rows();
+        half.problem
+            .sequences
+            .iter()
+            .flat_map(rows)
+            .all(|row| whole.codes.index_axis(Axis(0), row) == half_codes.codes.index_axis(Axis(0), row))
+    })
+}
+
+/// Test of the law of prefixes: what breaks it is found without it, since both answers are known to the bit.
+#[test]
+fn codes_of_earlier_tokens_that_later_ones_move_are_found_by_the_exact_answer() {
+    let fault = find(QUANTISER_FAULTS, "blocks-along-the-sequence").expect("the fault is in the catalogue");
+    let (right, leaking) = (EmulatedQuantiser::default(), planted(fault));
+    let on_one_rank = |asked: &Quantisation| asked.problem.parallel.size() == 1;
+    let (mut kept, mut broken) = (0, 0);
+    for asked in (0..FAULT_CASES).filter_map(drawn).filter(on_one_rank).filter(Quantisation::keeps_prefixes) {
+        assert!(keeps_prefixes(&right, &asked), "{}", serde_json::to_string(&asked).expect("plain data"));
+        kept += 1;
+        if !keeps_prefixes(&leaking, &asked) {
+            let judged = judge(&leaking, &asked);
+            assert!(matches!(&judged, Judged::Wrong(finding) if finding.check == Check::Exact), "{judged:?}");
+            broken += 1;
+        }
+    }
+    assert!(kept > 100 && broken > 20, "{kept} kept, {broken} broken");
+}
+
 /// Stored quantisations, with faults that each must show.
-const STORED: [(&str, &[&str]); 7] = [
+const STORED: [(&str, &[&str]); 8] = [
     ("fa3-queries-of-a-group", &["scale-of-the-first-sequence", "scale-of-the-first-head"]),
     ("pytorch-178817-past-the-range", &["codes-do-not-saturate", "history-oldest-taken", "margin-negated"]),
     ("te-2892-block-pack", &["codes-in-padding", "scale-of-the-first-head", "codes-flushed-to-zero"]),
     ("te-2892-delayed-pack", &["amax-over-padding", "history-with-the-present", "codes-do-not-saturate"]),
     ("te-3248-blocks-along-a-sequence", &["blocks-one-row-late", "mx-scale-rounded-the-other-way"]),
+    ("te-3248-blocks-of-one-token", &["blocks-along-the-sequence", "blocks-one-row-late"]),
     ("te-335-descale-is-the-reciprocal", &["descale-from-the-amax", "scale-in-bf16"]),
     ("torchtitan-3109-amax-of-the-group", &["amax-of-one-rank", "amax-of-half-the-group"]),
 ];

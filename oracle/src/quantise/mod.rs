@@ -200,6 +200,17 @@ impl Quantisation {
         Groups::new(&self.problem, tensor, self.element.scaling)
     }
 
+    /// Whether the codes of a sequence's first tokens stay as they are when later tokens change: no scale is taken of
+    /// present values in several rows. Attention on such codes can be causal to the bit.
+    pub fn keeps_prefixes(&self) -> bool {
+        let of_one_row = match self.element.scaling {
+            Scaling::PerTokenHead => true,
+            Scaling::PerBlock { rows, .. } => rows == 1,
+            _ => false,
+        };
+        of_one_row || self.delayed.is_some()
+    }
+
     /// Whether the tensors share their scale.
     pub fn shares_scale(&self) -> bool {
         self.element.scaling == Scaling::PerTensor

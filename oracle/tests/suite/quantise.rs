@@ -316,6 +316,54 @@ fn a_sequence_alone_has_the_codes_that_it_has_in_a_pack() {
     }
 }
 
+/// Returns inputs that differ in every token of a sequence but its first, which is not 0.
+fn with_other_later_tokens(problem: &Problem, inputs: &Inputs) -> Inputs {
+    let mut other = inputs.clone();
+    for sequence in &problem.sequences {
+        for (tensor, run) in [
+            (&mut other.q, sequence.q),
+            (&mut other.k, sequence.kv),
+            (&mut other.v, sequence.kv),
+            (&mut other.dout, sequence.q),
+        ] {
+            for row in run.real_rows().skip(1) {
+                tensor.slice_mut(s![row, .., ..]).mapv_inplace(|value| 7.0 * value + 1.0);
+            }
+        }
+    }
+    other
+}
+
+#[test]
+fn later_tokens_move_no_code_of_earlier_ones_exactly_where_a_recipe_keeps_prefixes() {
+    let history = || Delayed { history: vec![2.0], takes: Takes::Max, previous: 1.0 };
+    let of_the_present = recipes().map(|recipe| (recipe, None));
+    let delayed = [ScaleRule::F32, ScaleRule::PowerOfTwo]
+        .map(|rule| ((Format::E4m3, Scaling::PerTensor, rule), Some(history())));
+    for ((format, scaling, rule), delayed) in of_the_present.chain(delayed) {
+        let mut moved = false;
+        for seed in 0..8 {
+            let (problem, inputs) = random(seed, 6);
+            let fields =
+                QuantisationFields { delayed: delayed.clone(), ..current(&problem, format, scaling, rule) };
+            let other = answer(fields.clone(), &with_other_later_tokens(&problem, &inputs));
+            let own = answer(fields, &inputs);
+            for (tensor, (own, other)) in TENSORS.into_iter().zip(own.tensors.iter().zip(&other.tensors)) {
+                let first = |sequence| run_of(sequence, tensor.side()).real_rows().next();
+                moved |= problem
+                    .sequences
+                    .iter()
+                    .filter_map(first)
+                    .any(|row| own.codes.slice(s![row, .., ..]) != other.codes.slice(s![row, .., ..]));
+            }
+        }
+        let (problem, _) = random(0, 6);
+        let asked = QuantisationFields { delayed, ..current(&problem, format, scaling, rule) };
+        let asked = Quantisation::new(asked).expect("a legal quantisation");
+        assert_eq!(moved, !asked.keeps_prefixes(), "{scaling:?} {rule:?}");
+    }
+}
+
 #[test]
 fn a_shared_scale_is_that_of_the_largest_tensor() {
     let (problem, mut inputs) = queries(&[1.0]);

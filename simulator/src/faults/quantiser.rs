@@ -158,6 +158,19 @@ pub const FAULTS: &[QuantiserFault] = &[
         },
     },
     QuantiserFault {
+        id: "blocks-along-the-sequence",
+        imitates: "rows that have scales of their own share one, and later tokens move the codes of earlier ones",
+        source: BLOCKS,
+        entries: &[],
+        caught_by: &[Exact],
+        edit: |stages| {
+            stages.group = |shard, [sequence, position, head, lane]| {
+                let position = if shard.groups.are_of_rows() { position / 32 * 32 } else { position };
+                shard.groups.of(sequence, position, head, lane)
+            };
+        },
+    },
+    QuantiserFault {
         id: "margin-negated",
         imitates: "a margin makes codes larger where it should leave room above them",
         source: DELAYED,
