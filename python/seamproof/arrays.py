@@ -1,6 +1,6 @@
 """Array libraries: numpy, torch, JAX and CuPy, each behind the same few functions.
 
-`put` and `get` change no bit of a number, and `get` turns the 16-bit code of an unwritten element into its f32 bits.
+`put` and `get` change no bit of a number, and `get` turns the code of an unwritten element into its f32 bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from .copies import Copies, TorchCopies
 from .errors import DeclarationError, NotHere
-from .formats import FP8, UNWRITTEN, UNWRITTEN_16, narrow, widen
+from .formats import FP8, UNWRITTEN, UNWRITTEN_8, UNWRITTEN_16, narrow, widen
 
 # Elements of a guard band: 4096 bytes of f32, so that the array behind it is aligned as an allocation is.
 GUARD = 1024
@@ -68,6 +68,8 @@ class Numpy:
         """Returns a flat array of a format that is full of the sentinel."""
         if form == "f32":
             return np.full(elements, UNWRITTEN, np.uint32).view(np.float32)
+        if form in FP8:
+            return np.full(elements, UNWRITTEN_8, np.uint8).view(self.dtype(form))
         return np.full(elements, UNWRITTEN_16, np.uint16).view(self.dtype(form))
 
     def dirty(self, shapes: Sequence[tuple[int, str]]) -> None:
@@ -229,7 +231,11 @@ class Torch(Numpy):
 
     def unwritten(self, elements: int, form: str) -> Any:
         torch = self.torch
-        kind, code = (torch.int32, UNWRITTEN) if form == "f32" else (torch.int16, UNWRITTEN_16)
+        kind, code = torch.int16, UNWRITTEN_16
+        if form == "f32":
+            kind, code = torch.int32, UNWRITTEN
+        elif form in FP8:
+            kind, code = torch.uint8, UNWRITTEN_8
         return torch.full((elements,), code, dtype=kind, device=self.device).view(self.dtype(form))
 
     def copies(self, arrays: Mapping[Any, Any]) -> Copies:

@@ -96,6 +96,8 @@ def declaration(
     formats: Iterable[str] = ("bf16",),
     p: str = "io",
     ds: str = "io",
+    out: str = "io",
+    dout: str = "io",
     gradients: str = "io",
     d: Sizes | None = None,
     d_v: Sizes | None = None,
@@ -127,18 +129,23 @@ def declaration(
     `formats` are those of q, k, v and the results. One in FP8 has a scaling behind it, as in `"e4m3/sequence-group"`:
     q, k and v are then codes with descales (`Problem.descales`), P is in the same format, and results are in bf16.
 
-    `p`, `ds` and `gradients` are a format, or `"io"` for that of q. `forms` are those in which the subject reads a
-    problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and positions, `"batched_segments"` for these under
-    leading dimensions, `"lengths"` for a padded batch, and `"pad_between_seqs"` and `"no_pad_between_seqs"` for
-    `"cu_seqlens"` with the caller's word for padding. `cache`
-    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `pages` are the
-    sizes of pages in which it takes k and v. `sharing` says that it takes sequences that share their first keys
-    (`Problem.sharing`). `table` adds rows of the table as the protocol names them, or replaces
-    them.
+    `p`, `ds`, `out`, `dout` and `gradients` are a format, or `"io"` for that of q, which is bf16 for all but `p` where
+    q is in FP8. In FP8 too, `dout` has a scaling behind its format, as q has, and `out` and `gradients` have `/tensor`:
+    they are then quantised with a descale that is given. So are `p` and `ds` with `/tensor`.
+
+    `forms` are those in which the subject reads a problem: `"cu_seqlens"` beside lengths, `"segments"` for ids and
+    positions, `"batched_segments"` for these under leading dimensions, `"lengths"` for a padded batch, and
+    `"pad_between_seqs"` and `"no_pad_between_seqs"` for `"cu_seqlens"` with the caller's word for padding. `cache`
+    says that the judge may call it step by step on a KV cache, each time with fewer queries than keys. `pages` are
+    the sizes of pages in which it takes k and v. `sharing` says that it takes sequences that share their first keys
+    (`Problem.sharing`). `table` adds rows of the table as the protocol names them, or replaces them.
     """
     dims = {"equal": d_equal, **_given(qk=_sizes(d), v=_sizes(d_v))}
     rows: dict[str, Any] = {
-        "precisions": [_precision(form, p, ds, gradients) for form in _formats(formats)],
+        "precisions": [
+            _precision(form, p=p, ds=ds, out=out, dout=dout, gradients=gradients)
+            for form in _formats(formats)
+        ],
         "dims": dims,
         "heads": _given(groups=_sizes(groups), most=heads_most),
         "masks": dict(masks or {}),
@@ -225,23 +232,25 @@ def _formats(formats: Iterable[str]) -> list[str]:
     return listed
 
 
-def _precision(form: str, p: str, ds: str, gradients: str) -> dict[str, str]:
+def _precision(form: str, **words: str) -> dict[str, str]:
     """Returns the formats of all quantities. With q, k and v in FP8, P is in FP8 too, and results are in bf16."""
     narrow, _, scaling = form.partition("/")
     results = "bf16" if scaling else form
+    own = {name: narrow if name == "p" else results for name in words}
+    chosen = {name: own[name] if word == "io" else _element(word, name) for name, word in words.items()}
+    return dict.fromkeys(("q", "k", "v"), form) | chosen
 
-    def chosen(word: str, name: str) -> str:
-        own = narrow if name == "p" else results
-        return own if word == "io" else _known([word], FORMATS, name)[0]
 
-    of_inputs = dict.fromkeys(("q", "k", "v"), form)
-    return of_inputs | {
-        "out": results,
-        "dout": results,
-        "p": chosen(p, "p"),
-        "ds": chosen(ds, "ds"),
-        "gradients": chosen(gradients, "gradients"),
-    }
+def _element(word: str, name: str) -> str:
+    """Returns a format that a quantity may have: one of 16 bits or more, or one of 8 with a scaling.
+
+    P and dS may have one of 8 without: their scale is then the kernel's own. A descale of theirs or of a result is one
+    number for the tensor.
+    """
+    scaling = word.partition("/")[2] if name == "dout" else ""
+    kinds = ["/" + (scaling or "tensor"), *([""] if name in ("p", "ds") else [])]
+    known = [*FORMATS, *(narrow + kind for narrow in FP8 for kind in kinds)]
+    return _known([word], known, name)[0]
 
 
 def _partials(partials: Mapping[str, str]) -> dict[str, str]:

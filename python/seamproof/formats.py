@@ -12,9 +12,11 @@ import numpy as np
 UNWRITTEN = 0x7FE5EA11
 # Their upper half: the code of such an element in bf16 and fp16, a NaN in both.
 UNWRITTEN_16 = 0x7FE5
+# The code of such an element in e4m3 and e5m2: a negative NaN in both. A conversion makes positive ones.
+UNWRITTEN_8 = 0xFF
 
 FORMATS = ("f32", "bf16", "fp16")
-# Formats of one byte, of inputs alone.
+# Formats of one byte.
 FP8 = ("e4m3", "e5m2")
 # The unit roundoff of each format: half the distance from 1 to the next number.
 UNIT = {"f32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
@@ -54,11 +56,12 @@ def narrow(values: np.ndarray, form: str) -> np.ndarray:
 
 
 def widen(codes: np.ndarray, form: str) -> np.ndarray:
-    """Returns codes of a narrower format as f32. In 16 bits, the code of an unwritten element becomes its f32 bits."""
-    if form == "e5m2":
-        return widen(codes.astype(np.uint16) << 8, "fp16")
-    if form == "e4m3":
-        return _E4M3[codes]
+    """Returns codes of a narrower format as f32. The code of an unwritten element becomes its f32 bits."""
+    if form in FP8:
+        numbers = _E4M3[codes] if form == "e4m3" else widen(codes.astype(np.uint16) << 8, "fp16")
+        bits = numbers.view(np.uint32)
+        bits[codes == UNWRITTEN_8] = UNWRITTEN
+        return bits.view(np.float32)
     if form == "bf16":
         bits = codes.astype(np.uint32) << 16
     elif form == "fp16":

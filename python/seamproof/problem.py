@@ -113,6 +113,10 @@ class Sequence:
     kv: Run
 
 
+# What a kernel quantises itself: weights, logit gradients, results. In frames, descales and amaxes have this order.
+QUANTISED = ("p", "ds", "out", "dq", "dk", "dv")
+
+
 def _block(scaling: str) -> tuple[int, int]:
     """Returns the rows and the lanes that share a descale; one row with each other scaling of rows."""
     rows, _, lanes = scaling.removeprefix("block").partition("x")
@@ -169,9 +173,11 @@ class Problem:
     sharing: tuple[SharedKeys, ...] = ()
     # The number of each sequence in the problem's own list.
     listed: tuple[int, ...] = field(default=(), repr=False, compare=False)
-    # Factors that turn codes into values, of each input that has a scaling: f32 arrays of the library, as
-    # `descale_shape` says.
+    # Factors that turn codes into values, of each input that has a scaling, and of each quantity in `QUANTISED` that is
+    # to be quantised with a given one: f32 arrays of the library, as `descale_shape` says.
     descales: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    # Those of results, as numbers.
+    result_descales: dict[str, np.float32] = field(default_factory=dict, repr=False, compare=False)
     guarded: list[tuple[str, Guarded]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -429,18 +435,29 @@ class Problem:
         return shapes[name]
 
     def form(self, name: str) -> str:
-        """Returns the format of an input or a result."""
+        """Returns the format of an input or a result, or of `"p"` or `"ds"`."""
         if name in ("lse", "max_logit", "sink", "dsink"):
             return "f32"
-        element = self.precision["gradients" if name in ("dq", "dk", "dv") else name]
-        return element.partition("/")[0]
+        return self._element(name).partition("/")[0]
+
+    def _element(self, name: str) -> str:
+        return self.precision["gradients" if name in ("dq", "dk", "dv") else name]
 
     def scaling(self, name: str) -> str | None:
-        """Returns which elements of an input share a descale: `tensor`, `head`, `sequence-head`, …; `None` for none."""
-        return self.precision[name].partition("/")[2] or None
+        """Returns which elements of an input share a descale: `tensor`, `head`, `sequence-head`, …; `None` for none.
+
+        So for a result, `"p"` and `"ds"`, where `tensor` alone is a descale that is given.
+        """
+        return self._element(name).partition("/")[2] or None
+
+    def given_descales(self) -> list[str]:
+        """Returns the quantities that are to be quantised with a given descale, in the order of `QUANTISED`."""
+        return [name for name in QUANTISED if self.scaling(name) == "tensor"]
 
     def descale_shape(self, name: str) -> tuple[int, int, int] | None:
         """Returns the shape of an input's descales: groups of rows, heads, groups of lanes; `None` without scaling.
+
+        A quantity that is to be quantised with a given descale has one, in the shape of `tensor`.
 
         | scaling | shape |
         |---|---|
@@ -451,6 +468,8 @@ class Problem:
         | `blockRxC` | `[blocks of R owned rows, heads, blocks of C lanes]`; a sequence begins a new block |
         """
         scaling = self.scaling(name)
+        if name in QUANTISED:
+            return (1, 1, 1) if scaling == "tensor" else None
         if scaling is None:
             return None
         _, heads, lanes = self.shape(name)
@@ -473,13 +492,16 @@ class Problem:
 
     def with_descales(self, descales: dict[str, np.ndarray]) -> Problem:
         """Returns the problem with descales, which are numpy's and follow the sequences as the problem lists them."""
+        of_results = (name for name in ("out", "dq", "dk", "dv") if name in descales)
         return dataclasses.replace(
-            self, descales={name: self._placed(name, descales[name]) for name in descales}
+            self,
+            descales={name: self._placed(name, descales[name]) for name in descales},
+            result_descales={name: np.float32(descales[name][0, 0, 0]) for name in of_results},
         )
 
     def _placed(self, name: str, values: np.ndarray) -> Any:
         """Returns descales in the order in which the rows of the sequences lie."""
-        groups = self._groups_of_rows(name)
+        groups = None if name in QUANTISED else self._groups_of_rows(name)
         if groups:
             counts = [groups[self.listed.index(number)] for number in range(len(groups))]
             parts = np.split(values, np.cumsum(counts)[:-1])

@@ -27,7 +27,7 @@ from .frames import Channel, cut_text, split
 from .loading import options
 from .pages import HOLES
 from .problem import WINDOW_STYLES, Problem, Side
-from .session import read_inputs, scaled
+from .session import described, read_inputs
 from .subject import INPUTS, Subject
 from .varlen import Varlen
 
@@ -133,8 +133,8 @@ def _hopeless(stored: dict[str, Any]) -> str | None:
     if stored.get("before"):
         return f"the failure needs {len(stored['before'])} earlier runs in the same process"
     problem = Problem.from_json(stored["problem"])
-    if scaled(problem):
-        return "inputs have descales, which a script's own right answer does not know"
+    if described(problem):
+        return "tensors have descales, which a script's own right answer does not know"
     if problem.sharing:
         return "sequences share keys, which a script's own right answer does not know"
     if sum(math.prod(problem.shape(name)) for name in INPUTS) > ELEMENTS_MOST:

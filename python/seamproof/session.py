@@ -94,7 +94,7 @@ class Session:
         raw, numbers = frames.split(frame.body)
         problem = Problem.from_json(raw, subject.open())
         inputs = read_inputs(problem, numbers)
-        descales = {name: inputs.pop(DESCALE + name) for name in scaled(problem)}
+        descales = {name: inputs.pop(DESCALE + name) for name in described(problem)}
         if descales:
             problem = problem.with_descales(descales)
         tensors = subject.put(problem, inputs)
@@ -135,12 +135,17 @@ def scaled(problem: Problem) -> list[str]:
     return [name for name in ("q", "k", "v", "dout") if problem.scaling(name)]
 
 
+def described(problem: Problem) -> list[str]:
+    """Returns the inputs and the quantised quantities that have descales, in the order in which a run sends them."""
+    return scaled(problem) + problem.given_descales()
+
+
 def read_inputs(problem: Problem, numbers: memoryview) -> dict[str, np.ndarray]:
-    """Returns the inputs of a run, and the descales of those that have some, as views of its body."""
+    """Returns the inputs of a run, and all descales, as views of its body."""
     shapes = {name: problem.shape(name) for name in INPUTS}
     if not problem.backward:
         shapes["dout"] = (0, *shapes["dout"][1:])
-    shapes |= {DESCALE + name: problem.descale_shape(name) for name in scaled(problem)}
+    shapes |= {DESCALE + name: problem.descale_shape(name) for name in described(problem)}
     elements = sum(math.prod(shape) for shape in shapes.values())
     if 4 * elements != numbers.nbytes:
         raise ProtocolError(

@@ -16,10 +16,10 @@ from . import arrays
 from .copies import Copies
 from .declare import declaration, narrowed
 from .errors import DeclarationError, NotReady, OwnFault
-from .formats import same, unwritten
+from .formats import is_unwritten, same, unwritten
 from .lse import LseForm
 from .pages import HOLES
-from .problem import Problem
+from .problem import QUANTISED, Problem
 
 # Says that gradients come from the library's automatic differentiation.
 autograd = "autograd"
@@ -28,6 +28,8 @@ INPUTS = ("q", "k", "v", "dout", "sink")
 # Runs of a process whose inputs are read back. What is wrong with a format shows in each of them.
 ROUND_TRIPS = 64
 GRADIENTS = ("dq", "dk", "dv", "dsink")
+# Before the name of a quantity, the name of its largest magnitude among results.
+AMAX = "amax of "
 
 
 @dataclass
@@ -46,6 +48,9 @@ class Result:
     dv: Any = None
     dsink: Any = None
     grads: str | None = None
+    # The largest magnitudes of what was quantised, by name, as `docs/fp8.md` defines them: `{"p": …, "out": …}`, each a
+    # number or an array with one element, f32.
+    amax: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Answer:
     costs: dict[str, int] = field(default_factory=dict)
     # Which rows of the results each rank has, where there are several ranks.
     dealt: list[tuple[np.ndarray, np.ndarray]] | None = None
+    # The largest magnitudes that were returned, in the protocol's order; each rank tells all of them.
+    amax: dict[str, np.float32] = field(default_factory=dict)
 
     def head(self) -> dict[str, Any]:
         """Returns the shapes, as the protocol writes them."""
@@ -65,14 +72,18 @@ class Answer:
         def shapes(rank: dict[str, np.ndarray | None]) -> dict[str, Any]:
             of = {name: None if tensor is None else list(tensor.shape) for name, tensor in rank.items()}
             gradients = {name: of.get(name) for name in GRADIENTS} if self.backward else None
-            return {name: of.get(name) for name in ("out", "lse", "max_logit")} | {"gradients": gradients}
+            amax = {"amax": list(self.amax)} if self.amax else {}
+            return (
+                {name: of.get(name) for name in ("out", "lse", "max_logit")} | {"gradients": gradients} | amax
+            )
 
         return {"ranks": [shapes(rank) for rank in self.ranks()], "damage": self.damage}
 
     def parts(self) -> list[np.ndarray]:
         """Returns the arrays in the protocol's order."""
         names = ("out", "lse", "max_logit", *(GRADIENTS if self.backward else ()))
-        found = (rank.get(name) for rank in self.ranks() for name in names)
+        amax = np.array(list(self.amax.values()), np.float32)
+        found = (tensor for rank in self.ranks() for tensor in (*map(rank.get, names), amax))
         return [tensor for tensor in found if tensor is not None]
 
     def ranks(self) -> list[dict[str, np.ndarray | None]]:
@@ -192,7 +203,8 @@ class Subject:
         if "peak_bytes" in costs:
             costs["peak_bytes"] -= sum(copy.nbytes for copy in given.arrays.values())
         # The results as a caller finds them who waits for the current stream alone.
-        results = {name: array for name, array in vars(result).items() if library.is_array(array)}
+        named = vars(result) | {AMAX + name: amax for name, amax in (result.amax or {}).items()}
+        results = {name: array for name, array in named.items() if library.is_array(array)}
         results = results if library.asynchronous else {}
         early = library.copies(results)
         library.finish()
@@ -262,7 +274,24 @@ class Subject:
         dealt = problem.dealt()
         for name in ("out", "lse", "dq", "dk", "dv") if dealt else ():
             _hold_shape(name, tensors.get(name), problem.shape(name))
-        return Answer(tensors, problem.backward, dealt=dealt)
+        return Answer(tensors, problem.backward, dealt=dealt, amax=self._amaxes(result, copies))
+
+    def _amaxes(self, result: Result, copies: Mapping[str, Any]) -> dict[str, np.float32]:
+        """Returns the largest magnitudes that a kernel returned, in the protocol's order."""
+        told = dict(result.amax or {})
+        found = {}
+        for name in (name for name in QUANTISED if name in told):
+            value = told.pop(name)
+            if self.open().is_array(value):
+                value = self.open().get(copies.get(AMAX + name, value), "f32", f"the amax of {name}")
+            if np.size(value) != 1:
+                raise TypeError(f"the amax of {name} has {np.size(value)} elements; return one number")
+            found[name] = np.float32(np.reshape(value, -1)[0])
+        if told:
+            raise DeclarationError(
+                f"there is no amax of {', '.join(told)}; use {', '.join(QUANTISED)} as names"
+            )
+        return found
 
     def _missing(self, problem: Problem, tensors: dict[str, Any]) -> list[str]:
         wanted = ["out", *self.declared["table"]["statistics"], *(GRADIENTS if problem.backward else ())]
@@ -275,7 +304,7 @@ class Subject:
         if name in ("max_logit", "dsink"):
             return values
         side = problem.q if name in ("out", "dq") else problem.kv
-        values = _whole(values, problem.shape(name))
+        values = _whole(_descaled(values, problem.result_descales.get(name)), problem.shape(name))
         return values if problem.took(array) else _without_foreign(values, side.owned(), axis=0)
 
 
@@ -338,6 +367,14 @@ def as_result(returned: Any) -> Result:
     if returned is None:
         raise DeclarationError("the function returned None; return out, or (out, lse), or a Result")
     return Result(returned)
+
+
+def _descaled(codes: np.ndarray, descale: np.float32 | None) -> np.ndarray:
+    """Returns the values that codes stand for, rounded to f32. What was never written stays as it is."""
+    if descale is None:
+        return codes
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(is_unwritten(codes), codes, codes * descale)
 
 
 def _whole(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

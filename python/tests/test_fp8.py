@@ -12,7 +12,8 @@ from test_program import load
 
 import seamproof
 from seamproof import Problem
-from seamproof.formats import narrow, widen
+from seamproof.declare import declaration
+from seamproof.formats import is_unwritten, narrow, widen
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -85,3 +86,81 @@ def test_a_wrong_reader_is_found(tmp_path, what):
         seamproof.check(load(tmp_path / "wrong.py", edited), budget="6s", seed=1)
     told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
     assert json.loads(Path(told["case"]).read_text())["problem"]["precision"]["k"].startswith("e4m3/")
+
+
+def test_what_a_kernel_quantises_has_given_descales_where_it_says_so():
+    raw = problem([(2, 3)], heads=(2, 1))
+    raw["precision"] |= {"p": "e4m3/tensor", "out": "e4m3/tensor", "ds": "e5m2", "gradients": "e5m2/tensor"}
+    p = Problem.from_json(raw)
+    assert p.given_descales() == ["p", "out", "dq", "dk", "dv"]
+    assert p.descale_shape("dk") == (1, 1, 1) and p.descale_shape("ds") is None and p.form("ds") == "e5m2"
+    p = p.with_descales({name: np.full((1, 1, 1), 1.5, np.float32) for name in p.given_descales()})
+    assert p.descales["p"].shape == (1, 1, 1) and p.result_descales == dict.fromkeys(
+        ("out", "dq", "dk", "dv"), 1.5
+    )
+
+
+def test_a_declaration_names_the_formats_of_what_is_quantised():
+    words = {
+        "p": "e4m3/tensor",
+        "out": "e4m3/tensor",
+        "dout": "e5m2/head",
+        "ds": "e5m2",
+        "gradients": "e5m2/tensor",
+    }
+    declared = declaration(formats=["e4m3/tensor"], **words)
+    assert declared["table"]["precisions"] == [dict.fromkeys("qkv", "e4m3/tensor") | words]
+    for name, word in {"out": "e4m3", "p": "e4m3/head", "gradients": "e4m3/head", "dout": "e4m3"}.items():
+        with pytest.raises(seamproof.DeclarationError, match=name):
+            declaration(formats=["e4m3/tensor"], **{name: word})
+
+
+def test_codes_that_were_never_written_are_seen_and_others_are_values():
+    pytest.importorskip("ml_dtypes")
+    raw = problem([(2, 3)], heads=(1, 1))
+    raw["precision"] |= dict.fromkeys(("q", "k", "v", "out"), "e4m3/tensor")
+    raw["pass"] = "forward"
+    p = Problem.from_json(raw).with_descales({"out": np.full((1, 1, 1), 0.75, np.float32)})
+    out = p.empty("out")
+    out[0] = 2.0
+    amax = {"out": np.full(1, 1.5, np.float32), "p": 1.0}
+    subject = seamproof.subject(
+        lambda *_, **__: None, formats=["e4m3/tensor"], out="e4m3/tensor", backward=False
+    )
+    answer = subject.collect(p, seamproof.Result(out, lse=np.zeros(p.shape("lse"), np.float32), amax=amax))
+    assert (answer.tensors["out"][0] == 1.5).all() and is_unwritten(answer.tensors["out"][1:]).all()
+    assert answer.head()["ranks"][0]["amax"] == ["p", "out"] and answer.parts()[-1].tolist() == [1.0, 1.5]
+    for amax in ({"s": 1.0}, {"out": np.zeros(2, np.float32)}):
+        with pytest.raises((seamproof.DeclarationError, TypeError)):
+            subject.collect(p, seamproof.Result(out, lse=np.zeros(p.shape("lse"), np.float32), amax=amax))
+
+
+GIVEN = "numpy_fp8_given.py"
+MISQUANTISED = {
+    "the scale of out forgotten": (
+        'quantised.store("out", out), lse',
+        'quantised.store("out", out * descale["out"]), lse',
+    ),
+    "the descale of the weights forgotten": ('weighted * descale["p"] / total', "weighted / total"),
+    "a conversion that does not saturate": ("np.clip(values * scale, -largest, largest)", "(values * scale)"),
+    "the descale of dS of k": ('dq = ds @ k * descale["ds"]', 'dq = ds @ k * descale["k"]'),
+    "the scale of dk in dv": ('quantised.store("dv", dv)', 'quantised.store("dk", dv)'),
+    "an amax of the codes": ("self.keep(name, values)\n", "self.keep(name, self.numbers(name, values))\n"),
+    "an amax that is lost": ("quantised.amax.get(name, np.float32(0)) for", "np.float32(0) for"),
+}
+
+
+def test_given_scales_hold(tmp_path):
+    pytest.importorskip("ml_dtypes")
+    right = load(tmp_path / "right.py", (EXAMPLES / GIVEN).read_text())
+    report = seamproof.check(right, cases=100, seed=3)
+    assert report.outcome in ("held", "too-little-run") and report.held > 65
+
+
+@pytest.mark.parametrize("what", MISQUANTISED)
+def test_a_wrong_quantiser_of_given_scales_is_found(tmp_path, what):
+    pytest.importorskip("ml_dtypes")
+    text, (right, wrong) = (EXAMPLES / GIVEN).read_text(), MISQUANTISED[what]
+    assert text.count(right) == 1
+    with pytest.raises(AssertionError):
+        seamproof.check(load(tmp_path / "wrong.py", text.replace(right, wrong)), cases=40, seed=1)
