@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 133] = [
+const OF_PROBLEMS: [Class; 134] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [123, 122, 123], |p| p.sequences.len() == 1),
@@ -251,6 +251,7 @@ const OF_PROBLEMS: [Class; 133] = [
     class("head dim not a multiple of 8", [271, 286, 172], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
     class("head dim 64 and more", [185, 164, 341], |p| p.dims.qk >= 64),
     class("head dim 128 and more", [68, 57, 158], |p| p.dims.qk.max(p.dims.v) >= 128),
+    class("head dim above 128", [57, 47, 114], |p| p.dims.qk.max(p.dims.v) > 128),
     class("dv 80, 96, 112 or 192", [37, 35, 81], |p| [80, 96, 112, 192].contains(&p.dims.v)),
     class("dv below dqk", [162, 164, 152], |p| p.dims.v < p.dims.qk),
     class("dv above dqk", [166, 166, 156], |p| p.dims.v > p.dims.qk),

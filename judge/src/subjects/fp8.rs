@@ -246,6 +246,13 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
         caught_by: &[Catcher::Envelope, Catcher::Identity],
         edit: |recipe| recipe.stages = codes::FINITE_LEAST_MAXIMUM,
     },
+    fault(
+        "scores-overwritten-above-128",
+        "with head dims above 128 a tile's first weights are stored over scores of its last quarter, still unread",
+        "https://github.com/NVIDIA/cudnn-frontend/pull/985",
+        // Few rows are so long that a tile of 128 keys is full.
+        |recipe| (recipe.stages, recipe.tiles.kv) = (codes::SCORES_OVERWRITTEN, 16),
+    ),
     Fp8Fault {
         id: "row-sum-of-rounded-weights",
         imitates: "the row's sum is that of rounded weights",
@@ -401,13 +408,15 @@ impl Fp8 {
         ])
     }
 
-    /// Returns the kernel with a fault, and with a backward and the sequence where the fault is there.
+    /// Returns the kernel with a fault, and with the backward, the sequence and the tiles that the fault needs.
     pub fn planted(self, fault: PlantedFp8) -> Fp8 {
         let backward =
             self.backward || matches!(fault, PlantedFp8::Backward(_) | PlantedFp8::GivenBackward(_));
         let is_given = matches!(fault, PlantedFp8::Given(_) | PlantedFp8::GivenBackward(_));
         let sequence = if is_given { Fp8Sequence::Cudnn } else { self.sequence };
-        Fp8 { backward, sequence, fault: Some(fault), ..self }
+        let planted = Fp8 { backward, sequence, fault: Some(fault), ..self };
+        // What the kernel says of its tiles stays true.
+        Fp8 { tiles: planted.recipe().tiles, ..planted }
     }
 
     /// Whether the planted fault changes a result of a problem, whose padding holds large numbers.

@@ -16,6 +16,8 @@ pub const WEIGHTS_NOT_SATURATED: &dyn Variant = &WeightsNotSaturated;
 pub const STALE_MAXIMUM: &dyn Variant = &StaleMaximum;
 /// A row's maximum begins at a finite number in place of minus infinity, the least of fp16.
 pub const FINITE_LEAST_MAXIMUM: &dyn Variant = &FiniteLeastMaximum;
+/// With head dims above 128, the first eighth of a tile's scores lies over the seventh.
+pub const SCORES_OVERWRITTEN: &dyn Variant = &ScoresOverwritten;
 /// dS is multiplied by the softmax's scale once more.
 pub const SCALE_TWICE_IN_DS: &dyn Variant = &ScaleTwiceInDs;
 /// The row's sum is that of rounded weights, without the factor of weights, 2⁸.
@@ -69,6 +71,15 @@ kernels! {
     FiniteLeastMaximum {
         fn grow(&self, units: &A, softmax: &Softmax, state: &mut Online<f32>, max: f32) {
             right::<A>().grow(units, softmax, state, max.max(-Format::Fp16.max_finite() as f32));
+        }
+    }
+    ScoresOverwritten {
+        fn products(&self, units: &A, pass: Pass, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
+            right::<A>().products(units, pass, formats, a, b, to);
+            let eighth = to.len() / 8;
+            if a.len() > 128 && pass == Pass::Forward {
+                to.copy_within(..eighth, 6 * eighth);
+            }
         }
     }
     ScaleTwiceInDs {
