@@ -22,7 +22,9 @@
 //! the same bits.
 //!
 //! In mode `Sunk` lane 0 of q and k carries the depth of a row's logits and the other lanes are those of `Flat`: see
-//! `Depths`.
+//! `Depths`. In modes `Shadowed` and `Rising` it carries the logit alone: see `Heights`. In mode `Shadowed` v is 0 at
+//! position 0. In mode `Offset` lane 0 of k has 32 deviations more. In mode `Zeros` a tensor of a sequence holds zeros
+//! where bit 0 of the hash of tensor number + 64, the sequence's id, position 0, head 0 and lane 0 is set.
 //!
 //! Rows of k and v that sequences share, in a page or outside of pages, hold the values of the earlier sequence. Where
 //! they lie in that sequence's rows alone, the rows of the other one are a hole, which is not real.
@@ -90,6 +92,21 @@ const DEPTH_EXPONENT_MAX: f64 = 12.0;
 /// Largest magnitude of lane 0 of q in mode `Sunk`, which fp16 holds.
 const DEPTH_ELEMENT_MAX: f64 = 32_768.0;
 
+/// Logit for which lane 0 of q and k has about the same magnitude in modes `Shadowed` and `Rising`.
+const HEIGHT_MIDDLE: f64 = 8.0;
+/// Largest exponent of lane 0 of q in these modes.
+const HEIGHT_EXPONENT_MAX: f64 = 12.0;
+/// Mean of v in modes `Shadowed`, `Rising` and `Offset`, in deviations.
+const VALUE_MEAN: f32 = 8.0;
+/// Mean of lane 0 of k in mode `Offset`, in deviations.
+const KEY_MEAN: f64 = 32.0;
+/// The largest magnitude in mode `Midpoints`, a power of two times the largest numbers of e4m3 and of e5m2.
+const MIDPOINT_MAX: f32 = 7.0;
+/// Number of elements in mode `Midpoints` among which one has the largest magnitude.
+const LARGEST_ONE_IN: u32 = 16;
+/// Number of binades of mode `Midpoints`.
+const MIDPOINT_BINADES: u32 = 8;
+
 /// Rule by which a lane's hash h becomes a number, before it is rounded to its format.
 #[derive(Clone, Copy)]
 enum Law {
@@ -105,12 +122,33 @@ enum Law {
     /// Numbers in equally likely binades: `±(1 + m / 128) · 2^(first + below(count, h))`, negative where bit 0 of h
     /// is set. The integer m is bits 1 to 7 of h.
     Binades { first: i32, count: u32 },
+    /// Near-normal numbers about a mean: `mean + ` a number of `Normal`, rounded to f32.
+    Around { mean: f32, factor: f32 },
+    /// ±7 for one element in sixteen. The others are halfway between two smaller numbers, of e4m3 where bit 1 of h is set
+    /// and of e5m2 otherwise. Negative where bit 0 of h is set. See `midpoint`.
+    Midpoints,
 }
 
 /// Returns a number with the sign and the significand of h, and with an exponent within f32's range.
 fn scaled(hash: u64, exponent: i32) -> f32 {
     let power = f64::from_bits(((exponent + 1023) as u64) << 52);
     let magnitude = (power * (1.0 + (hash >> 1 & 127) as f64 / 128.0)) as f32;
+    if hash & 1 == 0 { magnitude } else { -magnitude }
+}
+
+/// Returns an element of mode `Midpoints`: ±7, or `±(1 + odd / 16) · 2^(2 − b)` halfway between numbers of e4m3, or
+/// `±(1 + odd / 8) · 2^(2 − b)` halfway between those of e5m2. The binade b is `below(8, mix(h))`, and the odd number is
+/// drawn of bits 2 to 4 of h; in the highest binade it keeps below 7.
+fn midpoint(hash: u64) -> f32 {
+    let binade = below(MIDPOINT_BINADES, mix(hash)) as i32;
+    let (steps, drawn) = if hash & 2 == 0 { (4, hash >> 2 & 3) } else { (8, hash >> 2 & 7) };
+    let below_largest = if binade == 0 { steps * 3 / 4 } else { steps };
+    let fraction = (2 * (drawn % below_largest) + 1) as f32 / (2 * steps) as f32;
+    let magnitude = if below(LARGEST_ONE_IN, hash) == 0 {
+        MIDPOINT_MAX
+    } else {
+        libm::ldexpf(1.0 + fraction, 2 - binade)
+    };
     if hash & 1 == 0 { magnitude } else { -magnitude }
 }
 
@@ -134,14 +172,27 @@ fn fill_with(row: u64, lanes: &mut [f32], value: impl Fn(u64) -> f32) {
     }
 }
 
+/// Returns the factor of near-normal numbers of a deviation.
+fn factor(deviation: f64) -> f32 {
+    (deviation / (NORMAL_VARIANCE_TIMES_3 / 3.0).sqrt()) as f32
+}
+
 impl Law {
     fn normal(deviation: f64) -> Law {
-        Law::Normal { factor: (deviation / (NORMAL_VARIANCE_TIMES_3 / 3.0).sqrt()) as f32 }
+        Law::Normal { factor: factor(deviation) }
+    }
+
+    fn around(mean: f32) -> Law {
+        Law::Around { mean, factor: factor(1.0) }
     }
 
     /// Returns the law of v and dout.
     fn of_values(mode: InputMode, tensor: Tensor, format: Format) -> Law {
         match (mode, tensor) {
+            (InputMode::Midpoints, _) => Law::Midpoints,
+            (InputMode::Shadowed | InputMode::Rising | InputMode::Offset, Tensor::V) => {
+                Law::around(VALUE_MEAN)
+            }
             (InputMode::Integers, Tensor::V) => Law::Integers { max: INTEGER_VALUE },
             (InputMode::Integers, _) => Law::Integers { max: INTEGER_SMALL },
             (InputMode::HeavyTailed, _) => Law::Tail { up: TAIL_UP_VALUE },
@@ -160,7 +211,14 @@ impl Law {
         let logits = match problem.mode {
             InputMode::Integers => return Law::Integers { max: INTEGER_SMALL },
             InputMode::HeavyTailed => return Law::Tail { up: TAIL_UP },
-            InputMode::Flat | InputMode::Tiny | InputMode::Sunk => FLAT_LOGITS,
+            InputMode::Midpoints => return Law::Midpoints,
+            InputMode::Flat
+            | InputMode::Tiny
+            | InputMode::Sunk
+            | InputMode::Shadowed
+            | InputMode::Rising
+            | InputMode::Offset
+            | InputMode::Zeros => FLAT_LOGITS,
             InputMode::Peaked => PEAKED_LOGITS,
             InputMode::Large => LARGE_LOGITS,
             InputMode::Equal => EQUAL_LOGITS,
@@ -171,12 +229,15 @@ impl Law {
             | InputMode::Pairs
             | InputMode::Staircase => return Law::Integers { max: INTEGER_SMALL },
         };
-        let spread = f64::from(problem.softmax.scale) * (problem.dims.qk as f64).sqrt();
-        Law::normal((logits / spread).sqrt().clamp(AMPLITUDE_MIN, AMPLITUDE_MAX))
+        Law::normal(amplitude(problem, logits))
     }
 
     fn fill(self, row: u64, format: Format, lanes: &mut [f32]) {
         match self {
+            Law::Midpoints => fill_each(row, format, lanes, midpoint),
+            Law::Around { mean, factor } => {
+                fill_each(row, format, lanes, |hash| mean + (word_sum(hash) - NORMAL_MEAN) as f32 * factor);
+            }
             Law::Integers { max } => fill_each(row, format, lanes, |hash| {
                 (i64::from(below(2 * max + 1, hash)) - i64::from(max)) as f32
             }),
@@ -244,6 +305,102 @@ impl Depths {
     }
 }
 
+/// Returns the deviation of q and k whose logits have this one.
+fn amplitude(problem: &Problem, logits: f64) -> f64 {
+    let spread = f64::from(problem.softmax.scale) * (problem.dims.qk as f64).sqrt();
+    (logits / spread).sqrt().clamp(AMPLITUDE_MIN, AMPLITUDE_MAX)
+}
+
+/// Modes `Shadowed` and `Rising`: lane 0 of q is a power of two, its other lanes are 0, and lane 0 of a key is what makes
+/// the logit its height. Both are divided by the descale that they have, so that heights are the same in FP8. A height is
+/// as near as the formats' numbers are: within 7 % in e4m3.
+///
+/// A KV head of a sequence has the hash of the sequence's position 0 in k, lane dqk. With u as bits 8 to 23 of it over
+/// 2¹⁶, the first key of `Shadowed` is `9 + 6·u` binades of a weight high, and keys of `Rising` are `2 + 1.7·u` high from
+/// position `4 << below(5, h)` on. All others have the height 0.
+struct Heights<'a> {
+    problem: &'a Problem,
+    scales: &'a Scales,
+    /// The queries' value.
+    query: f64,
+}
+
+impl Heights<'_> {
+    fn of<'a>(problem: &'a Problem, scales: &'a Scales) -> Heights<'a> {
+        let exponent = libm::round(libm::log2(HEIGHT_MIDDLE / f64::from(problem.softmax.scale)) / 2.0);
+        let exponent = exponent.clamp(-HEIGHT_EXPONENT_MAX, HEIGHT_EXPONENT_MAX);
+        Heights { problem, scales, query: libm::exp2(exponent) }
+    }
+
+    /// Returns the height of a key.
+    fn height(&self, hash: u64, position: usize) -> f64 {
+        let part = f64::from((hash >> 8) as u16) / 65_536.0;
+        let (is_high, binades) = match self.problem.mode {
+            InputMode::Shadowed => (position == 0, 9.0 + 6.0 * part),
+            _ => (position >= 4 << below(5, hash), 2.0 + 1.7 * part),
+        };
+        if is_high { binades * std::f64::consts::LN_2 } else { 0.0 }
+    }
+
+    /// Returns the code that stands for a value in a tensor's place, or the value itself.
+    fn code(&self, tensor: TensorName, [sequence, position, head]: [usize; 3], value: f64) -> f32 {
+        let descale = self.scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, position, head, 0));
+        let format = self.problem.precision.of(tensor).format;
+        let most = format.max_finite().min(DEPTH_ELEMENT_MAX);
+        format.round_f32((value / descale).min(most) as f32)
+    }
+
+    /// Writes the queries and lane 0 of the keys, in real rows.
+    fn write(&self, q: &mut Array3<f32>, k: &mut Array3<f32>) {
+        let Heights { problem, query, .. } = self;
+        let of_tensor = absorb(absorb(0, problem.data_seed), Tensor::K as u64);
+        for (index, sequence) in problem.sequences.iter().enumerate() {
+            let of_first = absorb(absorb(of_tensor, u64::from(sequence.id)), 0);
+            for (position, row) in sequence.q.real_rows().enumerate() {
+                for head in 0..problem.heads.q {
+                    q.slice_mut(s![row, head, ..]).fill(0.0);
+                    q[[row, head, 0]] = self.code(TensorName::Q, [index, position, head], *query);
+                }
+            }
+            for (position, row) in sequence.kv.real_rows().enumerate() {
+                for head in 0..problem.heads.kv {
+                    let hash = lane_hash(absorb(of_first, head as u64), problem.dims.qk);
+                    let value = self.height(hash, position) / (f64::from(problem.softmax.scale) * query);
+                    k[[row, head, 0]] = self.code(TensorName::K, [index, position, head], value);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the mean of lane 0 of the keys in mode `Offset`, in real rows.
+fn offset_keys(problem: &Problem, k: &mut Array3<f32>) {
+    let mean = (KEY_MEAN * amplitude(problem, FLAT_LOGITS)) as f32;
+    let format = problem.precision.k.format;
+    for row in problem.sequences.iter().flat_map(|sequence| sequence.kv.real_rows()) {
+        k.slice_mut(s![row, .., 0]).mapv_inplace(|value| format.round_f32(value + mean));
+    }
+}
+
+/// Distance from a tensor's number to that of its zeros in the hash.
+const ZEROS: u64 = 64;
+
+/// Writes zeros into some tensors of some sequences in mode `Zeros`.
+fn write_zeros(problem: &Problem, tensors: [(Tensor, Side, &mut Array3<f32>); 4]) {
+    for (tensor, side, values) in tensors {
+        let of_tensor = absorb(absorb(0, problem.data_seed), ZEROS + tensor as u64);
+        for sequence in &problem.sequences {
+            let of_sequence = absorb(absorb(of_tensor, u64::from(sequence.id)), 0);
+            let is_zero = lane_hash(absorb(of_sequence, 0), 0) & 1 == 1;
+            if is_zero && !values.is_empty() {
+                run_of(sequence, side)
+                    .real_rows()
+                    .for_each(|row| values.slice_mut(s![row, .., ..]).fill(0.0));
+            }
+        }
+    }
+}
+
 /// Source of one tensor's values.
 struct Source {
     tensor: Tensor,
@@ -292,22 +449,29 @@ pub fn inputs(problem: &Problem) -> Inputs {
     let dout = source(Tensor::Dout, precision.dout);
     let mut q = source(Tensor::Q, precision.q).array(problem, Side::Q, problem.q_shape());
     let mut k = source(Tensor::K, precision.k).array(problem, Side::Kv, problem.k_shape());
-    if mode == InputMode::Sunk {
-        Depths::of(problem).write(problem, &mut q, &mut k);
+    let scales = scales(problem);
+    match mode {
+        InputMode::Sunk => Depths::of(problem).write(problem, &mut q, &mut k),
+        InputMode::Shadowed | InputMode::Rising => Heights::of(problem, &scales).write(&mut q, &mut k),
+        InputMode::Offset => offset_keys(problem, &mut k),
+        _ => {}
     }
     let mut v = source(Tensor::V, precision.v).array(problem, Side::Kv, problem.v_shape());
-    problem.repeat_shared(&mut k, &mut v);
-    Inputs {
-        q,
-        k,
-        v,
-        dout: match problem.pass {
-            Pass::Forward => Array3::zeros([0, problem.heads.q, problem.dims.v]),
-            Pass::Backward => dout.array(problem, Side::Q, problem.out_shape()),
-        },
-        sink: sinks(problem),
-        scales: scales(problem),
+    if mode == InputMode::Shadowed {
+        let first = problem.sequences.iter().filter_map(|sequence| sequence.kv.real_rows().next());
+        first.for_each(|row| v.slice_mut(s![row, .., ..]).fill(0.0));
     }
+    let mut dout = match problem.pass {
+        Pass::Forward => Array3::zeros([0, problem.heads.q, problem.dims.v]),
+        Pass::Backward => dout.array(problem, Side::Q, problem.out_shape()),
+    };
+    if mode == InputMode::Zeros {
+        let q = (Tensor::Q, Side::Q, &mut q);
+        let dout = (Tensor::Dout, Side::Q, &mut dout);
+        write_zeros(problem, [q, (Tensor::K, Side::Kv, &mut k), (Tensor::V, Side::Kv, &mut v), dout]);
+    }
+    problem.repeat_shared(&mut k, &mut v);
+    Inputs { q, k, v, dout, sink: sinks(problem), scales }
 }
 
 /// Distance from a tensor's number to that of its scales in the hash.

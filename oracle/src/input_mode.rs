@@ -36,11 +36,22 @@ pub enum InputMode {
     /// All logits of a row are deep below 0, or as far above it: from 90 to 200,000, often beyond 1,000 or 50,000,
     /// which kernels take for minus infinity.
     Sunk,
+    /// The first key of each sequence has from 2⁹ to 2¹⁵ times the weight of any other, and its value is 0: the small
+    /// weights of the others make all of out. Other values have one sign.
+    Shadowed,
+    /// The largest logit of a row grows once, late, by two to almost four binades of a weight. Values have one sign.
+    Rising,
+    /// One lane of the keys has a large mean, which moves all logits of a row alike, and values have one too.
+    Offset,
+    /// Some tensors of a sequence hold zeros alone, and the others are those of `Flat`.
+    Zeros,
+    /// Values that divide to the midpoints of neighbouring numbers of a format of 8 bits, and to its largest number.
+    Midpoints,
 }
 
 impl InputMode {
     /// Every mode, the simplest first. The exact modes lead.
-    pub const ALL: [InputMode; 13] = [
+    pub const ALL: [InputMode; 18] = [
         InputMode::UniformCount,
         InputMode::Endpoints,
         InputMode::Routing,
@@ -54,6 +65,11 @@ impl InputMode {
         InputMode::Equal,
         InputMode::Tiny,
         InputMode::Sunk,
+        InputMode::Shadowed,
+        InputMode::Rising,
+        InputMode::Offset,
+        InputMode::Zeros,
+        InputMode::Midpoints,
     ];
 
     /// The exact modes, the simplest first. The right answer is known bit for bit where a mode's preconditions hold.

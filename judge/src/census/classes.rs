@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 134] = [
+const OF_PROBLEMS: [Class; 138] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [123, 122, 123], |p| p.sequences.len() == 1),
@@ -277,6 +277,10 @@ const OF_PROBLEMS: [Class; 134] = [
     class("values: equal", [37, 37, 38], |p| p.mode == InputMode::Equal),
     class("values: tiny", [39, 39, 39], |p| p.mode == InputMode::Tiny),
     class("values: sunk", [41, 41, 40], |p| p.mode == InputMode::Sunk),
+    class("values: shadowed", [20, 20, 19], |p| p.mode == InputMode::Shadowed),
+    class("values: rising", [19, 19, 19], |p| p.mode == InputMode::Rising),
+    class("values: offset", [19, 19, 19], |p| p.mode == InputMode::Offset),
+    class("values: zeros", [19, 20, 19], |p| p.mode == InputMode::Zeros),
     class("values: uniform-count", [122, 116, 122], |p| p.mode == InputMode::UniformCount),
     class("values: endpoints", [111, 112, 114], |p| p.mode == InputMode::Endpoints),
     class("values: routing", [45, 49, 40], |p| p.mode == InputMode::Routing),

@@ -27,7 +27,21 @@ pub(super) fn aim(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawPr
 
 /// Values whose logits lie far below 0: see [`InputMode::Sunk`]. A soft cap would lift them.
 fn sunk(choose: &mut Choices<'_, '_>, _: &Limits, raw: &mut RawProblem) {
-    raw.mode = MODES.iter().position(|mode| *mode == InputMode::Sunk).unwrap_or(0) as u32;
+    in_mode(choose, raw, InputMode::Sunk);
+}
+
+/// Modes of values that are hard for weights, gradients and results in 8 bits.
+const HARD: [InputMode; 4] = [InputMode::Shadowed, InputMode::Rising, InputMode::Offset, InputMode::Zeros];
+
+/// Values that are hard for what a kernel in FP8 quantises. A soft cap would lower their logits.
+pub(super) fn hard(choose: &mut Choices<'_, '_>, raw: &mut RawProblem) {
+    let mode = HARD[choose.below(HARD.len() as u32) as usize];
+    in_mode(choose, raw, mode);
+}
+
+/// Gives a case a mode that is not exact, mostly without a soft cap.
+fn in_mode(choose: &mut Choices<'_, '_>, raw: &mut RawProblem, mode: InputMode) {
+    raw.mode = MODES.iter().position(|other| *other == mode).unwrap_or(0) as u32;
     raw.exact = 0;
     if !choose.one_in(4) {
         raw.softcap = 0;

@@ -101,8 +101,14 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if raw.steps == 0 && raw.pages == 0 && choose.one_in(SHARED_KEYS_ONE_IN) {
         aims::shared_keys(choose, limits, &mut raw);
     }
+    if choose.one_in(HARD_ONE_IN) {
+        aims::hard(choose, &mut raw);
+    }
     raw
 }
+
+/// Number of cases among which one has values that are hard for FP8.
+const HARD_ONE_IN: u32 = 12;
 
 /// Number of cases in the plain form among which one asks for batched ids.
 const BATCHED_ONE_IN: u32 = 8;

@@ -52,7 +52,7 @@ pub(super) const SOFTCAPS: [f32; 7] = [50.0, 30.0, 20.0, 10.0, 5.0, 1.0, 0.5];
 /// Table of sinks.
 pub(super) const SINKS: [Sink; 3] = [Sink::None, Sink::OffByOne, Sink::Learnable];
 /// Table of modes that are not exact.
-pub(super) const MODES: [InputMode; 8] = [
+pub(super) const MODES: [InputMode; 12] = [
     InputMode::Integers,
     InputMode::Flat,
     InputMode::Peaked,
@@ -61,6 +61,10 @@ pub(super) const MODES: [InputMode; 8] = [
     InputMode::Equal,
     InputMode::Tiny,
     InputMode::Sunk,
+    InputMode::Shadowed,
+    InputMode::Rising,
+    InputMode::Offset,
+    InputMode::Zeros,
 ];
 /// Table of exact modes. The modes with the strictest preconditions stand there most often.
 pub(super) const EXACT_MODES: [InputMode; 8] = [

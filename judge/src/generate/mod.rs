@@ -21,6 +21,9 @@
 //! around tiles of 64 and 128, one query with many keys, spans twice as long as what they hold, hundreds of sequences,
 //! unusual head dimensions of values, and slack of one or many rows.
 //!
+//! One case in twelve has values that are hard for what kernels in FP8 quantise: one weight far above all others, a
+//! maximum that grows late, large means, or zeros.
+//!
 //! **The order of choices is a format.** A corpus of fuzzer bytes keeps its meaning only as long as every choice
 //! stays in its place. Choices and entries of tables are added at the end, and a retired one leaves a hole (a repeat
 //! of its neighbour). Stored findings are problems, not bytes, and outlive any change here.

@@ -1,7 +1,9 @@
 //! Drawn quantisations: problems of the one generator, each with a recipe.
 
 use seamproof_oracle::quantise::{Delayed, Quantisation, QuantisationFields, ScaleRule, Takes};
-use seamproof_oracle::{Element, Format, Pass, Precision, Problem, ProblemFields, Scaling, TensorName};
+use seamproof_oracle::{
+    Element, Format, InputMode, Pass, Precision, Problem, ProblemFields, Scaling, TensorName,
+};
 
 use crate::generate::{self, Draw, Limits};
 use crate::hash::{absorb, below};
@@ -32,6 +34,8 @@ const TENSORS: [&[TensorName]; 6] = [
 
 /// Constant that sets these draws apart from other uses of a seed.
 const DRAW: u64 = 0x9a27_1537;
+/// Number of quantisations among which one has values halfway between codes.
+const MIDPOINTS_ONE_IN: usize = 8;
 /// Length of the longest drawn history, small enough that each entry matters.
 const HISTORY: u32 = 5;
 
@@ -51,11 +55,12 @@ impl Words {
 
 /// Returns quantisation `index` of a campaign's `seed`; `None` where the generator drew a malformed problem.
 ///
-/// Values are in the problem's formats, or in f32, in a quarter of the cases each. One case in four is delayed.
+/// Values are in the problem's formats, or in f32 in a quarter of the cases, and in mode `Midpoints` in an eighth. One case
+/// in four is delayed.
 pub fn draw(seed: u64, index: u64, limits: &Limits) -> Option<Quantisation> {
     let Draw::Problem(problem) = generate::draw(seed, index, limits) else { return None };
     let mut words = Words(absorb(absorb(DRAW, seed), index));
-    let problem = plain(problem, words.below(4) == 0)?;
+    let problem = plain(problem, words.below(4) == 0, words.below(MIDPOINTS_ONE_IN) == 0)?;
     let dout = problem.pass == Pass::Backward;
     let tensors = words.of(&TENSORS[..if dout { TENSORS.len() } else { TENSORS.len() - 1 }]);
     let format = words.of(&[Format::E4m3, Format::E5m2]);
@@ -74,8 +79,11 @@ pub fn draw(seed: u64, index: u64, limits: &Limits) -> Option<Quantisation> {
 }
 
 /// Returns the problem without what a quantiser does not know: steps, pages, shared keys, and at times a 16-bit format.
-fn plain(problem: Problem, in_f32: bool) -> Option<Problem> {
+fn plain(problem: Problem, in_f32: bool, at_midpoints: bool) -> Option<Problem> {
     let mut fields = ProblemFields::from(problem.unshared().at_once().without_pages());
+    if at_midpoints {
+        fields.mode = InputMode::Midpoints;
+    }
     if in_f32 {
         fields.precision = Precision::uniform(Format::F32);
     }

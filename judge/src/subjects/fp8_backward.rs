@@ -112,6 +112,12 @@ pub const FP8_BACKWARD_FAULTS: &[Fp8Fault] = &[
         |recipe| recipe.stages = codes::FACTOR_TOO_LARGE,
     ),
     fault(
+        "ds-factor-of-zeros",
+        "the factor of a tile is divided by its largest dS, which is 0 where all of it is",
+        "https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/recipe/recipe_common.cuh",
+        |recipe| recipe.stages = codes::FACTOR_OF_ZEROS,
+    ),
+    fault(
         "ds-factor-not-undone",
         "products with dS keep its factor",
         "https://github.com/NVIDIA/cudnn-frontend/issues/520",

@@ -4,7 +4,7 @@ use ndarray::{Array3, Axis, s};
 use seamproof_judge::hash::lane_hash;
 use seamproof_judge::oracle::{
     Dims, Element, Format, Heads, InputMode, Inputs, Pass, Precision, Problem, ProblemFields, Run,
-    ScaleValues, Scaling, Sequence, Sink, Softmax, TensorRows, TensorScales,
+    ScaleValues, Scaling, Sequence, Sink, Softmax, TensorName, TensorRows, TensorScales,
 };
 use seamproof_judge::values::{Poison, inputs, poison, poison_rows, real_kv_rows, real_q_rows};
 
@@ -86,7 +86,8 @@ fn every_mode_is_pinned() {
         InputMode::ALL.map(digest),
         [
             "3eb63fb3", "9001a9e7", "3ca57dd5", "7e117354", "bb92fa4e", "679c2448", "05d25b41", "1d21eee4",
-            "27433b0f", "f3c69c5f", "8f1aa3e5", "78a02af9", "4b9f0a20"
+            "27433b0f", "f3c69c5f", "8f1aa3e5", "78a02af9", "4b9f0a20", "76ac780b", "1926357d", "ba0319f3",
+            "fd8aab1f", "129e5022"
         ]
     );
 }
@@ -219,6 +220,86 @@ fn modes_are_what_they_say() {
     assert!(magnitudes().all(|value| value <= 64.0));
     assert!(magnitudes().any(|value| value >= 32.0));
     assert!(magnitudes().any(|value| value < 1.0 / 64.0));
+}
+
+/// Returns the logits of a row of a problem of one head: those of its sequence's keys, before any mask.
+fn row_logits(problem: &Problem, inputs: &Inputs, sequence: usize, position: usize) -> Vec<f64> {
+    let Sequence { q, kv, .. } = problem.sequences[sequence];
+    let descale =
+        |tensor, position| inputs.scales.of(tensor).map_or(1.0, |scales| scales.of(sequence, position, 0, 0));
+    let query = inputs.q.slice(s![q.row(position), 0, ..]);
+    let logit = |(at, row): (usize, usize)| {
+        let products = query.iter().zip(inputs.k.slice(s![row, 0, ..])).map(|(q, k)| f64::from(q * k));
+        let descales = descale(TensorName::Q, position) * descale(TensorName::K, at);
+        f64::from(problem.softmax.scale) * descales * products.sum::<f64>()
+    };
+    kv.real_rows().enumerate().map(logit).collect()
+}
+
+#[test]
+fn weights_of_a_shadowed_row_are_small_and_a_rising_one_grows_once() {
+    let code = Element { format: Format::E4m3, scaling: Scaling::PerSequenceHead };
+    let bf16 = Precision::uniform(Format::Bf16);
+    let mut grown = 0;
+    for (seed, precision) in
+        (0..24).flat_map(|seed| [(seed, bf16), (seed, Precision { q: code, k: code, ..bf16 })])
+    {
+        for scale in [0.125, 1.7, 0.01] {
+            let packed = ProblemFields::packed(&[(3, 70), (2, 9)], 32);
+            let fields = ProblemFields { precision, data_seed: seed, ..packed };
+            let logits = |mode| {
+                let softmax = Softmax { scale, ..fields.softmax };
+                let problem = problem(ProblemFields { mode, softmax, ..fields.clone() });
+                let inputs = inputs(&problem);
+                [[0, 2], [1, 0]].map(|[sequence, row]| row_logits(&problem, &inputs, sequence, row))
+            };
+            for row in logits(InputMode::Shadowed) {
+                let binades = (row[0] - row[1]) / std::f64::consts::LN_2;
+                assert!((8.4..16.0).contains(&binades), "{binades} at {scale}");
+                assert!(row[2..].iter().all(|logit| *logit == row[1]));
+            }
+            for row in logits(InputMode::Rising) {
+                let grows: Vec<usize> = (1..row.len()).filter(|&key| row[key] != row[key - 1]).collect();
+                let binades = (row[row.len() - 1] - row[0]) / std::f64::consts::LN_2;
+                assert!(grows.len() <= 1 && (grows.is_empty() || (1.8..4.0).contains(&binades)), "{binades}");
+                assert!(grows.iter().all(|key| key.is_power_of_two() && *key >= 4));
+                grown += grows.len();
+            }
+        }
+    }
+    assert!(grown > 150, "{grown}");
+}
+
+#[test]
+fn means_zeros_and_midpoints_are_what_they_say() {
+    let of = |mode, seed| inputs(&problem(ProblemFields { data_seed: seed, ..fields(mode, Format::Bf16) }));
+    let offset = of(InputMode::Offset, 1);
+    let real = |tensor: &Array3<f32>, lane: usize| -> Vec<f32> {
+        tensor.slice(s![.., 0, lane]).iter().copied().filter(|value| *value != 0.0).collect()
+    };
+    assert!(real(&offset.v, 3).iter().all(|value| (4.0..12.0).contains(value)));
+    let (outlier, others) = (real(&offset.k, 0), real(&offset.k, 1));
+    let largest = others.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
+    assert!(outlier.iter().all(|value| *value > 4.0 * largest), "{outlier:?} {largest}");
+
+    let mut zeros = [0; 4];
+    for seed in 0..40 {
+        let of = of(InputMode::Zeros, seed);
+        for (count, tensor) in zeros.iter_mut().zip([&of.q, &of.k, &of.v, &of.dout]) {
+            *count += usize::from(tensor.iter().all(|value| *value == 0.0));
+        }
+    }
+    assert!(zeros.iter().all(|count| (2..30).contains(count)), "{zeros:?}");
+
+    let middles = of(InputMode::Midpoints, 1);
+    for format in [Format::E4m3, Format::E5m2] {
+        let scale = format.max_finite() / 7.0;
+        let scaled = || middles.v.iter().map(|value| (f64::from(*value) * scale).abs());
+        let is_tie = |value: &f64| (format.round(*value) - value).abs() == format.half_spacing(*value);
+        assert!(scaled().any(|value| value == format.max_finite()));
+        assert!(scaled().all(|value| value <= format.max_finite()));
+        assert!(scaled().filter(is_tie).count() > middles.v.len() / 4);
+    }
 }
 
 #[test]

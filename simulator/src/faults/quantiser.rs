@@ -317,6 +317,18 @@ pub const FAULTS: &[QuantiserFault] = &[
         },
     },
     QuantiserFault {
+        id: "codes-with-ties-away-from-zero",
+        imitates: "a value halfway between two codes becomes the larger one, not the even one",
+        source: CVT,
+        entries: &[],
+        caught_by: &[Exact],
+        edit: |stages| {
+            stages.code = |format, value, factors| {
+                format.encode(f64::from(value * factors.scale) * (1.0 + f64::EPSILON))
+            };
+        },
+    },
+    QuantiserFault {
         id: "codes-of-a-product-in-f64",
         imitates: "the product with the scale is not rounded to f32 before it becomes a code",
         source: CVT,

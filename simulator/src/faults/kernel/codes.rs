@@ -28,6 +28,8 @@ pub const FACTOR_NOT_UNDONE: &dyn Variant = &FactorNotUndone;
 pub const FACTOR_OF_ONE_ROW: &dyn Variant = &FactorOfOneRow;
 /// The factor of a tile's dS is 2⁴ times too large.
 pub const FACTOR_TOO_LARGE: &dyn Variant = &FactorTooLarge;
+/// The factor of a tile's dS is infinite where all of it is 0.
+pub const FACTOR_OF_ZEROS: &dyn Variant = &FactorOfZeros;
 /// D lacks the descale of dout.
 pub const DOTS_NOT_DESCALED: &dyn Variant = &DotsNotDescaled;
 /// D is that of the row before.
@@ -108,6 +110,12 @@ kernels! {
     FactorTooLarge {
         fn tile_factor(&self, ds: &TileWeights<f32>, format: Format) -> f32 {
             16.0 * right::<A>().tile_factor(ds, format)
+        }
+    }
+    FactorOfZeros {
+        fn tile_factor(&self, ds: &TileWeights<f32>, format: Format) -> f32 {
+            let is_zero = ds.values().iter().all(|value| *value == 0.0);
+            if is_zero { f32::INFINITY } else { right::<A>().tile_factor(ds, format) }
         }
     }
     DotsNotDescaled {
