@@ -13,9 +13,9 @@ use super::seamproof;
 /// Subjects whose failures have one symptom, or several, and the right one. Each is with the number of shards into
 /// which its campaign is cut: few large ones, or many small ones that each find failures of the others anew.
 const SUBJECTS: [(&str, usize); 5] = [
-    (WINDOW, 7),
+    (WINDOW, 3),
     (OTHER_HEAD, 2),
-    ("emulated+padded-keys-as-real", 7),
+    ("emulated+padded-keys-as-real", 3),
     ("emulated+gradient-sums-not-cleared", 2),
     ("emulated:q_tile=2", 7),
 ];

@@ -242,6 +242,9 @@ fn a_wait_that_a_schedule_lacks_shows() {
         let (fault, mut shown) = (faults::by_id(id).unwrap(), 0);
         for (case, (problem, right)) in problems(2_000).enumerate() {
             let mut wrong = right.clone();
+            if shown == 3 {
+                break;
+            }
             if fault.plant(&problem, &mut wrong) {
                 let want = run(&cpu(&problem), &problem, &right, 0);
                 let behind = Behind { cpu: cpu(&problem), seed: case as u64 };
@@ -250,7 +253,7 @@ fn a_wait_that_a_schedule_lacks_shows() {
                 shown += usize::from(try_run(&behind, &problem, &wrong, 0) != Some(want));
             }
         }
-        assert!(shown >= 3, "{id}: {shown}");
+        assert_eq!(shown, 3, "{id}");
     }
 }
 
