@@ -23,7 +23,7 @@
 
 use ndarray::s;
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, SavedViews, TensorName};
+use seamproof_oracle::{ForwardResults, Gradients, InputMode, Inputs, Problem, SavedViews, TensorName};
 
 use super::compare::lanes;
 use super::evidence::Evidence;
@@ -290,7 +290,10 @@ pub(super) fn explain_gradient<'a>(
         TensorName::Dv => &got.dv,
         _ => return,
     };
-    let Some(pairs) = Pairs::new(problem, inputs, sequence, got.dim().2) else { return };
+    // dk has the lanes of the queries, which differ from 0 in one alone where that carries the logit.
+    let one_lane = matches!(problem.mode, InputMode::Shadowed | InputMode::Rising);
+    let dim = if one_lane && tensor == TensorName::Dk { 1 } else { got.dim().2 };
+    let Some(pairs) = Pairs::new(problem, inputs, sequence, dim) else { return };
     let run = run_of(pairs.both, tensor.side());
     let error = error(&lanes(got, run.row(row), head), &right(run.row(row), head));
     let suspect = suspect_of_gradient(&pairs, &saved, tensor, (row, head), &error);
