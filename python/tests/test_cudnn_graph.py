@@ -16,7 +16,9 @@ from seamproof.loading import load_file  # noqa: E402
 ADAPTER = Path(seamproof.__file__).parent / "adapters" / "cudnn_graph.py"
 # Sixty cases show a wrong call, and are few for a campaign.
 pytestmark = pytest.mark.filterwarnings("ignore::seamproof.TooLittleRun")
-SUBJECTS = ("fp8", "fp8_batch", "fp8_both", "fp8_deterministic", "fp8_grouped", "fp8_batch_both")
+SUBJECTS = (
+    "fp8", "fp8_wide_values", "fp8_batch", "fp8_both", "fp8_any_rows", "fp8_deterministic", "fp8_grouped", "fp8_batch_both",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ A graph is built for each kind of problem, which takes a second. `deterministic`
 
 `fp8` is the forward in FP8 of each sequence by itself, with given scales, and `fp8_batch` that of a padded batch, as
 Hopper has no packed one. `fp8_both` and `fp8_batch_both` have the backward beside it, `fp8_deterministic` asks it for
-the same bits, and `fp8_grouped` takes grouped heads. They are written after the node's sources
-(https://github.com/NVIDIA/cudnn-frontend/blob/v1.18.0/python/pygraph/sdpa.cpp) and tried over a stand-in alone.
+the same bits, and `fp8_grouped` takes grouped heads. Their rows are copied into memory of a multiple of 128 rows, as
+callers have it. `fp8_any_rows` leaves them where they are, and `fp8_wide_values` has any number of lanes of v: cuDNN
+takes both, and fails. They are written after the node's sources
+(https://github.com/NVIDIA/cudnn-frontend/blob/v1.18.0/python/pygraph/sdpa.cpp).
 """
 
 import functools
@@ -356,19 +358,26 @@ class Fp8Call:
         self.numbers["scale"] = torch.full((1, 1, 1, 1), p.scale)
         self.forms = tuple((name, p.form(name)) for name in tensors | self.results)
 
-    def run(self, q, kv, batch, deterministic=False, lengths=None):
-        """Calls the graphs for some rows of queries and of keys, which are those of so many sequences."""
+    def run(self, q, kv, batch, multiple, deterministic=False, lengths=None):
+        """Calls the graphs for some rows of queries and of keys, which are those of so many sequences, on a multiple of
+        so many rows. `lengths` are the real ones."""
         p, rows = self.p, {"q": q, "k": kv, "v": kv, "out": q, "dout": q, "dq": q, "dk": kv, "dv": kv}
         own = {name: tensor[rows[name]] for name, tensor in (self.tensors | self.results).items()}
-        length_q, length_kv = len(own["q"]) // batch, len(own["k"]) // batch
+        wide = {name: in_multiples(tensor, batch, multiple) for name, tensor in own.items()}
+        length_q, length_kv = len(wide["q"]) // batch, len(wide["k"]) // batch
         key = (self.forms, batch, p.heads_q, p.heads_kv, length_q, length_kv, p.dim_qk, p.dim_v, p.causal)
-        values = own | self.numbers | (lengths or {})
+        values = wide | self.numbers | (lengths or {})
         values["lse"] = torch.full((batch, p.heads_q, length_q, 1), float("nan"), device=DEVICE)
         self.call(built(fp8_forward_graph, *key, lengths is not None), values, FORWARD_AMAX)
-        self.lse[:, q] = values["lse"][..., 0].transpose(0, 1).reshape(p.heads_q, -1)
+        lse = values["lse"][:, :, : len(own["q"]) // batch, 0]
+        self.lse[:, q] = lse.transpose(0, 1).reshape(p.heads_q, -1)
         if p.backward:
             graph = built(fp8_backward_graph, *key, lengths is not None, deterministic)
             self.call(graph, values, BACKWARD_AMAX)
+        for name in self.names:
+            if wide[name] is not own[name]:
+                first = batched(wide[name], batch)[:, : len(own[name]) // batch]
+                batched(own[name], batch).copy_(first)
 
     def call(self, graph, values, names):
         largest = {f"amax {name}": torch.zeros(1, 1, 1, 1, device=DEVICE) for name in names}
@@ -381,16 +390,41 @@ class Fp8Call:
         return seamproof.Result(self.results["out"], lse=self.lse, amax=self.amax, **gradients)
 
 
+def batched(tensor, batch):
+    """Returns the bytes of rows of codes as `[batch, rows, heads, dim]`."""
+    return tensor.view(torch.uint8).view(batch, -1, *tensor.shape[1:])
+
+
+def in_multiples(tensor, batch, multiple):
+    """Returns rows of codes in memory of a multiple of so many rows for each sequence, with zeros behind them; the
+    tensor itself where its rows are as many."""
+    rows = len(tensor) // batch
+    more = -rows % multiple
+    if not more:
+        return tensor
+    wide = torch.nn.functional.pad(batched(tensor, batch), (0, 0, 0, 0, 0, more))
+    return wide.reshape(-1, *tensor.shape[1:]).view(tensor.dtype)
+
+
 def inputs_of(q, k, v, dout):
     return {"q": q, "k": k, "v": v} | ({} if dout is None else {"dout": dout})
 
 
-def one_by_one(p, q, k, v, dout=None, deterministic=False):
-    """Attention of each sequence by itself: no graph has padding."""
+# Rows of memory that every kernel takes. Callers have as many.
+MULTIPLE = 128
+
+
+def length_of(name, run):
+    return {f"lengths {name}": torch.full((1, 1, 1, 1), run.len, dtype=torch.int32, device=DEVICE)}
+
+
+def one_by_one(p, q, k, v, dout=None, deterministic=False, multiple=MULTIPLE):
+    """Attention of each sequence by itself. Without a multiple of rows no graph has padding."""
     call = Fp8Call(p, inputs_of(q, k, v, dout))
     for queries, keys in zip(p.q.runs, p.kv.runs, strict=True):
         if queries.len and keys.len:
-            call.run(queries.real_rows(), keys.real_rows(), 1, deterministic)
+            lengths = length_of("q", queries) | length_of("kv", keys) if multiple > 1 else None
+            call.run(queries.real_rows(), keys.real_rows(), 1, multiple, deterministic, lengths)
             continue
         of_rows = {"out": queries, "dq": queries, "dk": keys, "dv": keys}
         for name, tensor in call.results.items():
@@ -402,7 +436,7 @@ def as_batch(p, q, k, v, dout=None, deterministic=False):
     """Attention of a padded batch, with real lengths beside it."""
     call, batch = Fp8Call(p, inputs_of(q, k, v, dout)), len(p.sequences)
     lengths = {"lengths q": p.q.lengths.view(-1, 1, 1, 1), "lengths kv": p.kv.lengths.view(-1, 1, 1, 1)}
-    call.run(slice(None), slice(None), batch, deterministic, lengths)
+    call.run(slice(None), slice(None), batch, MULTIPLE, deterministic, lengths)
     return call.result()
 
 
@@ -432,6 +466,7 @@ BATCHED = {
 FORWARD = {
     "d": seamproof.multiples(16, to=256), "d_v": seamproof.multiples(16, to=256), "backward": False,
 }  # fmt: skip
+SQUARE = FORWARD | {"d_equal": True}
 # On Hopper the backward has this head dim alone.
 BOTH = {
     "d": [128], "d_v": [128], "d_equal": True,
@@ -439,12 +474,17 @@ BOTH = {
 }  # fmt: skip
 
 
-@fp8_declared(**PACKED, **FORWARD)
+@fp8_declared(**PACKED, **SQUARE)
 def fp8(p, q, k, v, dout=None, sink=None):
     return one_by_one(p, q, k, v)
 
 
-@fp8_declared(**BATCHED, **FORWARD)
+@fp8_declared(**PACKED, **FORWARD)
+def fp8_wide_values(p, q, k, v, dout=None, sink=None):
+    return one_by_one(p, q, k, v)
+
+
+@fp8_declared(**BATCHED, **SQUARE)
 def fp8_batch(p, q, k, v, dout=None, sink=None):
     return as_batch(p, q, k, v)
 
@@ -452,6 +492,11 @@ def fp8_batch(p, q, k, v, dout=None, sink=None):
 @fp8_declared(**PACKED, **BOTH, groups=[1])
 def fp8_both(p, q, k, v, dout=None, sink=None):
     return one_by_one(p, q, k, v, dout)
+
+
+@fp8_declared(**PACKED, **BOTH, groups=[1])
+def fp8_any_rows(p, q, k, v, dout=None, sink=None):
+    return one_by_one(p, q, k, v, dout, multiple=1)
 
 
 @fp8_declared(**PACKED, **BOTH, groups=[1], promises=["deterministic_backward"])
