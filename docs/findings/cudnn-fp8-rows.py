@@ -27,10 +27,15 @@ class Graph:
         return tensor
 
     def numbers(self, **values):
-        return {name: self.given(torch.full((1, 1, 1, 1), float(x), device="cuda"), SINGLE) for name, x in values.items()}
+        return {
+            name: self.given(torch.full((1, 1, 1, 1), float(x), device="cuda"), SINGLE)
+            for name, x in values.items()
+        }
 
     def result(self, tensor, value, kind):
-        tensor.set_output(True).set_dim(list(value.shape)).set_stride(list(value.stride())).set_data_type(kind)
+        tensor.set_output(True).set_dim(list(value.shape)).set_stride(list(value.stride())).set_data_type(
+            kind
+        )
         self.values[tensor] = value
 
     def run(self):
@@ -88,7 +93,11 @@ for rows in (2, 8, 16, 24, 32, 100, 112, 128):
     (want,) = torch.autograd.grad(weights @ exact[2], exact[:1], dout.double())
     got = dq_of(q, k, v, dout, scale)
     last = got[0, 0, rows // 16 * 16 :]
-    zeros = f"; {float((last == 0).double().mean()):.0%} of the last {len(last)} rows are zeros" if len(last) else ""
+    zeros = (
+        f"; {float((last == 0).double().mean()):.0%} of the last {len(last)} rows are zeros"
+        if len(last)
+        else ""
+    )
     error = float((got - want).norm() / want.norm())
     print(f"{rows} rows: dq is off by {error:.3f} of its norm{zeros}")
     shows |= not error < 0.2

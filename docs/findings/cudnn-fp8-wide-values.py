@@ -27,14 +27,25 @@ def forward(lanes, lanes_v):
         return tensor
 
     def result(tensor, value, kind):
-        tensor.set_output(True).set_dim(list(value.shape)).set_stride(list(value.stride())).set_data_type(kind)
+        tensor.set_output(True).set_dim(list(value.shape)).set_stride(list(value.stride())).set_data_type(
+            kind
+        )
         values[tensor] = value
 
     q, k, v = (
         torch.randn(1, 1, ROWS, d, device="cuda").to(torch.float8_e4m3fn) for d in (lanes, lanes, lanes_v)
     )
-    numbers = {"descale_q": 1, "descale_k": 1, "descale_v": 1, "descale_s": 1 / 256, "scale_s": 256, "scale_o": 64}
-    numbers = {name: given(torch.full((1, 1, 1, 1), float(x), device="cuda"), SINGLE) for name, x in numbers.items()}
+    numbers = {
+        "descale_q": 1,
+        "descale_k": 1,
+        "descale_v": 1,
+        "descale_s": 1 / 256,
+        "scale_s": 256,
+        "scale_o": 64,
+    }
+    numbers = {
+        name: given(torch.full((1, 1, 1, 1), float(x), device="cuda"), SINGLE) for name, x in numbers.items()
+    }
     scale, out = lanes**-0.5, torch.zeros_like(v)
     tensor, stats, *amax = graph.sdpa_fp8(
         q=given(q, CODE), k=given(k, CODE), v=given(v, CODE), attn_scale=scale, generate_stats=True, **numbers
@@ -55,10 +66,22 @@ if len(sys.argv) == 3:
     print(f"out is off by {forward(int(sys.argv[1]), int(sys.argv[2])):.3f} of its norm")
     sys.exit(0)
 shows = False
-for shape in ((64, 64), (64, 128), (128, 64), (256, 256), (256, 128), (64, 144), (64, 224), (128, 192), (16, 160)):
+for shape in (
+    (64, 64),
+    (64, 128),
+    (128, 64),
+    (256, 256),
+    (256, 128),
+    (64, 144),
+    (64, 224),
+    (128, 192),
+    (16, 160),
+):
     # After an illegal access nothing runs any more in a process.
     run = subprocess.run([sys.executable, __file__, *map(str, shape)], capture_output=True, text=True)
     said = (run.stdout + run.stderr).strip().splitlines() or ["nothing was said"]
-    print(f"{shape[0]}/{shape[1]} lanes: {said[0] if run.returncode == 0 else next((line for line in said if "Error" in line), said[-1])[:120]}")
+    print(
+        f"{shape[0]}/{shape[1]} lanes: {said[0] if run.returncode == 0 else next((line for line in said if 'Error' in line), said[-1])[:120]}"
+    )
     shows |= "illegal memory access" in run.stderr
 sys.exit(2 if shows else 0)
