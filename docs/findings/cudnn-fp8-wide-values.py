@@ -80,8 +80,7 @@ for shape in (
     # After an illegal access nothing runs any more in a process.
     run = subprocess.run([sys.executable, __file__, *map(str, shape)], capture_output=True, text=True)
     said = (run.stdout + run.stderr).strip().splitlines() or ["nothing was said"]
-    print(
-        f"{shape[0]}/{shape[1]} lanes: {said[0] if run.returncode == 0 else next((line for line in said if 'Error' in line), said[-1])[:120]}"
-    )
+    error = next((line for line in said if "Error" in line), said[-1])
+    print(f"{shape[0]}/{shape[1]} lanes: {error[:120] if run.returncode else said[0]}")
     shows |= "illegal memory access" in run.stderr
 sys.exit(2 if shows else 0)
