@@ -3,8 +3,8 @@
 //!
 //! That of weights is of the weights of whole rows, `exp(s − lse)`, as in cuDNN. That of logit gradients is of what is
 //! rounded: with the softmax's scale, or without it. A kernel's own is within a [`Range`], which follows from the errors
-//! of all elements: the largest of numbers that are each a little off is off no more than one of them. Where several launches
-//! make a result, what is quantised is a partial one, and only the least right number is known.
+//! of all elements: the largest of numbers that are each a little off is off no more than one of them. Where several
+//! launches make a result, what is quantised is a partial one, and only the least right number is known.
 
 use ndarray::{Array1, Array2, Array3, Zip};
 

@@ -241,10 +241,10 @@ fn a_wait_that_a_schedule_lacks_shows() {
     for id in WITHOUT_WAITS.into_iter().chain(WITHOUT_WAITS_OF_STEPS) {
         let (fault, mut shown) = (faults::by_id(id).unwrap(), 0);
         for (case, (problem, right)) in problems(2_000).enumerate() {
-            let mut wrong = right.clone();
             if shown == 3 {
                 break;
             }
+            let mut wrong = right.clone();
             if fault.plant(&problem, &mut wrong) {
                 let want = run(&cpu(&problem), &problem, &right, 0);
                 let behind = Behind { cpu: cpu(&problem), seed: case as u64 };

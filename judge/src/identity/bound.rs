@@ -15,7 +15,7 @@ use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::envelope::{
     BoundTier, Delta, F32_ROUNDOFF, GradientPair, Merges, Model, Partition, RowStatistics,
 };
-use seamproof_oracle::{Inputs, Problem, Quantity, Scales, Stored, TensorName};
+use seamproof_oracle::{Inputs, Problem, Quantity, Scales, TensorName};
 
 use super::norms::{KeyNorms, Norms, capped, norm};
 use crate::ladder::compare::lanes;
@@ -72,8 +72,6 @@ pub(super) struct Bounds<'a> {
     shared: Option<&'a OnceCell<Rc<Norms>>>,
     partition: Partition,
     scales: &'a Scales,
-    /// The numbers in which out is stored.
-    stored_out: Stored,
     underflow: f64,
     /// The numbers of [`Bounds::ds_most`], by sequence and head.
     largest: OnceCell<Vec<Vec<f64>>>,
@@ -97,10 +95,16 @@ impl<'a> Bounds<'a> {
         let model =
             Model::new(problem, backend.declaration().arithmetic, partition).with_scales(&inputs.scales);
         let underflow = backend.declaration().arithmetic.accumulation.underflow();
-        let stored_out = inputs.scales.stored(problem, TensorName::Out);
         let (scales, inputs) = (&inputs.scales, inputs.values(problem));
         let (norms, largest) = (OnceCell::new(), OnceCell::new());
-        Bounds { problem, inputs, norms, shared, model, partition, scales, stored_out, underflow, largest }
+        Bounds { problem, inputs, norms, shared, model, partition, scales, underflow, largest }
+    }
+
+    /// Returns the bounds of the case's own run for a law between its results; `None` where its partial results may have
+    /// been cut, of which no law knows.
+    pub(super) fn of_law(evidence: &Evidence<'a>) -> Option<Bounds<'a>> {
+        let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
+        (!bounds.may_be_cut(Some(&evidence.first.amax))).then_some(bounds)
     }
 
     /// Returns the norms. They are computed when the first row is asked for, because most sums are explained without
@@ -133,7 +137,7 @@ impl<'a> Bounds<'a> {
     /// lse alone. Two runs of a subject make D in the same way, so an unknown way has the larger of both errors.
     fn d_error(&self, worst: &Worst, error: &RowError, dout: f64, out: f64) -> f64 {
         let lanes = self.problem.dims.v as f64;
-        let stored = self.stored_out;
+        let stored = self.scales.stored(self.problem, TensorName::Out);
         // Half spacings of a row are its unit roundoffs, and at least half a smallest spacing each.
         let roundings = 1.01 * stored.format.unit_roundoff() * out + 2.0 * stored.tiny_half() * lanes.sqrt();
         let of_out = self.model.out_dot_error(dout * out, dout * roundings);

@@ -130,10 +130,7 @@ fn dot(
 pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
     let gradients = evidence.first.gradients.as_ref()?;
     let problem = evidence.problem;
-    let bounds = Bounds::new(evidence, problem, evidence.inputs);
-    if bounds.may_be_cut(Some(&evidence.first.amax)) {
-        return None;
-    }
+    let bounds = Bounds::of_law(evidence)?;
     let inputs = &*bounds.inputs;
     let floor = bounds.gradient_floor();
     let [of_dq, of_dk] = [TensorName::Dq, TensorName::Dk]
@@ -162,10 +159,7 @@ pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
 pub(super) fn mass(evidence: &Evidence<'_>) -> Option<Look> {
     let gradients = evidence.first.gradients.as_ref()?;
     let (problem, out) = (evidence.problem, &evidence.first.out);
-    let bounds = Bounds::new(evidence, problem, evidence.inputs);
-    if bounds.may_be_cut(Some(&evidence.first.amax)) {
-        return None;
-    }
+    let bounds = Bounds::of_law(evidence)?;
     let inputs = &*bounds.inputs;
     let stored = |result| evidence.inputs.scales.stored(problem, result);
     let (of_dv, of_out) = ((stored(TensorName::Dv), bounds.gradient_floor()), (stored(TensorName::Out), 0.0));

@@ -257,10 +257,7 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
     if evidence.problem.softmax.sink != Sink::None {
         return None;
     }
-    let bounds = Bounds::new(evidence, evidence.problem, evidence.inputs);
-    if bounds.may_be_cut(Some(&evidence.first.amax)) {
-        return None;
-    }
+    let bounds = Bounds::of_law(evidence)?;
     let dout = |readers: &Readers<'_>, position: usize, head: usize| {
         let row = evidence.problem.sequences[readers.sequence].q.row(position);
         lanes(&bounds.inputs.dout, row, head)
@@ -309,10 +306,7 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
     if of_out.format.saturates() && rank.out.iter().any(|&out| of_out.is_saturated(out.into())) {
         return None;
     }
-    let bounds = Bounds::new(evidence, problem, evidence.inputs);
-    if bounds.may_be_cut(Some(&evidence.first.amax)) {
-        return None;
-    }
+    let bounds = Bounds::of_law(evidence)?;
     let inputs = &*bounds.inputs;
     let expected = |_: &Readers<'_>| vec![0.0; problem.dims.qk];
     let bound = |readers: &Readers<'_>| {

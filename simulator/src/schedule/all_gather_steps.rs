@@ -108,7 +108,7 @@ impl Rank<'_> {
         let steps = self.steps(table, keys, || self.backward_launches());
         let all = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, to.dk, "dk"), (self.local.v, to.dv, "dv")].map(|(local, to, name)| {
-            let format = self.builder.format_of_sums(to);
+            let format = build::decoded(self.builder.describe(to).format);
             let sum = self.full(local, &format!("{name} of all steps"), format);
             self.builder.fill(self.rank, COMPUTE, sum, &all, FillValue::Zero);
             (sum, self.of_streams(steps.len(), sum, name))
@@ -167,12 +167,13 @@ impl Rank<'_> {
     /// Returns the buffer in which steps add up dq: the result itself where they add nothing, or where its format is that
     /// of sums.
     fn dq_sum(&mut self, dq: BufferId) -> BufferId {
-        let format = self.builder.format_of_sums(dq);
-        if !self.apart() || format == self.builder.describe(dq).format {
+        if !self.apart() {
             return dq;
         }
-        let (sum, slots) = (self.builder.like(dq, "dq of all steps", format), build::slots(&self.shards.q));
-        self.builder.fill(self.rank, COMPUTE, sum, &slots, FillValue::Zero);
+        let sum = self.builder.sum_of(dq, "dq of all steps");
+        if sum != dq {
+            self.builder.fill(self.rank, COMPUTE, sum, &build::slots(&self.shards.q), FillValue::Zero);
+        }
         sum
     }
 

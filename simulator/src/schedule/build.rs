@@ -107,11 +107,11 @@ impl Builder {
         self.buffer(Buffer { name: name.into(), format, role: Role::Scratch, ..model })
     }
 
-    /// Returns the format in which the shipped orders keep sums of a result: its own, and f32 for codes in FP8, which
-    /// are decoded to be added.
-    pub(super) fn format_of_sums(&self, result: BufferId) -> Format {
+    /// Returns the buffer in which the shipped orders add up a result: the result itself, and one in f32 under this name
+    /// for codes in FP8.
+    pub(super) fn sum_of(&mut self, result: BufferId, name: &str) -> BufferId {
         let own = self.describe(result).format;
-        if own.saturates() { Format::F32 } else { own }
+        if decoded(own) == own { result } else { self.like(result, name, decoded(own)) }
     }
 
     pub(super) fn describe(&self, buffer: BufferId) -> &Buffer {
@@ -298,6 +298,11 @@ pub(super) fn local_with_sinks(
 /// Returns the rows of every slot of a rank's tensor. Padding is included and counted as rows (`len = span`).
 pub(super) fn slots(shard: &ShardedSide) -> Vec<Run> {
     (0..shard.slots.len()).map(|sequence| shard.slot(sequence)).filter(|slot| slot.span > 0).collect()
+}
+
+/// Returns the format in which numbers of a result are added: its own, and f32 for codes in FP8, which are decoded.
+pub(super) fn decoded(format: Format) -> Format {
+    if format.saturates() { Format::F32 } else { format }
 }
 
 /// Returns pairs in which both sides are equal.

@@ -8,6 +8,7 @@ use seamproof_oracle::envelope::{GradientSums, MergeBy, Merges, Partition};
 use seamproof_oracle::replay::{ReplayedKeys, ReplayedLaunch};
 use seamproof_oracle::{Band, Format, Positions, Problem};
 
+use super::build;
 use super::program::{
     AttendBackward, BufferId, Layer, Merge, MergeStyle, Region, Role, Schedule, Section, Step, Work,
 };
@@ -120,8 +121,7 @@ impl Schedule {
     /// Returns the format to which storing in a buffer rounds partial results. Those in FP8 are codes already: their
     /// launch has rounded them, and storing them changes nothing.
     fn stored(&self, buffer: BufferId) -> Format {
-        let format = self.buffers[buffer.0].format;
-        if format.saturates() { Format::F32 } else { format }
+        build::decoded(self.buffers[buffer.0].format)
     }
 
     /// Whether a copy rounds sums of codes in FP8 to codes that are added again.

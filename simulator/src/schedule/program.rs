@@ -252,8 +252,8 @@ pub enum MergeOrder {
     ///
     /// An all-gather merges nothing. Its shipped order is a step for each chunk of a rank's queries, on two streams in
     /// turn, of which each has an out of its own. The valid rows of these are copied into the result. Gradients of a
-    /// step and their sums are kept in the result's own format, and sums of gradients in FP8 in f32. Source: `AttnFuncWithCPAndKVAllGather`, in the same
-    /// place.
+    /// step and their sums are kept in the result's own format, and sums of gradients in FP8 in f32. Source:
+    /// `AttnFuncWithCPAndKVAllGather`, in the same place.
     ///
     /// A single rank merges nothing. Its shipped order is that of unfused attention: packed sequences are converted into
     /// a batch and back ([`converted`](super::converted())). Source: `UnfusedDotProductAttention`, in the same place.

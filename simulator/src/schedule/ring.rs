@@ -487,10 +487,13 @@ impl ForwardStep {
         let Local { out, lse, .. } = member.local;
         let tables = Tables::new(builder, core, place);
         if core.order == MergeOrder::Deferred {
-            let format = builder.format_of_sums(out);
-            let is_own = format == builder.describe(out).format;
-            let out = if is_own { out } else { builder.like(out, "out, running", format) };
-            return ForwardStep { member, out, partials: Partials::Kept(Vec::new(), is_own), tables };
+            let sum = builder.sum_of(out, "out, running");
+            return ForwardStep {
+                member,
+                out: sum,
+                partials: Partials::Kept(Vec::new(), sum == out),
+                tables,
+            };
         }
         let mut partial = |stream: usize| {
             [
