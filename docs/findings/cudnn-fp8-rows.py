@@ -12,7 +12,7 @@ CODE, SINGLE, LANES = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT, 128
 handle = cudnn.create_handle()
 
 
-class Graph:
+class CodesGraph:
     """A graph of one sequence and one head, with the values of its tensors."""
 
     def __init__(self):
@@ -53,7 +53,7 @@ def dq_of(q, k, v, dout, scale):
     """Returns dq, with all descales 1 but those of weights and of out."""
     empty = {name: torch.zeros_like(value) for name, value in (("out", q), ("dq", q), ("dk", k), ("dv", v))}
     lse = torch.zeros(*q.shape[:3], 1, device="cuda")
-    forward = Graph()
+    forward = CodesGraph()
     out, stats, *amax = forward.graph.sdpa_fp8(
         q=forward.given(q, CODE), k=forward.given(k, CODE), v=forward.given(v, CODE),
         **forward.numbers(descale_q=1, descale_k=1, descale_v=1, descale_s=1 / 256, scale_s=256, scale_o=64),
@@ -65,7 +65,7 @@ def dq_of(q, k, v, dout, scale):
     for each in amax:
         forward.result(each, largest.clone(), SINGLE)
     forward.run()
-    backward = Graph()
+    backward = CodesGraph()
     results = backward.graph.sdpa_fp8_backward(
         q=backward.given(q, CODE), k=backward.given(k, CODE), v=backward.given(v, CODE),
         o=backward.given(empty["out"], CODE), dO=backward.given(dout, CODE), stats=backward.given(lse, SINGLE),
