@@ -7,8 +7,10 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::{Format, Softmax};
+use seamproof_oracle::{Format, Intervals, Softmax};
 
+use super::clip;
+use super::columns::Panel;
 use crate::{GuardedTensor, Real};
 
 /// Partial sums of a row, one for each thread that holds some of its columns. A unit may use fewer.
@@ -79,6 +81,17 @@ impl<T: Real> TileWeights<T> {
         TileWeights { values: vec![T::ZERO; rows * columns], columns, format, seen: vec![0..0; rows] }
     }
 
+    /// Replaces the weights by some columns of others. `seen` are the columns that each row of these sees.
+    pub(super) fn load(&mut self, whole: &TileWeights<T>, columns: &Range<usize>, seen: &[Intervals]) {
+        self.columns = columns.len();
+        self.values.clear();
+        self.seen.clear();
+        for (i, seen) in seen.iter().enumerate() {
+            self.values.extend_from_slice(&whole.row(i)[columns.clone()]);
+            self.seen.push(clip(seen, columns).hull());
+        }
+    }
+
     /// Returns all columns of a row.
     pub fn row(&self, i: usize) -> &[T] {
         &self.values[i * self.columns..(i + 1) * self.columns]
@@ -114,7 +127,7 @@ impl<T: Real> TileWeights<T> {
 /// Arithmetic of a device's units.
 pub trait UnitArithmetic<T: Real>: Sync {
     /// Writes `to[j] = Σ_c a[c] · b[c][j]`. The operands are of these formats.
-    fn products(&self, formats: [Format; 2], a: &[T], b: &[T], to: &mut [T]);
+    fn products(&self, formats: [Format; 2], a: &[T], b: Panel<'_, T>, to: &mut [T]);
 
     /// Adds `to += Σ_j weight_j · row_j`. The accumulator is that of the tiles before.
     fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>);
@@ -165,9 +178,9 @@ pub trait UnitArithmetic<T: Real>: Sync {
 pub struct Serial;
 
 impl<T: Real> UnitArithmetic<T> for Serial {
-    fn products(&self, _: [Format; 2], a: &[T], b: &[T], to: &mut [T]) {
+    fn products(&self, _: [Format; 2], a: &[T], b: Panel<'_, T>, to: &mut [T]) {
         to.fill(T::ZERO);
-        for (a, b) in a.iter().zip(b.chunks_exact(to.len())) {
+        for (a, b) in a.iter().zip(b.rows()) {
             add_scaled(to, *a, b);
         }
     }

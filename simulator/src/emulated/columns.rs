@@ -1,54 +1,111 @@
-//! [`Columns`]: tiles of keys or values as the products of a tile of queries take them.
+//! [`Columns`]: keys or values as a query's products take them.
+//!
+//! Products run along keys, so the lanes of neighbouring keys lie together. The keys of a segment are cut into *panels*,
+//! which are transposed. A panel has as many keys whatever the kernel's tiles, since a product depends on no other key.
 
 use std::ops::Range;
 
 use crate::{GuardedTensor, Real};
 
-/// Transposed tiles of keys or values of one head. Each tile is made once for all tiles of queries.
+/// Number of keys of a panel.
+const PANEL: usize = 64;
+/// Number of columns that are multiplied together. A panel's width is a multiple of it, filled up with zeros.
+const WIDTH: usize = 8;
+
+/// Neighbouring columns of a panel, `[lanes][columns]`. Their number is a multiple of 8.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel<'a, T> {
+    values: &'a [T],
+    width: usize,
+    first: usize,
+    columns: usize,
+}
+
+impl<'a, T> Panel<'a, T> {
+    /// Returns the first lanes of these columns.
+    pub fn lanes(self, count: usize) -> Panel<'a, T> {
+        Panel { values: &self.values[..count * self.width], ..self }
+    }
+
+    /// Returns the columns of each lane.
+    pub fn rows(&self) -> impl Iterator<Item = &'a [T]> + use<'a, T> {
+        let columns = self.first..self.first + self.columns;
+        self.values.chunks_exact(self.width).map(move |row| &row[columns.clone()])
+    }
+}
+
+/// Rows of keys or values that a head's queries are multiplied with.
+pub(super) struct Operand<'a, T> {
+    pub(super) tensor: &'a GuardedTensor<T>,
+    /// The row of each local key.
+    pub(super) rows: &'a [usize],
+}
+
+/// Panels of keys or values of one head. Each is made once for all queries.
 pub(super) struct Columns<T> {
     /// The head.
     pub(super) head: usize,
-    /// Number of keys of a tile.
-    size: usize,
-    /// Tiles in order. A tile that no query has met is empty.
-    tiles: Vec<Vec<T>>,
+    /// Panels in order. One that no query has met is empty.
+    panels: Vec<Vec<T>>,
 }
 
 impl<T: Real> Columns<T> {
-    /// Returns an empty cache for tiles of `size` keys.
-    pub(super) fn new(size: usize) -> Columns<T> {
-        Columns { head: 0, size: size.max(1), tiles: Vec::new() }
+    /// Returns a cache without panels.
+    pub(super) fn new() -> Columns<T> {
+        Columns { head: 0, panels: Vec::new() }
     }
 
-    /// Sets the head of the next tiles.
+    /// Sets the head of the next panels.
     pub(super) fn turn_to(&mut self, head: usize) {
         if head != self.head {
-            self.tiles.clear();
+            self.panels.clear();
         }
         self.head = head;
     }
 
-    /// Returns the tile of these columns of a segment. The segment's rows are `rows`.
-    pub(super) fn tile(&mut self, tensor: &GuardedTensor<T>, rows: &[usize], columns: &Range<usize>) -> &[T] {
-        let index = columns.start / self.size;
-        if self.tiles.len() <= index {
-            self.tiles.resize_with(index + 1, Vec::new);
+    /// Returns the panel of this number.
+    fn panel(&mut self, operand: &Operand<'_, T>, number: usize) -> Panel<'_, T> {
+        let rows = &operand.rows[number * PANEL..operand.rows.len().min((number + 1) * PANEL)];
+        if self.panels.len() <= number {
+            self.panels.resize_with(number + 1, Vec::new);
         }
-        let tile = &mut self.tiles[index];
-        if tile.is_empty() {
-            *tile = transposed(tensor, &rows[columns.clone()], self.head);
+        let (width, panel) = (rows.len().next_multiple_of(WIDTH), &mut self.panels[number]);
+        if panel.is_empty() {
+            *panel = transposed(operand.tensor, rows, self.head, width);
         }
-        tile
+        Panel { values: panel, width, first: 0, columns: width }
+    }
+
+    /// Calls `multiply` with the columns of some keys, and with their products to write. Neighbours of these keys are
+    /// among the columns, so that these are as many as are multiplied together. `to` has [`padded`] products of all keys.
+    pub(super) fn each(
+        &mut self,
+        operand: &Operand<'_, T>,
+        keys: &Range<usize>,
+        to: &mut [T],
+        mut multiply: impl FnMut(Panel<'_, T>, &mut [T]),
+    ) {
+        for number in keys.start / PANEL..keys.end.div_ceil(PANEL) {
+            let begin = number * PANEL;
+            let first = (keys.start.max(begin) - begin) / WIDTH * WIDTH;
+            let end = (keys.end.min(begin + PANEL) - begin).next_multiple_of(WIDTH);
+            let panel = Panel { first, columns: end - first, ..self.panel(operand, number) };
+            multiply(panel, &mut to[begin + first..begin + end]);
+        }
     }
 }
 
-/// Returns the given rows of one head as `[dim][rows]`. The lane is outermost, and products run along keys.
-fn transposed<T: Real>(tensor: &GuardedTensor<T>, rows: &[usize], head: usize) -> Vec<T> {
-    let dim = tensor.shape()[2];
-    let mut columns = vec![T::ZERO; dim * rows.len()];
+/// Returns the number of products that are made with so many keys.
+pub(super) fn padded(keys: usize) -> usize {
+    keys.next_multiple_of(WIDTH)
+}
+
+/// Returns the given rows of one head as `[dim][width]`. The lane is outermost, and products run along keys.
+fn transposed<T: Real>(tensor: &GuardedTensor<T>, rows: &[usize], head: usize, width: usize) -> Vec<T> {
+    let mut columns = vec![T::ZERO; tensor.shape()[2] * width];
     for (j, &row) in rows.iter().enumerate() {
-        for (c, &value) in tensor.lane(row, head).iter().enumerate() {
-            columns[c * rows.len() + j] = value;
+        for (to, &value) in columns[j..].iter_mut().step_by(width).zip(tensor.lane(row, head)) {
+            *to = value;
         }
     }
     columns

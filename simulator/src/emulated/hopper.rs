@@ -17,6 +17,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Softmax};
 
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
+use super::columns::Panel;
 use super::tensor_core::{STEP_MAX, TensorCore, truncated};
 
 /// Number of partial sums of a row's dot product on ordinary units.
@@ -107,12 +108,11 @@ fn factor(softmax: &Softmax) -> f32 {
 }
 
 impl UnitArithmetic<f32> for Hopper {
-    fn products(&self, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
+    fn products(&self, formats: [Format; 2], a: &[f32], b: Panel<'_, f32>, to: &mut [f32]) {
         to.fill(0.0);
-        let (step, columns) = (self.core.step, to.len());
-        let mut chain = self.chain(to, formats);
-        for (a, b) in a.chunks(step).zip(b.chunks(step * columns)) {
-            chain.step(a, b.chunks(columns));
+        let (mut chain, mut rows) = (self.chain(to, formats), b.rows());
+        for a in a.chunks(self.core.step) {
+            chain.step(a, rows.by_ref().take(a.len()));
         }
         chain.promote();
     }

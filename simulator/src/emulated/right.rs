@@ -26,9 +26,18 @@ pub(super) fn tiles(
     keys: usize,
     size: usize,
 ) -> Vec<Range<usize>> {
-    let seen: Vec<Range<usize>> = rows.clone().flat_map(|i| visible(i).parts()).collect();
-    let meets = |tile: &Range<usize>| seen.iter().any(|keys| tile.start < keys.end && keys.start < tile.end);
-    tiles_of(0..keys, size).filter(meets).collect()
+    // Changes of the number of parts that meet a tile, from each tile to the next.
+    let count = keys.div_ceil(size);
+    let mut changes = vec![0isize; count + 1];
+    for part in rows.clone().flat_map(|i| visible(i).parts()) {
+        changes[(part.start / size).min(count)] += 1;
+        changes[part.end.div_ceil(size).min(count)] -= 1;
+    }
+    let meets = changes.into_iter().scan(0, |meeting, change| {
+        *meeting += change;
+        Some(*meeting > 0)
+    });
+    tiles_of(0..keys, size).zip(meets).filter_map(|(tile, meets)| meets.then_some(tile)).collect()
 }
 
 #[inline(never)]
@@ -56,11 +65,6 @@ pub(super) fn log_sigmoid<T: Real>(x: T) -> T {
     let magnitude = x.larger(T::ZERO - x);
     let below = T::ZERO - T::ZERO.larger(T::ZERO - x);
     below - (T::ONE + (T::ZERO - magnitude).exp()).ln()
-}
-
-#[inline(never)]
-pub(super) fn round<T: Real>(value: T, format: Format) -> T {
-    value.round(format)
 }
 
 #[inline(never)]

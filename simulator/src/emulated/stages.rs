@@ -9,6 +9,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Intervals, Pass, Run, Softmax, TensorName};
 
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic, Weights};
+use super::columns::Panel;
 use super::right;
 use super::row::{Finished, Online};
 use crate::{GuardedTensor, Real, Segment};
@@ -56,7 +57,7 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     }
 
     /// Writes `to[j] = ⟨a, column j of b⟩`, for queries with keys or for dout with values.
-    fn products(&self, units: &A, _pass: Pass, formats: [Format; 2], a: &[T], b: &[T], to: &mut [T]) {
+    fn products(&self, units: &A, _pass: Pass, formats: [Format; 2], a: &[T], b: Panel<'_, T>, to: &mut [T]) {
         units.products(formats, a, b, to);
     }
 
@@ -80,9 +81,9 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         units.add_weights(sum, first, weights);
     }
 
-    /// Returns P, or dS, rounded as it enters a product.
-    fn round(&self, _pass: Pass, value: T, format: Format) -> T {
-        right::round(value, format)
+    /// Rounds P, or dS, as they enter a product.
+    fn round(&self, _pass: Pass, values: &mut [T], format: Format) {
+        T::round_all(values, format);
     }
 
     /// Adds a tile's weighted values to a row.

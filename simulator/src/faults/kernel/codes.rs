@@ -4,7 +4,7 @@
 use seamproof_oracle::{Format, Pass, Softmax, TensorName};
 
 use super::entry::{kernels, right};
-use crate::emulated::{HeadRows, Online, Pair, RowSum, Stages, TileWeights, UnitArithmetic, Variant};
+use crate::emulated::{HeadRows, Online, Pair, Panel, RowSum, Stages, TileWeights, UnitArithmetic, Variant};
 
 /// Weights are cut to their format towards zero.
 pub const WEIGHTS_CUT_OFF: &dyn Variant = &WeightsCutOff;
@@ -41,25 +41,29 @@ pub const SCALE_TWICE: &dyn Variant = &ScaleTwice;
 
 kernels! {
     WeightsCutOff {
-        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
-            let rounded = right::<A>().round(pass, value, format);
-            if pass == Pass::Backward || rounded <= value {
-                return rounded;
+        fn round(&self, pass: Pass, values: &mut [f32], format: Format) {
+            if pass == Pass::Backward {
+                return right::<A>().round(pass, values, format);
             }
-            // Codes of positive numbers are in the order of these.
-            format.decode(format.encode(rounded.into()) - 1) as f32
+            for value in values {
+                let rounded = format.round_f32(*value);
+                // Codes of positive numbers are in the order of these.
+                let below = || format.decode(format.encode(rounded.into()) - 1) as f32;
+                *value = if rounded <= *value { rounded } else { below() };
+            }
         }
     }
     WeightsRoundedTwice {
-        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
-            let first = if pass == Pass::Forward { Format::Fp16.round_f32(value) } else { value };
-            right::<A>().round(pass, first, format)
+        fn round(&self, pass: Pass, values: &mut [f32], format: Format) {
+            if pass == Pass::Forward {
+                Format::Fp16.round_all(values);
+            }
+            right::<A>().round(pass, values, format);
         }
     }
     WeightsNotSaturated {
-        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
-            let is_past = f64::from(value.abs()) > format.max_finite();
-            if is_past { format.round_unsaturated(value.into()) as f32 } else { right::<A>().round(pass, value, format) }
+        fn round(&self, _: Pass, values: &mut [f32], format: Format) {
+            values.iter_mut().for_each(|value| *value = format.round_unsaturated((*value).into()) as f32);
         }
     }
     StaleMaximum {
@@ -76,7 +80,7 @@ kernels! {
         }
     }
     ScoresOverwritten {
-        fn products(&self, units: &A, pass: Pass, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
+        fn products(&self, units: &A, pass: Pass, formats: [Format; 2], a: &[f32], b: Panel<'_, f32>, to: &mut [f32]) {
             right::<A>().products(units, pass, formats, a, b, to);
             let eighth = to.len() / 8;
             if a.len() > 128 && pass == Pass::Forward {

@@ -262,9 +262,9 @@ kernels! {
         }
     }
     WeightsInFp8 {
-        fn round(&self, pass: Pass, value: f32, format: Format) -> f32 {
+        fn round(&self, pass: Pass, values: &mut [f32], format: Format) {
             let format = if pass == Pass::Forward { Format::E4m3 } else { format };
-            format.round_f32(value)
+            right::<A>().round(pass, values, format);
         }
     }
     LogitsInBf16 {

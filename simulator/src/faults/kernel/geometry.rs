@@ -5,7 +5,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Intervals, Pass, Run, TensorName};
 
 use super::entry::{FORGETS, READS, VALUES, WRITES, fault, kernels, right};
-use crate::emulated::{Finished, HeadRows, Stages, UnitArithmetic, Weights};
+use crate::emulated::{Finished, HeadRows, Panel, Stages, UnitArithmetic, Weights};
 use crate::faults::fault::Fault;
 use crate::{Real, Segment};
 
@@ -519,15 +519,15 @@ kernels! {
         }
     }
     DimTail {
-        fn products(&self, units: &A, _: Pass, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
+        fn products(&self, units: &A, _: Pass, formats: [Format; 2], a: &[f32], b: Panel<'_, f32>, to: &mut [f32]) {
             let whole = if a.len() < 8 { a.len() } else { a.len() / 8 * 8 };
-            units.products(formats, &a[..whole], &b[..whole * to.len()], to);
+            units.products(formats, &a[..whole], b.lanes(whole), to);
         }
     }
     LastLanes {
-        fn products(&self, units: &A, pass: Pass, formats: [Format; 2], a: &[f32], b: &[f32], to: &mut [f32]) {
+        fn products(&self, units: &A, pass: Pass, formats: [Format; 2], a: &[f32], b: Panel<'_, f32>, to: &mut [f32]) {
             let lanes = if pass == Pass::Forward { a.len().saturating_sub(8).max(1) } else { a.len() };
-            units.products(formats, &a[..lanes], &b[..lanes * to.len()], to);
+            units.products(formats, &a[..lanes], b.lanes(lanes), to);
         }
     }
     KvHeadOfNeighbour {

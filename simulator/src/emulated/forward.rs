@@ -1,0 +1,173 @@
+//! The forward of a [`TiledKernel`].
+
+use std::ops::Range;
+
+use seamproof_oracle::{Format, Pass, Quantity, Softmax};
+
+use super::arithmetic::{HeadRows, UnitArithmetic, Weights};
+use super::columns::{Columns, Operand, padded};
+use super::roundings::Factor;
+use super::row::{Finished, Online};
+use super::stages::Stages;
+use super::{ForwardLaunch, Placed, ScaledHead, TiledKernel, clip, sink};
+use crate::{GuardedTensor, Real};
+
+/// A tile of queries of one head, whose scores are asked for.
+struct ScoredRows<'a> {
+    placed: &'a Placed<'a>,
+    head: usize,
+    rows: Range<usize>,
+    softmax: &'a Softmax,
+}
+
+impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T, A, S> {
+    /// Attends with one tile of query rows to all keys that any of them sees.
+    pub(super) fn forward_tile(
+        &self,
+        placed: &Placed<'_>,
+        scaled: &ScaledHead,
+        rows: Range<usize>,
+        keys: &mut Columns<T>,
+        tensors: &mut ForwardLaunch<'_, T>,
+    ) {
+        let TiledKernel { units, stages, roundings, .. } = self;
+        let &ScaledHead { head, ref softmax, .. } = scaled;
+        let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
+        let mut largest = T::NEG_INFINITY;
+        let scored = ScoredRows { placed, head, rows: rows.clone(), softmax };
+        self.each_scored(&scored, keys, tensors, |local, columns, seen, scores, values| {
+            let state: &mut Online<T> = &mut states[local];
+            let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
+            largest = largest.larger(max);
+            stages.grow(units, softmax, state, max);
+            scores.iter_mut().for_each(|score| *score = stages.weight(units, softmax, *score, state.max));
+            stages.add_weights(units, &mut state.sum, columns.start + seen.start, scores);
+            if !roundings.normalises_first {
+                self.add_weighted(&mut state.acc, scores, seen.start, values);
+            }
+        });
+        let max_logit = &mut tensors.max_logit.lane_mut(head, 0)[0];
+        *max_logit = stages.max_logit(*max_logit, units.logit(softmax, largest));
+        let maxima: Vec<T> = states.iter().map(|state| state.max).collect();
+        let mut tile: Vec<Finished<T>> =
+            states.into_iter().map(|state| self.finish(scaled, state, tensors.sink)).collect();
+        self.count_weights(scaled, &maxima, &tile);
+        if roundings.normalises_first {
+            self.each_scored(&scored, keys, tensors, |local, _, seen, scores, values| {
+                let (max, row) = (maxima[local], &mut tile[local]);
+                // The sink may be larger than every logit.
+                let share = units.exp(units.logit(softmax, max) - row.max) * (T::ONE / row.sum);
+                for score in scores.iter_mut() {
+                    *score = stages.weight(units, softmax, *score, max) * share;
+                }
+                self.add_weighted(&mut row.acc, scores, seen.start, values);
+            });
+        }
+        self.write_tile(placed, scaled, rows, &tile, tensors);
+    }
+
+    /// Calls `visit` with the scores of each row of a tile of queries against each tile of keys: the row's place in the
+    /// tile, the tile's columns, those from the first that the row sees to the last, their scores, and their values.
+    /// The score of a column that the row does not see is −∞.
+    fn each_scored(
+        &self,
+        ScoredRows { placed, head, rows, softmax }: &ScoredRows<'_>,
+        keys: &mut Columns<T>,
+        tensors: &ForwardLaunch<'_, T>,
+        mut visit: impl FnMut(usize, &Range<usize>, &Range<usize>, &mut [T], HeadRows<'_, T>),
+    ) {
+        let (pass, kv_head) = (Pass::Forward, keys.head);
+        let tiles = self.stages.tiles(pass, placed.segment, rows, placed.k.len(), self.tiles.kv);
+        let formats = [tensors.q, tensors.k].map(GuardedTensor::format);
+        let operand = Operand { tensor: tensors.k, rows: &placed.k };
+        let (mut scores, mut of_tile) = (vec![T::ZERO; padded(placed.k.len())], Vec::new());
+        for (local, i) in rows.clone().enumerate() {
+            let seen = &placed.seen[i];
+            if seen.is_empty() {
+                continue;
+            }
+            let q = tensors.q.lane(placed.q[i], *head);
+            self.products((pass, formats), q, (&mut *keys, &operand), &seen.hull(), &mut scores);
+            self.score(pass, softmax, &mut scores[seen.hull()]);
+            scores[seen.gap()].fill(T::NEG_INFINITY);
+            for columns in &tiles {
+                let hull = clip(seen, columns).hull();
+                if hull.is_empty() {
+                    continue;
+                }
+                let here = columns.start + hull.start..columns.start + hull.end;
+                let values = HeadRows { tensor: tensors.v, rows: &placed.v[here.clone()], head: kv_head };
+                of_tile.clear();
+                of_tile.extend_from_slice(&scores[here]);
+                visit(local, columns, &hull, &mut of_tile, values);
+            }
+        }
+    }
+
+    /// Rounds weights and adds the weighted values to a row. The first weight is that of column `first` of the tile.
+    fn add_weighted(&self, acc: &mut [T], weights: &mut [T], first: usize, values: HeadRows<'_, T>) {
+        let format = self.roundings.p;
+        self.round_weights(Pass::Forward, weights);
+        self.stages.add_values(&self.units, acc, Weights { values: weights, format, first }, values);
+    }
+
+    /// Returns a row after all its keys, with the sink.
+    fn finish(&self, scaled: &ScaledHead, state: Online<T>, sinks: &[T]) -> Finished<T> {
+        let TiledKernel { units, stages, .. } = self;
+        let Online { max, sum, acc } = state;
+        let (max, sum) = (units.logit(&scaled.softmax, max), units.total(&sum));
+        let mut row = Finished { max, sum, acc };
+        if self.weight_descale() != T::ONE {
+            row.acc.iter_mut().for_each(|acc| *acc *= self.weight_descale());
+        }
+        if let Some(sink) = sink(scaled.softmax.sink, sinks, scaled.head) {
+            stages.sink(units, &mut row, sink);
+        }
+        row
+    }
+
+    /// Writes the rows of a tile once all its keys are added.
+    fn write_tile(
+        &self,
+        placed: &Placed<'_>,
+        &ScaledHead { head, descales, .. }: &ScaledHead,
+        rows: Range<usize>,
+        tile: &[Finished<T>],
+        tensors: &mut ForwardLaunch<'_, T>,
+    ) {
+        let stages = self.stages;
+        let (format, of_out) = (tensors.out.format(), self.roundings.factors.out);
+        let is_scaled = descales.is_some() || of_out != Factor::ONE || self.roundings.keeps_amax;
+        let unscaled = if is_scaled { Format::F32 } else { format };
+        // Weights that were divided first leave nothing to divide by.
+        let divided = self.roundings.normalises_first.then(|| {
+            let undivided = |row: &Finished<T>| Finished { sum: T::ONE, ..row.clone() };
+            tile.iter().map(undivided).collect::<Vec<_>>()
+        });
+        for (local, i) in rows.enumerate() {
+            let row = placed.segment.q.row(i);
+            let sums = divided.as_deref().unwrap_or(tile);
+            let out = tensors.out.lane_mut(row, head);
+            stages.out(sums, local, unscaled, out);
+            if is_scaled {
+                let v = descales.map_or(1.0, |descales| descales.v);
+                out.iter_mut().for_each(|out| *out *= T::from_f32(v));
+                self.count(Quantity::Out, out);
+                of_out.quantise(out, format);
+            }
+            tensors.lse.lane_mut(head, row)[0] = stages.lse(tile, local);
+        }
+    }
+
+    /// Counts the largest weights of a tile's rows, which are those of their largest logits.
+    fn count_weights(&self, scaled: &ScaledHead, maxima: &[T], tile: &[Finished<T>]) {
+        if !self.roundings.keeps_amax {
+            return;
+        }
+        let units = &self.units;
+        for (&max, row) in maxima.iter().zip(tile).filter(|(max, _)| **max != T::NEG_INFINITY) {
+            let share = units.exp(units.logit(&scaled.softmax, max) - row.max) * (T::ONE / row.sum);
+            self.count(Quantity::P, &[share]);
+        }
+    }
+}
