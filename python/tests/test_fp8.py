@@ -83,7 +83,7 @@ def test_a_wrong_reader_is_found(tmp_path, what):
     if what == "weights rounded as they are":
         edited = edited.replace("(of_v / 256)", "of_v")
     with pytest.raises(AssertionError) as caught:
-        seamproof.check(load(tmp_path / "wrong.py", edited), budget="6s", seed=1)
+        seamproof.check(load(tmp_path / "wrong.py", edited), cases=60, seed=1)
     told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
     assert json.loads(Path(told["case"]).read_text())["problem"]["precision"]["k"].startswith("e4m3/")
 

@@ -43,7 +43,7 @@ def test_a_right_kernel_holds(monkeypatch, isolate):
 @pytest.mark.parametrize("fault", ["window", "alignment", "group", "offsets", "base", "overflow"])
 def test_every_fault_is_found_and_shown(monkeypatch, fault):
     with pytest.raises(AssertionError) as caught:
-        seamproof.check(example("numpy_wrong", monkeypatch, fault), budget="3s", seed=1)
+        seamproof.check(example("numpy_wrong", monkeypatch, fault), cases=100, seed=1)
     told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
     assert "does not show" not in told["script"]
     done = subprocess.run([sys.executable, *told["script"].split()[1:]], capture_output=True, text=True)
@@ -78,7 +78,7 @@ def test_each_form_is_read_and_a_wrong_reader_is_found(tmp_path, form):
     # The ids of keys are taken for those of queries.
     wrong = text.replace("ids[:, None] == key_ids[None, :]", "key_ids[None, :] != 0")
     with pytest.raises(AssertionError) as caught:
-        seamproof.check(load(tmp_path / "wrong.py", wrong), budget="10s", seed=1, **narrow)
+        seamproof.check(load(tmp_path / "wrong.py", wrong), cases=60, seed=1, **narrow)
     told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
     assert "does not show" not in told["script"]
     assert json.loads(Path(told["case"]).read_text())["problem"].get("form", "cu_seqlens") == form
@@ -94,7 +94,7 @@ def test_padding_masks_are_read_and_one_turned_round_is_found(tmp_path):
     wrong = text.replace("~mask[:", "mask[:")
     assert wrong != text
     with pytest.raises(AssertionError):
-        seamproof.check(load(tmp_path / "wrong.py", wrong), budget="10s", seed=1, **narrow)
+        seamproof.check(load(tmp_path / "wrong.py", wrong), cases=60, seed=1, **narrow)
 
 
 # Wrong readers of ids under leading dimensions, by what they do: an edit of the reader's text.
@@ -122,7 +122,7 @@ def test_a_wrong_reader_of_batched_ids_is_found_and_shrunk(tmp_path, what):
     with pytest.raises(AssertionError) as caught:
         narrow = {"table": {"forms": ["cu_seqlens", "batched_segments"]}}
         seamproof.check(
-            load(tmp_path / "wrong.py", text.replace(right, wrong)), budget="20s", seed=1, **narrow
+            load(tmp_path / "wrong.py", text.replace(right, wrong)), cases=150, seed=1, **narrow
         )
     told = dict(line.split(None, 1) for line in str(caught.value).splitlines()[1:5])
     assert "does not show" not in told["script"] and "given as batched_segments" in told["on"]
@@ -208,7 +208,7 @@ def test_padded_rows_of_the_lse_are_read_and_a_wrong_stride_is_found(tmp_path, o
     for right, other in wrong.items():
         text = text.replace(right, other)
     with pytest.raises(AssertionError, match="lse"):
-        seamproof.check(load(tmp_path / "wrong.py", text), budget="10s", seed=1)
+        seamproof.check(load(tmp_path / "wrong.py", text), cases=60, seed=1)
 
 
 # Wrong kernels in the calling forms with padding, by what they do: the subject, an edit of its text, and which of its
