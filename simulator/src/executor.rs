@@ -574,19 +574,23 @@ pub(crate) fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
 /// Fills the input buffers with the ranks' parts of `inputs`. Padding rows get the problem's own padding, and rows that
 /// no sequence owns get `slack`. Hidden rows of q and k are the problem's own, rotated back.
 pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, slack: f32) -> Buffers<T> {
-    let mut buffers = Buffers::unwritten(schedule);
-    for placement in &schedule.placements {
+    let of_inputs = schedule.placements.iter().filter(|placement| {
         let buffer = &schedule.buffers[placement.buffer.0];
-        if !matches!(buffer.role, Role::Input(_)) {
-            continue;
-        }
+        matches!(buffer.role, Role::Input(_))
+    });
+    let mut first = vec![T::UNWRITTEN; schedule.buffers.len()];
+    for placement in of_inputs.clone() {
+        first[placement.buffer.0] = T::from_f32(slack);
+    }
+    let mut buffers = Buffers::filled(schedule, |id| first[id.0]);
+    for placement in of_inputs {
+        let buffer = &schedule.buffers[placement.buffer.0];
         if buffer.axes == Axes::Heads {
             for (head, &sink) in (0..buffer.heads).zip(inputs.sink.iter().skip(placement.heads.start)) {
                 buffers.lane_mut(placement.buffer, 0, head)[0] = T::from_f32(sink);
             }
             continue;
         }
-        buffers.tensor_mut(placement.buffer).values_mut().fill(T::from_f32(slack));
         load_rows(problem, inputs, placement, buffer.heads, &mut buffers);
         if schedule.sequence_parallel.is_some() && rotates(placement.tensor) {
             rotate_back(placement, buffer.heads, &mut buffers);

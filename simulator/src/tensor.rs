@@ -71,11 +71,21 @@ fn guard_pattern<T: Real>(index: usize) -> T {
 impl<T: Real> GuardedTensor<T> {
     /// Returns an unwritten tensor. Each guard band is at least one whole `[n1, n2]` slice.
     pub fn unwritten(name: impl Into<Arc<str>>, shape: [usize; 3], format: Format) -> GuardedTensor<T> {
+        GuardedTensor::filled(name, shape, format, T::UNWRITTEN)
+    }
+
+    /// Returns a tensor of one number.
+    pub(crate) fn filled(
+        name: impl Into<Arc<str>>,
+        shape: [usize; 3],
+        format: Format,
+        value: T,
+    ) -> GuardedTensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
         let mut data = Vec::with_capacity(2 * guard + len);
         data.resize(guard, T::GUARD[0]);
-        data.resize(guard + len, T::UNWRITTEN);
+        data.resize(guard + len, value);
         data.resize(2 * guard + len, T::GUARD[0]);
         let odd = |first: usize| first + (first + 1) % 2;
         data[..guard].iter_mut().skip(1).step_by(2).for_each(|value| *value = T::GUARD[1]);

@@ -285,7 +285,7 @@ impl<'a> Bounds<'a> {
         let values = (pair.value + pair.rounding.most + keys as f64 * floor * (1.0 + g)) * norms.v_max;
         RowError {
             lse: self.model.lse_bound(row, denominator),
-            out: self.model.out_bound(row, norms.v_max, values, denominator, norms.v_max)
+            out: self.model.out_row(row, denominator, norms.v_max).bound(norms.v_max, values)
                 + self.merge_floor(),
         }
     }

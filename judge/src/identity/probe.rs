@@ -159,20 +159,18 @@ fn weights_times_dout(
     let mut worst = Bounded::new(Relation::Cotangent, TensorName::Dv, what);
     let dout = bounds.inputs.dout.slice(s![both.q.row(i), head, ..]);
     let keys = problem.mask.visible(i, both.q.len, both.kv.len);
-    let sums = bounds.model.gradient_sums(group * both.q.len, keys.len());
+    let queries = group * both.q.len;
+    let sums = bounds.model.gradient_sums(queries, keys.len());
     for key in keys {
         let (logit, a) = bounds.logit(index, i, key, head);
         let p = libm::exp(logit - lse);
         let pair = bounds.model.gradient_pair(&GradientPair::of_weight(logit, lse, p, a), sums);
-        let coefficient = pair.dv + pair.p.most;
+        let (coefficient, of_row) =
+            (pair.dv + pair.p.most, bounds.model.gradient_row(TensorName::Dv, queries));
         for (lane, &dout) in dout.iter().enumerate() {
             let exact = stored.saturated(p * f64::from(dout));
-            let bound = bounds.model.gradient_bound(
-                TensorName::Dv,
-                p * f64::from(dout),
-                coefficient * bounds.model.magnitude(f64::from(dout)),
-                group * both.q.len,
-            ) + bounds.sum_floor();
+            let errors = coefficient * bounds.model.magnitude(f64::from(dout));
+            let bound = of_row.bound(p * f64::from(dout), errors) + bounds.sum_floor();
             let place =
                 Place { sequence: Some(index), head: Some(head / group), row: Some(key), lane: Some(lane) };
             let got = f64::from(gradients.dv[[both.kv.row(key), head / group, lane]]);

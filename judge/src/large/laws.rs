@@ -128,7 +128,7 @@ impl Law<'_> {
     fn floor(&self, bounds: &Bounds) -> f64 {
         let Run { problem, model, .. } = self.run;
         let terms = bounds.keys.max(problem.sequences[self.sequence].q.len);
-        model.gradient_bound(TensorName::Dk, 0.0, 0.0, terms)
+        model.gradient_row(TensorName::Dk, terms).bound(0.0, 0.0)
     }
 
     /// Asks for `Σ ⟨q, dq⟩ = Σ ⟨k, dk⟩`.

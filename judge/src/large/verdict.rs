@@ -254,7 +254,7 @@ impl Tally {
 fn bound((model, gradient): (&Model, TensorName), exact: f64, errors: f64, terms: usize) -> f64 {
     match errors {
         0.0 | f64::INFINITY => errors,
-        _ => model.gradient_bound(gradient, exact, errors, terms),
+        _ => model.gradient_row(gradient, terms).bound(exact, errors),
     }
 }
 

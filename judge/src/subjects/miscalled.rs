@@ -6,16 +6,17 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ndarray::Array1;
+use ndarray::{Array1, Array3, Axis};
 use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Inputs, Problem, TensorName};
+use seamproof_oracle::{Inputs, Problem, Run, TensorName};
+use seamproof_simulator::is_unwritten;
 
 use super::ideal::Ideal;
 use super::miscall::Miscall;
 use super::name::SubjectName;
 use super::{difference, same_bits};
 use crate::ladder::compare;
-use crate::subject::{Backend, Declaration, Outputs, RankGradients, RankOutputs, RunError};
+use crate::subject::{Backend, Declaration, Outputs, PaddingOutputs, RankGradients, RankOutputs, RunError};
 
 /// A subject with a fault at its call. It declares what the subject declares.
 pub struct Miscalled<'a> {
@@ -31,19 +32,33 @@ impl<'a> Miscalled<'a> {
         Miscalled { inner, miscall, name }
     }
 
-    /// Whether the fault changes the exact answer, as the problem's formats hold it. Where it does not, it is
-    /// equivalent to the right call. The subject itself is not run, because two runs of one that sums in any order
-    /// differ by themselves.
+    /// Whether the fault changes the exact answer, as the problem's formats hold it, or leaves a real row unwritten.
+    /// Otherwise it is equivalent to the right call. The subject itself is not run, because two runs of one that sums
+    /// in any order differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
         if !self.does_anything(problem, inputs) {
             return false;
         }
         let ideal = Ideal(self.inner.as_ref());
         match (Backend::run(&ideal, problem, inputs), (self.miscall.edit)(&ideal, problem, inputs)) {
-            (Ok(right), Ok(wrong)) => difference(&wrong, &right).is_some(),
+            (Ok(right), Ok(wrong)) => {
+                difference(&wrong, &right).is_some() || self.leaves_rows(problem, inputs)
+            }
             (Ok(_), Err(_)) => true,
             (Err(_), _) => false,
         }
+    }
+
+    /// Whether a subject that keeps its contract may leave a real row of the problem unwritten, since it is no real row
+    /// of the question. The exact answer in that row may be 0, as that of rows outside the question is.
+    fn leaves_rows(&self, problem: &Problem, inputs: &Inputs) -> bool {
+        let rows = WrittenRows(self.inner.as_ref());
+        let (right, wrong) = (rows.run(problem, inputs), (self.miscall.edit)(&rows, problem, inputs));
+        let left = |(right, wrong): (&f32, &f32)| *right == WRITTEN && is_unwritten(*wrong);
+        right.ok().zip(wrong.ok()).is_some_and(|(right, wrong)| {
+            let [right, wrong] = [&right, &wrong].map(|outputs| outputs.ranks.iter().flat_map(with_rows));
+            right.zip(wrong).any(|(right, wrong)| right.iter().zip(wrong).any(left))
+        })
     }
 
     /// Whether the fault asks another question, or changes results that are no special numbers. This needs no answer,
@@ -55,6 +70,56 @@ impl<'a> Miscalled<'a> {
         let results = probe.results(problem);
         probe.asked_otherwise.into_inner() || !changed.is_ok_and(|changed| same_bits(&changed, &results))
     }
+}
+
+/// Number in the rows that a subject writes.
+const WRITTEN: f32 = 1.0;
+
+/// A subject that writes one number to the rows that its contract makes it write, and leaves all others.
+struct WrittenRows<'a>(&'a dyn Backend);
+
+impl Backend for WrittenRows<'_> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.0.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(self.0)
+    }
+
+    fn run(&self, problem: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
+        let mut rank = RankOutputs::unwritten(problem);
+        rank.lse = None;
+        let clears_padding = self.declaration().padding.outputs == PaddingOutputs::Zero;
+        let rows = |run: Run| {
+            let written = if clears_padding { run.span } else { run.len };
+            (0..written).map(move |position| run.row(position))
+        };
+        for sequence in &problem.sequences {
+            for row in rows(sequence.q) {
+                rank.out.index_axis_mut(Axis(0), row).fill(WRITTEN);
+                if let Some(gradients) = &mut rank.gradients {
+                    gradients.dq.index_axis_mut(Axis(0), row).fill(WRITTEN);
+                }
+            }
+            let Some(gradients) = &mut rank.gradients else { continue };
+            for row in rows(sequence.kv) {
+                gradients.dk.index_axis_mut(Axis(0), row).fill(WRITTEN);
+                gradients.dv.index_axis_mut(Axis(0), row).fill(WRITTEN);
+            }
+        }
+        Ok(rank.into())
+    }
+}
+
+/// Returns a rank's results that have rows.
+fn with_rows(rank: &RankOutputs) -> impl Iterator<Item = &Array3<f32>> {
+    let gradients = rank.gradients.iter().flat_map(|of| [&of.dq, &of.dk, &of.dv]);
+    std::iter::once(&rank.out).chain(gradients)
 }
 
 /// A subject that notes whether it is asked anything but the right question. Its results are numbers that no narrower
@@ -143,14 +208,17 @@ impl Backend for Miscalled<'_> {
 
 #[cfg(test)]
 mod tests {
+    use seamproof_oracle::{Alignment, Mask, Pass, ProblemFields};
+
     use super::super::{Emulated, MISCALLS};
     use super::*;
     use crate::generate::{Draw, Limits, draw};
+    use crate::subject::PaddingContract;
     use crate::values;
 
-    /// A subject that declares what the emulated one does, and is never run. With the emulated one, the whole CPU
-    /// kernel would be compiled a second time for this test.
-    struct Unrun;
+    /// A subject that declares what the emulated one does, with this rule for padding of outputs, and is never run.
+    /// With the emulated one, the whole CPU kernel would be compiled a second time for this test.
+    struct Unrun(PaddingOutputs);
 
     impl Backend for Unrun {
         fn name(&self) -> &str {
@@ -158,7 +226,9 @@ mod tests {
         }
 
         fn declaration(&self) -> Declaration {
-            Emulated::default().declaration()
+            let declaration = Emulated::default().declaration();
+            let padding = PaddingContract { outputs: self.0, ..declaration.padding };
+            Declaration { padding, ..declaration }
         }
 
         fn run(&self, _: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
@@ -179,7 +249,7 @@ mod tests {
             .collect();
         let mut idle = 0;
         for miscall in MISCALLS.iter() {
-            let subject = Miscalled::new(Box::new(Unrun), miscall);
+            let subject = Miscalled::new(Box::new(Unrun(PaddingOutputs::Zero)), miscall);
             for problem in &problems {
                 let inputs = values::inputs(problem);
                 if subject.does_anything(problem, &inputs) {
@@ -193,5 +263,22 @@ mod tests {
             }
         }
         assert!(idle * 5 > problems.len() * MISCALLS.len(), "{idle}");
+    }
+
+    /// Test that a key whose gradients are 0 is missed where the wrong call makes it padding that nobody writes.
+    #[test]
+    fn a_row_that_is_left_unwritten_shows() {
+        let fields = ProblemFields {
+            mask: Mask { align: Alignment::TopLeft, ..Mask::CAUSAL },
+            pass: Pass::Backward,
+            ..ProblemFields::packed(&[(3, 5)], 8)
+        };
+        let problem = Problem::new(fields).unwrap();
+        let lost = MISCALLS.iter().find(|call| call.id == "call-last-key-lost").unwrap();
+        let shows = |outputs| {
+            Miscalled::new(Box::new(Unrun(outputs)), lost).shows(&problem, &values::inputs(&problem))
+        };
+        assert!(shows(PaddingOutputs::Untouched) && shows(PaddingOutputs::Unspecified));
+        assert!(!shows(PaddingOutputs::Zero));
     }
 }

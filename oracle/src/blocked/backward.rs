@@ -13,7 +13,7 @@ use super::pieces::{
 };
 use crate::envelope::dither::{Spread, copies_of, fill_enough, shared_share};
 use crate::envelope::{GradientPair, Model, NOISE, NumericProfile, Rounding};
-use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews, TensorName, amax};
+use crate::{Gradients, InputViews, Intervals, Problem, SavedErrors, SavedViews, Softmax, TensorName, amax};
 
 /// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
@@ -261,11 +261,11 @@ fn finish_bounds(group: &Group<'_>, model: &Model, exact: &GroupGradients, bound
         |name: TensorName, bound: &mut Array2<f64>, exact: &Array2<f64>, terms: &dyn Fn(usize) -> usize| {
             assert_eq!(bound.dim(), exact.dim(), "shape of a gradient's bounds");
             for (row, (mut bound, exact)) in bound.outer_iter_mut().zip(exact.outer_iter()).enumerate() {
-                let terms = terms(row);
+                let of_row = model.gradient_row(name, terms(row));
                 bound.zip_mut_with(&exact, |bound, exact| {
                     // Nothing widens an infinity.
                     if *bound != 0.0 && *bound != f64::INFINITY {
-                        *bound = model.gradient_bound(name, *exact, *bound, terms);
+                        *bound = of_row.bound(*exact, *bound);
                     }
                 });
             }
@@ -421,10 +421,13 @@ impl Context<'_, '_, '_> {
             let tile = self.query_tile(piece.head, rows.clone());
             for columns in tiles(self.group.seen_by_any(rows), KEY_TILE) {
                 let keys = self.key_tile(columns);
-                let Weighed { p, magnitudes, seen, kept, .. } = self.weighed(&tile, &keys);
-                let Some([a, b]) = magnitudes else { continue };
+                let Weighed { mut p, magnitudes, seen, kept, .. } = self.weighed(&tile, &keys);
+                let Some([mut a, mut b]) = magnitudes else { continue };
                 for (stretch, kept) in seen.iter().zip(&kept) {
-                    for pair in self.pairs(&tile, stretch, kept, &p, [&a, &b]) {
+                    let pairs = self.pairs(&tile, stretch, kept);
+                    let [p, a, b] = [&mut p, &mut a, &mut b].map(|strip| &*stretch.of(strip));
+                    for column in 0..kept.len() {
+                        let pair = pairs.at(column, p[column], [a[column], b[column]]);
                         let (ds, error) = model.logit_gradient(&pair);
                         largest.add(ds, error);
                     }
@@ -568,11 +571,20 @@ impl Context<'_, '_, '_> {
             };
             let mut strips = BoundStrips::new(magnitudes, &certificate);
             for (stretch, kept) in seen.iter().zip(&kept) {
-                let [a, b, _] = &strips.linear;
-                let pairs = self.pairs(tile, stretch, kept, &p, [a, b]);
+                let pairs = self.pairs(tile, stretch, kept);
                 let sums = self.sums(model, tile.rows.start + stretch.local, columns, &stretch.visible);
                 match replay {
-                    None => bound_stretch(model, &pairs, sums, stretch, &certificate, &mut strips),
+                    None => {
+                        bound_stretch(
+                            model,
+                            &pairs,
+                            sums,
+                            stretch,
+                            stretch.of(&mut p),
+                            &certificate,
+                            &mut strips,
+                        );
+                    }
                     Some(profile) => {
                         replay_stretch(model, profile, &pairs, sums, stretch, [&mut p, &mut ds], &mut strips);
                     }
@@ -612,32 +624,8 @@ impl Context<'_, '_, '_> {
     }
 
     /// Returns the pairs of one stretch, which its bounds need.
-    fn pairs(
-        &self,
-        tile: &QueryTile,
-        Stretch { local, visible }: &Stretch,
-        kept: &[(f64, f64)],
-        p: &Array2<f64>,
-        [a, b]: [&Array2<f64>; 2],
-    ) -> Vec<GradientPair> {
-        let Statistics { lse, lse_error, d_error, ds_most, .. } = tile.statistics[*local];
-        let pair = |(column, &(logit, x)): (usize, &(f64, f64))| {
-            let at = [*local, visible.start + column];
-            let derivative = self.problem.softmax.cap_derivative(logit);
-            GradientPair {
-                logit,
-                lse,
-                lse_error,
-                p: p[at],
-                x,
-                derivative,
-                a: a[at],
-                b: b[at],
-                d_error,
-                ds_most,
-            }
-        };
-        kept.iter().enumerate().map(pair).collect()
+    fn pairs<'p>(&'p self, tile: &QueryTile, stretch: &Stretch, kept: &'p [(f64, f64)]) -> Pairs<'p> {
+        Pairs { softmax: &self.problem.softmax, row: tile.statistics[stretch.local], kept }
     }
 
     /// Returns `g` of the sums that a row and its visible keys take part in.
@@ -748,12 +736,33 @@ impl RowSums<'_> {
     }
 }
 
-/// Turns the magnitudes of one stretch into errors.
+/// The pairs of one stretch, apart from what its strips hold.
+struct Pairs<'a> {
+    softmax: &'a Softmax,
+    row: Statistics,
+    /// The logits and `dP − D`.
+    kept: &'a [(f64, f64)],
+}
+
+impl Pairs<'_> {
+    /// Returns the pair of a column: its weight is `p`, and its products have magnitudes that sum to `a` and `b`.
+    #[inline(always)]
+    fn at(&self, column: usize, p: f64, [a, b]: [f64; 2]) -> GradientPair {
+        let Statistics { lse, lse_error, d_error, ds_most, .. } = self.row;
+        let (logit, x) = self.kept[column];
+        let derivative = self.softmax.cap_derivative(logit);
+        GradientPair { logit, lse, lse_error, p, x, derivative, a, b, d_error, ds_most }
+    }
+}
+
+/// Turns the magnitudes of one stretch into errors. Before, the strips hold those of both products in the places of dv
+/// and dk.
 fn bound_stretch(
     model: &Model,
-    pairs: &[GradientPair],
+    pairs: &Pairs<'_>,
     sums: RowSums<'_>,
     stretch: &Stretch,
+    p: &[f64],
     certificate: &Certificate,
     strips: &mut BoundStrips,
 ) {
@@ -761,8 +770,9 @@ fn bound_stretch(
     let columns = &certificate.columns[stretch.visible.clone()];
     let [dv, dk, dq] = strips.linear.each_mut().map(|strip| stretch.of(strip));
     if !strips.is_dithered {
-        for (column, pair) in pairs.iter().enumerate() {
-            let error = model.gradient_pair(pair, sums.of(column));
+        for column in 0..p.len() {
+            let pair = pairs.at(column, p[column], [dv[column], dk[column]]);
+            let error = model.gradient_pair(&pair, sums.of(column));
             dv[column] = error.dv + error.p.most;
             dk[column] = error.dk + error.ds.most;
             dq[column] = error.dq + error.ds.most;
@@ -773,8 +783,9 @@ fn bound_stretch(
     let split = |linear: f64, Rounding { most, is_noise }: Rounding, certified: bool| {
         if is_noise && certified { (linear, most) } else { (linear + most, 0.0) }
     };
-    for (column, pair) in pairs.iter().enumerate() {
-        let error = model.gradient_pair(pair, sums.of(column));
+    for column in 0..p.len() {
+        let pair = pairs.at(column, p[column], [dv[column], dk[column]]);
+        let error = model.gradient_pair(&pair, sums.of(column));
         (dv[column], dv_rounding[column]) = split(error.dv, error.p, columns[column]);
         (dk[column], dk_rounding[column]) = split(error.dk, error.ds, columns[column]);
         (dq[column], dq_rounding[column]) = split(error.dq, error.ds, row);
@@ -785,7 +796,7 @@ fn bound_stretch(
 fn replay_stretch(
     model: &Model,
     profile: &NumericProfile,
-    pairs: &[GradientPair],
+    pairs: &Pairs<'_>,
     sums: RowSums<'_>,
     stretch: &Stretch,
     of_row: [&mut Array2<f64>; 2],
@@ -793,8 +804,9 @@ fn replay_stretch(
 ) {
     let [dv, dk, dq] = strips.linear.each_mut().map(|strip| stretch.of(strip));
     let [p, ds] = of_row.map(|strip| stretch.of(strip));
-    for (column, pair) in pairs.iter().enumerate() {
-        let replayed = model.replayed_gradient_pair(profile, pair, sums.of(column));
+    for column in 0..p.len() {
+        let pair = pairs.at(column, p[column], [dv[column], dk[column]]);
+        let replayed = model.replayed_gradient_pair(profile, &pair, sums.of(column));
         (p[column], ds[column]) = (replayed.p, replayed.ds);
         (dv[column], dk[column], dq[column]) = (replayed.dv, replayed.dk, replayed.dq);
     }

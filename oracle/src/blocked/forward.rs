@@ -276,9 +276,9 @@ impl Tile {
             let finish = |tier: BoundTier, sums: &Array2<f64>, bound: &mut PieceForward| {
                 let denominator = model.denominator(row, errors.weights[local], tier);
                 let outs = exact.out.row(at + local).into_iter().zip(sums.row(local));
+                let of_row = model.out_row(row, denominator, value_max[local]);
                 for (bound, (&out, &sum)) in bound.out.row_mut(at + local).iter_mut().zip(outs) {
-                    let any = || model.out_bound(row, out, sum, denominator, value_max[local]);
-                    *bound = if row.keys == 0 { 0.0 } else { any() };
+                    *bound = if row.keys == 0 { 0.0 } else { of_row.bound(out, sum) };
                 }
                 let sees_nothing = row.lse == f64::NEG_INFINITY;
                 bound.lse[at + local] = if sees_nothing { 0.0 } else { model.lse_bound(row, denominator) };

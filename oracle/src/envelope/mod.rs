@@ -62,8 +62,9 @@ pub use constants::{
     TANH_ERROR,
 };
 pub use dither::SLOTS;
-pub use model::gradients::{GradientPair, GradientPairError, ReplayedPair};
+pub use model::gradients::{GradientPair, GradientPairError, GradientRow, ReplayedPair};
 pub use model::majorant::{Extremes, GradientMajorants, Majorant};
+pub use model::out::OutRow;
 pub use model::{BoundTier, Model, PairError, Promotion, Rounding, RowModel, RowStatistics};
 pub use partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 pub use profile::{KeyOrder, NumericProfile};

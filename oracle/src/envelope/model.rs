@@ -1,8 +1,9 @@
-//! A subject's declared arithmetic, and the bounds of the forward that follow. The bounds of the backward are in
-//! [`gradients`].
+//! A subject's declared arithmetic, and the bounds of the forward that follow. Those of an element of out are in
+//! [`out`], and the bounds of the backward in [`gradients`].
 
 pub(super) mod gradients;
 pub(super) mod majorant;
+pub(super) mod out;
 mod rounding;
 
 use std::num::NonZeroUsize;
@@ -17,9 +18,7 @@ use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem, Quantity, Scales, Stored, TensorName, TensorScales};
 pub use rounding::Rounding;
-use rounding::{
-    EXPONENT_MAX, exponential_error, final_rounding, replayed, rounding, saturation, weight_lost,
-};
+use rounding::{exponential_error, final_rounding, replayed, rounding, saturation, weight_lost};
 
 /// The largest sum of a row's relative errors for which the first-order form holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
@@ -641,33 +640,6 @@ impl Model {
             BoundTier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
         };
         weight_errors + sink + sum + self.merge_lse(row)
-    }
-
-    /// Returns the bound of one element of out. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`, and
-    /// `value_max` is the largest `|v|` seen.
-    #[inline]
-    pub fn out_bound(
-        &self,
-        row: &RowStatistics,
-        out: f64,
-        value_errors: f64,
-        denominator: f64,
-        value_max: f64,
-    ) -> f64 {
-        let relative = denominator + self.out_roundings * F32_ROUNDOFF;
-        let error = if relative < DENOMINATOR_ERROR_MAX {
-            let underflow = (row.keys + 8) as f64 * self.accumulation.underflow() + self.merge_floor();
-            (value_errors + out.abs() * relative) / (1.0 - relative) + underflow
-        } else {
-            // With any weights, the output stays in the values' hull, apart from roundings and from shares of merged
-            // steps that add up to more than 1.
-            let shares = libm::exp(self.merge_theta(row).min(EXPONENT_MAX));
-            // Weights may each be rounded up from below the format's normal range.
-            let floors = row.keys as f64 * self.p_least * value_max * shares;
-            (out.abs() + value_max * shares) * (1.0 + 4.0 * self.p.unit_roundoff()) + floors
-        };
-        let error = error + self.difference(value_max) + self.merge_lost(value_max);
-        error + final_rounding(self.out, out.abs() + error)
     }
 
     /// Returns the bound of one row's LSE.

@@ -175,7 +175,7 @@ impl<'a> RowEnvelope<'a> {
         }
         let out = numerator * self.share;
         let errors = (self.value + self.rounding) * magnitudes * self.share + self.floors();
-        (out, self.model.out_bound(&self.row, out, errors, self.denominator, self.value_max))
+        (out, self.model.out_row(&self.row, self.denominator, self.value_max).bound(out, errors))
     }
 
     /// Returns a lane's bound in tier T, from the two sums of [`RowEnvelope::out`] and `Σ (e^(s − largest)·v)²`. The
@@ -185,7 +185,7 @@ impl<'a> RowEnvelope<'a> {
         let (out, magnitudes) = (numerator * self.share, magnitudes * self.share);
         let noise = NOISE * (copies * squares).sqrt() * self.share;
         let errors = self.value * magnitudes + self.rounding * noise.min(magnitudes) + self.floors();
-        self.model.out_bound(&self.row, out, errors, denominator, self.value_max)
+        self.model.out_row(&self.row, denominator, self.value_max).bound(out, errors)
     }
 
     /// Returns the most that all keys may lose together, however small their weights are.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use seamproof_oracle::{Format, Run};
 
 use super::error::DeviceError;
-use crate::schedule::{Axes, BufferId, Reduction, Region, RowPair, Schedule};
+use crate::schedule::{Axes, Buffer, BufferId, Reduction, Region, RowPair, Schedule};
 use crate::{Damage, GuardedTensor, Real};
 
 /// All buffers of a schedule.
@@ -23,12 +23,17 @@ pub struct Buffers<T> {
 impl<T: Real> Buffers<T> {
     /// Returns unwritten buffers, one for each buffer of the schedule.
     pub fn unwritten(schedule: &Schedule) -> Buffers<T> {
+        Buffers::filled(schedule, |_| T::UNWRITTEN)
+    }
+
+    /// Returns buffers, each filled with a number.
+    pub(crate) fn filled(schedule: &Schedule, value: impl Fn(BufferId) -> T) -> Buffers<T> {
         let buffers = &schedule.buffers;
+        let tensor = |(id, b): (usize, &Buffer)| {
+            GuardedTensor::filled(Arc::clone(&b.name), b.shape(), b.format, value(BufferId(id)))
+        };
         Buffers {
-            tensors: buffers
-                .iter()
-                .map(|b| GuardedTensor::unwritten(Arc::clone(&b.name), b.shape(), b.format))
-                .collect(),
+            tensors: buffers.iter().enumerate().map(tensor).collect(),
             axes: buffers.iter().map(|b| b.axes).collect(),
             rows: buffers.iter().map(|b| b.rows).collect(),
             heads: buffers.iter().map(|b| b.heads).collect(),

@@ -46,9 +46,7 @@ impl TensorCore {
     ///
     /// If a factor or the addend is not finite, the step is the plain sum.
     pub fn step(&self, addend: f32, a: &[f32], b: &[f32], formats: [Format; 2]) -> f32 {
-        let mut rows = [[0.0]; STEP_MAX];
-        rows.iter_mut().zip(b).for_each(|(row, b)| row[0] = *b);
-        self.step_lanes([addend], &a[..a.len().min(b.len())], &rows, formats)[0]
+        self.step_lanes([addend], &a[..a.len().min(b.len())], |n| [b[n]], formats)[0]
     }
 
     /// Returns `Σ a[n] · b[n]`, step after step. After so many steps the unit's sum is *promoted*: added to a sum in f32
@@ -70,34 +68,26 @@ impl TensorCore {
 
     /// Makes a step in every lane: `to[l] += Σ a[n] · rows[n][l]`.
     pub(super) fn steps(&self, to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
-        // Each is compiled for its own width.
-        match self.step {
-            ..=16 => self.steps_of::<16>(to, a, rows, formats),
-            _ => self.steps_of::<STEP_MAX>(to, a, rows, formats),
-        }
-    }
-
-    fn steps_of<const K: usize>(&self, to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
-        for first in (0..to.len()).step_by(LANES) {
-            let lanes = first..to.len().min(first + LANES);
-            let mut block = [[0.0; LANES]; K];
-            for (block, row) in block.iter_mut().zip(rows) {
-                block[..lanes.len()].copy_from_slice(&row[lanes.clone()]);
+        for (block, to) in to.chunks_mut(LANES).enumerate() {
+            let first = block * LANES;
+            match <&mut [f32; LANES]>::try_from(&mut *to) {
+                Ok(to) => *to = self.step_lanes(*to, a, |n| lanes(&rows[n][first..first + LANES]), formats),
+                Err(_) => {
+                    let end = first + to.len();
+                    let results = self.step_lanes(lanes(to), a, |n| lanes(&rows[n][first..end]), formats);
+                    to.copy_from_slice(&results[..to.len()]);
+                }
             }
-            let mut addends = [0.0; LANES];
-            addends[..lanes.len()].copy_from_slice(&to[lanes.clone()]);
-            let results = self.step_lanes(addends, a, &block, formats);
-            to[lanes.clone()].copy_from_slice(&results[..lanes.len()]);
         }
     }
 
-    /// Returns one step in each of some lanes: `addends[l] + Σ a[n] · rows[n][l]`.
+    /// Returns one step in each of some lanes: `addends[l] + Σ a[n] · row(n)[l]`.
     #[inline(always)]
-    fn step_lanes<const N: usize, const K: usize>(
+    fn step_lanes<const N: usize>(
         &self,
         addends: [f32; N],
         a: &[f32],
-        rows: &[[f32; N]; K],
+        row: impl Fn(usize) -> [f32; N],
         [a_format, b_format]: [Format; 2],
     ) -> [f32; N] {
         let (a_min, b_min) = (a_format.exponent_min(), b_format.exponent_min());
@@ -105,13 +95,13 @@ impl TensorCore {
             true => i32::MIN,
             false => exponent(addend, Format::F32.exponent_min()),
         });
-        let (mut plain, mut products) = (addends.map(f64::from), [[0.0; N]; K]);
-        for ((products, &a), row) in products.iter_mut().zip(a).zip(rows) {
-            let (factor, place) = (f64::from(a), exponent(a, a_min));
+        // f64 holds the product of two f32 exactly. The product is 0 if a factor is 0.
+        let product = |a: f32, b: f32| f64::from(a) * f64::from(b);
+        let mut plain = addends.map(f64::from);
+        for (n, &a) in a.iter().enumerate() {
+            let (row, place) = (row(n), exponent(a, a_min));
             for lane in 0..N {
-                // f64 holds the product of two f32 exactly. The product is 0 if a factor is 0.
-                let product = factor * f64::from(row[lane]);
-                products[lane] = product;
+                let product = product(a, row[lane]);
                 plain[lane] += product;
                 let place = place.wrapping_add(exponent(row[lane], b_min));
                 largest[lane] = largest[lane].max(if product == 0.0 { i32::MIN } else { place });
@@ -122,9 +112,10 @@ impl TensorCore {
         let units = exponents.map(|largest| power_of_two(self.fraction_bits.wrapping_sub(largest)));
         // Scaling by a power of two is exact. Sums of whole numbers far below 2^52 are exact too.
         let mut sums = [0.0; N];
-        for products in &products[..a.len()] {
+        for (n, &a) in a.iter().enumerate() {
+            let row = row(n);
             for lane in 0..N {
-                sums[lane] += cut(products[lane] * units[lane]);
+                sums[lane] += cut(product(a, row[lane]) * units[lane]);
             }
         }
         let mut results = [0.0; N];
@@ -145,6 +136,12 @@ impl TensorCore {
         let cut = 23 - self.result_bits;
         f32::from_bits(result.to_bits() >> cut << cut)
     }
+}
+
+/// Returns some lanes, with zeros behind them.
+#[inline(always)]
+fn lanes(of_row: &[f32]) -> [f32; LANES] {
+    std::array::from_fn(|lane| of_row.get(lane).copied().unwrap_or(0.0))
 }
 
 /// Returns the whole number next to `value` towards zero. The magnitude of `value` is below 2^51.

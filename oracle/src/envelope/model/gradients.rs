@@ -3,10 +3,10 @@
 use super::{
     Model, Rounding, exponential_error, factor, final_rounding, place_of, replayed, rounding, saturation,
 };
-use crate::TensorName;
 use crate::envelope::arithmetic::{Delta, DsFold, DsScale, DsWeights};
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 use crate::envelope::profile::NumericProfile;
+use crate::{Stored, TensorName};
 
 /// The exact quantities of one pair in the backward.
 #[derive(Clone, Copy, Debug)]
@@ -334,16 +334,13 @@ impl Model {
         }
     }
 
-    /// Returns the bound of one element of dq, dk or dv: the summed errors, underflow of `terms` operations, roundings
-    /// of partial sums below the normal range, and the rounding.
-    #[inline]
-    pub fn gradient_bound(&self, gradient: TensorName, exact: f64, errors: f64, terms: usize) -> f64 {
+    /// Returns the bounds of a row of dq, dk or dv, which are sums of `terms` products.
+    pub fn gradient_row(&self, gradient: TensorName, terms: usize) -> GradientRow<'_> {
         // Where tiles have factors of their own, each tile's sum is divided by its factor.
         let operations = if self.scales_tiles() { 2 * terms } else { terms } + 8;
-        let underflow =
+        let floor =
             operations as f64 * self.accumulation.underflow() + self.sum_floor(gradient) + self.heads_floor();
-        let error = errors + underflow + self.sum_lost(gradient, errors);
-        error + final_rounding(self.gradients[place_of(gradient)], exact.abs() + error)
+        GradientRow { model: self, gradient, floor, stored: self.gradients[place_of(gradient)] }
     }
 
     /// Returns the term that one row adds to dsink, and its error. The term is `p_sink = exp(sink − lse)` times D, and
@@ -361,6 +358,25 @@ impl Model {
         errors
             + self.accumulation.row_sum(rows, rows) * (terms + errors)
             + (rows + 8) as f64 * self.accumulation.underflow()
+    }
+}
+
+/// The bounds of a row of a gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientRow<'a> {
+    model: &'a Model,
+    gradient: TensorName,
+    /// Underflow of the row's operations, and roundings of partial sums below the normal range.
+    floor: f64,
+    stored: Stored,
+}
+
+impl GradientRow<'_> {
+    /// Returns the bound of one element: the summed errors, the floor, and the rounding.
+    #[inline]
+    pub fn bound(&self, exact: f64, errors: f64) -> f64 {
+        let error = errors + self.floor + self.model.sum_lost(self.gradient, errors);
+        error + final_rounding(self.stored, exact.abs() + error)
     }
 }
 
