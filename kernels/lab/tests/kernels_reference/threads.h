@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <csetjmp>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -41,7 +42,10 @@ alignas(16) inline u8 memory[256 * 1024];
 using std::max, std::min;
 
 struct Threads {
-    ucontext_t main, of[THREADS];
+    // A thread begins with a context of its own. From then on it comes and goes by jumps, which ask nothing of the system.
+    ucontext_t begin[THREADS];
+    bool has_begun[THREADS];
+    jmp_buf main, of[THREADS];
     std::unique_ptr<u8[]> stacks[THREADS];
     // How many times a thread came to a barrier of its block, of its warp, and of the four that exchange values.
     u64 at_block[THREADS], at_warp[THREADS], at_quad[THREADS];
@@ -51,7 +55,17 @@ struct Threads {
 };
 inline Threads threads;
 
-inline void give_way() { swapcontext(&threads.of[threads.running], &threads.main); }
+inline void give_way() {
+    if (_setjmp(threads.of[threads.running]) == 0) _longjmp(threads.main, 1);
+}
+
+// Returns when the thread gives way.
+inline void go_on(int thread) {
+    if (_setjmp(threads.main) != 0) return;
+    if (threads.has_begun[thread]) _longjmp(threads.of[thread], 1);
+    threads.has_begun[thread] = true;
+    setcontext(&threads.begin[thread]);
+}
 
 inline void wait_for(u64 (&arrived)[THREADS], int first, int count) {
     const u64 own = ++arrived[threadIdx.x];
@@ -72,11 +86,12 @@ inline void run_block(int x, int y, std::function<void()> body) {
     constexpr size_t STACK = 64 * 1024;
     blockIdx = {x, y}, threads.body = body;
     for (u32 t = 0; t < THREADS; ++t) {
-        threads.at_block[t] = threads.at_warp[t] = threads.at_quad[t] = 0, threads.ended[t] = false;
+        threads.at_block[t] = threads.at_warp[t] = threads.at_quad[t] = 0;
+        threads.ended[t] = threads.has_begun[t] = false;
         if (!threads.stacks[t]) threads.stacks[t].reset(new u8[STACK]);
-        getcontext(&threads.of[t]);
-        threads.of[t].uc_stack.ss_sp = threads.stacks[t].get(), threads.of[t].uc_stack.ss_size = STACK;
-        makecontext(&threads.of[t], run_thread, 0);
+        getcontext(&threads.begin[t]);
+        threads.begin[t].uc_stack.ss_sp = threads.stacks[t].get(), threads.begin[t].uc_stack.ss_size = STACK;
+        makecontext(&threads.begin[t], run_thread, 0);
     }
     // Of a warp the last lane first: nothing may depend on an order.
     for (bool any = true; any;) {
@@ -84,7 +99,7 @@ inline void run_block(int x, int y, std::function<void()> body) {
         for (int t = THREADS - 1; t >= 0; --t) {
             if (threads.ended[t]) continue;
             any = true, threads.running = threadIdx.x = t;
-            swapcontext(&threads.main, &threads.of[t]);
+            go_on(t);
         }
     }
 }
