@@ -44,11 +44,51 @@ pub(super) struct GroupGradients {
 /// The results of a group: gradients, their bounds, and each piece's sum for dsink with its head.
 pub(super) struct GroupBackward {
     pub(super) exact: GroupGradients,
-    pub(super) bound: Option<Tiers<GroupGradients>>,
+    pub(super) bound: Option<GroupBounds>,
     pub(super) sinks: Vec<(usize, SinkSum)>,
 }
 
+/// The bounds of a group's gradients.
+pub(super) struct GroupBounds {
+    worst: GroupGradients,
+    /// Those of tier T; `None` where nothing is dithered.
+    dithered: Option<GroupGradients>,
+}
+
+impl GroupBounds {
+    /// Writes the bounds of the group's rows to their places in the results.
+    pub(super) fn store(&self, group: &Group<'_>, to: &mut Tiers<Gradients>) {
+        self.worst.store(group, &mut to.worst);
+        match &self.dithered {
+            Some(dithered) => dithered.store(group, &mut to.dithered),
+            None => self.worst.fill(group, &mut to.dithered, f64::INFINITY),
+        }
+    }
+}
+
 impl GroupGradients {
+    /// Writes a number to the places of the group's rows in the results.
+    fn fill(&self, group: &Group<'_>, to: &mut Gradients, value: f64) {
+        for (piece, _) in self.dq.iter().filter(|(_, dq)| !dq.is_empty()) {
+            let mut of_head = to.dq.index_axis_mut(Axis(1), piece.head);
+            piece.rows.clone().for_each(|query| of_head.row_mut(group.q.place(query)).fill(value));
+        }
+        for (from, to) in [(&self.dk, &mut to.dk), (&self.dv, &mut to.dv)] {
+            let mut of_head = to.index_axis_mut(Axis(1), group.kv_head);
+            (0..from.nrows()).for_each(|key| of_head.row_mut(group.kv.place(key)).fill(value));
+        }
+    }
+
+    /// Returns gradients of the same shapes that are 0.
+    fn zeros(&self) -> GroupGradients {
+        let zeros = |gradient: &Array2<f64>| Array2::zeros(gradient.raw_dim());
+        GroupGradients {
+            dq: self.dq.iter().map(|(piece, dq)| (piece.clone(), zeros(dq))).collect(),
+            dk: zeros(&self.dk),
+            dv: zeros(&self.dv),
+        }
+    }
+
     /// Writes the group's rows to their places in the results.
     pub(super) fn store(&self, group: &Group<'_>, to: &mut Gradients) {
         let dims = group.problem.dims;
@@ -82,15 +122,21 @@ fn assert_gradient(name: &str, gradient: &Array2<f64>, shape: (usize, usize)) {
 struct Errors<T> {
     /// The errors that add up.
     linear: T,
-    /// Roundings of P and dS that are noise, added up.
+    /// Roundings of P and dS that are noise; `None` where there is none.
+    dithered: Option<Dithered<T>>,
+}
+
+/// Sums of roundings that are noise.
+struct Dithered<T> {
+    /// Their magnitudes, added up.
     rounding: T,
-    /// The sum of the squares of eight standard deviations of roundings that are noise.
+    /// The sum of the squares of eight standard deviations.
     noise: T,
 }
 
-impl<T> Errors<T> {
-    fn of(make: impl Fn() -> T) -> Errors<T> {
-        Errors { linear: make(), rounding: make(), noise: make() }
+impl<T> Dithered<T> {
+    fn of(make: impl Fn() -> T) -> Dithered<T> {
+        Dithered { rounding: make(), noise: make() }
     }
 }
 
@@ -110,6 +156,17 @@ impl PieceGradients {
             dk: Array2::zeros((keys.len(), problem.dims.qk)),
             dv: Array2::zeros((keys.len(), problem.dims.v)),
             keys,
+        }
+    }
+
+    /// Returns gradients of the same shapes that are 0.
+    fn zeros(&self) -> PieceGradients {
+        let zeros = |gradient: &Array2<f64>| Array2::zeros(gradient.raw_dim());
+        PieceGradients {
+            dq: zeros(&self.dq),
+            keys: self.keys.clone(),
+            dk: zeros(&self.dk),
+            dv: zeros(&self.dv),
         }
     }
 }
@@ -159,14 +216,19 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
     /// Returns a group's gradients. Pieces are computed by themselves and then added in order.
     pub(super) fn group(&self, group: &Group<'_>, sides: Sides, parallel: bool) -> GroupBackward {
         let problem = group.problem;
-        let wants_copies = self.model.is_some() && sides.kv;
+        // Nothing is dithered where roundings are replayed.
+        let dithers = self.model.filter(|_| self.replay.is_none());
         let mut context = Context {
             of: self,
             problem,
             group,
             sides,
-            keys: &Keys::new(*group, self.inputs, self.model),
-            copies: &if wants_copies { query_copies(self.inputs, group) } else { Vec::new() },
+            keys: &Keys::new(*group, self.inputs, dithers),
+            copies: &if dithers.is_some() && sides.kv {
+                query_copies(self.inputs, group)
+            } else {
+                Vec::new()
+            },
             query_sums: &self.model.map_or(Vec::new(), |model| query_sums(model, group, sides)),
             ds_most: Vec::new(),
         };
@@ -180,7 +242,8 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
             dk: Array2::zeros((rows, problem.dims.qk)),
             dv: Array2::zeros((rows, problem.dims.v)),
         };
-        let (mut exact, mut errors) = (empty(), self.model.map(|_| Errors::of(empty)));
+        let (mut exact, mut errors) =
+            (empty(), self.model.map(|_| Errors { linear: empty(), dithered: None }));
         let mut sinks = Vec::new();
         for held in group.pieces().chunks(HELD) {
             let results = map(parallel, held.to_vec(), |piece| (context.piece(&piece), piece));
@@ -188,9 +251,7 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
                 sinks.push((piece.head, sink));
                 exact.add(&piece, from);
                 if let (Some(to), Some(from)) = (&mut errors, from_errors) {
-                    to.linear.add(&piece, from.linear);
-                    to.rounding.add(&piece, from.rounding);
-                    to.noise.add(&piece, from.noise);
+                    to.add(&piece, from);
                 }
             }
         }
@@ -211,6 +272,21 @@ fn query_copies(inputs: &InputViews<'_>, group: &Group<'_>) -> Vec<f64> {
 fn query_sums(model: &Model, group: &Group<'_>, sides: Sides) -> Vec<f64> {
     let keys = if sides.kv { 0..group.kv.len() } else { 0..0 };
     keys.map(|key| model.query_sum(group.queries_of(key))).collect()
+}
+
+impl Errors<GroupGradients> {
+    fn add(&mut self, piece: &QueryRange, from: Errors<PieceGradients>) {
+        if self.dithered.is_none() && from.dithered.is_some() {
+            self.dithered = Some(Dithered::of(|| self.linear.zeros()));
+        }
+        if let Some(to) = &mut self.dithered {
+            let Dithered { rounding, noise } =
+                from.dithered.unwrap_or_else(|| Dithered::of(|| from.linear.zeros()));
+            to.rounding.add(piece, rounding);
+            to.noise.add(piece, noise);
+        }
+        self.linear.add(piece, from.linear);
+    }
 }
 
 impl GroupGradients {
@@ -237,21 +313,24 @@ fn bounds(
     model: &Model,
     exact: &GroupGradients,
     errors: Errors<GroupGradients>,
-) -> Tiers<GroupGradients> {
-    let Errors { linear: mut worst, mut rounding, noise: mut dithered } = errors;
-    let pieces = [&worst, &rounding, &dithered].map(|errors| errors.dq.len());
-    assert_eq!(pieces, [exact.dq.len(); 3], "pieces with errors of dq");
-    let sums = worst.matrices().zip(rounding.matrices()).zip(dithered.matrices());
-    for ((linear, rounding), noise) in sums {
-        Zip::from(noise).and(&mut *linear).and(&*rounding).for_each(|noise, linear, &rounding| {
-            *noise = if rounding == 0.0 { f64::INFINITY } else { *linear + noise.sqrt().min(rounding) };
-            *linear += rounding;
-        });
-    }
-    for bound in [&mut worst, &mut dithered] {
+) -> GroupBounds {
+    let Errors { linear: mut worst, dithered } = errors;
+    let mut dithered = dithered.map(|Dithered { mut rounding, noise: mut dithered }| {
+        let pieces = [&worst, &rounding, &dithered].map(|errors| errors.dq.len());
+        assert_eq!(pieces, [exact.dq.len(); 3], "pieces with errors of dq");
+        let sums = worst.matrices().zip(rounding.matrices()).zip(dithered.matrices());
+        for ((linear, rounding), noise) in sums {
+            Zip::from(noise).and(&mut *linear).and(&*rounding).for_each(|noise, linear, &rounding| {
+                *noise = if rounding == 0.0 { f64::INFINITY } else { *linear + noise.sqrt().min(rounding) };
+                *linear += rounding;
+            });
+        }
+        dithered
+    });
+    for bound in [Some(&mut worst), dithered.as_mut()].into_iter().flatten() {
         finish_bounds(group, model, exact, bound);
     }
-    Tiers { worst, dithered }
+    GroupBounds { worst, dithered }
 }
 
 /// Adds underflow and the final rounding, which needs the whole sum.
@@ -377,7 +456,7 @@ impl Context<'_, '_, '_> {
         let (sides, model) = (self.sides, self.of.model);
         let keys = self.group.seen_by_any(piece.rows.clone());
         let new = || PieceGradients::new(self.problem, sides, piece.rows.len(), keys.clone());
-        let (mut exact, mut errors) = (new(), model.map(|_| Errors::of(new)));
+        let (mut exact, mut errors) = (new(), model.map(|_| Errors { linear: new(), dithered: None }));
         let mut sink = SinkSum::default();
         for rows in self.group.row_tiles(piece.rows.clone(), usize::MAX) {
             let seen = self.group.seen_by_any(rows.clone());
@@ -674,6 +753,7 @@ impl Context<'_, '_, '_> {
         if !strips.is_dithered {
             return;
         }
+        let to = to.dithered.get_or_insert_with(|| Dithered::of(|| to.linear.zeros()));
         self.add_products(strips.rounding.each_ref(), &factors, 1, columns, &at, &mut to.rounding);
         let noise = strips.rounding.map(|mut strip| {
             strip.mapv_inplace(|rounding| (NOISE * rounding).powi(2));

@@ -379,7 +379,8 @@ impl Errors {
             assert_eq!(noise.dim(), self.linear.dim(), "shape of a dithered tile's roundings");
         }
         let zeros = || Array2::zeros((self.linear.nrows(), operands.dim_v()));
-        let (mut worst, mut rounding, mut noise) = (zeros(), zeros(), zeros());
+        let none = || if is_dithered { zeros() } else { Array2::default((0, 0)) };
+        let (mut worst, mut rounding, mut noise) = (zeros(), none(), none());
         let mut of_keys = Vec::with_capacity(keys.len());
         for tile in tiles(keys.clone(), KEY_TILE) {
             let values = operands.v(tile.clone());

@@ -122,7 +122,8 @@ fn all_forward(
     let by_sequence = replay.map_or(Vec::new(), Replay::by_sequence);
     let replay = replay.map(|replay| (replay, by_sequence.as_slice()));
     let work = |group: Group<'_>| {
-        let keys = Keys::new(group, inputs, model);
+        // Nothing is dithered where roundings are replayed.
+        let keys = Keys::new(group, inputs, model.filter(|_| replay.is_none()));
         map(parallel, group.pieces(), |piece| {
             let result = forward::piece(inputs, (&group, &keys), &piece, model, replay);
             (piece, result)
@@ -253,8 +254,7 @@ fn all_backward(cut: &Cut<'_>, backward: &Backward<'_, '_, '_>) -> Answer<Gradie
         for (group, result) in held.iter().zip(map(parallel, held.to_vec(), work)) {
             result.exact.store(group, &mut answer.exact);
             if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-                from.worst.store(group, &mut to.worst);
-                from.dithered.store(group, &mut to.dithered);
+                from.store(group, to);
             }
             for (head, sink) in result.sinks {
                 sums[head].add(&sink);
