@@ -83,11 +83,11 @@ impl<'a, 'i> Codes<'a, 'i> {
         let indices: Vec<usize> = (0..tile.len()).collect();
         for part in indices.chunk_by(|a, b| place(*a) / after == place(*b) / after) {
             let steps: Vec<&[usize]> = part.chunk_by(|a, b| place(*a) == place(*b)).collect();
+            let weight = |index: &usize| Code::new(weighed[*index].rounded, self.promotion.p);
+            let weights: Vec<Code> = part.iter().map(weight).collect();
             for lane in 0..dim {
-                let product = |index: &usize| {
-                    let weight = Code::new(weighed[*index].rounded, self.promotion.p);
-                    (weight, self.v[tile[*index].key * dim + lane])
-                };
+                let product =
+                    |&index: &usize| (weights[index - part[0]], self.v[tile[index].key * dim + lane]);
                 let sum = steps.iter().fold(0.0, |sum, indices| step(sum, indices.iter().map(product)));
                 to[lane] += share * sum;
             }

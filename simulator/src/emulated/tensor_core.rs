@@ -18,6 +18,8 @@ use std::num::NonZeroUsize;
 
 use seamproof_oracle::Format;
 
+use crate::Real;
+
 /// The width of a matrix unit's step and of its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorCore {
@@ -46,7 +48,7 @@ impl TensorCore {
     ///
     /// If a factor or the addend is not finite, the step is the plain sum.
     pub fn step(&self, addend: f32, a: &[f32], b: &[f32], formats: [Format; 2]) -> f32 {
-        self.step_lanes([addend], &a[..a.len().min(b.len())], |n| [b[n]], formats)[0]
+        self.step_lanes::<f64, 1>([addend], &a[..a.len().min(b.len())], |n| [b[n]], formats)[0]
     }
 
     /// Returns `Σ a[n] · b[n]`, step after step. After so many steps the unit's sum is *promoted*: added to a sum in f32
@@ -71,19 +73,39 @@ impl TensorCore {
         for (block, to) in to.chunks_mut(LANES).enumerate() {
             let first = block * LANES;
             match <&mut [f32; LANES]>::try_from(&mut *to) {
-                Ok(to) => *to = self.step_lanes(*to, a, |n| lanes(&rows[n][first..first + LANES]), formats),
+                Ok(to) => *to = self.block(*to, a, |n| lanes(&rows[n][first..first + LANES]), formats),
                 Err(_) => {
                     let end = first + to.len();
-                    let results = self.step_lanes(lanes(to), a, |n| lanes(&rows[n][first..end]), formats);
+                    let results = self.block(lanes(to), a, |n| lanes(&rows[n][first..end]), formats);
                     to.copy_from_slice(&results[..to.len()]);
                 }
             }
         }
     }
 
-    /// Returns one step in each of some lanes: `addends[l] + Σ a[n] · row(n)[l]`.
+    /// Returns one step in each of some lanes, in f32 where that holds all terms of it.
     #[inline(always)]
-    fn step_lanes<const N: usize>(
+    fn block(
+        &self,
+        addends: [f32; LANES],
+        a: &[f32],
+        row: impl Fn(usize) -> [f32; LANES],
+        formats: [Format; 2],
+    ) -> [f32; LANES] {
+        // Products of FP8 have 8 bits, and lie from 2^-32 to 2^32. Cut terms are whole numbers below 2^15, 33 at most.
+        let are_short = self.fraction_bits <= 13 && formats.iter().all(|format| format.bits() == 8);
+        let is_near = |addend: &f32| {
+            *addend == 0.0 || exponent(*addend, Format::F32.exponent_min()).unsigned_abs() < 64
+        };
+        match are_short && addends.iter().all(is_near) {
+            true => self.step_lanes::<f32, LANES>(addends, a, row, formats),
+            false => self.step_lanes::<f64, LANES>(addends, a, row, formats),
+        }
+    }
+
+    /// Returns one step in each of some lanes: `addends[l] + Σ a[n] · row(n)[l]`. Terms and their sums are exact in `W`.
+    #[inline(always)]
+    fn step_lanes<W: Wide, const N: usize>(
         &self,
         addends: [f32; N],
         a: &[f32],
@@ -95,36 +117,37 @@ impl TensorCore {
             true => i32::MIN,
             false => exponent(addend, Format::F32.exponent_min()),
         });
-        // f64 holds the product of two f32 exactly. The product is 0 if a factor is 0.
-        let product = |a: f32, b: f32| f64::from(a) * f64::from(b);
-        let mut plain = addends.map(f64::from);
+        // The product is 0 if a factor is 0.
+        let product = |a: f32, b: f32| W::from_f32(a) * W::from_f32(b);
+        let mut plain = addends.map(W::from_f32);
         for (n, &a) in a.iter().enumerate() {
             let (row, place) = (row(n), exponent(a, a_min));
             for lane in 0..N {
                 let product = product(a, row[lane]);
                 plain[lane] += product;
                 let place = place.wrapping_add(exponent(row[lane], b_min));
-                largest[lane] = largest[lane].max(if product == 0.0 { i32::MIN } else { place });
+                largest[lane] = largest[lane].max(if product == W::ZERO { i32::MIN } else { place });
             }
         }
         // A lane of zeros has no exponent, and any exponent will do.
         let exponents = largest.map(|largest| if largest == i32::MIN { 0 } else { largest });
-        let units = exponents.map(|largest| power_of_two(self.fraction_bits.wrapping_sub(largest)));
-        // Scaling by a power of two is exact. Sums of whole numbers far below 2^52 are exact too.
-        let mut sums = [0.0; N];
+        let units = exponents.map(|largest| W::power_of_two(self.fraction_bits.wrapping_sub(largest)));
+        // Scaling by a power of two is exact. Sums of whole numbers that have few bits are exact too.
+        let mut sums = [W::ZERO; N];
         for (n, &a) in a.iter().enumerate() {
             let row = row(n);
             for lane in 0..N {
-                sums[lane] += cut(product(a, row[lane]) * units[lane]);
+                sums[lane] += (product(a, row[lane]) * units[lane]).cut();
             }
         }
         let mut results = [0.0; N];
         for lane in 0..N {
-            let sum = sums[lane] + cut(f64::from(addends[lane]) * units[lane]);
+            let sum = sums[lane] + (W::from_f32(addends[lane]) * units[lane]).cut();
+            let plain = plain[lane].to_f64();
             results[lane] = match largest[lane] {
-                _ if !plain[lane].is_finite() => plain[lane] as f32,
+                _ if !plain.is_finite() => plain as f32,
                 i32::MIN => 0.0,
-                largest => self.kept(truncated(sum * power_of_two(largest - self.fraction_bits))),
+                largest => self.kept((sum * W::power_of_two(largest - self.fraction_bits)).truncated()),
             };
         }
         results
@@ -144,13 +167,54 @@ fn lanes(of_row: &[f32]) -> [f32; LANES] {
     std::array::from_fn(|lane| of_row.get(lane).copied().unwrap_or(0.0))
 }
 
-/// Returns the whole number next to `value` towards zero. The magnitude of `value` is below 2^51.
-#[inline(always)]
-fn cut(value: f64) -> f64 {
-    const WHOLE: f64 = (1u64 << 52) as f64;
-    let magnitude = value.abs();
-    let nearest = magnitude + WHOLE - WHOLE;
-    (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(value)
+/// Numbers in which the terms of a step are cut and added.
+trait Wide: Real {
+    /// Returns 2^exponent, within the normal range.
+    fn power_of_two(exponent: i32) -> Self;
+    /// Returns the next whole number towards zero, of a magnitude below half of 1 ÷ ε.
+    fn cut(self) -> Self;
+    /// Returns the next f32 towards zero.
+    fn truncated(self) -> f32;
+}
+
+impl Wide for f64 {
+    #[inline(always)]
+    fn power_of_two(exponent: i32) -> f64 {
+        power_of_two(exponent)
+    }
+
+    #[inline(always)]
+    fn cut(self) -> f64 {
+        const WHOLE: f64 = 1.0 / f64::EPSILON;
+        let magnitude = self.abs();
+        let nearest = magnitude + WHOLE - WHOLE;
+        (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(self)
+    }
+
+    #[inline(always)]
+    fn truncated(self) -> f32 {
+        truncated(self)
+    }
+}
+
+impl Wide for f32 {
+    #[inline(always)]
+    fn power_of_two(exponent: i32) -> f32 {
+        f32::from_bits(((127 + exponent) as u32) << 23)
+    }
+
+    #[inline(always)]
+    fn cut(self) -> f32 {
+        const WHOLE: f32 = 1.0 / f32::EPSILON;
+        let magnitude = self.abs();
+        let nearest = magnitude + WHOLE - WHOLE;
+        (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(self)
+    }
+
+    #[inline(always)]
+    fn truncated(self) -> f32 {
+        self
+    }
 }
 
 /// Returns the exponent of a number whose format has the smallest exponent `min`.
@@ -313,6 +377,34 @@ pub(super) mod tests {
             let (addend, a, b) = drawn(&mut draws, core, formats, case / kinds.len());
             let (got, right) = (core.step(addend, &a, &b, formats), restated(core, addend, &a, &b, formats));
             assert_eq!(got.to_bits(), right.to_bits(), "{addend} + {a:?} · {b:?}: {got} {right}");
+        }
+    }
+
+    /// Test that a block of lanes makes the steps of each, in f32 and in f64: with near and far addends, zeros and what
+    /// is not finite.
+    #[test]
+    fn a_block_of_lanes_makes_the_step_of_each() {
+        let mut draws = Draws(5);
+        let far = [0.0, 1e-30, -1e-44, 3e33, f32::NAN, f32::INFINITY, 1.5, f32::MAX];
+        for case in 0..20_000 {
+            let formats = [[Format::E4m3; 2], [Format::E5m2, Format::E4m3]][case % 2];
+            let (mut addends, a, _) = drawn(&mut draws, TensorCore::FP8, formats, case / 2);
+            let mut rows: Vec<[f32; LANES]> = Vec::new();
+            let mut addends =
+                [addends; LANES].map(|_| std::mem::replace(&mut addends, draws.number(Format::F32, 8)));
+            for _ in &a {
+                rows.push([(); LANES].map(|()| draws.number(formats[1], 20)));
+            }
+            if case % 5 == 0 {
+                addends[case % LANES] = far[case / 5 % far.len()];
+            }
+            let got = TensorCore::FP8.block(addends, &a, |n| rows[n], formats);
+            for lane in 0..LANES {
+                let b: Vec<f32> = rows.iter().map(|row| row[lane]).collect();
+                let right = TensorCore::FP8.step(addends[lane], &a, &b, formats);
+                let is_same = got[lane].to_bits() == right.to_bits() || got[lane].is_nan() && right.is_nan();
+                assert!(is_same, "{} + {a:?} · {b:?}: {} {right}", addends[lane], got[lane]);
+            }
         }
     }
 
