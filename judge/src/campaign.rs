@@ -127,7 +127,7 @@ fn fails_by_itself(subject: &dyn Backend, problem: &Problem, finding: &Finding) 
 }
 
 /// Returns the first wrong call that shows on what a subject takes: it changes the exact answer of one of its first
-/// problems, which `inside` returns by their index.
+/// problems, or may leave a row of it unwritten. `inside` returns these problems by their index.
 pub fn canary_call(
     subject: &dyn Backend,
     inside: impl Fn(u64) -> Option<Problem>,

@@ -23,7 +23,8 @@ use seamproof_oracle::{Inputs, Problem, Run, TensorName};
 use crate::Real;
 use crate::device::{Buffers, Device, DeviceError, Transfer, TransferSide};
 use crate::schedule::{
-    Axes, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work, rotates,
+    Axes, Buffer, BufferId, EventId, Operation, Placement, RankProgram, Reduction, Role, Schedule, Work,
+    rotates,
 };
 
 /// Reason why a schedule did not run to its end.
@@ -574,17 +575,16 @@ pub(crate) fn collective<'a>(works: &[&'a Work]) -> Option<Vec<Transfer<'a>>> {
 /// Fills the input buffers with the ranks' parts of `inputs`. Padding rows get the problem's own padding, and rows that
 /// no sequence owns get `slack`. Hidden rows of q and k are the problem's own, rotated back.
 pub fn load<T: Real>(schedule: &Schedule, problem: &Problem, inputs: &Inputs, slack: f32) -> Buffers<T> {
-    let of_inputs = schedule.placements.iter().filter(|placement| {
-        let buffer = &schedule.buffers[placement.buffer.0];
-        matches!(buffer.role, Role::Input(_))
+    let is_input = |buffer: &Buffer| matches!(buffer.role, Role::Input(_));
+    let mut buffers = Buffers::filled(schedule, |buffer| {
+        let has_slack = is_input(buffer) && buffer.axes != Axes::Heads;
+        if has_slack { T::from_f32(slack) } else { T::UNWRITTEN }
     });
-    let mut first = vec![T::UNWRITTEN; schedule.buffers.len()];
-    for placement in of_inputs.clone() {
-        first[placement.buffer.0] = T::from_f32(slack);
-    }
-    let mut buffers = Buffers::filled(schedule, |id| first[id.0]);
-    for placement in of_inputs {
+    for placement in &schedule.placements {
         let buffer = &schedule.buffers[placement.buffer.0];
+        if !is_input(buffer) {
+            continue;
+        }
         if buffer.axes == Axes::Heads {
             for (head, &sink) in (0..buffer.heads).zip(inputs.sink.iter().skip(placement.heads.start)) {
                 buffers.lane_mut(placement.buffer, 0, head)[0] = T::from_f32(sink);

@@ -161,12 +161,12 @@ fn weights_times_dout(
     let keys = problem.mask.visible(i, both.q.len, both.kv.len);
     let queries = group * both.q.len;
     let sums = bounds.model.gradient_sums(queries, keys.len());
+    let of_row = bounds.model.gradient_row(TensorName::Dv, queries);
     for key in keys {
         let (logit, a) = bounds.logit(index, i, key, head);
         let p = libm::exp(logit - lse);
         let pair = bounds.model.gradient_pair(&GradientPair::of_weight(logit, lse, p, a), sums);
-        let (coefficient, of_row) =
-            (pair.dv + pair.p.most, bounds.model.gradient_row(TensorName::Dv, queries));
+        let coefficient = pair.dv + pair.p.most;
         for (lane, &dout) in dout.iter().enumerate() {
             let exact = stored.saturated(p * f64::from(dout));
             let errors = coefficient * bounds.model.magnitude(f64::from(dout));

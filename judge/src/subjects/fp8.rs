@@ -248,10 +248,9 @@ pub const FP8_FAULTS: &[Fp8Fault] = &[
     },
     fault(
         "scores-overwritten-above-128",
-        "with head dims above 128 a tile's first weights are stored over scores of its last quarter, still unread",
+        "with head dims above 128 the first weights are stored over scores of the last quarter, still unread",
         "https://github.com/NVIDIA/cudnn-frontend/pull/985",
-        // Few rows are so long that a tile of 128 keys is full.
-        |recipe| (recipe.stages, recipe.tiles.kv) = (codes::SCORES_OVERWRITTEN, 16),
+        |recipe| recipe.stages = codes::SCORES_OVERWRITTEN,
     ),
     Fp8Fault {
         id: "row-sum-of-rounded-weights",

@@ -32,7 +32,7 @@ impl<'a> Miscalled<'a> {
         Miscalled { inner, miscall, name }
     }
 
-    /// Whether the fault changes the exact answer, as the problem's formats hold it, or leaves a real row unwritten.
+    /// Whether the fault changes the exact answer, as the problem's formats hold it, or may leave a row unwritten.
     /// Otherwise it is equivalent to the right call. The subject itself is not run, because two runs of one that sums
     /// in any order differ by themselves.
     pub fn shows(&self, problem: &Problem, inputs: &Inputs) -> bool {
@@ -49,8 +49,9 @@ impl<'a> Miscalled<'a> {
         }
     }
 
-    /// Whether a subject that keeps its contract may leave a real row of the problem unwritten, since it is no real row
-    /// of the question. The exact answer in that row may be 0, as that of rows outside the question is.
+    /// Whether a subject that keeps its contract may leave a row unwritten that the contract makes it write, since the
+    /// wrong question does not have that row. The exact answer there may be 0, as that of rows outside a question is.
+    /// Where padding may hold anything, the row is taken for unwritten.
     fn leaves_rows(&self, problem: &Problem, inputs: &Inputs) -> bool {
         let rows = WrittenRows(self.inner.as_ref());
         let (right, wrong) = (rows.run(problem, inputs), (self.miscall.edit)(&rows, problem, inputs));
@@ -93,6 +94,7 @@ impl Backend for WrittenRows<'_> {
 
     fn run(&self, problem: &Problem, _: &Inputs) -> Result<Outputs, RunError> {
         let mut rank = RankOutputs::unwritten(problem);
+        // Where a row's LSE is unwritten, its out is too.
         rank.lse = None;
         let clears_padding = self.declaration().padding.outputs == PaddingOutputs::Zero;
         let rows = |run: Run| {

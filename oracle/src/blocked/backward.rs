@@ -280,6 +280,7 @@ impl Errors<GroupGradients> {
             self.dithered = Some(Dithered::of(|| self.linear.zeros()));
         }
         if let Some(to) = &mut self.dithered {
+            // Every piece has a dq of its own, one of zeros where it has no noise.
             let Dithered { rounding, noise } =
                 from.dithered.unwrap_or_else(|| Dithered::of(|| from.linear.zeros()));
             to.rounding.add(piece, rounding);
@@ -835,8 +836,8 @@ impl Pairs<'_> {
     }
 }
 
-/// Turns the magnitudes of one stretch into errors. Before, the strips hold those of both products in the places of dv
-/// and dk.
+/// Turns the magnitudes of one stretch into errors. On entry, the strips of dv and dk hold the magnitudes of `⟨q, k⟩` and
+/// of `⟨dout, v⟩`.
 fn bound_stretch(
     model: &Model,
     pairs: &Pairs<'_>,
@@ -872,7 +873,8 @@ fn bound_stretch(
     }
 }
 
-/// Replays one stretch: rounds its weights and logit gradients, and turns magnitudes into the errors that are left.
+/// Replays one stretch: rounds its weights and logit gradients, and turns magnitudes into the errors that are left. On
+/// entry, the strips of dv and dk hold what those of [`bound_stretch`] do.
 fn replay_stretch(
     model: &Model,
     profile: &NumericProfile,

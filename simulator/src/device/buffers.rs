@@ -27,13 +27,11 @@ impl<T: Real> Buffers<T> {
     }
 
     /// Returns buffers, each filled with a number.
-    pub(crate) fn filled(schedule: &Schedule, value: impl Fn(BufferId) -> T) -> Buffers<T> {
+    pub(crate) fn filled(schedule: &Schedule, value: impl Fn(&Buffer) -> T) -> Buffers<T> {
         let buffers = &schedule.buffers;
-        let tensor = |(id, b): (usize, &Buffer)| {
-            GuardedTensor::filled(Arc::clone(&b.name), b.shape(), b.format, value(BufferId(id)))
-        };
+        let tensor = |b: &Buffer| GuardedTensor::filled(Arc::clone(&b.name), b.shape(), b.format, value(b));
         Buffers {
-            tensors: buffers.iter().enumerate().map(tensor).collect(),
+            tensors: buffers.iter().map(tensor).collect(),
             axes: buffers.iter().map(|b| b.axes).collect(),
             rows: buffers.iter().map(|b| b.rows).collect(),
             heads: buffers.iter().map(|b| b.heads).collect(),

@@ -81,7 +81,7 @@ impl<T: Real> TileWeights<T> {
         TileWeights { values: vec![T::ZERO; rows * columns], columns, format, seen: vec![0..0; rows] }
     }
 
-    /// Replaces the weights by some columns of others. `seen` are the columns that each row of these sees.
+    /// Replaces the weights by the given columns of `whole`. `seen` says which columns of `whole` each row sees.
     pub(super) fn load(&mut self, whole: &TileWeights<T>, columns: &Range<usize>, seen: &[Intervals]) {
         self.columns = columns.len();
         self.values.clear();

@@ -178,8 +178,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         let [mut p, mut ds] = [p, ds].map(|format| TileWeights::new(queries.seen.len(), keys, format));
         let [mut scores, mut dp] = [(); 2].map(|()| vec![T::ZERO; padded(keys)]);
         for (local, seen) in queries.seen.iter().enumerate().filter(|(_, seen)| !seen.is_empty()) {
-            let hull = seen.hull();
-            self.dot(queries, (local, &hull), columns, [&mut scores, &mut dp]);
+            self.dot(queries, (local, seen), columns, [&mut scores, &mut dp]);
             let weights = p.row_mut(local);
             for part in seen.parts() {
                 let (softmax, lse) = (&queries.scaled.softmax, queries.lse[local]);
@@ -188,7 +187,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 }
             }
             if rounds_ds_weights {
-                self.round_weights(Pass::Backward, &mut weights[hull.clone()]);
+                self.round_weights(Pass::Backward, &mut weights[seen.hull()]);
             }
             if weighs_dots {
                 row_dots[local] = self.weighed_dot(queries, local, weights, &dp);
@@ -196,28 +195,29 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
             let pairs = Pairs { weights, scores: &scores, dp: &dp, d: row_dots[local] };
             self.write_ds(queries.scaled, seen, &pairs, ds.row_mut(local));
             if !rounds_ds_weights {
-                self.round_weights(Pass::Backward, &mut p.row_mut(local)[hull.clone()]);
+                self.round_weights(Pass::Backward, &mut p.row_mut(local)[seen.hull()]);
             }
-            (p.seen[local], ds.seen[local]) = (hull.clone(), hull);
         }
         [p, ds]
     }
 
-    /// Writes the scores and dP of a row with the keys of a hull, with descales in them.
+    /// Writes the scores and dP of a row with the keys that it sees, with descales in them. dP is 0 between two stretches
+    /// of these keys.
     fn dot(
         &self,
         Queries { scaled, left: [q, dout], right: [k, v], .. }: &Queries<'_, T>,
-        (local, hull): (usize, &Range<usize>),
+        (local, seen): (usize, &Intervals),
         [keys, values]: &mut [Columns<T>; 2],
         [scores, dp]: [&mut [T]; 2],
     ) {
         let pass = |tensors: [&GuardedTensor<T>; 2]| (Pass::Backward, tensors.map(GuardedTensor::format));
-        self.products(pass([q.tensor, k.tensor]), q.lane(local), (keys, k), hull, scores);
-        self.products(pass([dout.tensor, v.tensor]), dout.lane(local), (values, v), hull, dp);
-        self.score(Pass::Backward, &scaled.softmax, &mut scores[hull.clone()]);
+        self.products(pass([q.tensor, k.tensor]), q.lane(local), (keys, k), seen, scores);
+        self.products(pass([dout.tensor, v.tensor]), dout.lane(local), (values, v), seen, dp);
+        seen.parts().for_each(|part| self.score(Pass::Backward, &scaled.softmax, &mut scores[part]));
+        dp[seen.gap()].fill(T::ZERO);
         if let Some(Descales { v, dout, .. }) = scaled.descales {
             let descale = T::from_f32(dout * v);
-            dp[hull.clone()].iter_mut().for_each(|dp| *dp *= descale);
+            dp[seen.hull()].iter_mut().for_each(|dp| *dp *= descale);
         }
     }
 
@@ -228,7 +228,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
             let hull = clip(&queries.seen[local], columns).hull();
             let keys = columns.start + hull.start..columns.start + hull.end;
             let dots: Vec<T> = keys.clone().map(|key| self.ds_weight(weights[key]) * dp[key]).collect();
-            self.stages.add_weights(&self.units, &mut sum, keys.start, &dots);
+            self.units.add_weights(&mut sum, keys.start, &dots);
         }
         self.units.total(&sum)
     }

@@ -10,9 +10,10 @@ use crate::{GuardedTensor, Real};
 /// Number of keys of a panel.
 const PANEL: usize = 64;
 /// Number of columns that are multiplied together. A panel's width is a multiple of it, filled up with zeros.
-const WIDTH: usize = 8;
+const WIDTH: usize = super::tensor_core::LANES;
 
-/// Neighbouring columns of a panel, `[lanes][columns]`. Their number is a multiple of 8.
+/// Columns of transposed keys or values that are multiplied together, `[lanes][columns]`. Their number is a multiple of
+/// 8.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel<'a, T> {
     values: &'a [T],
@@ -76,8 +77,9 @@ impl<T: Real> Columns<T> {
         Panel { values: panel, width, first: 0, columns: width }
     }
 
-    /// Calls `multiply` with the columns of some keys, and with their products to write. Neighbours of these keys are
-    /// among the columns, so that these are as many as are multiplied together. `to` has [`padded`] products of all keys.
+    /// Multiplies the columns of some keys, panel by panel. `multiply` gets columns and the places of their products.
+    /// Columns are taken in whole groups of [`WIDTH`], so those of neighbours may be among them. `to` has [`padded`]
+    /// products of all keys.
     pub(super) fn each(
         &mut self,
         operand: &Operand<'_, T>,
@@ -95,7 +97,7 @@ impl<T: Real> Columns<T> {
     }
 }
 
-/// Returns the number of products that are made with so many keys.
+/// Returns the number of columns of so many keys, zeros at the end included.
 pub(super) fn padded(keys: usize) -> usize {
     keys.next_multiple_of(WIDTH)
 }

@@ -87,8 +87,8 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 continue;
             }
             let q = tensors.q.lane(placed.q[i], *head);
-            self.products((pass, formats), q, (&mut *keys, &operand), &seen.hull(), &mut scores);
-            self.score(pass, softmax, &mut scores[seen.hull()]);
+            self.products((pass, formats), q, (&mut *keys, &operand), seen, &mut scores);
+            seen.parts().for_each(|part| self.score(pass, softmax, &mut scores[part]));
             scores[seen.gap()].fill(T::NEG_INFINITY);
             for columns in &tiles {
                 let hull = clip(seen, columns).hull();

@@ -300,18 +300,21 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         }
     }
 
-    /// Writes the products of a lane with the keys of a hull. Those of some neighbours are written, too.
+    /// Writes the products of a query's row, or of dout's, with the keys that it sees. Those of some neighbours are written,
+    /// too.
     fn products(
         &self,
         (pass, formats): (Pass, [Format; 2]),
         a: &[T],
         (columns, operand): (&mut Columns<T>, &Operand<'_, T>),
-        hull: &Range<usize>,
+        seen: &Intervals,
         to: &mut [T],
     ) {
-        columns.each(operand, hull, to, |panel, to| {
-            self.stages.products(&self.units, pass, formats, a, panel, to);
-        });
+        for part in seen.parts() {
+            columns.each(operand, &part, to, |panel, to| {
+                self.stages.products(&self.units, pass, formats, a, panel, to);
+            });
+        }
     }
 
     /// Turns products into scores.

@@ -56,7 +56,8 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         head / group
     }
 
-    /// Writes `to[j] = ⟨a, column j of b⟩`, for queries with keys or for dout with values.
+    /// Writes `to[j] = ⟨a, column j of b⟩`, for queries with keys or for dout with values. `b` has at most 64 neighbouring
+    /// keys of a segment, whatever its tiles, and may end in columns of zeros.
     fn products(&self, units: &A, _pass: Pass, formats: [Format; 2], a: &[T], b: Panel<'_, T>, to: &mut [T]) {
         units.products(formats, a, b, to);
     }

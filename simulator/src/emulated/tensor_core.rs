@@ -35,7 +35,7 @@ pub struct TensorCore {
 pub(super) const STEP_MAX: usize = 32;
 
 /// Number of lanes whose steps are made together, in vector code.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 
 impl TensorCore {
     /// Steps of 16-bit factors.
@@ -93,13 +93,15 @@ impl TensorCore {
         formats: [Format; 2],
     ) -> [f32; LANES] {
         // Products of FP8 have 8 bits, and lie from 2^-32 to 2^32. Cut terms are whole numbers below 2^15, 33 at most.
+        // Addends from 2^-64 to 2^64 keep the units of a step in f32's normal range.
         let are_short = self.fraction_bits <= 13 && formats.iter().all(|format| format.bits() == 8);
         let is_near = |addend: &f32| {
             *addend == 0.0 || exponent(*addend, Format::F32.exponent_min()).unsigned_abs() < 64
         };
-        match are_short && addends.iter().all(is_near) {
-            true => self.step_lanes::<f32, LANES>(addends, a, row, formats),
-            false => self.step_lanes::<f64, LANES>(addends, a, row, formats),
+        if are_short && addends.iter().all(is_near) {
+            self.step_lanes::<f32, LANES>(addends, a, row, formats)
+        } else {
+            self.step_lanes::<f64, LANES>(addends, a, row, formats)
         }
     }
 
@@ -171,7 +173,7 @@ fn lanes(of_row: &[f32]) -> [f32; LANES] {
 trait Wide: Real {
     /// Returns 2^exponent, within the normal range.
     fn power_of_two(exponent: i32) -> Self;
-    /// Returns the next whole number towards zero, of a magnitude below half of 1 ÷ ε.
+    /// Returns the next whole number towards zero. The magnitude is below half of 1 ÷ ε.
     fn cut(self) -> Self;
     /// Returns the next f32 towards zero.
     fn truncated(self) -> f32;
@@ -388,13 +390,11 @@ pub(super) mod tests {
         let far = [0.0, 1e-30, -1e-44, 3e33, f32::NAN, f32::INFINITY, 1.5, f32::MAX];
         for case in 0..20_000 {
             let formats = [[Format::E4m3; 2], [Format::E5m2, Format::E4m3]][case % 2];
-            let (mut addends, a, _) = drawn(&mut draws, TensorCore::FP8, formats, case / 2);
-            let mut rows: Vec<[f32; LANES]> = Vec::new();
-            let mut addends =
-                [addends; LANES].map(|_| std::mem::replace(&mut addends, draws.number(Format::F32, 8)));
-            for _ in &a {
-                rows.push([(); LANES].map(|()| draws.number(formats[1], 20)));
-            }
+            let (addend, a, _) = drawn(&mut draws, TensorCore::FP8, formats, case / 2);
+            let mut addends = [(); LANES].map(|()| draws.number(Format::F32, 8));
+            addends[0] = addend;
+            let rows: Vec<[f32; LANES]> =
+                a.iter().map(|_| [(); LANES].map(|()| draws.number(formats[1], 20))).collect();
             if case % 5 == 0 {
                 addends[case % LANES] = far[case / 5 % far.len()];
             }

@@ -42,7 +42,8 @@ alignas(16) inline u8 memory[256 * 1024];
 using std::max, std::min;
 
 struct Threads {
-    // A thread begins with a context of its own. From then on it comes and goes by jumps, which ask nothing of the system.
+    // A thread begins with a context of its own. From then on it comes and goes by jumps, which ask nothing of the
+    // system.
     ucontext_t begin[THREADS];
     bool has_begun[THREADS];
     jmp_buf main, of[THREADS];

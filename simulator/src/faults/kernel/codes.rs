@@ -16,7 +16,7 @@ pub const WEIGHTS_NOT_SATURATED: &dyn Variant = &WeightsNotSaturated;
 pub const STALE_MAXIMUM: &dyn Variant = &StaleMaximum;
 /// A row's maximum begins at a finite number in place of minus infinity, the least of fp16.
 pub const FINITE_LEAST_MAXIMUM: &dyn Variant = &FiniteLeastMaximum;
-/// With head dims above 128, the first eighth of a tile's scores lies over the seventh.
+/// With head dims above 128, the first eighth of the scores that are made together lies over the seventh.
 pub const SCORES_OVERWRITTEN: &dyn Variant = &ScoresOverwritten;
 /// dS is multiplied by the softmax's scale once more.
 pub const SCALE_TWICE_IN_DS: &dyn Variant = &ScaleTwiceInDs;
