@@ -133,9 +133,9 @@ impl Format {
                 let bits = value.to_bits();
                 f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
             }
-            Format::Fp16 => Format::Fp16.round_narrow(value),
-            Format::E4m3 => Format::E4m3.round_narrow(value),
-            Format::E5m2 => Format::E5m2.round_narrow(value),
+            Format::Fp16 => Format::Fp16.round_any(f64::from(value)) as f32,
+            Format::E4m3 => Format::E4m3.round_any(f64::from(value)) as f32,
+            Format::E5m2 => Format::E5m2.round_any(f64::from(value)) as f32,
         }
     }
 
@@ -240,22 +240,6 @@ impl Format {
         let rounded = magnitude + anchor - anchor;
         let kept = if rounded > self.max_finite() { overflow } else { rounded };
         if value.is_nan() { f64::NAN } else { kept.copysign(value) }
-    }
-
-    /// Returns [`Format::round_any`] of an f32, in f32: the same steps, which are as exact for a format of few bits.
-    #[inline(always)]
-    fn round_narrow(self, value: f32) -> f32 {
-        let magnitude = value.abs();
-        let power = f32::from_bits(magnitude.to_bits() & f32::INFINITY.to_bits());
-        let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
-        let power = if power < lowest as f32 { lowest as f32 } else { power };
-        let power = if power > highest as f32 { highest as f32 } else { power };
-        let anchor = power * (1.5 * power_of_two(24 - self.precision_bits())) as f32;
-        let rounded = magnitude + anchor - anchor;
-        let most = self.max_finite() as f32;
-        let overflow = if self.saturates() { most } else { f32::INFINITY };
-        let kept = if rounded > most { overflow } else { rounded };
-        if value.is_nan() { f32::NAN } else { kept.copysign(value) }
     }
 
     /// Returns the code of a number of this format, or of NaN.

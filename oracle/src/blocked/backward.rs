@@ -655,15 +655,8 @@ impl Context<'_, '_, '_> {
                 let sums = self.sums(model, tile.rows.start + stretch.local, columns, &stretch.visible);
                 match replay {
                     None => {
-                        bound_stretch(
-                            model,
-                            &pairs,
-                            sums,
-                            stretch,
-                            stretch.of(&mut p),
-                            &certificate,
-                            &mut strips,
-                        );
+                        let p = stretch.of(&mut p);
+                        bound_stretch(model, &pairs, sums, stretch, p, &certificate, &mut strips);
                     }
                     Some(profile) => {
                         replay_stretch(model, profile, &pairs, sums, stretch, [&mut p, &mut ds], &mut strips);
