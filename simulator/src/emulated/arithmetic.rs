@@ -81,13 +81,18 @@ impl<T: Real> TileWeights<T> {
         TileWeights { values: vec![T::ZERO; rows * columns], columns, format, seen: vec![0..0; rows] }
     }
 
-    /// Replaces the weights by the given columns of `whole`. `seen` says which columns of `whole` each row sees.
-    pub(super) fn load(&mut self, whole: &TileWeights<T>, columns: &Range<usize>, seen: &[Intervals]) {
+    /// Replaces the weights by the given columns of some rows. `seen` says which columns each of the rows sees.
+    pub(super) fn load<'r>(
+        &mut self,
+        rows: impl Iterator<Item = &'r [T]>,
+        columns: &Range<usize>,
+        seen: &[Intervals],
+    ) {
         self.columns = columns.len();
         self.values.clear();
         self.seen.clear();
-        for (i, seen) in seen.iter().enumerate() {
-            self.values.extend_from_slice(&whole.row(i)[columns.clone()]);
+        for (row, seen) in rows.zip(seen) {
+            self.values.extend_from_slice(&row[columns.clone()]);
             self.seen.push(clip(seen, columns).hull());
         }
     }

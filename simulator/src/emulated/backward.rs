@@ -131,14 +131,16 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 .map(|(tensor, rows)| Operand { tensor, rows }),
             lse: &lse,
         };
-        let weights = self.weigh(&queries, columns, &mut row_dots);
+        let [all_p, all_ds] = self.weigh(&queries, columns, &mut row_dots);
         units.order([head, rows.start], &mut tiles);
         let mut dq = vec![T::ZERO; rows.len() * dim_qk];
-        let [mut p, mut ds] = weights.each_ref().map(|weights| TileWeights::new(0, 0, weights.format));
+        let Roundings { p, ds, .. } = self.roundings;
+        let [mut p, mut ds] = [p, ds].map(|format| TileWeights::new(0, 0, format));
         for columns in tiles {
             let k = HeadRows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
-            p.load(&weights[0], &columns, &placed.seen[rows.clone()]);
-            ds.load(&weights[1], &columns, &placed.seen[rows.clone()]);
+            for (tile, all) in [(&mut p, &all_p), (&mut ds, &all_ds)] {
+                tile.load(all.chunks_exact(placed.k.len()), &columns, &placed.seen[rows.clone()]);
+            }
             let factor = self.scale_tile(&mut ds);
             self.add_in_units(&mut dq, factor, |to| stages.add_dq(units, to, &ds, k));
             let to = &mut dk[columns.start * dim_qk..columns.end * dim_qk];
@@ -165,21 +167,22 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         to.iter_mut().zip(own).for_each(|(to, own)| *to += own * undone);
     }
 
-    /// Returns P and dS of a tile's queries against all keys. P is rounded, and dS too unless its factor is a tile's.
-    /// Where D is a sum over keys, the queries' row dots become it.
+    /// Returns P and dS of a tile's queries against all keys, `[queries][keys]`, with 0 where a query does not see a key. P
+    /// is rounded, and dS too unless its factor is a tile's. Where D is a sum over keys, the queries' row dots become it.
     fn weigh(
         &self,
         queries: &Queries<'_, T>,
         columns: &mut [Columns<T>; 2],
         row_dots: &mut [T],
-    ) -> [TileWeights<T>; 2] {
-        let Roundings { p, ds, rounds_ds_weights, weighs_dots, .. } = self.roundings;
+    ) -> [Vec<T>; 2] {
+        let Roundings { rounds_ds_weights, weighs_dots, .. } = self.roundings;
         let keys = queries.right[0].rows.len();
-        let [mut p, mut ds] = [p, ds].map(|format| TileWeights::new(queries.seen.len(), keys, format));
+        let [mut p, mut ds] = [(); 2].map(|()| vec![T::ZERO; queries.seen.len() * keys]);
         let [mut scores, mut dp] = [(); 2].map(|()| vec![T::ZERO; padded(keys)]);
         for (local, seen) in queries.seen.iter().enumerate().filter(|(_, seen)| !seen.is_empty()) {
             self.dot(queries, (local, seen), columns, [&mut scores, &mut dp]);
-            let weights = p.row_mut(local);
+            let row = local * keys..(local + 1) * keys;
+            let weights = &mut p[row.clone()];
             for part in seen.parts() {
                 let (softmax, lse) = (&queries.scaled.softmax, queries.lse[local]);
                 for (weight, score) in weights[part.clone()].iter_mut().zip(&scores[part]) {
@@ -193,9 +196,9 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 row_dots[local] = self.weighed_dot(queries, local, weights, &dp);
             }
             let pairs = Pairs { weights, scores: &scores, dp: &dp, d: row_dots[local] };
-            self.write_ds(queries.scaled, seen, &pairs, ds.row_mut(local));
+            self.write_ds(queries.scaled, seen, &pairs, &mut ds[row]);
             if !rounds_ds_weights {
-                self.round_weights(Pass::Backward, &mut p.row_mut(local)[seen.hull()]);
+                self.round_weights(Pass::Backward, &mut weights[seen.hull()]);
             }
         }
         [p, ds]
