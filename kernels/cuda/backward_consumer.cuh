@@ -108,7 +108,7 @@ __device__ __forceinline__ void scores(float (&s)[ROWS / 2], u32 a, u32 b) {
 __device__ __forceinline__ void values(float (&d)[DIM / 2], const u32 (&p)[ROWS / 4], u32 b) {
 #pragma unroll
     for (int step = 0; step < ROWS / 16; ++step)
-        value_step(d, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b + step * (2048 >> 4));
+        value_step<DIM>(d, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b + step * (2048 >> 4));
 }
 
 // dq = dsᵀᵀ · k: a panel of query rows, a panel of lanes, all keys.

@@ -1,8 +1,10 @@
 // The forward's products and weights in FP8: 64 rows of a tile against blocks of 128 keys, on codes. For forward.cu.
 //
-// A turn takes a block: while the tensor cores multiply, the scores of the block give a level to each row, which needs no more
-// than their largest. Then P · V of the block before has come. It is added to O while the weights are made, which keeps
-// both kinds of units at work, and its words of P take the new ones.
+// A turn takes a block, in one of two ways. *Side by side*: while the tensor cores multiply, the scores of the block give a level
+// to each row, which needs no more than their largest. Then P · V of the block before has come. It is added to O while the
+// weights are made, which keeps both kinds of units at work, and its words of P take the new ones. *In turn*: products are
+// waited for, and registers that scores, P · V and words of P would have at once are few enough for a third group, or for
+// 256 lanes of O.
 #pragma once
 
 // Weights are multiplied by 2 to this power. The largest number of e4m3 is 448.
@@ -118,12 +120,39 @@ __device__ __forceinline__ void weigh_codes(
     for (int half = 0; half < 2; ++half) rows.sum[half] = fmaf(rows.sum[half], factor[half], sum[half]);
 }
 
-// P · V of a block: a sum of its own.
+// Scores of a block, which are waited for. The unit keeps 13 bits: sums of more than 128 lanes are added in f32, 32 keys at a time.
 template <class C>
-__device__ __forceinline__ void code_values(float (&of_block)[DIM / 2], const u32 (&p)[WORDS<C>], u32 v) {
+__device__ __forceinline__ void scores_in_turn(float (&s)[C::KEYS / 2], u32 q, u32 k) {
+    constexpr int PART = 32, STEPS = PANEL_LANES / STEP;
+    hold(s);
+    wgmma_fence();
+    scores<C, 1>(s, q, k);
+    wgmma_commit();
+    if constexpr (PANELS == 1) wgmma_wait<0>();
+#pragma unroll
+    for (int key = 0; key < (PANELS > 1 ? C::KEYS : 0); key += PART) {
+        float others[PART / 2];
+        hold(others);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+            score_step<PART>(others, q + (C::ROWS * 128 >> 4) + 2 * step, k + ((C::KEYS + key) * 128 >> 4) + 2 * step, step > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(others);
+        if (key == 0) hold(s);
+#pragma unroll
+        for (int i = 0; i < PART / 2; ++i) s[key / 2 + i] += others[i];
+    }
+    hold(s);
+}
+
+// P · V of a block for LANES lanes: a sum of its own.
+template <class C, int LANES>
+__device__ __forceinline__ void code_values(float (&of_block)[LANES / 2], const u32 (&p)[WORDS<C>], u32 v) {
 #pragma unroll
     for (int step = 0; step < C::KEYS / STEP; ++step)
-        value_step(of_block, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], v + step * 2, step > 0);
+        value_step<LANES>(of_block, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], v + step * 2, step > 0);
 }
 
 // The columns of a block: how many keys it has, and how many of them are hidden, in one register.
@@ -133,10 +162,11 @@ struct Columns {
     __device__ __forceinline__ bool has(int key) const { return key >= (int)(code >> 16) && key < (int)(code & 0xffff); }
 };
 
-// Columns of V that are not the block's become zero. In the turned copy, key 8 j + 2 i + l of a group, with l < 2, lies at
+// Columns of V that are not the block's become zero; a whole block has none. In the turned copy, key 8 j + 2 i + l of a group, with l < 2, lies at
 // 4 i + 2 j + l.
 template <class C>
 __device__ __forceinline__ void clear_columns(u32 v_at, Columns columns) {
+    if (columns.code == C::KEYS) return;
     constexpr int WORDS_OF_LANE = C::KEYS / 4;
 #pragma unroll 1
     for (int i = thread_of_team<C>() % 128; i < DIM * WORDS_OF_LANE; i += 128) {
@@ -154,9 +184,28 @@ __device__ __forceinline__ void clear_columns(u32 v_at, Columns columns) {
     named_barrier(OF_GROUP + threadIdx.x / 128, 128);
 }
 
-// `o` becomes the rows' weighted sum of V, and `rows` their largest scores and sums.
+// Scores that have come give their levels, and K of their block may be overwritten. Those that rows do not see become -inf first:
+// in a ragged block, whose columns are returned.
+template <class C, class Ragged>
+__device__ __forceinline__ Columns take_scores(
+    const Shared<C>& shared, Ring<2> tile_ring, Ring<C::K_STAGES> k_ring, float scale_log2, float (&s)[C::KEYS / 2], Rows& rows,
+    CodeLevel (&level)[2], float (&factor)[2], Ragged ragged
+) {
+    hold(s);
+    Block block = {0, C::KEYS, 0};
+    if constexpr (ragged) {
+        block = get_block(shared.block(k_ring.stage()));
+        __syncwarp();
+    }
+    release_keys<C>(shared.k_empty(k_ring.stage()), thread_of_team<C>());
+    if constexpr (ragged) mask<C>(s, get_bounds(shared.tile(kept(tile_ring.stage()))), 0, block, thread_of_team<C>(), 0);
+    next_levels<C>(s, rows, level, factor, scale_log2);
+    return {(u32)(block.end - block.first | block.hidden << 16)};
+}
+
+// Blocks side by side.
 template <class C>
-__device__ __forceinline__ void attend_codes(
+__device__ __forceinline__ void attend_codes_side_by_side(
     const Shared<C>& shared, Ring<2> tile_ring, u32 q, const Blocks& blocks, float scale_log2, Ring<C::K_STAGES>& k_ring,
     Rows& rows, float (&o)[DIM / 2]
 ) {
@@ -183,14 +232,12 @@ __device__ __forceinline__ void attend_codes(
         barrier_wait(shared.v_full(own.stage()), own.parity());
         if (left > 1) wait_keys({k_ring.turns + 1});
     };
-    auto clear_values = [&]() {
-        if (columns.code != C::KEYS) clear_columns<C>(shared.v(v_ring().stage()), columns);
-    };
+    auto clear_values = [&]() { clear_columns<C>(shared.v(v_ring().stage()), columns); };
     auto start_values = [&]() {
         hold(p);
         hold(of_block);
         wgmma_fence();
-        code_values<C>(of_block, p, uniform(descriptor(shared.v(v_ring().stage()), 0)));
+        code_values<C, DIM>(of_block, p, uniform(descriptor(shared.v(v_ring().stage()), 0)));
         wgmma_commit();
     };
     auto finish_values = [&]() {
@@ -205,21 +252,12 @@ __device__ __forceinline__ void attend_codes(
     };
     // `follows`: P · V of a block before is under way.
     auto take = [&](auto ragged, auto follows) {
-        hold(s);
-        Block block;
-        if constexpr (ragged) {
-            block = get_block(shared.block(k_ring.stage()));
-            __syncwarp();
-        }
-        release_keys<C>(shared.k_empty(k_ring.stage()), thread_of_team<C>());
-        if constexpr (ragged)
-            mask<C>(s, get_bounds(shared.tile(kept(tile_ring.stage()))), 0, block, thread_of_team<C>(), 0);
         const float by[2] = {factor[0], factor[1]};
         CodeLevel level[2];
-        next_levels<C>(s, rows, level, factor, scale_log2);
+        const Columns taken = take_scores<C>(shared, tile_ring, k_ring, scale_log2, s, rows, level, factor, ragged);
         if constexpr (follows) finish_values();
         k_ring.advance();
-        if constexpr (ragged) columns = {(u32)(block.end - block.first | block.hidden << 16)};
+        if constexpr (ragged) columns = taken;
         weigh_codes<C>(s, p, rows, level, factor);
         if constexpr (follows) add_block(by);
     };
@@ -236,18 +274,61 @@ __device__ __forceinline__ void attend_codes(
     wait_ahead();
     wgmma_wait<0>();
     take(Yes(), No());
-    // Ragged blocks, whole ones, and ragged ones behind them.
-    --left;
-    int ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
-    while (left > 0) {
-#pragma unroll 1
-        for (; ragged > 0; --ragged, --left) turn(Yes());
-#pragma unroll 1
-        for (; whole > 0; --whole, --left) turn(No());
-        ragged = left;
-    }
+    const int ragged = blocks.ragged - 1;
+    walk(--left, ragged, blocks.whole + min(ragged, 0), turn);
     clear_values();
     start_values();
     finish_values();
     add_block(factor);
+}
+
+// Blocks one product after the other, while other groups make their weights. Scores have left their registers when P · V comes,
+// in parts of 64 lanes.
+template <class C>
+__device__ __forceinline__ void attend_codes_in_turn(
+    const Shared<C>& shared, Ring<2> tile_ring, u32 q, const Blocks& blocks, float scale_log2, Ring<C::K_STAGES>& k_ring,
+    Rows& rows, float (&o)[DIM / 2]
+) {
+    constexpr int PART = 64;
+    float s[C::KEYS / 2], of_part[PART / 2];
+    u32 p[WORDS<C>];
+    auto turn = [&](auto ragged) {
+        const Ring<C::V_STAGES> v_ring = {k_ring.turns};
+        barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity());
+        scores_in_turn<C>(s, q, uniform(descriptor(shared.k(k_ring.stage()), 0)));
+        CodeLevel level[2];
+        float factor[2];
+        const Columns columns = take_scores<C>(shared, tile_ring, k_ring, scale_log2, s, rows, level, factor, ragged);
+        k_ring.advance();
+        weigh_codes<C>(s, p, rows, level, factor);
+        barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
+        if constexpr (ragged) clear_columns<C>(shared.v(v_ring.stage()), columns);
+        const u32 v = uniform(descriptor(shared.v(v_ring.stage()), 0));
+#pragma unroll
+        for (int lane = 0; lane < DIM; lane += PART) {
+            hold(p);
+            hold(of_part);
+            wgmma_fence();
+            code_values<C, PART>(of_part, p, v + (lane * 128 >> 4));
+            wgmma_commit();
+            wgmma_wait<0>();
+            hold(of_part);
+            if (lane + PART == DIM) release_keys<C>(shared.v_empty(v_ring.stage()), thread_of_team<C>());
+#pragma unroll
+            for (int i = 0; i < PART / 2; ++i) o[lane / 2 + i] = fmaf(o[lane / 2 + i], factor[i / 2 % 2], of_part[i]);
+        }
+        hold(p);
+    };
+    int left = blocks.all;
+    walk(left, blocks.ragged, blocks.whole, turn);
+}
+
+// `o` becomes the rows' weighted sum of V, and `rows` their largest scores and sums.
+template <class C>
+__device__ __forceinline__ void attend_codes(
+    const Shared<C>& shared, Ring<2> tile_ring, u32 q, const Blocks& blocks, float scale_log2, Ring<C::K_STAGES>& k_ring,
+    Rows& rows, float (&o)[DIM / 2]
+) {
+    if constexpr (C::IN_TURN) attend_codes_in_turn<C>(shared, tile_ring, q, blocks, scale_log2, k_ring, rows, o);
+    else attend_codes_side_by_side<C>(shared, tile_ring, q, blocks, scale_log2, k_ring, rows, o);
 }

@@ -40,6 +40,18 @@ struct No {
     __device__ constexpr operator bool() const { return false; }
 };
 
+// A turn for each of the blocks that are left: ragged ones, whole ones, and ragged ones behind them.
+template <class Turn>
+__device__ __forceinline__ void walk(int& left, int ragged, int whole, Turn& turn) {
+    while (left > 0) {
+#pragma unroll 1
+        for (; ragged > 0; --ragged, --left) turn(Yes());
+#pragma unroll 1
+        for (; whole > 0; --whole, --left) turn(No());
+        ragged = left;
+    }
+}
+
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(FULL, x, 1));
     return fmaxf(x, __shfl_xor_sync(FULL, x, 2));
@@ -185,10 +197,11 @@ __device__ __forceinline__ void pack(const float (&s)[C::KEYS / 2], u32 (&p)[C::
     for (int i = 0; i < C::KEYS / 4; ++i) p[i] = pair_of(s[2 * i], s[2 * i + 1]);
 }
 
-template <class C>
+// Scores of a block by the lanes of some panels.
+template <class C, int OF_PANELS = PANELS>
 __device__ __forceinline__ void scores(float (&s)[C::KEYS / 2], u32 q, u32 k) {
 #pragma unroll
-    for (int step = 0; step < DIM / STEP; ++step) {
+    for (int step = 0; step < (DIM < OF_PANELS * PANEL_LANES ? DIM : OF_PANELS * PANEL_LANES) / STEP; ++step) {
         const int panel = step / 4, in_panel = step % 4 * 2;
         score_step<C::KEYS>(s, q + panel * (C::ROWS * 128 >> 4) + in_panel,
                                        k + panel * (C::KEYS * 128 >> 4) + in_panel, step > 0);
@@ -199,7 +212,7 @@ template <class C>
 __device__ __forceinline__ void values(float (&o)[DIM / 2], const u32 (&p)[C::KEYS / 4], u32 v) {
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; ++step)
-        value_step(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+        value_step<DIM>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
                                       v + step * (2048 >> 4));
 }
 
@@ -440,15 +453,9 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 start_scores();
                 wgmma_wait<0>();
                 weigh_block(Yes());
-                // Ragged blocks, whole ones, and ragged ones behind them.
-                int left = blocks.all - 1, ragged = blocks.ragged - 1, whole = blocks.whole + min(ragged, 0);
-                while (left > 0) {
-#pragma unroll 1
-                    for (; ragged > 0; --ragged, --left) turn(Yes());
-#pragma unroll 1
-                    for (; whole > 0; --whole, --left) turn(No());
-                    ragged = left;
-                }
+                int left = blocks.all - 1;
+                const int ragged = blocks.ragged - 1;
+                walk(left, ragged, blocks.whole + min(ragged, 0), turn);
                 release(shared.q_empty(q_ring().stage()), thread);
                 finish_values();
                 if (used) release_values(k_ring.turns - 2);

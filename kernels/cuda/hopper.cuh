@@ -1,5 +1,5 @@
 // Hopper's own: bulk tensor copies and their barriers, products on tensor cores (wgmma), and conversions that are made for
-// speed. For sources that are compiled with DIM (64 or 128: the largest head dim) and TYPE (BF16, FP16 or E4M3); common.cuh
+// speed. For sources that are compiled with DIM (64, 128 or 256: the largest head dim) and TYPE (BF16, FP16 or E4M3); common.cuh
 // comes before it.
 //
 // A *general* instance takes what the others leave out: a soft cap, and tensors that the copy engine does not bring, since their
@@ -17,8 +17,8 @@ constexpr bool IS_FP8 = TYPE == E4M3;
 // Bytes of an element. A row of a panel has 128 bytes, and one step of a product takes 32 of them.
 constexpr int ELEMENT = IS_FP8 ? 1 : 2;
 constexpr int PANEL_LANES = 128 / ELEMENT, STEP = 32 / ELEMENT;
-// Panels of a row. In FP8 one is there for any head dim.
-constexpr int PANELS = IS_FP8 ? 1 : DIM / 64;
+// Panels of a row. In FP8 one is there for any head dim up to 128.
+constexpr int PANELS = (DIM + PANEL_LANES - 1) / PANEL_LANES;
 
 // The driver's description of a tensor.
 struct alignas(64) TensorMap {
@@ -230,6 +230,8 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 #define EIGHT(d, i)                                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
+#define BINDS_16 EIGHT(d, 0), EIGHT(d, 8)
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define BINDS_32 EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24)
 #define BINDS_64 BINDS_32, EIGHT(d, 32), EIGHT(d, 40), EIGHT(d, 48), EIGHT(d, 56)
 #define NAMES_32                                                                                                       \
@@ -267,20 +269,23 @@ __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int 
     if constexpr (N == 128)
         WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1" BOTH_ALONG,
               "r"(a));
+    else if constexpr (N == 32)
+        WGMMA("m64n32" TYPES, NAMES_16, BINDS_16, "mov.b64 da, {%16, 0x40000040};\n", "da", "17", "18", "1, 1" BOTH_ALONG,
+              "r"(a));
     else
         WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1" BOTH_ALONG,
               "r"(a));
 }
 
-// d = a · b [+ d]: 64 rows of a in registers, STEP rows of b in shared memory. In FP8 they are columns there.
-__device__ __forceinline__ void value_step(float (&d)[DIM / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add = 1) {
-#if DIM == 128
-    WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
-          "r"(a3));
-#else
-    WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1" B_ACROSS, "r"(a0), "r"(a1), "r"(a2),
-          "r"(a3));
-#endif
+// d = a · b [+ d]: 64 rows of a in registers, N lanes and STEP rows of b in shared memory. In FP8 they are columns there.
+template <int N>
+__device__ __forceinline__ void value_step(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add = 1) {
+    if constexpr (N == 128)
+        WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1),
+              "r"(a2), "r"(a3));
+    else
+        WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "", "{%32, %33, %34, %35}", "36", "37", "1, 1" B_ACROSS, "r"(a0), "r"(a1),
+              "r"(a2), "r"(a3));
 }
 
 // d = aᵀ · b [+ d]: 16 rows of 64 lanes of each in shared memory.

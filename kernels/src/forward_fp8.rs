@@ -10,7 +10,7 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{CallTables, ForwardTensors, WeightFormats};
 use crate::error::KernelError;
 use crate::forward::{
-    ALIGNMENT, DIM_MAX, PlanPlaces, RawArguments, head_chunk, refusal_of_numbers, scale_log2, tensor_map,
+    ALIGNMENT, PlanPlaces, RawArguments, head_chunk, refusal_of_numbers, scale_log2, tensor_map,
 };
 use crate::gpu::{Gpu, TensorMap, TiledTensor};
 use crate::memory::Area;
@@ -22,13 +22,17 @@ use crate::view::{RawElements, View};
 const PANEL: usize = 128;
 /// Head dims are multiples of this: the copy engine's rows are whole vectors.
 pub const DIM_MULTIPLE: usize = 16;
+/// The largest head dim.
+pub const DIM_MAX: usize = 256;
+/// The head dims that kernels were compiled for, and below which they take all.
+const WIDTHS: [usize; 3] = [64, 128, DIM_MAX];
 /// Rows of an average segment up to which the short shape is faster.
 const SHORT_ROWS: usize = 128;
 
 /// The number of query rows that are multiplied at once, with 128 keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Shape {
-    /// 128 query rows.
+    /// 128 query rows, or 192 with head dims up to 64.
     Long,
     /// 64 query rows, and two tiles at once in a block of threads.
     Short,
@@ -64,22 +68,26 @@ impl Fp8Shape {
 
     /// Returns the teams of a block, a tile's query rows, and how many tiles of Q, and blocks of K and V, shared memory
     /// holds.
-    fn config(self) -> (usize, usize, [usize; 3]) {
+    fn config(self, dim: usize) -> (usize, usize, [usize; 3]) {
         match self {
-            Fp8Shape::Long => (1, 128, [2, 4, 4]),
-            Fp8Shape::Short => (2, 64, [1, 2, 2]),
+            Fp8Shape::Long if dim <= 64 => (1, 192, [2, 4, 4]),
+            Fp8Shape::Long if dim <= 128 => (1, 128, [2, 4, 4]),
+            Fp8Shape::Long => (1, 128, [2, 2, 2]),
+            Fp8Shape::Short if dim <= 128 => (2, 64, [1, 2, 2]),
+            Fp8Shape::Short => (2, 64, [1, 2, 1]),
         }
     }
 
     /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers and rings for each team.
     fn shared_bytes(self, dim: usize) -> usize {
-        let (teams, rows, [q, k, v]) = self.config();
-        1024 + teams * (1024 + (q * rows + k * PANEL) * PANEL + v * PANEL * dim)
+        let (teams, rows, [q, k, v]) = self.config(dim);
+        let lanes = dim.next_multiple_of(PANEL);
+        1024 + teams * (1024 + (q * rows + k * PANEL) * lanes + v * PANEL * dim)
     }
 
     /// Returns the threads of a block: the consumers, and a group with the producers.
-    fn threads(self) -> usize {
-        let (teams, rows, _) = self.config();
+    fn threads(self, dim: usize) -> usize {
+        let (teams, rows, _) = self.config(dim);
         teams * rows * 2 + 128
     }
 }
@@ -96,12 +104,17 @@ pub fn refusal(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<Strin
     let apart = call.summary.step != [Some(1); 2];
     apart
         .then(|| "rows that do not follow each other".to_owned())
-        .or_else(|| refusal_of_any_step(call, out, dims))
+        .or_else(|| refusal_of_any_step(call, out, dims, DIM_MAX))
 }
 
-/// Returns what neither this kernel takes nor one of rows that are any step apart.
-pub(crate) fn refusal_of_any_step(call: &CallTables, out: Format, dims: [usize; 2]) -> Option<String> {
-    let served = |dim: usize| dim.is_multiple_of(DIM_MULTIPLE) && (1..=DIM_MAX).contains(&dim);
+/// Returns what neither this kernel takes nor one of rows that are any step apart, with head dims up to `dim_max`.
+pub(crate) fn refusal_of_any_step(
+    call: &CallTables,
+    out: Format,
+    dims: [usize; 2],
+    dim_max: usize,
+) -> Option<String> {
+    let served = |dim: usize| dim.is_multiple_of(DIM_MULTIPLE) && (1..=dim_max).contains(&dim);
     let reasons = [
         (!matches!(out, Format::Bf16 | Format::F32), format!("out in {out} beside e4m3")),
         (!dims.into_iter().all(served), format!("head dims {} and {}", dims[0], dims[1])),
@@ -180,8 +193,8 @@ impl Gpu {
         turned_shape.check(*turned)?;
         let (sink_kind, sink) = forward.sink_of(call)?;
         let places = PlanPlaces::of(call, plan)?;
-        let widest = if dim.max(dim_v) <= 64 { 64 } else { DIM_MAX };
-        let ((_, tile_rows, _), group, out) = (shape.config(), heads / kv_heads, out.raw("out")?);
+        let widest = WIDTHS.into_iter().find(|width| dim.max(dim_v) <= *width).unwrap_or(DIM_MAX);
+        let ((_, tile_rows, _), group, out) = (shape.config(widest), heads / kv_heads, out.raw("out")?);
         on_bytes("out", out.base, ALIGNMENT)?;
         if call.owned[0] == 0 {
             return Ok(());
@@ -216,7 +229,7 @@ impl Gpu {
         self.plan_forward(call, tables, &places, [tile_rows; 2])?;
         self.launch_with(
             &format!("forward_fp8_{}_{widest}", shape.name()),
-            (self.multiprocessors()?, 1, shape.threads()),
+            (self.multiprocessors()?, 1, shape.threads(widest)),
             shape.shared_bytes(widest),
             &[&arguments],
         )
@@ -241,10 +254,12 @@ mod tests {
     #[test]
     fn every_shape_is_launched_with_the_threads_that_share_its_registers() {
         for shape in Fp8Shape::ALL {
-            let kernel = format!("forward_fp8_{}_128", shape.name());
-            assert_eq!(sharing_threads(&kernel), Some(shape.threads()), "{kernel}");
-            assert_eq!(shared_of(&kernel), Some(shape.shared_bytes(128)), "{kernel}");
-            assert!(shape.shared_bytes(128) <= 227 << 10, "{kernel}");
+            for dim in WIDTHS {
+                let kernel = format!("forward_fp8_{}_{dim}", shape.name());
+                assert_eq!(sharing_threads(&kernel), Some(shape.threads(dim)), "{kernel}");
+                assert_eq!(shared_of(&kernel), Some(shape.shared_bytes(dim)), "{kernel}");
+                assert!(shape.shared_bytes(dim) <= 227 << 10, "{kernel}");
+            }
         }
         assert_eq!(shared_of("forward_long_128_1"), None);
     }
@@ -255,7 +270,7 @@ mod tests {
         let packed = Run::packed(3, 20, 24);
         let taken = call(packed, 0, plain);
         assert_eq!(refusal(&taken, Format::Bf16, [64, 48]), None);
-        assert_eq!(refusal(&taken, Format::F32, [128, 16]), None);
+        assert_eq!(refusal(&taken, Format::F32, [256, 16]), None);
         let capped = call(packed, 0, Softmax { softcap: Some(30.0), ..plain });
         let small = call(packed, 0, Softmax { scale: f32::MIN_POSITIVE / 2.0, ..plain });
         let apart = call(Run { offset: 1, step: 2, len: 5, span: 6 }, 0, plain);
@@ -263,7 +278,7 @@ mod tests {
         let cases = [
             (&taken, Format::Fp16, [64, 64], "out in fp16"),
             (&taken, Format::Bf16, [64, 40], "64 and 40"),
-            (&taken, Format::Bf16, [144, 64], "144 and 64"),
+            (&taken, Format::Bf16, [272, 64], "272 and 64"),
             (&capped, Format::Bf16, [64, 64], "a soft cap"),
             (&small, Format::Bf16, [64, 64], "the scale"),
             (&apart, Format::Bf16, [64, 64], "follow each other"),

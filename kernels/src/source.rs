@@ -56,10 +56,12 @@ const TENSOR_CORES: &[&[&str]] = &[
 /// The forward and the backward in FP8: 3 is e4m3.
 const TENSOR_CORES_FP8: &[&[&str]] =
     &[&["--fmad=false", "-DDIM=128", "-DTYPE=3"], &["--fmad=false", "-DDIM=64", "-DTYPE=3"]];
+/// The forward in FP8 for head dims over 128.
+const WIDE_FP8: &[&[&str]] = &[&["--fmad=false", "-DDIM=256", "-DTYPE=3"]];
 
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 12] = [
+const FILES: [File; 13] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
@@ -70,6 +72,7 @@ const FILES: [File; 12] = [
     ("turned.cu", include_str!("../cuda/turned.cu"), &[TWINS_BITS]),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
+    ("forward.cu", include_str!("../cuda/forward.cu"), WIDE_FP8),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES_FP8),
 ];
@@ -87,11 +90,13 @@ const OVERLAPPING: [&str; 5] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.
-pub(crate) const SHARING: [(&str, usize); 11] = [
+pub(crate) const SHARING: [(&str, usize); 13] = [
     ("backward_fp8_tiles_", 384),
     ("backward_short_", 384),
     ("backward_tiles_", 384),
-    ("forward_fp8_long_", 384),
+    ("forward_fp8_long_128", 384),
+    ("forward_fp8_long_256", 384),
+    ("forward_fp8_long_64", 512),
     ("forward_fp8_short_", 384),
     ("forward_long_128_", 384),
     ("forward_long_64_", 512),
@@ -174,7 +179,7 @@ mod tests {
     #[test]
     fn instances_are_few() {
         let count = sources().len();
-        assert!(count <= 24, "{count} instances; at most 24 may be shipped");
+        assert!(count <= 25, "{count} instances; at most 25 may be shipped");
     }
 
     #[test]

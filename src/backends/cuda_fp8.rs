@@ -10,7 +10,7 @@
 use std::num::NonZeroUsize;
 
 use seamproof_kernels::backward::DqOrder;
-use seamproof_kernels::forward_fp8::{DIM_MULTIPLE, Fp8Shape};
+use seamproof_kernels::forward_fp8::{self, DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::ReplayedLaunch;
 use seamproof_oracle::{Inputs, Problem};
@@ -23,7 +23,7 @@ use crate::worker::{OpenError, Opened};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{Backend, Declaration, MaskKind, Outputs, Promises, RunError, Sizes};
 use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName, World, descaled};
-use seamproof_kernels::forward::DIM_MAX;
+use seamproof_kernels::forward;
 
 /// Tiles that no block of keys is smaller than, but for the first and the last of a run.
 const TILES: Tiles = Tiles { q: 64, kv: 64 };
@@ -162,7 +162,8 @@ impl Backend for CudaFp8 {
     fn declaration(&self) -> Declaration {
         let mut declared = self.emulated().declaration();
         let table = &mut declared.table;
-        let sizes = Sizes::multiples(DIM_MULTIPLE, DIM_MAX, DIM_MULTIPLE);
+        let dim_max = if self.backward { forward::DIM_MAX } else { forward_fp8::DIM_MAX };
+        let sizes = Sizes::multiples(DIM_MULTIPLE, dim_max, DIM_MULTIPLE);
         if let Ok(sizes) = sizes {
             table.dims.qk = sizes.clone();
             table.dims.v = sizes;
@@ -208,7 +209,7 @@ mod tests {
     use seamproof_judge::generate::{self, Draw, Limits};
     use seamproof_judge::values;
     use seamproof_kernels::attend::CallTables;
-    use seamproof_kernels::{backward_fp8, forward_fp8};
+    use seamproof_kernels::backward_fp8;
     use seamproof_simulator::schedule::{AttendBackward, Buffer, BufferId, Work};
 
     fn drawn() -> impl Iterator<Item = Problem> {

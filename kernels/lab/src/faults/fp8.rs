@@ -7,8 +7,8 @@ use super::entry::{
 /// The faults of every tile in FP8, and of the turned copy that it takes.
 pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "columns-of-codes-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
-        "if (columns.code != C::KEYS) clear_columns<C>(shared.v(v_ring().stage()), columns);"
-            => ";",
+        "if (columns.code == C::KEYS) return;"
+            => "return;",
         READS;
     "keys-before-the-run-seen", WrongSeam, ("a block takes keys of the sequence before", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
         "IS_FP8 ? max(r + bounds.lo, block.first + block.hidden) : r + bounds.lo"
@@ -17,6 +17,22 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "sums-of-blocks-run-on", Arithmetic, ("the sum of a block begins with that of the block before", "https://github.com/vllm-project/flash-attention/pull/104"), "forward.cu",
         "v + step * 2, step > 0);"
             => "v + step * 2, 1);",
+        VALUES;
+    "lanes-above-128-left-out", Arithmetic, ("results with head dim 256 are wrong", "https://github.com/flashinfer-ai/flashinfer/issues/1993"), "forward.cu",
+        "s[key / 2 + i] += others[i];"
+            => "s[key / 2 + i] += 0.0f * others[i];",
+        VALUES;
+    "lanes-above-128-of-the-first-keys", WrongSeam, ("results with head dim 256 are wrong", "https://github.com/flashinfer-ai/flashinfer/issues/1993"), "forward.cu",
+        "k + ((C::KEYS + key) * 128 >> 4)"
+            => "k + (C::KEYS * 128 >> 4)",
+        VALUES;
+    "out-above-64-of-the-first-lanes", WrongSeam, ("results with head dim 256 are wrong", "https://github.com/flashinfer-ai/flashinfer/issues/1993"), "forward.cu",
+        "v + (lane * 128 >> 4)"
+            => "v",
+        VALUES;
+    "part-added-by-the-next-factor", Arithmetic, ("out is rescaled by another row's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "fmaf(o[lane / 2 + i], factor[i / 2 % 2], of_part[i])"
+            => "fmaf(o[lane / 2 + i], factor[1 - i / 2 % 2], of_part[i])",
         VALUES;
     "block-added-by-its-own-level", Arithmetic, ("out is rescaled by the next block's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "if constexpr (follows) add_block(by);"
