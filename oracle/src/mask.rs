@@ -391,24 +391,28 @@ impl Sight {
         (place - self.shift).clamp(0, self.lq as i64) as usize
     }
 
-    /// Returns the first key that the left bound does not hide from query `i`, sink tokens aside.
-    fn start(&self, i: usize) -> usize {
-        let (place, block) = (self.place(i), self.block(self.place(i)));
+    /// Returns the first key that the left bound does not hide from a query at a place of a block, sink tokens aside.
+    fn start_at(&self, place: i64, block: &Range<i64>) -> usize {
         self.among_keys(self.mask.left.map_or(block.start, |left| block.start.max(place - i64::from(left))))
+    }
+
+    /// Returns the end of the keys that do not lie to the right of what a query at a place of a block sees.
+    fn end_at(&self, place: i64, block: &Range<i64>) -> usize {
+        let reach = |right| (place + i64::from(right) + 1).max(self.prefix(block)).min(block.end);
+        self.among_keys(self.mask.right.map_or(block.end, reach))
     }
 
     /// Returns the end of the keys that do not lie to the right of what query `i` sees.
     pub fn end(&self, i: usize) -> usize {
-        let (place, block) = (self.place(i), self.block(self.place(i)));
-        let reach = |right| (place + i64::from(right) + 1).max(self.prefix(&block)).min(block.end);
-        self.among_keys(self.mask.right.map_or(block.end, reach))
+        self.end_at(self.place(i), &self.block(self.place(i)))
     }
 
     /// Returns the keys that query `i` sees.
     pub fn keys(&self, i: usize) -> Intervals {
-        let (block, end) = (self.block(self.place(i)), self.end(i));
-        let first = self.among_keys(block.start);
-        Intervals::new(first..self.among_keys(self.sink_tokens(&block)).min(end), self.start(i)..end)
+        let (place, block) = (self.place(i), self.block(self.place(i)));
+        let (first, end) = (self.among_keys(block.start), self.end_at(place, &block));
+        let of_sinks = first..self.among_keys(self.sink_tokens(&block)).min(end);
+        Intervals::new(of_sinks, self.start_at(place, &block)..end)
     }
 
     /// Returns the queries that see key `j`. Empty ranges are `0..0`.
@@ -429,7 +433,7 @@ impl Sight {
             if self.mask.sink_tokens > 0 {
                 self.among_keys(self.block(self.place(i)).start)
             } else {
-                self.start(i)
+                self.start_at(self.place(i), &self.block(self.place(i)))
             }
         };
         let end = first_of(self.lq, |i| start(i) >= self.lk);
@@ -637,7 +641,8 @@ mod tests {
         for mask in masks() {
             for (lq, lk) in (1..7usize).flat_map(|a| (1..7usize).map(move |b| (a, b))) {
                 let sight = mask.sight(lq, lk);
-                let ends = |i: usize| (sight.start(i), sight.end(i));
+                let start = |i| sight.start_at(sight.place(i), &sight.block(sight.place(i)));
+                let ends = |i: usize| (start(i), sight.end(i));
                 let grows = |i: usize| ends(i - 1).0 <= ends(i).0 && ends(i - 1).1 <= ends(i).1;
                 assert!((1..lq).all(grows), "{mask:?} lq {lq} lk {lk}");
                 let seeing = sight.seeing();

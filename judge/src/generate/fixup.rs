@@ -339,12 +339,19 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    fn runs(self, pieces: &[Piece], slack: usize) -> (Vec<Run>, usize) {
-        let (runs, end) = match self {
+    fn runs(self, pieces: &[Piece]) -> Vec<Run> {
+        match self {
             Layout::Packed => packed(pieces),
             Layout::EqualSpans | Layout::Interleaved => equal(pieces, self == Layout::Interleaved),
-        };
-        (runs, end + slack)
+        }
+    }
+
+    /// Returns the rows of the tensor up to the last span's end.
+    fn rows(self, pieces: &[Piece]) -> usize {
+        match self {
+            Layout::Packed => pieces.iter().map(|piece| piece.gap + piece.span()).sum(),
+            Layout::EqualSpans | Layout::Interleaved => base(pieces) + pieces.len() * longest(pieces),
+        }
     }
 }
 
@@ -364,26 +371,35 @@ impl Layouts {
     }
 }
 
-fn packed(pieces: &[Piece]) -> (Vec<Run>, usize) {
+fn packed(pieces: &[Piece]) -> Vec<Run> {
     let mut end = 0;
     let runs = pieces.iter().map(|piece| {
         let offset = end + piece.gap;
         end = offset + piece.span();
         Run::packed(offset, piece.len, piece.span())
     });
-    (runs.collect(), end)
+    runs.collect()
+}
+
+/// Returns the longest span.
+fn longest(pieces: &[Piece]) -> usize {
+    pieces.iter().map(Piece::span).max().unwrap_or(0)
+}
+
+/// Returns the first sequence's gap.
+fn base(pieces: &[Piece]) -> usize {
+    pieces.first().map_or(0, |piece| piece.gap)
 }
 
 /// Returns spans that are all as long as the longest. The first sequence's gap lies before all of them; the others'
 /// gaps are dropped.
-fn equal(pieces: &[Piece], interleaved: bool) -> (Vec<Run>, usize) {
-    let span = pieces.iter().map(Piece::span).max().unwrap_or(0);
-    let base = pieces.first().map_or(0, |piece| piece.gap);
+fn equal(pieces: &[Piece], interleaved: bool) -> Vec<Run> {
+    let (base, span) = (base(pieces), longest(pieces));
     let run = |(index, piece): (usize, &Piece)| match (interleaved, span) {
         (true, 1..) => Run { offset: base + index, step: pieces.len(), len: piece.len, span },
         _ => Run::packed(base + index * span, piece.len, span),
     };
-    (pieces.iter().enumerate().map(run).collect(), base + pieces.len() * span)
+    pieces.iter().enumerate().map(run).collect()
 }
 
 /// Everything that a case's cost depends on.
@@ -499,21 +515,28 @@ impl Shape {
         Heads { q: self.kv_heads * self.group, kv: self.kv_heads }
     }
 
-    fn pairs(&self) -> u64 {
-        self.q.iter().zip(&self.kv).map(|(q, kv)| self.mask.pairs(q.len, kv.len)).sum()
+    /// Returns the number of visible pairs of a sequence.
+    fn pairs(&self, sequence: usize) -> u64 {
+        self.mask.pairs(self.q[sequence].len, self.kv[sequence].len)
+    }
+
+    fn rows(&self) -> TensorRows {
+        TensorRows {
+            q: self.layouts.q.rows(&self.q) + self.slack.q,
+            kv: self.layouts.kv.rows(&self.kv) + self.slack.kv,
+        }
     }
 
     /// Returns the number of elements, as `Problem::elements` counts them.
     fn elements(&self) -> u64 {
-        let (_, q_rows) = self.layouts.q.runs(&self.q, self.slack.q);
-        let (_, kv_rows) = self.layouts.kv.runs(&self.kv, self.slack.kv);
-        let rows = q_rows * self.heads().q + kv_rows * self.kv_heads;
+        let TensorRows { q, kv } = self.rows();
+        let rows = q * self.heads().q + kv * self.kv_heads;
         self.passes * rows as u64 * (self.dims.qk + self.dims.v) as u64
     }
 
     /// Shrinks until both costs are within their bounds.
     fn fit(&mut self, products_max: u64, elements_max: u64) {
-        let mut pairs = self.pairs();
+        let mut pairs: u64 = (0..self.q.len()).map(|sequence| self.pairs(sequence)).sum();
         loop {
             self.fit_parallel();
             let products = pairs * self.heads().q as u64 * self.dims.qk.max(self.dims.v) as u64;
@@ -521,8 +544,7 @@ impl Shape {
                 return;
             }
             if !self.pack(elements_max) && !self.shrink_heads() {
-                self.shrink_rows();
-                pairs = self.pairs();
+                pairs = self.shrink_rows(pairs);
             }
         }
     }
@@ -560,25 +582,28 @@ impl Shape {
         true
     }
 
-    /// Halves the sequence with the largest span. Once all spans are empty, drops the rows that nobody owns.
-    fn shrink_rows(&mut self) {
+    /// Halves the sequence with the largest span. Once all spans are empty, drops the rows that nobody owns. Returns the
+    /// number of visible pairs, which were `pairs`.
+    fn shrink_rows(&mut self, pairs: u64) -> u64 {
         let span = |index: &usize| self.q[*index].span() + self.kv[*index].span();
         match (0..self.q.len()).max_by_key(span) {
             Some(index) if span(&index) > 0 => {
+                let before = self.pairs(index);
                 self.q[index].halve();
                 self.kv[index].halve();
+                pairs - before + self.pairs(index)
             }
             _ => {
                 self.slack = TensorRows { q: 0, kv: 0 };
                 self.q.iter_mut().chain(&mut self.kv).for_each(|piece| piece.gap = 0);
+                pairs
             }
         }
     }
 
     fn runs(&self) -> (Vec<Sequence>, TensorRows) {
-        let (q_runs, q) = self.layouts.q.runs(&self.q, self.slack.q);
-        let (kv_runs, kv) = self.layouts.kv.runs(&self.kv, self.slack.kv);
+        let (q_runs, kv_runs) = (self.layouts.q.runs(&self.q), self.layouts.kv.runs(&self.kv));
         let sequence = |(id, (q, kv)): (u32, (Run, Run))| Sequence { id, q, kv };
-        ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), TensorRows { q, kv })
+        ((0..).zip(q_runs.into_iter().zip(kv_runs)).map(sequence).collect(), self.rows())
     }
 }

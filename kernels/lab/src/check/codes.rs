@@ -17,8 +17,16 @@ use seamproof_simulator::{AttentionCall, GuardedTensor, RowPolicy, Segment};
 use super::mismatch::Mismatch;
 
 /// The shapes of tensors that are turned: rows, heads and lanes.
-const SHAPES: [[usize; 3]; 8] =
-    [[1, 1, 16], [15, 2, 48], [16, 3, 64], [127, 2, 128], [128, 1, 128], [300, 5, 112], [300, 2, 256], [4099, 2, 32]];
+const SHAPES: [[usize; 3]; 8] = [
+    [1, 1, 16],
+    [15, 2, 48],
+    [16, 3, 64],
+    [127, 2, 128],
+    [128, 1, 128],
+    [300, 5, 112],
+    [300, 2, 256],
+    [4099, 2, 32],
+];
 /// The lanes of heads, and the keys of two blocks.
 const DIMS: [usize; 3] = [64, 128, 256];
 const KEYS: usize = 256;

@@ -7,8 +7,8 @@ use super::entry::{
 /// The faults of every tile in FP8, and of the turned copy that it takes.
 pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "columns-of-codes-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
-        "if (columns.code == C::KEYS) return;"
-            => "return;",
+        "if (kept != 0xffffffffu) and_shared(at, kept);"
+            => "",
         READS;
     "keys-before-the-run-seen", WrongSeam, ("a block takes keys of the sequence before", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
         "IS_FP8 ? max(r + bounds.lo, block.first + block.hidden) : r + bounds.lo"
