@@ -123,12 +123,12 @@ __device__ __forceinline__ void weigh_codes(
 // Scores of a block, which are waited for. The unit keeps 13 bits: sums of more than 128 lanes are added in f32, 32 keys at a time.
 template <class C>
 __device__ __forceinline__ void scores_in_turn(float (&s)[C::KEYS / 2], u32 q, u32 k_at) {
-    constexpr int PART = 32, STEPS = PANEL_LANES / STEP;
+    constexpr int PART = 32, LANES = PANELS > 1 ? PANEL_LANES : DIM;
     hold(s);
     wgmma_fence();
     // Made behind the fence: before it, the loop would be 5 % slower.
     const u32 k = uniform(descriptor(k_at, 0));
-    scores<C, 1>(s, q, k);
+    scores<C, LANES>(s, q, k);
     wgmma_commit();
     if constexpr (PANELS == 1) wgmma_wait<0>();
 #pragma unroll
@@ -137,7 +137,7 @@ __device__ __forceinline__ void scores_in_turn(float (&s)[C::KEYS / 2], u32 q, u
         hold(others);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < LANES / STEP; ++step)
             score_step<PART>(others, q + (C::ROWS * 128 >> 4) + 2 * step, k + ((C::KEYS + key) * 128 >> 4) + 2 * step, step > 0);
         wgmma_commit();
         wgmma_wait<0>();

@@ -197,11 +197,11 @@ __device__ __forceinline__ void pack(const float (&s)[C::KEYS / 2], u32 (&p)[C::
     for (int i = 0; i < C::KEYS / 4; ++i) p[i] = pair_of(s[2 * i], s[2 * i + 1]);
 }
 
-// Scores of a block by the lanes of some panels.
-template <class C, int OF_PANELS = PANELS>
+// Scores of a block by its first lanes.
+template <class C, int LANES = DIM>
 __device__ __forceinline__ void scores(float (&s)[C::KEYS / 2], u32 q, u32 k) {
 #pragma unroll
-    for (int step = 0; step < (DIM < OF_PANELS * PANEL_LANES ? DIM : OF_PANELS * PANEL_LANES) / STEP; ++step) {
+    for (int step = 0; step < LANES / STEP; ++step) {
         const int panel = step / 4, in_panel = step % 4 * 2;
         score_step<C::KEYS>(s, q + panel * (C::ROWS * 128 >> 4) + in_panel,
                                        k + panel * (C::KEYS * 128 >> 4) + in_panel, step > 0);

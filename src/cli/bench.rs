@@ -68,13 +68,13 @@ enum What {
         /// Pass: forward, forward-fp8, backward or backward-fp8
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// AttentionKernels of the forward: tuned, long, paired, middle, short or simple [default: tuned]
+        /// Kernels of the forward: tuned, long, paired, middle, short or simple [default: tuned]
         #[arg(long, value_parser = AttentionKernels::by_name)]
         kernel: Option<AttentionKernels>,
         /// Tracks of kernels/lab/bench/tracks.json [default: all]
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         tracks: Vec<String>,
-        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128 [default: all]
+        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128, and for forward-fp8 mha-d256 [default: the first five]
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         columns: Vec<String>,
         /// Shell command that times a peer on the same machine; it is asked for one cell after the other

@@ -52,8 +52,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "x = exp2_of(1.00390625f * level.exponent_of(x));",
         VALUES;
     "half-of-the-lanes-scored", WrongSeam, ("the tail of the head dim is left out", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
-        "step < DIM / STEP; ++step"
-            => "step < DIM / STEP / 2; ++step",
+        "for (int step = 0; step < LANES / STEP; ++step) {"
+            => "for (int step = 0; step < LANES / STEP / 2; ++step) {",
         VALUES;
     "tile-kv-head-by-remainder", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "forward.cu",
         "kv_head = pack / a.group;"
