@@ -23,8 +23,8 @@
 // come with it. They are hidden, and zeros in V. Weights are multiplied by 2^8 and rounded to e4m3, and P · V of a block is a
 // sum of its own, which is added to O in f32: the unit keeps 13 bits. Descales are numbers of a segment and head.
 //
-// Instances: DIM (64, 128 or, in FP8, 256: the largest head dim) and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN: with the planning
-// kernel.
+// Instances: DIM, the largest head dim (64, 128, and in FP8 256), and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN:
+// with the planning kernel.
 #include "common.cuh"
 #include "codes.cuh"
 #include "hopper.cuh"
@@ -159,9 +159,10 @@ struct Config {
     // A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
     // Whether a group's products in FP8 follow each other.
-    static constexpr bool IN_TURN = DIM == 256 || GROUPS > 2;
+    static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS > 2);
     // Whether a tile's rows may be of several heads.
     static constexpr bool PACKS = GROUPS > 1 && KEYS == 64;
+    // In turn and with three groups in FP8 the producer needs more than 40. 56 leave consumers 152, as 40 would.
     static constexpr int PRODUCER_REGISTERS = IS_FP8 && GROUPS > 2 ? 56 : DIM == 64 && !IS_FP8 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 };
@@ -296,12 +297,14 @@ __device__ __forceinline__ void forward(const Args& a) {
     }
 
 #if TYPE == 3 && DIM == 256
+// O has 128 registers. Two blocks of K and V are what shared memory holds, and in the short shape one of V.
 using Long = Config<2, 128, 2, 2, 2>;
 KERNEL(Long, long)
 using Short = Config<1, 128, 1, 2, 1, 1, 2>;
 KERNEL(Short, short)
 #elif TYPE == 3
-// Scores, O and P · V of a block have a thread's registers, whatever the head dim. A turned row of 128 keys is a panel's.
+// Side by side, scores, O and P · V of a block take a thread's registers. In turn, with head dims up to 64, a third group has
+// some. A turned row of 128 keys is a panel's.
 using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 4, 4>;
 KERNEL(Long, long)
 using Short = Config<1, 128, 1, 2, 2, 1, 2>;

@@ -2,8 +2,8 @@
 //
 // A turn takes a block, in one of two ways. *Side by side*: while the tensor cores multiply, the scores of the block give a level
 // to each row, which needs no more than their largest. Then P · V of the block before has come. It is added to O while the
-// weights are made, which keeps both kinds of units at work, and its words of P take the new ones. *In turn*: products are
-// waited for, and registers that scores, P · V and words of P would have at once are few enough for a third group, or for
+// weights are made, which keeps both kinds of units at work, and its words of P take the new ones. *In turn*: each product is
+// waited for. Scores, P · V and words of P are then not all in registers at once, which leaves room for a third group, or for
 // 256 lanes of O.
 #pragma once
 
@@ -146,7 +146,6 @@ __device__ __forceinline__ void scores_in_turn(float (&s)[C::KEYS / 2], u32 q, u
 #pragma unroll
         for (int i = 0; i < PART / 2; ++i) s[key / 2 + i] += others[i];
     }
-    hold(s);
 }
 
 // P · V of a block for LANES lanes: a sum of its own.
@@ -185,8 +184,8 @@ __device__ __forceinline__ void clear_columns(u32 v_at, Columns columns) {
     named_barrier(OF_GROUP + threadIdx.x / 128, 128);
 }
 
-// Scores that have come give their levels, and K of their block may be overwritten. Those that rows do not see become -inf first:
-// in a ragged block, whose columns are returned.
+// Takes scores that have come: gives K of their block back, and makes levels of them. In a ragged block, scores that a row does
+// not see become -inf first. Returns the block's columns.
 template <class C, class Ragged>
 __device__ __forceinline__ Columns take_scores(
     const Shared<C>& shared, Ring<2> tile_ring, Ring<C::K_STAGES> k_ring, float scale_log2, float (&s)[C::KEYS / 2], Rows& rows,
@@ -305,9 +304,7 @@ __device__ __forceinline__ void attend_codes_in_turn(
         k_ring.advance();
         weigh_codes<C>(s, p, rows, level, factor);
         barrier_wait(shared.v_full(v_ring.stage()), v_ring.parity());
-        if constexpr (ragged) {
-            if (columns.code != C::KEYS) clear_columns<C>(shared.v(v_ring.stage()), columns);
-        }
+        if (columns.code != C::KEYS) clear_columns<C>(shared.v(v_ring.stage()), columns);
         const u32 v = uniform(descriptor(shared.v(v_ring.stage()), 0));
 #pragma unroll
         for (int lane = 0; lane < DIM; lane += PART) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ Blocks blocks_for(
     const int all = high - low;
     const int whole_from = (u32)(max(bounds.lo + rows - 1, 0) + hidden + C::KEYS - 1) / C::KEYS;
     const int whole_to = (u32)(max(min(bounds.hi + hidden, brought.len - 1), -1) + 1) / C::KEYS;
-    // V of a block is used with the scores of the next: one more where V has a tail.
+    // Side by side, V of a block is used with the scores of the next: one more where V has a tail. In turn it is not needed.
     const int ragged = min(max(high - whole_to, 0) + (high * C::KEYS > brought.len), all);
     const int whole = min(max(high - ragged - max(whole_from, low), 0), all - ragged);
     return {brought.high - high, low - brought.low, all, ragged, whole};

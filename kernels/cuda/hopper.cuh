@@ -266,6 +266,7 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 // d = a · bᵀ [+ d]: 64 rows of a and N of b in shared memory, STEP lanes of each.
 template <int N>
 __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int add) {
+    static_assert(N == 32 || N == 64 || N == 128, "no such shape");
     if constexpr (N == 128)
         WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1" BOTH_ALONG,
               "r"(a));
@@ -280,6 +281,7 @@ __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int 
 // d = a · b [+ d]: 64 rows of a in registers, N lanes and STEP rows of b in shared memory. In FP8 they are columns there.
 template <int N>
 __device__ __forceinline__ void value_step(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add = 1) {
+    static_assert(N == 64 || N == 128, "no such shape");
     if constexpr (N == 128)
         WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1),
               "r"(a2), "r"(a3));

@@ -24,7 +24,7 @@ const PANEL: usize = 128;
 pub const DIM_MULTIPLE: usize = 16;
 /// The largest head dim.
 pub const DIM_MAX: usize = 256;
-/// The head dims that kernels were compiled for, and below which they take all.
+/// The head dims that kernels are compiled for. Each takes those up to its own.
 const WIDTHS: [usize; 3] = [64, 128, DIM_MAX];
 /// Rows of an average segment up to which the short shape is faster.
 const SHORT_ROWS: usize = 128;

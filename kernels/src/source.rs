@@ -71,8 +71,8 @@ const FILES: [File; 13] = [
     ("quantise.cu", include_str!("../cuda/quantise.cu"), &[TWINS_BITS]),
     ("turned.cu", include_str!("../cuda/turned.cu"), &[TWINS_BITS]),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
-    ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
     ("forward.cu", include_str!("../cuda/forward.cu"), WIDE_FP8),
+    ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES_FP8),
 ];

@@ -391,15 +391,21 @@ impl Sight {
         (place - self.shift).clamp(0, self.lq as i64) as usize
     }
 
-    /// Returns the first key that the left bound does not hide from a query at a place of a block, sink tokens aside.
+    /// Returns the first key that the left bound does not hide from a query at `place`, which lies in `block`, sink tokens
+    /// aside.
     fn start_at(&self, place: i64, block: &Range<i64>) -> usize {
         self.among_keys(self.mask.left.map_or(block.start, |left| block.start.max(place - i64::from(left))))
     }
 
-    /// Returns the end of the keys that do not lie to the right of what a query at a place of a block sees.
+    /// Returns the end of the keys that do not lie to the right of what a query at `place`, which lies in `block`, sees.
     fn end_at(&self, place: i64, block: &Range<i64>) -> usize {
         let reach = |right| (place + i64::from(right) + 1).max(self.prefix(block)).min(block.end);
         self.among_keys(self.mask.right.map_or(block.end, reach))
+    }
+
+    /// Returns the first key that the left bound does not hide from query `i`, sink tokens aside.
+    fn start(&self, i: usize) -> usize {
+        self.start_at(self.place(i), &self.block(self.place(i)))
     }
 
     /// Returns the end of the keys that do not lie to the right of what query `i` sees.
@@ -433,7 +439,7 @@ impl Sight {
             if self.mask.sink_tokens > 0 {
                 self.among_keys(self.block(self.place(i)).start)
             } else {
-                self.start_at(self.place(i), &self.block(self.place(i)))
+                self.start(i)
             }
         };
         let end = first_of(self.lq, |i| start(i) >= self.lk);
@@ -641,8 +647,7 @@ mod tests {
         for mask in masks() {
             for (lq, lk) in (1..7usize).flat_map(|a| (1..7usize).map(move |b| (a, b))) {
                 let sight = mask.sight(lq, lk);
-                let start = |i| sight.start_at(sight.place(i), &sight.block(sight.place(i)));
-                let ends = |i: usize| (start(i), sight.end(i));
+                let ends = |i: usize| (sight.start(i), sight.end(i));
                 let grows = |i: usize| ends(i - 1).0 <= ends(i).0 && ends(i - 1).1 <= ends(i).1;
                 assert!((1..lq).all(grows), "{mask:?} lq {lq} lk {lk}");
                 let seeing = sight.seeing();

@@ -10,6 +10,7 @@
 use std::num::NonZeroUsize;
 
 use seamproof_kernels::backward::DqOrder;
+use seamproof_kernels::forward;
 use seamproof_kernels::forward_fp8::{self, DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
 use seamproof_oracle::replay::ReplayedLaunch;
@@ -23,7 +24,6 @@ use crate::worker::{OpenError, Opened};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{Backend, Declaration, MaskKind, Outputs, Promises, RunError, Sizes};
 use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName, World, descaled};
-use seamproof_kernels::forward;
 
 /// Tiles that no block of keys is smaller than, but for the first and the last of a run.
 const TILES: Tiles = Tiles { q: 64, kv: 64 };

@@ -24,7 +24,7 @@ fn findings(subject: &str) -> Vec<(Problem, Finding)> {
     findings_of(subject, CASES, |_| true)
 }
 
-/// Returns those of so many problems on which a fault may show.
+/// Returns the same of so many drawn problems, without those on which the fault cannot show.
 fn findings_of(subject: &str, cases: u64, may_show: fn(&Problem) -> bool) -> Vec<(Problem, Finding)> {
     let drawn =
         (0..cases).into_par_iter().filter_map(|index| match draw(11, index, &Profile::Quick.limits()) {

@@ -17,7 +17,7 @@ use super::error::BenchError;
 use super::figures::{Figure, Figures};
 use super::fp8::{backward_fp8, forward_fp8};
 use super::timing::{TIMING, time};
-use super::tracks::{BenchCell, cells, tracks};
+use super::tracks::{BenchCell, cells, cells_and_wide, tracks};
 use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launcher, weights};
 
 /// The pass that is measured.
@@ -49,7 +49,11 @@ impl<'a> AttentionBench<'a> {
         [rows, columns]: [&[String]; 2],
         peer: Option<&'a str>,
     ) -> Result<AttentionBench<'a>, BenchError> {
-        Ok(AttentionBench { subject, cells: cells(&tracks()?, [rows, columns])?, peer })
+        let cells = match subject {
+            BenchedPass::ForwardFp8 => cells_and_wide(&tracks()?, [rows, columns])?,
+            _ => cells(&tracks()?, [rows, columns])?,
+        };
+        Ok(AttentionBench { subject, cells, peer })
     }
 }
 

@@ -88,15 +88,24 @@ pub(super) fn tracks() -> Result<Vec<Track>, BenchError> {
     serde_json::from_str(text).map_err(|error| BenchError::Tracks(error.to_string()))
 }
 
-/// Returns the cells of the named tracks and columns, track by track. Where none is named, it is all tracks, and all
-/// columns but the wide one.
-pub(super) fn cells(tracks: &[Track], [rows, columns]: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
+/// Returns the cells of the named tracks and columns, of all where none is named, track by track.
+pub(super) fn cells(tracks: &[Track], names: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
+    cells_among(tracks, &COLUMNS, names)
+}
+
+/// Returns the same where the wide column may be named.
+pub(super) fn cells_and_wide(tracks: &[Track], names: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
+    let known = if names[1].is_empty() { COLUMNS.to_vec() } else { [&COLUMNS[..], &[WIDE]].concat() };
+    cells_among(tracks, &known, names)
+}
+
+fn cells_among(
+    tracks: &[Track],
+    known: &[Column],
+    [rows, columns]: [&[String]; 2],
+) -> Result<Vec<BenchCell>, BenchError> {
     let rows = chosen("track", tracks, |track| &track.name, rows)?;
-    let mut known = COLUMNS.to_vec();
-    if !columns.is_empty() {
-        known.push(WIDE);
-    }
-    let columns = chosen("column", &known, |column| column.name, columns)?;
+    let columns = chosen("column", known, |column| column.name, columns)?;
     let all = rows.iter().flat_map(|track| columns.iter().map(move |column| (track, column)));
     all.map(|(track, column)| {
         let problem = track.problem(column)?;
@@ -149,7 +158,7 @@ mod tests {
         let tracks = tracks().unwrap();
         let cell = |track: &str, column: &str| {
             let names = [[track.to_owned()], [column.to_owned()]];
-            cells(&tracks, [&names[0], &names[1]]).unwrap().remove(0).operations()
+            cells_and_wide(&tracks, [&names[0], &names[1]]).unwrap().remove(0).operations()
         };
         let causal = |length: f64| length * (length + 1.0) / 2.0;
         assert_eq!(cell("one_16384", "full-d128"), 4.0 * 128.0 * 16.0 * 16_384.0 * 16_384.0);
@@ -157,7 +166,8 @@ mod tests {
         let window = causal(512.0) + 513.0 * (16_384.0 - 512.0);
         assert_eq!(cell("one_16384", "window-d128"), 4.0 * 128.0 * 16.0 * window);
         assert_eq!(cell("one_16384", "mha-d256"), 4.0 * 256.0 * 8.0 * causal(16_384.0));
-        assert_eq!(cells(&tracks, [&[], &[]]).unwrap().len(), 25);
+        assert_eq!(cells_and_wide(&tracks, [&[], &[]]).unwrap().len(), 25);
+        assert!(cells(&tracks, [&[], &["mha-d256".to_owned()]]).is_err());
         let unknown = cells(&tracks, [&["big".to_owned()], &[]]);
         assert!(matches!(unknown, Err(BenchError::Unknown { .. })));
     }

@@ -127,7 +127,7 @@ impl SourceEdit {
     /// Returns an instance of the edited file that the fault is in; `None` where the text is not there exactly once.
     pub fn instance(&self) -> Option<Source> {
         let mut edited = self.edited()?;
-        // Instances in FP8 are the last ones of a file.
+        // Instances in FP8 are the last ones of a file. The last of all has every path.
         if let Launched::Fp8(_) | Launched::Fp8Backward = self.launched {
             edited.pop()
         } else {

@@ -30,7 +30,7 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
         "v + (lane * 128 >> 4)"
             => "v",
         VALUES;
-    "part-added-by-the-next-factor", Arithmetic, ("out is rescaled by another row's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+    "part-added-by-the-other-rows-factor", Arithmetic, ("out is rescaled by another row's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "fmaf(o[lane / 2 + i], factor[i / 2 % 2], of_part[i])"
             => "fmaf(o[lane / 2 + i], factor[1 - i / 2 % 2], of_part[i])",
         VALUES;
