@@ -1,0 +1,323 @@
+//! Which kernel runs a call: a *shape* is how many query rows and keys are multiplied at once, an [`Instance`] which
+//! calls a kernel was compiled for.
+
+use seamproof_oracle::{Format, Softmax};
+
+use super::{DIM_MAX, ForwardOperands, refusal};
+use crate::attend::CallTables;
+use crate::view::View;
+
+/// The elements on whose multiples the copy engine's addresses lie.
+const LANES: usize = 8;
+/// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
+const SHORT_ROWS: [usize; 2] = [1024, 96];
+/// Rows of an average segment, or keys that a row of it sees, up to which the middle shape is faster than the long
+/// one.
+const MIDDLE_ROWS: usize = 2048;
+/// Rows of an average segment, and keys that a row of it sees, from which clusters are faster.
+const PAIRED_ROWS: usize = 8192;
+/// The most query heads of a KV head, a power of two, whose rows share a middle tile.
+pub(super) const PACKED_MAX: usize = 4;
+
+/// The number of query rows and keys that are multiplied at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TileShape {
+    /// 128 query rows, or 192 with head dims up to 64; 128 keys.
+    Long,
+    /// Like the long shape. With head dims over 64, two blocks of threads share keys and values.
+    Paired,
+    /// 192 query rows and 64 keys, with head dims over 64.
+    Middle,
+    /// 64 query rows and 64 keys, and several tiles at once in a block of threads.
+    Short,
+}
+
+/// The kernels that run forwards and backwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernels {
+    /// The simple kernels.
+    #[default]
+    Simple,
+    /// The kernels on tensor cores where they take the call, with the forward in the shape that fits the call.
+    Tuned,
+    /// The kernels on tensor cores where they take the call, with the forward in one shape.
+    Of(TileShape),
+}
+
+/// The calls that kernels on tensor cores were compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// Calls with head dims up to 64, as [`Instance::Wide`].
+    Narrow,
+    /// Calls whose rows the copy engine brings: head dims are multiples of 8, and tensors lie on 16 bytes.
+    Wide,
+    /// All calls: with a soft cap, with sink tokens beside a window, with a prefix in a backward, and with rows that
+    /// threads have to bring.
+    General,
+}
+
+impl Instance {
+    /// Returns the instance for a call on tensors that lie on 16 bytes, by the head dims of q and k, and of v.
+    pub fn of(call: &CallTables, dims: [usize; 2]) -> Instance {
+        let are_bands = !call.has_sink_tokens() && !call.has_bands_of_keys();
+        if are_bands { Instance::of_bands(&call.softmax, dims) } else { Instance::General }
+    }
+
+    /// Returns the instance for a call whose segments are bands, on tensors that lie on 16 bytes.
+    pub fn of_bands(softmax: &Softmax, dims: [usize; 2]) -> Instance {
+        if softmax.softcap.is_some() || !are_vectors(dims) {
+            Instance::General
+        } else if dims.into_iter().all(|dim| dim <= 64) {
+            Instance::Narrow
+        } else {
+            Instance::Wide
+        }
+    }
+
+    /// Returns this instance for tensors that lie on 16 bytes, and the general one for others.
+    pub(crate) fn at<const N: usize>(self, tensors: [&View; N]) -> Instance {
+        if tensors.into_iter().all(View::is_on_vectors) { self } else { Instance::General }
+    }
+
+    /// Returns the instance for a call on tensors that lie anywhere, and whether threads bring their rows.
+    pub(crate) fn on<const N: usize>(
+        call: &CallTables,
+        dims: [usize; 2],
+        tensors: [&View; N],
+    ) -> (Instance, bool) {
+        let are_anywhere = Instance::Wide.at(tensors) == Instance::General;
+        (Instance::of(call, dims).at(tensors), are_anywhere || !are_vectors(dims))
+    }
+
+    /// Returns the largest head dim.
+    pub fn dim(self) -> usize {
+        if self == Instance::Narrow { 64 } else { DIM_MAX }
+    }
+
+    /// Returns the end of its kernels' names, for q in a format.
+    pub(crate) fn suffix(self, format: Format) -> String {
+        let number = if format == Format::Bf16 { 1 } else { 2 };
+        let general = if self == Instance::General { "_general" } else { "" };
+        format!("{}_{number}{general}", self.dim())
+    }
+}
+
+/// Returns whether rows of these head dims are vectors of 16 bytes.
+fn are_vectors(dims: [usize; 2]) -> bool {
+    dims.into_iter().all(|dim| dim.is_multiple_of(LANES))
+}
+
+impl TileShape {
+    /// All shapes.
+    pub const ALL: [TileShape; 4] = [TileShape::Long, TileShape::Paired, TileShape::Middle, TileShape::Short];
+
+    /// Returns the fastest shape for a call, by the lengths that the host knows.
+    pub fn of(call: &CallTables, instance: Instance) -> TileShape {
+        let (rows, wide) = (call.mean_rows(), instance != Instance::Narrow);
+        let both = rows.min(call.summary.seen);
+        if rows <= SHORT_ROWS[usize::from(wide)] {
+            TileShape::Short
+        } else if wide && both <= MIDDLE_ROWS {
+            TileShape::Middle
+        } else if both >= PAIRED_ROWS {
+            TileShape::Paired
+        } else {
+            TileShape::Long
+        }
+    }
+
+    /// Returns the shape that stands for this one in an instance.
+    pub(super) fn served(self, instance: Instance) -> TileShape {
+        match self {
+            TileShape::Paired if instance != Instance::Wide => TileShape::Long,
+            TileShape::Middle if instance == Instance::Narrow => TileShape::Short,
+            other => other,
+        }
+    }
+
+    /// Returns how many query heads share a tile, where so many have one KV head.
+    pub fn packed(self, group: usize, instance: Instance) -> usize {
+        match self.served(instance) {
+            TileShape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
+            _ => 1,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            TileShape::Long => "long",
+            TileShape::Paired => "paired",
+            TileShape::Middle => "middle",
+            TileShape::Short => "short",
+        }
+    }
+
+    /// Returns the configuration of the shape in the instance for head dims up to `dim`.
+    pub(super) fn config(self, dim: usize) -> Config {
+        let long = Config { teams: 1, groups: 2, keys: 128, stages: [2, 2, 2], cluster: 1 };
+        match self {
+            TileShape::Long if dim <= 64 => Config { groups: 3, ..long },
+            TileShape::Long => long,
+            TileShape::Paired => Config { cluster: 2, ..long },
+            TileShape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
+            TileShape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
+            TileShape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
+        }
+    }
+}
+
+/// The struct `Config` of forward.cu.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Config {
+    /// The number of teams, each with its own tiles and shared memory.
+    pub(super) teams: usize,
+    /// The number of groups of 64 query rows in a tile.
+    pub(super) groups: usize,
+    /// The keys of a block.
+    pub(super) keys: usize,
+    /// The tiles of Q, and the blocks of K and V, that shared memory holds.
+    pub(super) stages: [usize; 3],
+    /// The number of blocks of threads that share keys and values, and take tiles that follow each other.
+    pub(super) cluster: usize,
+}
+
+impl Config {
+    /// Returns the query rows of a tile.
+    pub(super) fn rows(self) -> usize {
+        64 * self.groups
+    }
+
+    /// Returns the rows that the first of a sequence's tiles may have instead of all, for a whole cluster: those of a
+    /// group where keys come in blocks as short.
+    pub(super) fn part_rows(self) -> usize {
+        if self.groups > 1 && self.keys == 64 { 64 } else { self.rows() * self.cluster }
+    }
+
+    /// Returns the threads of a block: the consumers, and a group with the producers.
+    pub(super) fn threads(self) -> usize {
+        128 * (self.teams * self.groups + 1)
+    }
+
+    /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers and rings for each team.
+    pub(super) fn shared_bytes(self, dim: usize) -> usize {
+        let [q, k, v] = self.stages;
+        1024 + self.teams * (1024 + (q * self.rows() + (k + v) * self.keys) * dim * 2)
+    }
+}
+
+/// Returns the dynamic shared memory of a block of this module's kernels; `None` for any other kernel.
+pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
+    let mut parts = kernel.strip_prefix("forward_")?.split('_');
+    let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
+    let shape = TileShape::ALL.into_iter().find(|shape| shape.name() == name)?;
+    Some(shape.config(dim).shared_bytes(dim))
+}
+
+impl AttentionKernels {
+    /// All choices.
+    pub const ALL: [AttentionKernels; 6] = [
+        AttentionKernels::Simple,
+        AttentionKernels::Tuned,
+        AttentionKernels::Of(TileShape::Long),
+        AttentionKernels::Of(TileShape::Paired),
+        AttentionKernels::Of(TileShape::Middle),
+        AttentionKernels::Of(TileShape::Short),
+    ];
+
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        match self {
+            AttentionKernels::Simple => "simple",
+            AttentionKernels::Tuned => "tuned",
+            AttentionKernels::Of(shape) => shape.name(),
+        }
+    }
+
+    /// Returns the choice of a name, or an error that lists the names.
+    pub fn by_name(name: &str) -> Result<AttentionKernels, String> {
+        let found = AttentionKernels::ALL.into_iter().find(|choice| choice.name() == name);
+        found.ok_or_else(|| {
+            format!("use one of: {}", AttentionKernels::ALL.map(AttentionKernels::name).join(", "))
+        })
+    }
+
+    /// Returns the shape for a call; `None` where the simple kernel runs it.
+    pub fn shape(self, call: &CallTables, operands: &ForwardOperands) -> Option<TileShape> {
+        let instance = Instance::of(call, operands.dims);
+        let shape = match self {
+            AttentionKernels::Simple => return None,
+            AttentionKernels::Tuned => TileShape::of(call, instance),
+            AttentionKernels::Of(shape) => shape,
+        };
+        refusal(call, operands).is_none().then_some(shape.served(instance))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::{SHARING, sharing_threads};
+    use seamproof_oracle::{Run, Sink};
+    use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
+
+    fn plain() -> Softmax {
+        Softmax { scale: 0.125, softcap: None, sink: Sink::None }
+    }
+
+    /// The registers of a kernel are counted for the threads that are launched.
+    #[test]
+    fn every_shape_is_launched_with_the_threads_that_share_its_registers() {
+        let shapes = [
+            (TileShape::Long, 64),
+            (TileShape::Long, 128),
+            (TileShape::Paired, 128),
+            (TileShape::Middle, 128),
+            (TileShape::Short, 64),
+            (TileShape::Short, 128),
+        ];
+        for (shape, dim) in shapes {
+            let kernel = format!("forward_{}_{dim}_1", shape.name());
+            assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
+        }
+        // These are all, with the two of the backward and the five in FP8.
+        assert_eq!(SHARING.len(), shapes.len() + 7);
+    }
+
+    #[test]
+    fn lengths_and_head_dims_choose_a_shape() {
+        let beside = |empty: usize, rows: usize, lo: Option<i64>, dims: [usize; 2]| {
+            let segment = |run| Segment { q: run, kv: vec![run], lo, hi: Some(0), prefix: 0, sink_tokens: 0 };
+            let mut segments = vec![segment(Run::packed(0, rows, rows))];
+            segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
+            let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
+            let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
+            TileShape::of(&call, Instance::of(&call, dims))
+        };
+        let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
+        assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [TileShape::Short, TileShape::Middle]);
+        assert_eq!([2048, 2049].map(|rows| of(rows, None, [72, 64])), [TileShape::Middle, TileShape::Long]);
+        assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [TileShape::Short, TileShape::Long]);
+        assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [TileShape::Long, TileShape::Paired]);
+        assert_eq!(of(8192, Some(-512), [128, 128]), TileShape::Middle, "a window leaves few keys");
+        assert_eq!(of(8192, Some(-4096), [128, 128]), TileShape::Long);
+        assert_eq!(of(8192, Some(-512), [64, 64]), TileShape::Long);
+        assert_eq!(
+            [TileShape::Paired, TileShape::Middle].map(|shape| shape.served(Instance::Narrow)),
+            [TileShape::Long, TileShape::Short]
+        );
+        assert_eq!(
+            beside(64, 8192, None, [128, 128]),
+            TileShape::Paired,
+            "places without a sequence do not count"
+        );
+    }
+
+    #[test]
+    fn choices_have_names() {
+        for choice in AttentionKernels::ALL {
+            assert_eq!(AttentionKernels::by_name(choice.name()), Ok(choice));
+        }
+        let said = AttentionKernels::by_name("other").expect_err("there is none");
+        assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short");
+    }
+}
