@@ -380,7 +380,7 @@ fn faults_of_masks_rows_and_merges_are_seen_by_the_exact_rung() {
         .filter(|fault| {
             let subject = Planted::new(Emulated::default(), **fault);
             let exact = stream(fault, 1).map(|(problem, _)| problem).filter(|p| eligible(p.mode, p).is_ok());
-            !exact.take(150).any(|problem| {
+            !exact.take(100).any(|problem| {
                 matches!(examine(&subject, &problem), Verdict::Finding(f) if f.check == Check::Exact)
             })
         })

@@ -18,7 +18,7 @@ use super::recordings::recorded;
 /// Seed of the streams of problems.
 const SEED: u64 = 1;
 /// Number of problems on which a fault is looked for. It shows on each of them.
-const PROBLEMS: usize = 40;
+const PROBLEMS: usize = 24;
 /// Kinds of faults, by the words of the table.
 const KINDS: [&str; 3] = ["in a schedule", "in a stage of the kernel", "at the call"];
 
