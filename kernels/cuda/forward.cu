@@ -159,11 +159,11 @@ struct Config {
     // A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
     // Whether a group's products in FP8 follow each other.
-    static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS > 2);
+    static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS * TEAMS > 2);
     // Whether a tile's rows may be of several heads.
     static constexpr bool PACKS = GROUPS > 1 && KEYS == 64;
     // In turn and with three groups in FP8 the producer needs more than 40. 56 leave consumers 152, as 40 would.
-    static constexpr int PRODUCER_REGISTERS = IS_FP8 && GROUPS > 2 ? 56 : DIM == 64 && !IS_FP8 ? 32 : 40;
+    static constexpr int PRODUCER_REGISTERS = IS_FP8 && GROUPS * TEAMS > 2 ? 56 : DIM == 64 && !IS_FP8 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 };
 
@@ -303,11 +303,11 @@ KERNEL(Long, long)
 using Short = Config<1, 128, 1, 2, 1, 1, 2>;
 KERNEL(Short, short)
 #elif TYPE == 3
-// Side by side, scores, O and P · V of a block take a thread's registers. In turn, with head dims up to 64, a third group has
-// some. A turned row of 128 keys is a panel's.
+// Side by side, scores, O and P · V of a block take a thread's registers. In turn a third group has some: of the long shape with
+// head dims up to 64, and in the short one a third team. A turned row of 128 keys is a panel's.
 using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 4, 4>;
 KERNEL(Long, long)
-using Short = Config<1, 128, 1, 2, 2, 1, 2>;
+using Short = Config<1, 128, 1, 2, 2, 1, 3>;
 KERNEL(Short, short)
 #else
 // Three groups of 64 rows where registers hold them, and blocks of 128 keys.

@@ -87,6 +87,8 @@ __device__ __forceinline__ void next_levels(
         level[half] = code_level_of(rows.largest[half], scale_log2);
         factor[half] = level[half].factor_of(old[half], rows.rest[half]);
         rows.rest[half] = level[half].rest();
+        // Weights that begin before their row's rest is made need registers that three teams do not have.
+        if constexpr (C::TEAMS > 2) level[half].shift = after(level[half].shift, rows.rest[half]);
     }
     if (__any_sync(FULL, level[0].lost != 0.0f || level[1].lost != 0.0f)) {
 #pragma unroll

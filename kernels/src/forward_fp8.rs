@@ -26,15 +26,15 @@ pub const DIM_MULTIPLE: usize = 16;
 pub const DIM_MAX: usize = 256;
 /// The head dims that kernels are compiled for. Each takes those up to its own.
 const WIDTHS: [usize; 3] = [64, 128, DIM_MAX];
-/// Rows of an average segment up to which the short shape is faster.
-const SHORT_ROWS: usize = 128;
+/// Rows of an average segment up to which the short shape is faster, with head dims up to 128 and over.
+const SHORT_ROWS: [usize; 2] = [1024, 128];
 
 /// The number of query rows that are multiplied at once, with 128 keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Shape {
     /// 128 query rows, or 192 with head dims up to 64.
     Long,
-    /// 64 query rows, and two tiles at once in a block of threads.
+    /// 64 query rows, and three tiles at once in a block of threads, or two with head dims over 128.
     Short,
 }
 
@@ -53,9 +53,10 @@ impl Fp8Shape {
     /// All shapes.
     pub const ALL: [Fp8Shape; 2] = [Fp8Shape::Long, Fp8Shape::Short];
 
-    /// Returns the fastest shape for a call, by the lengths that the host knows.
-    pub fn of(call: &CallTables) -> Fp8Shape {
-        if call.mean_rows() <= SHORT_ROWS { Fp8Shape::Short } else { Fp8Shape::Long }
+    /// Returns the fastest shape for a call, by the lengths that the host knows and the head dims of q and k, and of v.
+    pub fn of(call: &CallTables, dims: [usize; 2]) -> Fp8Shape {
+        let is_wide = dims.into_iter().any(|dim| dim > 128);
+        if call.mean_rows() <= SHORT_ROWS[usize::from(is_wide)] { Fp8Shape::Short } else { Fp8Shape::Long }
     }
 
     /// Returns the name.
@@ -66,14 +67,14 @@ impl Fp8Shape {
         }
     }
 
-    /// Returns the teams of a block, a tile's query rows, and how many tiles of Q, and blocks of K and V, shared memory
-    /// holds.
+    /// Returns for head dims up to `dim` the teams of a block, a tile's query rows, and how many tiles of Q, and blocks of
+    /// K and V, shared memory holds.
     fn config(self, dim: usize) -> (usize, usize, [usize; 3]) {
         match self {
             Fp8Shape::Long if dim <= 64 => (1, 192, [2, 4, 4]),
             Fp8Shape::Long if dim <= 128 => (1, 128, [2, 4, 4]),
             Fp8Shape::Long => (1, 128, [2, 2, 2]),
-            Fp8Shape::Short if dim <= 128 => (2, 64, [1, 2, 2]),
+            Fp8Shape::Short if dim <= 128 => (3, 64, [1, 2, 2]),
             Fp8Shape::Short => (2, 64, [1, 2, 1]),
         }
     }

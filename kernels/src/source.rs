@@ -90,14 +90,16 @@ const OVERLAPPING: [&str; 5] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.
-pub(crate) const SHARING: [(&str, usize); 13] = [
+pub(crate) const SHARING: [(&str, usize); 15] = [
     ("backward_fp8_tiles_", 384),
     ("backward_short_", 384),
     ("backward_tiles_", 384),
     ("forward_fp8_long_128", 384),
     ("forward_fp8_long_256", 384),
     ("forward_fp8_long_64", 512),
-    ("forward_fp8_short_", 384),
+    ("forward_fp8_short_128", 512),
+    ("forward_fp8_short_256", 384),
+    ("forward_fp8_short_64", 512),
     ("forward_long_128_", 384),
     ("forward_long_64_", 512),
     ("forward_middle_128_", 512),

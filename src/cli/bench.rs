@@ -12,7 +12,8 @@ use crate::bench;
 use crate::power::{self, PowerPlan, PowerTable};
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::AttentionKernels;
+use seamproof_kernels::forward::{AttentionKernels, TileShape};
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_lab::bench::{self as gpu_bench, AttentionBench, BenchError, BenchedPass};
 
 /// Lengths of the sequences that the oracle is measured on.
@@ -68,7 +69,7 @@ enum What {
         /// Pass: forward, forward-fp8, backward or backward-fp8
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// Kernels of the forward: tuned, long, paired, middle, short or simple [default: tuned]
+        /// Kernels of the forward: tuned, long, paired, middle, short or simple, and in FP8 tuned, long or short [default: tuned]
         #[arg(long, value_parser = AttentionKernels::by_name)]
         kernel: Option<AttentionKernels>,
         /// Tracks of kernels/lab/bench/tracks.json [default: all]
@@ -157,12 +158,25 @@ enum Pass {
 fn subject(pass: Pass, kernel: Option<AttentionKernels>) -> Result<BenchedPass, CliError> {
     match (pass, kernel) {
         (Pass::Forward, kernel) => Ok(BenchedPass::Forward(kernel.unwrap_or(AttentionKernels::Tuned))),
-        (Pass::ForwardFp8, None) => Ok(BenchedPass::ForwardFp8),
+        (Pass::ForwardFp8, kernel) => shape_on_codes(kernel).map(BenchedPass::ForwardFp8),
         (Pass::Backward, None) => Ok(BenchedPass::Backward),
         (Pass::BackwardFp8, None) => Ok(BenchedPass::BackwardFp8),
-        (Pass::ForwardFp8 | Pass::Backward | Pass::BackwardFp8, Some(_)) => {
-            let what = "--kernel is that of the forward in bf16; drop it for another pass";
+        (Pass::Backward | Pass::BackwardFp8, Some(_)) => {
+            let what = "--kernel is that of a forward; drop it for a backward";
             Err(CliError::Usage(what.to_owned()))
+        }
+    }
+}
+
+/// Returns the shape of forwards in FP8; `None` for the one that fits each cell.
+fn shape_on_codes(kernel: Option<AttentionKernels>) -> Result<Option<Fp8Shape>, CliError> {
+    match kernel {
+        None | Some(AttentionKernels::Tuned) => Ok(None),
+        Some(AttentionKernels::Of(TileShape::Long)) => Ok(Some(Fp8Shape::Long)),
+        Some(AttentionKernels::Of(TileShape::Short)) => Ok(Some(Fp8Shape::Short)),
+        Some(other) => {
+            let what = format!("--kernel {}: a forward in FP8 is tuned, long or short", other.name());
+            Err(CliError::Usage(what))
         }
     }
 }

@@ -78,7 +78,7 @@ impl CudaDevice<'_> {
         let ForwardPlaces { q, k, v, .. } = places;
         let mut call = CallTables::new(&attend.call, [q.rows, k.rows], false)?;
         let told = self.told(attend.table.as_ref(), &mut call, memory)?;
-        let shape = self.options.codes.unwrap_or(Fp8Shape::of(&call));
+        let shape = self.options.codes.unwrap_or(Fp8Shape::of(&call, [q.dim, v.dim]));
         let [of_q, of_k, of_v, _] = by_tensor(&attend.descales, [q.heads, k.heads]);
         let descales = [of_q, of_k, of_v].map(|numbers| table(&numbers, memory));
         let (at, plan) = (memory.table(&call.bytes), memory.scratch(call.plan_bytes()));
@@ -190,7 +190,8 @@ impl Workspace {
                 descales: [area(&descales[0])?, area(&descales[1])?, area(&descales[2])?],
             };
             self.gpu.turn(&tensors.forward.v, tensors.turned)?;
-            let shape = shape.unwrap_or(Fp8Shape::of(&tables));
+            let dims = [tensors.forward.q.shape()[2], tensors.forward.v.shape()[2]];
+            let shape = shape.unwrap_or(Fp8Shape::of(&tables, dims));
             self.gpu.forward_fp8(&tables, [area(&call_tables)?, area(&plan)?], shape, &tensors)?;
             self.gpu.read(memory.part(results[0].whole.start..image.len())?)
         };

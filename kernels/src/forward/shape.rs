@@ -279,8 +279,8 @@ mod tests {
             let kernel = format!("forward_{}_{dim}_1", shape.name());
             assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
         }
-        // These are all, with the two of the backward and the five in FP8.
-        assert_eq!(SHARING.len(), shapes.len() + 7);
+        // These are all, with the two of the backward and the seven in FP8.
+        assert_eq!(SHARING.len(), shapes.len() + 9);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::io::Write;
 
 use seamproof_kernels::attend::CallTables;
 use seamproof_kernels::forward::AttentionKernels;
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Problem;
 use seamproof_simulator::AttentionCall;
@@ -25,8 +26,8 @@ use crate::ready::{ForwardBuffers, ForwardLauncher, NormalNumbers, forward_launc
 pub enum BenchedPass {
     /// The forward, by one of its kernels.
     Forward(AttentionKernels),
-    /// The forward in FP8, beside that in bf16.
-    ForwardFp8,
+    /// The forward in FP8, in one shape or that which fits each cell, beside that in bf16.
+    ForwardFp8(Option<Fp8Shape>),
     /// The backward on tensor cores, in both orders of its sums.
     Backward,
     /// The backward in FP8, beside that in bf16, in both orders of their sums.
@@ -50,7 +51,7 @@ impl<'a> AttentionBench<'a> {
         peer: Option<&'a str>,
     ) -> Result<AttentionBench<'a>, BenchError> {
         let cells = match subject {
-            BenchedPass::ForwardFp8 => cells_and_wide(&tracks()?, [rows, columns])?,
+            BenchedPass::ForwardFp8(_) => cells_and_wide(&tracks()?, [rows, columns])?,
             _ => cells(&tracks()?, [rows, columns])?,
         };
         Ok(AttentionBench { subject, cells, peer })
@@ -95,7 +96,10 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
         gpu.clock_mhz()?,
         match subject {
             BenchedPass::Forward(kernel) => format!("{} kernel, forward", kernel.name()),
-            BenchedPass::ForwardFp8 => "forward in FP8, beside the tuned kernel's".to_owned(),
+            BenchedPass::ForwardFp8(shape) => {
+                let shape = shape.map_or("tuned", Fp8Shape::name);
+                format!("{shape} kernel, forward in FP8, beside the tuned kernel's")
+            }
             BenchedPass::Backward => "backward in any order and in a fixed one".to_owned(),
             BenchedPass::BackwardFp8 => "backward in FP8, in both orders, beside that in bf16".to_owned(),
         },
@@ -105,7 +109,7 @@ pub fn attention(gpu: &Gpu, plan: &AttentionBench, to: &mut dyn Write) -> Result
     let mut figures = Figures::new(*peer, to)?;
     match subject {
         BenchedPass::Forward(kernel) => forward(gpu, *kernel, cells, &mut figures)?,
-        BenchedPass::ForwardFp8 => forward_fp8(gpu, cells, &mut figures)?,
+        BenchedPass::ForwardFp8(shape) => forward_fp8(gpu, *shape, cells, &mut figures)?,
         BenchedPass::Backward => backward(gpu, cells, &mut figures)?,
         BenchedPass::BackwardFp8 => backward_fp8(gpu, cells, &mut figures)?,
     }

@@ -59,9 +59,19 @@ impl Buffers {
     }
 }
 
+/// Returns the head dims of q and k, and of v.
+fn dims(problem: &Problem) -> [usize; 2] {
+    [problem.dims.qk, problem.dims.v]
+}
+
 /// Prints for each cell the figure in FP8, the ratio to bf16 where its kernels take the head dim, and the rate of the
 /// turned copy.
-pub(super) fn forward_fp8(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures) -> Result<(), BenchError> {
+pub(super) fn forward_fp8(
+    gpu: &Gpu,
+    shape: Option<Fp8Shape>,
+    cells: &[BenchCell],
+    figures: &mut Figures,
+) -> Result<(), BenchError> {
     let (codes, numbers) = (NormalNumbers::of(gpu, Format::E4m3)?, NormalNumbers::new(gpu)?);
     for cell in cells {
         let problem = &cell.problem;
@@ -70,7 +80,7 @@ pub(super) fn forward_fp8(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures)
         let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(call.plan_bytes())?);
         let sets = (0..TIMING.sets).map(|_| Buffers::new(gpu, problem, &codes));
         let sets: Vec<Buffers> = sets.collect::<Result<_, _>>()?;
-        let shape = Fp8Shape::of(&call);
+        let shape = shape.unwrap_or(Fp8Shape::of(&call, dims(problem)));
         let launch = |set: usize| {
             gpu.forward_fp8(&call, [tables.area(), plan.area()], shape, &sets[set].tensors(problem))
         };
@@ -117,7 +127,7 @@ impl BackwardSet {
         gpu.turn(&forward.v, turned.area())?;
         let [q, k, v, _] = self.descales.each_ref().map(DeviceBuffer::area);
         let tensors = Fp8Tensors { forward, turned: turned.area(), descales: [q, k, v] };
-        gpu.forward_fp8(&call, [tables.area(), plan.area()], Fp8Shape::of(&call), &tensors)?;
+        gpu.forward_fp8(&call, [tables.area(), plan.area()], Fp8Shape::of(&call, dims(problem)), &tensors)?;
         gpu.finish()
     }
 
