@@ -56,7 +56,7 @@ __device__ __forceinline__ void put_total(const PlanArgs& a, const Tiles<1>& til
 
 extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __grid_constant__ PlanArgs a) {
     make_plan<1>(a, {{a.tile_segment}, {(u32)a.tile_capacity}});
-    for (int r = threadIdx.x; r < a.run_count; r += PLANNERS) {
+    for (int r = threadIdx.x; r < a.run_count; r += planners()) {
         const KeyRun run = a.runs[r];
         a.keys[r] = {(int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len};
     }

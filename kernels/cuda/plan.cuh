@@ -1,13 +1,16 @@
-// What planning kernels have in common: one block of threads puts a call's segments in falling order of a length, each with
-// all its tiles, which are of one kind or of several. For forward_plan.cuh and backward_plan.cuh.
+// What planning kernels have in common: one block, of PLANNERS threads or fewer, puts a call's segments in falling order of a
+// length, each with all its tiles, which are of one kind or of several. For forward_plan.cuh and backward_plan.cuh.
 //
 // Segments whose lengths are about the same have one *bucket*, in which they are in any order.
 #pragma once
 
+// The most threads of a planning kernel.
 constexpr u32 PLANNERS = 1024;
 // Bounds are cut to this; there are no more rows and keys.
 constexpr int FAR = 1 << 29;
 
+// The threads of this launch, whole warps. There are as many buckets.
+__device__ __forceinline__ u32 planners() { return blockDim.x; }
 __device__ __forceinline__ int bound(i64 value) { return (int)min(max(value, (i64)-FAR), (i64)FAR); }
 
 // Rows that a segment or a run owns: from its first row to the next one's, or to the last of all.
@@ -34,7 +37,7 @@ struct Names {
 // tried again and again where many segments have one bucket.
 template <int KINDS>
 __device__ __forceinline__ Tiles<KINDS> add_tiles(Tiles<KINDS>* buckets, i64 length, const Tiles<KINDS>& tiles) {
-    Tiles<KINDS>& to = buckets[PLANNERS - 1 - (u32)min(max(length, (i64)0) / 128, (i64)PLANNERS - 1)];
+    Tiles<KINDS>& to = buckets[planners() - 1 - (u32)min(max(length, (i64)0) / 128, (i64)planners() - 1)];
     Tiles<KINDS> before;
 #pragma unroll
     for (int kind = 0; kind < KINDS; ++kind) before.of[kind] = atomicAdd(&to.of[kind], tiles.of[kind]);
@@ -48,7 +51,7 @@ __device__ __forceinline__ Tiles<KINDS> sum_buckets(Tiles<KINDS>* buckets) {
     __syncthreads();
     const Tiles<KINDS> own = buckets[thread];
     Tiles<KINDS> sum = own;
-    for (u32 step = 1; step < PLANNERS; step *= 2) {
+    for (u32 step = 1; step < planners(); step *= 2) {
         const Tiles<KINDS> before = thread >= step ? buckets[thread - step] : Tiles<KINDS>{};
         __syncthreads();
 #pragma unroll
@@ -84,16 +87,16 @@ __device__ __forceinline__ void make_plan(const Args& a, const Names<KINDS>& nam
     const u32 thread = threadIdx.x;
     buckets[thread] = {};
     __syncthreads();
-    for (int s = thread; s < a.segment_count; s += PLANNERS) {
+    for (int s = thread; s < a.segment_count; s += planners()) {
         const auto cut = cut_of(a, s);
         add_tiles(buckets, cut.length, cut.tiles);
     }
     Tiles<KINDS> total = sum_buckets(buckets);
 #pragma unroll
     for (int kind = 0; kind < KINDS; ++kind) total.of[kind] = min(total.of[kind], names.room.of[kind]);
-    if (thread == PLANNERS - 1) put_total(a, total);
+    if (thread == planners() - 1) put_total(a, total);
     // Segments of a bucket stay about in their order: tiles that are taken together read memory that lies together.
-    for (int from = thread / 32 * 32; from < a.segment_count; from += PLANNERS) {
+    for (int from = thread / 32 * 32; from < a.segment_count; from += planners()) {
         const int s = from + thread % 32;
         Tiles<KINDS> first = {}, tiles = {};
         if (s < a.segment_count) {

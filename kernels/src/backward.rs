@@ -9,10 +9,9 @@
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
-use seamproof_simulator::RowPolicy;
+use seamproof_simulator::{AttentionCall, RowPolicy};
 
 use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
-use crate::block::SCAN_THREADS;
 use crate::error::KernelError;
 use crate::forward::{
     self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, Tiled, elements, tensor_maps,
@@ -276,6 +275,12 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     Some(Bucket { dim, codes: of_codes.is_some() }.shared_bytes(form))
 }
 
+/// Returns how many items the blocks of the kernel on tiles share: a tile of a segment's real keys and a KV head each.
+pub(crate) fn items(call: &AttentionCall, kv_heads: usize) -> usize {
+    let runs = call.segments.iter().flat_map(|segment| &segment.kv);
+    kv_heads * runs.map(|run| run.len.div_ceil(KEYS)).sum::<usize>()
+}
+
 /// Returns what there is in a call that the kernels do not take; `None` where they take the call.
 pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String> {
     let BackwardOperands { forward, ds, dout, gradients } = *operands;
@@ -529,9 +534,9 @@ impl Gpu {
         };
         let blocks = capacities[0] + if bucket.codes { capacities[1] } else { 0 };
         let rows = (blocks, if form == Form::Short { 1 } else { heads }, ROW_THREADS);
-        self.launch("backward_plan", (1, 1, SCAN_THREADS), &[&planned])?;
+        self.launch("backward_plan", (1, 1, self.planners()), &[&planned])?;
         self.launch(&before, rows, &[&arguments])?;
-        let grid = (self.multiprocessors()?, 1, TILE_THREADS);
+        let grid = (self.staying_blocks(1)?, 1, TILE_THREADS);
         self.launch_with(&tiles, grid, bucket.shared_bytes(form), &[&arguments])
     }
 }
@@ -594,7 +599,7 @@ fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PLAC
 mod tests {
     use super::*;
     use seamproof_oracle::{Run, Sink, Softmax};
-    use seamproof_simulator::{AttentionCall, Segment};
+    use seamproof_simulator::Segment;
 
     const BUCKETS: [Bucket; 2] = [Bucket { dim: 64, codes: false }, Bucket { dim: 128, codes: false }];
     const OPERANDS: BackwardOperands = BackwardOperands {

@@ -230,7 +230,7 @@ impl Gpu {
         self.plan_forward(call, tables, &places, [tile_rows; 2])?;
         self.launch_with(
             &format!("forward_fp8_{}_{widest}", shape.name()),
-            (self.multiprocessors()?, 1, shape.threads(widest)),
+            (self.staying_blocks(1)?, 1, shape.threads(widest)),
             shape.shared_bytes(widest),
             &[&arguments],
         )

@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream
 use cudarc::nvrtc::Ptx;
 use seamproof_oracle::Format;
 
-use crate::block::{THREADS, WARP};
+use crate::block::{SCAN_THREADS, THREADS, WARP};
 use crate::cache::Cache;
 use crate::codec::{element_bytes, format_number, load, store};
 use crate::error::KernelError;
@@ -27,6 +28,9 @@ use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 const CAPABILITY: (i32, i32) = (9, 0);
 /// Dynamic shared memory that a block may have without a request for more, in bytes.
 const SHARED_ALWAYS: usize = 48 << 10;
+/// The threads of a planning kernel where attention has few blocks ([`Gpu::in_blocks`]). Of more segments a thread
+/// takes several.
+pub const PLANNERS_LEAST: usize = WARP;
 /// Most blocks that compare two areas.
 const BLOCKS_OF_COMPARISON: usize = 256;
 /// Most blocks in the first dimension of a grid.
@@ -40,6 +44,8 @@ pub struct Gpu {
     /// Further streams, and the number of the stream that launches go to: 0 is `stream`.
     beside: RefCell<Vec<Arc<CudaStream>>>,
     on: Cell<usize>,
+    /// The most blocks of a kernel whose blocks stay for a whole launch; `None` for one on each multiprocessor.
+    few: Cell<Option<NonZeroUsize>>,
     /// The kernels, which all streams of the GPU share.
     functions: Arc<BTreeMap<String, Kernel>>,
 }
@@ -176,7 +182,7 @@ impl Gpu {
         stream: Arc<CudaStream>,
         functions: Arc<BTreeMap<String, Kernel>>,
     ) -> Gpu {
-        Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), functions }
+        Gpu { context, stream, beside: RefCell::default(), on: Cell::new(0), few: Cell::new(None), functions }
     }
 
     /// Returns the same GPU with streams of its own, for another thread of the host.
@@ -202,6 +208,29 @@ impl Gpu {
         let done = work();
         self.on.set(before);
         done
+    }
+
+    /// Lets attention on tensor cores have so many blocks at most in the launches of `work`, and plans of
+    /// [`PLANNERS_LEAST`] threads.
+    /// Blocks stay for a whole launch: in few, small calls too have blocks with several tiles, and plans with more
+    /// segments than threads. Results are the same, but for dq that is summed as it comes.
+    pub fn in_blocks<T>(&self, most: Option<NonZeroUsize>, work: impl FnOnce() -> T) -> T {
+        let before = self.few.replace(most);
+        let done = work();
+        self.few.set(before);
+        done
+    }
+
+    /// Returns the blocks of a kernel whose blocks stay for a whole launch: whole clusters of so many, one at least.
+    pub(crate) fn staying_blocks(&self, cluster: usize) -> Result<usize, KernelError> {
+        let all = self.multiprocessors()?;
+        let blocks = self.few.get().map_or(all, |few| few.get().min(all));
+        Ok(blocks.max(cluster) / cluster * cluster)
+    }
+
+    /// Returns the threads of a planning kernel.
+    pub(crate) fn planners(&self) -> usize {
+        if self.few.get().is_some() { PLANNERS_LEAST } else { SCAN_THREADS }
     }
 
     /// Makes the calls of this thread this GPU's: the driver uses the last context that a thread named.

@@ -15,16 +15,17 @@
 //! the simple kernel, and through runs of rows by those on tensor cores. Each step of a problem is a launch of its own.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::DqOrder;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::device::{self, DeviceOptions, Workspace};
+use seamproof_kernels::device::{self, DeviceOptions, TileLaunch, Workspace};
 use seamproof_kernels::forward::AttentionKernels;
 use seamproof_kernels::forward_fp8::Fp8Shape;
-use seamproof_kernels::gpu::{self, Gpu};
+use seamproof_kernels::gpu::{self, Gpu, PLANNERS_LEAST};
 use seamproof_kernels::source::sources;
 use seamproof_lab::faults::{self, SourceFault};
 use seamproof_oracle::envelope::{Accumulation, Partition};
@@ -37,7 +38,8 @@ use super::{CudaFp8, Emulated};
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError, Way,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError,
+    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, Way,
 };
 use seamproof_judge::subjects::{
     OptionError, Ranks, Reached, SubjectName, World, built, in_steps, launchable, run_on_threads, run_world,
@@ -65,12 +67,22 @@ pub struct Cuda {
     /// Number of CUDA streams that the schedule's streams run on. With 1 they run one after the other, in the order
     /// that is drawn.
     pub streams: usize,
+    /// Most blocks of attention on tensor cores, each of which then has several tiles even of small problems, and plans of
+    /// one warp; `None` for a block on each multiprocessor.
+    pub blocks: Option<NonZeroUsize>,
     /// Manner in which ranks run. With threads, each stream of each rank is a CUDA stream, whatever `streams` is.
     pub ranks: Ranks,
 }
 
 /// Largest number of streams.
 const STREAMS_MAX: usize = 64;
+/// Value of the option of blocks that stands for a block on each multiprocessor.
+const ALL_BLOCKS: &str = "all";
+
+/// Returns the most blocks that the value of an option names; `None` for another value.
+fn blocks_by_name(value: &str) -> Option<Option<NonZeroUsize>> {
+    if value == ALL_BLOCKS { Some(None) } else { value.parse().ok().map(Some) }
+}
 
 impl Default for Cuda {
     fn default() -> Cuda {
@@ -82,6 +94,7 @@ impl Default for Cuda {
             attention,
             dq: DqOrder::Fixed,
             streams: 1,
+            blocks: None,
             ranks: Ranks::InTurn,
         }
     }
@@ -116,6 +129,11 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ("helpers".into(), if draw >> 61 & 3 == 0 { "off" } else { "on" }.into()),
         // One case in four runs its streams in parallel.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
+        // One case in four has one to three blocks for each launch of attention on tensor cores.
+        (
+            "blocks".into(),
+            if draw >> 53 & 3 == 0 { (1 + (draw >> 32) % 3).to_string() } else { ALL_BLOCKS.into() },
+        ),
         // One case in four has a thread for each rank.
         ("ranks".into(), if draw >> 57 & 3 == 0 { Ranks::Threads } else { Ranks::InTurn }.name().into()),
         (
@@ -129,8 +147,9 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 
 impl Cuda {
     /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
-    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle` or `short`), `dq` (`fixed` or `any`), `streams` and
-    /// `ranks` (`in-turn` or `threads`). The defaults are 0, `running`, `on`, `simple`, `fixed`, 1 and `in-turn`.
+    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle` or `short`), `dq` (`fixed` or `any`), `streams`,
+    /// `blocks` (a number or `all`) and `ranks` (`in-turn` or `threads`). The defaults are 0, `running`, `on`, `simple`,
+    /// `fixed`, 1, `all` and `in-turn`.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -155,9 +174,13 @@ impl Cuda {
                     let known = value.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
                     (known.map(|streams| subject.streams = streams), "a number from 1 to 64")
                 }
+                "blocks" => {
+                    let blocks = blocks_by_name(value).map(|blocks| subject.blocks = blocks);
+                    (blocks, "a number from 1 on, or all")
+                }
                 "ranks" => (Ranks::by_name(value).map(|ranks| subject.ranks = ranks), "in-turn or threads"),
                 _ => {
-                    let known = "order, merge, helpers, attention, dq, streams, ranks";
+                    let known = "order, merge, helpers, attention, dq, streams, blocks, ranks";
                     let option = option.clone();
                     return Err(OptionError::Unknown { backend: NAME, option, known });
                 }
@@ -181,6 +204,7 @@ impl Cuda {
             ("attention".into(), self.attention.name().into()),
             ("dq".into(), self.dq.name().into()),
             ("streams".into(), self.streams.to_string()),
+            ("blocks".into(), self.blocks.map_or(ALL_BLOCKS.into(), |blocks| blocks.to_string())),
             ("ranks".into(), self.ranks.name().into()),
         ])
     }
@@ -222,16 +246,17 @@ impl Cuda {
         }
     }
 
-    /// Returns for each forward launch of all calls whether it goes to tensor cores, and for each backward launch;
-    /// `None` where a call has no schedule or a launch no tables, since it is refused.
-    fn on_tensor_cores(&self, problem: &Problem) -> Option<[Vec<bool>; 2]> {
-        let mut taken = [Vec::new(), Vec::new()];
+    /// Returns for each forward launch of all calls what the blocks of a kernel on tensor cores share, and for each
+    /// backward launch: `None` for one of the simple kernels. Nothing where a call has no schedule or a launch no
+    /// tables, since it is refused.
+    fn tile_launches(&self, problem: &Problem) -> Option<[Vec<Option<TileLaunch>>; 2]> {
+        let mut launches = [Vec::new(), Vec::new()];
         for call in calls_of(problem) {
             let schedule = built(&call, self.merge).ok()?;
-            let of_call = device::on_tensor_cores(&schedule, formats(&call), self.attention).ok()?;
-            taken.iter_mut().zip(of_call).for_each(|(taken, here)| taken.extend(here));
+            let of_call = device::tile_launches(&schedule, formats(&call), self.attention).ok()?;
+            launches.iter_mut().zip(of_call).for_each(|(launches, here)| launches.extend(here));
         }
-        Some(taken)
+        Some(launches)
     }
 
     /// Returns the emulated kernel that gives the same bits as a subject from [`Cuda::with_twins_bits`].
@@ -278,9 +303,9 @@ impl CudaRunner {
         world: &World,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        let Cuda { order, helpers, attention, dq, streams, ranks, .. } = *subject;
+        let Cuda { order, helpers, attention, dq, streams, blocks, ranks, .. } = *subject;
         let page = problem.pages.as_ref().map(|pages| pages.size);
-        let options = DeviceOptions { helpers, attention, codes, dq, streams, page };
+        let options = DeviceOptions { helpers, attention, codes, dq, streams, blocks, page };
         let device = self.workspace.device(formats(problem), options);
         let mut on_way = |stage: Reached| {
             reached(match stage {
@@ -517,19 +542,33 @@ impl Backend for Cuda {
         let schedule = built(problem, self.merge).ok()?;
         // Tiles of the kernels on tensor cores depend on the shape of the whole launch.
         let is_simple = self.attention == AttentionKernels::Simple
-            || !self.on_tensor_cores(problem)?.concat().contains(&true);
+            || self.tile_launches(problem)?.concat().iter().all(Option::is_none);
         if is_simple { schedule.launches(problem, None) } else { None }
     }
 
     /// Returns the ways as the device decides them: by the schedule's launches.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
-        let names = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES];
         if self.attention == AttentionKernels::Simple {
             return Vec::new();
         }
-        let launches = self.on_tensor_cores(problem).unwrap_or_default();
-        let named = names.into_iter().zip(launches).filter(|(_, launches)| !launches.is_empty());
-        named.map(|(name, launches)| Way { name, taken: !launches.contains(&false) }).collect()
+        let launches = self.tile_launches(problem).unwrap_or_default();
+        let passes = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES].into_iter().zip(&launches);
+        let passes = passes.filter(|(_, launches)| !launches.is_empty());
+        let mut ways: Vec<Way> =
+            passes.map(|(name, launches)| Way { name, taken: !launches.contains(&None) }).collect();
+        // With a block on each multiprocessor, small problems hardly ever go these ways.
+        if let Some(blocks) = self.blocks {
+            let any = |what: &dyn Fn(TileLaunch) -> bool| {
+                launches.iter().flatten().any(|launch| launch.is_some_and(what))
+            };
+            let taken = any(&|launch| launch.items > blocks.get());
+            ways.push(Way { name: SEVERAL_IN_A_BLOCK, taken });
+            ways.push(Way {
+                name: SEVERAL_FOR_A_PLANNER,
+                taken: any(&|launch| launch.segments > PLANNERS_LEAST),
+            });
+        }
+        ways
     }
 
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in
@@ -576,9 +615,8 @@ mod tests {
         assert!(masks.iter().filter(|problem| fits(problem)).count() >= 11);
         for problem in masks {
             assert_eq!(table.refusal(&problem), None, "{problem:?}");
-            let [forward, backward] = tuned.on_tensor_cores(&problem).expect("tables of every launch");
-            let launches = [forward, backward].concat();
-            assert!(!launches.contains(&false) || !fits(&problem), "{problem:?}");
+            let launches = tuned.tile_launches(&problem).expect("tables of every launch");
+            assert!(!launches.concat().contains(&None) || !fits(&problem), "{problem:?}");
         }
     }
 

@@ -56,8 +56,8 @@ impl CudaFp8 {
     pub const NAME: &str = "cuda-fp8";
 
     /// Returns the subject with the options `attention` (`tuned`, `long` or `short`; the default is `tuned`), `pass`
-    /// (`forward` or `both`; the default is `forward`), and `order`, `merge`, `helpers`, `dq`, `streams` and `ranks` as
-    /// the subject `cuda` has them.
+    /// (`forward` or `both`; the default is `forward`), and `order`, `merge`, `helpers`, `dq`, `streams`, `blocks` and
+    /// `ranks` as the subject `cuda` has them.
     pub fn from_options(options: &Options) -> Result<CudaFp8, OptionError> {
         let mut options = options.clone();
         let wrong = |option: &str, value, expected| OptionError::Value {
@@ -125,7 +125,7 @@ fn of_schedule(mut options: Options, shape: &str, pass: &str) -> Options {
 }
 
 fn unknown(option: String) -> OptionError {
-    let known = "attention, pass, order, merge, helpers, dq, streams, ranks";
+    let known = "attention, pass, order, merge, helpers, dq, streams, blocks, ranks";
     OptionError::Unknown { backend: CudaFp8::NAME, option, known }
 }
 

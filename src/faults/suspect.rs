@@ -1,6 +1,7 @@
 //! A fault of any kind, with the subject that has it and the problems on which it shows.
 
 use std::iter;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -161,6 +162,11 @@ impl Suspect {
                     fault,
                     Cuda { order: seed, helpers: false, attention, ..Cuda::default() },
                 ),
+                Launched::InOneBlock(attention) => {
+                    let blocks = Some(NonZeroUsize::MIN);
+                    let cuda = Cuda { order: seed, helpers: false, attention, blocks, ..Cuda::default() };
+                    backends::on_gpu(fault, cuda)
+                }
                 Launched::Fp8(shape) => {
                     backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
                 }
@@ -224,7 +230,7 @@ impl Suspect {
                         Box::new(problems(seed).filter(taken).take(CASES_MAX))
                     }
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
-                    Launched::Attention(attention) => {
+                    Launched::Attention(attention) | Launched::InOneBlock(attention) => {
                         let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
                         let drawn = drawn.filter(move |problem| comes_to(fault, attention, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))

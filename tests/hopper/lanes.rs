@@ -266,8 +266,10 @@ fn on_gpu(workspace: &Workspace, streams: usize, problem: &Problem, schedule: &S
 pub(crate) fn device<'w>(workspace: &'w Workspace, streams: usize, problem: &Problem) -> CudaDevice<'w> {
     let formats = WeightFormats { p: problem.precision.p.format, ds: problem.precision.ds.format };
     let (attention, dq) = (AttentionKernels::Simple, DqOrder::Fixed);
-    workspace
-        .device(formats, DeviceOptions { helpers: true, attention, codes: None, dq, streams, page: None })
+    workspace.device(
+        formats,
+        DeviceOptions { helpers: true, attention, codes: None, dq, streams, blocks: None, page: None },
+    )
 }
 
 #[test]

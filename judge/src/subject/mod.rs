@@ -26,7 +26,7 @@ pub use parallel::{ParallelRule, broken_rule};
 pub use partials::{Partials, Stored};
 pub use promises::{
     BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, PaddingContract, PaddingInputs, PaddingOutputs,
-    Promises, Way,
+    Promises, SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, Way,
 };
 pub use seamproof_oracle::TensorName;
 pub use table::{

@@ -5,7 +5,7 @@ use seamproof_simulator::AttentionCall;
 use seamproof_simulator::schedule::{Attend, BufferId, Schedule, Work};
 
 use crate::attend::{CallTables, WeightFormats};
-use crate::backward::BackwardOperands;
+use crate::backward::{self, BackwardOperands};
 use crate::error::KernelError;
 use crate::forward::{AttentionKernels, ForwardOperands, TileShape};
 
@@ -23,16 +23,25 @@ pub(super) fn backward_operands(
     BackwardOperands { forward, ds: formats.ds, dout, gradients: [dq, dk, dv] }
 }
 
-/// Returns for each forward launch of a schedule whether it goes to the kernels on tensor cores, and for each backward
-/// launch.
-pub fn on_tensor_cores(
+/// What the blocks of a launch on tensor cores share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileLaunch {
+    /// The number of items, a tile and a head each. Tiles of padding alone are not counted.
+    pub items: usize,
+    /// The number of segments that are planned.
+    pub segments: usize,
+}
+
+/// Returns for each forward launch of a schedule what the blocks of a kernel on tensor cores share, and for each backward
+/// launch; `None` for a launch that goes to the simple kernels.
+pub fn tile_launches(
     schedule: &Schedule,
     formats: WeightFormats,
     attention: AttentionKernels,
-) -> Result<[Vec<bool>; 2], KernelError> {
+) -> Result<[Vec<Option<TileLaunch>>; 2], KernelError> {
     let buffer = |id: BufferId| &schedule.buffers[id.0];
     let operand = |id: BufferId| (buffer(id).format, buffer(id).dim);
-    let call = |call: &AttentionCall, q, k, backward| {
+    let tables = |call: &AttentionCall, q, k, backward| {
         CallTables::new(call, [buffer(q).rows, buffer(k).rows], backward)
     };
     let mut taken = [Vec::new(), Vec::new()];
@@ -40,13 +49,18 @@ pub fn on_tensor_cores(
         let (pass, here) = match &operation.work {
             Work::Attend(a) => {
                 let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
-                (0, attention.shape(&call(&a.call, a.q, a.k, false)?, &operands).is_some())
+                let shape = attention.shape(&tables(&a.call, a.q, a.k, false)?, &operands);
+                let heads = [a.q, a.k].map(|id| buffer(id).heads);
+                let items = shape.map(|shape| shape.items(&a.call, heads, operands.dims));
+                (0, items.map(|items| TileLaunch { items, segments: a.call.segments.len() }))
             }
             Work::AttendBackward(a) => {
                 let forward = operands([a.q, a.k, a.v, a.out].map(operand), formats);
                 let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
                 let operands = backward_operands(forward, gradients, formats);
-                (1, attention.takes_backward(&call(&a.call, a.q, a.k, true)?, &operands))
+                let takes = attention.takes_backward(&tables(&a.call, a.q, a.k, true)?, &operands);
+                let items = takes.then(|| backward::items(&a.call, buffer(a.k).heads));
+                (1, items.map(|items| TileLaunch { items, segments: a.call.segments.len() }))
             }
             _ => continue,
         };

@@ -1,5 +1,7 @@
 //! The device itself, its options, and how a run's memory goes to the GPU and back.
 
+use std::num::NonZeroUsize;
+
 use seamproof_simulator::device::DeviceError;
 use seamproof_simulator::schedule::BufferId;
 
@@ -36,6 +38,8 @@ pub struct DeviceOptions {
     /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in
     /// which they are asked for.
     pub streams: usize,
+    /// The most blocks of attention on tensor cores ([`Gpu::in_blocks`](crate::Gpu::in_blocks)).
+    pub blocks: Option<NonZeroUsize>,
     /// The rows of a page, where keys and values lie in pages. The simple kernel then reads through a block table, and
     /// the kernels on tensor cores through runs of rows.
     pub page: Option<usize>,
@@ -83,7 +87,9 @@ impl CudaDevice<'_> {
         scratch.reserve(gpu, memory.scratch)?;
         self.workspace.frame(|frame| {
             gpu.send(frame.tables, &memory.tables)?;
-            lanes::launch(gpu, frame, self.options.streams, &memory.commands)
+            gpu.in_blocks(self.options.blocks, || {
+                lanes::launch(gpu, frame, self.options.streams, &memory.commands)
+            })
         })?;
         memory.tables.clear();
         memory.scratch = 0;

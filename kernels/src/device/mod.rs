@@ -30,7 +30,7 @@ use seamproof_oracle::Run;
 use seamproof_simulator::device::{Buffers, Device, DeviceError, Transfer};
 use seamproof_simulator::schedule::{BufferId, Region, Work};
 
-pub use choice::{on_tensor_cores, shapes};
+pub use choice::{TileLaunch, shapes, tile_launches};
 use cuda::failed;
 pub use cuda::{CudaDevice, DeviceOptions};
 use lanes::Command;

@@ -141,9 +141,11 @@ impl CudaPart<'_> {
                 if late > 0 {
                     gpu.hold_up(late as u32 * CYCLES_OF_A_LOOK)?;
                 }
-                commands.iter().try_for_each(|command| match command {
-                    Command::Launch(launch) => launch(gpu, &frame),
-                    Command::Lane(_) | Command::Mark(_) | Command::Wait(_) => Ok(()),
+                gpu.in_blocks(self.options.blocks, || {
+                    commands.iter().try_for_each(|command| match command {
+                        Command::Launch(launch) => launch(gpu, &frame),
+                        Command::Lane(_) | Command::Mark(_) | Command::Wait(_) => Ok(()),
+                    })
                 })
             })
         })

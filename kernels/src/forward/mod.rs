@@ -14,7 +14,6 @@ use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, ForwardTensors, RawSegments, WeightFormats};
-use crate::block::SCAN_THREADS;
 use crate::codec::element_bytes;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch, TensorMap, TiledTensor};
@@ -279,7 +278,7 @@ impl Gpu {
             part_rows: part_rows as i32,
             tile_capacity: call.tile_capacity() as i32,
         };
-        self.launch("forward_plan", (1, 1, SCAN_THREADS), &[&planned])
+        self.launch("forward_plan", (1, 1, self.planners()), &[&planned])
     }
 
     /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::plan_bytes`]. There are
@@ -357,7 +356,7 @@ impl Gpu {
         self.plan_forward(call, tables, &places, tile)?;
         self.launch_with(
             &format!("forward_{}_{}", shape.name(), instance.suffix(q.format())),
-            (self.multiprocessors()? / cluster * cluster, 1, config.threads()),
+            (self.staying_blocks(cluster)?, 1, config.threads()),
             config.shared_bytes(instance.dim()),
             &[&arguments],
         )

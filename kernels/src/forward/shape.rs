@@ -2,6 +2,7 @@
 //! calls a kernel was compiled for.
 
 use seamproof_oracle::{Format, Softmax};
+use seamproof_simulator::AttentionCall;
 
 use super::{DIM_MAX, ForwardOperands, refusal};
 use crate::attend::CallTables;
@@ -143,6 +144,15 @@ impl TileShape {
         }
     }
 
+    /// Returns how many items the blocks of a launch share: a tile of a segment's real rows and a head, or as many heads
+    /// as share a tile. There are `heads` of q and of k, and head dims of q and k, and of v.
+    pub(crate) fn items(self, call: &AttentionCall, heads: [usize; 2], dims: [usize; 2]) -> usize {
+        let instance = Instance::of_bands(&call.softmax, dims);
+        let packed = self.packed(heads[0] / heads[1].max(1), instance);
+        let rows = self.config(instance.dim()).rows() / packed;
+        heads[0] / packed * call.segments.iter().map(|segment| segment.q.len.div_ceil(rows)).sum::<usize>()
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             TileShape::Long => "long",
@@ -258,7 +268,7 @@ mod tests {
     use super::*;
     use crate::source::{SHARING, sharing_threads};
     use seamproof_oracle::{Run, Sink};
-    use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
+    use seamproof_simulator::{RowPolicy, Segment};
 
     fn plain() -> Softmax {
         Softmax { scale: 0.125, softcap: None, sink: Sink::None }

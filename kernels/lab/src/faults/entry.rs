@@ -89,6 +89,8 @@ pub(super) type BugSource = (&'static str, &'static str);
 pub enum Launched {
     /// Attention in 16 bits, and the helpers around it.
     Attention(AttentionKernels),
+    /// The same, with one block for each launch of attention on tensor cores.
+    InOneBlock(AttentionKernels),
     /// The forward in FP8.
     Fp8(Fp8Shape),
     /// The forward and the backward in FP8.
@@ -184,6 +186,8 @@ pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(Til
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.
 pub(super) const PAIRED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Paired));
 pub(super) const SHORT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Short));
+/// Faults of a block's later tiles, and of a planner's later segments, show where there is one block.
+pub(super) const FEW_BLOCKS: Launched = Launched::InOneBlock(AttentionKernels::Of(TileShape::Long));
 /// Faults of the backward in FP8 show behind a forward in any shape.
 pub(super) const BACKWARD_IN_FP8: Launched = Launched::Fp8Backward;
 /// Faults of the forward in FP8 show in its long shape.

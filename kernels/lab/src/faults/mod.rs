@@ -6,6 +6,7 @@
 
 mod attention;
 mod backward;
+mod blocks;
 mod entry;
 mod forward;
 mod fp8;
@@ -28,6 +29,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         fp8::FP8_FAULTS,
         fp8::FP8_BACKWARD_FAULTS,
         backward::BACKWARD_FAULTS,
+        blocks::FEW_BLOCKS_FAULTS,
         quantise::QUANTISER_FAULTS,
     ];
     tables.into_iter().flatten()
