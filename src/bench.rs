@@ -1,5 +1,7 @@
 //! Benchmarks of `seamproof bench`: figures with the ratio to a limit or a peer in the same run.
 
+mod merge;
+
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -16,6 +18,7 @@ use seamproof_simulator::check::plan::prove_plan;
 use seamproof_simulator::schedule::plan::Plan;
 use seamproof_simulator::schedule::{MergeOrder, build};
 
+pub use merge::{MergeBenchError, merge};
 use seamproof_judge::values;
 
 /// Head dimension of the oracle's benchmark.

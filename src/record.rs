@@ -5,6 +5,7 @@
 //! DIR/run.json            what was run and, once the campaign has ended, its summary
 //! DIR/events.jsonl        one event a line (docs/events.md)
 //! DIR/sums.json           once the campaign has ended, the sums that `seamproof merge` adds up
+//! DIR/checkpoint.json     how far a campaign without a limit of time is, for whoever goes on with it
 //! DIR/findings/NAME.json  a finding: a case to replay; with NAME.txt (one line of words and what replays it) and
 //!                         NAME.rs (a test to paste) once it is minimal. A subject in a Python file has no NAME.rs, and
 //!                         gets NAME.py after the last case: a script that shows the finding without this project
@@ -46,6 +47,8 @@ pub const EVENTS: &str = "events.jsonl";
 pub const EVENT_BYTES_MAX: u64 = 64 << 20;
 /// Name of the file of sums in the directory of a campaign that has ended.
 pub const SUMS: &str = "sums.json";
+/// Name of the file that tells how far a campaign is.
+pub const CHECKPOINT: &str = "checkpoint.json";
 const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// Reason why something could not be recorded.
@@ -114,6 +117,27 @@ impl RunDir {
         Ok(dir)
     }
 
+    /// Opens the directory of a campaign that was cut off; `None` where there is none.
+    pub fn reopen(path: &Path) -> Result<Option<RunDir>, RecordError> {
+        let path: PathBuf = path.components().collect();
+        if !path.join(LOCK).is_file() {
+            return Ok(None);
+        }
+        let lock = lock(&path)?;
+        Ok(Some(RunDir { path, earlier: None, _lock: lock }))
+    }
+
+    /// Cuts the event log behind this many bytes, and removes the sums: the campaign has not ended.
+    pub fn cut(&self, bytes: u64) -> Result<(), RecordError> {
+        let sums = self.path.join(SUMS);
+        if !files::is_absent(&sums) {
+            fs::remove_file(&sums).at(&sums, "removed")?;
+        }
+        let events = self.path.join(EVENTS);
+        let log = File::options().write(true).open(&events).at(&events, "written")?;
+        log.set_len(bytes).at(&events, "written")
+    }
+
     /// Undoes [`RunDir::create`] for a campaign that cannot be started, before anything is written. The earlier
     /// campaign's directory gets its name back. A directory into which others have put files stays.
     pub fn abandon(self) {
@@ -148,6 +172,27 @@ impl RunDir {
     /// Returns the event log.
     pub fn events(&self) -> Result<EventLog, RecordError> {
         EventLog::create(&self.path.join(EVENTS))
+    }
+
+    /// Returns the event log behind its contents.
+    pub fn further_events(&self) -> Result<EventLog, RecordError> {
+        EventLog::append(&self.path.join(EVENTS))
+    }
+
+    /// Returns the size of the event log in bytes, which are all on disk when this returns.
+    pub fn events_size(&self) -> Result<u64, RecordError> {
+        let path = self.path.join(EVENTS);
+        let size = || {
+            let log = File::options().append(true).open(&path)?;
+            log.sync_data()?;
+            Ok(log.metadata()?.len())
+        };
+        size().at(&path, "read")
+    }
+
+    /// Writes or replaces `checkpoint.json`.
+    pub fn check_in(&self, checkpoint: &impl Serialize) -> Result<(), RecordError> {
+        self.write(CHECKPOINT, checkpoint)
     }
 
     /// Writes or replaces `run.json`.
@@ -407,6 +452,17 @@ impl EventLog {
         Ok(EventLog { path: path.to_owned(), to: Destination::File(file) })
     }
 
+    /// Appends the contents of another log.
+    pub fn copy(&mut self, from: &Path) -> Result<(), RecordError> {
+        let mut from = File::open(from).at(from, "read")?;
+        let copied = match &mut self.to {
+            Destination::File(file) => io::copy(&mut from, file).and_then(|_| file.flush()),
+            Destination::Stdout => io::copy(&mut from, &mut io::stdout().lock()).map(drop),
+            Destination::Gone => Ok(()),
+        };
+        self.told(copied)
+    }
+
     /// Appends one event.
     pub fn write(&mut self, event: &impl Serialize) -> Result<(), RecordError> {
         let written = match &mut self.to {
@@ -414,6 +470,11 @@ impl EventLog {
             Destination::Stdout => write_line(&mut io::stdout().lock(), event),
             Destination::Gone => Ok(()),
         };
+        self.told(written)
+    }
+
+    /// Takes how writing ended.
+    fn told(&mut self, written: io::Result<()>) -> Result<(), RecordError> {
         match written {
             Err(error) if matches!(self.to, Destination::Stdout) && error.kind() == ErrorKind::BrokenPipe => {
                 self.to = Destination::Gone;

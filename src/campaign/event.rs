@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use super::left::Left;
 use super::plan::{Plan, Shard};
 use super::subjects::Options;
-use super::summary::{Canary, Distinct, SummaryEvent};
+use super::summary::{Canary, Distinct, SummaryEvent, Sums};
 use seamproof_judge::case::Case;
 use seamproof_judge::finding::{Check, Ending, Relation};
 use seamproof_judge::subject::TensorName;
 use seamproof_oracle::Problem;
 
-/// Number of cases that have an event each. Of later cases only those that did not hold have one, so that logs stay
-/// bounded.
-pub const CASE_EVENTS_MAX: u64 = 1 << 20;
+/// Index of the first case that need not have an event. From there on only those that did not hold have one. A log
+/// stays bounded, and so do those of all shards together, as the index is that in the whole campaign.
+pub const CASE_EVENTS_MAX: u64 = 1 << 16;
 
 /// One event of a campaign.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -105,6 +105,13 @@ pub struct CaseEvent<'a> {
     pub tensor: Option<TensorName>,
 }
 
+impl CaseEvent<'_> {
+    /// Whether the case held, or was refused as it has to be.
+    pub(super) fn is_passed(&self) -> bool {
+        !matches!(self.verdict, "finding" | "infrastructure")
+    }
+}
+
 /// Smaller case that a failing case was shrunk to, so that whoever merges parts of a campaign need not do it again.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ShrunkEvent<'a> {
@@ -129,6 +136,10 @@ pub(crate) struct Shrunk {
 pub trait Observer: Sync {
     /// Receives an event.
     fn event(&self, event: &Event);
+
+    /// Hears that the events so far tell of as many cases as these sums, and of no others. It comes every few seconds,
+    /// and after the last case, but not once the campaign was asked to stop. The sums lack the census.
+    fn reached(&self, _sums: &Sums) {}
 }
 
 /// Observer that does nothing.

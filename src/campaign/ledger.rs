@@ -43,6 +43,8 @@ const ENDED_SHRINKING: u32 = 2;
 pub const DISTINCT_MAX: usize = 64;
 /// Failing cases that stay on disk as they were drawn.
 pub const KEPT_MAX: u64 = 1024;
+/// Time between two moments at which the observer hears how far the campaign is.
+const REACHED_EVERY: Duration = Duration::from_secs(2);
 
 /// Features of a problem.
 type Features = BTreeSet<&'static str>;
@@ -99,6 +101,8 @@ pub(super) enum Recorded {
     /// A part of the campaign judged it: the finding says no more than its symptom, and this is what the part shrunk it
     /// to.
     Earlier(Option<Box<Shrunk>>),
+    /// The same, and it was put on disk here, before the campaign was cut off.
+    Before(Option<Box<Shrunk>>),
 }
 
 /// Result of a second look at a case that a part of the campaign judged.
@@ -153,12 +157,15 @@ impl Judged {
 }
 
 pub(super) struct Ledger<'a> {
-    plan: &'a Plan,
-    subjects: &'a dyn Subjects,
-    sinks: &'a Sinks<'a>,
+    pub(super) plan: &'a Plan,
+    pub(super) subjects: &'a dyn Subjects,
+    pub(super) sinks: &'a Sinks<'a>,
     summary: Summary,
-    /// Cases that were noted.
-    noted: u64,
+    begun: Instant,
+    /// Time that the campaign took before it was cut off.
+    before: Duration,
+    /// The last time that the observer heard how far the campaign is.
+    reached: Instant,
     distinct: BTreeMap<FailureKey, Distinct>,
     /// The smallest case of each, as it is on disk.
     smallest: BTreeMap<FailureKey, Case>,
@@ -185,7 +192,9 @@ impl<'a> Ledger<'a> {
             subjects,
             sinks,
             summary: Summary::default(),
-            noted: 0,
+            begun: Instant::now(),
+            before: Duration::ZERO,
+            reached: Instant::now(),
             distinct: BTreeMap::new(),
             smallest: BTreeMap::new(),
             shrinks: BTreeMap::new(),
@@ -232,17 +241,46 @@ impl<'a> Ledger<'a> {
             Judged::Malformed(rule) => *self.summary.malformed.entry(rule.to_owned()).or_default() += 1,
             other => self.settle(outcome.index, other),
         }
+        if self.reached.elapsed() >= REACHED_EVERY {
+            self.tell_reached();
+        }
         let failures = self.summary.own.len() as u64 + self.summary.infrastructure_count;
         self.search.is_some() && (!self.distinct.is_empty() || failures >= OWN_FAILURES_MAX)
     }
 
     /// Tells of a case.
-    pub(super) fn note(&mut self, event: CaseEvent) {
-        let held = !matches!(event.verdict, "finding" | "infrastructure");
-        if self.noted < CASE_EVENTS_MAX || !held {
+    pub(super) fn note(&self, event: CaseEvent) {
+        if event.index < CASE_EVENTS_MAX || !event.is_passed() {
             self.sinks.observer.event(&Event::Case(event));
         }
-        self.noted += 1;
+    }
+
+    /// Tells how far the campaign is. What was shrunk in haste, as somebody asked to stop, is not told of: whoever goes
+    /// on from there shrinks it at leisure.
+    fn tell_reached(&mut self) {
+        if !self.sinks.control.stopped() {
+            let seconds = self.elapsed().as_secs_f64();
+            self.sinks.observer.reached(&Sums { seconds, ..self.summary.sums() });
+        }
+        self.reached = Instant::now();
+    }
+
+    /// Returns the number of cases so far.
+    pub(super) fn cases(&self) -> u64 {
+        self.summary.cases
+    }
+
+    /// Returns the time of the campaign.
+    fn elapsed(&self) -> Duration {
+        self.before + self.begun.elapsed()
+    }
+
+    /// Goes on with a campaign whose first cases, of these sums, were noted and settled before.
+    pub(super) fn go_on(self, sums: &Sums, sinks: &'a Sinks<'a>) -> Ledger<'a> {
+        let before = Duration::try_from_secs_f64(sums.seconds).unwrap_or_default();
+        let mut ledger = Ledger { sinks, before, begun: Instant::now(), ..self };
+        ledger.add(sums);
+        ledger
     }
 
     /// Adds the sums of a part of the campaign, whose cases are noted and settled one by one.
@@ -294,6 +332,13 @@ impl<'a> Ledger<'a> {
         {
             self.summary.trouble(error.to_string());
         }
+    }
+
+    /// Ends the campaign that was run here.
+    pub(super) fn end(mut self, census: Census, lost: Vec<String>) -> Summary {
+        self.tell_reached();
+        let elapsed = self.elapsed();
+        self.finish(census, lost, elapsed)
     }
 
     pub(super) fn finish(mut self, census: Census, lost: Vec<String>, elapsed: Duration) -> Summary {
@@ -351,9 +396,10 @@ impl<'a> Ledger<'a> {
     fn failed(&mut self, index: u64, failed: Failed) -> Result<(), RecordError> {
         self.summary.failed(&failed.finding);
         let Failed { name, case, mut finding, recall, recorded } = failed;
-        let earlier = match recorded {
-            Recorded::Now(recorded) => recorded.map(|()| None)?,
-            Recorded::Earlier(shrunk) => Some(shrunk),
+        let (earlier, is_here) = match recorded {
+            Recorded::Now(recorded) => recorded.map(|()| (None, true))?,
+            Recorded::Earlier(shrunk) => (Some(shrunk), false),
+            Recorded::Before(shrunk) => (Some(shrunk), true),
         };
         if let Some(listed) = self.subjects.known(&finding, &case.problem).map(str::to_owned) {
             return self.count_known(index, listed, &name, case, &finding);
@@ -369,7 +415,7 @@ impl<'a> Ledger<'a> {
         };
         if *shrinks >= most || self.distinct.len() >= DISTINCT_MAX {
             let kept = self.count_only(known.as_ref(), &name, worst)?;
-            return if kept && earlier.is_some() { self.keep_drawn(&name, case, finding) } else { Ok(()) };
+            return if kept && !is_here { self.keep_drawn(&name, case, finding) } else { Ok(()) };
         }
         *shrinks += 1;
         self.steps = Vec::new();

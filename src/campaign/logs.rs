@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 
 use super::event::{Event, Observer, Start};
-use super::merge::Stored;
+use super::merge::{Checkpoint, Stored};
 use super::plan::Control;
-use super::summary::{Canary, Summary, SummaryEvent};
+use super::summary::{Canary, Summary, SummaryEvent, Sums};
 use crate::record::{EventLog, RecordError, RunDir};
 
 /// Event logs. One that cannot be written any more stops the campaign, because a log with holes misleads.
@@ -15,6 +15,8 @@ use crate::record::{EventLog, RecordError, RunDir};
 pub struct Logs<'a> {
     state: Mutex<State>,
     control: &'a Control,
+    /// Directory that gets a checkpoint now and then, and what is run there.
+    checkpoints: Option<(&'a RunDir, &'a Start)>,
 }
 
 #[derive(Debug)]
@@ -26,10 +28,15 @@ struct State {
 impl<'a> Logs<'a> {
     /// Returns logs to write; their campaign is stopped through `control`.
     pub fn new(logs: Vec<EventLog>, control: &'a Control) -> Logs<'a> {
-        Logs { state: Mutex::new(State { logs, trouble: None }), control }
+        Logs { state: Mutex::new(State { logs, trouble: None }), control, checkpoints: None }
     }
 
-    /// Returns, once, why a log could not be written.
+    /// Has the directory of these logs keep how far the campaign is, so that it can be gone on with.
+    pub fn checking_in(self, dir: &'a RunDir, start: &'a Start) -> Logs<'a> {
+        Logs { checkpoints: Some((dir, start)), ..self }
+    }
+
+    /// Returns, once, why a log or a checkpoint could not be written.
     pub fn trouble(&self) -> Option<RecordError> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).trouble.take()
     }
@@ -44,6 +51,19 @@ impl Observer for Logs<'_> {
             state.trouble = Some(error);
             self.control.stop();
         }
+    }
+
+    fn reached(&self, sums: &Sums) {
+        let Some((dir, start)) = self.checkpoints else { return };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // A log that could not be written tells of fewer cases.
+        if state.logs.is_empty() {
+            return;
+        }
+        let (start, sums) = (start.clone(), sums.clone());
+        let written = dir.events_size().and_then(|events| dir.check_in(&Checkpoint { start, sums, events }));
+        // The checkpoint before is still there and true, so the campaign goes on.
+        state.trouble = state.trouble.take().or(written.err());
     }
 }
 

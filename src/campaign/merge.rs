@@ -7,7 +7,11 @@
 //!
 //! A directory is a *part* if its sums can be read and its event log tells of all their cases. Nothing of any other
 //! directory is counted; [`Left`](super::Left) tells what it found.
+//!
+//! Logs are read line by line and hold few lines of cases that passed ([`CASE_EVENTS_MAX`]). So memory grows with the
+//! parts alone, and time with the parts and the cases that did not pass.
 
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -23,7 +27,7 @@ use super::ledger::{Failed, Judged, Ledger, Recorded};
 use super::plan::{Plan, Shard};
 use super::summary::{Summary, Sums};
 use super::{Sinks, Subjects, case_of, merged};
-use crate::record::{EVENT_BYTES_MAX, EVENTS, SUMS};
+use crate::record::{CHECKPOINT, EVENT_BYTES_MAX, EVENTS, RecordError, RunDir, SUMS};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::evaluate::evaluate_malformed;
 use seamproof_judge::files;
@@ -62,14 +66,20 @@ pub enum MergeError {
     #[error("{}: its counts come to more than {COUNTS_MAX}, or its time to less than none: no campaign's do", path.display())]
     Impossible { path: PathBuf },
     /// Parts of different campaigns.
-    #[error("{}: {field} {got}, and {} has {expected}: not parts of one campaign", path.display(), first.display())]
-    Different { path: PathBuf, first: PathBuf, field: &'static str, got: String, expected: String },
+    #[error("{}: {field} {got}, and {other} has {expected}: not parts of one campaign", path.display())]
+    Different { path: PathBuf, other: String, field: &'static str, got: String, expected: String },
     /// A part that is there twice.
     #[error("{}: is shard {shard} once more", path.display())]
     Twice { path: PathBuf, shard: Shard },
     /// An event log that lacks cases.
-    #[error("{}: tells of {got} of {expected} cases", path.display())]
-    Incomplete { path: PathBuf, got: u64, expected: u64 },
+    #[error("{}: tells of {got} of {expected} {what}", path.display())]
+    Incomplete { path: PathBuf, what: &'static str, got: u64, expected: u64 },
+    /// A directory of which no case is known to have been told.
+    #[error("{}: has no {CHECKPOINT}: no case of it counts", path.display())]
+    NotReached { path: PathBuf },
+    /// A directory in which nothing can be gone on with.
+    #[error(transparent)]
+    Record(#[from] RecordError),
 }
 
 /// What a campaign leaves for whoever merges it.
@@ -79,6 +89,17 @@ pub struct Stored {
     pub start: Start,
     /// Its sums.
     pub sums: Sums,
+}
+
+/// What a running campaign leaves for whoever goes on with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Checkpoint {
+    /// What is run.
+    pub(super) start: Start,
+    /// Sums of the first cases, without their census.
+    pub(super) sums: Sums,
+    /// Size of the event log that tells of these cases and of no others, in bytes.
+    pub(super) events: u64,
 }
 
 /// A part of a campaign: a directory that [`super::run`]'s caller wrote.
@@ -103,19 +124,54 @@ impl Part {
             _ => {}
         }
         let path = dir.join(SUMS);
-        let text = files::read(&path, SUMS_BYTES_MAX)
-            .map_err(|source| MergeError::Read { path: path.clone(), source })?;
-        let stored: Stored = parsed(&path, 1, &text)?;
-        let counts = counts_in(&serde_json::to_value(&stored.sums).unwrap_or_default());
-        if counts > COUNTS_MAX || stored.sums.seconds < 0.0 {
-            return Err(MergeError::Impossible { path });
+        let stored: Stored = parsed(&path, 1, &text_of(&path)?)?;
+        possible(&path, &stored.sums)?;
+        Part { dir: dir.to_owned(), stored }.whole()
+    }
+
+    /// Returns the first cases of a campaign that was cut off in this directory, as its last checkpoint tells of them.
+    /// Whatever came later is no longer in its event log then, and its sums are gone.
+    pub fn cut_off(dir: &RunDir, start: &Start) -> Result<Part, MergeError> {
+        let path = dir.path().join(CHECKPOINT);
+        if files::is_absent(&path) {
+            return Err(MergeError::NotReached { path: dir.path().to_owned() });
         }
-        let part = Part { dir: dir.to_owned(), stored };
-        let mut log = Log::open(&part)?;
+        let Checkpoint { start: found, sums, events } = parsed(&path, 1, &text_of(&path)?)?;
+        possible(&path, &sums)?;
+        same_campaign((&path, &found), (&"this one", start))?;
+        if found.shard != start.shard {
+            return Err(different(&path, &"this one", "shard", [found.shard, start.shard]));
+        }
+        let log = dir.path().join(EVENTS);
+        let got = fs::metadata(&log).map_err(|source| MergeError::Read { path: log.clone(), source })?.len();
+        if got < events {
+            return Err(MergeError::Incomplete { path: log, what: "bytes", got, expected: events });
+        }
+        dir.cut(events)?;
+        Part { dir: dir.path().to_owned(), stored: Stored { start: found, sums } }.whole()
+    }
+
+    /// Returns the part if its event log tells of all its cases.
+    fn whole(self) -> Result<Part, MergeError> {
+        let mut log = Log::open(&self)?;
         while log.next()?.is_some() {}
         log.whole()?;
-        Ok(part)
+        Ok(self)
     }
+}
+
+/// Reads a file of sums.
+fn text_of(path: &Path) -> Result<Vec<u8>, MergeError> {
+    files::read(path, SUMS_BYTES_MAX).map_err(|source| MergeError::Read { path: path.to_owned(), source })
+}
+
+/// Checks that a campaign may have these sums.
+fn possible(path: &Path, sums: &Sums) -> Result<(), MergeError> {
+    let counts = counts_in(&serde_json::to_value(sums).unwrap_or_default());
+    if counts > COUNTS_MAX || sums.seconds < 0.0 {
+        return Err(MergeError::Impossible { path: path.to_owned() });
+    }
+    Ok(())
 }
 
 /// Returns the total of all counts in a value.
@@ -144,7 +200,7 @@ pub fn campaign_of(parts: &[Part]) -> Result<Option<(Start, Vec<Shard>)>, MergeE
     let Some(first) = parts.first() else { return Ok(None) };
     let mut missing: Vec<Shard> = first.stored.start.shard.siblings().collect();
     for part in parts {
-        same_campaign(part, first)?;
+        same_campaign((&part.dir, &part.stored.start), (&first.dir.display(), &first.stored.start))?;
         let shard = part.stored.start.shard;
         let at = missing.iter().position(|&other| other == shard);
         missing.remove(at.ok_or_else(|| MergeError::Twice { path: part.dir.clone(), shard })?);
@@ -158,7 +214,22 @@ fn options_of(start: &Start) -> String {
     if start.options.is_empty() { "none".to_owned() } else { listed(&start.options) }
 }
 
-fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
+/// Returns the error of a part that has another value in this field than one before.
+fn different<T: Display>(
+    path: &Path,
+    other: &dyn Display,
+    field: &'static str,
+    [got, expected]: [T; 2],
+) -> MergeError {
+    let (path, other) = (path.to_owned(), other.to_string());
+    MergeError::Different { path, other, field, got: got.to_string(), expected: expected.to_string() }
+}
+
+/// Checks that what was run in this place is of the campaign that was run in another.
+fn same_campaign(
+    (path, got): (&Path, &Start),
+    (other, expected): (&dyn Display, &Start),
+) -> Result<(), MergeError> {
     let fields = |start: &Start| {
         let limit = |limit: Option<f64>| limit.map_or("none".to_owned(), |limit| limit.to_string());
         [
@@ -172,16 +243,10 @@ fn same_campaign(part: &Part, first: &Part) -> Result<(), MergeError> {
             ("shards", start.shard.count().to_string()),
         ]
     };
-    let mut both = fields(&part.stored.start).into_iter().zip(fields(&first.stored.start));
+    let mut both = fields(got).into_iter().zip(fields(expected));
     match both.find(|(got, expected)| got != expected) {
         None => Ok(()),
-        Some(((field, got), (_, expected))) => Err(MergeError::Different {
-            path: part.dir.clone(),
-            first: first.dir.clone(),
-            field,
-            got,
-            expected,
-        }),
+        Some(((field, got), (_, expected))) => Err(different(path, other, field, [got, expected])),
     }
 }
 
@@ -199,17 +264,7 @@ pub fn merge(
     while let Some(log) = logs.iter_mut().filter(|log| log.ahead.is_some()).min_by_key(|log| log.index()) {
         let Some(Taken { record, shrunk }) = log.next()? else { break };
         ledger.note(record.event());
-        match record.verdict.as_str() {
-            "finding" => match drawn_again(plan, subjects, &record, shrunk) {
-                Ok(judged) => ledger.settle(record.index, judged),
-                Err(what) => ledger.trouble(what),
-            },
-            "infrastructure" => {
-                let what = record.reason.clone().unwrap_or_default();
-                ledger.settle(record.index, Judged::Infrastructure(what));
-            }
-            _ => {}
-        }
+        settle(&mut ledger, plan, subjects, &record, Recorded::Earlier(shrunk));
     }
     logs.iter().try_for_each(Log::whole)?;
     parts.iter().for_each(|part| ledger.add(&part.stored.sums));
@@ -220,14 +275,45 @@ pub fn merge(
     Ok(ledger.finish(merged(&censuses), Vec::new(), elapsed))
 }
 
+/// Returns the ledger of a campaign after its first cases, which ran before the campaign was cut off. Nobody hears of
+/// them again.
+pub(super) fn gone_on<'a>(
+    plan: &'a Plan,
+    subjects: &'a dyn Subjects,
+    earlier: &Part,
+    (quiet, sinks): (&'a Sinks<'a>, &'a Sinks<'a>),
+) -> Result<Ledger<'a>, MergeError> {
+    let mut ledger = Ledger::new(plan, subjects, quiet);
+    let mut log = Log::open(earlier)?;
+    while let Some(Taken { record, shrunk }) = log.next()? {
+        settle(&mut ledger, plan, subjects, &record, Recorded::Before(shrunk));
+    }
+    Ok(ledger.go_on(&earlier.stored.sums, sinks))
+}
+
+/// Has the ledger settle the case behind a record.
+fn settle(ledger: &mut Ledger, plan: &Plan, subjects: &dyn Subjects, record: &Record, recorded: Recorded) {
+    match record.verdict.as_str() {
+        "finding" => match drawn_again(plan, subjects, record, recorded) {
+            Ok(judged) => ledger.settle(record.index, judged),
+            Err(what) => ledger.trouble(what),
+        },
+        "infrastructure" => {
+            let what = record.reason.clone().unwrap_or_default();
+            ledger.settle(record.index, Judged::Infrastructure(what));
+        }
+        _ => {}
+    }
+}
+
 /// Returns the failing case behind a record. A subject from outside has a say in what is drawn, and may panic.
 fn drawn_again(
     plan: &Plan,
     subjects: &dyn Subjects,
     record: &Record,
-    shrunk: Option<Box<Shrunk>>,
+    recorded: Recorded,
 ) -> Result<Judged, String> {
-    let attempt = panic::catch_unwind(AssertUnwindSafe(|| failed(plan, subjects, record, shrunk)));
+    let attempt = panic::catch_unwind(AssertUnwindSafe(|| failed(plan, subjects, record, recorded)));
     attempt.unwrap_or_else(|_| Err(format!("case {}: drawing it again panicked", record.index)))
 }
 
@@ -235,7 +321,7 @@ fn failed(
     plan: &Plan,
     subjects: &dyn Subjects,
     record: &Record,
-    shrunk: Option<Box<Shrunk>>,
+    recorded: Recorded,
 ) -> Result<Judged, String> {
     let index = record.index;
     match super::asked(plan, subjects, index).map_err(|error| error.to_string())? {
@@ -251,7 +337,7 @@ fn failed(
                 case: case_of(plan, subjects, index, problem),
                 finding: Finding { identity, ending, ..Finding::new(check, tensor, String::new()) },
                 recall: None,
-                recorded: Recorded::Earlier(shrunk),
+                recorded,
             })))
         }
     }
@@ -297,17 +383,20 @@ struct Log<'a> {
     line: usize,
     /// The case after those that were taken.
     ahead: Option<Record>,
+    /// Number of cases that were taken and have an event in any case.
     taken: u64,
-    sums: &'a Sums,
+    /// Number of cases that were taken and did not pass.
+    not_passed: u64,
+    stored: &'a Stored,
 }
 
 impl<'a> Log<'a> {
     fn open(part: &'a Part) -> Result<Log<'a>, MergeError> {
-        let path = part.dir.join(EVENTS);
+        let (path, stored) = (part.dir.join(EVENTS), &part.stored);
         let lines = files::lines(&path, EVENT_BYTES_MAX)
             .map_err(|source| MergeError::Read { path: path.clone(), source })?;
         let mut log =
-            Log { path, lines: Box::new(lines), line: 0, ahead: None, taken: 0, sums: &part.stored.sums };
+            Log { path, lines: Box::new(lines), line: 0, ahead: None, taken: 0, not_passed: 0, stored };
         log.advance()?;
         Ok(log)
     }
@@ -320,7 +409,8 @@ impl<'a> Log<'a> {
     /// Returns the next case and what it was shrunk to.
     fn next(&mut self) -> Result<Option<Taken>, MergeError> {
         let Some(record) = self.ahead.take() else { return Ok(None) };
-        self.taken += 1;
+        self.taken += u64::from(record.index < CASE_EVENTS_MAX);
+        self.not_passed += u64::from(!record.event().is_passed());
         let shrunk = self.advance()?;
         Ok(Some(Taken { record, shrunk }))
     }
@@ -346,10 +436,15 @@ impl<'a> Log<'a> {
 
     /// Checks that the log told of all cases of which it has to.
     fn whole(&self) -> Result<(), MergeError> {
-        let (got, expected) = (self.taken, self.sums.cases);
-        if got >= expected.min(CASE_EVENTS_MAX) {
-            return Ok(());
+        let Stored { start, sums } = self.stored;
+        let told = start.shard.turns_before(CASE_EVENTS_MAX).min(sums.cases);
+        let checks =
+            [("cases", self.taken, told), ("cases that did not pass", self.not_passed, sums.not_passed())];
+        match checks.into_iter().find(|(_, got, expected)| got < expected) {
+            None => Ok(()),
+            Some((what, got, expected)) => {
+                Err(MergeError::Incomplete { path: self.path.clone(), what, got, expected })
+            }
         }
-        Err(MergeError::Incomplete { path: self.path.clone(), got, expected })
     }
 }

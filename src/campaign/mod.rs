@@ -95,20 +95,34 @@ pub struct Sinks<'a> {
 
 /// Runs the plan's cases against one kind of subject.
 pub fn run(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks) -> Summary {
-    sweep(plan, subjects, sinks, None)
+    sweep(Ledger::new(plan, subjects, sinks), None)
 }
 
-/// Runs cases until the plan ends, somebody asks to stop, or a search is over.
-fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, search: Option<&Search>) -> Summary {
+/// Goes on with a campaign that was cut off after these cases, as if it had not been. The plan has no limit of time.
+/// The earlier cases are drawn again, for the census, but not run.
+pub fn go_on(
+    plan: &Plan,
+    subjects: &dyn Subjects,
+    sinks: &Sinks,
+    earlier: &Part,
+) -> Result<Summary, MergeError> {
+    let quiet = Sinks { observer: &Silent, ..*sinks };
+    let ledger = merge::gone_on(plan, subjects, earlier, (&quiet, sinks))?;
+    Ok(sweep(ledger, None))
+}
+
+/// Runs the cases behind those of the ledger, until its plan ends, somebody asks to stop, or a search is over.
+fn sweep(ledger: Ledger, search: Option<&Search>) -> Summary {
     let start = Instant::now();
-    let ledger = Ledger::new(plan, subjects, sinks).shrinking_until(Deadline::after(plan.shrinking()));
+    let (plan, subjects, sinks, earlier) = (ledger.plan, ledger.subjects, ledger.sinks, ledger.cases());
+    let ledger = ledger.shrinking_until(Deadline::after(plan.shrinking()));
     let ledger = match search {
         Some(search) => ledger.of_search(search.shrinking),
         None => ledger.sharing(plan.time),
     };
-    let queue = Queue::new(ledger);
+    let queue = Queue::new(ledger, earlier);
     let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
-    let worker = Worker { plan, subjects, sinks, search, budget, turns };
+    let worker = Worker { plan, subjects, sinks, search, earlier, budget, turns };
     let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
         Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
         // A machine without room for threads still has this one.
@@ -118,7 +132,7 @@ fn sweep(plan: &Plan, subjects: &dyn Subjects, sinks: &Sinks, search: Option<&Se
     let last = subjects.backend(&subjects.options(0)).ok();
     let host = last.as_ref().and_then(|backend| backend.host());
     let (lost, devices) = host.map(|host| (host.lost(), host.devices())).unwrap_or_default();
-    let mut summary = queue.close().finish(census, lost, start.elapsed());
+    let mut summary = queue.close().end(census, lost);
     summary.devices = devices;
     // With a moment left it has had its time.
     let is_early = |time: Duration| start.elapsed() < time.mul_f64(FULL);
@@ -139,6 +153,8 @@ struct Worker<'a> {
     subjects: &'a dyn Subjects,
     sinks: &'a Sinks<'a>,
     search: Option<&'a Search<'a>>,
+    /// Number of turns that were run before the campaign was cut off.
+    earlier: u64,
     budget: Budget,
     turns: Mutex<Turns>,
 }
@@ -158,6 +174,10 @@ impl Worker<'_> {
         let mut census = Census::default();
         while !self.sinks.control.stopped() && !self.budget.is_over() {
             let Some((turn, index)) = self.take() else { break };
+            if turn < self.earlier {
+                self.count_again(index, &mut census);
+                continue;
+            }
             if !queue.begin(turn) {
                 break;
             }
@@ -167,6 +187,15 @@ impl Worker<'_> {
             queue.finish(turn, outcome);
         }
         census
+    }
+
+    /// Counts a case that was run before the campaign was cut off.
+    fn count_again(&self, index: u64, census: &mut Census) {
+        let asked = panic::catch_unwind(AssertUnwindSafe(|| asked(self.plan, self.subjects, index)));
+        if let Ok(Ok(asked)) = asked {
+            census.add_asked(&asked);
+        }
+        self.sinks.control.cases.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a case for whoever watches, and for the times of those to come.

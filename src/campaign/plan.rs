@@ -50,6 +50,11 @@ impl Shard {
         (0..self.count).map(move |index| Shard { index, count: self.count })
     }
 
+    /// Returns the number of the shard's cases before this one of the whole campaign.
+    pub(super) fn turns_before(self, case: u64) -> u64 {
+        case.saturating_sub(self.index).div_ceil(self.count)
+    }
+
     /// Returns the index of the shard's `turn`-th case; `None` when it overflows.
     fn case(self, turn: u64) -> Option<u64> {
         turn.checked_mul(self.count)?.checked_add(self.index)
@@ -118,7 +123,7 @@ impl Plan {
 
     /// Returns the number of cases that this shard will run, where that is known.
     pub fn turns(&self) -> Option<u64> {
-        self.cases.map(|cases| cases.saturating_sub(self.shard.index).div_ceil(self.shard.count))
+        self.cases.map(|cases| self.shard.turns_before(cases))
     }
 
     /// Returns the plan of the search for the canary.
@@ -293,6 +298,8 @@ mod tests {
                 let plan = plan(Some(cases), shard);
                 let mine: Vec<u64> = (0..).map_while(|turn| plan.case(turn)).collect();
                 assert_eq!(plan.turns(), Some(mine.len() as u64));
+                let early = mine.iter().filter(|&&case| case < 7).count();
+                assert_eq!(plan.shard.turns_before(7).min(mine.len() as u64), early as u64);
                 all.extend(mine);
             }
             all.sort_unstable();

@@ -32,8 +32,9 @@ struct Line {
 }
 
 impl<'a> Queue<'a> {
-    pub(super) fn new(ledger: Ledger<'a>) -> Queue<'a> {
-        let line = Line { next: 0, waiting: BTreeMap::new(), failures: 0, folding: false, closed: false };
+    /// Returns the queue of a ledger that has folded the turns before `next`.
+    pub(super) fn new(ledger: Ledger<'a>, next: u64) -> Queue<'a> {
+        let line = Line { next, waiting: BTreeMap::new(), failures: 0, folding: false, closed: false };
         Queue { line: Mutex::new(line), moved: Condvar::new(), ledger: Mutex::new(ledger) }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use seamproof_oracle::Problem;
 
 use super::event::Silent;
-use super::ledger::{Failed, Judged};
+use super::ledger::{Failed, Judged, Ledger};
 use super::plan::{CANARY_CASES_MAX, Control, Deadline, Plan};
 use super::subjects::{Subjects, Wrong};
 use super::summary::{Canary, Summary};
@@ -46,7 +46,8 @@ pub fn canary(plan: &Plan, subjects: &Wrong, findings: &Findings, control: &Cont
     let Wrong { wrong, right, call } = subjects;
     let search = Search::new(plan, right.as_ref(), *call);
     let sinks = Sinks { findings, observer: &Silent, control };
-    let summary = sweep(&plan.of_canary(), wrong.as_ref(), &sinks, Some(&search));
+    let plan = plan.of_canary();
+    let summary = sweep(Ledger::new(&plan, wrong.as_ref(), &sinks), Some(&search));
     let not_told = search.not_told(&summary);
     Canary {
         cases: summary.cases,

@@ -186,6 +186,12 @@ pub struct Sums {
 }
 
 impl Sums {
+    /// Returns the number of cases that neither held nor were refused as they have to be. Each of them has an event.
+    pub(super) fn not_passed(&self) -> u64 {
+        let refused = self.refused.values().chain(self.malformed.values()).sum::<u64>();
+        self.cases.saturating_sub(self.held).saturating_sub(refused)
+    }
+
     /// Adds the counts of a part. The caller sees to its census, faults, time and end.
     fn add(&mut self, part: &Sums) {
         self.cases += part.cases;

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, note};
-use crate::bench;
+use crate::bench::{self, MergeBenchError};
 use crate::power::{self, PowerPlan, PowerTable};
 use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
@@ -30,6 +30,7 @@ const EXAMPLES: &str = "\
 Examples, in a release build:
   seamproof bench oracle
   seamproof bench prove
+  seamproof bench merge
   seamproof bench power
   seamproof bench power --cases 100 --seed 2
   seamproof bench power --precision fp8
@@ -47,6 +48,9 @@ enum What {
     /// The checker, on a pack of a million tokens over up to 64 ranks
     #[command(after_help = EXAMPLES)]
     Prove,
+    /// Joining 64 shards of campaigns of 100,000 and of 10,000,000 cases that found the same
+    #[command(after_help = EXAMPLES)]
+    Merge,
     /// The judge against the acceptance rules of the field: which subtle faults each of them catches
     #[command(after_help = EXAMPLES)]
     Power {
@@ -102,6 +106,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let measured = match &args.what {
         What::Oracle => bench::oracle(&LENGTHS, &mut io::stdout()).map(|()| true),
         What::Prove => bench::prove(&mut io::stdout()).map(|()| true),
+        What::Merge => merge()?,
         What::Power { cases, seed, precision } => {
             power(precision, &PowerPlan { cases: (*cases).into(), seed: *seed })
         }
@@ -120,6 +125,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         Ok(false) => Exit::Finding,
         _ => Exit::Held,
     })
+}
+
+/// Prints what it takes to join shards. Returns whether it is within the limits.
+fn merge() -> Result<io::Result<bool>, CliError> {
+    match bench::merge(&mut io::stdout()) {
+        Ok(holds) => Ok(Ok(holds)),
+        Err(MergeBenchError::Io(error)) => Ok(Err(error)),
+        Err(error) => Err(CliError::Usage(error.to_string())),
+    }
 }
 
 /// Prints the table. Returns whether the judge caught everything that is wrong, and nothing else.

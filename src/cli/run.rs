@@ -11,16 +11,17 @@ use super::options::{BesideOptions, duration, random_seed, seed};
 use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
 use crate::campaign::{
-    self, Canary, Control, Event, Line, Logs, Observer, Plan, Registered, Shard, Sinks, Start, Subjects,
-    Summary, Tone,
+    self, Canary, Control, Event, Line, Logs, Observer, Part, Plan, Registered, Shard, Silent, Sinks, Start,
+    Subjects, Summary, Tone,
 };
 use crate::look::report_page;
 use crate::paste::{report_command, typed};
-use crate::record::{DEFAULT_DIR, EventLog, RecordError, RunDir, write_whole};
+use crate::record::{DEFAULT_DIR, EVENTS, EventLog, RecordError, RunDir, write_whole};
 use crate::report;
 use crate::worker::{abandon_all, is_abandoned};
 use seamproof_judge::evaluate::caught;
 use seamproof_judge::generate::Profile;
+use seamproof_judge::prose::counted;
 
 /// Time of a campaign that neither cases nor time limit.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
@@ -74,6 +75,10 @@ pub(super) struct Args {
     /// Directory of findings [default: seamproof.out]. That of an earlier campaign is renamed to DIR.1, DIR.2, …
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Go on with this same campaign where it was cut off in the directory; else begin it. The subject must be
+    /// what it was
+    #[arg(long, requires_all = ["cases", "seed"], conflicts_with = "time")]
+    resume: bool,
     /// Most findings of a subject in a Python file for which a script is written, after the last case
     #[arg(long, value_name = "N", default_value_t = campaign::SCRIPTS_MAX)]
     scripts: usize,
@@ -151,15 +156,30 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     }
     let plan = args.plan();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
-    let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
     let start = Start::of(&plan, subjects.name(), subjects.fixed());
+    let earlier = if args.resume { cut_off(out, &start)? } else { None };
+    let (json, junit) = (args.json.as_deref(), args.junit.as_deref());
+    let (dir, part, logs, report) = match earlier {
+        Some((dir, part)) => {
+            let (logs, report) = opened_again(&dir, json, junit)?;
+            (dir, Some(part), logs, report)
+        }
+        None => {
+            let (dir, logs, report) = opened(out, json, junit)?;
+            (dir, None, logs, report)
+        }
+    };
     let logs = Logs::new(logs, control);
-    logs.event(&Event::Start(&start));
+    // What the clock has cut does not go on as if it had not been.
+    let logs = if plan.time.is_none() { logs.checking_in(&dir, &start) } else { logs };
+    if part.is_none() {
+        logs.event(&Event::Start(&start));
+    }
     if let Some(error) = logs.trouble() {
         return Err(error.into());
     }
     announce(&start, &dir);
-    let mut outcome = campaign(&plan, &subjects, &dir, &logs, control)?;
+    let mut outcome = campaign(&plan, &subjects, &dir, &logs, (control, part.as_ref()))?;
     scripts(&mut outcome, &dir, &logs, control, args.scripts)?;
     let exit = conclude(&dir, &start, &outcome, &logs);
     tell_report(&dir, &outcome, args.open);
@@ -170,6 +190,38 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
         report.write(subjects.name(), &outcome.canary, outcome.summary.as_ref(), &[])
     });
     Ok(recorded(exit, written))
+}
+
+/// Returns the directory of this campaign and the cases that it tells of, where it was cut off there.
+fn cut_off(out: &Path, start: &Start) -> Result<Option<(RunDir, Part)>, CliError> {
+    let Some(dir) = RunDir::reopen(out)? else { return Ok(None) };
+    match Part::cut_off(&dir, start) {
+        Ok(part) => {
+            let cases = counted(part.stored.sums.cases, "case");
+            note(&format_args!("{}: going on after {cases}", out.display()));
+            Ok(Some((dir, part)))
+        }
+        Err(why) => {
+            note(&format_args!("{why}; the campaign begins anew"));
+            Ok(None)
+        }
+    }
+}
+
+/// Opens the event logs of a campaign that goes on, and makes the report of its end. A log in a second place tells of
+/// the earlier cases too.
+fn opened_again(
+    dir: &RunDir,
+    json: Option<&Path>,
+    junit: Option<&Path>,
+) -> Result<(Vec<EventLog>, Option<junit::JunitFile>), CliError> {
+    let mut logs = vec![dir.further_events()?];
+    if let Some(path) = json {
+        let mut log = EventLog::create(path)?;
+        log.copy(&dir.path().join(EVENTS))?;
+        logs.push(log);
+    }
+    Ok((logs, junit.map(junit::JunitFile::create).transpose()?))
 }
 
 /// Makes a campaign's directory, its event logs, and the report of its end. Where one of them cannot be made, an
@@ -211,15 +263,21 @@ fn campaign(
     subjects: &Registered,
     dir: &RunDir,
     logs: &Logs,
-    control: &Control,
+    (control, earlier): (&Control, Option<&Part>),
 ) -> Result<RunOutcome, CliError> {
     let begun = Instant::now();
-    let canary = look_for_canary(plan, subjects, dir, logs, control)?;
+    // Of a campaign that goes on the log has told how the search ended.
+    let told: &dyn Observer = if earlier.is_some() { &Silent } else { logs };
+    let canary = look_for_canary(plan, subjects, dir, told, control)?;
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
     let plan = plan.after_search(begun.elapsed(), !canary.own.is_empty());
-    let run = || progress::shown(&plan, control, || campaign::run(&plan, subjects, &sinks));
-    let mut summary = canary.permits().then(run);
+    let run = || match earlier {
+        Some(earlier) => campaign::go_on(&plan, subjects, &sinks, earlier),
+        None => Ok(campaign::run(&plan, subjects, &sinks)),
+    };
+    let shown = || progress::shown(&plan, control, run);
+    let mut summary = canary.permits().then(shown).transpose()?;
     summary.iter_mut().for_each(|summary| summary.heed(&canary));
     Ok(RunOutcome { canary, summary, interrupted: control.stopped() })
 }
@@ -246,7 +304,7 @@ pub(super) fn look_for_canary(
     plan: &Plan,
     subjects: &Registered,
     dir: &RunDir,
-    logs: &Logs,
+    observer: &dyn Observer,
     control: &Control,
 ) -> Result<Canary, CliError> {
     let begun = Instant::now();
@@ -258,7 +316,7 @@ pub(super) fn look_for_canary(
         let found = wrong.map(|wrong| campaign::canary(plan, &wrong, &found_in, &looking));
         Ok(found.unwrap_or_default())
     })?;
-    logs.event(&Event::Canary(&canary));
+    observer.event(&Event::Canary(&canary));
     let tone = match (&canary.finding, &canary.not_told) {
         (Some(_), _) => Tone::Plain,
         (None, Some(_)) => Tone::Doubt,

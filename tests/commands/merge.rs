@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::seamproof;
+use super::{NOTHING_FOUND, code, events, named, place, seamproof, stderr};
 
 /// Subjects whose failures have one symptom, or several, and the right one. Each is with the number of shards into
 /// which its campaign is cut: few large ones, or many small ones that each find failures of the others anew.
@@ -109,9 +110,12 @@ fn whole(subject: &str) -> (tempfile::TempDir, Left) {
 }
 
 fn shard(dir: &Path, subject: &str, index: usize, count: usize) -> String {
-    let (shard, out) = (format!("{index}/{count}"), format!("shard-{index}"));
-    let run =
-        ["run", "--seed", "3", "--cases", CASES, "--backend", subject, "--shard", &shard, "--out", &out];
+    shard_of(dir, CASES, subject, &format!("{index}/{count}"))
+}
+
+fn shard_of(dir: &Path, cases: &str, subject: &str, shard: &str) -> String {
+    let out = format!("shard-{}", shard.split('/').next().unwrap_or_default());
+    let run = ["run", "--seed", "3", "--cases", cases, "--backend", subject, "--shard", shard, "--out", &out];
     seamproof(dir, &run);
     out
 }
@@ -133,6 +137,118 @@ fn shards_join_into_the_campaign_that_was_not_cut() {
         assert_eq!(left(place.path(), &output), expected, "{subject} in {count}");
     }
     assert!(failures > 12, "{failures} events of findings: too few to say anything");
+}
+
+/// Options of a campaign that takes longer than it takes until the first checkpoint, on one thread.
+const LONG: [&str; 12] = [
+    "run",
+    "--seed",
+    "3",
+    "--cases",
+    "600",
+    "--jobs",
+    "1",
+    "--out",
+    "out",
+    "--junit",
+    "junit.xml",
+    "--resume",
+];
+/// Longest time until a checkpoint.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the long campaign and kills it once it has a checkpoint.
+fn run_and_kill(dir: &Path) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seamproof"));
+    command.current_dir(dir).args(LONG).args(["--backend", WINDOW]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let start = Instant::now();
+    while !dir.join("out/checkpoint.json").exists() {
+        assert!(start.elapsed() < PATIENCE, "no checkpoint");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().expect("it is killed");
+    child.wait().expect("it has ended");
+    assert!(!dir.join("out/sums.json").exists(), "the campaign ended before it was killed");
+}
+
+/// Test that a campaign that was killed goes on as if it had not been: no case is lost or counted twice.
+#[test]
+fn a_killed_campaign_goes_on_where_it_stopped() {
+    let kept = place();
+    let long = [&LONG[..], &["--backend", WINDOW]].concat();
+    let output = seamproof(kept.path(), &long);
+    let expected = left(kept.path(), &output);
+    assert_eq!(expected.code, Some(2), "{:?}", expected.said);
+
+    let cut = place();
+    run_and_kill(cut.path());
+    // What was told after the checkpoint is told again, and a line may be torn.
+    let log = cut.path().join("out/events.jsonl");
+    let torn = fs::read_to_string(&log).expect("an event log") + "{\"event\":\"case\",\"ind";
+    fs::write(&log, torn).expect("the log is written");
+    let output = seamproof(cut.path(), &[&long[..], &["--json", "e.jsonl"]].concat());
+    assert!(stderr(&output).contains("out: going on after "), "{}", stderr(&output));
+    assert_eq!(left(cut.path(), &output), expected);
+    assert!(!cut.path().join("out.1").exists(), "nothing began anew");
+    let copied = fs::read_to_string(cut.path().join("e.jsonl")).expect("a second log");
+    assert_eq!(copied, fs::read_to_string(&log).expect("an event log"));
+
+    // A campaign that has ended has no case left.
+    let output = seamproof(cut.path(), &long);
+    assert!(stderr(&output).contains("out: going on after 600 cases"), "{}", stderr(&output));
+    assert_eq!(left(cut.path(), &output), expected);
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_begins_anew() {
+    let place = place();
+    let dir = place.path();
+    let run = |seed: &str, shard: &str| {
+        let output = seamproof(
+            dir,
+            &["run", "--seed", seed, "--cases", "40", "--shard", shard, "--out", "out", "--resume"],
+        );
+        assert!(NOTHING_FOUND.contains(&code(&output)), "{}", stderr(&output));
+        stderr(&output)
+    };
+    assert!(!run("1", "0/2").contains("anew"), "there was nothing to go on with");
+    let said = run("2", "0/2");
+    assert!(said.contains("seed 0x1, and this one has 0x2") && said.contains("begins anew"), "{said}");
+    let said = run("2", "1/2");
+    assert!(said.contains("shard 0/2, and this one has 1/2") && said.contains("begins anew"), "{said}");
+    let spoils: [(&str, Spoil, &str); 4] = [
+        ("checkpoint.json", cut, "EOF while parsing"),
+        ("checkpoint.json", |file| edited(file, |it| it["sums"]["held"] = u64::MAX.into()), "counts come to"),
+        ("events.jsonl", |file| fs::write(file, "{}\n").expect("a file"), "tells of 3 of "),
+        ("checkpoint.json", |file| fs::remove_file(file).expect("it is written"), "has no checkpoint.json"),
+    ];
+    for (index, (name, spoil, reason)) in spoils.into_iter().enumerate() {
+        spoil(&dir.join("out").join(name));
+        let said = run("2", "1/2");
+        assert!(said.contains(reason) && said.contains("begins anew"), "{reason}: {said}");
+        assert!(dir.join(format!("out.{}", index + 3)).is_dir(), "nothing is overwritten");
+    }
+    for lacks in [["--cases", "40"], ["--seed", "1"]] {
+        refuses_options(dir, &[&["run", "--resume"], &lacks[..]].concat());
+    }
+    refuses_options(dir, &["run", "--resume", "--cases", "4", "--seed", "1", "--time", "1s"]);
+}
+
+fn refuses_options(dir: &Path, arguments: &[&str]) {
+    let output = seamproof(dir, arguments);
+    assert_eq!(code(&output), 1, "{arguments:?}: {}", stderr(&output));
+}
+
+/// Test that the logs of all shards together stay as short as that of the whole campaign.
+#[test]
+fn late_cases_of_a_shard_that_held_have_no_event() {
+    let place = place();
+    let out = shard_of(place.path(), "70000", "emulated", "5/33000");
+    let told = events(&place.path().join(out).join("events.jsonl"));
+    let cases: Vec<u64> = named(&told, "case").iter().filter_map(|case| case["index"].as_u64()).collect();
+    assert_eq!(cases, [5, 33_005], "the third is case 66005");
+    assert_eq!(named(&told, "summary")[0]["cases"], 3);
 }
 
 /// Returns the last event of each failure.
@@ -339,6 +455,20 @@ fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
     let output = seamproof(dir, &[&["merge", "shard-3"], &names[..]].concat());
     let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
     assert!(said.contains("error: shard-3: is no directory") && !said.contains("missing\n"), "{said}");
+}
+
+/// Test that a shard whose log lacks a failing case is missing: late cases that held have no event, all others do.
+#[test]
+fn a_log_that_lacks_a_failing_case_is_not_joined() {
+    let place = place();
+    let shard = shard(place.path(), WINDOW, 0, 2);
+    let log = place.path().join(&shard).join("events.jsonl");
+    let text = fs::read_to_string(&log).expect("events are written");
+    let told = "\"verdict\":\"finding\"";
+    assert!(text.contains(told), "the shard found something");
+    fs::write(&log, text.replacen(told, "\"verdict\":\"held\"", 1)).expect("the log is written");
+    let said = stderr(&seamproof(place.path(), &["merge", &shard]));
+    assert!(said.contains("cases that did not pass"), "{said}");
 }
 
 /// Returns the last event of a log.

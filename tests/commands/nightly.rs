@@ -437,34 +437,34 @@ fn a_night_that_is_asked_to_end_ends_after_the_cases_in_flight() {
     assert!(dir.join("emulated-quick/sums.json").exists());
 }
 
-/// Test that the options of each example of a night exist, and that each example is linked from the page on nights.
+/// Test that the options of each example of a night or a shard exist, and that each is linked from the page on nights.
 #[test]
-fn examples_of_nights_are_of_this_command() {
+fn examples_of_nights_and_shards_are_of_these_commands() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     let page = fs::read_to_string(docs.join("nightly.md")).expect("the page is there");
-    let help = Command::new(cargo_bin("seamproof")).args(["nightly", "--help"]).output().expect("help");
-    let help = said(&help);
-    for (name, options) in [
-        ("nightly-slurm.sh", 4),
-        ("nightly-kubernetes.yaml", 4),
-        ("Dockerfile", 3),
-        ("slurm.sh", 0),
-        ("kubernetes.yaml", 0),
+    for (name, command, options) in [
+        ("nightly-slurm.sh", "nightly", 4),
+        ("nightly-kubernetes.yaml", "nightly", 4),
+        ("Dockerfile", "nightly", 3),
+        ("slurm.sh", "run", 7),
+        ("kubernetes.yaml", "run", 7),
     ] {
+        let help = Command::new(cargo_bin("seamproof")).args([command, "--help"]).output().expect("help");
+        let help = said(&help);
         assert!(page.contains(&format!("(examples/{name})")), "{name} is not linked");
         let text = fs::read_to_string(docs.join("examples").join(name)).expect("the example is there");
-        // The options are the words that begin with two dashes, from the argument `nightly` to the end of the
-        // command.
+        // The options are the words that begin with two dashes, from the command's name to its end.
         let words: Vec<&str> = text.split_whitespace().filter(|word| *word != "-").collect();
-        let command = words.windows(2).position(|two| two == ["seamproof", "nightly"]);
-        let command = command.map_or(&[][..], |at| &words[at + 2..]);
-        let end = command.iter().position(|word| matches!(*word, "resources:" | "#" | "FROM"));
-        let command = &command[..end.unwrap_or(command.len())];
-        let dashed = command.iter().filter(|word| word.starts_with("--"));
+        let at = words.windows(2).position(|two| two == ["seamproof", command]);
+        let rest = at.map_or(&[][..], |at| &words[at + 2..]);
+        let is_end = |word: &&str| matches!(*word, "resources:" | "#" | "FROM") || word.starts_with("code=");
+        let end = rest.iter().position(is_end);
+        let dashed = rest[..end.unwrap_or(rest.len())].iter().filter(|word| word.starts_with("--"));
         let used: Vec<&str> = dashed.map(|word| word.split('=').next().unwrap_or(word)).collect();
         assert_eq!(used.len(), options, "{name}: {used:?}");
         for option in used {
-            assert!(help.contains(&format!("{option} <")), "{name}: `seamproof nightly` has no {option}");
+            let is_there = help.split_whitespace().any(|word| word == option);
+            assert!(is_there, "{name}: `seamproof {command}` has no {option}");
         }
     }
 }
