@@ -124,10 +124,25 @@ impl RunDir {
             return Ok(None);
         }
         let lock = lock(&path)?;
-        Ok(Some(RunDir { path, earlier: None, _lock: lock }))
+        let dir = RunDir { path, earlier: None, _lock: lock };
+        dir.remove_temporaries()?;
+        Ok(Some(dir))
     }
 
-    /// Cuts the event log behind this many bytes, and removes the sums: the campaign has not ended.
+    /// Removes the files that a killed campaign was about to give a name.
+    fn remove_temporaries(&self) -> Result<(), RecordError> {
+        for folder in [self.path.clone(), self.findings()?.dir, self.canary()?.dir] {
+            for path in files::list(&folder).at(&folder, "read")? {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                if name.starts_with(TEMPORARY_PREFIX) && path.is_file() {
+                    fs::remove_file(&path).at(&path, "removed")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts the event log behind this many bytes, and removes the sums, as the campaign has not ended.
     pub fn cut(&self, bytes: u64) -> Result<(), RecordError> {
         let sums = self.path.join(SUMS);
         if !files::is_absent(&sums) {
@@ -340,6 +355,13 @@ impl Findings {
             }
         }
         Ok(())
+    }
+
+    /// Removes the findings whose names are not wanted.
+    pub fn retain(&self, is_wanted: impl Fn(&str) -> bool) -> Result<(), RecordError> {
+        let paths = files::list(&self.dir).at(&self.dir, "read")?;
+        let names = paths.iter().filter_map(|path| path.file_stem()?.to_str());
+        names.filter(|name| !is_wanted(name)).try_for_each(|name| self.remove(name))
     }
 
     /// Returns the words that say how to judge a finding again: a command, or the test to paste for a foreign
@@ -556,6 +578,21 @@ mod tests {
         assert_eq!(run(".1").expect("the first run"), "0\n");
         assert_eq!(run(".2").expect("the second run"), "1\n");
         assert_eq!(run("").expect("the last run"), "2\n");
+    }
+
+    /// Test that of a campaign that was cut off no half-written file is left, and of its findings those that are wanted.
+    #[test]
+    fn what_a_cut_off_campaign_left_behind_is_removed() {
+        let (_parent, path) = place();
+        let findings = RunDir::create(&path).and_then(|dir| dir.findings()).expect("the directory is made");
+        for name in [".tmp-abc", "exact-1.json", "exact-1.txt", "exact-2.json", "case-00000007.json"] {
+            fs::write(findings.dir.join(name), "{}").expect("a file is written");
+        }
+        let dir = RunDir::reopen(&path).expect("it can be opened").expect("it is there");
+        dir.findings().and_then(|found| found.retain(|name| name != "exact-1")).expect("files are removed");
+        let left = files::list(&findings.dir).expect("a directory");
+        let left: Vec<_> = left.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+        assert_eq!(left, ["case-00000007.json", "exact-2.json"]);
     }
 
     #[test]

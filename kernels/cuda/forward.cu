@@ -162,7 +162,7 @@ struct Config {
     static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS * TEAMS > 2);
     // Whether a tile's rows may be of several heads.
     static constexpr bool PACKS = GROUPS > 1 && KEYS == 64;
-    // In turn and with three groups in FP8 the producer needs more than 40. 56 leave consumers 152, as 40 would.
+    // In turn and with three groups or teams in FP8 the producer needs more than 40. 56 leave consumers 152, as 40 would.
     static constexpr int PRODUCER_REGISTERS = IS_FP8 && GROUPS * TEAMS > 2 ? 56 : DIM == 64 && !IS_FP8 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 };

@@ -12,6 +12,7 @@ use seamproof_oracle::Format;
 use seamproof_simulator::{AttentionCall, RowPolicy};
 
 use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
+use crate::device::TileLaunch;
 use crate::error::KernelError;
 use crate::forward::{
     self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, Tiled, elements, tensor_maps,
@@ -275,10 +276,11 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     Some(Bucket { dim, codes: of_codes.is_some() }.shared_bytes(form))
 }
 
-/// Returns how many items the blocks of the kernel on tiles share: a tile of a segment's real keys and a KV head each.
-pub(crate) fn items(call: &AttentionCall, kv_heads: usize) -> usize {
+/// Returns what the blocks of the kernel on tiles share: each item is a tile of a segment's real keys and a KV head.
+pub(crate) fn launch(call: &AttentionCall, kv_heads: usize) -> TileLaunch {
     let runs = call.segments.iter().flat_map(|segment| &segment.kv);
-    kv_heads * runs.map(|run| run.len.div_ceil(KEYS)).sum::<usize>()
+    let items = kv_heads * runs.map(|run| run.len.div_ceil(KEYS)).sum::<usize>();
+    TileLaunch { items, cluster: 1, teams: 1, segments: call.segments.len() }
 }
 
 /// Returns what there is in a call that the kernels do not take; `None` where they take the call.

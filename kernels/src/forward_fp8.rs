@@ -26,7 +26,7 @@ pub const DIM_MULTIPLE: usize = 16;
 pub const DIM_MAX: usize = 256;
 /// The head dims that kernels are compiled for. Each takes those up to its own.
 const WIDTHS: [usize; 3] = [64, 128, DIM_MAX];
-/// Rows of an average segment up to which the short shape is faster, with head dims up to 128 and over.
+/// Rows of an average segment up to which the short shape is faster: with head dims up to 128, and with larger ones.
 const SHORT_ROWS: [usize; 2] = [1024, 128];
 
 /// The number of query rows that are multiplied at once, with 128 keys.

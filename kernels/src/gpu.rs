@@ -28,8 +28,8 @@ use crate::version::{CUDA_MAJOR_MIN, CudaVersion};
 const CAPABILITY: (i32, i32) = (9, 0);
 /// Dynamic shared memory that a block may have without a request for more, in bytes.
 const SHARED_ALWAYS: usize = 48 << 10;
-/// The threads of a planning kernel where attention has few blocks ([`Gpu::in_blocks`]). Of more segments a thread
-/// takes several.
+/// The threads of a planning kernel where attention has few blocks ([`Gpu::in_blocks`]). With more segments, each
+/// thread takes several.
 pub const PLANNERS_LEAST: usize = WARP;
 /// Most blocks that compare two areas.
 const BLOCKS_OF_COMPARISON: usize = 256;
@@ -89,6 +89,11 @@ pub(crate) struct TiledTensor {
 pub struct Graph<'a> {
     graph: CudaGraph,
     gpu: &'a Gpu,
+}
+
+/// Returns the largest number of blocks up to `blocks` that are whole clusters of so many; one cluster at least.
+pub(crate) fn whole_clusters(blocks: usize, cluster: usize) -> usize {
+    blocks.max(cluster) / cluster * cluster
 }
 
 fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
@@ -210,10 +215,10 @@ impl Gpu {
         done
     }
 
-    /// Lets attention on tensor cores have so many blocks at most in the launches of `work`, and plans of
-    /// [`PLANNERS_LEAST`] threads.
-    /// Blocks stay for a whole launch: in few, small calls too have blocks with several tiles, and plans with more
-    /// segments than threads. Results are the same, but for dq that is summed as it comes.
+    /// Limits attention on tensor cores to `most` blocks a launch while `work` runs, or to one cluster where that has
+    /// more, and plans with [`PLANNERS_LEAST`] threads. Blocks stay for a whole launch: in few, even a small call gives
+    /// each several tiles, and a plan has more segments than threads. Results are the same bits, but for dq that is
+    /// summed as it comes, or by tiles of keys that would go around (`backward.cu`).
     pub fn in_blocks<T>(&self, most: Option<NonZeroUsize>, work: impl FnOnce() -> T) -> T {
         let before = self.few.replace(most);
         let done = work();
@@ -225,7 +230,7 @@ impl Gpu {
     pub(crate) fn staying_blocks(&self, cluster: usize) -> Result<usize, KernelError> {
         let all = self.multiprocessors()?;
         let blocks = self.few.get().map_or(all, |few| few.get().min(all));
-        Ok(blocks.max(cluster) / cluster * cluster)
+        Ok(whole_clusters(blocks, cluster))
     }
 
     /// Returns the threads of a planning kernel.

@@ -76,6 +76,8 @@ pub struct Cuda {
 
 /// Largest number of streams.
 const STREAMS_MAX: usize = 64;
+/// Largest number of blocks that a campaign draws, apart from a block on each multiprocessor.
+const FEW_BLOCKS: usize = 3;
 /// Value of the option of blocks that stands for a block on each multiprocessor.
 const ALL_BLOCKS: &str = "all";
 
@@ -132,7 +134,11 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         // One case in four has one to three blocks for each launch of attention on tensor cores.
         (
             "blocks".into(),
-            if draw >> 53 & 3 == 0 { (1 + (draw >> 32) % 3).to_string() } else { ALL_BLOCKS.into() },
+            if draw >> 53 & 3 == 0 {
+                (1 + (draw >> 32) % FEW_BLOCKS as u64).to_string()
+            } else {
+                ALL_BLOCKS.into()
+            },
         ),
         // One case in four has a thread for each rank.
         ("ranks".into(), if draw >> 57 & 3 == 0 { Ranks::Threads } else { Ranks::InTurn }.name().into()),
@@ -556,12 +562,12 @@ impl Backend for Cuda {
         let passes = passes.filter(|(_, launches)| !launches.is_empty());
         let mut ways: Vec<Way> =
             passes.map(|(name, launches)| Way { name, taken: !launches.contains(&None) }).collect();
-        // With a block on each multiprocessor, small problems hardly ever go these ways.
-        if let Some(blocks) = self.blocks {
+        // With many blocks, small problems hardly ever go these ways.
+        if let Some(blocks) = self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS) {
             let any = |what: &dyn Fn(TileLaunch) -> bool| {
                 launches.iter().flatten().any(|launch| launch.is_some_and(what))
             };
-            let taken = any(&|launch| launch.items > blocks.get());
+            let taken = any(&|launch| launch.repeats_in(blocks));
             ways.push(Way { name: SEVERAL_IN_A_BLOCK, taken });
             ways.push(Way {
                 name: SEVERAL_FOR_A_PLANNER,

@@ -47,7 +47,8 @@ pub struct CudaFp8 {
     pub shape: Option<Fp8Shape>,
     /// Whether there is a backward. Then dout and dS are in FP8 too.
     pub backward: bool,
-    /// How the schedule runs, as that of a subject in 16 bits: order, merges, helper kernels, streams and ranks.
+    /// How the schedule runs, as that of a subject in 16 bits: order, merges, helper kernels, streams, ranks, the order of
+    /// dq, and blocks.
     pub scheduled: Cuda,
 }
 

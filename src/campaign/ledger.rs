@@ -16,7 +16,7 @@ use super::minimise::{minimise, shrink_budget};
 use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
 use super::ways::Ways;
-use super::{Plan, Sinks, Subjects, declared};
+use super::{DRAWN, Plan, Sinks, Subjects, declared};
 use crate::paste::try_command;
 use crate::record::RecordError;
 use crate::worker::is_abandoned;
@@ -273,6 +273,19 @@ impl<'a> Ledger<'a> {
     /// Returns the time of the campaign.
     fn elapsed(&self) -> Duration {
         self.before + self.begun.elapsed()
+    }
+
+    /// Returns the number of cases that failed.
+    pub(super) fn failures(&self) -> u64 {
+        self.summary.failed_count()
+    }
+
+    /// Removes the findings that no failure here has: a campaign that is asked to stop shrinks in haste and writes what
+    /// it came to. Drawn cases stay: they are found again, under the same names.
+    pub(super) fn tidy(&self) -> Result<(), RecordError> {
+        let found = self.distinct.values().chain(&self.summary.own);
+        let named: BTreeSet<&str> = found.filter_map(|distinct| distinct.name.as_deref()).collect();
+        self.sinks.findings.retain(|name| name.starts_with(DRAWN) || named.contains(name))
     }
 
     /// Goes on with a campaign whose first cases, of these sums, were noted and settled before.

@@ -11,6 +11,8 @@
 //! Logs are read line by line and hold few lines of cases that passed ([`CASE_EVENTS_MAX`]). So memory grows with the
 //! parts alone, and time with the parts and the cases that did not pass.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fmt::Display;
 use std::fs;
 use std::io;
@@ -109,6 +111,8 @@ pub struct Part {
     pub dir: PathBuf,
     /// What was run, and its sums.
     pub stored: Stored,
+    /// Size of the beginning of the event log that tells of these cases, in bytes.
+    pub events: u64,
 }
 
 impl Part {
@@ -126,11 +130,11 @@ impl Part {
         let path = dir.join(SUMS);
         let stored: Stored = parsed(&path, 1, &text_of(&path)?)?;
         possible(&path, &stored.sums)?;
-        Part { dir: dir.to_owned(), stored }.whole()
+        Part { dir: dir.to_owned(), stored, events: u64::MAX }.whole()
     }
 
     /// Returns the first cases of a campaign that was cut off in this directory, as its last checkpoint tells of them.
-    /// Whatever came later is no longer in its event log then, and its sums are gone.
+    /// Nothing is changed there; whoever goes on cuts the event log ([`RunDir::cut`]) behind [`Part::events`] bytes.
     pub fn cut_off(dir: &RunDir, start: &Start) -> Result<Part, MergeError> {
         let path = dir.path().join(CHECKPOINT);
         if files::is_absent(&path) {
@@ -147,8 +151,7 @@ impl Part {
         if got < events {
             return Err(MergeError::Incomplete { path: log, what: "bytes", got, expected: events });
         }
-        dir.cut(events)?;
-        Part { dir: dir.path().to_owned(), stored: Stored { start: found, sums } }.whole()
+        Part { dir: dir.path().to_owned(), stored: Stored { start: found, sums }, events }.whole()
     }
 
     /// Returns the part if its event log tells of all its cases.
@@ -261,8 +264,12 @@ pub fn merge(
 ) -> Result<Summary, MergeError> {
     let mut ledger = Ledger::new(plan, subjects, sinks);
     let mut logs = parts.iter().map(Log::open).collect::<Result<Vec<_>, _>>()?;
-    while let Some(log) = logs.iter_mut().filter(|log| log.ahead.is_some()).min_by_key(|log| log.index()) {
+    let ahead = |at: usize, log: &Log| log.ahead.as_ref().map(|record| Reverse((record.index, at)));
+    let mut next: BinaryHeap<_> = logs.iter().enumerate().filter_map(|(at, log)| ahead(at, log)).collect();
+    while let Some(Reverse((_, at))) = next.pop() {
+        let log = &mut logs[at];
         let Some(Taken { record, shrunk }) = log.next()? else { break };
+        next.extend(ahead(at, log));
         ledger.note(record.event());
         settle(&mut ledger, plan, subjects, &record, Recorded::Earlier(shrunk));
     }
@@ -275,19 +282,21 @@ pub fn merge(
     Ok(ledger.finish(merged(&censuses), Vec::new(), elapsed))
 }
 
-/// Returns the ledger of a campaign after its first cases, which ran before the campaign was cut off. Nobody hears of
-/// them again.
+/// Returns the ledger of a campaign after its first cases, which ran before the campaign was cut off and are told to
+/// `of_earlier`. What was found in haste as the campaign ended is no longer on disk.
 pub(super) fn gone_on<'a>(
     plan: &'a Plan,
     subjects: &'a dyn Subjects,
     earlier: &Part,
-    (quiet, sinks): (&'a Sinks<'a>, &'a Sinks<'a>),
+    sinks: &'a Sinks<'a>,
+    of_earlier: &'a Sinks<'a>,
 ) -> Result<Ledger<'a>, MergeError> {
-    let mut ledger = Ledger::new(plan, subjects, quiet);
+    let mut ledger = Ledger::new(plan, subjects, of_earlier);
     let mut log = Log::open(earlier)?;
     while let Some(Taken { record, shrunk }) = log.next()? {
         settle(&mut ledger, plan, subjects, &record, Recorded::Before(shrunk));
     }
+    ledger.tidy()?;
     Ok(ledger.go_on(&earlier.stored.sums, sinks))
 }
 
@@ -395,15 +404,16 @@ impl<'a> Log<'a> {
         let (path, stored) = (part.dir.join(EVENTS), &part.stored);
         let lines = files::lines(&path, EVENT_BYTES_MAX)
             .map_err(|source| MergeError::Read { path: path.clone(), source })?;
+        let mut left = part.events;
+        let lines = lines.take_while(move |line| {
+            let counts = left > 0;
+            left = left.saturating_sub(line.as_ref().map_or(0, |line| line.len() as u64 + 1));
+            counts
+        });
         let mut log =
             Log { path, lines: Box::new(lines), line: 0, ahead: None, taken: 0, not_passed: 0, stored };
         log.advance()?;
         Ok(log)
-    }
-
-    /// Returns the index of the next case.
-    fn index(&self) -> u64 {
-        self.ahead.as_ref().map_or(u64::MAX, |record| record.index)
     }
 
     /// Returns the next case and what it was shrunk to.

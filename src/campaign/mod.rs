@@ -107,7 +107,8 @@ pub fn go_on(
     earlier: &Part,
 ) -> Result<Summary, MergeError> {
     let quiet = Sinks { observer: &Silent, ..*sinks };
-    let ledger = merge::gone_on(plan, subjects, earlier, (&quiet, sinks))?;
+    let ledger = merge::gone_on(plan, subjects, earlier, sinks, &quiet)?;
+    sinks.control.failed.fetch_add(ledger.failures(), Ordering::Relaxed);
     Ok(sweep(ledger, None))
 }
 
@@ -172,12 +173,12 @@ impl Worker<'_> {
     /// cases of an interrupted campaign are the first ones of the whole.
     fn work(&self, queue: &Queue) -> Census {
         let mut census = Census::default();
+        // Of all of them, whoever asks to stop: sums and census tell of the same cases.
+        while let Some(index) = self.take_earlier() {
+            self.count_again(index, &mut census);
+        }
         while !self.sinks.control.stopped() && !self.budget.is_over() {
             let Some((turn, index)) = self.take() else { break };
-            if turn < self.earlier {
-                self.count_again(index, &mut census);
-                continue;
-            }
             if !queue.begin(turn) {
                 break;
             }
@@ -211,6 +212,16 @@ impl Worker<'_> {
         if failed.is_none_or(|failed| failed.finding.ending.is_none()) {
             self.budget.add(outcome.work, took);
         }
+    }
+
+    /// Takes the next of the turns that were run before the campaign was cut off, and returns the index of its case.
+    fn take_earlier(&self) -> Option<u64> {
+        let mut turns = self.turns();
+        if turns.next >= self.earlier {
+            return None;
+        }
+        turns.next += 1;
+        self.plan.case(turns.next - 1)
     }
 
     /// Takes the next turn, and returns it with the index of its case; `None` where the plan has no further case, the
@@ -343,9 +354,12 @@ fn case_of(plan: &Plan, subjects: &dyn Subjects, index: u64, problem: Problem) -
     Case::new(subject, plan.draw(index, "schedule"), problem)
 }
 
+/// Beginning of the name of a failing case, as it was drawn.
+const DRAWN: &str = "case-";
+
 /// Returns the name of the file of a failing case, as it was drawn.
 fn name_of(index: u64) -> String {
-    format!("case-{index:08}")
+    format!("{DRAWN}{index:08}")
 }
 
 /// Returns the number of elements of all results: out and lse, and dq, dk and dv of a backward.

@@ -161,7 +161,7 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let (json, junit) = (args.json.as_deref(), args.junit.as_deref());
     let (dir, part, logs, report) = match earlier {
         Some((dir, part)) => {
-            let (logs, report) = opened_again(&dir, json, junit)?;
+            let (logs, report) = opened_again(&dir, part.events, json, junit)?;
             (dir, Some(part), logs, report)
         }
         None => {
@@ -208,20 +208,21 @@ fn cut_off(out: &Path, start: &Start) -> Result<Option<(RunDir, Part)>, CliError
     }
 }
 
-/// Opens the event logs of a campaign that goes on, and makes the report of its end. A log in a second place tells of
-/// the earlier cases too.
+/// Opens the event logs of a campaign that goes on behind so many bytes of its log, and makes the report of its end. A
+/// log in a second place tells of the earlier cases too. Where one of them cannot be made, nothing is cut.
 fn opened_again(
     dir: &RunDir,
+    events: u64,
     json: Option<&Path>,
     junit: Option<&Path>,
 ) -> Result<(Vec<EventLog>, Option<junit::JunitFile>), CliError> {
-    let mut logs = vec![dir.further_events()?];
-    if let Some(path) = json {
-        let mut log = EventLog::create(path)?;
+    let mut second = json.map(EventLog::create).transpose()?;
+    let report = junit.map(junit::JunitFile::create).transpose()?;
+    dir.cut(events)?;
+    if let Some(log) = &mut second {
         log.copy(&dir.path().join(EVENTS))?;
-        logs.push(log);
     }
-    Ok((logs, junit.map(junit::JunitFile::create).transpose()?))
+    Ok((iter::once(dir.further_events()?).chain(second).collect(), report))
 }
 
 /// Makes a campaign's directory, its event logs, and the report of its end. Where one of them cannot be made, an

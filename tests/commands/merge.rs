@@ -217,22 +217,33 @@ fn what_cannot_be_gone_on_with_begins_anew() {
     assert!(said.contains("seed 0x1, and this one has 0x2") && said.contains("begins anew"), "{said}");
     let said = run("2", "1/2");
     assert!(said.contains("shard 0/2, and this one has 1/2") && said.contains("begins anew"), "{said}");
-    let spoils: [(&str, Spoil, &str); 4] = [
+    let spoils: [(&str, Spoil, &str); 5] = [
         ("checkpoint.json", cut, "EOF while parsing"),
         ("checkpoint.json", |file| edited(file, |it| it["sums"]["held"] = u64::MAX.into()), "counts come to"),
         ("events.jsonl", |file| fs::write(file, "{}\n").expect("a file"), "tells of 3 of "),
+        ("events.jsonl", unnamed, "tells of 19 of 20 cases"),
         ("checkpoint.json", |file| fs::remove_file(file).expect("it is written"), "has no checkpoint.json"),
     ];
     for (index, (name, spoil, reason)) in spoils.into_iter().enumerate() {
         spoil(&dir.join("out").join(name));
         let said = run("2", "1/2");
         assert!(said.contains(reason) && said.contains("begins anew"), "{reason}: {said}");
-        assert!(dir.join(format!("out.{}", index + 3)).is_dir(), "nothing is overwritten");
+        let kept = dir.join(format!("out.{}", index + 3));
+        assert!(
+            kept.join("sums.json").is_file() && kept.join("events.jsonl").is_file(),
+            "nothing is changed"
+        );
     }
     for lacks in [["--cases", "40"], ["--seed", "1"]] {
         refuses_options(dir, &[&["run", "--resume"], &lacks[..]].concat());
     }
     refuses_options(dir, &["run", "--resume", "--cases", "4", "--seed", "1", "--time", "1s"]);
+}
+
+/// Makes one case of a log an event that nobody knows, in as many bytes.
+fn unnamed(log: &Path) {
+    let text = fs::read_to_string(log).expect("an event log");
+    fs::write(log, text.replacen("\"event\":\"case\"", "\"event\":\"cast\"", 1)).expect("the log is written");
 }
 
 fn refuses_options(dir: &Path, arguments: &[&str]) {

@@ -1,5 +1,7 @@
 //! The choice of the attention kernels that a schedule's launches go to.
 
+use std::num::NonZeroUsize;
+
 use seamproof_oracle::Format;
 use seamproof_simulator::AttentionCall;
 use seamproof_simulator::schedule::{Attend, BufferId, Schedule, Work};
@@ -8,6 +10,7 @@ use crate::attend::{CallTables, WeightFormats};
 use crate::backward::{self, BackwardOperands};
 use crate::error::KernelError;
 use crate::forward::{AttentionKernels, ForwardOperands, TileShape};
+use crate::gpu::whole_clusters;
 
 /// Returns the operands of a forward from the formats and head dims of q, k, v and out.
 pub(super) fn operands([q, k, v, out]: [(Format, usize); 4], formats: WeightFormats) -> ForwardOperands {
@@ -28,8 +31,20 @@ pub(super) fn backward_operands(
 pub struct TileLaunch {
     /// The number of items, a tile and a head each. Tiles of padding alone are not counted.
     pub items: usize,
+    /// The number of blocks that take items together.
+    pub cluster: usize,
+    /// The number of teams of a block, each of which takes items.
+    pub teams: usize,
     /// The number of segments that are planned.
     pub segments: usize,
+}
+
+impl TileLaunch {
+    /// Whether some team takes several items where there are so many blocks at most.
+    pub fn repeats_in(self, blocks: NonZeroUsize) -> bool {
+        let blocks = whole_clusters(blocks.get(), self.cluster);
+        self.items > blocks * self.teams
+    }
 }
 
 /// Returns for each forward launch of a schedule what the blocks of a kernel on tensor cores share, and for each backward
@@ -51,16 +66,14 @@ pub fn tile_launches(
                 let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
                 let shape = attention.shape(&tables(&a.call, a.q, a.k, false)?, &operands);
                 let heads = [a.q, a.k].map(|id| buffer(id).heads);
-                let items = shape.map(|shape| shape.items(&a.call, heads, operands.dims));
-                (0, items.map(|items| TileLaunch { items, segments: a.call.segments.len() }))
+                (0, shape.map(|shape| shape.launch(&a.call, heads, operands.dims)))
             }
             Work::AttendBackward(a) => {
                 let forward = operands([a.q, a.k, a.v, a.out].map(operand), formats);
                 let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
                 let operands = backward_operands(forward, gradients, formats);
                 let takes = attention.takes_backward(&tables(&a.call, a.q, a.k, true)?, &operands);
-                let items = takes.then(|| backward::items(&a.call, buffer(a.k).heads));
-                (1, items.map(|items| TileLaunch { items, segments: a.call.segments.len() }))
+                (1, takes.then(|| backward::launch(&a.call, buffer(a.k).heads)))
             }
             _ => continue,
         };

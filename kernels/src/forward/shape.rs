@@ -6,6 +6,7 @@ use seamproof_simulator::AttentionCall;
 
 use super::{DIM_MAX, ForwardOperands, refusal};
 use crate::attend::CallTables;
+use crate::device::TileLaunch;
 use crate::view::View;
 
 /// The elements on whose multiples the copy engine's addresses lie.
@@ -144,13 +145,16 @@ impl TileShape {
         }
     }
 
-    /// Returns how many items the blocks of a launch share: a tile of a segment's real rows and a head, or as many heads
-    /// as share a tile. There are `heads` of q and of k, and head dims of q and k, and of v.
-    pub(crate) fn items(self, call: &AttentionCall, heads: [usize; 2], dims: [usize; 2]) -> usize {
+    /// Returns what the blocks of a launch share: each item is a tile of a segment's real rows and a head, or as many
+    /// heads as share a tile. There are `heads` of q and of k, and head dims of q and k, and of v.
+    pub(crate) fn launch(self, call: &AttentionCall, heads: [usize; 2], dims: [usize; 2]) -> TileLaunch {
         let instance = Instance::of_bands(&call.softmax, dims);
         let packed = self.packed(heads[0] / heads[1].max(1), instance);
-        let rows = self.config(instance.dim()).rows() / packed;
-        heads[0] / packed * call.segments.iter().map(|segment| segment.q.len.div_ceil(rows)).sum::<usize>()
+        let config = self.config(instance.dim());
+        let tiles = |rows: usize| rows.div_ceil(config.rows() / packed);
+        let tiles: usize = call.segments.iter().map(|segment| tiles(segment.q.len)).sum();
+        let Config { cluster, teams, .. } = config;
+        TileLaunch { items: heads[0] / packed * tiles, cluster, teams, segments: call.segments.len() }
     }
 
     pub(super) fn name(self) -> &'static str {
