@@ -269,7 +269,10 @@ impl AttentionKernels {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
+    use crate::backward;
     use crate::source::{SHARING, sharing_threads};
     use seamproof_oracle::{Run, Sink};
     use seamproof_simulator::{RowPolicy, Segment};
@@ -324,6 +327,23 @@ mod tests {
             TileShape::Paired,
             "places without a sequence do not count"
         );
+    }
+
+    /// The numbers are made by hand: 450 rows, and 8 query heads on 2 KV heads.
+    #[test]
+    fn teams_take_several_tiles_where_there_are_more() {
+        let run = Run::packed(0, 450, 450);
+        let segment = Segment { q: run, kv: vec![run], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
+        let call = AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
+        let of = |shape: TileShape| shape.launch(&call, [8, 2], [128, 128]);
+        let [long, paired, middle, short] = TileShape::ALL.map(of);
+        assert_eq!([long, paired, middle, short].map(|launch| launch.items), [4 * 8, 4 * 8, 10 * 2, 8 * 8]);
+        let blocks = |count| NonZeroUsize::new(count).expect("some blocks");
+        let most = |launch: TileLaunch| (1..200).filter(|&count| launch.repeats_in(blocks(count))).count();
+        // 64 items are 22 for three teams; of 32 and more blocks none of the long shape has two.
+        assert_eq!([long, paired, middle, short].map(most), [31, 31, 19, 21]);
+        assert!(!TileLaunch { items: 2, ..paired }.repeats_in(blocks(1)), "one cluster is two blocks");
+        assert_eq!(backward::launch(&call, 2).items, 4 * 2);
     }
 
     #[test]
