@@ -17,7 +17,7 @@ const AITER_1352: BugSource =
 
 /// The faults of a block's later tiles, and of a planner's later segments.
 pub(super) const FEW_BLOCKS_FAULTS: &[SourceFault] = faults! { FEW_BLOCKS;
-    "queries-of-the-first-place", WrongSeam, TILELANG_2674, "forward.cu",
+    "first-place-of-queries", WrongSeam, TILELANG_2674, "forward.cu",
         "descriptor(shared.q(q_ring().stage()) + group"
             => "descriptor(shared.q(0) + group",
         READS;
