@@ -55,7 +55,7 @@ impl Fp8Shape {
 
     /// Returns the fastest shape for a call, by the lengths that the host knows and the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Fp8Shape {
-        let is_wide = dims.into_iter().any(|dim| dim > 128);
+        let is_wide = width(dims) == DIM_MAX;
         if call.mean_rows() <= SHORT_ROWS[usize::from(is_wide)] { Fp8Shape::Short } else { Fp8Shape::Long }
     }
 
@@ -91,6 +91,11 @@ impl Fp8Shape {
         let (teams, rows, _) = self.config(dim);
         teams * rows * 2 + 128
     }
+}
+
+/// Returns the head dim of the kernels for these, of q and k, and of v.
+fn width(dims: [usize; 2]) -> usize {
+    WIDTHS.into_iter().find(|width| dims.into_iter().all(|dim| dim <= *width)).unwrap_or(DIM_MAX)
 }
 
 /// Returns the dynamic shared memory of a block of this module's kernels; `None` for any other kernel.
@@ -194,7 +199,7 @@ impl Gpu {
         turned_shape.check(*turned)?;
         let (sink_kind, sink) = forward.sink_of(call)?;
         let places = PlanPlaces::of(call, plan)?;
-        let widest = WIDTHS.into_iter().find(|width| dim.max(dim_v) <= *width).unwrap_or(DIM_MAX);
+        let widest = width([dim, dim_v]);
         let ((_, tile_rows, _), group, out) = (shape.config(widest), heads / kv_heads, out.raw("out")?);
         on_bytes("out", out.base, ALIGNMENT)?;
         if call.owned[0] == 0 {

@@ -96,6 +96,14 @@ pub(crate) fn whole_clusters(blocks: usize, cluster: usize) -> usize {
     blocks.max(cluster) / cluster * cluster
 }
 
+/// Has a cell hold a value while `work` runs, and what it held before afterwards.
+fn during<V, T>(cell: &Cell<V>, value: V, work: impl FnOnce() -> T) -> T {
+    let before = cell.replace(value);
+    let done = work();
+    cell.set(before);
+    done
+}
+
 fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
     move |error| match error {
         DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
@@ -209,10 +217,7 @@ impl Gpu {
             let more = self.context.new_stream().map_err(failed("stream"))?;
             self.beside.borrow_mut().push(more);
         }
-        let before = self.on.replace(stream);
-        let done = work();
-        self.on.set(before);
-        done
+        during(&self.on, stream, work)
     }
 
     /// Limits attention on tensor cores to `most` blocks a launch while `work` runs, or to one cluster where that has
@@ -220,10 +225,7 @@ impl Gpu {
     /// each several tiles, and a plan has more segments than threads. Results are the same bits, but for dq that is
     /// summed as it comes, or by tiles of keys that would go around (`backward.cu`).
     pub fn in_blocks<T>(&self, most: Option<NonZeroUsize>, work: impl FnOnce() -> T) -> T {
-        let before = self.few.replace(most);
-        let done = work();
-        self.few.set(before);
-        done
+        during(&self.few, most, work)
     }
 
     /// Returns the blocks of a kernel whose blocks stay for a whole launch: whole clusters of so many, one at least.

@@ -81,6 +81,11 @@ const FEW_BLOCKS: usize = 3;
 /// Value of the option of blocks that stands for a block on each multiprocessor.
 const ALL_BLOCKS: &str = "all";
 
+/// Returns the value of the option that stands for these most blocks.
+fn blocks_name(blocks: Option<NonZeroUsize>) -> String {
+    blocks.map_or_else(|| ALL_BLOCKS.to_owned(), |blocks| blocks.to_string())
+}
+
 /// Returns the most blocks that the value of an option names; `None` for another value.
 fn blocks_by_name(value: &str) -> Option<Option<NonZeroUsize>> {
     if value == ALL_BLOCKS { Some(None) } else { value.parse().ok().map(Some) }
@@ -124,6 +129,7 @@ pub struct CudaRunner {
 /// Returns options for one case of a campaign.
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let draw = seamproof_judge::hash::mix(seed);
+    let few = NonZeroUsize::new(1 + (draw >> 32) as usize % FEW_BLOCKS);
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
         ("merge".into(), MergeOrder::WEIGHTED[(draw >> 63) as usize].name().into()),
@@ -132,14 +138,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         // One case in four runs its streams in parallel.
         ("streams".into(), if draw >> 59 & 3 == 0 { "4" } else { "1" }.into()),
         // One case in four has one to three blocks for each launch of attention on tensor cores.
-        (
-            "blocks".into(),
-            if draw >> 53 & 3 == 0 {
-                (1 + (draw >> 32) % FEW_BLOCKS as u64).to_string()
-            } else {
-                ALL_BLOCKS.into()
-            },
-        ),
+        ("blocks".into(), blocks_name(few.filter(|_| draw >> 53 & 3 == 0))),
         // One case in four has a thread for each rank.
         ("ranks".into(), if draw >> 57 & 3 == 0 { Ranks::Threads } else { Ranks::InTurn }.name().into()),
         (
@@ -210,7 +209,7 @@ impl Cuda {
             ("attention".into(), self.attention.name().into()),
             ("dq".into(), self.dq.name().into()),
             ("streams".into(), self.streams.to_string()),
-            ("blocks".into(), self.blocks.map_or(ALL_BLOCKS.into(), |blocks| blocks.to_string())),
+            ("blocks".into(), blocks_name(self.blocks)),
             ("ranks".into(), self.ranks.name().into()),
         ])
     }
@@ -564,15 +563,11 @@ impl Backend for Cuda {
             passes.map(|(name, launches)| Way { name, taken: !launches.contains(&None) }).collect();
         // With many blocks, small problems hardly ever go these ways.
         if let Some(blocks) = self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS) {
-            let any = |what: &dyn Fn(TileLaunch) -> bool| {
-                launches.iter().flatten().any(|launch| launch.is_some_and(what))
-            };
-            let taken = any(&|launch| launch.repeats_in(blocks));
-            ways.push(Way { name: SEVERAL_IN_A_BLOCK, taken });
-            ways.push(Way {
-                name: SEVERAL_FOR_A_PLANNER,
-                taken: any(&|launch| launch.segments > PLANNERS_LEAST),
-            });
+            let launches: Vec<TileLaunch> = launches.into_iter().flatten().flatten().collect();
+            let repeats = launches.iter().any(|launch| launch.repeats_in(blocks));
+            let plans = launches.iter().any(|launch| launch.segments > PLANNERS_LEAST);
+            ways.push(Way { name: SEVERAL_IN_A_BLOCK, taken: repeats });
+            ways.push(Way { name: SEVERAL_FOR_A_PLANNER, taken: plans });
         }
         ways
     }

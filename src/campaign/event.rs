@@ -137,8 +137,9 @@ pub trait Observer: Sync {
     /// Receives an event.
     fn event(&self, event: &Event);
 
-    /// Hears that the events so far tell of as many cases as these sums, and of no others. It comes after a case,
-    /// some seconds after the last time, and after the last case, but not once the campaign was asked to stop. The sums lack the census.
+    /// Hears that the events so far tell of as many cases as these sums, and of no others. It comes after a case, some
+    /// seconds after the last time, and after the last case, but not once the campaign was asked to stop. The sums lack
+    /// the census.
     fn reached(&self, _sums: &Sums) {}
 }
 

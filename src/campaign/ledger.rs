@@ -283,7 +283,7 @@ impl<'a> Ledger<'a> {
     /// Removes the findings that no failure here has: a campaign that is asked to stop shrinks in haste and writes what
     /// it came to. Drawn cases stay: they are found again, under the same names.
     pub(super) fn tidy(&self) -> Result<(), RecordError> {
-        let found = self.distinct.values().chain(&self.summary.own);
+        let found = self.distinct.values();
         let named: BTreeSet<&str> = found.filter_map(|distinct| distinct.name.as_deref()).collect();
         self.sinks.findings.retain(|name| name.starts_with(DRAWN) || named.contains(name))
     }

@@ -104,7 +104,8 @@ pub struct Way {
 pub const FORWARD_ON_TENSOR_CORES: Word = "forward on tensor cores";
 /// Way of a problem whose backward launches all go to tensor cores.
 pub const BACKWARD_ON_TENSOR_CORES: Word = "backward on tensor cores";
-/// Way of a problem of which some launch on tensor cores has more tiles than blocks, where blocks are few by choice.
+/// Way of a problem of which some launch on tensor cores has more tiles than its blocks take at once, where blocks are
+/// few by choice.
 pub const SEVERAL_IN_A_BLOCK: Word = "several tiles in a block";
 /// Way of a problem of which some launch on tensor cores has more segments than threads plan it, where these are few by
 /// choice.
