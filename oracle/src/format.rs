@@ -3,6 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use multiversion::multiversion;
+
+use crate::lanes::map_blocks;
+
 /// A storage format. All but f32 are exact in f32, and f32 is exact in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
@@ -121,7 +125,7 @@ impl Format {
     }
 
     /// Returns [`Format::round`] of an f32's exact value.
-    #[inline]
+    #[inline(always)]
     pub fn round_f32(self, value: f32) -> f32 {
         match self {
             _ if value.is_nan() => f32::NAN,
@@ -141,14 +145,7 @@ impl Format {
 
     /// Rounds each number as [`Format::round_f32`] does.
     pub fn round_all(self, values: &mut [f32]) {
-        // Each arm is compiled for its own format, without a branch for each number.
-        match self {
-            Format::F32 => values.iter_mut().for_each(|value| *value = Format::F32.round_f32(*value)),
-            Format::Bf16 => values.iter_mut().for_each(|value| *value = Format::Bf16.round_f32(*value)),
-            Format::Fp16 => values.iter_mut().for_each(|value| *value = Format::Fp16.round_f32(*value)),
-            Format::E4m3 => values.iter_mut().for_each(|value| *value = Format::E4m3.round_f32(*value)),
-            Format::E5m2 => values.iter_mut().for_each(|value| *value = Format::E5m2.round_f32(*value)),
-        }
+        round_all(self, values);
     }
 
     /// Returns the code of the number that is nearest to `value`.
@@ -192,7 +189,7 @@ impl Format {
     /// below [`Format::tiny_half`]: no number that far from its neighbours lies below `magnitude` there. Where rounding
     /// can overflow, the error is infinite. In a format that saturates, it grows with the distance to the largest
     /// finite number. NaN gives NaN, and a comparison with NaN fails.
-    #[inline]
+    #[inline(always)]
     pub fn half_spacing(self, magnitude: f64) -> f64 {
         // As in `round`.
         match self {
@@ -291,6 +288,25 @@ impl Format {
             Format::E4m3 | Format::E5m2 => 0x7f,
         }
     }
+}
+
+/// Rounds each number to a format, in vector code where the machine has it.
+#[multiversion(targets("x86_64+avx2+fma"))]
+fn round_all(format: Format, values: &mut [f32]) {
+    // Each arm is compiled for its own format, without a branch for each number. A closure would not be inlined.
+    match format {
+        Format::F32 => map_blocks(values, round_to::<{ Format::F32 as u8 }>),
+        Format::Bf16 => map_blocks(values, round_to::<{ Format::Bf16 as u8 }>),
+        Format::Fp16 => map_blocks(values, round_to::<{ Format::Fp16 as u8 }>),
+        Format::E4m3 => map_blocks(values, round_to::<{ Format::E4m3 as u8 }>),
+        Format::E5m2 => map_blocks(values, round_to::<{ Format::E5m2 as u8 }>),
+    }
+}
+
+/// Rounds a number to the format of this place in [`Format::ALL`].
+#[inline(always)]
+fn round_to<const FORMAT: u8>(value: f32) -> f32 {
+    Format::ALL[FORMAT as usize].round_f32(value)
 }
 
 const F64_BIAS: i32 = 1023;

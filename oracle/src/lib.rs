@@ -21,6 +21,7 @@ mod format;
 pub mod groups;
 mod input_mode;
 mod inputs;
+pub mod lanes;
 pub mod limits;
 mod lse_layout;
 mod mask;

@@ -13,6 +13,7 @@
 //! tile. Where it is normalised first, it is rounded relative to the LSE of its launch instead, and tiles and their
 //! order say nothing. A backward's weight is absolute, and its replay needs no order.
 
+use std::iter;
 use std::ops::Range;
 
 use crate::envelope::{Joints, KeyOrder, NumericProfile};
@@ -84,28 +85,28 @@ impl Replay {
         launches
     }
 
-    /// Returns the visible keys of a query, tile by tile in the order in which its launches take them. Each launch
-    /// starts anew. Returns `None` where the launches do not show the query each of its keys once.
+    /// Returns the visible keys of a query in each of its launches, of which each starts anew. Returns `None` where the
+    /// launches do not show the query each of its keys once.
     pub(crate) fn walk(
         &self,
         launches: &[&ReplayedLaunch],
         query: usize,
         seen: &Intervals,
-    ) -> Option<Vec<Vec<Vec<Met>>>> {
-        let mut walked = 0;
-        let mut walk = Vec::new();
-        for launch in launches.iter().filter(|launch| launch.queries.contains(query)) {
-            let keys: Vec<Met> = launch.shown(query).filter(|met| seen.contains(&met.key)).collect();
-            walked += keys.len();
-            let tile = self.profile.kv_tile.max(1);
-            let mut tiles: Vec<Vec<Met>> =
-                keys.chunk_by(|a, b| a.number / tile == b.number / tile).map(<[Met]>::to_vec).collect();
-            if self.profile.kv_order == KeyOrder::Descending {
-                tiles.reverse();
-            }
-            walk.push(tiles);
-        }
+    ) -> Option<Vec<Vec<Met>>> {
+        let of_query = launches.iter().filter(|launch| launch.queries.contains(query));
+        let walk: Vec<Vec<Met>> = of_query
+            .map(|launch| launch.shown(query).filter(|met| seen.contains(&met.key)).collect())
+            .collect();
+        let walked: usize = walk.iter().map(Vec::len).sum();
         (walked == seen.len()).then_some(walk)
+    }
+
+    /// Returns the keys of a launch of [`Replay::walk`], tile by tile in the order in which the launch takes them.
+    pub(crate) fn tiles<'w>(&self, keys: &'w [Met]) -> impl Iterator<Item = &'w [Met]> + use<'w> {
+        let tile = self.profile.kv_tile.max(1);
+        let mut tiles = keys.chunk_by(move |a, b| a.number / tile == b.number / tile);
+        let is_descending = self.profile.kv_order == KeyOrder::Descending;
+        iter::from_fn(move || if is_descending { tiles.next_back() } else { tiles.next() })
     }
 }
 
@@ -153,8 +154,8 @@ mod tests {
     /// Returns the positions of the keys of a walk.
     fn keys_of(replay: &Replay, query: usize, seen: Range<usize>) -> Option<Vec<Vec<Vec<usize>>>> {
         let walk = replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())?;
-        let keys = |tile: &Vec<Met>| tile.iter().map(|met| met.key).collect();
-        Some(walk.iter().map(|launch| launch.iter().map(keys).collect()).collect())
+        let keys = |tile: &[Met]| tile.iter().map(|met| met.key).collect();
+        Some(walk.iter().map(|launch| replay.tiles(launch).map(keys).collect()).collect())
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod check;
 pub mod device;
 pub mod emulated;
 pub mod executor;
+mod exponential;
 pub mod faults;
 pub mod helpers;
 pub mod quantiser;

@@ -6,6 +6,8 @@ use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
 use seamproof_oracle::Format;
 
+use crate::exponential;
+
 /// Bits of an element that nobody wrote: a quiet NaN with a payload that no arithmetic produces.
 pub const UNWRITTEN_BITS: u32 = 0x7fe5_ea11;
 
@@ -55,6 +57,8 @@ pub trait Real:
     fn bits(self) -> u64;
     /// Returns `e^x`.
     fn exp(self) -> Self;
+    /// Replaces each x by `e^x`.
+    fn exp_all(values: &mut [Self]);
     /// Returns the natural logarithm.
     fn ln(self) -> Self;
     /// Returns the hyperbolic tangent.
@@ -99,6 +103,11 @@ impl Real for f32 {
     #[inline]
     fn exp(self) -> f32 {
         libm::expf(self)
+    }
+
+    #[inline]
+    fn exp_all(values: &mut [f32]) {
+        exponential::exp(values);
     }
 
     #[inline]
@@ -150,6 +159,10 @@ impl Real for f64 {
 
     fn exp(self) -> f64 {
         libm::exp(self)
+    }
+
+    fn exp_all(values: &mut [f64]) {
+        values.iter_mut().for_each(|value| *value = libm::exp(*value));
     }
 
     fn ln(self) -> f64 {

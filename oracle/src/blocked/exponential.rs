@@ -7,6 +7,10 @@
 
 use std::f64::consts::LOG2_E;
 
+use multiversion::multiversion;
+
+use crate::lanes::map_blocks;
+
 /// ln 2 in two parts: its upper 33 bits, whose products with |k| < 2^20 are exact, and the rest.
 const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
@@ -35,10 +39,9 @@ const TAYLOR: [f64; 14] = [
 ];
 
 /// Replaces each x by exp(x), within 4 ulp; 0 below −708.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub(super) fn exp(values: &mut [f64]) {
-    for value in values {
-        *value = exp_one(*value);
-    }
+    map_blocks(values, exp_one);
 }
 
 #[inline(always)]

@@ -1,5 +1,6 @@
 //! The forward pass of one piece.
 
+use multiversion::multiversion;
 use ndarray::{Array2, Axis, Zip, s};
 
 use super::answer::{Answer, Tiers};
@@ -42,7 +43,8 @@ impl PieceForward {
     }
 }
 
-/// Returns the results of a piece's rows, computed tile by tile.
+/// Returns the results of a piece's rows, computed tile by tile. What it calls is inlined, so as to be vector code as well.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub(super) fn piece(
     inputs: &InputViews<'_>,
     (group, keys): (&Group<'_>, &Keys<'_, '_>),
@@ -100,6 +102,7 @@ struct Tile {
 }
 
 impl Tile {
+    #[inline(always)]
     fn new(
         group: &Group<'_>,
         operands: &Keys<'_, '_>,
@@ -126,6 +129,7 @@ impl Tile {
     }
 
     /// Writes out, lse and max_logit of the tile's rows.
+    #[inline(always)]
     fn write(&self, operands: &Keys<'_, '_>, at: usize, to: &mut PieceForward) {
         let mut out = to.out.slice_mut(s![at..at + self.rows.len(), ..]);
         match &self.numerators {
@@ -161,6 +165,7 @@ impl Tile {
     }
 
     /// Returns the errors of the tile's weights.
+    #[inline(always)]
     fn errors(&self, operands: &Keys<'_, '_>, q: &Array2<f64>, model: &Model) -> Errors {
         let mut errors = Errors::new(self.magnitudes(operands, q, model));
         let copies = &operands.copies[self.keys.clone()];
@@ -171,6 +176,7 @@ impl Tile {
     }
 
     /// Rounds the tile's weights as the subject does. Returns the errors that are left.
+    #[inline(always)]
     fn replay(
         &mut self,
         operands: &Keys<'_, '_>,
@@ -193,12 +199,13 @@ impl Tile {
     }
 
     /// Replays one row of [`Tile::replay`].
+    #[inline(always)]
     fn replay_row(
         &mut self,
         local: usize,
         (model, codes): (&Model, Option<&Codes<'_, '_>>),
         replay: &Replay,
-        walk: &[Vec<Vec<Met>>],
+        walk: &[Vec<Met>],
         errors: &mut Errors,
     ) {
         let (row, visible) = (&self.rows[local], self.visible[local].clone());
@@ -216,21 +223,23 @@ impl Tile {
             left[column] = model.logit_error(left[column], logits[column]);
             max_error = max_error.max(left[column]);
         }
-        let relative = model.replayed_row_error(row, max_error, walk.iter().map(Vec::len).sum());
+        let tiles = walk.iter().map(|launch| replay.tiles(launch).count()).sum();
+        let relative = model.replayed_row_error(row, max_error, tiles);
         let profile = &replay.profile;
         let sum_error = model.replayed_sum_error(row, largest);
         // A kernel that merges adds the sink after the last merge, and others add it to their only launch.
         let sink = row.sink.filter(|_| !model.merges());
+        let mut weighed = Vec::new();
         for launch in walk {
-            let seen = || launch.iter().flatten().map(|met| logits[met.key - self.keys.start]);
+            let seen = || launch.iter().map(|met| logits[met.key - self.keys.start]);
             let own_lse = (profile.weights == WeightRounding::AfterNormalisation)
                 .then(|| log_sum_exp(seen().chain(sink)));
             let mut running_max = f64::NEG_INFINITY;
-            for tile in launch {
+            for tile in replay.tiles(launch) {
                 let columns = || tile.iter().map(|met| met.key - self.keys.start);
                 running_max = columns().map(|column| logits[column]).fold(running_max, f64::max);
                 let share = libm::exp(own_lse.unwrap_or(running_max) - row.max);
-                let mut weighed = Vec::new();
+                weighed.clear();
                 for column in columns() {
                     let (logit, error) = (logits[column], left[column]);
                     let (weight, tie) = match own_lse {
@@ -239,7 +248,10 @@ impl Tile {
                         }
                         None => model.replayed_weight(profile, row, [logit, running_max], [error, max_error]),
                     };
-                    weighed.push(Weighed { rounded: weight * model.weight_scale(), is_near_tie: tie > 0.0 });
+                    if codes.is_some() {
+                        let rounded = weight * model.weight_scale();
+                        weighed.push(Weighed { rounded, is_near_tie: tie > 0.0 });
+                    }
                     weights[column] = weight * share;
                     let near = tie * share / row.sum;
                     let weight = weight * share / row.sum;
@@ -260,6 +272,7 @@ impl Tile {
     }
 
     /// Writes the bounds of the tile's rows, from the errors of their weights.
+    #[inline(always)]
     fn write_bound(
         &self,
         operands: &Keys<'_, '_>,
@@ -298,6 +311,7 @@ impl Tile {
     }
 
     /// Turns the magnitudes of one row into errors. Returns `Σ p·θ`.
+    #[inline(always)]
     fn bound_row(&self, local: usize, model: &Model, copies: &[f64], errors: &mut Errors) -> f64 {
         let row = &self.rows[local];
         let visible = &self.visible[local];
@@ -420,6 +434,7 @@ fn largest(magnitudes: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Returns `ln Σ e^x`.
+#[inline(always)]
 fn log_sum_exp(logits: impl Iterator<Item = f64> + Clone) -> f64 {
     let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
     max + libm::log(logits.map(|logit| libm::exp(logit - max)).sum::<f64>())
@@ -427,6 +442,7 @@ fn log_sum_exp(logits: impl Iterator<Item = f64> + Clone) -> f64 {
 
 /// Turns products of the visible columns into logits, fills the weights and sums them up. The sink enters as a key
 /// without a value. Returns the row's statistics.
+#[inline(always)]
 fn softmax_row(
     problem: &Problem,
     visible: &Intervals,

@@ -173,7 +173,7 @@ fn smallest_normal(accumulation: Accumulation, format: Format) -> f64 {
 }
 
 /// Returns the magnitude that a weight or logit gradient counts as in sums of products: 0, or the floor at least.
-#[inline]
+#[inline(always)]
 fn factor(magnitude: f64, floor: f64) -> f64 {
     if magnitude == 0.0 { 0.0 } else { magnitude.max(floor) }
 }
@@ -205,14 +205,14 @@ pub struct RowModel<'a> {
 
 impl RowModel<'_> {
     /// Returns the error of an unrounded weight `p` whose logit has the absolute error `logit_error` (`p·θ`).
-    #[inline]
+    #[inline(always)]
     fn weight_error(&self, p: f64, logit: f64, logit_error: f64) -> f64 {
         let eta = self.eta(logit, logit_error);
         exponential_error(p, logit - self.row.lse, eta) * (1.0 + self.relative) + p * self.relative
     }
 
     /// Returns the error of a weight's exponent, given that of its logit.
-    #[inline]
+    #[inline(always)]
     fn eta(&self, logit: f64, logit_error: f64) -> f64 {
         let row = self.row;
         let roundings = F32_ROUNDOFF * ((logit - row.max).abs() + 2.0 * row.max_abs + 2.0 * row.range);
@@ -232,7 +232,7 @@ impl RowModel<'_> {
 
     /// Returns the errors that one pair adds to its row. `p` is the exact weight, and `g` is [`Model::value_sum`] of
     /// the row.
-    #[inline]
+    #[inline(always)]
     pub fn pair(&self, logit: f64, p: f64, a: f64, g: f64) -> PairError {
         let error = self.weight_error(p, logit, self.model.logit_error(a, logit));
         let normalised = error + self.normalisation * (p + error);
@@ -309,13 +309,13 @@ impl Model {
     }
 
     /// Returns the magnitude that an input counts as in sums of products.
-    #[inline]
+    #[inline(always)]
     pub fn magnitude(&self, input: f64) -> f64 {
         if input == 0.0 { 0.0 } else { input.abs().max(self.input_floor) }
     }
 
     /// Returns the magnitude that a weight counts as in sums of products, relative to a row's sum.
-    #[inline]
+    #[inline(always)]
     pub fn weight_factor(&self, magnitude: f64, row_sum: f64) -> f64 {
         factor(magnitude, self.p_floor / self.least_divisor(row_sum))
     }
@@ -327,7 +327,7 @@ impl Model {
 
     /// Returns the least number by which a weight is divided between its rounding and the row: the row's sum, or 1
     /// where it was divided before.
-    #[inline]
+    #[inline(always)]
     fn least_divisor(&self, row_sum: f64) -> f64 {
         if self.may_normalise_first { 1.0 } else { row_sum }
     }
@@ -411,7 +411,7 @@ impl Model {
 
     /// Returns the absolute error of a logit. `a` is `Σ|q||k|`, and `2ε·scale·a` covers the roundings of `scale·S`. Two
     /// descales are two factors more, with a rounding each.
-    #[inline]
+    #[inline(always)]
     pub fn logit_error(&self, a: f64, logit: f64) -> f64 {
         let scaled = self.scale * a * (self.products_qk + self.logit_roundings * F32_ROUNDOFF);
         let underflow = self.accumulation.underflow();
@@ -500,7 +500,7 @@ impl Model {
 
     /// Returns the most that the range of codes of partial outs takes from a row: what a share of its values with
     /// magnitudes up to `value_max` may be past it.
-    #[inline]
+    #[inline(always)]
     fn merge_lost(&self, value_max: f64) -> f64 {
         let loses = self.makes_codes && self.partition.merges.count > 0;
         if loses { (value_max - self.out.most()).max(0.0) } else { 0.0 }
@@ -508,7 +508,7 @@ impl Model {
 
     /// Returns the most that storing partial outs loses below the formats' normal ranges: half a smallest spacing for
     /// each rounding. Partial outs are then weighed, and their weights add up to at most 1.
-    #[inline]
+    #[inline(always)]
     fn merge_floor(&self) -> f64 {
         let Merges { count, step, running, product_rounded, .. } = self.partition.merges;
         if count == 0 {
@@ -520,7 +520,7 @@ impl Model {
     }
 
     /// Returns the most that storing partial sums of a gradient loses below their format's normal range.
-    #[inline]
+    #[inline(always)]
     fn sum_floor(&self, gradient: TensorName) -> f64 {
         let GradientSums { count, format, codes } = self.partition.sums;
         let code = if self.makes_codes { self.gradients[place_of(gradient)].tiny_half() } else { 0.0 };
@@ -541,7 +541,7 @@ impl Model {
     }
 
     /// Returns the relative error of a partial gradient's codes; 0 where one launch makes the gradient.
-    #[inline]
+    #[inline(always)]
     fn code_of_sum(&self) -> f64 {
         let roundings = if self.makes_codes { self.partition.sums.codes } else { 0 };
         let once = 1.0 + self.gradients[0].format.unit_roundoff();
@@ -550,7 +550,7 @@ impl Model {
 
     /// Returns the most that the range of codes of partial sums takes from a gradient with these errors. They count each
     /// term's magnitude with at least [`Model::code_of_sum`], so that they tell how large all are together.
-    #[inline]
+    #[inline(always)]
     fn sum_lost(&self, gradient: TensorName, errors: f64) -> f64 {
         let unit = self.code_of_sum();
         if unit == 0.0 { 0.0 } else { (errors / unit - self.gradients[place_of(gradient)].most()).max(0.0) }
@@ -592,7 +592,7 @@ impl Model {
 
     /// Returns the most that storing dk and dv of single query heads loses below the format's normal range. Each launch
     /// stores its own, and there are at most as many launches as partial sums.
-    #[inline]
+    #[inline(always)]
     pub fn heads_floor(&self) -> f64 {
         let stored = self.heads.count * self.partition.sums.count.max(1);
         let descale = self.gradients.iter().fold(1.0f64, |most, stored| most.max(stored.descale));
@@ -656,13 +656,13 @@ impl Model {
     }
 
     /// Returns the format that weights are rounded to.
-    #[inline]
+    #[inline(always)]
     fn weight_format(&self, profile: &NumericProfile) -> Format {
         if profile.rounds_weights { self.p } else { Format::F32 }
     }
 
     /// Returns the rounded weight, multiplied before and divided after, and the error that near-ties leave.
-    #[inline]
+    #[inline(always)]
     fn replayed_p(&self, profile: &NumericProfile, weight: f64, error: f64) -> (f64, f64) {
         let scale = self.weight_scale;
         let (rounded, left) = replayed(self.weight_format(profile), weight * scale, error * scale);
@@ -671,7 +671,7 @@ impl Model {
 
     /// Returns the rounded `exp(logit − running max)`, and the error that near-ties leave. `max_error` is the largest
     /// error of any logit of the row, the running maximum's among them.
-    #[inline]
+    #[inline(always)]
     pub fn replayed_weight(
         &self,
         profile: &NumericProfile,
@@ -692,7 +692,7 @@ impl Model {
 
     /// Returns the rounded `exp(logit − lse)` of a weight that is divided by its launch's own sum first, and the error
     /// that near-ties leave. `lse` is that of the launch's keys, and `sum_error` the relative error of their sum.
-    #[inline]
+    #[inline(always)]
     pub fn replayed_normalised_weight(
         &self,
         profile: &NumericProfile,

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use multiversion::multiversion;
 use seamproof_oracle::{Format, Intervals, Softmax};
 
 use super::clip;
@@ -47,7 +48,7 @@ impl<'a, T: Real> HeadRows<'a, T> {
     }
 
     /// Returns the elements of all rows, row after row.
-    pub fn lanes(&self) -> impl Iterator<Item = &'a [T]> + use<'a, T> {
+    pub fn lanes(&self) -> impl Iterator<Item = &'a [T]> + Clone + use<'a, T> {
         let rows = *self;
         rows.rows.iter().map(move |&row| rows.tensor.lane(row, rows.head))
     }
@@ -164,11 +165,21 @@ pub trait UnitArithmetic<T: Real>: Sync {
     /// Returns `e^(logit − max's logit)` of two scores.
     fn weight(&self, softmax: &Softmax, score: T, max: T) -> T;
 
+    /// Turns scores into the weights of [`UnitArithmetic::weight`].
+    fn weights(&self, softmax: &Softmax, scores: &mut [T], max: T) {
+        scores.iter_mut().for_each(|score| *score = self.weight(softmax, *score, max));
+    }
+
     /// Returns `e^(old's logit − new's logit)` of two scores: the factor of a row's sums when its maximum grows.
     fn rescale(&self, softmax: &Softmax, old: T, new: T) -> T;
 
     /// Returns `e^(logit − lse)` of a score.
     fn probability(&self, softmax: &Softmax, score: T, lse: T) -> T;
+
+    /// Turns scores into the weights of [`UnitArithmetic::probability`].
+    fn probabilities(&self, softmax: &Softmax, scores: &mut [T], lse: T) {
+        scores.iter_mut().for_each(|score| *score = self.probability(softmax, *score, lse));
+    }
 
     /// Returns the soft cap's derivative at a score; 1 without a cap.
     fn cap_derivative(&self, softmax: &Softmax, score: T) -> T;
@@ -185,15 +196,11 @@ pub struct Serial;
 impl<T: Real> UnitArithmetic<T> for Serial {
     fn products(&self, _: [Format; 2], a: &[T], b: Panel<'_, T>, to: &mut [T]) {
         to.fill(T::ZERO);
-        for (a, b) in a.iter().zip(b.rows()) {
-            add_scaled(to, *a, b);
-        }
+        add_scaled_rows(to, a, b.rows());
     }
 
     fn add_rows(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>) {
-        for (weight, row) in weights.values.iter().zip(rows.lanes()) {
-            add_scaled(to, *weight, row);
-        }
+        add_scaled_rows(to, weights.values, rows.lanes());
     }
 
     fn add_tile(&self, to: &mut [T], weights: Weights<'_, T>, rows: HeadRows<'_, T>) {
@@ -201,12 +208,9 @@ impl<T: Real> UnitArithmetic<T> for Serial {
     }
 
     fn add_columns(&self, to: &mut [T], weights: &TileWeights<T>, rows: HeadRows<'_, T>) {
-        let dim = rows.tensor.shape()[2];
         for (i, row) in rows.lanes().enumerate() {
-            let of_row = weights.row(i);
-            for j in weights.seen[i].clone() {
-                add_scaled(&mut to[j * dim..(j + 1) * dim], of_row[j], row);
-            }
+            let (dim, weights) = (row.len(), weights.weights(i));
+            add_multiples(&mut to[weights.first * dim..], weights.values, row);
         }
     }
 
@@ -240,12 +244,20 @@ impl<T: Real> UnitArithmetic<T> for Serial {
         (score - max).exp()
     }
 
+    fn weights(&self, _: &Softmax, scores: &mut [T], max: T) {
+        exp_above(scores, max);
+    }
+
     fn rescale(&self, _: &Softmax, old: T, new: T) -> T {
         (old - new).exp()
     }
 
     fn probability(&self, _: &Softmax, score: T, lse: T) -> T {
         (score - lse).exp()
+    }
+
+    fn probabilities(&self, _: &Softmax, scores: &mut [T], lse: T) {
+        exp_above(scores, lse);
     }
 
     fn cap_derivative(&self, softmax: &Softmax, score: T) -> T {
@@ -258,6 +270,58 @@ impl<T: Real> UnitArithmetic<T> for Serial {
     }
 }
 
+/// Replaces each score by `e^(score − zero)`.
+fn exp_above<T: Real>(scores: &mut [T], zero: T) {
+    scores.iter_mut().for_each(|score| *score -= zero);
+    T::exp_all(scores);
+}
+
+/// Adds each row times its factor, one row after the other.
+#[multiversion(targets("x86_64+avx2+fma"))]
+fn add_scaled_rows<'r, T: Real>(to: &mut [T], factors: &[T], rows: impl Iterator<Item = &'r [T]> + Clone) {
+    let (wide, rest) = to.as_chunks_mut::<32>();
+    let (narrow, rest) = rest.as_chunks_mut::<8>();
+    let mut first = 0;
+    for block in wide {
+        add_to_block(block, first, factors, rows.clone());
+        first += block.len();
+    }
+    for block in narrow {
+        add_to_block(block, first, factors, rows.clone());
+        first += block.len();
+    }
+    if !rest.is_empty() {
+        factors.iter().zip(rows).for_each(|(factor, row)| add_scaled(rest, *factor, &row[first..]));
+    }
+}
+
+/// Adds some lanes of each row, from `first` on, times the row's factor. Sums of so few lanes stay in registers.
+#[inline(always)]
+fn add_to_block<'r, T: Real, const N: usize>(
+    to: &mut [T; N],
+    first: usize,
+    factors: &[T],
+    rows: impl Iterator<Item = &'r [T]>,
+) {
+    let mut sums = *to;
+    for (factor, row) in factors.iter().zip(rows) {
+        let lanes = &row[first..first + N];
+        for lane in 0..N {
+            sums[lane] += *factor * lanes[lane];
+        }
+    }
+    *to = sums;
+}
+
+/// Adds multiples of a row to rows that lie one behind the other, one for each factor.
+#[multiversion(targets("x86_64+avx2+fma"))]
+fn add_multiples<T: Real>(to: &mut [T], factors: &[T], row: &[T]) {
+    for (factor, to) in factors.iter().zip(to.chunks_exact_mut(row.len().max(1))) {
+        add_scaled(to, *factor, row);
+    }
+}
+
+#[inline(always)]
 fn add_scaled<T: Real>(to: &mut [T], factor: T, from: &[T]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to += factor * *from;

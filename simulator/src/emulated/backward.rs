@@ -185,9 +185,9 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
             let weights = &mut p[row.clone()];
             for part in seen.parts() {
                 let (softmax, lse) = (&queries.scaled.softmax, queries.lse[local]);
-                for (weight, score) in weights[part.clone()].iter_mut().zip(&scores[part]) {
-                    *weight = self.stages.probability(&self.units, softmax, *score, lse);
-                }
+                let weights = &mut weights[part.clone()];
+                weights.copy_from_slice(&scores[part]);
+                self.stages.probabilities(&self.units, softmax, weights, lse);
             }
             if rounds_ds_weights {
                 self.round_weights(Pass::Backward, &mut weights[seen.hull()]);

@@ -29,7 +29,7 @@ impl<'a, T> Panel<'a, T> {
     }
 
     /// Returns the columns of each lane.
-    pub fn rows(&self) -> impl Iterator<Item = &'a [T]> + use<'a, T> {
+    pub fn rows(&self) -> impl Iterator<Item = &'a [T]> + Clone + use<'a, T> {
         let columns = self.first..self.first + self.columns;
         self.values.chunks_exact(self.width).map(move |row| &row[columns.clone()])
     }

@@ -40,7 +40,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
             let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
             largest = largest.larger(max);
             stages.grow(units, softmax, state, max);
-            scores.iter_mut().for_each(|score| *score = stages.weight(units, softmax, *score, state.max));
+            stages.weights(units, softmax, scores, state.max);
             stages.add_weights(units, &mut state.sum, columns.start + seen.start, scores);
             if !roundings.normalises_first {
                 self.add_weighted(&mut state.acc, scores, seen.start, values);
@@ -57,9 +57,8 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 let (max, row) = (maxima[local], &mut tile[local]);
                 // The sink may be larger than every logit.
                 let share = units.exp(units.logit(softmax, max) - row.max) * (T::ONE / row.sum);
-                for score in scores.iter_mut() {
-                    *score = stages.weight(units, softmax, *score, max) * share;
-                }
+                stages.weights(units, softmax, scores, max);
+                scores.iter_mut().for_each(|weight| *weight *= share);
                 self.add_weighted(&mut row.acc, scores, seen.start, values);
             });
         }

@@ -77,6 +77,11 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         units.weight(softmax, score, max)
     }
 
+    /// Turns scores into unrounded weights.
+    fn weights(&self, units: &A, softmax: &Softmax, scores: &mut [T], max: T) {
+        scores.iter_mut().for_each(|score| *score = self.weight(units, softmax, *score, max));
+    }
+
     /// Adds a tile's weights to the row's sum. The first weight is that of local key `first`.
     fn add_weights(&self, units: &A, sum: &mut RowSum<T>, first: usize, weights: &[T]) {
         units.add_weights(sum, first, weights);
@@ -135,6 +140,11 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     /// Returns the recomputed weight of a score.
     fn probability(&self, units: &A, softmax: &Softmax, score: T, lse: T) -> T {
         units.probability(softmax, score, lse)
+    }
+
+    /// Turns scores into recomputed weights.
+    fn probabilities(&self, units: &A, softmax: &Softmax, scores: &mut [T], lse: T) {
+        scores.iter_mut().for_each(|score| *score = self.probability(units, softmax, *score, lse));
     }
 
     /// Returns dS of a pair, without the scale.
@@ -211,8 +221,16 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     }
 }
 
-/// The right kernel: every stage as provided.
+/// The right kernel: every stage as provided. Exponentials are asked for in batches, which is faster.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Right;
 
-impl<T: Real, A: UnitArithmetic<T>> Stages<T, A> for Right {}
+impl<T: Real, A: UnitArithmetic<T>> Stages<T, A> for Right {
+    fn weights(&self, units: &A, softmax: &Softmax, scores: &mut [T], max: T) {
+        units.weights(softmax, scores, max);
+    }
+
+    fn probabilities(&self, units: &A, softmax: &Softmax, scores: &mut [T], lse: T) {
+        units.probabilities(softmax, scores, lse);
+    }
+}

@@ -16,6 +16,7 @@
 
 use std::num::NonZeroUsize;
 
+use multiversion::multiversion;
 use seamproof_oracle::Format;
 
 use crate::Real;
@@ -70,17 +71,7 @@ impl TensorCore {
 
     /// Makes a step in every lane: `to[l] += Σ a[n] · rows[n][l]`.
     pub(super) fn steps(&self, to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
-        for (block, to) in to.chunks_mut(LANES).enumerate() {
-            let first = block * LANES;
-            match <&mut [f32; LANES]>::try_from(&mut *to) {
-                Ok(to) => *to = self.block(*to, a, |n| lanes(&rows[n][first..first + LANES]), formats),
-                Err(_) => {
-                    let end = first + to.len();
-                    let results = self.block(lanes(to), a, |n| lanes(&rows[n][first..end]), formats);
-                    to.copy_from_slice(&results[..to.len()]);
-                }
-            }
-        }
+        steps(self, to, a, rows, formats);
     }
 
     /// Returns one step in each of some lanes, in f32 where that holds all terms of it.
@@ -163,6 +154,22 @@ impl TensorCore {
     }
 }
 
+/// Makes the steps of [`TensorCore::steps`].
+#[multiversion(targets("x86_64+avx2+fma"))]
+fn steps(core: &TensorCore, to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
+    for (block, to) in to.chunks_mut(LANES).enumerate() {
+        let first = block * LANES;
+        match <&mut [f32; LANES]>::try_from(&mut *to) {
+            Ok(to) => *to = core.block(*to, a, |n| lanes(&rows[n][first..first + LANES]), formats),
+            Err(_) => {
+                let end = first + to.len();
+                let results = core.block(lanes(to), a, |n| lanes(&rows[n][first..end]), formats);
+                to.copy_from_slice(&results[..to.len()]);
+            }
+        }
+    }
+}
+
 /// Returns some lanes, with zeros behind them.
 #[inline(always)]
 fn lanes(of_row: &[f32]) -> [f32; LANES] {
@@ -173,7 +180,7 @@ fn lanes(of_row: &[f32]) -> [f32; LANES] {
 trait Wide: Real {
     /// Returns 2^exponent, within the normal range.
     fn power_of_two(exponent: i32) -> Self;
-    /// Returns the next whole number towards zero. The magnitude is below half of 1 ÷ ε.
+    /// Returns the next whole number towards zero.
     fn cut(self) -> Self;
     /// Returns the next f32 towards zero.
     fn truncated(self) -> f32;
@@ -187,10 +194,7 @@ impl Wide for f64 {
 
     #[inline(always)]
     fn cut(self) -> f64 {
-        const WHOLE: f64 = 1.0 / f64::EPSILON;
-        let magnitude = self.abs();
-        let nearest = magnitude + WHOLE - WHOLE;
-        (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(self)
+        self.trunc()
     }
 
     #[inline(always)]
@@ -207,10 +211,7 @@ impl Wide for f32 {
 
     #[inline(always)]
     fn cut(self) -> f32 {
-        const WHOLE: f32 = 1.0 / f32::EPSILON;
-        let magnitude = self.abs();
-        let nearest = magnitude + WHOLE - WHOLE;
-        (if nearest > magnitude { nearest - 1.0 } else { nearest }).copysign(self)
+        self.trunc()
     }
 
     #[inline(always)]

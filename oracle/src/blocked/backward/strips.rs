@@ -3,6 +3,7 @@
 //! A *strip* has a number for each row and key of a tile. Noise of roundings counts as noise where the sums that it goes
 //! to are certified ([`Certificate`]), and in full elsewhere.
 
+use multiversion::multiversion;
 use ndarray::{Array2, ArrayView1, ArrayView2, Axis};
 
 use super::tiles::{QueryTile, Statistics, Stretch};
@@ -64,6 +65,7 @@ impl Pairs<'_> {
 
 /// Turns the magnitudes of one stretch into errors. On entry, the strips of dv and dk hold the magnitudes of `⟨q, k⟩` and
 /// of `⟨dout, v⟩`.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub(super) fn bound_stretch(
     model: &Model,
     pairs: &Pairs<'_>,
@@ -101,6 +103,7 @@ pub(super) fn bound_stretch(
 
 /// Replays one stretch: rounds its weights and logit gradients, and turns magnitudes into the errors that are left. On
 /// entry, the strips of dv and dk hold what those of [`bound_stretch`] do.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub(super) fn replay_stretch(
     model: &Model,
     profile: &NumericProfile,

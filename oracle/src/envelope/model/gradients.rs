@@ -75,7 +75,7 @@ pub struct GradientPairError {
 impl Model {
     /// Returns the error of the backward's recomputed weight `exp(s − lse)` (`p·θ'`, and underflow). There is no
     /// running maximum.
-    #[inline]
+    #[inline(always)]
     fn backward_weight_error(&self, p: f64, logit: f64, lse: f64, logit_error: f64) -> f64 {
         let roundings = F32_ROUNDOFF * (3.0 * lse.abs() + (logit - lse).abs());
         let eta = logit_error + roundings + self.factor_in_exponent;
@@ -124,7 +124,7 @@ impl Model {
 
     /// Returns the magnitude and the error that one pair adds to `Σ P·dP`, before the sum's own: `|P·dP|` and that of
     /// both factors. The pair's `x` is dP itself here.
-    #[inline]
+    #[inline(always)]
     pub fn weighted_dot(&self, pair: &GradientPair) -> (f64, f64) {
         let &GradientPair { logit, lse, lse_error, p, x, a, b, .. } = pair;
         let underflow = self.accumulation.underflow();
@@ -137,7 +137,7 @@ impl Model {
 
     /// Returns the error of dP, where `b` is `Σ|dout||v|`. Descales of both are a factor more: the product of two, with
     /// a rounding of it and one of the product with the sum.
-    #[inline]
+    #[inline(always)]
     pub(super) fn dot_error(&self, b: f64) -> f64 {
         (self.products_v + self.dp_roundings * F32_ROUNDOFF) * b + self.accumulation.underflow()
     }
@@ -174,7 +174,7 @@ impl Model {
 
     /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before dS is rounded. `p` is exact given the
     /// saved out and lse, `x` is `dP − D`, `b` is `Σ|dout||v|`, and `derivative` is the soft cap's derivative.
-    #[inline]
+    #[inline(always)]
     fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
         let &GradientPair { logit, lse, lse_error, p, a, .. } = pair;
         let p_error = self.backward_weight_error(p, logit, lse, self.logit_error(a, logit) + lse_error);
@@ -184,7 +184,7 @@ impl Model {
 
     /// Returns `|dS|` of a weight `p`, and its error before dS is rounded, where the subject's weight is off by
     /// `p_error`.
-    #[inline]
+    #[inline(always)]
     fn ds_errors(&self, pair: &GradientPair, p: f64, p_error: f64) -> (f64, f64) {
         let &GradientPair { logit, x, derivative, a, b, d_error, .. } = pair;
         let underflow = self.accumulation.underflow();
@@ -199,19 +199,19 @@ impl Model {
     }
 
     /// Returns the most that rounding a weight changes it before dS is made of it.
-    #[inline]
+    #[inline(always)]
     fn ds_weight_rounding(&self, weight: f64) -> f64 {
         if self.may_round_ds_weights { self.p_rounding(weight).most } else { 0.0 }
     }
 
     /// Returns the error of rounding a weight of this magnitude.
-    #[inline]
+    #[inline(always)]
     fn p_rounding(&self, weight: f64) -> Rounding {
         rounding(self.p, weight, self.p_least, saturation(self.p) / self.weight_scale)
     }
 
     /// Returns the error of rounding a logit gradient of this magnitude.
-    #[inline]
+    #[inline(always)]
     fn ds_rounding(&self, ds: f64, ds_most: f64) -> Rounding {
         let most = saturation(self.ds) * self.ds_descale;
         let largest = match (self.ds_scale, self.ds_fold) {
@@ -237,7 +237,7 @@ impl Model {
 
     /// Returns the most that a number near dS's own is in units of dS. A subject may work on `scale·dS`, which a scale
     /// below 1 brings nearer to the floors of formats; there a given descale counts too.
-    #[inline]
+    #[inline(always)]
     fn unscaled(&self, number: f64) -> f64 {
         match self.ds_fold {
             DsFold::Before => number / self.scale,
@@ -248,7 +248,7 @@ impl Model {
 
     /// Returns the most that a number of dS's format is in units of dS. `most` is the largest magnitude in the tile,
     /// which a tile's factor brings above a quarter of the format's largest number.
-    #[inline]
+    #[inline(always)]
     fn in_ds(&self, number: f64, most: f64) -> f64 {
         let of_tile = || number * (4.0 * most / self.ds.max_finite());
         match self.ds_scale {
@@ -260,13 +260,13 @@ impl Model {
 
     /// Returns the most that rounding dS may lose below the normal range, where `most` is as in
     /// [`GradientPair::ds_most`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn logit_gradient_floor(&self, most: f64) -> f64 {
         self.in_ds(self.ds.tiny_half(), most).max(self.unscaled(self.accumulation.underflow()))
     }
 
     /// Returns the least magnitude that a logit gradient other than 0 counts as in sums of products.
-    #[inline]
+    #[inline(always)]
     pub(super) fn ds_factor_floor(&self, most: f64) -> f64 {
         self.in_ds(self.ds_floor, most)
     }
@@ -285,7 +285,7 @@ impl Model {
     }
 
     /// Returns the errors that one pair adds to the gradients; `sums` is [`Model::gradient_sums`].
-    #[inline]
+    #[inline(always)]
     pub fn gradient_pair(&self, pair: &GradientPair, sums: (f64, f64)) -> GradientPairError {
         let (by_query, by_key) = sums;
         let (p_error, ds, ds_error) = self.gradient_errors(pair);
@@ -306,7 +306,7 @@ impl Model {
     }
 
     /// Returns the rounded p and dS of one pair, and the errors that are left when the pair's roundings are replayed.
-    #[inline]
+    #[inline(always)]
     pub fn replayed_gradient_pair(
         &self,
         profile: &NumericProfile,
@@ -373,7 +373,7 @@ pub struct GradientRow<'a> {
 
 impl GradientRow<'_> {
     /// Returns the bound of one element: the summed errors, the floor, and the rounding.
-    #[inline]
+    #[inline(always)]
     pub fn bound(&self, exact: f64, errors: f64) -> f64 {
         let error = errors + self.floor + self.model.sum_lost(self.gradient, errors);
         error + final_rounding(self.stored, exact.abs() + error)
@@ -381,7 +381,7 @@ impl GradientRow<'_> {
 }
 
 /// Returns the error of a soft cap's derivative at a logit whose products have magnitudes that sum to `a`.
-#[inline]
+#[inline(always)]
 pub(super) fn slope_error(model: &Model, cap: f64, logit: f64, a: f64) -> f64 {
     let t = (logit / cap).abs();
     let t_error = model.logit_error(a, logit) / cap + 2.0 * F32_ROUNDOFF * t;

@@ -21,7 +21,7 @@ pub struct Rounding {
 /// Returns how far `e^(log p ± error)` can be from `p = e^(log p)`, for an error ≥ 0 of the exponent. Up to an error of
 /// 1 the bound is `p·(error + error²)`, since `e^x − 1 ≤ x + x²` there. Past 1, p itself may have underflowed while the
 /// computed weight has not, or the other way round, and the bound is the larger of p and the largest computed weight.
-#[inline]
+#[inline(always)]
 pub(super) fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
     if error <= 1.0 {
         p * (error + error * error)
@@ -32,7 +32,7 @@ pub(super) fn exponential_error(p: f64, log_p: f64, error: f64) -> f64 {
 
 /// Returns the error of rounding a value of magnitude `magnitude` to `format`: relative `u`, or the floor of its
 /// subnormals, or what lies past the largest number that the format holds.
-#[inline]
+#[inline(always)]
 pub(super) fn rounding(format: Format, magnitude: f64, floor: f64, largest: f64) -> Rounding {
     let relative = format.unit_roundoff() * magnitude;
     let is_noise = relative >= floor && format.unit_roundoff() <= NOISE_UNIT_MOST;
@@ -46,7 +46,7 @@ pub(super) fn saturation(format: Format) -> f64 {
 
 /// Returns the rounded value, and how far from the rounded value another one within `error` can be rounded: 0 apart
 /// from near-ties.
-#[inline]
+#[inline(always)]
 pub(super) fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
     let rounded = format.round(value);
     let apart = |other: f64| (format.round(other) - rounded).abs();
@@ -56,7 +56,7 @@ pub(super) fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
 /// Returns the error of rounding a result of at most this magnitude, where the result does not overflow. An infinity
 /// stands for any value past the format's largest, and the judge compares it as such. An exact result is cut to the range
 /// of a format that saturates.
-#[inline]
+#[inline(always)]
 pub(super) fn final_rounding(stored: Stored, magnitude: f64) -> f64 {
     stored.half_spacing(magnitude.min(stored.most()))
 }
