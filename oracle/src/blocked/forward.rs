@@ -43,45 +43,60 @@ impl PieceForward {
     }
 }
 
-/// Returns the results of a piece's rows, computed tile by tile. What it calls is inlined, so as to be vector code as well.
+/// Results that are asked for, with the launches of a replay in order of sequences.
+pub(super) struct View<'a> {
+    pub(super) model: Option<Model>,
+    pub(super) replay: Option<(&'a Replay, &'a [&'a ReplayedLaunch])>,
+}
+
+/// Returns the results of a piece's rows in each view, computed tile by tile. What it calls is inlined, so as to be vector
+/// code as well.
 #[multiversion(targets("x86_64+avx2+fma"))]
 pub(super) fn piece(
     inputs: &InputViews<'_>,
     (group, keys): (&Group<'_>, &Keys<'_, '_>),
     piece: &QueryRange,
-    model: Option<&Model>,
-    replay: Option<(&Replay, &[&ReplayedLaunch])>,
-) -> Answer<PieceForward> {
+    views: &[View<'_>],
+) -> Vec<Answer<PieceForward>> {
     let problem = group.problem;
-    let dim = problem.dims.v;
-    let mut answer = Answer {
-        exact: PieceForward::new(piece.rows.len(), dim, f64::NEG_INFINITY),
-        bound: model.map(|_| {
-            let new = || PieceForward::new(piece.rows.len(), dim, 0.0);
-            Tiers { worst: new(), dithered: PieceForward { max_logit: f64::INFINITY, ..new() } }
-        }),
+    let empty = |statistic: f64| PieceForward::new(piece.rows.len(), problem.dims.v, statistic);
+    let tiers = |_: &Model| Tiers {
+        worst: empty(0.0),
+        dithered: PieceForward { max_logit: f64::INFINITY, ..empty(0.0) },
     };
-    let replay =
-        replay.map(|(replay, by_sequence)| (replay, of_head(by_sequence, group.sequence, piece.head)));
-    let codes = model.filter(|_| replay.is_some());
-    let codes = codes.and_then(|model| Codes::of(inputs, group, piece.head, model));
+    let answer =
+        |view: &View<'_>| Answer { exact: empty(f64::NEG_INFINITY), bound: view.model.as_ref().map(tiers) };
+    let mut answers: Vec<_> = views.iter().map(answer).collect();
+    let replay = views.iter().find_map(|view| view.model.as_ref().zip(view.replay));
+    let launches = replay.map(|(_, (_, launches))| of_head(launches, group.sequence, piece.head));
+    let codes = replay.and_then(|(model, _)| Codes::of(inputs, group, piece.head, model));
     for rows in group.row_tiles(piece.rows.clone(), STRIP_MAX) {
         let at = rows.start - piece.rows.start;
         let q = gather(inputs, TensorName::Q, group, rows.clone(), piece.head);
         let sink = problem.sink(piece.head, inputs.sink);
         let mut tile = Tile::new(group, keys, (&q, codes.as_ref()), rows.clone(), sink);
-        let errors = model.map(|model| match &replay {
-            None => tile.errors(keys, &q, model),
-            Some((replay, launches)) => {
-                tile.replay(keys, (&q, codes.as_ref()), model, (replay, launches), rows.start)
+        // Every model has the same magnitudes.
+        let model = views.iter().find_map(|view| view.model.as_ref());
+        let mut magnitudes = model.map(|model| tile.magnitudes(keys, &q, model));
+        for (index, (view, answer)) in views.iter().zip(&mut answers).enumerate() {
+            let is_last = index + 1 == views.len();
+            let magnitudes = if is_last { magnitudes.take() } else { magnitudes.clone() };
+            let errors = view.model.as_ref().zip(magnitudes).map(|(model, magnitudes)| {
+                match (view.replay, &launches) {
+                    (Some((replay, _)), Some(launches)) => {
+                        let of_rows = (replay, launches.as_slice(), rows.start);
+                        tile.replay(keys, codes.as_ref(), model, magnitudes, of_rows)
+                    }
+                    _ => tile.errors(keys, model, magnitudes),
+                }
+            });
+            tile.write(keys, at, &mut answer.exact);
+            if let (Some(model), Some(errors), Some(bound)) = (&view.model, errors, &mut answer.bound) {
+                tile.write_bound(keys, at, model, &errors, &answer.exact, bound);
             }
-        });
-        tile.write(keys, at, &mut answer.exact);
-        if let (Some(model), Some(errors), Some(bound)) = (model, errors, &mut answer.bound) {
-            tile.write_bound(keys, at, model, &errors, &answer.exact, bound);
         }
     }
-    answer
+    answers
 }
 
 /// Logits and weights of one tile of rows against the keys that any of them sees.
@@ -157,8 +172,11 @@ impl Tile {
         numerators
     }
 
-    /// Returns `Σ|q||k|` of the tile.
-    fn magnitudes(&self, operands: &Keys<'_, '_>, q: &Array2<f64>, model: &Model) -> Array2<f64> {
+    /// Returns `Σ|q||k|` of the tile, or `|q·k|` where the products are those of a matrix unit.
+    fn magnitudes(&mut self, operands: &Keys<'_, '_>, q: &Array2<f64>, model: &Model) -> Array2<f64> {
+        if let Some(products) = self.products.take() {
+            return products;
+        }
         let magnitude = |input: f64| model.magnitude(input);
         let k_abs = |columns| operands.k(columns).mapv_into(magnitude);
         products_of_tiles(&q.mapv(magnitude), self.keys.clone(), k_abs)
@@ -166,8 +184,8 @@ impl Tile {
 
     /// Returns the errors of the tile's weights.
     #[inline(always)]
-    fn errors(&self, operands: &Keys<'_, '_>, q: &Array2<f64>, model: &Model) -> Errors {
-        let mut errors = Errors::new(self.magnitudes(operands, q, model));
+    fn errors(&self, operands: &Keys<'_, '_>, model: &Model, magnitudes: Array2<f64>) -> Errors {
+        let mut errors = Errors::new(magnitudes);
         let copies = &operands.copies[self.keys.clone()];
         for local in 0..self.rows.len() {
             errors.weights[local] = self.bound_row(local, model, copies, &mut errors);
@@ -180,12 +198,11 @@ impl Tile {
     fn replay(
         &mut self,
         operands: &Keys<'_, '_>,
-        (q, codes): (&Array2<f64>, Option<&Codes<'_, '_>>),
+        codes: Option<&Codes<'_, '_>>,
         model: &Model,
-        (replay, launches): (&Replay, &[&ReplayedLaunch]),
-        first: usize,
+        magnitudes: Array2<f64>,
+        (replay, launches, first): (&Replay, &[&ReplayedLaunch], usize),
     ) -> Errors {
-        let magnitudes = self.products.take().unwrap_or_else(|| self.magnitudes(operands, q, model));
         let mut errors = Errors::new(magnitudes);
         let codes = codes.filter(|codes| codes.has_numerators());
         self.numerators = codes.map(|_| Array2::zeros((self.rows.len(), operands.dim_v())));

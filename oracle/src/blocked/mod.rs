@@ -63,7 +63,24 @@ pub fn forward<'a>(
     inputs: impl Into<InputViews<'a>>,
     model: Option<&Model>,
 ) -> Answer<ForwardResults> {
-    all_forward(&Cut::whole(problem), &inputs.into(), model, None)
+    single(all_forward(&Cut::whole(problem), &inputs.into(), &[View::of(model)]))
+}
+
+/// Returns the results of the forward pass with the envelope of `model`, and those of the replayed forward
+/// ([`replayed_forward`]). Both are made of the same logits, which are computed once where that is so.
+pub fn forward_and_replayed(
+    problem: &Problem,
+    inputs: &Inputs,
+    model: &Model,
+    replay: &Replay,
+) -> Result<[Answer<ForwardResults>; 2], ProblemError> {
+    let of_replay = model_of_replay(problem, model, replay);
+    if replay.profile.scales_queries || of_replay.promotion().is_some() {
+        let replayed = replayed_forward(problem, inputs, model, replay)?;
+        return Ok([forward(problem, inputs, Some(model)), replayed]);
+    }
+    let views = [View::of(Some(model)), View { model: Some(of_replay), replay: Some(replay) }];
+    Ok(all_forward(&Cut::whole(problem), &inputs.into(), &views))
 }
 
 /// Returns the results of some queries, with the envelope of `model`. The results have a row for each of them, and
@@ -74,7 +91,7 @@ pub fn forward_of<'a>(
     queries: SomeRows<'_>,
     model: &Model,
 ) -> Answer<ForwardResults> {
-    all_forward(&Cut::of(problem, Wanted::Queries(queries)), &inputs.into(), Some(model), None)
+    single(all_forward(&Cut::of(problem, Wanted::Queries(queries)), &inputs.into(), &[View::of(Some(model))]))
 }
 
 /// Returns the results of the replayed forward: out and the LSE. [`Tiers::worst`] is the error that they may still have.
@@ -85,11 +102,10 @@ pub fn replayed_forward(
     model: &Model,
     replay: &Replay,
 ) -> Result<Answer<ForwardResults>, ProblemError> {
-    let model = &replay.joints.map_or(*model, |joints| model.with_joints(joints));
-    let model = &model.with_profile(problem, &replay.profile);
+    let model = model_of_replay(problem, model, replay);
     if !replay.profile.scales_queries {
-        let model = &model.replaying_sums(problem);
-        return Ok(all_forward(&Cut::whole(problem), &inputs.into(), Some(model), Some(replay)));
+        let view = View { model: Some(model), replay: Some(replay) };
+        return Ok(single(all_forward(&Cut::whole(problem), &inputs.into(), &[view])));
     }
     let (scale, format) = (problem.softmax.scale, problem.precision.q.format);
     let mut fields = ProblemFields::from(problem.clone());
@@ -97,51 +113,84 @@ pub fn replayed_forward(
     let unscaled = Problem::new(fields)?;
     let mut inputs = inputs.clone();
     inputs.q.mapv_inplace(|q| format.round_f32(q * scale));
-    let model = &model.with_scale(1.0);
-    Ok(all_forward(&Cut::whole(&unscaled), &(&inputs).into(), Some(model), Some(replay)))
+    let view = View { model: Some(model.with_scale(1.0)), replay: Some(replay) };
+    Ok(single(all_forward(&Cut::whole(&unscaled), &(&inputs).into(), &[view])))
 }
 
-fn all_forward(
+/// Returns the model of a replayed forward.
+fn model_of_replay(problem: &Problem, model: &Model, replay: &Replay) -> Model {
+    let model = replay.joints.map_or(*model, |joints| model.with_joints(joints));
+    let model = model.with_profile(problem, &replay.profile);
+    if replay.profile.scales_queries { model } else { model.replaying_sums(problem) }
+}
+
+/// Results that are asked for: the exact ones or those of a replay, with their bounds if there is a model.
+#[derive(Clone, Copy)]
+struct View<'a> {
+    model: Option<Model>,
+    replay: Option<&'a Replay>,
+}
+
+impl View<'_> {
+    fn of(model: Option<&Model>) -> View<'static> {
+        View { model: model.copied(), replay: None }
+    }
+}
+
+fn single<T>([answer]: [T; 1]) -> T {
+    answer
+}
+
+/// Returns the answer of each view. They have the same logits, so a view that replays sums of products is alone, and one
+/// with a replay is the last.
+fn all_forward<const N: usize>(
     cut: &Cut<'_>,
     inputs: &InputViews<'_>,
-    model: Option<&Model>,
-    replay: Option<&Replay>,
-) -> Answer<ForwardResults> {
+    views: &[View<'_>; N],
+) -> [Answer<ForwardResults>; N] {
     let (problem, [rows, _]) = (cut.problem, cut.rows);
     inputs.assert_shapes(problem, Pass::Forward);
-    let model = &model.map(|model| model.with_scales(inputs.scales));
-    let model = model.as_ref();
     let empty = |lse: f64| ForwardResults {
         out: Array3::zeros([rows, problem.heads.q, problem.dims.v]),
         lse: Array2::from_elem([problem.heads.q, rows], lse),
         max_logit: Array1::from_elem(problem.heads.q, lse),
     };
-    let bound = model.map(|_| Tiers { worst: empty(0.0), dithered: empty(f64::INFINITY) });
-    let mut answer = Answer { exact: empty(f64::NEG_INFINITY), bound };
+    let by_sequence = views.each_ref().map(|view| view.replay.map_or(Vec::new(), Replay::by_sequence));
+    let views: [forward::View<'_>; N] = std::array::from_fn(|index| forward::View {
+        model: views[index].model.map(|model| model.with_scales(inputs.scales)),
+        replay: views[index].replay.map(|replay| (replay, by_sequence[index].as_slice())),
+    });
+    let mut answers = views.each_ref().map(|view| {
+        let tiers = |_: &Model| Tiers { worst: empty(0.0), dithered: empty(f64::INFINITY) };
+        Answer { exact: empty(f64::NEG_INFINITY), bound: view.model.as_ref().map(tiers) }
+    });
     let parallel = cut.is_large();
-    let by_sequence = replay.map_or(Vec::new(), Replay::by_sequence);
-    let replay = replay.map(|replay| (replay, by_sequence.as_slice()));
+    // Nothing is dithered where roundings are replayed.
+    let dithered = views.iter().find(|view| view.replay.is_none()).and_then(|view| view.model.as_ref());
     let work = |group: Group<'_>| {
-        // Nothing is dithered where roundings are replayed.
-        let keys = Keys::new(group, inputs, model.filter(|_| replay.is_none()));
+        let keys = Keys::new(group, inputs, dithered);
         map(parallel, group.pieces(), |piece| {
-            let result = forward::piece(inputs, (&group, &keys), &piece, model, replay);
-            (piece, result)
+            let results = forward::piece(inputs, (&group, &keys), &piece, &views);
+            (piece, results)
         })
     };
     for held in cut.groups.chunks(GROUPS_HELD) {
         for (group, pieces) in held.iter().zip(map(parallel, held.to_vec(), work)) {
-            for (piece, result) in pieces {
-                result.exact.store(group, &piece, &mut answer.exact);
-                if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
-                    from.worst.store(group, &piece, &mut to.worst);
-                    from.dithered.store(group, &piece, &mut to.dithered);
+            for (piece, results) in pieces {
+                for (result, answer) in results.iter().zip(&mut answers) {
+                    result.exact.store(group, &piece, &mut answer.exact);
+                    if let (Some(from), Some(to)) = (&result.bound, &mut answer.bound) {
+                        from.worst.store(group, &piece, &mut to.worst);
+                        from.dithered.store(group, &piece, &mut to.dithered);
+                    }
                 }
             }
         }
     }
-    saturate(&mut answer.exact.out, inputs.scales.stored(problem, TensorName::Out));
-    answer
+    for answer in &mut answers {
+        saturate(&mut answer.exact.out, inputs.scales.stored(problem, TensorName::Out));
+    }
+    answers
 }
 
 /// Returns the gradients from the given `saved` out and lse, with the envelope of `model`.
