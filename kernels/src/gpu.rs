@@ -223,7 +223,7 @@ impl Gpu {
     /// Limits attention on tensor cores to `most` blocks a launch while `work` runs, or to one cluster where that has
     /// more, and plans with [`PLANNERS_LEAST`] threads. Blocks stay for a whole launch: in few, even a small call gives
     /// each several tiles, and a plan has more segments than threads. Results are the same bits, but for dq that is
-    /// summed as it comes, or by tiles of keys that would go around (`backward.cu`).
+    /// summed as it comes, and for gradients where tiles of keys would go around (`backward.cu`).
     pub fn in_blocks<T>(&self, most: Option<NonZeroUsize>, work: impl FnOnce() -> T) -> T {
         during(&self.few, most, work)
     }
@@ -594,6 +594,25 @@ impl Gpu {
         worked?;
         let nothing = || KernelError::shape("nothing was launched while recording");
         Ok(Graph { graph: graph?.ok_or_else(nothing)?, gpu: self })
+    }
+}
+
+impl Gpu {
+    /// Launches some work again and again. Returns the milliseconds on the device from the end of each repetition to that
+    /// of the next.
+    pub fn times(
+        &self,
+        repetitions: usize,
+        work: impl Fn() -> Result<(), KernelError>,
+    ) -> Result<Vec<f32>, KernelError> {
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = || self.current().record_event(flags).map_err(failed("event"));
+        let mut events = vec![event()?];
+        for _ in 0..repetitions {
+            work()?;
+            events.push(event()?);
+        }
+        events.windows(2).map(|pair| pair[0].elapsed_ms(&pair[1]).map_err(failed("time"))).collect()
     }
 }
 

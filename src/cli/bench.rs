@@ -37,6 +37,7 @@ Examples, in a release build:
   seamproof bench thd
   seamproof bench quantise
   seamproof bench attention --tracks short128,tiny1024x64
+  seamproof bench steadiness --tracks short128 --columns mha-d128
   seamproof bench attention --peer 'python3 kernels/lab/bench/fa4.py SITE'
   seamproof bench attention --pass backward --peer 'python3 kernels/lab/bench/fa4.py SITE'";
 
@@ -86,6 +87,22 @@ enum What {
         #[arg(long, value_name = "COMMAND")]
         peer: Option<String>,
     },
+    /// Times of single launches of attention on a GPU: median and 99th percentile, and the time to the first launch
+    #[command(after_help = EXAMPLES)]
+    Steadiness {
+        /// Number of the GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+        /// Number of launches of each pass
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
+        launches: u32,
+        /// Tracks of kernels/lab/bench/tracks.json [default: all]
+        #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+        tracks: Vec<String>,
+        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128 [default: all]
+        #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+        columns: Vec<String>,
+    },
     /// Magnitudes, codes and turned copies of FP8 on a GPU, against device copies of the same bytes
     #[command(after_help = EXAMPLES)]
     Quantise {
@@ -109,6 +126,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Merge => merge()?,
         What::Power { cases, seed, precision } => {
             power(precision, &PowerPlan { cases: (*cases).into(), seed: *seed })
+        }
+        What::Steadiness { gpu, launches, tracks, columns } => {
+            let (opened, plan) = (Instant::now(), (*launches as usize, [&tracks[..], columns]));
+            on_gpu(*gpu, |gpu, to| gpu_bench::steadiness(gpu, opened, plan, to))?.map(|()| true)
         }
         What::Quantise { gpu } => on_gpu(*gpu, gpu_bench::quantise)?.map(|()| true),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),

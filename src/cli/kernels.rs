@@ -81,11 +81,14 @@ enum What {
         /// Compare the forward on scores far from 0 instead of random cases
         #[arg(long, conflicts_with = "large")]
         levels: bool,
+        /// Compare attention in few blocks with attention in all instead of random cases
+        #[arg(long, conflicts_with_all = ["large", "levels"])]
+        blocks: bool,
         /// Compare this many attention calls that no schedule makes, on every kernel, instead of random cases
-        #[arg(long, value_name = "N", conflicts_with_all = ["large", "levels"])]
+        #[arg(long, value_name = "N", conflicts_with_all = ["large", "levels", "blocks"])]
         calls: Option<u64>,
         /// Plant a fault, or all faults that end no process, and show where each is seen
-        #[arg(long, value_name = "ID|all", conflicts_with_all = ["large", "levels", "calls"])]
+        #[arg(long, value_name = "ID|all", conflicts_with_all = ["large", "levels", "blocks", "calls"])]
         plant: Option<String>,
     },
     /// Launch every instance of the tensor-core kernels, and the backward's fixed order many times: no bit may differ
@@ -133,6 +136,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         What::Check { gpu, levels: true, .. } => {
             compared(*gpu, (1, "scores far from 0"), check::check_levels)
+        }
+        What::Check { gpu, blocks: true, .. } => {
+            compared(*gpu, (1, "attention in few blocks"), check::check_few_blocks)
         }
         What::Check { gpu, calls: Some(calls), seed, .. } => compare_calls(*gpu, *calls, *seed),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, &planted(id)?, *cases, *seed),

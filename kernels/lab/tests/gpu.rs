@@ -5,10 +5,10 @@ use seamproof_kernels::cache::Cache;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_lab::check::{
     REPLAYED, ReplayTables, STEADY_DIMS, STEADY_MASKS, STEADY_PACKS, accumulated, check, check_calls,
-    check_large, check_levels, check_quantise, check_turned, direct, instances, launch_instances, prepare,
-    replayed, seen, steady,
+    check_few_blocks, check_large, check_levels, check_quantise, check_turned, direct, instances,
+    launch_instances, prepare, replayed, seen, steady,
 };
-use seamproof_lab::faults::source_faults;
+use seamproof_lab::faults::{by_id, source_faults};
 
 /// The cases of the comparison, and the least that each operation must get to write.
 const CASES: u64 = 7140;
@@ -97,6 +97,19 @@ fn direct_dq_has_the_bits_of_sums() {
     let gpu = done(Gpu::open(0, &Cache::of_user()));
     let found = done(direct(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
+}
+
+/// Blocks take many tiles each where there are few, and one planted fault of later tiles must be seen.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn few_blocks_give_the_bits_of_all() {
+    let gpu = done(Gpu::open(0, &Cache::of_user()));
+    let found = done(check_few_blocks(&gpu));
+    assert!(found.is_empty(), "{}", found[0]);
+    let fault = by_id("first-place-of-queries").expect("a planted fault");
+    let sources = fault.edit.sources().expect("a source with the fault");
+    let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &sources));
+    assert!(!done(check_few_blocks(&gpu)).is_empty(), "a fault of later tiles would not be missed");
 }
 
 /// A graph is recorded with one batch's lengths. It must be right with others that are written to the same tables,

@@ -1,5 +1,6 @@
 //! Checks of the kernels on a GPU.
 
+mod blocks;
 mod calls;
 mod codes;
 mod draw;
@@ -19,6 +20,7 @@ mod steady;
 mod tables;
 mod twins;
 
+pub use blocks::check_few_blocks;
 pub use calls::check_calls;
 pub use codes::check_turned;
 pub use large::check_large;

@@ -1,0 +1,100 @@
+//! Steadiness of attention: how far the slowest launches of many are from the median, and how long the first one takes.
+//!
+//! Launches follow one another on one stream with an event between each two, and no wait of the host. Each time counts
+//! what the GPU does from one event to the next. The GPU has been busy for a while before (`timing`).
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
+use seamproof_kernels::{Gpu, KernelError};
+
+use super::error::BenchError;
+use super::timing::TIMING;
+use super::tracks::{BenchCell, cells, tracks};
+use crate::ready::{ForwardBuffers, NormalNumbers, ReadyBackward, forward_launcher};
+
+/// The most that the 99th percentile may be of the median.
+const RATIO_MAX: f64 = 1.05;
+/// The launches between two looks at the clock.
+const BETWEEN_LOOKS: usize = 16;
+
+/// Prints the median and the 99th percentile of so many launches of each pass on each cell, and the ratio of both beside
+/// its limit. Says how long the first launch took from `opened` on, when the program asked for the GPU.
+pub fn steadiness(
+    gpu: &Gpu,
+    opened: Instant,
+    (launches, [rows, columns]): (usize, [&[String]; 2]),
+    to: &mut dyn Write,
+) -> Result<(), BenchError> {
+    let cells = cells(&tracks()?, [rows, columns])?;
+    let numbers = NormalNumbers::new(gpu)?;
+    writeln!(to, "{}; {launches} launches of each pass; limit of p99 ÷ median: {RATIO_MAX}", gpu.name()?)?;
+    let mut is_first = true;
+    for cell in &cells {
+        let problem = &cell.problem;
+        let buffers = ForwardBuffers::new(gpu, problem, &numbers)?;
+        let forward = forward_launcher(gpu, problem, None)?;
+        let launch = || forward(&buffers.forward(problem));
+        if is_first {
+            launch()?;
+            gpu.finish()?;
+            writeln!(to, "first launch {:.2} s after the GPU was asked for", opened.elapsed().as_secs_f64())?;
+            is_first = false;
+        }
+        line(to, cell, "forward", &times(gpu, launches, launch)?)?;
+        let ready = ReadyBackward::new(gpu, problem, &numbers, 1)?;
+        for order in DqOrder::ALL {
+            let launch = || ready.launch(BackwardMode::overwrite(order), &ready.tensors(0));
+            line(to, cell, &format!("backward, {}", order.name()), &times(gpu, launches, launch)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the milliseconds of each of some launches, after a warm-up.
+fn times(
+    gpu: &Gpu,
+    launches: usize,
+    launch: impl Fn() -> Result<(), KernelError>,
+) -> Result<Vec<f32>, KernelError> {
+    let begin = Instant::now();
+    while begin.elapsed() < TIMING.warm_up + Duration::from_secs(1) {
+        (0..BETWEEN_LOOKS).try_for_each(|_| launch())?;
+        gpu.finish()?;
+    }
+    gpu.times(launches, launch)
+}
+
+fn line(to: &mut dyn Write, cell: &BenchCell, pass: &str, times: &[f32]) -> Result<(), BenchError> {
+    let [median, late, most] = [0.5, 0.99, 1.0].map(|share| quantile(times, share));
+    let BenchCell { track, column, .. } = cell;
+    writeln!(
+        to,
+        "{track:<12} {:<12} {pass:<16} median {median:>8.4} ms   p99 {late:>8.4} ms, ratio {:.3}   longest {most:>8.4} ms",
+        column.name,
+        late / median
+    )?;
+    Ok(to.flush()?)
+}
+
+/// Returns the number below which this share of some numbers is, or the nearest of them.
+fn quantile(numbers: &[f32], share: f64) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    let place = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(place.clamp(1, sorted.len().max(1)) - 1).copied().map_or(f64::NAN, f64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_a_number_that_so_many_are_not_above() {
+        let numbers: Vec<f32> = (1..=200).rev().map(|n| n as f32).collect();
+        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| quantile(&numbers, share)), [1.0, 100.0, 198.0, 200.0]);
+        assert_eq!(quantile(&[3.0], 0.5), 3.0);
+        assert!(quantile(&[], 0.5).is_nan());
+    }
+}

@@ -1,0 +1,97 @@
+//! Attention on tensor cores in few blocks, compared with the same launch in as many as the GPU has.
+//!
+//! Blocks stay for a whole launch. In few of them each takes many tiles, one after the other, and planners have several
+//! segments each. No bit may depend on that, but those of gradients where tiles of keys may go around (`backward.cu`):
+//! tiles do so where there are as many blocks at least, and then begin their sums with other rows.
+
+use std::num::NonZeroUsize;
+
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
+use seamproof_kernels::forward::TileShape;
+use seamproof_kernels::{Gpu, KernelError};
+use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
+use seamproof_simulator::AttentionCall;
+
+use super::mismatch::Mismatch;
+use super::passes::{Kernels, ReadyPasses};
+use crate::problem::{legal, packed};
+use crate::ready::NormalNumbers;
+
+/// The numbers of blocks that are compared with all.
+const FEW: [usize; 4] = [1, 2, 3, 7];
+/// The lengths, repeated until there are more segments than 32 threads plan at once: tiles cut short, whole ones, and
+/// several in every shape.
+const LENGTHS: [usize; 5] = [300, 1, 64, 450, 130];
+const TIMES: usize = 8;
+/// The rows that a sequence owns behind its real ones.
+const PADDING: usize = 16;
+/// The query and KV heads: four query heads to a KV head, which share tiles, and one.
+const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 3, kv: 3 }];
+/// The head dims: of both sizes, and one whose rows threads bring.
+const DIMS: [usize; 3] = [64, 128, 20];
+const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
+/// The masks, each with whether tiles of keys may go around in it.
+const MASKS: [(Mask, bool); 3] =
+    [(Mask::CAUSAL, false), (Mask { left: Some(100), ..Mask::CAUSAL }, false), (Mask::FULL, true)];
+
+/// Returns the results that differ in few blocks: of every shape, in both orders of dq.
+pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
+    let mut found = Vec::new();
+    for format in FORMATS {
+        let numbers = NormalNumbers::of(gpu, format)?;
+        for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            for (mask, may_go_around) in MASKS {
+                let problem = problem(format, dim, heads, mask)?;
+                for shape in TileShape::ALL {
+                    for order in DqOrder::ALL {
+                        let what =
+                            format!("{format}, head dim {dim}, {heads:?}, {mask:?}, {shape:?}, {order:?}");
+                        let kernels = Kernels::Tuned(shape, BackwardMode::overwrite(order));
+                        let differ: &[&str] = match order {
+                            _ if may_go_around => &["dq", "dk", "dv"],
+                            DqOrder::AsTheyCome => &["dq"],
+                            DqOrder::Fixed => &[],
+                        };
+                        found.extend(differing(gpu, (&problem, &numbers), kernels, differ, &what)?);
+                    }
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn problem(format: Format, dim: usize, heads: Heads, mask: Mask) -> Result<Problem, KernelError> {
+    let lengths = LENGTHS.repeat(TIMES);
+    let plain = packed(lengths.into_iter().map(|len| (len, len + PADDING)), heads, dim, mask);
+    legal(ProblemFields { precision: Precision::uniform(format), ..plain })
+}
+
+/// Returns the results of one pass that differ in few blocks, apart from those that may.
+fn differing(
+    gpu: &Gpu,
+    (problem, numbers): (&Problem, &NormalNumbers),
+    kernels: Kernels,
+    may_differ: &[&str],
+    what: &str,
+) -> Result<Vec<Mismatch>, KernelError> {
+    let call = AttentionCall::whole(problem);
+    let passes = ReadyPasses::new(gpu, (problem, &call), kernels, numbers)?;
+    let all = passes.results(|| passes.launch())?;
+    let mut found = Vec::new();
+    for blocks in FEW {
+        let few = passes.results(|| gpu.in_blocks(NonZeroUsize::new(blocks), || passes.launch()))?;
+        let compared = all.iter().zip(&few).filter(|((name, _), _)| !may_differ.contains(name));
+        for ((name, all), (_, few)) in compared {
+            let bytes = all.iter().zip(few).filter(|(all, few)| all != few).count();
+            found.extend((bytes > 0).then(|| Mismatch {
+                operation: "attention, few blocks",
+                case: blocks as u64,
+                place: format!("{name} in {blocks} blocks"),
+                what: what.to_owned(),
+                bytes,
+            }));
+        }
+    }
+    Ok(found)
+}
