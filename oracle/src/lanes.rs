@@ -48,9 +48,7 @@ mod tests {
     fn every_number_is_met_once_whatever_the_length() {
         for length in 0..20 {
             let mut values: Vec<f32> = (0..length).map(|n| n as f32).collect();
-            each_block(&mut values, |block: &mut [f32; 8]| {
-                block.iter_mut().for_each(|x| *x = 2.0 * *x + 1.0)
-            });
+            map_blocks(&mut values, |x| 2.0 * x + 1.0);
             let right: Vec<f32> = (0..length).map(|n| 2.0 * n as f32 + 1.0).collect();
             assert_eq!(values, right);
         }

@@ -7,13 +7,14 @@
 //! Copyright (C) 1993 by Sun Microsystems, Inc. Permission to use, copy, modify, and distribute this software is freely
 //! granted, provided that this notice is preserved.
 
+use std::f32::consts::LOG2_E;
+
 use multiversion::multiversion;
 use seamproof_oracle::lanes::map_blocks;
 
 /// ln 2 in two parts: its upper bits, whose products with k are exact, and the rest.
 const LN2_HIGH: f32 = 6.931_457_5e-1;
 const LN2_LOW: f32 = 1.428_606_8e-6;
-const INVERSE_LN2: f32 = 1.442_695;
 /// The coefficients of c.
 const C1: f32 = 1.666_662_5e-1;
 const C2: f32 = -2.766_733_3e-3;
@@ -38,7 +39,7 @@ fn exp_one(x: f32) -> f32 {
     // Within the range that does not over- or underflow, with a wide margin.
     let near = x.clamp(-128.0, 128.0);
     let half = 0.5f32.copysign(near);
-    let far = (INVERSE_LN2 * near + half).trunc();
+    let far = (LOG2_E * near + half).trunc();
     let k = if magnitude > ONE_AND_A_HALF { far } else { 2.0 * half };
     let k = if magnitude > HALF { k } else { 0.0 };
     let (high, low) = (near - k * LN2_HIGH, k * LN2_LOW);

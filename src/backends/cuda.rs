@@ -336,6 +336,11 @@ impl CudaRunner {
         self.workspace.identity()
     }
 
+    /// Returns how many launches the GPU was asked for.
+    pub fn launches(&self) -> u64 {
+        self.workspace.launches()
+    }
+
     /// Returns how many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.workspace.counts()

@@ -354,6 +354,8 @@ fn twins(gpu: usize, cases: u64, seed: u64, profile: Profile) -> Result<Exit, Cl
     for (stretch, time) in time.iter().filter(|(stretch, _)| !stretch.is_empty()) {
         print_line(&format_args!("{:>6.0} µs a run: {stretch}", each(*time)));
     }
+    let launches = runner.launches() as f64 / compared.max(1) as f64;
+    print_line(&format_args!("{launches:>6.1} launches a run"));
     let each = each(time.values().sum());
     print_line(&format_args!(
         "{compared} of {cases} problems, {cut} of them with documents, chunks, a prefix or sink tokens ({kept}), seed \

@@ -160,6 +160,11 @@ impl Workspace {
         self.gpu.identity()
     }
 
+    /// Returns how many launches the GPU was asked for.
+    pub fn launches(&self) -> u64 {
+        self.gpu.launches().map(|(_, count)| count).sum()
+    }
+
     /// Returns how many operations of each kind went to which kernel.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.counts.borrow().clone()
