@@ -585,19 +585,6 @@ impl Gpu {
         self.functions.iter().map(|(name, kernel)| (name.as_str(), kernel.launches.load(Ordering::Relaxed)))
     }
 
-    /// Records the launches of `work` as one thing to repeat.
-    pub fn record(&self, work: impl FnOnce() -> Result<(), KernelError>) -> Result<Graph<'_>, KernelError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(failed("record"))?;
-        let worked = work();
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("record"));
-        worked?;
-        let nothing = || KernelError::shape("nothing was launched while recording");
-        Ok(Graph { graph: graph?.ok_or_else(nothing)?, gpu: self })
-    }
-}
-
-impl Gpu {
     /// Launches some work again and again. Returns the milliseconds on the device from the end of each repetition to that
     /// of the next.
     pub fn times(
@@ -613,6 +600,17 @@ impl Gpu {
             events.push(event()?);
         }
         events.windows(2).map(|pair| pair[0].elapsed_ms(&pair[1]).map_err(failed("time"))).collect()
+    }
+
+    /// Records the launches of `work` as one thing to repeat.
+    pub fn record(&self, work: impl FnOnce() -> Result<(), KernelError>) -> Result<Graph<'_>, KernelError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(failed("record"))?;
+        let worked = work();
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("record"));
+        worked?;
+        let nothing = || KernelError::shape("nothing was launched while recording");
+        Ok(Graph { graph: graph?.ok_or_else(nothing)?, gpu: self })
     }
 }
 

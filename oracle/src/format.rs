@@ -341,3 +341,24 @@ impl FromStr for Format {
             .ok_or_else(|| FormatNameError(text.chars().take(40).collect()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Test that slices of any length are rounded number by number, to the format that is named and no other.
+    #[test]
+    fn slices_are_rounded_as_their_numbers_are() {
+        let special = [f32::NAN, f32::INFINITY, -f32::INFINITY, -0.0, 1e-42, 3e38, 65_519.0, 449.0, 0.0019];
+        let number = |n: usize| special.get(n % 23).copied().unwrap_or((n as f32 * 1.37).sin() * 1e3);
+        for format in Format::ALL {
+            for length in 0..40 {
+                let numbers: Vec<f32> = (length..2 * length).map(number).collect();
+                let mut got = numbers.clone();
+                format.round_all(&mut got);
+                let right = numbers.iter().map(|&x| format.round_f32(x).to_bits());
+                assert!(got.iter().map(|x| x.to_bits()).eq(right), "{format}: {numbers:?}");
+            }
+        }
+    }
+}

@@ -23,12 +23,12 @@ const HALF: u32 = 0x3eb1_7218;
 const ONE_AND_A_HALF: u32 = 0x3f85_1592;
 /// The magnitude, as bits, up to which `e^x` is taken as 1 + x: 2^-13.
 const TINY: u32 = 0x3900_0000;
-/// The argument from which `e^x` overflows, and that down to which it is not 0.
+/// The argument from which on `e^x` overflows, and that from which down it is 0.
 const OVERFLOW: f32 = f32::from_bits(0x42b1_7218);
 const UNDERFLOW: f32 = f32::from_bits(0xc2cf_f1b5);
 
 /// Replaces each x by `e^x`.
-#[multiversion(targets("x86_64+avx2+fma"))]
+#[multiversion(targets("x86_64+avx2+fma", "x86_64+sse4.1"))]
 pub(crate) fn exp(values: &mut [f32]) {
     map_blocks(values, exp_one);
 }
@@ -36,7 +36,7 @@ pub(crate) fn exp(values: &mut [f32]) {
 #[inline(always)]
 fn exp_one(x: f32) -> f32 {
     let magnitude = x.to_bits() & 0x7fff_ffff;
-    // Within the range that does not over- or underflow, with a wide margin.
+    // Bounded, so that k is small. Results past the range are replaced below.
     let near = x.clamp(-128.0, 128.0);
     let half = 0.5f32.copysign(near);
     let far = (LOG2_E * near + half).trunc();
@@ -94,6 +94,18 @@ mod tests {
         assert_same(near.flat_map(|bits| [bits, bits | 1 << 31]));
         // A prime step meets every exponent and low bits of all kinds.
         assert_same((0..u32::MAX).step_by(2003));
+    }
+
+    /// Test that vector code, where the processor has it, and code without it give the same bits, for slices of any length.
+    #[test]
+    fn vector_code_gives_the_bits_of_plain_code() {
+        for length in 0..40 {
+            let arguments: Vec<f32> = (0..length).map(|n| (n as f32 - 20.0) * 5.3).collect();
+            let mut got = arguments.clone();
+            exp(&mut got);
+            let plain = arguments.iter().map(|&x| exp_one(x).to_bits());
+            assert!(got.iter().map(|x| x.to_bits()).eq(plain), "{arguments:?}");
+        }
     }
 
     #[test]

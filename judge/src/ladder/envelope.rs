@@ -30,15 +30,10 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
     margin.compared = results(rank).len();
     let model = Model::new(problem, backend.declaration().arithmetic, evidence.partition());
     let replay = evidence.replay();
-    let answers = evidence.oracle(|| match &replay {
-        None => Ok((blocked::forward(problem, inputs, Some(&model)), None)),
-        Some(replay) => blocked::forward_and_replayed(problem, inputs, &model, replay)
-            .map(|[answer, replayed]| (answer, Some(replayed))),
+    let (answer, replayed) = evidence.oracle(|| match &replay {
+        None => (blocked::forward(problem, inputs, Some(&model)), None),
+        Some(replay) => blocked::forward_and_replayed(problem, inputs, &model, replay),
     });
-    let (answer, replayed) = match answers {
-        Ok(answers) => answers,
-        Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
-    };
     let right = |row: usize, head: usize| RightRow::of(&answer.exact, row, head);
     let compare = Comparison { problem, layout, ratio: evidence.judge.ratio };
     if let Some(mut finding) = forward(&compare, rank, &answer, &FORWARD, margin) {
@@ -48,11 +43,16 @@ pub(super) fn look(evidence: &Evidence<'_>, margin: &mut Margin) -> Look {
         }
         return Some(finding).into();
     }
-    if let Some(replayed) = &replayed
-        && let Some(mut finding) = replayed_forward(&compare, rank, replayed, margin)
-    {
-        diagnosis::explain(evidence, right, &mut finding);
-        return Some(finding).into();
+    if let Some(replay) = &replay {
+        let apart = || evidence.oracle(|| blocked::replayed_forward(problem, inputs, &model, replay));
+        let replayed = match replayed.map_or_else(apart, Ok) {
+            Ok(answer) => answer,
+            Err(error) => return Look::Failed(format!("a replayed problem is none: {error}")),
+        };
+        if let Some(mut finding) = replayed_forward(&compare, rank, &replayed, margin) {
+            diagnosis::explain(evidence, right, &mut finding);
+            return Some(finding).into();
+        }
     }
     match look_back(evidence, (&compare, &model), &answer, replay, margin) {
         Look::Held => amax::look(evidence, &answer.exact),

@@ -11,7 +11,8 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, RankGradients, Run
 use seamproof_judge::subjects::{Emulated, draw_options};
 use seamproof_judge::values;
 use seamproof_judge::verdict::{Tier, Verdict};
-use seamproof_oracle::envelope::Model;
+use seamproof_oracle::blocked::Answer;
+use seamproof_oracle::envelope::{KeyOrder, Model, NumericProfile};
 use seamproof_oracle::replay::{Replay, ReplayedLaunch};
 use seamproof_oracle::{
     Element, Format, ForwardResults, Heads, InputMode, Inputs, Mask, Pass, Problem, ProblemFields, Run,
@@ -220,6 +221,45 @@ fn seen(kernel: &Emulated, problem: &Problem, out: &Array3<f32>, lse: &Array2<f3
         Seen { worst: of(&bound.worst), dithered: of(&bound.dithered), replayed },
         Seen { worst: of_lse(&bound.worst), dithered: of_lse(&bound.dithered), replayed: 0.0 },
     )
+}
+
+/// Returns the bits of an answer: exact values, then the bounds of both tiers.
+fn bits(answer: &Answer<ForwardResults>) -> Vec<u64> {
+    let bound = answer.bound.as_ref().expect("a model gives bounds");
+    let of = |results: &ForwardResults| {
+        let ForwardResults { out, lse, max_logit } = results;
+        out.iter().chain(lse).chain(max_logit).map(|value| value.to_bits()).collect::<Vec<u64>>()
+    };
+    [&answer.exact, &bound.worst, &bound.dithered].map(of).concat()
+}
+
+/// Test that a forward and its replay are the same made together and apart, for drawn problems and options.
+#[test]
+fn a_forward_and_its_replay_from_the_same_logits_are_those_made_apart() {
+    let (mut together, mut apart) = (0, 0);
+    for index in 0..400 {
+        let Draw::Problem(problem) = generate::draw(23, index, &Limits::fuzz()) else { continue };
+        let kernel = Emulated::from_options(&draw_options(index)).expect("drawn options are legal");
+        let Some(replay) = kernel.replay(&problem) else { continue };
+        let inputs = values::inputs(&problem);
+        let model = Model::new(&problem, kernel.declaration().arithmetic, kernel.partition(&problem));
+        let orders = [KeyOrder::Ascending, KeyOrder::Descending].into_iter().zip([false, index % 8 == 0]);
+        for (kv_order, scales_queries) in orders {
+            let profile = NumericProfile { kv_order, scales_queries, ..replay.profile };
+            let replay = Replay { profile, ..replay.clone() };
+            let (exact, replayed) = blocked::forward_and_replayed(&problem, &inputs, &model, &replay);
+            assert_eq!(bits(&exact), bits(&blocked::forward(&problem, &inputs, Some(&model))), "{index}");
+            assert_eq!(replayed.is_none(), scales_queries, "{index}");
+            let Some(replayed) = replayed else {
+                apart += 1;
+                continue;
+            };
+            let alone = blocked::replayed_forward(&problem, &inputs, &model, &replay);
+            assert_eq!(bits(&replayed), bits(&alone.expect("the problem is legal")), "{index}");
+            together += 1;
+        }
+    }
+    assert!(together > 300 && apart > 10, "{together} together, {apart} apart");
 }
 
 /// Returns the emulated kernel's out and LSE.

@@ -99,17 +99,20 @@ fn direct_dq_has_the_bits_of_sums() {
     assert!(found.is_empty(), "{}", found[0]);
 }
 
-/// Blocks take many tiles each where there are few, and one planted fault of later tiles must be seen.
+/// Blocks take many tiles each where there are few. A planted fault of a forward's later tiles must be seen, and one of a
+/// backward's.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn few_blocks_give_the_bits_of_all() {
     let gpu = done(Gpu::open(0, &Cache::of_user()));
     let found = done(check_few_blocks(&gpu));
     assert!(found.is_empty(), "{}", found[0]);
-    let fault = by_id("first-place-of-queries").expect("a planted fault");
-    let sources = fault.edit.sources().expect("a source with the fault");
-    let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &sources));
-    assert!(!done(check_few_blocks(&gpu)).is_empty(), "a fault of later tiles would not be missed");
+    for id in ["first-place-of-queries", "gradients-of-the-tile-before-kept"] {
+        let fault = by_id(id).expect("a planted fault");
+        let sources = fault.edit.sources().expect("a source with the fault");
+        let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &sources));
+        assert!(!done(check_few_blocks(&gpu)).is_empty(), "{id} would be missed");
+    }
 }
 
 /// A graph is recorded with one batch's lengths. It must be right with others that are written to the same tables,

@@ -66,6 +66,12 @@ mod tests {
             let (got, right) = (exp_one(x), libm::exp(x));
             assert!((got - right).abs() <= 4.0 * f64::EPSILON * right, "exp({x}): {got} against {right}");
         }
+        for length in 0..20 {
+            let arguments: Vec<f64> = (0..length).map(|n| 3.1 - 40.7 * f64::from(n)).collect();
+            let mut got = arguments.clone();
+            exp(&mut got);
+            assert!(got.into_iter().eq(arguments.into_iter().map(exp_one)), "{length} numbers");
+        }
         assert_eq!(exp_one(0.0), 1.0);
         assert_eq!(exp_one(f64::NEG_INFINITY), 0.0);
         assert_eq!(exp_one(-1e300), 0.0);

@@ -49,8 +49,8 @@ pub(super) struct View<'a> {
     pub(super) replay: Option<(&'a Replay, &'a [&'a ReplayedLaunch])>,
 }
 
-/// Returns the results of a piece's rows in each view, computed tile by tile. What it calls is inlined, so as to be vector
-/// code as well.
+/// Returns the results of a piece's rows in each view, computed tile by tile. Its loops over keys are inlined, so as to
+/// be vector code as well.
 #[multiversion(targets("x86_64+avx2+fma"))]
 pub(super) fn piece(
     inputs: &InputViews<'_>,

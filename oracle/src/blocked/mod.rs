@@ -66,21 +66,22 @@ pub fn forward<'a>(
     single(all_forward(&Cut::whole(problem), &inputs.into(), &[View::of(model)]))
 }
 
-/// Returns the results of the forward pass with the envelope of `model`, and those of the replayed forward
-/// ([`replayed_forward`]). Both are made of the same logits, which are computed once where that is so.
+/// Returns the results of the forward pass with the envelope of `model`, and those of [`replayed_forward`] where both have
+/// the same logits, which are computed once. A replay has other logits where it scales queries first, and where it
+/// replays sums of products.
 pub fn forward_and_replayed(
     problem: &Problem,
     inputs: &Inputs,
     model: &Model,
     replay: &Replay,
-) -> Result<[Answer<ForwardResults>; 2], ProblemError> {
+) -> (Answer<ForwardResults>, Option<Answer<ForwardResults>>) {
     let of_replay = model_of_replay(problem, model, replay);
     if replay.profile.scales_queries || of_replay.promotion().is_some() {
-        let replayed = replayed_forward(problem, inputs, model, replay)?;
-        return Ok([forward(problem, inputs, Some(model)), replayed]);
+        return (forward(problem, inputs, Some(model)), None);
     }
     let views = [View::of(Some(model)), View { model: Some(of_replay), replay: Some(replay) }];
-    Ok(all_forward(&Cut::whole(problem), &inputs.into(), &views))
+    let [exact, replayed] = all_forward(&Cut::whole(problem), &inputs.into(), &views);
+    (exact, Some(replayed))
 }
 
 /// Returns the results of some queries, with the envelope of `model`. The results have a row for each of them, and
@@ -166,9 +167,9 @@ fn all_forward<const N: usize>(
     });
     let parallel = cut.is_large();
     // Nothing is dithered where roundings are replayed.
-    let dithered = views.iter().find(|view| view.replay.is_none()).and_then(|view| view.model.as_ref());
+    let dithering = views.iter().find(|view| view.replay.is_none()).and_then(|view| view.model.as_ref());
     let work = |group: Group<'_>| {
-        let keys = Keys::new(group, inputs, dithered);
+        let keys = Keys::new(group, inputs, dithering);
         map(parallel, group.pieces(), |piece| {
             let results = forward::piece(inputs, (&group, &keys), &piece, &views);
             (piece, results)

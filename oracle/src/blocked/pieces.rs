@@ -17,7 +17,7 @@ const ROW_TILE: usize = 128;
 /// The number of keys of one tile of the backward, and of one product of the forward. Three strips of a tile stay in
 /// the second-level cache.
 pub(super) const KEY_TILE: usize = 512;
-/// The most elements of a strip that has all keys of its rows: 32 MiB. Some five of them are held at once.
+/// The most elements of a strip that has all keys of its rows: 32 MiB. Some six of them are held at once.
 pub(super) const STRIP_MAX: usize = 1 << 22;
 /// The most keys that a tile of rows may see beyond twice those of one of its rows. Neighbours see no more than
 /// [`ROW_TILE`] further keys; picked rows of a window may lie anywhere.

@@ -327,3 +327,40 @@ fn add_scaled<T: Real>(to: &mut [T], factor: T, from: &[T]) {
         *to += factor * *from;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns rows of numbers that no sum in another order hits by chance.
+    fn rows(count: usize, width: usize) -> Vec<Vec<f32>> {
+        let number = |row: usize, lane: usize| ((row * 31 + lane * 17) as f32 * 0.37).sin() / 3.0;
+        (0..count).map(|row| (0..width).map(|lane| number(row, lane)).collect()).collect()
+    }
+
+    #[test]
+    fn blocks_of_lanes_have_the_sums_of_a_plain_loop() {
+        let factors = [0.3, -1.7, 2.9, 0.11, -0.7];
+        for width in 0..75 {
+            let rows = rows(factors.len(), width);
+            let (mut got, mut right) = (vec![0.25f32; width], vec![0.25f32; width]);
+            add_scaled_rows(&mut got, &factors, rows.iter().map(Vec::as_slice));
+            for (factor, row) in factors.iter().zip(&rows) {
+                right.iter_mut().zip(row).for_each(|(to, from)| *to += factor * from);
+            }
+            assert_eq!(got, right, "{width} lanes");
+        }
+    }
+
+    #[test]
+    fn multiples_of_a_row_go_to_rows_one_behind_the_other() {
+        for width in [1, 7, 8, 33] {
+            let row = &rows(1, width)[0];
+            let mut to = vec![1.0f32; 4 * width];
+            add_multiples(&mut to[width..], &[2.0, -3.0], row);
+            let of = |factor: f32| row.iter().map(move |from| 1.0 + factor * from);
+            let right = of(0.0).chain(of(2.0)).chain(of(-3.0)).chain(of(0.0));
+            assert!(to.into_iter().eq(right), "{width} lanes");
+        }
+    }
+}

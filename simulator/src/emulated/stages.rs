@@ -72,14 +72,9 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         right::grow(units, softmax, state, max);
     }
 
-    /// Returns the unrounded weight of a score.
-    fn weight(&self, units: &A, softmax: &Softmax, score: T, max: T) -> T {
-        units.weight(softmax, score, max)
-    }
-
     /// Turns scores into unrounded weights.
     fn weights(&self, units: &A, softmax: &Softmax, scores: &mut [T], max: T) {
-        scores.iter_mut().for_each(|score| *score = self.weight(units, softmax, *score, max));
+        units.weights(softmax, scores, max);
     }
 
     /// Adds a tile's weights to the row's sum. The first weight is that of local key `first`.
@@ -137,14 +132,9 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
         right::saved_lse(lse, head, rows)
     }
 
-    /// Returns the recomputed weight of a score.
-    fn probability(&self, units: &A, softmax: &Softmax, score: T, lse: T) -> T {
-        units.probability(softmax, score, lse)
-    }
-
     /// Turns scores into recomputed weights.
     fn probabilities(&self, units: &A, softmax: &Softmax, scores: &mut [T], lse: T) {
-        scores.iter_mut().for_each(|score| *score = self.probability(units, softmax, *score, lse));
+        units.probabilities(softmax, scores, lse);
     }
 
     /// Returns dS of a pair, without the scale.
@@ -221,16 +211,8 @@ pub trait Stages<T: Real, A: UnitArithmetic<T>>: Sync {
     }
 }
 
-/// The right kernel: every stage as provided. Exponentials are asked for in batches, which is faster.
+/// The right kernel: every stage as provided.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Right;
 
-impl<T: Real, A: UnitArithmetic<T>> Stages<T, A> for Right {
-    fn weights(&self, units: &A, softmax: &Softmax, scores: &mut [T], max: T) {
-        units.weights(softmax, scores, max);
-    }
-
-    fn probabilities(&self, units: &A, softmax: &Softmax, scores: &mut [T], lse: T) {
-        units.probabilities(softmax, scores, lse);
-    }
-}
+impl<T: Real, A: UnitArithmetic<T>> Stages<T, A> for Right {}

@@ -155,7 +155,7 @@ impl TensorCore {
 }
 
 /// Makes the steps of [`TensorCore::steps`].
-#[multiversion(targets("x86_64+avx2+fma"))]
+#[multiversion(targets("x86_64+avx2+fma", "x86_64+sse4.1"))]
 fn steps(core: &TensorCore, to: &mut [f32], a: &[f32], rows: &[&[f32]], formats: [Format; 2]) {
     for (block, to) in to.chunks_mut(LANES).enumerate() {
         let first = block * LANES;
@@ -405,6 +405,26 @@ pub(super) mod tests {
                 let right = TensorCore::FP8.step(addends[lane], &a, &b, formats);
                 let is_same = got[lane].to_bits() == right.to_bits() || got[lane].is_nan() && right.is_nan();
                 assert!(is_same, "{} + {a:?} · {b:?}: {} {right}", addends[lane], got[lane]);
+            }
+        }
+    }
+
+    /// Test that vector code, where the processor has it, gives the bits of plain code, for rows of any width.
+    #[test]
+    fn rows_of_lanes_get_the_step_of_each() {
+        let mut draws = Draws(7);
+        for (core, format) in [(TensorCore::WIDE, Format::Bf16), (TensorCore::FP8, Format::E4m3)] {
+            for width in 0..36 {
+                let mut row = |of| (0..width).map(|_| draws.number(of, 12)).collect::<Vec<f32>>();
+                let (before, rows) = (row(Format::F32), [(); 5].map(|()| row(format)));
+                let a = [(); 5].map(|()| draws.number(format, 8));
+                let mut got = before.clone();
+                core.steps(&mut got, &a, &rows.each_ref().map(Vec::as_slice), [format; 2]);
+                for lane in 0..width {
+                    let b = rows.each_ref().map(|row| row[lane]);
+                    let right = core.step(before[lane], &a, &b, [format; 2]);
+                    assert_eq!(got[lane].to_bits(), right.to_bits(), "lane {lane} of {width}");
+                }
             }
         }
     }

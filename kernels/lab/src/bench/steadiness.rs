@@ -1,7 +1,7 @@
 //! Steadiness of attention: how far the slowest launches of many are from the median, and how long the first one takes.
 //!
 //! Launches follow one another on one stream with an event between each two, and no wait of the host. Each time counts
-//! what the GPU does from one event to the next. The GPU has been busy for a while before (`timing`).
+//! what the GPU does from one event to the next, and its waiting where the host asks too slowly. The GPU has been busy for a while before (`timing`).
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -14,13 +14,12 @@ use super::timing::TIMING;
 use super::tracks::{BenchCell, cells, tracks};
 use crate::ready::{ForwardBuffers, NormalNumbers, ReadyBackward, forward_launcher};
 
-/// The most that the 99th percentile may be of the median.
-const RATIO_MAX: f64 = 1.05;
+/// The aim: the most that the 99th percentile should be of the median.
+const AIM: f64 = 1.05;
 /// The launches between two looks at the clock.
 const BETWEEN_LOOKS: usize = 16;
 
-/// Prints the median and the 99th percentile of so many launches of each pass on each cell, and the ratio of both beside
-/// its limit. Says how long the first launch took from `opened` on, when the program asked for the GPU.
+/// Prints the median and the 99th percentile of so many launches of each pass on each cell, and their ratio. Says how long the first launch took from `opened` on, when the program asked for the GPU.
 pub fn steadiness(
     gpu: &Gpu,
     opened: Instant,
@@ -29,7 +28,7 @@ pub fn steadiness(
 ) -> Result<(), BenchError> {
     let cells = cells(&tracks()?, [rows, columns])?;
     let numbers = NormalNumbers::new(gpu)?;
-    writeln!(to, "{}; {launches} launches of each pass; limit of p99 ÷ median: {RATIO_MAX}", gpu.name()?)?;
+    writeln!(to, "{}; {launches} launches of each pass; aim of p99 ÷ median: {AIM} at most", gpu.name()?)?;
     let mut is_first = true;
     for cell in &cells {
         let problem = &cell.problem;

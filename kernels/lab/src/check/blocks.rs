@@ -1,8 +1,9 @@
 //! Attention on tensor cores in few blocks, compared with the same launch in as many as the GPU has.
 //!
 //! Blocks stay for a whole launch. In few of them each takes many tiles, one after the other, and planners have several
-//! segments each. No bit may depend on that, but those of gradients where tiles of keys may go around (`backward.cu`):
-//! tiles do so where there are as many blocks at least, and then begin their sums with other rows.
+//! segments each. No bit may depend on that, but those of dq that is summed as it comes, and those of gradients where
+//! tiles of keys may go around (`backward.cu`): tiles do so where there are as many blocks at least, and then begin their
+//! sums with other rows.
 
 use std::num::NonZeroUsize;
 
