@@ -1,7 +1,8 @@
 //! Steadiness of attention: how far the slowest launches of many are from the median, and how long the first one takes.
 //!
 //! Launches follow one another on one stream with an event between each two, and no wait of the host. Each time counts
-//! what the GPU does from one event to the next, and its waiting where the host asks too slowly. The GPU has been busy for a while before (`timing`).
+//! what the GPU does from one event to the next, and its waiting where the host asks too slowly. The GPU has been busy for
+//! a while before (`timing`).
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -10,16 +11,19 @@ use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::{Gpu, KernelError};
 
 use super::error::BenchError;
-use super::timing::TIMING;
+use super::timing::repeated;
 use super::tracks::{BenchCell, cells, tracks};
 use crate::ready::{ForwardBuffers, NormalNumbers, ReadyBackward, forward_launcher};
 
 /// The aim: the most that the 99th percentile should be of the median.
 const AIM: f64 = 1.05;
+/// The time of launches before any counts: until the power controller's first dip is over, and a swing more.
+const WARM_UP: Duration = Duration::from_millis(2500);
 /// The launches between two looks at the clock.
 const BETWEEN_LOOKS: usize = 16;
 
-/// Prints the median and the 99th percentile of so many launches of each pass on each cell, and their ratio. Says how long the first launch took from `opened` on, when the program asked for the GPU.
+/// Prints the median and the 99th percentile of so many launches of each pass on each cell, and their ratio. Says how
+/// long the first launch took from `opened` on, when the program asked for the GPU.
 pub fn steadiness(
     gpu: &Gpu,
     opened: Instant,
@@ -29,17 +33,15 @@ pub fn steadiness(
     let cells = cells(&tracks()?, [rows, columns])?;
     let numbers = NormalNumbers::new(gpu)?;
     writeln!(to, "{}; {launches} launches of each pass; aim of p99 ÷ median: {AIM} at most", gpu.name()?)?;
-    let mut is_first = true;
-    for cell in &cells {
+    for (index, cell) in cells.iter().enumerate() {
         let problem = &cell.problem;
         let buffers = ForwardBuffers::new(gpu, problem, &numbers)?;
         let forward = forward_launcher(gpu, problem, None)?;
         let launch = || forward(&buffers.forward(problem));
-        if is_first {
+        if index == 0 {
             launch()?;
             gpu.finish()?;
             writeln!(to, "first launch {:.2} s after the GPU was asked for", opened.elapsed().as_secs_f64())?;
-            is_first = false;
         }
         line(to, cell, "forward", &times(gpu, launches, launch)?)?;
         let ready = ReadyBackward::new(gpu, problem, &numbers, 1)?;
@@ -57,11 +59,10 @@ fn times(
     launches: usize,
     launch: impl Fn() -> Result<(), KernelError>,
 ) -> Result<Vec<f32>, KernelError> {
-    let begin = Instant::now();
-    while begin.elapsed() < TIMING.warm_up + Duration::from_secs(1) {
+    repeated(WARM_UP, || {
         (0..BETWEEN_LOOKS).try_for_each(|_| launch())?;
-        gpu.finish()?;
-    }
+        gpu.finish().map(|()| 0.0)
+    })?;
     gpu.times(launches, launch)
 }
 

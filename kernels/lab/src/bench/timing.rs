@@ -64,7 +64,10 @@ fn mean_ms(graph: &Graph, warm_up: Duration, measured: Duration) -> Result<f64, 
 }
 
 /// Returns the time of each repetition, repeated until a time on the clock is over, at least once.
-fn repeated<E>(time: Duration, mut repetition: impl FnMut() -> Result<f32, E>) -> Result<Vec<f32>, E> {
+pub(super) fn repeated<E>(
+    time: Duration,
+    mut repetition: impl FnMut() -> Result<f32, E>,
+) -> Result<Vec<f32>, E> {
     let begin = Instant::now();
     let mut times = vec![repetition()?];
     while begin.elapsed() < time {

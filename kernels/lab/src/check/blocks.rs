@@ -10,12 +10,11 @@ use std::num::NonZeroUsize;
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Mask, Precision, Problem, ProblemFields};
+use seamproof_oracle::{Heads, Mask, Problem};
 use seamproof_simulator::AttentionCall;
 
 use super::mismatch::Mismatch;
-use super::passes::{Kernels, ReadyPasses};
-use crate::problem::{legal, packed};
+use super::passes::{DIMS, FORMATS, Kernels, ReadyPasses, padded};
 use crate::ready::NormalNumbers;
 
 /// The numbers of blocks that are compared with all.
@@ -24,13 +23,8 @@ const FEW: [usize; 4] = [1, 2, 3, 7];
 /// several in every shape.
 const LENGTHS: [usize; 5] = [300, 1, 64, 450, 130];
 const TIMES: usize = 8;
-/// The rows that a sequence owns behind its real ones.
-const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 3, kv: 3 }];
-/// The head dims: of both sizes, and one whose rows threads bring.
-const DIMS: [usize; 3] = [64, 128, 20];
-const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The masks, each with whether tiles of keys may go around in it.
 const MASKS: [(Mask, bool); 3] =
     [(Mask::CAUSAL, false), (Mask { left: Some(100), ..Mask::CAUSAL }, false), (Mask::FULL, true)];
@@ -42,7 +36,7 @@ pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
         let numbers = NormalNumbers::of(gpu, format)?;
         for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
             for (mask, may_go_around) in MASKS {
-                let problem = problem(format, dim, heads, mask)?;
+                let problem = padded(&LENGTHS.repeat(TIMES), (format, dim, heads), mask)?;
                 for shape in TileShape::ALL {
                     for order in DqOrder::ALL {
                         let what =
@@ -60,12 +54,6 @@ pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
         }
     }
     Ok(found)
-}
-
-fn problem(format: Format, dim: usize, heads: Heads, mask: Mask) -> Result<Problem, KernelError> {
-    let lengths = LENGTHS.repeat(TIMES);
-    let plain = packed(lengths.into_iter().map(|len| (len, len + PADDING)), heads, dim, mask);
-    legal(ProblemFields { precision: Precision::uniform(format), ..plain })
 }
 
 /// Returns the results of one pass that differ in few blocks, apart from those that may.

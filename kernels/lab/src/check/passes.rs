@@ -152,12 +152,13 @@ impl<'g> ReadyPasses<'g> {
 
 /// The lengths: a tile cut short, whole ones, and more than one in every shape, with padding behind each.
 const LENGTHS: [usize; 4] = [300, 1, 64, 450];
+/// The rows that a sequence owns behind its real ones.
 const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
 /// The head dims: of both sizes, and one whose rows threads bring.
-const DIMS: [usize; 3] = [64, 128, 20];
-const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
+pub(super) const DIMS: [usize; 3] = [64, 128, 20];
+pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
 
@@ -167,7 +168,7 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
     for format in FORMATS {
         let numbers = NormalNumbers::of(gpu, format)?;
         for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
-            let problem = small(format, dim, heads)?;
+            let problem = padded(&LENGTHS, (format, dim, heads), Mask::CAUSAL)?;
             let call = AttentionCall::whole(&problem);
             let orders = DqOrder::ALL.into_iter().flat_map(|order| {
                 [GradientUpdate::Overwrite, GradientUpdate::Accumulate]
@@ -184,8 +185,13 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
     Ok(())
 }
 
-fn small(format: Format, dim: usize, heads: Heads) -> Result<Problem, KernelError> {
-    let plain = packed(LENGTHS.map(|len| (len, len + PADDING)), heads, dim, Mask::CAUSAL);
+/// Returns sequences of these lengths, with padding behind each.
+pub(super) fn padded(
+    lengths: &[usize],
+    (format, dim, heads): (Format, usize, Heads),
+    mask: Mask,
+) -> Result<Problem, KernelError> {
+    let plain = packed(lengths.iter().map(|len| (*len, len + PADDING)), heads, dim, mask);
     legal(ProblemFields { precision: Precision::uniform(format), ..plain })
 }
 
