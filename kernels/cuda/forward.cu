@@ -16,7 +16,8 @@
 // over in the other.
 //
 // The producer is in forward_producer.cuh, the consumers in forward_consumer.cuh and for FP8 in forward_codes.cuh, the plan in
-// forward_plan.cuh; here is what they have in common, and the kernels.
+// forward_plan.cuh; here is what they have in common, and the kernels. Few rows against many keys have kernels of their own, in
+// forward_split.cuh.
 //
 // In FP8 (E4M3) both operands of a product lie along its sum. V comes as columns from a *turned* copy (turned.cu), whose keys
 // are in groups of 16 from the tensor's first row on; blocks begin with a group, so that up to 15 keys before a run's first one
@@ -61,6 +62,14 @@ struct alignas(16) Plan {
     // The next item: a tile and a head.
     u32 next;
     u32 tiles;
+    // For the split shape: the pieces of all tiles.
+    u64 pieces;
+};
+
+// For the split shape: the pieces of the tiles before one, and how many of these are of tiles with several.
+struct alignas(16) TilePieces {
+    u64 pieces;
+    u64 left;
 };
 
 struct Args {
@@ -289,6 +298,10 @@ __device__ __forceinline__ void forward(const Args& a) {
 #define PASTED(KIND, DIM, TYPE) forward_##KIND##_##DIM##_##TYPE
 #endif
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
+
+#if TYPE != 3
+#include "forward_split.cuh"
+#endif
 
 #define KERNEL(CONFIG, KIND, ...)                                                                                      \
     extern "C" __global__ void __VA_ARGS__ __launch_bounds__(CONFIG::THREADS_ALL, 1)                                   \

@@ -252,17 +252,20 @@ __device__ __forceinline__ void cap_scores(float (&s)[C::KEYS / 2], float inner)
     for (int i = 0; i < C::KEYS / 2; ++i) s[i] = tanh_of(s[i] * inner);
 }
 
-template <class C, int HALF>
-__device__ __forceinline__ void store(
-    const Args& a, const Tile& tile, const Factors& factors, const Rows& rows, const float (&o)[DIM / 2], int row
+// What a row becomes when all its keys were seen, and with a sink that.
+struct Ended {
+    float lse;
+    // Of P · V.
+    float factor;
+    // Where P · V may be anything.
+    bool empty;
+};
+
+// A row of these numbers (Rows); a rest here is a logarithm to the base e.
+__device__ __forceinline__ Ended end_of(
+    const Args& a, float of_scores, int head, bool real, float largest_score, float rest, float sum
 ) {
-    const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
-    const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);
-    const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
-    const float sum = quad_sum(rows.sum[HALF]);
-    float largest = rows.largest[HALF] * factors.of_scores, total = sum, weight = 1.0f;
-    float rest = rows.rest[HALF] * LN_2;
-    raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
+    float largest = largest_score * of_scores, total = sum, weight = 1.0f;
     if (a.sink_kind != 0) {
         const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, head));
         // A sink of -inf is none: in a row without keys it would be subtracted from itself.
@@ -273,16 +276,27 @@ __device__ __forceinline__ void store(
             largest = top, rest = 0.0f;
         }
     }
-    // Not multiplied where the row is empty: there may be anything.
-    const bool empty = !real || sum == 0.0f;
-    const float factor = weight / total * factors.of_values;
+    const float lse = !real || total == 0.0f ? neg_infinity() : largest + (exact_ln(total) - rest);
+    return {lse, weight / total, !real || sum == 0.0f};
+}
+
+template <class C, int HALF>
+__device__ __forceinline__ void store(
+    const Args& a, const Tile& tile, const Factors& factors, const Rows& rows, const float (&o)[DIM / 2], int row
+) {
+    const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
+    const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);
+    const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
+    const float largest = rows.largest[HALF] * factors.of_scores;
+    raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
+    const Ended ended = end_of(a, factors.of_scores, head, real, rows.largest[HALF], rows.rest[HALF] * LN_2,
+                               quad_sum(rows.sum[HALF]));
+    const float factor = ended.factor * factors.of_values;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
-    if (threadIdx.x % 4 == 0 && write)
-        put(a.lse, place_of(a.lse, at, head),
-            !real || total == 0.0f ? neg_infinity() : largest + (exact_ln(total) - rest));
+    if (threadIdx.x % 4 == 0 && write) put(a.lse, place_of(a.lse, at, head), ended.lse);
     float mine[DIM / 4];
 #pragma unroll
-    for (int i = 0; i < DIM / 4; ++i) mine[i] = empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
+    for (int i = 0; i < DIM / 4; ++i) mine[i] = ended.empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
     const i64 place = place_of(a.out, at, head);
     if (IS_GENERAL && a.by_threads) {
 #pragma unroll

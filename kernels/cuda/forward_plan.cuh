@@ -18,6 +18,9 @@ struct PlanArgs {
     int part_rows;
     // Tiles that the plan has room for.
     int tile_capacity;
+    // For the split shape, which alone counts pieces: log2 of what they are longer.
+    int longer;
+    TilePieces* tile_pieces;
 };
 
 // A segment's keys, tiles and owned rows, and what its first tile has fewer rows than others.
@@ -54,10 +57,45 @@ __device__ __forceinline__ void put_total(const PlanArgs& a, const Tiles<1>& til
     a.plan->next = 0;
 }
 
+// Counts the pieces of tiles.
+__device__ __forceinline__ void put_pieces(const PlanArgs& a) {
+    __shared__ TilePieces sums[PLANNERS];
+    const u32 thread = threadIdx.x, tiles = a.plan->tiles;
+    TilePieces before = {};
+    for (u32 from = 0; from < tiles; from += planners()) {
+        const u32 tile = from + thread;
+        TilePieces own = {};
+        if (tile < tiles) {
+            const PlannedRows& rows = a.rows[a.tile_segment[tile]];
+            const u64 count = pieces_of(rows.keys, split_tile(rows, tile, a.tile_rows).seen, a.longer).count;
+            own = {count, count > 1 ? count : 0};
+        }
+        TilePieces sum = own;
+        sums[thread] = sum;
+        __syncthreads();
+        for (u32 step = 1; step < planners(); step *= 2) {
+            const TilePieces others = thread >= step ? sums[thread - step] : TilePieces{};
+            __syncthreads();
+            sum.pieces += others.pieces, sum.left += others.left;
+            sums[thread] = sum;
+            __syncthreads();
+        }
+        if (tile < tiles)
+            a.tile_pieces[tile] = {before.pieces + sum.pieces - own.pieces, before.left + sum.left - own.left};
+        before.pieces += sums[planners() - 1].pieces, before.left += sums[planners() - 1].left;
+        __syncthreads();
+    }
+    if (thread == 0) a.plan->pieces = before.pieces;
+}
+
 extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __grid_constant__ PlanArgs a) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     make_plan<1>(a, {{a.tile_segment}, {(u32)a.tile_capacity}});
     for (int r = threadIdx.x; r < a.run_count; r += planners()) {
         const KeyRun run = a.runs[r];
         a.keys[r] = {(int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len};
     }
+    if (a.tile_pieces == nullptr) return;
+    __syncthreads();
+    put_pieces(a);
 }

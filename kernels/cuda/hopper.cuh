@@ -152,6 +152,17 @@ struct Elements {
     int dim;
 };
 
+// Brings eight elements to shared memory, of which there are `lanes`; the others are zeros.
+__device__ __forceinline__ void put_elements(u32 to, const u16* from, int lanes) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+        u32 pair = 0;
+        if (j < lanes) pair = from[j];
+        if (j + 1 < lanes) pair |= (u32)from[j + 1] << 16;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 2 * j), "r"(pair) : "memory");
+    }
+}
+
 // Brings `count` rows to shared memory as the copy engine would, swizzled, in panels, with zeros past the tensor's rows and lanes:
 // eight lanes a thread of the warp. Row r is row r >> packed_log2 from `index` on, of head r % 2^packed_log2 from `head` on.
 // Tensor cores see it after the next barrier.
@@ -164,14 +175,7 @@ __device__ __forceinline__ void bring_elements(
         const i64 place = place_of(from.view, (i64)from.step * row + phase, head + (r & (1 << packed_log2) - 1));
         const u16* const codes = (const u16*)from.view.base + place + 8 * eighth;
         const int lanes = (u32)row < (u32)from.rows ? from.dim - 8 * eighth : 0;
-        const u32 at = to + eighth / 8 * count * 128 + r * 128 + (eighth % 8 ^ r % 8) * 16;
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            u32 pair = 0;
-            if (j < lanes) pair = codes[j];
-            if (j + 1 < lanes) pair |= (u32)codes[j + 1] << 16;
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + 2 * j), "r"(pair) : "memory");
-        }
+        put_elements(to + eighth / 8 * count * 128 + r * 128 + (eighth % 8 ^ r % 8) * 16, codes, lanes);
     }
     shared_stores_done();
 }

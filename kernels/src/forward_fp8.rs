@@ -10,7 +10,7 @@ use seamproof_simulator::RowPolicy;
 use crate::attend::{CallTables, ForwardTensors, WeightFormats};
 use crate::error::KernelError;
 use crate::forward::{
-    ALIGNMENT, PlanPlaces, RawArguments, head_chunk, refusal_of_numbers, scale_log2, tensor_map,
+    ALIGNMENT, PlanPlaces, PlanTiles, RawArguments, head_chunk, refusal_of_numbers, scale_log2, tensor_map,
 };
 use crate::gpu::{Gpu, TensorMap, TiledTensor};
 use crate::memory::Area;
@@ -198,7 +198,7 @@ impl Gpu {
         let turned_shape = TurnedShape::of([rows, kv_heads, dim_v]);
         turned_shape.check(*turned)?;
         let (sink_kind, sink) = forward.sink_of(call)?;
-        let places = PlanPlaces::of(call, plan)?;
+        let places = PlanPlaces::of_whole(call, plan)?;
         let widest = width([dim, dim_v]);
         let ((_, tile_rows, _), group, out) = (shape.config(widest), heads / kv_heads, out.raw("out")?);
         on_bytes("out", out.base, ALIGNMENT)?;
@@ -232,7 +232,7 @@ impl Gpu {
             elements: [RawElements::default(); 3],
             descales: descales.map(|area| area.address()),
         };
-        self.plan_forward(call, tables, &places, [tile_rows; 2])?;
+        self.plan_forward(call, tables, &places, PlanTiles::whole(call, tile_rows, tile_rows))?;
         self.launch_with(
             &format!("forward_fp8_{}_{widest}", shape.name()),
             (self.staying_blocks(1)?, 1, shape.threads(widest)),

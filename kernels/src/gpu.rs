@@ -183,7 +183,8 @@ impl Gpu {
             for kernel in nvrtc::resources(&compiled.log) {
                 let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
                 let (launches, shared) = (AtomicU64::new(0), Mutex::new(SHARED_ALWAYS));
-                let loaded = Kernel { function, overlaps: source.overlaps(), launches, shared };
+                let overlaps = source.overlaps(&kernel.kernel);
+                let loaded = Kernel { function, overlaps, launches, shared };
                 functions.insert(kernel.kernel, loaded);
             }
         }
@@ -230,9 +231,13 @@ impl Gpu {
 
     /// Returns the blocks of a kernel whose blocks stay for a whole launch: whole clusters of so many, one at least.
     pub(crate) fn staying_blocks(&self, cluster: usize) -> Result<usize, KernelError> {
-        let all = self.multiprocessors()?;
-        let blocks = self.few.get().map_or(all, |few| few.get().min(all));
-        Ok(whole_clusters(blocks, cluster))
+        Ok(whole_clusters(self.resident_blocks(1)?, cluster))
+    }
+
+    /// Returns the blocks of a kernel whose blocks stay for a whole launch, where a multiprocessor holds so many.
+    pub(crate) fn resident_blocks(&self, each: usize) -> Result<usize, KernelError> {
+        let all = each * self.multiprocessors()?;
+        Ok(self.few.get().map_or(all, |few| few.get().min(all)))
     }
 
     /// Returns the threads of a planning kernel.

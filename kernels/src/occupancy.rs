@@ -28,6 +28,9 @@ pub fn block_of(kernel: &str) -> Block {
     let threads = match kernel {
         _ if SCANS.contains(&kernel) => SCAN_THREADS,
         _ if WARPS.contains(&kernel) || kernel.ends_with("_bulk") => WARP,
+        _ if ["forward_split_", "forward_merge_"].iter().any(|begin| kernel.starts_with(begin)) => {
+            forward::SPLIT_THREADS
+        }
         _ => sharing_threads(kernel).unwrap_or(THREADS),
     };
     let shared = forward::shared_of(kernel)

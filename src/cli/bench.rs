@@ -36,6 +36,7 @@ Examples, in a release build:
   seamproof bench power --precision fp8
   seamproof bench thd
   seamproof bench quantise
+  seamproof bench decode
   seamproof bench attention --tracks short128,tiny1024x64
   seamproof bench steadiness --tracks short128 --columns mha-d128
   seamproof bench attention --peer 'python3 kernels/lab/bench/fa4.py SITE'
@@ -74,7 +75,7 @@ enum What {
         /// Pass: forward, forward-fp8, backward or backward-fp8
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// Kernels of the forward: tuned, long, paired, middle, short or simple, and in FP8 tuned, long or short [default: tuned]
+        /// Kernels of the forward: tuned, long, paired, middle, short, split or simple, and in FP8 tuned, long or short [default: tuned]
         #[arg(long, value_parser = AttentionKernels::by_name)]
         kernel: Option<AttentionKernels>,
         /// Tracks of kernels/lab/bench/tracks.json [default: all]
@@ -110,6 +111,13 @@ enum What {
         #[arg(long, default_value_t = 0)]
         gpu: usize,
     },
+    /// One query row a sequence against many keys on a GPU, against device copies of as many bytes as K and V have
+    #[command(after_help = EXAMPLES)]
+    Decode {
+        /// Number of the GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+    },
     /// The packed-sequence kernels on a GPU, against device copies of the same bytes
     #[command(after_help = EXAMPLES)]
     Thd {
@@ -132,6 +140,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             on_gpu(*gpu, |gpu, to| gpu_bench::steadiness(gpu, opened, plan, to))?.map(|()| true)
         }
         What::Quantise { gpu } => on_gpu(*gpu, gpu_bench::quantise)?.map(|()| true),
+        What::Decode { gpu } => on_gpu(*gpu, gpu_bench::decode)?.map(|()| true),
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
         What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
             let plan = AttentionBench::new(subject(*pass, *kernel)?, [tracks, columns], peer.as_deref())?;

@@ -91,8 +91,11 @@ pub(crate) fn forward_launcher<'g>(
     shape: Option<TileShape>,
 ) -> Result<ForwardLauncher<'g>, KernelError> {
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
-    let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(call.plan_bytes())?);
-    let shape = shape.unwrap_or(TileShape::of(&call, Instance::of(&call, [problem.dims.qk, problem.dims.v])));
+    let heads = [problem.heads.q, problem.heads.kv];
+    let fitting = || TileShape::of(&call, Instance::of(&call, [problem.dims.qk, problem.dims.v]), heads);
+    let shape = shape.unwrap_or_else(fitting);
+    let bytes = call.forward_bytes(shape, heads);
+    let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(bytes)?);
     let weights = weights(problem);
     Ok(Box::new(move |tensors| gpu.forward(&call, [tables.area(), plan.area()], weights, shape, tensors)))
 }

@@ -64,8 +64,8 @@ pub fn tile_launches(
         let (pass, here) = match &operation.work {
             Work::Attend(a) => {
                 let operands = operands([a.q, a.k, a.v, a.out].map(operand), formats);
-                let shape = attention.shape(&tables(&a.call, a.q, a.k, false)?, &operands);
                 let heads = [a.q, a.k].map(|id| buffer(id).heads);
+                let shape = attention.shape(&tables(&a.call, a.q, a.k, false)?, &operands, heads);
                 (0, shape.map(|shape| shape.launch(&a.call, heads, operands.dims)))
             }
             Work::AttendBackward(a) => {
@@ -99,7 +99,7 @@ pub fn shapes(
         let operands =
             operands([a.q, a.k, a.v, a.out].map(|id| (buffer(id).format, buffer(id).dim)), formats);
         let tables = CallTables::new(&a.call, [buffer(a.q).rows, buffer(a.k).rows], false)?;
-        Ok(attention.shape(&tables, &operands))
+        Ok(attention.shape(&tables, &operands, [a.q, a.k].map(|id| buffer(id).heads)))
     };
     forwards.map(shape).collect()
 }

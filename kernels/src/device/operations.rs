@@ -196,13 +196,13 @@ impl CudaDevice<'_> {
         let told = self.told(attend.table.as_ref(), &mut call, memory)?;
         let formats = self.formats;
         let operands = operands([q, k, v, out].map(|place| (place.format, place.dim)), formats);
-        let shape = self.options.attention.shape(&call, &operands);
+        let shape = self.options.attention.shape(&call, &operands, [q.heads, k.heads]);
         let call = match self.options.page.filter(|_| shape.is_none()) {
             Some(size) => call.in_pages(&attend.call, size)?,
             None => call,
         };
         let at = memory.table(&call.bytes);
-        let plan = memory.scratch(if shape.is_some() { call.plan_bytes() } else { 0 });
+        let plan = memory.scratch(shape.map_or(0, |shape| call.forward_bytes(shape, [q.heads, k.heads])));
         self.workspace.count(match shape {
             None if call.pages.is_some() => "attend: attend_pages",
             None => "attend: attend",
@@ -210,6 +210,7 @@ impl CudaDevice<'_> {
             Some(TileShape::Paired) => "attend: forward_paired",
             Some(TileShape::Middle) => "attend: forward_middle",
             Some(TileShape::Short) => "attend: forward_short",
+            Some(TileShape::Split) => "attend: forward_split",
         });
         memory.record(move |gpu, frame| {
             let tensors = places.tensors(frame.memory)?;

@@ -9,20 +9,23 @@
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 mod shape;
+mod split;
 
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::RowPolicy;
 
 use crate::attend::{CallTables, ForwardTensors, RawSegments, WeightFormats};
+use crate::block::WARP;
 use crate::codec::element_bytes;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch, TensorMap, TiledTensor};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
 use crate::view::{RawElements, RawView, View};
-use shape::PACKED_MAX;
+use shape::TILE_ROWS_LEAST;
 pub(crate) use shape::shared_of;
 pub use shape::{AttentionKernels, Instance, TileShape};
+pub(crate) use split::THREADS as SPLIT_THREADS;
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 128;
@@ -100,6 +103,8 @@ struct RawPlan {
     tile_rows: i32,
     part_rows: i32,
     tile_capacity: i32,
+    longer: i32,
+    tile_pieces: u64,
 }
 // SAFETY: repr(C), the fields of `PlanArgs` in forward_plan.cuh.
 unsafe impl Argument for RawPlan {}
@@ -148,16 +153,20 @@ impl CallTables {
         !self.summary.step.contains(&None) && (0..2).all(reaches)
     }
 
-    /// Returns the bytes of the plan, whose address is a multiple of 16.
+    /// Returns the bytes of the plan of every shape but the split one, whose address is a multiple of 16.
     pub fn plan_bytes(&self) -> usize {
-        let records = PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs;
-        PLAN_BYTES + records + 4 * self.tile_capacity()
+        self.plan_bytes_for(self.tile_capacity(TILE_ROWS_LEAST))
     }
 
-    /// Returns the most tiles that the owned rows make, however they are dealt to the segments. The first and the
-    /// last tile of a segment may have fewer rows than others.
-    fn tile_capacity(&self) -> usize {
-        self.owned[0] / (TileShape::Middle.config(DIM_MAX).rows() / PACKED_MAX) + 2 * self.segments
+    fn plan_bytes_for(&self, tiles: usize) -> usize {
+        let records = PLANNED_ROWS_BYTES * self.segments + PLANNED_KEYS_BYTES * self.runs;
+        PLAN_BYTES + records + 4 * tiles
+    }
+
+    /// Returns the most tiles of so many rows that the owned rows make, however they are dealt to the segments. The first
+    /// and the last tile of a segment may have fewer rows than others.
+    fn tile_capacity(&self, tile_rows: usize) -> usize {
+        self.owned[0] / tile_rows + 2 * self.segments
     }
 }
 
@@ -232,16 +241,38 @@ pub(crate) struct PlanPlaces {
     pub(crate) tile_segment: u64,
 }
 
+/// The tiles of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlanTiles {
+    /// The rows of a tile.
+    rows: usize,
+    /// What the first tile of a segment has fewer rows is a multiple of this.
+    part_rows: usize,
+    /// The number of tiles for which there is room.
+    capacity: usize,
+    /// For the split shape: where pieces are counted, and log2 of what they are longer.
+    pieces: Option<(u64, i32)>,
+}
+
+impl PlanTiles {
+    /// Returns whole tiles of so many rows, of which a segment's first one may lack a multiple of `part_rows`.
+    pub(crate) fn whole(call: &CallTables, rows: usize, part_rows: usize) -> PlanTiles {
+        PlanTiles { rows, part_rows, capacity: call.tile_capacity(TILE_ROWS_LEAST), pieces: None }
+    }
+}
+
 impl PlanPlaces {
-    /// Returns the places in memory of at least [`CallTables::plan_bytes`].
-    pub(crate) fn of(call: &CallTables, plan: Area) -> Result<PlanPlaces, KernelError> {
+    /// Returns the places of a plan for whole tiles, in memory of at least [`CallTables::plan_bytes`].
+    pub(crate) fn of_whole(call: &CallTables, plan: Area) -> Result<PlanPlaces, KernelError> {
+        PlanPlaces::of(call, plan, call.tile_capacity(TILE_ROWS_LEAST))
+    }
+
+    /// Returns the places in memory for so many tiles at least.
+    fn of(call: &CallTables, plan: Area, tiles: usize) -> Result<PlanPlaces, KernelError> {
         on_bytes("the plan", plan.address(), ALIGNMENT)?;
-        if plan.bytes() < call.plan_bytes() {
-            return Err(KernelError::shape(format!(
-                "{} bytes for the plan, not {}",
-                plan.bytes(),
-                call.plan_bytes()
-            )));
+        let bytes = call.plan_bytes_for(tiles);
+        if plan.bytes() < bytes {
+            return Err(KernelError::shape(format!("{} bytes for the plan, not {bytes}", plan.bytes())));
         }
         let rows = plan.address() + PLAN_BYTES as u64;
         let keys = rows + (PLANNED_ROWS_BYTES * call.segments) as u64;
@@ -251,15 +282,15 @@ impl PlanPlaces {
 }
 
 impl Gpu {
-    /// Launches the planning kernel, for tiles of so many rows. Rows that the first tile of a segment has fewer are a
-    /// multiple of the second number.
+    /// Launches the planning kernel.
     pub(crate) fn plan_forward(
         &self,
         call: &CallTables,
         tables: Area,
         places: &PlanPlaces,
-        [tile_rows, part_rows]: [usize; 2],
+        tiles: PlanTiles,
     ) -> Result<(), KernelError> {
+        let (tile_pieces, longer) = tiles.pieces.unwrap_or((0, 0));
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         let RawSegments { segments, runs, segment_count, run_count } = call.bands(tables);
         let planned = RawPlan {
@@ -274,15 +305,23 @@ impl Gpu {
             run_count: run_count as i32,
             q_step: q_step as i32,
             kv_step: kv_step as i32,
-            tile_rows: tile_rows as i32,
-            part_rows: part_rows as i32,
-            tile_capacity: call.tile_capacity() as i32,
+            tile_rows: tiles.rows as i32,
+            part_rows: tiles.part_rows as i32,
+            tile_capacity: tiles.capacity as i32,
+            longer,
+            tile_pieces,
         };
-        self.launch("forward_plan", (1, 1, self.planners()), &[&planned])
+        // The split shape's plan is short, and has no order that more threads would make finer.
+        let planners = match tiles.pieces {
+            Some(_) => self.planners().min(segment_count.next_multiple_of(WARP).max(WARP)),
+            None => self.planners(),
+        };
+        self.launch("forward_plan", (1, 1, planners), &[&planned])
     }
 
-    /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::plan_bytes`]. There are
-    /// two launches, and no wait. A call that the kernel does not take is [`KernelError::Unserved`].
+    /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::forward_bytes`]. There are two
+    /// launches, or three in the split shape, and no wait. A call that the kernel does not take is
+    /// [`KernelError::Unserved`].
     ///
     /// Tables that are written over those of a recorded launch must be of a call that [`CallTables::new`] takes for
     /// the same tensors, with as many segments, runs and owned rows.
@@ -309,7 +348,7 @@ impl Gpu {
         }
         tensors.check(tables, &[("the plan", plan)])?;
         let (sink_kind, sink) = tensors.sink_of(call)?;
-        let places = PlanPlaces::of(call, plan)?;
+        let places = PlanPlaces::of_whole(call, plan)?;
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], [q, k, v, out]);
         let out = out.raw("out")?;
         if call.owned[0] == 0 || heads == 0 {
@@ -317,21 +356,19 @@ impl Gpu {
         }
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         let shape = shape.served(instance);
-        let config = shape.config(instance.dim());
-        let (rows, cluster) = (config.rows(), config.cluster);
-        let group = heads / kv_heads;
-        let packed = shape.packed(group, instance);
+        let (group, suffix) = (heads / kv_heads, instance.suffix(q.format()));
         let Softmax { scale, softcap, .. } = call.softmax;
         // A logit is the cap times a tanh.
         let (scale, inner) = softcap.map_or((scale, 0.0), |cap| (cap, scale / cap));
-        let keys_of_box = [1, config.keys / cluster];
-        let tiled = [
-            ("q", q, q_step, [packed, rows / packed]),
-            ("k", k, kv_step, keys_of_box),
-            ("v", v, kv_step, keys_of_box),
-        ];
+        let config = shape.config(instance.dim());
+        let packed = config.map_or(1, |_| shape.packed(group, instance));
+        let boxes = config.map_or([[1, 1]; 2], |config| {
+            [[packed, config.rows() / packed], [1, config.keys / config.cluster]]
+        });
+        let tiled = [("q", q, q_step, boxes[0]), ("k", k, kv_step, boxes[1]), ("v", v, kv_step, boxes[1])];
         let arguments = RawArguments {
-            maps: tensor_maps(self, tiled, by_threads)?,
+            // Threads bring everything in the split shape.
+            maps: tensor_maps(self, tiled, by_threads || config.is_none())?,
             plan: places.plan,
             rows: places.rows,
             keys: places.keys,
@@ -352,10 +389,15 @@ impl Gpu {
             elements: elements(tiled)?,
             descales: [0; 3],
         };
-        let tile = [rows * cluster, config.part_rows()].map(|rows| rows / packed);
-        self.plan_forward(call, tables, &places, tile)?;
+        let Some(config) = config else {
+            let instance = (arguments, &*suffix, instance.dim());
+            return self.forward_split(call, [tables, plan], [heads, kv_heads], instance);
+        };
+        let (rows, cluster) = (config.rows(), config.cluster);
+        let [tile_rows, part_rows] = [rows * cluster, config.part_rows()].map(|rows| rows / packed);
+        self.plan_forward(call, tables, &places, PlanTiles::whole(call, tile_rows, part_rows))?;
         self.launch_with(
-            &format!("forward_{}_{}", shape.name(), instance.suffix(q.format())),
+            &format!("forward_{}_{suffix}", shape.name()),
             (self.staying_blocks(cluster)?, 1, config.threads()),
             config.shared_bytes(instance.dim()),
             &[&arguments],
@@ -434,7 +476,7 @@ mod tests {
         assert_eq!(Instance::of(&capped, [64, 64]), Instance::General);
         assert_eq!(
             TileShape::ALL.map(|shape| shape.served(Instance::General)),
-            [TileShape::Long, TileShape::Long, TileShape::Middle, TileShape::Short,]
+            [TileShape::Long, TileShape::Long, TileShape::Middle, TileShape::Short, TileShape::Split]
         );
         let at = |by: u64| View::rows(Area::nowhere(0x1000 + by, 2 * 8 * 16), [2, 8, 8], Format::Bf16);
         assert_eq!(Instance::Wide.at([&at(0), &at(16)]), Instance::Wide);
@@ -482,11 +524,12 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 12 * 4 + 3 * 48 + 32);
-        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 7 * 4 + 4);
+        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 8 * 4 + 8);
         for shape in TileShape::ALL {
             for instance in [Instance::Narrow, Instance::Wide, Instance::General] {
                 let (served, dim) = (shape.served(instance), instance.dim());
-                assert!(served.config(dim).shared_bytes(dim) <= 232_448, "{shape:?}, {instance:?}");
+                let bytes = served.shared_bytes(dim);
+                assert!(bytes <= 232_448, "{shape:?}, {instance:?}: {bytes}");
             }
         }
     }

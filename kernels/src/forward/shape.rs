@@ -4,7 +4,7 @@
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::AttentionCall;
 
-use super::{DIM_MAX, ForwardOperands, refusal};
+use super::{DIM_MAX, ForwardOperands, refusal, split};
 use crate::attend::CallTables;
 use crate::device::TileLaunch;
 use crate::view::View;
@@ -19,7 +19,9 @@ const MIDDLE_ROWS: usize = 2048;
 /// Rows of an average segment, and keys that a row of it sees, from which clusters are faster.
 const PAIRED_ROWS: usize = 8192;
 /// The most query heads of a KV head, a power of two, whose rows share a middle tile.
-pub(super) const PACKED_MAX: usize = 4;
+const PACKED_MAX: usize = 4;
+/// The fewest rows of a sequence in a tile of every shape but the split one: in the middle one, with as many heads.
+pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
 
 /// The number of query rows and keys that are multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub enum TileShape {
     Middle,
     /// 64 query rows and 64 keys, and several tiles at once in a block of threads.
     Short,
+    /// 16 query rows and 16 keys. Keys are cut into pieces, whose results are put together.
+    Split,
 }
 
 /// The kernels that run forwards and backwards.
@@ -111,13 +115,16 @@ fn are_vectors(dims: [usize; 2]) -> bool {
 
 impl TileShape {
     /// All shapes.
-    pub const ALL: [TileShape; 4] = [TileShape::Long, TileShape::Paired, TileShape::Middle, TileShape::Short];
+    pub const ALL: [TileShape; 5] =
+        [TileShape::Long, TileShape::Paired, TileShape::Middle, TileShape::Short, TileShape::Split];
 
-    /// Returns the fastest shape for a call, by the lengths that the host knows.
-    pub fn of(call: &CallTables, instance: Instance) -> TileShape {
+    /// Returns the fastest shape for a call, by the lengths that the host knows and the heads of q and of k.
+    pub fn of(call: &CallTables, instance: Instance, heads: [usize; 2]) -> TileShape {
         let (rows, wide) = (call.mean_rows(), instance != Instance::Narrow);
         let both = rows.min(call.summary.seen);
-        if rows <= SHORT_ROWS[usize::from(wide)] {
+        if split::is_faster(call, heads) {
+            TileShape::Split
+        } else if rows <= SHORT_ROWS[usize::from(wide)] {
             TileShape::Short
         } else if wide && both <= MIDDLE_ROWS {
             TileShape::Middle
@@ -141,6 +148,7 @@ impl TileShape {
     pub fn packed(self, group: usize, instance: Instance) -> usize {
         match self.served(instance) {
             TileShape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
+            TileShape::Split => split::packed(group),
             _ => 1,
         }
     }
@@ -150,7 +158,7 @@ impl TileShape {
     pub(crate) fn launch(self, call: &AttentionCall, heads: [usize; 2], dims: [usize; 2]) -> TileLaunch {
         let instance = Instance::of_bands(&call.softmax, dims);
         let packed = self.packed(heads[0] / heads[1].max(1), instance);
-        let config = self.config(instance.dim());
+        let Some(config) = self.config(instance.dim()) else { return split::launch(call, heads) };
         let tiles = |rows: usize| rows.div_ceil(config.rows() / packed);
         let tiles: usize = call.segments.iter().map(|segment| tiles(segment.q.len)).sum();
         let Config { cluster, teams, .. } = config;
@@ -163,20 +171,28 @@ impl TileShape {
             TileShape::Paired => "paired",
             TileShape::Middle => "middle",
             TileShape::Short => "short",
+            TileShape::Split => "split",
         }
     }
 
-    /// Returns the configuration of the shape in the instance for head dims up to `dim`.
-    pub(super) fn config(self, dim: usize) -> Config {
+    /// Returns the configuration of the shape in the instance for head dims up to `dim`; `None` for the split one, which
+    /// has neither teams nor rings of tiles.
+    pub(super) fn config(self, dim: usize) -> Option<Config> {
         let long = Config { teams: 1, groups: 2, keys: 128, stages: [2, 2, 2], cluster: 1 };
-        match self {
+        Some(match self {
             TileShape::Long if dim <= 64 => Config { groups: 3, ..long },
             TileShape::Long => long,
             TileShape::Paired => Config { cluster: 2, ..long },
             TileShape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
             TileShape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
             TileShape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
-        }
+            TileShape::Split => return None,
+        })
+    }
+
+    /// Returns the bytes of shared memory of a block, in the instance for head dims up to `dim`.
+    pub(super) fn shared_bytes(self, dim: usize) -> usize {
+        self.config(dim).map_or_else(|| split::shared_bytes(dim), |config| config.shared_bytes(dim))
     }
 }
 
@@ -224,18 +240,19 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
     let mut parts = kernel.strip_prefix("forward_")?.split('_');
     let (name, dim) = (parts.next()?, parts.next()?.parse().ok()?);
     let shape = TileShape::ALL.into_iter().find(|shape| shape.name() == name)?;
-    Some(shape.config(dim).shared_bytes(dim))
+    Some(shape.shared_bytes(dim))
 }
 
 impl AttentionKernels {
     /// All choices.
-    pub const ALL: [AttentionKernels; 6] = [
+    pub const ALL: [AttentionKernels; 7] = [
         AttentionKernels::Simple,
         AttentionKernels::Tuned,
         AttentionKernels::Of(TileShape::Long),
         AttentionKernels::Of(TileShape::Paired),
         AttentionKernels::Of(TileShape::Middle),
         AttentionKernels::Of(TileShape::Short),
+        AttentionKernels::Of(TileShape::Split),
     ];
 
     /// Returns the name.
@@ -255,12 +272,17 @@ impl AttentionKernels {
         })
     }
 
-    /// Returns the shape for a call; `None` where the simple kernel runs it.
-    pub fn shape(self, call: &CallTables, operands: &ForwardOperands) -> Option<TileShape> {
+    /// Returns the shape for a call on so many heads of q and of k; `None` where the simple kernel runs it.
+    pub fn shape(
+        self,
+        call: &CallTables,
+        operands: &ForwardOperands,
+        heads: [usize; 2],
+    ) -> Option<TileShape> {
         let instance = Instance::of(call, operands.dims);
         let shape = match self {
             AttentionKernels::Simple => return None,
-            AttentionKernels::Tuned => TileShape::of(call, instance),
+            AttentionKernels::Tuned => TileShape::of(call, instance, heads),
             AttentionKernels::Of(shape) => shape,
         };
         refusal(call, operands).is_none().then_some(shape.served(instance))
@@ -294,7 +316,7 @@ mod tests {
         ];
         for (shape, dim) in shapes {
             let kernel = format!("forward_{}_{dim}_1", shape.name());
-            assert_eq!(sharing_threads(&kernel), Some(shape.config(dim).threads()), "{kernel}");
+            assert_eq!(sharing_threads(&kernel), shape.config(dim).map(Config::threads), "{kernel}");
         }
         // These are all, with the two of the backward and the seven in FP8.
         assert_eq!(SHARING.len(), shapes.len() + 9);
@@ -308,7 +330,7 @@ mod tests {
             segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
             let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
             let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
-            TileShape::of(&call, Instance::of(&call, dims))
+            TileShape::of(&call, Instance::of(&call, dims), [256, 256])
         };
         let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [TileShape::Short, TileShape::Middle]);
@@ -336,8 +358,10 @@ mod tests {
         let segment = Segment { q: run, kv: vec![run], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
         let call = AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
         let of = |shape: TileShape| shape.launch(&call, [8, 2], [128, 128]);
-        let [long, paired, middle, short] = TileShape::ALL.map(of);
+        let [long, paired, middle, short, split] = TileShape::ALL.map(of);
         assert_eq!([long, paired, middle, short].map(|launch| launch.items), [4 * 8, 4 * 8, 10 * 2, 8 * 8]);
+        // 4 rows a tile, and 64 keys a piece.
+        assert_eq!(split.items, 113 * 2 * 8);
         let blocks = |count| NonZeroUsize::new(count).expect("some blocks");
         let most = |launch: TileLaunch| (1..200).filter(|&count| launch.repeats_in(blocks(count))).count();
         // 64 items are 22 for three teams; of 32 and more blocks none of the long shape has two.
@@ -352,6 +376,6 @@ mod tests {
             assert_eq!(AttentionKernels::by_name(choice.name()), Ok(choice));
         }
         let said = AttentionKernels::by_name("other").expect_err("there is none");
-        assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short");
+        assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short, split");
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod backward;
+mod decode;
 mod error;
 mod figures;
 mod fp8;
@@ -14,6 +15,7 @@ mod timing;
 mod tracks;
 
 pub use attention::{AttentionBench, BenchedPass, attention, problems};
+pub use decode::decode;
 pub use error::BenchError;
 pub use quantise::quantise;
 pub use steadiness::steadiness;

@@ -24,6 +24,8 @@ pub(super) const LAUNCHES_MAX: usize = 24;
 const POOL_BYTES: usize = 2 << 30;
 /// The multiple that the peer's sizes are rounded up to. Its time is scaled back.
 const COPY_UNIT: usize = 1 << 20;
+/// The most bytes that the peer copies at once, of any kernel that moves more. Longer copies are slower.
+const COPY_MAX: usize = 256 << 20;
 const STATISTICS_BYTES: usize = 128 << 20;
 /// The heads and the elements of a head of every case. They are those of TransformerEngine pull request 2829, whose
 /// figures on an H100 are 0.0954 to 0.109 ms for the reordering and 0.0911 to 0.105 ms for the copy.
@@ -143,7 +145,8 @@ impl<'a> Pools<'a> {
         let launches = (POOL_BYTES / tensor.max(1)).clamp(2, LAUNCHES_MAX);
         let time = self.measure(launches, work)?;
         // The driver's copy is slower where sizes or addresses are no multiples of large powers of two.
-        let half = (bytes / 2).next_multiple_of(if bytes > COPY_UNIT { COPY_UNIT } else { 512 });
+        let half =
+            (bytes / 2).next_multiple_of(if bytes > COPY_UNIT { COPY_UNIT } else { 512 }).min(COPY_MAX);
         let copy = self.measure((POOL_BYTES / half).clamp(2, LAUNCHES_MAX), |launch| {
             self.gpu.copy(turn(&self.from, launch, half)?, turn(&self.to, launch, half)?)
         })?;

@@ -401,7 +401,7 @@ impl<'g> Placed<'g> {
             dv: View::rows(dv.0.area()?, dv.1.shape(), case.format),
         };
         let weights = WeightFormats { p: case.format, ds: case.format };
-        let sizes = (case.rows, case.heads.q, case.dims);
+        let sizes = (case.rows, [case.heads.q, case.heads.kv], case.dims);
         let launches = Launches::new(gpu, &case.call, sizes, (way.kernels(), weights, way.pass()))?;
         match way {
             Way::Simple | Way::Paged(_) => launches.launch(gpu, (&forward, &backward)),

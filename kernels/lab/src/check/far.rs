@@ -35,12 +35,13 @@ const BEFORE: usize = 100;
 const NAN: u8 = 0xff;
 const FIXED: BackwardMode = BackwardMode::overwrite(DqOrder::Fixed);
 const WEIGHTS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
-const KERNELS: [Kernels; 5] = [
+const KERNELS: [Kernels; 6] = [
     Kernels::Simple,
     Kernels::Tuned(TileShape::Long, FIXED),
     Kernels::Tuned(TileShape::Paired, FIXED),
     Kernels::Tuned(TileShape::Middle, FIXED),
     Kernels::Tuned(TileShape::Short, FIXED),
+    Kernels::Tuned(TileShape::Split, FIXED),
 ];
 /// The tensors, which lie one behind the other, and their sides: queries are 0, keys 1.
 const TENSORS: [(&str, usize); 8] =
@@ -184,7 +185,7 @@ impl<'g> Memory<'g> {
         let of_heads = View::heads(max_logit, heads.q, Format::F32);
         let forward = ForwardTensors { q, k, v, sink: None, out, lse, max_logit: of_heads };
         let backward = BackwardTensors { q, k, v, dout, out, lse, dq: view(5)?, dk: view(6)?, dv: view(7)? };
-        let sizes = (rows, heads.q, [dim; 2]);
+        let sizes = (rows, [heads.q, heads.kv], [dim; 2]);
         let launches = Launches::new(gpu, &layout.call(dim), sizes, (kernels, WEIGHTS, Pass::Backward))?;
         launches.launch(gpu, (&forward, &backward))?;
 

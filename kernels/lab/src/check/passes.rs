@@ -42,13 +42,13 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Prepares a call on tensors, given their rows of queries and keys, their query heads, and their lanes of a head.
+    /// Prepares a call on tensors, given their rows of queries and keys, the heads of both, and their lanes of a head.
     /// With [`Pass::Forward`] the tables are those of a forward alone. Those of a backward with a prefix go to no forward
     /// on tensor cores.
     pub(super) fn new(
         gpu: &Gpu,
         call: &AttentionCall,
-        (rows, heads, dims): ([usize; 2], usize, [usize; 2]),
+        (rows, heads, dims): ([usize; 2], [usize; 2], [usize; 2]),
         (kernels, weights, pass): (Kernels, WeightFormats, Pass),
     ) -> Result<Launches, KernelError> {
         let tables = CallTables::new(call, rows, pass == Pass::Backward)?;
@@ -57,11 +57,11 @@ impl Launches {
             Kernels::Simple | Kernels::Tuned(..) => tables,
         };
         let bytes = match kernels {
-            Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads)],
+            Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads[0])],
             // Tensors that do not lie on 16 bytes take the room of the largest head dims.
-            Kernels::Tuned(..) => {
-                let rooms = [dims, [DIM_MAX; 2]].map(|dims| call.workspace_bytes(heads, dims));
-                [call.plan_bytes(), rooms[0].max(rooms[1])]
+            Kernels::Tuned(shape, _) => {
+                let rooms = [dims, [DIM_MAX; 2]].map(|dims| call.workspace_bytes(heads[0], dims));
+                [call.forward_bytes(shape, heads), rooms[0].max(rooms[1])]
             }
         };
         let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
@@ -121,7 +121,7 @@ impl<'g> ReadyPasses<'g> {
         let launches = Launches::new(
             gpu,
             call,
-            (rows, problem.heads.q, dims),
+            (rows, [problem.heads.q, problem.heads.kv], dims),
             (kernels, weights(problem), Pass::Backward),
         )?;
         Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
@@ -174,7 +174,8 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
                 [GradientUpdate::Overwrite, GradientUpdate::Accumulate]
                     .map(|update| BackwardMode { order, update })
             });
-            let tuned = TileShape::ALL.into_iter().zip(orders).map(|(shape, how)| Kernels::Tuned(shape, how));
+            let tuned =
+                TileShape::ALL.into_iter().zip(orders.cycle()).map(|(shape, how)| Kernels::Tuned(shape, how));
             // Any rows are pages of one row.
             for kernels in [Kernels::Simple, Kernels::Paged(1)].into_iter().chain(tuned) {
                 let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;

@@ -186,6 +186,8 @@ pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(Til
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.
 pub(super) const PAIRED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Paired));
 pub(super) const SHORT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Short));
+/// Faults of pieces of keys show in the split shape.
+pub(super) const SPLIT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Split));
 /// Faults of a block's later tiles, and of a planner's later segments, show where there is one block.
 pub(super) const FEW_BLOCKS: Launched = Launched::InOneBlock(AttentionKernels::Of(TileShape::Long));
 /// Faults of the backward in FP8 show behind a forward in any shape.

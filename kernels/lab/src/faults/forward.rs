@@ -60,8 +60,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "kv_head = pack % (a.heads / a.group);",
         VALUES;
     "tile-lse-of-head-0", WrongSeam, ("lse of the wrong head", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
-        "place_of(a.lse, at, head)"
-            => "place_of(a.lse, at, 0)",
+        "&& write) put(a.lse, place_of(a.lse, at, head)"
+            => "&& write) put(a.lse, place_of(a.lse, at, 0)",
         FORGETS;
     "dim-of-keys-taken-for-values", WrongSeam, ("dqk taken for dv", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)"
@@ -108,8 +108,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "level.base = largest;",
         VALUES;
     "row-without-keys-divided", MissingGuard, ("out of a row without keys is 0 / 0", "https://github.com/pytorch/pytorch/issues/103963"), "forward.cu",
-        "const bool empty = !real || sum == 0.0f;"
-            => "const bool empty = !real;",
+        "weight / total, !real || sum == 0.0f};"
+            => "weight / total, !real};",
         FORGETS;
     "rest-of-a-level-forgotten", Arithmetic, ("large logits", "https://github.com/NVIDIA/TransformerEngine/pull/716"), "forward.cu",
         "return exp2_of(level.exponent_of(old) - rest);"

@@ -12,6 +12,7 @@ mod forward;
 mod fp8;
 mod helpers;
 mod quantise;
+mod split;
 
 use seamproof_simulator::faults::find;
 
@@ -26,6 +27,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         forward::PACKED_FAULTS,
         forward::PAIRED_FAULTS,
         forward::SHORT_FAULTS,
+        split::SPLIT_FAULTS,
         fp8::FP8_FAULTS,
         fp8::FP8_BACKWARD_FAULTS,
         backward::BACKWARD_FAULTS,
