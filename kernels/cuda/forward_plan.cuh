@@ -18,7 +18,7 @@ struct PlanArgs {
     int part_rows;
     // Tiles that the plan has room for.
     int tile_capacity;
-    // For the split shape, which alone counts pieces: log2 of what they are longer.
+    // For the split shape, which alone counts pieces: they are 2^longer times as long as they need be.
     int longer;
     TilePieces* tile_pieces;
 };

@@ -1,18 +1,18 @@
 // The forward's split shape: few query rows against many keys, as where a cache of keys is decoded. For forward.cu.
 //
-// There are too few tiles for all multiprocessors, and each reads more keys than it multiplies with anything. So the keys of a
+// There are too few tiles for all multiprocessors, and to read a tile's keys takes longer than to multiply them. So the keys of a
 // tile are cut into *pieces*, each an item of its own. A block of threads takes item after item; its warps take blocks of 16 keys
 // in turn, each with a ring of its own, and multiply 16 rows at once: the query heads of a KV head, of one row of the sequence or
 // of several. What the warps have is put together, in their order. A tile of one piece is ended then. Of others each piece leaves
 // what it has, and `merge_pieces` puts that together in the order of keys.
 //
-// Where pieces begin follows from the segment's number of keys alone, so that results depend neither on other segments nor on how
-// many blocks there are. (Of so many rows that what their pieces leave would take too much memory, all pieces are longer.)
+// Where pieces begin follows from the segment's number of keys, and in calls with very many rows from `longer`, which the host
+// chooses so that there is room for what pieces leave. Results do not depend on how many blocks there are.
 #pragma once
 
 // Rows of a tile, and keys of a block.
 constexpr int SPLIT_ROWS = 16, SPLIT_KEYS = 16;
-// A segment's keys make so many pieces at most, apart from what is rounded, of so many keys at least.
+// A segment's keys make so many pieces at most, on which the room for what they leave relies, of so many keys at least.
 constexpr int PIECES = 16, PIECE_KEYS_LOG2 = 6;
 
 struct SplitArgs {
@@ -22,12 +22,12 @@ struct SplitArgs {
     // Query heads that share a tile, and rows of the sequence in one.
     int pack;
     int tile_rows;
-    // log2 of what pieces are longer.
+    // Pieces are 2^longer times as long as they need be.
     int longer;
 };
 
 // Rows of the sequence from `first` on, of which `real` are real and `owned` owned: either may be more than the tile has, or less
-// than none. And the keys that some of its rows sees; with sink tokens all keys before these, too.
+// than none. And the keys of which each is seen by some row; with sink tokens all keys before these, too.
 struct SplitTile {
     int first;
     int real;

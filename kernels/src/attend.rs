@@ -84,6 +84,8 @@ pub struct CallSummary {
     pub reach: [usize; 2],
     /// The number of segments that own query rows.
     pub filled: usize,
+    /// The most query rows that a segment owns.
+    pub longest: usize,
     /// The most keys of a segment.
     pub keys: usize,
     /// The most keys that a row sees, by its segment's keys and bounds.
@@ -444,6 +446,7 @@ impl CallSummary {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
         let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
         let filled = bands.segments.iter().filter(|band| band.q.span > 0).count();
+        let longest = bands.segments.iter().map(|band| band.q.span).max().unwrap_or(0);
         let sides = [queries, keys].map(|runs| {
             // The step of a run of one row means nothing.
             let mut steps = runs.iter().filter(|run| run.span > 1).map(|run| run.step);
@@ -456,7 +459,7 @@ impl CallSummary {
         let first_seen = bands.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
         let all_seen = bands.segments.iter().all(sees_all);
-        CallSummary { step, reach, filled, keys, seen, first_seen, all_seen }
+        CallSummary { step, reach, filled, longest, keys, seen, first_seen, all_seen }
     }
 }
 

@@ -234,7 +234,7 @@ impl Gpu {
         Ok(whole_clusters(self.resident_blocks(1)?, cluster))
     }
 
-    /// Returns the blocks of a kernel whose blocks stay for a whole launch, where a multiprocessor holds so many.
+    /// Returns the blocks of a kernel whose blocks stay for a whole launch, of which a multiprocessor holds `each`.
     pub(crate) fn resident_blocks(&self, each: usize) -> Result<usize, KernelError> {
         let all = each * self.multiprocessors()?;
         Ok(self.few.get().map_or(all, |few| few.get().min(all)))

@@ -224,6 +224,7 @@ mod tests {
     /// A kernel that is started early and does not wait would read what is not written yet.
     #[test]
     fn every_kernel_that_may_start_early_waits_first() {
+        let mut by_name = 0;
         for source in sources() {
             let text: String = source.whole().split_whitespace().filter(|word| *word != "\\").collect();
             // Kernels of other sources that may have macros in their names.
@@ -235,10 +236,13 @@ mod tests {
             let bodies: Vec<&str> = text.split("__global__").skip(1).collect();
             let early = |body: &&&str| all || kinds.iter().any(|kind| body.contains(&**kind));
             assert!(!all || !bodies.is_empty());
+            by_name += if all { 0 } else { bodies.iter().filter(early).count() };
             for body in bodies.iter().filter(early) {
                 let (head, first) = body.split_once("){").expect("a body");
                 assert!(first.starts_with("after_earlier_launches();"), "{}: {head}", source.file);
             }
         }
+        let forwards = sources().iter().filter(|source| source.file == "forward.cu").count();
+        assert_eq!(by_name, OVERLAPPING_KERNELS.len() * forwards, "both are in every instance's text");
     }
 }

@@ -14,6 +14,7 @@ pub mod large;
 mod problem;
 mod quantiser;
 mod ready;
+mod ready_fp8;
 pub mod reference;
 mod sources;
 

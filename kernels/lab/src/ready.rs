@@ -192,6 +192,7 @@ impl<'g> ReadyBackward<'g> {
 pub(crate) struct BackwardBuffers {
     pub(crate) forward: ForwardBuffers,
     dout: DeviceBuffer,
+    dout_format: Format,
     /// The gradients dq, dk and dv.
     pub(crate) results: [DeviceBuffer; 3],
 }
@@ -202,10 +203,20 @@ impl BackwardBuffers {
         problem: &Problem,
         numbers: &NormalNumbers,
     ) -> Result<BackwardBuffers, KernelError> {
+        BackwardBuffers::with_dout(gpu, problem, [numbers; 2])
+    }
+
+    /// Returns tensors of numbers, with dout of others.
+    pub(crate) fn with_dout(
+        gpu: &Gpu,
+        problem: &Problem,
+        [numbers, of_dout]: [&NormalNumbers; 2],
+    ) -> Result<BackwardBuffers, KernelError> {
         let room = |shape| gpu.allocate(bytes(shape, of_results(numbers.format)));
         Ok(BackwardBuffers {
             forward: ForwardBuffers::new(gpu, problem, numbers)?,
-            dout: numbers.tensor(gpu, 3, problem.out_shape())?,
+            dout: of_dout.tensor(gpu, 3, problem.out_shape())?,
+            dout_format: of_dout.format,
             results: [room(problem.q_shape())?, room(problem.k_shape())?, room(problem.v_shape())?],
         })
     }
@@ -225,7 +236,7 @@ impl BackwardBuffers {
             q,
             k,
             v,
-            dout: View::rows(self.dout.area(), problem.out_shape(), self.forward.format),
+            dout: View::rows(self.dout.area(), problem.out_shape(), self.dout_format),
             out,
             lse,
             dq: View::rows(dq.area(), q.shape(), results),

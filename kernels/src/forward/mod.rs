@@ -250,7 +250,7 @@ pub(crate) struct PlanTiles {
     part_rows: usize,
     /// The number of tiles for which there is room.
     capacity: usize,
-    /// For the split shape: where pieces are counted, and log2 of what they are longer.
+    /// For the split shape: where pieces are counted, and how much longer they are, as a power of two.
     pieces: Option<(u64, i32)>,
 }
 
@@ -311,7 +311,8 @@ impl Gpu {
             longer,
             tile_pieces,
         };
-        // The split shape's plan is short, and has no order that more threads would make finer.
+        // With few threads a short plan is made sooner. Fewer buckets put the split shape's tiles in a coarser order, which
+        // matters less to it: its items are pieces.
         let planners = match tiles.pieces {
             Some(_) => self.planners().min(segment_count.next_multiple_of(WARP).max(WARP)),
             None => self.planners(),

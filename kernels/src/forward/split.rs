@@ -1,8 +1,11 @@
 //! The split shape: few query rows against many keys (see `forward_split.cuh`), its memory and its launch.
 //!
 //! A tile has [`ROWS`] rows: query heads of a KV head, of one row of the sequence or of several. Its keys are cut into
-//! *pieces*, whose beginnings follow from the segment's number of keys alone. What pieces of one tile leave is put
-//! together by a launch of its own.
+//! *pieces*. What pieces of one tile leave is put together by a launch of its own.
+//!
+//! Where pieces begin follows from the segment's number of keys alone, as long as there is room for what all of them may
+//! leave: for [`LEFT_MAX`] pieces of a tile, those of 512 sequences with one row and eight packs of heads. Pieces of
+//! larger calls are two, four, eight or sixteen times as long.
 
 use seamproof_simulator::{AttentionCall, Segment};
 
@@ -18,10 +21,10 @@ use crate::memory::{Area, Argument};
 pub(super) const ROWS: usize = 16;
 /// The keys that a warp multiplies at once.
 const KEYS: usize = 16;
-/// The most pieces that a segment's keys make, apart from what is rounded, and the fewest keys of one.
+/// The most pieces that a segment's keys make, and the fewest keys of one.
 const PIECES: usize = 16;
 const PIECE_KEYS: usize = 64;
-/// The most pieces for whose results there is room, which take 0.5 GB. Of more, all are longer.
+/// The most pieces for whose results there is room, which take 0.5 GB.
 const LEFT_MAX: usize = 1 << 16;
 /// The bytes of `TilePieces` of the source, and of what a piece leaves.
 const TILE_PIECES_BYTES: usize = 16;
@@ -34,7 +37,9 @@ const RESIDENT: usize = 2;
 /// The blocks that put together what is left: so many tiles and heads at once, and rows of one.
 const MERGES: (usize, usize) = (264, 4);
 
-/// Tiles of one head that are too few for a GPU, and the keys of a row from which this shape then is faster.
+/// The most rows of a segment for which this shape is chosen.
+const LONGEST: usize = 64;
+/// Segments times heads that are too few tiles for a GPU, and the keys of a row from which this shape then is faster.
 const FEW_TILES: usize = 264;
 const FEW_KEYS: usize = 512;
 /// The keys of a row from which this shape is faster where heads share tiles.
@@ -76,11 +81,13 @@ pub(super) fn packed(group: usize) -> usize {
 }
 
 /// Returns whether this shape is the fastest for a call, by the lengths that the host knows: as measured, where there
-/// are too few tiles of other shapes for a GPU, and where heads that share keys fill one tile, which reads these once.
+/// are too few tiles of other shapes for a GPU, and where heads that share keys fit one tile, which reads these once.
 pub(super) fn is_faster(call: &CallTables, [heads, kv_heads]: [usize; 2]) -> bool {
     let (rows, group, keys) = (call.mean_rows(), heads / kv_heads.max(1), call.summary.seen);
     let are_few = rows <= ROWS && call.summary.filled * heads <= FEW_TILES && keys >= FEW_KEYS;
-    are_few || (group > 1 && rows * group <= ROWS && keys >= SHARED_KEYS)
+    let share = group > 1 && rows * group <= ROWS && keys >= SHARED_KEYS;
+    // Each tile of a longer segment would read all its keys.
+    call.summary.longest <= LONGEST && (are_few || share)
 }
 
 /// Returns the bytes of shared memory of a block, from a multiple of a row's on: a ring for each warp.
@@ -101,7 +108,7 @@ pub(super) fn launch(call: &AttentionCall, heads: [usize; 2]) -> TileLaunch {
     TileLaunch { items: packs.count * pieces, cluster: 1, teams: 1, segments: call.segments.len() }
 }
 
-/// Returns the pieces of a segment's tiles with real rows.
+/// Returns the pieces of a segment's tiles with real rows, where pieces are not longer than they need be.
 fn pieces_of(segment: &Segment, tile_rows: usize) -> usize {
     let (keys, rows) = (segment.keys() as i64, segment.q.len as i64);
     let each = piece_keys(segment.keys()) as i64;
@@ -133,14 +140,16 @@ struct SplitRoom {
     tiles: usize,
     /// The pieces of a pack that leave something, at most.
     left: usize,
-    /// log2 of what pieces are longer.
+    /// Pieces are 2^longer times as long as they need be.
     longer: u32,
 }
 
 impl SplitRoom {
     fn of(call: &CallTables, heads: [usize; 2]) -> SplitRoom {
         let packs = Packs::of(heads);
-        let (tiles, keys) = (call.tile_capacity(packs.rows), call.owned[1]);
+        let [rows, keys] = call.owned;
+        // Every tile but a segment's last one has all its rows, and the last one has one.
+        let tiles = rows.min(rows / packs.rows + call.segments);
         let fits = |left: &usize| left.saturating_mul(packs.count) <= LEFT_MAX;
         // A tile of one piece leaves nothing, and pieces of all keys are one.
         let most = |longer: u32| keys.div_ceil(PIECE_KEYS << longer).min(PIECES >> longer);
@@ -217,6 +226,21 @@ mod tests {
         assert_eq!((heads, count, rows), (7, 2, 2));
     }
 
+    /// The source has the same numbers, on which the room for pieces relies.
+    #[test]
+    fn sizes_are_those_of_the_source() {
+        let text = include_str!("../../cuda/forward_split.cuh");
+        for said in [
+            format!("constexpr int SPLIT_ROWS = {ROWS}, SPLIT_KEYS = {KEYS};"),
+            format!("constexpr int PIECES = {PIECES}, PIECE_KEYS_LOG2 = {};", PIECE_KEYS.ilog2()),
+            format!("WARPS = {WARPS}, THREADS_ALL = 32 * WARPS, STAGES = DIM == 64 ? 6 : 3;"),
+        ] {
+            assert!(text.contains(&said), "{said}");
+        }
+        assert_eq!(size_of::<RawSplit>(), 2 * 8 + 3 * 4 + 4);
+        assert_eq!(shared_bytes(128), 256 + 4 * 3 * 2 * 16 * 256);
+    }
+
     /// The numbers are made by hand.
     #[test]
     fn pieces_follow_from_the_number_of_keys() {
@@ -252,9 +276,17 @@ mod tests {
         assert_eq!([16, 17].map(|segments| of(segments, [1, 8192], [16, 16])), [true, false]);
         assert_eq!([2047, 2048].map(|keys| of(100, [4, keys], [16, 4])), [false, true]);
         assert!(!of(100, [5, 8192], [16, 4]), "20 rows of heads that share keys");
+        let kv = Run::packed(0, 4096, 4096);
+        let segment = |q| Segment { q, kv: vec![kv], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
+        let decoded = (0..100).map(|row| segment(Run::packed(row, 1, 1)));
+        let segments = decoded.chain([segment(Run::packed(100, 65, 65))]).collect();
+        let softmax = Softmax { scale: 1.0, softcap: None, sink: Sink::None };
+        let call = AttentionCall { segments, softmax, policy: RowPolicy::Overwrite };
+        let tables = CallTables::new(&call, [165, 4096], false).expect("legal segments");
+        assert!(!is_faster(&tables, [16, 2]), "a sequence of more rows beside those that are decoded");
     }
 
-    /// The numbers are made by hand: 8 heads of a pack have tiles of 2 rows, and each segment has two tiles to spare.
+    /// The numbers are made by hand: tiles have 2 rows of 8 heads that share keys, and 16 rows of heads that do not.
     #[test]
     fn pieces_are_longer_where_there_would_be_no_room() {
         let room = |rows: usize, keys: usize, heads: [usize; 2]| {
@@ -267,11 +299,11 @@ mod tests {
             (left, longer)
         };
         assert_eq!(room(1, 64, [8, 1]), (0, 0));
-        assert_eq!(room(1, 65, [8, 1]), (2 * 2, 0));
-        assert_eq!(room(2, 131_072, [8, 1]), (3 * 16, 0));
-        // 2^16 pieces of 8 packs are 8192 of each: 510 tiles of 16 pieces, and 2 for the segment.
-        assert_eq!(room(16 * 510, 2048, [8, 8]), (512 * 16, 0));
-        assert_eq!(room(16 * 511, 2048, [8, 8]), (513 * 8, 1));
+        assert_eq!(room(1, 65, [8, 1]), (2, 0));
+        assert_eq!(room(2, 131_072, [8, 1]), (2 * 16, 0));
+        // 2^16 pieces of 8 packs are 8192 of each: 512 tiles of 16 pieces, one of which the segment may begin.
+        assert_eq!(room(16 * 511, 2048, [8, 8]), (512 * 16, 0));
+        assert_eq!(room(16 * 512, 2048, [8, 8]), (513 * 8, 1));
         assert_eq!(room(1 << 20, 1 << 20, [8, 8]), (0, 4));
     }
 }

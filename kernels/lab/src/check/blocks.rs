@@ -9,12 +9,15 @@ use std::num::NonZeroUsize;
 
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::TileShape;
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Heads, Mask, Problem};
+use seamproof_oracle::{Format, Heads, Mask};
 use seamproof_simulator::AttentionCall;
 
 use super::mismatch::Mismatch;
-use super::passes::{DIMS, FORMATS, Kernels, ReadyPasses, padded};
+use super::passes::{
+    DIMS, FORMATS, FP8_DIMS, FP8_DOUT, Kernels, NamedBytes, ReadyCodes, ReadyPasses, padded,
+};
 use crate::ready::NormalNumbers;
 
 /// The numbers of blocks that are compared with all.
@@ -29,7 +32,8 @@ const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 3, kv: 3 }];
 const MASKS: [(Mask, bool); 3] =
     [(Mask::CAUSAL, false), (Mask { left: Some(100), ..Mask::CAUSAL }, false), (Mask::FULL, true)];
 
-/// Returns the results that differ in few blocks: of every shape, in both orders of dq.
+/// Returns the results that differ in few blocks: of every shape, in both orders of dq, and of passes in
+/// FP8.
 pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = Vec::new();
     for format in FORMATS {
@@ -42,13 +46,36 @@ pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
                         let what =
                             format!("{format}, head dim {dim}, {heads:?}, {mask:?}, {shape:?}, {order:?}");
                         let kernels = Kernels::Tuned(shape, BackwardMode::overwrite(order));
-                        let differ: &[&str] = match order {
-                            _ if may_go_around => &["dq", "dk", "dv"],
-                            DqOrder::AsTheyCome => &["dq"],
-                            DqOrder::Fixed => &[],
-                        };
-                        found.extend(differing(gpu, (&problem, &numbers), kernels, differ, &what)?);
+                        let call = AttentionCall::whole(&problem);
+                        let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
+                        let launch = |blocks| passes.results(|| gpu.in_blocks(blocks, || passes.launch()));
+                        found.extend(differing(launch, may_differ(may_go_around, order), &what)?);
                     }
+                }
+            }
+        }
+    }
+    found.extend(few_blocks_on_codes(gpu)?);
+    Ok(found)
+}
+
+/// Returns the results of passes in FP8 that differ in few blocks.
+fn few_blocks_on_codes(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
+    let mut found = Vec::new();
+    let numbers = NormalNumbers::of(gpu, Format::E4m3)?;
+    for dout in FP8_DOUT {
+        let of_dout = NormalNumbers::of(gpu, dout)?;
+        for (dim, heads) in FP8_DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            for (mask, may_go_around) in MASKS {
+                let problem = padded(&LENGTHS.repeat(TIMES), (Format::Bf16, dim, heads), mask)?;
+                let passes = ReadyCodes::new(gpu, &problem, [&numbers, &of_dout])?;
+                for (shape, order) in Fp8Shape::ALL.into_iter().zip(DqOrder::ALL) {
+                    let what = format!(
+                        "e4m3, dout in {dout}, head dim {dim}, {heads:?}, {mask:?}, {shape:?}, {order:?}"
+                    );
+                    let how = BackwardMode::overwrite(order);
+                    let launch = |blocks| gpu.in_blocks(blocks, || passes.results(shape, how));
+                    found.extend(differing(launch, may_differ(may_go_around, order), &what)?);
                 }
             }
         }
@@ -56,20 +83,26 @@ pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     Ok(found)
 }
 
-/// Returns the results of one pass that differ in few blocks, apart from those that may.
+/// Returns the results that may differ in few blocks.
+fn may_differ(may_go_around: bool, order: DqOrder) -> &'static [&'static str] {
+    match order {
+        _ if may_go_around => &["dq", "dk", "dv"],
+        DqOrder::AsTheyCome => &["dq"],
+        DqOrder::Fixed => &[],
+    }
+}
+
+/// Returns the results of passes that differ in few blocks, apart from those that may. `launch` runs them in so many
+/// blocks at most.
 fn differing(
-    gpu: &Gpu,
-    (problem, numbers): (&Problem, &NormalNumbers),
-    kernels: Kernels,
+    launch: impl Fn(Option<NonZeroUsize>) -> Result<Vec<NamedBytes>, KernelError>,
     may_differ: &[&str],
     what: &str,
 ) -> Result<Vec<Mismatch>, KernelError> {
-    let call = AttentionCall::whole(problem);
-    let passes = ReadyPasses::new(gpu, (problem, &call), kernels, numbers)?;
-    let all = passes.results(|| passes.launch())?;
+    let all = launch(None)?;
     let mut found = Vec::new();
     for blocks in FEW {
-        let few = passes.results(|| gpu.in_blocks(NonZeroUsize::new(blocks), || passes.launch()))?;
+        let few = launch(NonZeroUsize::new(blocks))?;
         let compared = all.iter().zip(&few).filter(|((name, _), _)| !may_differ.contains(name));
         for ((name, all), (_, few)) in compared {
             let bytes = all.iter().zip(few).filter(|(all, few)| all != few).count();

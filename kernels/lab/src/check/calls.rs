@@ -29,6 +29,9 @@ const LENGTHS: [usize; 12] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 150, 257, 300]
 /// The keys of a segment that all its rows see: of four to eight tiles, which go around in the backward
 /// (`goes_around`).
 const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];
+/// The rows and the keys of a segment whose keys are cached: pieces of several blocks for each warp (`forward_split.cuh`).
+const DECODED: [usize; 5] = [1, 2, 5, 16, 20];
+const CACHED: [usize; 4] = [1100, 2100, 4300, 5000];
 /// The most runs that a segment's keys are dealt to.
 const RUNS_MAX: usize = 4;
 /// The numbers of sink tokens: of one to five tiles of the simple kernels, and one to three of those on tensor cores.
@@ -116,6 +119,17 @@ fn segment_around(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> S
     }
 }
 
+/// Returns a segment of few rows and many keys, in one or in several runs, of which the last row sees the last key.
+fn segment_decoded(draw: &mut CaseDraw, [queries, keys]: [&mut Room; SIDES]) -> Segment {
+    let (rows, all) = (draw.pick(&DECODED), draw.pick(&CACHED));
+    let runs = draw.pick(&[1, 1, 3, 40]);
+    let kv: Vec<Run> =
+        (0..runs).map(|run| keys.run(draw, all * (run + 1) / runs - all * run / runs)).collect();
+    let hi = draw.pick(&[None, Some((all - rows) as i64)]);
+    let lo = draw.pick(&[None, None, Some((all - rows) as i64 - 700), Some(-3)]);
+    Segment { q: queries.run(draw, rows), kv, lo, hi, prefix: 0, sink_tokens: 0 }
+}
+
 /// Puts the keys of a segment into pages of `size` rows, from anywhere in the first one on, and returns how many pages
 /// are taken then, `taken` of which were before. Pages follow each other downward.
 fn put_in_pages(draw: &mut CaseDraw, segment: &mut Segment, size: usize, taken: usize) -> usize {
@@ -151,8 +165,13 @@ impl Case {
         let room = || Room { step, phase: 0, next: 0 };
         let (mut queries, mut keys) = (room(), room());
         let around = draw.one_in(8);
-        let count = 1 + draw.below(if around { 2 } else { SEGMENTS_MAX });
-        let make = if around { segment_around } else { segment };
+        let decoded = !around && draw.one_in(8);
+        let count = 1 + draw.below(if around || decoded { 2 } else { SEGMENTS_MAX });
+        let make = match (around, decoded) {
+            (true, _) => segment_around,
+            (_, true) => segment_decoded,
+            _ => segment,
+        };
         let segments = (0..count).map(|_| make(draw, [&mut queries, &mut keys])).collect();
         // The tiles of keys of a group go down.
         let heads = draw.pick(if around {
@@ -515,7 +534,7 @@ mod tests {
     /// Drawn calls are of kinds that no schedule makes, and the CPU takes them.
     #[test]
     fn drawn_calls_have_several_runs_steps_and_bounds() {
-        let cases: Vec<Case> = (0..300).map(|case| Case::draw(&mut CaseDraw::new(1, case))).collect();
+        let cases: Vec<Case> = (0..400).map(|case| Case::draw(&mut CaseDraw::new(1, case))).collect();
         let count = |what: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| what(case)).count();
         let segment = |what: fn(&Segment) -> bool| count(&|case: &Case| case.call.segments.iter().any(what));
         assert!(segment(|segment| segment.kv.len() > 1 && segment.hi.is_some()) > 100);
@@ -526,6 +545,7 @@ mod tests {
         assert!(count(&|case: &Case| case.before > 0) > 40);
         assert!(segment(|segment| segment.q.len > 256) > 50);
         assert!(segment(|segment| segment.lo.is_some() && segment.hi.is_none()) > 20);
+        assert!(segment(|segment| segment.q.len <= 20 && segment.keys() > 1024) > 20);
         assert!(count(&|case: &Case| case.is_of_bands()) > 100);
         assert!(segment(|segment| segment.is_widened() && segment.bands().len() == 2) > 60);
         assert!(count(&|case: &Case| case.page.is_some() && !case.is_of_bands()) > 20);

@@ -1,7 +1,8 @@
 //! The forward on scores far from 0, where the next number above a score is far away.
 //!
 //! A *climb* is a query that sees scores one after the other, each of them the next f32 above the one before. They come
-//! in the order in which the kernel takes blocks of keys: from the last key to the first. Every score is a sum of exact
+//! in the order in which the kernel takes blocks of keys: from the last key to the first, and in the split shape from the
+//! first on. Every score is a sum of exact
 //! products, and its weight is known however large the score is. V of a climb's key is 1 in a lane of its own. `out`
 //! therefore holds the weights, which must be those of the definition in f64, as far as rounding to the tensors' format
 //! allows.
@@ -23,10 +24,13 @@ use super::mismatch::Mismatch;
 use crate::problem::{fields, legal};
 use crate::ready::forward_launcher;
 
-/// The keys of a climb: two of the largest blocks.
-const KEYS: usize = 256;
-/// The places of a climb's keys: in blocks of their own, or all in the last block that is taken.
-const PLACES: [[usize; STEPS_MAX]; 2] = [[255, 128, 0], [2, 1, 0]];
+/// The number of a climb's keys, two of the largest blocks, and its places: in blocks of their own, or all in the last block
+/// that is taken.
+const PLACES: [(usize, [usize; STEPS_MAX]); 2] = [(256, [255, 128, 0]), (256, [2, 1, 0])];
+/// The same for the split shape, of some of the climbs: the first two keys in blocks that one warp takes, one after the other,
+/// and the third in the next piece.
+const SPLIT_PLACES: (usize, [usize; STEPS_MAX]) = (1025, [0, 64, 128]);
+const SPLIT_EACH: usize = 4;
 const STEPS_MAX: usize = 3;
 /// The lanes whose products make a score: three numbers of the smaller significand hold an f32.
 const PIECES: usize = 3;
@@ -95,6 +99,7 @@ fn weights(climb: &Climb, scale: f32) -> (Vec<f64>, f64) {
 struct Pack<'a> {
     reach: &'a Reach,
     climbs: &'a [Climb],
+    keys: usize,
     places: [usize; STEPS_MAX],
     dim: usize,
     scale: f32,
@@ -105,10 +110,10 @@ impl Pack<'_> {
         let sequence = |index| Sequence {
             id: index as u32,
             q: Run::packed(index, 1, 1),
-            kv: Run::packed(index * KEYS, KEYS, KEYS),
+            kv: Run::packed(index * self.keys, self.keys, self.keys),
         };
         let sequences = (0..self.climbs.len()).map(sequence).collect();
-        let rows = TensorRows { q: self.climbs.len(), kv: self.climbs.len() * KEYS };
+        let rows = TensorRows { q: self.climbs.len(), kv: self.climbs.len() * self.keys };
         let plain = fields(sequences, rows, HEADS, self.dim, Mask::FULL);
         legal(ProblemFields {
             softmax: Softmax { scale: self.scale, ..plain.softmax },
@@ -124,11 +129,11 @@ impl Pack<'_> {
     }
 
     fn keys(&self) -> Vec<f32> {
-        let mut keys = vec![0.0; self.climbs.len() * KEYS * self.dim];
+        let mut keys = vec![0.0; self.climbs.len() * self.keys * self.dim];
         keys.chunks_exact_mut(self.dim).for_each(|key| key[0] = self.reach.others / self.reach.query);
         for (sequence, climb) in self.climbs.iter().enumerate() {
             for (score, place) in climb.iter().zip(self.places) {
-                let key = &mut keys[(sequence * KEYS + place) * self.dim..][..PIECES];
+                let key = &mut keys[(sequence * self.keys + place) * self.dim..][..PIECES];
                 key.copy_from_slice(&pieces(score / self.reach.query, self.reach.format));
             }
         }
@@ -136,10 +141,10 @@ impl Pack<'_> {
     }
 
     fn values(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.climbs.len() * KEYS * self.dim];
+        let mut values = vec![0.0; self.climbs.len() * self.keys * self.dim];
         for (sequence, climb) in self.climbs.iter().enumerate() {
             for (step, place) in (0..climb.len()).zip(self.places) {
-                values[(sequence * KEYS + place) * self.dim + step] = 1.0;
+                values[(sequence * self.keys + place) * self.dim + step] = 1.0;
             }
         }
         values
@@ -219,12 +224,16 @@ pub fn check_levels(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
         let climbs = climbs(reach);
         for dim in DIMS {
             for scale in SCALES {
-                for places in PLACES {
-                    let pack = Pack { reach, climbs: &climbs, places, dim, scale };
+                for (keys, places) in PLACES {
+                    let pack = Pack { reach, climbs: &climbs, keys, places, dim, scale };
                     for shape in TileShape::ALL {
                         found.extend(pack.wrong(gpu, shape)?);
                     }
                 }
+                let climbs: Vec<Climb> = climbs.iter().step_by(SPLIT_EACH).cloned().collect();
+                let (keys, places) = SPLIT_PLACES;
+                let pack = Pack { reach, climbs: &climbs, keys, places, dim, scale };
+                found.extend(pack.wrong(gpu, TileShape::Split)?);
             }
         }
     }

@@ -5,6 +5,7 @@
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::{DIM_MAX, TileShape};
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Mask, Pass, Precision, Problem, ProblemFields};
@@ -12,6 +13,7 @@ use seamproof_simulator::AttentionCall;
 
 use crate::problem::{legal, packed};
 use crate::ready::{BackwardBuffers, NormalNumbers, weights};
+use crate::ready_fp8::Fp8BackwardBuffers;
 
 /// The numbers that the largest logits of heads are raised from, in turn: none is smaller than the first, and none is
 /// larger than the second.
@@ -137,16 +139,63 @@ impl<'g> ReadyPasses<'g> {
     pub(super) fn results(
         &self,
         launch: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Vec<(&'static str, Vec<u8>)>, KernelError> {
-        let largest = (0..self.problem.heads.q).flat_map(|head| LARGEST[head % LARGEST.len()].to_le_bytes());
-        let largest: Vec<u8> = largest.collect();
-        for (name, area) in self.tensors.results() {
-            let before = if name == "max_logit" { largest.clone() } else { vec![BEFORE; area.bytes()] };
-            self.gpu.write(area, &before)?;
-        }
-        launch()?;
-        let read = self.tensors.results().into_iter().map(|(name, area)| Ok((name, self.gpu.read(area)?)));
-        read.collect()
+    ) -> Result<Vec<NamedBytes>, KernelError> {
+        results(self.gpu, &self.tensors, self.problem.heads.q, launch)
+    }
+}
+
+/// A result's name and bytes.
+pub(super) type NamedBytes = (&'static str, Vec<u8>);
+
+/// Returns what `launch` writes to tensors of so many heads, and what it leaves.
+fn results(
+    gpu: &Gpu,
+    tensors: &BackwardBuffers,
+    heads: usize,
+    launch: impl FnOnce() -> Result<(), KernelError>,
+) -> Result<Vec<NamedBytes>, KernelError> {
+    let largest = (0..heads).flat_map(|head| LARGEST[head % LARGEST.len()].to_le_bytes());
+    let largest: Vec<u8> = largest.collect();
+    for (name, area) in tensors.results() {
+        let before = if name == "max_logit" { largest.clone() } else { vec![BEFORE; area.bytes()] };
+        gpu.write(area, &before)?;
+    }
+    launch()?;
+    tensors.results().into_iter().map(|(name, area)| Ok((name, gpu.read(area)?))).collect()
+}
+
+/// The head dims of passes in FP8: of every size, the last of forwards alone.
+pub(super) const FP8_DIMS: [usize; 3] = [64, 128, 256];
+/// The formats of dout in FP8.
+pub(super) const FP8_DOUT: [Format; 2] = [Format::E4m3, Format::E5m2];
+
+/// Passes of a problem in FP8, with their tensors.
+pub(super) struct ReadyCodes<'g> {
+    gpu: &'g Gpu,
+    problem: &'g Problem,
+    tensors: Fp8BackwardBuffers,
+}
+
+impl<'g> ReadyCodes<'g> {
+    /// Prepares passes on numbers in e4m3, with dout of others.
+    pub(super) fn new(
+        gpu: &'g Gpu,
+        problem: &'g Problem,
+        numbers: [&NormalNumbers; 2],
+    ) -> Result<ReadyCodes<'g>, KernelError> {
+        Ok(ReadyCodes { gpu, problem, tensors: Fp8BackwardBuffers::new(gpu, problem, numbers)? })
+    }
+
+    /// Returns what a forward in a shape and, with head dims that it takes, a backward write.
+    pub(super) fn results(&self, shape: Fp8Shape, how: BackwardMode) -> Result<Vec<NamedBytes>, KernelError> {
+        let ReadyCodes { gpu, problem, tensors } = self;
+        results(gpu, &tensors.backward, problem.heads.q, || {
+            tensors.run_forward(gpu, problem, Some(shape))?;
+            match problem.dims.qk {
+                ..=DIM_MAX => tensors.run_backward(gpu, problem, how),
+                _ => Ok(()),
+            }
+        })
     }
 }
 
@@ -162,7 +211,7 @@ pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
 
-/// Launches every instance of the kernels on tensor cores, and the simple kernels, forward and backward. These are
+/// Launches every instance of the kernels on tensor cores, in FP8 too, and the simple kernels, forward and backward. These are
 /// small passes for a tool that watches launches, such as a sanitizer. Their results are compared elsewhere.
 pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
     for format in FORMATS {
@@ -180,6 +229,22 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
             for kernels in [Kernels::Simple, Kernels::Paged(1)].into_iter().chain(tuned) {
                 let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
                 passes.results(|| passes.launch())?;
+            }
+        }
+    }
+    launch_instances_on_codes(gpu)
+}
+
+/// Launches every instance in FP8.
+fn launch_instances_on_codes(gpu: &Gpu) -> Result<(), KernelError> {
+    let numbers = NormalNumbers::of(gpu, Format::E4m3)?;
+    for format in FP8_DOUT {
+        let of_dout = NormalNumbers::of(gpu, format)?;
+        for (dim, heads) in FP8_DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            let problem = padded(&LENGTHS, (Format::Bf16, dim, heads), Mask::CAUSAL)?;
+            let passes = ReadyCodes::new(gpu, &problem, [&numbers, &of_dout])?;
+            for (shape, order) in Fp8Shape::ALL.into_iter().zip(DqOrder::ALL) {
+                passes.results(shape, BackwardMode::overwrite(order))?;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Planted faults of the forward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{
-    BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SourceEdit, SourceFault, TE_1230, TUNED,
-    VALUES, WRITES, faults,
+    BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SPREADS, SourceEdit, SourceFault, TE_1230,
+    TUNED, VALUES, WRITES, faults,
 };
 
 /// The faults of every tile.
@@ -62,7 +62,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "tile-lse-of-head-0", WrongSeam, ("lse of the wrong head", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
         "&& write) put(a.lse, place_of(a.lse, at, head)"
             => "&& write) put(a.lse, place_of(a.lse, at, 0)",
-        FORGETS;
+        SPREADS;
     "dim-of-keys-taken-for-values", WrongSeam, ("dqk taken for dv", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)"
             => "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v - 8 * (a.dim_v > 8))",

@@ -1,7 +1,7 @@
 //! Planted faults of the forward's split shape: of tiles whose rows are heads, of pieces of keys, and of what puts these
 //! together. A campaign's judge must find them.
 
-use super::entry::{BugClass, BugSource, FORGETS, READS, SPLIT, SourceEdit, SourceFault, VALUES, faults};
+use super::entry::{BugClass, BugSource, READS, SPLIT, SourceEdit, SourceFault, VALUES, faults};
 
 /// Bugs that several faults imitate.
 const FLASHINFER_58: BugSource =
@@ -15,7 +15,7 @@ const VLLM_87: BugSource = (
     "https://github.com/vllm-project/flash-attention/pull/87",
 );
 const FLASH_ATTENTION_2745: BugSource = (
-    "the last pages or keys of a part are dropped, as a quotient is rounded down",
+    "the last part is dropped, as a quotient is rounded down",
     "https://github.com/Dao-AILab/flash-attention/pull/2745",
 );
 const FLASHINFER_5090: BugSource =
@@ -23,7 +23,7 @@ const FLASHINFER_5090: BugSource =
 
 /// The faults of the split shape.
 pub(super) const SPLIT_FAULTS: &[SourceFault] = faults! { SPLIT;
-    "last-piece-left-out", LastSequence, FLASHINFER_58, "forward.cu",
+    "last-piece-left-out", LastSequence, FLASH_ATTENTION_2745, "forward.cu",
         "for (int piece = warp; piece < count; piece += Split::WARPS) {"
             => "for (int piece = warp; piece < count - 1; piece += Split::WARPS) {",
         VALUES;
@@ -31,11 +31,11 @@ pub(super) const SPLIT_FAULTS: &[SourceFault] = faults! { SPLIT;
         "all.sum += factor * part.sum;\n                add_part(sum, factor, of_piece(piece));"
             => "all.sum += part.sum;\n                add_part(sum, factor, of_piece(piece));",
         VALUES;
-    "pieces-by-their-own-maximum", Arithmetic, ("pieces are added up without their common maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
-        "for (int piece = lane; piece < count; piece += 32) largest"
-            => "for (int piece = lane; piece < 1; piece += 32) largest",
+    "pieces-not-rescaled", Arithmetic, ("out is not rescaled", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "factor_of(part.largest, part.rest, level);\n                all.sum += factor * part.sum;\n                add_part(sum, factor, of_piece"
+            => "1.0f;\n                all.sum += factor * part.sum;\n                add_part(sum, factor, of_piece",
         VALUES;
-    "last-warp-left-out", LastSequence, FLASHINFER_58, "forward.cu",
+    "last-warp-left-out", LastSequence, FLASH_ATTENTION_2745, "forward.cu",
         "for (int w = 0; w < Split::WARPS; ++w) {\n                const Part part"
             => "for (int w = 0; w < Split::WARPS - 1; ++w) {\n                const Part part",
         VALUES;
@@ -51,10 +51,10 @@ pub(super) const SPLIT_FAULTS: &[SourceFault] = faults! { SPLIT;
         "left * a.heads + head_pack * count;"
             => "left * a.heads + head_pack;",
         VALUES;
-    "shared-tile-transposed", WrongSeam, VLLM_87, "forward.cu",
-        "return {row / b.pack, row % b.pack};"
-            => "return {row % b.tile_rows, row / b.tile_rows};",
-        FORGETS;
+    "lse-of-shared-tile-in-another-order", WrongSeam, VLLM_87, "forward.cu",
+        "        put(a.lse, place_of(a.lse, at, head), ended.lse);\n    }\n    const int lane"
+            => "        put(a.lse, place_of(a.lse, at, first_head + b.pack - 1 - of.head), ended.lse);\n    }\n    const int lane",
+        VALUES;
     "end-of-a-block-read", WrongSeam, FLASHINFER_5090, "forward.cu",
         "if (alone && key + SPLIT_KEYS <= tile.seen.to) {"
             => "if (alone) {",
@@ -67,12 +67,12 @@ pub(super) const SPLIT_FAULTS: &[SourceFault] = faults! { SPLIT;
         "key > of.hi || key >= keys"
             => "key >= of.hi || key >= keys",
         VALUES;
-    "split-window-one-long", WrongSeam, ("a window one key short", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "forward.cu",
+    "split-window-one-short", WrongSeam, ("a window one key short", "https://github.com/NVIDIA/TransformerEngine/pull/1212"), "forward.cu",
         "const bool left = key >= of.lo ||"
-            => "const bool left = key >= of.lo - 1 ||",
+            => "const bool left = key > of.lo ||",
         VALUES;
-    "later-page-of-a-block-missed", WrongSeam, FLASH_ATTENTION_2745, "forward.cu",
+    "one-run-for-a-block", WrongSeam, ("keys are loaded together, as if they lay in one page", "https://github.com/hw-native-sys/pypto/pull/470"), "forward.cu",
         "while (run + 1 < count && runs[run + 1].first <= key) ++run;"
-            => "if (run + 1 < count && runs[run + 1].first <= key - threadIdx.x % 16) ++run;",
+            => "while (run + 1 < count && runs[run + 1].first <= key - (int)(threadIdx.x % SPLIT_KEYS)) ++run;",
         READS;
 };
