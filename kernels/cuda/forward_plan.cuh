@@ -21,6 +21,9 @@ struct PlanArgs {
     // For the split shape, which alone counts pieces: they are 2^longer times as long as they need be.
     int longer;
     TilePieces* tile_pieces;
+    // Segments of so many real rows have tiles, and others none.
+    i64 rows_from;
+    i64 rows_to;
 };
 
 // A segment's keys, tiles and owned rows, and what its first tile has fewer rows than others.
@@ -39,7 +42,8 @@ __device__ __forceinline__ Cut cut_of(const PlanArgs& a, int s) {
     const u32 real = (u32)max(min(segment.q_len, (i64)span), (i64)0);
     const u32 over = (real + a.part_rows - 1) / a.part_rows * a.part_rows % a.tile_rows;
     const u32 skipped = over == 0 || segment.hi >= FAR ? 0 : a.tile_rows - over;
-    const u32 tiles = span == 0 ? 0 : (span + skipped + a.tile_rows - 1) / a.tile_rows;
+    const bool taken = segment.q_len >= a.rows_from && segment.q_len < a.rows_to;
+    const u32 tiles = span == 0 || !taken ? 0 : (span + skipped + a.tile_rows - 1) / a.tile_rows;
     return {segment.keys, {tiles}, span, (int)skipped};
 }
 

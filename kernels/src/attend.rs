@@ -13,6 +13,7 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 use crate::block::{THREADS, WARP};
 use crate::codec::format_number;
 use crate::error::KernelError;
+use crate::forward::SHORT_ROWS;
 use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
 use crate::pages::BlockTable;
@@ -86,6 +87,8 @@ pub struct CallSummary {
     pub filled: usize,
     /// The most query rows that a segment owns.
     pub longest: usize,
+    /// The query rows that short segments own, with head dims up to 64 and over.
+    pub short_rows: [usize; 2],
     /// The most keys of a segment.
     pub keys: usize,
     /// The most keys that a row sees, by its segment's keys and bounds.
@@ -446,7 +449,9 @@ impl CallSummary {
         let queries: Vec<Run> = call.segments.iter().map(|segment| segment.q).collect();
         let keys: Vec<Run> = call.segments.iter().flat_map(|segment| segment.kv.iter().copied()).collect();
         let filled = bands.segments.iter().filter(|band| band.q.span > 0).count();
-        let longest = bands.segments.iter().map(|band| band.q.span).max().unwrap_or(0);
+        let spans = || bands.segments.iter().map(|band| band.q.span);
+        let short_rows = SHORT_ROWS.map(|most| spans().filter(|span| *span <= most).sum());
+        let longest = spans().max().unwrap_or(0);
         let sides = [queries, keys].map(|runs| {
             // The step of a run of one row means nothing.
             let mut steps = runs.iter().filter(|run| run.span > 1).map(|run| run.step);
@@ -459,7 +464,7 @@ impl CallSummary {
         let first_seen = bands.segments.iter().map(keys_of_first_row).max().unwrap_or(0);
         let (step, reach) = (sides.map(|side| side.0), sides.map(|side| side.1));
         let all_seen = bands.segments.iter().all(sees_all);
-        CallSummary { step, reach, filled, longest, keys, seen, first_seen, all_seen }
+        CallSummary { step, reach, filled, longest, short_rows, keys, seen, first_seen, all_seen }
     }
 }
 

@@ -152,7 +152,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 
 impl Cuda {
     /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
-    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle`, `short` or `split`), `dq` (`fixed` or `any`), `streams`,
+    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle`, `short`, `split` or `mixed`), `dq` (`fixed` or `any`), `streams`,
     /// `blocks` (a number or `all`) and `ranks` (`in-turn` or `threads`). The defaults are 0, `running`, `on`, `simple`,
     /// `fixed`, 1, `all` and `in-turn`.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
@@ -172,7 +172,7 @@ impl Cuda {
                 "attention" => {
                     let taken =
                         AttentionKernels::by_name(value).ok().map(|attention| subject.attention = attention);
-                    (taken, "simple, tuned, long, paired, middle, short or split")
+                    (taken, "simple, tuned, long, paired, middle, short, split or mixed")
                 }
                 "dq" => (DqOrder::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
                 "streams" => {

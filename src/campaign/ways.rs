@@ -128,7 +128,7 @@ mod tests {
     /// The ways of the cases of a profile that the kernels take, with the shapes on tensor cores and few blocks in turn.
     fn drawn(profile: Profile, cases: u64) -> Ways {
         let subject = |index: u64| Cuda {
-            attention: AttentionKernels::ALL[1 + index as usize / 3 % 6],
+            attention: AttentionKernels::ALL[1 + index as usize / 3 % 7],
             blocks: NonZeroUsize::new(1 + index as usize % 3),
             ..Cuda::default()
         };

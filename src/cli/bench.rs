@@ -37,6 +37,7 @@ Examples, in a release build:
   seamproof bench thd
   seamproof bench quantise
   seamproof bench decode
+  seamproof bench mixed
   seamproof bench attention --tracks short128,tiny1024x64
   seamproof bench steadiness --tracks short128 --columns mha-d128
   seamproof bench attention --peer 'python3 kernels/lab/bench/fa4.py SITE'
@@ -75,7 +76,7 @@ enum What {
         /// Pass: forward, forward-fp8, backward or backward-fp8
         #[arg(long, value_name = "PASS", default_value = "forward", value_parser = pass)]
         pass: Pass,
-        /// Kernels of the forward: tuned, long, paired, middle, short, split or simple, and in FP8 tuned, long or short [default: tuned]
+        /// Kernels of the forward: tuned, long, paired, middle, short, split, mixed or simple, and in FP8 tuned, long or short [default: tuned]
         #[arg(long, value_parser = AttentionKernels::by_name)]
         kernel: Option<AttentionKernels>,
         /// Tracks of kernels/lab/bench/tracks.json [default: all]
@@ -118,6 +119,16 @@ enum What {
         #[arg(long, default_value_t = 0)]
         gpu: usize,
     },
+    /// A pack that mixes one long sequence with many short ones on a GPU, against the sum of the times of its parts
+    #[command(after_help = EXAMPLES)]
+    Mixed {
+        /// Number of the GPU
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128 [default: all]
+        #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+        columns: Vec<String>,
+    },
     /// The packed-sequence kernels on a GPU, against device copies of the same bytes
     #[command(after_help = EXAMPLES)]
     Thd {
@@ -141,6 +152,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         What::Quantise { gpu } => on_gpu(*gpu, gpu_bench::quantise)?.map(|()| true),
         What::Decode { gpu } => on_gpu(*gpu, gpu_bench::decode)?.map(|()| true),
+        What::Mixed { gpu, columns } => {
+            on_gpu(*gpu, |gpu, to| gpu_bench::mixed(gpu, columns, to))?.map(|()| true)
+        }
         What::Thd { gpu } => on_gpu(*gpu, gpu_bench::thd)?.map(|()| true),
         What::Attention { gpu, pass, kernel, tracks, columns, peer } => {
             let plan = AttentionBench::new(subject(*pass, *kernel)?, [tracks, columns], peer.as_deref())?;

@@ -32,7 +32,7 @@ pub(super) struct Args {
     /// Columns of `seamproof bench attention` [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "cases")]
     columns: Vec<String>,
-    /// Kernel of the forward: simple, tuned, long, paired, middle, short or split
+    /// Kernel of the forward: simple, tuned, long, paired, middle, short, split or mixed
     #[arg(long, default_value = "tuned", value_parser = AttentionKernels::by_name)]
     attention: AttentionKernels,
     /// Judge this many random problems with sequences of up to 16384 tokens instead of the tracks

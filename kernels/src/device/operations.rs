@@ -211,6 +211,7 @@ impl CudaDevice<'_> {
             Some(TileShape::Middle) => "attend: forward_middle",
             Some(TileShape::Short) => "attend: forward_short",
             Some(TileShape::Split) => "attend: forward_split",
+            Some(TileShape::Mixed) => "attend: forward_short, forward_long",
         });
         memory.record(move |gpu, frame| {
             let tensors = places.tensors(frame.memory)?;

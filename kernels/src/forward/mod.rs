@@ -11,6 +11,8 @@
 mod shape;
 mod split;
 
+use std::ops::Range;
+
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::RowPolicy;
 
@@ -23,8 +25,8 @@ use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
 use crate::view::{RawElements, RawView, View};
 use shape::TILE_ROWS_LEAST;
-pub(crate) use shape::shared_of;
 pub use shape::{AttentionKernels, Instance, TileShape};
+pub(crate) use shape::{SHORT_ROWS, shared_of};
 pub(crate) use split::THREADS as SPLIT_THREADS;
 
 /// The largest head dimension.
@@ -105,6 +107,8 @@ struct RawPlan {
     tile_capacity: i32,
     longer: i32,
     tile_pieces: u64,
+    rows_from: i64,
+    rows_to: i64,
 }
 // SAFETY: repr(C), the fields of `PlanArgs` in forward_plan.cuh.
 unsafe impl Argument for RawPlan {}
@@ -242,8 +246,10 @@ pub(crate) struct PlanPlaces {
 }
 
 /// The tiles of a plan.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PlanTiles {
+    /// The real rows of the segments that have tiles.
+    of: Range<usize>,
     /// The rows of a tile.
     rows: usize,
     /// What the first tile of a segment has fewer rows is a multiple of this.
@@ -257,7 +263,8 @@ pub(crate) struct PlanTiles {
 impl PlanTiles {
     /// Returns whole tiles of so many rows, of which a segment's first one may lack a multiple of `part_rows`.
     pub(crate) fn whole(call: &CallTables, rows: usize, part_rows: usize) -> PlanTiles {
-        PlanTiles { rows, part_rows, capacity: call.tile_capacity(TILE_ROWS_LEAST), pieces: None }
+        let capacity = call.tile_capacity(TILE_ROWS_LEAST);
+        PlanTiles { of: 0..usize::MAX, rows, part_rows, capacity, pieces: None }
     }
 }
 
@@ -310,6 +317,8 @@ impl Gpu {
             tile_capacity: tiles.capacity as i32,
             longer,
             tile_pieces,
+            rows_from: tiles.of.start.min(ROWS_MAX) as i64,
+            rows_to: tiles.of.end.min(ROWS_MAX) as i64,
         };
         // With few threads a short plan is made sooner. Fewer buckets put the split shape's tiles in a coarser order, which
         // matters less to it: its items are pieces.
@@ -321,7 +330,7 @@ impl Gpu {
     }
 
     /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::forward_bytes`]. There are two
-    /// launches, or three in the split shape, and no wait. A call that the kernel does not take is
+    /// launches, three in the split shape and four in the mixed one, and no wait. A call that the kernel does not take is
     /// [`KernelError::Unserved`].
     ///
     /// Tables that are written over those of a recorded launch must be of a call that [`CallTables::new`] takes for
@@ -334,10 +343,10 @@ impl Gpu {
         shape: TileShape,
         tensors: &ForwardTensors,
     ) -> Result<(), KernelError> {
-        let ForwardTensors { q, k, v, out, lse, max_logit, .. } = tensors;
+        let ForwardTensors { q, k, v, out, .. } = tensors;
         // The simple kernel's contract holds here too.
         call.raw(tables, [q, k, v], formats)?;
-        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
+        let ([_, heads, dim], [_, _, dim_v]) = (q.shape(), v.shape());
         let operands = ForwardOperands {
             formats: [q, k, v].map(View::format),
             out: out.format(),
@@ -348,55 +357,101 @@ impl Gpu {
             return Err(KernelError::Unserved(what));
         }
         tensors.check(tables, &[("the plan", plan)])?;
-        let (sink_kind, sink) = tensors.sink_of(call)?;
+        let sink = tensors.sink_of(call)?;
         let places = PlanPlaces::of_whole(call, plan)?;
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], [q, k, v, out]);
-        let out = out.raw("out")?;
         if call.owned[0] == 0 || heads == 0 {
             return Ok(());
         }
+        let base = self.base(call, &places, tensors, sink, by_threads)?;
+        let mut parts = shape.parts(instance).into_iter();
+        parts.try_for_each(|part| self.forward_part(call, [tables, plan], tensors, (base, instance), part))
+    }
+
+    /// Returns the arguments that all shapes have alike: without packs of heads, and without what the copy engine is told.
+    fn base(
+        &self,
+        call: &CallTables,
+        places: &PlanPlaces,
+        tensors: &ForwardTensors,
+        (sink_kind, sink): (i32, View),
+        by_threads: bool,
+    ) -> Result<RawArguments, KernelError> {
+        let ForwardTensors { q, k, v, out, lse, max_logit, .. } = tensors;
+        let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
-        let shape = shape.served(instance);
-        let (group, suffix) = (heads / kv_heads, instance.suffix(q.format()));
+        let group = heads / kv_heads;
         let Softmax { scale, softcap, .. } = call.softmax;
         // A logit is the cap times a tanh.
         let (scale, inner) = softcap.map_or((scale, 0.0), |cap| (cap, scale / cap));
-        let config = shape.config(instance.dim());
-        let packed = config.map_or(1, |_| shape.packed(group, instance));
-        let boxes = config.map_or([[1, 1]; 2], |config| {
-            [[packed, config.rows() / packed], [1, config.keys / config.cluster]]
-        });
-        let tiled = [("q", q, q_step, boxes[0]), ("k", k, kv_step, boxes[1]), ("v", v, kv_step, boxes[1])];
-        let arguments = RawArguments {
-            // Threads bring everything in the split shape.
-            maps: tensor_maps(self, tiled, by_threads || config.is_none())?,
+        let whole = [1, 1];
+        Ok(RawArguments {
+            maps: [TensorMap::NONE; 3],
             plan: places.plan,
             rows: places.rows,
             keys: places.keys,
             tile_segment: places.tile_segment,
-            views: [out, lse.raw("lse")?, max_logit.raw("max_logit")?, sink.raw("sink")?],
-            heads: (heads / packed) as i32,
-            group: (group / packed) as i32,
-            head_chunk: (head_chunk(call, group, kv_heads, 2 * (dim + dim_v)) / packed) as i32,
+            views: [out.raw("out")?, lse.raw("lse")?, max_logit.raw("max_logit")?, sink.raw("sink")?],
+            heads: heads as i32,
+            group: group as i32,
+            head_chunk: head_chunk(call, group, kv_heads, 2 * (dim + dim_v)) as i32,
             q_step: q_step as i32,
             dim_v: dim_v as i32,
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             sink_kind,
-            packed_log2: packed.trailing_zeros() as i32,
+            packed_log2: 0,
             scale,
             scale_log2: scale_log2(scale),
             inner,
             by_threads: i32::from(by_threads),
-            elements: elements(tiled)?,
+            elements: elements([
+                ("q", q, q_step, whole),
+                ("k", k, kv_step, whole),
+                ("v", v, kv_step, whole),
+            ])?,
             descales: [0; 3],
-        };
-        let Some(config) = config else {
-            let instance = (arguments, &*suffix, instance.dim());
-            return self.forward_split(call, [tables, plan], [heads, kv_heads], instance);
+        })
+    }
+
+    /// Launches a shape for segments of so many real rows.
+    fn forward_part(
+        &self,
+        call: &CallTables,
+        [tables, plan]: [Area; 2],
+        ForwardTensors { q, k, v, .. }: &ForwardTensors,
+        (base, instance): (RawArguments, Instance),
+        (shape, of): (TileShape, Range<usize>),
+    ) -> Result<(), KernelError> {
+        let ([_, heads, _], [_, kv_heads, _]) = (q.shape(), k.shape());
+        let suffix = instance.suffix(q.format());
+        let Some(config) = shape.config(instance.dim()) else {
+            return self.forward_split(
+                call,
+                [tables, plan],
+                [heads, kv_heads],
+                (base, &suffix, instance.dim()),
+            );
         };
         let (rows, cluster) = (config.rows(), config.cluster);
+        let packed = shape.packed(heads / kv_heads, instance);
+        let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
+        let keys_of_box = [1, config.keys / cluster];
+        let tiled = [
+            ("q", q, q_step, [packed, rows / packed]),
+            ("k", k, kv_step, keys_of_box),
+            ("v", v, kv_step, keys_of_box),
+        ];
+        let arguments = RawArguments {
+            maps: tensor_maps(self, tiled, base.by_threads != 0)?,
+            heads: base.heads / packed as i32,
+            group: base.group / packed as i32,
+            head_chunk: base.head_chunk / packed as i32,
+            packed_log2: packed.trailing_zeros() as i32,
+            ..base
+        };
         let [tile_rows, part_rows] = [rows * cluster, config.part_rows()].map(|rows| rows / packed);
-        self.plan_forward(call, tables, &places, PlanTiles::whole(call, tile_rows, part_rows))?;
+        let tiles = PlanTiles { of, ..PlanTiles::whole(call, tile_rows, part_rows) };
+        self.plan_forward(call, tables, &PlanPlaces::of_whole(call, plan)?, tiles)?;
         self.launch_with(
             &format!("forward_{}_{suffix}", shape.name()),
             (self.staying_blocks(cluster)?, 1, config.threads()),
@@ -477,7 +532,14 @@ mod tests {
         assert_eq!(Instance::of(&capped, [64, 64]), Instance::General);
         assert_eq!(
             TileShape::ALL.map(|shape| shape.served(Instance::General)),
-            [TileShape::Long, TileShape::Long, TileShape::Middle, TileShape::Short, TileShape::Split]
+            [
+                TileShape::Long,
+                TileShape::Long,
+                TileShape::Middle,
+                TileShape::Short,
+                TileShape::Split,
+                TileShape::Mixed
+            ]
         );
         let at = |by: u64| View::rows(Area::nowhere(0x1000 + by, 2 * 8 * 16), [2, 8, 8], Format::Bf16);
         assert_eq!(Instance::Wide.at([&at(0), &at(16)]), Instance::Wide);
@@ -525,7 +587,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 12 * 4 + 3 * 48 + 32);
-        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 8 * 4 + 8);
+        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 8 * 4 + 3 * 8);
         for shape in TileShape::ALL {
             for instance in [Instance::Narrow, Instance::Wide, Instance::General] {
                 let (served, dim) = (shape.served(instance), instance.dim());

@@ -1,18 +1,20 @@
 //! Which kernel runs a call: a *shape* is how many query rows and keys are multiplied at once, an [`Instance`] which
 //! calls a kernel was compiled for.
 
+use std::ops::Range;
+
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::AttentionCall;
 
 use super::{DIM_MAX, ForwardOperands, refusal, split};
-use crate::attend::CallTables;
+use crate::attend::{CallSummary, CallTables};
 use crate::device::TileLaunch;
 use crate::view::View;
 
 /// The elements on whose multiples the copy engine's addresses lie.
 const LANES: usize = 8;
 /// Rows of an average segment up to which the short shape is faster, with head dims up to 64 and over.
-const SHORT_ROWS: [usize; 2] = [1024, 96];
+pub(crate) const SHORT_ROWS: [usize; 2] = [1024, 96];
 /// Rows of an average segment, or keys that a row of it sees, up to which the middle shape is faster than the long
 /// one.
 const MIDDLE_ROWS: usize = 2048;
@@ -36,6 +38,8 @@ pub enum TileShape {
     Short,
     /// 16 query rows and 16 keys. Keys are cut into pieces, whose results are put together.
     Split,
+    /// The short shape for short segments, and behind it the long one for the others.
+    Mixed,
 }
 
 /// The kernels that run forwards and backwards.
@@ -108,6 +112,12 @@ impl Instance {
     }
 }
 
+/// Returns whether a call has enough short segments beside a long one that each kind has its own launch.
+fn is_mixed(call: &CallTables, wide: bool) -> bool {
+    let CallSummary { longest, short_rows, .. } = *call.summary();
+    longest >= MIDDLE_ROWS && 4 * short_rows[usize::from(wide)] >= call.owned()[0]
+}
+
 /// Returns whether rows of these head dims are vectors of 16 bytes.
 fn are_vectors(dims: [usize; 2]) -> bool {
     dims.into_iter().all(|dim| dim.is_multiple_of(LANES))
@@ -115,8 +125,14 @@ fn are_vectors(dims: [usize; 2]) -> bool {
 
 impl TileShape {
     /// All shapes.
-    pub const ALL: [TileShape; 5] =
-        [TileShape::Long, TileShape::Paired, TileShape::Middle, TileShape::Short, TileShape::Split];
+    pub const ALL: [TileShape; 6] = [
+        TileShape::Long,
+        TileShape::Paired,
+        TileShape::Middle,
+        TileShape::Short,
+        TileShape::Split,
+        TileShape::Mixed,
+    ];
 
     /// Returns the fastest shape for a call, by the lengths that the host knows and the heads of q and of k.
     pub fn of(call: &CallTables, instance: Instance, heads: [usize; 2]) -> TileShape {
@@ -124,6 +140,8 @@ impl TileShape {
         let both = rows.min(call.summary.seen);
         if split::is_faster(call, heads) {
             TileShape::Split
+        } else if is_mixed(call, wide) {
+            TileShape::Mixed
         } else if rows <= SHORT_ROWS[usize::from(wide)] {
             TileShape::Short
         } else if wide && both <= MIDDLE_ROWS {
@@ -132,6 +150,15 @@ impl TileShape {
             TileShape::Paired
         } else {
             TileShape::Long
+        }
+    }
+
+    /// Returns the shapes that run this one's launches in an instance, each with the real rows of its segments.
+    pub(super) fn parts(self, instance: Instance) -> Vec<(TileShape, Range<usize>)> {
+        let end = SHORT_ROWS[usize::from(instance != Instance::Narrow)] + 1;
+        match self {
+            TileShape::Mixed => vec![(TileShape::Short, 0..end), (TileShape::Long, end..usize::MAX)],
+            shape => vec![(shape.served(instance), 0..usize::MAX)],
         }
     }
 
@@ -154,9 +181,28 @@ impl TileShape {
     }
 
     /// Returns what the blocks of a launch share: each item is a tile of a segment's real rows and a head, or as many
-    /// heads as share a tile. There are `heads` of q and of k, and head dims of q and k, and of v.
+    /// heads as share a tile. There are `heads` of q and of k, and head dims of q and k, and of v. Of two launches it is
+    /// the one whose teams take more.
     pub(crate) fn launch(self, call: &AttentionCall, heads: [usize; 2], dims: [usize; 2]) -> TileLaunch {
         let instance = Instance::of_bands(&call.softmax, dims);
+        let launches = self.parts(instance).into_iter().map(|(shape, rows)| {
+            let segments = call.segments.iter().filter(|segment| rows.contains(&segment.q.len));
+            shape.launch_of(
+                &AttentionCall { segments: segments.cloned().collect(), ..*call },
+                heads,
+                instance,
+            )
+        });
+        let most = launches.max_by_key(|launch| launch.items.div_ceil(launch.teams));
+        // A plan has all segments, whichever it cuts into tiles.
+        let segments = call.segments.len();
+        most.map_or(TileLaunch { items: 0, cluster: 1, teams: 1, segments }, |launch| TileLaunch {
+            segments,
+            ..launch
+        })
+    }
+
+    fn launch_of(self, call: &AttentionCall, heads: [usize; 2], instance: Instance) -> TileLaunch {
         let packed = self.packed(heads[0] / heads[1].max(1), instance);
         let Some(config) = self.config(instance.dim()) else { return split::launch(call, heads) };
         let tiles = |rows: usize| rows.div_ceil(config.rows() / packed);
@@ -172,11 +218,12 @@ impl TileShape {
             TileShape::Middle => "middle",
             TileShape::Short => "short",
             TileShape::Split => "split",
+            TileShape::Mixed => "mixed",
         }
     }
 
     /// Returns the configuration of the shape in the instance for head dims up to `dim`; `None` for the split one, which
-    /// has neither teams nor rings of tiles.
+    /// has neither teams nor rings of tiles, and for the mixed one, which has kernels of two others.
     pub(super) fn config(self, dim: usize) -> Option<Config> {
         let long = Config { teams: 1, groups: 2, keys: 128, stages: [2, 2, 2], cluster: 1 };
         Some(match self {
@@ -186,7 +233,7 @@ impl TileShape {
             TileShape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
             TileShape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
             TileShape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
-            TileShape::Split => return None,
+            TileShape::Split | TileShape::Mixed => return None,
         })
     }
 
@@ -245,7 +292,7 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 
 impl AttentionKernels {
     /// All choices.
-    pub const ALL: [AttentionKernels; 7] = [
+    pub const ALL: [AttentionKernels; 8] = [
         AttentionKernels::Simple,
         AttentionKernels::Tuned,
         AttentionKernels::Of(TileShape::Long),
@@ -253,6 +300,7 @@ impl AttentionKernels {
         AttentionKernels::Of(TileShape::Middle),
         AttentionKernels::Of(TileShape::Short),
         AttentionKernels::Of(TileShape::Split),
+        AttentionKernels::Of(TileShape::Mixed),
     ];
 
     /// Returns the name.
@@ -351,6 +399,28 @@ mod tests {
         );
     }
 
+    #[test]
+    fn short_segments_beside_a_long_one_have_a_launch_of_their_own() {
+        let of = |short: usize, long: usize, dims: [usize; 2]| {
+            let mut end = 0;
+            let mut segment = |rows: usize| {
+                let run = Run::packed(end, rows, rows);
+                end += rows;
+                Segment { q: run, kv: vec![run], lo: None, hi: Some(0), prefix: 0, sink_tokens: 0 }
+            };
+            let mut segments: Vec<Segment> = (0..short).map(|_| segment(64)).collect();
+            segments.push(segment(long));
+            let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
+            let call = CallTables::new(&call, [end, end], false).expect("segments one behind the other");
+            TileShape::of(&call, Instance::of(&call, dims), [16, 16])
+        };
+        assert_eq!(of(1000, 16_384, [128, 128]), TileShape::Mixed);
+        assert_eq!(of(1000, 2047, [128, 128]), TileShape::Short);
+        // 85 of 64 rows are less than a third of 16384.
+        assert_eq!([85, 86].map(|short| of(short, 16_384, [64, 64])), [TileShape::Short, TileShape::Mixed]);
+        assert_eq!(TileShape::Mixed.parts(Instance::Narrow)[0].1.end, 1025);
+    }
+
     /// The numbers are made by hand: 450 rows, and 8 query heads on 2 KV heads.
     #[test]
     fn teams_take_several_tiles_where_there_are_more() {
@@ -358,10 +428,11 @@ mod tests {
         let segment = Segment { q: run, kv: vec![run], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
         let call = AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
         let of = |shape: TileShape| shape.launch(&call, [8, 2], [128, 128]);
-        let [long, paired, middle, short, split] = TileShape::ALL.map(of);
+        let [long, paired, middle, short, split, mixed] = TileShape::ALL.map(of);
         assert_eq!([long, paired, middle, short].map(|launch| launch.items), [4 * 8, 4 * 8, 10 * 2, 8 * 8]);
         // 4 rows a tile, and 64 keys a piece.
         assert_eq!(split.items, 113 * 2 * 8);
+        assert_eq!(mixed, long, "450 rows are not short");
         let blocks = |count| NonZeroUsize::new(count).expect("some blocks");
         let most = |launch: TileLaunch| (1..200).filter(|&count| launch.repeats_in(blocks(count))).count();
         // 64 items are 22 for three teams; of 32 and more blocks none of the long shape has two.
@@ -376,6 +447,6 @@ mod tests {
             assert_eq!(AttentionKernels::by_name(choice.name()), Ok(choice));
         }
         let said = AttentionKernels::by_name("other").expect_err("there is none");
-        assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short, split");
+        assert_eq!(said, "use one of: simple, tuned, long, paired, middle, short, split, mixed");
     }
 }

@@ -127,7 +127,7 @@ impl CallTables {
     /// of 16. There are `heads` of q and of k.
     pub fn forward_bytes(&self, shape: TileShape, heads: [usize; 2]) -> usize {
         match shape {
-            TileShape::Split => SplitRoom::of(self, heads).bytes(self),
+            TileShape::Split => SplitRoom::of(self, heads).bytes(self).max(self.plan_bytes()),
             _ => self.plan_bytes(),
         }
     }
@@ -179,8 +179,7 @@ impl Gpu {
         heads: [usize; 2],
         (arguments, suffix, dim): (RawArguments, &str, usize),
     ) -> Result<(), KernelError> {
-        let room = SplitRoom::of(call, heads);
-        let bytes = room.bytes(call);
+        let (room, bytes) = (SplitRoom::of(call, heads), call.forward_bytes(TileShape::Split, heads));
         if plan.bytes() < bytes {
             return Err(KernelError::shape(format!("{} bytes for the plan, not {bytes}", plan.bytes())));
         }
@@ -199,6 +198,7 @@ impl Gpu {
         let [tile_pieces, left] = starts;
         let split = RawSplit { tile_pieces, left, pack: pack as i32, tile_rows: tile_rows as i32, longer };
         let tiles = PlanTiles {
+            of: 0..usize::MAX,
             rows: tile_rows,
             part_rows: tile_rows,
             capacity: room.tiles,
