@@ -96,12 +96,16 @@ pub(crate) fn whole_clusters(blocks: usize, cluster: usize) -> usize {
     blocks.max(cluster) / cluster * cluster
 }
 
-/// Has a cell hold a value while `work` runs, and what it held before afterwards.
-fn during<V, T>(cell: &Cell<V>, value: V, work: impl FnOnce() -> T) -> T {
-    let before = cell.replace(value);
-    let done = work();
-    cell.set(before);
-    done
+/// Has a cell hold a value while `work` runs, and what it held before afterwards, even if `work` panics.
+fn during<V: Copy, T>(cell: &Cell<V>, value: V, work: impl FnOnce() -> T) -> T {
+    struct Restored<'a, V: Copy>(&'a Cell<V>, V);
+    impl<V: Copy> Drop for Restored<'_, V> {
+        fn drop(&mut self) {
+            self.0.set(self.1);
+        }
+    }
+    let _restored = Restored(cell, cell.replace(value));
+    work()
 }
 
 fn failed(call: &str) -> impl Fn(DriverError) -> KernelError + '_ {
@@ -668,4 +672,20 @@ fn stored(elements: &[f32], format: Format) -> Result<Vec<u8>, KernelError> {
     let mut bytes = vec![0; elements.len() * element_bytes(format)];
     store(format, elements, &mut bytes);
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_cell_holds_a_value_for_a_while_even_where_work_panics() {
+        let cell = Cell::new(1);
+        assert_eq!((during(&cell, 2, || cell.get()), cell.get()), (2, 1));
+        let panicked = catch_unwind(AssertUnwindSafe(|| during(&cell, 3, || panic!("work"))));
+        assert!(panicked.is_err());
+        assert_eq!(cell.get(), 1);
+    }
 }

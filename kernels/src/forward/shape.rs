@@ -421,6 +421,20 @@ mod tests {
         assert_eq!(TileShape::Mixed.parts(Instance::Narrow)[0].1.end, 1025);
     }
 
+    #[test]
+    fn every_segment_is_in_one_launch_of_a_shape() {
+        for (shape, instance) in TileShape::ALL.into_iter().flat_map(|shape| {
+            [Instance::Narrow, Instance::Wide, Instance::General].map(|instance| (shape, instance))
+        }) {
+            let mut next = 0;
+            for (part, rows) in shape.parts(instance) {
+                assert_eq!((rows.start, part), (next, part.served(instance)), "{shape:?}, {instance:?}");
+                next = rows.end;
+            }
+            assert_eq!(next, usize::MAX, "{shape:?}, {instance:?}");
+        }
+    }
+
     /// The numbers are made by hand: 450 rows, and 8 query heads on 2 KV heads.
     #[test]
     fn teams_take_several_tiles_where_there_are_more() {
