@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::confirm::{self, Confirmation};
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, Shrunk, ShrunkEvent};
-use super::groups::Groups;
 use super::minimise::{minimise, shrink_budget};
+use super::outcome::{Failed, Judged, Outcome, Recorded};
 use super::plan::Deadline;
 use super::summary::{Distinct, Summary, Sums};
-use super::ways::Ways;
 use super::{DRAWN, Plan, Sinks, Subjects, declared};
 use crate::paste::try_command;
 use crate::record::RecordError;
@@ -24,13 +23,12 @@ use seamproof_judge::campaign::OWN_FAILURES_MAX;
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::census::{Census, Floors};
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::exercise::Exercise;
 use seamproof_judge::failure::{FailureKey, Symptom, features, ratio, same_failure};
 use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::prose;
 use seamproof_judge::shrink;
 use seamproof_judge::subject::{Backend, Recall};
-use seamproof_judge::verdict::{Cost, Margin, Verdict};
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::Problem;
 
 /// Failing cases of one symptom that are shrunk although they may be a known failure.
@@ -49,111 +47,12 @@ const REACHED_EVERY: Duration = Duration::from_secs(2);
 /// Features of a problem.
 type Features = BTreeSet<&'static str>;
 
-/// What became of one case.
-pub(super) struct Outcome {
-    pub(super) index: u64,
-    pub(super) tokens: u64,
-    pub(super) products: u64,
-    /// Elements of the results.
-    pub(super) elements: u64,
-    /// Work, by which the campaign's budget foretells times.
-    pub(super) work: u64,
-    pub(super) cost: Cost,
-    /// The ways that a judged case went.
-    pub(super) ways: Ways,
-    /// The judged case's algorithm and ranks.
-    pub(super) groups: Groups,
-    /// What a judged case showed of the subject's table.
-    pub(super) exercise: Exercise,
-    pub(super) judged: Judged,
-}
-
-pub(super) enum Judged {
-    Held(Box<Margin>),
-    /// By a row of the table.
-    Refused(&'static str),
-    /// A malformed problem, refused by the rule that it breaks.
-    Malformed(&'static str),
-    /// A malformed problem that was not refused by its rule.
-    Accepted(&'static str, Box<Finding>),
-    Failed(Box<Failed>),
-    /// In a search for the canary, a failure that is the subject's own.
-    Own(Box<Failed>),
-    Infrastructure(String),
-    /// Nothing, as the program was asked to end and did not wait for the run.
-    Abandoned,
-}
-
-/// A failing case, on disk as it was drawn.
-pub(super) struct Failed {
-    pub(super) name: String,
-    pub(super) case: Case,
-    pub(super) finding: Finding,
-    /// What the process had run that ran the case, where the subject is in one.
-    pub(super) recall: Option<Recall>,
-    pub(super) recorded: Recorded,
-}
-
-/// What of a failing case is known.
-pub(super) enum Recorded {
-    /// It was judged now, and put on disk.
-    Now(Result<(), RecordError>),
-    /// A part of the campaign judged it: the finding says no more than its symptom, and this is what the part shrunk it
-    /// to.
-    Earlier(Option<Box<Shrunk>>),
-    /// The same, and it was put on disk here, before the campaign was cut off.
-    Before(Option<Box<Shrunk>>),
-}
-
 /// Result of a second look at a case that a part of the campaign judged.
 enum Again {
     Fails(Box<Finding>),
     Holds,
     /// It could not be judged, for this reason.
     NotLooked(String),
-}
-
-impl Outcome {
-    /// Whether its failure is to be looked at, which may take minutes.
-    pub(super) fn is_failure(&self) -> bool {
-        matches!(self.judged, Judged::Failed(_) | Judged::Own(_))
-    }
-
-    /// A case that no subject computed anything for.
-    pub(super) fn untouched(index: u64, judged: Judged) -> Outcome {
-        let (ways, groups, exercise) = (Ways::default(), Groups::default(), Exercise::default());
-        let (tokens, products, elements, work, cost) = (0, 0, 0, 0, Cost::default());
-        Outcome { index, tokens, products, elements, work, cost, ways, groups, exercise, judged }
-    }
-
-    fn event(&self) -> CaseEvent<'_> {
-        let event = CaseEvent { index: self.index, ..CaseEvent::default() };
-        let finding = |finding: &Finding| CaseEvent {
-            verdict: "finding",
-            check: Some(finding.check),
-            identity: finding.identity,
-            ending: finding.ending,
-            tensor: finding.tensor,
-            ..event
-        };
-        match &self.judged {
-            Judged::Held(margin) => CaseEvent { verdict: "held", margin: Some(margin.worst()), ..event },
-            Judged::Refused(row) => CaseEvent { verdict: "refused", reason: Some(row), ..event },
-            Judged::Malformed(rule) => CaseEvent { verdict: "malformed", reason: Some(rule), ..event },
-            Judged::Infrastructure(what) => {
-                CaseEvent { verdict: "infrastructure", reason: Some(what), ..event }
-            }
-            Judged::Accepted(_, broken) => finding(broken),
-            Judged::Failed(failed) | Judged::Own(failed) => finding(&failed.finding),
-            Judged::Abandoned => event,
-        }
-    }
-}
-
-impl Judged {
-    pub(super) fn internal(what: &impl ToString) -> Judged {
-        Judged::Infrastructure(what.to_string())
-    }
 }
 
 pub(super) struct Ledger<'a> {

@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Shrunk, Start};
-use super::ledger::{Failed, Judged, Ledger, Recorded};
+use super::ledger::Ledger;
+use super::outcome::{Failed, Judged, Recorded};
 use super::plan::{Plan, Shard};
 use super::summary::{Summary, Sums};
 use super::{Sinks, Subjects, case_of, merged};

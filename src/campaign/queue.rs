@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::ledger::{Ledger, Outcome};
+use super::ledger::Ledger;
+use super::outcome::Outcome;
 
 /// Cases that may be finished before an earlier one is folded.
 pub const RUN_AHEAD_MAX: u64 = 1 << 16;

@@ -14,7 +14,8 @@ use std::time::Duration;
 use seamproof_oracle::Problem;
 
 use super::event::Silent;
-use super::ledger::{Failed, Judged, Ledger};
+use super::ledger::Ledger;
+use super::outcome::{Failed, Judged};
 use super::plan::{CANARY_CASES_MAX, Control, Deadline, Plan};
 use super::subjects::{Subjects, Wrong};
 use super::summary::{Canary, Summary};
