@@ -241,7 +241,7 @@ __device__ __forceinline__ void mask_split(
     }
 }
 
-// A warp's blocks of the keys `seen` from `from` to `to`, which is a block's beginning.
+// A warp's blocks of a piece's keys, every fourth one.
 __device__ __forceinline__ void attend_blocks(
     const Args& a, const SplitArgs& b, const PlannedRows& rows, const SplitTile& tile, int head_pack, Span of_piece, u32 ring,
     Rows& done, float (&o)[DIM / 2]
@@ -360,6 +360,14 @@ __device__ __forceinline__ void add_part(float (&sum)[Split::LANES], float facto
     }
 }
 
+// What a warp has of a row.
+__device__ __forceinline__ void put_row(float* row, const float (&sum)[Split::LANES], const Part& part) {
+#pragma unroll
+    for (int i = 0; i < Split::LANES; i += 2)
+        *(float2*)(row + threadIdx.x % 32 * Split::LANES + i) = make_float2(sum[i], sum[i + 1]);
+    if (threadIdx.x % 32 == 0) put_part(row, part);
+}
+
 // Ends a row of a tile: what a warp has of it becomes out, and the first thread writes the statistics.
 __device__ __forceinline__ void end_row(
     const Args& a, const SplitArgs& b, const PlannedRows& rows, const SplitTile& tile, int first_head, int row, const Part& part,
@@ -465,11 +473,7 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2)
                 continue;
             }
             const u64 place = b.tile_pieces[number].left * a.heads + head_pack * pieces.count + piece;
-            float* const left = b.left + (place * SPLIT_ROWS + row) * Split::LEFT;
-#pragma unroll
-            for (int i = 0; i < Split::LANES; i += 2)
-                *(float2*)(left + lane * Split::LANES + i) = make_float2(sum[i], sum[i + 1]);
-            if (lane == 0) put_part(left, all);
+            put_row(b.left + (place * SPLIT_ROWS + row) * Split::LEFT, sum, all);
         }
         __syncthreads();
     }
@@ -505,11 +509,7 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL)
                 all.sum += factor * part.sum;
                 add_part(sum, factor, of_piece(piece));
             }
-            float* const mine = (float*)together[warp];
-#pragma unroll
-            for (int i = 0; i < Split::LANES; i += 2)
-                *(float2*)(mine + lane * Split::LANES + i) = make_float2(sum[i], sum[i + 1]);
-            if (lane == 0) put_part(mine, all);
+            put_row((float*)together[warp], sum, all);
             __syncthreads();
             if (warp == 0) {
                 all.sum = 0.0f;

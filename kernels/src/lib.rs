@@ -24,6 +24,7 @@ mod refusals;
 pub mod region;
 pub mod rows;
 pub mod source;
+mod summary;
 pub mod tables;
 pub mod turned;
 mod version;

@@ -28,3 +28,8 @@ pub(crate) fn packed(
 pub(crate) fn legal(fields: ProblemFields) -> Result<Problem, KernelError> {
     Problem::new(fields).map_err(|error| KernelError::shape(error.to_string()))
 }
+
+/// Returns the head dims of q and k, and of v.
+pub(crate) fn dims(problem: &Problem) -> [usize; 2] {
+    [problem.dims.qk, problem.dims.v]
+}

@@ -12,6 +12,8 @@ use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Problem, Sink};
 use seamproof_simulator::AttentionCall;
 
+use crate::problem::dims;
+
 /// The numbers of a tensor until they repeat.
 const NUMBERS: usize = 1 << 22;
 /// The sinks of heads, in turn: next to nothing, about as much as a key, more than all keys.
@@ -92,7 +94,7 @@ pub(crate) fn forward_launcher<'g>(
 ) -> Result<ForwardLauncher<'g>, KernelError> {
     let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], false)?;
     let heads = [problem.heads.q, problem.heads.kv];
-    let fitting = || TileShape::of(&call, Instance::of(&call, [problem.dims.qk, problem.dims.v]), heads);
+    let fitting = || TileShape::of(&call, Instance::of(&call, dims(problem)), heads);
     let shape = shape.unwrap_or_else(fitting);
     let bytes = call.forward_bytes(shape, heads);
     let (tables, plan) = (gpu.upload(call.bytes())?, gpu.allocate(bytes)?);
@@ -166,7 +168,7 @@ impl<'g> ReadyBackward<'g> {
     ) -> Result<ReadyBackward<'g>, KernelError> {
         let call = CallTables::new(&AttentionCall::whole(problem), [problem.rows.q, problem.rows.kv], true)?;
         let tables = gpu.upload(call.bytes())?;
-        let bytes = call.workspace_bytes(problem.heads.q, [problem.dims.qk, problem.dims.v]);
+        let bytes = call.workspace_bytes(problem.heads.q, dims(problem));
         let workspace = gpu.allocate(bytes)?;
         let sets: Vec<_> =
             (0..sets).map(|_| BackwardBuffers::new(gpu, problem, numbers)).collect::<Result<_, _>>()?;

@@ -10,6 +10,7 @@ use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::Problem;
 use seamproof_simulator::AttentionCall;
 
+use crate::problem::dims;
 use crate::ready::{BackwardBuffers, ForwardBuffers, NormalNumbers};
 
 /// The descales of heads, in turn.
@@ -53,11 +54,6 @@ impl Fp8ForwardBuffers {
         let descales = self.descales.each_ref().map(DeviceBuffer::area);
         Fp8Tensors { forward: self.forward.forward(problem), turned: self.turned.area(), descales }
     }
-}
-
-/// Returns the head dims of q and k, and of v.
-pub(crate) fn dims(problem: &Problem) -> [usize; 2] {
-    [problem.dims.qk, problem.dims.v]
 }
 
 /// The tensors of a backward in FP8, whose forward has run.

@@ -365,7 +365,9 @@ impl Gpu {
         }
         let base = self.base(call, &places, tensors, sink, by_threads)?;
         let mut parts = shape.parts(instance).into_iter();
-        parts.try_for_each(|part| self.forward_part(call, [tables, plan], tensors, (base, instance), part))
+        parts.try_for_each(|part| {
+            self.forward_part(call, [tables, plan], tensors, (base, instance, &places), part)
+        })
     }
 
     /// Returns the arguments that all shapes have alike: without packs of heads, and without what the copy engine is told.
@@ -419,7 +421,7 @@ impl Gpu {
         call: &CallTables,
         [tables, plan]: [Area; 2],
         ForwardTensors { q, k, v, .. }: &ForwardTensors,
-        (base, instance): (RawArguments, Instance),
+        (base, instance, places): (RawArguments, Instance, &PlanPlaces),
         (shape, of): (TileShape, Range<usize>),
     ) -> Result<(), KernelError> {
         let ([_, heads, _], [_, kv_heads, _]) = (q.shape(), k.shape());
@@ -451,7 +453,7 @@ impl Gpu {
         };
         let [tile_rows, part_rows] = [rows * cluster, config.part_rows()].map(|rows| rows / packed);
         let tiles = PlanTiles { of, ..PlanTiles::whole(call, tile_rows, part_rows) };
-        self.plan_forward(call, tables, &PlanPlaces::of_whole(call, plan)?, tiles)?;
+        self.plan_forward(call, tables, places, tiles)?;
         self.launch_with(
             &format!("forward_{}_{suffix}", shape.name()),
             (self.staying_blocks(cluster)?, 1, config.threads()),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use seamproof_oracle::{Format, Softmax};
-use seamproof_simulator::AttentionCall;
+use seamproof_simulator::{AttentionCall, Segment};
 
 use super::{DIM_MAX, ForwardOperands, refusal, split};
 use crate::attend::{CallSummary, CallTables};
@@ -186,29 +186,27 @@ impl TileShape {
     pub(crate) fn launch(self, call: &AttentionCall, heads: [usize; 2], dims: [usize; 2]) -> TileLaunch {
         let instance = Instance::of_bands(&call.softmax, dims);
         let launches = self.parts(instance).into_iter().map(|(shape, rows)| {
-            let segments = call.segments.iter().filter(|segment| rows.contains(&segment.q.len));
-            shape.launch_of(
-                &AttentionCall { segments: segments.cloned().collect(), ..*call },
-                heads,
-                instance,
-            )
+            let taken = call.segments.iter().filter(|segment| rows.contains(&segment.q.len));
+            shape.shared_by(taken, heads, instance)
         });
-        let most = launches.max_by_key(|launch| launch.items.div_ceil(launch.teams));
+        let most = launches.max_by_key(|(items, _, teams)| items.div_ceil(*teams));
+        let (items, cluster, teams) = most.unwrap_or((0, 1, 1));
         // A plan has all segments, whichever it cuts into tiles.
-        let segments = call.segments.len();
-        most.map_or(TileLaunch { items: 0, cluster: 1, teams: 1, segments }, |launch| TileLaunch {
-            segments,
-            ..launch
-        })
+        TileLaunch { items, cluster, teams, segments: call.segments.len() }
     }
 
-    fn launch_of(self, call: &AttentionCall, heads: [usize; 2], instance: Instance) -> TileLaunch {
+    /// Returns the items of some segments, and how many blocks and teams of a block take them.
+    fn shared_by<'a>(
+        self,
+        segments: impl Iterator<Item = &'a Segment>,
+        heads: [usize; 2],
+        instance: Instance,
+    ) -> (usize, usize, usize) {
         let packed = self.packed(heads[0] / heads[1].max(1), instance);
-        let Some(config) = self.config(instance.dim()) else { return split::launch(call, heads) };
+        let Some(config) = self.config(instance.dim()) else { return (split::items(segments, heads), 1, 1) };
         let tiles = |rows: usize| rows.div_ceil(config.rows() / packed);
-        let tiles: usize = call.segments.iter().map(|segment| tiles(segment.q.len)).sum();
-        let Config { cluster, teams, .. } = config;
-        TileLaunch { items: heads[0] / packed * tiles, cluster, teams, segments: call.segments.len() }
+        let tiles: usize = segments.map(|segment| tiles(segment.q.len)).sum();
+        (heads[0] / packed * tiles, config.cluster, config.teams)
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -345,7 +343,7 @@ mod tests {
     use crate::backward;
     use crate::source::{SHARING, sharing_threads};
     use seamproof_oracle::{Run, Sink};
-    use seamproof_simulator::{RowPolicy, Segment};
+    use seamproof_simulator::RowPolicy;
 
     fn plain() -> Softmax {
         Softmax { scale: 0.125, softcap: None, sink: Sink::None }

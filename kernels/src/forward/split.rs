@@ -7,12 +7,11 @@
 //! leave: for [`LEFT_MAX`] pieces of a tile, those of 512 sequences with one row and eight packs of heads. Pieces of
 //! larger calls are two, four, eight or sixteen times as long.
 
-use seamproof_simulator::{AttentionCall, Segment};
+use seamproof_simulator::Segment;
 
 use super::shape::TileShape;
 use super::{DIM_MAX, PlanPlaces, PlanTiles, RawArguments};
 use crate::attend::CallTables;
-use crate::device::TileLaunch;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
@@ -101,11 +100,10 @@ fn piece_keys(keys: usize) -> usize {
     (keys.saturating_sub(1) / PIECES + 1).next_power_of_two().max(PIECE_KEYS)
 }
 
-/// Returns what the blocks of a launch share: an item is a piece of a tile.
-pub(super) fn launch(call: &AttentionCall, heads: [usize; 2]) -> TileLaunch {
+/// Returns the items of a launch on some segments: pieces of tiles.
+pub(super) fn items<'a>(segments: impl Iterator<Item = &'a Segment>, heads: [usize; 2]) -> usize {
     let packs = Packs::of(heads);
-    let pieces: usize = call.segments.iter().map(|segment| pieces_of(segment, packs.rows)).sum();
-    TileLaunch { items: packs.count * pieces, cluster: 1, teams: 1, segments: call.segments.len() }
+    packs.count * segments.map(|segment| pieces_of(segment, packs.rows)).sum::<usize>()
 }
 
 /// Returns the pieces of a segment's tiles with real rows, where pieces are not longer than they need be.
@@ -217,7 +215,7 @@ impl Gpu {
 mod tests {
     use super::*;
     use seamproof_oracle::{Run, Sink, Softmax};
-    use seamproof_simulator::RowPolicy;
+    use seamproof_simulator::{AttentionCall, RowPolicy};
 
     #[test]
     fn heads_share_tiles_by_a_divisor_of_their_group() {

@@ -16,8 +16,9 @@ use super::error::BenchError;
 use super::figures::{Figure, Figures};
 use super::timing::{TIMING, time};
 use super::tracks::BenchCell;
+use crate::problem::dims;
 use crate::ready::NormalNumbers;
-use crate::ready_fp8::{Fp8BackwardBuffers, Fp8ForwardBuffers, dims};
+use crate::ready_fp8::{Fp8BackwardBuffers, Fp8ForwardBuffers};
 
 /// Prints for each cell the figure in FP8, the ratio to bf16 where its kernels take the head dim, and the rate of the
 /// turned copy.
@@ -65,7 +66,7 @@ pub(super) fn backward_fp8(gpu: &Gpu, cells: &[BenchCell], figures: &mut Figures
         let problem = &cell.problem;
         let (rows, heads) = ([problem.rows.q, problem.rows.kv], [problem.heads.q, problem.heads.kv]);
         let call = CallTables::new(&AttentionCall::whole(problem), rows, true)?;
-        let bytes = call.fp8_workspace_bytes(heads, [problem.dims.qk, problem.dims.v]);
+        let bytes = call.fp8_workspace_bytes(heads, dims(problem));
         let (tables, workspace) = (gpu.upload(call.bytes())?, gpu.allocate(bytes)?);
         let sets = (0..TIMING.sets).map(|_| Fp8BackwardBuffers::new(gpu, problem, [&codes; 2]));
         let sets: Vec<Fp8BackwardBuffers> = sets.collect::<Result<_, _>>()?;

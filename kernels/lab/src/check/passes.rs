@@ -11,7 +11,7 @@ use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Mask, Pass, Precision, Problem, ProblemFields};
 use seamproof_simulator::AttentionCall;
 
-use crate::problem::{legal, packed};
+use crate::problem::{dims, legal, packed};
 use crate::ready::{BackwardBuffers, NormalNumbers, weights};
 use crate::ready_fp8::Fp8BackwardBuffers;
 
@@ -119,7 +119,7 @@ impl<'g> ReadyPasses<'g> {
         kernels: Kernels,
         numbers: &NormalNumbers,
     ) -> Result<ReadyPasses<'g>, KernelError> {
-        let (rows, dims) = ([problem.rows.q, problem.rows.kv], [problem.dims.qk, problem.dims.v]);
+        let (rows, dims) = ([problem.rows.q, problem.rows.kv], dims(problem));
         let launches = Launches::new(
             gpu,
             call,

@@ -272,13 +272,14 @@ pub fn replayed(gpu: &Gpu, replayed: Replayed, tables: ReplayTables) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::dims;
     use seamproof_kernels::attend::CallTables;
     use seamproof_kernels::backward::{self, BackwardOperands};
     use seamproof_kernels::forward::ForwardOperands;
 
     fn operands(problem: &Problem) -> BackwardOperands {
         let format = problem.precision.q.format;
-        let dims = [problem.dims.qk, problem.dims.v];
+        let dims = dims(problem);
         BackwardOperands {
             forward: ForwardOperands { formats: [format; 3], out: format, p: format, dims },
             ds: format,
