@@ -1,20 +1,24 @@
-//! Large packs, judged where the subject runs: `seamproof large`.
+//! Large packs: `seamproof large`.
 //!
-//! A question goes to the process that has the subject, and sums come back; [`seamproof_judge::large`] has both. What
-//! is found there is made smaller there, until the ordinary judge can take it over.
+//! A subject in a Python file is judged where it runs: a question goes to its process, and sums come back;
+//! [`seamproof_judge::large`] has both. The inputs and results of any other subject pass through this process, and the
+//! ordinary judge takes them: with the exact answer to every row, or to some rows where that is too dear. What is found is
+//! made smaller in the same way, until an ordinary case is left.
 
 use std::time::{Duration, Instant};
 
 use seamproof_judge::case::{Case, Found, Subject};
-use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::evaluate::{caught, evaluate};
 use seamproof_judge::failure::same_failure;
 use seamproof_judge::finding::Finding;
-use seamproof_judge::ladder::products;
-use seamproof_judge::large::{self, Answer, Head, Judged, Known, Question, Rows, Seconds};
+use seamproof_judge::ladder::{Depth, Judge, Sampled, products};
+use seamproof_judge::large::{
+    self, Answer, Head, Judged, Known, Question, Rows, Seconds, judge_of_moved_results,
+};
 use seamproof_judge::shrink::Shrinker;
 use seamproof_judge::subject::{Backend, Declaration, RunError};
 use seamproof_judge::subjects::SubjectName;
-use seamproof_judge::verdict::Verdict;
+use seamproof_judge::verdict::{Cost, Margin, Verdict};
 use seamproof_oracle::Problem;
 use seamproof_oracle::envelope::Model;
 
@@ -28,6 +32,12 @@ const ORDINARY_PRODUCTS: u64 = 1 << 24;
 const ORDINARY_ELEMENTS: u64 = 1 << 20;
 /// Most large runs that make a finding smaller.
 const REDUCE_MAX: usize = 100;
+/// Visible products up to which every row of a pack has an exact answer in this process: some ten seconds on two cores.
+/// It is 16,384 tokens, causal, in four heads of 128.
+const WHOLE_PRODUCTS: u64 = 1 << 36;
+/// Most elements of q where the subject draws its own inputs, and where inputs and results pass through this process.
+const ELEMENTS_THERE: u64 = 1 << 28;
+const ELEMENTS_HERE: u64 = 1 << 24;
 
 /// Times of a case.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,8 +62,10 @@ impl Times {
 /// Result of a look at a pack.
 #[derive(Debug)]
 pub enum Look {
-    /// A run that was judged.
+    /// A run that was judged where the subject runs.
     Judged(Box<Judged>, Times),
+    /// A run that the ordinary judge decided: what held, or the finding.
+    Decided(Result<Box<Margin>, Box<Finding>>, Times),
     /// A run without results.
     Silent(Verdict),
 }
@@ -63,17 +75,18 @@ impl Look {
     pub fn finding(&self) -> Option<&Finding> {
         match self {
             Look::Judged(judged, _) => judged.finding.as_ref(),
-            Look::Silent(Verdict::Finding(finding)) => Some(finding),
-            Look::Silent(_) => None,
+            Look::Decided(Err(finding), _) | Look::Silent(Verdict::Finding(finding)) => Some(finding),
+            Look::Silent(_) | Look::Decided(Ok(_), _) => None,
         }
     }
 }
 
-/// A subject, and the process that answers questions about its large runs.
+/// A subject, and where its packs are judged.
 pub struct Bench {
     subject: Subject,
     backend: Box<dyn Backend>,
-    questions: Questions,
+    /// The process that answers questions about its large runs; `None` for the ordinary judge.
+    questions: Option<Questions>,
     rows: usize,
 }
 
@@ -81,9 +94,15 @@ impl Bench {
     /// Returns the bench of a subject, where so many rows of each side are drawn.
     pub fn new(name: &SubjectName, rows: usize) -> Result<Bench, BackendError> {
         let backend = backends::by_name(&name.name(), &name.options)?;
-        let questions = backends::questions(name)?;
+        let draws_inputs = name.base.starts_with(SubjectName::PYTHON) && name.miscalls.is_empty();
+        let questions = draws_inputs.then(|| backends::questions(name)).transpose()?;
         let subject = Subject { name: name.name(), options: name.options.clone() };
         Ok(Bench { subject, backend, questions, rows })
+    }
+
+    /// Returns the most elements of q in a pack, where nobody says how many.
+    pub fn elements(&self) -> u64 {
+        if self.questions.is_some() { ELEMENTS_THERE } else { ELEMENTS_HERE }
     }
 
     /// Returns the subject.
@@ -93,35 +112,19 @@ impl Bench {
 
     /// Runs and judges a pack.
     pub fn look(&mut self, problem: &Problem) -> Look {
-        self.look_at(problem, |question| question)
+        self.look_at(problem, false)
     }
 
     /// Runs a pack, and judges its results moved by one row.
     pub fn canary(&mut self, problem: &Problem) -> Look {
-        self.look_at(problem, Question::with_moved_results)
+        self.look_at(problem, true)
     }
 
-    fn look_at(&mut self, problem: &Problem, edit: fn(Question) -> Question) -> Look {
-        let Declaration { arithmetic, table, .. } = self.backend.declaration();
-        if let Some(refusal) = table.refusal(problem) {
-            return Look::Silent(Verdict::Refused(refusal));
-        }
-        let partition = self.backend.partition(problem);
-        let model = Model::new(problem, arithmetic, partition);
-        let rows = Rows { count: self.rows, seed: problem.data_seed };
-        if let Err(what) = self.questions.start() {
-            return Look::Silent(Verdict::Infrastructure(what));
-        }
-        let start = Instant::now();
-        let known = Known::of(problem, &arithmetic, partition);
-        let question = edit(Question::new(problem, &model, rows, known));
-        let answer = match self.questions.ask(&question, read) {
-            Ok(answer) => answer,
-            Err(error) => return Look::Silent(large::silence(error)),
-        };
-        match large::judge(problem, &model, &question, &answer) {
-            Ok(judged) => Look::Judged(Box::new(judged), times(start.elapsed(), answer.head.seconds)),
-            Err(error) => Look::Silent(large::silence(RunError::Infrastructure(error.to_string()))),
+    fn look_at(&mut self, problem: &Problem, is_moved: bool) -> Look {
+        let Bench { backend, questions, rows, .. } = self;
+        match questions {
+            Some(questions) => look_there(backend.as_ref(), questions, *rows, problem, is_moved),
+            None => look_here(backend.as_ref(), *rows, problem, is_moved),
         }
     }
 
@@ -184,6 +187,56 @@ impl Bench {
             }
             _ => (case, false),
         }
+    }
+}
+
+/// Judges a pack by the ordinary judge. It draws so many rows of each side where the exact answer to all is too dear.
+fn look_here(backend: &dyn Backend, rows: usize, problem: &Problem, is_moved: bool) -> Look {
+    let sampled = Some(Sampled { rows: rows as u64, seed: problem.data_seed });
+    let judge = Judge { products_max: WHOLE_PRODUCTS, sampled, ..Judge::default() };
+    let judge = if is_moved { judge_of_moved_results(judge) } else { judge };
+    let examination = match caught(|| judge.examine(backend, problem, Depth::First)) {
+        Ok(examination) => examination,
+        Err(what) => return Look::Silent(Verdict::Infrastructure(what)),
+    };
+    let Cost { inputs, subject, oracle, judge } = examination.cost;
+    let times = Times { inputs, kernel: subject, judging: oracle + judge, there: Duration::ZERO };
+    match examination.verdict {
+        Verdict::Pass(margin) => Look::Decided(Ok(margin), times),
+        Verdict::Finding(finding) if !finding.check.is_end() => Look::Decided(Err(finding), times),
+        verdict => Look::Silent(verdict),
+    }
+}
+
+/// Judges a pack where its subject runs.
+fn look_there(
+    backend: &dyn Backend,
+    questions: &mut Questions,
+    rows: usize,
+    problem: &Problem,
+    is_moved: bool,
+) -> Look {
+    let Declaration { arithmetic, table, .. } = backend.declaration();
+    if let Some(refusal) = table.refusal(problem) {
+        return Look::Silent(Verdict::Refused(refusal));
+    }
+    let partition = backend.partition(problem);
+    let model = Model::new(problem, arithmetic, partition);
+    let rows = Rows { count: rows, seed: problem.data_seed };
+    if let Err(what) = questions.start() {
+        return Look::Silent(Verdict::Infrastructure(what));
+    }
+    let start = Instant::now();
+    let known = Known::of(problem, &arithmetic, partition);
+    let question = Question::new(problem, &model, rows, known);
+    let question = if is_moved { question.with_moved_results() } else { question };
+    let answer = match questions.ask(&question, read) {
+        Ok(answer) => answer,
+        Err(error) => return Look::Silent(large::silence(error)),
+    };
+    match large::judge(problem, &model, &question, &answer) {
+        Ok(judged) => Look::Judged(Box::new(judged), times(start.elapsed(), answer.head.seconds)),
+        Err(error) => Look::Silent(large::silence(RunError::Infrastructure(error.to_string()))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `seamproof large`: packs of tens of thousands of tokens, judged where the subject runs.
+//! `seamproof large`: packs of tens of thousands of tokens.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use super::output::{note, print_line};
 use super::run::stopped_by_signals;
 use super::{CliError, worker};
 use crate::backends::BackendError;
-use crate::large::{Bench, Look, is_pack};
+use crate::large::{Bench, Look, Times, is_pack};
 use crate::paste::typed;
 use crate::record::{DEFAULT_DIR, Findings, RunDir};
 use seamproof_judge::case::{Case, InputSource};
@@ -21,12 +21,13 @@ use seamproof_judge::hash::mix;
 use seamproof_judge::large::{Sizes, TOKENS_MOST, pack};
 use seamproof_judge::prose::{counted, describe};
 use seamproof_judge::subjects::SubjectName;
-use seamproof_judge::verdict::Verdict;
+use seamproof_judge::verdict::{Margin, Verdict};
 use seamproof_oracle::Problem;
 
 const EXAMPLES: &str = "\
 Examples:
   seamproof large --backend python:torch_packed.py:flash --time 5m
+  seamproof large --backend cuda:attention=tuned --time 5m
   seamproof large --backend python:kernel.py --tokens 131072 --elements 2200000000..4400000000
                                                   tensors of more than 2^31 elements
   seamproof large --backend python:kernel.py --replay case.json
@@ -48,15 +49,16 @@ const OUTSIDE_MOST: u64 = 1000;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The subject: python:FILE or python:FILE:NAME
+    /// The subject: python:FILE or python:FILE:NAME, judged where it runs; any other by the ordinary judge
     #[arg(long, value_name = "NAME")]
     backend: String,
     /// Tokens of a pack, or the least and the most
     #[arg(long, value_name = "N|A..B", value_parser = tokens, default_value = "16384..131072")]
     tokens: RangeInclusive<usize>,
-    /// Most elements of q, or the least and the most; heads are added or left out for that
-    #[arg(long, value_name = "N|A..B", value_parser = elements, default_value = "268435456")]
-    elements: RangeInclusive<u64>,
+    /// Most elements of q, or the least and the most; heads are added or left out for that [default: 2^28 in a Python
+    /// file, 2^24 else]
+    #[arg(long, value_name = "N|A..B", value_parser = elements)]
+    elements: Option<RangeInclusive<u64>>,
     /// Most visible pairs × query heads × head dimension; heads are left out for that
     #[arg(long, value_name = "N", default_value_t = 1 << 44)]
     products: u64,
@@ -169,7 +171,7 @@ impl Hunt<'_> {
         print_line(&format_args!("seed      {seed:#x}"));
         let sizes = Sizes {
             tokens: args.tokens.clone(),
-            elements: args.elements.clone(),
+            elements: args.elements.clone().unwrap_or(0..=self.bench.elements()),
             products: args.products,
             backward: !args.forward,
         };
@@ -241,18 +243,19 @@ impl Hunt<'_> {
         let look = self.bench.look(problem);
         print_line(&format_args!("{name:<9} {} · {}", describe(problem), words(&look)));
         match &look {
-            Look::Judged(_, times) => {
+            Look::Judged(_, times) | Look::Decided(_, times) => {
                 self.tally.judged += 1;
                 self.tally.kernel += times.kernel;
                 self.tally.judging += times.judging;
             }
             Look::Silent(Verdict::Finding(_)) => self.tally.judged += 1,
-            Look::Silent(Verdict::Refused(_)) => self.tally.outside += 1,
+            Look::Silent(Verdict::Refused(_) | Verdict::TooLarge(_)) => self.tally.outside += 1,
             Look::Silent(_) => self.tally.internal += 1,
         }
         match (&look, look.finding()) {
             (_, Some(finding)) => self.found(problem, finding),
             (Look::Judged(judged, _), None) => self.look_for_canary(problem, judged.exact > 0),
+            (Look::Decided(..), None) => self.look_for_canary(problem, problem.mode.is_exact()),
             (Look::Silent(_), None) => Ok(()),
         }
     }
@@ -327,7 +330,7 @@ impl Canary {
 #[derive(Default)]
 struct Tally {
     judged: u64,
-    /// Packs that the table does not take.
+    /// Packs that the table does not take, or that are too large for the judge.
     outside: u64,
     internal: u64,
     is_interrupted: bool,
@@ -358,7 +361,7 @@ impl std::fmt::Display for Tally {
         let ratio = self.judging.as_secs_f64() / self.kernel.as_secs_f64().max(1e-9);
         write!(
             f,
-            "{} judged, {}, {} outside of the table, {} not judged · kernel {:.3} s, judging {:.3} s: {ratio:.1} times",
+            "{} judged, {}, {} outside of the table or too large, {} not judged · kernel {:.3} s, judging {:.3} s: {ratio:.1} times",
             counted(self.judged, "pack"),
             counted(self.found as u64, "finding"),
             self.outside,
@@ -373,21 +376,17 @@ impl std::fmt::Display for Tally {
 fn words(look: &Look) -> String {
     let (judged, times) = match look {
         Look::Judged(judged, times) => (judged, times),
+        Look::Decided(Ok(margin), times) => return words_of_ordinary(margin, times),
+        Look::Decided(Err(finding), _) => return format!("FINDING · {}", finding.check),
         Look::Silent(verdict) => return verdict.to_string(),
     };
     let state = if judged.finding.is_some() { "FINDING" } else { "held" };
-    let named = judged.margin.worst_case.named().into_iter().filter(|(_, ratio)| *ratio > 0.0);
-    let worst = named.map(|(tensor, ratio)| match ratio {
-        0.001..1e4 => format!("{tensor} {ratio:.3}"),
-        _ => format!("{tensor} {ratio:.0e}"),
-    });
-    let shown = worst.collect::<Vec<_>>().join(" ");
+    let shown = ratios(&judged.margin);
     let dk = if judged.has_dk || judged.rows[1] == 0 { "" } else { ", dk by laws alone" };
     let exact = match judged.exact {
         0 => String::new(),
         elements => format!(" · {elements:.1e} elements exact", elements = elements as f64),
     };
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     format!(
         "{state} · {} + {} rows · {shown}{dk}{exact} · {} unbounded · inputs {:.1} ms · kernel {:.2} ms · judging {:.1} ms, \
          {:.1} of them there: {:.1} times",
@@ -400,6 +399,33 @@ fn words(look: &Look) -> String {
         milliseconds(times.there),
         times.ratio(),
     )
+}
+
+/// Returns what the ordinary judge showed of a pack that holds.
+fn words_of_ordinary(margin: &Margin, times: &Times) -> String {
+    let rows = if margin.compared > 0 { "every row" } else { "some rows" };
+    format!(
+        "held · {rows} · {} · inputs {:.0} ms · runs {:.0} ms · judging {:.0} ms: {:.1} times",
+        ratios(margin),
+        milliseconds(times.inputs),
+        milliseconds(times.kernel),
+        milliseconds(times.judging),
+        times.ratio(),
+    )
+}
+
+/// Returns the largest error ÷ bound of each tensor, in tier W.
+fn ratios(margin: &Margin) -> String {
+    let named = margin.worst_case.named().into_iter().filter(|(_, ratio)| *ratio > 0.0);
+    let worst = named.map(|(tensor, ratio)| match ratio {
+        0.001..1e4 => format!("{tensor} {ratio:.3}"),
+        _ => format!("{tensor} {ratio:.0e}"),
+    });
+    worst.collect::<Vec<_>>().join(" ")
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 #[cfg(test)]

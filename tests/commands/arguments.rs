@@ -60,7 +60,7 @@ fn wrong_arguments_are_one_line_and_exit_1() {
     refuses(dir, &["run", "--time", "60"], &["--time", "60s"]);
     let large = |more: [&'static str; 2]| ["large", "--backend", "python:none.py", more[0], more[1]];
     refuses(dir, &["large"], &["--backend"]);
-    refuses(dir, &["large", "--backend", "emulated"], &["emulated", "python:FILE"]);
+    refuses(dir, &["large", "--backend", "nothing"], &["nothing", "python:FILE"]);
     refuses(dir, &large(["--cases", "1"]), &["none.py"]);
     refuses(dir, &large(["--tokens", "5..3"]), &["--tokens", "the smaller one first"]);
     refuses(dir, &large(["--tokens", "1"]), &["--tokens", "from 2"]);

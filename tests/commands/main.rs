@@ -5,6 +5,7 @@ mod arguments;
 mod campaigns;
 mod cases;
 mod faults;
+mod large;
 mod look;
 mod merge;
 #[cfg(unix)]
