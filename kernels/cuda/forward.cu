@@ -300,6 +300,8 @@ __device__ __forceinline__ void forward(const Args& a) {
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
 
 #if TYPE != 3
+#include "plan.cuh"
+#include "forward_plan.cuh"
 #include "forward_split.cuh"
 #endif
 
@@ -347,9 +349,4 @@ KERNEL(Paired, paired, __cluster_dims__(Paired::CLUSTER, 1, 1))
 #endif
 #endif
 
-#endif
-
-#ifdef PLAN
-#include "plan.cuh"
-#include "forward_plan.cuh"
 #endif

@@ -4,7 +4,8 @@
 // tile are cut into *pieces*, each an item of its own. A block of threads takes item after item; its warps take blocks of 16 keys
 // in turn, each with a ring of its own, and multiply 16 rows at once: the query heads of a KV head, of one row of the sequence or
 // of several. What the warps have is put together, in their order. A tile of one piece is ended then. Of others each piece leaves
-// what it has, and `merge_pieces` puts that together in the order of keys.
+// what it has, which is put together in the order of keys: where there are few pieces, by the block that ends a tile's last one,
+// and else by a launch of its own.
 //
 // Where pieces begin follows from the segment's number of keys, and in calls with very many rows from `longer`, which the host
 // chooses so that there is room for what pieces leave. Results do not depend on how many blocks there are.
@@ -12,49 +13,19 @@
 
 // Rows of a tile, and keys of a block.
 constexpr int SPLIT_ROWS = 16, SPLIT_KEYS = 16;
-// A segment's keys make so many pieces at most, on which the room for what they leave relies, of so many keys at least.
-constexpr int PIECES = 16, PIECE_KEYS_LOG2 = 6;
 
 struct SplitArgs {
     const TilePieces* tile_pieces;
     // What pieces leave: for each one SPLIT_ROWS rows.
     float* left;
+    // How many pieces of each tile and head have ended; null where a launch of its own puts them together.
+    u32* ended;
     // Query heads that share a tile, and rows of the sequence in one.
     int pack;
     int tile_rows;
     // Pieces are 2^longer times as long as they need be.
     int longer;
 };
-
-// Rows of the sequence from `first` on, of which `real` are real and `owned` owned: either may be more than the tile has, or less
-// than none. And the keys of which each is seen by some row; with sink tokens all keys before these, too.
-struct SplitTile {
-    int first;
-    int real;
-    int owned;
-    Span seen;
-};
-
-__device__ __forceinline__ SplitTile split_tile(const PlannedRows& rows, u32 tile, int tile_rows) {
-    const int first = (int)(tile - rows.first_tile) * tile_rows, real = rows.len - first;
-    Span seen = span_seen({first + rows.lo, first + rows.hi}, min(real, tile_rows), rows.keys);
-    if (rows.sink_tokens > 0) seen.from = 0;
-    if (seen.from >= seen.to) seen = {0, 0};
-    return {first, real, rows.span - first, seen};
-}
-
-// The pieces of which a tile sees something, each of 2^log2 keys. A tile that sees nothing has one.
-struct Pieces {
-    int first;
-    int count;
-    int log2;
-};
-
-__device__ __forceinline__ Pieces pieces_of(int keys, Span seen, int longer) {
-    const int even = 32 - __clz(max(keys - 1, 0) / PIECES), log2 = min(max(even, PIECE_KEYS_LOG2) + longer, 30);
-    const int first = seen.from >> log2, end = (seen.to - 1 >> log2) + 1;
-    return {first, max(end - first, 1), log2};
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Products of a warp: 16 rows by 16 keys, or by 16 lanes.
@@ -116,29 +87,28 @@ __device__ __forceinline__ u32 at_chunk(u32 block, int row, int chunk) {
 
 // A segment's keys, which are asked for in rising order.
 struct KeyRows {
-    const PlannedKeys* runs;
+    const KeyRun* runs;
     int count;
     // The run of the last block's first key.
     int at;
 
     // The row of a thread's key; the first thread has the warp's first key. -1 for a key that is not real.
     __device__ __forceinline__ int row_of(int key, bool real, int step) {
-        int run = at;
-        PlannedKeys found = {};
+        int run = at, row = -1;
         if (real) {
-            while (run + 1 < count && runs[run + 1].first <= key) ++run;
-            found = runs[run];
+            while (run + 1 < count && runs[run + 1].first_key <= key) ++run;
+            row = (int)runs[run].offset + step * (key - (int)runs[run].first_key);
         }
         at = __shfl_sync(FULL, run, 0);
-        return real ? step * (found.index + key - found.first) + found.phase : -1;
+        return row;
     }
 };
 
-__device__ __forceinline__ KeyRows key_rows(const PlannedKeys* runs, int count, int first_key) {
+__device__ __forceinline__ KeyRows key_rows(const KeyRun* runs, int count, int first_key) {
     int low = 0, high = count;
     while (low + 1 < high) {
         const int middle = (low + high) / 2;
-        if (runs[middle].first <= first_key) low = middle;
+        if (runs[middle].first_key <= first_key) low = middle;
         else high = middle;
     }
     return {runs, count, low};
@@ -243,8 +213,8 @@ __device__ __forceinline__ void mask_split(
 
 // A warp's blocks of a piece's keys, every fourth one.
 __device__ __forceinline__ void attend_blocks(
-    const Args& a, const SplitArgs& b, const PlannedRows& rows, const SplitTile& tile, int head_pack, Span of_piece, u32 ring,
-    Rows& done, float (&o)[DIM / 2]
+    const Args& a, const SplitArgs& b, const KeyRun* runs, const PlannedRows& rows, const SplitTile& tile, int head_pack,
+    Span of_piece, u32 ring, Rows& done, float (&o)[DIM / 2]
 ) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = head_pack / a.group;
     const int first = of_piece.from / SPLIT_KEYS + warp, end = (of_piece.to + SPLIT_KEYS - 1) / SPLIT_KEYS;
@@ -255,10 +225,10 @@ __device__ __forceinline__ void attend_blocks(
     const int window = tile.first + rows.lo;
     auto key_of = [&](int i) { return (first + i * Split::WARPS) * SPLIT_KEYS; };
     auto is_seen = [&](int key) { return !IS_GENERAL || key < sink_tokens || key + SPLIT_KEYS > window; };
-    KeyRows keys = key_rows(a.keys + rows.first_run, rows.runs, key_of(0));
+    KeyRows keys = key_rows(runs + rows.first_run, rows.runs, key_of(0));
     const HeadRows k_rows = head_rows(a.elements[K], kv_head), v_rows = head_rows(a.elements[V], kv_head);
     const bool alone = rows.runs == 1 && (!IS_GENERAL || !a.by_threads);
-    const int alone_row = alone ? kv_step * keys.runs[0].index + keys.runs[0].phase : 0;
+    const int alone_row = alone ? (int)keys.runs[0].offset : 0;
     // Stages that are filled and used, one after the other.
     const u32 ring_end = ring + Split::WARP_BYTES;
     auto after = [&](u32 stage) { return stage + Split::STAGE_BYTES == ring_end ? ring : stage + Split::STAGE_BYTES; };
@@ -351,13 +321,41 @@ __device__ __forceinline__ void put_part(float* row, const Part& part) {
     *(float4*)(row + DIM) = make_float4(part.largest, part.rest, part.sum, 0.0f);
 }
 
-// A warp's row: a thread has LANES lanes from its number times LANES on.
-__device__ __forceinline__ void add_part(float (&sum)[Split::LANES], float factor, const float* row) {
+// What parts of a row are together, in their order: `count` of them, MOST at most, `stride` numbers apart. Of lanes a thread of
+// the warp has LANES, from its number times LANES on; of the numbers behind them it has those of one part, whose number is its
+// own modulo MOST. All are asked for before one is used.
+template <int MOST>
+__device__ __forceinline__ Part put_together(
+    const float* parts, int stride, int count, float scale_log2, float (&sum)[Split::LANES]
+) {
+    const int lane = threadIdx.x % 32;
+    Part own = {neg_infinity(), 0.0f, 0.0f};
+    if (lane % MOST < count) own = part_at(parts + lane % MOST * stride);
+    float lanes[MOST][Split::LANES];
 #pragma unroll
-    for (int i = 0; i < Split::LANES; i += 2) {
-        const float2 two = *(const float2*)(row + threadIdx.x % 32 * Split::LANES + i);
-        sum[i] += factor * two.x, sum[i + 1] += factor * two.y;
+    for (int part = 0; part < MOST; ++part)
+#pragma unroll
+        for (int i = 0; i < Split::LANES; i += 2) {
+            float2 two = {};
+            if (part < count) two = *(const float2*)(parts + part * stride + lane * Split::LANES + i);
+            lanes[part][i] = two.x, lanes[part][i + 1] = two.y;
+        }
+    float largest = own.largest;
+#pragma unroll
+    for (int step = MOST / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, step));
+    const Level level = level_of(largest, scale_log2);
+    const float factor = factor_of(own.largest, own.rest, level);
+    Part all = {largest, level.rest(), 0.0f};
+#pragma unroll
+    for (int i = 0; i < Split::LANES; ++i) sum[i] = 0.0f;
+#pragma unroll
+    for (int part = 0; part < MOST; ++part) {
+        const float of_part = __shfl_sync(FULL, factor, part);
+        all.sum += of_part * __shfl_sync(FULL, own.sum, part);
+#pragma unroll
+        for (int i = 0; i < Split::LANES; ++i) sum[i] += of_part * lanes[part][i];
     }
+    return all;
 }
 
 // What a warp has of a row.
@@ -405,41 +403,81 @@ __device__ __forceinline__ int rows_of(const SplitArgs& b, const SplitTile& tile
 }
 
 // The tile of an item: the last one before which there are so many at most. All lanes of a warp ask for one.
-__device__ __forceinline__ u32 tile_of(const SplitArgs& b, u32 tiles, u64 item, u32 packs) {
+__device__ __forceinline__ u32 tile_of(const TilePieces* tile_pieces, u32 tiles, u64 item, u32 packs) {
     u32 low = 0;
     while (tiles > 1) {
         const u32 step = (tiles + 31) / 32, lane = threadIdx.x % 32 * step;
-        const bool before = lane < tiles && b.tile_pieces[low + lane].pieces * packs <= item;
+        const bool before = lane < tiles && tile_pieces[low + lane].pieces * packs <= item;
         const u32 skipped = (__popc(__ballot_sync(FULL, before)) - 1) * step;
         low += skipped, tiles = min(step, tiles - skipped);
     }
     return low;
 }
 
-extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2)
-    NAMED(split, DIM, TYPE)(const __grid_constant__ Args a, const __grid_constant__ SplitArgs b) {
-    after_earlier_launches();
+// What pieces of a tile and pack leave: `before` pieces of the tiles before it, and its own number.
+struct LeftOf {
+    u64 before;
+    int count;
+};
+__device__ __forceinline__ u64 place_left(const Args& a, const LeftOf& of, int head_pack, int piece) {
+    return of.before * a.heads + head_pack * of.count + piece;
+}
+
+// Ends a row of a tile whose pieces have all left what they have, by one warp.
+__device__ __forceinline__ void end_left_row(
+    const Args& a, const SplitArgs& b, const PlannedRows& rows, const SplitTile& tile, const LeftOf& of, int head_pack, int row
+) {
+    const float* const first = b.left + (place_left(a, of, head_pack, 0) * SPLIT_ROWS + row) * Split::LEFT;
+    float sum[Split::LANES];
+    const Part all = put_together<PIECES>(first, SPLIT_ROWS * Split::LEFT, of.count, a.scale_log2, sum);
+    end_row(a, b, rows, tile, head_pack * b.pack, row, all, sum);
+}
+
+// Whether this block has ended a tile's last piece. What the blocks of the others left can be read then.
+__device__ __forceinline__ bool is_last_piece(u32* ended, int count) {
+    __shared__ u32 before;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(ended) : "memory");
+    __syncthreads();
+    return before + 1 == count;
+}
+
+extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split, DIM, TYPE)(
+    const __grid_constant__ Args a, const __grid_constant__ SplitArgs b, const __grid_constant__ PlanArgs of_call
+) {
     extern __shared__ u8 rings[];
+    __shared__ FewTiles few;
     __shared__ u32 taken;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool by_blocks = of_call.by_blocks;
+    // A plan that is made here needs nothing of the launch before, which clears what is counted.
+    if (!by_blocks) after_earlier_launches();
+    else if (warp == 0) plan_few(of_call, few);
+    __syncthreads();
+    const Plan& plan = by_blocks ? few.plan : *a.plan;
+    const PlannedRows* const all_rows = by_blocks ? few.rows : a.rows;
+    const u32* const tile_segment = by_blocks ? few.tile_segment : a.tile_segment;
+    const TilePieces* const tile_pieces = by_blocks ? few.tile_pieces : b.tile_pieces;
     u8* const all_rings = rings + (0u - shared_address(rings)) % Split::ROW_BYTES;
     u8* const mine = all_rings + warp * Split::WARP_BYTES;
-    const u64 items = a.plan->pieces * a.heads;
+    const u64 items = plan.pieces * a.heads;
     u32 next = blockIdx.x;
     for (u64 item = next; item < items; item = next) {
-        if (threadIdx.x == 0) taken = gridDim.x + atomicAdd(&a.plan->next, 1);
-        const u32 number = tile_of(b, a.plan->tiles, item, a.heads);
-        const PlannedRows& rows = a.rows[a.tile_segment[number]];
+        if (threadIdx.x == 0) taken = by_blocks ? (u32)item + gridDim.x : gridDim.x + atomicAdd(&a.plan->next, 1);
+        const u32 number = tile_of(tile_pieces, plan.tiles, item, a.heads);
+        const PlannedRows& rows = all_rows[tile_segment[number]];
         const SplitTile tile = split_tile(rows, number, b.tile_rows);
         const Pieces pieces = pieces_of(rows.keys, tile.seen, b.longer);
-        const u32 rest = (u32)(item - b.tile_pieces[number].pieces * a.heads), head_pack = rest % a.heads, piece = rest / a.heads;
+        const u32 rest = (u32)(item - tile_pieces[number].pieces * a.heads), head_pack = rest % a.heads, piece = rest / a.heads;
+        const LeftOf left = {tile_pieces[number].left, pieces.count};
         const int begin = (int)(pieces.first + piece) << pieces.log2;
         const Span of_piece = {max(begin, tile.seen.from), min(begin + (1 << pieces.log2), tile.seen.to)};
         Rows done = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}, {0.0f, 0.0f}};
         float o[DIM / 2];
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
-        attend_blocks(a, b, rows, tile, head_pack, of_piece, shared_address(mine), done, o);
+        attend_blocks(a, b, of_call.runs, rows, tile, head_pack, of_piece, shared_address(mine), done, o);
         // The ring is empty, and takes what the warp has.
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -452,77 +490,35 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2)
         }
         __syncthreads();
         next = taken;
+        after_earlier_launches();
 #pragma unroll 1
         for (int row = warp; row < rows_of(b, tile); row += Split::WARPS) {
-            auto of_warp = [&](int w) { return (const float*)(all_rings + w * Split::WARP_BYTES) + row * Split::LEFT; };
-            float largest = neg_infinity();
-#pragma unroll
-            for (int w = 0; w < Split::WARPS; ++w) largest = fmaxf(largest, part_at(of_warp(w)).largest);
-            const Level level = level_of(largest, a.scale_log2);
-            Part all = {largest, level.rest(), 0.0f};
-            float sum[Split::LANES] = {};
-#pragma unroll
-            for (int w = 0; w < Split::WARPS; ++w) {
-                const Part part = part_at(of_warp(w));
-                const float factor = factor_of(part.largest, part.rest, level);
-                all.sum += factor * part.sum;
-                add_part(sum, factor, of_warp(w));
-            }
-            if (pieces.count == 1) {
-                end_row(a, b, rows, tile, head_pack * b.pack, row, all, sum);
-                continue;
-            }
-            const u64 place = b.tile_pieces[number].left * a.heads + head_pack * pieces.count + piece;
-            put_row(b.left + (place * SPLIT_ROWS + row) * Split::LEFT, sum, all);
+            float sum[Split::LANES];
+            const float* const first = (const float*)all_rings + row * Split::LEFT;
+            const Part all = put_together<Split::WARPS>(first, Split::WARP_BYTES / 4, Split::WARPS, a.scale_log2, sum);
+            if (pieces.count == 1) end_row(a, b, rows, tile, head_pack * b.pack, row, all, sum);
+            else put_row(b.left + (place_left(a, left, head_pack, piece) * SPLIT_ROWS + row) * Split::LEFT, sum, all);
         }
+        if (b.ended != nullptr && pieces.count > 1 && is_last_piece(b.ended + number * a.heads + head_pack, pieces.count))
+#pragma unroll 1
+            for (int row = warp; row < rows_of(b, tile); row += Split::WARPS)
+                end_left_row(a, b, rows, tile, left, head_pack, row);
         __syncthreads();
     }
 }
 
-// Puts together what pieces left. A block of threads takes every fourth row of a tile and head; its warps take its pieces in turn.
-extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL)
+// Puts together what pieces left, where there are many. A warp takes a row of a tile and head.
+extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 4)
     NAMED(merge, DIM, TYPE)(const __grid_constant__ Args a, const __grid_constant__ SplitArgs b) {
     after_earlier_launches();
-    __shared__ float4 together[Split::WARPS][Split::LEFT / 4];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u64 units = (u64)a.plan->tiles * a.heads;
     for (u64 unit = blockIdx.x; unit < units; unit += gridDim.x) {
         const u32 number = (u32)(unit / a.heads), head_pack = (u32)(unit % a.heads);
         const PlannedRows& rows = a.rows[a.tile_segment[number]];
         const SplitTile tile = split_tile(rows, number, b.tile_rows);
-        const int count = pieces_of(rows.keys, tile.seen, b.longer).count;
-        if (count == 1) continue;
-        const u64 first = b.tile_pieces[number].left * a.heads + head_pack * count;
-        for (int row = blockIdx.y; row < rows_of(b, tile); row += gridDim.y) {
-            auto of_piece = [&](int piece) { return b.left + ((first + piece) * SPLIT_ROWS + row) * Split::LEFT; };
-            float largest = neg_infinity();
-            for (int piece = lane; piece < count; piece += 32) largest = fmaxf(largest, part_at(of_piece(piece)).largest);
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, step));
-            const Level level = level_of(largest, a.scale_log2);
-            Part all = {largest, level.rest(), 0.0f};
-            float sum[Split::LANES] = {};
-#pragma unroll 4
-            for (int piece = warp; piece < count; piece += Split::WARPS) {
-                const Part part = part_at(of_piece(piece));
-                const float factor = factor_of(part.largest, part.rest, level);
-                all.sum += factor * part.sum;
-                add_part(sum, factor, of_piece(piece));
-            }
-            put_row((float*)together[warp], sum, all);
-            __syncthreads();
-            if (warp == 0) {
-                all.sum = 0.0f;
-#pragma unroll
-                for (int i = 0; i < Split::LANES; ++i) sum[i] = 0.0f;
-#pragma unroll
-                for (int w = 0; w < Split::WARPS; ++w) {
-                    all.sum += part_at((const float*)together[w]).sum;
-                    add_part(sum, 1.0f, (const float*)together[w]);
-                }
-                end_row(a, b, rows, tile, head_pack * b.pack, row, all, sum);
-            }
-            __syncthreads();
-        }
+        const LeftOf left = {b.tile_pieces[number].left, pieces_of(rows.keys, tile.seen, b.longer).count};
+        if (left.count == 1) continue;
+        for (int row = threadIdx.x / 32; row < rows_of(b, tile); row += Split::WARPS)
+            end_left_row(a, b, rows, tile, left, head_pack, row);
     }
 }

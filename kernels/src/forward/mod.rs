@@ -90,7 +90,7 @@ unsafe impl Argument for RawArguments {}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RawPlan {
+pub(crate) struct RawPlan {
     segments: u64,
     runs: u64,
     plan: u64,
@@ -107,6 +107,9 @@ struct RawPlan {
     tile_capacity: i32,
     longer: i32,
     tile_pieces: u64,
+    ended: u64,
+    ended_count: i32,
+    by_blocks: i32,
     rows_from: i64,
     rows_to: i64,
 }
@@ -256,8 +259,21 @@ pub(crate) struct PlanTiles {
     part_rows: usize,
     /// The number of tiles for which there is room.
     capacity: usize,
-    /// For the split shape: where pieces are counted, and how much longer they are, as a power of two.
-    pieces: Option<(u64, i32)>,
+    /// For the split shape.
+    pieces: Option<PlanPieces>,
+}
+
+/// What the plan of the split shape has besides.
+#[derive(Clone, Copy, Debug)]
+struct PlanPieces {
+    /// The address of the table of pieces.
+    table: u64,
+    /// How much longer pieces are, as a power of two.
+    longer: i32,
+    /// The address of the counts of ended pieces, which the planning kernel clears, and their number.
+    ended: (u64, usize),
+    /// Whether each block plans for itself, so that the planning kernel only clears counts.
+    by_blocks: bool,
 }
 
 impl PlanTiles {
@@ -289,15 +305,17 @@ impl PlanPlaces {
 }
 
 impl Gpu {
-    /// Launches the planning kernel.
+    /// Launches the planning kernel. Returns what it was told.
     pub(crate) fn plan_forward(
         &self,
         call: &CallTables,
         tables: Area,
         places: &PlanPlaces,
         tiles: PlanTiles,
-    ) -> Result<(), KernelError> {
-        let (tile_pieces, longer) = tiles.pieces.unwrap_or((0, 0));
+    ) -> Result<RawPlan, KernelError> {
+        let none = PlanPieces { table: 0, longer: 0, ended: (0, 0), by_blocks: false };
+        let PlanPieces { table: tile_pieces, longer, ended: (ended, ended_count), by_blocks } =
+            tiles.pieces.unwrap_or(none);
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         let RawSegments { segments, runs, segment_count, run_count } = call.bands(tables);
         let planned = RawPlan {
@@ -317,6 +335,9 @@ impl Gpu {
             tile_capacity: tiles.capacity as i32,
             longer,
             tile_pieces,
+            ended,
+            ended_count: ended_count as i32,
+            by_blocks: by_blocks.into(),
             rows_from: tiles.of.start.min(ROWS_MAX) as i64,
             rows_to: tiles.of.end.min(ROWS_MAX) as i64,
         };
@@ -326,7 +347,8 @@ impl Gpu {
             Some(_) => self.planners().min(segment_count.next_multiple_of(WARP).max(WARP)),
             None => self.planners(),
         };
-        self.launch("forward_plan", (1, 1, planners), &[&planned])
+        self.launch("forward_plan", (1, 1, planners), &[&planned])?;
+        Ok(planned)
     }
 
     /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::forward_bytes`]. There are two

@@ -1,7 +1,8 @@
 //! The split shape: few query rows against many keys (see `forward_split.cuh`), its memory and its launch.
 //!
 //! A tile has [`ROWS`] rows: query heads of a KV head, of one row of the sequence or of several. Its keys are cut into
-//! *pieces*. What pieces of one tile leave is put together by a launch of its own.
+//! *pieces*. What pieces of one tile leave is put together by the block that ends the last of them, or, where there are many
+//! pieces, by a launch of its own. A call of few segments and tiles is planned by each block for itself.
 //!
 //! Where pieces begin follows from the segment's number of keys alone, as long as there is room for what all of them may
 //! leave: for [`LEFT_MAX`] pieces of a tile, those of 512 sequences with one row and eight packs of heads. Pieces of
@@ -10,7 +11,7 @@
 use seamproof_simulator::Segment;
 
 use super::shape::TileShape;
-use super::{DIM_MAX, PlanPlaces, PlanTiles, RawArguments};
+use super::{DIM_MAX, PlanPieces, PlanPlaces, PlanTiles, RawArguments};
 use crate::attend::CallTables;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch};
@@ -33,13 +34,18 @@ const WARPS: usize = 4;
 pub(crate) const THREADS: usize = 32 * WARPS;
 /// The blocks that a multiprocessor holds at once.
 const RESIDENT: usize = 2;
-/// The blocks that put together what is left: so many tiles and heads at once, and rows of one.
-const MERGES: (usize, usize) = (264, 4);
+/// The blocks that put together what is left, each a tile and head at once.
+const MERGES: usize = 528;
+/// The most pieces that are put together by the blocks that end them: one for each block. Where blocks take several, the waits
+/// cost more than a launch, as measured.
+const ENDED_MAX: usize = 264;
+/// The most segments, and tiles, of a plan that blocks make for themselves.
+const FEW_TILES: usize = 32;
 
 /// The most rows of a segment for which this shape is chosen.
 const LONGEST: usize = 64;
 /// Segments times heads that are too few tiles for a GPU, and the keys of a row from which this shape then is faster.
-const FEW_TILES: usize = 264;
+const TOO_FEW_TILES: usize = 264;
 const FEW_KEYS: usize = 512;
 /// The keys of a row from which this shape is faster where heads share tiles.
 const SHARED_KEYS: usize = 2048;
@@ -49,6 +55,7 @@ const SHARED_KEYS: usize = 2048;
 struct RawSplit {
     tile_pieces: u64,
     left: u64,
+    ended: u64,
     pack: i32,
     tile_rows: i32,
     longer: i32,
@@ -83,7 +90,7 @@ pub(super) fn packed(group: usize) -> usize {
 /// are too few tiles of other shapes for a GPU, and where heads that share keys fit one tile, which reads these once.
 pub(super) fn is_faster(call: &CallTables, [heads, kv_heads]: [usize; 2]) -> bool {
     let (rows, group, keys) = (call.mean_rows(), heads / kv_heads.max(1), call.summary.seen);
-    let are_few = rows <= ROWS && call.summary.filled * heads <= FEW_TILES && keys >= FEW_KEYS;
+    let are_few = rows <= ROWS && call.summary.filled * heads <= TOO_FEW_TILES && keys >= FEW_KEYS;
     let share = group > 1 && rows * group <= ROWS && keys >= SHARED_KEYS;
     // Each tile of a longer segment would read all its keys.
     call.summary.longest <= LONGEST && (are_few || share)
@@ -156,20 +163,32 @@ impl SplitRoom {
         SplitRoom { packs, tiles, left: left(longer), longer }
     }
 
-    /// Returns the bytes before the tables of pieces, and before what pieces leave.
-    fn starts(&self, call: &CallTables) -> [usize; 2] {
+    /// Returns the bytes before the tables of pieces, before what pieces leave, and before the numbers of those that have
+    /// ended.
+    fn starts(&self, call: &CallTables) -> [usize; 3] {
         let pieces = call.plan_bytes_for(self.tiles).next_multiple_of(16);
-        [pieces, pieces + TILE_PIECES_BYTES * self.tiles]
+        let left = pieces + TILE_PIECES_BYTES * self.tiles;
+        [pieces, left, left + LEFT_BYTES * self.left * self.packs.count]
     }
 
     fn bytes(&self, call: &CallTables) -> usize {
-        self.starts(call)[1] + LEFT_BYTES * self.left * self.packs.count
+        self.starts(call)[2] + 4 * self.ended()
+    }
+
+    /// Returns how many tiles and packs have their ended pieces counted; none where a launch puts pieces together.
+    fn ended(&self) -> usize {
+        if self.left * self.packs.count <= ENDED_MAX { self.tiles * self.packs.count } else { 0 }
+    }
+
+    /// Whether each block plans for itself.
+    fn is_planned_by_blocks(&self, call: &CallTables) -> bool {
+        self.ended() > 0 && call.segments <= FEW_TILES && self.tiles <= FEW_TILES
     }
 }
 
 impl Gpu {
-    /// Launches the split shape: the plan, the pieces, and what puts them together. `arguments` are those of every shape,
-    /// without packs of heads.
+    /// Launches the split shape: the plan, the pieces, and where there are many what puts them together. `arguments` are those
+    /// of every shape, without packs of heads.
     pub(super) fn forward_split(
         &self,
         call: &CallTables,
@@ -193,21 +212,31 @@ impl Gpu {
             group: arguments.group / pack as i32,
             ..arguments
         };
-        let [tile_pieces, left] = starts;
-        let split = RawSplit { tile_pieces, left, pack: pack as i32, tile_rows: tile_rows as i32, longer };
+        let [tile_pieces, left, ended] = starts;
+        let ended_count = room.ended();
+        let ended = if ended_count > 0 { ended } else { 0 };
+        let split =
+            RawSplit { tile_pieces, left, ended, pack: pack as i32, tile_rows: tile_rows as i32, longer };
         let tiles = PlanTiles {
             of: 0..usize::MAX,
             rows: tile_rows,
             part_rows: tile_rows,
             capacity: room.tiles,
-            pieces: Some((tile_pieces, longer)),
+            pieces: Some(PlanPieces {
+                table: tile_pieces,
+                longer,
+                ended: (ended, ended_count),
+                by_blocks: room.is_planned_by_blocks(call),
+            }),
         };
-        self.plan_forward(call, tables, &places, tiles)?;
+        let planned = self.plan_forward(call, tables, &places, tiles)?;
         let (blocks, shared) = (self.resident_blocks(RESIDENT)?, shared_bytes(dim));
         let name = |kernel: &str| format!("forward_{kernel}_{suffix}");
-        self.launch_with(&name("split"), (blocks, 1, THREADS), shared, &[&arguments, &split])?;
-        let (tiles_at_once, rows_at_once) = MERGES;
-        self.launch(&name("merge"), (tiles_at_once, rows_at_once, THREADS), &[&arguments, &split])
+        self.launch_with(&name("split"), (blocks, 1, THREADS), shared, &[&arguments, &split, &planned])?;
+        match ended_count {
+            0 => self.launch(&name("merge"), (MERGES, 1, THREADS), &[&arguments, &split]),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -227,15 +256,19 @@ mod tests {
     /// The source has the same numbers, on which the room for pieces relies.
     #[test]
     fn sizes_are_those_of_the_source() {
-        let text = include_str!("../../cuda/forward_split.cuh");
+        let text = concat!(
+            include_str!("../../cuda/forward_split.cuh"),
+            include_str!("../../cuda/forward_plan.cuh")
+        );
         for said in [
             format!("constexpr int SPLIT_ROWS = {ROWS}, SPLIT_KEYS = {KEYS};"),
             format!("constexpr int PIECES = {PIECES}, PIECE_KEYS_LOG2 = {};", PIECE_KEYS.ilog2()),
+            format!("constexpr int FEW_TILES = {FEW_TILES};"),
             format!("WARPS = {WARPS}, THREADS_ALL = 32 * WARPS, STAGES = DIM == 64 ? 6 : 3;"),
         ] {
             assert!(text.contains(&said), "{said}");
         }
-        assert_eq!(size_of::<RawSplit>(), 2 * 8 + 3 * 4 + 4);
+        assert_eq!(size_of::<RawSplit>(), 3 * 8 + 3 * 4 + 4);
         assert_eq!(shared_bytes(128), 256 + 4 * 3 * 2 * 16 * 256);
     }
 

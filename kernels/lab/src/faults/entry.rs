@@ -188,6 +188,8 @@ pub(super) const PAIRED: Launched = Launched::Attention(AttentionKernels::Of(Til
 pub(super) const SHORT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Short));
 /// Faults of pieces of keys show in the split shape.
 pub(super) const SPLIT: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Split));
+/// Faults of how a pack is divided show where its short and its long sequences have a launch each.
+pub(super) const MIXED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Mixed));
 /// Faults of a block's later tiles, and of a planner's later segments, show where there is one block.
 pub(super) const FEW_BLOCKS: Launched = Launched::InOneBlock(AttentionKernels::Of(TileShape::Long));
 /// Faults of the backward in FP8 show behind a forward in any shape.
