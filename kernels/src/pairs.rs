@@ -215,8 +215,9 @@ impl TransferTable {
             let what = "codes of FP8 are copied and filled; nothing converts them or adds them up";
             return Err(KernelError::shape(what));
         }
-        let targets = to.iter().map(DeviceRegion::target).collect::<Result<Vec<_>, _>>()?;
-        self.targets.extend(targets);
+        for part in to {
+            self.targets.push(part.target()?);
+        }
         self.transfers.rows(&[self.elements]);
         let counts = [dim, self.region_count, from.len(), self.region_count + from.len(), to.len()];
         self.transfers.i32(&counts.map(|count| count as i32));

@@ -11,6 +11,8 @@ use crate::tables::{ROWS_MAX, on_bytes};
 
 /// The number of e4m3 in the sources.
 const CODES: i32 = 3;
+/// The bytes that a table has room for from its first number on.
+const ROOM: usize = 512;
 
 /// A tensor in device memory. The lanes of a row and head are neighbours.
 #[derive(Clone, Copy, Debug)]
@@ -143,22 +145,31 @@ impl Table {
     }
 
     pub(crate) fn i64(&mut self, numbers: &[i64]) {
-        numbers.iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
+        self.append(numbers.iter().map(|number| number.to_le_bytes()));
     }
 
     /// Appends rows and counts as 64-bit numbers.
     pub(crate) fn rows(&mut self, numbers: &[usize]) {
-        numbers.iter().for_each(|&number| self.i64(&[number as i64]));
+        self.append(numbers.iter().map(|&number| (number as i64).to_le_bytes()));
     }
 
     /// Appends 32-bit numbers.
     pub fn i32(&mut self, numbers: &[i32]) {
-        numbers.iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
+        self.append(numbers.iter().map(|number| number.to_le_bytes()));
     }
 
     pub(crate) fn view(&mut self, view: RawView) {
-        self.0.extend_from_slice(&view.base.to_le_bytes());
-        self.i64(&[view.row, view.head]);
+        self.append([view.base as i64, view.row, view.head].into_iter().map(i64::to_le_bytes));
         self.i32(&[view.format, 0]);
+    }
+
+    /// Appends numbers. A table that has no room left gets [`ROOM`] at least: a vector of bytes would begin with eight
+    /// of them, and move at every few numbers.
+    fn append<const N: usize>(&mut self, numbers: impl ExactSizeIterator<Item = [u8; N]>) {
+        let more = N * numbers.len();
+        if self.0.capacity() - self.0.len() < more {
+            self.0.reserve(more.max(ROOM));
+        }
+        numbers.for_each(|number| self.0.extend_from_slice(&number));
     }
 }

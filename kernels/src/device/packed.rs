@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use seamproof_oracle::{Balance, Format, Run};
-use seamproof_simulator::helpers::{Direction, rank_order};
+use seamproof_simulator::helpers::Direction;
 use seamproof_simulator::schedule::{Axes, Layer, RowPair};
 use seamproof_simulator::shard::{ShardedSide, Slot};
 
@@ -80,13 +80,19 @@ pub(super) fn reordering(rows: &[RowPair], total: usize) -> Option<Reorder> {
             let Cut { cp, balance } = cut;
             let slots_of_shard = of_shard.collect();
             let shard = ShardedSide { cp, balance, members: 1, rows, slots: slots_of_shard, lanes: None };
-            (rank_order(&shard) == places).then(|| Reorder { slots: tables(&slots), rows, cut, order })
+            // A wrong cut shows on its first rank as a rule, and the places of the others are not computed.
+            let mut ranks = places.chunks(rows).enumerate();
+            let fits = ranks.all(|(rank, there)| shard.partition_indices(rank) == there);
+            fits.then(|| Reorder { slots: tables(&slots), rows, cut, order })
         })
     })
 }
 
 /// Returns where each row goes; `None` unless the pairs are a bijection.
 fn places(pairs: &[RowPair], total: usize) -> Option<Vec<usize>> {
+    if pairs.iter().map(|(from, to)| from.len.min(to.len)).sum::<usize>() != total {
+        return None;
+    }
     let (mut places, mut taken) = (vec![usize::MAX; total], vec![false; total]);
     for (from, to) in pairs {
         for (source, target) in from.real_rows().zip(to.real_rows()) {
