@@ -507,7 +507,7 @@ impl Gpu {
 
     /// Waits for everything that was launched on the stream of this number. Errors of kernels show here.
     pub(crate) fn finish_on(&self, stream: usize) -> Result<(), KernelError> {
-        self.on(stream, || self.current().synchronize().map_err(failed("finish")))
+        self.on(stream, || self.wait_out(&self.current()))
     }
 
     /// Waits for everything that was launched on all of its own streams. Errors of kernels show here.
@@ -518,7 +518,20 @@ impl Gpu {
 
     /// Waits for everything that was launched. Errors of kernels show here.
     pub fn finish(&self) -> Result<(), KernelError> {
-        self.stream.synchronize().map_err(failed("finish"))
+        self.wait_out(&self.stream)
+    }
+
+    /// Waits until a stream is done. The driver's own wait spins; where workers are more than cores, that keeps a core
+    /// from a worker that has something to do, so that this one gives it away between two looks.
+    fn wait_out(&self, stream: &CudaStream) -> Result<(), KernelError> {
+        self.bind()?;
+        loop {
+            // SAFETY: the stream is alive.
+            match unsafe { sys::cuStreamQuery(stream.cu_stream()) } {
+                sys::CUresult::CUDA_ERROR_NOT_READY => std::thread::yield_now(),
+                done => return done.result().map_err(failed("finish")),
+            }
+        }
     }
 
     /// Launches a kernel with so many bytes of dynamic shared memory for each block.
