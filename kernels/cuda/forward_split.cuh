@@ -321,6 +321,11 @@ __device__ __forceinline__ void put_part(float* row, const Part& part) {
     *(float4*)(row + DIM) = make_float4(part.largest, part.rest, part.sum, 0.0f);
 }
 
+// A thread's lanes of a part.
+struct alignas(4 * Split::LANES) Lanes {
+    float of[Split::LANES];
+};
+
 // What parts of a row are together, in their order: `count` of them, MOST at most, `stride` numbers apart. Of lanes a thread of
 // the warp has LANES, from its number times LANES on; of the numbers behind them it has those of one part, whose number is its
 // own modulo MOST. All are asked for before one is used.
@@ -331,15 +336,10 @@ __device__ __forceinline__ Part put_together(
     const int lane = threadIdx.x % 32;
     Part own = {neg_infinity(), 0.0f, 0.0f};
     if (lane % MOST < count) own = part_at(parts + lane % MOST * stride);
-    float lanes[MOST][Split::LANES];
+    Lanes lanes[MOST] = {};
 #pragma unroll
     for (int part = 0; part < MOST; ++part)
-#pragma unroll
-        for (int i = 0; i < Split::LANES; i += 2) {
-            float2 two = {};
-            if (part < count) two = *(const float2*)(parts + part * stride + lane * Split::LANES + i);
-            lanes[part][i] = two.x, lanes[part][i + 1] = two.y;
-        }
+        if (part < count) lanes[part] = *(const Lanes*)(parts + part * stride + lane * Split::LANES);
     float largest = own.largest;
 #pragma unroll
     for (int step = MOST / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, step));
@@ -353,7 +353,7 @@ __device__ __forceinline__ Part put_together(
         const float of_part = __shfl_sync(FULL, factor, part);
         all.sum += of_part * __shfl_sync(FULL, own.sum, part);
 #pragma unroll
-        for (int i = 0; i < Split::LANES; ++i) sum[i] += of_part * lanes[part][i];
+        for (int i = 0; i < Split::LANES; ++i) sum[i] += of_part * lanes[part].of[i];
     }
     return all;
 }
@@ -452,8 +452,8 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split,
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool by_blocks = of_call.by_blocks;
     // A plan that is made here needs nothing of the launch before, which clears what is counted.
-    if (!by_blocks) after_earlier_launches();
-    else if (warp == 0) plan_few(of_call, few);
+    if (by_blocks && warp == 0) plan_few(of_call, few);
+    after_earlier_launches();
     __syncthreads();
     const Plan& plan = by_blocks ? few.plan : *a.plan;
     const PlannedRows* const all_rows = by_blocks ? few.rows : a.rows;
@@ -490,7 +490,6 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split,
         }
         __syncthreads();
         next = taken;
-        after_earlier_launches();
 #pragma unroll 1
         for (int row = warp; row < rows_of(b, tile); row += Split::WARPS) {
             float sum[Split::LANES];
@@ -507,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split,
     }
 }
 
-// Puts together what pieces left, where there are many. A warp takes a row of a tile and head.
+// Puts together what pieces left, where there are many. A warp takes rows of a tile and head.
 extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 4)
     NAMED(merge, DIM, TYPE)(const __grid_constant__ Args a, const __grid_constant__ SplitArgs b) {
     after_earlier_launches();
@@ -518,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 4)
         const SplitTile tile = split_tile(rows, number, b.tile_rows);
         const LeftOf left = {b.tile_pieces[number].left, pieces_of(rows.keys, tile.seen, b.longer).count};
         if (left.count == 1) continue;
-        for (int row = threadIdx.x / 32; row < rows_of(b, tile); row += Split::WARPS)
+        for (int row = blockIdx.y * Split::WARPS + threadIdx.x / 32; row < rows_of(b, tile); row += gridDim.y * Split::WARPS)
             end_left_row(a, b, rows, tile, left, head_pack, row);
     }
 }

@@ -34,8 +34,8 @@ const WARPS: usize = 4;
 pub(crate) const THREADS: usize = 32 * WARPS;
 /// The blocks that a multiprocessor holds at once.
 const RESIDENT: usize = 2;
-/// The blocks that put together what is left, each a tile and head at once.
-const MERGES: usize = 528;
+/// The blocks that put together what is left: so many tiles and heads at once, and rows of one for each warp.
+const MERGES: (usize, usize) = (264, ROWS / WARPS);
 /// The most pieces that are put together by the blocks that end them: one for each block. Where blocks take several, the waits
 /// cost more than a launch, as measured.
 const ENDED_MAX: usize = 264;
@@ -234,7 +234,7 @@ impl Gpu {
         let name = |kernel: &str| format!("forward_{kernel}_{suffix}");
         self.launch_with(&name("split"), (blocks, 1, THREADS), shared, &[&arguments, &split, &planned])?;
         match ended_count {
-            0 => self.launch(&name("merge"), (MERGES, 1, THREADS), &[&arguments, &split]),
+            0 => self.launch(&name("merge"), (MERGES.0, MERGES.1, THREADS), &[&arguments, &split]),
             _ => Ok(()),
         }
     }

@@ -56,7 +56,7 @@ pub(super) const SPLIT_FAULTS: &[SourceFault] = faults! { SPLIT;
     "ended-before-the-last-piece", WrongSeam, FLASH_ATTENTION_2388, "forward.cu",
         "return before + 1 == count;"
             => "return before + 2 == count;",
-        VALUES;
+        READS;
     "few-segments-of-one-tile", WrongSeam, FLASH_ATTENTION_2388, "forward.cu",
         "put_segment(a, lane, cut, {{first}});"
             => "put_segment(a, lane, cut, {{(u32)lane}});",
