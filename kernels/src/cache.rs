@@ -4,6 +4,9 @@
 //! and hash: a torn or damaged entry is not believed, and is compiled again. An entry is written beside its place and
 //! renamed into it. So two processes that compile the same source both succeed, and a reader sees a whole entry or
 //! none. A cache that cannot be written costs time and nothing else. Without NVRTC, an entry of any version serves.
+//!
+//! A package may bring entries along, in a folder beside the program that nobody writes to. They serve where the cache has none
+//! and NVRTC, if it is there, is of the same major version.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,10 +23,14 @@ const HASH_BYTES: usize = 32;
 /// The variable that names the folder. It goes before the user's cache directory.
 pub const FOLDER_VARIABLE: &str = "SEAMPROOF_KERNEL_CACHE";
 
-/// A folder of compiled kernels, or none.
+/// The folder of what a package brings along, from the program's folder on.
+const SHIPPED: &str = "../share/seamproof/kernels";
+
+/// A folder of compiled kernels, or none, and one that was brought along.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     folder: Option<PathBuf>,
+    shipped: Option<PathBuf>,
 }
 
 /// The origin of machine code.
@@ -37,7 +44,8 @@ pub enum Origin {
 
 impl Cache {
     /// Returns the user's cache: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or
-    /// `~/.cache/seamproof/kernels`. Where there is no such place, the cache has no folder.
+    /// `~/.cache/seamproof/kernels`; and beside it `share/seamproof/kernels` next to the program's folder. Where there is no
+    /// such place, the cache has no folder.
     pub fn of_user() -> Cache {
         let named = |variable: &str| {
             std::env::var_os(variable).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty())
@@ -46,17 +54,24 @@ impl Cache {
         let folder = named(FOLDER_VARIABLE)
             .or_else(|| named("XDG_CACHE_HOME").map(below))
             .or_else(|| named("HOME").map(|home| below(home.join(".cache"))));
-        Cache { folder }
+        let program = std::env::current_exe().and_then(std::fs::canonicalize).ok();
+        let shipped = program.as_deref().and_then(Path::parent).map(|programs| programs.join(SHIPPED));
+        Cache { folder, shipped: shipped.filter(|folder| folder.is_dir()) }
     }
 
-    /// Returns the cache in a folder, which is made when something is written.
+    /// Returns the cache in a folder, which is made when something is written. Nothing is brought along.
     pub fn at(folder: &Path) -> Cache {
-        Cache { folder: Some(folder.to_owned()) }
+        Cache { folder: Some(folder.to_owned()), shipped: None }
     }
 
     /// Returns the folder.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
+    }
+
+    /// Returns the folder of what was brought along; `None` where nothing was.
+    pub fn shipped(&self) -> Option<&Path> {
+        self.shipped.as_deref()
     }
 
     /// Returns the machine code of a source, from disk or compiled. What is compiled is stored if the folder allows
@@ -65,9 +80,13 @@ impl Cache {
         let version = match nvrtc::version() {
             Ok(version) => version,
             Err(error) => {
-                return self.any_version(source).map(|found| (found, Origin::Cache)).ok_or(error);
+                return self.peek(source).map(|found| (found, Origin::Cache)).ok_or(error);
             }
         };
+        let stored = self.stored(source, version).or_else(|| self.brought(source, Some(version.major)));
+        if let Some(found) = stored {
+            return Ok((found, Origin::Cache));
+        }
         let (compiled, origin) = self.of_version(source, version)?;
         if origin == Origin::Compiled
             && let Some(warning) = warning(source, &compiled, version)
@@ -78,7 +97,7 @@ impl Cache {
     }
 
     fn of_version(&self, source: &Source, version: CudaVersion) -> Result<(Compiled, Origin), KernelError> {
-        if let Some(found) = self.entry(source, version).and_then(|path| read(&path)) {
+        if let Some(found) = self.stored(source, version) {
             return Ok((found, Origin::Cache));
         }
         let compiled = nvrtc::compile(source)?;
@@ -89,7 +108,17 @@ impl Cache {
 
     /// Returns what is on disk, for any version of NVRTC.
     pub fn peek(&self, source: &Source) -> Option<Compiled> {
-        self.any_version(source)
+        let own = self.folder.as_deref().and_then(|folder| last_entry(folder, source, None));
+        own.or_else(|| self.brought(source, None))
+    }
+
+    fn stored(&self, source: &Source, version: CudaVersion) -> Option<Compiled> {
+        read(&self.entry(source, version)?)
+    }
+
+    /// Returns what was brought along, of this major version of NVRTC or of any.
+    fn brought(&self, source: &Source, major: Option<i32>) -> Option<Compiled> {
+        last_entry(self.shipped.as_deref()?, source, major)
     }
 
     /// Puts the machine code of a source on disk, like [`Cache::get`], and refuses spilled registers.
@@ -110,19 +139,6 @@ impl Cache {
         self.folder.as_ref().map(|folder| folder.join(name))
     }
 
-    /// Returns the last whole entry in order of names.
-    fn any_version(&self, source: &Source) -> Option<Compiled> {
-        let begin = format!("{}-nvrtc", source.digest());
-        let entries = std::fs::read_dir(self.folder.as_ref()?).ok()?;
-        let mut names: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        names.retain(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.starts_with(&begin) && name.ends_with(".cubin")
-        });
-        names.sort();
-        names.iter().rev().find_map(|path| read(path))
-    }
-
     fn store(&self, source: &Source, version: CudaVersion, compiled: &Compiled) -> std::io::Result<()> {
         let no_folder = || std::io::Error::other("there is no folder for compiled kernels");
         let path = self.entry(source, version).ok_or_else(no_folder)?;
@@ -135,6 +151,20 @@ impl Cache {
         file.persist(&path).map_err(|error| error.error)?;
         Ok(())
     }
+}
+
+/// Returns the last whole entry of a folder in order of names, of this major version of NVRTC or of any.
+fn last_entry(folder: &Path, source: &Source, major: Option<i32>) -> Option<Compiled> {
+    let of_major = major.map_or_else(String::new, |major| format!("{major}."));
+    let begin = format!("{}-nvrtc{of_major}", source.digest());
+    let entries = std::fs::read_dir(folder).ok()?;
+    let mut names: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    names.retain(|path| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with(&begin) && name.ends_with(".cubin")
+    });
+    names.sort();
+    names.iter().rev().find_map(|path| read(path))
 }
 
 /// Says that spilled registers were reported: once in a process is enough.
@@ -226,7 +256,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..20 {
                         cache.store(&source(), VERSION, &compiled()).unwrap();
-                        assert_eq!(cache.any_version(&source()), Some(compiled()));
+                        assert_eq!(cache.peek(&source()), Some(compiled()));
                     }
                 });
             }
@@ -241,13 +271,31 @@ mod tests {
         cache.store(&source(), VERSION, &compiled()).unwrap();
         let newer = cache.entry(&source(), CudaVersion { major: 13, minor: 5 }).unwrap();
         std::fs::write(newer, &encode(&compiled())[..100]).unwrap();
-        assert_eq!(cache.any_version(&source()), Some(compiled()), "the older one is whole");
+        assert_eq!(cache.peek(&source()), Some(compiled()), "the older one is whole");
         // A file stands where the folder should be, so that nobody can write there, whatever their rights.
         let file = folder.path().join("file");
         std::fs::write(&file, b"").unwrap();
         let cache = Cache::at(&file);
         assert!(cache.store(&source(), VERSION, &compiled()).is_err());
-        assert_eq!(cache.any_version(&source()), None);
+        assert_eq!(cache.peek(&source()), None);
+    }
+
+    /// Test that what is brought along serves where the cache has nothing, and only for its own major version.
+    #[test]
+    fn what_is_brought_along_serves_where_the_cache_has_nothing() {
+        let (own, brought) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        Cache::at(brought.path()).store(&source(), VERSION, &compiled()).unwrap();
+        let cache = Cache { shipped: Some(brought.path().to_owned()), ..Cache::at(own.path()) };
+        assert_eq!(cache.peek(&source()), Some(compiled()));
+        assert_eq!(
+            [12, 13, 1].map(|major| cache.brought(&source(), Some(major)).is_some()),
+            [false, true, false]
+        );
+        let newer = Compiled { log: "own".into(), ..compiled() };
+        cache.store(&source(), VERSION, &newer).unwrap();
+        assert_eq!(cache.peek(&source()), Some(newer));
+        assert_eq!(std::fs::read_dir(brought.path()).unwrap().count(), 1, "nobody writes there");
+        assert_eq!(Cache::at(own.path()).shipped(), None);
     }
 
     #[test]

@@ -226,6 +226,9 @@ fn info() -> Result<Exit, CliError> {
     let cache = Cache::of_user();
     print_line(&format_args!("GPU     {}", said(Gpu::open(0, &cache).and_then(|gpu| gpu.name()))));
     print_line(&format_args!("cache   {}", folder(&cache)));
+    if let Some(shipped) = cache.shipped() {
+        print_line(&format_args!("brought {}", shipped.display()));
+    }
     for source in sources() {
         match cache.peek(&source) {
             Some(compiled) => table(&source, &nvrtc::resources(&compiled.log)),
