@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+#[cfg(unix)]
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{NOTHING_FOUND, code, events, named, place, seamproof, stderr};
@@ -46,7 +48,12 @@ impl Left {
 }
 
 fn left(dir: &Path, output: &Output) -> Left {
-    let out = dir.join("out");
+    left_in(dir, "out", output)
+}
+
+/// Returns what lies in a directory of this name, and the report beside it.
+fn left_in(dir: &Path, name: &str, output: &Output) -> Left {
+    let out = dir.join(name);
     let text = |name: &str| fs::read_to_string(out.join(name)).expect("the file is there");
     let lines = text("events.jsonl");
     let events = lines.lines().map(|line| timeless(serde_json::from_str(line).expect("an event is JSON")));
@@ -198,6 +205,102 @@ fn a_killed_campaign_goes_on_where_it_stopped() {
     let output = seamproof(cut.path(), &long);
     assert!(stderr(&output).contains("out: going on after 600 cases"), "{}", stderr(&output));
     assert_eq!(left(cut.path(), &output), expected);
+}
+
+/// Options of one of two shards, which runs for some seconds after its first checkpoint, on one thread.
+#[cfg(unix)]
+const SHARD: [&str; 15] = [
+    "run",
+    "--seed",
+    "3",
+    "--cases",
+    "1200",
+    "--shard",
+    "0/2",
+    "--jobs",
+    "1",
+    "--out",
+    "out",
+    "--junit",
+    "junit.xml",
+    "--backend",
+    WINDOW,
+];
+
+/// Runs the shard and sends it a signal once this is there. Returns what it said.
+#[cfg(unix)]
+fn run_and_signal(dir: &Path, signal: Signal, is_there: impl Fn() -> bool) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seamproof"));
+    command.current_dir(dir).args(SHARD).arg("--resume");
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let start = Instant::now();
+    while !is_there() {
+        assert!(start.elapsed() < PATIENCE, "what the signal waits for does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_child(&child), signal).expect("it is told");
+    child.wait_with_output().expect("it ends")
+}
+
+/// Test that a shard which is killed before it has a checkpoint, told to stop, and killed again comes to the result of
+/// a shard that nobody disturbs, and so does its campaign.
+#[cfg(unix)]
+#[test]
+fn a_shard_that_is_preempted_again_and_again_comes_to_the_same_result() {
+    let (kept, cut) = (place(), place());
+    let (kept, cut) = (kept.path(), cut.path());
+    let other = kept.join("other");
+    let of_other = |word: &'static str| match word {
+        "0/2" => "1/2",
+        "out" => "other",
+        "junit.xml" => "other.xml",
+        word => word,
+    };
+    let expected = std::thread::scope(|scope| {
+        scope.spawn(|| seamproof(kept, &SHARD.map(of_other)));
+        left(kept, &seamproof(kept, &SHARD))
+    });
+    let name = |name: &str| cut.join("out").join(name);
+    let log = || fs::read_to_string(name("events.jsonl")).unwrap_or_default();
+
+    let killed = run_and_signal(cut, Signal::KILL, || log().contains("\"case\""));
+    assert_eq!(killed.status.code(), None, "the shard ended before it was killed");
+    assert!(!name("checkpoint.json").exists(), "it was killed too late");
+
+    let stopped = run_and_signal(cut, Signal::TERM, || name("checkpoint.json").exists());
+    assert!(stderr(&stopped).contains("the campaign begins anew"), "{}", stderr(&stopped));
+    tells_of_the_interruption(&left(cut, &stopped));
+    // The sums go first, and the log is cut next.
+    let checkpoint: Value = json(&name("checkpoint.json"));
+    let events = checkpoint["events"].as_u64().expect("a size") as usize;
+    let goes_on = || !name("sums.json").exists() && log().len() > events;
+    let killed = run_and_signal(cut, Signal::KILL, goes_on);
+    assert_eq!(killed.status.code(), None, "the shard ended before it was killed");
+
+    let ended = seamproof(cut, &[&SHARD[..], &["--resume"]].concat());
+    assert!(stderr(&ended).contains("out: going on after "), "{}", stderr(&ended));
+    assert_eq!(left(cut, &ended), expected);
+    let other = other.display().to_string();
+    let merge = ["merge", "out", &other, "--out", "whole", "--junit", "junit.xml"];
+    let [expected, merged] = [kept, cut].map(|dir| left_in(dir, "whole", &seamproof(dir, &merge)));
+    assert_eq!(merged, expected);
+    assert_eq!((merged.code, &merged.run["summary"]["cases"]), (Some(2), &1200.into()));
+}
+
+/// Checks that a shard which was told to stop says so, and how far it came.
+#[cfg(unix)]
+fn tells_of_the_interruption(left: &Left) {
+    let summary = &left.run["summary"];
+    let cases = summary["cases"].as_u64().expect("a number of cases");
+    assert!(left.code == Some(2) && (1..600).contains(&cases), "{cases}: {:?}", left.said);
+    assert_eq!(summary["interrupted"], true);
+    let missed = summary["missed"].to_string();
+    assert!(missed.contains(&format!("interrupted after {cases} cases, before its end")), "{missed}");
+}
+
+#[cfg(unix)]
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).expect("the file is there")).expect("JSON")
 }
 
 #[test]
