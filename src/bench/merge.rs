@@ -21,7 +21,7 @@ const RUN: u64 = 2000;
 /// Number of shards of a campaign.
 const SHARDS: u64 = 64;
 /// Numbers of cases of the campaigns.
-const CASES: [u64; 2] = [100_000, 10_000_000];
+const CASES: [u64; 3] = [100_000, 1_000_000, 10_000_000];
 /// Most seconds for each event of a case, which is read twice and written once.
 const EVENT_SECONDS: f64 = 20e-6;
 /// Most seconds for each failing case, which is drawn again and may go to the disk.
@@ -55,7 +55,11 @@ pub fn merge(to: &mut dyn Write) -> Result<bool, MergeBenchError> {
     measured(RUN, CASES, to)
 }
 
-fn measured(count: u64, campaigns: [u64; 2], to: &mut dyn Write) -> Result<bool, MergeBenchError> {
+fn measured<const N: usize>(
+    count: u64,
+    campaigns: [u64; N],
+    to: &mut dyn Write,
+) -> Result<bool, MergeBenchError> {
     let place = tempfile::tempdir()?;
     let subjects = Registered::new(SUBJECT)?;
     let run = Run::new(&subjects, count, place.path())?;

@@ -51,7 +51,7 @@ enum What {
     /// The checker, on a pack of a million tokens over up to 64 ranks
     #[command(after_help = EXAMPLES)]
     Prove,
-    /// Joining 64 shards of campaigns of 100,000 and of 10,000,000 cases that found the same
+    /// Joining 64 shards of campaigns of 100,000 to 10,000,000 cases that found the same
     #[command(after_help = EXAMPLES)]
     Merge,
     /// The judge against the acceptance rules of the field: which subtle faults each of them catches
