@@ -3,12 +3,14 @@
 mod called;
 mod cuda;
 mod cuda_fp8;
+mod identity;
 mod outside;
 mod quantisers;
 
 pub use called::{Called, WronglyCalled};
 pub use cuda::{Cuda, CudaRunner};
 pub use cuda_fp8::CudaFp8;
+pub use identity::{Changes, Identity, IdentityError};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
 pub(crate) use outside::{python_by_name, python_module};
 pub use quantisers::{QuantiserError, quantiser};

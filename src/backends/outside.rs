@@ -125,6 +125,19 @@ fn asked(name: &SubjectName) -> Subject {
     Subject { name: name.base.clone(), options: name.options.clone() }
 }
 
+/// Returns the files that a subject outside of this program is made of, as far as its name says: the Python file and its
+/// lock file, or each word of the command that is a file.
+pub(super) fn files(base: &str) -> Vec<PathBuf> {
+    let is_there = |path: &PathBuf| path.is_file();
+    if let Some(command) = base.strip_prefix(SubjectName::EXEC) {
+        let words = shlex::split(command).unwrap_or_default();
+        return words.into_iter().map(PathBuf::from).filter(is_there).collect();
+    }
+    let Some(place) = base.strip_prefix(SubjectName::PYTHON) else { return Vec::new() };
+    let adapter = PathBuf::from(file_and_name(place).0);
+    [Some(adapter), lock_file(base)].into_iter().flatten().filter(is_there).collect()
+}
+
 /// Returns the command of a subject's workers.
 fn command(base: &str) -> Result<WorkerCommand, String> {
     if let Some(command) = base.strip_prefix(SubjectName::EXEC) {

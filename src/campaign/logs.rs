@@ -8,6 +8,7 @@ use super::event::{Event, Observer, Start};
 use super::merge::{Checkpoint, Stored};
 use super::plan::Control;
 use super::summary::{Canary, Summary, SummaryEvent, Sums};
+use crate::backends::Identity;
 use crate::record::{EventLog, RecordError, RunDir};
 
 /// Event logs. One that cannot be written any more stops the campaign, because a log with holes misleads.
@@ -15,8 +16,8 @@ use crate::record::{EventLog, RecordError, RunDir};
 pub struct Logs<'a> {
     state: Mutex<State>,
     control: &'a Control,
-    /// Directory that gets a checkpoint now and then, and what is run there.
-    checkpoints: Option<(&'a RunDir, &'a Start)>,
+    /// Directory that gets a checkpoint now and then, what is run there, and on what.
+    checkpoints: Option<(&'a RunDir, &'a Start, &'a Identity)>,
 }
 
 #[derive(Debug)]
@@ -32,8 +33,8 @@ impl<'a> Logs<'a> {
     }
 
     /// Has the directory of these logs keep how far the campaign is, so that it can be gone on with.
-    pub fn checking_in(self, dir: &'a RunDir, start: &'a Start) -> Logs<'a> {
-        Logs { checkpoints: Some((dir, start)), ..self }
+    pub fn checking_in(self, dir: &'a RunDir, start: &'a Start, identity: &'a Identity) -> Logs<'a> {
+        Logs { checkpoints: Some((dir, start, identity)), ..self }
     }
 
     /// Returns, once, why a log or a checkpoint could not be written.
@@ -54,14 +55,15 @@ impl Observer for Logs<'_> {
     }
 
     fn reached(&self, sums: &Sums) {
-        let Some((dir, start)) = self.checkpoints else { return };
+        let Some((dir, start, identity)) = self.checkpoints else { return };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A log that could not be written tells of fewer cases.
         if state.logs.is_empty() {
             return;
         }
-        let (start, sums) = (start.clone(), sums.clone());
-        let written = dir.events_size().and_then(|events| dir.check_in(&Checkpoint { start, sums, events }));
+        let (start, identity, sums) = (start.clone(), identity.clone(), sums.clone());
+        let checkpoint = |events| Checkpoint { start, identity, sums, events };
+        let written = dir.events_size().and_then(|events| dir.check_in(&checkpoint(events)));
         // The checkpoint before is still there and true, so the campaign goes on.
         state.trouble = state.trouble.take().or(written.err());
     }

@@ -30,6 +30,7 @@ use super::outcome::{Failed, Judged, Recorded};
 use super::plan::{Plan, Shard};
 use super::summary::{Summary, Sums};
 use super::{Sinks, Subjects, case_of, merged};
+use crate::backends::{Changes, Identity};
 use crate::record::{CHECKPOINT, EVENT_BYTES_MAX, EVENTS, RecordError, RunDir, SUMS};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::evaluate::evaluate_malformed;
@@ -80,6 +81,9 @@ pub enum MergeError {
     /// A directory of which no case is known to have been told.
     #[error("{}: has no {CHECKPOINT}: no case of it counts", path.display())]
     NotReached { path: PathBuf },
+    /// A subject that is not the one of the first cases.
+    #[error("{}: the subject is not the one that was cut off: {changes}; put that one back to go on, or leave out --resume to begin anew", path.display())]
+    OtherSubject { path: PathBuf, changes: Changes },
     /// A directory in which nothing can be gone on with.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -99,6 +103,9 @@ pub struct Stored {
 pub(super) struct Checkpoint {
     /// What is run.
     pub(super) start: Start,
+    /// What it is run on. Older builds did not record it.
+    #[serde(default)]
+    pub(super) identity: Identity,
     /// Sums of the first cases, without their census.
     pub(super) sums: Sums,
     /// Size of the event log that tells of these cases and of no others, in bytes.
@@ -136,16 +143,21 @@ impl Part {
 
     /// Returns the first cases of a campaign that was cut off in this directory, as its last checkpoint tells of them.
     /// Nothing is changed there; whoever goes on cuts the event log ([`RunDir::cut`]) behind [`Part::events`] bytes.
-    pub fn cut_off(dir: &RunDir, start: &Start) -> Result<Part, MergeError> {
+    pub fn cut_off(dir: &RunDir, start: &Start, identity: &Identity) -> Result<Part, MergeError> {
         let path = dir.path().join(CHECKPOINT);
         if files::is_absent(&path) {
             return Err(MergeError::NotReached { path: dir.path().to_owned() });
         }
-        let Checkpoint { start: found, sums, events } = parsed(&path, 1, &text_of(&path)?)?;
+        let Checkpoint { start: found, identity: was, sums, events } = parsed(&path, 1, &text_of(&path)?)?;
         possible(&path, &sums)?;
+        // The version of this program is part of the identity.
+        let start = &Start { program: found.program.clone(), ..start.clone() };
         same_campaign((&path, &found), (&"this one", start))?;
         if found.shard != start.shard {
             return Err(different(&path, &"this one", "shard", [found.shard, start.shard]));
+        }
+        if let Some(changes) = was.changes(identity) {
+            return Err(MergeError::OtherSubject { path, changes });
         }
         let log = dir.path().join(EVENTS);
         let got = fs::metadata(&log).map_err(|source| MergeError::Read { path: log.clone(), source })?.len();

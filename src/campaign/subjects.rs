@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::asked;
 use super::plan::Plan;
-use crate::backends::{self, BackendError};
+use crate::backends::{self, BackendError, Identity, IdentityError};
 use crate::worker::{self, Pool};
 use seamproof_judge::asked::Asked;
 use seamproof_judge::campaign::canary_call;
@@ -86,6 +86,11 @@ impl Registered {
         let wrong = SubjectName::new(&self.name, self.fixed.clone()).called_wrongly(call);
         let wrong = Box::new(Registered::with(wrong.name(), wrong.options)?);
         Ok(Some(Wrong { wrong, right: Box::new(self.clone()), call: Some(call) }))
+    }
+
+    /// Returns the builds, versions and files behind the subject's name.
+    pub fn identity(&self) -> Result<Identity, IdentityError> {
+        Identity::of(&self.name, &self.fixed)
     }
 
     /// Prepares everything that the subject's runs need, or says why that is not possible.

@@ -145,6 +145,8 @@ enum CliError {
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
     #[error(transparent)]
+    Identity(#[from] crate::backends::IdentityError),
+    #[error(transparent)]
     Night(#[from] crate::nightly::NightError),
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),

@@ -10,9 +10,10 @@ use super::open::open_page;
 use super::options::{BesideOptions, duration, random_seed, seed};
 use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
+use crate::backends::Identity;
 use crate::campaign::{
-    self, Canary, Control, Event, Line, Logs, Observer, Part, Plan, Registered, Shard, Silent, Sinks, Start,
-    Subjects, Summary, Tone,
+    self, Canary, Control, Event, Line, Logs, MergeError, Observer, Part, Plan, Registered, Shard, Silent,
+    Sinks, Start, Subjects, Summary, Tone,
 };
 use crate::look::report_page;
 use crate::paste::{report_command, typed};
@@ -75,8 +76,8 @@ pub(super) struct Args {
     /// Directory of findings [default: seamproof.out]. That of an earlier campaign is renamed to DIR.1, DIR.2, …
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on with this same campaign where it was cut off in the directory; else begin it. The subject must be
-    /// what it was
+    /// Go on with this same campaign where it was cut off in the directory; else begin it. It is an error if the
+    /// subject or this program is not what it was
     #[arg(long, requires_all = ["cases", "seed"], conflicts_with = "time")]
     resume: bool,
     /// Most findings of a subject in a Python file for which a script is written, after the last case
@@ -157,7 +158,12 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let plan = args.plan();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
     let start = Start::of(&plan, subjects.name(), subjects.fixed());
-    let earlier = if args.resume { cut_off(out, &start)? } else { None };
+    // What the clock has cut does not go on as if it had not been.
+    let identity = if plan.time.is_none() { Some(subjects.identity()?) } else { None };
+    let earlier = match identity.as_ref().filter(|_| args.resume) {
+        Some(identity) => cut_off(out, &start, identity)?,
+        None => None,
+    };
     let (json, junit) = (args.json.as_deref(), args.junit.as_deref());
     let (dir, part, logs, report) = match earlier {
         Some((dir, part)) => {
@@ -170,8 +176,10 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
         }
     };
     let logs = Logs::new(logs, control);
-    // What the clock has cut does not go on as if it had not been.
-    let logs = if plan.time.is_none() { logs.checking_in(&dir, &start) } else { logs };
+    let logs = match &identity {
+        Some(identity) => logs.checking_in(&dir, &start, identity),
+        None => logs,
+    };
     if part.is_none() {
         logs.event(&Event::Start(&start));
     }
@@ -192,15 +200,17 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     Ok(recorded(exit, written))
 }
 
-/// Returns the directory of this campaign and the cases that it tells of, where it was cut off there.
-fn cut_off(out: &Path, start: &Start) -> Result<Option<(RunDir, Part)>, CliError> {
+/// Returns the directory of this campaign and the cases that it tells of, where it was cut off there. With another
+/// subject of the same name it is an error: whoever asks to go on does not expect it to begin anew.
+fn cut_off(out: &Path, start: &Start, identity: &Identity) -> Result<Option<(RunDir, Part)>, CliError> {
     let Some(dir) = RunDir::reopen(out)? else { return Ok(None) };
-    match Part::cut_off(&dir, start) {
+    match Part::cut_off(&dir, start, identity) {
         Ok(part) => {
             let cases = counted(part.stored.sums.cases, "case");
             note(&format_args!("{}: going on after {cases}", out.display()));
             Ok(Some((dir, part)))
         }
+        Err(why @ MergeError::OtherSubject { .. }) => Err(why.into()),
         Err(why) => {
             note(&format_args!("{why}; the campaign begins anew"));
             Ok(None)

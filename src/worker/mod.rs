@@ -49,6 +49,7 @@ pub use runner::{Open, OpenError, Opened, Runner};
 pub use sentinel::{SENTINEL_SEED, problem as sentinel_problem};
 pub use serve::{EXIT_FAILED, ServeError, leashed, pipes, serve};
 pub use served::{Served, WorkerCommand, subject};
+pub(crate) use settings::own_program;
 pub use settings::{Deadlines, Launch, SENTINEL_EVERY, Settings};
 
 /// Whether a subject cannot be made because this machine lacks its library or device: `seamproof.NotHere` in Python, or

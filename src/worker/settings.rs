@@ -49,7 +49,7 @@ impl Default for Settings {
 
 /// Returns this program itself, not the file that may have taken its place by now. A supervisor and its workers are
 /// thus of one build.
-fn own_program() -> PathBuf {
+pub(crate) fn own_program() -> PathBuf {
     let running = PathBuf::from("/proc/self/exe");
     // Where the program does not know its own path, the start of a worker reports it.
     if running.exists() { running } else { std::env::current_exe().unwrap_or_default() }

@@ -137,6 +137,48 @@ fn a_right_worker_holds_in_a_campaign() {
     });
 }
 
+/// Test that a campaign does not go on with another subject of the same name: one whose file was edited, or one of which
+/// a build recorded nothing. Once the file is put back, it does.
+#[test]
+fn a_campaign_goes_on_with_the_subject_of_its_first_cases_alone() {
+    let subjects =
+        [("kernels.py", "python:kernels.py:Right"), ("mock.py", "exec:python3 mock.py none always x")];
+    at_once(subjects, |(name, backend)| {
+        let place = Place::new();
+        let (file, out) = (place.path().join(name), place.path().join("seamproof.out"));
+        fs::copy(workers().join(name), &file).expect("a copy");
+        let usual = ["run", "--cases", "20", "--seed", "1", "--jobs", "2", "--workers", "1", "--resume"];
+        let run = || place.run(&[&usual[..], &["--backend", backend]].concat());
+        let refused = |what: &str| {
+            let log = fs::read(out.join("events.jsonl")).expect("a log");
+            let output = run();
+            let (told, said) = (
+                format!("checkpoint.json: the subject is not the one that was cut off: {what}"),
+                said(&output),
+            );
+            assert!(
+                code(&output) == 1 && said.contains(&told) && said.lines().count() == 1,
+                "{what}: {said}"
+            );
+            assert_eq!(fs::read(out.join("events.jsonl")).expect("a log"), log, "nothing is changed");
+        };
+        assert_eq!(code(&run()), 4, "{backend}");
+        let before = fs::read_to_string(&file).expect("a file");
+        fs::write(&file, format!("{before}# another kernel\n")).expect("a file");
+        refused(&format!("{name} was "));
+        fs::write(&file, before).expect("a file");
+        let output = run();
+        assert!(said(&output).contains("going on after 20 cases"), "{}", said(&output));
+
+        let checkpoint = out.join("checkpoint.json");
+        let mut older: Value =
+            serde_json::from_slice(&fs::read(&checkpoint).expect("a checkpoint")).expect("JSON");
+        older.as_object_mut().expect("an object").remove("identity").expect("it was recorded");
+        fs::write(&checkpoint, older.to_string()).expect("a file");
+        refused(&format!("{name} was not recorded and is "));
+    });
+}
+
 /// Test that everything which goes wrong with a run is a finding with the right words, and ends with its exit code.
 #[test]
 fn every_failure_of_a_run_is_a_finding() {
