@@ -33,16 +33,16 @@ fn holds(backend: &dyn Backend, problem: &Problem) -> Result<bool, TestCaseError
     }
 }
 
-/// Checks the property for any subject: every drawn problem holds, and most are not refused.
+/// Checks the property for any subject: every drawn problem holds that its table takes, or the nearest one that it takes.
 fn every_problem_holds(backend: &dyn Backend, cases: u32, limits: Limits) {
-    let held = std::cell::Cell::new(0);
+    let (held, table) = (std::cell::Cell::new(0), backend.declaration().table);
     runner(cases)
         .run(&problems(limits), |problem| {
-            held.set(held.get() + u32::from(holds(backend, &problem)?));
+            held.set(held.get() + u32::from(holds(backend, &table.fitted(problem))?));
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{}: {failure}", backend.name()));
-    assert!(held.get() > cases / 2, "only {} of {cases} cases were judged", held.get());
+    assert!(held.get() > cases / 10 * 9, "only {} of {cases} cases were judged", held.get());
 }
 
 #[test]
@@ -76,6 +76,20 @@ fn the_kernels_are_right_on_drawn_problems() {
             every_problem_holds(&kernels, 100, Limits::quick());
             every_problem_holds(&Cuda { order: 7, streams: 4, ..kernels }, 60, Limits::seams());
         }
+    }
+}
+
+/// Test that enough is left of what is drawn for the test on a GPU, which seldom runs.
+#[test]
+fn the_kernels_take_the_nearest_of_nearly_all_drawn_problems() {
+    for attention in AttentionKernels::ALL {
+        let table = Cuda { attention, ..Cuda::default() }.declaration().table;
+        let taken = std::cell::Cell::new(0);
+        let drawn = runner(200).run(&problems(Limits::quick()), |problem| {
+            taken.set(taken.get() + u32::from(table.refusal(&table.fitted(problem)).is_none()));
+            Ok(())
+        });
+        assert!(drawn.is_ok() && taken.get() > 180, "{attention:?}: {} of 200", taken.get());
     }
 }
 

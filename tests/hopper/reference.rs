@@ -12,7 +12,7 @@ use seamproof_kernels::Gpu;
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::view::View;
 use seamproof_lab::large::{self, Rows};
-use seamproof_lab::reference::{self, Answers, Query, Questions, ReferenceTensors};
+use seamproof_lab::reference::{self, Answers, Query, Questions, ReferenceTensors, lists_of_keys};
 use seamproof_oracle::envelope::{Accumulation, Arithmetic, Model, Partition, SLOTS};
 use seamproof_oracle::{Format, Inputs, Problem, TensorName, blocked};
 
@@ -45,23 +45,26 @@ fn problems(profile: Profile, cases: u64) -> impl Iterator<Item = (Problem, Inpu
     })
 }
 
-/// Returns every real row of every head, with its sequence and position.
-fn queries(problem: &Problem) -> Vec<(Query, usize)> {
-    let heads = 0..problem.heads.q;
-    let rows = |head: usize| {
-        problem.sequences.iter().enumerate().flat_map(move |(list, sequence)| {
-            (0..sequence.q.len).map(move |i| {
-                let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len).hull();
-                (Query { row: sequence.q.row(i), head, list, keys }, i)
-            })
-        })
-    };
-    heads.flat_map(rows).collect()
+/// Returns every real row of every head, with its position, and the lists of keys that the rows see.
+fn queries(problem: &Problem) -> (Vec<(Query, usize)>, Vec<Vec<usize>>) {
+    let mut lists = lists_of_keys(problem);
+    let mut queries = Vec::new();
+    for head in 0..problem.heads.q {
+        for (sequence, both) in problem.sequences.iter().enumerate() {
+            let rows = (0..both.q.len).map(|i| (Query::of(problem, [sequence, i], head, &mut lists), i));
+            queries.extend(rows);
+        }
+    }
+    (queries, lists)
 }
 
-fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: &Model) -> Answers {
-    let lists: Vec<Vec<usize>> =
-        problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
+fn ask(
+    gpu: &Gpu,
+    problem: &Problem,
+    inputs: &Inputs,
+    (queries, lists): (&[Query], &[Vec<usize>]),
+    model: &Model,
+) -> Answers {
     let precision = &problem.precision;
     let put = |tensor: &ndarray::Array3<f32>, format| {
         gpu.upload_elements(tensor.as_slice().unwrap(), format).unwrap()
@@ -76,7 +79,7 @@ fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: 
         k: View::rows(k.area(), problem.k_shape(), precision.k.format),
         v: View::rows(v.area(), problem.v_shape(), precision.v.format),
     };
-    let questions = Questions::new(&lists, queries).unwrap();
+    let questions = Questions::new(lists, queries).unwrap();
     let floor = model.magnitude(f64::MIN_POSITIVE);
     reference::answer(gpu, &questions, &problem.softmax, (floor, true), &tensors).unwrap()
 }
@@ -91,9 +94,9 @@ fn ask(gpu: &Gpu, problem: &Problem, inputs: &Inputs, queries: &[Query], model: 
 fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 2]) {
     let arithmetic = Arithmetic::flash_attention(Accumulation::WgmmaTruncating);
     let model = Model::new(problem, arithmetic, Partition::single(64, 64));
-    let asked = queries(problem);
+    let (asked, lists) = queries(problem);
     let (queries, positions): (Vec<Query>, Vec<usize>) = asked.into_iter().unzip();
-    let answers = ask(gpu, problem, inputs, &queries, &model);
+    let answers = ask(gpu, problem, inputs, (&queries, &lists), &model);
     let exact = blocked::forward(problem, inputs, None).exact;
     let scale = f64::from(problem.softmax.scale);
     let (mut worst, mut known) = ([0.0f64; 2], 0);
@@ -124,7 +127,8 @@ fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 
             assert!(error <= allowed, "out[{lane}] {out} {right} ± {allowed:e}: {}", context());
             worst[1] = worst[1].max(if error == 0.0 { 0.0 } else { error / allowed });
         }
-        known += usize::from(sums_hold(problem, inputs, &model, query, &answers, index));
+        known +=
+            usize::from(sums_hold(problem, inputs, &model, (query, &lists[query.list]), &answers, index));
     }
     (worst, [known, queries.len()])
 }
@@ -135,11 +139,11 @@ fn sums_hold(
     problem: &Problem,
     inputs: &Inputs,
     model: &Model,
-    query: &Query,
+    (query, rows): (&Query, &[usize]),
     answers: &Answers,
     index: usize,
 ) -> bool {
-    let (row, run) = (answers.statistics[index], problem.sequences[query.list].kv);
+    let row = answers.statistics[index];
     let kv_head = query.head / problem.group();
     let q = inputs.q.index_axis(Axis(0), query.row).index_axis_move(Axis(0), query.head);
     let dot = |key: usize, of: &dyn Fn(f64) -> f64| -> f64 {
@@ -149,7 +153,7 @@ fn sums_hold(
     let scale = f64::from(problem.softmax.scale);
     let (mut sum_a, mut largest_a, mut lanes) = (0.0, 0.0f64, vec![[0.0; 2]; problem.dims.v]);
     let (mut logs, mut weights) = ([0.0; 2], Vec::new());
-    for key in query.keys.clone().map(|key| run.row(key)) {
+    for &key in &rows[query.keys.clone()] {
         let log = problem.softmax.cap(scale * dot(key, &|x| x)) - row.largest;
         let weight = libm::exp(log);
         logs = [logs[0] + log, logs[1] + log * log];
@@ -254,7 +258,7 @@ fn dithered_ratio(problem: &Problem, inputs: &Inputs, got: &RankOutputs, model: 
     let answer = blocked::forward(problem, inputs, Some(model));
     let bound = answer.bound.unwrap().dithered.out;
     let mut worst = 0.0f64;
-    for (query, _) in queries(problem) {
+    for (query, _) in queries(problem).0 {
         for lane in 0..problem.dims.v {
             let place = [query.row, query.head, lane];
             let error = (f64::from(got.out[place]) - answer.exact.out[place]).abs();
@@ -278,7 +282,7 @@ fn a_forward_is_judged_by_the_reference() {
             let forward = large::Forward { problem: &problem, inputs: &inputs, got, model: &model };
             large::forward(&gpu, &forward, rows).unwrap()
         };
-        let (right, real) = (judge(got, Rows::All), queries(&problem).len());
+        let (right, real) = (judge(got, Rows::All), queries(&problem).0.len());
         assert!(right.finding.is_none(), "{} on {problem:?}", right.finding.unwrap());
         assert_eq!(right.rows, real);
         let sample = judge(got, Rows::Sample { count: 5, seed: 3 });
@@ -316,4 +320,28 @@ fn a_forward_is_judged_by_the_reference() {
     assert!(lowered > judged, "largest logits that are too small: {lowered} of {}", 2 * judged);
     // A sample may miss the few rows that are dithered.
     assert!(dithered[0] >= 5 && 10 * dithered[0] >= 9 * dithered[1], "{dithered:?}");
+}
+
+/// Test that each row's keys are those that the mask shows it, one interval or two.
+#[test]
+fn a_query_has_the_keys_that_its_row_sees() {
+    let (mut alone, mut all) = (0, 0);
+    for (problem, _) in problems(Profile::Quick, 300) {
+        let (queries, lists) = queries(&problem);
+        let mut rows = queries.iter();
+        for _ in 0..problem.heads.q {
+            for both in &problem.sequences {
+                for i in 0..both.q.len {
+                    let (query, at) = rows.next().expect("a query for each row");
+                    let keys = problem.mask.visible(i, both.q.len, both.kv.len);
+                    let right: Vec<usize> = keys.map(|key| both.kv.row(key)).collect();
+                    assert_eq!((*at, query.row), (i, both.q.row(i)));
+                    assert_eq!(lists[query.list][query.keys.clone()], right, "{problem:?}");
+                    alone += usize::from(query.list >= problem.sequences.len());
+                    all += 1;
+                }
+            }
+        }
+    }
+    assert!(alone > 100 && all > 10 * alone, "{alone} of {all} rows see two intervals");
 }

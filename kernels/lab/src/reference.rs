@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-use seamproof_oracle::Softmax;
 use seamproof_oracle::envelope::SLOTS;
+use seamproof_oracle::{Problem, Softmax};
 
 use seamproof_kernels::attend::DIM_MAX;
 use seamproof_kernels::block::THREADS;
@@ -51,6 +51,32 @@ pub struct Query {
     pub list: usize,
     /// The keys that it sees, as indices into the list.
     pub keys: Range<usize>,
+}
+
+impl Query {
+    /// Returns the query of a row of a sequence and a head. The lists begin with the keys of each sequence
+    /// ([`lists_of_keys`]). A row that sees more than one interval of them gets a list of its own behind these.
+    pub fn of(
+        problem: &Problem,
+        [sequence, i]: [usize; 2],
+        head: usize,
+        lists: &mut Vec<Vec<usize>>,
+    ) -> Query {
+        let both = &problem.sequences[sequence];
+        let visible = problem.mask.visible(i, both.q.len, both.kv.len);
+        let (hull, row) = (visible.hull(), both.q.row(i));
+        if visible.len() == hull.len() {
+            return Query { row, head, list: sequence, keys: hull };
+        }
+        lists.push(visible.map(|key| both.kv.row(key)).collect());
+        let list = lists.len() - 1;
+        Query { row, head, list, keys: 0..lists[list].len() }
+    }
+}
+
+/// Returns the rows of each sequence's keys.
+pub fn lists_of_keys(problem: &Problem) -> Vec<Vec<usize>> {
+    problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect()
 }
 
 /// Rows that are asked about, as tables for the GPU. Neighbours of one head and list of keys share a block, so ask

@@ -9,7 +9,7 @@ mod related;
 mod rows;
 mod tally;
 
-use crate::reference::{self, Query, Questions, ReferenceTensors};
+use crate::reference::{self, Query, Questions, ReferenceTensors, lists_of_keys};
 use ndarray::{Array3, Axis};
 use rayon::prelude::*;
 use seamproof_kernels::memory::DeviceBuffer;
@@ -114,8 +114,7 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRow
     let memory = OnGpu::new(gpu, problem, inputs)?;
     // Every input that is not 0 counts as at least what the smallest one counts as.
     let floor = model.magnitude(f64::MIN_POSITIVE);
-    let lists: Vec<Vec<usize>> =
-        problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect();
+    let lists = lists_of_keys(problem);
     let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
     let at_once =
         if all { rows_of_lanes(problem) } else { rows_of_slots(problem).min(rows_of_lanes(problem)) };
@@ -125,7 +124,8 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRow
     });
     let queries: Vec<Asked> = queries.collect();
     for part in queries.chunks(at_once) {
-        let asked: Vec<Query> = part.iter().map(|asked| asked.query(problem)).collect();
+        let mut lists = lists.clone();
+        let asked: Vec<Query> = part.iter().map(|asked| asked.query(problem, &mut lists)).collect();
         let questions = Questions::new(&lists, &asked)?;
         let tensors = memory.tensors(problem);
         let answers = reference::answer(gpu, &questions, &problem.softmax, (floor, !all), &tensors)?;
@@ -154,11 +154,8 @@ struct Asked {
 }
 
 impl Asked {
-    fn query(&self, problem: &Problem) -> Query {
-        let sequence = &problem.sequences[self.sequence];
-        // One interval: kernels take no sink tokens.
-        let keys = problem.mask.visible(self.i, sequence.q.len, sequence.kv.len).hull();
-        Query { row: sequence.q.row(self.i), head: self.head, list: self.sequence, keys }
+    fn query(&self, problem: &Problem, lists: &mut Vec<Vec<usize>>) -> Query {
+        Query::of(problem, [self.sequence, self.i], self.head, lists)
     }
 
     fn place(&self, lane: Option<usize>) -> Place {
