@@ -352,8 +352,8 @@ impl Gpu {
     }
 
     /// Launches the forward. `tables` holds the call's tables, and `plan` has [`CallTables::forward_bytes`]. There are two
-    /// launches, three in the split shape and four in the mixed one, and no wait. A call that the kernel does not take is
-    /// [`KernelError::Unserved`].
+    /// launches, three in the split shape where there are many pieces, four in the mixed shape, and no wait. A call that the
+    /// kernel does not take is [`KernelError::Unserved`].
     ///
     /// Tables that are written over those of a recorded launch must be of a call that [`CallTables::new`] takes for
     /// the same tensors, with as many segments, runs and owned rows.
