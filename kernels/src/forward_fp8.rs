@@ -5,9 +5,10 @@
 //! the forward in 16 bits ([`forward`](crate::forward)).
 
 use seamproof_oracle::Format;
-use seamproof_simulator::RowPolicy;
+use seamproof_simulator::{AttentionCall, RowPolicy};
 
 use crate::attend::{CallTables, ForwardTensors, WeightFormats};
+use crate::device::TileLaunch;
 use crate::error::KernelError;
 use crate::forward::{
     ALIGNMENT, PlanPlaces, PlanTiles, RawArguments, head_chunk, refusal_of_numbers, scale_log2, tensor_map,
@@ -57,6 +58,14 @@ impl Fp8Shape {
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Fp8Shape {
         let is_wide = width(dims) == DIM_MAX;
         if call.mean_rows() <= SHORT_ROWS[usize::from(is_wide)] { Fp8Shape::Short } else { Fp8Shape::Long }
+    }
+
+    /// Returns what the blocks of a launch with so many query heads share: each item is a tile of a segment's real rows and a
+    /// head.
+    pub(crate) fn launch(self, call: &AttentionCall, heads: usize, dims: [usize; 2]) -> TileLaunch {
+        let (teams, rows, _) = self.config(width(dims));
+        let tiles: usize = call.segments.iter().map(|segment| segment.q.len.div_ceil(rows)).sum();
+        TileLaunch { items: heads * tiles, cluster: 1, teams, segments: call.segments.len() }
     }
 
     /// Returns the name.

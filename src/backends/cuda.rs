@@ -39,7 +39,7 @@ use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError,
-    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, Way,
+    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, Way, Word,
 };
 use seamproof_judge::subjects::{
     OptionError, Ranks, Reached, SubjectName, World, built, in_steps, launchable, run_on_threads, run_world,
@@ -113,7 +113,7 @@ fn formats(problem: &Problem) -> WeightFormats {
 }
 
 /// Returns the calls that a problem is made in: itself, where it has no steps.
-fn calls_of(problem: &Problem) -> Vec<Problem> {
+pub(super) fn calls_of(problem: &Problem) -> Vec<Problem> {
     if problem.steps.is_empty() {
         return vec![problem.clone()];
     }
@@ -262,6 +262,19 @@ impl Cuda {
             launches.iter_mut().zip(of_call).for_each(|(launches, here)| launches.extend(here));
         }
         Some(launches)
+    }
+
+    /// Returns the ways of launches on tensor cores, of several tiles in a block and of several segments for a planner, where
+    /// blocks are few. With many blocks, small problems hardly ever go these ways.
+    pub(super) fn ways_in_few_blocks(
+        &self,
+        launches: &[TileLaunch],
+        [tiles, segments]: [Word; 2],
+    ) -> Vec<Way> {
+        let Some(blocks) = self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS) else { return Vec::new() };
+        let repeats = launches.iter().any(|launch| launch.repeats_in(blocks));
+        let plans = launches.iter().any(|launch| launch.segments > PLANNERS_LEAST);
+        vec![Way { name: tiles, taken: repeats }, Way { name: segments, taken: plans }]
     }
 
     /// Returns the emulated kernel that gives the same bits as a subject from [`Cuda::with_twins_bits`].
@@ -566,14 +579,8 @@ impl Backend for Cuda {
         let passes = passes.filter(|(_, launches)| !launches.is_empty());
         let mut ways: Vec<Way> =
             passes.map(|(name, launches)| Way { name, taken: !launches.contains(&None) }).collect();
-        // With many blocks, small problems hardly ever go these ways.
-        if let Some(blocks) = self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS) {
-            let launches: Vec<TileLaunch> = launches.into_iter().flatten().flatten().collect();
-            let repeats = launches.iter().any(|launch| launch.repeats_in(blocks));
-            let plans = launches.iter().any(|launch| launch.segments > PLANNERS_LEAST);
-            ways.push(Way { name: SEVERAL_IN_A_BLOCK, taken: repeats });
-            ways.push(Way { name: SEVERAL_FOR_A_PLANNER, taken: plans });
-        }
+        let launches: Vec<TileLaunch> = launches.into_iter().flatten().flatten().collect();
+        ways.extend(self.ways_in_few_blocks(&launches, [SEVERAL_IN_A_BLOCK, SEVERAL_FOR_A_PLANNER]));
         ways
     }
 

@@ -10,6 +10,7 @@
 use std::num::NonZeroUsize;
 
 use seamproof_kernels::backward::DqOrder;
+use seamproof_kernels::device;
 use seamproof_kernels::forward;
 use seamproof_kernels::forward_fp8::{self, DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
@@ -22,7 +23,10 @@ use super::Cuda;
 use super::cuda::{self, CudaRunner, Launched, Place, fault_in, opened, run_here};
 use crate::worker::{OpenError, Opened};
 use seamproof_judge::finding::Phase;
-use seamproof_judge::subject::{Backend, Declaration, MaskKind, Outputs, Promises, RunError, Sizes};
+use seamproof_judge::subject::{
+    Backend, Declaration, MaskKind, Outputs, Promises, RunError, SEVERAL_FOR_A_PLANNER_FP8,
+    SEVERAL_IN_A_BLOCK_FP8, Sizes, Way,
+};
 use seamproof_judge::subjects::{Fp8, OptionError, Options, SubjectName, World, descaled};
 
 /// Tiles that no block of keys is smaller than, but for the first and the last of a run.
@@ -195,6 +199,17 @@ impl Backend for CudaFp8 {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule, BuildError> {
         self.emulated().schedule(problem)
+    }
+
+    /// Returns the ways as the device decides them: by the schedule's launches. All of them run on tensor cores.
+    fn ways(&self, problem: &Problem) -> Vec<Way> {
+        let launches = cuda::calls_of(problem).into_iter().map(|call| {
+            let schedule = self.schedule(&call).ok()?;
+            device::tile_launches_fp8(&schedule, self.shape).ok()
+        });
+        let Some(launches) = launches.collect::<Option<Vec<_>>>() else { return Vec::new() };
+        let names = [SEVERAL_IN_A_BLOCK_FP8, SEVERAL_FOR_A_PLANNER_FP8];
+        self.scheduled.ways_in_few_blocks(&launches.concat().concat(), names)
     }
 
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in

@@ -15,16 +15,19 @@ use serde::{Deserialize, Serialize};
 use seamproof_judge::census::{MissedFloor, floor};
 use seamproof_judge::generate::Profile;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, Way,
+    BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, SEVERAL_FOR_A_PLANNER, SEVERAL_FOR_A_PLANNER_FP8,
+    SEVERAL_IN_A_BLOCK, SEVERAL_IN_A_BLOCK_FP8, Way,
 };
 
 /// Of ways the share of the judged cases that go them among those that could, in each profile, in the order of
 /// [`Profile::ALL`], in tenths of a percent; measured.
-const RATES: [(&str, [u16; 3]); 4] = [
+const RATES: [(&str, [u16; 3]); 6] = [
     (FORWARD_ON_TENSOR_CORES, [916, 921, 858]),
     (BACKWARD_ON_TENSOR_CORES, [917, 925, 854]),
     (SEVERAL_IN_A_BLOCK, [647, 619, 759]),
     (SEVERAL_FOR_A_PLANNER, [56, 38, 102]),
+    (SEVERAL_IN_A_BLOCK_FP8, [644, 607, 851]),
+    (SEVERAL_FOR_A_PLANNER_FP8, [65, 42, 115]),
 ];
 
 /// Cases that went a way, of those that their subject could have sent there.
@@ -119,25 +122,38 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use seamproof_kernels::forward::AttentionKernels;
+    use seamproof_kernels::forward_fp8::Fp8Shape;
 
     use super::*;
-    use crate::backends::Cuda;
+    use crate::backends::{Cuda, CudaFp8};
     use seamproof_judge::generate::{self, Draw};
     use seamproof_judge::subject::Backend;
 
     /// The ways of the cases of a profile that the kernels take, with the shapes on tensor cores and few blocks in turn.
     fn drawn(profile: Profile, cases: u64) -> Ways {
-        let subject = |index: u64| Cuda {
-            attention: AttentionKernels::ALL[1 + index as usize / 3 % 7],
-            blocks: NonZeroUsize::new(1 + index as usize % 3),
-            ..Cuda::default()
+        let few = |index: u64| Cuda { blocks: NonZeroUsize::new(1 + index as usize % 3), ..Cuda::default() };
+        let of_16_bits = |index: u64| {
+            let attention = AttentionKernels::ALL[1 + index as usize / 3 % 7];
+            Box::new(Cuda { attention, ..few(index) }) as Box<dyn Backend>
         };
-        let (table, limits) = (subject(0).declaration().table, profile.limits());
-        let mut ways = Ways::default();
+        let of_codes = |index: u64| {
+            let shape = [None, Some(Fp8Shape::Long), Some(Fp8Shape::Short)][index as usize / 3 % 3];
+            let subject = CudaFp8 { shape, backward: index / 9 % 2 == 1, scheduled: few(index) };
+            Box::new(subject) as Box<dyn Backend>
+        };
+        let mut ways = ways_of(profile, cases, of_16_bits);
+        ways.merge(&ways_of(profile, cases, of_codes));
+        ways
+    }
+
+    /// The ways of the cases of a profile, each on a subject of its own.
+    fn ways_of(profile: Profile, cases: u64, subject: impl Fn(u64) -> Box<dyn Backend>) -> Ways {
+        let (limits, mut ways) = (profile.limits(), Ways::default());
         for index in 0..cases {
             if let Draw::Problem(problem) = generate::draw(3, index, &limits) {
-                let problem = table.asked(problem);
-                ways.add(&problem, &subject(index).ways(&problem));
+                let subject = subject(index);
+                let problem = subject.declaration().table.asked(problem);
+                ways.add(&problem, &subject.ways(&problem));
             }
         }
         ways

@@ -10,6 +10,7 @@ use crate::attend::{CallTables, WeightFormats};
 use crate::backward::{self, BackwardOperands};
 use crate::error::KernelError;
 use crate::forward::{AttentionKernels, ForwardOperands, TileShape};
+use crate::forward_fp8::Fp8Shape;
 use crate::gpu::whole_clusters;
 
 /// Returns the operands of a forward from the formats and head dims of q, k, v and out.
@@ -78,6 +79,32 @@ pub fn tile_launches(
             _ => continue,
         };
         taken[pass].push(here);
+    }
+    Ok(taken)
+}
+
+/// Returns for each forward launch in FP8 of a schedule what its blocks share, in this shape or the one that fits the call, and
+/// for each backward launch.
+pub fn tile_launches_fp8(
+    schedule: &Schedule,
+    shape: Option<Fp8Shape>,
+) -> Result<[Vec<TileLaunch>; 2], KernelError> {
+    let buffer = |id: BufferId| &schedule.buffers[id.0];
+    let mut taken = [Vec::new(), Vec::new()];
+    for operation in schedule.ranks.iter().flat_map(|rank| &rank.operations) {
+        match &operation.work {
+            Work::Attend(a) => {
+                let [q, k, v] = [a.q, a.k, a.v].map(buffer);
+                let dims = [q.dim, v.dim];
+                let shape = match shape {
+                    Some(shape) => shape,
+                    None => Fp8Shape::of(&CallTables::new(&a.call, [q.rows, k.rows], false)?, dims),
+                };
+                taken[0].push(shape.launch(&a.call, q.heads, dims));
+            }
+            Work::AttendBackward(a) => taken[1].push(backward::launch(&a.call, buffer(a.k).heads)),
+            _ => {}
+        }
     }
     Ok(taken)
 }

@@ -30,7 +30,7 @@ use seamproof_oracle::Run;
 use seamproof_simulator::device::{Buffers, Device, DeviceError, Transfer};
 use seamproof_simulator::schedule::{BufferId, Region, Work};
 
-pub use choice::{TileLaunch, shapes, tile_launches};
+pub use choice::{TileLaunch, shapes, tile_launches, tile_launches_fp8};
 use cuda::failed;
 pub use cuda::{CudaDevice, DeviceOptions};
 use lanes::Command;
