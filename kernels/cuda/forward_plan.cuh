@@ -181,6 +181,15 @@ __device__ __forceinline__ void plan_few(const PlanArgs& of_call, FewTiles& few)
     if (lane == 0) few.plan = {0, tiles, pieces};
 }
 
+// Plans for few segments where blocks plan for themselves, and waits for the planning kernel then, which clears what is
+// counted. That kernel is not started early: whatever was launched before it has ended, and so have the call's tables been
+// written.
+__device__ __forceinline__ void plan_before_waiting(const PlanArgs& a, FewTiles& few) {
+    if (a.by_blocks && threadIdx.x < 32) plan_few(a, few);
+    after_earlier_launches();
+    __syncthreads();
+}
+
 #ifdef PLAN
 extern "C" __global__ void __launch_bounds__(PLANNERS, 1) forward_plan(const __grid_constant__ PlanArgs a) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

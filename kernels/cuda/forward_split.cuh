@@ -446,15 +446,12 @@ __device__ __forceinline__ bool is_last_piece(u32* ended, int count) {
 extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split, DIM, TYPE)(
     const __grid_constant__ Args a, const __grid_constant__ SplitArgs b, const __grid_constant__ PlanArgs of_call
 ) {
-    extern __shared__ u8 rings[];
     __shared__ FewTiles few;
+    plan_before_waiting(of_call, few);
+    extern __shared__ u8 rings[];
     __shared__ u32 taken;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool by_blocks = of_call.by_blocks;
-    // A plan that is made here needs nothing of the launch before, which clears what is counted.
-    if (by_blocks && warp == 0) plan_few(of_call, few);
-    after_earlier_launches();
-    __syncthreads();
     const Plan& plan = by_blocks ? few.plan : *a.plan;
     const PlannedRows* const all_rows = by_blocks ? few.rows : a.rows;
     const u32* const tile_segment = by_blocks ? few.tile_segment : a.tile_segment;

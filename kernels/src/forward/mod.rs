@@ -611,7 +611,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_source() {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 12 * 4 + 3 * 48 + 32);
-        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 8 * 4 + 3 * 8);
+        assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 8 * 4 + 5 * 8);
         for shape in TileShape::ALL {
             for instance in [Instance::Narrow, Instance::Wide, Instance::General] {
                 let (served, dim) = (shape.served(instance), instance.dim());
