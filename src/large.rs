@@ -38,6 +38,11 @@ const WHOLE_PRODUCTS: u64 = 1 << 36;
 /// Most elements of q where the subject draws its own inputs, and where inputs and results pass through this process.
 const ELEMENTS_THERE: u64 = 1 << 28;
 const ELEMENTS_HERE: u64 = 1 << 24;
+/// Most visible products where the subject draws its own inputs, where only results pass through this process, and where
+/// this process runs the subject, too.
+const PRODUCTS_THERE: u64 = 1 << 44;
+const PRODUCTS_HERE: u64 = WHOLE_PRODUCTS;
+const PRODUCTS_ON_CPU: u64 = 1 << 30;
 
 /// Times of a case.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,6 +108,17 @@ impl Bench {
     /// Returns the most elements of q in a pack, where nobody says how many.
     pub fn elements(&self) -> u64 {
         if self.questions.is_some() { ELEMENTS_THERE } else { ELEMENTS_HERE }
+    }
+
+    /// Returns the most visible pairs × query heads × head dimension of a pack, where nobody says how many.
+    pub fn products(&self) -> u64 {
+        match self.questions {
+            Some(_) => PRODUCTS_THERE,
+            None if backends::is_in_process(&SubjectName::from(self.subject.name.as_str())) => {
+                PRODUCTS_ON_CPU
+            }
+            None => PRODUCTS_HERE,
+        }
     }
 
     /// Returns the subject.

@@ -17,8 +17,8 @@ typedef long long i64;
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;
 
 // Kernels in a row overlap: one may be started while the one before still runs (programmatic dependent launch), so that the
-// cost of a start is hidden. The first statement of each: it waits until all that was launched before has ended and what
-// that wrote can be seen, and lets the next one be started.
+// cost of a start is hidden. The first statement of each (but see `plan_before_waiting`): it waits until all that was launched
+// before has ended and what that wrote can be seen, and lets the next one be started.
 __device__ __forceinline__ void after_earlier_launches() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

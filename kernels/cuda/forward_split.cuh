@@ -461,6 +461,7 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split,
     const u64 items = plan.pieces * a.heads;
     u32 next = blockIdx.x;
     for (u64 item = next; item < items; item = next) {
+        // Blocks that plan take items in a fixed stride, as no earlier launch has cleared a counter for them.
         if (threadIdx.x == 0) taken = by_blocks ? (u32)item + gridDim.x : gridDim.x + atomicAdd(&a.plan->next, 1);
         const u32 number = tile_of(tile_pieces, plan.tiles, item, a.heads);
         const PlannedRows& rows = all_rows[tile_segment[number]];

@@ -23,8 +23,9 @@ const HASH_BYTES: usize = 32;
 /// The variable that names the folder. It goes before the user's cache directory.
 pub const FOLDER_VARIABLE: &str = "SEAMPROOF_KERNEL_CACHE";
 
-/// The folder of what a package brings along, from the program's folder on.
-const SHIPPED: &str = "../share/seamproof/kernels";
+/// The folder of what a package brings along, beside the folder of programs that an environment has.
+const SHIPPED: &str = "share/seamproof/kernels";
+const PROGRAMS: &str = "bin";
 
 /// A folder of compiled kernels, or none, and one that was brought along.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +45,8 @@ pub enum Origin {
 
 impl Cache {
     /// Returns the user's cache: `$SEAMPROOF_KERNEL_CACHE`, `$XDG_CACHE_HOME/seamproof/kernels` or
-    /// `~/.cache/seamproof/kernels`; and beside it `share/seamproof/kernels` next to the program's folder. Where there is no
-    /// such place, the cache has no folder.
+    /// `~/.cache/seamproof/kernels`. Where there is no such place, the cache has no folder. A program in a folder `bin` is
+    /// taken for an installed one, which has `share/seamproof/kernels` besides.
     pub fn of_user() -> Cache {
         let named = |variable: &str| {
             std::env::var_os(variable).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty())
@@ -55,7 +56,8 @@ impl Cache {
             .or_else(|| named("XDG_CACHE_HOME").map(below))
             .or_else(|| named("HOME").map(|home| below(home.join(".cache"))));
         let program = std::env::current_exe().and_then(std::fs::canonicalize).ok();
-        let shipped = program.as_deref().and_then(Path::parent).map(|programs| programs.join(SHIPPED));
+        let programs = program.as_deref().and_then(Path::parent).filter(|folder| folder.ends_with(PROGRAMS));
+        let shipped = programs.and_then(Path::parent).map(|environment| environment.join(SHIPPED));
         Cache { folder, shipped: shipped.filter(|folder| folder.is_dir()) }
     }
 

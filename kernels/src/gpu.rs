@@ -579,7 +579,8 @@ impl Gpu {
         let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
         // SAFETY: the launchers check sizes against the kernels' contracts. Kernels on slots compare rows with the
         // tensors' themselves. Tables of attention calls have been checked; a caller who overwrites one answers for
-        // it. A kernel that may be started early waits for earlier launches before it touches anything.
+        // it. A kernel that may be started early waits for earlier launches before it touches anything; the split shape's
+        // reads tables before, which were written before its planning kernel began.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), none) };
         launched.result().map_err(failed(kernel))?;
         found.launches.fetch_add(1, Ordering::Relaxed);

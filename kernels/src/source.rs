@@ -87,7 +87,7 @@ pub fn sources() -> Vec<Source> {
 }
 
 /// Sources whose kernels wait for earlier launches themselves, so that they may be started early; and how the names of such
-/// kernels begin in other sources.
+/// kernels begin in other sources. The split shape's kernel may plan before it waits: its planning kernel is not among these.
 const OVERLAPPING: [&str; 5] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.cu", "quantise.cu"];
 const OVERLAPPING_KERNELS: [&str; 2] = ["forward_split_", "forward_merge_"];
 
@@ -140,8 +140,8 @@ impl Source {
         Source { text, planted: true, ..self }
     }
 
-    /// Returns whether one of its kernels may be started while earlier launches run. It waits for them in its first
-    /// statement.
+    /// Returns whether one of its kernels may be started while earlier launches run. It waits for them before it touches what
+    /// they write.
     pub(crate) fn overlaps(&self, kernel: &str) -> bool {
         OVERLAPPING.contains(&self.file) || OVERLAPPING_KERNELS.iter().any(|begin| kernel.starts_with(begin))
     }

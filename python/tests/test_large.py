@@ -222,7 +222,7 @@ def test_a_run_without_results_is_a_finding(name, code, words, tmp_path):
 
 def test_what_cannot_be_asked_is_an_error(tmp_path):
     (tmp_path / "kernel.py").write_text(RAISING)
-    output = ran("large", "--backend", "emulated", cwd=tmp_path)
+    output = ran("large", "--backend", "nothing", cwd=tmp_path)
     assert output.returncode == 1 and b"python:FILE" in output.stderr
     ran("try", "--lengths", "5", "--mode", "staircase", "--out", "case.json", cwd=tmp_path)
     output = ran("large", "--backend", "python:kernel.py:raises", "--replay", "case.json", cwd=tmp_path)

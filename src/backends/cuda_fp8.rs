@@ -203,6 +203,9 @@ impl Backend for CudaFp8 {
 
     /// Returns the ways as the device decides them: by the schedule's launches. All of them run on tensor cores.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
+        if self.scheduled.blocks.is_none() {
+            return Vec::new();
+        }
         let launches = cuda::calls_of(problem).into_iter().map(|call| {
             let schedule = self.schedule(&call).ok()?;
             device::tile_launches_fp8(&schedule, self.shape).ok()

@@ -46,14 +46,15 @@ impl Identity {
     /// part of it: it judges, and holds the subjects that are its own.
     pub(crate) fn of(name: &str, options: &Options) -> Result<Identity, IdentityError> {
         let program = format!("{} {}", env!("CARGO_PKG_VERSION"), hash_of(&own_program())?);
-        let mut parts = BTreeMap::from([("seamproof".to_owned(), program)]);
-        let mut own = options.clone();
+        let (mut parts, mut own) = (BTreeMap::new(), options.clone());
         let beside: Vec<String> = [BESIDE, BITS_OF].iter().filter_map(|option| own.remove(*option)).collect();
         parts.extend(parts_of(&SubjectName::new(name, own))?);
         for other in beside {
             let named = parts_of(&other.parse().map_err(BackendError::from)?)?;
             parts.extend(named.into_iter().map(|(part, value)| (format!("{part} of {other}"), value)));
         }
+        // A subject may name a version as it likes, but not this one.
+        parts.insert("seamproof".to_owned(), program);
         Ok(Identity(parts))
     }
 

@@ -81,8 +81,8 @@ pub(super) fn subject(name: &SubjectName, pool: Arc<Pool>) -> Result<Outside, Ou
 pub(super) fn questions(name: &SubjectName, pool: &Pool) -> Result<Questions, OutsideError> {
     let wrong = |what: &str| OutsideError::new(name, what);
     let place = name.base.strip_prefix(SubjectName::PYTHON).filter(|_| name.miscalls.is_empty());
-    let place = place
-        .ok_or_else(|| wrong("large runs are judged of subjects python:FILE and python:FILE:NAME alone"))?;
+    let place =
+        place.ok_or_else(|| wrong("only subjects python:FILE and python:FILE:NAME draw their own inputs"))?;
     let usual = command(&name.base).map_err(|what| wrong(&what))?;
     let declared = declared(name, &usual, pool)?;
     let worker = python_module(LARGE_MODULE, &[place]).map_err(|what| wrong(&what))?;

@@ -103,7 +103,7 @@ pub struct Stored {
 pub(super) struct Checkpoint {
     /// What is run.
     pub(super) start: Start,
-    /// What it is run on. Older builds did not record it.
+    /// What it is run on; empty in a checkpoint of an older build, which nobody goes on with.
     #[serde(default)]
     pub(super) identity: Identity,
     /// Sums of the first cases, without their census.

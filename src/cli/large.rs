@@ -16,7 +16,7 @@ use crate::paste::typed;
 use crate::record::{DEFAULT_DIR, Findings, RunDir};
 use seamproof_judge::case::{Case, InputSource};
 use seamproof_judge::failure::Symptom;
-use seamproof_judge::finding::Finding;
+use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::hash::mix;
 use seamproof_judge::large::{Sizes, TOKENS_MOST, pack};
 use seamproof_judge::prose::{counted, describe};
@@ -59,9 +59,10 @@ pub(super) struct Args {
     /// file, 2^24 else]
     #[arg(long, value_name = "N|A..B", value_parser = elements)]
     elements: Option<RangeInclusive<u64>>,
-    /// Most visible pairs × query heads × head dimension; heads are left out for that
-    #[arg(long, value_name = "N", default_value_t = 1 << 44)]
-    products: u64,
+    /// Most visible pairs × query heads × head dimension; heads are left out for that [default: 2^44 in a Python file, 2^36
+    /// in workers, 2^30 in this process]
+    #[arg(long, value_name = "N")]
+    products: Option<u64>,
     /// Drawn rows of queries and of keys, besides those at borders; each in all heads
     #[arg(long, value_name = "N", default_value_t = ROWS)]
     rows: usize,
@@ -172,7 +173,7 @@ impl Hunt<'_> {
         let sizes = Sizes {
             tokens: args.tokens.clone(),
             elements: args.elements.clone().unwrap_or(0..=self.bench.elements()),
-            products: args.products,
+            products: args.products.unwrap_or(self.bench.products()),
             backward: !args.forward,
         };
         let table = self.bench.backend().declaration().table;
@@ -190,7 +191,7 @@ impl Hunt<'_> {
             }
             if self.tally.judged == 0 && self.tally.outside == OUTSIDE_MOST {
                 print_line(&format_args!(
-                    "too little run: the subject's table takes none of {OUTSIDE_MOST} packs; name other --tokens or --elements"
+                    "too little run: {OUTSIDE_MOST} packs are outside of the subject's table or too large; name other --tokens or --elements"
                 ));
                 break;
             }
@@ -215,8 +216,11 @@ impl Hunt<'_> {
         canary.looks += 1;
         let look = self.bench.canary(problem);
         match (&look, look.finding()) {
-            // A run without results is the subject's own failure.
+            // A run without results is the subject's own failure, and so is what no moved row explains.
             (Look::Silent(_), Some(finding)) => return self.found(problem, finding),
+            (Look::Decided(..), Some(finding)) if finding.check == Check::Structure => {
+                return self.found(problem, finding);
+            }
             (_, Some(finding)) => {
                 canary.is_found = true;
                 print_line(&format_args!("canary    found: results moved by one row: {finding}"));

@@ -79,7 +79,7 @@ enum Command {
     JudgeRecording(judge_recording::Args),
     /// Show what a campaign, a night or a recording found, as a page to look at
     Report(report::Args),
-    /// Judge packs of tens of thousands of tokens, forward and backward, where the subject runs
+    /// Judge packs of tens of thousands of tokens, forward and backward
     Large(large::Args),
     /// Judge one case that the options describe
     Try(Box<tried::Args>),

@@ -110,7 +110,7 @@ pub const SEVERAL_IN_A_BLOCK: Word = "several tiles in a block";
 /// Way of a problem of which some launch on tensor cores has more segments than threads plan it, where these are few by
 /// choice.
 pub const SEVERAL_FOR_A_PLANNER: Word = "several segments for a planner";
-/// The same two ways of launches in FP8, whose tiles are others.
+/// Way of a problem of which some launch in FP8 has more tiles than its blocks take at once, where blocks are few by choice.
 pub const SEVERAL_IN_A_BLOCK_FP8: Word = "several tiles of codes in a block";
 /// Way of a problem of which some launch in FP8 has more segments than threads plan it, where these are few by choice.
 pub const SEVERAL_FOR_A_PLANNER_FP8: Word = "several segments of codes for a planner";

@@ -259,7 +259,7 @@ pub(crate) struct PlanTiles {
     part_rows: usize,
     /// The number of tiles for which there is room.
     capacity: usize,
-    /// For the split shape.
+    /// The tables of pieces, which the split shape alone has.
     pieces: Option<PlanPieces>,
 }
 

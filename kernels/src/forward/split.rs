@@ -175,14 +175,20 @@ impl SplitRoom {
         self.starts(call)[2] + 4 * self.ended()
     }
 
-    /// Returns how many tiles and packs have their ended pieces counted; none where a launch puts pieces together.
+    /// Whether a launch of its own puts pieces together.
+    fn needs_merge(&self) -> bool {
+        self.left * self.packs.count > ENDED_MAX
+    }
+
+    /// Returns how many tiles and packs have their ended pieces counted: those whose blocks put pieces together, if any
+    /// leaves something.
     fn ended(&self) -> usize {
-        if self.left * self.packs.count <= ENDED_MAX { self.tiles * self.packs.count } else { 0 }
+        if self.left == 0 || self.needs_merge() { 0 } else { self.tiles * self.packs.count }
     }
 
     /// Whether each block plans for itself.
     fn is_planned_by_blocks(&self, call: &CallTables) -> bool {
-        self.ended() > 0 && call.segments <= FEW_TILES && self.tiles <= FEW_TILES
+        !self.needs_merge() && call.segments <= FEW_TILES && self.tiles <= FEW_TILES
     }
 }
 
@@ -233,10 +239,10 @@ impl Gpu {
         let (blocks, shared) = (self.resident_blocks(RESIDENT)?, shared_bytes(dim));
         let name = |kernel: &str| format!("forward_{kernel}_{suffix}");
         self.launch_with(&name("split"), (blocks, 1, THREADS), shared, &[&arguments, &split, &planned])?;
-        match ended_count {
-            0 => self.launch(&name("merge"), (MERGES.0, MERGES.1, THREADS), &[&arguments, &split]),
-            _ => Ok(()),
+        if room.needs_merge() {
+            self.launch(&name("merge"), (MERGES.0, MERGES.1, THREADS), &[&arguments, &split])?;
         }
+        Ok(())
     }
 }
 
