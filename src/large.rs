@@ -93,6 +93,7 @@ pub struct Bench {
     /// The process that answers questions about its large runs; `None` for the ordinary judge.
     questions: Option<Questions>,
     rows: usize,
+    products: u64,
 }
 
 impl Bench {
@@ -101,8 +102,13 @@ impl Bench {
         let backend = backends::by_name(&name.name(), &name.options)?;
         let draws_inputs = name.base.starts_with(SubjectName::PYTHON) && name.miscalls.is_empty();
         let questions = draws_inputs.then(|| backends::questions(name)).transpose()?;
+        let products = match draws_inputs {
+            true => PRODUCTS_THERE,
+            false if backends::is_in_process(name) => PRODUCTS_ON_CPU,
+            false => PRODUCTS_HERE,
+        };
         let subject = Subject { name: name.name(), options: name.options.clone() };
-        Ok(Bench { subject, backend, questions, rows })
+        Ok(Bench { subject, backend, questions, rows, products })
     }
 
     /// Returns the most elements of q in a pack, where nobody says how many.
@@ -112,13 +118,7 @@ impl Bench {
 
     /// Returns the most visible pairs × query heads × head dimension of a pack, where nobody says how many.
     pub fn products(&self) -> u64 {
-        match self.questions {
-            Some(_) => PRODUCTS_THERE,
-            None if backends::is_in_process(&SubjectName::from(self.subject.name.as_str())) => {
-                PRODUCTS_ON_CPU
-            }
-            None => PRODUCTS_HERE,
-        }
+        self.products
     }
 
     /// Returns the subject.

@@ -89,23 +89,19 @@ impl Cache {
         if let Some(found) = stored {
             return Ok((found, Origin::Cache));
         }
-        let (compiled, origin) = self.of_version(source, version)?;
-        if origin == Origin::Compiled
-            && let Some(warning) = warning(source, &compiled, version)
-        {
+        let compiled = self.compiled(source, version)?;
+        if let Some(warning) = warning(source, &compiled, version) {
             TOLD.call_once(|| eprintln!("{warning}"));
         }
-        Ok((compiled, origin))
+        Ok((compiled, Origin::Compiled))
     }
 
-    fn of_version(&self, source: &Source, version: CudaVersion) -> Result<(Compiled, Origin), KernelError> {
-        if let Some(found) = self.stored(source, version) {
-            return Ok((found, Origin::Cache));
-        }
+    /// Compiles a source, and stores the machine code.
+    fn compiled(&self, source: &Source, version: CudaVersion) -> Result<Compiled, KernelError> {
         let compiled = nvrtc::compile(source)?;
         // If it cannot be stored, whoever comes next compiles again. The machine code is good.
         let _ = self.store(source, version, &compiled);
-        Ok((compiled, Origin::Compiled))
+        Ok(compiled)
     }
 
     /// Returns what is on disk, for any version of NVRTC.
@@ -126,7 +122,10 @@ impl Cache {
     /// Puts the machine code of a source on disk, like [`Cache::get`], and refuses spilled registers.
     pub fn fill(&self, source: &Source) -> Result<(Compiled, Origin), KernelError> {
         let version = nvrtc::version()?;
-        let (compiled, origin) = self.of_version(source, version)?;
+        let (compiled, origin) = match self.stored(source, version) {
+            Some(found) => (found, Origin::Cache),
+            None => (self.compiled(source, version)?, Origin::Compiled),
+        };
         nvrtc::without_spills(source.file, &compiled.log)?;
         let stored = self.entry(source, version).is_some_and(|path| path.exists());
         if !stored {

@@ -120,6 +120,18 @@ pub(super) fn calls_of(problem: &Problem) -> Vec<Problem> {
     problem.calls().into_iter().map(|call| call.problem).collect()
 }
 
+/// Returns the ways of launches on tensor cores in few blocks: of several tiles in a block, and of several segments for a
+/// planner.
+pub(super) fn ways_in(
+    blocks: NonZeroUsize,
+    launches: &[TileLaunch],
+    [tiles, segments]: [Word; 2],
+) -> [Way; 2] {
+    let repeats = launches.iter().any(|launch| launch.repeats_in(blocks));
+    let plans = launches.iter().any(|launch| launch.segments > PLANNERS_LEAST);
+    [Way { name: tiles, taken: repeats }, Way { name: segments, taken: plans }]
+}
+
 /// A GPU that runs problems, one after the other. After an error of the driver it is useless.
 #[derive(Debug)]
 pub struct CudaRunner {
@@ -264,17 +276,9 @@ impl Cuda {
         Some(launches)
     }
 
-    /// Returns the ways of launches on tensor cores, of several tiles in a block and of several segments for a planner, where
-    /// blocks are few. With many blocks, small problems hardly ever go these ways.
-    pub(super) fn ways_in_few_blocks(
-        &self,
-        launches: &[TileLaunch],
-        [tiles, segments]: [Word; 2],
-    ) -> Vec<Way> {
-        let Some(blocks) = self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS) else { return Vec::new() };
-        let repeats = launches.iter().any(|launch| launch.repeats_in(blocks));
-        let plans = launches.iter().any(|launch| launch.segments > PLANNERS_LEAST);
-        vec![Way { name: tiles, taken: repeats }, Way { name: segments, taken: plans }]
+    /// Returns the most blocks of attention where these are so few that small problems often have several tiles in one.
+    pub(super) fn few_blocks(&self) -> Option<NonZeroUsize> {
+        self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS)
     }
 
     /// Returns the emulated kernel that gives the same bits as a subject from [`Cuda::with_twins_bits`].
@@ -580,7 +584,9 @@ impl Backend for Cuda {
         let mut ways: Vec<Way> =
             passes.map(|(name, launches)| Way { name, taken: !launches.contains(&None) }).collect();
         let launches: Vec<TileLaunch> = launches.into_iter().flatten().flatten().collect();
-        ways.extend(self.ways_in_few_blocks(&launches, [SEVERAL_IN_A_BLOCK, SEVERAL_FOR_A_PLANNER]));
+        if let Some(blocks) = self.few_blocks() {
+            ways.extend(ways_in(blocks, &launches, [SEVERAL_IN_A_BLOCK, SEVERAL_FOR_A_PLANNER]));
+        }
         ways
     }
 

@@ -203,16 +203,14 @@ impl Backend for CudaFp8 {
 
     /// Returns the ways as the device decides them: by the schedule's launches. All of them run on tensor cores.
     fn ways(&self, problem: &Problem) -> Vec<Way> {
-        if self.scheduled.blocks.is_none() {
-            return Vec::new();
-        }
+        let Some(blocks) = self.scheduled.few_blocks() else { return Vec::new() };
         let launches = cuda::calls_of(problem).into_iter().map(|call| {
             let schedule = self.schedule(&call).ok()?;
             device::tile_launches_fp8(&schedule, self.shape).ok()
         });
         let Some(launches) = launches.collect::<Option<Vec<_>>>() else { return Vec::new() };
         let names = [SEVERAL_IN_A_BLOCK_FP8, SEVERAL_FOR_A_PLANNER_FP8];
-        self.scheduled.ways_in_few_blocks(&launches.concat().concat(), names)
+        cuda::ways_in(blocks, &launches.concat().concat(), names).into()
     }
 
     /// Runs the problem on this process's first GPU. A campaign's supervisor has no GPU, and runs the subject in

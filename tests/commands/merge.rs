@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 #[cfg(unix)]
@@ -164,16 +164,23 @@ const LONG: [&str; 12] = [
 /// Longest time until a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs the long campaign and kills it once it has a checkpoint.
-fn run_and_kill(dir: &Path) {
+/// Starts a campaign, and returns it once something is there.
+fn started(dir: &Path, arguments: &[&str], is_there: impl Fn() -> bool) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_seamproof"));
-    command.current_dir(dir).args(LONG).args(["--backend", WINDOW]);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    command.current_dir(dir).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().expect("it starts");
     let start = Instant::now();
-    while !dir.join("out/checkpoint.json").exists() {
-        assert!(start.elapsed() < PATIENCE, "no checkpoint");
+    while !is_there() {
+        assert!(start.elapsed() < PATIENCE, "what is waited for does not come");
         std::thread::sleep(Duration::from_millis(20));
     }
+    child
+}
+
+/// Runs the long campaign and kills it once it has a checkpoint.
+fn run_and_kill(dir: &Path) {
+    let long = [&LONG[..], &["--backend", WINDOW]].concat();
+    let mut child = started(dir, &long, || dir.join("out/checkpoint.json").exists());
     child.kill().expect("it is killed");
     child.wait().expect("it has ended");
     assert!(!dir.join("out/sums.json").exists(), "the campaign ended before it was killed");
@@ -230,14 +237,7 @@ const SHARD: [&str; 15] = [
 /// Runs the shard and sends it a signal once this is there. Returns what it said.
 #[cfg(unix)]
 fn run_and_signal(dir: &Path, signal: Signal, is_there: impl Fn() -> bool) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_seamproof"));
-    command.current_dir(dir).args(SHARD).arg("--resume");
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let start = Instant::now();
-    while !is_there() {
-        assert!(start.elapsed() < PATIENCE, "what the signal waits for does not come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let child = started(dir, &[&SHARD[..], &["--resume"]].concat(), is_there);
     kill_process(Pid::from_child(&child), signal).expect("it is told");
     child.wait_with_output().expect("it ends")
 }

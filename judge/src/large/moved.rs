@@ -1,6 +1,6 @@
 //! The canary of packs that the ordinary judge takes: results that are moved by one row before they are judged.
 
-use ndarray::{Array, Axis, RemoveAxis};
+use ndarray::{Array, Axis, RemoveAxis, Zip};
 use seamproof_oracle::sharding::{RankLayout, run_of};
 use seamproof_oracle::{Problem, Side};
 
@@ -36,13 +36,12 @@ fn assemble(
 fn move_rows<D: RemoveAxis>(problem: &Problem, side: Side, axis: Axis, tensor: &mut Array<f32, D>) {
     for sequence in &problem.sequences {
         let rows: Vec<usize> = run_of(sequence, side).real_rows().collect();
-        let Some(&first) = rows.first() else { continue };
-        let kept = tensor.index_axis(axis, first).to_owned();
+        // Passed from one place to the next, the first row comes to the last.
         for pair in rows.windows(2) {
-            let next = tensor.index_axis(axis, pair[1]).to_owned();
-            tensor.index_axis_mut(axis, pair[0]).assign(&next);
+            let (mut before, mut from) = tensor.view_mut().split_at(axis, pair[1]);
+            let (mut row, mut next) = (before.index_axis_mut(axis, pair[0]), from.index_axis_mut(axis, 0));
+            Zip::from(&mut row).and(&mut next).for_each(std::mem::swap);
         }
-        tensor.index_axis_mut(axis, rows[rows.len() - 1]).assign(&kept);
     }
 }
 

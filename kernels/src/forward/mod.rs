@@ -263,8 +263,8 @@ pub(crate) struct PlanTiles {
     pieces: Option<PlanPieces>,
 }
 
-/// What the plan of the split shape has besides.
-#[derive(Clone, Copy, Debug)]
+/// What the plan of the split shape has besides; of others it is all 0.
+#[derive(Clone, Copy, Debug, Default)]
 struct PlanPieces {
     /// The address of the table of pieces.
     table: u64,
@@ -313,9 +313,8 @@ impl Gpu {
         places: &PlanPlaces,
         tiles: PlanTiles,
     ) -> Result<RawPlan, KernelError> {
-        let none = PlanPieces { table: 0, longer: 0, ended: (0, 0), by_blocks: false };
         let PlanPieces { table: tile_pieces, longer, ended: (ended, ended_count), by_blocks } =
-            tiles.pieces.unwrap_or(none);
+            tiles.pieces.unwrap_or_default();
         let [q_step, kv_step] = call.summary.step.map(|step| step.unwrap_or(1).max(1));
         let RawSegments { segments, runs, segment_count, run_count } = call.bands(tables);
         let planned = RawPlan {

@@ -114,7 +114,7 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRow
     let memory = OnGpu::new(gpu, problem, inputs)?;
     // Every input that is not 0 counts as at least what the smallest one counts as.
     let floor = model.magnitude(f64::MIN_POSITIVE);
-    let lists = lists_of_keys(problem);
+    let mut lists = lists_of_keys(problem);
     let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
     let at_once =
         if all { rows_of_lanes(problem) } else { rows_of_slots(problem).min(rows_of_lanes(problem)) };
@@ -124,8 +124,10 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRow
     });
     let queries: Vec<Asked> = queries.collect();
     for part in queries.chunks(at_once) {
-        let mut lists = lists.clone();
-        let asked: Vec<Query> = part.iter().map(|asked| asked.query(problem, &mut lists)).collect();
+        // Lists of rows of the part before are behind those of the sequences.
+        lists.truncate(problem.sequences.len());
+        let query = |asked: &Asked| Query::of(problem, [asked.sequence, asked.i], asked.head, &mut lists);
+        let asked: Vec<Query> = part.iter().map(query).collect();
         let questions = Questions::new(&lists, &asked)?;
         let tensors = memory.tensors(problem);
         let answers = reference::answer(gpu, &questions, &problem.softmax, (floor, !all), &tensors)?;
@@ -154,10 +156,6 @@ struct Asked {
 }
 
 impl Asked {
-    fn query(&self, problem: &Problem, lists: &mut Vec<Vec<usize>>) -> Query {
-        Query::of(problem, [self.sequence, self.i], self.head, lists)
-    }
-
     fn place(&self, lane: Option<usize>) -> Place {
         Place { sequence: Some(self.sequence), head: Some(self.head), row: Some(self.i), lane }
     }
