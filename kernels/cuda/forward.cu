@@ -167,6 +167,8 @@ struct Config {
     // Behind the consumers 128 threads, of which each team has one producer; they leave most of their registers to consumers.
     // A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
+    // How far a row's largest weight in 16 bits may be over 1, in log2.
+    static constexpr int SLACK = 4;
     // Whether a group's products in FP8 follow each other.
     static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS * TEAMS > 2);
     // Whether a tile's rows may be of several heads.
@@ -341,10 +343,11 @@ KERNEL(Short, short)
 using Middle = Config<3, 64, 1, 4, 4>;
 KERNEL(Middle, middle)
 
-// The long shape in clusters of two: for sequences so long that what the L2 cache delivers costs more than waiting for another
-// block.
+// 128 rows in clusters of two, with as many keys a block as a thread's registers hold scores, weights and O of: for sequences so
+// long that what the L2 cache delivers, and a turn's fixed instructions, cost more than waiting for another block and keys that
+// are multiplied and not seen.
 #ifndef GENERAL
-using Paired = Config<2, 128, 2, 2, 2, 2>;
+using Paired = Config<2, 176, 1, 2, 2, 2>;
 KERNEL(Paired, paired, __cluster_dims__(Paired::CLUSTER, 1, 1))
 #endif
 #endif

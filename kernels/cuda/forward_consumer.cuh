@@ -66,9 +66,11 @@ constexpr float LOG2_E = 1.44269502162933349609375f;
 
 // What a thread keeps of its two rows.
 struct Rows {
-    float largest[2];
-    float rest[2];
-    float sum[2];
+    float largest[2] = {neg_infinity(), neg_infinity()};
+    // What weights in 16 bits are made by: the largest score so far, or one before it.
+    float base[2] = {neg_infinity(), neg_infinity()};
+    float rest[2] = {0.0f, 0.0f};
+    float sum[2] = {0.0f, 0.0f};
 };
 
 // Of a thread's keys in a row of a block, 8 j + i of them from its first one on with i < 2, those below `bound`.
@@ -77,13 +79,20 @@ __device__ __forceinline__ int keys_below(int bound, int keys) {
     return bound / 8 * 2 + min(bound % 8, 2);
 }
 
+// `count` bits from bit `first` on, as far as a word has them.
+__device__ __forceinline__ u32 bits_from(int first, int count) {
+    u32 bits;
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(first), "r"(count));
+    return bits;
+}
+
 // Scores of keys that a row does not see become -inf, whatever they were. Of the first `sink_tokens` keys a lower bound hides
-// none.
+// none. A thread's keys of a row have a bit each, 32 of them in a word.
 template <class C>
 __device__ __forceinline__ void mask(
     float (&s)[C::KEYS / 2], Bounds bounds, int sink_tokens, Block block, u32 thread, int packed
 ) {
-    static_assert(C::KEYS <= 128, "a thread's keys of a row have a bit each");
+    static_assert(!IS_GENERAL || C::KEYS <= 128, "sink tokens are in the first word");
     const int first_key = block.first + 2 * (thread % 4), row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -91,16 +100,16 @@ __device__ __forceinline__ void mask(
         const int lowest = IS_FP8 ? max(r + bounds.lo, block.first + block.hidden) : r + bounds.lo;
         const int left = keys_below(lowest - first_key, C::KEYS);
         const int right = keys_below(min(r + bounds.hi + 1, block.end) - first_key, C::KEYS);
-        u32 seen;
-        asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(seen) : "r"(left), "r"(max(right - left, 0)));
-        if constexpr (IS_GENERAL) {
-            u32 first;
-            asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(first) : "r"(min(keys_below(sink_tokens - first_key, C::KEYS), right)));
-            seen |= first;
-        }
 #pragma unroll
-        for (int i = 0; i < C::KEYS / 4; ++i)
-            if (!(seen >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = neg_infinity();
+        for (int word = 0; word < C::KEYS / 4; word += 32) {
+            const int first = max(left - word, 0);
+            u32 seen = bits_from(first, max(right - word - first, 0));
+            if constexpr (IS_GENERAL)
+                seen |= bits_from(0, min(keys_below(sink_tokens - first_key, C::KEYS), right));
+#pragma unroll
+            for (int i = word; i < min(word + 32, C::KEYS / 4); ++i)
+                if (!(seen >> i - word & 1)) s[i / 2 * 4 + 2 * half + i % 2] = neg_infinity();
+        }
     }
 }
 
@@ -122,9 +131,9 @@ __device__ __forceinline__ float largest_of(const float (&s)[C::KEYS / 2], float
     return quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])));
 }
 
-// A row's weights are 2 to the power of (score - largest score so far) · scale. Weights in bf16 take one fused operation:
-// `score · scale + shift`, where `shift` is minus the *level* of the largest score, its product with the scale, rounded, so
-// that the largest weight is 2 to the power of what rounding left out, the row's *rest*, of which later levels and the end
+// A row's weights are 2 to the power of (score - base) · scale. Weights in bf16 take one fused operation:
+// `score · scale + shift`, where `shift` is minus the *level* of the base, its product with the scale, rounded, so
+// that the base's weight is 2 to the power of what rounding left out, the row's *rest*, of which later levels and the end
 // take account. It is at most 64 for levels below 2^31. Above that the scale is a power of two, so that nothing is rounded:
 // by rounding alone, a score that is not the largest one could be anything there, and weighs next to nothing. (Where weights
 // are 2^64, values above 2^63 are past f32.) Weights in fp16 have no room for a rest: they subtract, then scale.
@@ -143,10 +152,10 @@ struct Level {
 
 constexpr u32 LEVEL_EXPONENT = 30;
 
-__device__ __forceinline__ Level level_of(float largest, float scale_log2) {
+__device__ __forceinline__ Level level_of(float base, float scale_log2) {
     Level level;
     // A row that has seen no key yet: any number will do.
-    level.base = largest == neg_infinity() ? 0.0f : largest;
+    level.base = base == neg_infinity() ? 0.0f : base;
     // 2^LEVEL_EXPONENT over the score's power of two. Without a sign, that of a tiny score is larger than any scale.
     const u32 power = (LEVEL_EXPONENT + 2 * 127 << 23) - (__float_as_uint(level.base) & 0x7f800000u);
     level.scale = FUSED ? __uint_as_float(min(__float_as_uint(scale_log2), power)) : scale_log2;
@@ -154,7 +163,7 @@ __device__ __forceinline__ Level level_of(float largest, float scale_log2) {
     return level;
 }
 
-// What weights by an older largest score, which have its rest, are worth by this level.
+// What weights by an older base, which have its rest, are worth by this level.
 __device__ __forceinline__ float factor_of(float old, float rest, const Level& level) {
     return exp2_of(level.exponent_of(old) - rest);
 }
@@ -174,15 +183,24 @@ __device__ __forceinline__ float weights_of(float (&s)[C::KEYS / 2], const Level
     return sum[0] + sum[1];
 }
 
-// Scores become weights by the new largest scores; `factor` is what older weights are worth by them.
+// A row's base stays while no weight by it is over 2^SLACK: what the row has so far needs no factor then. In levels where f32 has
+// no number that near above the base, it is the largest score as ever.
+template <class C>
+__device__ __forceinline__ float base_of(float largest, float old, float scale_log2) {
+    return C::SLACK == 0 || (largest - old) * scale_log2 > C::SLACK ? largest : old;
+}
+
+// Scores become weights by their rows' bases; `factor` is what older weights are worth by them.
 template <class C>
 __device__ __forceinline__ void weigh(float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2) {
-    const float old[2] = {rows.largest[0], rows.largest[1]};
-    rows.largest[0] = largest_of<C, 0>(s, old[0]);
-    const Level first = level_of(rows.largest[0], scale_log2);
+    const float old[2] = {rows.base[0], rows.base[1]};
+    rows.largest[0] = largest_of<C, 0>(s, rows.largest[0]);
+    rows.base[0] = base_of<C>(rows.largest[0], old[0], scale_log2);
+    const Level first = level_of(rows.base[0], scale_log2);
     // While the first row's exponentials are made, which with three groups others do as well.
-    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(old[1], first.shift) : old[1]);
-    const Level second = level_of(rows.largest[1], scale_log2);
+    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(rows.largest[1], first.shift) : rows.largest[1]);
+    rows.base[1] = base_of<C>(rows.largest[1], old[1], scale_log2);
+    const Level second = level_of(rows.base[1], scale_log2);
     factor[0] = factor_of(old[0], rows.rest[0], first);
     rows.rest[0] = first.rest();
     rows.sum[0] = rows.sum[0] * factor[0] + weights_of<C, 0>(s, first);
@@ -263,20 +281,20 @@ struct Ended {
 
 // A row of these numbers (Rows); a rest here is a logarithm to the base e.
 __device__ __forceinline__ Ended end_of(
-    const Args& a, float of_scores, int head, bool real, float largest_score, float rest, float sum
+    const Args& a, float of_scores, int head, bool real, float base, float rest, float sum
 ) {
-    float largest = largest_score * of_scores, total = sum, weight = 1.0f;
+    float level = base * of_scores, total = sum, weight = 1.0f;
     if (a.sink_kind != 0) {
         const float sink = a.sink_kind == 1 ? 0.0f : get(a.sink, place_of(a.sink, 0, head));
         // A sink of -inf is none: in a row without keys it would be subtracted from itself.
         if (sink != neg_infinity()) {
-            const float top = fmaxf(largest, sink);
-            weight = sum == 0.0f ? 0.0f : exact_exp(largest - top - rest);
+            const float top = fmaxf(level, sink);
+            weight = sum == 0.0f ? 0.0f : exact_exp(level - top - rest);
             total = sum * weight + exact_exp(sink - top);
-            largest = top, rest = 0.0f;
+            level = top, rest = 0.0f;
         }
     }
-    const float lse = !real || total == 0.0f ? neg_infinity() : largest + (exact_ln(total) - rest);
+    const float lse = !real || total == 0.0f ? neg_infinity() : level + (exact_ln(total) - rest);
     return {lse, weight / total, !real || sum == 0.0f};
 }
 
@@ -289,7 +307,7 @@ __device__ __forceinline__ void store(
     const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
     const float largest = rows.largest[HALF] * factors.of_scores;
     raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
-    const Ended ended = end_of(a, factors.of_scores, head, real, rows.largest[HALF], rows.rest[HALF] * LN_2,
+    const Ended ended = end_of(a, factors.of_scores, head, real, IS_FP8 ? rows.largest[HALF] : rows.base[HALF], rows.rest[HALF] * LN_2,
                                quad_sum(rows.sum[HALF]));
     const float factor = ended.factor * factors.of_values;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
@@ -381,7 +399,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         };
         Blocks blocks = blocks_of_group();
         blocks.all = uniform(blocks.all);
-        Rows rows = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+        Rows rows;
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
         if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.before);

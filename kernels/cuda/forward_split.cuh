@@ -67,7 +67,8 @@ __device__ __forceinline__ void copies_wait() {
 
 // What `weigh` and `pack` of forward_consumer.cuh are told.
 struct Split {
-    static constexpr int KEYS = SPLIT_KEYS, GROUPS = 1;
+    // Memory is the limit here, so that a row's base is its largest score.
+    static constexpr int KEYS = SPLIT_KEYS, GROUPS = 1, SLACK = 0;
     static constexpr int WARPS = 4, THREADS_ALL = 32 * WARPS, STAGES = DIM == 64 ? 6 : 3;
     static constexpr int ROW_BYTES = 2 * DIM, BLOCK_BYTES = KEYS * ROW_BYTES, STAGE_BYTES = 2 * BLOCK_BYTES;
     static constexpr int WARP_BYTES = STAGES * STAGE_BYTES;
@@ -471,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(Split::THREADS_ALL, 2) NAMED(split,
         const LeftOf left = {tile_pieces[number].left, pieces.count};
         const int begin = (int)(pieces.first + piece) << pieces.log2;
         const Span of_piece = {max(begin, tile.seen.from), min(begin + (1 << pieces.log2), tile.seen.to)};
-        Rows done = {{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+        Rows done;
         float o[DIM / 2];
 #pragma unroll
         for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;

@@ -265,12 +265,15 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
-/// Whether a problem reaches the pass with the fault, and tiles of several heads where the fault is in one of these.
+/// Whether a problem reaches the pass with the fault, and tiles of several heads, or clusters, where the fault is in one
+/// of these.
 fn comes_to(fault: &SourceFault, attention: AttentionKernels, problem: &Problem) -> bool {
     let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
     let packs = |shape: TileShape| shape.packed(problem.group(), instance) > 1;
     match attention {
         AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
+        // All other instances have the long shape in its place.
+        AttentionKernels::Of(TileShape::Paired) => instance == Instance::Wide,
         _ => fault.edit.file != "backward.cu" || problem.pass == Pass::Backward,
     }
 }

@@ -18,8 +18,9 @@ pub(crate) const SHORT_ROWS: [usize; 2] = [1024, 96];
 /// Rows of an average segment, or keys that a row of it sees, up to which the middle shape is faster than the long
 /// one.
 const MIDDLE_ROWS: usize = 2048;
-/// Rows of an average segment, and keys that a row of it sees, from which clusters are faster.
-const PAIRED_ROWS: usize = 8192;
+/// Rows of an average segment, and keys that a row of it sees, from which clusters are faster: where some row does not see
+/// all keys, and where all do.
+const PAIRED_ROWS: [usize; 2] = [8192, 1536];
 /// The most query heads of a KV head, a power of two, whose rows share a middle tile.
 const PACKED_MAX: usize = 4;
 /// The fewest rows of a sequence in a tile of every shape but the split one: in the middle one, with as many heads.
@@ -30,7 +31,8 @@ pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
 pub enum TileShape {
     /// 128 query rows, or 192 with head dims up to 64; 128 keys.
     Long,
-    /// Like the long shape. With head dims over 64, two blocks of threads share keys and values.
+    /// With head dims over 64: 128 query rows and 176 keys, and two blocks of threads share keys and values. With others
+    /// the long shape.
     Paired,
     /// 192 query rows and 64 keys, with head dims over 64.
     Middle,
@@ -144,10 +146,10 @@ impl TileShape {
             TileShape::Mixed
         } else if rows <= SHORT_ROWS[usize::from(wide)] {
             TileShape::Short
+        } else if instance == Instance::Wide && both >= PAIRED_ROWS[usize::from(call.summary.all_seen)] {
+            TileShape::Paired
         } else if wide && both <= MIDDLE_ROWS {
             TileShape::Middle
-        } else if both >= PAIRED_ROWS {
-            TileShape::Paired
         } else {
             TileShape::Long
         }
@@ -227,7 +229,7 @@ impl TileShape {
         Some(match self {
             TileShape::Long if dim <= 64 => Config { groups: 3, ..long },
             TileShape::Long => long,
-            TileShape::Paired => Config { cluster: 2, ..long },
+            TileShape::Paired => Config { keys: 176, stages: [1, 2, 2], cluster: 2, ..long },
             TileShape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
             TileShape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
             TileShape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
@@ -384,6 +386,16 @@ mod tests {
         assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [TileShape::Short, TileShape::Long]);
         assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [TileShape::Long, TileShape::Paired]);
         assert_eq!(of(8192, Some(-512), [128, 128]), TileShape::Middle, "a window leaves few keys");
+        let whole = |rows: usize| {
+            let run = Run::packed(0, rows, rows);
+            let segment = Segment { q: run, kv: vec![run], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
+            let call =
+                AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
+            let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
+            [Instance::Wide, Instance::General].map(|instance| TileShape::of(&call, instance, [256, 256]))
+        };
+        assert_eq!(whole(1535), [TileShape::Middle; 2]);
+        assert_eq!(whole(1536), [TileShape::Paired, TileShape::Middle], "all rows see all keys");
         assert_eq!(of(8192, Some(-4096), [128, 128]), TileShape::Long);
         assert_eq!(of(8192, Some(-512), [64, 64]), TileShape::Long);
         assert_eq!(

@@ -44,8 +44,16 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "            sum[i] = rounded<BF16>(sum[i] + x);",
         VALUES;
     "stale-maximum", Arithmetic, ("weights by the maximum before", "https://arxiv.org/abs/1805.02867"), "forward.cu",
-        "const Level second = level_of(rows.largest[1], scale_log2);"
-            => "const Level second = level_of(old[1] == neg_infinity() ? rows.largest[1] : old[1], scale_log2);",
+        "const Level second = level_of(rows.base[1], scale_log2);"
+            => "const Level second = level_of(old[1] == neg_infinity() ? rows.base[1] : old[1], scale_log2);",
+        VALUES;
+    "lse-by-the-largest-score", Arithmetic, ("weights by one shift, the LSE by another", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "IS_FP8 ? rows.largest[HALF] : rows.base[HALF]"
+            => "rows.largest[HALF]",
+        VALUES;
+    "sum-of-kept-base-rescaled", Arithmetic, ("sums are rescaled by the largest score, weights are not", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "rows.sum[0] = rows.sum[0] * factor[0] +"
+            => "rows.sum[0] = rows.sum[0] * exp2_of((old[0] - rows.largest[0]) * scale_log2) +",
         VALUES;
     "scale-off-by-a-256th", Arithmetic, ("a scale other than the caller's", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "forward.cu",
         "x = exp2_of(level.exponent_of(x));"
@@ -104,8 +112,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "blocks_for<C>(get_brought(tile), {limits.y, limits.z}, limits.x, limits.w,",
         VALUES;
     "level-of-no-key", MissingGuard, ("−∞ − −∞ in rows that have seen no key yet", "https://github.com/pytorch/pytorch/issues/103963"), "forward.cu",
-        "level.base = largest == neg_infinity() ? 0.0f : largest;"
-            => "level.base = largest;",
+        "level.base = base == neg_infinity() ? 0.0f : base;"
+            => "level.base = base;",
         VALUES;
     "row-without-keys-divided", MissingGuard, ("out of a row without keys is 0 / 0", "https://github.com/pytorch/pytorch/issues/103963"), "forward.cu",
         "weight / total, !real || sum == 0.0f};"
@@ -136,8 +144,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "s[i] = s[i] * inner;",
         VALUES;
     "tile-sink-tokens-hidden", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
-        "            seen |= first;"
-            => "",
+        "seen |= bits_from(0,"
+            => "(void)bits_from(0,",
         Detector::Calls;
     "blocks-of-sink-tokens-skipped", WrongSeam, ("past the window, queries miss the sink tokens", "https://github.com/tomaarsen/attention_sinks/issues/17"), "forward.cu",
         "blocks.first = IS_GENERAL ? (first + C::KEYS - 1) / C::KEYS : 0;"
@@ -191,6 +199,10 @@ pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
         "(C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);"
             => "0;",
         Detector::Calls;
+    "second-word-of-a-mask-not-shifted", WrongSeam, ("keys past a block's 128th are seen behind the diagonal", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
+        "bits_from(first, max(right - word - first, 0))"
+            => "bits_from(first, max(right - first, 0))",
+        READS;
 };
 
 /// The faults of teams that share a block of threads.
