@@ -26,7 +26,8 @@ fn gpu() -> Gpu {
     reference::open(0, &Cache::of_user()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Returns problems of all shapes with inputs whose padding is NaN, forward alone.
+/// Returns problems of all shapes with inputs whose padding is NaN, as are the holes of sequences that borrow keys.
+/// The oracle reads holes, and so takes inputs without NaN.
 fn problems(profile: Profile, cases: u64) -> impl Iterator<Item = (Problem, Inputs)> {
     let limits = profile.limits();
     let drawn = (0..cases).filter_map(move |case| match generate::draw(11, case, &limits) {
@@ -97,7 +98,7 @@ fn compare(gpu: &Gpu, problem: &Problem, inputs: &Inputs) -> ([f64; 2], [usize; 
     let (asked, lists) = queries(problem);
     let (queries, positions): (Vec<Query>, Vec<usize>) = asked.into_iter().unzip();
     let answers = ask(gpu, problem, inputs, (&queries, &lists), &model);
-    let exact = blocked::forward(problem, inputs, None).exact;
+    let exact = blocked::forward(problem, &values::inputs(problem), None).exact;
     let scale = f64::from(problem.softmax.scale);
     let (mut worst, mut known) = ([0.0f64; 2], 0);
     for (index, query) in queries.iter().enumerate() {
@@ -254,8 +255,8 @@ fn the_reference_is_the_oracle() {
 }
 
 /// Returns the largest error ÷ bound of out in tier T, by the oracle on the CPU.
-fn dithered_ratio(problem: &Problem, inputs: &Inputs, got: &RankOutputs, model: &Model) -> f64 {
-    let answer = blocked::forward(problem, inputs, Some(model));
+fn dithered_ratio(problem: &Problem, got: &RankOutputs, model: &Model) -> f64 {
+    let answer = blocked::forward(problem, &values::inputs(problem), Some(model));
     let bound = answer.bound.unwrap().dithered.out;
     let mut worst = 0.0f64;
     for (query, _) in queries(problem).0 {
@@ -291,7 +292,7 @@ fn a_forward_is_judged_by_the_reference() {
         let all = judge(got, Rows::Sample { count: 8 * real / problem.heads.q, seed: 4 });
         assert!(all.finding.is_none(), "{} on {problem:?}", all.finding.unwrap());
         let ratio = all.margin.dithered.out;
-        let most = dithered_ratio(&problem, &inputs, got, &model);
+        let most = dithered_ratio(&problem, got, &model);
         assert!(ratio <= most * (1.0 + 1e-6), "{ratio} {most}: {problem:?}");
         dithered = [dithered[0] + usize::from(ratio > 0.0), dithered[1] + usize::from(most > 0.0)];
         let Some(sequence) = problem.sequences.iter().position(|sequence| sequence.q.len > 0) else {
@@ -322,21 +323,28 @@ fn a_forward_is_judged_by_the_reference() {
     assert!(dithered[0] >= 5 && 10 * dithered[0] >= 9 * dithered[1], "{dithered:?}");
 }
 
-/// Test that each row's keys are those that the mask shows it, one interval or two.
+/// Test that each row's keys are those that the mask shows it, one interval or two, and that none is padding or lies in
+/// the hole of a sequence that borrows keys.
 #[test]
 fn a_query_has_the_keys_that_its_row_sees() {
-    let (mut alone, mut all) = (0, 0);
-    for (problem, _) in problems(Profile::Quick, 300) {
+    let (mut alone, mut borrowed, mut all) = (0, 0, 0);
+    for (problem, inputs) in problems(Profile::Quick, 300) {
         let (queries, lists) = queries(&problem);
         let mut rows = queries.iter();
         for _ in 0..problem.heads.q {
-            for both in &problem.sequences {
+            for (sequence, both) in problem.sequences.iter().enumerate() {
                 for i in 0..both.q.len {
                     let (query, at) = rows.next().expect("a query for each row");
                     let keys = problem.mask.visible(i, both.q.len, both.kv.len);
-                    let right: Vec<usize> = keys.map(|key| both.kv.row(key)).collect();
+                    let row_of = |key: usize| match problem.sharing.of(sequence) {
+                        Some(shared) if key < shared.keys => problem.sequences[shared.with].kv.row(key),
+                        _ => both.kv.row(key),
+                    };
+                    let right: Vec<usize> = keys.map(row_of).collect();
                     assert_eq!((*at, query.row), (i, both.q.row(i)));
                     assert_eq!(lists[query.list][query.keys.clone()], right, "{problem:?}");
+                    assert!(right.iter().all(|row| !inputs.k[[*row, 0, 0]].is_nan()), "{problem:?}");
+                    borrowed += usize::from(problem.sharing.of(sequence).is_some());
                     alone += usize::from(query.list >= problem.sequences.len());
                     all += 1;
                 }
@@ -344,4 +352,5 @@ fn a_query_has_the_keys_that_its_row_sees() {
         }
     }
     assert!(alone > 100 && all > 10 * alone, "{alone} of {all} rows see two intervals");
+    assert!(borrowed > 100, "{borrowed} of {all} rows see keys of another sequence");
 }

@@ -68,15 +68,21 @@ impl Query {
         if visible.len() == hull.len() {
             return Query { row, head, list: sequence, keys: hull };
         }
-        lists.push(visible.map(|key| both.kv.row(key)).collect());
+        let own = visible.map(|key| lists[sequence][key]).collect();
+        lists.push(own);
         let list = lists.len() - 1;
         Query { row, head, list, keys: 0..lists[list].len() }
     }
 }
 
-/// Returns the rows of each sequence's keys.
+/// Returns the rows of each sequence's keys. Those that it [borrows](seamproof_oracle::Sharing) are rows of their lender.
 pub fn lists_of_keys(problem: &Problem) -> Vec<Vec<usize>> {
-    problem.sequences.iter().map(|sequence| sequence.kv.real_rows().collect()).collect()
+    let rows = |sequence: usize| problem.sequences[sequence].kv.real_rows();
+    let keys_of = |sequence: usize| match problem.sharing.of(sequence) {
+        Some(shared) => rows(shared.with).take(shared.keys).chain(rows(sequence).skip(shared.keys)).collect(),
+        None => rows(sequence).collect(),
+    };
+    (0..problem.sequences.len()).map(keys_of).collect()
 }
 
 /// Rows that are asked about, as tables for the GPU. Neighbours of one head and list of keys share a block, so ask

@@ -16,7 +16,7 @@ use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::view::View;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::envelope::{Model, SLOTS, largest_multiplicity};
-use seamproof_oracle::{Format, Inputs, Problem, Run};
+use seamproof_oracle::{Format, Inputs, Problem};
 
 pub use related::{RELATIONS, Related, related};
 use rows::rows_of;
@@ -115,7 +115,7 @@ pub fn forward(gpu: &Gpu, forward: &Forward<'_>, rows: Rows) -> Result<JudgedRow
     // Every input that is not 0 counts as at least what the smallest one counts as.
     let floor = model.magnitude(f64::MIN_POSITIVE);
     let mut lists = lists_of_keys(problem);
-    let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs));
+    let (all, of_keys) = (rows == Rows::All, of_keys(problem, inputs, &lists));
     let at_once =
         if all { rows_of_lanes(problem) } else { rows_of_slots(problem).min(rows_of_lanes(problem)) };
     let mut tally = Tally::new(problem);
@@ -170,24 +170,24 @@ struct OfKeys {
     copies: f64,
 }
 
-/// Returns the facts about the keys of each sequence, KV head by KV head.
-fn of_keys(problem: &Problem, inputs: &Inputs) -> Vec<Vec<OfKeys>> {
-    let of_head = |run: Run, head: usize| {
-        let rows: Vec<usize> = run.real_rows().collect();
-        let of_head = |tensor: &Array3<f32>| tensor.index_axis(Axis(1), head).select(Axis(0), &rows);
+/// Returns the facts about the keys of each sequence, whose rows are a list, KV head by KV head.
+fn of_keys(problem: &Problem, inputs: &Inputs, lists: &[Vec<usize>]) -> Vec<Vec<OfKeys>> {
+    let of_head = |rows: &[usize], head: usize| {
+        let of_head = |tensor: &Array3<f32>| tensor.index_axis(Axis(1), head).select(Axis(0), rows);
         let value_max = of_head(&inputs.v).iter().fold(0.0f32, |most, v| most.max(v.abs()));
         let copies = largest_multiplicity(&of_head(&inputs.k).mapv(f64::from).view());
         OfKeys { value_max: f64::from(value_max), copies }
     };
     let heads = 0..problem.heads.kv;
-    let of_sequence = |run: Run| heads.clone().into_par_iter().map(|head| of_head(run, head)).collect();
-    problem.sequences.par_iter().map(|sequence| of_sequence(sequence.kv)).collect()
+    let of_list = |rows: &Vec<usize>| heads.clone().into_par_iter().map(|head| of_head(rows, head)).collect();
+    lists.par_iter().map(of_list).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use seamproof_judge::generate::{self, Draw, Profile};
+    use seamproof_oracle::{ProblemFields, Run};
 
     #[test]
     fn tables_of_slots_fit_however_many_keys_there_are() {
@@ -197,7 +197,7 @@ mod tests {
             }
             _ => None,
         });
-        let mut fields: seamproof_oracle::ProblemFields = { problems }.next().expect("a problem").into();
+        let mut fields: ProblemFields = { problems }.next().expect("a problem").into();
         let mut rows = |keys: usize| {
             fields.rows.kv = keys;
             fields.sequences.truncate(1);
