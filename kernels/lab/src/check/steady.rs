@@ -12,8 +12,8 @@
 //! *Direct*: dq of rows that see one tile of keys has the same bits in two cases. Either that tile is all of the
 //! sequence, and dq is written at once; or others follow, and dq is a sum of one term.
 //!
-//! Heads and the number of sequences decide which *walk* over tiles the launcher takes in each order (`direction` in
-//! `backward.rs`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
+//! Heads and the number of sequences decide which *walk* over tiles the launcher takes in each order
+//! (`backward::direction`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ const MANY: SteadyPack = SteadyPack { times: 6, name: "many", ..FEW };
 /// Short sequences, repeated as often as those of `MANY`: a launch in any order goes in the fixed one.
 const SHORT: SteadyPack = SteadyPack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
 /// The lengths of the sequences whose launches are repeated: many tiles of keys, one tile, one row. Their mean is so
-/// long that none has the short form (`SHORT_ROWS` in `backward.rs`).
+/// long that none has the short form (`backward::SHORT_ROWS`).
 const LENGTHS: [usize; 7] = [300, 64, 1, 777, 2048, 513, 4096];
 /// Lengths of eight tiles of keys at most, which go around in full masks.
 const SHORT_LENGTHS: [usize; 7] = [300, 64, 1, 777, 1000, 513, 128];

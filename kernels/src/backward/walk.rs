@@ -1,0 +1,139 @@
+//! In which order tiles are taken, and in which form of the kernel: by what the host knows of a call's lengths and masks.
+
+use seamproof_oracle::Format;
+
+use crate::attend::CallTables;
+use crate::forward::Instance;
+
+use super::DqOrder;
+use super::bucket::{Bucket, KEYS};
+
+/// Query rows, with what is made of them, that stay in the L2 cache while all tiles of their heads are taken.
+const CACHED_BYTES: usize = 40 << 20;
+/// Rows of an average segment up to which walks are short.
+pub const SHORT_ROWS: usize = 1024;
+/// The most tiles of keys of a segment that go around: `MOST_AROUND` of the source.
+const MOST_AROUND: usize = 8;
+
+/// Returns the number of KV heads that are taken together, in chunks of one size: as many as have their query rows in
+/// the cache.
+pub(super) fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
+    // These are Q, dout and f32 sums, as if there were as many query rows as keys.
+    let bytes = (call.summary.keys * group * bucket.dim * 8).max(1);
+    let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
+    kv_heads.div_ceil(chunks)
+}
+
+/// Returns the walk over tiles of query rows, and so which tile of keys adds first (`Args` in the source): 1 is up,
+/// -1 is down.
+///
+/// Up, every tile begins with rows of its own, and the longest tiles are taken last. That is best where each
+/// multiprocessor has a head of a sequence to itself, and in a fixed order, where no tile waits then. Down, all tiles
+/// begin with the last rows, and the longest are taken first. That is best for few sequences, and for groups, whose
+/// tiles are as many times as long. The figures are in `kernels/NOTES.md`.
+pub fn direction(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
+    let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
+    if group == 1 && even { 1 } else { -1 }
+}
+
+/// Returns whether the tiles of keys of segments go around (`backward.cu`) in walks up: all rows see all keys, and
+/// the tiles are few.
+pub(super) fn goes_around(call: &CallTables) -> bool {
+    let keys = call.summary.keys;
+    call.summary.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
+}
+
+/// The form of the kernel on tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// The kernel before has made D of all rows.
+    Tiles,
+    /// The tiles make D themselves, so that dout is read once less. This is for tiles of keys that come to a tile of
+    /// rows one after the other.
+    Short,
+}
+
+impl Form {
+    pub(super) const ALL: [Form; 2] = [Form::Tiles, Form::Short];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Form::Tiles => "tiles",
+            Form::Short => "short",
+        }
+    }
+
+    /// Returns the form for a call with an out of this format. The copy engine must bring out as it brings dout.
+    pub(super) fn of(call: &CallTables, direction: i32, out: Format, instance: Instance) -> Form {
+        let of_one_tile = call.summary.keys <= KEYS;
+        // The first rows see one tile of keys, so that all others begin later.
+        let staggered = call.summary.first_seen <= KEYS;
+        let short = direction > 0 && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
+        let served = instance != Instance::General && out != Format::F32;
+        if served && (of_one_tile || short) { Form::Short } else { Form::Tiles }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bucket::tests::BUCKETS;
+    use super::super::tests::{bounded, call};
+    use super::*;
+
+    #[test]
+    fn heads_are_cut_into_chunks_of_one_size() {
+        let mut long = call(&[(64, 64)], None);
+        assert_eq!(head_chunk(&long, 1, 16, BUCKETS[1]), 16, "short rows all stay");
+        // A head has 16 MiB, so that 2 fit.
+        long.summary.keys = 16384;
+        assert_eq!(head_chunk(&long, 1, 16, BUCKETS[1]), 2);
+        assert_eq!(head_chunk(&long, 4, 8, BUCKETS[1]), 1, "one head at least");
+    }
+
+    /// These walks were the faster ones on a machine of 132 multiprocessors.
+    #[test]
+    fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
+        for (order, group, heads, up) in [
+            (DqOrder::AsTheyCome, 1, 16, false),
+            (DqOrder::AsTheyCome, 1, 64, false),
+            (DqOrder::AsTheyCome, 1, 512, true),
+            (DqOrder::AsTheyCome, 4, 1024, false),
+            (DqOrder::Fixed, 1, 16, true),
+            (DqOrder::Fixed, 4, 1024, false),
+        ] {
+            assert_eq!(direction(order, group, heads, 132) > 0, up, "{order:?}, {group}, {heads}");
+        }
+    }
+
+    #[test]
+    fn the_short_form_is_for_tiles_that_come_one_after_the_other() {
+        let form = |call: &CallTables, direction| Form::of(call, direction, Format::Bf16, Instance::Wide);
+        let whole = |lengths: &[usize]| lengths.iter().map(|&length| (length, length)).collect::<Vec<_>>();
+        let causal = call(&whole(&[300, 1, 700]), None);
+        assert_eq!(form(&causal, 1), Form::Short);
+        let of = |out, instance| Form::of(&causal, 1, out, instance);
+        assert_eq!(of(Format::F32, Instance::Wide), Form::Tiles, "the copy engine does not bring this out");
+        assert_eq!(of(Format::Bf16, Instance::General), Form::Tiles, "one form is general");
+        assert_eq!(form(&causal, -1), Form::Tiles, "a walk down waits");
+        for (lengths, hi, expected) in [
+            (vec![300, 700], Some(127), Form::Short),
+            (vec![300, 700], Some(128), Form::Tiles),
+            (vec![300, 700], Some(299), Form::Tiles),
+            (vec![300, 700], Some(699), Form::Short),
+            (vec![300, 700], None, Form::Short),
+            (vec![300, 1024], None, Form::Short),
+            (vec![300, 1025], None, Form::Tiles),
+        ] {
+            let seen = bounded(&whole(&lengths), None, hi);
+            assert_eq!(form(&seen, 1), expected, "{lengths:?}, {hi:?}");
+            assert_eq!(goes_around(&seen), expected == Form::Short && hi != Some(127), "{lengths:?}, {hi:?}");
+            assert_eq!(form(&seen, -1), Form::Tiles);
+        }
+        let alone = bounded(&whole(&[128, 64]), None, None);
+        assert_eq!([1, -1].map(|direction| form(&alone, direction)), [Form::Short; 2]);
+        assert!(!goes_around(&alone));
+        assert_eq!(form(&call(&whole(&[4096]), None), 1), Form::Tiles);
+        assert_eq!(form(&call(&[(4096, 4096), (0, 0), (0, 0), (0, 0)], None), 1), Form::Tiles);
+        assert_eq!(form(&call(&[], None), 1), Form::Short, "no segment at all");
+    }
+}
