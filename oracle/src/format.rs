@@ -127,8 +127,7 @@ impl Format {
     /// Returns [`Format::round`] of an f32's exact value.
     #[inline(always)]
     pub fn round_f32(self, value: f32) -> f32 {
-        match self {
-            _ if value.is_nan() => f32::NAN,
+        let rounded = match self {
             Format::F32 => value,
             Format::Bf16 => {
                 // A bf16 is the upper half of an f32. Adding just under half an ulp, or half an ulp where the code is
@@ -137,10 +136,29 @@ impl Format {
                 let bits = value.to_bits();
                 f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
             }
-            Format::Fp16 => Format::Fp16.round_any(f64::from(value)) as f32,
-            Format::E4m3 => Format::E4m3.round_any(f64::from(value)) as f32,
-            Format::E5m2 => Format::E5m2.round_any(f64::from(value)) as f32,
-        }
+            Format::Fp16 => Format::Fp16.round_narrow(value),
+            Format::E4m3 => Format::E4m3.round_narrow(value),
+            Format::E5m2 => Format::E5m2.round_narrow(value),
+        };
+        // A choice at the end: a branch before would keep loops from becoming vector code.
+        if value.is_nan() { f32::NAN } else { rounded }
+    }
+
+    /// Returns [`Format::round`] of an f32 that is not NaN, in a format of a smaller range than f32.
+    #[inline(always)]
+    fn round_narrow(self, value: f32) -> f32 {
+        // As in `round_or`, in f32. Its anchors are numbers of f32 too, as their exponents are small.
+        let magnitude = value.abs();
+        let power = f32::from_bits(magnitude.to_bits() & f32::INFINITY.to_bits());
+        let [lowest, highest] = [self.exponent_min(), self.exponent_max()].map(|e| power_of_two(e) as f32);
+        let power = if power < lowest { lowest } else { power };
+        let power = if power > highest { highest } else { power };
+        let anchor = power * (1.5 * power_of_two(24 - self.precision_bits()) as f32);
+        let rounded = magnitude + anchor - anchor;
+        let max_finite = self.max_finite() as f32;
+        let overflow = if self.saturates() { max_finite } else { f32::INFINITY };
+        let kept = if rounded > max_finite { overflow } else { rounded };
+        kept.copysign(value)
     }
 
     /// Rounds each number as [`Format::round_f32`] does.
