@@ -7,11 +7,37 @@ use seamproof_oracle::{Format, Intervals, Pass, Quantity, Run, Softmax, TensorNa
 use super::arithmetic::{HeadRows, RowSum, TileWeights, UnitArithmetic};
 use super::columns::{Columns, Operand, padded};
 use super::roundings::{Factor, Roundings};
-use super::row::tiles_of;
 use super::stages::{Pair, Stages};
 use super::{BackwardLaunch, Placed, ScaledHead, TiledKernel, clip};
 use crate::schedule::Descales;
 use crate::{AttentionCall, GuardedTensor, Real};
+
+/// Memory that all tiles of a launch use, one after the other.
+pub(super) struct Buffers<T> {
+    /// P and dS of a tile's queries against all keys, `[queries][keys]`, with 0 where a query does not see a key.
+    weights: [Vec<T>; 2],
+    /// Scores and dP of one query.
+    of_row: [Vec<T>; 2],
+    /// P and dS of one tile of keys.
+    of_tile: [TileWeights<T>; 2],
+    /// The sums of dq.
+    dq: Vec<T>,
+}
+
+impl<T: Real> Buffers<T> {
+    /// Returns empty buffers for a kernel with these roundings.
+    pub(super) fn new(Roundings { p, ds, .. }: &Roundings) -> Buffers<T> {
+        let of_tile = [*p, *ds].map(|format| TileWeights::new(0, 0, format));
+        let pair = || [Vec::new(), Vec::new()];
+        Buffers { weights: pair(), of_row: pair(), of_tile, dq: Vec::new() }
+    }
+}
+
+/// Replaces what a buffer holds by zeros.
+fn refill<T: Real>(buffer: &mut Vec<T>, count: usize) {
+    buffer.clear();
+    buffer.resize(count, T::ZERO);
+}
 
 impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T, A, S> {
     /// Runs all query heads of one KV head. dk and dv are summed over them and rounded once, or rounded for each head
@@ -22,6 +48,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         (index, placed): (usize, &Placed<'_>),
         kv_head: usize,
         tensors: &mut BackwardLaunch<'_, T>,
+        buffers: &mut Buffers<T>,
     ) {
         let stages = self.stages;
         let group = tensors.q.shape()[1] / tensors.k.shape()[1];
@@ -35,9 +62,9 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         let mut of_group = stored.map(|_| [vec![T::ZERO; dk.len()], vec![T::ZERO; dv.len()]]);
         for head in stages.query_heads(kv_head, group) {
             let scaled = ScaledHead::new(head, call.softmax, tensors.descales, index);
-            for rows in tiles_of(0..placed.segment.q.len, self.tiles.q) {
-                let sums = [&mut dk[..], &mut dv[..]];
-                self.backward_tile(call, placed, (&scaled, kv_head), rows, &mut columns, sums, tensors);
+            for tile in &placed.tiles {
+                let (heads, sums) = ((&scaled, kv_head), [&mut dk[..], &mut dv[..]]);
+                self.backward_tile(call, placed, heads, tile, &mut columns, sums, tensors, buffers);
             }
             if let Some((format, of_group)) = stored.zip(of_group.as_mut()) {
                 self.store_head(call, &scaled, format, [&mut dk, &mut dv], of_group);
@@ -102,10 +129,11 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         call: &AttentionCall,
         placed: &Placed<'_>,
         (scaled, kv_head): (&ScaledHead, usize),
-        rows: Range<usize>,
+        (rows, tiles): &(Range<usize>, Vec<Range<usize>>),
         columns: &mut [Columns<T>; 2],
         [dk, dv]: [&mut [T]; 2],
         tensors: &mut BackwardLaunch<'_, T>,
+        buffers: &mut Buffers<T>,
     ) {
         let TiledKernel { units, stages, .. } = self;
         let (head, dim_qk, dim_v) = (scaled.head, tensors.k.shape()[2], tensors.v.shape()[2]);
@@ -121,37 +149,37 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
             row_dots.iter_mut().for_each(|dot| *dot *= T::from_f32(of_out.descale));
         }
         let lse = stages.saved_lse(tensors.lse, head, real);
-        let mut tiles = stages.tiles(Pass::Backward, placed.segment, &rows, placed.k.len(), self.tiles.kv);
         let queries = Queries {
             scaled,
             seen: &placed.seen[rows.clone()],
-            tiles: &tiles,
+            tiles,
             left: [q, dout],
             right: [(tensors.k, &placed.k), (tensors.v, &placed.v)]
                 .map(|(tensor, rows)| Operand { tensor, rows }),
             lse: &lse,
         };
-        let [all_p, all_ds] = self.weigh(&queries, columns, &mut row_dots);
+        self.weigh(&queries, columns, &mut row_dots, buffers);
+        let Buffers { weights: all, of_tile, dq, .. } = buffers;
+        let mut tiles = tiles.clone();
         units.order([head, rows.start], &mut tiles);
-        let mut dq = vec![T::ZERO; rows.len() * dim_qk];
-        let Roundings { p, ds, .. } = self.roundings;
-        let [mut p, mut ds] = [p, ds].map(|format| TileWeights::new(0, 0, format));
+        refill(dq, rows.len() * dim_qk);
         for columns in tiles {
             let k = HeadRows { tensor: tensors.k, rows: &placed.k[columns.clone()], head: kv_head };
-            for (tile, all) in [(&mut p, &all_p), (&mut ds, &all_ds)] {
+            for (tile, all) in of_tile.iter_mut().zip(&*all) {
                 tile.load(all.chunks_exact(placed.k.len()), &columns, &placed.seen[rows.clone()]);
             }
-            let factor = self.scale_tile(&mut ds);
-            self.add_in_units(&mut dq, factor, |to| stages.add_dq(units, to, &ds, k));
+            let [p, ds] = &mut *of_tile;
+            let factor = self.scale_tile(ds);
+            self.add_in_units(dq, factor, |to| stages.add_dq(units, to, ds, k));
             let to = &mut dk[columns.start * dim_qk..columns.end * dim_qk];
-            self.add_in_units(to, factor, |to| stages.add_dk(units, to, &ds, q));
-            stages.add_dv(units, &mut dv[columns.start * dim_v..columns.end * dim_v], &p, dout);
+            self.add_in_units(to, factor, |to| stages.add_dk(units, to, ds, q));
+            stages.add_dv(units, &mut dv[columns.start * dim_v..columns.end * dim_v], p, dout);
         }
         let factor = self.factor(TensorName::Dq, call, scaled.of_gradient(TensorName::Dq));
         let format = tensors.dq.format();
-        for (local, i) in rows.enumerate() {
+        for (local, i) in rows.clone().enumerate() {
             let to = tensors.dq.lane_mut(placed.segment.q.row(i), head);
-            self.store((TensorName::Dq, factor), &dq, local, format, to);
+            self.store((TensorName::Dq, factor), dq, local, format, to);
             let lse = lse[local];
             if let Some(dsink) = tensors.dsink.values_mut().get_mut(head).filter(|_| lse != T::NEG_INFINITY) {
                 *dsink -= stages.sink_gradient(units, tensors.sink[head], lse, row_dots[local]);
@@ -167,20 +195,21 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         to.iter_mut().zip(own).for_each(|(to, own)| *to += own * undone);
     }
 
-    /// Returns P and dS of a tile's queries against all keys, `[queries][keys]`, with 0 where a query does not see a key. P
-    /// is rounded, and dS too unless its factor is a tile's. Where D is a sum over keys, the queries' row dots become it.
+    /// Makes P and dS of a tile's queries against all keys ([`Buffers::weights`]). P is rounded, and dS too unless its
+    /// factor is a tile's. Where D is a sum over keys, the queries' row dots become it.
     fn weigh(
         &self,
         queries: &Queries<'_, T>,
         columns: &mut [Columns<T>; 2],
         row_dots: &mut [T],
-    ) -> [Vec<T>; 2] {
+        Buffers { weights: [p, ds], of_row: [scores, dp], .. }: &mut Buffers<T>,
+    ) {
         let Roundings { rounds_ds_weights, weighs_dots, .. } = self.roundings;
         let keys = queries.right[0].rows.len();
-        let [mut p, mut ds] = [(); 2].map(|()| vec![T::ZERO; queries.seen.len() * keys]);
-        let [mut scores, mut dp] = [(); 2].map(|()| vec![T::ZERO; padded(keys)]);
+        [&mut *p, &mut *ds].into_iter().for_each(|all| refill(all, queries.seen.len() * keys));
+        [&mut *scores, &mut *dp].into_iter().for_each(|of_row| refill(of_row, padded(keys)));
         for (local, seen) in queries.seen.iter().enumerate().filter(|(_, seen)| !seen.is_empty()) {
-            self.dot(queries, (local, seen), columns, [&mut scores, &mut dp]);
+            self.dot(queries, (local, seen), columns, [scores, dp]);
             let row = local * keys..(local + 1) * keys;
             let weights = &mut p[row.clone()];
             for part in seen.parts() {
@@ -193,15 +222,14 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 self.round_weights(Pass::Backward, &mut weights[seen.hull()]);
             }
             if weighs_dots {
-                row_dots[local] = self.weighed_dot(queries, local, weights, &dp);
+                row_dots[local] = self.weighed_dot(queries, local, weights, dp);
             }
-            let pairs = Pairs { weights, scores: &scores, dp: &dp, d: row_dots[local] };
+            let pairs = Pairs { weights, scores, dp, d: row_dots[local] };
             self.write_ds(queries.scaled, seen, &pairs, &mut ds[row]);
             if !rounds_ds_weights {
                 self.round_weights(Pass::Backward, &mut weights[seen.hull()]);
             }
         }
-        [p, ds]
     }
 
     /// Writes the scores and dP of a row with the keys that it sees, with descales in them. dP is 0 between two stretches

@@ -16,8 +16,35 @@ use crate::{GuardedTensor, Real};
 struct ScoredRows<'a> {
     placed: &'a Placed<'a>,
     head: usize,
-    rows: Range<usize>,
+    rows: &'a Range<usize>,
+    /// The tiles of keys that the rows see.
+    tiles: &'a [Range<usize>],
     softmax: &'a Softmax,
+}
+
+/// Memory that all tiles of a launch use, one after the other.
+pub(super) struct Buffers<T> {
+    /// Scores of one row, and those of them that belong to one tile of keys.
+    scores: [Vec<T>; 2],
+    /// Rows of a tile while keys come, their largest scores, and the rows after the last key.
+    states: Vec<Online<T>>,
+    maxima: Vec<T>,
+    tile: Vec<Finished<T>>,
+    /// Memory for the weighted values of rows.
+    accs: Vec<Vec<T>>,
+}
+
+impl<T> Buffers<T> {
+    /// Returns empty buffers.
+    pub(super) fn new() -> Buffers<T> {
+        Buffers {
+            scores: [Vec::new(), Vec::new()],
+            states: Vec::new(),
+            maxima: Vec::new(),
+            tile: Vec::new(),
+            accs: Vec::new(),
+        }
+    }
 }
 
 impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T, A, S> {
@@ -26,16 +53,19 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         &self,
         placed: &Placed<'_>,
         scaled: &ScaledHead,
-        rows: Range<usize>,
+        (rows, tiles): &(Range<usize>, Vec<Range<usize>>),
         keys: &mut Columns<T>,
         tensors: &mut ForwardLaunch<'_, T>,
+        Buffers { scores, states, maxima, tile, accs }: &mut Buffers<T>,
     ) {
         let TiledKernel { units, stages, roundings, .. } = self;
         let &ScaledHead { head, ref softmax, .. } = scaled;
-        let mut states = vec![Online::new(tensors.v.shape()[2]); rows.len()];
+        let dim = tensors.v.shape()[2];
+        let state = |_| Online::new(dim, accs.pop().unwrap_or_default());
+        states.extend(rows.clone().map(state));
         let mut largest = T::NEG_INFINITY;
-        let scored = ScoredRows { placed, head, rows: rows.clone(), softmax };
-        self.each_scored(&scored, keys, tensors, |local, columns, seen, scores, values| {
+        let scored = ScoredRows { placed, head, rows, tiles, softmax };
+        self.each_scored(&scored, keys, tensors, scores, |local, columns, seen, scores, values| {
             let state: &mut Online<T> = &mut states[local];
             let max = scores.iter().copied().fold(T::NEG_INFINITY, T::larger);
             largest = largest.larger(max);
@@ -48,12 +78,12 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         });
         let max_logit = &mut tensors.max_logit.lane_mut(head, 0)[0];
         *max_logit = stages.max_logit(*max_logit, units.logit(softmax, largest));
-        let maxima: Vec<T> = states.iter().map(|state| state.max).collect();
-        let mut tile: Vec<Finished<T>> =
-            states.into_iter().map(|state| self.finish(scaled, state, tensors.sink)).collect();
-        self.count_weights(scaled, &maxima, &tile);
+        maxima.clear();
+        maxima.extend(states.iter().map(|state| state.max));
+        tile.extend(states.drain(..).map(|state| self.finish(scaled, state, tensors.sink)));
+        self.count_weights(scaled, maxima, tile);
         if roundings.normalises_first {
-            self.each_scored(&scored, keys, tensors, |local, _, seen, scores, values| {
+            self.each_scored(&scored, keys, tensors, scores, |local, _, seen, scores, values| {
                 let (max, row) = (maxima[local], &mut tile[local]);
                 // The sink may be larger than every logit.
                 let share = units.exp(units.logit(softmax, max) - row.max) * (T::ONE / row.sum);
@@ -62,7 +92,8 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 self.add_weighted(&mut row.acc, scores, seen.start, values);
             });
         }
-        self.write_tile(placed, scaled, rows, &tile, tensors);
+        self.write_tile(placed, scaled, rows, tile, tensors);
+        accs.extend(tile.drain(..).map(|row| row.acc));
     }
 
     /// Calls `visit` with the scores of each row of a tile of queries against each tile of keys: the row's place in the
@@ -70,26 +101,27 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
     /// The score of a column that the row does not see is −∞.
     fn each_scored(
         &self,
-        ScoredRows { placed, head, rows, softmax }: &ScoredRows<'_>,
+        &ScoredRows { placed, head, rows, tiles, softmax }: &ScoredRows<'_>,
         keys: &mut Columns<T>,
         tensors: &ForwardLaunch<'_, T>,
+        [scores, of_tile]: &mut [Vec<T>; 2],
         mut visit: impl FnMut(usize, &Range<usize>, &Range<usize>, &mut [T], HeadRows<'_, T>),
     ) {
         let (pass, kv_head) = (Pass::Forward, keys.head);
-        let tiles = self.stages.tiles(pass, placed.segment, rows, placed.k.len(), self.tiles.kv);
         let formats = [tensors.q, tensors.k].map(GuardedTensor::format);
         let operand = Operand { tensor: tensors.k, rows: &placed.k };
-        let (mut scores, mut of_tile) = (vec![T::ZERO; padded(placed.k.len())], Vec::new());
+        scores.clear();
+        scores.resize(padded(placed.k.len()), T::ZERO);
         for (local, i) in rows.clone().enumerate() {
             let seen = &placed.seen[i];
             if seen.is_empty() {
                 continue;
             }
-            let q = tensors.q.lane(placed.q[i], *head);
-            self.products((pass, formats), q, (&mut *keys, &operand), seen, &mut scores);
+            let q = tensors.q.lane(placed.q[i], head);
+            self.products((pass, formats), q, (&mut *keys, &operand), seen, scores);
             seen.parts().for_each(|part| self.score(pass, softmax, &mut scores[part]));
             scores[seen.gap()].fill(T::NEG_INFINITY);
-            for columns in &tiles {
+            for columns in tiles {
                 let hull = clip(seen, columns).hull();
                 if hull.is_empty() {
                     continue;
@@ -98,7 +130,7 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
                 let values = HeadRows { tensor: tensors.v, rows: &placed.v[here.clone()], head: kv_head };
                 of_tile.clear();
                 of_tile.extend_from_slice(&scores[here]);
-                visit(local, columns, &hull, &mut of_tile, values);
+                visit(local, columns, &hull, of_tile, values);
             }
         }
     }
@@ -130,31 +162,30 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'_, T,
         &self,
         placed: &Placed<'_>,
         &ScaledHead { head, descales, .. }: &ScaledHead,
-        rows: Range<usize>,
-        tile: &[Finished<T>],
+        rows: &Range<usize>,
+        tile: &mut [Finished<T>],
         tensors: &mut ForwardLaunch<'_, T>,
     ) {
         let stages = self.stages;
         let (format, of_out) = (tensors.out.format(), self.roundings.factors.out);
         let is_scaled = descales.is_some() || of_out != Factor::ONE || self.roundings.keeps_amax;
         let unscaled = if is_scaled { Format::F32 } else { format };
-        // Weights that were divided first leave nothing to divide by.
-        let divided = self.roundings.normalises_first.then(|| {
-            let undivided = |row: &Finished<T>| Finished { sum: T::ONE, ..row.clone() };
-            tile.iter().map(undivided).collect::<Vec<_>>()
-        });
-        for (local, i) in rows.enumerate() {
-            let row = placed.segment.q.row(i);
-            let sums = divided.as_deref().unwrap_or(tile);
-            let out = tensors.out.lane_mut(row, head);
-            stages.out(sums, local, unscaled, out);
+        for (local, i) in rows.clone().enumerate() {
+            tensors.lse.lane_mut(head, placed.segment.q.row(i))[0] = stages.lse(tile, local);
+        }
+        if self.roundings.normalises_first {
+            // Weights that were divided first leave nothing to divide by.
+            tile.iter_mut().for_each(|row| row.sum = T::ONE);
+        }
+        for (local, i) in rows.clone().enumerate() {
+            let out = tensors.out.lane_mut(placed.segment.q.row(i), head);
+            stages.out(tile, local, unscaled, out);
             if is_scaled {
                 let v = descales.map_or(1.0, |descales| descales.v);
                 out.iter_mut().for_each(|out| *out *= T::from_f32(v));
                 self.count(Quantity::Out, out);
                 of_out.quantise(out, format);
             }
-            tensors.lse.lane_mut(head, row)[0] = stages.lse(tile, local);
         }
     }
 

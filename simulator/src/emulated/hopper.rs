@@ -141,8 +141,10 @@ impl UnitArithmetic<f32> for Hopper {
 
     fn add_columns(&self, to: &mut [f32], weights: &TileWeights<f32>, rows: HeadRows<'_, f32>) {
         let dim = rows.tensor.shape()[2];
+        let mut column = Vec::with_capacity(weights.seen.len());
         for (j, to) in to.chunks_exact_mut(dim).enumerate() {
-            let column: Vec<f32> = (0..weights.seen.len()).map(|i| weights.row(i)[j]).collect();
+            column.clear();
+            column.extend((0..weights.seen.len()).map(|i| weights.row(i)[j]));
             if column.iter().any(|weight| *weight != 0.0) {
                 self.add_rows(to, Weights { values: &column, format: weights.format, first: 0 }, rows);
             }

@@ -223,19 +223,22 @@ struct Placed<'a> {
     v: Vec<usize>,
     /// The local keys that each local query sees.
     seen: Vec<Intervals>,
+    /// Tiles of queries, each with the tiles of keys that some query of it sees. They are the same for every head.
+    tiles: Vec<(Range<usize>, Vec<Range<usize>>)>,
 }
 
 impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for TiledKernel<'_, T, A, S> {
     fn forward(&self, call: &AttentionCall, mut tensors: ForwardLaunch<'_, T>) {
         let heads = tensors.q.shape()[1];
+        let mut buffers = forward::Buffers::new();
         for (index, segment) in call.segments.iter().enumerate() {
             let placed = self.place(Pass::Forward, segment);
             let mut keys = Columns::new();
             for head in 0..heads {
                 keys.turn_to(self.stages.kv_head(head, heads / tensors.k.shape()[1]));
                 let scaled = ScaledHead::new(head, call.softmax, tensors.descales, index);
-                for rows in tiles_of(0..segment.q.len, self.tiles.q) {
-                    self.forward_tile(&placed, &scaled, rows, &mut keys, &mut tensors);
+                for tile in &placed.tiles {
+                    self.forward_tile(&placed, &scaled, tile, &mut keys, &mut tensors, &mut buffers);
                 }
             }
             if call.policy == RowPolicy::Overwrite {
@@ -247,10 +250,11 @@ impl<T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> Kernel<T> for Tile
     fn backward(&self, call: &AttentionCall, mut tensors: BackwardLaunch<'_, T>) {
         let (heads, kv_heads) = (tensors.q.shape()[1], tensors.k.shape()[1]);
         tensors.dsink.values_mut().fill(T::ZERO);
+        let mut buffers = backward::Buffers::new(&self.roundings);
         for (index, segment) in call.segments.iter().enumerate() {
             let placed = self.place(Pass::Backward, segment);
             for kv_head in 0..kv_heads {
-                self.backward_segment(call, (index, &placed), kv_head, &mut tensors);
+                self.backward_segment(call, (index, &placed), kv_head, &mut tensors, &mut buffers);
             }
             if call.policy == RowPolicy::Overwrite {
                 self.clear_backward(segment, (heads, kv_heads), &mut tensors);
@@ -290,8 +294,13 @@ impl<'a, T: Real, A: UnitArithmetic<T>, S: Stages<T, A> + ?Sized> TiledKernel<'a
         let rows = |tensor| self.stages.rows(pass, tensor, segment);
         let k = rows(TensorName::K);
         let seen = |i| self.stages.visible(pass, segment, i).moved(|key| key.min(k.len()));
+        let with_keys = |rows: Range<usize>| {
+            let keys = self.stages.tiles(pass, segment, &rows, k.len(), self.tiles.kv);
+            (rows, keys)
+        };
         Placed {
             segment,
+            tiles: tiles_of(0..segment.q.len, self.tiles.q).map(with_keys).collect(),
             seen: (0..segment.q.len).map(seen).collect(),
             q: rows(TensorName::Q),
             dout: rows(TensorName::Dout),

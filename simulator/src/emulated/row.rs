@@ -20,9 +20,11 @@ pub struct Online<T> {
 }
 
 impl<T: Real> Online<T> {
-    /// Returns the state before the first key, for values of `dim` lanes.
-    pub fn new(dim: usize) -> Online<T> {
-        Online { max: T::NEG_INFINITY, sum: [T::ZERO; 4], acc: vec![T::ZERO; dim] }
+    /// Returns the state before the first key, for values of `dim` lanes. `acc` is used again, whatever it holds.
+    pub(super) fn new(dim: usize, mut acc: Vec<T>) -> Online<T> {
+        acc.clear();
+        acc.resize(dim, T::ZERO);
+        Online { max: T::NEG_INFINITY, sum: [T::ZERO; 4], acc }
     }
 }
 
