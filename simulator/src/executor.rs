@@ -620,7 +620,12 @@ fn load_rows<T: Real>(
             let position = placed.piece.start + i * placed.piece.step;
             let elements = source.slice(s![global.row(position), held.clone(), ..]);
             let to = buffers.row_mut(placement.buffer, placed.local.row(i));
-            to.iter_mut().zip(elements).for_each(|(to, element)| *to = T::from_f32(*element));
+            let write = |(to, element): (&mut T, &f32)| *to = T::from_f32(*element);
+            match elements.to_slice() {
+                // Elements that follow each other are copied several at a time.
+                Some(elements) => to.iter_mut().zip(elements).for_each(write),
+                None => to.iter_mut().zip(elements).for_each(write),
+            }
         }
     }
 }

@@ -83,13 +83,13 @@ impl<T: Real> GuardedTensor<T> {
     ) -> GuardedTensor<T> {
         let guard = GUARD_ELEMENTS_MIN.max(shape[1] * shape[2]);
         let len: usize = shape.iter().product();
-        let mut data = Vec::with_capacity(2 * guard + len);
-        data.resize(guard, T::GUARD[0]);
-        data.resize(guard + len, value);
-        data.resize(2 * guard + len, T::GUARD[0]);
-        let odd = |first: usize| first + (first + 1) % 2;
-        data[..guard].iter_mut().skip(1).step_by(2).for_each(|value| *value = T::GUARD[1]);
-        data[odd(guard + len)..].iter_mut().step_by(2).for_each(|value| *value = T::GUARD[1]);
+        let mut data = vec![value; 2 * guard + len];
+        for band in [0..guard, guard + len..2 * guard + len] {
+            let pair = [band.start, band.start + 1].map(guard_pattern::<T>);
+            let (pairs, last) = data[band].as_chunks_mut::<2>();
+            pairs.fill(pair);
+            last.fill(pair[0]);
+        }
         GuardedTensor { name: name.into(), shape, format, guard, data }
     }
 

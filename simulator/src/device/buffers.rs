@@ -284,10 +284,14 @@ pub(super) fn stretch(axes: Axes, rows: &Run, width: usize) -> Option<Range<usiz
 
 /// Adds or compares members' values in order. Each sum is rounded like that of a collective in the buffer's format.
 pub fn reduce<T: Real>(into: &mut [T], from: &[T], reduction: Reduction, format: Format) {
-    for (into, from) in into.iter_mut().zip(from) {
-        *into = match reduction {
-            Reduction::Sum => (*into + *from).round(format),
-            Reduction::Max => into.larger(*from),
-        };
+    let both = into.len().min(from.len());
+    let into = &mut into[..both];
+    let pairs = into.iter_mut().zip(from);
+    match reduction {
+        Reduction::Sum => {
+            pairs.for_each(|(into, from)| *into += *from);
+            T::round_all(into, format);
+        }
+        Reduction::Max => pairs.for_each(|(into, from)| *into = into.larger(*from)),
     }
 }
