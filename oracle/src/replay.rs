@@ -94,9 +94,14 @@ impl Replay {
         seen: &Intervals,
     ) -> Option<Vec<Vec<Met>>> {
         let of_query = launches.iter().filter(|launch| launch.queries.contains(query));
-        let walk: Vec<Vec<Met>> = of_query
-            .map(|launch| launch.shown(query).filter(|met| seen.contains(&met.key)).collect())
-            .collect();
+        let visible = |launch: &&ReplayedLaunch| {
+            let mut visible = Vec::with_capacity(seen.len());
+            // The iterator's own loop is several times as fast as taking its items one by one.
+            let shown = launch.shown(query).filter(|met| seen.contains(&met.key));
+            shown.for_each(|met| visible.push(met));
+            visible
+        };
+        let walk: Vec<Vec<Met>> = of_query.map(visible).collect();
         let walked: usize = walk.iter().map(Vec::len).sum();
         (walked == seen.len()).then_some(walk)
     }

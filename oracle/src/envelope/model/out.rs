@@ -28,7 +28,7 @@ enum Sums {
 
 impl OutRow {
     /// Returns the bound of one element. `value_errors` is `Σ_j (PairError::value + rounding)·|v|`.
-    #[inline]
+    #[inline(always)]
     pub fn bound(&self, out: f64, value_errors: f64) -> f64 {
         let error = match self.sums {
             Sums::Known { relative, underflow } => {
