@@ -39,7 +39,7 @@ const TAYLOR: [f64; 14] = [
 ];
 
 /// Replaces each x by exp(x), within 4 ulp; 0 below −708.
-#[multiversion(targets("x86_64+avx2+fma"))]
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn exp(values: &mut [f64]) {
     map_blocks(values, exp_one);
 }
