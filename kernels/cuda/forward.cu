@@ -167,8 +167,10 @@ struct Config {
     // Behind the consumers 128 threads, of which each team has one producer; they leave most of their registers to consumers.
     // A block has those of its launch and no more: it would wait for others for ever.
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
-    // How far a row's largest weight in 16 bits may be over 1, in log2.
+    // How far, in log2, a row's largest score may be over its base, with weights in 16 bits.
     static constexpr int SLACK = 4;
+    // P · V takes 16 keys a step, and a block's part of a panel begins on a multiple of 1024 bytes.
+    static_assert(KEYS % 16 == 0 && KEYS / CLUSTER % 8 == 0);
     // Whether a group's products in FP8 follow each other.
     static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS * TEAMS > 2);
     // Whether a tile's rows may be of several heads.

@@ -92,7 +92,7 @@ template <class C>
 __device__ __forceinline__ void mask(
     float (&s)[C::KEYS / 2], Bounds bounds, int sink_tokens, Block block, u32 thread, int packed
 ) {
-    static_assert(!IS_GENERAL || C::KEYS <= 128, "sink tokens are in the first word");
+    static_assert(!IS_GENERAL || C::KEYS <= 128, "no word but the first knows sink tokens");
     const int first_key = block.first + 2 * (thread % 4), row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -183,8 +183,8 @@ __device__ __forceinline__ float weights_of(float (&s)[C::KEYS / 2], const Level
     return sum[0] + sum[1];
 }
 
-// A row's base stays while no weight by it is over 2^SLACK: what the row has so far needs no factor then. In levels where f32 has
-// no number that near above the base, it is the largest score as ever.
+// A row's base stays while its largest score is at most SLACK over it: what the row has so far needs no factor then. In levels
+// where f32 has no number that near above the base, it is the largest score as ever.
 template <class C>
 __device__ __forceinline__ float base_of(float largest, float old, float scale_log2) {
     return C::SLACK == 0 || (largest - old) * scale_log2 > C::SLACK ? largest : old;
@@ -307,8 +307,8 @@ __device__ __forceinline__ void store(
     const bool real = r < tile.real, write = real || (a.clear && r < tile.owned);
     const float largest = rows.largest[HALF] * factors.of_scores;
     raise_head(a.max_logit, head, real ? largest : neg_infinity(), packed);
-    const Ended ended = end_of(a, factors.of_scores, head, real, IS_FP8 ? rows.largest[HALF] : rows.base[HALF], rows.rest[HALF] * LN_2,
-                               quad_sum(rows.sum[HALF]));
+    const float base = IS_FP8 ? rows.largest[HALF] : rows.base[HALF];
+    const Ended ended = end_of(a, factors.of_scores, head, real, base, rows.rest[HALF] * LN_2, quad_sum(rows.sum[HALF]));
     const float factor = ended.factor * factors.of_values;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
     if (threadIdx.x % 4 == 0 && write) put(a.lse, place_of(a.lse, at, head), ended.lse);

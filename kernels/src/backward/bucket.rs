@@ -82,7 +82,7 @@ impl Bucket {
         [call.owned[0] / self.rows() + call.segments, call.owned[1] / KEYS + call.runs]
     }
 
-    /// Returns where the workspace's parts begin, in the order of [`PARTS`], and where it ends.
+    /// Returns where the workspace's parts begin, in the order that [`PARTS`] tells, and where it ends.
     pub(super) fn layout(self, call: &CallTables, [heads, kv_heads]: [usize; 2]) -> [usize; PARTS + 1] {
         let [q_tiles, kv_tiles] = self.capacities(call);
         let parts = q_tiles * heads;

@@ -35,6 +35,7 @@ use walk::{goes_around, head_chunk};
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
 pub(crate) const TILE_THREADS: usize = 384;
+
 /// The order in which dq is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DqOrder {

@@ -20,7 +20,9 @@ pub(crate) const SHORT_ROWS: [usize; 2] = [1024, 96];
 const MIDDLE_ROWS: usize = 2048;
 /// Rows of an average segment, and keys that a row of it sees, from which clusters are faster: where some row does not see
 /// all keys, and where all do.
-const PAIRED_ROWS: [usize; 2] = [8192, 1536];
+const PAIRED_ROWS: [usize; 2] = [8192, 1792];
+/// Rows times heads from which there are several waves of clusters. Fewer were not measured in full masks.
+const PAIRED_WORK: usize = 264 * 256;
 /// The most query heads of a KV head, a power of two, whose rows share a middle tile.
 const PACKED_MAX: usize = 4;
 /// The fewest rows of a sequence in a tile of every shape but the split one: in the middle one, with as many heads.
@@ -140,13 +142,14 @@ impl TileShape {
     pub fn of(call: &CallTables, instance: Instance, heads: [usize; 2]) -> TileShape {
         let (rows, wide) = (call.mean_rows(), instance != Instance::Narrow);
         let both = rows.min(call.summary.seen);
+        let all_seen = call.summary.all_seen && call.owned()[0] * heads[0] >= PAIRED_WORK;
         if split::is_faster(call, heads) {
             TileShape::Split
         } else if is_mixed(call, wide) {
             TileShape::Mixed
         } else if rows <= SHORT_ROWS[usize::from(wide)] {
             TileShape::Short
-        } else if instance == Instance::Wide && both >= PAIRED_ROWS[usize::from(call.summary.all_seen)] {
+        } else if instance == Instance::Wide && both >= PAIRED_ROWS[usize::from(all_seen)] {
             TileShape::Paired
         } else if wide && both <= MIDDLE_ROWS {
             TileShape::Middle
@@ -392,10 +395,15 @@ mod tests {
             let call =
                 AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
             let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
-            [Instance::Wide, Instance::General].map(|instance| TileShape::of(&call, instance, [256, 256]))
+            [(Instance::Wide, 256), (Instance::General, 256), (Instance::Wide, 8)]
+                .map(|(instance, heads)| TileShape::of(&call, instance, [heads; 2]))
         };
-        assert_eq!(whole(1535), [TileShape::Middle; 2]);
-        assert_eq!(whole(1536), [TileShape::Paired, TileShape::Middle], "all rows see all keys");
+        assert_eq!(whole(1791), [TileShape::Middle; 3]);
+        assert_eq!(
+            whole(1792),
+            [TileShape::Paired, TileShape::Middle, TileShape::Middle],
+            "all keys are seen"
+        );
         assert_eq!(of(8192, Some(-4096), [128, 128]), TileShape::Long);
         assert_eq!(of(8192, Some(-512), [64, 64]), TileShape::Long);
         assert_eq!(

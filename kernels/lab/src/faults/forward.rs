@@ -53,7 +53,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         VALUES;
     "sum-of-kept-base-rescaled", Arithmetic, ("sums are rescaled by the largest score, weights are not", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "rows.sum[0] = rows.sum[0] * factor[0] +"
-            => "rows.sum[0] = rows.sum[0] * exp2_of((old[0] - rows.largest[0]) * scale_log2) +",
+            => "rows.sum[0] = rows.sum[0] * (old[0] == neg_infinity() ? 0.0f : exp2_of((old[0] - rows.largest[0]) * scale_log2)) +",
         VALUES;
     "scale-off-by-a-256th", Arithmetic, ("a scale other than the caller's", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "forward.cu",
         "x = exp2_of(level.exponent_of(x));"
@@ -199,7 +199,7 @@ pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
         "(C::CLUSTER > 1 ? cluster_rank() * C::ROWS : 0);"
             => "0;",
         Detector::Calls;
-    "second-word-of-a-mask-not-shifted", WrongSeam, ("keys past a block's 128th are seen behind the diagonal", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
+    "second-word-of-a-mask-not-shifted", WrongSeam, ("keys behind the sequence's end are seen", "https://github.com/flashinfer-ai/flashinfer/pull/5090"), "forward.cu",
         "bits_from(first, max(right - word - first, 0))"
             => "bits_from(first, max(right - first, 0))",
         READS;
