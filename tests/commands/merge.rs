@@ -147,7 +147,7 @@ fn shards_join_into_the_campaign_that_was_not_cut() {
 }
 
 /// Options of a campaign that takes longer than it takes until the first checkpoint, on one thread.
-const LONG: [&str; 12] = [
+const LONG: [&str; 14] = [
     "run",
     "--seed",
     "3",
@@ -159,6 +159,8 @@ const LONG: [&str; 12] = [
     "out",
     "--junit",
     "junit.xml",
+    "--backend",
+    WINDOW,
     "--resume",
 ];
 /// Longest time until a checkpoint.
@@ -179,8 +181,7 @@ fn started(dir: &Path, arguments: &[&str], is_there: impl Fn() -> bool) -> Child
 
 /// Runs the long campaign and kills it once it has a checkpoint.
 fn run_and_kill(dir: &Path) {
-    let long = [&LONG[..], &["--backend", WINDOW]].concat();
-    let mut child = started(dir, &long, || dir.join("out/checkpoint.json").exists());
+    let mut child = started(dir, &LONG, || dir.join("out/checkpoint.json").exists());
     child.kill().expect("it is killed");
     child.wait().expect("it has ended");
     assert!(!dir.join("out/sums.json").exists(), "the campaign ended before it was killed");
@@ -190,8 +191,7 @@ fn run_and_kill(dir: &Path) {
 #[test]
 fn a_killed_campaign_goes_on_where_it_stopped() {
     let kept = place();
-    let long = [&LONG[..], &["--backend", WINDOW]].concat();
-    let output = seamproof(kept.path(), &long);
+    let output = seamproof(kept.path(), &LONG);
     let expected = left(kept.path(), &output);
     assert_eq!(expected.code, Some(2), "{:?}", expected.said);
 
@@ -201,7 +201,7 @@ fn a_killed_campaign_goes_on_where_it_stopped() {
     let log = cut.path().join("out/events.jsonl");
     let torn = fs::read_to_string(&log).expect("an event log") + "{\"event\":\"case\",\"ind";
     fs::write(&log, torn).expect("the log is written");
-    let output = seamproof(cut.path(), &[&long[..], &["--json", "e.jsonl"]].concat());
+    let output = seamproof(cut.path(), &[&LONG[..], &["--json", "e.jsonl"]].concat());
     assert!(stderr(&output).contains("out: going on after "), "{}", stderr(&output));
     assert_eq!(left(cut.path(), &output), expected);
     assert!(!cut.path().join("out.1").exists(), "nothing began anew");
@@ -209,7 +209,7 @@ fn a_killed_campaign_goes_on_where_it_stopped() {
     assert_eq!(copied, fs::read_to_string(&log).expect("an event log"));
 
     // A campaign that has ended has no case left.
-    let output = seamproof(cut.path(), &long);
+    let output = seamproof(cut.path(), &LONG);
     assert!(stderr(&output).contains("out: going on after 600 cases"), "{}", stderr(&output));
     assert_eq!(left(cut.path(), &output), expected);
 }

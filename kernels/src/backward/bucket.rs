@@ -112,6 +112,17 @@ impl Bucket {
     pub(crate) fn workspace_bytes(self, call: &CallTables, heads: [usize; 2]) -> usize {
         self.layout(call, heads)[PARTS]
     }
+
+    /// Returns q, k, v and dout in the boxes in which they come to shared memory.
+    pub(crate) fn tiled<'a>(self, call: &CallTables, [q, k, v, dout]: [&'a View<'a>; 4]) -> [Tiled<'a>; 4] {
+        let ([q_step, kv_step], [q_box, kv_box]) = (steps(call), [[1, self.rows()], [1, KEYS]]);
+        [
+            ("q", q, q_step, q_box),
+            ("k", k, kv_step, kv_box),
+            ("v", v, kv_step, kv_box),
+            ("dout", dout, q_step, q_box),
+        ]
+    }
 }
 
 /// Returns the dynamic shared memory of a block of the kernel on tiles; `None` for any other kernel.
@@ -135,19 +146,6 @@ impl CallTables {
 /// Returns the steps of query rows and of keys.
 pub(super) fn steps(call: &CallTables) -> [usize; 2] {
     call.summary.step.map(|step| step.unwrap_or(1).max(1))
-}
-
-impl Bucket {
-    /// Returns q, k, v and dout in the boxes in which they come to shared memory.
-    pub(crate) fn tiled<'a>(self, call: &CallTables, [q, k, v, dout]: [&'a View<'a>; 4]) -> [Tiled<'a>; 4] {
-        let ([q_step, kv_step], [q_box, kv_box]) = (steps(call), [[1, self.rows()], [1, KEYS]]);
-        [
-            ("q", q, q_step, q_box),
-            ("k", k, kv_step, kv_box),
-            ("v", v, kv_step, kv_box),
-            ("dout", dout, q_step, q_box),
-        ]
-    }
 }
 
 #[cfg(test)]
@@ -175,7 +173,7 @@ pub(super) mod tests {
     #[test]
     fn parts_of_the_workspace_are_aligned_and_hold_every_tile() {
         let ragged = call(&[(1, 1), (130, 131), (64, 64)], None);
-        for bucket in [BUCKETS[0], BUCKETS[1]] {
+        for bucket in BUCKETS {
             let layout = bucket.layout(&ragged, [5, 5]);
             assert!(layout.into_iter().all(|at| at.is_multiple_of(ALIGNMENT)));
             let [q_tiles, kv_tiles] = bucket.capacities(&ragged);

@@ -142,14 +142,14 @@ impl TileShape {
     pub fn of(call: &CallTables, instance: Instance, heads: [usize; 2]) -> TileShape {
         let (rows, wide) = (call.mean_rows(), instance != Instance::Narrow);
         let both = rows.min(call.summary.seen);
-        let all_seen = call.summary.all_seen && call.owned()[0] * heads[0] >= PAIRED_WORK;
+        let in_full = call.summary.all_seen && call.owned()[0] * heads[0] >= PAIRED_WORK;
         if split::is_faster(call, heads) {
             TileShape::Split
         } else if is_mixed(call, wide) {
             TileShape::Mixed
         } else if rows <= SHORT_ROWS[usize::from(wide)] {
             TileShape::Short
-        } else if instance == Instance::Wide && both >= PAIRED_ROWS[usize::from(all_seen)] {
+        } else if instance == Instance::Wide && both >= PAIRED_ROWS[usize::from(in_full)] {
             TileShape::Paired
         } else if wide && both <= MIDDLE_ROWS {
             TileShape::Middle
@@ -354,6 +354,12 @@ mod tests {
         Softmax { scale: 0.125, softcap: None, sink: Sink::None }
     }
 
+    /// Returns the tables of a forward whose segments lie in so many rows.
+    fn tables(segments: Vec<Segment>, rows: usize) -> CallTables {
+        let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
+        CallTables::new(&call, [rows, rows], false).expect("segments in the rows")
+    }
+
     /// The registers of a kernel are counted for the threads that are launched.
     #[test]
     fn every_shape_is_launched_with_the_threads_that_share_its_registers() {
@@ -379,8 +385,7 @@ mod tests {
             let segment = |run| Segment { q: run, kv: vec![run], lo, hi: Some(0), prefix: 0, sink_tokens: 0 };
             let mut segments = vec![segment(Run::packed(0, rows, rows))];
             segments.resize(1 + empty, segment(Run::packed(rows, 0, 0)));
-            let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
-            let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
+            let call = tables(segments, rows);
             TileShape::of(&call, Instance::of(&call, dims), [256, 256])
         };
         let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
@@ -392,9 +397,7 @@ mod tests {
         let whole = |rows: usize| {
             let run = Run::packed(0, rows, rows);
             let segment = Segment { q: run, kv: vec![run], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
-            let call =
-                AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
-            let call = CallTables::new(&call, [rows, rows], false).expect("one run of all rows");
+            let call = tables(vec![segment], rows);
             [(Instance::Wide, 256), (Instance::General, 256), (Instance::Wide, 8)]
                 .map(|(instance, heads)| TileShape::of(&call, instance, [heads; 2]))
         };
@@ -428,8 +431,7 @@ mod tests {
             };
             let mut segments: Vec<Segment> = (0..short).map(|_| segment(64)).collect();
             segments.push(segment(long));
-            let call = AttentionCall { segments, softmax: plain(), policy: RowPolicy::Overwrite };
-            let call = CallTables::new(&call, [end, end], false).expect("segments one behind the other");
+            let call = tables(segments, end);
             TileShape::of(&call, Instance::of(&call, dims), [16, 16])
         };
         assert_eq!(of(1000, 16_384, [128, 128]), TileShape::Mixed);
