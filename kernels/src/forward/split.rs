@@ -136,6 +136,13 @@ impl CallTables {
             _ => self.plan_bytes(),
         }
     }
+
+    /// Returns whether each block of the split shape plans for itself, and whether the blocks put pieces together: where
+    /// the owned rows make few tiles and pieces. There are `heads` of q and of k.
+    pub fn is_split_by_blocks(&self, heads: [usize; 2]) -> bool {
+        let room = SplitRoom::of(self, heads);
+        room.is_planned_by_blocks(self) && room.ended() > 0
+    }
 }
 
 /// Room for the tiles of a launch, and for what pieces leave, however the owned rows are dealt to the segments.

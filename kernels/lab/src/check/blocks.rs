@@ -16,7 +16,7 @@ use seamproof_simulator::AttentionCall;
 
 use super::mismatch::Mismatch;
 use super::passes::{
-    DIMS, FORMATS, FP8_DIMS, FP8_DOUT, Kernels, NamedBytes, ReadyCodes, ReadyPasses, padded,
+    DIMS, FORMATS, FP8_DIMS, FP8_DOUT, Kernels, NamedBytes, ReadyCodes, ReadyPasses, SPLIT, few_rows, padded,
 };
 use crate::ready::NormalNumbers;
 
@@ -39,6 +39,10 @@ pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     for format in FORMATS {
         let numbers = NormalNumbers::of(gpu, format)?;
         for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            let few = few_rows((format, dim, heads))?;
+            let passes = ReadyPasses::new(gpu, (&few, &AttentionCall::whole(&few)), SPLIT, &numbers)?;
+            let launch = |blocks| passes.results(|| gpu.in_blocks(blocks, || passes.launch()));
+            found.extend(differing(launch, &[], &format!("{format}, head dim {dim}, {heads:?}, few rows"))?);
             for (mask, may_go_around) in MASKS {
                 let problem = padded(&LENGTHS.repeat(TIMES), (format, dim, heads), mask)?;
                 for shape in TileShape::ALL {

@@ -1,10 +1,11 @@
 //! Attention on rows that are far from where their tensors begin: products of rows and elements must be 64 bits wide.
 //!
-//! A few sequences lie in two *layouts*. In one they follow each other in small tensors. In the other they lie in
+//! A few sequences lie in three *layouts*. In one they follow each other in small tensors. In another they lie in
 //! tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the last
-//! rows. Every kernel must write the same bits to their rows in both. All else holds NaN, and memory as long as a
-//! tensor lies before the first one and behind the last. An address that wraps therefore reads a wrong number, or
-//! leaves rows unwritten.
+//! rows. In the third they lie as in the first, and a *filler* of few rows and endless padding is planned before them,
+//! so that their sums of dq lie behind more than 2^31 others. Every kernel must write the same bits to their rows in
+//! all three. All else holds NaN, and memory as long as a tensor lies before the first one and behind the last. An
+//! address that wraps therefore reads a wrong number, or leaves rows unwritten.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -30,6 +31,8 @@ const FAR_ROWS: [usize; 2] = [(1 << 22) + (1 << 12), (1 << 24) + (1 << 14)];
 /// The real rows of each sequence, of queries and of keys.
 const LENGTHS: [[usize; 2]; 4] = [[150, 190], [257, 257], [200, 230], [290, 300]];
 const SPAN: usize = 300;
+/// The real rows of the filler, of queries and of keys: more than a sequence has, so that it is planned before them.
+const FILLER: usize = 600;
 /// The rows of a sequence before the bound that it crosses.
 const BEFORE: usize = 100;
 const NAN: u8 = 0xff;
@@ -54,6 +57,7 @@ const RESULTS: usize = 4;
 enum Layout {
     Packed,
     Far,
+    Filled,
 }
 
 impl Layout {
@@ -62,7 +66,14 @@ impl Layout {
         match self {
             Layout::Packed => SPAN * LENGTHS.len(),
             Layout::Far => FAR_ROWS[side],
+            Layout::Filled => self.filler(side).offset + self.filler(side).span,
         }
+    }
+
+    /// Returns the filler's rows of a side. Its padding is of queries.
+    fn filler(self, side: usize) -> Run {
+        let first = SPAN * LENGTHS.len();
+        Run::packed(first, FILLER, [FAR_ROWS[0] - first, FILLER][side])
     }
 
     fn bytes(self, side: usize) -> usize {
@@ -82,13 +93,20 @@ impl Layout {
 
     /// Returns the call of every sequence, with a diagonal that ends in the corner.
     fn call(self, dim: usize) -> AttentionCall {
-        let both = self.runs(0).into_iter().zip(self.runs(1));
+        let mut both: Vec<(Run, Run)> = self.runs(0).into_iter().zip(self.runs(1)).collect();
+        if self == Layout::Filled {
+            both.push((self.filler(0), self.filler(1)));
+        }
         let segment = |(q, kv): (Run, Run)| {
             let hi = kv.len as i64 - q.len as i64;
             Segment { q, kv: vec![kv], lo: None, hi: Some(hi), prefix: 0, sink_tokens: 0 }
         };
         let softmax = Softmax { scale: 1.0 / (dim as f32).sqrt(), softcap: None, sink: Sink::None };
-        AttentionCall { segments: both.map(segment).collect(), softmax, policy: RowPolicy::Overwrite }
+        AttentionCall {
+            segments: both.into_iter().map(segment).collect(),
+            softmax,
+            policy: RowPolicy::Overwrite,
+        }
     }
 }
 
@@ -198,21 +216,25 @@ impl<'g> Memory<'g> {
     }
 }
 
-/// Runs both passes on every kernel of attention, far from where tensors begin and near. Returns the first difference
-/// of each. It needs 44 GB of the GPU's memory.
+/// Runs both passes on every kernel of attention, far from where tensors or sums begin and near. Returns the first
+/// difference of each. It needs 44 GB of the GPU's memory.
 pub(super) fn check_far(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
-    let (far, packed) = (Memory::new(gpu, Layout::Far)?, Memory::new(gpu, Layout::Packed)?);
+    let packed = Memory::new(gpu, Layout::Packed)?;
     let mut found = Vec::new();
-    for (dim, heads) in SIZES {
-        for kernels in KERNELS {
-            let got = far.written((dim, heads), kernels)?;
-            let want = packed.written((dim, heads), kernels)?;
+    for (layout, kernels, operation) in [
+        (Layout::Far, &KERNELS[..], "attention far from its base"),
+        // The backward is the same behind every forward on tensor cores.
+        (Layout::Filled, &KERNELS[1..2], "attention with sums far from their base"),
+    ] {
+        let memory = Memory::new(gpu, layout)?;
+        for (size, &kernels) in SIZES.into_iter().flat_map(|size| kernels.iter().map(move |k| (size, k))) {
+            let (got, want) = (memory.written(size, kernels)?, packed.written(size, kernels)?);
             let different = got.iter().zip(&want).find(|((_, _, got), (_, _, want))| got != want);
             found.extend(different.map(|((name, index, got), (_, _, want))| Mismatch {
-                operation: "attention far from its base",
+                operation,
                 case: found.len() as u64,
                 place: format!("{name} of sequence {index}"),
-                what: format!("{kernels:?}, head dim {dim}"),
+                what: format!("{kernels:?}, head dim {}", size.0),
                 bytes: got.iter().zip(want).filter(|(got, want)| got != want).count(),
             }));
         }
@@ -243,6 +265,16 @@ mod tests {
         for (dim, heads) in SIZES {
             assert_eq!([heads.q * dim, heads.kv * dim], ROW);
         }
+    }
+
+    /// A tile's sums are 8192 numbers, of 128 rows or 64 ([`SIZES`]).
+    #[test]
+    fn sums_of_sequences_behind_the_filler_are_past_the_bound() {
+        for (dim, heads) in SIZES {
+            let tiles = Layout::Filled.filler(0).span / (8192 / dim);
+            assert!(tiles * heads.q * 8192 > 1 << 31);
+        }
+        assert!(LENGTHS.into_iter().all(|[q, _]| q / 128 < FILLER / 128), "it is planned first");
     }
 
     #[test]

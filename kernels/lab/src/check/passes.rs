@@ -8,10 +8,12 @@ use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
-use seamproof_oracle::{Format, Heads, Mask, Pass, Precision, Problem, ProblemFields};
+use seamproof_oracle::{
+    Alignment, Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, TensorRows,
+};
 use seamproof_simulator::AttentionCall;
 
-use crate::problem::{dims, legal, packed};
+use crate::problem::{dims, fields, legal, packed};
 use crate::ready::{BackwardBuffers, NormalNumbers, weights};
 use crate::ready_fp8::Fp8BackwardBuffers;
 
@@ -211,6 +213,9 @@ pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
 
+/// The split shape.
+pub(super) const SPLIT: Kernels = Kernels::Tuned(TileShape::Split, BackwardMode::overwrite(DqOrder::Fixed));
+
 /// Launches every instance of the kernels on tensor cores, in FP8 too, and the simple kernels, forward and backward. These are
 /// small passes for a tool that watches launches, such as a sanitizer. Their results are compared elsewhere.
 pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
@@ -230,6 +235,9 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
                 let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
                 passes.results(|| passes.launch())?;
             }
+            let few = few_rows((format, dim, heads))?;
+            let passes = ReadyPasses::new(gpu, (&few, &AttentionCall::whole(&few)), SPLIT, &numbers)?;
+            passes.results(|| passes.launch())?;
         }
     }
     launch_instances_on_codes(gpu)
@@ -251,6 +259,28 @@ fn launch_instances_on_codes(gpu: &Gpu) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// The queries and keys of sequences for which each block of the split shape plans by itself ([`few_rows`]).
+const FEW_ROWS: [[usize; 2]; 3] = [[1, 230], [2, 64], [1, 0]];
+
+/// Returns a problem as in decoding: sequences of few queries behind many keys, in several pieces.
+pub(super) fn few_rows((format, dim, heads): (Format, usize, Heads)) -> Result<Problem, KernelError> {
+    let mut rows = [0; 2];
+    let run = |rows: &mut usize, len: usize| {
+        *rows += len + 1;
+        Run::packed(*rows - len - 1, len, len + 1)
+    };
+    let [of_q, of_kv] = &mut rows;
+    let sequences = FEW_ROWS.into_iter().zip(0..).map(|([q, kv], id)| Sequence {
+        id,
+        q: run(of_q, q),
+        kv: run(of_kv, kv),
+    });
+    let sequences = sequences.collect();
+    let mask = Mask { align: Alignment::BottomRight, ..Mask::CAUSAL };
+    let plain = fields(sequences, TensorRows { q: rows[0], kv: rows[1] }, heads, dim, mask);
+    legal(ProblemFields { precision: Precision::uniform(format), ..plain })
+}
+
 /// Returns sequences of these lengths, with padding behind each.
 pub(super) fn padded(
     lengths: &[usize],
@@ -265,4 +295,20 @@ pub(super) fn padded(
 pub fn instances(gpu: &Gpu) -> impl Iterator<Item = (&str, u64)> {
     let of_tensor_cores = |name: &str| TENSOR_CORES.iter().any(|begin| name.starts_with(begin));
     gpu.launches().filter(move |(name, _)| of_tensor_cores(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_split_by_blocks() {
+        for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
+            let problem = few_rows((Format::Bf16, dim, heads)).expect("a problem");
+            let rows = [problem.rows.q, problem.rows.kv];
+            let call =
+                CallTables::new(&AttentionCall::whole(&problem), rows, true).expect("runs in the rows");
+            assert!(call.is_split_by_blocks([heads.q, heads.kv]), "head dim {dim}, {heads:?}");
+        }
+    }
 }

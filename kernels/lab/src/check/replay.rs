@@ -36,15 +36,32 @@ pub enum ReplayTables {
 /// The rows of every tensor, times the step of its rows. Rows behind the last sequence, and before and between some,
 /// are nobody's.
 const ROWS: usize = 3000;
-/// The first row, the real and the owned rows of each sequence. The first dealing is recorded. The others are: as
+/// The first row, the real and the owned rows of each sequence, dealing by dealing.
+type Dealings = [[(usize, usize, usize); 5]; 5];
+/// Dealings of queries and of keys. The first dealing is recorded. The others are: as
 /// long as there is room; shorter or empty; nearly all rows one sequence's, from a first row on; none real. The
 /// queries of one dealing have the keys of the next.
-const DEALINGS: [[(usize, usize, usize); 5]; 5] = [
+const DEALINGS: Dealings = [
     [(0, 100, 700), (700, 37, 600), (1300, 1, 500), (1800, 400, 900), (2700, 64, 100)],
     [(0, 700, 700), (700, 600, 600), (1300, 500, 500), (1800, 900, 900), (2700, 100, 100)],
     [(0, 0, 700), (700, 3, 600), (1300, 0, 500), (1800, 129, 900), (2700, 0, 100)],
     [(0, 0, 0), (150, 2500, 2600), (2760, 1, 1), (2770, 0, 0), (2801, 190, 199)],
     [(20, 0, 1400), (1500, 0, 1400), (2900, 0, 0), (2900, 0, 0), (2900, 0, 0)],
+];
+/// Dealings of queries and keys of which each block of the split shape makes a plan of its own, as before.
+const FEW_QUERIES: Dealings = [
+    [(0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 2), (7, 1, 1)],
+    [(0, 2, 2), (2, 2, 2), (4, 1, 1), (5, 2, 2), (7, 1, 1)],
+    [(0, 0, 2), (2, 1, 2), (4, 0, 1), (5, 2, 2), (7, 0, 1)],
+    [(0, 0, 0), (1, 6, 6), (7, 0, 0), (7, 0, 0), (8, 2, 2)],
+    [(3, 0, 8), (11, 0, 0), (11, 0, 0), (11, 0, 0), (11, 0, 0)],
+];
+const FEW_KEYS: Dealings = [
+    [(0, 100, 300), (300, 37, 200), (500, 1, 150), (650, 180, 250), (900, 64, 100)],
+    [(0, 300, 300), (300, 200, 200), (500, 150, 150), (650, 250, 250), (900, 100, 100)],
+    [(0, 0, 300), (300, 3, 200), (500, 0, 150), (650, 129, 250), (900, 0, 100)],
+    [(0, 0, 0), (50, 850, 900), (960, 1, 1), (970, 0, 0), (981, 90, 99)],
+    [(20, 0, 500), (600, 0, 500), (1100, 0, 0), (1100, 0, 0), (1100, 0, 0)],
 ];
 /// The order of the replays: every dealing, the recorded one again after another.
 const REPLAYS: [usize; 6] = [1, 2, 3, 4, 0, 1];
@@ -63,6 +80,8 @@ const FIXED: BackwardMode = BackwardMode::overwrite(DqOrder::Fixed);
 pub struct Replayed {
     /// The name.
     pub name: &'static str,
+    /// The dealings of queries and of keys.
+    dealings: [&'static Dealings; 2],
     /// The shapes of forwards on tensor cores. If there is none, both passes run on the simple kernels.
     shapes: &'static [TileShape],
     /// The mode of backwards on tensor cores.
@@ -83,6 +102,7 @@ pub struct Replayed {
 /// An ordinary call.
 const PLAIN: Replayed = Replayed {
     name: "plain",
+    dealings: [&DEALINGS; 2],
     shapes: &TileShape::ALL,
     how: FIXED,
     dims: &[64, 128],
@@ -108,7 +128,7 @@ const EVERYTHING: Replayed = Replayed {
 };
 
 /// The passes that are recorded and replayed.
-pub const REPLAYED: [Replayed; 13] = [
+pub const REPLAYED: [Replayed; 14] = [
     Replayed { heads: &[GROUPED, APART], masks: &[Mask::CAUSAL, Mask::FULL, BAND], ..PLAIN },
     Replayed { name: "fp16", format: Format::Fp16, ..PLAIN },
     Replayed { name: "interleaved rows", step: 2, ..PLAIN },
@@ -129,6 +149,12 @@ pub const REPLAYED: [Replayed; 13] = [
         how: BackwardMode::overwrite(DqOrder::AsTheyCome),
         heads: &[GROUPED, APART],
         masks: &[NARROW],
+        ..PLAIN
+    },
+    Replayed {
+        name: "few rows, which blocks plan",
+        dealings: [&FEW_QUERIES, &FEW_KEYS],
+        shapes: &[TileShape::Split],
         ..PLAIN
     },
     EVERYTHING,
@@ -169,8 +195,8 @@ impl Replayed {
         })
     }
 
-    fn runs(self, dealing: usize) -> impl Iterator<Item = Run> {
-        let of = DEALINGS[dealing % DEALINGS.len()].into_iter().enumerate();
+    fn runs(self, side: usize, dealing: usize) -> impl Iterator<Item = Run> {
+        let of = self.dealings[side][dealing % DEALINGS.len()].into_iter().enumerate();
         of.map(move |(index, (first, len, span))| Run {
             offset: self.step * first + index % self.step,
             step: self.step,
@@ -193,7 +219,7 @@ impl Choice {
     /// Returns a dealing's problem and call.
     fn dealt(&self, dealing: usize) -> Result<(Problem, AttentionCall), KernelError> {
         let Choice { of, dim, heads, mask, .. } = *self;
-        let both = of.runs(dealing).zip(of.runs(dealing + 1));
+        let both = of.runs(0, dealing).zip(of.runs(1, dealing + 1));
         let sequences = both.zip(0..).map(|((q, kv), id)| Sequence { id, q, kv }).collect();
         let rows = ROWS * of.step;
         let plain = fields(sequences, TensorRows { q: rows, kv: rows }, heads, dim, mask);
@@ -317,6 +343,17 @@ mod tests {
                     "{choice}, {dealing}: {refused:?}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn only_the_few_rows_are_split_by_blocks() {
+        for choice in REPLAYED.into_iter().flat_map(Replayed::choices) {
+            let (problem, call) = choice.dealt(0).expect("a problem");
+            let call =
+                CallTables::new(&call, [problem.rows.q, problem.rows.kv], true).expect("runs in the rows");
+            let few = choice.of.dealings[0] == &FEW_QUERIES;
+            assert_eq!(call.is_split_by_blocks([choice.heads.q, choice.heads.kv]), few, "{choice}");
         }
     }
 

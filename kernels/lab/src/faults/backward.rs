@@ -1,8 +1,8 @@
 //! Planted faults of the backward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{
-    BugClass, BugSource, Detector, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TUNED, VALUES, WRITES,
-    faults,
+    BugClass, BugSource, Detector, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TE_1230, TUNED, VALUES,
+    WRITES, faults,
 };
 
 /// NaN and infinities of padding rows in the gradients of real ones.
@@ -13,6 +13,10 @@ const FORMULA: BugSource = ("a term of the gradients", "https://arxiv.org/abs/23
 
 /// The faults of `backward.cu`.
 pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
+    "int32-elements-of-sums", Int32Product, TE_1230, "backward.cu",
+        "float* const sums = a.sums + part * SUMS;"
+            => "float* const sums = a.sums + (int)part * SUMS;",
+        Detector::Large;
     "tail-of-queries-not-cleared", MissingGuard, FA_1990, "backward.cu",
         "clear_rows(shared.q(stage), valid, ROWS);"
             => ";",
