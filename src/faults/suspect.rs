@@ -170,6 +170,11 @@ impl Suspect {
                 Launched::Fp8(shape) => {
                     backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
                 }
+                Launched::Fp8InOneBlock(shape) => {
+                    let scheduled = Cuda { blocks: Some(NonZeroUsize::MIN), ..Cuda::default() };
+                    let cuda = CudaFp8 { shape: Some(shape), scheduled, ..CudaFp8::default() };
+                    backends::fp8_on_gpu(fault, cuda)
+                }
                 Launched::Fp8Backward => backends::fp8_on_gpu(fault, fp8_backward()),
             },
             Suspect::Fp8(fault) => Box::new(in_fp8(*fault)),
@@ -235,7 +240,7 @@ impl Suspect {
                         let drawn = drawn.filter(move |problem| comes_to(fault, attention, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))
                     }
-                    Launched::Fp8(_) => asked_of(CudaFp8::default(), seed),
+                    Launched::Fp8(_) | Launched::Fp8InOneBlock(_) => asked_of(CudaFp8::default(), seed),
                     Launched::Fp8Backward => asked_of(fp8_backward(), seed),
                 }
             }

@@ -1,7 +1,10 @@
 //! Planted faults of what a block takes along from one tile to the next, and of plans with more segments than threads.
 //! They show where a launch has few blocks.
 
-use super::entry::{BugClass, BugSource, FEW_BLOCKS, READS, SPREADS, SourceEdit, SourceFault, faults};
+use super::entry::{
+    BugClass, BugSource, FEW_BLOCKS, FEW_BLOCKS_IN_FP8, READS, SPREADS, SourceEdit, SourceFault, VALUES,
+    faults,
+};
 
 /// Bugs that several faults imitate.
 const TILELANG_2674: BugSource = (
@@ -45,4 +48,12 @@ pub(super) const FEW_BLOCKS_FAULTS: &[SourceFault] = faults! { FEW_BLOCKS;
         "for (int s = thread; s < a.segment_count; s += planners())"
             => "for (int s = thread; s < a.segment_count; s += a.segment_count)",
         SPREADS;
+};
+
+/// The fault of a team's later tiles in FP8.
+pub(super) const FEW_BLOCKS_FP8_FAULTS: &[SourceFault] = faults! { FEW_BLOCKS_IN_FP8;
+    "scales-of-another-tile", WrongSeam, TILELANG_2674, "forward.cu",
+        "get_factors(a, shared.tile(tile_ring.stage())).of_scores"
+            => "get_factors(a, shared.tile(0)).of_scores",
+        VALUES;
 };

@@ -93,6 +93,8 @@ pub enum Launched {
     InOneBlock(AttentionKernels),
     /// The forward in FP8.
     Fp8(Fp8Shape),
+    /// The same in one block.
+    Fp8InOneBlock(Fp8Shape),
     /// The forward and the backward in FP8.
     Fp8Backward,
 }
@@ -130,7 +132,7 @@ impl SourceEdit {
     pub fn instance(&self) -> Option<Source> {
         let mut edited = self.edited()?;
         // Instances in FP8 are the last ones of a file. The last of all has every path.
-        if let Launched::Fp8(_) | Launched::Fp8Backward = self.launched {
+        if let Launched::Fp8(_) | Launched::Fp8InOneBlock(_) | Launched::Fp8Backward = self.launched {
             edited.pop()
         } else {
             edited.into_iter().next()
@@ -192,6 +194,8 @@ pub(super) const SPLIT: Launched = Launched::Attention(AttentionKernels::Of(Tile
 pub(super) const MIXED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Mixed));
 /// Faults of a block's later tiles, and of a planner's later segments, show where there is one block.
 pub(super) const FEW_BLOCKS: Launched = Launched::InOneBlock(AttentionKernels::Of(TileShape::Long));
+/// Faults of what a team in FP8 takes along to its next tile show where one block has all.
+pub(super) const FEW_BLOCKS_IN_FP8: Launched = Launched::Fp8InOneBlock(Fp8Shape::Short);
 /// Faults of the backward in FP8 show behind a forward in any shape.
 pub(super) const BACKWARD_IN_FP8: Launched = Launched::Fp8Backward;
 /// Faults of the forward in FP8 show in its long shape.

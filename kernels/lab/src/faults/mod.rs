@@ -33,6 +33,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         fp8::FP8_BACKWARD_FAULTS,
         backward::BACKWARD_FAULTS,
         blocks::FEW_BLOCKS_FAULTS,
+        blocks::FEW_BLOCKS_FP8_FAULTS,
         quantise::QUANTISER_FAULTS,
     ];
     tables.into_iter().flatten()
