@@ -3,9 +3,10 @@
 //! A few sequences lie in three *layouts*. In one they follow each other in small tensors. In another they lie in
 //! tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the last
 //! rows. In the third they lie as in the first, and a *filler* of few rows and endless padding is planned before them,
-//! so that their sums of dq lie behind more than 2^31 others. Every kernel must write the same bits to their rows in
-//! all three. All else holds NaN, and memory as long as a tensor lies before the first one and behind the last. An
-//! address that wraps therefore reads a wrong number, or leaves rows unwritten.
+//! so that their sums of dq lie behind more than 2^31 others. Kernels must write the same bits to their rows in all that
+//! they run on. All else holds NaN before, and memory as long as a tensor lies before the first one and behind the last.
+//! An address that wraps therefore reads a wrong number, or leaves rows unwritten; that of a sum, which is written and
+//! read there alike, lies in a *guard* before the workspace.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -33,14 +34,17 @@ const LENGTHS: [[usize; 2]; 4] = [[150, 190], [257, 257], [200, 230], [290, 300]
 const SPAN: usize = 300;
 /// The real rows of the filler, of queries and of keys: more than a sequence has, so that it is planned before them.
 const FILLER: usize = 600;
+/// The bytes of the guard: those of 2^31 sums.
+const GUARD: usize = 1 << 33;
 /// The rows of a sequence before the bound that it crosses.
 const BEFORE: usize = 100;
 const NAN: u8 = 0xff;
 const FIXED: BackwardMode = BackwardMode::overwrite(DqOrder::Fixed);
 const WEIGHTS: WeightFormats = WeightFormats { p: Format::Bf16, ds: Format::Bf16 };
+const LONG: Kernels = Kernels::Tuned(TileShape::Long, FIXED);
 const KERNELS: [Kernels; 6] = [
     Kernels::Simple,
-    Kernels::Tuned(TileShape::Long, FIXED),
+    LONG,
     Kernels::Tuned(TileShape::Paired, FIXED),
     Kernels::Tuned(TileShape::Middle, FIXED),
     Kernels::Tuned(TileShape::Short, FIXED),
@@ -204,7 +208,9 @@ impl<'g> Memory<'g> {
         let forward = ForwardTensors { q, k, v, sink: None, out, lse, max_logit: of_heads };
         let backward = BackwardTensors { q, k, v, dout, out, lse, dq: view(5)?, dk: view(6)?, dv: view(7)? };
         let sizes = (rows, [heads.q, heads.kv], [dim; 2]);
+        let guard = if layout == Layout::Filled { GUARD } else { 0 };
         let launches = Launches::new(gpu, &layout.call(dim), sizes, (kernels, WEIGHTS, Pass::Backward))?;
+        let launches = launches.guarded(gpu, guard)?;
         launches.launch(gpu, (&forward, &backward))?;
 
         let mut written = Vec::new();
@@ -212,6 +218,7 @@ impl<'g> Memory<'g> {
             written.push((name, index, gpu.read(area)?));
         }
         written.push(("max_logit", 0, gpu.read(max_logit)?));
+        written.push(("the guard", 0, vec![u8::from(launches.is_guard_whole(gpu)?)]));
         Ok(written)
     }
 }
@@ -224,7 +231,7 @@ pub(super) fn check_far(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     for (layout, kernels, operation) in [
         (Layout::Far, &KERNELS[..], "attention far from its base"),
         // The backward is the same behind every forward on tensor cores.
-        (Layout::Filled, &KERNELS[1..2], "attention with sums far from their base"),
+        (Layout::Filled, &[LONG], "attention with sums far from their base"),
     ] {
         let memory = Memory::new(gpu, layout)?;
         for (size, &kernels) in SIZES.into_iter().flat_map(|size| kernels.iter().map(move |k| (size, k))) {

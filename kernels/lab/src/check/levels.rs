@@ -24,9 +24,9 @@ use super::mismatch::Mismatch;
 use crate::problem::{fields, legal};
 use crate::ready::forward_launcher;
 
-/// The number of a climb's keys, two of the largest blocks, and its places: in blocks of their own, or all in the last block
-/// that is taken.
-const PLACES: [(usize, [usize; STEPS_MAX]); 2] = [(256, [255, 128, 0]), (256, [2, 1, 0])];
+/// The number of a climb's keys, three of the largest blocks, and its places: in blocks of their own, of 176 keys and of
+/// fewer, or all in the last block that is taken.
+const PLACES: [(usize, [usize; STEPS_MAX]); 2] = [(528, [527, 300, 0]), (528, [2, 1, 0])];
 /// The same for the split shape, of some of the climbs: the first two keys in blocks that one warp takes, one after the other,
 /// and the third in the next piece.
 const SPLIT_PLACES: (usize, [usize; STEPS_MAX]) = (1025, [0, 64, 128]);

@@ -6,7 +6,7 @@ use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, Wei
 use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
-use seamproof_kernels::memory::DeviceBuffer;
+use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{
     Alignment, Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, TensorRows,
@@ -40,8 +40,9 @@ pub(super) struct Launches {
     kernels: Kernels,
     pub(super) call: CallTables,
     pub(super) tables: DeviceBuffer,
-    /// The forward's plan, and the backward's workspace.
+    /// The forward's plan, and the backward's workspace behind a guard of so many bytes.
     rooms: [DeviceBuffer; 2],
+    guard: usize,
     weights: WeightFormats,
 }
 
@@ -70,7 +71,27 @@ impl Launches {
         };
         let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
         let (tables, rooms) = (gpu.upload(call.bytes())?, [plan?, workspace?]);
-        Ok(Launches { kernels, call, tables, rooms, weights })
+        Ok(Launches { kernels, call, tables, rooms, guard: 0, weights })
+    }
+
+    /// Returns the same with a guard before the backward's workspace, which sums behind it must not touch.
+    pub(super) fn guarded(mut self, gpu: &Gpu, guard: usize) -> Result<Launches, KernelError> {
+        if guard == 0 {
+            return Ok(self);
+        }
+        self.rooms[1] = gpu.allocate(guard + self.rooms[1].area().bytes())?;
+        self.guard = guard;
+        gpu.fill(self.guard()?, BEFORE)?;
+        Ok(self)
+    }
+
+    fn guard(&self) -> Result<Area<'_>, KernelError> {
+        self.rooms[1].area().part(0..self.guard)
+    }
+
+    /// Returns whether the guard is as it was.
+    pub(super) fn is_guard_whole(&self, gpu: &Gpu) -> Result<bool, KernelError> {
+        Ok(self.guard == 0 || gpu.read(self.guard()?)?.iter().all(|byte| *byte == BEFORE))
     }
 
     /// Launches both passes.
@@ -97,7 +118,8 @@ impl Launches {
     /// Launches the backward.
     pub(super) fn backward(&self, gpu: &Gpu, tensors: &BackwardTensors) -> Result<(), KernelError> {
         let Launches { call, weights, .. } = self;
-        let areas = [self.tables.area(), self.rooms[1].area()];
+        let room = self.rooms[1].area();
+        let areas = [self.tables.area(), room.part(self.guard..room.bytes())?];
         match self.kernels {
             Kernels::Simple | Kernels::Paged(_) => gpu.attend_backward(call, areas, *weights, tensors),
             Kernels::Tuned(_, how) => gpu.backward(call, areas, *weights, how, tensors),

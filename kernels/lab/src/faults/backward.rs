@@ -15,7 +15,7 @@ const FORMULA: BugSource = ("a term of the gradients", "https://arxiv.org/abs/23
 pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "int32-elements-of-sums", Int32Product, TE_1230, "backward.cu",
         "float* const sums = a.sums + part * SUMS;"
-            => "float* const sums = a.sums + (int)part * SUMS;",
+            => "float* const sums = a.sums + (int)(part * SUMS);",
         Detector::Large;
     "tail-of-queries-not-cleared", MissingGuard, FA_1990, "backward.cu",
         "clear_rows(shared.q(stage), valid, ROWS);"
