@@ -55,5 +55,5 @@ pub(super) const FEW_BLOCKS_FP8_FAULTS: &[SourceFault] = faults! { FEW_BLOCKS_IN
     "scales-of-another-tile", WrongSeam, TILELANG_2674, "forward.cu",
         "get_factors(a, shared.tile(tile_ring.stage())).of_scores"
             => "get_factors(a, shared.tile(0)).of_scores",
-        VALUES;
+        READS;
 };
