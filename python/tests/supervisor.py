@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,20 @@ OPEN, RUN, READY, PHASE, OUTPUTS, FAILED = range(1, 7)
 PACKAGE = Path(__file__).parent.parent
 
 
-def frame(kind: int, sequence: int, body: bytes, version: int = 2) -> bytes:
+def frame(kind: int, sequence: int, body: bytes, version: int = 3) -> bytes:
     """Returns a frame, byte by byte as `docs/protocol.md` has it."""
     head = b"SMP" + bytes([version, kind, 0, 0, 0])
     head += sequence.to_bytes(8, "little") + len(body).to_bytes(8, "little")
-    return head + body + hashlib.blake2b(head + body, digest_size=32).digest()
+    return head + body + zlib.crc32(head + body).to_bytes(4, "little")
 
 
 def split_frame(read: Any) -> tuple[int, int, bytes]:
     """Reads a frame by `read(count)`, and returns its kind, its number and its body."""
     head = read(24)
-    assert len(head) == 24 and head[:4] == b"SMP\x02" and head[5:8] == b"\0\0\0"
+    assert len(head) == 24 and head[:4] == b"SMP\x03" and head[5:8] == b"\0\0\0"
     sequence, length = struct.unpack("<QQ", head[8:24])
     body = read(length)
-    assert hashlib.blake2b(head + body, digest_size=32).digest() == read(32)
+    assert zlib.crc32(head + body).to_bytes(4, "little") == read(4)
     return head[4], sequence, body
 
 

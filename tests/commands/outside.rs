@@ -276,7 +276,7 @@ fn cases_in(folder: &Path) -> Vec<Case> {
 fn a_subject_that_does_not_open_is_an_error() {
     let place = Place::new();
     let errors = [
-        ("version", "the other side speaks version 1 of the worker protocol, and this program version 2"),
+        ("version", "the other side speaks version 1 of the worker protocol, and this program version 3"),
         ("undeclared", "its worker declares nothing"),
         ("nonsense", "the declaration's softcaps: unknown field"),
         ("not-json", "key must be a string"),

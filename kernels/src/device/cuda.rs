@@ -82,18 +82,19 @@ impl CudaDevice<'_> {
 
     pub(super) fn launch(&self, memory: &mut CudaMemory) -> Result<(), KernelError> {
         self.check_run(memory)?;
+        memory.place_transfers();
         let Workspace { gpu, tables, scratch, .. } = self.workspace;
         tables.reserve(gpu, memory.tables.len())?;
         scratch.reserve(gpu, memory.scratch)?;
         self.workspace.frame(|frame| {
             gpu.send(frame.tables, &memory.tables)?;
             gpu.in_blocks(self.options.blocks, || {
-                lanes::launch(gpu, frame, self.options.streams, &memory.commands)
+                lanes::launch(gpu, frame, self.options.streams, memory.requests.commands())
             })
         })?;
         memory.tables.clear();
         memory.scratch = 0;
-        memory.commands.clear();
+        memory.requests.clear();
         Ok(())
     }
 

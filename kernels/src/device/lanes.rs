@@ -6,26 +6,51 @@
 //! or may be overwritten. Some launches are held up, so that lanes run at once however short their kernels are.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use cudarc::driver::CudaEvent;
 
 use super::workspace::RunMemory;
 use crate::error::KernelError;
 use crate::gpu::Gpu;
+use crate::pairs::TransferTable;
 
 /// The launches of a request.
 pub(super) type RecordedLaunch = Box<dyn Fn(&Gpu, &RunMemory) -> Result<(), KernelError> + Send>;
+
+/// Recorded transfers, and the place of their table among the tables, which is known once all are there.
+#[derive(Default)]
+pub(super) struct RecordedTransfers {
+    pub(super) table: TransferTable,
+    pub(super) place: Range<usize>,
+}
 
 /// A recorded request.
 pub(super) enum Command {
     /// Launches of the lane that was named last.
     Launch(RecordedLaunch),
+    /// Transfers of the lane that was named last, which are launched as one.
+    Transfers(RecordedTransfers),
     /// A change to this lane.
     Lane(usize),
     /// A mark of the lane.
     Mark(usize),
     /// A wait of the lane for a mark.
     Wait(usize),
+}
+
+impl Command {
+    /// Launches what the command asks for, on the GPU's stream of now.
+    pub(super) fn launch(&self, gpu: &Gpu, frame: &RunMemory) -> Result<(), KernelError> {
+        match self {
+            Command::Launch(launch) => launch(gpu, frame),
+            Command::Transfers(RecordedTransfers { table, .. }) if table.is_empty() => Ok(()),
+            Command::Transfers(RecordedTransfers { table, place }) => {
+                gpu.transfer(table, frame.tables.part(place.clone())?)
+            }
+            Command::Lane(_) | Command::Mark(_) | Command::Wait(_) => Ok(()),
+        }
+    }
 }
 
 /// The share of launches that are held up, one in so many, and the end of the drawn number of cycles.
@@ -63,13 +88,13 @@ struct Lanes<'g> {
 impl Lanes<'_> {
     fn take(&mut self, command: &Command, draw: u64, frame: &RunMemory) -> Result<(), KernelError> {
         match command {
-            Command::Launch(launch) => {
+            Command::Launch(_) | Command::Transfers(_) => {
                 let gpu = self.gpu;
                 gpu.on(self.stream, || {
                     if self.stream != MAIN && draw.is_multiple_of(HELD_UP) {
                         gpu.hold_up((draw / HELD_UP % CYCLES_MAX) as u32)?;
                     }
-                    launch(gpu, frame)
+                    command.launch(gpu, frame)
                 })
             }
             _ if self.streams <= 1 => Ok(()),

@@ -22,6 +22,7 @@ mod operations;
 mod packed;
 mod quantise;
 mod ranks;
+mod requests;
 mod run;
 mod stretch;
 mod workspace;
@@ -36,6 +37,7 @@ pub use cuda::{CudaDevice, DeviceOptions};
 use lanes::Command;
 pub use quantise::CodesFrom;
 pub use ranks::{CudaParcel, CudaPart};
+use requests::Requests;
 pub use run::CudaMemory;
 pub use workspace::Workspace;
 
@@ -54,7 +56,7 @@ impl Device for CudaDevice<'_> {
             run,
             tables: Vec::new(),
             scratch: 0,
-            commands: Vec::new(),
+            requests: Requests::default(),
             current: true,
         };
         self.send_image(&memory).map_err(failed)?;
@@ -95,14 +97,14 @@ impl Device for CudaDevice<'_> {
     }
 
     fn lane(&self, lane: usize, memory: &mut CudaMemory) {
-        memory.commands.push(Command::Lane(lane));
+        memory.requests.push(Command::Lane(lane));
     }
 
     fn mark(&self, mark: usize, memory: &mut CudaMemory) {
-        memory.commands.push(Command::Mark(mark));
+        memory.requests.push(Command::Mark(mark));
     }
 
     fn wait(&self, mark: usize, memory: &mut CudaMemory) {
-        memory.commands.push(Command::Wait(mark));
+        memory.requests.push(Command::Wait(mark));
     }
 }

@@ -1,6 +1,7 @@
 //! Recordings of each operation's launches.
 
 use seamproof_oracle::{Balance, Format, Run, Sink};
+use seamproof_simulator::check::buffers_of;
 use seamproof_simulator::device::{DeviceError, Transfer};
 use seamproof_simulator::helpers::{Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{
@@ -141,6 +142,16 @@ impl TablePart {
 
 impl CudaDevice<'_> {
     pub(super) fn record_work(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
+        let before = memory.requests.commands().len();
+        self.record(work, memory)?;
+        // Transfers that have joined others are noted there.
+        if memory.requests.commands().len() > before {
+            memory.requests.touch(&buffers_of(work));
+        }
+        Ok(())
+    }
+
+    fn record(&self, work: &Work, memory: &mut CudaMemory) -> Result<(), DeviceError> {
         match work {
             Work::Attend(attend) => self.attend(attend, memory).map_err(failed),
             Work::AttendBackward(attend) => self.attend_backward(attend, memory).map_err(failed),
@@ -481,7 +492,7 @@ impl CudaDevice<'_> {
         }
         self.workspace.count(if add { "accumulate: transfer_elements" } else { "copy: transfer_elements" });
         let (heads, reduction) = (0..at[0].heads, Reduction::Sum);
-        self.with_transfers(memory, |table, area| {
+        self.with_transfers(memory, &[from, to], |table, area| {
             for &(read, written) in rows {
                 let from = part(&at[0], read, heads.clone(), area)?;
                 let to = part(&at[1], written, heads.clone(), area)?;
@@ -546,7 +557,7 @@ impl CudaDevice<'_> {
         if layer == Layer::Row {
             self.record_fill(to, &targets, 0.0, memory)?;
         }
-        self.with_transfers(memory, |table, area| {
+        self.with_transfers(memory, &[from, to], |table, area| {
             rows.iter().try_for_each(|&(source, target)| {
                 let from = part(&at[0], source, read.clone(), area)?;
                 let to = part(&at[1], target, written.clone(), area)?;
@@ -587,7 +598,7 @@ impl CudaDevice<'_> {
         self.workspace.count("fill: transfer_elements");
         let whole = [Run::packed(0, 1, 1)];
         let rows = if at.axes == Axes::Heads { &whole } else { rows };
-        self.with_transfers(memory, |table, area| {
+        self.with_transfers(memory, &[to], |table, area| {
             rows.iter().try_for_each(|&rows| {
                 table.push(&Written::Value(value), &[part(&at, rows, 0..at.heads, area)?])
             })
@@ -601,12 +612,13 @@ impl CudaDevice<'_> {
     ) -> Result<(), DeviceError> {
         check_apart(transfers)?;
         let regions = transfers.iter().flat_map(|transfer| transfer.from.iter().chain(transfer.to.iter()));
-        for region in regions {
+        for region in regions.clone() {
             memory.image.check(region.buffer, &[region.rows], &region.heads)?;
         }
-        let places = memory.places.clone();
+        let (places, buffers): (_, Vec<BufferId>) =
+            (memory.places.clone(), regions.map(|region| region.buffer).collect());
         self.workspace.count("messages and collectives: transfer_elements");
-        self.with_transfers(memory, |table, area| {
+        self.with_transfers(memory, &buffers, |table, area| {
             let parts = |regions: &[&Region]| -> Result<Vec<DeviceRegion>, KernelError> {
                 let region = |region: &&Region| {
                     part(&places[region.buffer.0], region.rows, region.heads.clone(), area)
@@ -620,19 +632,20 @@ impl CudaDevice<'_> {
         })
     }
 
-    /// Records transfers that are launched as one.
+    /// Records transfers that are launched as one, which touch these buffers. On one stream they join others.
     pub(super) fn with_transfers(
         &self,
         memory: &mut CudaMemory,
+        buffers: &[BufferId],
         fill: impl FnOnce(&mut TransferTable, Area) -> Result<(), KernelError>,
     ) -> Result<(), DeviceError> {
-        let mut table = TransferTable::default();
-        self.workspace.memory.with(|area| fill(&mut table, area)).map_err(failed)?;
-        if !table.is_empty() {
-            let at = memory.table(&table.bytes());
-            memory.record(move |gpu, frame| gpu.transfer(&table, frame.tables.part(at.clone())?));
-        }
-        Ok(())
+        memory.current = false;
+        memory
+            .requests
+            .transfer(buffers, self.options.streams <= 1, |table| {
+                self.workspace.memory.with(|area| fill(table, area))
+            })
+            .map_err(failed)
     }
 }
 

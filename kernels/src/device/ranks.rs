@@ -17,7 +17,6 @@ use seamproof_simulator::device::{self, Arrival, DeviceError, Divided, RankPart}
 use seamproof_simulator::schedule::{Axes, Reduction, Region, Schedule, Work};
 
 use super::cuda::{CudaDevice, DeviceOptions, failed};
-use super::lanes::Command;
 use super::operations::part;
 use super::run::CudaMemory;
 use super::workspace::{ALIGNMENT, Piece, RunMemory, Workspace};
@@ -125,10 +124,11 @@ impl CudaPart<'_> {
     }
 
     fn launch(&mut self, lane: usize) -> Result<(), KernelError> {
+        self.memory.place_transfers();
         let Workspace { gpu, memory, arena, .. } = &*self.workspace;
         let tables = std::mem::take(&mut self.memory.tables);
         let scratch = std::mem::take(&mut self.memory.scratch);
-        let commands = std::mem::take(&mut self.memory.commands);
+        let requests = std::mem::take(&mut self.memory.requests);
         let late = std::mem::take(&mut self.late);
         let [for_tables, for_scratch] = {
             let mut arena = arena.borrow_mut();
@@ -142,10 +142,7 @@ impl CudaPart<'_> {
                     gpu.hold_up(late as u32 * CYCLES_OF_A_LOOK)?;
                 }
                 gpu.in_blocks(self.options.blocks, || {
-                    commands.iter().try_for_each(|command| match command {
-                        Command::Launch(launch) => launch(gpu, &frame),
-                        Command::Lane(_) | Command::Mark(_) | Command::Wait(_) => Ok(()),
-                    })
+                    requests.commands().iter().try_for_each(|command| command.launch(gpu, &frame))
                 })
             })
         })
@@ -184,7 +181,7 @@ impl RankPart for CudaPart<'_> {
         self.packed(regions)?;
         self.ask(lane, |device, memory| {
             let places = memory.places.clone();
-            device.with_transfers(memory, |table, area| {
+            device.with_transfers(memory, &[], |table, area| {
                 regions.iter().try_for_each(|region| {
                     let place = &places[region.buffer.0];
                     let to = part(place, region.rows, region.heads.clone(), area)?;
@@ -209,7 +206,7 @@ impl RankPart for CudaPart<'_> {
         let piece = arena.borrow_mut().piece(gpu, bytes).map_err(failed)?;
         self.ask(lane, |device, memory| {
             let places = memory.places.clone();
-            device.with_transfers(memory, |table, area| {
+            device.with_transfers(memory, &[], |table, area| {
                 regions.iter().zip(&taken).try_for_each(|(region, taken)| {
                     let place = &places[region.buffer.0];
                     let from = part(place, region.rows, region.heads.clone(), area)?;
@@ -228,7 +225,7 @@ impl RankPart for CudaPart<'_> {
         self.packed(&targets)?;
         self.ask(lane, |device, memory| {
             let places = memory.places.clone();
-            device.with_transfers(memory, |table, area| {
+            device.with_transfers(memory, &[], |table, area| {
                 arrivals.iter().try_for_each(|arrival| {
                     let from = arrival.from.iter().map(|&(parcel, index)| {
                         let taken = parcel.regions.get(index);

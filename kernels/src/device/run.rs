@@ -7,6 +7,7 @@ use seamproof_simulator::schedule::BufferId;
 
 use super::image::Placed;
 use super::lanes::Command;
+use super::requests::Requests;
 use super::workspace::{ALIGNMENT, RunMemory};
 use crate::error::KernelError;
 use crate::gpu::Gpu;
@@ -19,7 +20,7 @@ pub struct CudaMemory {
     pub(super) run: u64,
     pub(super) tables: Vec<u8>,
     pub(super) scratch: usize,
-    pub(super) commands: Vec<Command>,
+    pub(super) requests: Requests,
     /// Whether `image` is what the device holds.
     pub(super) current: bool,
 }
@@ -44,7 +45,7 @@ impl CudaMemory {
         &mut self,
         launch: impl Fn(&Gpu, &RunMemory) -> Result<(), KernelError> + Send + 'static,
     ) {
-        self.commands.push(Command::Launch(Box::new(launch)));
+        self.requests.push(Command::Launch(Box::new(launch)));
         self.current = false;
     }
 
@@ -55,9 +56,18 @@ impl CudaMemory {
             places: self.places.clone(),
             tables: Vec::new(),
             scratch: 0,
-            commands: Vec::new(),
+            requests: Requests::default(),
             ..*self
         }
+    }
+
+    /// Puts the tables of transfers among the tables, before everything is launched.
+    pub(super) fn place_transfers(&mut self) {
+        let mut requests = std::mem::take(&mut self.requests);
+        for transfers in requests.transfers() {
+            transfers.place = self.table(&transfers.table.bytes());
+        }
+        self.requests = requests;
     }
 
     pub(super) fn place(&self, id: BufferId) -> Result<Placed, KernelError> {

@@ -62,6 +62,7 @@ pub use growth::growth;
 pub use order::Action;
 pub use resource::{Axis, GrowthError, Resource};
 pub use stretch::Stretch;
+pub use touch::buffers_of;
 pub use trace::{Held, HeldRows, Reading, TracedLaunch, actions, trace, trace_moves};
 
 use crate::schedule::{Schedule, SideBySideError, Work, side_by_side};

@@ -140,6 +140,11 @@ pub(super) fn touches(work: &Work) -> Vec<Touch<'_>> {
     }
 }
 
+/// Returns the buffers that an operation reads or writes. One may be named more than once.
+pub fn buffers_of(work: &Work) -> Vec<BufferId> {
+    touches(work).into_iter().map(|(buffer, ..)| buffer).collect()
+}
+
 fn every<'a>(regions: impl IntoIterator<Item = &'a Region>, kind: Access) -> impl Iterator<Item = Touch<'a>> {
     regions.into_iter().map(move |region| (region.buffer, kind, TouchedRows::Region(region)))
 }

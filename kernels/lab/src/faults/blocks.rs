@@ -2,8 +2,7 @@
 //! They show where a launch has few blocks.
 
 use super::entry::{
-    BugClass, BugSource, FEW_BLOCKS, FEW_BLOCKS_IN_FP8, READS, SPREADS, SourceEdit, SourceFault, VALUES,
-    faults,
+    BugClass, BugSource, FEW_BLOCKS, FEW_BLOCKS_IN_FP8, READS, SPREADS, SourceEdit, SourceFault, faults,
 };
 
 /// Bugs that several faults imitate.
