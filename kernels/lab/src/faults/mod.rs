@@ -6,6 +6,7 @@
 
 mod attention;
 mod backward;
+mod barriers;
 mod blocks;
 mod entry;
 mod forward;
@@ -32,6 +33,10 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         fp8::FP8_FAULTS,
         fp8::FP8_BACKWARD_FAULTS,
         backward::BACKWARD_FAULTS,
+        barriers::HELPER_BARRIER_FAULTS,
+        barriers::SPLIT_BARRIER_FAULTS,
+        barriers::BACKWARD_BARRIER_FAULTS,
+        barriers::FP8_BARRIER_FAULTS,
         blocks::FEW_BLOCKS_FAULTS,
         blocks::FEW_BLOCKS_FP8_FAULTS,
         quantise::QUANTISER_FAULTS,

@@ -1,0 +1,54 @@
+//! Planted faults of barriers: what a block of threads, or a group of four warps, meets at is met by each warp alone.
+//!
+//! Warps of a block run nearly in step, so that such a race may pass for years. Here some warps are late before they
+//! write what others read.
+
+use super::entry::{
+    BACKWARD_IN_FP8, BugClass, BugSource, Detector, READS, SIMPLE, SPLIT, SourceEdit, SourceFault, TUNED,
+    faults,
+};
+
+const TILELANG_2612: BugSource = (
+    "a barrier between what some threads write and others read is dropped",
+    "https://github.com/tile-ai/tilelang/issues/2612",
+);
+
+/// The faults of helpers and of turned copies.
+pub(super) const HELPER_BARRIER_FAULTS: &[SourceFault] = faults! { SIMPLE;
+    "rotated-rows-not-awaited", WrongSeam, TILELANG_2612, "rotation.cu",
+        "if (base + i * THREADS < total) tile[base + i * THREADS] = value[i];\n    }\n    __syncthreads();"
+            => "if (threadIdx.x >= 64) __nanosleep(4000);\n            if (base + i * THREADS < total) tile[base + i * THREADS] = value[i];\n    }\n    __syncwarp();",
+        Detector::Bits(&["rotation"]);
+    "largest-logits-of-warps-not-awaited", WrongSeam, TILELANG_2612, "merge.cu",
+        "if (threadIdx.x % 32 == 0) keys[h][threadIdx.x / 32] = key;\n    }\n    __syncthreads();"
+            => "if (threadIdx.x >= 32) __nanosleep(4000);\n        if (threadIdx.x % 32 == 0) keys[h][threadIdx.x / 32] = key;\n    }\n    __syncwarp();",
+        Detector::Bits(&["largest logit"]);
+    "turned-rows-not-awaited", WrongSeam, TILELANG_2612, "turned.cu",
+        "tile[place_of_vector(row, i % VECTORS)] = lanes;\n    }\n    __syncthreads();"
+            => "if (threadIdx.x >= 64) __nanosleep(4000);\n        tile[place_of_vector(row, i % VECTORS)] = lanes;\n    }\n    __syncwarp();",
+        Detector::Codes;
+};
+
+/// The faults of warps that share a tile's keys.
+pub(super) const SPLIT_BARRIER_FAULTS: &[SourceFault] = faults! { SPLIT;
+    "parts-of-warps-not-awaited", WrongSeam, TILELANG_2612, "forward.cu",
+        "if (lane % 4 == 0) put_part(row, {done.largest[half], done.rest[half], sum});\n        }\n        __syncthreads();"
+            => "if (warp != 0) __nanosleep(4000);\n            if (lane % 4 == 0) put_part(row, {done.largest[half], done.rest[half], sum});\n        }\n        __syncwarp();",
+        READS;
+};
+
+/// The faults of groups of warps in a backward.
+pub(super) const BACKWARD_BARRIER_FAULTS: &[SourceFault] = faults! { TUNED;
+    "other-groups-ds-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
+        "else named_barrier(1, CONSUMERS);\n            float dq[32];"
+            => "else __syncwarp();\n            float dq[32];",
+        READS;
+};
+
+/// The faults of groups of warps in a backward in FP8.
+pub(super) const FP8_BARRIER_FAULTS: &[SourceFault] = faults! { BACKWARD_IN_FP8;
+    "largest-ds-of-warps-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
+        "if (thread % 32 == 0) put_one(own + thread / 32 % 4 * 4, __uint_as_float(of_warp));\n    named_barrier(2 + thread / 128, 128);"
+            => "if (thread / 32 % 4 != 0) __nanosleep(4000);\n    if (thread % 32 == 0) put_one(own + thread / 32 % 4 * 4, __uint_as_float(of_warp));\n    __syncwarp();",
+        READS;
+};
