@@ -17,7 +17,7 @@ const NAME: &str = "seamproof";
 
 /// Name of this program as it is typed here (see [`program_in`]).
 static PROGRAM: LazyLock<String> = LazyLock::new(|| {
-    let [running, home] = [env::current_exe(), env::current_dir()].map(Result::ok);
+    let [running, home] = [env::current_exe().map(undeleted), env::current_dir()].map(Result::ok);
     let path = env::var_os("PATH").unwrap_or_default();
     let path: Vec<PathBuf> = env::split_paths(&path).collect();
     running.map_or(NAME.to_owned(), |running| program_in(&running, &path, home.as_deref()))
@@ -29,6 +29,14 @@ pub fn typed(command: &str) -> String {
     match command.strip_prefix(NAME) {
         Some(rest) if rest.is_empty() || rest.starts_with(' ') => format!("{}{rest}", *PROGRAM),
         _ => command.to_owned(),
+    }
+}
+
+/// Returns a program's path without the mark that Linux adds where another file took its place while it ran.
+fn undeleted(running: PathBuf) -> PathBuf {
+    match running.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
+        Some(path) if !running.exists() => path.into(),
+        _ => running,
     }
 }
 

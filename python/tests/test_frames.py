@@ -57,7 +57,7 @@ def test_frames_are_read_back():
     ("data", "words"),
     [
         (frame(1, 1, b"{}", version=1), "version 1"),
-        (b"X" * 56, "no frame"),
+        (b"X" * 28, "no frame"),
         (frame(1, 1, b"{}")[:20], "ended after 20 of 24"),
         (frame(1, 1, b"{}")[:25], "ended after 1 of 2"),
         (frame(1, 1, b"{}")[:-1], "ended after 3 of 4"),

@@ -65,6 +65,13 @@ mod tests {
     use super::*;
     use seamproof_judge::generate::{Limits, draw_raw};
 
+    /// Test that the seed of a stream is of this version of the protocol.
+    #[test]
+    fn frames_are_read_from_the_seed_of_a_stream() {
+        let stream = include_bytes!("../../corpus/fuzz/frames/stream");
+        assert!(frame::read(&mut &stream[..], BODY_MAX).is_ok());
+    }
+
     /// Test that seeds, whole frames and noise are all taken.
     #[test]
     fn frames_hold_on_seeds_and_noise() {

@@ -18,7 +18,7 @@ const OPENING: usize = MAGIC.len() + 1;
 /// Number of bytes of a head: magic, version, kind, three zeros, sequence number, and length.
 pub const HEAD: usize = 24;
 /// Number of bytes of the digest, the CRC-32 of zlib: every Python has it in its standard library. It is there for
-/// accidents, as what a subject prints in the middle of a frame. BLAKE2b took a tenth of a supervisor's time.
+/// accidents, such as what a subject prints in the middle of a frame.
 const DIGEST: usize = 4;
 /// Size of the largest body, in bytes: twice the tensors of the largest judged case.
 pub const BODY_MAX: u64 = 1 << 30;

@@ -288,7 +288,7 @@ fn a_forward_is_judged_by_the_reference() {
         assert_eq!(right.rows, real);
         let sample = judge(got, Rows::Sample { count: 5, seed: 3 });
         assert!(sample.finding.is_none() && sample.rows <= real && sample.rows >= real.min(problem.heads.q));
-        // A bound allows for what each step of keys may lose, and rows beside others go over more keys.
+        // A bound allows for what each step of keys may lose. A block of rows goes over the keys of all of them.
         let [some, every] = [&sample, &right].map(|judged| judged.margin.worst_case.out);
         assert!(some <= every * (1.0 + 1e-3), "{some} of some rows, {every} of all: {problem:?}");
         let all = judge(got, Rows::Sample { count: 8 * real / problem.heads.q, seed: 4 });

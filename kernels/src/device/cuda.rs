@@ -36,7 +36,7 @@ pub struct DeviceOptions {
     /// The order in which backwards on tensor cores sum dq.
     pub dq: DqOrder,
     /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in
-    /// which they are asked for.
+    /// which each buffer is to be touched.
     pub streams: usize,
     /// The most blocks of attention on tensor cores ([`Gpu::in_blocks`](crate::Gpu::in_blocks)).
     pub blocks: Option<NonZeroUsize>,

@@ -1,6 +1,6 @@
 //! Recorded requests, launched on streams.
 //!
-//! A *lane* is a stream of a rank. On one stream everything is launched in the order in which it was asked for, and
+//! A *lane* is a stream of a rank. On one stream each buffer is touched in the order in which that was asked for, and
 //! the executor chooses that order. On several, lanes share the GPU's streams in turn. They wait for one another
 //! where the schedule says so and nowhere else: a buffer that a schedule forgets to wait for may not be written yet,
 //! or may be overwritten. Some launches are held up, so that lanes run at once however short their kernels are.
@@ -40,7 +40,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Launches what the command asks for, on the GPU's stream of now.
+    /// Launches what the command asks for, on the GPU's current stream.
     pub(super) fn launch(&self, gpu: &Gpu, frame: &RunMemory) -> Result<(), KernelError> {
         match self {
             Command::Launch(launch) => launch(gpu, frame),

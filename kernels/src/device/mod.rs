@@ -2,8 +2,8 @@
 //!
 //! Buffers have their true storage formats, with guard bands around each and the unwritten pattern in every fresh
 //! element (see [`image`]). Nothing waits for the GPU before results are asked for. Operations are *recorded*, with
-//! their tables in one array. [`Device::submit`] sends the tables and launches everything in order, on one stream or
-//! on those of the schedule (see [`lanes`]). So a run is an upload, its launches and a download, however small its
+//! their tables in one array. [`Device::submit`] sends the tables and launches everything, on one stream or on those of
+//! the schedule (see [`lanes`]). Transfers may be launched with earlier ones (see [`requests`]). So a run is an upload, its launches and a download, however small its
 //! operations are. Memory is kept from run to run.
 //!
 //! Where an operation has the form that a kernel for packed slots takes, that kernel runs (see [`packed`]). Otherwise

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use cudarc::driver::CudaEvent;
 use seamproof_oracle::{Format, Run};
 use seamproof_simulator::device::{self, Arrival, DeviceError, Divided, RankPart};
-use seamproof_simulator::schedule::{Axes, Reduction, Region, Schedule, Work};
+use seamproof_simulator::schedule::{Axes, BufferId, Reduction, Region, Schedule, Work};
 
 use super::cuda::{CudaDevice, DeviceOptions, failed};
 use super::operations::part;
@@ -67,6 +67,11 @@ impl Taken {
         let view = View::rows(area, self.shape, self.format);
         Ok(DeviceRegion { view, rows: Run::packed(0, rows, rows), heads: 0..heads })
     }
+}
+
+/// Returns the buffers of regions.
+fn buffers(regions: &[&Region]) -> Vec<BufferId> {
+    regions.iter().map(|region| region.buffer).collect()
 }
 
 /// Returns the stream of a lane. Each GPU has a stream of its own, which is that of no lane.
@@ -181,7 +186,7 @@ impl RankPart for CudaPart<'_> {
         self.packed(regions)?;
         self.ask(lane, |device, memory| {
             let places = memory.places.clone();
-            device.with_transfers(memory, &[], |table, area| {
+            device.with_transfers(memory, &buffers(regions), |table, area| {
                 regions.iter().try_for_each(|region| {
                     let place = &places[region.buffer.0];
                     let to = part(place, region.rows, region.heads.clone(), area)?;
@@ -206,7 +211,7 @@ impl RankPart for CudaPart<'_> {
         let piece = arena.borrow_mut().piece(gpu, bytes).map_err(failed)?;
         self.ask(lane, |device, memory| {
             let places = memory.places.clone();
-            device.with_transfers(memory, &[], |table, area| {
+            device.with_transfers(memory, &buffers(regions), |table, area| {
                 regions.iter().zip(&taken).try_for_each(|(region, taken)| {
                     let place = &places[region.buffer.0];
                     let from = part(place, region.rows, region.heads.clone(), area)?;
@@ -225,7 +230,7 @@ impl RankPart for CudaPart<'_> {
         self.packed(&targets)?;
         self.ask(lane, |device, memory| {
             let places = memory.places.clone();
-            device.with_transfers(memory, &[], |table, area| {
+            device.with_transfers(memory, &buffers(&targets), |table, area| {
                 arrivals.iter().try_for_each(|arrival| {
                     let from = arrival.from.iter().map(|&(parcel, index)| {
                         let taken = parcel.regions.get(index);

@@ -39,7 +39,7 @@ impl Requests {
         self.commands.push(command);
     }
 
-    /// Notes that the last request, or one shortly before it, touches buffers.
+    /// Notes that what is recorded so far touches these buffers.
     pub(super) fn touch(&mut self, buffers: &[BufferId]) {
         self.touch_by(buffers, self.commands.len());
     }
@@ -49,7 +49,8 @@ impl Requests {
         *self = Requests::default();
     }
 
-    /// Adds transfers that touch these buffers. They may join others if `joins`.
+    /// Adds transfers that touch these buffers. They may join others if `joins`. After an error the requests are of no
+    /// use, since `fill` may have left a part of the transfers.
     pub(super) fn transfer(
         &mut self,
         buffers: &[BufferId],
@@ -102,8 +103,17 @@ mod tests {
     }
 
     fn transfer(requests: &mut Requests, buffers: &[usize]) -> usize {
-        requests.transfer(&ids(buffers), true, |_| Ok(())).expect("an empty table");
-        requests.touched[buffers[0]] - 1
+        let mut filled = None;
+        let fill = |table: &mut TransferTable| {
+            filled = Some(std::ptr::from_ref(table));
+            Ok(())
+        };
+        requests.transfer(&ids(buffers), true, fill).expect("an empty table");
+        let is_filled = |command: &Command| match command {
+            Command::Transfers(transfers) => filled == Some(std::ptr::from_ref(&transfers.table)),
+            _ => false,
+        };
+        requests.commands().iter().position(is_filled).expect("the table is among the requests")
     }
 
     #[test]
@@ -136,11 +146,13 @@ mod tests {
                     requests.touch(&ids(&buffers));
                     requests.commands().len() - 1
                 };
+                let mut now = last;
                 for buffer in buffers {
                     // Transfers that are launched as one have no order: each buffer is touched by one request of them.
                     prop_assert!(last[buffer].is_none_or(|before| before < index));
+                    now[buffer] = Some(index);
                 }
-                last = std::array::from_fn(|buffer| requests.touched.get(buffer)?.checked_sub(1));
+                last = now;
             }
         }
     }

@@ -3,8 +3,8 @@
 //! A few sequences lie in three *layouts*. In one they follow each other in small tensors. In another they lie in
 //! tensors of more than 2^31 elements and 2^32 bytes: at the first rows, across both of these bounds, and at the last
 //! rows. In the third they lie as in the first, and a *filler* of few rows and endless padding is planned before them,
-//! so that their sums of dq lie behind more than 2^31 others. Kernels must write the same bits to their rows in all that
-//! they run on. All else holds NaN before, and memory as long as a tensor lies before the first one and behind the last.
+//! so that their sums of dq lie behind more than 2^31 others. Kernels must write the same bits to their rows in every
+//! layout. All else holds NaN before, and memory as long as a tensor lies before the first one and behind the last.
 //! An address that wraps therefore reads a wrong number, or leaves rows unwritten; that of a sum, which is written and
 //! read there alike, lies in a *guard* before the workspace.
 

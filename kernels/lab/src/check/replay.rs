@@ -48,8 +48,8 @@ const DEALINGS: Dealings = [
     [(0, 0, 0), (150, 2500, 2600), (2760, 1, 1), (2770, 0, 0), (2801, 190, 199)],
     [(20, 0, 1400), (1500, 0, 1400), (2900, 0, 0), (2900, 0, 0), (2900, 0, 0)],
 ];
-/// Dealings of queries, like [`DEALINGS`], which with [`FEW_KEYS`] each block of the split shape plans for itself. The six
-/// queries of one sequence are two tiles.
+/// Dealings of queries, like [`DEALINGS`]. They are so few that each block of the split shape plans for itself, with the keys of
+/// [`FEW_KEYS`]. The six queries of one sequence are two tiles.
 const FEW_QUERIES: Dealings = [
     [(0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 2), (7, 1, 1)],
     [(0, 2, 2), (2, 2, 2), (4, 1, 1), (5, 2, 2), (7, 1, 1)],

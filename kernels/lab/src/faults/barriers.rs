@@ -1,4 +1,4 @@
-//! Planted faults of barriers: what a block of threads, or a group of four warps, meets at is met by each warp alone.
+//! Planted faults of barriers: a barrier of a block, or of a group of warps, becomes one of each warp.
 //!
 //! Warps of a block run nearly in step, so that such a race may pass for years. Here some warps are late before they
 //! write what others read.
@@ -17,7 +17,7 @@ const TILELANG_2612: BugSource = (
 pub(super) const HELPER_BARRIER_FAULTS: &[SourceFault] = faults! { SIMPLE;
     "rotated-rows-not-awaited", WrongSeam, TILELANG_2612, "rotation.cu",
         "if (base + i * THREADS < total) tile[base + i * THREADS] = value[i];\n    }\n    __syncthreads();"
-            => "if (threadIdx.x >= 64) __nanosleep(4000);\n            if (base + i * THREADS < total) tile[base + i * THREADS] = value[i];\n    }\n    __syncwarp();",
+            => "if (base + i * THREADS < total) {\n                if (threadIdx.x >= 64) __nanosleep(4000);\n                tile[base + i * THREADS] = value[i];\n            }\n    }\n    __syncwarp();",
         Detector::Bits(&["rotation"]);
     "largest-logits-of-warps-not-awaited", WrongSeam, TILELANG_2612, "merge.cu",
         "if (threadIdx.x % 32 == 0) keys[h][threadIdx.x / 32] = key;\n    }\n    __syncthreads();"
@@ -40,8 +40,8 @@ pub(super) const SPLIT_BARRIER_FAULTS: &[SourceFault] = faults! { SPLIT;
 /// The faults of groups of warps in a backward.
 pub(super) const BACKWARD_BARRIER_FAULTS: &[SourceFault] = faults! { TUNED;
     "other-groups-ds-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
-        "else named_barrier(1, CONSUMERS);\n            float dq[32];"
-            => "else __syncwarp();\n            float dq[32];",
+        "store_gradients(shared.ds(stage), ds);\n            shared_stores_done();\n            // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.\n            if (alone) barrier_meet(shared.met());\n            else named_barrier(1, CONSUMERS);"
+            => "if (threadIdx.x >= 128) __nanosleep(4000);\n            store_gradients(shared.ds(stage), ds);\n            shared_stores_done();\n            if (alone) barrier_meet(shared.met());\n            else __syncwarp();",
         READS;
 };
 
