@@ -14,8 +14,9 @@ use super::bounds::{
 };
 use super::diagnosis::{RightRow, right_lanes};
 use super::evidence::{Evidence, Look};
+use super::gradient_hypotheses::Wrong;
 use super::structure::results;
-use super::{amax, diagnosis, hypotheses, sample};
+use super::{amax, diagnosis, gradient_hypotheses, hypotheses, sample};
 use crate::verdict::Margin;
 
 /// Examines the forward, LSE first, then the backward on the out and lse that the subject returned. Where the subject
@@ -89,7 +90,12 @@ fn look_back(
             backward(compare, gradients, &answer, &BACKWARD, margin).or_else(|| in_replay(margin))?;
         let tensor = finding.tensor;
         let right = |row: usize, head: usize| right_lanes(&answer.exact, tensor, row, head);
-        diagnosis::explain_gradient(evidence, gradients, ((&saved).into(), right), &mut finding);
+        let wrong =
+            tensor.map(|tensor| Wrong { got: gradients, tensor, right: &answer, saved: &saved, model });
+        match wrong.and_then(|wrong| gradient_hypotheses::told(evidence, &wrong)) {
+            Some(told) => finding.what += &format!(": {told}"),
+            None => diagnosis::explain_gradient(evidence, gradients, ((&saved).into(), right), &mut finding),
+        }
         Some(finding)
     });
     broken.into()

@@ -27,7 +27,7 @@ use crate::verdict::Margin;
 
 /// Largest number of visible products of a case in which hypotheses are asked. Each one takes the oracle a few
 /// milliseconds there.
-const HYPOTHESES_PRODUCTS_MAX: u64 = 1 << 22;
+pub(super) const HYPOTHESES_PRODUCTS_MAX: u64 = 1 << 22;
 
 /// Smallest difference between two rows in how far the LSE lies above the largest logit. Rows of equally many equal
 /// keys do not tell a lost maximum from lost keys.
@@ -105,9 +105,9 @@ const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
 ];
 
 /// A mistake in the mask, in words, and the mask with it.
-type MaskMistake = (&'static str, fn(Mask) -> Mask);
+pub(super) type MaskMistake = (&'static str, fn(Mask) -> Mask);
 
-const MASK_MISTAKES: [MaskMistake; 7] = [
+pub(super) const MASK_MISTAKES: [MaskMistake; 7] = [
     ("the mask was aligned to the top left, not to the bottom right", |mask| Mask {
         align: Alignment::TopLeft,
         ..mask
@@ -437,7 +437,7 @@ fn read_as(tensor: &mut Array3<f32>, own: Format, other: Format) {
 }
 
 /// Returns a number with four digits.
-fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     let digits = 3 - value.abs().log10().floor() as i32;
     let unit = 10f64.powi(digits);
     number((value * unit).round() / unit)

@@ -26,6 +26,7 @@ mod errors;
 pub mod evidence;
 mod exact;
 pub mod faults;
+mod gradient_hypotheses;
 mod hypotheses;
 mod pairs;
 mod poison;

@@ -19,6 +19,7 @@ mod fitted;
 mod forms;
 mod fp8;
 mod generator_values;
+mod gradient_hypotheses;
 mod hypotheses;
 mod identity;
 mod identity_table;

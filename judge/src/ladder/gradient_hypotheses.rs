@@ -1,0 +1,288 @@
+//! Hypotheses about a backward: mistakes that explain a whole wrong gradient at once, such as a forgotten scale, or
+//! rows that lie where real offsets would put them. They are a part of a finding's text, and never a verdict.
+//!
+//! A hypothesis is an edit of the exact gradient, or of what it is made of. It is told if every element of the wrong
+//! gradient lies within the envelope of what the mistake gives, and if the right gradient does not. Where several
+//! mistakes give the same results, all of them are told.
+
+use std::f64::consts::LN_2;
+
+use ndarray::{Array3, Zip, s};
+use seamproof_oracle::blocked::{self, Answer};
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::sharding::run_of;
+use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Run, Saved, TensorName};
+
+use super::evidence::{Depth, Evidence, products};
+use super::hypotheses::{HYPOTHESES_PRODUCTS_MAX, MASK_MISTAKES, MaskMistake, short};
+use crate::finding::LOOKS;
+use crate::subject::RankGradients;
+
+/// Smallest number of elements that must differ from 0 beyond their bounds, for a factor to be told: one that a mistake
+/// gives, one that few elements may have by chance, and any other.
+const ELEMENTS_MIN: [usize; 3] = [2, 4, 8];
+/// Multiple of its bound that such an element has at least.
+const WEIGHT: f64 = 16.0;
+/// Smallest difference from 1 of a factor that has no name.
+const FACTOR_MIN: f64 = 0.01;
+/// Relative error that a factor adds: a few operations in f32.
+const EDIT_ERROR: f64 = 1.0 / (1 << 20) as f64;
+/// Largest distance by which rows are moved.
+const ROWS_MAX: isize = 2;
+/// Smallest number of rows that must have come from another place, for a distance to be told.
+const MOVED_MIN: usize = 3;
+
+/// A gradient that a mistake gives, and its bounds. Where nothing is known of an element, the bound is infinite.
+struct Mistaken {
+    exact: Array3<f64>,
+    bound: Array3<f64>,
+}
+
+/// A wrong gradient, and the right ones.
+pub(super) struct Wrong<'a> {
+    /// The gradients of the subject.
+    pub(super) got: &'a RankGradients,
+    /// The wrong one.
+    pub(super) tensor: TensorName,
+    /// The right ones.
+    pub(super) right: &'a Answer<Gradients>,
+    /// What the backward was given.
+    pub(super) saved: &'a Saved,
+    /// The model of the bounds.
+    pub(super) model: &'a Model,
+}
+
+/// Returns in words the mistakes that explain a gradient; `None` where none does, or where the case is too large to
+/// ask.
+pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String> {
+    // Scoring counts checks and reads no words.
+    let asks = evidence.depth == Depth::First && products(evidence.problem) <= HYPOTHESES_PRODUCTS_MAX;
+    if !asks {
+        return None;
+    }
+    let right = wrong.of(&wrong.right.exact, &wrong.right.bound.as_ref()?.worst)?;
+    let got = wrong.of_subject()?;
+    let runs = evidence.problem.sequences.iter().map(|both| run_of(both, wrong.tensor.side())).collect();
+    let case = Case { evidence, wrong, got, right, runs };
+    let mut told = [case.factors(), case.moves(), case.heads(), case.masks()].concat();
+    told.extend(case.delta());
+    (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
+}
+
+impl<'a> Wrong<'a> {
+    /// Returns the wrong tensor of the subject; `None` for one that no hypothesis is about.
+    fn of_subject(&self) -> Option<&'a Array3<f32>> {
+        match self.tensor {
+            TensorName::Dq => Some(&self.got.dq),
+            TensorName::Dk => Some(&self.got.dk),
+            TensorName::Dv => Some(&self.got.dv),
+            _ => None,
+        }
+    }
+
+    /// Returns the wrong tensor of some gradients, with its bounds.
+    fn of(&self, exact: &Gradients, bound: &Gradients) -> Option<Mistaken> {
+        let of = |gradients: &Gradients| match self.tensor {
+            TensorName::Dq => Some(gradients.dq.clone()),
+            TensorName::Dk => Some(gradients.dk.clone()),
+            TensorName::Dv => Some(gradients.dv.clone()),
+            _ => None,
+        };
+        Some(Mistaken { exact: of(exact)?, bound: of(bound)? })
+    }
+}
+
+/// A case with a wrong gradient.
+struct Case<'a> {
+    evidence: &'a Evidence<'a>,
+    wrong: &'a Wrong<'a>,
+    got: &'a Array3<f32>,
+    right: Mistaken,
+    /// The runs of the gradient's rows, by sequence.
+    runs: Vec<Run>,
+}
+
+impl Case<'_> {
+    fn problem(&self) -> &Problem {
+        self.evidence.problem
+    }
+
+    /// Returns the places of all elements of real rows.
+    fn places(&self) -> impl Iterator<Item = [usize; 3]> {
+        let (_, heads, lanes) = self.right.exact.dim();
+        let of_row =
+            move |row: usize| (0..heads).flat_map(move |head| (0..lanes).map(move |lane| [row, head, lane]));
+        self.runs.iter().flat_map(Run::real_rows).flat_map(of_row)
+    }
+
+    /// Whether a mistake explains the gradient. Bounds so wide that the right one would do as well explain nothing.
+    fn explains(&self, Mistaken { exact, bound }: &Mistaken) -> bool {
+        self.holds(exact, bound) && !self.holds(&self.right.exact, bound)
+    }
+
+    /// Whether each element lies within its bound of a value.
+    fn holds(&self, exact: &Array3<f64>, bound: &Array3<f64>) -> bool {
+        self.places().all(|at| {
+            let error = (f64::from(self.got[at]) - exact[at]).abs();
+            bound[at] == f64::INFINITY || error <= bound[at]
+        })
+    }
+
+    /// Returns the factors by which all elements are off.
+    fn factors(&self) -> Vec<String> {
+        let Mistaken { exact, bound } = &self.right;
+        let heavy = self.places().filter(|at| exact[*at].abs() > WEIGHT * bound[*at]).count();
+        let by = |factor: f64| Mistaken {
+            exact: exact * factor,
+            bound: Zip::from(bound)
+                .and(exact)
+                .map_collect(|bound, exact| factor.abs() * (bound + EDIT_ERROR * exact.abs())),
+        };
+        let tensor = self.wrong.tensor;
+        let named = |(factor, words): (f64, String)| {
+            let least = ELEMENTS_MIN[usize::from(factor == 0.0 || factor.abs() == 1.0)];
+            let asks = heavy >= least && (factor - 1.0).abs() > EDIT_ERROR;
+            (asks && self.explains(&by(factor))).then_some(words)
+        };
+        let told: Vec<String> = self.named_factors().into_iter().filter_map(named).collect();
+        if !told.is_empty() || heavy < ELEMENTS_MIN[2] {
+            return told;
+        }
+        let factor = self.fitted();
+        let is_other = factor.is_finite() && (factor - 1.0).abs() > FACTOR_MIN && factor.abs() > FACTOR_MIN;
+        let says = is_other && self.explains(&by(factor));
+        let words = || format!("{tensor} was about {factor:.2} times what it should be everywhere");
+        says.then(words).into_iter().collect()
+    }
+
+    /// Returns factors that mistakes give, with the words for each.
+    fn named_factors(&self) -> Vec<(f64, String)> {
+        let (tensor, scale) = (self.wrong.tensor, f64::from(self.problem().softmax.scale));
+        let times = |factor: f64| format!("(× {} everywhere)", short(factor));
+        let mut named = vec![
+            (0.0, format!("{tensor} was 0 everywhere")),
+            (-1.0, format!("{tensor} had the other sign everywhere")),
+        ];
+        if tensor != TensorName::Dv && scale.is_normal() {
+            let of_two = 1.0 / LN_2;
+            named.extend([
+                (1.0 / scale, format!("{tensor} lacked the softmax scale {}", times(1.0 / scale))),
+                (scale, format!("{tensor} had the softmax scale twice {}", times(scale))),
+                (of_two, format!("{tensor} had the scale of powers of 2 in place of e {}", times(of_two))),
+                (LN_2, format!("{tensor} was converted to powers of e twice {}", times(LN_2))),
+            ]);
+        }
+        let group = self.problem().group() as f64;
+        if tensor != TensorName::Dq {
+            let what = format!(
+                "the mean of a group's query heads stood in {tensor}, not their sum {}",
+                times(1.0 / group)
+            );
+            named.push((1.0 / group, what));
+        }
+        named
+    }
+
+    /// Returns the factor that fits all real elements best.
+    fn fitted(&self) -> f64 {
+        let (mut along, mut length) = (0.0, 0.0);
+        for at in self.places() {
+            along += f64::from(self.got[at]) * self.right.exact[at];
+            length += self.right.exact[at] * self.right.exact[at];
+        }
+        along / length
+    }
+
+    /// Returns the places at which rows lie in place of their own.
+    fn moves(&self) -> Vec<String> {
+        let tensor = self.wrong.tensor;
+        let begin = |end: &mut usize, run: &Run| {
+            *end += run.len;
+            Some(*end - run.len)
+        };
+        let real: Vec<usize> = self.runs.iter().scan(0, begin).collect();
+        let at_real = |index: usize, _: Run, i: usize| Some(real[index] + i);
+        let mut told = Vec::new();
+        if self.explains(&self.moved(at_real)) {
+            told.push(format!("{tensor} was written at the real offsets, not at the padded ones"));
+        }
+        for by in (-ROWS_MAX..=ROWS_MAX).filter(|by| *by != 0) {
+            let shifted = |_: usize, run: Run, i: usize| {
+                let to = i.checked_add_signed(by).filter(|to| *to < run.len)?;
+                Some(run.row(to))
+            };
+            let known = |run: &Run| run.len.saturating_sub(by.unsigned_abs());
+            let moves = self.runs.iter().map(known).sum::<usize>() >= MOVED_MIN;
+            if moves && self.explains(&self.moved(shifted)) {
+                let side = if by < 0 { "early" } else { "late" };
+                let rows = if by.abs() == 1 { "row" } else { "rows" };
+                told.push(format!("each row of {tensor} lay {} {rows} too {side}", by.abs()));
+            }
+        }
+        told
+    }
+
+    /// Returns the gradient with every real row in another place; of rows that none comes to, nothing is known.
+    fn moved(&self, place: impl Fn(usize, Run, usize) -> Option<usize>) -> Mistaken {
+        let Mistaken { exact, bound } = &self.right;
+        let unknown = Array3::from_elem(bound.dim(), f64::INFINITY);
+        let mut moved = Mistaken { exact: Array3::zeros(exact.dim()), bound: unknown };
+        for (index, run) in self.runs.iter().copied().enumerate() {
+            for i in 0..run.len {
+                let Some(to) = place(index, run, i).filter(|to| *to < exact.dim().0) else { continue };
+                moved.exact.slice_mut(s![to, .., ..]).assign(&exact.slice(s![run.row(i), .., ..]));
+                moved.bound.slice_mut(s![to, .., ..]).assign(&bound.slice(s![run.row(i), .., ..]));
+            }
+        }
+        moved
+    }
+
+    /// Returns the gradient of an edited backward.
+    fn of_backward(&self, problem: &Problem, inputs: &Inputs, saved: &Saved) -> Option<Mistaken> {
+        let model = Some(self.wrong.model);
+        let Answer { exact, bound } =
+            self.evidence.oracle(|| blocked::backward(problem, inputs, saved, model));
+        self.wrong.of(&exact, &bound?.worst)
+    }
+
+    /// Returns the query heads of a group that counted alone.
+    fn heads(&self) -> Vec<String> {
+        let (problem, tensor) = (self.problem(), self.wrong.tensor);
+        if problem.group() == 1 || tensor == TensorName::Dq {
+            return Vec::new();
+        }
+        let alone = |(place, _): &(usize, &str)| {
+            let mut inputs = self.evidence.inputs.clone();
+            for head in (0..problem.heads.q).filter(|head| head % problem.group() != *place) {
+                inputs.dout.slice_mut(s![.., head, ..]).fill(0.0);
+            }
+            self.of_backward(problem, &inputs, self.wrong.saved).is_some_and(|alone| self.explains(&alone))
+        };
+        let words = |(_, which)| format!("the {which} query head of each group counted alone in {tensor}");
+        [(0, "first"), (problem.group() - 1, "last")].into_iter().filter(alone).map(words).collect()
+    }
+
+    /// Returns the masks that the backward had in place of its own.
+    fn masks(&self) -> Vec<String> {
+        let explains = |(_, edit): &&MaskMistake| {
+            let mut fields = ProblemFields::from(self.problem().clone());
+            fields.mask = edit(fields.mask);
+            let is_other = fields.mask != self.problem().mask;
+            let of = |problem: Problem| self.of_backward(&problem, self.evidence.inputs, self.wrong.saved);
+            is_other && Problem::new(fields).ok().and_then(of).is_some_and(|masked| self.explains(&masked))
+        };
+        let words = |(words, _): &MaskMistake| format!("in the backward {words}");
+        MASK_MISTAKES.iter().filter(explains).map(words).collect()
+    }
+
+    /// Returns whether the rows' products of dout and out were left out.
+    fn delta(&self) -> Option<String> {
+        if self.wrong.tensor == TensorName::Dv {
+            return None;
+        }
+        let Saved { out, lse } = self.wrong.saved;
+        let saved = Saved { out: Array3::zeros(out.dim()), lse: lse.clone() };
+        let without = self.of_backward(self.problem(), self.evidence.inputs, &saved)?;
+        self.explains(&without).then(|| "rowsum(dout ∘ out) was left out of dS".to_owned())
+    }
+}

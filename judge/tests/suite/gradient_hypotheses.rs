@@ -1,0 +1,145 @@
+//! Mistakes that explain a whole gradient: each is told where it is the fault, and none where an element shows another.
+
+use ndarray::{Array3, s};
+use seamproof_judge::ladder::judge;
+use seamproof_judge::subject::{Backend, Declaration, Outputs, RankGradients, RunError};
+use seamproof_judge::subjects::Emulated;
+use seamproof_judge::values;
+use seamproof_judge::verdict::Verdict;
+use seamproof_oracle::{
+    Gradients, Heads, InputMode, Inputs, Mask, Problem, ProblemFields, Run, Saved, Sequence, Softmax, exact,
+};
+
+/// A right subject whose gradients are edited, given the problem and what its forward returned.
+struct Mistaken<E> {
+    inner: Emulated,
+    edit: E,
+}
+
+impl<E: Fn(&Problem, &Saved, &mut RankGradients) + Sync> Backend for Mistaken<E> {
+    fn declaration(&self) -> Declaration {
+        self.inner.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.inner)
+    }
+
+    fn name(&self) -> &str {
+        "mistaken"
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        let mut outputs = self.inner.run(problem, inputs)?;
+        for rank in &mut outputs.ranks {
+            let lse = rank.lse.as_ref().expect("the LSE is shown").mapv(f64::from);
+            let saved = Saved { out: rank.out.mapv(f64::from), lse };
+            if let Some(gradients) = &mut rank.gradients {
+                (self.edit)(problem, &saved, gradients);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+/// Returns two sequences with padding behind each, and two query heads on each KV head.
+fn problem() -> Problem {
+    let sequences = [(0, Run::packed(0, 9, 11)), (1, Run::packed(11, 5, 6))];
+    let sequences = sequences.map(|(id, run)| Sequence { id, q: run, kv: run });
+    let fields = ProblemFields {
+        heads: Heads { q: 4, kv: 2 },
+        mask: Mask::CAUSAL,
+        softmax: Softmax::scaled(0.25),
+        mode: InputMode::Flat,
+        data_seed: 3,
+        ..ProblemFields::of(sequences.to_vec(), 8)
+    };
+    Problem::new(fields).expect("the fields are legal")
+}
+
+/// Returns what the judge says of edited gradients.
+fn said(edit: impl Fn(&Problem, &Saved, &mut RankGradients) + Sync) -> String {
+    match judge(&Mistaken { inner: Emulated::default(), edit }, &problem()) {
+        Verdict::Finding(finding) => finding.what,
+        verdict => panic!("not seen: {verdict:?}"),
+    }
+}
+
+/// Checks the words about edited gradients: these and no others.
+fn told(words: &str, edit: impl Fn(&Problem, &Saved, &mut RankGradients) + Sync) {
+    let said = said(edit);
+    assert_eq!(said.split_once("looks as if ").map(|(_, looks)| looks), Some(words), "{said}");
+}
+
+/// Returns the gradients of an edited backward, with the bits of f32.
+fn backward(problem: &Problem, saved: &Saved, edit: impl FnOnce(&mut Inputs, &mut Saved)) -> Gradients {
+    let (mut inputs, mut saved) = (values::inputs(problem), saved.clone());
+    edit(&mut inputs, &mut saved);
+    exact::backward(problem, &inputs, &saved)
+}
+
+fn narrowed(gradient: &Array3<f64>) -> Array3<f32> {
+    gradient.mapv(|value| value as f32)
+}
+
+#[test]
+fn a_gradient_that_is_off_by_a_factor() {
+    told("dk lacked the softmax scale (× 4 everywhere)", |_, _, of| of.dk.mapv_inplace(|dk| dk * 4.0));
+    told("dq had the softmax scale twice (× 0.25 everywhere)", |_, _, of| {
+        of.dq.mapv_inplace(|dq| dq * 0.25);
+    });
+    told("dv was 0 everywhere", |_, _, of| of.dv.fill(0.0));
+    told("dv had the other sign everywhere", |_, _, of| of.dv.mapv_inplace(|dv| -dv));
+    told("the mean of a group's query heads stood in dv, not their sum (× 0.5 everywhere)", |_, _, of| {
+        of.dv.mapv_inplace(|dv| dv * 0.5);
+    });
+    told("dq was about 3.00 times what it should be everywhere", |_, _, of| {
+        of.dq.mapv_inplace(|dq| dq * 3.0);
+    });
+}
+
+#[test]
+fn a_gradient_whose_rows_lie_elsewhere() {
+    told("dk was written at the real offsets, not at the padded ones", |_, _, of| {
+        let rows = of.dk.slice(s![11..16, .., ..]).to_owned();
+        of.dk.slice_mut(s![9..14, .., ..]).assign(&rows);
+        of.dk.slice_mut(s![14..16, .., ..]).fill(0.0);
+        of.dk.slice_mut(s![9..11, .., ..]).fill(0.0);
+    });
+    told("each row of dv lay 1 row too late", |problem, _, of| {
+        for sequence in &problem.sequences {
+            for i in (1..sequence.kv.len).rev() {
+                let row = of.dv.slice(s![sequence.kv.row(i - 1), .., ..]).to_owned();
+                of.dv.slice_mut(s![sequence.kv.row(i), .., ..]).assign(&row);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gradient_that_lacks_a_term() {
+    told("rowsum(dout ∘ out) was left out of dS", |problem, saved, of| {
+        of.dk = narrowed(&backward(problem, saved, |_, saved| saved.out.fill(0.0)).dk);
+    });
+    told("the last query head of each group counted alone in dv", |problem, saved, of| {
+        let without = |inputs: &mut Inputs, _: &mut Saved| {
+            [0, 2].into_iter().for_each(|head| inputs.dout.slice_mut(s![.., head, ..]).fill(0.0));
+        };
+        of.dv = narrowed(&backward(problem, saved, without).dv);
+    });
+    told("in the backward the mask was left out", |problem, saved, of| {
+        let fields = ProblemFields { mask: Mask::FULL, ..problem.clone().into() };
+        let full = Problem::new(fields).expect("a mask");
+        of.dv = narrowed(&backward(&full, saved, |_, _| {}).dv);
+    });
+}
+
+/// Test that a mistake is not told where it leaves one wrong element unexplained.
+#[test]
+fn nothing_is_told_that_leaves_an_element_unexplained() {
+    let said = said(|_, _, of| {
+        of.dk.mapv_inplace(|dk| dk * 4.0);
+        of.dk[[3, 1, 2]] += 1.0;
+    });
+    assert!(!said.contains("scale"), "{said}");
+}
