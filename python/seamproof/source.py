@@ -215,8 +215,9 @@ class _File:
         while open_names:
             name = open_names.pop()
             for index, node in enumerate(self._body):
-                is_left_out = _package_names(node) or getattr(node, "level", 0) or name == without
-                if index not in chosen and name in _bound(node) and not is_left_out:
+                is_left_out = getattr(node, "level", 0) or name == without
+                bound = _bound(node) - _package_names(node)
+                if index not in chosen and name in bound and not is_left_out:
                     chosen.add(index)
                     fresh = self._used(node) - seen
                     seen |= fresh
@@ -284,7 +285,11 @@ class _File:
         constant = self._constant(node)
         if constant is not None:
             return constant
-        return "".join(self._lines[self._first_line(node) - 1 : node.end_lineno]).rstrip("\n") + "\n"
+        lines = "".join(self._lines[self._first_line(node) - 1 : node.end_lineno]).rstrip("\n") + "\n"
+        # A line that imports this package may import others too.
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and PACKAGE in lines:
+            return ast.unparse(_without_package(node)) + "\n"
+        return lines
 
 
 def _is_future(line: str) -> bool:
@@ -305,11 +310,21 @@ def bound_again(part: str, whole: str) -> str | None:
     return next((name for name, count in of_part.items() if of_whole[name] > count), None)
 
 
+def _is_package(item: ast.alias) -> bool:
+    return item.name.partition(".")[0] == PACKAGE
+
+
+def _without_package(node: ast.stmt) -> ast.stmt:
+    """Returns an import without this package; of `from` imports those of other packages come here alone."""
+    if isinstance(node, ast.Import):
+        return ast.Import([item for item in node.names if not _is_package(item)])
+    return node
+
+
 def _package_names(node: ast.stmt) -> set[str]:
     """Returns the names that an import of this package binds."""
     if isinstance(node, ast.Import):
-        ours = [item for item in node.names if item.name.partition(".")[0] == PACKAGE]
-        return {item.asname or PACKAGE for item in ours}
+        return {item.asname or PACKAGE for item in node.names if _is_package(item)}
     if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
         return {item.asname or item.name for item in node.names}
     return set()

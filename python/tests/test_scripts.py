@@ -221,6 +221,24 @@ def test_a_kernel_whose_names_are_the_scripts_own(fake_program, tmp_path):
     assert "spec_from_file_location" in script.read_text()
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import numpy as np, seamproof, math",
+        "import numpy as np, seamproof.loading, math, seamproof",
+        "import numpy as np, math; import seamproof",
+        "import seamproof; from math import pi; import numpy as np, math",
+    ],
+)
+def test_imports_beside_that_of_the_package_stay(fake_program, tmp_path, imports):
+    text = f"{imports}\n"
+    text += "@seamproof.flash_varlen(arrays='numpy', lse=False, backward=False)\n"
+    text += "def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):\n"
+    text += f"    wrong = {'pi' if 'pi' in imports else 'math.pi'}\n"
+    text += "    return np.full((*q.shape[:2], v.shape[2]), wrong, np.float32)\n"
+    assert "3.14159" in show(tmp_path, text)
+
+
 def test_functions_without_a_name_that_can_be_imported():
     import functools
 
