@@ -142,6 +142,8 @@ enum CliError {
     Quantiser(#[from] crate::backends::QuantiserError),
     #[error("{option}: there is no {kind} '{id}'; {known}")]
     NoFault { option: &'static str, kind: &'static str, id: String, known: String },
+    #[error("the adapter of {name} is at fault: {what}")]
+    Adapter { name: String, what: String },
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
     #[error(transparent)]
