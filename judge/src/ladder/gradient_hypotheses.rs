@@ -13,9 +13,8 @@ use seamproof_oracle::envelope::Model;
 use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Run, Saved, TensorName};
 
-use super::evidence::{Depth, Evidence, products};
-use super::hypotheses::{HYPOTHESES_PRODUCTS_MAX, MASK_MISTAKES, MaskMistake, short};
-use crate::finding::LOOKS;
+use super::evidence::Evidence;
+use super::hypotheses::{MASK_MISTAKES, MaskMistake, are_asked, in_words, short};
 use crate::subject::RankGradients;
 
 /// Smallest number of elements that must differ from 0 beyond their bounds, for a factor to be told: one that a mistake
@@ -55,9 +54,7 @@ pub(super) struct Wrong<'a> {
 /// Returns in words the mistakes that explain a gradient; `None` where none does, or where the case is too large to
 /// ask.
 pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String> {
-    // Scoring counts checks and reads no words.
-    let asks = evidence.depth == Depth::First && products(evidence.problem) <= HYPOTHESES_PRODUCTS_MAX;
-    if !asks {
+    if !are_asked(evidence) {
         return None;
     }
     let right = wrong.of(&wrong.right.exact, &wrong.right.bound.as_ref()?.worst)?;
@@ -66,7 +63,7 @@ pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String>
     let case = Case { evidence, wrong, got, right, runs };
     let mut told = [case.factors(), case.moves(), case.heads(), case.masks()].concat();
     told.extend(case.delta());
-    (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
+    in_words(&told)
 }
 
 impl<'a> Wrong<'a> {

@@ -27,7 +27,7 @@ use crate::verdict::Margin;
 
 /// Largest number of visible products of a case in which hypotheses are asked. Each one takes the oracle a few
 /// milliseconds there.
-pub(super) const HYPOTHESES_PRODUCTS_MAX: u64 = 1 << 22;
+const HYPOTHESES_PRODUCTS_MAX: u64 = 1 << 22;
 
 /// Smallest difference between two rows in how far the LSE lies above the largest logit. Rows of equally many equal
 /// keys do not tell a lost maximum from lost keys.
@@ -165,9 +165,7 @@ const READINGS: [Reading; 3] = [
 /// Returns in words the mistakes that explain all results of the forward; `None` where none does, or where the case
 /// is too large to ask.
 pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
-    // Scoring counts checks and reads no words.
-    let asks = evidence.depth == Depth::First && products(evidence.problem) <= HYPOTHESES_PRODUCTS_MAX;
-    if !asks {
+    if !are_asked(evidence) {
         return None;
     }
     let right = answer(evidence, evidence.problem, evidence.inputs)?;
@@ -177,7 +175,18 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
     let case = Case { evidence, right, largest: OnceCell::new() };
     let mut told = [case.lse(), case.softmax(), case.scale(), case.mask()].concat();
     told.extend(case.reading());
-    (!told.is_empty()).then(|| format!("{LOOKS}{}", told.join(", or as if ")))
+    in_words(&told)
+}
+
+/// Whether hypotheses about a case are asked.
+pub(super) fn are_asked(evidence: &Evidence<'_>) -> bool {
+    // Scoring counts checks and reads no words.
+    evidence.depth == Depth::First && products(evidence.problem) <= HYPOTHESES_PRODUCTS_MAX
+}
+
+/// Returns the words of all mistakes that explain some results; `None` where none does.
+pub(super) fn in_words(mistakes: &[String]) -> Option<String> {
+    (!mistakes.is_empty()).then(|| format!("{LOOKS}{}", mistakes.join(", or as if ")))
 }
 
 /// Returns the right results of a problem, with the bounds of tier W in both tiers: a mistake may undo a dither.

@@ -1,46 +1,13 @@
 //! Mistakes that explain a whole gradient: each is told where it is the fault, and none where an element shows another.
 
 use ndarray::{Array3, s};
-use seamproof_judge::ladder::judge;
-use seamproof_judge::subject::{Backend, Declaration, Outputs, RankGradients, RunError};
-use seamproof_judge::subjects::Emulated;
+use seamproof_judge::subject::{RankGradients, RankOutputs};
 use seamproof_judge::values;
-use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
     Gradients, Heads, InputMode, Inputs, Mask, Problem, ProblemFields, Run, Saved, Sequence, Softmax, exact,
 };
 
-/// A right subject whose gradients are edited, given the problem and what its forward returned.
-struct Mistaken<E> {
-    inner: Emulated,
-    edit: E,
-}
-
-impl<E: Fn(&Problem, &Saved, &mut RankGradients) + Sync> Backend for Mistaken<E> {
-    fn declaration(&self) -> Declaration {
-        self.inner.declaration()
-    }
-
-    fn inner(&self) -> Option<&dyn Backend> {
-        Some(&self.inner)
-    }
-
-    fn name(&self) -> &str {
-        "mistaken"
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        let mut outputs = self.inner.run(problem, inputs)?;
-        for rank in &mut outputs.ranks {
-            let lse = rank.lse.as_ref().expect("the LSE is shown").mapv(f64::from);
-            let saved = Saved { out: rank.out.mapv(f64::from), lse };
-            if let Some(gradients) = &mut rank.gradients {
-                (self.edit)(problem, &saved, gradients);
-            }
-        }
-        Ok(outputs)
-    }
-}
+use super::hypotheses::{finding, nothing};
 
 /// Returns two sequences with padding behind each, and two query heads on each KV head.
 fn problem() -> Problem {
@@ -57,12 +24,16 @@ fn problem() -> Problem {
     Problem::new(fields).expect("the fields are legal")
 }
 
-/// Returns what the judge says of edited gradients.
+/// Returns what the judge says of gradients that are edited, given the problem and what the forward returned.
 fn said(edit: impl Fn(&Problem, &Saved, &mut RankGradients) + Sync) -> String {
-    match judge(&Mistaken { inner: Emulated::default(), edit }, &problem()) {
-        Verdict::Finding(finding) => finding.what,
-        verdict => panic!("not seen: {verdict:?}"),
-    }
+    let results = |problem: &Problem, rank: &mut RankOutputs| {
+        let lse = rank.lse.as_ref().expect("the LSE is shown").mapv(f64::from);
+        let saved = Saved { out: rank.out.mapv(f64::from), lse };
+        if let Some(gradients) = &mut rank.gradients {
+            edit(problem, &saved, gradients);
+        }
+    };
+    finding(&problem(), nothing, results).what
 }
 
 /// Checks the words about edited gradients: these and no others.

@@ -54,7 +54,7 @@ where
 }
 
 /// Returns the finding about a caller's mistake.
-fn finding(
+pub(crate) fn finding(
     problem: &Problem,
     call: impl Fn(&mut ProblemFields, &mut Inputs) + Sync,
     results: impl Fn(&Problem, &mut RankOutputs) + Sync,
@@ -77,7 +77,7 @@ fn told(
     assert_eq!(looks, Some(words), "{finding}");
 }
 
-fn nothing(_: &mut ProblemFields, _: &mut Inputs) {}
+pub(crate) fn nothing(_: &mut ProblemFields, _: &mut Inputs) {}
 
 fn as_they_are(_: &Problem, _: &mut RankOutputs) {}
 

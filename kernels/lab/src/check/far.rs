@@ -209,8 +209,8 @@ impl<'g> Memory<'g> {
         let backward = BackwardTensors { q, k, v, dout, out, lse, dq: view(5)?, dk: view(6)?, dv: view(7)? };
         let sizes = (rows, [heads.q, heads.kv], [dim; 2]);
         let guard = if layout == Layout::Filled { GUARD } else { 0 };
-        let launches = Launches::new(gpu, &layout.call(dim), sizes, (kernels, WEIGHTS, Pass::Backward))?;
-        let launches = launches.guarded(gpu, guard)?;
+        let how = (kernels, WEIGHTS, Pass::Backward);
+        let launches = Launches::guarded(gpu, &layout.call(dim), sizes, how, guard)?;
         launches.launch(gpu, (&forward, &backward))?;
 
         let mut written = Vec::new();

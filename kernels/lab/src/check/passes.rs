@@ -6,7 +6,7 @@ use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, Wei
 use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
 use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
-use seamproof_kernels::memory::{Area, DeviceBuffer};
+use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{
     Alignment, Format, Heads, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence, TensorRows,
@@ -55,8 +55,19 @@ impl Launches {
     pub(super) fn new(
         gpu: &Gpu,
         call: &AttentionCall,
+        sizes: ([usize; 2], [usize; 2], [usize; 2]),
+        how: (Kernels, WeightFormats, Pass),
+    ) -> Result<Launches, KernelError> {
+        Launches::guarded(gpu, call, sizes, how, 0)
+    }
+
+    /// Prepares the same with a guard of so many bytes before the backward's workspace, which sums behind it must not touch.
+    pub(super) fn guarded(
+        gpu: &Gpu,
+        call: &AttentionCall,
         (rows, heads, dims): ([usize; 2], [usize; 2], [usize; 2]),
         (kernels, weights, pass): (Kernels, WeightFormats, Pass),
+        guard: usize,
     ) -> Result<Launches, KernelError> {
         let tables = CallTables::new(call, rows, pass == Pass::Backward)?;
         let call = match kernels {
@@ -71,27 +82,12 @@ impl Launches {
                 [call.forward_bytes(shape, heads), rooms[0].max(rooms[1])]
             }
         };
-        let [plan, workspace] = bytes.map(|bytes| gpu.allocate(bytes));
-        let (tables, rooms) = (gpu.upload(call.bytes())?, [plan?, workspace?]);
-        Ok(Launches { kernels, call, tables, rooms, guard: 0, weights })
-    }
-
-    /// Returns the same with a guard before the backward's workspace, which sums behind it must not touch.
-    pub(super) fn guarded(mut self, gpu: &Gpu, guard: usize) -> Result<Launches, KernelError> {
-        if guard == 0 {
-            return Ok(self);
+        let [plan, workspace] = bytes;
+        let rooms = [gpu.allocate(plan)?, gpu.allocate(guard + workspace)?];
+        if guard > 0 {
+            gpu.fill(rooms[1].area().part(0..guard)?, BEFORE)?;
         }
-        let bytes = guard + self.rooms[1].area().bytes();
-        // What there is goes first: the two need not fit together.
-        self.rooms[1] = gpu.allocate(1)?;
-        self.rooms[1] = gpu.allocate(bytes)?;
-        self.guard = guard;
-        gpu.fill(self.guard()?, BEFORE)?;
-        Ok(self)
-    }
-
-    fn guard(&self) -> Result<Area<'_>, KernelError> {
-        self.rooms[1].area().part(0..self.guard)
+        Ok(Launches { kernels, tables: gpu.upload(call.bytes())?, call, rooms, guard, weights })
     }
 
     /// Returns whether the guard is as it was.
