@@ -8,7 +8,6 @@ constexpr u32 WARPS = THREADS / LANES_OF_A_WARP;
 inline float __int_as_float(int x) { return bits_of<float>(x); }
 inline int __float_as_int(float x) { return bits_of<int>(x); }
 inline float __uint_as_float(u32 x) { return bits_of<float>(x); }
-inline void __syncwarp() { sync_warp(); }
 inline int __ffs(u32 word) { return __builtin_ffs(word); }
 inline float neg_infinity() { return -INFINITY; }
 // Numbers are f32 here.

@@ -74,7 +74,12 @@ inline void wait_for(u64 (&arrived)[THREADS], int first, int count) {
 }
 inline int warp() { return threadIdx.x / LANES_OF_A_WARP * LANES_OF_A_WARP; }
 inline void sync_warp() { wait_for(threads.at_warp, warp(), LANES_OF_A_WARP); }
+inline void __syncwarp() { sync_warp(); }
 inline void __syncthreads() { wait_for(threads.at_block, 0, THREADS); }
+// A thread that is late lets all others go on, round for round.
+inline void __nanosleep(u32 nanoseconds) {
+    for (u32 rounds = nanoseconds / 100; rounds > 0; --rounds) give_way();
+}
 
 inline void run_thread() {
     threads.body();
