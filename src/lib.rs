@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod geometry;
 pub mod large;
 pub mod look;
+pub(crate) mod nearest;
 pub(crate) mod nightly;
 pub mod paste;
 pub mod power;

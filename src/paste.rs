@@ -9,6 +9,7 @@ use seamproof_judge::case::Case;
 use seamproof_judge::prose::SEQUENCES_NAMED_MAX;
 use seamproof_judge::subjects::SubjectName;
 
+use crate::backends::python_named;
 use crate::geometry::Geometry;
 use crate::replay::is_foreign;
 
@@ -23,11 +24,26 @@ static PROGRAM: LazyLock<String> = LazyLock::new(|| {
     running.map_or(NAME.to_owned(), |running| program_in(&running, &path, home.as_deref()))
 });
 
+/// What is typed before a command that may start a subject in a Python file, with a space; nothing where the search path
+/// leads to the right interpreter.
+static INTERPRETER: LazyLock<String> = LazyLock::new(|| {
+    let typed =
+        |(name, program): (&str, PathBuf)| format!("{name}={} ", quoted(&program.display().to_string()));
+    python_named().map(typed).unwrap_or_default()
+});
+
+/// Commands that start a subject.
+const STARTING: [&str; 6] = ["explain", "large", "replay", "run", "shrink", "try"];
+
 /// Returns a command that names this program `seamproof`, as files and events store it, with the program as it is
-/// typed in the folder where it runs. Any other text comes back as it is.
+/// typed in the folder where it runs, and with the interpreter of Python subjects where one was named for this run. Any
+/// other text comes back as it is.
 pub fn typed(command: &str) -> String {
     match command.strip_prefix(NAME) {
-        Some(rest) if rest.is_empty() || rest.starts_with(' ') => format!("{}{rest}", *PROGRAM),
+        Some(rest) if rest.is_empty() || rest.starts_with(' ') => {
+            let is_starting = rest.split_whitespace().next().is_some_and(|name| STARTING.contains(&name));
+            format!("{}{}{rest}", if is_starting { &*INTERPRETER } else { "" }, *PROGRAM)
+        }
         _ => command.to_owned(),
     }
 }
@@ -196,7 +212,8 @@ mod tests {
 
     #[test]
     fn a_stored_command_is_typed_and_other_words_stay() {
-        assert_eq!(typed("seamproof replay x.json"), format!("{} replay x.json", *PROGRAM));
+        assert_eq!(typed("seamproof replay x.json"), format!("{}{} replay x.json", *INTERPRETER, *PROGRAM));
+        assert_eq!(typed("seamproof faults"), format!("{} faults", *PROGRAM));
         assert_eq!(typed("seamproofs are many"), "seamproofs are many");
         assert_eq!(typed("paste the test x.rs"), "paste the test x.rs");
     }

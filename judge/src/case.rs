@@ -312,11 +312,19 @@ pub(crate) fn parse_versioned<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> R
     check_version(text)?;
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let read = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| ParseError::Field {
-        field: one_line(&error.path().to_string()),
+        field: field_of(error.path()),
         what: one_line(error.inner()),
     })?;
     deserializer.end().map_err(|error| ParseError::NotACase { what: one_line(&error) })?;
     Ok(read)
+}
+
+/// Returns the name of a field by its path; of none, that of the whole.
+fn field_of(path: &serde_path_to_error::Path) -> String {
+    match path.iter().len() {
+        0 => "the file".to_owned(),
+        _ => one_line(&path.to_string()),
+    }
 }
 
 /// Checks the version before anything else. A file of another version then says so, whatever else has changed in it.

@@ -30,6 +30,8 @@ PROFILE = "quick"
 FOLDER = "seamproof.findings"
 # How many reasons a message names.
 MISSED_MOST = 4
+# Findings behind the first that are named.
+OTHERS_MOST = 4
 
 
 @dataclass
@@ -362,7 +364,11 @@ def _finding_text(subject: Subject, settings: Settings, report: Report) -> str:
         lines += _evidence(subject, settings, report, first)
     if others:
         lines.append(f"and {len(others)} more:")
-        lines += [f"  {finding['what']}" for finding in others[:4]]
+        for finding in others[:OTHERS_MOST]:
+            lines.append(f"  {finding['what']}")
+            if finding.get("case") is not None:
+                case = _keep(subject, settings, finding)
+                lines.append(f"    replay  {replay_command(report.subject, case)}")
     if not settings.replay:
         lines.append(f"{report.cases} cases, {report.held} held; seed {report.seed}")
     return "\n".join(lines)
@@ -370,10 +376,7 @@ def _finding_text(subject: Subject, settings: Settings, report: Report) -> str:
 
 def _evidence(subject: Subject, settings: Settings, report: Report, finding: dict[str, Any]) -> Iterator[str]:
     """Yields the lines about the files of a finding, and writes them."""
-    folder = Path(settings.out or FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
-    case = folder / (_file_name(subject, finding["case"]) + ".json")
-    case.write_text(json.dumps(finding["case"], indent=1) + "\n")
+    case = _keep(subject, settings, finding)
     yield f"case      {program.relative(case)}"
     yield f"replay    {replay_command(report.subject, case)}"
     made = repro.of_case(case, lambda _: subject, repro.Limits(time.monotonic() + repro.SECONDS))
@@ -382,6 +385,15 @@ def _evidence(subject: Subject, settings: Settings, report: Report, finding: dic
         yield f"script    {told}" + (f" ({made.doubt})" if made.doubt else "")
     else:
         yield f"script    {made.doubt}"
+
+
+def _keep(subject: Subject, settings: Settings, finding: dict[str, Any]) -> Path:
+    """Writes the case of a finding, and returns its path."""
+    folder = Path(settings.out or FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    case = folder / (_file_name(subject, finding["case"]) + ".json")
+    case.write_text(json.dumps(finding["case"], indent=1) + "\n")
+    return case
 
 
 def _file_name(subject: Subject, case: dict[str, Any]) -> str:
@@ -396,4 +408,4 @@ def replay_command(name: str, case: Path) -> str:
     path = program.relative(case)
     if name == "called":
         return f"pytest --seamproof-replay={path} (the kernel has no name that a shell can give)"
-    return program.quoted([program.typed(), "replay", path])
+    return program.named_python() + program.quoted([program.typed(), "replay", path])

@@ -59,6 +59,14 @@ def python() -> str:
     return path.name if found and Path(found).absolute() == path else quoted([str(path)])
 
 
+def named_python() -> str:
+    """Returns what is typed before a command of the program so that it runs this interpreter; nothing where it would."""
+    path = Path(sys.executable).absolute()
+    found = shutil.which("python3") or shutil.which("python")
+    is_same = found and Path(found).absolute().parent == path.parent and Path(found).resolve() == path.resolve()
+    return "" if is_same else f"SEAMPROOF_PYTHON={quoted([str(path)])} "
+
+
 def relative(path: str | Path) -> str:
     """Returns a path from the working directory where it lies below it, and the whole path elsewhere."""
     path = Path(path).resolve()

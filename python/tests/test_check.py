@@ -46,7 +46,10 @@ def test_a_finding_is_an_assertion_with_all_that_one_needs(fake_program, monkeyp
         seamproof.check(example("numpy_wrong", monkeypatch, fault))
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("attention: envelope · ")
-    told = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:]}
+    told = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:] if not line.startswith(" ")}
+    # Further findings have a case and a command each.
+    others = [line.split()[-1] for line in lines if line.startswith("    replay  ")]
+    assert len({*others, told["case"]}) == len(others) + 1 and all(Path(other).is_file() for other in others)
     case = json.loads(Path(told["case"]).read_text())
     assert case["found"]["finding"]["check"] == "envelope"
     assert told["replay"].endswith(f"replay {told['case']}")
@@ -59,9 +62,9 @@ def test_a_finding_is_an_assertion_with_all_that_one_needs(fake_program, monkeyp
 
 def test_a_finding_is_replayed(fake_program, monkeypatch):
     wrong = example("numpy_wrong", monkeypatch, "base")
-    with pytest.raises(AssertionError, match="case "):
+    with pytest.raises(AssertionError, match="case ") as caught:
         seamproof.check(wrong)
-    (case,) = Path("seamproof.findings").glob("*.json")
+    (case,) = [line.split()[1] for line in str(caught.value).splitlines() if line.startswith("case ")]
     with pytest.raises(AssertionError, match="lse is wrong"):
         seamproof.check(wrong, replay=case)
     assert seamproof.check(example("numpy_attention", monkeypatch), replay=case).outcome == "held"

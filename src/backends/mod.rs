@@ -12,7 +12,7 @@ pub use cuda::{Cuda, CudaRunner};
 pub use cuda_fp8::CudaFp8;
 pub use identity::{Changes, Identity, IdentityError};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
-pub(crate) use outside::{python_by_name, python_module};
+pub(crate) use outside::{python_by_name, python_module, python_named};
 pub use quantisers::{QuantiserError, quantiser};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ use seamproof_judge::subjects::{
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
 
+use crate::faults::Suspect;
+use crate::nearest::did_you_mean;
 use crate::worker::{self, OpenError, Opened, Pool, Questions, Remote, Served, mock};
 use seamproof_judge::subject::Backend;
 
@@ -40,10 +42,12 @@ pub const NAMES: [&str; 6] =
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// A name that is not in [`NAMES`].
-    #[error("unknown backend '{name}'; known: {known}, each also as NAME@worker; python:FILE, python:FILE:NAME and exec:COMMAND; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
+    #[error("unknown backend '{name}'{like}; known: {known}, each also as NAME@worker; python:FILE, python:FILE:NAME and exec:COMMAND; with a fault that `seamproof faults` lists: emulated+ID in its schedule or kernel, and for every backend BACKEND~ID at its call", known = NAMES.join(", "))]
     Unknown {
         /// Name that was given.
         name: String,
+        /// The name that may have been meant, in words; empty where none is like it.
+        like: String,
     },
     /// A fault without the subject that it is planted in, or behind the wrong sign.
     #[error("'{name}' names a fault {place}; write {write}")]
@@ -204,7 +208,11 @@ fn unknown(name: &SubjectName) -> BackendError {
             let write = SubjectName::planted(EMULATED, fault.id).name();
             BackendError::Fault { name: shown(), place: "of the emulated kernel or its schedule", write }
         }
-        _ => BackendError::Unknown { name: shown() },
+        _ if subject.is_empty() => BackendError::Unknown { name: shown(), like: did_you_mean(&id, NAMES) },
+        _ => {
+            let like = did_you_mean(&id, Suspect::all().map(|suspect| suspect.id()));
+            BackendError::Unknown { name: shown(), like }
+        }
     }
 }
 

@@ -173,6 +173,17 @@ pub(crate) fn python_by_name() -> (PathBuf, Vec<(String, OsString)>) {
     (name.map_or_else(|| program.clone(), PathBuf::from), environment)
 }
 
+/// Returns what is typed before a command so that it finds the interpreter that was named for this program; nothing
+/// where the search path leads to the same.
+pub(crate) fn python_named() -> Option<(&'static str, PathBuf)> {
+    let named = env::var_os(PYTHON_VARIABLE).filter(|program| !program.is_empty()).map(PathBuf::from)?;
+    // A virtual environment's interpreters are links beside each other to one program, which lies elsewhere.
+    let is_same = |found: PathBuf| {
+        found.parent() == named.parent() && found.canonicalize().ok() == named.canonicalize().ok()
+    };
+    (!on_path().is_some_and(is_same)).then_some((PYTHON_VARIABLE, named))
+}
+
 /// A Python interpreter that finds this project's package.
 #[derive(Clone, Debug)]
 struct Python {

@@ -11,6 +11,7 @@ use super::summary::{Canary, Distinct, SummaryEvent, Sums};
 use seamproof_judge::case::Case;
 use seamproof_judge::finding::{Check, Ending, Relation};
 use seamproof_judge::subject::TensorName;
+use seamproof_judge::subjects::SubjectName;
 use seamproof_oracle::Problem;
 
 /// Index of the first case that need not have an event. From there on only those that did not hold have one. A log
@@ -75,6 +76,11 @@ impl Start {
             shard: plan.shard,
             jobs: plan.jobs,
         }
+    }
+
+    /// Returns the subject as a person names it, with the options that are the same for every case.
+    pub fn subject(&self) -> SubjectName {
+        SubjectName::new(&self.backend, self.options.clone())
     }
 }
 

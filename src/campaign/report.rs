@@ -135,7 +135,7 @@ impl Display for Distinct {
 }
 
 /// Returns a script's command on a line that can be pasted, and what is to be said about it on the next.
-fn script_lines(script: &Script) -> Vec<Line> {
+pub(crate) fn script_lines(script: &Script) -> Vec<Line> {
     let doubt = script.doubt.iter();
     match script.command() {
         Some(command) => {

@@ -16,6 +16,8 @@ use seamproof_judge::finding::Check;
 pub const SCRIPTS_MAX: usize = 8;
 /// Least and most time of all scripts of a campaign. In between they may take as long as its cases.
 const SCRIPTS_TIME: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
+/// Longest time of the script of a hang, which shows the failure by not ending: libraries are imported within it.
+const HANG_LIMIT: Duration = Duration::from_secs(30);
 
 /// Writes the scripts of the first `most` findings, where the subject is in a Python file, and runs each. What becomes
 /// of each finding's script is told in the finding, in its description and in one more event. `begun` hears which of
@@ -35,7 +37,8 @@ pub fn write_scripts(
     let (start, of) = (Instant::now(), found.len().min(most));
     for (number, (index, name, case)) in found.into_iter().enumerate() {
         let path = sinks.findings.path(&name);
-        let left = time.saturating_sub(start.elapsed()).min(SCRIPT_LIMIT);
+        let limit = if is_hang(&case) { HANG_LIMIT } else { SCRIPT_LIMIT };
+        let left = time.saturating_sub(start.elapsed()).min(limit);
         let none = |why: &str| Script::none(format_args!("{why}; {} writes it", script::by_hand(&path)));
         let script = if sinks.control.stopped() {
             none("the campaign was interrupted")
@@ -54,6 +57,11 @@ pub fn write_scripts(
         distinct.script = Some(script);
         sinks.observer.event(&Event::Finding(distinct));
     }
+}
+
+/// Whether a case's finding is that the subject does not end.
+fn is_hang(case: &Case) -> bool {
+    case.found.as_ref().is_some_and(|found| found.finding.check == Check::Timeout)
 }
 
 /// Returns the findings of a subject in a Python file that are on disk: their index, name and case. An identity

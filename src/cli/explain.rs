@@ -23,9 +23,10 @@ Examples:
   seamproof explain case.json                          layout, launches, which keys each query is asked to see, and where that is wrong
   seamproof explain case.json --rank 1 --pass backward
   seamproof explain case.json --operations             merges, messages, collectives and copies too
+  seamproof explain case.json --run                    the case is run once more: which rows are wrong, which keys were seen
   seamproof explain case.json --html case.html         one page of pictures: layout, who sees whom, the schedule
   seamproof explain case.json --html case.html --run --open
-                                                       the case is run once more: which rows are wrong, which keys were seen
+                                                       the same with the pictures of a run, in a browser
   seamproof explain case.json --svg mask > mask.svg    one picture";
 
 #[derive(clap::Args, Debug)]
@@ -49,8 +50,8 @@ pub(super) struct Args {
     /// Write a page of pictures instead, to a file or to standard output (-)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rank", "pass", "operations", "svg"])]
     html: Option<PathBuf>,
-    /// Run the case once more for the page: which rows are wrong, and which keys the queries saw
-    #[arg(long, requires = "html")]
+    /// Run the case once more: which rows are wrong, and which keys the queries saw
+    #[arg(long)]
     run: bool,
     /// Open the page in a browser
     #[arg(long, requires = "html")]
@@ -97,8 +98,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         return run_recorded(args, &case, &recording);
     }
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
+    let run = || if args.run { run_again(&args.file, &case, backend.as_ref()) } else { Ran::default() };
     if args.is_pictured() {
-        let run = if args.run { run_again(&args.file, &case, backend.as_ref()) } else { Ran::default() };
+        let run = run();
         let source = match backend.schedule(&case.problem) {
             Ok(schedule) => return look(args, &case, Source::Schedule(&schedule), run),
             Err(error) => Source::Unknown(error.to_string()),
@@ -116,18 +118,16 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let options = Selection { rank: args.rank, pass, operations: args.operations };
     let head = explain::subject(&case, args.backend.is_some());
     let others = explain::other_runs(&case, backend.as_ref(), &options);
-    let map =
-        if options == Selection::default() { map(&case, Source::Schedule(&schedule)) } else { String::new() };
-    print(&(head + &explain(problem, &schedule, &options) + &others + &map));
+    let whole = options == Selection::default();
+    let look = Look { case: &case, file: "", replay: "", source: Source::Schedule(&schedule), run: run() };
+    let map = if whole { map(&look) } else { String::new() };
+    print(&(head + &explain(problem, &schedule, &options) + &others + &look.ran() + &map));
     Ok(Exit::Held)
 }
 
 /// Returns the small map of a case, where standard output takes its letters.
-fn map(case: &Case, source: Source) -> String {
-    if !takes_blocks() {
-        return String::new();
-    }
-    Look { case, file: "", replay: "", source, run: Ran::default() }.map()
+fn map(look: &Look) -> String {
+    if takes_blocks() { look.map() } else { String::new() }
 }
 
 /// Whether the reader's locale has letters beyond ASCII. On Windows the console has.
@@ -144,11 +144,11 @@ fn run_again(file: &Path, case: &Case, backend: &dyn Backend) -> Ran {
         return Ran::default();
     }
     tell_if_long(file, &case.problem);
-    let Again { errors, seen, .. } = report::run(case, backend);
+    let Again { errors, seen, read, .. } = report::run(case, backend);
     if errors.is_empty() && seen.is_empty() {
         note(&format_args!("{}: its run left nothing to compare", file.display()));
     }
-    Ran { errors, seen }
+    Ran { errors, seen, read }
 }
 
 /// Shows a recorded case, whose run is over and has no schedule here.
@@ -167,11 +167,12 @@ fn run_recorded(args: &Args, case: &Case, recording: &Recording) -> Result<Exit,
         )));
     }
     if args.is_pictured() {
-        let run = Ran { errors: recording::error_maps(recording), seen: Vec::new() };
+        let run = Ran { errors: recording::error_maps(recording), ..Ran::default() };
         return look(args, case, Source::Recorded(recording.layouts()), run);
     }
-    let map =
-        if args.rank.is_none() { map(case, Source::Recorded(recording.layouts())) } else { String::new() };
+    let source = Source::Recorded(recording.layouts());
+    let look = Look { case, file: "", replay: "", source, run: Ran::default() };
+    let map = if args.rank.is_none() { map(&look) } else { String::new() };
     print(&(explain_recorded(case, &recording.layouts(), args.rank) + &map));
     Ok(Exit::Held)
 }

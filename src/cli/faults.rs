@@ -15,6 +15,7 @@ use crate::faults::{
     CASES_MAX, Effort, First, MEDIAN_CASES_MAX, NotRun, RungScore, Score, Scored, Suspect, reason, score_all,
 };
 use crate::look::power_page;
+use crate::nearest::did_you_mean;
 use crate::paste::typed;
 use crate::record::{is_stdout, write_whole};
 use seamproof_judge::ladder::faults::{self as judge_faults, FAULTS as JUDGE_FAULTS, JudgeFault, JudgeScore};
@@ -129,6 +130,8 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
         None => (Suspect::all().collect(), JUDGE_FAULTS.to_vec()),
     };
     let Some(id) = &args.only else { return Ok((suspects, judged)) };
+    let ids: Vec<&str> =
+        suspects.iter().map(Suspect::id).chain(judged.iter().map(|fault| fault.id)).collect();
     suspects.retain(|suspect| suspect.id() == id);
     judged.retain(|fault| fault.id == id);
     if suspects.is_empty() && args.backend.is_none() {
@@ -137,7 +140,8 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
     if suspects.is_empty() && judged.is_empty() {
         let kind = if args.backend.is_some() { "fault at the call" } else { "fault" };
         let known = format!("`{}` lists them", typed("seamproof faults"));
-        return Err(CliError::NoFault { option: "--only", kind, id: id.clone(), known });
+        let like = did_you_mean(id, ids);
+        return Err(CliError::NoFault { option: "--only", kind, id: id.clone(), like, known });
     }
     Ok((suspects, judged))
 }

@@ -16,6 +16,7 @@ use seamproof_lab::faults::{self, SourceFault, source_faults};
 use seamproof_lab::{block_of, sources};
 
 use crate::backends::{Cuda, CudaRunner};
+use crate::nearest::did_you_mean;
 use crate::paste::typed;
 use seamproof_judge::finding::Phase;
 use seamproof_judge::generate::{self, Draw, Profile};
@@ -408,8 +409,9 @@ fn planted(id: &str) -> Result<Vec<&'static SourceFault>, CliError> {
         ))),
         None => {
             let known: Vec<&str> = all().map(|fault| fault.id).collect();
+            let like = did_you_mean(id, known.iter().copied());
             let known = format!("known: all, {}", known.join(", "));
-            Err(CliError::NoFault { option: "--plant", kind: "fault", id: id.to_owned(), known })
+            Err(CliError::NoFault { option: "--plant", kind: "fault", id: id.to_owned(), like, known })
         }
     }
 }

@@ -140,8 +140,8 @@ enum CliError {
     Backend(#[from] BackendError),
     #[error("--backend: {0}")]
     Quantiser(#[from] crate::backends::QuantiserError),
-    #[error("{option}: there is no {kind} '{id}'; {known}")]
-    NoFault { option: &'static str, kind: &'static str, id: String, known: String },
+    #[error("{option}: there is no {kind} '{id}'{like}; {known}")]
+    NoFault { option: &'static str, kind: &'static str, id: String, like: String, known: String },
     #[error("the adapter of {name} is at fault: {what}")]
     Adapter { name: String, what: String },
     #[error("backend {name} cannot be started: {what}")]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::exit::Exit;
 use super::open::open_page;
-use super::output::{print_line, print_to_stdout};
+use super::output::{print_line, print_report, print_to_stdout};
 use super::{CliError, tell_if_long};
 use crate::look::report_page;
 use crate::record::{is_stdout, write_whole};
@@ -19,7 +19,7 @@ Examples:
   seamproof report seamproof.out --html report.html --open
                                                           the same in a browser
   seamproof report recording --html run.html              a recorded run, which is judged first
-  seamproof report seamproof.out                          the same in a sentence";
+  seamproof report seamproof.out                          the same as text";
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -49,13 +49,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(out) if is_stdout(out) => print_to_stdout(&report_page(&report)),
         Some(out) => {
             write_whole(out, &report_page(&report))?;
-            tell(&report);
+            print_report(&report.heads());
             print_line(&format_args!("page      {}", out.display()));
             if args.open {
                 open_page(out);
             }
         }
-        None => tell(&report),
+        None => print_report(&report.lines()),
     }
     Ok(Exit::Held)
 }
@@ -69,12 +69,4 @@ fn recorded(args: &Args) -> Result<Report, CliError> {
     }
     let verdict = recording::judge(&recording, sample, None)?;
     Ok(report::of_recording(&args.dir, &recording, sample, &verdict))
-}
-
-/// Tells the report in short.
-fn tell(report: &Report) {
-    print_line(&format_args!("{}", report.sentence));
-    for entry in &report.findings {
-        print_line(&format_args!("FAIL      {}", entry.sentence));
-    }
 }

@@ -414,7 +414,7 @@ pub(super) fn announce(start: &Start, dir: &RunDir) {
     let seconds = start.seconds.map_or("no limit".to_owned(), |seconds| format!("{seconds} s"));
     let lines = [
         ("seed", start.seed.clone()),
-        ("backend", format!("{} · profile {}", start.backend, start.profile)),
+        ("backend", format!("{} · profile {}", start.subject(), start.profile)),
         ("limits", format!("cases {cases} · time {seconds} · shard {}", start.shard)),
         ("threads", format!("{} · findings go to {}", start.jobs, dir.path().display())),
     ];

@@ -223,7 +223,7 @@ fn value(value: f64) -> String {
 }
 
 /// Returns an element in words.
-fn told(worst: &WorstLane) -> String {
+pub(super) fn told(worst: &WorstLane) -> String {
     let [got, exact] = [worst.got, worst.exact].map(value);
     format!("error ÷ bound {}; got {got}, exact {exact}, bound {:.2e}", ratio(worst.ratio), worst.bound)
 }

@@ -20,6 +20,7 @@ mod margins;
 mod mask;
 mod page;
 mod power;
+mod ran;
 mod report;
 mod schedule;
 mod strip;
@@ -30,7 +31,7 @@ mod trend;
 mod way;
 
 use seamproof_judge::case::Case;
-use seamproof_judge::ladder::{ErrorMap, SeenRow};
+use seamproof_judge::ladder::{ErrorMap, ReadRow, SeenRow};
 use seamproof_judge::prose::counted;
 use seamproof_oracle::sharding::{self, RankLayout, SideLayout};
 use seamproof_oracle::{Problem, TensorName};
@@ -87,6 +88,8 @@ pub struct Ran {
     pub errors: Vec<ErrorMap>,
     /// Keys that the queries saw, decoded.
     pub seen: Vec<SeenRow>,
+    /// Queries that read other values than their own.
+    pub read: Vec<ReadRow>,
 }
 
 impl Look<'_> {
@@ -182,6 +185,7 @@ impl Look<'_> {
         let maps = &self.run.errors;
         let (drawing, worst) = (!maps.is_empty()).then(|| errors::errors(self.case, layouts, maps))?;
         let mut notes = hints::hints(&self.case.problem, maps, &self.run.seen);
+        notes.extend(hints::misread(&self.case.problem, &self.run.read));
         notes.extend(worst);
         Some(Section {
             drawing: Ok(drawing),

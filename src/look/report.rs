@@ -163,17 +163,8 @@ fn contents(report: &Report, runs: &[Runs]) -> Markup {
 
 /// Returns the state of a failure in a word, where the page tells several apart.
 fn tags(kind: Kind, entry: &Entry) -> Markup {
-    let state = match entry.state {
-        State::New if kind == Kind::Night => Some("new"),
-        State::New => None,
-        State::Again => Some("also the night before"),
-        State::Kept => Some("as drawn"),
-        State::Own => Some("by itself"),
-        State::Flaky => Some("flaky"),
-        State::Known => Some("known"),
-    };
     html! {
-        @if let Some(state) = state { span class="tag" { (state) } }
+        @if let Some(state) = entry.state.mark(kind) { span class="tag" { (state) } }
         @if let Some(campaign) = &entry.campaign { span class="tag" { (told(campaign)) } }
     }
 }

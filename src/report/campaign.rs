@@ -126,7 +126,7 @@ pub(super) fn is_campaign(dir: &Path) -> bool {
 /// Returns the report of a campaign's folder.
 pub(super) fn read(dir: &Path) -> Result<Report, ReportError> {
     let Campaign { entries, measured, start, run, left, unread } = Campaign::read(dir, None)?;
-    let subject = start.as_ref().map_or("an unknown subject", |start| &start.backend);
+    let subject = start.as_ref().map_or("an unknown subject".to_owned(), |start| start.subject().to_string());
     let title = format!("Campaign on {subject}");
     let (tone, said) = concluded(&run, entries.len());
     let mut report = Report::new(Kind::Campaign, dir, title, (tone, said));
@@ -244,7 +244,10 @@ impl Campaign {
             });
             entries.push(Entry { met, ..told.entry(&findings, State::New, &mut unread) });
         }
-        for told in run.canary.iter().flat_map(|canary| &canary.own) {
+        // A failure of the campaign says it better than one that the search for the canary met.
+        let is_begun = run.summary.as_ref().is_some_and(|summary| !summary.ended.failed.is_empty());
+        let own = run.canary.iter().filter(|_| !is_begun);
+        for told in own.flat_map(|canary| &canary.own) {
             entries.push(told.entry(&dir.join(CANARY), State::Own, &mut unread));
         }
         let of_file = Entry::of_files(&findings, State::Kept, &seen, &mut unread);

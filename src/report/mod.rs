@@ -9,6 +9,7 @@
 
 mod again;
 mod campaign;
+mod lines;
 mod measure;
 mod night;
 mod recording;
@@ -176,6 +177,21 @@ pub(crate) enum State {
     Flaky,
     /// It is on the list of known failures.
     Known,
+}
+
+impl State {
+    /// Returns the state in a word, where a report of this kind tells several apart.
+    pub(crate) fn mark(self, kind: Kind) -> Option<&'static str> {
+        match self {
+            State::New if kind == Kind::Night => Some("new"),
+            State::New => None,
+            State::Again => Some("also the night before"),
+            State::Kept => Some("as drawn"),
+            State::Own => Some("by itself"),
+            State::Flaky => Some("flaky"),
+            State::Known => Some("known"),
+        }
+    }
 }
 
 /// A failure.

@@ -253,7 +253,11 @@ fn a_run_shows_what_a_schedule_does_not() {
         "As the subject saw it: queries 6..30 of sequence 0, head 0: i sees i−6..i+1, should see i−5..i+1."
     ));
     assert!(past > 0);
-    refuses(dir, &["explain", "window.json", "--run"], &["--html"]);
+    // As text too.
+    let output =
+        seamproof(dir, &["explain", "window.json", "--run", "--backend", "emulated+window-one-key-long"]);
+    let told = stdout(&output);
+    assert!(told.contains("\nrun       one more, ") && told.contains("As the subject saw it: "), "{told}");
     refuses(dir, &["explain", "window.json", "--open"], &["--html"]);
 }
 

@@ -140,6 +140,34 @@ fn a_campaigns_page_has_the_figures_of_its_folder() {
     fits_a_telephone(dir, &page_of);
 }
 
+/// Test that a report as text has the verdict, and each failure with the commands that judge it again.
+#[test]
+fn a_report_as_text_has_the_commands() {
+    let place = place();
+    let dir = place.path();
+    campaign(dir);
+    let output = seamproof(dir, &["report", "out"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let told = stdout(&output);
+    let findings = data(&page(dir, "out"))["findings"].clone();
+    let count = |text: &str| told.matches(text).count();
+    assert!(told.starts_with("verdict   ") && told.contains(" of 200 cases in "), "{told}");
+    assert!(told.contains("\nof        Campaign on emulated+window-dropped · out\n"), "{told}");
+    assert_eq!(count("\nFAIL      "), list(&findings).len(), "{told}");
+    for finding in list(&findings) {
+        assert_eq!(count(&format!("seamproof replay {}\n", text(&finding["file"]))), 1, "{told}");
+        assert!(
+            told.contains(&format!("seamproof try {}\n", &text(&finding["try"])["seamproof try ".len()..])),
+            "{told}"
+        );
+    }
+    // Beside a page it is short.
+    let output = seamproof(dir, &["report", "out", "--html", "page.html"]);
+    let short = stdout(&output);
+    assert!(short.contains("\nFAIL      ") && !short.contains("replay: "), "{short}");
+    assert!(short.ends_with("page      page.html\n"), "{short}");
+}
+
 /// Test that the only script that a page lets run is its own.
 #[test]
 fn the_policy_names_the_script() {
