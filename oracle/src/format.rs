@@ -219,6 +219,15 @@ impl Format {
         }
     }
 
+    /// Returns a distance within which each number that is no less than 0 is rounded to `number`, which is of this format:
+    /// half of the smaller of its two spacings. It is 0 for infinity and NaN, and for the largest number.
+    #[inline(always)]
+    pub(crate) fn reach(self, number: f64) -> f64 {
+        let lowest = power_of_two(self.exponent_min());
+        let below = number.next_down().max(lowest);
+        if number < self.max_finite() { binade(below) * self.unit_roundoff() } else { 0.0 }
+    }
+
     #[inline(always)]
     fn half_spacing_any(self, magnitude: f64) -> f64 {
         let (lowest, highest) = (power_of_two(self.exponent_min()), power_of_two(self.exponent_max()));
@@ -376,6 +385,27 @@ mod tests {
                 format.round_all(&mut got);
                 let right = numbers.iter().map(|&x| format.round_f32(x).to_bits());
                 assert!(got.iter().map(|x| x.to_bits()).eq(right), "{format}: {numbers:?}");
+            }
+        }
+    }
+
+    /// Test of every number of 16 bits or less that values within its reach are rounded to it, and that one past the
+    /// nearer middle is not.
+    #[test]
+    fn what_is_within_the_reach_of_a_number_is_rounded_to_it() {
+        for format in Format::ALL.into_iter().filter(|format| *format != Format::F32) {
+            let numbers = (0..1u32 << (format.bits() - 1)).map(|code| format.decode(code));
+            for number in numbers.filter(|number| number.is_finite() && *number < format.max_finite()) {
+                let reach = format.reach(number);
+                for share in [-0.999, -0.5, 0.5, 0.999] {
+                    let value = number + share * reach;
+                    assert!(value < 0.0 || format.round(value) == number, "{format}: {value}, {number}");
+                }
+                let beyond = [number - 1.001 * reach, number + 2.001 * reach];
+                assert!(beyond.iter().any(|value| format.round(*value) != number), "{format}: {number}");
+            }
+            for none in [format.max_finite(), f64::INFINITY, f64::NAN] {
+                assert_eq!(format.reach(none), 0.0, "{format}: {none}");
             }
         }
     }

@@ -269,6 +269,11 @@ impl Iterator for Intervals {
         let len = self.parts.iter().map(Range::len).sum();
         (len, Some(len))
     }
+
+    /// Goes through each interval by itself, which is several times as fast as asking for one number after the other.
+    fn fold<B, F: FnMut(B, usize) -> B>(self, init: B, mut f: F) -> B {
+        self.parts.into_iter().fold(init, |all, part| part.fold(all, &mut f))
+    }
 }
 
 impl DoubleEndedIterator for Intervals {
@@ -556,6 +561,21 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Test that intervals give the same numbers in one go as one by one.
+    #[test]
+    fn intervals_are_folded_in_order() {
+        for (first, second) in [(0..0, 0..0), (3..7, 0..0), (0..0, 2..5), (0..2, 5..9), (1..4, 4..6)] {
+            let intervals = Intervals::new(first, second);
+            let mut one_by_one = Vec::new();
+            for number in intervals.clone() {
+                one_by_one.push(number);
+            }
+            let mut folded = Vec::new();
+            intervals.for_each(|number| folded.push(number));
+            assert_eq!(folded, one_by_one);
+        }
+    }
 
     /// Whether query `i` sees key `j`, by the rule of the module's text in its most literal form.
     fn sees(mask: &Mask, i: i64, j: i64, lq: i64, lk: i64) -> bool {

@@ -232,14 +232,16 @@ impl Tile {
         clear_others(left, &visible);
         let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
         let (mut max_error, mut largest) = (0.0f64, 0.0f64);
-        for column in visible {
+        let mut weight_errors = 0.0;
+        for column in visible.parts().flatten() {
             let weight = weights[column] / row.sum;
             let error = of_row.pair(logits[column], weight, left[column], g).weight;
-            errors.weights[local] += error;
+            weight_errors += error;
             largest = largest.max(if weight > 0.0 { error / weight } else { 0.0 });
             left[column] = model.logit_error(left[column], logits[column]);
             max_error = max_error.max(left[column]);
         }
+        errors.weights[local] = weight_errors;
         let tiles = walk.iter().map(|launch| replay.tiles(launch).count()).sum();
         let relative = model.replayed_row_error(row, max_error, tiles);
         let profile = &replay.profile;
@@ -247,23 +249,29 @@ impl Tile {
         // A kernel that merges adds the sink after the last merge, and others add it to their only launch.
         let sink = row.sink.filter(|_| !model.merges());
         let mut weighed = Vec::new();
+        let mut bases = Bases::default();
         for launch in walk {
             let seen = || launch.iter().map(|met| logits[met.key - self.keys.start]);
             let own_lse = (profile.weights == WeightRounding::AfterNormalisation)
                 .then(|| log_sum_exp(seen().chain(sink)));
-            let mut running_max = f64::NEG_INFINITY;
-            for tile in replay.tiles(launch) {
+            bases.fill(replay.tiles(launch), own_lse, row.max, |met| logits[met.key - self.keys.start]);
+            let mut computed = bases.weights.iter();
+            for (tile, (base, share)) in replay.tiles(launch).zip(&bases.tiles) {
                 let columns = || tile.iter().map(|met| met.key - self.keys.start);
-                running_max = columns().map(|column| logits[column]).fold(running_max, f64::max);
-                let share = libm::exp(own_lse.unwrap_or(running_max) - row.max);
                 weighed.clear();
-                for column in columns() {
+                for (column, &weight) in columns().zip(computed.by_ref()) {
                     let (logit, error) = (logits[column], left[column]);
                     let (weight, tie) = match own_lse {
-                        Some(lse) => {
-                            model.replayed_normalised_weight(profile, row, [logit, lse], [error, sum_error])
+                        Some(_) => model.replayed_normalised_weight(
+                            profile,
+                            row,
+                            weight,
+                            [logit, *base],
+                            [error, sum_error],
+                        ),
+                        None => {
+                            model.replayed_weight(profile, row, weight, [logit, *base], [error, max_error])
                         }
-                        None => model.replayed_weight(profile, row, [logit, running_max], [error, max_error]),
                     };
                     if codes.is_some() {
                         let rounded = weight * model.weight_scale();
@@ -281,7 +289,7 @@ impl Tile {
                         let most = (weights[key - start] / row.sum).max(left[key - start]);
                         left[key - start] += model.apart(steps) * model.weight_factor(2.0 * most, row.sum);
                     };
-                    let shared = (profile.kv_tile.max(1), share / model.weight_scale());
+                    let shared = (profile.kv_tile.max(1), *share / model.weight_scale());
                     codes.add_tile(tile, &weighed, shared, numerators.row_mut(local), uncertain);
                 }
             }
@@ -349,9 +357,10 @@ impl Tile {
         };
         let (g, of_row) = (model.value_sum(row.keys), model.of_row(row));
         let mut weight_errors = 0.0;
-        for column in visible.clone() {
+        let mut max_logit = errors.max_logit;
+        for column in visible.parts().flatten() {
             let (a, logit) = (linear[column], logits[column]);
-            errors.max_logit = errors.max_logit.max(model.logit_error(a, logit));
+            max_logit = max_logit.max(model.logit_error(a, logit));
             let PairError { weight, value, rounding } = of_row.pair(logit, weights[column] / row.sum, a, g);
             weight_errors += weight;
             if is_dithered && rounding.is_noise {
@@ -362,7 +371,40 @@ impl Tile {
                 linear[column] = value + rounding.most;
             }
         }
+        errors.max_logit = max_logit;
         weight_errors
+    }
+}
+
+/// The weights of a launch's keys before they are rounded, each relative to the base of its tile: the running maximum,
+/// or the launch's own LSE.
+#[derive(Default)]
+struct Bases {
+    /// The weights, in the order in which the launch takes the keys.
+    weights: Vec<f64>,
+    /// The base of each tile, and `exp(base − row maximum)`.
+    tiles: Vec<(f64, f64)>,
+}
+
+impl Bases {
+    /// Fills in the weights of a launch whose keys have these logits. Exponentials of all keys are made together.
+    fn fill<'m>(
+        &mut self,
+        tiles: impl Iterator<Item = &'m [Met]>,
+        own_lse: Option<f64>,
+        row_max: f64,
+        logit: impl Fn(&Met) -> f64,
+    ) {
+        self.weights.clear();
+        self.tiles.clear();
+        let mut running_max = f64::NEG_INFINITY;
+        for tile in tiles {
+            running_max = tile.iter().map(&logit).fold(running_max, f64::max);
+            let base = own_lse.unwrap_or(running_max);
+            self.tiles.push((base, libm::exp(base - row_max)));
+            self.weights.extend(tile.iter().map(|met| logit(met) - base));
+        }
+        exponential::exp(&mut self.weights);
     }
 }
 

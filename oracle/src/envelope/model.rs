@@ -669,17 +669,17 @@ impl Model {
         (rounded / scale, left / scale)
     }
 
-    /// Returns the rounded `exp(logit − running max)`, and the error that near-ties leave. `max_error` is the largest
-    /// error of any logit of the row, the running maximum's among them.
+    /// Returns the rounded `weight = exp(logit − running max)`, and the error that near-ties leave. `max_error` is the
+    /// largest error of any logit of the row, the running maximum's among them.
     #[inline(always)]
     pub fn replayed_weight(
         &self,
         profile: &NumericProfile,
         row: &RowStatistics,
+        weight: f64,
         [logit, running_max]: [f64; 2],
         [logit_error, max_error]: [f64; 2],
     ) -> (f64, f64) {
-        let weight = libm::exp(logit - running_max);
         let exponent = logit_error
             + max_error
             + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs)
@@ -690,17 +690,17 @@ impl Model {
         self.replayed_p(profile, weight, error)
     }
 
-    /// Returns the rounded `exp(logit − lse)` of a weight that is divided by its launch's own sum first, and the error
+    /// Returns the rounded `weight = exp(logit − lse)` of a weight that is divided by its launch's own sum first, and the error
     /// that near-ties leave. `lse` is that of the launch's keys, and `sum_error` the relative error of their sum.
     #[inline(always)]
     pub fn replayed_normalised_weight(
         &self,
         profile: &NumericProfile,
         row: &RowStatistics,
+        weight: f64,
         [logit, lse]: [f64; 2],
         [logit_error, sum_error]: [f64; 2],
     ) -> (f64, f64) {
-        let weight = libm::exp(logit - lse);
         let of_row = self.of_row(row);
         let eta = of_row.eta(logit, logit_error);
         let unnormalised = exponential_error(weight, logit - lse, eta) * (1.0 + of_row.relative)

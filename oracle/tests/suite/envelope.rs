@@ -179,7 +179,8 @@ fn a_factor_in_the_exponent_makes_more_near_ties() {
             sink: None,
         };
         let both = [f64::from(logit), f64::from(maximum)];
-        let (replayed, tie) = model.replayed_weight(&profile, &row, both, [0.0, 0.0]);
+        let weight = (both[0] - both[1]).exp();
+        let (replayed, tie) = model.replayed_weight(&profile, &row, weight, both, [0.0, 0.0]);
         for error_of_exp in [-EXP_ERROR, EXP_ERROR] {
             let weight = weight_with_a_factor(logit, maximum) * (1.0 + error_of_exp);
             let own = Format::E4m3.round(weight) / 256.0;

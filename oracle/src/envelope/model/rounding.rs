@@ -44,11 +44,18 @@ pub(super) fn saturation(format: Format) -> f64 {
     if format.saturates() { format.max_finite() } else { f64::INFINITY }
 }
 
+/// Part of the distance to the middle of two numbers within which a value may lie and be no near-tie, whatever f64 adds.
+const CLEAR: f64 = 0.999;
+
 /// Returns the rounded value, and how far from the rounded value another one within `error` can be rounded: 0 apart
 /// from near-ties.
 #[inline(always)]
 pub(super) fn replayed(format: Format, value: f64, error: f64) -> (f64, f64) {
     let rounded = format.round(value);
+    // Nearly every value is so far from the middle of two numbers that nobody has to round its neighbours.
+    if (value - rounded).abs() + error < CLEAR * format.reach(rounded) {
+        return (rounded, 0.0);
+    }
     let apart = |other: f64| (format.round(other) - rounded).abs();
     (rounded, apart(value + error).max(apart((value - error).max(0.0))))
 }
