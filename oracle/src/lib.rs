@@ -21,6 +21,7 @@ mod format;
 pub mod groups;
 mod input_mode;
 mod inputs;
+mod intervals;
 pub mod lanes;
 pub mod limits;
 mod lse_layout;
@@ -53,8 +54,9 @@ pub use input_mode::InputMode;
 pub use inputs::{
     ForwardResults, Gradients, InputViews, Inputs, Saved, SavedErrors, SavedOut, SavedViews, ShapeError,
 };
+pub use intervals::Intervals;
 pub use lse_layout::{LseLayout, LseOrder};
-pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Intervals, Mask, Sight, Tile};
+pub use mask::{Alignment, BORDERS_MAX, Band, Blocks, Borders, BordersError, Mask, Sight, Tile};
 pub use pages::{PAGE_SIZE_MAX, Pages, PagesError, SharedPrefix, runs_of};
 pub use parallel::{Algorithm, Balance, ContextParallel};
 pub use positions::Positions;
