@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import pages, program, reference, segments, source, verdict, views
-from .errors import ProtocolError, SeamproofError
+from .errors import DeclarationError, ProtocolError, SeamproofError
 from .frames import Channel, cut_text, split
 from .loading import options
 from .pages import HOLES
@@ -130,6 +130,8 @@ def _hopeless(stored: dict[str, Any]) -> str | None:
         return "the fault is planted at the call, not in the kernel"
     if found.get("unconfirmed"):
         return "the failure was not seen again"
+    if (found.get("finding") or {}).get("what", "").startswith(f"{DeclarationError.__name__}: "):
+        return "the adapter breaks its own declaration, of which a script knows nothing"
     if stored.get("before"):
         return f"the failure needs {len(stored['before'])} earlier runs in the same process"
     problem = Problem.from_json(stored["problem"])

@@ -79,11 +79,14 @@ class Session:
             costs, body = self._answer(frame, self.subject)
         except Refused as refused:
             self._fail(frame, "Refused", refused.row)
-        except (DeclarationError, OwnFault) as error:
+        except OwnFault as error:
             if self._strict:
                 raise
             self._fail(frame, "Infrastructure", describe(error))
         except Exception as error:
+            # Whoever calls from Python sees at once what the adapter does wrong.
+            if self._strict and isinstance(error, DeclarationError):
+                raise
             self._failed(frame, self.subject, error)
         else:
             self._channel.write(PHASE, frame.sequence, bytes([DONE]), frames.to_json(costs) if costs else b"")

@@ -426,6 +426,10 @@ def test_a_leashed_script_ends_with_whoever_started_it(fake_program, tmp_path):
         ({"subject": {"name": "python:none.py:poison"}}, "there is no file none.py"),
         ({"before": [{}, {}]}, "needs 2 earlier runs"),
         ({"found": {"unconfirmed": "seen once"}}, "not seen again"),
+        (
+            {"found": {"finding": {"what": "DeclarationError: the function returned None"}}},
+            "breaks its own declaration",
+        ),
     ],
 )
 def test_why_there_is_no_script(fake_program, tmp_path, more, why):

@@ -144,7 +144,7 @@ def test_a_declaration_that_is_not_kept(tmp_path):
     worker.open()
     raw = problem([(1, 1)], dims=(3, 3))
     failed = worker.run(raw, inputs(raw))[1]
-    assert "no lse came back" in failed["Infrastructure"]
+    assert failed["Raised"].startswith("DeclarationError: no lse came back"), failed
     worker.end()
 
 

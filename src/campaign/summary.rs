@@ -113,21 +113,10 @@ pub struct Canary {
     pub infrastructure: Vec<String>,
 }
 
-/// Beginning of what a worker in Python says where its subject breaks its own declaration.
-const ADAPTER: &str = "DeclarationError: ";
-
 impl Canary {
     /// Whether the campaign is worth running: the canary was found, or the search could not tell.
     pub fn permits(&self) -> bool {
         self.finding.is_some() || self.not_told.is_some()
-    }
-
-    /// Returns in words what the subject's adapter does wrong, where nothing else came of any case.
-    pub fn adapter_fault(&self) -> Option<&str> {
-        let said = |what: &String| what.starts_with(ADAPTER);
-        let is_all = self.finding.is_none() && self.own.is_empty() && self.infrastructure.iter().all(said);
-        let first = self.infrastructure.first().filter(|_| is_all);
-        first.and_then(|what| what.strip_prefix(ADAPTER))
     }
 
     /// Returns, in words, why a campaign that finds nothing is no pass; `None` where it is one.

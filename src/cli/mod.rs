@@ -142,8 +142,6 @@ enum CliError {
     Quantiser(#[from] crate::backends::QuantiserError),
     #[error("{option}: there is no {kind} '{id}'{like}; {known}")]
     NoFault { option: &'static str, kind: &'static str, id: String, like: String, known: String },
-    #[error("the adapter of {name} is at fault: {what}")]
-    Adapter { name: String, what: String },
     #[error("backend {name} cannot be started: {what}")]
     Start { name: String, what: String },
     #[error(transparent)]

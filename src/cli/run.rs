@@ -280,9 +280,6 @@ fn campaign(
     // Of a campaign that goes on the log has told how the search ended.
     let told: &dyn Observer = if earlier.is_some() { &Silent } else { logs };
     let canary = look_for_canary(plan, subjects, dir, told, control)?;
-    if let Some(what) = canary.adapter_fault() {
-        return Err(CliError::Adapter { name: subjects.name().to_owned(), what: what.to_owned() });
-    }
     let findings = dir.findings()?;
     let sinks = Sinks { findings: &findings, observer: logs, control };
     let plan = plan.after_search(begun.elapsed(), !canary.own.is_empty());

@@ -271,18 +271,6 @@ fn cases_in(folder: &Path) -> Vec<Case> {
     cases.map(|path| Case::load(&path).expect("a case")).collect()
 }
 
-/// Test that an adapter which breaks its declaration in every case is told once, and ends the campaign.
-#[test]
-fn an_adapter_that_is_wrong_in_every_case_is_an_error() {
-    let place = Place::new();
-    let mock = place.mock("returns-nothing", "always");
-    let output = place.run(&["run", "--backend", &mock, "--cases", "200"]);
-    let said = said(&output);
-    assert_eq!(code(&output), 1, "{said}");
-    assert!(said.contains(" is at fault: the function returned None"), "{said}");
-    assert_eq!(said.matches("returned None").count(), 1, "{said}");
-}
-
 /// Test that a worker with which no campaign can begin is an error of the user's, on a line of its own.
 #[test]
 fn a_subject_that_does_not_open_is_an_error() {

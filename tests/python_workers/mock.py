@@ -311,7 +311,6 @@ FAULTS = {
     "raise": "the subject raises an error, and its process is sound",
     "oom": "memory runs out",
     "refuse": "a problem inside the table is refused",
-    "returns-nothing": "each run is an error of the adapter: it breaks its own declaration",
     "hang": "nothing more is heard after the launch",
     "late": "the answer comes 30 seconds late",
     "print": "the subject prints to standard output, which is harmless",
@@ -451,7 +450,6 @@ class Worker:
             "long-text": {"Raised": "x" * (2 << 20)},
             "oom": {"OutOfMemory": "the mock wants more"},
             "refuse": {"Refused": "softcap"},
-            "returns-nothing": {"Infrastructure": "DeclarationError: the function returned None"},
         }
         if self.fault in failures and now(self.fault):
             self.pipe.say(FAILED, sequence, failures[self.fault])
