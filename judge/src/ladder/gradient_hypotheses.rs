@@ -9,7 +9,7 @@ use std::f64::consts::LN_2;
 
 use ndarray::{Array3, Zip, s};
 use seamproof_oracle::blocked::{self, Answer};
-use seamproof_oracle::envelope::Model;
+use seamproof_oracle::envelope::{Arithmetic, Delta, Model};
 use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Run, Saved, TensorName};
 
@@ -236,9 +236,13 @@ impl Case<'_> {
 
     /// Returns the gradient of an edited backward.
     fn of_backward(&self, problem: &Problem, inputs: &Inputs, saved: &Saved) -> Option<Mistaken> {
-        let model = Some(self.wrong.model);
+        self.bounded(problem, inputs, saved, self.wrong.model)
+    }
+
+    /// Returns the gradient of an edited backward, with the bounds of this model.
+    fn bounded(&self, problem: &Problem, inputs: &Inputs, saved: &Saved, model: &Model) -> Option<Mistaken> {
         let Answer { exact, bound } =
-            self.evidence.oracle(|| blocked::backward(problem, inputs, saved, model));
+            self.evidence.oracle(|| blocked::backward(problem, inputs, saved, Some(model)));
         self.wrong.of(&exact, &bound?.worst)
     }
 
@@ -279,7 +283,11 @@ impl Case<'_> {
         }
         let Saved { out, lse } = self.wrong.saved;
         let saved = Saved { out: Array3::zeros(out.dim()), lse: lse.clone() };
-        let without = self.of_backward(self.problem(), self.evidence.inputs, &saved)?;
+        // Bounds of any other source of D would hold the right one.
+        let arithmetic = self.evidence.backend.declaration().arithmetic;
+        let arithmetic = Arithmetic { delta: Delta::StoredOut, ..arithmetic };
+        let model = Model::new(self.problem(), arithmetic, self.evidence.partition());
+        let without = self.bounded(self.problem(), self.evidence.inputs, &saved, &model)?;
         self.explains(&without).then(|| "rowsum(dout ∘ out) was left out of dS".to_owned())
     }
 }

@@ -2,12 +2,13 @@
 
 use ndarray::{Array3, s};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
+use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values;
 use seamproof_oracle::{
     Gradients, Heads, InputMode, Inputs, Mask, Problem, ProblemFields, Run, Saved, Sequence, Softmax, exact,
 };
 
-use super::hypotheses::{finding, nothing};
+use super::hypotheses::{finding_of, nothing};
 
 /// Returns two sequences with padding behind each, and two query heads on each KV head.
 fn problem() -> Problem {
@@ -26,6 +27,11 @@ fn problem() -> Problem {
 
 /// Returns what the judge says of gradients that are edited, given the problem and what the forward returned.
 fn said(edit: impl Fn(&Problem, &Saved, &mut RankGradients) + Sync) -> String {
+    said_of(Emulated::default(), edit)
+}
+
+/// Returns the same of this kernel's gradients.
+fn said_of(kernel: Emulated, edit: impl Fn(&Problem, &Saved, &mut RankGradients) + Sync) -> String {
     let results = |problem: &Problem, rank: &mut RankOutputs| {
         let lse = rank.lse.as_ref().expect("the LSE is shown").mapv(f64::from);
         let saved = Saved { out: rank.out.mapv(f64::from), lse };
@@ -33,7 +39,7 @@ fn said(edit: impl Fn(&Problem, &Saved, &mut RankGradients) + Sync) -> String {
             edit(problem, &saved, gradients);
         }
     };
-    finding(&problem(), nothing, results).what
+    finding_of(kernel, &problem(), nothing, results).what
 }
 
 /// Checks the words about edited gradients: these and no others.
@@ -103,6 +109,18 @@ fn a_gradient_that_lacks_a_term() {
         let full = Problem::new(fields).expect("a mask");
         of.dv = narrowed(&backward(&full, saved, |_, _| {}).dv);
     });
+}
+
+/// Test that a mistake is told of a kernel that says nothing of its arithmetic: other sources of D would give bounds that
+/// hold the right gradient too.
+#[test]
+fn a_term_is_missed_whatever_is_declared() {
+    let silent = [("declares".to_owned(), "nothing".to_owned())].into();
+    let kernel = Emulated::from_options(&silent).expect("options");
+    let said = said_of(kernel, |problem, saved, of| {
+        of.dk = narrowed(&backward(problem, saved, |_, saved| saved.out.fill(0.0)).dk);
+    });
+    assert!(said.contains("looks as if rowsum(dout ∘ out) was left out of dS"), "{said}");
 }
 
 /// Test that a mistake is not told where it leaves one wrong element unexplained.

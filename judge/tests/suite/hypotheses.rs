@@ -59,7 +59,17 @@ pub(crate) fn finding(
     call: impl Fn(&mut ProblemFields, &mut Inputs) + Sync,
     results: impl Fn(&Problem, &mut RankOutputs) + Sync,
 ) -> Finding {
-    match judge(&Mistaken { inner: Emulated::default(), call, results }, problem) {
+    finding_of(Emulated::default(), problem, call, results)
+}
+
+/// Returns the finding about a caller's mistake around this kernel.
+pub(crate) fn finding_of(
+    inner: Emulated,
+    problem: &Problem,
+    call: impl Fn(&mut ProblemFields, &mut Inputs) + Sync,
+    results: impl Fn(&Problem, &mut RankOutputs) + Sync,
+) -> Finding {
+    match judge(&Mistaken { inner, call, results }, problem) {
         Verdict::Finding(finding) => *finding,
         verdict => panic!("not seen: {verdict:?}"),
     }
