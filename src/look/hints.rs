@@ -120,7 +120,7 @@ pub(super) fn factor(problem: &Problem, map: &ErrorMap) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use seamproof_judge::ladder::Judge;
     use seamproof_judge::subject::Backend;
@@ -128,14 +128,19 @@ mod tests {
     use seamproof_oracle::{Heads, InputMode, Mask, ProblemFields};
     use seamproof_simulator::faults::by_id;
 
-    fn told(backend: &dyn Backend) -> Vec<String> {
+    /// Returns two sequences, one of them padded, with two query heads on each KV head.
+    pub(in crate::look) fn problem() -> Problem {
         let fields = ProblemFields {
             heads: Heads { q: 4, kv: 2 },
             mask: Mask::CAUSAL,
             mode: InputMode::Flat,
             ..ProblemFields::padded(&[(9, 12), (6, 6)], 16)
         };
-        let problem = Problem::new(fields).expect("a problem");
+        Problem::new(fields).expect("a problem")
+    }
+
+    fn told(backend: &dyn Backend) -> Vec<String> {
+        let problem = problem();
         let judge = Judge::default();
         let maps = judge.error_maps(backend, &problem).expect("it runs");
         let seen = judge.seen(backend, &problem).expect("it runs");

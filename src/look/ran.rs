@@ -108,23 +108,16 @@ fn some(what: &str, some: &BTreeSet<usize>, all: &BTreeSet<usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::look::hints::tests::problem;
     use crate::look::{Ran, Source};
     use crate::report;
     use seamproof_judge::case::{Case, Subject};
     use seamproof_judge::subjects::{Emulated, Planted};
-    use seamproof_oracle::{Heads, InputMode, Mask, Problem, ProblemFields};
     use seamproof_simulator::faults::by_id;
 
     /// Returns what a run of the emulated kernel with this fault gave.
     fn told(fault: &str) -> String {
-        let fields = ProblemFields {
-            heads: Heads { q: 4, kv: 2 },
-            mask: Mask::CAUSAL,
-            mode: InputMode::Flat,
-            ..ProblemFields::padded(&[(9, 12), (6, 6)], 16)
-        };
-        let problem = Problem::new(fields).expect("a problem");
-        let case = Case::new(Subject { name: "emulated".into(), options: Default::default() }, 0, problem);
+        let case = Case::new(Subject { name: "emulated".into(), options: Default::default() }, 0, problem());
         let subject = Planted::new(Emulated::default(), *by_id(fault).expect("a fault"));
         let report::Again { errors, seen, read, .. } = report::run(&case, &subject);
         let source = Source::Unknown(String::new());
