@@ -23,7 +23,7 @@ use std::fmt;
 
 use rayon::prelude::*;
 use seamproof_oracle::envelope::{
-    Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, WeightRounding,
+    Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, TileFactor, WeightRounding,
 };
 use seamproof_oracle::{InputMode, Pass, Problem};
 use seamproof_simulator::schedule::MergeOrder;
@@ -81,12 +81,17 @@ pub struct BackwardFacts {
     pub delta: Delta,
     /// Weights that dS is made of, [`NumericProfile::ds_weights`].
     pub ds_weights: DsWeights,
+    /// Rule of the factor that a tile's dS has, [`NumericProfile::tile_factor`].
+    pub tile_factor: Option<TileFactor>,
     /// Order of merging, as in [`ForwardFacts::merge`].
     pub merge: Option<MergeOrder>,
 }
 
 /// What of a backward has to be known: the other facts have a tightest choice.
-type BackwardKey = (bool, bool, Option<MergeOrder>);
+type BackwardKey = (bool, bool, Option<TileFactor>, Option<MergeOrder>);
+
+/// Rules of a tile's factor that are tried.
+const TILE_FACTORS: [Option<TileFactor>; 3] = [None, Some(TileFactor::Largest), Some(TileFactor::OfExponent)];
 
 /// Choices of arithmetic that an instance declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,7 +152,7 @@ pub struct Calibration {
     /// Sizes of tiles, of those that are tried, that differ in some case from what the instance declares.
     pub other_tiles: BTreeSet<usize>,
     /// Score of each backward candidate, from dq, dk and dv; empty where gradients are not replayed: the subject shows
-    /// no LSE, dS has a factor for each tile, or there is no backward.
+    /// no LSE or no tiles of a dS with factors, or there is no backward.
     pub backward: BTreeMap<BackwardFacts, Score>,
     /// Choices that the instances declared, with an unknown one where a choice is.
     pub declared: BTreeSet<Choices>,
@@ -195,6 +200,7 @@ impl ForwardFacts {
             delta: Delta::StoredOut,
             group_sums: GroupSums::F32,
             ds_weights: DsWeights::Unrounded,
+            tile_factor: None,
         }
     }
 }
@@ -213,21 +219,29 @@ impl BackwardFacts {
                     scales_logit_gradients: bits & 2 != 0,
                     group_sums,
                     delta,
+                    tile_factor: None,
                     merge: None,
                     ds_weights: if bits & 4 == 0 { DsWeights::Unrounded } else { DsWeights::Rounded },
                 })
             })
             // Weights that are not rounded are the same for dS.
             .filter(|facts| facts.rounds_weights || facts.ds_weights == DsWeights::Unrounded)
+            .flat_map(|facts| TILE_FACTORS.map(|tile_factor| BackwardFacts { tile_factor, ..facts }))
+            // Tiles with factors have codes of weights and of dS, and take the softmax's scale behind.
+            .filter(|facts| {
+                let has_codes = facts.rounds_weights && !facts.scales_logit_gradients;
+                facts.tile_factor.is_none() || has_codes
+            })
     }
 
     fn key(&self) -> BackwardKey {
-        (self.rounds_weights, self.scales_logit_gradients, self.merge)
+        (self.rounds_weights, self.scales_logit_gradients, self.tile_factor, self.merge)
     }
 
     fn profile(self) -> NumericProfile {
         let BackwardFacts { rounds_weights, scales_logit_gradients, delta, group_sums, ds_weights, .. } =
             self;
+        let tile_factor = self.tile_factor;
         let kv_order = KeyOrder::Ascending;
         NumericProfile {
             rounds_weights,
@@ -239,6 +253,7 @@ impl BackwardFacts {
             ds_weights,
             kv_tile: 1,
             kv_order,
+            tile_factor,
         }
     }
 }
@@ -408,18 +423,18 @@ impl Calibration {
             return forward.filter_map(|facts| Some((self.by_bound(facts).next()?, None))).collect();
         }
         let backward = self.tightest_backward();
-        let fit = |facts: ForwardFacts, scales: bool| {
+        let fit = |facts: ForwardFacts, scales: bool, tile_factor: Option<TileFactor>| {
             let agreeing = |forward: ForwardFacts| {
-                let agrees = move |facts: &&BackwardFacts| {
-                    facts.key() == (forward.rounds_weights, scales, forward.merge) && !forward.scales_queries
-                };
+                let key = (forward.rounds_weights, scales, tile_factor, forward.merge);
+                let agrees = move |facts: &&BackwardFacts| facts.key() == key && !forward.scales_queries;
                 backward.iter().filter(agrees).map(move |facts| (forward, *facts))
             };
             let all = self.by_bound(facts).flat_map(agreeing);
             all.min_by_key(|(_, facts)| BackwardFacts { merge: None, ..*facts })
         };
         ForwardFacts::all()
-            .flat_map(|facts| [false, true].map(|scales| fit(facts, scales)))
+            .flat_map(|facts| [false, true].map(|scales| (facts, scales)))
+            .flat_map(|(facts, scales)| TILE_FACTORS.map(|tile_factor| fit(facts, scales, tile_factor)))
             .flatten()
             .map(|(forward, backward)| (forward, Some(backward)))
             .collect()
@@ -498,6 +513,7 @@ impl Calibration {
                 kv_tile: forward.kv_tile,
                 kv_order: forward.profile(1).kv_order,
                 merge: forward.merge,
+                tile_factor: backward.and_then(|facts| facts.tile_factor),
                 seed,
                 cases: self.cases,
                 versions: self.versions.clone(),
@@ -590,7 +606,11 @@ impl fmt::Display for Calibration {
         }
         let head = ["rounds P", "scales dS before rounding", "heads of a group", "dS of P", "D", "merges"];
         let [rounds, scales, heads, ds, delta, merge] = head;
-        write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}{merge:<12}")?;
+        write!(
+            f,
+            "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}{merge:<12}{:<14}",
+            "tile's factor"
+        )?;
         writeln!(f, "{:>12}{:>11}", "gradients", "condemned")?;
         let backward = self.backward.iter().filter(|(facts, _)| self.has_order(facts.merge));
         for (facts, Score { worst, condemned }) in backward {
@@ -598,7 +618,8 @@ impl fmt::Display for Calibration {
             let (heads, ds, delta) =
                 (name_of(facts.group_sums), name_of(facts.ds_weights), name_of(facts.delta));
             let merge = facts.merge.map_or("declared", MergeOrder::name);
-            write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}{merge:<12}")?;
+            let factor = facts.tile_factor.map_or("none".to_owned(), name_of);
+            write!(f, "{rounds:<12}{scales:<28}{heads:<20}{ds:<12}{delta:<22}{merge:<12}{factor:<14}")?;
             writeln!(f, "{worst:>12.3}{condemned:>11}")?;
         }
         if let Some(nearest) = self.nearest() {

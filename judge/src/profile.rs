@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use seamproof_oracle::envelope::{
-    Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, Partition, WeightRounding,
+    Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, Partition, TileFactor,
+    WeightRounding,
 };
-use seamproof_oracle::replay::{Replay, ReplayedKeys, ReplayedLaunch};
+use seamproof_oracle::replay::{Replay, ReplayedKeys, ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Band, Positions, Problem, Side};
+use seamproof_oracle::{Band, Pass, Positions, Problem, Side};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,10 @@ pub struct Lock {
     /// Time at which partial results of several launches are merged, which decides what is rounded on the way; `null`
     /// where each instance declares it.
     pub merge: Option<MergeOrder>,
+    /// Rule of the factor that a tile's dS has, [`NumericProfile::tile_factor`]; `null` where tiles have none. In FP8,
+    /// gradients of tiles with factors are replayed only where a rule is locked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tile_factor: Option<TileFactor>,
     /// Seed of the calibration.
     pub seed: u64,
     /// Number of cases in the calibration.
@@ -133,17 +138,21 @@ impl Lock {
     }
 
     /// Returns what tier R replays for a subject with this profile, from its arithmetic, partition and launches; `None`
-    /// where a choice or the launches are not known.
+    /// where a choice or the launches are not known. The tiles of the backward are asked for where the rule of their
+    /// factors is locked.
     pub fn replay(
         &self,
         problem: &Problem,
         arithmetic: &Arithmetic,
         partition: Partition,
         launches: impl FnOnce() -> Option<Vec<ReplayedLaunch>>,
+        tiles: impl FnOnce() -> Option<ReplayedTiles>,
     ) -> Option<Replay> {
         let joints = self.merge.and_then(|order| joints(problem, order));
         let profile = self.profile(arithmetic, partition.kv_tile)?;
-        Some(Replay { profile, launches: launches()?, joints })
+        let has_tiles = problem.pass == Pass::Backward && profile.tile_factor.is_some();
+        let tiles = if has_tiles { tiles() } else { None };
+        Some(Replay { profile, launches: launches()?, tiles, joints })
     }
 
     /// Returns the profile of an instance that declares this arithmetic and tiles of `declared` keys; `None` where the
@@ -167,6 +176,7 @@ impl Lock {
             delta,
             group_sums,
             ds_weights,
+            tile_factor: self.tile_factor,
         })
     }
 }

@@ -12,6 +12,8 @@
 
 use std::num::NonZeroUsize;
 
+use multiversion::multiversion;
+
 use crate::Format;
 use crate::format::power_of_two;
 
@@ -62,6 +64,80 @@ pub fn step(addend: f64, products: impl Iterator<Item = (Code, Code)> + Clone) -
     (kept as f64).copysign(sum as f64) / units
 }
 
+/// The number of lanes that are made together, in vector code.
+const LANES: usize = 8;
+
+/// Makes a step in each lane: adds `Σ factors[n] · rows[n][lane]` to what the unit has made there. The rows' numbers are of
+/// a format in FP8.
+#[multiversion(targets("x86_64+avx2+fma"))]
+pub fn steps(sums: &mut [f32], factors: &[Code], rows: &[&[f32]], format: Format) {
+    let (blocks, rest) = sums.as_chunks_mut::<LANES>();
+    let begin = blocks.len() * LANES;
+    for (block, sums) in blocks.iter_mut().enumerate() {
+        let first = block * LANES;
+        step_lanes(sums, factors, |n| std::array::from_fn(|lane| rows[n][first + lane]), format);
+    }
+    if !rest.is_empty() {
+        let mut last = [0.0; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        let row = |n: usize| std::array::from_fn(|lane| rows[n].get(begin + lane).copied().unwrap_or(0.0));
+        step_lanes(&mut last, factors, row, format);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+}
+
+/// Makes the steps of [`steps`] in a few lanes. Products of two codes have 8 bits, and a cut term is a whole number below
+/// 2^15, so that each product, each term and their sum are exact in f32.
+#[inline(always)]
+fn step_lanes(
+    sums: &mut [f32; LANES],
+    factors: &[Code],
+    row: impl Fn(usize) -> [f32; LANES],
+    format: Format,
+) {
+    let least = format.exponent_min();
+    let mut places = sums.map(|sum| if sum == 0.0 { NO_PLACE } else { exponent_f32(sum) });
+    for (n, factor) in factors.iter().enumerate() {
+        let row = row(n);
+        for lane in 0..LANES {
+            let place = factor.place + exponent_f32(row[lane]).max(least);
+            places[lane] = places[lane].max(if row[lane] == 0.0 { NO_PLACE } else { place });
+        }
+    }
+    // Lanes of zeros have no place, and any will do.
+    let places = places.map(|place| if place <= NO_PLACE / 2 { 0 } else { place });
+    let units = places.map(|place| power_of_two_f32(FRACTION_BITS - place));
+    let mut totals = [0.0f32; LANES];
+    for lane in 0..LANES {
+        totals[lane] = (sums[lane] * units[lane]).trunc();
+    }
+    for (n, factor) in factors.iter().enumerate() {
+        let (row, factor) = (row(n), factor.value as f32);
+        for lane in 0..LANES {
+            totals[lane] += (factor * row[lane] * units[lane]).trunc();
+        }
+    }
+    for lane in 0..LANES {
+        let kept = f32::from_bits(totals[lane].to_bits() & KEPT_BITS);
+        sums[lane] = kept * power_of_two_f32(places[lane] - FRACTION_BITS);
+    }
+}
+
+/// The bits of an f32 that a result keeps: the leading one and the next 13.
+const KEPT_BITS: u32 = u32::MAX << (23 - FRACTION_BITS);
+
+/// Returns the exponent of a normal f32; a small number for others.
+#[inline(always)]
+fn exponent_f32(value: f32) -> i32 {
+    (value.to_bits() >> 23 & 0xff) as i32 - 127
+}
+
+/// Returns 2^exponent, within the normal range of f32.
+#[inline(always)]
+fn power_of_two_f32(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}
+
 /// Returns `Σ a[n] · b[n]`, in steps from the first product on. After so many steps the unit's sum is promoted; without
 /// a number it never is.
 pub fn sum(a: &[Code], b: &[Code], promoted_after: Option<NonZeroUsize>) -> f64 {
@@ -100,6 +176,39 @@ mod tests {
         let products = [(code(1.0), code(1.0)), (code(libm::exp2(-9.0)), code(0.0625))];
         assert_eq!(step(1.0, products.into_iter()), 2.0);
         assert_eq!(step(-1.0, products.map(|(a, b)| (code(-a.value), b)).into_iter()), -2.0);
+    }
+
+    /// Test of lanes against single steps, one step after the other, with subnormals and zeros among the numbers.
+    #[test]
+    fn lanes_have_the_sums_of_single_steps() {
+        let mut state = 1u64;
+        let mut draw = |format: Format| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let code = (state >> 40) as u32 & 0xff;
+            let number = format.decode(code);
+            if number.is_finite() && state >> 60 != 0 { number } else { 0.0 }
+        };
+        for (a_format, format) in [(Format::E4m3, Format::E4m3), (Format::E4m3, Format::E5m2)] {
+            for lanes in [1, 7, 8, 19] {
+                let (mut sums, mut right) = (vec![0.0f32; lanes], vec![0.0f64; lanes]);
+                for count in [32, 0, 5, 32, 1] {
+                    let factors: Vec<Code> =
+                        (0..count).map(|_| Code::new(draw(a_format), a_format)).collect();
+                    let rows: Vec<Vec<f32>> =
+                        (0..count).map(|_| (0..lanes).map(|_| draw(format) as f32).collect()).collect();
+                    let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+                    steps(&mut sums, &factors, &rows, format);
+                    for (lane, right) in right.iter_mut().enumerate() {
+                        let products = factors
+                            .iter()
+                            .zip(&rows)
+                            .map(|(a, row)| (*a, Code::new(row[lane].into(), format)));
+                        *right = step(*right, products);
+                    }
+                    assert!(sums.iter().zip(&right).all(|(sum, right)| f64::from(*sum) == *right));
+                }
+            }
+        }
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //!
 //! A forward's weight is rounded relative to the running maximum, which starts anew with each launch and grows tile by
 //! tile. Where it is normalised first, it is rounded relative to the LSE of its launch instead, and tiles and their
-//! order say nothing. A backward's weight is absolute, and its replay needs no order.
+//! order say nothing. A backward's weight is absolute, and its replay needs no order. Where each tile of a backward has a
+//! factor of its dS, the replay needs the tiles ([`ReplayedTiles`]).
 
 use std::iter;
 use std::ops::Range;
@@ -47,9 +48,14 @@ pub struct ReplayedKeys {
 }
 
 impl ReplayedLaunch {
+    /// Returns the launch's own number of a query of it.
+    pub(crate) fn number(&self, query: usize) -> usize {
+        self.first + (query - self.queries.start) / self.queries.step
+    }
+
     /// Returns the keys that the launch shows a query, in order, each with its number; those too that the mask hides.
-    fn shown(&self, query: usize) -> impl Iterator<Item = Met> + '_ {
-        let number = self.first + (query - self.queries.start) / self.queries.step;
+    pub(crate) fn shown(&self, query: usize) -> impl Iterator<Item = Met> + '_ {
+        let number = self.number(query);
         self.keys.iter().flat_map(move |ReplayedKeys { first, line, band }| {
             let own = band.keys(number, first + line.len);
             (own.start.max(*first)..own.end).map(move |number| Met { number, key: line.at(number - first) })
@@ -66,6 +72,18 @@ pub(crate) struct Met {
     pub(crate) key: usize,
 }
 
+/// The tiles of a backward's launches, each of which has a factor of its dS. Tiles are cut by the launch's own numbers of
+/// queries and of keys, and steps of the matrix unit are counted from their begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayedTiles {
+    /// The pieces of each launch. Those of one launch have numbers of their own among its queries, and may share tiles.
+    pub launches: Vec<Vec<ReplayedLaunch>>,
+    /// The number of queries of a tile.
+    pub queries: usize,
+    /// The number of keys of a tile.
+    pub keys: usize,
+}
+
 /// A numeric profile, and the launches that a replay follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
@@ -73,6 +91,8 @@ pub struct Replay {
     pub profile: NumericProfile,
     /// The forward's launches over all rows.
     pub launches: Vec<ReplayedLaunch>,
+    /// The backward's tiles, where each has a factor of its dS; `None` where they are not known.
+    pub tiles: Option<ReplayedTiles>,
     /// The joints of partial results, where the profile knows them better than the subject's own partition.
     pub joints: Option<Joints>,
 }
@@ -153,6 +173,7 @@ mod tests {
             ds_weights: DsWeights::Unrounded,
             kv_tile: 2,
             kv_order: KeyOrder::Ascending,
+            tile_factor: None,
         }
     }
 
@@ -170,7 +191,7 @@ mod tests {
             launch(line(0, 2, 4), vec![(0, line(0, 1, 3)), (3, line(6, 1, 2))], ALL),
             launch(line(0, 1, 8), vec![(0, line(3, 1, 3))], ALL),
         ];
-        let mut replay = Replay { profile, launches, joints: None };
+        let mut replay = Replay { profile, launches, tiles: None, joints: None };
         let walk = |replay: &Replay, query, seen: Range<usize>| keys_of(replay, query, seen);
         assert_eq!(walk(&replay, 2, 1..7), Some(vec![vec![vec![1], vec![2, 6]], vec![vec![3, 4], vec![5]]]));
         assert_eq!(walk(&replay, 1, 3..6), Some(vec![vec![vec![3, 4], vec![5]]]));
@@ -187,7 +208,7 @@ mod tests {
         // The first query is number 1: query 5 is number 2 and sees keys 4 to 6 in the first launch, and 7 in the other.
         let launches = vec![of(band(None, Some(0))), of(band(Some(1), None))];
         let walk = |replay: &Replay, query| keys_of(replay, query, 4..8);
-        let mut replay = Replay { profile, launches, joints: None };
+        let mut replay = Replay { profile, launches, tiles: None, joints: None };
         assert_eq!(walk(&replay, 5), Some(vec![vec![vec![4, 5, 6]], vec![vec![7]]]));
         replay.launches[1] = of(band(Some(0), None));
         assert_eq!(walk(&replay, 5), None, "key 6 is in both");

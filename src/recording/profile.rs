@@ -4,7 +4,7 @@
 use seamproof_judge::subject::Backend;
 use seamproof_oracle::Side;
 use seamproof_oracle::envelope::Partition;
-use seamproof_oracle::replay::{Replay, ReplayedLaunch};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch, ReplayedTiles};
 
 use super::{Recording, Share};
 
@@ -54,7 +54,8 @@ pub fn profiled(recording: &Recording, subject: &dyn Backend) -> Result<Profiled
         return Err(NoReplay::Versions { name, locked, recorded });
     }
     let (arithmetic, partition) = (subject.declaration().arithmetic, subject.partition(problem));
-    let replay = lock.replay(problem, &arithmetic, partition, || subject.launches(problem));
+    let (launches, tiles) = (|| subject.launches(problem), || subject.tiles(problem));
+    let replay = lock.replay(problem, &arithmetic, partition, launches, tiles);
     Ok(Profiled { replay: replay.ok_or(NoReplay::Untold(name))?, partition })
 }
 
@@ -69,5 +70,11 @@ pub(super) fn of_share(replay: &Replay, recording: &Recording, share: Share) -> 
             ..launch.clone()
         })
     };
-    Replay { launches: replay.launches.iter().filter_map(cut).collect(), ..replay.clone() }
+    let all = |launches: &[ReplayedLaunch]| launches.iter().filter_map(cut).collect::<Vec<_>>();
+    let of_tiles = |tiles: &ReplayedTiles| {
+        let launches = tiles.launches.iter().map(|launch| all(launch)).collect();
+        ReplayedTiles { launches, ..*tiles }
+    };
+    let tiles = replay.tiles.as_ref().map(of_tiles);
+    Replay { launches: all(&replay.launches), tiles, ..replay.clone() }
 }

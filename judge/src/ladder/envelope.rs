@@ -78,8 +78,7 @@ fn look_back(
     let answer = backward_of(evidence, model, forward, &saved);
     let replayed = || {
         let replay = replay.as_ref().filter(|_| first.lse.is_some())?;
-        let of_replay = (&replay.profile, replay.joints);
-        evidence.oracle(|| blocked::replayed_backward(problem, inputs, &saved, model, of_replay))
+        evidence.oracle(|| blocked::replayed_backward(problem, inputs, &saved, model, replay))
     };
     let replayed = LazyCell::new(replayed);
     let broken = runs.into_iter().find_map(|gradients| {

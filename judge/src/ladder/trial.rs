@@ -3,7 +3,7 @@
 use ndarray::Array2;
 use seamproof_oracle::blocked;
 use seamproof_oracle::envelope::{GroupSums, Joints, KeyOrder, Model, NumericProfile};
-use seamproof_oracle::replay::{Replay, ReplayedLaunch};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::{Inputs, Problem, Saved};
 use seamproof_simulator::schedule::MergeOrder;
 
@@ -24,6 +24,7 @@ pub struct Trial {
     results: RankOutputs,
     model: Model,
     launches: Vec<ReplayedLaunch>,
+    tiles: Option<ReplayedTiles>,
     declared_tile: usize,
     declared_joints: Joints,
     saved: Option<Saved>,
@@ -50,6 +51,7 @@ impl Trial {
             inputs,
             results,
             launches,
+            tiles: backend.tiles(problem),
             saved,
         }))
     }
@@ -88,7 +90,7 @@ impl Trial {
     /// Returns the error ÷ bound of out where the roundings of `profile` are replayed, with these joints or the
     /// declared ones.
     pub fn out(&self, profile: NumericProfile, joints: Option<Joints>) -> f64 {
-        let replay = Replay { profile, launches: self.launches.clone(), joints };
+        let replay = Replay { profile, launches: self.launches.clone(), tiles: None, joints };
         let mut margin = Margin::default();
         match blocked::replayed_forward(&self.problem, &self.inputs, &self.model, &replay) {
             Ok(answer) => bounds::replayed_forward(&self.comparison(), &self.results, &answer, &mut margin),
@@ -101,13 +103,10 @@ impl Trial {
     /// the declared ones; `None` without gradients, an LSE, or a way to replay them.
     pub fn gradients(&self, profile: NumericProfile, joints: Option<Joints>) -> Option<f64> {
         let gradients = self.results.gradients.as_ref()?;
-        let answer: blocked::Answer<_> = blocked::replayed_backward(
-            &self.problem,
-            &self.inputs,
-            self.saved.as_ref()?,
-            &self.model,
-            (&profile, joints),
-        )?;
+        let replay = Replay { profile, launches: Vec::new(), tiles: self.tiles.clone(), joints };
+        let saved = self.saved.as_ref()?;
+        let answer: blocked::Answer<_> =
+            blocked::replayed_backward(&self.problem, &self.inputs, saved, &self.model, &replay)?;
         let mut margin = Margin::default();
         bounds::replayed_gradients(&self.comparison(), gradients, &answer, &mut margin);
         Some(margin.tier(Tier::R).worst())

@@ -14,7 +14,7 @@ mod table;
 use std::collections::BTreeMap;
 
 use seamproof_oracle::envelope::{Accumulation, Arithmetic, Partition};
-use seamproof_oracle::replay::{Replay, ReplayedLaunch};
+use seamproof_oracle::replay::{Replay, ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::{Format, Inputs, Precision, Problem};
 use seamproof_simulator::schedule::{BuildError, Schedule, build};
 use serde::{Deserialize, Serialize};
@@ -176,6 +176,12 @@ pub trait Backend: Sync {
         }
     }
 
+    /// Returns the tiles of a backward that gives each tile of dS a factor, so that its roundings can be replayed; `None`
+    /// where they are not known, which is the default.
+    fn tiles(&self, problem: &Problem) -> Option<ReplayedTiles> {
+        self.inner().and_then(|inner| inner.tiles(problem))
+    }
+
     /// Returns the versions of what runs, by name, for which a profile is locked; empty where this program's own
     /// version says it all.
     fn versions(&self) -> BTreeMap<String, String> {
@@ -194,7 +200,8 @@ pub trait Backend: Sync {
     fn replay(&self, problem: &Problem) -> Option<Replay> {
         let lock = self.lock().filter(|lock| lock.versions == self.versions())?;
         let (arithmetic, partition) = (self.declaration().arithmetic, self.partition(problem));
-        lock.replay(problem, &arithmetic, partition, || self.launches(problem))
+        let (launches, tiles) = (|| self.launches(problem), || self.tiles(problem));
+        lock.replay(problem, &arithmetic, partition, launches, tiles)
     }
 
     /// Returns the schedule that the subject runs. The default is the schedule of the problem's own algorithm.

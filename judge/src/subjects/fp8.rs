@@ -16,7 +16,7 @@ use std::num::NonZeroUsize;
 
 use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::envelope::{self, Accumulation, DsFold, DsScale, Partition};
-use seamproof_oracle::replay::ReplayedLaunch;
+use seamproof_oracle::replay::{ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::{
     Element, Form, Format, Inputs, OwnScales, Pass, Precision, Problem, Scales, Scaling, TensorName,
 };
@@ -601,6 +601,10 @@ impl Backend for Fp8 {
     fn launches(&self, problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let forward = problem.forward();
         built(&forward, self.merge).ok()?.launches(&forward, None)
+    }
+
+    fn tiles(&self, problem: &Problem) -> Option<ReplayedTiles> {
+        built(problem, self.merge).ok()?.replayed_tiles(problem, self.tiles, None)
     }
 
     fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {

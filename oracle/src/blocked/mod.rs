@@ -22,7 +22,7 @@ use ndarray::{Array1, Array2, Array3};
 pub use answer::{Answer, Tiers};
 
 use crate::amax::Range;
-use crate::envelope::{Joints, Model, NumericProfile};
+use crate::envelope::Model;
 use crate::exact::{saturate, saturate_gradients};
 use crate::replay::Replay;
 use crate::{
@@ -30,6 +30,7 @@ use crate::{
     SavedErrors, SavedViews, TensorName,
 };
 use backward::Backward;
+use backward::unit::Followed;
 use pieces::{Cut, Group, Keys, map};
 
 /// The most groups whose results are held at once before they are stored. The cost of a group does not shrink with its
@@ -245,19 +246,28 @@ pub fn backward_of_hidden_lse(
 }
 
 /// Returns the gradients of the replayed backward, with the joints of partial gradients where they are not the model's;
-/// or `None` where queries are scaled first, or dS has factors for tiles: those gradients take another way.
+/// or `None` where queries are scaled first: those gradients take another way. Where tiles have factors of dS, it is
+/// `None` unless the replay knows the tiles and the rule of their factors, and sums are those of a matrix unit in FP8.
 pub fn replayed_backward(
     problem: &Problem,
     inputs: &Inputs,
     saved: &Saved,
     model: &Model,
-    (profile, joints): (&NumericProfile, Option<Joints>),
+    Replay { profile, tiles, joints, .. }: &Replay,
 ) -> Option<Answer<Gradients>> {
-    let model = &joints.map_or(*model, |joints| model.with_joints(joints));
-    let model = &model.with_profile(problem, profile);
+    let model = joints.map_or(*model, |joints| model.with_joints(joints)).with_profile(problem, profile);
     let (inputs, saved) = (&inputs.into(), &saved.into());
-    let backward = Backward { model: Some(model), replay: Some(profile), ..Backward::new(inputs, saved) };
-    (!profile.scales_queries && !model.scales_tiles()).then(|| whole_backward(problem, &backward))
+    let of_replay = Backward { replay: Some(profile), ..Backward::new(inputs, saved) };
+    if profile.scales_queries || model.scales_tiles() != profile.tile_factor.is_some() {
+        return None;
+    }
+    let Some(rule) = profile.tile_factor else {
+        return Some(whole_backward(problem, &Backward { model: Some(&model), ..of_replay }));
+    };
+    let model = model.replaying_gradients(problem, profile)?;
+    let followed = Followed { tiles: tiles.as_ref()?, rule, profile, promotion: model.promotion()? };
+    let backward = Backward { model: Some(&model), followed: Some(followed), ..of_replay };
+    Some(whole_backward(problem, &backward))
 }
 
 /// Returns the range of the largest magnitude of dS, without the softmax's scale, of a subject with this model.

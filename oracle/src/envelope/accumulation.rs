@@ -77,9 +77,10 @@ impl Unit {
     }
 
     /// Returns the error of the additions in f32 of such a sum, where those of its steps are known.
-    fn additions(self, steps: usize, tiles: usize, after: NonZeroUsize) -> f64 {
-        let own = steps.min(after.get()) as f64 * self.kappa;
-        gamma(steps.div_ceil(after.get()) + tiles) * (1.0 + own)
+    fn additions(self, steps: usize, tiles: usize, promoted_after: Option<NonZeroUsize>) -> f64 {
+        let after = promoted_after.map_or(usize::MAX, NonZeroUsize::get);
+        let own = steps.min(after) as f64 * self.kappa;
+        gamma(steps.div_ceil(after) + tiles) * (1.0 + own)
     }
 
     /// Returns the error of a sum whose unit takes so many steps, promoted after some of them. A promoted sum has the
@@ -88,7 +89,9 @@ impl Unit {
     fn promoted(self, steps: usize, tiles: usize, promoted_after: Option<NonZeroUsize>) -> f64 {
         match promoted_after {
             None => steps as f64 * self.kappa,
-            Some(after) => steps.min(after.get()) as f64 * self.kappa + self.additions(steps, tiles, after),
+            Some(after) => {
+                steps.min(after.get()) as f64 * self.kappa + self.additions(steps, tiles, promoted_after)
+            }
         }
     }
 }
@@ -200,9 +203,33 @@ impl Accumulation {
         match self {
             Accumulation::WgmmaFp8 { promoted_after: Some(after) } => {
                 let (steps, tiles) = (Unit::FP8.steps(n, intervals, tile), touched(n, intervals, tile));
-                Unit::FP8.additions(steps, tiles, after)
+                Unit::FP8.additions(steps, tiles, Some(after))
             }
             _ => self.cut_products(n, intervals, tile),
+        }
+    }
+
+    /// Returns `g` of the products of [`Accumulation::grouped_products`] where the unit's sum of each tile is known, and
+    /// each part of it that is promoted: that of adding them.
+    pub(super) fn grouped_promotions(self, n: usize, heads: usize, tile: usize) -> f64 {
+        match self {
+            Accumulation::WgmmaFp8 { promoted_after } => {
+                let of_head = n / heads.max(1);
+                let (steps, tiles) = (Unit::FP8.steps(of_head, 1, tile), touched(of_head, 1, tile));
+                Unit::FP8.additions(heads * steps, heads * (tiles + 1), promoted_after)
+            }
+            _ => self.grouped_products(n, heads, tile),
+        }
+    }
+
+    /// Returns the same of the products of [`Accumulation::tiled_products`].
+    pub(super) fn tiled_promotions(self, n: usize, intervals: usize, tile: usize) -> f64 {
+        match self {
+            Accumulation::WgmmaFp8 { promoted_after } => {
+                let steps = Unit::FP8.steps(n, intervals, tile).min(tile.div_ceil(Unit::FP8.step).max(1));
+                Unit::FP8.additions(steps, touched(n, intervals, tile), promoted_after)
+            }
+            _ => self.tiled_products(n, intervals, tile),
         }
     }
 

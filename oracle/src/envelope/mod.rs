@@ -65,7 +65,9 @@ pub use dither::SLOTS;
 pub use model::gradients::{GradientPair, GradientPairError, GradientRow, ReplayedPair};
 pub use model::majorant::{Extremes, GradientMajorants, Majorant};
 pub use model::out::OutRow;
-pub use model::{BoundTier, Model, PairError, Promotion, Rounding, RowModel, RowStatistics};
+pub use model::{
+    BoundTier, Model, PairError, Promotion, ReplayedTile, Rounding, RowModel, RowStatistics, TilePair,
+};
 pub use partition::{GradientSums, Joints, MergeBy, Merges, Partition};
-pub use profile::{KeyOrder, NumericProfile};
+pub use profile::{KeyOrder, NumericProfile, TileFactor};
 pub use sums::{DitherSums, RowEnvelope, RowSums, largest_multiplicity};

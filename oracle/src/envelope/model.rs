@@ -5,8 +5,7 @@ pub(super) mod gradients;
 pub(super) mod majorant;
 pub(super) mod out;
 mod rounding;
-
-use std::num::NonZeroUsize;
+mod unit;
 
 use super::accumulation::{Accumulation, touched};
 use super::arithmetic::{Arithmetic, Delta, DsFold, DsScale, DsWeights, GroupSums, SoftCap, WeightRounding};
@@ -19,6 +18,7 @@ use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem, Quantity, Scales, Stored, TensorName, TensorScales};
 pub use rounding::Rounding;
 use rounding::{exponential_error, final_rounding, replayed, rounding, saturation, weight_lost};
+pub use unit::{Promotion, ReplayedTile, TilePair};
 
 /// The largest sum of a row's relative errors for which the first-order form holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
@@ -92,15 +92,6 @@ pub struct Model {
     is_declared: bool,
     /// The promotion of the matrix unit's sums, where these are replayed.
     promotion: Option<Promotion>,
-}
-
-/// Sums of the matrix unit in FP8 that a replay makes bit by bit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Promotion {
-    /// The number of steps after which a sum is promoted; `None` for never.
-    pub after: Option<NonZeroUsize>,
-    /// The format of weights.
-    pub p: Format,
 }
 
 /// The quantities of a row that the forward bound needs.
@@ -372,36 +363,9 @@ impl Model {
         Model { may_normalise_first, may_round_ds_weights, delta, heads, ..self }
     }
 
-    /// Returns the model of a replay of the matrix unit's sums in FP8, where the subject declares them and each head of
-    /// a sequence has one descale; the same model elsewhere.
-    pub fn replaying_sums(self, problem: &Problem) -> Model {
-        let Precision { q, k, v, p, .. } = problem.precision;
-        let is_told = [q, k, v].iter().all(|of| of.format.saturates() && !of.scaling.is_of_rows());
-        match self.accumulation {
-            Accumulation::WgmmaFp8 { promoted_after }
-                if self.is_declared && is_told && p.format.saturates() =>
-            {
-                let promotion = Promotion { after: promoted_after, p: p.format };
-                Model { promotion: Some(promotion), products_qk: 0.0, ..self }
-            }
-            _ => self,
-        }
-    }
-
-    /// Returns how the matrix unit's sums are promoted, where they are replayed.
-    pub fn promotion(&self) -> Option<Promotion> {
-        self.promotion
-    }
-
     /// Returns the power of two with which weights are multiplied before they are rounded.
     pub fn weight_scale(&self) -> f64 {
         self.weight_scale
-    }
-
-    /// Returns twice the error of some steps of the matrix unit: how far two sums of nearly the same products may be
-    /// apart, relative to the sum of magnitudes.
-    pub fn apart(&self, steps: usize) -> f64 {
-        2.0 * Accumulation::unit_steps(steps)
     }
 
     /// Returns the model with other joints of partial results.

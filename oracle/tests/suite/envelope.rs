@@ -163,6 +163,7 @@ fn a_factor_in_the_exponent_makes_more_near_ties() {
         ds_weights: DsWeights::Unrounded,
         kv_tile: 128,
         kv_order: KeyOrder::Descending,
+        tile_factor: None,
     };
     let (middle, mut rounded_to_another) = ((248.0f64 / 256.0).ln(), 0);
     for step in -4000i32..4000 {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use seamproof_oracle::envelope::{GradientSums, MergeBy, Merges, Partition};
-use seamproof_oracle::replay::{ReplayedKeys, ReplayedLaunch};
+use seamproof_oracle::replay::{ReplayedKeys, ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::{Band, Format, Positions, Problem};
 
 use super::build;
@@ -48,25 +48,48 @@ impl Schedule {
     /// Returns the pieces of queries and keys of each forward launch, for a replay of their roundings; `None` if the
     /// schedule does not run. A kernel that takes the keys of each run in blocks of its own says how.
     pub fn launches(&self, problem: &Problem, blocks: Option<KeyBlocks>) -> Option<Vec<ReplayedLaunch>> {
-        let is_forward = |rank: usize, operation: usize| {
-            self.ranks[rank].backward.is_none_or(|backward| operation < backward)
-        };
-        let traced = trace_moves(problem, self).ok()?;
-        let forward = traced.into_iter().filter(|launch| is_forward(launch.at.rank, launch.at.operation));
-        let of_launch = |launch: TracedLaunch| {
-            let segments = self.segments(launch.at);
-            let of = |reading: Reading| launches(problem, &segments[reading.segment], blocks, &reading);
-            launch.readings.into_iter().flat_map(of).collect::<Vec<_>>()
-        };
-        Some(forward.flat_map(of_launch).collect())
+        let of_work = |work: &Work| matches!(work, Work::Attend(_));
+        let in_forward =
+            |at: OperationId| self.ranks[at.rank].backward.is_none_or(|backward| at.operation < backward);
+        let launches = self.pieces(problem, blocks, |at, work| of_work(work) && in_forward(at))?;
+        Some(launches.into_iter().flatten().collect())
     }
 
-    /// Returns the segments of a forward launch; none for any other operation.
-    fn segments(&self, at: OperationId) -> &[Segment] {
-        match &self.ranks[at.rank].operations[at.operation].work {
-            Work::Attend(attend) => &attend.call.segments,
-            _ => &[],
-        }
+    /// Returns the tiles of each launch of the backward, for a replay of kernels with these tiles; `None` if the schedule
+    /// does not run. The launches of keys in blocks are those of [`Schedule::launches`].
+    pub fn replayed_tiles(
+        &self,
+        problem: &Problem,
+        tiles: Tiles,
+        blocks: Option<KeyBlocks>,
+    ) -> Option<ReplayedTiles> {
+        let is_backward = |_, work: &Work| matches!(work, Work::AttendBackward(_));
+        let launches = self.pieces(problem, blocks, is_backward)?;
+        Some(ReplayedTiles { launches, queries: tiles.q, keys: tiles.kv })
+    }
+
+    /// Returns the pieces of queries and keys of some launches, segment by segment.
+    fn pieces(
+        &self,
+        problem: &Problem,
+        blocks: Option<KeyBlocks>,
+        is_asked: impl Fn(OperationId, &Work) -> bool,
+    ) -> Option<Vec<Vec<ReplayedLaunch>>> {
+        let of_launch = |launch: TracedLaunch| {
+            let work = &self.ranks[launch.at.rank].operations[launch.at.operation].work;
+            let segments = match work {
+                _ if !is_asked(launch.at, work) => &[],
+                Work::Attend(attend) => &attend.call.segments[..],
+                Work::AttendBackward(attend) => &attend.call.segments,
+                _ => &[],
+            };
+            let of = |reading: Reading| {
+                let segment = segments.get(reading.segment)?;
+                Some(launches(problem, segment, blocks, &reading))
+            };
+            launch.readings.into_iter().filter_map(of).collect::<Vec<_>>()
+        };
+        Some(trace_moves(problem, self).ok()?.into_iter().flat_map(of_launch).collect())
     }
 
     /// Returns one rank's merges and stored sums.

@@ -1,20 +1,24 @@
 //! The backward pass of one group: a sequence, a KV head and that head's query heads.
 //!
 //! A group's pieces are computed by themselves, tile by tile ([`tiles`]), and added in order ([`gradients`]). Errors of a
-//! tile become those of its sums, or those that a replay leaves ([`strips`]).
+//! tile become those of its sums, or those that a replay leaves ([`strips`]). Sums of a matrix unit in FP8 are replayed
+//! launch by launch ([`launches`], [`unit`]).
 
 mod gradients;
+mod launches;
 mod strips;
 mod tiles;
+pub(super) mod unit;
 
 use ndarray::Array2;
 
-use super::pieces::{Group, Keys, Sides, lanes_hash, map};
+use super::pieces::{Group, Keys, QueryRange, Sides, lanes_hash, map};
 use crate::envelope::dither::copies_of;
 use crate::envelope::{Model, NumericProfile};
 use crate::{InputViews, SavedErrors, SavedViews, TensorName, amax};
 use gradients::{Errors, GroupBounds, GroupGradients, bounds};
 use tiles::Context;
+use unit::{Followed, GroupCodes};
 
 /// `Σ p_sink · D` of one head, with the quantities that its bound needs.
 #[derive(Clone, Debug, Default)]
@@ -53,12 +57,15 @@ pub(super) struct Backward<'a, 'i, 's> {
     pub(super) model: Option<&'a Model>,
     /// The profile whose roundings are replayed. The bounds are then the errors that are left.
     pub(super) replay: Option<&'a NumericProfile>,
+    /// The tiles that are followed, where those of a matrix unit are replayed.
+    pub(super) followed: Option<Followed<'a>>,
 }
 
 impl<'a, 'i, 's> Backward<'a, 'i, 's> {
     /// Returns the gradients of exact arithmetic from saved values without errors.
     pub(super) fn new(inputs: &'a InputViews<'i>, saved: &'a SavedViews<'s>) -> Backward<'a, 'i, 's> {
-        Backward { inputs, saved, errors: SavedErrors::default(), model: None, replay: None }
+        let errors = SavedErrors::default();
+        Backward { inputs, saved, errors, model: None, replay: None, followed: None }
     }
 
     /// Returns the range of the largest magnitude of dS in a group.
@@ -94,10 +101,22 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
             query_sums: &self.model.map_or(Vec::new(), |model| query_sums(model, group, sides)),
             ds_most: Vec::new(),
         };
-        if let Some(model) = self.model.filter(|model| model.scales_tiles() && self.errors.ds_most.is_none())
-        {
+        let needs_most =
+            |model: &&Model| model.scales_tiles() && self.errors.ds_most.is_none() && self.followed.is_none();
+        if let Some(model) = self.model.filter(needs_most) {
             context.ds_most = context.largest_gradients(model, parallel);
         }
+        let followed = self.followed.zip(self.model);
+        let followed =
+            followed.map(|(followed, model)| (followed, GroupCodes::of(self.inputs, group, model)));
+        let pieces = match &followed {
+            Some(_) => group.heads().map(|head| QueryRange { head, rows: 0..group.q.len() }).collect(),
+            None => group.pieces(),
+        };
+        let of_piece = |piece: &QueryRange| match &followed {
+            Some((followed, codes)) => context.followed(piece, (*followed, codes)),
+            None => context.piece(piece),
+        };
         let rows = if sides.kv { group.kv.len() } else { 0 };
         let empty = || GroupGradients {
             dq: Vec::new(),
@@ -107,8 +126,8 @@ impl<'a, 'i, 's> Backward<'a, 'i, 's> {
         let (mut exact, mut errors) =
             (empty(), self.model.map(|_| Errors { linear: empty(), dithered: None }));
         let mut sinks = Vec::new();
-        for held in group.pieces().chunks(HELD) {
-            let results = map(parallel, held.to_vec(), |piece| (context.piece(&piece), piece));
+        for held in pieces.chunks(HELD) {
+            let results = map(parallel, held.to_vec(), |piece| (of_piece(&piece), piece));
             for ((from, from_errors, sink), piece) in results {
                 sinks.push((piece.head, sink));
                 exact.add(&piece, from);

@@ -22,7 +22,7 @@ const ERROR_MAX: f64 = 1e100;
 
 /// The logarithm of the largest weight that is told apart from any larger one. A saved LSE that leaves such a weight is
 /// further from the logits than the row has keys, and says nothing about them.
-const EXPONENT_MAX: f64 = 230.0;
+pub(super) const EXPONENT_MAX: f64 = 230.0;
 
 /// The data that every tile of a piece reads.
 pub(super) struct Context<'a, 'i, 's> {
@@ -175,7 +175,7 @@ impl Context<'_, '_, '_> {
         KeyTile { magnitudes: self.of.model.map(magnitudes), columns, k, v }
     }
 
-    fn query_tile(&self, head: usize, rows: Range<usize>) -> QueryTile {
+    pub(super) fn query_tile(&self, head: usize, rows: Range<usize>) -> QueryTile {
         let Backward { inputs, saved, errors, model, .. } = *self.of;
         let has_keys = !self.group.kv.is_picked();
         let q = gather(inputs, TensorName::Q, self.group, rows.clone(), head);
@@ -255,7 +255,7 @@ impl Context<'_, '_, '_> {
             .collect()
     }
 
-    fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
+    pub(super) fn add_sink(&self, head: usize, tile: &QueryTile, to: &mut SinkSum) {
         let Some(&sink) = self.of.inputs.sink.get(head) else { return };
         for row in tile.statistics.iter().filter(|row| row.lse != f64::NEG_INFINITY) {
             let &Statistics { lse, lse_error, d, d_error, .. } = row;

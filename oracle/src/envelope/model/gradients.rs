@@ -175,7 +175,7 @@ impl Model {
     /// Returns the error of `p`, the exact `|dS|` and the error of `dS`, before dS is rounded. `p` is exact given the
     /// saved out and lse, `x` is `dP − D`, `b` is `Σ|dout||v|`, and `derivative` is the soft cap's derivative.
     #[inline(always)]
-    fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
+    pub(super) fn gradient_errors(&self, pair: &GradientPair) -> (f64, f64, f64) {
         let &GradientPair { logit, lse, lse_error, p, a, .. } = pair;
         let p_error = self.backward_weight_error(p, logit, lse, self.logit_error(a, logit) + lse_error);
         let (ds, ds_error) = self.ds_errors(pair, p, p_error + self.ds_weight_rounding(p + p_error));
@@ -185,7 +185,7 @@ impl Model {
     /// Returns `|dS|` of a weight `p`, and its error before dS is rounded, where the subject's weight is off by
     /// `p_error`.
     #[inline(always)]
-    fn ds_errors(&self, pair: &GradientPair, p: f64, p_error: f64) -> (f64, f64) {
+    pub(super) fn ds_errors(&self, pair: &GradientPair, p: f64, p_error: f64) -> (f64, f64) {
         let &GradientPair { logit, x, derivative, a, b, d_error, .. } = pair;
         let underflow = self.accumulation.underflow();
         let x_error = self.dot_error(b) + d_error + 3.0 * F32_ROUNDOFF * x.abs();

@@ -1,0 +1,182 @@
+//! Sums of the matrix unit in FP8 whose parts a replay makes bit by bit: what their bounds keep, and the numbers of a
+//! backward's tiles, each of which has a factor of its dS.
+
+use std::num::NonZeroUsize;
+
+use super::{Model, factor, rounding};
+use crate::envelope::accumulation::Accumulation;
+use crate::envelope::arithmetic::{DsFold, DsScale, DsWeights};
+use crate::envelope::constants::F32_ROUNDOFF;
+use crate::envelope::model::gradients::GradientPair;
+use crate::envelope::profile::{NumericProfile, TileFactor};
+use crate::{Format, Precision, Problem};
+
+/// Sums of the matrix unit in FP8 that a replay makes bit by bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promotion {
+    /// The number of steps after which a sum is promoted; `None` for never.
+    pub after: Option<NonZeroUsize>,
+    /// The format of weights.
+    pub p: Format,
+    /// The format of logit gradients.
+    pub ds: Format,
+}
+
+/// A pair of a tile in the backward, whose weight is replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct TilePair {
+    /// The rounded weight.
+    pub p: f64,
+    /// How far another right weight may be from it: 0 apart from near-ties.
+    pub p_left: f64,
+    /// The logit gradient before it is rounded, with its sign.
+    pub ds: f64,
+    /// The error of that.
+    pub ds_error: f64,
+}
+
+/// A tile of the backward, whose dS has one factor.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedTile<'a> {
+    model: &'a Model,
+    /// The factor; `None` where its largest magnitude leaves more than one.
+    pub factor: Option<f64>,
+    /// The largest magnitude of dS, its error included.
+    most: f64,
+}
+
+impl Model {
+    /// Returns the model of a replay of the matrix unit's sums in FP8, where the subject declares them and each head of
+    /// a sequence has one descale; the same model elsewhere.
+    pub fn replaying_sums(self, problem: &Problem) -> Model {
+        let Precision { q, k, v, p, ds, .. } = problem.precision;
+        let is_told = [q, k, v].iter().all(|of| of.format.saturates() && !of.scaling.is_of_rows());
+        match self.accumulation {
+            Accumulation::WgmmaFp8 { promoted_after }
+                if self.is_declared && is_told && p.format.saturates() =>
+            {
+                let promotion = Promotion { after: promoted_after, p: p.format, ds: ds.format };
+                Model { promotion: Some(promotion), products_qk: 0.0, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// Returns how the matrix unit's sums are promoted, where they are replayed.
+    pub fn promotion(&self) -> Option<Promotion> {
+        self.promotion
+    }
+
+    /// Returns the model of a replay of the backward's sums too, where each tile has a factor of its dS and the profile
+    /// knows its rule; `None` elsewhere.
+    pub fn replaying_gradients(self, problem: &Problem, profile: &NumericProfile) -> Option<Model> {
+        let Precision { dout, ds, .. } = problem.precision;
+        let is_told = dout.format.saturates() && !dout.scaling.is_of_rows() && ds.format.saturates();
+        let rounds_codes =
+            profile.rounds_weights && !profile.scales_logit_gradients && !profile.scales_queries;
+        let scales_tiles = self.ds_scale == DsScale::Tile && self.ds_fold == DsFold::After;
+        let model = self.replaying_sums(problem);
+        let is_replayed = model.promotion.is_some() && is_told && rounds_codes && scales_tiles;
+        is_replayed.then_some(Model { products_v: 0.0, ..model })
+    }
+
+    /// Returns twice the error of some steps of the matrix unit: how far two sums of nearly the same products may be
+    /// apart, relative to the sum of magnitudes.
+    pub fn apart(&self, steps: usize) -> f64 {
+        2.0 * Accumulation::unit_steps(steps)
+    }
+
+    /// Returns `g` of dv and of dk for `queries` rows in all, of every query head of the group, whose sums are replayed.
+    /// That of dk is in pieces of a tile at most, and dv's is where it is promoted.
+    pub fn replayed_query_sums(&self, queries: usize) -> [f64; 2] {
+        let tile = self.partition.q_tile;
+        let known = self.accumulation.grouped_promotions(queries, self.group, tile);
+        let is_promoted = self.promotion.is_some_and(|promotion| promotion.after.is_some());
+        let of_dv =
+            if is_promoted { known } else { self.accumulation.grouped_products(queries, self.group, tile) };
+        [of_dv, known].map(|own| own + self.sum_error() + self.heads_error() + self.gradient_roundings())
+    }
+
+    /// Returns `g` of dq for `keys` keys, whose sums are replayed.
+    pub fn replayed_key_sum(&self, keys: usize) -> f64 {
+        let own = self.accumulation.tiled_promotions(keys, self.intervals, self.partition.kv_tile);
+        own + self.sum_error() + self.gradient_roundings()
+    }
+
+    /// Returns the error of the factors that a gradient takes at the end.
+    fn gradient_roundings(&self) -> f64 {
+        F32_ROUNDOFF * self.dv_roundings.max(self.dqk_roundings)
+    }
+
+    /// Returns one pair of a tile: its rounded weight, and its logit gradient before that is rounded.
+    #[inline(always)]
+    pub fn replayed_tile_pair(&self, profile: &NumericProfile, pair: &GradientPair) -> TilePair {
+        let (p_error, ds, ds_error) = self.gradient_errors(pair);
+        let (p, p_left) = self.replayed_p(profile, pair.p, p_error);
+        let (ds, ds_error) = match profile.ds_weights {
+            DsWeights::Rounded => self.ds_errors(pair, p, p_left),
+            DsWeights::Unrounded | DsWeights::Unknown => (ds, ds_error),
+        };
+        let ds_error = ds_error + self.accumulation.underflow();
+        TilePair { p, p_left, ds: ds.copysign(pair.x), ds_error }
+    }
+
+    /// Returns a tile whose largest magnitude of dS lies in a range.
+    pub fn replayed_tile(&self, rule: TileFactor, [least, most]: [f64; 2]) -> ReplayedTile<'_> {
+        let [of_least, of_most] = [least, most].map(|amax| rule.of(amax, self.ds));
+        ReplayedTile { model: self, factor: (of_least == of_most).then_some(of_most), most }
+    }
+
+    /// Returns the coefficient of an error that `g` makes of a weight that may be another one by `left`.
+    #[inline(always)]
+    pub fn replayed_weight_error(&self, g: f64, p: f64, left: f64) -> f64 {
+        left + g * factor(p + left, self.p_floor)
+    }
+
+    /// Returns how far apart two right sums of so many steps may be by their cuts, relative to the magnitude of a
+    /// factor of the weight.
+    #[inline(always)]
+    pub fn weight_cuts(&self, steps: usize, p: f64, left: f64) -> f64 {
+        let of = |p| factor(p, self.p_floor);
+        Accumulation::unit_steps(steps) * (of(p) + of(p + left))
+    }
+}
+
+impl ReplayedTile<'_> {
+    /// Returns a rounded logit gradient, and how far another right one may be from it. Without a known factor it is not
+    /// rounded, and the whole rounding counts.
+    #[inline(always)]
+    pub fn rounded(&self, ds: f64, error: f64) -> (f64, f64) {
+        let format = self.model.ds;
+        let Some(factor) = self.factor else {
+            let floor = self.model.logit_gradient_floor(self.most);
+            return (ds, error + rounding(format, ds.abs() + error, floor, f64::INFINITY).most);
+        };
+        let rounded = format.round(ds * factor);
+        let apart = |other: f64| (format.round(other * factor) - rounded).abs();
+        (rounded / factor, apart(ds + error).max(apart(ds - error)) / factor)
+    }
+
+    /// Returns the coefficient of an error that `g` makes of a logit gradient that may be another one by `left`.
+    #[inline(always)]
+    pub fn error(&self, g: f64, ds: f64, left: f64) -> f64 {
+        left + g * factor(ds.abs() + left, self.floor())
+    }
+
+    /// Returns how far apart two right sums of so many steps may be by their cuts, relative to the magnitude of a
+    /// factor of the logit gradient.
+    #[inline(always)]
+    pub fn cuts(&self, steps: usize, ds: f64, left: f64) -> f64 {
+        let of = |ds| factor(ds, self.floor());
+        Accumulation::unit_steps(steps) * (of(ds.abs()) + of(ds.abs() + left))
+    }
+
+    /// Returns the least magnitude that a logit gradient other than 0 counts as in the unit's steps.
+    #[inline(always)]
+    fn floor(&self) -> f64 {
+        match self.factor {
+            Some(factor) => self.model.ds_floor / factor,
+            None => self.model.ds_factor_floor(self.most),
+        }
+    }
+}
