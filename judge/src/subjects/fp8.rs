@@ -20,7 +20,7 @@ use seamproof_oracle::replay::{ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::{
     Element, Form, Format, Inputs, OwnScales, Pass, Precision, Problem, Scales, Scaling, TensorName,
 };
-use seamproof_simulator::emulated::{Factors, Right, Tiles, Variant};
+use seamproof_simulator::emulated::{Factors, Right, TensorCore, Tiles, Variant};
 use seamproof_simulator::faults::{Catcher, Fault, FaultRecord, codes};
 pub use seamproof_simulator::schedule::Descales;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
@@ -73,6 +73,8 @@ pub struct Recipe {
     pub weight_exponent: u8,
     /// Number of steps after which a sum is promoted.
     pub promoted_after: Option<NonZeroUsize>,
+    /// The matrix unit.
+    pub core: TensorCore,
     /// What is added to the LSE.
     pub lse_shift: f32,
     /// The factors of what the kernel quantises, from the descales that are given.
@@ -516,6 +518,7 @@ impl Fp8 {
             descales,
             weight_exponent,
             promoted_after,
+            core: TensorCore::FP8,
             lse_shift,
             factors,
             schedule: |_| (),

@@ -62,7 +62,7 @@ impl Fp8 {
             rounds_ds_weights: recipe.backward.rounds_ds_weights,
             ..Roundings::new(p, ds)
         };
-        let units = Units::HopperFp8(recipe.promoted_after);
+        let units = Units::HopperFp8(recipe.core, recipe.promoted_after);
         Cpu::with(units.variant(recipe.tiles, roundings, recipe.stages))
     }
 }

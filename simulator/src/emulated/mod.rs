@@ -137,8 +137,8 @@ pub enum Units {
     F32,
     /// [`Hopper`] arithmetic in 16-bit factors. The number draws its order of dq.
     Hopper(u64),
-    /// [`Hopper`] arithmetic in FP8, promoted after so many steps, with tiles of dq in the order of the keys.
-    HopperFp8(Option<NonZeroUsize>),
+    /// [`Hopper`] arithmetic in FP8 on this unit, promoted after so many steps, with tiles of dq in the order of the keys.
+    HopperFp8(TensorCore, Option<NonZeroUsize>),
 }
 
 impl Units {
@@ -166,8 +166,8 @@ impl Units {
         match self {
             Units::F32 => Box::new(TiledKernel::new(tiles, roundings, Serial, stages)),
             Units::Hopper(order) => Box::new(TiledKernel::new(tiles, roundings, Hopper::wide(order), stages)),
-            Units::HopperFp8(promoted_after) => {
-                let units = Hopper { order: None, core: TensorCore::FP8, promoted_after };
+            Units::HopperFp8(core, promoted_after) => {
+                let units = Hopper { order: None, core, promoted_after };
                 Box::new(TiledKernel::new(tiles, roundings, units, stages))
             }
         }

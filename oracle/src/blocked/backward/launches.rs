@@ -110,3 +110,61 @@ impl Tile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::pieces::Rows;
+    use super::*;
+    use crate::replay::ReplayedKeys;
+    use crate::{Band, Mask, Positions, Problem, ProblemFields};
+
+    fn line(start: usize, step: usize, len: usize) -> Positions {
+        Positions { start, step, len }
+    }
+
+    /// Returns a piece of a launch without a mask of its own.
+    fn piece(first: usize, queries: Positions, keys: Positions) -> ReplayedLaunch {
+        let keys = vec![ReplayedKeys { first: 0, line: keys, band: Band { lo: None, hi: None } }];
+        ReplayedLaunch { sequence: 0, heads: 0..1, first, queries, keys }
+    }
+
+    /// Returns the tiles of a causal sequence of four queries and keys, each as its queries, its keys and its pairs, and
+    /// whether all pairs are there.
+    fn tiles_of(launches: Vec<Vec<ReplayedLaunch>>) -> (Vec<(Vec<usize>, Vec<usize>, usize)>, bool) {
+        let fields = ProblemFields { mask: Mask::CAUSAL, ..ProblemFields::packed(&[(4, 4)], 1) };
+        let problem = Problem::new(fields).expect("a problem");
+        let both = problem.sequences[0];
+        let group = Group::of(&problem, 0, [both.q, both.kv].map(Rows::all)).next().expect("a head");
+        let (tiles, mut seen) = (ReplayedTiles { launches, queries: 2, keys: 2 }, Vec::new());
+        let indices = |places: &[Place]| places.iter().map(|place| place.index).collect();
+        let is_whole = each_tile(&tiles, (&group, 0), |tile| {
+            let pairs = tile.seen.iter().map(Vec::len).sum();
+            seen.push((indices(&tile.rows), indices(&tile.columns), pairs));
+        });
+        (seen, is_whole)
+    }
+
+    #[test]
+    fn tiles_are_cut_by_the_numbers_of_their_launch() {
+        let whole = vec![vec![piece(0, line(0, 1, 4), line(0, 1, 4))]];
+        let right =
+            vec![(vec![0, 1], vec![0, 1], 3), (vec![2, 3], vec![0, 1], 4), (vec![2, 3], vec![2, 3], 3)];
+        assert_eq!(tiles_of(whole), (right, true));
+        // Two pieces of one launch share tiles: queries 0, 1 and 3 have the numbers 0, 1 and 2.
+        let all = line(0, 1, 4);
+        let first = vec![piece(0, line(0, 1, 2), all), piece(2, line(3, 1, 1), all)];
+        let both = vec![first, vec![piece(0, line(2, 1, 1), all)]];
+        let (tiles, is_whole) = tiles_of(both);
+        assert!(is_whole && tiles.len() == 5, "{tiles:?}");
+        assert_eq!(tiles[0], (vec![0, 1], vec![0, 1], 3));
+        assert_eq!(tiles[3], (vec![2], vec![0, 1], 2));
+    }
+
+    #[test]
+    fn pairs_that_no_launch_has_are_told() {
+        assert!(!tiles_of(Vec::new()).1);
+        assert!(!tiles_of(vec![vec![piece(0, line(0, 1, 4), line(0, 1, 3))]]).1, "key 3 is nowhere");
+        // What lies past the sequence is no query of it.
+        assert!(tiles_of(vec![vec![piece(0, line(0, 1, 9), line(0, 1, 9))]]).1);
+    }
+}

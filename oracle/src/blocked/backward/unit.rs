@@ -11,6 +11,7 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
+use multiversion::multiversion;
 use ndarray::Array2;
 
 use super::super::exponential;
@@ -19,7 +20,7 @@ use super::SinkSum;
 use super::gradients::{Errors, PieceGradients};
 use super::launches::{Place, Tile, each_tile};
 use super::tiles::{Context, EXPONENT_MAX, QueryTile};
-use crate::envelope::{GradientPair, Model, NumericProfile, Promotion, TileFactor};
+use crate::envelope::{GradientPair, Model, NumericProfile, Promotion, ReplayedTile, TileFactor};
 use crate::matrix_unit::{Code, STEP, steps};
 use crate::replay::ReplayedTiles;
 use crate::{Format, InputViews, TensorName};
@@ -60,6 +61,7 @@ impl Codes {
         Codes { values, ..self }
     }
 
+    /// Returns a row of the codes, which are stored row by row.
     fn row(&self, index: usize) -> &[f32] {
         let columns = self.values.ncols();
         &self.values.as_slice().unwrap_or_default()[index * columns..(index + 1) * columns]
@@ -99,6 +101,8 @@ struct Head<'a, 'c, 'i, 's> {
     codes: [Codes; 2],
     /// Their magnitudes.
     magnitudes: [Array2<f64>; 2],
+    /// `g` of dv and of dk ([`Model::replayed_query_sums`]).
+    query_sums: [f64; 2],
 }
 
 /// The pairs of a tile, rows × columns. What a row does not see is 0.
@@ -159,6 +163,8 @@ impl Context<'_, '_, '_> {
             codes: [TensorName::Q, TensorName::Dout].map(of),
             magnitudes: [&queries.q, &queries.dout].map(|of| of.mapv(|input| model.magnitude(input))),
             queries,
+            // All keys of a whole group have as many queries.
+            query_sums: model.replayed_query_sums(self.group.queries_of(0)),
         };
         let visit = |tile: &Tile| head.add_tile(tile, &mut exact, &mut linear);
         if !each_tile(followed.tiles, (self.group, piece.head), visit) {
@@ -180,43 +186,54 @@ impl Head<'_, '_, '_, '_> {
                 (pairs.ds[at], pairs.ds_left[at]) = scaled.rounded(pairs.ds[at], pairs.ds_left[at]);
             }
         }
-        let Promotion { after, p, ds } = self.followed.promotion;
-        let (scale, to_code) = (f64::from(self.context.problem.softmax.scale), scaled.factor);
-        let of_ds = |of_rows, others, magnitudes| {
-            let codes = to_code.map(|factor| (ds, factor));
+        self.add_ds(tile, &pairs, &scaled, [exact, linear]);
+        self.add_weights(tile, &pairs, [exact, linear]);
+    }
+
+    /// Adds a tile's share of dq and of dk.
+    fn add_ds(
+        &self,
+        tile: &Tile,
+        pairs: &Pairs,
+        scaled: &ReplayedTile<'_>,
+        [exact, linear]: [&mut PieceGradients; 2],
+    ) {
+        let Promotion { after, ds, .. } = self.followed.promotion;
+        let scale = f64::from(self.context.problem.softmax.scale);
+        let sums = |of_rows, others, magnitudes| {
+            let codes = scaled.factor.map(|factor| (ds, factor));
             Sums { of_rows, others, magnitudes, codes, after, scale }
         };
-        let ds_error = |g: f64, steps: usize, &Term { value, left, .. }: &Term| {
+        let error = |g: f64, steps: usize, &Term { value, left, .. }: &Term| {
             scaled.error(g, value, left) + scaled.cuts(steps, value, left)
         };
+        let ([q, _], [q_magnitudes, _]) = (&self.codes, &self.magnitudes);
+        let [_, by_query] = self.query_sums;
         let by_key = |query| self.model.replayed_key_sum(self.context.group.keys_of(query));
-        let by_query = |key| self.model.replayed_query_sums(self.context.group.queries_of(key));
-        let [q, dout] = &self.codes;
-        let [q_magnitudes, dout_magnitudes] = &self.magnitudes;
-        of_ds(tile.over_columns(&pairs.ds, &pairs.ds_left), &self.keys.k, &self.keys.k_magnitudes).add(
+        let of_queries = tile.over_columns(&pairs.ds, &pairs.ds_left);
+        sums(of_queries, &self.keys.k, &self.keys.k_magnitudes).add(
             [&mut exact.dq, &mut linear.dq],
             by_key,
-            ds_error,
+            error,
         );
-        of_ds(tile.over_rows(&pairs.ds, &pairs.ds_left), q, q_magnitudes).add(
-            [&mut exact.dk, &mut linear.dk],
-            |key| by_query(key)[1],
-            ds_error,
-        );
-        let of_dv = Sums {
-            of_rows: tile.over_rows(&pairs.p, &pairs.p_left),
-            others: dout,
-            magnitudes: dout_magnitudes,
-            // What is never promoted may pass from tile to tile, and has the unit's error throughout.
-            codes: after.map(|_| (p, self.model.weight_scale())),
-            after,
-            scale: 1.0,
-        };
-        let p_error = |g: f64, steps: usize, &Term { value, left, .. }: &Term| {
+        let of_keys = tile.over_rows(&pairs.ds, &pairs.ds_left);
+        sums(of_keys, q, q_magnitudes).add([&mut exact.dk, &mut linear.dk], |_| by_query, error);
+    }
+
+    /// Adds a tile's share of dv.
+    fn add_weights(&self, tile: &Tile, pairs: &Pairs, [exact, linear]: [&mut PieceGradients; 2]) {
+        let Promotion { after, p, .. } = self.followed.promotion;
+        let ([_, others], [_, magnitudes]) = (&self.codes, &self.magnitudes);
+        let of_rows = tile.over_rows(&pairs.p, &pairs.p_left);
+        // What is never promoted may pass from tile to tile, and has the unit's error throughout.
+        let codes = after.map(|_| (p, self.model.weight_scale()));
+        let error = |g: f64, steps: usize, &Term { value, left, .. }: &Term| {
             let steps = if after.is_some() { steps } else { 0 };
             self.model.replayed_weight_error(g, value, left) + self.model.weight_cuts(steps, value, left)
         };
-        of_dv.add([&mut exact.dv, &mut linear.dv], |key| by_query(key)[0], p_error);
+        let [by_query, _] = self.query_sums;
+        let to = [&mut exact.dv, &mut linear.dv];
+        Sums { of_rows, others, magnitudes, codes, after, scale: 1.0 }.add(to, |_| by_query, error);
     }
 
     /// Returns the weights of a tile, rounded, and its dS before that is rounded.
@@ -232,6 +249,7 @@ impl Head<'_, '_, '_, '_> {
         pairs
     }
 
+    /// Writes the weights and dS of a row of a tile, with the keys that it sees.
     fn weigh_row(&self, (tile, row): (&Tile, usize), seen: &[usize], pairs: &mut Pairs) {
         let query = tile.rows[row].index;
         let softmax = &self.context.problem.softmax;
@@ -270,6 +288,7 @@ impl Head<'_, '_, '_, '_> {
     /// descales.
     fn products(&self, of: usize, query: usize, keys: &Range<usize>) -> Vec<f64> {
         let (rows, lanes) = (&self.codes[of], &self.keys.lanes[of]);
+        let format = lanes.format;
         let codes: Vec<Code> =
             rows.row(query).iter().map(|value| Code::new((*value).into(), rows.format)).collect();
         let after = self.followed.promotion.after.map_or(usize::MAX, NonZeroUsize::get);
@@ -281,7 +300,7 @@ impl Head<'_, '_, '_, '_> {
                 let first = (part * after + step) * STEP;
                 let lanes: Vec<&[f32]> =
                     (first..first + codes.len()).map(|lane| &lanes.row(lane)[keys.clone()]).collect();
-                steps(&mut unit, codes, &lanes, self.keys.lanes[of].format);
+                steps(&mut unit, codes, &lanes, format);
             }
             sums.iter_mut().zip(&unit).for_each(|(sum, unit)| *sum += unit);
         }
@@ -373,6 +392,7 @@ impl Sums<'_> {
 }
 
 /// Adds a multiple of a row.
+#[multiversion(targets("x86_64+avx2+fma"))]
 fn add_multiple(to: &mut [f64], factor: f64, row: &[f64]) {
     if factor != 0.0 {
         to.iter_mut().zip(row).for_each(|(to, from)| *to += factor * from);

@@ -180,3 +180,59 @@ impl ReplayedTile<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProblemFields;
+    use crate::envelope::{Arithmetic, Partition};
+
+    fn model() -> Model {
+        let mut fields = ProblemFields::packed(&[(4, 4)], 16);
+        fields.precision.p = Format::E4m3.into();
+        fields.precision.ds = Format::E4m3.into();
+        let accumulation = Accumulation::WgmmaFp8 { promoted_after: None };
+        let arithmetic = Arithmetic { ds_scale: DsScale::Tile, ..Arithmetic::flash_attention(accumulation) };
+        Model::new(&Problem::new(fields).expect("a problem"), arithmetic, Partition::single(4, 4))
+    }
+
+    #[test]
+    fn a_tile_near_a_border_has_no_factor_and_its_roundings_count_in_full() {
+        let model = model();
+        let of = |amax| model.replayed_tile(TileFactor::Largest, amax);
+        assert_eq!(of([1.74, 1.75]).factor, Some(256.0));
+        assert_eq!(of([1.76, 1.77]).factor, Some(128.0));
+        // Zeros have the factor 1, so that a tile of rounding errors has none.
+        assert_eq!(of([0.0, 1e-9]).factor, None);
+        let border = of([1.749, 1.751]);
+        assert_eq!(border.factor, None);
+        // The rounded numbers under both factors are within what is left.
+        for step in 0..1_000 {
+            let ds = 1.751 - 0.001_751 * f64::from(step);
+            let (value, left) = border.rounded(ds, 1e-7);
+            for factor in [128.0, 256.0] {
+                let rounded = Format::E4m3.round(ds * factor) / factor;
+                assert!((rounded - value).abs() <= left, "{ds} becomes {rounded}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_near_tie_counts_in_full_and_may_have_another_sign() {
+        let model = model();
+        let tile = model.replayed_tile(TileFactor::Largest, [1.75, 1.75]);
+        let tiny = 2.0 * Format::E4m3.tiny_half() / 256.0;
+        assert_eq!(tile.rounded(1.0, 1e-6), (1.0, 0.0));
+        assert_eq!(tile.rounded(-1.062_5, 1e-6), (-1.0, 0.125));
+        assert_eq!(tile.rounded(0.1 * tiny, 2.5 * tiny), (0.0, 3.0 * tiny));
+    }
+
+    #[test]
+    fn a_sum_that_is_known_keeps_the_errors_of_f32_alone() {
+        let known = model().replayed_query_sums(4_096);
+        let (whole, _) = model().gradient_sums(4_096, 64);
+        // Sums of dv that are never promoted are not known.
+        assert!(known[0] > 0.5 * whole && known[1] < 0.01 * whole, "{known:?} and {whole}");
+        assert!(model().replayed_key_sum(64) < 1e-5);
+    }
+}
