@@ -302,7 +302,9 @@ pub enum Unlockable {
 /// at most.
 pub fn lock_cases_min() -> u64 {
     let merges = 1 + MergeOrder::WEIGHTED.len();
-    let candidates = (ForwardFacts::all().count() * merges * BackwardFacts::all().count()) as f64;
+    // Tiles of a subject have factors or have none, and fewer candidates have one.
+    let backward = BackwardFacts::all().filter(|facts| facts.tile_factor.is_none()).count();
+    let candidates = (ForwardFacts::all().count() * merges * backward) as f64;
     let cases = libm::log(WRONG_LOCK_CHANCE / candidates) / libm::log(1.0 - CONDEMNING_SHARE);
     cases.ceil() as u64
 }

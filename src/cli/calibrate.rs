@@ -108,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         (Some(_), _) => Ok(Exit::TooLittle),
         (None, outcome) if args.check => {
             let subject = make(0).map_err(|error| CliError::Usage(format!("BACKEND: {error}")))?;
-            Ok(check(&*subject, &outcome))
+            Ok(check(&*subject, &outcome, !calibration.backward.is_empty()))
         }
         (None, _) => Ok(Exit::Held),
     }
@@ -121,8 +121,9 @@ fn write(file: &PathBuf, lock: &Lock) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Whether what was found is what is locked, whatever the cases that found it.
-fn check(backend: &dyn Backend, outcome: &CalibrationOutcome) -> Exit {
+/// Whether what was found is what is locked, whatever the cases that found it. A forward alone says nothing of tiles'
+/// factors.
+fn check(backend: &dyn Backend, outcome: &CalibrationOutcome, has_backward: bool) -> Exit {
     let Some(lock) = backend.lock() else {
         let name = backend.name();
         print_line(&format_args!("check     no profile of {name} is locked: there is nothing to hold it to"));
@@ -138,7 +139,8 @@ fn check(backend: &dyn Backend, outcome: &CalibrationOutcome) -> Exit {
     let same = |found: &Lock, lock: &Lock| {
         let (seed, cases, versions) = (lock.seed, lock.cases, lock.versions.clone());
         // The name of a file depends on where it is named from.
-        Lock { seed, cases, versions, backend: lock.backend.clone(), ..found.clone() } == *lock
+        let tile_factor = if has_backward { found.tile_factor } else { lock.tile_factor };
+        Lock { seed, cases, versions, backend: lock.backend.clone(), tile_factor, ..found.clone() } == *lock
     };
     let held = matches!(outcome, CalibrationOutcome::Unique(found) if same(found, &lock));
     print_line(if held {
