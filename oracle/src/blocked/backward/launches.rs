@@ -128,9 +128,11 @@ mod tests {
         ReplayedLaunch { sequence: 0, heads: 0..1, first, queries, keys }
     }
 
-    /// Returns the tiles of a causal sequence of four queries and keys, each as its queries, its keys and its pairs, and
-    /// whether all pairs are there.
-    fn tiles_of(launches: Vec<Vec<ReplayedLaunch>>) -> (Vec<(Vec<usize>, Vec<usize>, usize)>, bool) {
+    /// The queries of a tile, its keys, and the number of its pairs.
+    type Seen = (Vec<usize>, Vec<usize>, usize);
+
+    /// Returns the tiles of a causal sequence of four queries and keys, and whether all pairs are there.
+    fn tiles_of(launches: Vec<Vec<ReplayedLaunch>>) -> (Vec<Seen>, bool) {
         let fields = ProblemFields { mask: Mask::CAUSAL, ..ProblemFields::packed(&[(4, 4)], 1) };
         let problem = Problem::new(fields).expect("a problem");
         let both = problem.sequences[0];
