@@ -47,6 +47,7 @@ use seamproof_judge::case::Case;
 use seamproof_judge::identity::identity;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::Backend;
+use seamproof_judge::subjects::SubjectName;
 use seen::{Queries, Sighting, differences, queries};
 use sight::{Sight, groups};
 
@@ -100,6 +101,10 @@ impl Selection {
 /// finding in the case. `other` says that the finding is another subject's.
 pub fn subject(case: &Case, other: bool) -> String {
     let mut text = format!("subject   {}\n", case.subject.name);
+    let is_outside = SubjectName::from(&case.subject).is_outside();
+    if is_outside && case.problem.parallel.size() > 1 {
+        text += "          its own launches are not known: those below are this project's, for the same algorithm\n";
+    }
     for what in unscheduled(&case.subject.name) {
         let _ =
             writeln!(text, "          NOT SHOWN: {what}. Below is what is asked of the subject without it.");

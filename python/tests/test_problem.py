@@ -11,7 +11,8 @@ from supervisor import expected, inputs, over_ranks, problem
 
 from seamproof import DeclarationError, LseForm, Problem, lse
 from seamproof.arrays import GUARD, Numpy, library
-from seamproof.cp.attend import Local
+from seamproof.cp.attend import Local, by_sequence
+from seamproof.dealing import Parallel
 from seamproof.formats import UNWRITTEN, is_unwritten, narrow, same, unwritten, widen
 
 
@@ -380,3 +381,11 @@ def test_a_problem_is_the_same_whatever_is_left_out():
     full["sequences"][0]["q"]["step"] = 1
     assert Problem.from_json(raw) == Problem.from_json(full)
     assert Problem.from_json(raw) != dataclasses.replace(Problem.from_json(raw), scale=1.0)
+
+
+@pytest.mark.parametrize("balance", ["contiguous", "dual-chunk"])
+def test_of_no_sequence_each_rank_has_no_row(balance):
+    dealt = by_sequence(Parallel(algorithm="ring", balance=balance, world=2, ranks=(0, 1)), [])
+    assert [len(rows) for rows in dealt] == [0, 0]
+    dealt = by_sequence(Parallel(algorithm="ring", world=2, ranks=(0, 1)), [4, 2])
+    assert [rows.tolist() for rows in dealt] == [[0, 1, 4], [2, 3, 5]]

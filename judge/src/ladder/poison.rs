@@ -23,13 +23,13 @@ pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     if let Some(finding) = &mut found
         && matches!(rerun(evidence), Some(Look::Broken(_)))
     {
-        finding.what.push_str(AGAIN);
+        finding.what = format!("{AGAIN}, or {}", finding.what);
     }
     found.into()
 }
 
 /// What is said of a subject whose results change without another padding.
-const AGAIN: &str = ", or on the run: the same inputs once more give other bits as well";
+const AGAIN: &str = "the same inputs once more give other bits, as in a race";
 
 /// Returns the first tensor in which two runs with different poison differ.
 fn check(

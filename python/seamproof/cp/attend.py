@@ -99,7 +99,7 @@ Deal = Callable[[Parallel, list[int]], list[np.ndarray]]
 
 def by_sequence(parallel: Parallel, spans: list[int]) -> list[np.ndarray]:
     """Returns the rows of each rank, where each sequence is dealt as the problem says."""
-    starts = np.cumsum([0, *spans[:-1]])
+    starts = np.cumsum([0, *spans])[:-1]
     dealt = [start + parallel.positions(span) for start, span in zip(starts, spans, strict=True)]
     return list(np.concatenate([np.zeros((parallel.size, 0), np.int64), *dealt], axis=1))
 
@@ -126,6 +126,8 @@ def attend(
     """
     spans = [max(sequence.q.span, sequence.kv.span) for sequence in p.sequences]
     sides = [_rows(p, side, spans) for side in ("q", "kv")]
+    if not sum(spans):
+        return Result(*(p.empty(name) for name in ("out", "lse")), None, *map(p.empty, ("dq", "dk", "dv")))
     dealt = [[side[rows] for side in sides] for rows in deal(p.parallel, spans)]
     # A group of torch has its ranks in their own order.
     ranks = sorted(p.parallel.ranks)
@@ -137,8 +139,6 @@ def attend(
         taken = (_taken(q, of_q), _taken(k, of_kv), _taken(v, of_kv))
         return program(Local(p, rank, spans, *taken, part, (of_q, of_kv)))
 
-    if not sum(spans):
-        return Result(*(p.empty(name) for name in ("out", "lse")), None, *map(p.empty, ("dq", "dk", "dv")))
     return _whole(p, _found(p, of_rank, ranks, q), dealt)
 
 
