@@ -1,5 +1,5 @@
-//! Attention for everything that an [`AttentionCall`] can say. These kernels are simple: they are right first (see
-//! `attend.cu`).
+//! Attention for everything that an [`AttentionCall`](seamproof_simulator::AttentionCall) can say. These kernels are
+//! simple: they are right first (see `attend.cu`).
 //!
 //! q, k, v, dout, out and gradients are `[rows, heads, dim]` in bf16, fp16 or f32. lse is `[heads, rows]`; max_logit,
 //! sink and dsink are one number a head; all of these are f32. Head dims go up to [`DIM_MAX`], and KV heads divide
