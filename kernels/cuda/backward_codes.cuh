@@ -252,6 +252,24 @@ __device__ __forceinline__ void differentiate(
     }
 }
 
+// Weights, and gradients of scores, of pairs that are not seen become zero, whatever they were.
+__device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2], const Args& a, u32 at, int first) {
+    const int lane = 2 * (kept(threadIdx.x) % 4);
+    const Sight tile = get_tile<Sight>(at);
+    const Widened own = get_widened(a, tile);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const Seen seen = seen_by(tile, own, half, first);
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int pair = 4 * j + 2 * half + i, query = 8 * j + lane + i;
+                if (query < seen.first || query > seen.last) p[pair] = 0.0f, ds[pair] = 0.0f;
+            }
+    }
+}
+
 // Codes of numbers. A word has four queries that follow each other in the turned copies.
 __device__ __forceinline__ void encode(const float (&s)[ROWS / 2], u32 (&w)[ROWS / 8]) {
 #pragma unroll

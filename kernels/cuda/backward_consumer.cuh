@@ -16,8 +16,9 @@ __device__ __forceinline__ Seen seen_by(const Sight& tile, const Widened& own, i
     return {from - first, r < tile.real ? to - first : -1};
 }
 
-// Weights, and gradients of scores, of pairs that are not seen become zero, whatever they were.
-__device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2], const Args& a, u32 at, int first) {
+// Rounded weights, and gradients of scores, of pairs that are not seen become zero, whatever they were: bit by bit, so that nothing
+// but products ends what lies beside exponentials.
+__device__ __forceinline__ void mask(u32 (&p)[ROWS / 4], u32 (&ds)[ROWS / 4], const Args& a, u32 at, int first) {
     const int lane = 2 * (kept(threadIdx.x) % 4);
     const Sight tile = get_tile<Sight>(at);
     const Widened own = get_widened(a, tile);
@@ -25,12 +26,13 @@ __device__ __forceinline__ void mask(float (&p)[ROWS / 2], float (&ds)[ROWS / 2]
     for (int half = 0; half < 2; ++half) {
         const Seen seen = seen_by(tile, own, half, first);
 #pragma unroll
-        for (int j = 0; j < ROWS / 8; ++j)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int pair = 4 * j + 2 * half + i, query = 8 * j + lane + i;
-                if (query < seen.first || query > seen.last) p[pair] = 0.0f, ds[pair] = 0.0f;
-            }
+        for (int j = 0; j < ROWS / 8; ++j) {
+            const int query = 8 * j + lane;
+            const bool low = query >= seen.first && query <= seen.last;
+            const bool high = query + 1 >= seen.first && query + 1 <= seen.last;
+            const u32 bits = (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
+            p[2 * j + half] &= bits, ds[2 * j + half] &= bits;
+        }
     }
 }
 
@@ -241,9 +243,9 @@ __device__ __forceinline__ void pass_blind(
 
 template <bool SHORT>
 __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
-    // Whether descriptors are made from what warps have alike: a tenth fewer instructions, which count where products are short, and
-    // registers for D beside products. Over long walks with 128 lanes what is read once more costs as much.
-    constexpr bool ALIKE = SHORT || DIM <= 64;
+    // Whether descriptors are made from what all threads of a warp have alike: a tenth fewer instructions, and registers for D beside
+    // products. A general instance would spill two.
+    constexpr bool ALIKE = !IS_GENERAL;
     Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
@@ -329,12 +331,13 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dp);
             if (SHORT && 2 * left > opening) barrier_wait(shared.d_full(), (left + opening) % 2);
             differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
-            if (ragged) mask(s, dp, a, at, now * ROWS);
             if constexpr (!IS_GENERAL) pack(s, p);
             pack(dp, ds);
             hold(ds);
-            if constexpr (!IS_GENERAL) start_dv();
+            if (ragged) mask(p, ds, a, at, now * ROWS);
+            // Before dV: products from registers would be waited for.
             store_gradients(shared.ds(stage), ds);
+            if constexpr (!IS_GENERAL) start_dv();
             shared_stores_done();
             // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.
             if (alone) barrier_meet(shared.met());
