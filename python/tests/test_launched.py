@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from supervisor import FAILED, OUTPUTS, PACKAGE, RUN, Worker, expected, inputs, problem, run_body
 
-from seamproof import Problem, program
+from seamproof import program
 from seamproof.errors import DeclarationError, ProgramMissing
-from seamproof.launched.opening import narrowed, seated
+from seamproof.launched.opening import narrowed
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 RING = EXAMPLES / "numpy_ring.py"
@@ -137,27 +137,14 @@ def test_all_end_with_their_supervisor():
     gone(worker)
 
 
-def test_a_world_is_as_large_as_the_processes_are():
-    def ranks(given, world):
-        return seated(Problem.from_json(ring(given, world)[0]), SIZE).parallel
-
-    assert (ranks([2, 0], 3).world, ranks([2, 0], 3).ranks) == (4, (2, 0))
-    cut = ranks([6, 1, 5], 7)
-    assert (
-        cut.world == 4
-        and sorted(cut.ranks) in ([0, 2, 3], [1, 2, 3])
-        and cut.ranks[1] < cut.ranks[2] < cut.ranks[0]
-    )
-
-
 def test_a_subject_gets_groups_that_the_processes_can_be():
     def groups(**parallel):
         return narrowed({"table": {"parallel": parallel}}, SIZE)["table"]["parallel"]
 
     part = {"algorithms": ["single", "ring"], "sub_groups": True}
-    assert groups(**part, ranks_most=8) == {**part, "ranks_most": 4}
+    assert groups(**part, ranks_most=8) == {**part, "ranks_most": 4, "world_most": 4}
     whole = groups(algorithms=["single", "ring"])
-    assert whole == {"algorithms": ["ring"], "ranks_least": 4, "ranks_most": 4}
+    assert whole == {"algorithms": ["ring"], "ranks_least": 4, "ranks_most": 4, "world_most": 4}
     with pytest.raises(DeclarationError, match="1 to 3 ranks"):
         groups(algorithms=["ring"], ranks_most=3)
     with pytest.raises(DeclarationError, match="no algorithm of several ranks"):

@@ -66,7 +66,8 @@ fn the_fields_are_those_of_the_protocol() {
             "statistics": ["lse", "max_logit"],
             "parallel": {"algorithms": ["single", "ring", "all-gather", "all-to-all", "hierarchical"],
                          "balances": ["contiguous", "dual-chunk", "striped"], "ranks_least": 1,
-                         "ranks_most": 8, "sub_groups": true}
+                         "ranks_most": 8, "sub_groups": true, "order": true,
+                         "world_most": 16}
         },
         "padding": {"inputs": "anything", "outputs": "untouched"},
         "promises": {"deterministic_backward": true, "sequences_alone": true, "heads_alone": true,

@@ -110,7 +110,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 42] = [
+const EDGES: [Edge; 44] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -193,6 +193,12 @@ const EDGES: [Edge; 42] = [
         },
     ),
     ("parallel.sub_groups", |t| t.parallel.sub_groups = false, |p| p.parallel.size() > 1),
+    (
+        "parallel.world_most",
+        |t| (t.parallel.ranks_most, t.parallel.world_most) = (3, 4),
+        |p| p.parallel.world > p.parallel.size() && p.parallel.size() > 1,
+    ),
+    ("parallel.order", |t| t.softcap = false, |p| !p.parallel.ranks.is_sorted()),
     ("forms", |t| t.forms = vec![Form::CuSeqlens, Form::Segments], |p| p.form == Form::Segments),
     ("cache", |t| t.softcap = false, |p| !p.steps.is_empty()),
     (

@@ -3,7 +3,7 @@
 use seamproof_judge::exact::eligible;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subject::{SideLayout, Unpadded, broken_rule};
+use seamproof_judge::subject::{BalanceKind, SideLayout, Unpadded, broken_rule};
 
 use crate::tables::random;
 
@@ -126,6 +126,64 @@ fn each_row_changes_only_what_it_refuses() {
         let same =
             ProblemFields { sequences: own.sequences.clone(), rows: own.rows, ..(*problem).clone().into() };
         assert_eq!(same, own.clone().into(), "only rows change");
+    }
+}
+
+/// Test that several ranks need no parts of one rank: a ring with dual chunks alone is a table.
+#[test]
+fn several_ranks_are_dealt_by_any_balance_alone() {
+    use seamproof_oracle::{Algorithm, Balance};
+    for (balance, expected) in [
+        (BalanceKind::DualChunk, Balance::DualChunk),
+        (BalanceKind::Striped, Balance::Striped { stripe: 1 }),
+    ] {
+        let narrow = |table: &mut Table, least| {
+            table.parallel.algorithms = vec!["ring"];
+            table.parallel.balances = vec![balance];
+            table.parallel.ranks_least = least;
+        };
+        let dealt = fitted(ProblemFields::packed(&[(3, 3), (5, 5)], 8), |table| narrow(table, 2));
+        assert_eq!(dealt.parallel, ContextParallel::over(2, Algorithm::Ring, expected));
+        let mut of_one = Table::widest();
+        narrow(&mut of_one, 1);
+        let told = of_one.validated().expect_err("one rank has one part").to_string();
+        assert!(told.contains("or raise parallel.ranks_least"), "{told}");
+    }
+}
+
+/// Test that the ranks of a group are named in the order of the world where a table says so, and nothing else changes.
+#[test]
+fn ranks_are_put_in_order() {
+    use seamproof_oracle::{Algorithm, Balance};
+    let group = ContextParallel {
+        world: 4,
+        ranks: vec![3, 1],
+        ..ContextParallel::over(2, Algorithm::Ring, Balance::Contiguous)
+    };
+    let asked = ProblemFields { parallel: group.clone(), ..ProblemFields::packed(&[(4, 4)], 8) };
+    assert_eq!(fitted(asked.clone(), |_| {}).parallel, group);
+    let ordered = fitted(asked.clone(), |table| table.parallel.order = false);
+    let expected = ContextParallel { ranks: vec![1, 3], ..group };
+    assert_eq!(ordered, Problem::new(ProblemFields { parallel: expected, ..asked }).expect("it is legal"));
+}
+
+/// Test that a world loses ranks that are not in the group, and that the group stays where it is among the others.
+#[test]
+fn a_world_loses_idle_ranks() {
+    use seamproof_oracle::{Algorithm, Balance};
+    let group = |world, ranks: [usize; 2]| ContextParallel {
+        world,
+        ranks: ranks.to_vec(),
+        ..ContextParallel::over(2, Algorithm::Ring, Balance::Contiguous)
+    };
+    let fields = |parallel| ProblemFields { parallel, ..ProblemFields::packed(&[(4, 4)], 8) };
+    let narrow = |table: &mut Table| (table.parallel.ranks_most, table.parallel.world_most) = (2, 4);
+    for (asked, expected) in [
+        (group(9, [7, 2]), group(4, [3, 2])),
+        (group(9, [0, 8]), group(4, [0, 3])),
+        (group(4, [3, 1]), group(4, [3, 1])),
+    ] {
+        assert_eq!(fitted(fields(asked), narrow), Problem::new(fields(expected)).expect("it is legal"));
     }
 }
 

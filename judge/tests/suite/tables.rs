@@ -96,6 +96,8 @@ fn drawn(draws: &mut Draws) -> Table {
         let is_several = table.parallel.ranks_least > 1;
         table.parallel.algorithms.retain(|algorithm| !is_several || *algorithm != "single");
         table.parallel.sub_groups = draws.wide();
+        table.parallel.order = draws.wide();
+        table.parallel.world_most = draws.of(&[1, 3, 8]).max(table.parallel.ranks_most);
         table.parallel.ring_stripes = draws.wide();
     }
     if !draws.wide() {

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import os
 import pickle
-import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,7 +45,8 @@ def opened(target: str, seat: Seat, request: dict[str, Any], hub: Hub | None = N
     fields["declared"] = narrowed(subject.declared, seat.size)
 
     def call(p: Problem, *inputs: Any, **more: Any) -> Any:
-        p = seated(p, seat.size)
+        # A smaller world gets idle ranks.
+        p = dataclasses.replace(p, parallel=dataclasses.replace(p.parallel, world=seat.size))
         seat.prepare(p.parallel.ranks)
         return subject.call(p, *inputs, **more)
 
@@ -54,7 +54,7 @@ def opened(target: str, seat: Seat, request: dict[str, Any], hub: Hub | None = N
 
 
 def narrowed(declared: dict[str, Any], size: int) -> dict[str, Any]:
-    """Returns a declaration with the groups that some processes can be.
+    """Returns a declaration with the groups and the worlds that some processes can be.
 
     A subject that does not take a part of its world is given the whole of it.
     """
@@ -70,20 +70,8 @@ def narrowed(declared: dict[str, Any], size: int) -> dict[str, Any]:
     if is_whole and size > 1:
         parallel |= {"algorithms": several, "ranks_least": size}
     parallel["ranks_most"] = min(most, size)
+    parallel["world_most"] = min(parallel.get("world_most", size), size)
     return declared
-
-
-def seated(p: Problem, size: int) -> Problem:
-    """Returns a problem whose world is `size` processes.
-
-    A smaller world gets idle ranks; a larger one loses some.
-    """
-    ranks, world = p.parallel.ranks, p.parallel.world
-    if world > size:
-        idle = [rank for rank in range(world) if rank not in ranks]
-        kept = sorted([*ranks, *random.Random(p.raw["data_seed"]).sample(idle, size - len(ranks))])
-        ranks = tuple(map(kept.index, ranks))
-    return dataclasses.replace(p, parallel=dataclasses.replace(p.parallel, world=size, ranks=ranks))
 
 
 def _join_torch(seat: Seat, subject: Subject) -> None:

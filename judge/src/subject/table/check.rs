@@ -1,6 +1,7 @@
 //! Whether a table is one that some problem can pass.
 
 use seamproof_oracle::limits::{HEAD_DIM_MAX, HEADS_MAX, ROWS_MAX, SEQUENCES_MAX, WORLD_MAX};
+use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{Algorithm, Element, Form, PAGE_SIZE_MAX, Precision, Scaling, TensorName};
 
 use super::{BalanceKind, HeadDims, Lengths, SideLayout, Sizes, Table};
@@ -50,7 +51,8 @@ impl Table {
             ("lengths.sequences_most", self.lengths.sequences_most, SEQUENCES_MAX),
             ("lengths.rows_most", self.lengths.rows_most, ROWS_MAX),
             ("lse.multiple", self.lse.multiple, ROWS_MAX),
-            ("parallel.ranks_most", self.parallel.ranks_most, WORLD_MAX),
+            ("parallel.world_most", self.parallel.world_most, WORLD_MAX),
+            ("parallel.ranks_most", self.parallel.ranks_most, self.parallel.world_most),
             ("lengths.multiple_q", self.lengths.multiple_q, ROWS_MAX),
             ("lengths.multiple_kv", self.lengths.multiple_kv, ROWS_MAX),
             ("parallel.ranks_least", self.parallel.ranks_least, self.parallel.ranks_most),
@@ -122,11 +124,13 @@ impl Table {
         if !one_rank && !self.forms.contains(&Form::CuSeqlens) {
             return Err(wrong("forms", "without single among the algorithms, cu_seqlens is needed"));
         }
-        if !one_rank && !self.parallel.balances.contains(&BalanceKind::Contiguous) {
-            let what = "without single among the algorithms, contiguous is needed for a group of one rank";
+        let is_several = self.parallel.ranks_least > 1;
+        if !one_rank && !is_several && !self.parallel.balances.contains(&BalanceKind::Contiguous) {
+            let what = "without single among the algorithms, contiguous is needed for a group of one rank; or raise \
+                        parallel.ranks_least";
             return Err(wrong("parallel.balances", what));
         }
-        if self.parallel.ranks_least > 1 { self.of_several_ranks() } else { Ok(()) }
+        if is_several { self.of_several_ranks() } else { Ok(()) }
     }
 
     /// Checks that some group of the least number of ranks takes any heads and any lengths.
@@ -147,7 +151,7 @@ impl Table {
             );
         }
         let shared = Lengths {
-            multiple_q: taken.ranks_least,
+            multiple_q: span_multiple(taken.smallest_balance(), taken.ranks_least),
             multiple_kv: self.lengths.unit(),
             ..self.lengths.clone()
         };

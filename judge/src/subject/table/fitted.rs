@@ -289,6 +289,13 @@ impl Table {
         if fitted.algorithm != Algorithm::Single {
             fitted.balance = self.nearest_balance(&fitted);
         }
+        if fitted.world > taken.world_most {
+            let idle = taken.world_most - fitted.size();
+            leave_idle(&mut fitted, idle);
+        }
+        if !taken.order {
+            fitted.ranks.sort_unstable();
+        }
         if !taken.regions || heads.dealt(fitted.region).is_none() {
             fitted.region = 1;
         }
@@ -313,7 +320,7 @@ impl Table {
         let all = std::iter::once(Algorithm::Single).chain(Algorithm::of_several_ranks());
         let fits = |other: &Algorithm| size == 1 || self.shares_anything(*other);
         let first = all.filter(fits).find(|algorithm| taken.takes(*algorithm));
-        ContextParallel::over(size, first.unwrap_or(Algorithm::Single), Balance::Contiguous)
+        ContextParallel::over(size, first.unwrap_or(Algorithm::Single), taken.smallest_balance())
     }
 
     /// Whether several ranks of an algorithm take any heads, and any lengths of packed rows by means of padding.
@@ -465,6 +472,17 @@ impl Table {
         fields.rows = TensorRows { q: q_rows, kv: kv_rows };
         fields
     }
+}
+
+/// Leaves this many of the ranks that are not in the group, the first ones, and numbers all that stay anew.
+fn leave_idle(parallel: &mut ContextParallel, idle: usize) {
+    let is_idle = |rank: &usize| !parallel.ranks.contains(rank);
+    let mut kept: Vec<usize> = (0..parallel.world).filter(is_idle).take(idle).collect();
+    kept.extend(&parallel.ranks);
+    kept.sort_unstable();
+    let number = |rank: &usize| kept.binary_search(rank).unwrap_or_default();
+    parallel.ranks = parallel.ranks.iter().map(number).collect();
+    parallel.world = kept.len();
 }
 
 impl MaskForm {

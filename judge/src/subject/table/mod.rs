@@ -354,6 +354,10 @@ pub struct Parallelism {
     pub ranks_most: usize,
     /// Whether a group may be a part of a larger world.
     pub sub_groups: bool,
+    /// Largest world, with the ranks that are not in the group.
+    pub world_most: usize,
+    /// Whether the group may have its ranks in another order than the world. A group of torch has them in ascending order.
+    pub order: bool,
     /// Whether each rank of the problem's group may be a sequence-parallel region of several.
     pub regions: bool,
 }
@@ -542,6 +546,8 @@ impl Default for Parallelism {
             ranks_least: 1,
             ranks_most: WORLD_MAX,
             sub_groups: false,
+            world_most: WORLD_MAX,
+            order: false,
             regions: false,
         }
     }
@@ -554,9 +560,18 @@ impl Parallelism {
             algorithms: Algorithm::ALL.map(Algorithm::name).to_vec(),
             ring_stripes: true,
             sub_groups: true,
+            order: true,
             regions: true,
             ..Parallelism::default()
         }
+    }
+
+    /// Returns the balance of the smallest group: parts, or where those are not taken, the first of the table. One rank
+    /// is dealt in one part.
+    fn smallest_balance(&self) -> Balance {
+        let takes_parts = self.ranks_least == 1 || self.balances.contains(&BalanceKind::Contiguous);
+        let first = self.balances.first().filter(|_| !takes_parts);
+        first.map_or(Balance::Contiguous, |first| first.simplest())
     }
 
     /// Whether an algorithm is taken.

@@ -145,6 +145,12 @@ pub enum Refusal {
     /// A group smaller than its world.
     #[error("a group inside a larger world is not supported")]
     World,
+    /// Too many ranks in the world.
+    #[error("a world of {0} ranks is too large")]
+    LargeWorld(usize),
+    /// A group whose ranks have another order than those of the world.
+    #[error("a group with its ranks in another order than the world is not supported")]
+    RankOrder,
     /// A sequence-parallel region.
     #[error("sequence-parallel regions are not supported")]
     Region,
@@ -173,7 +179,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 42] = [
+const ROWS: [Word; 44] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -215,6 +221,8 @@ const ROWS: [Word; 42] = [
     "parallel.ranks_least",
     "parallel.ranks_most",
     "parallel.sub_groups",
+    "parallel.world_most",
+    "parallel.order",
     "parallel.regions",
 ];
 
@@ -263,6 +271,8 @@ impl Refusal {
             Refusal::FewRanks(_) => "parallel.ranks_least",
             Refusal::Ranks(_) => "parallel.ranks_most",
             Refusal::World => "parallel.sub_groups",
+            Refusal::LargeWorld(_) => "parallel.world_most",
+            Refusal::RankOrder => "parallel.order",
             Refusal::Region => "parallel.regions",
             Refusal::Parallel(rule) => rule.name(),
             Refusal::Row(row) => row,
@@ -434,6 +444,8 @@ impl Table {
         found.extend((size < taken.ranks_least).then_some(Refusal::FewRanks(size)));
         found.extend((size > taken.ranks_most).then_some(Refusal::Ranks(size)));
         found.extend((!taken.sub_groups && parallel.world != size).then_some(Refusal::World));
+        found.extend((parallel.world > taken.world_most).then_some(Refusal::LargeWorld(parallel.world)));
+        found.extend((!taken.order && !parallel.ranks.is_sorted()).then_some(Refusal::RankOrder));
         found.extend((!taken.regions && parallel.region > 1).then_some(Refusal::Region));
         found.extend(broken_rule(problem).map(Refusal::Parallel));
         found

@@ -58,6 +58,7 @@ impl Table {
             ("parallel.ring_stripes", parallel.ring_stripes && self.fits_ring_stripes()),
             ("parallel.ranks_most", ranks),
             ("parallel.sub_groups", parallel.sub_groups && ranks),
+            ("parallel.order", parallel.order && ranks),
             ("parallel.regions", self.fits_regions()),
         ];
         taken.extend(flags.into_iter().filter(|(_, taken)| *taken).map(|(row, _)| row.to_owned()));
@@ -116,6 +117,7 @@ impl Table {
             ("parallel.ring_stripes", has_ring_stripes(parallel.algorithm, parallel.balance)),
             ("parallel.ranks_most", parallel.size() > 1),
             ("parallel.sub_groups", parallel.world != parallel.size()),
+            ("parallel.order", !parallel.ranks.is_sorted()),
             ("parallel.regions", parallel.region > 1),
         ];
         shown.extend(flags.into_iter().filter(|(_, shown)| *shown).map(|(row, _)| row.to_owned()));
