@@ -150,6 +150,7 @@ const OF_RANKS: [(&str, &[&str], usize); 5] = [
 /// same row, as with keys that are all equal.
 #[test]
 fn what_befell_the_rows_of_a_rank_is_told() {
+    let mut beyond = 0;
     for (subject, words, least) in OF_RANKS {
         let found = findings_of(subject, MANY_CASES, |problem| problem.parallel.size() > 1);
         let told = found.iter().map(|(_, finding)| finding.what.as_str()).filter(|what| {
@@ -161,7 +162,21 @@ fn what_befell_the_rows_of_a_rank_is_told() {
         let told = told.count();
         assert!(told >= least, "{subject}: told of {told} of {}", found.len());
         assert!(others.len() * 10 <= told, "{subject}: {others:#?} of {told}");
+        for (problem, finding) in &found {
+            let group = &problem.parallel.ranks;
+            let named = named_ranks(&finding.what);
+            assert!(named.iter().all(|rank| group.contains(rank)), "{subject}: {group:?}: {}", finding.what);
+            beyond += usize::from(named.iter().any(|rank| *rank >= group.len()));
+        }
     }
+    assert!(beyond > 10, "{beyond} name a rank whose place in the group has another number");
+}
+
+/// Returns the ranks that a text names one by one.
+fn named_ranks(text: &str) -> Vec<usize> {
+    let number =
+        |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+    text.split("rank ").skip(1).filter_map(number).collect()
 }
 
 /// Test with large logits. A larger scale takes weight from the second key, as if the key were lost, but the row's

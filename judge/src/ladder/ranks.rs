@@ -8,6 +8,8 @@
 //!
 //! *Late*: in a ring, rank r works on its own keys first, then on those of rank r − 1, and so on. Keys that come one
 //! step late are those of the rank after the right one, read in the same rows. The mask is that of the right ones.
+//!
+//! Words name ranks of the world, as `explain` does; all else counts them in the group.
 
 use std::collections::HashMap;
 
@@ -49,19 +51,30 @@ impl Part {
     }
 
     /// Returns the part in words, as the subject of a sentence.
-    fn own_words(self) -> String {
+    fn own_words(self, names: Names<'_>) -> String {
         match self.chunk {
-            Some(_) => self.words(),
-            None => format!("rank {}'s part", self.rank),
+            Some(_) => self.words(names),
+            None => format!("{}'s part", names.of(self.rank)),
         }
     }
 
-    fn words(self) -> String {
-        let of = ["first", "second"];
+    fn words(self, names: Names<'_>) -> String {
+        let rank = names.of(self.rank);
         match self.chunk {
-            Some(chunk) => format!("rank {}'s {} chunk", self.rank, of[chunk]),
-            None => format!("rank {}", self.rank),
+            Some(chunk) => format!("{rank}'s {} chunk", ["first", "second"][chunk]),
+            None => rank,
         }
+    }
+}
+
+/// What the ranks of a group are called: their numbers in the world.
+#[derive(Clone, Copy)]
+struct Names<'l>(&'l [RankLayout]);
+
+impl Names<'_> {
+    /// Returns the name of a rank of the group, counted around it.
+    fn of(self, rank: usize) -> String {
+        format!("rank {}", self.0[rank % self.0.len()].rank)
     }
 }
 
@@ -302,12 +315,13 @@ pub(super) fn told<'a>(
     let asked = Asked { is_ring, own: &own, others: &others, row: &row };
     let (mistake, rest) = asked.best(part, wrong)?;
     let rows = (WORK_MAX / work.max(1)).min(ROWS_MAX);
+    let names = Names(layouts);
     let what = match asked.befell_all(mistake, part, wrong.position(), rows) {
-        true => format!("{} of sequence {}", part.own_words(), pairs.sequence),
-        false => format!("{}, on rank {},", wrong.words(), part.rank),
+        true => format!("{} of sequence {}", part.own_words(names), pairs.sequence),
+        false => format!("{}, on {},", wrong.words(), names.of(part.rank)),
     };
     let back = if wrong.tensor() == TensorName::Out { "" } else { "in the backward " };
-    Some(Told { words: format!("{back}{what} {}", wording(mistake, part, wrong, own.ranks)), rest })
+    Some(Told { words: format!("{back}{what} {}", wording(mistake, part, wrong, names)), rest })
 }
 
 /// Rows of one sequence that are asked what befell them.
@@ -422,18 +436,19 @@ fn rest_of(predicted: &Finished, got: &Finished, right: &Finished) -> f64 {
 }
 
 /// Returns in words the mistake of a row of `own`'s.
-fn wording(mistake: Mistake, own: Part, row: &Row<'_>, ranks: usize) -> String {
+fn wording(mistake: Mistake, own: Part, row: &Row<'_>, names: Names<'_>) -> String {
+    let ranks = names.0.len();
     let (rows, is_seeing) = if row.side() == Side::Q { ("keys", true) } else { ("queries", false) };
     let (scope, fate) = match mistake {
         Mistake::Befell(scope, fate) => (scope, fate),
         Mistake::Moved(by) => {
-            return format!("holds what belongs into the same rows of rank {}", (own.rank + by) % ranks);
+            return format!("holds what belongs into the same rows of {}", names.of(own.rank + by));
         }
     };
     let of = match scope {
         Scope::All => format!("all {rows}"),
         Scope::Others => format!("the {rows} of all other ranks"),
-        Scope::Of(part) => format!("the {rows} of {}", part.words()),
+        Scope::Of(part) => format!("the {rows} of {}", part.words(names)),
     };
     match (fate, scope) {
         (Fate::Lost, _) if is_seeing => format!("missed {of}"),
@@ -445,9 +460,12 @@ fn wording(mistake: Mistake, own: Part, row: &Row<'_>, ranks: usize) -> String {
         (Fate::Zeros, _) => format!("found zeros in the place of {of}"),
         (Fate::Late(by), Scope::Of(part)) => {
             let (read, steps) = ((part.rank + by) % ranks, steps_late(part.rank, by, own.rank, ranks));
-            let read =
-                if read == own.rank { "its own keys".into() } else { format!("the keys of rank {read}") };
-            format!("took {read} in the place of those of {}, {steps}", part.words())
+            let read = if read == own.rank {
+                "its own keys".into()
+            } else {
+                format!("the keys of {}", names.of(read))
+            };
+            format!("took {read} in the place of those of {}, {steps}", part.words(names))
         }
         (Fate::Late(1), _) => format!("saw {of} one step late"),
         (Fate::Late(_), _) => format!("took for {of} those of the rank before"),

@@ -133,10 +133,9 @@ fn each_row_changes_only_what_it_refuses() {
 #[test]
 fn several_ranks_are_dealt_by_any_balance_alone() {
     use seamproof_oracle::{Algorithm, Balance};
-    for (balance, expected) in [
-        (BalanceKind::DualChunk, Balance::DualChunk),
-        (BalanceKind::Striped, Balance::Striped { stripe: 1 }),
-    ] {
+    for (balance, expected) in
+        [(BalanceKind::DualChunk, Balance::DualChunk), (BalanceKind::Striped, Balance::Striped { stripe: 1 })]
+    {
         let narrow = |table: &mut Table, least| {
             table.parallel.algorithms = vec!["ring"];
             table.parallel.balances = vec![balance];
