@@ -20,6 +20,7 @@ use super::bounds::{Comparison, FORWARD, forward};
 use super::compare::lanes;
 use super::evidence::{Depth, Evidence, products};
 use super::pairs::dot;
+use super::sights::{SIGHT_MISTAKES, SightMistake};
 use super::stories::REST_MAX;
 use crate::finding::{LOOKS, number};
 use crate::subject::RankOutputs;
@@ -173,7 +174,7 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
         return None;
     }
     let case = Case { evidence, right, largest: OnceCell::new() };
-    let mut told = [case.lse(), case.softmax(), case.scale(), case.mask()].concat();
+    let mut told = [case.lse(), case.softmax(), case.scale(), case.sight(), case.mask()].concat();
     told.extend(case.reading());
     in_words(&told)
 }
@@ -271,6 +272,30 @@ impl Case<'_> {
             is_other && Problem::new(fields).is_ok_and(|problem| self.solves(&problem))
         };
         MASK_MISTAKES.iter().filter(explains).map(|(words, _)| (*words).to_owned()).collect()
+    }
+
+    /// Returns the first mistake of programs on several ranks that explains the results.
+    fn sight(&self) -> Vec<String> {
+        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let layouts = self.evidence.ranks();
+        let explains = |mistake: &&SightMistake| {
+            let results = mistake.results((problem, inputs), &layouts, &self.right.exact);
+            let Some(answer) = results.and_then(|exact| self.about(exact)) else { return false };
+            let lse = first.lse.clone().filter(|_| mistake.has_lse());
+            self.explains(problem, &RankOutputs { lse, max_logit: None, ..first.clone() }, answer)
+        };
+        SIGHT_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
+    }
+
+    /// Returns results with the bounds of the right ones, and room for roundings of other sizes.
+    fn about(&self, exact: ForwardResults) -> Option<Answer<ForwardResults>> {
+        let mut worst = self.right.bound.as_ref()?.worst.clone();
+        let widen =
+            |bound: &mut f64, exact: &f64, relative: f64| *bound = 2.0 * *bound + relative * exact.abs();
+        let of_out = self.evidence.problem.precision.out.format.unit_roundoff();
+        Zip::from(&mut worst.out).and(&exact.out).for_each(|bound, exact| widen(bound, exact, of_out));
+        Zip::from(&mut worst.lse).and(&exact.lse).for_each(|bound, exact| widen(bound, exact, EDIT_ERROR));
+        Some(Answer { exact, bound: Some(Tiers { dithered: worst.clone(), worst }) })
     }
 
     fn lse(&self) -> Vec<String> {

@@ -35,6 +35,7 @@ mod recorded;
 mod rows;
 pub(crate) mod runs;
 mod sample;
+mod sights;
 mod stories;
 pub(crate) mod structure;
 mod trial;

@@ -56,7 +56,8 @@ impl<'a> Pairs<'a> {
         self.problem.mask.visible(query, self.both.q.len, self.both.kv.len).contains(&key)
     }
 
-    fn logit(&self, query: usize, head: usize, key: usize) -> f64 {
+    /// Returns the logit of a query, for a head, and a key.
+    pub(super) fn logit(&self, query: usize, head: usize, key: usize) -> f64 {
         self.logit_of(query, head, key, head / self.problem.group())
     }
 

@@ -37,6 +37,7 @@ mod region;
 mod sample;
 mod shared;
 mod shrink;
+mod sights;
 mod steps;
 mod strategy;
 mod subject_names;

@@ -1,0 +1,245 @@
+//! Sights: what queries of a program on several ranks would see if it mistook positions, ranks or padding, and what
+//! they would make of it if it merged the results of its blocks in a wrong way. Hypotheses about whole cases ask for
+//! these.
+//!
+//! A *block* is the keys that one rank holds. A rank of a ring sees its own block first, then that of the rank before
+//! it, and so on. The *own position* of a row counts the rows of its sequence that its rank has, padding included. What a
+//! program may take for a key are all rows of a sequence: padding is taken to hold 0, as where sequences are filled up.
+
+use ndarray::{Array2, Array3, s};
+use seamproof_oracle::exact::log_sum_exp;
+use seamproof_oracle::sharding::{PlacedRun, RankLayout, run_of};
+use seamproof_oracle::{Algorithm, ForwardResults, Inputs, Mask, Problem, Side};
+
+use super::pairs::{Pairs, widened};
+
+/// A mistake of a program on several ranks.
+pub(super) struct SightMistake {
+    /// What the program did, in words.
+    pub(super) words: &'static str,
+    /// Whether a query sees a row of keys.
+    sees: fn(&Dealt<'_>, usize, usize) -> bool,
+    merge: Merge,
+}
+
+/// How the sums of blocks become a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Merge {
+    /// One softmax, as it should be.
+    Softmax,
+    /// The mean of the blocks' own results.
+    Mean,
+    /// The sum of the blocks' own results.
+    Sum,
+    /// A running maximum, at which earlier sums stay as they are.
+    Unscaled,
+}
+
+/// Mistakes, simple ones first: of several that explain the same results the first is told.
+pub(super) const SIGHT_MISTAKES: [SightMistake; 7] = [
+    SightMistake {
+        words: "rows of 0 that fill a sequence up were taken for keys",
+        sees: |dealt, query, key| dealt.mask().visible(query, dealt.span(), dealt.span()).contains(&key),
+        ..RIGHT
+    },
+    SightMistake { words: "results of blocks were averaged", merge: Merge::Mean, ..RIGHT },
+    SightMistake { words: "results of blocks were added", merge: Merge::Sum, ..RIGHT },
+    SightMistake {
+        words: "sums of earlier blocks were not scaled when the row's largest logit grew",
+        merge: Merge::Unscaled,
+        ..RIGHT
+    },
+    SightMistake {
+        words: "keys were taken in the order of ranks for keys in the order of positions",
+        sees: |dealt, query, key| dealt.sees_in_order_of_ranks(query, key),
+        ..RIGHT
+    },
+    SightMistake {
+        words: "ranks took positions among their own rows for those of the sequence",
+        sees: |dealt, query, key| dealt.sees_by_own_positions(query, key),
+        ..RIGHT
+    },
+    SightMistake {
+        words: "ranks took positions among their own rows for those of the sequence, and saw no key of a later rank",
+        sees: |dealt, query, key| {
+            dealt.queries[query].rank >= dealt.keys[key].rank && dealt.sees_by_own_positions(query, key)
+        },
+        ..RIGHT
+    },
+];
+
+/// What a right program does.
+const RIGHT: SightMistake =
+    SightMistake { words: "", sees: |dealt, query, key| dealt.pairs.sees(query, key), merge: Merge::Softmax };
+
+impl SightMistake {
+    /// Whether the LSE that a program with this mistake returns is known.
+    pub(super) fn has_lse(&self) -> bool {
+        self.merge == Merge::Softmax
+    }
+
+    /// Returns the forward's results with this mistake, where `right` are the right ones; `None` where no program on
+    /// several ranks makes it.
+    pub(super) fn results(
+        &self,
+        (problem, inputs): (&Problem, &Inputs),
+        layouts: &[RankLayout],
+        right: &ForwardResults,
+    ) -> Option<ForwardResults> {
+        let is_plain = layouts.len() == problem.parallel.size() && problem.sharing.is_empty();
+        let algorithm = problem.parallel.algorithm;
+        let is_asked = algorithm == Algorithm::Ring || algorithm != Algorithm::Single && self.has_lse();
+        if !is_plain || !is_asked {
+            return None;
+        }
+        let mut results = right.clone();
+        for sequence in 0..problem.sequences.len() {
+            let dealt = Dealt::new((problem, inputs), layouts, sequence)?;
+            for query in 0..dealt.pairs.both.q.len {
+                for head in 0..problem.heads.q {
+                    let row = dealt.row(self, query, head);
+                    dealt.put((query, head), row, (&mut results.out, &mut results.lse));
+                }
+            }
+        }
+        Some(results)
+    }
+}
+
+/// Where a row lies.
+#[derive(Clone, Copy, Default)]
+struct Placed {
+    /// Rank in the group.
+    rank: usize,
+    /// Its own position.
+    own: usize,
+}
+
+/// The rows of a sequence, dealt to ranks.
+struct Dealt<'a> {
+    pairs: Pairs<'a>,
+    ranks: usize,
+    queries: Vec<Placed>,
+    keys: Vec<Placed>,
+}
+
+impl<'a> Dealt<'a> {
+    fn new(
+        (problem, inputs): (&'a Problem, &'a Inputs),
+        layouts: &[RankLayout],
+        sequence: usize,
+    ) -> Option<Dealt<'a>> {
+        let pairs = Pairs { problem, inputs, sequence, both: problem.sequences.get(sequence)? };
+        let [queries, keys] =
+            [Side::Q, Side::Kv].map(|side| placed(layouts, (sequence, side), run_of(pairs.both, side).span));
+        Some(Dealt { pairs, ranks: layouts.len(), queries: queries?, keys: keys? })
+    }
+
+    fn mask(&self) -> &Mask {
+        &self.pairs.problem.mask
+    }
+
+    /// Returns the rows that the sequence has where both sides are filled up to the same length.
+    fn span(&self) -> usize {
+        self.pairs.both.q.span.max(self.pairs.both.kv.span)
+    }
+
+    fn sees_by_own_positions(&self, query: usize, key: usize) -> bool {
+        let rows = self.span() / self.ranks;
+        self.mask().visible(self.queries[query].own, rows, rows).contains(&self.keys[key].own)
+    }
+
+    fn sees_in_order_of_ranks(&self, query: usize, key: usize) -> bool {
+        let Placed { rank, own } = self.keys[key];
+        let at = rank * (self.span() / self.ranks) + own;
+        self.mask().visible(query, self.span(), self.span()).contains(&at)
+    }
+
+    /// Returns out and LSE of a query.
+    fn row(&self, mistake: &SightMistake, query: usize, head: usize) -> (Vec<f64>, f64) {
+        let own = self.queries[query].rank;
+        let mut blocks: Vec<Block> = (0..self.ranks).map(|_| Block::default()).collect();
+        for (key, placed) in self.keys.iter().enumerate() {
+            if (mistake.sees)(self, query, key) {
+                // The rank's own block is the first one.
+                let block = &mut blocks[(own + self.ranks - placed.rank) % self.ranks];
+                let is_real = key < self.pairs.both.kv.len;
+                block.push(if is_real { self.pairs.logit(query, head, key) } else { 0.0 }, key);
+            }
+        }
+        blocks.retain(|block| !block.logits.is_empty());
+        self.merged(mistake.merge, &blocks, head)
+    }
+
+    fn merged(&self, merge: Merge, blocks: &[Block], head: usize) -> (Vec<f64>, f64) {
+        let problem = self.pairs.problem;
+        let all: Vec<f64> = blocks.iter().flat_map(|block| block.logits.iter().copied()).collect();
+        let lse = log_sum_exp(&all, problem.sink(head, &self.pairs.inputs.sink));
+        let mut out = vec![0.0; problem.dims.v];
+        let (mut largest, mut sum) = (f64::NEG_INFINITY, 0.0);
+        for block in blocks {
+            largest = block.logits.iter().copied().fold(largest, f64::max);
+            let base = match merge {
+                Merge::Softmax => lse,
+                Merge::Mean | Merge::Sum => log_sum_exp(&block.logits, None),
+                Merge::Unscaled => largest,
+            };
+            sum += block.logits.iter().map(|logit| libm::exp(logit - base)).sum::<f64>();
+            let real = block.keys.iter().zip(&block.logits).filter(|(key, _)| **key < self.pairs.both.kv.len);
+            for (key, logit) in real {
+                let weight = libm::exp(logit - base);
+                let value = self.pairs.of_key(&self.pairs.inputs.v, *key, head);
+                out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
+            }
+        }
+        let divisor = match merge {
+            Merge::Softmax | Merge::Sum => 1.0,
+            Merge::Mean => blocks.len().max(1) as f64,
+            Merge::Unscaled => sum.max(f64::MIN_POSITIVE),
+        };
+        out.iter_mut().for_each(|out| *out /= divisor);
+        (out, lse)
+    }
+
+    fn put(
+        &self,
+        (query, head): (usize, usize),
+        (out, lse): (Vec<f64>, f64),
+        (outs, lses): (&mut Array3<f64>, &mut Array2<f64>),
+    ) {
+        let row = self.pairs.both.q.row(query);
+        outs.slice_mut(s![row, head, ..]).iter_mut().zip(out).for_each(|(to, from)| *to = from);
+        lses[[head, row]] = lse;
+    }
+}
+
+/// The rows of keys of a rank that a query sees, and their logits.
+#[derive(Default)]
+struct Block {
+    keys: Vec<usize>,
+    logits: Vec<f64>,
+}
+
+impl Block {
+    fn push(&mut self, logit: f64, key: usize) {
+        self.keys.push(key);
+        self.logits.push(logit);
+    }
+}
+
+/// Returns where each row of a side of a sequence lies, of real ones and of padding; `None` where one lies on no rank.
+fn placed(layouts: &[RankLayout], (sequence, side): (usize, Side), span: usize) -> Option<Vec<Placed>> {
+    let mut found = vec![None; span];
+    for (rank, layout) in layouts.iter().enumerate() {
+        let mut before = 0;
+        for PlacedRun { piece, local, .. } in
+            layout.side(side).runs.iter().filter(|run| run.sequence == sequence)
+        {
+            for i in 0..local.span {
+                *found.get_mut(piece.start + i * piece.step)? = Some(Placed { rank, own: before + i });
+            }
+            before += local.span;
+        }
+    }
+    found.into_iter().collect()
+}
