@@ -172,15 +172,23 @@ fn beyond<'a>(before: &'a str, now: &str) -> &'a str {
 /// Separator between the clauses of a finding's words. The most general clause comes first.
 const CLAUSE: &str = ": ";
 
-impl fmt::Display for Found {
-    /// Writes one line, whatever texts a file held.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Found {
+    /// Returns what was found and what was said of it before it was shrunk. An error of a subject brings lines of its own, such
+    /// as those of a traceback.
+    pub fn text(&self) -> String {
         let mut text = self.finding.to_string();
         if let Some(before) = &self.unshrunk {
             text += "; before shrinking: ";
             text += beyond(before, &self.finding.what);
         }
-        f.write_str(&text.replace(['\n', '\r'], " "))
+        text
+    }
+}
+
+impl fmt::Display for Found {
+    /// Writes one line, whatever texts a file held.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text().replace(['\n', '\r'], " "))
     }
 }
 

@@ -54,23 +54,56 @@ impl Line {
     }
 }
 
-impl Distinct {
-    /// Returns the finding in lines, its command last.
-    fn lines(&self) -> Vec<Line> {
-        let said = format!("{} ({}; first in case {})", self.key, self.met(), self.first_case);
-        let state = if self.found.minimal { "minimal" } else { "not minimal" };
-        let evaluations = counted(self.found.evaluations, "evaluation");
-        let mut lines = vec![
-            Line::new(Tone::Bad, "FAIL", said),
-            Line::new(Tone::Plain, "", &self.problem),
-            Line::new(Tone::Plain, "", &self.found),
-            Line::new(Tone::Plain, "", format!("{state} after {evaluations}")),
-            Line::new(Tone::Command, "", format!("replay: {}", self.replay)),
-        ];
-        let typed = self.try_command.iter();
-        lines.extend(typed.map(|command| Line::new(Tone::Command, "", format!("try: {command}"))));
+/// What every report tells of a failure, below its head.
+pub(crate) struct FailureLines<'a> {
+    /// The case in words.
+    pub(crate) problem: &'a str,
+    /// What was found, in lines; `None` where the head says it.
+    pub(crate) words: Option<&'a str>,
+    /// Whether the case is minimal, and the evaluations that it took.
+    pub(crate) shrunk: (bool, usize),
+    /// Why the failure is expected, in words.
+    pub(crate) known: Option<String>,
+    /// Commands that judge the case again: as it is stored, and typed from its words.
+    pub(crate) commands: (&'a str, Option<&'a String>),
+    pub(crate) script: Option<Script>,
+}
+
+impl FailureLines<'_> {
+    /// Returns the lines, the commands last.
+    pub(crate) fn lines(&self) -> Vec<Line> {
+        let plain = |text: &str| Line::new(Tone::Plain, "", text);
+        let mut lines = vec![plain(self.problem)];
+        if let Some(words) = self.words {
+            lines.extend(words.lines().map(plain));
+            let (minimal, evaluations) = self.shrunk;
+            let state = if minimal { "minimal" } else { "not minimal" };
+            lines.push(plain(&format!("{state} after {}", counted(evaluations, "evaluation"))));
+        }
+        lines.extend(self.known.as_deref().map(plain));
+        let (replay, typed) = self.commands;
+        let command = |label: &str, text: &str| Line::new(Tone::Command, "", format!("{label}: {text}"));
+        lines.push(command("replay", replay));
+        lines.extend(typed.map(|text| command("try", text)));
         lines.extend(self.script.iter().flat_map(script_lines));
         lines
+    }
+}
+
+impl Distinct {
+    /// Returns the finding in lines, its commands last.
+    fn lines(&self) -> Vec<Line> {
+        let said = format!("{} ({}; first in case {})", self.key, self.met(), self.first_case);
+        let words = self.found.text();
+        let below = FailureLines {
+            problem: &self.problem,
+            words: Some(&words),
+            shrunk: (self.found.minimal, self.found.evaluations),
+            known: None,
+            commands: (&self.replay, self.try_command.as_ref()),
+            script: self.script.clone(),
+        };
+        std::iter::once(Line::new(Tone::Bad, "FAIL", said)).chain(below.lines()).collect()
     }
 
     /// Returns how often the failure was met, as in `1 failing case` or `312 failing cases, 8 of them shrunk`.
@@ -135,7 +168,7 @@ impl Display for Distinct {
 }
 
 /// Returns a script's command on a line that can be pasted, and what is to be said about it on the next.
-pub(crate) fn script_lines(script: &Script) -> Vec<Line> {
+fn script_lines(script: &Script) -> Vec<Line> {
     let doubt = script.doubt.iter();
     match script.command() {
         Some(command) => {

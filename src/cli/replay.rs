@@ -16,6 +16,7 @@ use crate::replay::replay_as;
 use crate::worker::{is_lacking, shared};
 use seamproof_judge::case::{Case, CaseError, InputSource, Subject};
 use seamproof_judge::files;
+use seamproof_judge::finding::Finding;
 use seamproof_judge::prose;
 use seamproof_judge::subjects::SubjectName;
 use seamproof_judge::verdict::Verdict;
@@ -80,7 +81,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         match replayed(&path, args, &mut lacking) {
             Ok(Replayed::Judged(judged)) => {
                 let (case, verdict) = judged.as_ref();
-                print_line(&tally.line(&path.display(), &described(case), verdict));
+                let gone = gone(case, verdict).filter(|_| args.backend.is_none()).unwrap_or_default();
+                print_line(&tally.line(&path.display(), &(described(case) + &gone), verdict));
             }
             Ok(Replayed::Skipped(what)) => {
                 print_line(&format_args!("skipped  {} · {what}", path.display()));
@@ -146,6 +148,14 @@ fn described(case: &Case) -> String {
         InputSource::Generated => prose::describe(&case.problem),
         InputSource::Recorded { .. } => prose::describe_recorded(&case.problem),
     }
+}
+
+/// Returns in words that a case holds in which something was found: it was mended, or it comes and goes.
+fn gone(case: &Case, verdict: &Verdict) -> Option<String> {
+    let found = case.found.as_ref().filter(|_| matches!(verdict, Verdict::Pass(_)))?;
+    let Finding { check, tensor, .. } = &found.finding;
+    let tensor = tensor.map(|tensor| format!(" · {tensor}")).unwrap_or_default();
+    Some(format!(" · what was found here ({check}{tensor}) did not recur"))
 }
 
 fn judged(path: &Path, case: Case, verdict: Verdict) -> Result<Replayed, CliError> {

@@ -390,7 +390,7 @@ fn texts(entry: &Entry) -> Markup {
         @if let Some(explain) = &explain { h4 { "See all of the case" } pre { (told(explain)) } }
         details {
             summary { "All that was found, in words" }
-            p { (told(&entry.words)) }
+            @for line in entry.words.lines() { p { (told(line)) } }
             p class="faint" { "Key: " (told(&entry.key)) }
             @if let Some(command) = &entry.try_command { pre { (told(command)) } }
         }

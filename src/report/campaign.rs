@@ -359,7 +359,7 @@ impl Entry {
             minimal: found.minimal,
             evaluations: found.evaluations,
             finding: Some(found.finding.clone()),
-            ..Entry::told(key, state, problem, found.to_string(), replay)
+            ..Entry::told(key, state, problem, found.text(), replay)
         }
     }
 

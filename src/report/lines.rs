@@ -1,7 +1,7 @@
 //! A report as text: what came of it, then each failure with its file and its commands, then what makes it doubtful.
 
 use super::{Entry, Kind, Pasted, Report, State};
-use crate::campaign::{Line, Tone, met, script_lines};
+use crate::campaign::{FailureLines, Line, Tone, met};
 use crate::script::Script;
 use seamproof_judge::prose::counted;
 
@@ -41,20 +41,16 @@ impl Entry {
     /// Returns the failure in lines, its commands last.
     fn lines(&self, kind: Kind) -> Vec<Line> {
         let met = self.met.map(|(cases, shrunk)| format!(" ({})", met(cases, shrunk))).unwrap_or_default();
-        let state = if self.minimal { "minimal" } else { "not minimal" };
-        let mut lines =
-            vec![self.head(kind), plain("", format!("{}{met}", self.key)), plain("", self.problem.clone())];
-        // A failure of which nothing is known but words has them as its sentence.
-        if self.finding.is_some() {
-            lines.push(plain("", self.words.clone()));
-            lines.push(plain("", format!("{state} after {}", counted(self.evaluations, "evaluation"))));
-        }
-        lines.extend(self.known.iter().map(|(why, source)| plain("", format!("known: {why} ({source})"))));
-        let commands =
-            [Some(("replay", &self.replay)), self.try_command.as_ref().map(|command| ("try", command))];
-        lines.extend(commands.into_iter().flatten().map(|(label, text)| command(label, text)));
-        lines.extend(self.script.iter().flat_map(|script| script_lines(&script.told())));
-        lines
+        let below = FailureLines {
+            problem: &self.problem,
+            // A failure of which nothing is known but words has them as its sentence.
+            words: self.finding.as_ref().map(|_| self.words.as_str()),
+            shrunk: (self.minimal, self.evaluations),
+            known: self.known.as_ref().map(|(why, source)| format!("known: {why} ({source})")),
+            commands: (&self.replay, self.try_command.as_ref()),
+            script: self.script.as_ref().map(Pasted::told),
+        };
+        [self.head(kind), plain("", format!("{}{met}", self.key))].into_iter().chain(below.lines()).collect()
     }
 
     /// Returns what is wrong, and the command that judges it again.

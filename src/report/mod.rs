@@ -339,7 +339,7 @@ impl Entry {
     fn told(key: String, state: State, problem: String, words: String, replay: String) -> Entry {
         Entry {
             state,
-            sentence: words.clone(),
+            sentence: words.replace(['\n', '\r'], " "),
             key,
             campaign: None,
             problem,
