@@ -387,7 +387,9 @@ fn sentence(found: &Found) -> String {
     let of = |words: &String| words.find(LOOKS).map(|at| words[at..].trim_end_matches('.').to_owned());
     let of_drawn =
         found.unshrunk.as_ref().and_then(of).map(|looks| format!("before it was shrunk, it {looks}"));
-    let why = of_drawn.or_else(|| of(what)).unwrap_or_else(|| what.trim_end_matches('.').to_owned());
+    // The lines below an error's first are where it was raised.
+    let first = || what.lines().next().unwrap_or_default().trim_end_matches('.').to_owned();
+    let why = of_drawn.or_else(|| of(what)).unwrap_or_else(first);
     let about = match (tensor, identity) {
         (Some(tensor), _) => format!("{tensor} is wrong"),
         (None, Some(identity)) => format!("{check} {identity} does not hold"),

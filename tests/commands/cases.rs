@@ -238,11 +238,13 @@ fn a_case_is_judged_from_options_alone() {
     let replayed = seamproof(place.path(), &["replay", "case.json"]);
     assert_eq!(code(&replayed), 2, "{}", stdout(&replayed));
     // The same on a subject that is right, as where the fault was mended.
-    let found = fs::read_to_string(place.path().join("case.json")).expect("it is stored");
-    let mended = found.replacen("\"window-off-by-one\"", "\"emulated\"", 1);
-    fs::write(place.path().join("mended.json"), mended).expect("the folder is there");
+    let mut mended = Case::load(&place.path().join("case.json")).expect("it is stored");
+    mended.subject.name = "emulated".to_owned();
+    let far_off = Finding::new(Check::Envelope, None, "far off".to_owned());
+    mended.found = Some(Found::drawn(far_off));
+    fs::write(place.path().join("mended.json"), mended.to_json()).expect("the folder is there");
     let replayed = stdout(&seamproof(place.path(), &["replay", "mended.json"]));
-    assert!(replayed.contains(" did not recur\n"), "{replayed}");
+    assert!(replayed.contains(" · what was found here (envelope) did not recur\n"), "{replayed}");
     let wrong = run(&["--window", "3"]);
     assert!(code(&wrong) == 1 && stderr(&wrong).contains("a comma and the right one"), "{}", stderr(&wrong));
 }
