@@ -229,13 +229,24 @@ impl Case<'_> {
     }
 
     /// Whether an answer explains results. Bounds so wide that the right results would do as well explain nothing.
-    fn explains(&self, problem: &Problem, results: &RankOutputs, mut answer: Answer<ForwardResults>) -> bool {
+    fn explains(&self, problem: &Problem, results: &RankOutputs, answer: Answer<ForwardResults>) -> bool {
+        self.explains_beside(problem, results, answer, self.evidence.first)
+    }
+
+    /// The same where other results are those that the right ones must not explain.
+    fn explains_beside(
+        &self,
+        problem: &Problem,
+        results: &RankOutputs,
+        mut answer: Answer<ForwardResults>,
+        beside: &RankOutputs,
+    ) -> bool {
         self.narrow(&mut answer);
         if !holds(self.evidence, problem, results, &answer) {
             return false;
         }
         let of_right = Answer { exact: self.right.exact.clone(), ..answer };
-        !holds(self.evidence, problem, self.evidence.first, &of_right)
+        !holds(self.evidence, problem, beside, &of_right)
     }
 
     /// Bounds the elements whose bound says nothing, which very large logits give: nearly all of the error must be
@@ -282,7 +293,8 @@ impl Case<'_> {
             let results = mistake.results((problem, inputs), &layouts, &self.right.exact);
             let Some(answer) = results.and_then(|exact| self.about(exact)) else { return false };
             let lse = first.lse.clone().filter(|_| mistake.has_lse());
-            self.explains(problem, &RankOutputs { lse, max_logit: None, ..first.clone() }, answer)
+            let results = RankOutputs { lse, max_logit: None, ..first.clone() };
+            self.explains_beside(problem, &results, answer, &results)
         };
         SIGHT_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
     }

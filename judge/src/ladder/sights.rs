@@ -88,7 +88,13 @@ impl SightMistake {
     ) -> Option<ForwardResults> {
         let is_plain = layouts.len() == problem.parallel.size() && problem.sharing.is_empty();
         let algorithm = problem.parallel.algorithm;
-        let is_asked = algorithm == Algorithm::Ring || algorithm != Algorithm::Single && self.has_lse();
+        let is_asked = match self.merge {
+            // Programs fill both sides up to the same length.
+            Merge::Softmax => {
+                algorithm != Algorithm::Single && problem.sequences.iter().all(|s| s.q.span == s.kv.span)
+            }
+            _ => algorithm == Algorithm::Ring,
+        };
         if !is_plain || !is_asked {
             return None;
         }
@@ -139,9 +145,9 @@ impl<'a> Dealt<'a> {
         &self.pairs.problem.mask
     }
 
-    /// Returns the rows that the sequence has where both sides are filled up to the same length.
+    /// Returns the rows of the sequence, with padding: as many on one side as on the other.
     fn span(&self) -> usize {
-        self.pairs.both.q.span.max(self.pairs.both.kv.span)
+        self.pairs.both.kv.span
     }
 
     fn sees_by_own_positions(&self, query: usize, key: usize) -> bool {

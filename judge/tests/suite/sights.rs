@@ -234,3 +234,19 @@ fn padding_that_is_taken_for_keys_is_told() {
     let right = Program { sees: |_, key, _, _| key.position < LENGTH, ..RIGHT };
     assert!(matches!(judge(&right, &full), Verdict::Pass(_)));
 }
+
+/// Test that a wrong LSE beside a right out is not told as a merge, of whose LSE nothing is known.
+#[test]
+fn a_wrong_lse_alone_is_no_merge() {
+    let doubled = |blocks: &[Vec<(f64, Vec<f64>)>]| {
+        let (out, lse) = softmax(blocks);
+        (out, lse + 0.5)
+    };
+    let program = Program { merge: doubled, ..RIGHT };
+    // The sum and the mean of one block are its own result.
+    let one = ContextParallel::over(1, Algorithm::Ring, Balance::DualChunk);
+    let fields = ProblemFields { parallel: one, ..problem(Algorithm::Ring, Balance::DualChunk).into() };
+    let problem = Problem::new(fields).expect("it is legal");
+    let Verdict::Finding(finding) = judge(&program, &problem) else { panic!("not seen") };
+    assert!(!finding.what.contains("blocks"), "{finding}");
+}
