@@ -16,13 +16,16 @@ struct Row {
     position: usize,
 }
 
+/// Logits and values of a block.
+type Block = Vec<(f64, Vec<f64>)>;
+
 /// A program on ranks that attends block by block, over one sequence.
 #[derive(Clone, Copy)]
 struct Program {
     /// Whether a query sees a key, in a span of so many rows on so many ranks.
     sees: fn(Row, Row, usize, usize) -> bool,
     /// Returns out and the LSE of blocks of logits and values.
-    merge: fn(&[Vec<(f64, Vec<f64>)>]) -> (Vec<f64>, f64),
+    merge: fn(&[Block]) -> (Vec<f64>, f64),
 }
 
 /// A causal mask, and keys that are real: `LENGTH` of them.
@@ -40,14 +43,14 @@ fn weighed(block: &[(f64, Vec<f64>)], base: f64) -> (Vec<f64>, f64) {
     (out, block.iter().map(|(logit, _)| (logit - base).exp()).sum())
 }
 
-fn softmax(blocks: &[Vec<(f64, Vec<f64>)>]) -> (Vec<f64>, f64) {
+fn softmax(blocks: &[Block]) -> (Vec<f64>, f64) {
     let all = blocks.concat();
     let (out, sum) = weighed(&all, 0.0);
     (out.iter().map(|out| out / sum).collect(), sum.ln())
 }
 
 /// Returns the sum of the blocks' own results, times a factor that follows from their number.
-fn sum_of_own(blocks: &[Vec<(f64, Vec<f64>)>], factor: f64) -> (Vec<f64>, f64) {
+fn sum_of_own(blocks: &[Block], factor: f64) -> (Vec<f64>, f64) {
     let mut out = vec![0.0; blocks[0][0].1.len()];
     for block in blocks {
         let (own, _) = softmax(std::slice::from_ref(block));
@@ -56,7 +59,7 @@ fn sum_of_own(blocks: &[Vec<(f64, Vec<f64>)>], factor: f64) -> (Vec<f64>, f64) {
     (out, softmax(blocks).1)
 }
 
-fn running(blocks: &[Vec<(f64, Vec<f64>)>]) -> (Vec<f64>, f64) {
+fn running(blocks: &[Block]) -> (Vec<f64>, f64) {
     let (mut out, mut sum, mut top) = (vec![0.0; blocks[0][0].1.len()], 0.0, f64::NEG_INFINITY);
     for block in blocks {
         top = block.iter().map(|(logit, _)| *logit).fold(top, f64::max);
@@ -238,7 +241,7 @@ fn padding_that_is_taken_for_keys_is_told() {
 /// Test that a wrong LSE beside a right out is not told as a merge, of whose LSE nothing is known.
 #[test]
 fn a_wrong_lse_alone_is_no_merge() {
-    let doubled = |blocks: &[Vec<(f64, Vec<f64>)>]| {
+    let doubled = |blocks: &[Block]| {
         let (out, lse) = softmax(blocks);
         (out, lse + 0.5)
     };
