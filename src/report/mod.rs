@@ -387,8 +387,11 @@ fn sentence(found: &Found) -> String {
     let of = |words: &String| words.find(LOOKS).map(|at| words[at..].trim_end_matches('.').to_owned());
     let of_drawn =
         found.unshrunk.as_ref().and_then(of).map(|looks| format!("before it was shrunk, it {looks}"));
-    // The lines below an error's first are where it was raised.
-    let first = || what.lines().next().unwrap_or_default().trim_end_matches('.').to_owned();
+    // Lines that begin further in are the places where an error was raised.
+    let first = || {
+        let lines = what.lines().take_while(|line| !line.starts_with(' '));
+        lines.collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned()
+    };
     let why = of_drawn.or_else(|| of(what)).unwrap_or_else(first);
     let about = match (tensor, identity) {
         (Some(tensor), _) => format!("{tensor} is wrong"),
@@ -420,6 +423,9 @@ mod tests {
         assert_eq!(sentence(&both), told);
         let crash = Found::drawn(Finding::new(Check::Crash, None, "it died\nhere.".into()));
         assert_eq!(sentence(&crash), "crash: it died here.");
+        let raised = "KeyError: 'x'\n  kernel.py:6 in attention: return scales['x']";
+        let raised = Found::drawn(Finding::new(Check::Crash, None, raised.into()));
+        assert_eq!(sentence(&raised), "crash: KeyError: 'x'.");
     }
 
     #[test]

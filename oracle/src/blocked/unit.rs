@@ -11,9 +11,9 @@ use ndarray::{Array2, ArrayViewMut1, Axis};
 
 use super::pieces::Group;
 use crate::envelope::{Model, Promotion};
-use crate::matrix_unit::{Code, STEP, step, sum};
+use crate::matrix_unit::{Code, STEP, steps, sum};
 use crate::replay::Met;
-use crate::{InputViews, TensorName};
+use crate::{Format, InputViews, TensorName};
 
 /// The codes of a group's keys and values, and of a query head.
 pub(super) struct Codes<'a, 'i> {
@@ -23,8 +23,9 @@ pub(super) struct Codes<'a, 'i> {
     promotion: Promotion,
     /// Codes of k, `[keys][dim]`.
     k: Vec<Code>,
-    /// Codes of v, `[keys][dim]`.
-    v: Vec<Code>,
+    /// Numbers of v, `[keys][dim]`, and their format.
+    v: Vec<f32>,
+    format_v: Format,
 }
 
 /// A replayed weight of a tile: multiplied and rounded, and whether it may have been rounded to another number.
@@ -43,9 +44,11 @@ impl<'a, 'i> Codes<'a, 'i> {
         model: &Model,
     ) -> Option<Codes<'a, 'i>> {
         let promotion = model.promotion()?;
-        let of = |tensor| codes(inputs, tensor, group, 0..group.kv.len(), group.kv_head);
-        let (k, v) = (of(TensorName::K), of(TensorName::V));
-        Some(Codes { inputs, group: *group, head, promotion, k, v })
+        let keys = 0..group.kv.len();
+        let k = codes(inputs, TensorName::K, group, keys.clone(), group.kv_head);
+        let v = numbers(inputs, TensorName::V, group, keys, group.kv_head).collect();
+        let format_v = group.problem.precision.of(TensorName::V).format;
+        Some(Codes { inputs, group: *group, head, promotion, k, v, format_v })
     }
 
     /// Returns the products of some queries with some keys as the unit makes them, with descales: `[queries, keys]`.
@@ -82,17 +85,18 @@ impl<'a, 'i> Codes<'a, 'i> {
         let place = |index: usize| tile[index].number % kv_tile / STEP;
         let indices: Vec<usize> = (0..tile.len()).collect();
         for part in indices.chunk_by(|a, b| place(*a) / after == place(*b) / after) {
-            let steps: Vec<&[usize]> = part.chunk_by(|a, b| place(*a) == place(*b)).collect();
-            let weight = |index: &usize| Code::new(weighed[*index].rounded, self.promotion.p);
-            let weights: Vec<Code> = part.iter().map(weight).collect();
-            for lane in 0..dim {
-                let product =
-                    |&index: &usize| (weights[index - part[0]], self.v[tile[index].key * dim + lane]);
-                let sum = steps.iter().fold(0.0, |sum, indices| step(sum, indices.iter().map(product)));
-                to[lane] += share * sum;
+            let (mut sums, mut count) = (vec![0.0; dim], 0);
+            for indices in part.chunk_by(|a, b| place(*a) == place(*b)) {
+                let weight = |index: &usize| Code::new(weighed[*index].rounded, self.promotion.p);
+                let weights: Vec<Code> = indices.iter().map(weight).collect();
+                let row = |index: &usize| &self.v[tile[*index].key * dim..][..dim];
+                let rows: Vec<&[f32]> = indices.iter().map(row).collect();
+                steps(&mut sums, &weights, &rows, self.format_v);
+                count += 1;
             }
+            to.iter_mut().zip(&sums).for_each(|(to, sum)| *to += share * f64::from(*sum));
             if part.iter().any(|index| weighed[*index].is_near_tie) {
-                part.iter().for_each(|index| uncertain(tile[*index].key, steps.len()));
+                part.iter().for_each(|index| uncertain(tile[*index].key, count));
             }
         }
     }
@@ -112,12 +116,19 @@ fn codes(
     head: usize,
 ) -> Vec<Code> {
     let format = group.problem.precision.of(tensor).format;
-    let all = inputs.of(tensor);
-    let of_head = all.index_axis(Axis(1), head);
+    let code = |value| Code::new(f64::from(value), format);
+    numbers(inputs, tensor, group, indices, head).map(code).collect()
+}
+
+/// Returns the numbers of some rows of one head of an input, row by row.
+fn numbers(
+    inputs: &InputViews<'_>,
+    tensor: TensorName,
+    group: &Group<'_>,
+    indices: Range<usize>,
+    head: usize,
+) -> impl Iterator<Item = f32> {
+    let of_head = inputs.of(tensor).index_axis_move(Axis(1), head);
     let rows = group.rows(tensor);
-    let of_row = |index| {
-        let row = of_head.row(rows.row(index));
-        row.into_iter().map(|value| Code::new(f64::from(*value), format)).collect::<Vec<_>>()
-    };
-    indices.flat_map(of_row).collect()
+    indices.flat_map(move |index| of_head.row(rows.row(index)).to_vec())
 }
