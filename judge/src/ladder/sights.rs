@@ -13,6 +13,10 @@ use seamproof_oracle::{Algorithm, ForwardResults, Inputs, Mask, Problem, Side};
 
 use super::pairs::{Pairs, widened};
 
+/// Largest number of pairs of rows, whether they see each other or not, times query heads of a case in which mistakes are
+/// asked for. Each one takes some tenths of a second there.
+const PAIRS_MAX: usize = 1 << 22;
+
 /// A mistake of a program on several ranks.
 pub(super) struct SightMistake {
     /// What the program did, in words.
@@ -95,7 +99,12 @@ impl SightMistake {
             }
             _ => algorithm == Algorithm::Ring,
         };
-        if !is_plain || !is_asked {
+        let pairs = problem
+            .sequences
+            .iter()
+            .map(|s| s.q.len.saturating_mul(s.kv.span).saturating_mul(problem.heads.q));
+        let is_small = pairs.fold(0, usize::saturating_add) <= PAIRS_MAX;
+        if !is_plain || !is_asked || !is_small {
             return None;
         }
         let mut results = right.clone();
