@@ -14,8 +14,8 @@ use seamproof_oracle::{Algorithm, ForwardResults, Inputs, Mask, Problem, Side};
 use super::pairs::{Pairs, widened};
 
 /// Largest number of pairs of rows, whether they see each other or not, times query heads of a case in which mistakes are
-/// asked for. Each one takes some tenths of a second there.
-const PAIRS_MAX: usize = 1 << 22;
+/// asked for. Each one takes some hundredths of a second there.
+const PAIRS_MAX: usize = 1 << 18;
 
 /// A mistake of a program on several ranks.
 pub(super) struct SightMistake {
