@@ -228,18 +228,13 @@ impl Case<'_> {
         answer(self.evidence, problem, &inputs)
     }
 
-    /// Whether an answer explains results. Bounds so wide that the right results would do as well explain nothing.
-    fn explains(&self, problem: &Problem, results: &RankOutputs, answer: Answer<ForwardResults>) -> bool {
-        self.explains_beside(problem, results, answer, self.evidence.first)
-    }
-
-    /// The same where other results are those that the right ones must not explain.
-    fn explains_beside(
+    /// Whether an answer explains the first of two results, and the right one does not explain the second within the
+    /// same bounds: bounds so wide explain nothing. Nearly always both are the subject's results.
+    fn explains(
         &self,
         problem: &Problem,
-        results: &RankOutputs,
+        [results, beside]: [&RankOutputs; 2],
         mut answer: Answer<ForwardResults>,
-        beside: &RankOutputs,
     ) -> bool {
         self.narrow(&mut answer);
         if !holds(self.evidence, problem, results, &answer) {
@@ -264,7 +259,7 @@ impl Case<'_> {
     /// Whether the subject's results are right for another problem.
     fn solves(&self, problem: &Problem) -> bool {
         let answer = self.answer(problem, self.evidence.inputs);
-        answer.is_some_and(|answer| self.explains(problem, self.evidence.first, answer))
+        answer.is_some_and(|answer| self.explains(problem, [self.evidence.first; 2], answer))
     }
 
     /// Returns the problem with an edited softmax; `None` where the edit changes nothing or gives no problem.
@@ -294,7 +289,7 @@ impl Case<'_> {
             let Some(answer) = results.and_then(|exact| self.about(exact)) else { return false };
             let lse = first.lse.clone().filter(|_| mistake.has_lse());
             let results = RankOutputs { lse, max_logit: None, ..first.clone() };
-            self.explains_beside(problem, &results, answer, &results)
+            self.explains(problem, [&results; 2], answer)
         };
         SIGHT_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
     }
@@ -311,12 +306,13 @@ impl Case<'_> {
     }
 
     fn lse(&self) -> Vec<String> {
-        if self.evidence.first.lse.is_none() {
+        let Evidence { problem, first, .. } = *self.evidence;
+        if first.lse.is_none() {
             return Vec::new();
         }
         let explains = |mistake: &&LseMistake| {
             let answer = self.with_lse(mistake);
-            answer.is_some_and(|answer| self.explains(self.evidence.problem, self.evidence.first, answer))
+            answer.is_some_and(|answer| self.explains(problem, [first; 2], answer))
         };
         LSE_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
     }
@@ -375,7 +371,7 @@ impl Case<'_> {
                 bound.worst.out.clone_from(&of_right.worst.out);
                 bound.dithered.out.clone_from(&of_right.worst.out);
             }
-            self.explains(&problem, self.evidence.first, answer)
+            self.explains(&problem, [self.evidence.first; 2], answer)
         };
         SOFTMAX_MISTAKES.iter().filter(explains).map(|mistake| mistake.words.to_owned()).collect()
     }
@@ -433,7 +429,8 @@ impl Case<'_> {
             read_as(&mut results.out, own, other);
         }
         let answer = self.answer(&problem, &inputs);
-        answer.is_some_and(|answer| self.explains(&problem, &results, answer))
+        // What was read in the other format may be right.
+        answer.is_some_and(|answer| self.explains(&problem, [&results, first], answer))
     }
 }
 
