@@ -19,6 +19,7 @@ mod amax;
 mod assemble;
 pub mod bounds;
 pub mod compare;
+mod dealt;
 mod diagnosis;
 mod draw;
 mod envelope;

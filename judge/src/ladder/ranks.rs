@@ -11,11 +11,10 @@
 //!
 //! Words name ranks of the world, as `explain` does; all else counts them in the group.
 
-use std::collections::HashMap;
-
-use seamproof_oracle::sharding::{PlacedRun, RankLayout};
+use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Algorithm, Side, TensorName};
 
+use super::dealt::{Dealt, Part, Place};
 use super::pairs::Pairs;
 use super::rows::{Finished, Row};
 use super::stories::REST_MAX;
@@ -36,37 +35,6 @@ pub(super) struct Told {
     pub(super) rest: f64,
 }
 
-/// The rows that one rank holds of a sequence: all, or one of its two chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    /// Rank in the group.
-    rank: usize,
-    /// 0 or 1 where the rank has two runs of positions.
-    chunk: Option<usize>,
-}
-
-impl Part {
-    fn holds(self, other: Part) -> bool {
-        self.rank == other.rank && (self.chunk.is_none() || self.chunk == other.chunk)
-    }
-
-    /// Returns the part in words, as the subject of a sentence.
-    fn own_words(self, names: Names<'_>) -> String {
-        match self.chunk {
-            Some(_) => self.words(names),
-            None => format!("{}'s part", names.of(self.rank)),
-        }
-    }
-
-    fn words(self, names: Names<'_>) -> String {
-        let rank = names.of(self.rank);
-        match self.chunk {
-            Some(chunk) => format!("{rank}'s {} chunk", ["first", "second"][chunk]),
-            None => rank,
-        }
-    }
-}
-
 /// What the ranks of a group are called: their numbers in the world.
 #[derive(Clone, Copy)]
 struct Names<'l>(&'l [RankLayout]);
@@ -76,59 +44,32 @@ impl Names<'_> {
     fn of(self, rank: usize) -> String {
         format!("rank {}", self.0[rank % self.0.len()].rank)
     }
-}
 
-/// One side of a sequence, by the ranks that hold it.
-struct Dealt {
-    ranks: usize,
-    /// What the ranks hold, each part once: chunks where a rank has two.
-    parts: Vec<Part>,
-    /// For each position the index of its part, and its row in the rank's tensor.
-    places: Vec<Option<(usize, usize)>>,
-    /// Position of each row of each rank.
-    positions: HashMap<(usize, usize), usize>,
-}
-
-impl Dealt {
-    fn new(layouts: &[RankLayout], (sequence, side): (usize, Side), len: usize) -> Dealt {
-        let (mut parts, mut places, mut positions) = (Vec::new(), vec![None; len], HashMap::new());
-        for (rank, layout) in layouts.iter().enumerate() {
-            let own: Vec<&PlacedRun> =
-                layout.side(side).runs.iter().filter(|run| run.sequence == sequence).collect();
-            for (index, PlacedRun { piece, local, .. }) in own.iter().enumerate() {
-                let part = Part { rank, chunk: (own.len() == 2).then_some(index) };
-                if parts.last() != Some(&part) {
-                    parts.push(part);
-                }
-                for i in 0..local.len {
-                    let (position, row) = (piece.start + i * piece.step, local.row(i));
-                    if let Some(place) = places.get_mut(position) {
-                        *place = Some((parts.len() - 1, row));
-                        positions.insert((rank, row), position);
-                    }
-                }
-            }
+    fn of_part(self, part: Part) -> String {
+        let rank = self.of(part.rank);
+        match part.chunk {
+            Some(chunk) => format!("{rank}'s {} chunk", ["first", "second"][chunk]),
+            None => rank,
         }
-        Dealt { ranks: layouts.len(), parts, places, positions }
     }
 
-    /// Returns all ranks, and all chunks of ranks that have two.
-    fn scopes(&self) -> Vec<Part> {
-        let ranks = (0..self.ranks).map(|rank| Part { rank, chunk: None });
-        ranks.chain(self.parts.iter().copied().filter(|part| part.chunk.is_some())).collect()
+    /// Returns a part in words, as the subject of a sentence.
+    fn as_subject(self, part: Part) -> String {
+        let words = self.of_part(part);
+        if part.chunk.is_some() { words } else { format!("{words}'s part") }
     }
+}
 
-    /// Returns the part that holds a position.
-    fn part(&self, position: usize) -> Option<Part> {
-        let (index, _) = *self.places.get(position)?.as_ref()?;
-        self.parts.get(index).copied()
-    }
+/// Returns all ranks, and all chunks of ranks that have two.
+fn scopes(dealt: &Dealt) -> Vec<Part> {
+    let ranks = (0..dealt.ranks).map(|rank| Part { rank, chunk: None });
+    ranks.chain(dealt.parts.iter().copied().filter(|part| part.chunk.is_some())).collect()
+}
 
-    /// Returns the position that the rank `by` places further holds in the same row as a position's own rank.
-    fn neighbour(&self, position: usize, by: usize) -> Option<usize> {
-        let (part, row) = self.places[position]?;
-        self.positions.get(&((self.parts[part].rank + by) % self.ranks, row)).copied()
-    }
+/// Returns the position that the rank `by` places further holds in the same row as a position's own rank.
+fn neighbour(dealt: &Dealt, position: usize, by: usize) -> Option<usize> {
+    let Place { part, row, .. } = dealt.place(position)?;
+    dealt.position((part.rank + by) % dealt.ranks, row)
 }
 
 /// Rows of the other side that a mistake is about.
@@ -192,9 +133,12 @@ struct Share {
 }
 
 impl Share {
-    fn new(part: Part, width: usize) -> Share {
-        let [sum, all, zeros, first, second] = [(); 5].map(|()| vec![0.0; width]);
-        Share { part, seen: 0, hidden: 0, sum, all, zeros, late: [Some(first), Some(second)] }
+    fn of(row: &Row<'_>, others: &Dealt, part: Part) -> Share {
+        let [sum, all, zeros, first, second] = [(); 5].map(|()| vec![0.0; row.width()]);
+        let mut share =
+            Share { part, seen: 0, hidden: 0, sum, all, zeros, late: [Some(first), Some(second)] };
+        others.positions(part).for_each(|position| share.add(row, others, position));
+        share
     }
 
     fn add(&mut self, row: &Row<'_>, others: &Dealt, position: usize) {
@@ -207,7 +151,7 @@ impl Share {
         row.add(position, &mut self.sum);
         row.add_zeros(&mut self.zeros);
         for (late, by) in self.late.iter_mut().zip(neighbours(others.ranks)) {
-            match (others.neighbour(position, by), late.as_mut()) {
+            match (neighbour(others, position, by), late.as_mut()) {
                 (Some(other), Some(late)) if row.reads_travelling_rows() => row.add(other, late),
                 _ => *late = None,
             }
@@ -228,14 +172,8 @@ struct Sums {
 
 impl Sums {
     fn of(row: &Row<'_>, own: Part, others: &Dealt) -> Sums {
-        let (width, is_mean) = (row.width(), row.tensor() == TensorName::Out);
-        let mut shares: Vec<Share> = others.parts.iter().map(|part| Share::new(*part, width)).collect();
-        for (position, place) in others.places.iter().enumerate() {
-            if let Some((part, _)) = *place {
-                shares[part].add(row, others, position);
-            }
-        }
-        Sums { shares, own, is_mean, width }
+        let shares = others.parts.iter().map(|part| Share::of(row, others, *part)).collect();
+        Sums { shares, own, is_mean: row.tensor() == TensorName::Out, width: row.width() }
     }
 
     /// Returns the sum of what is taken of each share; `None` where one is not known.
@@ -301,23 +239,21 @@ pub(super) fn told<'a>(
 ) -> Option<Told> {
     let side = wrong.side();
     let other = if side == Side::Q { Side::Kv } else { Side::Q };
-    let lengths = [side, other].map(|side| pairs.len(side));
-    let work = lengths[1].saturating_mul(wrong.work());
+    let work = pairs.len(other).saturating_mul(wrong.work());
     let parallel = &pairs.problem.parallel;
     let is_plain = layouts.len() == parallel.size() && pairs.problem.sharing.is_empty();
     if layouts.len() < 2 || !is_plain || work > WORK_MAX {
         return None;
     }
     let is_ring = matches!(parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
-    let own = Dealt::new(layouts, (pairs.sequence, side), lengths[0]);
-    let others = Dealt::new(layouts, (pairs.sequence, other), lengths[1]);
-    let part = own.part(wrong.position())?;
+    let [own, others] = [side, other].map(|side| Dealt::new(layouts, pairs, side));
+    let part = own.place(wrong.position())?.part;
     let asked = Asked { is_ring, own: &own, others: &others, row: &row };
     let (mistake, rest) = asked.best(part, wrong)?;
     let rows = (WORK_MAX / work.max(1)).min(ROWS_MAX);
     let names = Names(layouts);
     let what = match asked.befell_all(mistake, part, wrong.position(), rows) {
-        true => format!("{} of sequence {}", part.own_words(names), pairs.sequence),
+        true => format!("{} of sequence {}", names.as_subject(part), pairs.sequence),
         false => format!("{}, on {},", wrong.words(), names.of(part.rank)),
     };
     let back = if wrong.tensor() == TensorName::Out { "" } else { "in the backward " };
@@ -352,7 +288,7 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
 
     /// Returns the mistakes to ask for, simple ones first.
     fn mistakes(&self) -> Vec<Mistake> {
-        let parts = self.others.scopes();
+        let parts = scopes(self.others);
         let each = |fate| parts.iter().map(move |part| Mistake::Befell(Scope::Of(*part), fate));
         let mut mistakes = vec![Mistake::Befell(Scope::All, Fate::Twice)];
         mistakes.extend(FATES.into_iter().flat_map(each));
@@ -367,7 +303,7 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
     fn predicted(&self, mistake: Mistake, wrong: &Row<'a>, sums: &Sums) -> Option<Finished> {
         match mistake {
             Mistake::Moved(by) => {
-                let other = (self.row)(self.own.neighbour(wrong.position(), by)?)?;
+                let other = (self.row)(neighbour(self.own, wrong.position(), by)?)?;
                 let moved = other.finished(&Sums::of(&other, sums.own, self.others).right())?;
                 // Rows of zeros are everywhere alike.
                 (moved.norm() > ROUNDING * wrong.finished(&sums.right())?.norm()).then_some(moved)
@@ -378,8 +314,7 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
 
     /// Whether a mistake explains all rows of a part that are looked at, and more than the one that led to it.
     fn befell_all(&self, mistake: Mistake, part: Part, known: usize, rows: usize) -> bool {
-        let of_part = |position: &usize| *position != known && self.own.part(*position) == Some(part);
-        let all: Vec<usize> = (0..self.own.places.len()).filter(of_part).collect();
+        let all: Vec<usize> = self.own.positions(part).filter(|position| *position != known).collect();
         let step = all.len().div_ceil(rows.max(1)).max(1);
         let mut explained = 0;
         for &position in all.iter().step_by(step) {
@@ -448,7 +383,7 @@ fn wording(mistake: Mistake, own: Part, row: &Row<'_>, names: Names<'_>) -> Stri
     let of = match scope {
         Scope::All => format!("all {rows}"),
         Scope::Others => format!("the {rows} of all other ranks"),
-        Scope::Of(part) => format!("the {rows} of {}", part.words(names)),
+        Scope::Of(part) => format!("the {rows} of {}", names.of_part(part)),
     };
     match (fate, scope) {
         (Fate::Lost, _) if is_seeing => format!("missed {of}"),
@@ -465,7 +400,7 @@ fn wording(mistake: Mistake, own: Part, row: &Row<'_>, names: Names<'_>) -> Stri
             } else {
                 format!("the keys of {}", names.of(read))
             };
-            format!("took {read} in the place of those of {}, {steps}", part.words(names))
+            format!("took {read} in the place of those of {}, {steps}", names.of_part(part))
         }
         (Fate::Late(1), _) => format!("saw {of} one step late"),
         (Fate::Late(_), _) => format!("took for {of} those of the rank before"),

@@ -8,9 +8,10 @@
 
 use ndarray::{Array2, Array3, s};
 use seamproof_oracle::exact::log_sum_exp;
-use seamproof_oracle::sharding::{PlacedRun, RankLayout, run_of};
+use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Algorithm, ForwardResults, Inputs, Mask, Problem, Side};
 
+use super::dealt::{Dealt, Place};
 use super::pairs::{Pairs, widened};
 
 /// Largest number of pairs of rows, whether they see each other or not, times query heads of a case in which mistakes are
@@ -22,7 +23,7 @@ pub(super) struct SightMistake {
     /// What the program did, in words.
     pub(super) words: &'static str,
     /// Whether a query sees a row of keys.
-    sees: fn(&Dealt<'_>, usize, usize) -> bool,
+    sees: fn(&DealtPairs<'_>, usize, usize) -> bool,
     merge: Merge,
 }
 
@@ -66,7 +67,8 @@ pub(super) const SIGHT_MISTAKES: [SightMistake; 7] = [
     SightMistake {
         words: "ranks took positions among their own rows for those of the sequence, and saw no key of a later rank",
         sees: |dealt, query, key| {
-            dealt.queries[query].rank >= dealt.keys[key].rank && dealt.sees_by_own_positions(query, key)
+            dealt.queries[query].part.rank >= dealt.keys[key].part.rank
+                && dealt.sees_by_own_positions(query, key)
         },
         ..RIGHT
     },
@@ -109,7 +111,7 @@ impl SightMistake {
         }
         let mut results = right.clone();
         for sequence in 0..problem.sequences.len() {
-            let dealt = Dealt::new((problem, inputs), layouts, sequence)?;
+            let dealt = DealtPairs::new((problem, inputs), layouts, sequence)?;
             for query in 0..dealt.pairs.both.q.len {
                 for head in 0..problem.heads.q {
                     let row = dealt.row(self, query, head);
@@ -121,33 +123,23 @@ impl SightMistake {
     }
 }
 
-/// Where a row lies.
-#[derive(Clone, Copy, Default)]
-struct Placed {
-    /// Rank in the group.
-    rank: usize,
-    /// Its own position.
-    own: usize,
-}
-
-/// The rows of a sequence, dealt to ranks.
-struct Dealt<'a> {
+/// The pairs of a sequence, and the places of their rows.
+struct DealtPairs<'a> {
     pairs: Pairs<'a>,
     ranks: usize,
-    queries: Vec<Placed>,
-    keys: Vec<Placed>,
+    queries: Vec<Place>,
+    keys: Vec<Place>,
 }
 
-impl<'a> Dealt<'a> {
+impl<'a> DealtPairs<'a> {
     fn new(
         (problem, inputs): (&'a Problem, &'a Inputs),
         layouts: &[RankLayout],
         sequence: usize,
-    ) -> Option<Dealt<'a>> {
+    ) -> Option<DealtPairs<'a>> {
         let pairs = Pairs { problem, inputs, sequence, both: problem.sequences.get(sequence)? };
-        let [queries, keys] =
-            [Side::Q, Side::Kv].map(|side| placed(layouts, (sequence, side), run_of(pairs.both, side).span));
-        Some(Dealt { pairs, ranks: layouts.len(), queries: queries?, keys: keys? })
+        let [queries, keys] = [Side::Q, Side::Kv].map(|side| Dealt::new(layouts, &pairs, side).all());
+        Some(DealtPairs { pairs, ranks: layouts.len(), queries: queries?, keys: keys? })
     }
 
     fn mask(&self) -> &Mask {
@@ -165,19 +157,19 @@ impl<'a> Dealt<'a> {
     }
 
     fn sees_in_order_of_ranks(&self, query: usize, key: usize) -> bool {
-        let Placed { rank, own } = self.keys[key];
-        let at = rank * (self.span() / self.ranks) + own;
+        let Place { part, own, .. } = self.keys[key];
+        let at = part.rank * (self.span() / self.ranks) + own;
         self.mask().visible(query, self.span(), self.span()).contains(&at)
     }
 
     /// Returns out and LSE of a query.
     fn row(&self, mistake: &SightMistake, query: usize, head: usize) -> (Vec<f64>, f64) {
-        let own = self.queries[query].rank;
+        let own = self.queries[query].part.rank;
         let mut blocks: Vec<Block> = (0..self.ranks).map(|_| Block::default()).collect();
-        for (key, placed) in self.keys.iter().enumerate() {
+        for (key, place) in self.keys.iter().enumerate() {
             if (mistake.sees)(self, query, key) {
                 // The rank's own block is the first one.
-                let block = &mut blocks[(own + self.ranks - placed.rank) % self.ranks];
+                let block = &mut blocks[(own + self.ranks - place.part.rank) % self.ranks];
                 let is_real = key < self.pairs.both.kv.len;
                 block.push(if is_real { self.pairs.logit(query, head, key) } else { 0.0 }, key);
             }
@@ -240,21 +232,4 @@ impl Block {
         self.keys.push(key);
         self.logits.push(logit);
     }
-}
-
-/// Returns where each row of a side of a sequence lies, of real ones and of padding; `None` where one lies on no rank.
-fn placed(layouts: &[RankLayout], (sequence, side): (usize, Side), span: usize) -> Option<Vec<Placed>> {
-    let mut found = vec![None; span];
-    for (rank, layout) in layouts.iter().enumerate() {
-        let mut before = 0;
-        for PlacedRun { piece, local, .. } in
-            layout.side(side).runs.iter().filter(|run| run.sequence == sequence)
-        {
-            for i in 0..local.span {
-                *found.get_mut(piece.start + i * piece.step)? = Some(Placed { rank, own: before + i });
-            }
-            before += local.span;
-        }
-    }
-    found.into_iter().collect()
 }
