@@ -20,7 +20,7 @@ use super::bounds::{Comparison, FORWARD, forward};
 use super::compare::lanes;
 use super::evidence::{Depth, Evidence, products};
 use super::pairs::dot;
-use super::sights::{SIGHT_MISTAKES, SightMistake};
+use super::sights::{DealtCase, SIGHT_MISTAKES, SightMistake};
 use super::stories::REST_MAX;
 use crate::finding::{LOOKS, number};
 use crate::subject::RankOutputs;
@@ -283,9 +283,9 @@ impl Case<'_> {
     /// Returns the first mistake of programs on several ranks that explains the results.
     fn sight(&self) -> Vec<String> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
-        let layouts = self.evidence.ranks();
+        let Some(dealt) = DealtCase::new(problem, inputs, &self.evidence.ranks()) else { return Vec::new() };
         let explains = |mistake: &&SightMistake| {
-            let results = mistake.results((problem, inputs), &layouts, &self.right.exact);
+            let results = dealt.results(mistake, &self.right.exact);
             let Some(answer) = results.and_then(|exact| self.about(exact)) else { return false };
             let lse = first.lse.clone().filter(|_| mistake.has_lse());
             let results = RankOutputs { lse, max_logit: None, ..first.clone() };

@@ -84,37 +84,55 @@ impl SightMistake {
         self.merge == Merge::Softmax
     }
 
-    /// Returns the forward's results with this mistake, where `right` are the right ones; `None` where no program on
-    /// several ranks makes it.
-    pub(super) fn results(
-        &self,
-        (problem, inputs): (&Problem, &Inputs),
-        layouts: &[RankLayout],
-        right: &ForwardResults,
-    ) -> Option<ForwardResults> {
-        let is_plain = layouts.len() == problem.parallel.size() && problem.sharing.is_empty();
-        let algorithm = problem.parallel.algorithm;
-        let is_asked = match self.merge {
+    /// Whether a program on several ranks may make this mistake in a problem.
+    fn is_possible(&self, problem: &Problem) -> bool {
+        match self.merge {
             // Programs fill both sides up to the same length.
-            Merge::Softmax => {
-                algorithm != Algorithm::Single && problem.sequences.iter().all(|s| s.q.span == s.kv.span)
-            }
-            _ => algorithm == Algorithm::Ring,
-        };
+            Merge::Softmax => problem.sequences.iter().all(|s| s.q.span == s.kv.span),
+            _ => problem.parallel.algorithm == Algorithm::Ring,
+        }
+    }
+}
+
+/// A case whose rows are dealt to ranks.
+pub(super) struct DealtCase<'a> {
+    problem: &'a Problem,
+    sequences: Vec<DealtPairs<'a>>,
+}
+
+impl<'a> DealtCase<'a> {
+    /// Returns a case dealt to ranks; `None` where nothing is asked of it.
+    pub(super) fn new(
+        problem: &'a Problem,
+        inputs: &'a Inputs,
+        layouts: &[RankLayout],
+    ) -> Option<DealtCase<'a>> {
+        let is_plain = layouts.len() == problem.parallel.size() && problem.sharing.is_empty();
+        let is_single = problem.parallel.algorithm == Algorithm::Single;
         let pairs = problem
             .sequences
             .iter()
             .map(|s| s.q.len.saturating_mul(s.kv.span).saturating_mul(problem.heads.q));
         let is_small = pairs.fold(0, usize::saturating_add) <= PAIRS_MAX;
-        if !is_plain || !is_asked || !is_small {
+        if !is_plain || is_single || !is_small {
+            return None;
+        }
+        let dealt = |(sequence, both)| DealtPairs::new(Pairs { problem, inputs, sequence, both }, layouts);
+        let sequences = problem.sequences.iter().enumerate().map(dealt).collect::<Option<_>>()?;
+        Some(DealtCase { problem, sequences })
+    }
+
+    /// Returns the forward's results with a mistake, where `right` are the right ones; `None` where no program makes
+    /// it.
+    pub(super) fn results(&self, mistake: &SightMistake, right: &ForwardResults) -> Option<ForwardResults> {
+        if !mistake.is_possible(self.problem) {
             return None;
         }
         let mut results = right.clone();
-        for sequence in 0..problem.sequences.len() {
-            let dealt = DealtPairs::new((problem, inputs), layouts, sequence)?;
+        for dealt in &self.sequences {
             for query in 0..dealt.pairs.both.q.len {
-                for head in 0..problem.heads.q {
-                    let row = dealt.row(self, query, head);
+                for head in 0..self.problem.heads.q {
+                    let row = dealt.row(mistake, query, head);
                     dealt.put((query, head), row, (&mut results.out, &mut results.lse));
                 }
             }
@@ -132,12 +150,8 @@ struct DealtPairs<'a> {
 }
 
 impl<'a> DealtPairs<'a> {
-    fn new(
-        (problem, inputs): (&'a Problem, &'a Inputs),
-        layouts: &[RankLayout],
-        sequence: usize,
-    ) -> Option<DealtPairs<'a>> {
-        let pairs = Pairs { problem, inputs, sequence, both: problem.sequences.get(sequence)? };
+    /// Returns pairs with their places; `None` where a row lies on no rank.
+    fn new(pairs: Pairs<'a>, layouts: &[RankLayout]) -> Option<DealtPairs<'a>> {
         let [queries, keys] = [Side::Q, Side::Kv].map(|side| Dealt::new(layouts, &pairs, side).all());
         Some(DealtPairs { pairs, ranks: layouts.len(), queries: queries?, keys: keys? })
     }
