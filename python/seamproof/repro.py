@@ -186,7 +186,8 @@ def _write(subject: Subject, finding: Finding, path: Path, limits: Limits) -> Ma
         if both is not None:
             without.append(f"the kernel and the script both define `{both}`")
             continue
-        if "Parallel.from_json(" in text and "class Parallel" not in text and "import Parallel" not in text:
+        is_dealt = not (finding.problem.parallel.is_single or isinstance(subject.call, Varlen))
+        if is_dealt and not (kernel.imports_file or kernel.has_ranks):
             without.append("the kernel deals rows to ranks by other means of this package than `attend`")
             continue
         path.write_text(text)
@@ -284,7 +285,7 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield inspect.getsource(reference.keys_seen) + "\n\n"
     yield inspect.getsource(reference.reference)
     yield "\n\n# The call.\n\n\n"
-    if ".view(" in text or source.imports_file(text):
+    if ".view(" in text or kernel.imports_file:
         yield inspect.getsource(views.laid_out) + "\n\n"
     if finding.problem.pages is not None:
         yield inspect.getsource(pages.pooled) + "\n\n"
@@ -320,7 +321,7 @@ def _title(subject: Subject, finding: Finding, kernel: source.Kernel) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in subject.ready()["versions"].items())
     what = finding.what.replace("\\", "/").replace('"""', "'''")
     parallel = finding.problem.parallel
-    is_plain = parallel.is_single or source.imports_file(kernel.text)
+    is_plain = parallel.is_single or kernel.imports_file
     ranks = "" if is_plain else _RANKS.format(parallel.world)
     return (
         f'"""{what}\n\n{finding.words}\n\nNeeds {needs} and the kernel. Found with {versions}.\n'
@@ -537,7 +538,7 @@ def _namespace(subject: Subject, problem: Problem, kernel: source.Kernel) -> Ite
     for name in (*_PLAIN, *_DERIVED):
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
     if not problem.parallel.is_single:
-        if source.imports_file(kernel.text):
+        if kernel.imports_file:
             # The file imports this package, whose ranks they are.
             yield "    from seamproof.dealing import Parallel\n\n"
         yield "    p.library = SimpleNamespace(integers=ints)\n"

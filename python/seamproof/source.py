@@ -84,6 +84,10 @@ class Kernel:
 
     text: str
     name: str
+    # Whether the lines import the function's file, which may import this package.
+    imports_file: bool = False
+    # Whether the lines deal rows to ranks as this package does.
+    has_ranks: bool = False
 
 
 def installed(function: Callable[..., Any]) -> bool:
@@ -104,11 +108,6 @@ def importing(function: Callable[..., Any]) -> Kernel:
     return Kernel(f"from {module} import {first}\n", name)
 
 
-def imports_file(text: str) -> bool:
-    """Returns whether the text of a kernel imports its file."""
-    return "spec_from_file_location" in text
-
-
 def whole(file: Path, name: str, others: list[str], options: dict[str, str]) -> Kernel:
     """Returns a file of a program of several ranks with the files beside it that it imports, without this package.
 
@@ -120,7 +119,7 @@ def whole(file: Path, name: str, others: list[str], options: dict[str, str]) -> 
     parts += [f"_loaded({module!r}, {_literal(text)})\n" for module, text in neighbours]
     parts.append(f"_module = _loaded('kernel_file', {_literal(text)})\nkernel = _module.{name}\n")
     parts += [f"{other} = _module.{other}\n" for other in others]
-    return Kernel("".join(parts), "kernel")
+    return Kernel("".join(parts), "kernel", has_ranks=True)
 
 
 def _with_neighbours(file: Path) -> list[tuple[str, str]]:
@@ -165,7 +164,7 @@ kernel = _module.{name}
 kernel = getattr(kernel, "function", kernel)
 """
     text += "".join(f"{other} = _module.{other}\n" for other in others)
-    return Kernel(text, "kernel")
+    return Kernel(text, "kernel", imports_file=True)
 
 
 def embedded(functions: list[Callable[..., Any]]) -> Kernel:
@@ -178,8 +177,15 @@ def embedded(functions: list[Callable[..., Any]]) -> Kernel:
     except (OSError, TypeError) as error:
         raise NoSource(f"the kernel's source cannot be read: {error}") from error
     file = _File(text, function.__globals__)
-    kept = file.needed([item.__name__ for item in functions])
-    return Kernel("".join(kept), function.__name__)
+    chosen, names = file.needed([item.__name__ for item in functions])
+    lines, has_ranks = file.future(), False
+    if file.names_package(names):
+        has_ranks = file.calls_attend(chosen)
+        lines.append(STAND_IN)
+        lines += ["from __future__ import annotations\n", *ranks()] if has_ranks else []
+        lines += file.stand_ins(names)
+    lines += file.sources(chosen)
+    return Kernel("".join(lines), function.__name__, has_ranks=has_ranks)
 
 
 def ranks() -> Iterator[str]:
@@ -188,7 +194,8 @@ def ranks() -> Iterator[str]:
     yield RANKS
     for place, names in (DEALING, ATTEND):
         file = _File((package / place).read_text(encoding="utf-8"), {})
-        yield from (line for line in file.needed(names, without="_found") if not _is_future(line))
+        chosen, _ = file.needed(names, without="_found")
+        yield from file.sources(chosen)
         yield "\n\n"
     imports, _, carried = (package / ALONE).read_text(encoding="utf-8").partition(CARRIED)
     yield imports.rpartition('"""')[2].lstrip("\n")
@@ -205,8 +212,8 @@ class _File:
         self._body = ast.parse(text).body
         self._aliases = {name for node in self._body for name in _package_names(node)}
 
-    def needed(self, names: list[str], without: str | None = None) -> Iterator[str]:
-        """Yields the source of the statements that bind these names or any that they use, in their order.
+    def needed(self, names: list[str], without: str | None = None) -> tuple[list[int], set[str]]:
+        """Returns which statements bind these names or any that they use, in their order, and all those names.
 
         `without` is a name whose statement is left out. Imports of neighbours in a package are left out too.
         """
@@ -222,19 +229,33 @@ class _File:
                     fresh = self._used(node) - seen
                     seen |= fresh
                     open_names += fresh
-        future = [
-            node for node in self._body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        return sorted(chosen), seen
+
+    def future(self) -> list[str]:
+        """Returns the source of the imports that stand before all others."""
+        return [
+            self._source(node)
+            for node in self._body
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__"
         ]
-        yield from (self._source(node) for node in future)
-        if seen & self._aliases:
-            yield STAND_IN
-            if any(self._is_of_ranks(self._body[index]) for index in chosen):
-                yield "from __future__ import annotations\n"
-                yield from ranks()
-            for node in self._body:
-                yield from _stand_ins(node, seen)
+
+    def names_package(self, names: set[str]) -> bool:
+        """Returns whether one of these names is this package's."""
+        return not names.isdisjoint(self._aliases)
+
+    def stand_ins(self, names: set[str]) -> Iterator[str]:
+        """Yields the lines that bind those of these names that are this package's."""
+        for node in self._body:
+            yield from _stand_ins(node, names)
+
+    def calls_attend(self, chosen: list[int]) -> bool:
+        """Returns whether one of these statements calls `attend` of this package."""
+        return any(self._is_of_ranks(self._body[index]) for index in chosen)
+
+    def sources(self, chosen: list[int]) -> Iterator[str]:
+        """Yields the source of these statements."""
         last = None
-        for index in sorted(chosen):
+        for index in chosen:
             node = self._body[index]
             # A blank line where the file has one.
             if last is not None and self._first_line(node) > last.end_lineno + 1:
@@ -290,10 +311,6 @@ class _File:
         if isinstance(node, (ast.Import, ast.ImportFrom)) and PACKAGE in lines:
             return ast.unparse(_without_package(node)) + "\n"
         return lines
-
-
-def _is_future(line: str) -> bool:
-    return line.startswith("from __future__")
 
 
 def bound_again(part: str, whole: str) -> str | None:

@@ -372,6 +372,25 @@ def test_a_script_that_imports_the_kernels_file_is_in_doubt(fake_program, tmp_pa
     assert answer["doubt"].startswith("it imports the kernel's file, because ")
 
 
+OF_RANKS = """
+@sp.subject(**DECLARED, table={"parallel": {"algorithms": ["ring"], "balances": ["contiguous"], "ranks_most": 2}})
+def ranks(p, q, k, v, dout=None, sink=None):
+    # What a class Parallel says.
+    raise KeyError(f"{p.parallel.world} ranks")
+"""
+
+
+def test_ranks_that_a_script_cannot_carry(fake_program, tmp_path):
+    case, file = stored("ranks", "capability", tmp_path), tmp_path / "kinds.py"
+    file.write_text(file.read_text() + OF_RANKS)
+    parallel = {"algorithm": "ring", "balance": "contiguous", "world": 2, "ranks": [0, 1]}
+    even = problem([(4, 4)], heads=(2, 1), dims=(4, 3)) | {"parallel": parallel}
+    case.write_text(json.dumps(json.loads(case.read_text()) | {"problem": even}))
+    assert made(case)["shows"]
+    done = subprocess.run([sys.executable, str(case.with_suffix(".py"))], capture_output=True, text=True)
+    assert "KeyError: '2 ranks'" in done.stdout, done.stdout + done.stderr
+
+
 def is_there(process: int) -> bool:
     """Whether a process runs."""
     try:
