@@ -218,7 +218,7 @@ def _embedded(subject: Subject) -> source.Kernel:
         return source.importing(subject.function)
     if callable(getattr(subject.call, "backward", None)):
         functions.append(subject.call.backward)
-    return source.embedded(functions)
+    return source.embedded(functions, options())
 
 
 def _whole(subject: Subject) -> source.Kernel:

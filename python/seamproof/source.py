@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "seamproof"
-# Stands in for the package where a function names it: results are read by name, and the mark of autograd is a text.
+# Stands in for the package where a function names it: results are read by name, the mark of autograd is a text, and
+# options are those that the subject had.
 STAND_IN = """class _Seamproof:  # stands in for the package that found this
     Problem, autograd, Refused = object, "autograd", RuntimeError
+    options = lambda: {options!r}
 
     class Result:
         def __init__(self, out, lse=None, max_logit=None, dq=None, dk=None, dv=None, dsink=None, grads=None):
-            self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
+            self.__dict__.update({{name: value for name, value in locals().items() if name != "self"}})
 
 
 """
@@ -61,8 +63,8 @@ class _Whatever:  # what a file asks of the package while it is loaded
 
 
 _package = _Whatever()
-_package.__dict__.update(vars(_Seamproof), options=lambda: {options!r})
-sys.modules.update({{"seamproof": _package, "seamproof.cp": _Seamproof.cp, "seamproof.launched": launched}})
+_package.__dict__.update(vars(_Seamproof))
+sys.modules.update({"seamproof": _package, "seamproof.cp": _Seamproof.cp, "seamproof.launched": launched})
 
 
 def _loaded(name, text):
@@ -113,8 +115,8 @@ def whole(file: Path, name: str, others: list[str], options: dict[str, str]) -> 
 
     `options` are those that the files read with `seamproof.options()`.
     """
-    parts = ["from __future__ import annotations\nimport sys\n", STAND_IN, *ranks()]
-    parts.append(_WHOLE.format(options=options))
+    stand_in = STAND_IN.format(options=options)
+    parts = ["from __future__ import annotations\nimport sys\n", stand_in, *ranks(), _WHOLE]
     *neighbours, (_, text) = _with_neighbours(file)
     parts += [f"_loaded({module!r}, {_literal(text)})\n" for module, text in neighbours]
     parts.append(f"_module = _loaded('kernel_file', {_literal(text)})\nkernel = _module.{name}\n")
@@ -167,8 +169,11 @@ kernel = getattr(kernel, "function", kernel)
     return Kernel(text, "kernel", imports_file=True)
 
 
-def embedded(functions: list[Callable[..., Any]]) -> Kernel:
-    """Returns the source of functions of one file with all that they need of it, without this package."""
+def embedded(functions: list[Callable[..., Any]], options: dict[str, str]) -> Kernel:
+    """Returns the source of functions of one file with all that they need of it, without this package.
+
+    `options` are those that the file reads with `seamproof.options()`.
+    """
     function = functions[0]
     if any("<" in getattr(item, "__qualname__", "<") for item in functions):
         raise NoSource("the kernel is defined inside a function, so that no script can define it alone")
@@ -181,7 +186,7 @@ def embedded(functions: list[Callable[..., Any]]) -> Kernel:
     lines, has_ranks = file.future(), False
     if file.names_package(names):
         has_ranks = file.calls_attend(chosen)
-        lines.append(STAND_IN)
+        lines.append(STAND_IN.format(options=options))
         lines += ["from __future__ import annotations\n", *ranks()] if has_ranks else []
         lines += file.stand_ins(names)
     lines += file.sources(chosen)

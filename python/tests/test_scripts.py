@@ -372,6 +372,37 @@ def test_a_script_that_imports_the_kernels_file_is_in_doubt(fake_program, tmp_pa
     assert answer["doubt"].startswith("it imports the kernel's file, because ")
 
 
+ASKING = """import numpy as np
+import seamproof
+from seamproof import options
+
+GIVEN = seamproof.options()
+WRONG = 3.0
+if options():
+    WRONG = float(GIVEN["wrong"])
+
+@seamproof.flash_varlen(arrays="numpy", formats=["f32"], lse=False, backward=False)
+def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale):
+    return np.full((*q.shape[:2], v.shape[2]), WRONG, np.float32)
+"""
+
+
+@pytest.mark.parametrize(("given", "got"), [({}, "3.0"), ({"wrong": "4.5"}, "4.5")])
+def test_a_file_that_asks_for_options(fake_program, tmp_path, given, got):
+    case, file = stored("kernel", "envelope", tmp_path), tmp_path / "kinds.py"
+    file.write_text(ASKING)
+    raw = json.loads(case.read_text())
+    raw["subject"]["options"] = given
+    raw["found"]["finding"]["tensor"] = "out"
+    case.write_text(json.dumps(raw))
+    assert made(case) == {"written": True, "shows": True, "doubt": None}
+    script = case.with_suffix(".py")
+    assert "import seamproof" not in script.read_text() and "from seamproof" not in script.read_text()
+    command = [sys.executable, "-I", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/nowhere"})
+    assert done.returncode == 1 and f"got    {got}\n" in done.stdout, done.stdout + done.stderr
+
+
 OF_RANKS = """
 @sp.subject(**DECLARED, table={"parallel": {"algorithms": ["ring"], "balances": ["contiguous"], "ranks_most": 2}})
 def ranks(p, q, k, v, dout=None, sink=None):
