@@ -348,25 +348,29 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
         const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
         const int closing = (int)uniform(tile.closes * a.group);
         int t = start_of(a, tile), member = 0;
+        // Whether dQ of the turn before is still to be handed over.
+        bool pending = false;
 #pragma unroll 1
         for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
-            const u32 stage = uniform(ring.stage()), turn = ring.turns;
+            const u32 stage = ring.stage(), turn = ring.turns;
             const int now = t, head = member;
             if (++member == a.group) member = 0, t += a.direction;
             barrier_wait(shared.q_full(stage), ring.parity());
-            barrier_wait(shared.dout_full(stage), ring.parity());
             const u32 statistics = shared.statistics(stage);
             u32 p[ROWS / 8], ds[ROWS / 8];
             float inverse;
             {
                 float s[ROWS / 2], dp[ROWS / 2];
+                const float4 factors = get_four(statistics + ROWS * 8);
+                const OfRows levels = get_rows(statistics);
                 hold(s);
                 hold(dp);
                 wgmma_fence();
                 score_codes<E4M3>(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
+                if (pending) hand_queries(shared, group, turn - 1);
+                barrier_wait(shared.dout_full(stage), ring.parity());
+                wgmma_fence();
                 score_codes<FORMAT>(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
-                const float4 factors = get_four(statistics + ROWS * 8);
-                const OfRows levels = get_rows(statistics);
                 wgmma_wait<1>();
                 hold(s);
                 weigh(s, levels, factors.x);
@@ -445,9 +449,10 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
             release(shared.dout_empty(stage));
 #pragma unroll
             for (int i = 0; i < 32; ++i) one[i] = __fmaf_rn(other[i], inverses.y, one[i] * inverses.x);
-            pass_queries(a, shared, at, group, turn, left, left <= closing, now, head, one);
+            pending = pass_queries<true>(a, shared, at, group, turn, left, left <= closing, now, head, one);
             ring.advance();
         }
+        if (pending) hand_queries(shared, group, ring.turns - 1);
         const Tile done = get_tile(at);
         __syncwarp();
         release(shared.kv_empty(tiles.stage()));

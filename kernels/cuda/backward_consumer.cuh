@@ -43,17 +43,31 @@ __device__ __forceinline__ float2 get_two(u32 at) {
     return two;
 }
 
-// Scores become weights.
-__device__ __forceinline__ void weigh(float (&s)[ROWS / 2], u32 lse, float scale) {
+// The numbers of the rows that a thread has, of the eights of rows from FROM to END. The first are `at`.
+template <int FROM, int END>
+__device__ __forceinline__ void get_numbers(float2 (&numbers)[ROWS / 8], u32 at) {
+#pragma unroll
+    for (int j = FROM; j < END; ++j) numbers[j] = get_two(at + 32 * j + 8 * (threadIdx.x % 4));
+}
+
+// Scores become exponents of weights, to base 2.
+__device__ __forceinline__ void level(float (&s)[ROWS / 2], const float2 (&lse)[ROWS / 8], float scale) {
 #pragma unroll
     for (int j = 0; j < ROWS / 8; ++j) {
-        const float2 of = get_two(lse + 32 * j + 8 * (threadIdx.x % 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float& x = s[4 * j + i];
-            x = exp2_of(__fmaf_rn(x, scale, i % 2 == 0 ? -of.x : -of.y) * LOG2_E);
+            x = __fmaf_rn(x, scale, i % 2 == 0 ? -lse[j].x : -lse[j].y) * LOG2_E;
         }
     }
+}
+
+// Exponents become weights, which are rounded for dV, of 16 rows from the eight `j` on.
+__device__ __forceinline__ void weigh(float (&s)[ROWS / 2], u32 (&p)[ROWS / 4], int j) {
+#pragma unroll
+    for (int i = 4 * j; i < 4 * j + 8; ++i) s[i] = exp2_of(s[i]);
+#pragma unroll
+    for (int i = 2 * j; i < 2 * j + 4; ++i) p[i] = pair_of(s[2 * i], s[2 * i + 1]);
 }
 
 // In a general instance: scores become weights, which are rounded for dV, times the slope of a soft cap, 1 - tanh².
@@ -82,19 +96,15 @@ __device__ __forceinline__ void weigh(
     }
 }
 
-// dP becomes dS, without the scale.
-__device__ __forceinline__ void differentiate(float (&dp)[ROWS / 2], const float (&p)[ROWS / 2], u32 d) {
+// dP becomes dS, without the scale and rounded, of 16 rows from the eight `j` on.
+__device__ __forceinline__ void differentiate(
+    const float (&dp)[ROWS / 2], const float (&p)[ROWS / 2], const float2 (&d)[ROWS / 8], u32 (&ds)[ROWS / 4], int j
+) {
 #pragma unroll
-    for (int j = 0; j < ROWS / 8; ++j) {
-        const float2 of = get_two(d + 32 * j + 8 * (threadIdx.x % 4));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dp[4 * j + i] = p[4 * j + i] * (dp[4 * j + i] - (i % 2 == 0 ? of.x : of.y));
+    for (int i = 2 * j; i < 2 * j + 4; ++i) {
+        const float2 of = d[i / 2];
+        ds[i] = pair_of(p[2 * i] * (dp[2 * i] - of.x), p[2 * i + 1] * (dp[2 * i + 1] - of.y));
     }
-}
-
-__device__ __forceinline__ void pack(const float (&s)[ROWS / 2], u32 (&p)[ROWS / 4]) {
-#pragma unroll
-    for (int i = 0; i < ROWS / 4; ++i) p[i] = pair_of(s[2 * i], s[2 * i + 1]);
 }
 
 // sᵀ = a · bᵀ: 64 keys, a tile of query rows.
@@ -152,7 +162,6 @@ __device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
     for (int i = 0; i < 8; ++i)
         put_four(at + (i * 128 + threadIdx.x % 128) * 16,
                  make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
-    shared_stores_done();
 }
 
 __device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
@@ -194,9 +203,17 @@ __device__ __forceinline__ float factor_of_queries(const Args& a, const Tile& ti
     return a.scale / WEIGHT_FACTOR * a.descales[K][(i64)tile.opening * (a.heads / a.group) + tile.head];
 }
 
+// Hands a turn's dQ, which is in its place, to the adders.
+__device__ __forceinline__ void hand_queries(const Shared& shared, u32 group, u32 turn) {
+    shared_stores_done();
+    __syncwarp();
+    release(shared.dq_full(group, turn));
+}
+
 // dQ to the adders, or, with the sums that are there, to its rows: of tile `t` of query rows and a head of the group, with
-// `left` turns of the walk. `at`: the tile of keys.
-__device__ __forceinline__ void pass_queries(
+// `left` turns of the walk. `at`: the tile of keys. Returns whether it is still to be handed over.
+template <bool DEFERS>
+__device__ __forceinline__ bool pass_queries(
     const Args& a, const Shared& shared, u32 at, u32 group, u32 turn, int left, bool closes, int t, int member,
     float (&dq)[32]
 ) {
@@ -215,9 +232,12 @@ __device__ __forceinline__ void pass_queries(
         store(a.dq, a, rows_of_turn(a, tile, t, member), place, dq, factor_of_queries(a, tile), a.dim);
     } else {
         store_sums(shared.dq(group), dq);
+        if (DEFERS) return true;
+        shared_stores_done();
     }
     __syncwarp();
     release(shared.dq_full(group, turn));
+    return false;
 }
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
@@ -238,7 +258,7 @@ __device__ __forceinline__ void pass_blind(
     wgmma_wait<0>();
     hold(dq);
     release(shared.dout_empty(stage));
-    pass_queries(a, shared, at, group, turn, left, closes, t, member, dq);
+    pass_queries<false>(a, shared, at, group, turn, left, closes, t, member, dq);
 }
 
 template <bool SHORT>
@@ -246,6 +266,11 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
     // Whether descriptors are made from what all threads of a warp have alike: a tenth fewer instructions, and registers for D beside
     // products. A general instance would spill two.
     constexpr bool ALIKE = !IS_GENERAL;
+    // Whether dQ is handed over behind the next scores' start, so that nobody waits until it is stored. In the short form those may
+    // wait for other blocks, which may wait for this dQ.
+    constexpr bool DEFERS = !SHORT && !IS_GENERAL;
+    // How many eights of rows have their numbers read before products are waited for: as many as there are registers for.
+    constexpr int EARLY_LSE = 8, EARLY_D = SHORT || IS_GENERAL ? 0 : 4;
     Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
@@ -269,24 +294,30 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         const int closing = (int)uniform(tile.closes * a.group);
         const int end = SHORT ? (int)uniform(tile.end) : 0;
         int t = start_of<SHORT>(a, tile, at), member = 0;
+        const u32 base = ALIKE ? uniform(all.base) : all.base, own = ALIKE ? uniform(threadIdx.x / 128) : 0;
+        // Whether dQ of the turn before is still to be handed over.
+        bool pending = false;
 #pragma unroll 1
         for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
-            const Shared shared = {ALIKE ? uniform(all.base) : kept(all.base)};
-            const u32 group = ALIKE ? uniform(threadIdx.x / 128) : kept(threadIdx.x) / 128;
+            const Shared shared = {ALIKE ? base : kept(base)};
+            const u32 group = ALIKE ? own : kept(threadIdx.x) / 128;
             const int now = t, head = member;
             if (++member == a.group) member = 0, t = around<SHORT>(t + a.direction, end);
-            const u32 stage = ALIKE ? uniform(ring.stage()) : ring.stage();
+            const u32 stage = ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
-            barrier_wait(shared.dout_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;
             // Whether the other group sees nothing.
             bool alone = false;
+            // Elsewhere the scores are begun before.
+            if (IS_GENERAL || ragged) barrier_wait(shared.dout_full(stage), ring.parity());
             if (ragged) {
                 const Sight tile = get_tile<Sight>(at);
                 // A general instance has no registers to pass over what a group does not see.
                 alone = !IS_GENERAL && is_blind(tile, now * ROWS, group ^ 1);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (!IS_GENERAL && is_blind(tile, now * ROWS, group)) {
+                    if (pending) hand_queries(shared, group, ring.turns - 1);
+                    pending = false;
                     if (SHORT && 2 * left > opening) make_d(shared, stage, left + opening, tile.rows - now * ROWS);
                     pass_blind(a, shared, at, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();
@@ -306,12 +337,20 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                 values(dv, p, descriptor(shared.dout(stage), ROWS * 128));
                 wgmma_commit();
             };
+            // Before products, which keep shared memory busy.
+            float2 numbers[ROWS / 8];
+            if constexpr (!IS_GENERAL) get_numbers<0, EARLY_LSE>(numbers, shared.statistics(stage));
             hold(s);
             if constexpr (!IS_GENERAL) hold(dp);
             wgmma_fence();
             scores(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
             wgmma_commit();
-            if constexpr (!IS_GENERAL) start_dp();
+            if (pending) hand_queries(shared, group, ring.turns - 1);
+            if constexpr (!IS_GENERAL) {
+                barrier_wait(shared.dout_full(stage), ring.parity());
+                wgmma_fence();
+                start_dp();
+            }
             if (SHORT && 2 * left > opening) make_d(shared, stage, left + opening, get_tile<Sight>(at).rows - now * ROWS);
             wgmma_wait<IS_GENERAL ? 0 : 1>();
             hold(s);
@@ -325,18 +364,28 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                 wgmma_fence();
                 start_dp();
             } else {
-                weigh(s, shared.statistics(stage), a.scale);
+                get_numbers<EARLY_LSE, ROWS / 8>(numbers, shared.statistics(stage));
+                level(s, numbers, a.scale);
+                weigh(s, p, 0);
             }
+            get_numbers<0, EARLY_D>(numbers, shared.statistics(stage) + ROWS * 4);
             wgmma_wait<0>();
             hold(dp);
             if (SHORT && 2 * left > opening) barrier_wait(shared.d_full(), (left + opening) % 2);
-            differentiate(dp, s, shared.statistics(stage) + ROWS * 4);
-            if constexpr (!IS_GENERAL) pack(s, p);
-            pack(dp, ds);
+            get_numbers<EARLY_D, ROWS / 8>(numbers, shared.statistics(stage) + ROWS * 4);
+            const u32 place = place_of_square(shared.ds(stage) + kept(threadIdx.x) / 32 * 2048);
+#pragma unroll
+            for (int j = 0; j < ROWS / 8; j += 2) {
+                // One step ahead, so that the unit of exponentials has work.
+                if (!IS_GENERAL && j + 2 < ROWS / 8) weigh(s, p, j + 2);
+                differentiate(dp, s, numbers, ds, j);
+                put_square_if(!ragged, place + j / 8 * KEYS * 128, j % 8 * 8, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
+            }
             hold(ds);
-            if (ragged) mask(p, ds, a, at, now * ROWS);
-            // Before dV: products from registers would be waited for.
-            store_gradients(shared.ds(stage), ds);
+            if (ragged) {
+                mask(p, ds, a, at, now * ROWS);
+                store_gradients(shared.ds(stage), ds);
+            }
             if constexpr (!IS_GENERAL) start_dv();
             shared_stores_done();
             // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.
@@ -355,13 +404,14 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dv);
             if constexpr (!IS_GENERAL) hold(p);
             release(shared.dout_empty(stage));
-            pass_queries(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
+            pending = pass_queries<DEFERS>(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
             release(shared.q_empty(stage));
             ring.advance();
         }
+        if (pending) hand_queries({base}, own, ring.turns - 1);
         const Tile done = get_tile(at);
         __syncwarp();
         release(shared.kv_empty(tiles.stage()));

@@ -71,17 +71,29 @@ __device__ __forceinline__ bool is_written(const Args& a, const Rows& rows, int 
     return r < rows.real || (a.clear && r < rows.owned && !a.accumulate);
 }
 
-// Puts 16 rows of 64 lanes, which a warp holds in pairs, into shared memory as the copy engine would swizzle them.
+// Puts 16 rows of 16 lanes, from `lane` of 64 on, which a warp holds in pairs, into shared memory as the copy engine would swizzle
+// them. All threads of the warp have `whether`: no branch, so that what is computed beside it can be moved past it.
+__device__ __forceinline__ void put_square_if(bool whether, u32 at, int lane, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile(
+        "{\n.reg .pred whether;\nsetp.ne.b32 whether, %5, 0;\n"
+        "@whether stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n}" ::"r"(at ^ lane * 2),
+        "r"(a), "r"(b), "r"(c), "r"(d), "r"((u32)whether)
+        : "memory");
+}
+
+// The address that a thread gives for the first of these lanes, where the rows begin `at` a multiple of 1024.
+__device__ __forceinline__ u32 place_of_square(u32 at) {
+    const u32 thread = kept(threadIdx.x) % 32, row = thread % 16;
+    return at + row * 128 + (thread / 16 ^ row % 8) * 16;
+}
+
+// Puts 16 rows of 64 lanes so.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void put_rows(u32 at, const u32 (&pairs)[COUNT]) {
-    const u32 lane = threadIdx.x % 32, row = lane % 16;
+    const u32 place = place_of_square(at);
 #pragma unroll
-    for (int j = 0; j < 8; j += 2)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         at + row * 128 + ((j + lane / 16) ^ row % 8) * 16),
-                     "r"(pairs[FIRST + 2 * j]), "r"(pairs[FIRST + 2 * j + 1]), "r"(pairs[FIRST + 2 * j + 2]),
-                     "r"(pairs[FIRST + 2 * j + 3])
-                     : "memory");
+    for (int i = FIRST; i < FIRST + 16; i += 4)
+        put_square_if(true, place, (i - FIRST) * 4, pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
 }
 
 // Four lanes of shared memory.

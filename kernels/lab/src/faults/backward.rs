@@ -74,9 +74,17 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "store(a.dk, a, keys, place, dk, 1.0f, a.dim);",
         VALUES;
     "gradient-without-d", Arithmetic, FORMULA, "backward.cu",
-        "(dp[4 * j + i] - (i % 2 == 0 ? of.x : of.y))"
-            => "dp[4 * j + i]",
+        "p[2 * i] * (dp[2 * i] - of.x)"
+            => "p[2 * i] * dp[2 * i]",
         VALUES;
+    "lse-for-d-of-later-rows", Arithmetic, FORMULA, "backward.cu",
+        "get_numbers<EARLY_D, ROWS / 8>(numbers, shared.statistics(stage) + ROWS * 4);"
+            => "get_numbers<EARLY_D, ROWS / 8>(numbers, shared.statistics(stage));",
+        VALUES;
+    "ds-not-stored-where-masked", Arithmetic, FORMULA, "backward.cu",
+        "mask(p, ds, a, at, now * ROWS);\n                store_gradients(shared.ds(stage), ds);"
+            => "mask(p, ds, a, at, now * ROWS);",
+        READS;
     "a-groups-first-head-for-all", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "backward.cu",
         "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
             => "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
