@@ -13,8 +13,9 @@ from typing import Any
 from .errors import DeclarationError, NotHere
 from .subject import Subject
 
-# Options of the subject being loaded; `options` returns them.
+# Options of the subject being loaded; `options` returns them, and notes that somebody asked.
 _options: dict[str, str] = {}
+_asked = False
 
 
 def options() -> dict[str, str]:
@@ -22,11 +23,15 @@ def options() -> dict[str, str]:
 
     They are there while the subject's file is being loaded, and empty in any other process.
     """
+    global _asked
+    _asked = True
     return dict(_options)
 
 
 def give(given: dict[str, str]) -> None:
     """Sets what `options` returns."""
+    global _asked
+    _asked = False
     _options.clear()
     _options.update(given)
 
@@ -83,5 +88,11 @@ def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject
         subject.open(request.get("device", 0))
     except (ImportError, OSError) as error:  # a module, or a library that it loads
         raise NotHere(error) from error
+    if _options and not _asked:
+        named = ", ".join(f"{key}={value}" for key, value in _options.items())
+        raise DeclarationError(
+            f"{path} asks for no options, so that {named} means nothing: leave it out, or read "
+            "seamproof.options() where the file is loaded"
+        )
     narrowing = os.environ.get("SEAMPROOF_NARROW")
     return subject.narrowed(json.loads(narrowing)) if narrowing else subject

@@ -60,6 +60,17 @@ def test_faults_are_options():
     worker.end()
 
 
+def test_options_that_nobody_asks_for_are_an_error(tmp_path):
+    kernel = SUBJECT + "def kernel(p, q, k, v, dout, sink):\n" + ZEROS
+    worker = Worker(file(tmp_path, kernel))
+    with pytest.raises(RuntimeError, match="asks for no options, so that tile=64 means nothing"):
+        worker.open({"tile": "64"})
+    worker.end()
+    worker = Worker(file(tmp_path, "seamproof.options()\n" + kernel))
+    worker.open({"tile": "64"})
+    assert worker.end() == (0, "")
+
+
 def test_an_error_is_told_and_the_worker_goes_on(tmp_path):
     path = file(
         tmp_path,

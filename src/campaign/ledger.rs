@@ -256,6 +256,7 @@ impl<'a> Ledger<'a> {
     pub(super) fn finish(mut self, census: Census, lost: Vec<String>, elapsed: Duration) -> Summary {
         lost.into_iter().for_each(|what| self.summary.trouble(format!("given up: {what}")));
         self.summary.distinct = self.distinct.into_values().collect();
+        self.summary.distinct.sort_by_key(Distinct::reading_order);
         self.summary.interrupted |= self.sinks.control.stopped();
         let declaration = self.subjects.declaration(&self.subjects.options(0)).ok();
         let floors = declaration.as_ref().map(|first| {

@@ -74,6 +74,12 @@ pub struct Distinct {
 }
 
 impl Distinct {
+    /// Returns its place among others for a reader, to whom one mistake may be many findings: minimal ones first, small
+    /// cases before large ones.
+    pub(super) fn reading_order(&self) -> (bool, bool, Option<Size>) {
+        (!self.found.minimal, self.size.is_none(), self.size)
+    }
+
     /// Returns the number of all its failing cases.
     pub fn cases(&self) -> u64 {
         self.seen + self.counted

@@ -226,7 +226,7 @@ fn doubts(run: &Run, left: &[Left]) -> Vec<String> {
 impl Campaign {
     /// Reads a campaign's folder. `before` is the same campaign of an earlier night.
     pub(super) fn read(dir: &Path, before: Option<(u32, &Path)>) -> Result<Campaign, ReportError> {
-        let log = Log::read(&dir.join(EVENTS))?;
+        let mut log = Log::read(&dir.join(EVENTS))?;
         let mut unread: Vec<String> = log.torn.into_iter().collect();
         let run: Run = there(&dir.join(RUN), &mut unread).unwrap_or_default();
         let stored: Option<Stored> = there(&dir.join(SUMS), &mut unread);
@@ -236,12 +236,13 @@ impl Campaign {
         let mut entries = Vec::new();
         let findings = dir.join(FINDINGS);
         let mut seen = BTreeSet::new();
+        let failures = run.summary.as_ref().map_or(&[][..], |summary| &summary.failures);
+        let place = |told: &Told| failures.iter().position(|count| count.key == told.key);
+        // In the order of the summary.
+        log.told.sort_by_key(|told| place(told).unwrap_or(failures.len()));
         for told in log.told {
             seen.extend(told.name.clone());
-            let met = run.summary.as_ref().and_then(|summary| {
-                let count = summary.failures.iter().find(|count| count.key == told.key)?;
-                Some((count.cases, count.seen))
-            });
+            let met = place(&told).map(|place| (failures[place].cases, failures[place].seen));
             entries.push(Entry { met, ..told.entry(&findings, State::New, &mut unread) });
         }
         // A failure of the campaign says it better than one that the search for the canary met.
