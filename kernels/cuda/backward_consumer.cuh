@@ -226,8 +226,8 @@ __device__ __forceinline__ bool pass_queries(
             const i64 part = part_of(a, tile.q_tile + t, tile.head * a.group + member);
             forget_sums(a.sums + part * SUMS + group * (PART_BYTES / 4));
         }
-        // dS of the next turn is not there yet, and that of the one before has been used by both groups. In FP8 a warp's dS is no
-        // place of its own.
+        // The warp's own dS of the next turn is not there yet, and that of the one before has been used by both groups. In FP8 a warp's
+        // dS is no place of its own.
         const u32 place = IS_FP8 ? shared.outward() : shared.ds(turn + 1);
         store(a.dq, a, rows_of_turn(a, tile, t, member), place, dq, factor_of_queries(a, tile), a.dim);
     } else {
