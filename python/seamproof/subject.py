@@ -329,6 +329,10 @@ def subject(
     out alone, or `(out, lse)`. All other arguments are those of `declare.declaration`.
     """
     scope = sys._getframe(1).f_globals
+    if versions is not None and not isinstance(versions, dict):
+        raise DeclarationError(
+            f'versions is {versions!r}: give names and versions, as in {{"flash-attn": "2.8.3"}}'
+        )
 
     def declare(function: Callable[..., Any]) -> Subject:
         library = arrays or of_scope(function, scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shlex
@@ -9,15 +10,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from supervisor import FAILED, OUTPUTS, PACKAGE, RUN, Worker, expected, inputs, problem, run_body
 
-from seamproof import program
+from seamproof import Problem, Result, program
 from seamproof.errors import DeclarationError, ProgramMissing
 from seamproof.launched.opening import narrowed
 
+attending = importlib.import_module("seamproof.cp.attend")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 RING = EXAMPLES / "numpy_ring.py"
 SIZE = 4
@@ -70,6 +73,29 @@ def test_a_ring_of_processes_is_right(ranks):
     # The last rank's dk and dv are at the end.
     np.testing.assert_allclose(found[-last_rank.size :], last_rank.ravel(), atol=1e-5)
     assert worker.end() == (0, "")
+
+
+def test_padding_rows_have_what_a_program_returns(monkeypatch):
+    def program(local):
+        out = np.where(local.rows[0] < 0, 7, 1).astype(np.float32)
+        return Result(np.broadcast_to(out[:, None, None], (len(out), 2, 3)), lse=np.broadcast_to(out, (2, len(out))))
+
+    raw = problem([(3, 3), (2, 2)], padding=1, slack=2)
+    raw["sequences"][1]["q"]["span"] = raw["sequences"][1]["kv"]["span"] = 2
+    raw["parallel"] = {"algorithm": "ring", "balance": "contiguous", "world": 2, "ranks": [0, 1]}
+    monkeypatch.setattr(attending, "_found", lambda p, of_rank, ranks, q: [of_rank(rank) for rank in ranks])
+    p = Problem.from_json(raw)
+    q, k, v = (inputs(raw)[name] for name in ("q", "k", "v"))
+    whole = attending.attend(p, program, q, k, v)
+    assert whole.out[:6, 0, 0].tolist() == whole.lse[0, :6].tolist() == [1, 1, 1, 7, 1, 1]
+    unwritten = p.empty("out")[6:]
+    assert whole.out[6:].tobytes() == unwritten.tobytes() and len(unwritten)
+
+
+def test_arrays_that_cannot_be_written_to_are_refused():
+    p = Problem.from_json(problem([(2, 2)]), SimpleNamespace(mutable=False, name="jax"))
+    with pytest.raises(DeclarationError, match="declare arrays='numpy' in place of 'jax'"):
+        attending.attend(p, lambda local: None, None, None, None)
 
 
 def test_ranks_that_wait_for_each_other_are_told_and_go_on():

@@ -140,6 +140,7 @@ def test_a_hung_kernel_does_not_outlive_the_supervisor(tmp_path):
     [
         ("1 / 0\n", "ZeroDivisionError"),
         ("", "has no subject"),
+        ("@seamproof.subject(formats=['f32'], versions=['numpy'])\ndef one(p):\n    pass\n", "give names and versions"),
         (SUBJECT + "def one(p):\n    pass\n" + SUBJECT + "def two(p):\n    pass\n", "one, two"),
     ],
 )

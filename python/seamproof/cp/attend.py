@@ -2,7 +2,8 @@
 
 A *program* gets what one rank has (`Local`) and returns a `Result` with out, lse and gradients of the rank's own rows.
 Each sequence is *filled up* behind its last token to a length that the ranks can share, as callers do. What is filled
-up is 0 in every input, and in dout as under a loss that leaves it out.
+up is 0 in every input, and in dout as under a loss that leaves it out. What a program returns there goes to the
+problem's padding rows, as far as there are some.
 """
 
 from __future__ import annotations
@@ -124,11 +125,18 @@ def attend(
     or the processes that `seamproof.launched` has started. A problem without rows is not given to the program, as
     nothing of its results could be wrong.
     """
+    if not p.library.mutable:
+        raise DeclarationError(
+            f"attend deals arrays of numpy and torch: declare arrays='numpy' in place of {p.library.name!r}, and make "
+            "arrays of your own of what a rank has; it may return them"
+        )
     spans = [max(sequence.q.span, sequence.kv.span) for sequence in p.sequences]
-    sides = [_rows(p, side, spans) for side in ("q", "kv")]
+    sides = [_rows(p, side, spans, "len") for side in ("q", "kv")]
+    places = [_rows(p, side, spans, "span") for side in ("q", "kv")]
     if not sum(spans):
         return Result(*(p.empty(name) for name in ("out", "lse")), None, *map(p.empty, ("dq", "dk", "dv")))
-    dealt = [[side[rows] for side in sides] for rows in deal(p.parallel, spans)]
+    deals = deal(p.parallel, spans)
+    dealt = [[side[rows] for side in sides] for rows in deals]
     # A group of torch has its ranks in their own order.
     ranks = sorted(p.parallel.ranks)
 
@@ -139,7 +147,7 @@ def attend(
         taken = (_taken(q, of_q), _taken(k, of_kv), _taken(v, of_kv))
         return program(Local(p, rank, spans, *taken, part, (of_q, of_kv)))
 
-    return _whole(p, _found(p, of_rank, ranks, q), dealt)
+    return _whole(p, _found(p, of_rank, ranks, q), [[side[rows] for side in places] for rows in deals])
 
 
 def _found(p: Problem, of_rank: Callable[[int], Result], ranks: list[int], q: Any) -> list[Result]:
@@ -161,8 +169,10 @@ def _found(p: Problem, of_rank: Callable[[int], Result], ranks: list[int], q: An
 
 
 def _on_host(array: Any) -> Any:
-    """Returns an array of torch on the CPU, and any other as it is."""
-    return array if array is None or isinstance(array, np.ndarray) else array.detach().cpu()
+    """Returns an array of torch on the CPU, and any other, of JAX for instance, as one of numpy."""
+    if array is None or isinstance(array, np.ndarray):
+        return array
+    return array.detach().cpu() if hasattr(array, "detach") else np.asarray(array)
 
 
 def _joined(parts: list[Any], axis: int) -> Any:
@@ -174,8 +184,11 @@ def _joined(parts: list[Any], axis: int) -> Any:
     return torch.cat(parts, axis)
 
 
-def _rows(p: Problem, side: str, spans: list[int]) -> np.ndarray:
-    """Returns which rows of a side the filled-up sequences have, one behind the other: −1 where they are filled up."""
+def _rows(p: Problem, side: str, spans: list[int], taken: str) -> np.ndarray:
+    """Returns which rows of a side the filled-up sequences have, one behind the other: −1 where they are filled up.
+
+    `taken` is `len` for real rows alone, and `span` for padding rows too.
+    """
     rows = [np.zeros(0, np.int64)]
     for sequence, span in zip(p.sequences, spans, strict=True):
         of: Run = getattr(sequence, side)
@@ -185,7 +198,8 @@ def _rows(p: Problem, side: str, spans: list[int]) -> np.ndarray:
                 "attend needs as many keys as queries and rows that follow each other; declare "
                 'lengths={"equal": True} and a packed layout'
             )
-        rows += [of.offset + np.arange(of.len), np.full(span - of.len, -1)]
+        count = getattr(of, taken)
+        rows += [of.offset + np.arange(count), np.full(span - count, -1)]
     return np.concatenate(rows)
 
 
@@ -223,10 +237,10 @@ def _whole(p: Problem, found: list[Result], dealt: list[list[np.ndarray]]) -> Re
         into = p.empty(name)
         for part, of_rank in zip(parts, dealt, strict=True):
             rows = of_rank[side]
-            real = np.flatnonzero(rows >= 0)
+            placed = np.flatnonzero(rows >= 0)
             _check(name, part, into, len(rows), axis)
             before = (slice(None),) * axis
-            into[(*before, _indices(into, rows[real]))] = _moved(part, into)[(*before, _indices(into, real))]
+            into[(*before, _indices(into, rows[placed]))] = _moved(part, into)[(*before, _indices(into, placed))]
         setattr(whole, name, into)
     return whole
 
