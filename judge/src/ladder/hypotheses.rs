@@ -16,6 +16,7 @@ use seamproof_oracle::{
     Softmax,
 };
 
+use super::across::{ACROSS_MISTAKES, AcrossMistake, Pack};
 use super::bounds::{Comparison, FORWARD, forward};
 use super::compare::lanes;
 use super::evidence::{Depth, Evidence, products};
@@ -174,7 +175,8 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
         return None;
     }
     let case = Case { evidence, right, largest: OnceCell::new() };
-    let mut told = [case.lse(), case.softmax(), case.scale(), case.sight(), case.mask()].concat();
+    let mut told =
+        [case.lse(), case.softmax(), case.scale(), case.sight(), case.across(), case.mask()].concat();
     told.extend(case.reading());
     in_words(&told)
 }
@@ -285,13 +287,26 @@ impl Case<'_> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let Some(dealt) = DealtCase::new(problem, inputs, &self.evidence.ranks()) else { return Vec::new() };
         let explains = |mistake: &&SightMistake| {
-            let results = dealt.results(mistake, &self.right.exact);
-            let Some(answer) = results.and_then(|exact| self.about(exact)) else { return false };
             let lse = first.lse.clone().filter(|_| mistake.has_lse());
-            let results = RankOutputs { lse, max_logit: None, ..first.clone() };
-            self.explains(problem, [&results; 2], answer)
+            dealt.results(mistake, &self.right.exact).is_some_and(|exact| self.are(exact, lse))
         };
         SIGHT_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
+    }
+
+    /// Returns the first mistake about which sequence a key is of that explains the results.
+    fn across(&self) -> Vec<String> {
+        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let Some(pack) = Pack::new(problem, inputs) else { return Vec::new() };
+        let explains =
+            |mistake: &&AcrossMistake| self.are(pack.results(mistake, &self.right.exact), first.lse.clone());
+        ACROSS_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
+    }
+
+    /// Whether the subject's out, and this LSE of its, are predicted ones.
+    fn are(&self, exact: ForwardResults, lse: Option<Array2<f32>>) -> bool {
+        let Evidence { problem, first, .. } = *self.evidence;
+        let results = RankOutputs { lse, max_logit: None, ..first.clone() };
+        self.about(exact).is_some_and(|answer| self.explains(problem, [&results; 2], answer))
     }
 
     /// Returns results with the bounds of the right ones, and room for roundings of other sizes.

@@ -15,6 +15,7 @@
 //! - *Identity*: relations hold between results of the subject alone ([`identity`]). They come last because most of
 //!   them run the subject again.
 
+mod across;
 mod amax;
 mod assemble;
 pub mod bounds;

@@ -294,3 +294,61 @@ fn infinite_bounds_explain_nothing() {
     });
     assert!(!finding.what.contains("read as"), "{finding}");
 }
+
+/// Returns two sequences without padding between them.
+fn pack(mask: Mask) -> Problem {
+    problem(InputMode::Flat, |fields| {
+        let runs = [(0, Run::packed(0, 9, 9)), (1, Run::packed(9, 5, 5))];
+        fields.sequences = runs.map(|(id, run)| Sequence { id, q: run, kv: run }).to_vec();
+        fields.mask = mask;
+    })
+}
+
+#[test]
+fn rows_of_a_pack_that_are_taken_for_one_sequence() {
+    let as_one = |fields: &mut ProblemFields, _: &mut Inputs| {
+        let run = Run::packed(0, 14, 14);
+        fields.sequences = vec![Sequence { id: 0, q: run, kv: run }];
+    };
+    for mask in [Mask::CAUSAL, Mask::FULL, Mask { left: Some(3), ..Mask::CAUSAL }] {
+        let words = "sequences were not kept apart, and the rows of all were taken for those of one";
+        told(&pack(mask), words, as_one, as_they_are);
+    }
+}
+
+/// Returns out and LSE of query `row` of a head, of sequence and position `query`, with all keys up to its position.
+fn with_keys_of_others(inputs: &Inputs, row: usize, head: usize, position: usize) -> (Vec<f64>, f64) {
+    let key_rows = (0..9).chain(9..14).filter(|key| if *key < 9 { *key } else { *key - 9 } <= position);
+    let (mut out, mut sum) = (vec![0.0; 16], 0.0);
+    for key in key_rows {
+        let product = (0..8)
+            .map(|lane| f64::from(inputs.q[[row, head, lane]]) * f64::from(inputs.k[[key, head / 2, lane]]));
+        let weight = (0.25 * product.sum::<f64>()).exp();
+        sum += weight;
+        (0..16).for_each(|lane| out[lane] += weight * f64::from(inputs.v[[key, head / 2, lane]]));
+    }
+    (out.iter().map(|out| out / sum).collect(), sum.ln())
+}
+
+#[test]
+fn keys_of_other_sequences_at_the_same_positions() {
+    let given = std::sync::Mutex::new(None);
+    let kept = |_: &mut ProblemFields, inputs: &mut Inputs| {
+        given.lock().unwrap().replace(inputs.clone());
+    };
+    let wrong = |_: &Problem, rank: &mut RankOutputs| {
+        let given = given.lock().unwrap();
+        let inputs = given.as_ref().expect("the call was made");
+        for row in 0..14 {
+            for head in 0..4 {
+                let position = if row < 9 { row } else { row - 9 };
+                let (out, lse) = with_keys_of_others(inputs, row, head, position);
+                (0..16).for_each(|lane| rank.out[[row, head, lane]] = out[lane] as f32);
+                rank.lse.as_mut().expect("the LSE is shown")[[head, row]] = lse as f32;
+            }
+        }
+    };
+    let words =
+        "sequences were not kept apart: queries saw keys of others at the positions that the mask shows";
+    told(&pack(Mask::CAUSAL), words, kept, wrong);
+}
