@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -82,6 +83,8 @@ class Finding:
     check: str
     tensor: str | None
     bound: float
+    # The name of the error that the kernel raised; `None` where it raised none, or ended its process.
+    raised: str | None
     problem: Problem
     inputs: Inputs
     # The same with other numbers in the rows that hold no token.
@@ -165,10 +168,17 @@ def _finding(subject: Subject, case: Path, stored: dict[str, Any]) -> Finding:
         check=found.get("check", ""),
         tensor=found.get("tensor"),
         bound=float(found.get("bound") or 0.0),
+        raised=_raised(found),
         problem=problem,
         inputs=inputs,
         other=other,
     )
+
+
+def _raised(found: dict[str, Any]) -> str | None:
+    """Returns the name of the error that a finding of a crash begins with."""
+    name = re.match(r"([A-Za-z_]\w*): ", found.get("what", "")) if found.get("check") == "crash" else None
+    return name and name[1]
 
 
 def _write(subject: Subject, finding: Finding, path: Path, limits: Limits) -> Made:
@@ -294,7 +304,7 @@ def _script(subject: Subject, finding: Finding, kernel: source.Kernel) -> Iterat
     yield from _call(subject, finding, kernel)
     yield "\n\n# What is wrong.\n\n"
     yield inspect.getsource(verdict).partition(_CARRIED)[2].lstrip("\n")
-    yield _END.format(tensor=finding.tensor, check=finding.check)
+    yield _END.format(tensor=finding.tensor, check=finding.check, raised=finding.raised)
 
 
 _CARRIED = "# --- what a script carries begins here\n"
@@ -309,7 +319,7 @@ shows = verdict(
     (sequences, owned, padding),
     mask,
     (scale, softcap),
-    ({tensor!r}, {check!r}, bound),
+    ({tensor!r}, {check!r}, bound, {raised!r}),
 )
 print("the failure shows" if shows else "the failure does not show")
 sys.exit(1 if shows else 0)
@@ -537,7 +547,9 @@ def _namespace(subject: Subject, problem: Problem, kernel: source.Kernel) -> Ite
     yield "    p.sequences = [SimpleNamespace(q=of_q, kv=of_kv) for of_q, of_kv in runs]\n"
     for name in (*_PLAIN, *_DERIVED):
         yield f"    p.{name} = {getattr(problem, name)!r}\n"
-    if not problem.parallel.is_single:
+    if problem.parallel.is_single:
+        yield '    p.parallel = SimpleNamespace(algorithm="single", size=1, world=1, ranks=(0,), is_single=True)\n'
+    else:
         if kernel.imports_file:
             # The file imports this package, whose ranks they are.
             yield "    from seamproof.dealing import Parallel\n\n"

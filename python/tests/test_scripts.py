@@ -295,6 +295,11 @@ def lost(p, q, k, v, dout=None, sink=None):
     os._exit(9)
 
 @sp.subject(**DECLARED)
+def raising(p, q, k, v, dout=None, sink=None):
+    if p.parallel.is_single:
+        raise ValueError("no rows")
+
+@sp.subject(**DECLARED)
 def hang(p, q, k, v, dout=None, sink=None):
     import os, time
     with open("calls", "w") as calls:
@@ -339,6 +344,14 @@ def test_a_stored_case(fake_program, tmp_path, check):
     assert "import seamproof" not in script.read_text()
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == (9 if check == "crash" else 1) and SHOWN[check] in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(("name", "shows"), [("ValueError", True), ("TypeError", False)])
+def test_another_error_is_not_the_failure(fake_program, tmp_path, name, shows):
+    case = stored("raising", "crash", tmp_path)
+    text = case.read_text()
+    case.write_text(text.replace('"words"', f'"{name}: no rows"'))
+    assert made(case)["shows"] is shows
 
 
 def test_an_identity_is_in_doubt(fake_program, tmp_path):
