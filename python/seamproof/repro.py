@@ -555,6 +555,7 @@ def _namespace(subject: Subject, problem: Problem, kernel: source.Kernel) -> Ite
             yield "    from seamproof.dealing import Parallel\n\n"
         yield "    p.library = SimpleNamespace(integers=ints)\n"
         yield f"    p.parallel = Parallel.from_json({problem.raw['parallel']!r})\n"
+        yield from _dealt(problem)
         yield f"    p.raw = {{'data_seed': {problem.raw['data_seed']}}}\n".replace("'", '"')
     yield f"    p.shape = lambda name: {shapes}[name]\n"
     table = "None" if problem.pages is None else f"ints({problem.pages.block_table()})"
@@ -569,6 +570,20 @@ def _namespace(subject: Subject, problem: Problem, kernel: source.Kernel) -> Ite
     if subject.library_name != "jax":
         yield '    p.empty = lambda name="out": guarded(p.shape(name), name, put_f32 if name == "lse" else put)\n'
         yield "    p.empty_out = p.empty\n"
+
+
+def _dealt(problem: Problem) -> Iterator[str]:
+    """Yields what a problem says of the rows that its ranks hold."""
+    try:
+        dealt = [[rows.tolist() for rows in of_rank] for of_rank in problem.dealt() or ()]
+    except DeclarationError:  # rows that cannot be dealt as they lie
+        return
+    yield f"    p.dealt = lambda: [tuple(np.array(rows, int) for rows in of_rank) for of_rank in {dealt}]\n"
+    whole = segments.flat(problem.sequences, (problem.q.rows, problem.kv.rows))
+    yield f"    signs = {{ {', '.join(f'{name!r}: {whole[name].tolist()}' for name in segments.NAMES)} }}\n"
+    yield "    p.segments_of = lambda rows: {\n"
+    yield '        name: ints(np.append(of, 0)[rows[name.endswith("_kv")]].tolist()) for name, of in signs.items()\n'
+    yield "    }\n"
 
 
 def _sight(problem: Problem) -> Iterator[str]:

@@ -9,7 +9,7 @@
 use ndarray::{Array2, Array3, s};
 use seamproof_oracle::exact::log_sum_exp;
 use seamproof_oracle::sharding::RankLayout;
-use seamproof_oracle::{Algorithm, ForwardResults, Inputs, Mask, Problem, Side};
+use seamproof_oracle::{Algorithm, Balance, ForwardResults, Inputs, Mask, Problem, Side};
 
 use super::dealt::{Dealt, Place};
 use super::pairs::{Pairs, widened};
@@ -41,7 +41,7 @@ enum Merge {
 }
 
 /// Mistakes, simple ones first: of several that explain the same results the first is told.
-pub(super) const SIGHT_MISTAKES: [SightMistake; 7] = [
+pub(super) const SIGHT_MISTAKES: [SightMistake; 8] = [
     SightMistake {
         words: "rows of 0 that fill a sequence up were taken for keys",
         sees: |dealt, query, key| dealt.mask().visible(query, dealt.span(), dealt.span()).contains(&key),
@@ -52,6 +52,11 @@ pub(super) const SIGHT_MISTAKES: [SightMistake; 7] = [
     SightMistake {
         words: "sums of earlier blocks were not scaled when the row's largest logit grew",
         merge: Merge::Unscaled,
+        ..RIGHT
+    },
+    SightMistake {
+        words: "second chunks were taken to lie in the order of ranks, not in the opposite one",
+        sees: |dealt, query, key| dealt.sees_in_ascending_chunks(query, key),
         ..RIGHT
     },
     SightMistake {
@@ -168,6 +173,20 @@ impl<'a> DealtPairs<'a> {
     fn sees_by_own_positions(&self, query: usize, key: usize) -> bool {
         let rows = self.span() / self.ranks;
         self.mask().visible(self.queries[query].own, rows, rows).contains(&self.keys[key].own)
+    }
+
+    fn sees_in_ascending_chunks(&self, query: usize, key: usize) -> bool {
+        let (chunks, balance) = (2 * self.ranks, self.pairs.problem.parallel.balance);
+        if balance != Balance::DualChunk || !self.span().is_multiple_of(chunks) {
+            return self.pairs.sees(query, key);
+        }
+        let rows = self.span() / chunks;
+        let at = |Place { part, own, .. }: Place| match own < rows {
+            true => part.rank * rows + own,
+            false => (self.ranks + part.rank - 1) * rows + own,
+        };
+        let [query, key] = [at(self.queries[query]), at(self.keys[key])];
+        self.mask().visible(query, self.span(), self.span()).contains(&key)
     }
 
     fn sees_in_order_of_ranks(&self, query: usize, key: usize) -> bool {

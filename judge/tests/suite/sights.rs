@@ -161,6 +161,12 @@ fn positions(problem: &Problem) -> Vec<Vec<usize>> {
         .collect()
 }
 
+/// Returns the position of a row if second chunks were in the order of ranks.
+fn ascending(row: Row, span: usize, ranks: usize) -> usize {
+    let (chunk, rows) = (span / (2 * ranks), row.own);
+    if rows < chunk { row.rank * chunk + rows } else { (ranks + row.rank) * chunk + rows - chunk }
+}
+
 /// Returns a causal sequence with padding, dealt to three ranks.
 fn problem(algorithm: Algorithm, balance: Balance) -> Problem {
     let parallel = ContextParallel::over(3, algorithm, balance);
@@ -200,6 +206,12 @@ fn mistakes_of_programs_on_ranks_are_told() {
             chunks,
             sees(|query, key, span, ranks| key.rank * (span / ranks) + key.own <= query.position),
             "keys were taken in the order of ranks for keys in the order of positions",
+        ),
+        (
+            ring,
+            chunks,
+            sees(|query, key, span, ranks| ascending(key, span, ranks) <= ascending(query, span, ranks)),
+            "second chunks were taken to lie in the order of ranks, not in the opposite one",
         ),
         (ring, chunks, merges(|blocks| sum_of_own(blocks, 1.0)), "results of blocks were added"),
         (
