@@ -10,7 +10,7 @@ import pytest
 from supervisor import expected, inputs, problem
 
 import seamproof
-from seamproof import DeclarationError, Problem
+from seamproof import DeclarationError, Problem, loading
 from seamproof.arrays import Numpy
 from seamproof.errors import NotReady
 from seamproof.formats import is_unwritten
@@ -562,3 +562,19 @@ def test_a_library_that_is_not_installed_is_told_apart_from_a_fault(tmp_path):
         with pytest.raises(Exception) as caught:
             load_target(str(file), {}, {})
         assert describe(caught.value).startswith("NotHere: not here: ") == is_lacking, text
+
+
+@pytest.mark.parametrize("fault", [None, "order", "late", "ids"])
+def test_a_ring_of_ranks_in_jax(fault):
+    pytest.importorskip("jax")
+    raw = problem([(8, 8), (4, 4)], heads=(2, 1), dims=(8, 8), right=0, padding=4, backward=True)
+    raw["parallel"] = {"algorithm": "ring", "balance": "dual-chunk", "world": 2, "ranks": [0, 1]}
+    loading.give({} if fault is None else {"fault": fault})
+    values, subject = inputs(raw), load("jax_ring")
+    loading.give({})
+    got = run(subject, raw, values)
+    if fault is None:
+        compare(raw, values, got, 1e-5)
+        return
+    with pytest.raises(AssertionError):
+        compare(raw, values, got, 1e-5)
