@@ -203,6 +203,9 @@ fn a_rare_fault_is_not_lost_among_cases_of_a_frequent_one() {
     let shown = |distinct: &Distinct| distinct.smallest.as_deref().map(features);
     let is_own = |distinct: &Distinct| shown(distinct) == Some(distinct.key.features.clone());
     assert!(summary.distinct.iter().all(is_own), "{summary}");
+    // Minimal ones first, and small cases before large ones.
+    let order = |distinct: &Distinct| (!distinct.found.minimal, distinct.size);
+    assert!(summary.distinct.is_sorted_by_key(order), "{summary}");
 }
 
 #[test]
