@@ -4,14 +4,10 @@
 //! Nothing in a pack's rows says where a sequence ends. An attention that takes them for one sequence, or that compares
 //! positions and no sequences, sees keys of others.
 
-use seamproof_oracle::exact::log_sum_exp;
-use seamproof_oracle::{ForwardResults, Inputs, Problem, Sequence, Side};
+use seamproof_oracle::sharding::run_of;
+use seamproof_oracle::{ForwardResults, Inputs, Problem, Run, Side};
 
-use super::compare::lanes;
-use super::pairs::{dot, widened};
-
-/// Largest number of pairs of real rows, times query heads, of a case in which these mistakes are asked for.
-const PAIRS_MAX: usize = 1 << 18;
+use super::pairs::{PAIRS_MAX, logit, weighed};
 
 /// A row: the index of its sequence, and its position there.
 type Row = (usize, usize);
@@ -28,8 +24,11 @@ pub(super) const ACROSS_MISTAKES: [AcrossMistake; 2] = [
     AcrossMistake {
         words: "sequences were not kept apart, and the rows of all were taken for those of one",
         sees: |pack, query, key| {
-            let [of_query, of_key] = [pack.place(Side::Q, query), pack.place(Side::Kv, key)];
-            pack.problem.mask.visible(of_query, pack.total(Side::Q), pack.total(Side::Kv)).contains(&of_key)
+            let [queries, keys] = &pack.sides;
+            pack.problem
+                .mask
+                .visible(queries.place(query), queries.total, keys.total)
+                .contains(&keys.place(key))
         },
     },
     AcrossMistake {
@@ -41,27 +40,34 @@ pub(super) const ACROSS_MISTAKES: [AcrossMistake; 2] = [
     },
 ];
 
+/// The real rows of one side of all sequences, in the order in which they lie.
+struct Rows {
+    /// Number of rows before those of each sequence.
+    before: Vec<usize>,
+    total: usize,
+}
+
+impl Rows {
+    fn new(problem: &Problem, side: Side) -> Rows {
+        let runs: Vec<Run> = problem.sequences.iter().map(|sequence| run_of(sequence, side)).collect();
+        let len = |before: usize| runs.iter().filter(|run| run.offset < before).map(|run| run.len).sum();
+        let before = runs.iter().map(|run| len(run.offset)).collect();
+        Rows { before, total: len(usize::MAX) }
+    }
+
+    /// Returns the place of a row among all.
+    fn place(&self, (sequence, position): Row) -> usize {
+        self.before[sequence] + position
+    }
+}
+
 /// A case of several sequences.
 pub(super) struct Pack<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
-    /// Number of real rows before those of each sequence, in the order of rows: of q, and of k and v.
-    before: [Vec<usize>; 2],
+    /// Of q, and of k and v.
+    sides: [Rows; 2],
     keys: Vec<Row>,
-}
-
-/// Returns the offset of a sequence's rows on a side, and the number of the real ones.
-fn rows(sequence: &Sequence, side: Side) -> (usize, usize) {
-    let run = if side == Side::Q { &sequence.q } else { &sequence.kv };
-    (run.offset, run.len)
-}
-
-/// Returns how many real rows of a side lie before those of each sequence.
-fn before(problem: &Problem, side: Side) -> Vec<usize> {
-    let all: Vec<(usize, usize)> = problem.sequences.iter().map(|sequence| rows(sequence, side)).collect();
-    let before =
-        |(at, _): &(usize, usize)| all.iter().filter(|(other, _)| other < at).map(|(_, len)| len).sum();
-    all.iter().map(before).collect()
 }
 
 impl<'a> Pack<'a> {
@@ -70,22 +76,11 @@ impl<'a> Pack<'a> {
         let keys: Vec<Row> = { problem.sequences.iter().enumerate() }
             .flat_map(|(index, sequence)| (0..sequence.kv.len).map(move |key| (index, key)))
             .collect();
-        let queries: usize = problem.sequences.iter().map(|sequence| sequence.q.len).sum();
-        let pairs = queries.saturating_mul(keys.len()).saturating_mul(problem.heads.q);
+        let sides = [Side::Q, Side::Kv].map(|side| Rows::new(problem, side));
+        let pairs = sides[0].total.saturating_mul(sides[1].total).saturating_mul(problem.heads.q);
         let is_plain = problem.sharing.is_empty() && problem.steps.is_empty() && problem.pages.is_none();
-        let before = [Side::Q, Side::Kv].map(|side| before(problem, side));
         let is_asked = is_plain && problem.sequences.len() > 1 && pairs <= PAIRS_MAX;
-        is_asked.then_some(Pack { problem, inputs, before, keys })
-    }
-
-    /// Returns the place of a row among the real ones of all sequences.
-    fn place(&self, side: Side, (sequence, position): Row) -> usize {
-        self.before[usize::from(side == Side::Kv)][sequence] + position
-    }
-
-    /// Returns the number of real rows of a side.
-    fn total(&self, side: Side) -> usize {
-        self.problem.sequences.iter().map(|sequence| rows(sequence, side).1).sum()
+        is_asked.then_some(Pack { problem, inputs, sides, keys })
     }
 
     /// Returns the forward's results with a mistake, where `right` are the right ones.
@@ -115,20 +110,11 @@ impl<'a> Pack<'a> {
     /// Returns out and LSE of a row of q with these keys.
     fn attended(&self, row: usize, head: usize, seen: &[Row]) -> (Vec<f64>, f64) {
         let Pack { problem, inputs, .. } = self;
-        let of_key = |(sequence, key): Row| problem.sequences[sequence].kv.row(key);
-        let q = lanes(&inputs.q, row, head);
-        let logit = |key: &Row| {
-            let k = lanes(&inputs.k, of_key(*key), head / problem.group());
-            problem.softmax.cap(f64::from(problem.softmax.scale) * dot(&q, &k))
-        };
-        let logits: Vec<f64> = seen.iter().map(logit).collect();
-        let lse = log_sum_exp(&logits, problem.sink(head, &inputs.sink));
-        let mut out = vec![0.0; problem.dims.v];
-        for (key, logit) in seen.iter().zip(logits) {
-            let weight = libm::exp(logit - lse);
-            let value = lanes(&inputs.v, of_key(*key), head / problem.group());
-            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
-        }
+        let kv_head = head / problem.group();
+        let of_key = |&(sequence, key): &Row| (problem.sequences[sequence].kv.row(key), kv_head);
+        let logits: Vec<f64> =
+            seen.iter().map(|key| logit(problem, inputs, (row, head), of_key(key))).collect();
+        let (lse, _, out) = weighed((problem, inputs), head, &logits, seen.iter().map(of_key));
         (out, lse)
     }
 }

@@ -18,9 +18,8 @@ use seamproof_oracle::{
 
 use super::across::{ACROSS_MISTAKES, AcrossMistake, Pack};
 use super::bounds::{Comparison, FORWARD, forward};
-use super::compare::lanes;
 use super::evidence::{Depth, Evidence, products};
-use super::pairs::dot;
+use super::pairs::logit;
 use super::sights::{DealtCase, SIGHT_MISTAKES, SightMistake};
 use super::stories::REST_MAX;
 use crate::finding::{LOOKS, number};
@@ -361,11 +360,8 @@ impl Case<'_> {
                 for (i, row) in sequence.q.real_rows().enumerate() {
                     let keys = problem.mask.visible(i, sequence.q.len, sequence.kv.len);
                     for head in 0..problem.heads.q {
-                        let q = lanes(&inputs.q, row, head);
-                        let logit = |key: usize| {
-                            let k = lanes(&inputs.k, sequence.kv.row(key), head / problem.group());
-                            problem.softmax.cap(f64::from(problem.softmax.scale) * dot(&q, &k))
-                        };
+                        let of_key = |key: usize| (sequence.kv.row(key), head / problem.group());
+                        let logit = |key: usize| logit(problem, inputs, (row, head), of_key(key));
                         largest[[head, row]] = keys.clone().map(logit).fold(f64::NEG_INFINITY, f64::max);
                     }
                 }

@@ -12,6 +12,37 @@ use seamproof_oracle::{Inputs, Problem, SavedViews, Sequence, Side};
 use super::compare::lanes;
 use super::stories::LANES_MIN;
 
+/// Largest number of pairs of rows, whether they see each other or not, times query heads of a case in which mistakes of
+/// all pairs are asked for. Each one takes some hundredths of a second there.
+pub(super) const PAIRS_MAX: usize = 1 << 18;
+
+/// A row of a tensor, and a head.
+pub(super) type RowOfHead = (usize, usize);
+
+/// Returns the logit of a row of q with a row of k, whichever sequences they are of.
+pub(super) fn logit(problem: &Problem, inputs: &Inputs, query: RowOfHead, key: RowOfHead) -> f64 {
+    let product = dot(&lanes(&inputs.q, query.0, query.1), &lanes(&inputs.k, key.0, key.1));
+    problem.softmax.cap(f64::from(problem.softmax.scale) * product)
+}
+
+/// Returns LSE, the keys' share of the weights, and out of a query of a head, of these logits and rows of v.
+pub(super) fn weighed(
+    (problem, inputs): (&Problem, &Inputs),
+    head: usize,
+    logits: &[f64],
+    values: impl Iterator<Item = RowOfHead>,
+) -> (f64, f64, Vec<f64>) {
+    let lse = log_sum_exp(logits, problem.sink(head, &inputs.sink));
+    let (mut share, mut out) = (0.0, vec![0.0; problem.dims.v]);
+    for ((row, kv_head), logit) in values.zip(logits) {
+        let weight = libm::exp(logit - lse);
+        share += weight;
+        let value = lanes(&inputs.v, row, kv_head);
+        out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
+    }
+    (lse, share, out)
+}
+
 /// The pairs of a sequence of a case.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<'a> {
@@ -63,9 +94,8 @@ impl<'a> Pairs<'a> {
 
     /// Returns the logit with a key of any KV head.
     fn logit_of(&self, query: usize, head: usize, key: usize, kv_head: usize) -> f64 {
-        let Inputs { q, k, .. } = self.inputs;
-        let product = dot(&self.of_query(q, query, head), &lanes(k, self.both.kv.row(key), kv_head));
-        self.problem.softmax.cap(f64::from(self.problem.softmax.scale) * product)
+        let [of_query, of_key] = [(self.both.q.row(query), head), (self.both.kv.row(key), kv_head)];
+        logit(self.problem, self.inputs, of_query, of_key)
     }
 
     /// Returns LSE, the keys' share of the weights, and out of a query, with the visible keys of one KV head and the
@@ -79,15 +109,8 @@ impl<'a> Pairs<'a> {
         let keys = self.problem.mask.visible(query, self.both.q.len, self.both.kv.len);
         let logit = |key: usize| self.logit_of(query, head, key, of_keys);
         let logits: Vec<f64> = keys.clone().map(logit).collect();
-        let lse = log_sum_exp(&logits, self.problem.sink(head, &self.inputs.sink));
-        let (mut share, mut out) = (0.0, vec![0.0; self.problem.dims.v]);
-        for (key, logit) in keys.zip(&logits) {
-            let weight = libm::exp(logit - lse);
-            share += weight;
-            let value = lanes(&self.inputs.v, self.both.kv.row(key), of_values);
-            out.iter_mut().zip(widened(&value)).for_each(|(out, v)| *out += weight * v);
-        }
-        (lse, share, out)
+        let values = keys.map(|key| (self.both.kv.row(key), of_values));
+        weighed((self.problem, self.inputs), head, &logits, values)
     }
 
     /// Returns the right LSE of a query.

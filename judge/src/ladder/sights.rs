@@ -12,11 +12,7 @@ use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Algorithm, Balance, ForwardResults, Inputs, Mask, Problem, Side};
 
 use super::dealt::{Dealt, Place};
-use super::pairs::{Pairs, widened};
-
-/// Largest number of pairs of rows, whether they see each other or not, times query heads of a case in which mistakes are
-/// asked for. Each one takes some hundredths of a second there.
-const PAIRS_MAX: usize = 1 << 18;
+use super::pairs::{PAIRS_MAX, Pairs, widened};
 
 /// A mistake of a program on several ranks.
 pub(super) struct SightMistake {
