@@ -169,12 +169,15 @@ struct Config {
     static constexpr int THREADS_ALL = CONSUMERS + 128, REGISTERS = 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL;
     // How far, in log2, a row's largest score may be over its base, with weights in 16 bits.
     static constexpr int SLACK = 4;
+    // Of eight keys each: those of a thread's second row whose weights are made behind the wait for P · V of the block before.
+    // All of them where two groups share a multiprocessor; of three, the first weights are ready sooner than that product.
+    static constexpr int LATE = GROUPS < 3 ? KEYS / 8 : KEYS < 128 ? 2 : 3;
     // P · V takes 16 keys a step, and a block's part of a panel begins on a multiple of 1024 bytes.
     static_assert(KEYS % 16 == 0 && KEYS / CLUSTER % 8 == 0);
     // Whether a group's products in FP8 follow each other.
     static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS * TEAMS > 2);
     // Whether a tile's rows may be of several heads.
-    static constexpr bool PACKS = GROUPS > 1 && KEYS == 64;
+    static constexpr bool PACKS = GROUPS == 3 && DIM == 128;
     // In turn and with three groups or teams in FP8 the producer needs more than 40. 56 leave consumers 152, as 40 would.
     static constexpr int PRODUCER_REGISTERS = IS_FP8 && GROUPS * TEAMS > 2 ? 56 : DIM == 64 && !IS_FP8 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
@@ -329,9 +332,15 @@ KERNEL(Long, long)
 using Short = Config<1, 128, 1, 2, 2, 1, 3>;
 KERNEL(Short, short)
 #else
-// Three groups of 64 rows where registers hold them, and blocks of 128 keys.
-using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 2, 2>;
+// Three groups of 64 rows, and as many keys a block as registers hold scores, weights and O of. A general instance has the
+// middle shape in its place.
+#if DIM == 64
+using Long = Config<3, 128, 2, 2, 2>;
 KERNEL(Long, long)
+#elif !defined(GENERAL)
+using Long = Config<3, 80, 1, 4, 4>;
+KERNEL(Long, long)
+#endif
 
 // 64 rows a team, and blocks of 64 keys: for packs of the shortest sequences, which move memory more than they multiply.
 #if DIM == 64

@@ -66,6 +66,7 @@ constexpr float LOG2_E = 1.44269502162933349609375f;
 
 // What a thread keeps of its two rows.
 struct Rows {
+    // Of the keys that it has itself, until the row ends.
     float largest[2] = {neg_infinity(), neg_infinity()};
     // What weights in 16 bits are made by: the largest score so far, or one before it.
     float base[2] = {neg_infinity(), neg_infinity()};
@@ -120,15 +121,26 @@ __device__ __forceinline__ float after(float value, float earlier) {
     return __uint_as_float(__float_as_uint(value) | (__float_as_uint(earlier) & none));
 }
 
-// The largest score of a row, that of the blocks before included.
+// The largest score of a row among a thread's keys, that of the blocks before included.
 template <class C, int HALF>
-__device__ __forceinline__ float largest_of(const float (&s)[C::KEYS / 2], float old) {
+__device__ __forceinline__ float own_largest(const float (&s)[C::KEYS / 2], float old) {
     float top[4] = {old, old, old, old};
 #pragma unroll
     for (int j = 0; j < C::KEYS / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i) top[j % 2 * 2 + i] = fmaxf(top[j % 2 * 2 + i], s[4 * j + 2 * HALF + i]);
-    return quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])));
+    return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+}
+
+// The same where it is at least 0, and else some number below 0: integers are compared three at a time, as floats are not, and
+// below 0 they are in the opposite order.
+template <class C, int HALF>
+__device__ __forceinline__ float own_largest_from_0(const float (&s)[C::KEYS / 2], float old) {
+    int top[2] = {__float_as_int(old), __float_as_int(old)};
+#pragma unroll
+    for (int j = 0; j < C::KEYS / 8; ++j)
+        top[j % 2] = __vimax3_s32(top[j % 2], __float_as_int(s[4 * j + 2 * HALF]), __float_as_int(s[4 * j + 2 * HALF + 1]));
+    return __int_as_float(max(top[0], top[1]));
 }
 
 // A row's weights are 2 to the power of (score - base) · scale. Weights in bf16 take one fused operation:
@@ -168,45 +180,60 @@ __device__ __forceinline__ float factor_of(float old, float rest, const Level& l
     return exp2_of(level.exponent_of(old) - rest);
 }
 
-// Scores of a row become weights; their sum.
+// A row's base stays while its largest score is at most SLACK over it: what the row has so far needs no factor then. In levels
+// where f32 has no number that near above the base, it is the largest score as ever.
+template <class C>
+__device__ __forceinline__ bool is_over(float largest, float base, float scale_log2) {
+    return (largest - base) * scale_log2 > C::SLACK;
+}
+
+// A row's base is raised where a block's scores are over it; `factor` is what older weights are worth by the new one.
 template <class C, int HALF>
-__device__ __forceinline__ float weights_of(float (&s)[C::KEYS / 2], const Level& level) {
+__device__ __forceinline__ void raise_base(const float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2) {
+    const float old = rows.base[HALF], largest = quad_max(own_largest<C, HALF>(s, rows.largest[HALF]));
+    rows.largest[HALF] = largest;
+    rows.base[HALF] = C::SLACK == 0 || is_over<C>(largest, old, scale_log2) ? largest : old;
+    const Level level = level_of(rows.base[HALF], scale_log2);
+    factor[HALF] = factor_of(old, rows.rest[HALF], level);
+    rows.rest[HALF] = level.rest();
+    rows.sum[HALF] *= factor[HALF];
+}
+
+// Both rows' bases. Most blocks raise no base in a warp, which a whole one's threads can tell without each other's scores.
+// Returns whether `factor` says more than 1.
+template <class C>
+__device__ __forceinline__ bool raise_bases(
+    const float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2, bool whole
+) {
+    if (whole) {
+        const float first = own_largest_from_0<C, 0>(s, rows.largest[0]), second = own_largest_from_0<C, 1>(s, rows.largest[1]);
+        const bool over = is_over<C>(first, rows.base[0], scale_log2) || is_over<C>(second, rows.base[1], scale_log2);
+        const bool below_0 = (__float_as_int(first) | __float_as_int(second)) < 0;
+        if (!__any_sync(FULL, over || below_0)) {
+            rows.largest[0] = first, rows.largest[1] = second;
+            return false;
+        }
+    }
+    raise_base<C, 0>(s, rows, factor, scale_log2);
+    raise_base<C, 1>(s, rows, factor, scale_log2);
+    return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f);
+}
+
+// Scores of a row become weights by its base: those of eight keys each, `from` to `to`.
+template <class C, int HALF>
+__device__ __forceinline__ void weigh_row(float (&s)[C::KEYS / 2], Rows& rows, float scale_log2, int from, int to) {
+    if (from == to) return;
+    const Level level = level_of(rows.base[HALF], scale_log2);
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int j = 0; j < C::KEYS / 8; ++j)
+    for (int j = from; j < to; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float& x = s[4 * j + 2 * HALF + i];
             x = exp2_of(level.exponent_of(x));
             sum[i] += x;
         }
-    return sum[0] + sum[1];
-}
-
-// A row's base stays while its largest score is at most SLACK over it: what the row has so far needs no factor then. In levels
-// where f32 has no number that near above the base, it is the largest score as ever.
-template <class C>
-__device__ __forceinline__ float base_of(float largest, float old, float scale_log2) {
-    return C::SLACK == 0 || (largest - old) * scale_log2 > C::SLACK ? largest : old;
-}
-
-// Scores become weights by their rows' bases; `factor` is what older weights are worth by them.
-template <class C>
-__device__ __forceinline__ void weigh(float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2) {
-    const float old[2] = {rows.base[0], rows.base[1]};
-    rows.largest[0] = largest_of<C, 0>(s, rows.largest[0]);
-    rows.base[0] = base_of<C>(rows.largest[0], old[0], scale_log2);
-    const Level first = level_of(rows.base[0], scale_log2);
-    // While the first row's exponentials are made, which with three groups others do as well.
-    rows.largest[1] = largest_of<C, 1>(s, C::GROUPS == 2 ? after(rows.largest[1], first.shift) : rows.largest[1]);
-    rows.base[1] = base_of<C>(rows.largest[1], old[1], scale_log2);
-    const Level second = level_of(rows.base[1], scale_log2);
-    factor[0] = factor_of(old[0], rows.rest[0], first);
-    rows.rest[0] = first.rest();
-    rows.sum[0] = rows.sum[0] * factor[0] + weights_of<C, 0>(s, first);
-    factor[1] = factor_of(old[1], rows.rest[1], second);
-    rows.rest[1] = second.rest();
-    rows.sum[1] = rows.sum[1] * factor[1] + weights_of<C, 1>(s, second);
+    rows.sum[HALF] += sum[0] + sum[1];
 }
 
 template <class C>
@@ -410,12 +437,17 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 attend_codes<C>(shared, tile_ring, q, blocks, scale_log2, k_ring, rows, o);
                 release(shared.q_empty(q_ring().stage()), thread);
             } else {
+                // What O and sums so far are worth by the rows' bases, where these grew in the block whose weights were made last.
                 float factor[2];
-                // Keys of the block whose weights were made last.
+                bool grew;
+                // Of eight keys each: those of the second row whose weights are made with the first row's.
+                constexpr int ALL = C::KEYS / 8, EARLY = ALL - C::LATE;
+                // Keys of that block.
                 int valid;
                 auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
                 // V of the block whose scores were taken last.
                 auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
+                auto values_at = [&]() { return uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)); };
                 auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
                 auto start_scores = [&]() {
                     hold(s);
@@ -437,22 +469,31 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                     if constexpr (ragged)
                         mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), get_sink_tokens(shared.tile(tile_ring.stage())),
                                 block, thread, packed_log2<C>(a));
-                    weigh<C>(s, rows, factor, a.scale_log2);
+                    grew = raise_bases<C>(s, rows, factor, a.scale_log2, !ragged);
+                    // In the second row's two parts: a row's sum is the same wherever in a tile it lies.
+                    weigh_row<C, 0>(s, rows, a.scale_log2, 0, EARLY);
+                    weigh_row<C, 0>(s, rows, a.scale_log2, EARLY, ALL);
+                    weigh_row<C, 1>(s, rows, a.scale_log2, 0, EARLY);
                 };
-                auto grown = [&]() { return __any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f); };
+                // The other weights, which are made while those so far are packed.
+                auto pack_block = [&]() {
+                    weigh_row<C, 1>(s, rows, a.scale_log2, EARLY, ALL);
+                    pack<C>(s, p);
+                    hold(p);
+                };
                 auto clear_values = [&]() {
                     wait_values();
                     if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
                 };
                 // O += P · V of the block whose weights were made last.
-                auto start_values = [&](bool grew) {
+                auto start_values = [&](u32 v) {
                     if (grew) {
 #pragma unroll
                         for (int i = 0; i < DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
                     }
                     hold(o);
                     wgmma_fence();
-                    values<C>(o, p, uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)));
+                    values<C>(o, p, v);
                     wgmma_commit();
                 };
                 auto finish_values = [&]() {
@@ -463,41 +504,36 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 auto release_values = [&](u32 turns) {
                     release_keys<C>(shared.v_empty(Ring<C::V_STAGES>{turns}.stage()), thread);
                 };
-                bool used = false;
-                // While weights are made, P · V of the block before is under way. The wait for it begins the next turn: at the end
-                // of one, the assembler would move it before the weights.
+                // Weights of the first row are made while P · V of the block before is under way. Between these and the wait for that
+                // product is one for what is there: the assembler moves no exponentials past its branch.
                 auto turn = [&](auto ragged) {
                     wait_keys();
-                    const bool grew = grown();
-                    finish_values();
-                    pack<C>(s, p);
-                    hold(p);
+                    const u32 v = values_at();
                     start_scores();
-                    if (used) release_values(k_ring.turns - 2);
-                    used = true;
                     if constexpr (ragged) clear_values();
                     wait_values();
-                    start_values(grew);
+                    start_values(v);
                     wgmma_wait<1>();
                     weigh_block(ragged);
+                    barrier_wait(shared.q_full(q_ring().stage()), q_ring().parity());
+                    finish_values();
+                    release_values(k_ring.turns - 2);
+                    pack_block();
                 };
                 wait_keys();
                 start_scores();
                 wgmma_wait<0>();
                 weigh_block(Yes());
+                pack_block();
                 int left = blocks.all - 1;
                 const int ragged = blocks.ragged - 1;
                 walk(left, ragged, blocks.whole + min(ragged, 0), turn);
                 release(shared.q_empty(q_ring().stage()), thread);
-                finish_values();
-                if (used) release_values(k_ring.turns - 2);
-                pack<C>(s, p);
-                hold(p);
                 clear_values();
-                start_values(grown());
-                wgmma_wait<0>();
-                hold(o);
+                start_values(values_at());
+                finish_values();
                 release_values(k_ring.turns - 1);
+                rows.largest[0] = quad_max(rows.largest[0]), rows.largest[1] = quad_max(rows.largest[1]);
             }
         } else {
             release(shared.q_empty(q_ring().stage()), thread);

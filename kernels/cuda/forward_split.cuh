@@ -65,7 +65,7 @@ __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// What `weigh` and `pack` of forward_consumer.cuh are told.
+// What `raise_bases`, `weigh_row` and `pack` of forward_consumer.cuh are told.
 struct Split {
     // Memory is the limit here, so that a row's base is its largest score.
     static constexpr int KEYS = SPLIT_KEYS, GROUPS = 1, SLACK = 0;
@@ -287,8 +287,10 @@ __device__ __forceinline__ void attend_blocks(
         const bool whole = key >= last_row + rows.lo && key + SPLIT_KEYS <= min(tile.first + rows.hi + 1, tile.seen.to);
         if (!whole) mask_split(s, bounds, sink_tokens, key, tile.seen.to);
         float factor[2];
-        weigh<Split>(s, done, factor, a.scale_log2);
-        if (__any_sync(FULL, factor[0] != 1.0f || factor[1] != 1.0f)) {
+        const bool grew = raise_bases<Split>(s, done, factor, a.scale_log2, false);
+        weigh_row<Split, 0>(s, done, a.scale_log2, 0, SPLIT_KEYS / 8);
+        weigh_row<Split, 1>(s, done, a.scale_log2, 0, SPLIT_KEYS / 8);
+        if (grew) {
 #pragma unroll
             for (int j = 0; j < DIM / 2; ++j) o[j] *= factor[j / 2 % 2];
         }

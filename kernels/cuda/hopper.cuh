@@ -244,6 +244,8 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 #define NAMES_64                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
              "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define BINDS_40 BINDS_32, EIGHT(d, 32)
+#define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define BINDS_88 BINDS_64, EIGHT(d, 64), EIGHT(d, 72), EIGHT(d, 80)
 #define NAMES_88                                                                                                       \
     NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "  \
@@ -274,12 +276,15 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 // d = a · bᵀ [+ d]: 64 rows of a and N of b in shared memory, STEP lanes of each.
 template <int N>
 __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int add) {
-    static_assert(N == 32 || N == 64 || N == 128 || N == 176, "no such shape");
+    static_assert(N == 32 || N == 64 || N == 80 || N == 128 || N == 176, "no such shape");
     if constexpr (N == 176)
         WGMMA("m64n176" TYPES, NAMES_88, BINDS_88, "mov.b64 da, {%88, 0x40000040};\n", "da", "89", "90", "1, 1" BOTH_ALONG,
               "r"(a));
     else if constexpr (N == 128)
         WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "mov.b64 da, {%64, 0x40000040};\n", "da", "65", "66", "1, 1" BOTH_ALONG,
+              "r"(a));
+    else if constexpr (N == 80)
+        WGMMA("m64n80" TYPES, NAMES_40, BINDS_40, "mov.b64 da, {%40, 0x40000040};\n", "da", "41", "42", "1, 1" BOTH_ALONG,
               "r"(a));
     else if constexpr (N == 32)
         WGMMA("m64n32" TYPES, NAMES_16, BINDS_16, "mov.b64 da, {%16, 0x40000040};\n", "da", "17", "18", "1, 1" BOTH_ALONG,

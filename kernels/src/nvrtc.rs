@@ -309,12 +309,12 @@ ptxas info    : Used 14 registers, used 0 barriers
         };
         // The shipped kernels' numbers, and one that the hardware rounds up to such a number. Other kernels have what
         // they like.
-        let right = [("long_128_1", 168), ("long_128_2", 165), ("short_128_1", 128), ("short_64_2", 96)];
+        let right = [("paired_128_1", 168), ("paired_128_2", 165), ("short_128_1", 128), ("short_64_2", 96)];
         for (kind, registers) in right.into_iter().chain([("plan", 42)]) {
             assert!(of(&format!("forward_{kind}"), registers).is_ok(), "{kind}, {registers}");
         }
         for (kernel, threads, registers) in [
-            ("forward_long_128_1", 384, 160),
+            ("forward_paired_128_1", 384, 160),
             ("forward_short_64_1", 640, 104),
             ("backward_tiles_64_2", 384, 128),
         ] {

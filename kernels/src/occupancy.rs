@@ -65,11 +65,11 @@ mod tests {
         (block.threads, block.shared_with(&resources), block.resident_warps(&resources))
     }
 
-    /// The numbers are made by hand: two rings of 64 KiB beside two tiles of 32 KiB and two first kilobytes, in one
-    /// block of 384 threads; and so on.
+    /// The numbers are made by hand: two rings of 80 KiB beside a tile of 48 KiB and two first kilobytes, in one block of
+    /// 512 threads; and so on.
     #[test]
     fn blocks_are_as_they_are_launched() {
-        assert_eq!(of("forward_long_128_1", 168, 0), (384, 2048 + 2 * 32_768 + 4 * 32_768, 12));
+        assert_eq!(of("forward_long_128_1", 128, 0), (512, 2048 + 49_152 + 8 * 20_480, 16));
         assert_eq!(of("forward_short_64_2", 96, 0), (640, 1024 + 4 * (1024 + 6 * 8192), 20));
         assert_eq!(of("backward_tiles_128_1", 168, 0).0, 384);
         assert_eq!(of("backward_tiles_128_1", 168, 0).2, 12);

@@ -103,7 +103,7 @@ pub(crate) const SHARING: [(&str, usize); 15] = [
     ("forward_fp8_short_128", 512),
     ("forward_fp8_short_256", 384),
     ("forward_fp8_short_64", 512),
-    ("forward_long_128_", 384),
+    ("forward_long_128_", 512),
     ("forward_long_64_", 512),
     ("forward_middle_128_", 512),
     ("forward_paired_128_", 384),

@@ -556,8 +556,8 @@ mod tests {
         assert_eq!(
             TileShape::ALL.map(|shape| shape.served(Instance::General)),
             [
-                TileShape::Long,
-                TileShape::Long,
+                TileShape::Middle,
+                TileShape::Middle,
                 TileShape::Middle,
                 TileShape::Short,
                 TileShape::Split,

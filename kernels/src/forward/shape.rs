@@ -17,13 +17,15 @@ const LANES: usize = 8;
 pub(crate) const SHORT_ROWS: [usize; 2] = [1024, 96];
 /// Rows of an average segment, or keys that a row of it sees, up to which the middle shape is faster than the long
 /// one.
-const MIDDLE_ROWS: usize = 2048;
+const MIDDLE_ROWS: usize = 1024;
+/// Rows of the longest segment from which short ones beside it have a launch of their own.
+const MIXED_ROWS: usize = 2048;
 /// Rows of an average segment, and keys that a row of it sees, from which clusters are faster: where some row does not see
 /// all keys, and where all do.
-const PAIRED_ROWS: [usize; 2] = [8192, 1792];
+const PAIRED_ROWS: [usize; 2] = [16_384, 4096];
 /// Rows times heads from which there are several waves of clusters. Fewer were not measured in full masks.
 const PAIRED_WORK: usize = 264 * 256;
-/// The most query heads of a KV head, a power of two, whose rows share a middle tile.
+/// The most query heads of a KV head, a power of two, whose rows share a tile of the middle shape or the long one.
 const PACKED_MAX: usize = 4;
 /// The fewest rows of a sequence in a tile of every shape but the split one: in the middle one, with as many heads.
 pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
@@ -31,10 +33,10 @@ pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
 /// The number of query rows and keys that are multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TileShape {
-    /// 128 query rows, or 192 with head dims up to 64; 128 keys.
+    /// 192 query rows and 80 keys, or 128 keys with head dims up to 64. In a general instance the middle shape.
     Long,
     /// With head dims over 64: 128 query rows and 176 keys, and two blocks of threads share keys and values. With others
-    /// the long shape.
+    /// and in a general instance the long shape.
     Paired,
     /// 192 query rows and 64 keys, with head dims over 64.
     Middle,
@@ -119,7 +121,7 @@ impl Instance {
 /// Returns whether a call has enough short segments beside a long one that each kind has its own launch.
 fn is_mixed(call: &CallTables, wide: bool) -> bool {
     let CallSummary { longest, short_rows, .. } = *call.summary();
-    longest >= MIDDLE_ROWS && 4 * short_rows[usize::from(wide)] >= call.owned()[0]
+    longest >= MIXED_ROWS && 4 * short_rows[usize::from(wide)] >= call.owned()[0]
 }
 
 /// Returns whether rows of these head dims are vectors of 16 bytes.
@@ -162,24 +164,30 @@ impl TileShape {
     pub(super) fn parts(self, instance: Instance) -> Vec<(TileShape, Range<usize>)> {
         let end = SHORT_ROWS[usize::from(instance != Instance::Narrow)] + 1;
         match self {
-            TileShape::Mixed => vec![(TileShape::Short, 0..end), (TileShape::Long, end..usize::MAX)],
+            TileShape::Mixed => {
+                vec![(TileShape::Short, 0..end), (TileShape::Long.served(instance), end..usize::MAX)]
+            }
             shape => vec![(shape.served(instance), 0..usize::MAX)],
         }
     }
 
     /// Returns the shape that stands for this one in an instance.
     pub(super) fn served(self, instance: Instance) -> TileShape {
-        match self {
-            TileShape::Paired if instance != Instance::Wide => TileShape::Long,
-            TileShape::Middle if instance == Instance::Narrow => TileShape::Short,
-            other => other,
+        match (self, instance) {
+            (TileShape::Paired, Instance::Narrow) => TileShape::Long,
+            (TileShape::Paired | TileShape::Long, Instance::General) => TileShape::Middle,
+            (TileShape::Middle, Instance::Narrow) => TileShape::Short,
+            _ => self,
         }
     }
 
     /// Returns how many query heads share a tile, where so many have one KV head.
     pub fn packed(self, group: usize, instance: Instance) -> usize {
         match self.served(instance) {
-            TileShape::Middle => 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros()),
+            TileShape::Long if instance == Instance::Narrow => 1,
+            TileShape::Long | TileShape::Middle => {
+                1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros())
+            }
             TileShape::Split => split::packed(group),
             _ => 1,
         }
@@ -228,12 +236,12 @@ impl TileShape {
     /// Returns the configuration of the shape in the instance for head dims up to `dim`; `None` for the split one, which
     /// has neither teams nor rings of tiles, and for the mixed one, which has kernels of two others.
     pub(super) fn config(self, dim: usize) -> Option<Config> {
-        let long = Config { teams: 1, groups: 2, keys: 128, stages: [2, 2, 2], cluster: 1 };
+        let long = Config { teams: 1, groups: 3, keys: 128, stages: [2, 2, 2], cluster: 1 };
         Some(match self {
-            TileShape::Long if dim <= 64 => Config { groups: 3, ..long },
-            TileShape::Long => long,
-            TileShape::Paired => Config { keys: 176, stages: [1, 2, 2], cluster: 2, ..long },
-            TileShape::Middle => Config { groups: 3, keys: 64, stages: [1, 4, 4], ..long },
+            TileShape::Long if dim <= 64 => long,
+            TileShape::Long => Config { keys: 80, stages: [1, 4, 4], ..long },
+            TileShape::Paired => Config { groups: 2, keys: 176, stages: [1, 2, 2], cluster: 2, ..long },
+            TileShape::Middle => Config { keys: 64, stages: [1, 4, 4], ..long },
             TileShape::Short if dim <= 64 => Config { teams: 4, groups: 1, keys: 64, ..long },
             TileShape::Short => Config { teams: 3, groups: 1, keys: 64, stages: [1, 2, 1], ..long },
             TileShape::Split | TileShape::Mixed => return None,
@@ -268,9 +276,9 @@ impl Config {
     }
 
     /// Returns the rows that the first of a sequence's tiles may have instead of all, for a whole cluster: those of a
-    /// group where keys come in blocks as short.
+    /// group where a tile has three.
     pub(super) fn part_rows(self) -> usize {
-        if self.groups > 1 && self.keys == 64 { 64 } else { self.rows() * self.cluster }
+        if self.groups == 3 { 64 } else { self.rows() * self.cluster }
     }
 
     /// Returns the threads of a block: the consumers, and a group with the producers.
@@ -390,10 +398,11 @@ mod tests {
         };
         let of = |rows: usize, lo: Option<i64>, dims: [usize; 2]| beside(0, rows, lo, dims);
         assert_eq!([96, 97].map(|rows| of(rows, None, [64, 72])), [TileShape::Short, TileShape::Middle]);
-        assert_eq!([2048, 2049].map(|rows| of(rows, None, [72, 64])), [TileShape::Middle, TileShape::Long]);
+        assert_eq!([1024, 1025].map(|rows| of(rows, None, [72, 64])), [TileShape::Middle, TileShape::Long]);
         assert_eq!([1024, 1025].map(|rows| of(rows, None, [64, 64])), [TileShape::Short, TileShape::Long]);
-        assert_eq!([8191, 8192].map(|rows| of(rows, None, [128, 128])), [TileShape::Long, TileShape::Paired]);
-        assert_eq!(of(8192, Some(-512), [128, 128]), TileShape::Middle, "a window leaves few keys");
+        let longest = [16_383, 16_384].map(|rows| of(rows, None, [128, 128]));
+        assert_eq!(longest, [TileShape::Long, TileShape::Paired]);
+        assert_eq!(of(16_384, Some(-512), [128, 128]), TileShape::Middle, "a window leaves few keys");
         let whole = |rows: usize| {
             let run = Run::packed(0, rows, rows);
             let segment = Segment { q: run, kv: vec![run], lo: None, hi: None, prefix: 0, sink_tokens: 0 };
@@ -401,12 +410,8 @@ mod tests {
             [(Instance::Wide, 256), (Instance::General, 256), (Instance::Wide, 8)]
                 .map(|(instance, heads)| TileShape::of(&call, instance, [heads; 2]))
         };
-        assert_eq!(whole(1791), [TileShape::Middle; 3]);
-        assert_eq!(
-            whole(1792),
-            [TileShape::Paired, TileShape::Middle, TileShape::Middle],
-            "all keys are seen"
-        );
+        assert_eq!(whole(4095), [TileShape::Long; 3]);
+        assert_eq!(whole(4096), [TileShape::Paired, TileShape::Long, TileShape::Long], "all keys are seen");
         assert_eq!(of(8192, Some(-4096), [128, 128]), TileShape::Long);
         assert_eq!(of(8192, Some(-512), [64, 64]), TileShape::Long);
         assert_eq!(
@@ -414,7 +419,7 @@ mod tests {
             [TileShape::Long, TileShape::Short]
         );
         assert_eq!(
-            beside(64, 8192, None, [128, 128]),
+            beside(64, 16_384, None, [128, 128]),
             TileShape::Paired,
             "places without a sequence do not count"
         );
@@ -463,14 +468,14 @@ mod tests {
         let call = AttentionCall { segments: vec![segment], softmax: plain(), policy: RowPolicy::Overwrite };
         let of = |shape: TileShape| shape.launch(&call, [8, 2], [128, 128]);
         let [long, paired, middle, short, split, mixed] = TileShape::ALL.map(of);
-        assert_eq!([long, paired, middle, short].map(|launch| launch.items), [4 * 8, 4 * 8, 10 * 2, 8 * 8]);
+        assert_eq!([long, paired, middle, short].map(|launch| launch.items), [10 * 2, 4 * 8, 10 * 2, 8 * 8]);
         // 4 rows a tile, and 64 keys a piece.
         assert_eq!(split.items, 113 * 2 * 8);
         assert_eq!(mixed, long, "450 rows are not short");
         let blocks = |count| NonZeroUsize::new(count).expect("some blocks");
         let most = |launch: TileLaunch| (1..200).filter(|&count| launch.repeats_in(blocks(count))).count();
-        // 64 items are 22 for three teams; of 32 and more blocks none of the long shape has two.
-        assert_eq!([long, paired, middle, short].map(most), [31, 31, 19, 21]);
+        // 64 items are 22 for three teams; of 32 and more blocks none of the paired shape has two.
+        assert_eq!([long, paired, middle, short].map(most), [19, 31, 19, 21]);
         assert!(!TileLaunch { items: 2, ..paired }.repeats_in(blocks(1)), "one cluster is two blocks");
         assert_eq!(backward::launch(&call, 2).items, 4 * 2);
     }

@@ -24,8 +24,9 @@ use super::passes::{Kernels, Launches};
 /// The two sides: rows of queries, and of keys.
 const SIDES: usize = 2;
 const SEGMENTS_MAX: usize = 4;
-/// The lengths of runs: near tiles of 64 and 128 rows and blocks of 176 keys, and near two of them.
-const LENGTHS: [usize; 14] = [0, 1, 5, 63, 64, 65, 100, 127, 129, 175, 177, 257, 300, 353];
+/// The lengths of runs: near tiles of 64, 128 and 192 rows and blocks of 80 and 176 keys, and near two of them.
+const LENGTHS: [usize; 19] =
+    [0, 1, 5, 63, 64, 65, 79, 81, 100, 127, 129, 161, 175, 177, 191, 193, 257, 300, 353];
 /// The keys of a segment that all its rows see: of four to eight tiles, which go around in the backward
 /// (`goes_around`).
 const AROUND: [usize; 5] = [390, 512, 700, 897, 1024];

@@ -36,25 +36,33 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "o[i] *= 1.0f;",
         VALUES;
     "tile-sum-not-rescaled", Arithmetic, ("the row sum is not rescaled", "https://arxiv.org/abs/1805.02867"), "forward.cu",
-        "rows.sum[1] * factor[1] +"
-            => "rows.sum[1] +",
+        "rows.sum[HALF] *= factor[HALF];"
+            => "",
         VALUES;
     "tile-sum-in-bf16", Arithmetic, ("the row sum in 16 bits", "https://github.com/tenstorrent/tt-metal/pull/41683"), "forward.cu",
         "            sum[i] += x;"
             => "            sum[i] = rounded<BF16>(sum[i] + x);",
         VALUES;
     "stale-maximum", Arithmetic, ("weights by the maximum before", "https://arxiv.org/abs/1805.02867"), "forward.cu",
-        "const Level second = level_of(rows.base[1], scale_log2);"
-            => "const Level second = level_of(old[1] == neg_infinity() ? rows.base[1] : old[1], scale_log2);",
+        "rows.rest[HALF] = level.rest();"
+            => "rows.rest[HALF] = level.rest(), rows.base[HALF] = old == neg_infinity() ? largest : old;",
         VALUES;
     "lse-by-the-largest-score", Arithmetic, ("weights by one shift, the LSE by another", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "IS_FP8 ? rows.largest[HALF] : rows.base[HALF]"
             => "rows.largest[HALF]",
         VALUES;
     "sum-of-kept-base-rescaled", Arithmetic, ("sums are rescaled by the largest score, weights are not", "https://arxiv.org/abs/1805.02867"), "forward.cu",
-        "rows.sum[0] = rows.sum[0] * factor[0] +"
-            => "rows.sum[0] = rows.sum[0] * (old[0] == neg_infinity() ? 0.0f : exp2_of((old[0] - rows.largest[0]) * scale_log2)) +",
+        "rows.sum[HALF] *= factor[HALF];"
+            => "rows.sum[HALF] *= old == neg_infinity() ? 0.0f : exp2_of((old - largest) * scale_log2);",
         VALUES;
+    "negative-scores-compared-as-integers", Arithmetic, ("a largest score that is none", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "__any_sync(FULL, over || below_0)"
+            => "__any_sync(FULL, over)",
+        Detector::Levels;
+    "growth-of-the-second-row-unseen", Arithmetic, ("one row's maximum for another's", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "is_over<C>(first, rows.base[0], scale_log2) || is_over<C>(second, rows.base[1], scale_log2)"
+            => "is_over<C>(first, rows.base[0], scale_log2)",
+        Detector::Levels;
     "scale-off-by-a-256th", Arithmetic, ("a scale other than the caller's", "https://github.com/NVIDIA/TransformerEngine/pull/3063"), "forward.cu",
         "x = exp2_of(level.exponent_of(x));"
             => "x = exp2_of(1.00390625f * level.exponent_of(x));",
