@@ -7,13 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::confirm::{self, Confirmation};
 use super::event::{CASE_EVENTS_MAX, CaseEvent, Event, Shrunk, ShrunkEvent};
 use super::minimise::{minimise, shrink_budget};
 use super::outcome::{Failed, Judged, Outcome, Recorded};
-use super::plan::Deadline;
+use super::plan::{Deadline, Term};
 use super::summary::{Distinct, Summary, Sums};
 use super::{DRAWN, Plan, Sinks, Subjects, declared};
 use crate::paste::try_command;
@@ -77,7 +78,7 @@ pub(super) struct Ledger<'a> {
     /// Way of the last shrink.
     steps: Vec<Problem>,
     /// The end of all shrinking.
-    shrinking: Deadline,
+    shrinking: Arc<Term>,
     /// Time left for shrinking cases that end the subject's process; `None` where there is no limit.
     ended_shrinking: Option<Duration>,
     /// Longest time of one shrink in a search for the canary; `None` in a campaign.
@@ -100,7 +101,7 @@ impl<'a> Ledger<'a> {
             needs: BTreeMap::new(),
             listed: BTreeMap::new(),
             steps: Vec::new(),
-            shrinking: Deadline::default(),
+            shrinking: Arc::default(),
             ended_shrinking: None,
             search: None,
         }
@@ -116,8 +117,8 @@ impl<'a> Ledger<'a> {
         Ledger { ended_shrinking: time.map(|time| time / ENDED_SHRINKING), ..self }
     }
 
-    /// Shrinks nothing further once this time has come.
-    pub(super) fn shrinking_until(self, shrinking: Deadline) -> Ledger<'a> {
+    /// Shrinks nothing further once this end has come.
+    pub(super) fn shrinking_until(self, shrinking: Arc<Term>) -> Ledger<'a> {
         Ledger { shrinking, ..self }
     }
 
@@ -531,7 +532,7 @@ impl<'a> Ledger<'a> {
         let begun = Instant::now();
         let has_ended = start.ending.is_some();
         let most = self.search.or(self.ended_shrinking.filter(|_| has_ended).map(|left| left / 2));
-        let end = self.shrinking.or_sooner(Deadline::after(most));
+        let end = Deadline::after(most);
         let attempt = panic::catch_unwind(AssertUnwindSafe(|| self.shrunk(&case, start, end)));
         if has_ended {
             let left = |left: Duration| left.saturating_sub(begun.elapsed());
@@ -550,12 +551,12 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// The smallest case until this time. Candidates that may end the subject's process are run in one of their own,
-    /// beside the campaign's cases, and none is confirmed but the smallest. It takes the drawn case's place only where
-    /// it fails alone, in a fresh process.
+    /// The smallest case until this time, or the end of all shrinking. Candidates that may end the subject's process
+    /// are run in one of their own, beside the campaign's cases, and none is confirmed but the smallest. It takes the
+    /// drawn case's place only where it fails alone, in a fresh process.
     fn shrunk(&self, case: &Case, start: &Finding, end: Deadline) -> Result<Shrunk, String> {
         let (options, control) = (&case.subject.options, self.sinks.control);
-        let is_over = || control.stopped() || end.passed();
+        let is_over = || control.stopped() || end.passed() || self.shrinking.passed();
         let within = |backend: &dyn Backend| {
             let small = minimise(case, start, backend, shrink_budget(start.check), &is_over, |_| {});
             Shrunk { case: small.case, steps: small.steps }

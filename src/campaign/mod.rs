@@ -5,7 +5,8 @@
 //! A failing case is on disk, as drawn, before its thread takes the next one; only then does shrinking begin.
 //!
 //! Time ends a campaign in three ways: no case begins after the plan's time, none begins that the time left clearly
-//! cannot hold, and shrinking ends some time later. A campaign that is limited by its cases alone knows none of these.
+//! cannot hold, and shrinking ends some time later. With a limit of time a campaign also ends where all cases fail and
+//! say nothing new ([`streak`]). A campaign that is limited by its cases alone knows none of these.
 //!
 //! The canary is a small campaign of its own, against a subject with a planted fault, through the same code: the
 //! emulated kernel with a window that is off by one, or any other subject, called wrongly in the first way that shows
@@ -27,13 +28,14 @@ mod queue;
 mod report;
 mod scripts;
 mod search;
+mod streak;
 mod subjects;
 mod summary;
 mod ways;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use seamproof_oracle::{Pass, Problem};
@@ -55,9 +57,10 @@ pub(crate) use report::{Ended, FailureLines, met};
 pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use scripts::{SCRIPTS_MAX, write_scripts};
 pub use search::canary;
+pub use streak::{ALIKE_MIN, FAILING_MIN};
 pub use subjects::{Fresh, Options, PlantedSubjects, Registered, Subjects, Wrong, wrong_call};
 pub use summary::{
-    Canary, Distinct, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
+    Canary, Distinct, Early, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };
 pub use ways::{Share, Ways};
 
@@ -66,7 +69,7 @@ use crate::record::Findings;
 use crate::worker::is_abandoned;
 use ledger::Ledger;
 use outcome::{Failed, Judged, Outcome, Recorded};
-use plan::{Budget, Deadline};
+use plan::{Budget, Deadline, Term, shrinking_after};
 use queue::Queue;
 use seamproof_judge::asked::Asked;
 pub use seamproof_judge::campaign::OWN_FAILURES_MAX;
@@ -74,11 +77,13 @@ use seamproof_judge::case::{Case, Subject};
 use seamproof_judge::census::Census;
 use seamproof_judge::evaluate::{evaluate_malformed, evaluate_timed};
 use seamproof_judge::exercise::Exercise;
+use seamproof_judge::failure::Symptom;
 use seamproof_judge::finding::Finding;
 use seamproof_judge::generate::Malformed;
 use seamproof_judge::subject::{Declaration, Host};
 use seamproof_judge::verdict::Verdict;
 use search::Search;
+use streak::Streak;
 
 /// Share of a campaign's time after which it has had all of it.
 const FULL: f64 = 0.95;
@@ -118,14 +123,16 @@ pub fn go_on(
 fn sweep(ledger: Ledger, search: Option<&Search>) -> Summary {
     let start = Instant::now();
     let (plan, subjects, sinks, earlier) = (ledger.plan, ledger.subjects, ledger.sinks, ledger.cases());
-    let ledger = ledger.shrinking_until(Deadline::after(plan.shrinking()));
+    let shrinking = Arc::new(Term::new(Deadline::after(plan.shrinking())));
+    let ledger = ledger.shrinking_until(Arc::clone(&shrinking));
     let ledger = match search {
         Some(search) => ledger.of_search(search.shrinking),
         None => ledger.sharing(plan.time),
     };
     let queue = Queue::new(ledger, earlier);
     let (budget, turns) = (Budget::begin(plan.time), Mutex::default());
-    let worker = Worker { plan, subjects, sinks, search, earlier, budget, turns };
+    let streak = Mutex::default();
+    let worker = Worker { plan, subjects, sinks, search, earlier, start, budget, turns, streak, shrinking };
     let census = match rayon::ThreadPoolBuilder::new().num_threads(plan.jobs).build() {
         Ok(pool) => merged(&pool.broadcast(|_| worker.work(&queue))),
         // A machine without room for threads still has this one.
@@ -139,7 +146,9 @@ fn sweep(ledger: Ledger, search: Option<&Search>) -> Summary {
     summary.devices = devices;
     // With a moment left it has had its time.
     let is_early = |time: Duration| start.elapsed() < time.mul_f64(FULL);
-    summary.ended_early = worker.turns().ended && plan.time.is_some_and(is_early);
+    let ended = worker.turns().ended;
+    summary.ended_early =
+        ended.filter(|early| *early == Early::NothingNew || plan.time.is_some_and(is_early));
     summary
 }
 
@@ -158,16 +167,20 @@ struct Worker<'a> {
     search: Option<&'a Search<'a>>,
     /// Number of turns that were run before the campaign was cut off.
     earlier: u64,
+    start: Instant,
     budget: Budget,
     turns: Mutex<Turns>,
+    streak: Mutex<Streak>,
+    /// The end of all shrinking.
+    shrinking: Arc<Term>,
 }
 
 /// Turns that were taken.
 #[derive(Debug, Default)]
 struct Turns {
     next: u64,
-    /// Whether the next one was turned away, as the time left cannot hold it.
-    ended: bool,
+    /// Reason why the next one was turned away.
+    ended: Option<Early>,
 }
 
 impl Worker<'_> {
@@ -214,6 +227,28 @@ impl Worker<'_> {
         if failed.is_none_or(|failed| failed.finding.ending.is_none()) {
             self.budget.add(outcome.work, took);
         }
+        self.add_to_streak(outcome);
+    }
+
+    fn add_to_streak(&self, outcome: &Outcome) {
+        match &outcome.judged {
+            // Where no query sees a key, any subject holds that writes zeros.
+            Judged::Held(_) if outcome.products == 0 => {}
+            Judged::Held(_) => self.streak().end(),
+            Judged::Failed(failed) if self.is_known(failed) => self.streak().end(),
+            Judged::Failed(failed) => self.streak().add(Symptom::of(&failed.finding)),
+            // The subject was not asked, or it cannot be said what it did.
+            Judged::Refused(_)
+            | Judged::Malformed(_)
+            | Judged::Accepted(..)
+            | Judged::Own(_)
+            | Judged::Infrastructure(_)
+            | Judged::Abandoned => {}
+        }
+    }
+
+    fn is_known(&self, failed: &Failed) -> bool {
+        self.subjects.known(&failed.finding, &failed.case.problem).is_some()
     }
 
     /// Takes the next of the turns that were run before the campaign was cut off, and returns the index of its case.
@@ -227,20 +262,34 @@ impl Worker<'_> {
     }
 
     /// Takes the next turn, and returns it with the index of its case; `None` where the plan has no further case, the
-    /// search is over, or the time left cannot hold it. No later turn is taken then, so that no case is left out.
+    /// search is over, the time left cannot hold it, or it would say nothing new. No later turn is taken then, so that
+    /// no case is left out.
     fn take(&self) -> Option<(u64, u64)> {
         let mut turns = self.turns();
         if self.search.is_some_and(Search::is_over) {
             return None;
         }
-        if turns.ended {
+        if turns.ended.is_some() {
             return None;
         }
         let turn = turns.next;
         let index = self.plan.case(turn)?;
-        turns.ended = turn > 0 && self.budget.is_tight() && !self.fits(index);
-        turns.next += u64::from(!turns.ended);
-        (!turns.ended).then_some((turn, index))
+        turns.ended = self.early_end(turn, index);
+        if turns.ended == Some(Early::NothingNew) {
+            let limit = Some(shrinking_after(self.start.elapsed()));
+            self.shrinking.bring_forward(Deadline::after(limit));
+        }
+        turns.next += u64::from(turns.ended.is_none());
+        turns.ended.is_none().then_some((turn, index))
+    }
+
+    /// Returns why a case is not begun, if it is not.
+    fn early_end(&self, turn: u64, index: u64) -> Option<Early> {
+        if self.plan.time.is_some() && self.streak().is_long() {
+            return Some(Early::NothingNew);
+        }
+        let is_too_long = turn > 0 && self.budget.is_tight() && !self.fits(index);
+        is_too_long.then_some(Early::NoTimeLeft)
     }
 
     /// Whether the time left may hold the case of this index. What cannot be drawn is for [`Worker::case`] to tell.
@@ -254,6 +303,10 @@ impl Worker<'_> {
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn streak(&self) -> MutexGuard<'_, Streak> {
+        self.streak.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs one case. A panic that the judge does not turn into a verdict is this program's fault, and is counted as

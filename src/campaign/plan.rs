@@ -117,8 +117,7 @@ impl Plan {
 
     /// Returns how long shrinking may go on from now, at the campaign's beginning; no limit without a limit of time.
     pub(super) fn shrinking(&self) -> Option<Duration> {
-        let [least, most] = SHRINKING;
-        self.time.map(|time| time.saturating_add(time.clamp(least, most)))
+        self.time.map(|time| time.saturating_add(shrinking_after(time)))
     }
 
     /// Returns the number of cases that this shard will run, where that is known.
@@ -166,6 +165,12 @@ impl Plan {
             self.profile.name()
         )
     }
+}
+
+/// Returns how long shrinking may go on behind cases that took this long.
+pub(super) fn shrinking_after(cases: Duration) -> Duration {
+    let [least, most] = SHRINKING;
+    cases.clamp(least, most)
 }
 
 /// Link between a running campaign and whoever watches it: a request to stop, and counts.
@@ -218,6 +223,28 @@ impl Deadline {
     /// Returns the time that is left.
     fn left(self) -> Option<Duration> {
         self.0.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// An end that may come sooner than was planned.
+#[derive(Debug, Default)]
+pub(super) struct Term(Mutex<Deadline>);
+
+impl Term {
+    /// Returns the end at this time.
+    pub(super) fn new(deadline: Deadline) -> Term {
+        Term(Mutex::new(deadline))
+    }
+
+    /// Ends it at this time, unless its end comes sooner.
+    pub(super) fn bring_forward(&self, deadline: Deadline) {
+        let mut end = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *end = end.or_sooner(deadline);
+    }
+
+    /// Whether it has come.
+    pub(super) fn passed(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).passed()
     }
 }
 
@@ -349,6 +376,15 @@ mod tests {
         let ends = |seconds| timed(seconds).shrinking().map(|time| time.as_secs());
         assert_eq!([1, 15, 3600].map(ends), [Some(11), Some(30), Some(3720)]);
         assert_eq!(plan(Some(4), "0/1").shrinking(), None);
+    }
+
+    #[test]
+    fn a_term_is_brought_forward_and_never_put_off() {
+        let term = Term::default();
+        assert!(!term.passed());
+        term.bring_forward(Deadline::after(Some(Duration::ZERO)));
+        term.bring_forward(Deadline::after(Some(Duration::from_secs(60))));
+        assert!(term.passed());
     }
 
     #[test]

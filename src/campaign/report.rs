@@ -8,7 +8,8 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-use super::summary::{Canary, Distinct, Summary};
+use super::streak::ALIKE_MIN;
+use super::summary::{Canary, Distinct, Early, Summary};
 use crate::script::Script;
 use seamproof_judge::census::CLASSES;
 use seamproof_judge::prose::{self, counted};
@@ -161,6 +162,19 @@ impl Ended {
     }
 }
 
+impl Display for Early {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Early::NoTimeLeft => f.write_str("the time left was too short for the next case"),
+            Early::NothingNew => write!(
+                f,
+                "every judged case with a key to see failed, the last {ALIKE_MIN} or more in no new way; --cases N \
+                 without --time runs N cases all the same"
+            ),
+        }
+    }
+}
+
 impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.lines().iter().try_for_each(|line| writeln!(f, "{}", line.text))
@@ -284,9 +298,7 @@ impl Summary {
         let doubt = |label: &str, text: &str| Line::new(Tone::Doubt, label, text);
         let mut lines: Vec<Line> = self.infrastructure.iter().map(|what| doubt("internal", what)).collect();
         lines.extend(self.adapter.iter().map(|what| doubt("adapter", what)));
-        if self.ended_early {
-            lines.push(doubt("ended", "before its time: the time left was too short for the next case"));
-        }
+        lines.extend(self.ended_early.map(|early| doubt("ended", &format!("before its time: {early}"))));
         let shown = self.missed.len().min(MISSED_SHOWN_MAX);
         let too_little = |what: &str| Line { tone: Tone::Doubt, text: format!("too little run: {what}") };
         lines.extend(self.missed[..shown].iter().map(|missed| too_little(missed)));

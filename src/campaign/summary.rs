@@ -228,6 +228,15 @@ impl Sums {
     }
 }
 
+/// Reason for the end of a campaign before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Early {
+    /// The time left could not hold the next case.
+    NoTimeLeft,
+    /// Every judged case failed, and the last ones in no new way.
+    NothingNew,
+}
+
 /// Result of a campaign: its [`Sums`], whose fields can be read directly, and everything that depends on the order of
 /// its cases.
 #[derive(Clone, Debug, Default)]
@@ -257,8 +266,8 @@ pub struct Summary {
     pub adapter: Vec<String>,
     /// Floors of the census, where they are not those of all problems.
     floors: Option<Floors>,
-    /// Whether it ended before its time, as the time left could not hold the next case.
-    pub ended_early: bool,
+    /// Reason for an end before its time.
+    pub ended_early: Option<Early>,
 }
 
 impl Deref for Summary {

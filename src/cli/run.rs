@@ -54,7 +54,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
     /// End after this long, the search for the canary included [default: 60s, without --cases]. Cases in flight
-    /// are finished, and none begins that the time left clearly cannot hold
+    /// are finished, and none begins that the time left clearly cannot hold. Ends early where each of the first
+    /// 200 judged cases failed, the last 100 of them in no new way
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash [default: random]

@@ -4,12 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::crashing::Crashing;
 use seamproof::backends::{self, BackendError};
 use seamproof::campaign::{
-    self, Canary, Control, Distinct, Event, OWN_FAILURES_MAX, Observer, Options, Plan, PlantedSubjects,
-    Shard, Silent, Sinks, Subjects, Summary, Wrong,
+    self, Canary, Control, Distinct, Early, Event, FAILING_MIN, OWN_FAILURES_MAX, Observer, Options, Plan,
+    PlantedSubjects, Shard, Silent, Sinks, Subjects, Summary, Wrong,
 };
 use seamproof::record::Findings;
 use seamproof_judge::case::{Case, Subject};
@@ -257,6 +258,8 @@ fn the_canary_is_found_and_nothing_else_is_left_behind() {
 enum Accident {
     /// It raises an error on problems with an odd number of tokens.
     Raises,
+    /// It raises an error on every problem.
+    Broken,
     /// Its results are wrong wherever there are any.
     Wrong,
 }
@@ -299,6 +302,7 @@ impl Backend for AccidentalKernel {
         match self.0 {
             Accident::Raises if problem.tokens() % 2 == 1 => return Err(RunError::Crash("bad luck".into())),
             Accident::Raises => {}
+            Accident::Broken => return Err(RunError::Crash("no luck".into())),
             Accident::Wrong => outputs.ranks.iter_mut().for_each(|rank| rank.out.mapv_inplace(shifted)),
         }
         Ok(outputs)
@@ -364,6 +368,34 @@ fn a_canary_is_not_told_of_a_subject_that_is_wrong_everywhere() {
     held.heed(&canary);
     assert_eq!(held.own.len(), canary.own.len(), "what the campaign does not show is told");
     assert!(held.to_string().contains("no pass: 0 cases"), "{held}");
+}
+
+/// Test that a campaign with a limit of time ends early where every case fails in the same way, and one without runs
+/// all of its cases.
+#[test]
+fn a_campaign_of_failures_alone_ends_before_its_time() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let run = |name: &str, subjects: &dyn Subjects, plan: Plan| {
+        let findings = Findings::create(&place.path().join(name)).expect("the directory is made");
+        let control = Control::default();
+        campaign::run(&plan, subjects, &Sinks { findings: &findings, observer: &Silent, control: &control })
+    };
+    let cases = FAILING_MIN + 300;
+    let counted = Plan { cases: Some(cases), ..plan(2) };
+    let timed = Plan { time: Some(Duration::from_secs(600)), ..counted.clone() };
+    let broken = Accidental(Accident::Broken, false);
+    let early = run("early", &broken, timed.clone());
+    assert_eq!(early.ended_early, Some(Early::NothingNew), "{early}");
+    assert!((FAILING_MIN..cases).contains(&early.failed_count()) && early.cases < cases, "{early}");
+    assert!(early.distinct.iter().all(|distinct| distinct.found.minimal), "{early}");
+    assert!(
+        early.to_string().contains("ended     before its time: every judged case with a key to see failed"),
+        "{early}"
+    );
+    let all = run("all", &broken, counted);
+    assert_eq!((all.cases, all.ended_early), (cases, None));
+    let some = run("some", &Accidental(Accident::Raises, false), timed);
+    assert_eq!((some.cases, some.ended_early), (cases, None), "some cases hold");
 }
 
 /// A kernel of a narrow table that refuses nothing by itself, with a fault where there is a learnable sink.
