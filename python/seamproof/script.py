@@ -3,7 +3,7 @@
 `seamproof run` and its like start it for what they find in a subject `python:FILE[:NAME]`. It writes `CASE.py`, which
 shows the finding without this package, runs it, and says what became of it as one line of JSON: `written`,
 `shows`, which is true where the script was seen to show the failure, and `doubt`, which is null where nothing is to be
-said about it.
+said about it. Where no script is written, standard error says why too, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,19 @@ from .subject import Subject
 from .worker import watch
 
 
+# What to do where a command serves a Python file, each rank in a process of its own.
+_ELSEWHERE = (
+    "; a program of torch has a script where its ranks may be threads: seamproof shrink CASE.json --backend python:FILE"
+    " --out OTHER.json"
+)
+
+
 def loaded(stored: dict[str, Any]) -> Subject:
     """Returns the subject that a stored case names, loaded as a worker loads it."""
     scheme, _, target = stored["name"].partition(":")
     if scheme != "python":
-        raise NoSource(f"the case's subject is in no Python file: {stored['name']}")
+        what = _ELSEWHERE if "seamproof.launched" in target else ""
+        raise NoSource(f"the case's subject is in no Python file: {stored['name']}{what}")
     return load(target, stored.get("options", {}), {})
 
 
@@ -64,7 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         answer = repro.none(describe(error).partition("\n")[0])
     os.write(writer, (json.dumps(vars(answer)) + "\n").encode())
-    return 0
+    if not answer.written:
+        print(f"python -m seamproof.script: {given.case}: {answer.doubt}", file=sys.stderr, flush=True)
+    return 0 if answer.written else 1
 
 
 if __name__ == "__main__":

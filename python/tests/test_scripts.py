@@ -332,8 +332,11 @@ def made(case: Path, seconds: int = 60) -> dict:
     """Has the script of a stored case made, as the program does, and returns what is said of it."""
     command = [sys.executable, "-m", "seamproof.script", "--limit", str(seconds), "--", str(case)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and "printed" not in done.stdout, done.stderr
-    return json.loads(done.stdout)
+    assert "printed" not in done.stdout, done.stderr
+    answer = json.loads(done.stdout)
+    assert done.returncode == (0 if answer["written"] else 1), done.stderr
+    assert answer["written"] or f"{case}: {answer['doubt']}\n" in done.stderr, done.stderr
+    return answer
 
 
 @pytest.mark.parametrize("check", SHOWN)
@@ -486,6 +489,10 @@ def test_a_leashed_script_ends_with_whoever_started_it(fake_program, tmp_path):
     [
         ({"subject": {"name": "python:kinds.py:poison~call-scale-off"}}, "planted at the call"),
         ({"subject": {"name": "emulated"}}, "in no Python file"),
+        (
+            {"subject": {"name": "exec:python3 -m seamproof.launched --ranks 2 ring.py"}},
+            "seamproof shrink CASE.json --backend python:FILE --out OTHER.json",
+        ),
         ({"subject": {"name": "python:none.py:poison"}}, "there is no file none.py"),
         ({"before": [{}, {}]}, "needs 2 earlier runs"),
         ({"found": {"unconfirmed": "seen once"}}, "not seen again"),
