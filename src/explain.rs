@@ -31,7 +31,7 @@ use std::ops::Range;
 
 use seamproof_oracle::dealing::Dealt;
 use seamproof_oracle::segments::Described;
-use seamproof_oracle::sharding::PlacedRun;
+use seamproof_oracle::sharding::{PlacedRun, layouts, whole};
 use seamproof_oracle::{Append, Call, Given, Pages, Pass, Problem, Run, Sequence, SharedKeys, TensorName};
 use seamproof_simulator::Segment;
 use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaunch, check, trace};
@@ -43,6 +43,7 @@ use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};
 pub use recorded::explain_recorded;
+use recorded::laid_out;
 use seamproof_judge::case::Case;
 use seamproof_judge::identity::identity;
 use seamproof_judge::prose::{self, counted};
@@ -101,10 +102,6 @@ impl Selection {
 /// finding in the case. `other` says that the finding is another subject's.
 pub fn subject(case: &Case, other: bool) -> String {
     let mut text = format!("subject   {}\n", case.subject.name);
-    let is_outside = SubjectName::from(&case.subject).is_outside();
-    if is_outside && case.problem.parallel.size() > 1 {
-        text += "          its own launches are not known: those below are this project's, for the same algorithm\n";
-    }
     for what in unscheduled(&case.subject.name) {
         let _ =
             writeln!(text, "          NOT SHOWN: {what}. Below is what is asked of the subject without it.");
@@ -116,10 +113,19 @@ pub fn subject(case: &Case, other: bool) -> String {
     text
 }
 
-/// Returns a schedule of a problem, explained.
-pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
-    let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
-    let said = [
+/// Reason why nothing is said of the launches of a subject from outside.
+pub(crate) const OUTSIDE: &str = "the launches of a subject from outside are not known; --backend emulated shows this \
+                                  project's for the same problem";
+
+/// Returns a problem of a subject from outside, explained: who holds what, of all ranks or of one.
+pub fn explain_outside(problem: &Problem, rank: Option<usize>) -> String {
+    let layouts = layouts(problem).unwrap_or_else(|_| vec![whole(problem)]);
+    said(problem) + &laid_out(problem, &layouts, rank) + &format!("\nlaunches  not shown: {OUTSIDE}\n")
+}
+
+/// Returns a problem in words, with what its subject is given.
+fn said(problem: &Problem) -> String {
+    let lines = [
         prose::describe(problem) + "\n",
         world(problem),
         given(problem),
@@ -128,8 +134,13 @@ pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) ->
         paged(problem),
         shared(problem),
     ];
-    let mut text = format!("problem   {}\n", said.concat());
-    text += &explainer.layout();
+    format!("problem   {}", lines.concat())
+}
+
+/// Returns a schedule of a problem, explained.
+pub fn explain(problem: &Problem, schedule: &Schedule, selection: &Selection) -> String {
+    let explainer = Explainer { problem, schedule, selection, owners: owners(schedule) };
+    let mut text = said(problem) + "\n" + &explainer.layout();
     match trace(problem, schedule) {
         Ok(launches) => {
             let launches: BTreeMap<(usize, usize), TracedLaunch> =
@@ -238,6 +249,11 @@ fn region(problem: &Problem) -> String {
     )
 }
 
+/// Whether a case's subject is from outside of this project, so that its launches are not known.
+pub fn is_outside(case: &Case) -> bool {
+    SubjectName::from(&case.subject).is_outside()
+}
+
 /// Returns the runs of an identity beside the case's own, where the case's finding is an identity: a description, and
 /// each run on the subject's schedule of its problem. Returns an empty text for any other finding.
 pub fn other_runs(case: &Case, backend: &dyn Backend, selection: &Selection) -> String {
@@ -257,6 +273,10 @@ pub fn other_runs(case: &Case, backend: &dyn Backend, selection: &Selection) -> 
             continue;
         }
         match backend.schedule(problem) {
+            _ if is_outside(case) => {
+                text += "of another problem\n";
+                text += &explain_outside(problem, selection.rank);
+            }
             Ok(schedule) => {
                 text += "of another problem\n";
                 text += &explain(problem, &schedule, selection);

@@ -9,7 +9,7 @@ use super::exit::Exit;
 use super::open::open_page;
 use super::output::{note, print, print_line, print_to_stdout};
 use super::{CliError, load, recorded_beside, tell_if_long};
-use crate::explain::{self, Selection, explain, explain_recorded};
+use crate::explain::{self, OUTSIDE, Selection, explain, explain_outside, explain_recorded, is_outside};
 use crate::look::{Look, Picture, Ran, Source};
 use crate::paste::replay_command;
 use crate::record::{is_stdout, write_whole};
@@ -99,30 +99,48 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     }
     let (case, backend) = load(&args.file, args.backend.as_deref())?;
     let run = || if args.run { run_again(&args.file, &case, backend.as_ref()) } else { Ran::default() };
-    if args.is_pictured() {
-        let run = run();
-        let source = match backend.schedule(&case.problem) {
-            Ok(schedule) => return look(args, &case, Source::Schedule(&schedule), run),
-            Err(error) => Source::Unknown(error.to_string()),
-        };
-        return look(args, &case, source, run);
-    }
     let (problem, file) = (&case.problem, args.file.display());
+    let schedule = (!is_outside(&case)).then(|| backend.schedule(problem));
+    let source = match &schedule {
+        None => Source::Outside,
+        Some(Ok(schedule)) => Source::Schedule(schedule),
+        Some(Err(error)) => Source::Unknown(error.to_string()),
+    };
+    if args.is_pictured() {
+        return look(args, &case, source, run());
+    }
+    let options = selection(args, problem)?;
+    let text = match &schedule {
+        None => explain_outside(problem, checked_outside(args)?),
+        Some(Ok(schedule)) => explain(problem, schedule, &options),
+        Some(Err(error)) => return Err(CliError::Usage(format!("{file}: no schedule: {error}"))),
+    };
+    let head = explain::subject(&case, args.backend.is_some());
+    let others = explain::other_runs(&case, backend.as_ref(), &options);
+    let look = Look { case: &case, file: "", replay: "", source, run: run() };
+    let map = if options == Selection::default() { map(&look) } else { String::new() };
+    print(&(head + &text + &others + &look.ran() + &map));
+    Ok(Exit::Held)
+}
+
+/// Returns what is to be shown of a problem's schedule.
+fn selection(args: &Args, problem: &Problem) -> Result<Selection, CliError> {
     check_rank(args, problem)?;
     let pass = args.pass.map(|name| if name == PassName::Forward { Pass::Forward } else { Pass::Backward });
     if pass == Some(Pass::Backward) && problem.pass == Pass::Forward {
+        let file = args.file.display();
         return Err(CliError::Usage(format!("{file}: --pass backward: the case has no backward pass")));
     }
-    let schedule = backend.schedule(problem);
-    let schedule = schedule.map_err(|error| CliError::Usage(format!("{file}: no schedule: {error}")))?;
-    let options = Selection { rank: args.rank, pass, operations: args.operations };
-    let head = explain::subject(&case, args.backend.is_some());
-    let others = explain::other_runs(&case, backend.as_ref(), &options);
-    let whole = options == Selection::default();
-    let look = Look { case: &case, file: "", replay: "", source: Source::Schedule(&schedule), run: run() };
-    let map = if whole { map(&look) } else { String::new() };
-    print(&(head + &explain(problem, &schedule, &options) + &others + &look.ran() + &map));
-    Ok(Exit::Held)
+    Ok(Selection { rank: args.rank, pass, operations: args.operations })
+}
+
+/// Returns the rank that is asked for of a subject from outside, unless launches are asked for too.
+fn checked_outside(args: &Args) -> Result<Option<usize>, CliError> {
+    let asked = [("--pass", args.pass.is_some()), ("--operations", args.operations)];
+    match asked.into_iter().find(|(_, is_asked)| *is_asked) {
+        Some((option, _)) => Err(CliError::Usage(format!("{option}: {OUTSIDE}"))),
+        None => Ok(args.rank),
+    }
 }
 
 /// Returns the small map of a case, where standard output takes its letters.
@@ -144,11 +162,11 @@ fn run_again(file: &Path, case: &Case, backend: &dyn Backend) -> Ran {
         return Ran::default();
     }
     tell_if_long(file, &case.problem);
-    let Again { errors, seen, read, .. } = report::run(case, backend);
+    let Again { errors, seen, read, untold, .. } = report::run(case, backend);
     if errors.is_empty() && seen.is_empty() {
         note(&format_args!("{}: its run left nothing to compare", file.display()));
     }
-    Ran { errors, seen, read }
+    Ran { errors, seen, read, untold }
 }
 
 /// Shows a recorded case, whose run is over and has no schedule here.

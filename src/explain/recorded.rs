@@ -22,6 +22,12 @@ pub fn explain_recorded(case: &Case, layouts: &[RankLayout], rank: Option<usize>
         text += &row(problem, layouts, &found.finding);
     }
     let _ = writeln!(text, "problem   {}", prose::describe_recorded(problem));
+    text += &laid_out(problem, layouts, rank);
+    text + "\nlaunches  not shown: a recording holds what each rank got and gave, and not how\n"
+}
+
+/// Returns the layout of all ranks, or of one, in words.
+pub(super) fn laid_out(problem: &Problem, layouts: &[RankLayout], rank: Option<usize>) -> String {
     let shown = layouts.iter().map(|layout| layout.rank);
     let ranks: Vec<usize> = shown.filter(|own| rank.is_none_or(|only| only == *own)).collect();
     let placed = |rank: usize| {
@@ -30,8 +36,7 @@ pub fn explain_recorded(case: &Case, layouts: &[RankLayout], rank: Option<usize>
         [runs(Side::Q), runs(Side::Kv)]
     };
     let legend = "a..b is without b; positions count real rows of a sequence";
-    let _ = write!(text, "\nlayout    {legend}\n{}", layout(problem, &ranks, placed));
-    text + "\nlaunches  not shown: a recording holds what each rank got and gave, and not how\n"
+    format!("\nlayout    {legend}\n{}", layout(problem, &ranks, placed))
 }
 
 /// Returns the line about a finding's row: the rows on the other side that the mask joins it to, and the ranks that

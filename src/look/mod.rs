@@ -39,7 +39,7 @@ use seamproof_simulator::check::{CheckError, actions, check};
 use seamproof_simulator::schedule::Schedule;
 
 use crate::backends::unscheduled;
-use crate::explain::{Followed, Selection, checked};
+use crate::explain::{Followed, OUTSIDE, Selection, checked};
 use page::{Head, Section};
 pub(crate) use power::page as power_page;
 pub(crate) use report::page as report_page;
@@ -63,6 +63,8 @@ pub enum Source<'a> {
     Schedule(&'a Schedule),
     /// The layouts of a recorded run, whose launches are in no file.
     Recorded(Vec<RankLayout>),
+    /// The problem's own rule of who holds what: the subject is from outside, and its launches are not known.
+    Outside,
     /// Nothing, for this reason. The layout is that of the problem's own rule.
     Unknown(String),
 }
@@ -90,6 +92,8 @@ pub struct Ran {
     pub seen: Vec<SeenRow>,
     /// Queries that read other values than their own.
     pub read: Vec<ReadRow>,
+    /// Reasons, in words, why keys or values are not told.
+    pub untold: Vec<String>,
 }
 
 impl Look<'_> {
@@ -133,7 +137,7 @@ impl Look<'_> {
     fn schedule(&self) -> Option<&Schedule> {
         match &self.source {
             Source::Schedule(schedule) => Some(schedule),
-            Source::Recorded(_) | Source::Unknown(_) => None,
+            Source::Recorded(_) | Source::Outside | Source::Unknown(_) => None,
         }
     }
 
@@ -146,7 +150,7 @@ impl Look<'_> {
         match &self.source {
             Source::Schedule(schedule) => placed(schedule),
             Source::Recorded(layouts) => layouts.clone(),
-            Source::Unknown(_) => {
+            Source::Outside | Source::Unknown(_) => {
                 sharding::layouts(problem).unwrap_or_else(|_| vec![sharding::whole(problem)])
             }
         }
@@ -214,6 +218,7 @@ impl Look<'_> {
                         .to_owned(),
                 );
             }
+            Source::Outside => return Err(format!("There is no schedule: {OUTSIDE}.")),
             Source::Unknown(why) => return Err(format!("There is no schedule: {why}")),
         };
         let problem = &self.case.problem;

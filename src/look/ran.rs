@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use seamproof_judge::ladder::ErrorMap;
 use seamproof_judge::prose::counted;
+use seamproof_oracle::TensorName;
 
 use super::svg::ratio;
 use super::{Look, errors, hints, mask};
+use seamproof_judge::ladder::SeenRow;
 
 /// Largest number of sequences whose wrong places are named.
 const SEQUENCES_MAX: usize = 8;
@@ -18,6 +20,8 @@ impl Look<'_> {
     /// Returns what the run gave; nothing of a case that was not run.
     pub fn ran(&self) -> String {
         let (problem, run) = (&self.case.problem, &self.run);
+        let is_past = |tensor| ErrorMap::is_past(&run.errors, tensor);
+        let is_forward_wrong = is_past(TensorName::Lse) || is_past(TensorName::Out);
         if run.errors.is_empty() && run.seen.is_empty() {
             return String::new();
         }
@@ -26,12 +30,26 @@ impl Look<'_> {
         lines.extend(hints::hints(problem, &run.errors, &run.seen));
         lines.extend(hints::misread(problem, &run.read));
         lines.extend(mask::differences(problem, self.followed().as_ref(), &run.seen));
+        lines.extend(of_no_keys(&run.seen));
+        lines.extend(run.untold.iter().filter(|_| is_forward_wrong).map(|why| format!("{why}.")));
         let lines: Vec<String> = lines.into_iter().map(|line| format!("  {line}\n")).collect();
         format!(
             "\nrun       one more, its results beside the exact ones; a place is a row and a head\n{}",
             lines.concat()
         )
     }
+}
+
+/// Returns how many rows hold what no set of keys gives, and the first of them; `None` where there are none.
+fn of_no_keys(seen: &[SeenRow]) -> Option<String> {
+    let mut unknown = seen.iter().filter(|row| row.keys.is_none());
+    let first = unknown.next()?;
+    let (count, all) = (1 + unknown.count(), counted(seen.len(), "row"));
+    let SeenRow { sequence, head, query, .. } = first;
+    Some(format!(
+        "As the subject saw it: {count} of {all} hold what no set of keys of their sequence gives, so that their keys \
+         cannot be told; the first is query {query} of sequence {sequence}, head {head}."
+    ))
 }
 
 /// Returns how far the results of a tensor lie from the exact ones, and below that where they are wrong.
@@ -112,6 +130,7 @@ mod tests {
     use crate::look::{Ran, Source};
     use crate::report;
     use seamproof_judge::case::{Case, Subject};
+    use seamproof_judge::ladder::Judge;
     use seamproof_judge::subjects::{Emulated, Planted};
     use seamproof_simulator::faults::by_id;
 
@@ -119,9 +138,9 @@ mod tests {
     fn told(fault: &str) -> String {
         let case = Case::new(Subject { name: "emulated".into(), options: Default::default() }, 0, problem());
         let subject = Planted::new(Emulated::default(), *by_id(fault).expect("a fault"));
-        let report::Again { errors, seen, read, .. } = report::run(&case, &subject);
+        let report::Again { errors, seen, read, untold, .. } = report::run(&case, &subject);
         let source = Source::Unknown(String::new());
-        Look { case: &case, file: "", replay: "", source, run: Ran { errors, seen, read } }.ran()
+        Look { case: &case, file: "", replay: "", source, run: Ran { errors, seen, read, untold } }.ran()
     }
 
     #[test]
@@ -133,6 +152,29 @@ mod tests {
         assert!(halved.contains("The forward is right, and the backward is not: wrong are dk."), "{halved}");
         let shifted = told("value-rows-shifted");
         assert!(shifted.contains("Asked to read one key each"), "{shifted}");
+        assert!(
+            shifted.contains(" of 60 rows hold what no set of keys of their sequence gives"),
+            "{shifted}"
+        );
+    }
+
+    /// Test that the reason why keys are not told stands below a wrong forward, and below a right one nothing.
+    #[test]
+    fn a_run_says_why_keys_are_not_told() {
+        let told = |errors: Vec<ErrorMap>| {
+            let case = Case::new(Subject { name: "mine".into(), options: Default::default() }, 0, problem());
+            let run =
+                Ran { errors, untold: vec!["Which keys cannot be told: q is f32".into()], ..Ran::default() };
+            Look { case: &case, file: "", replay: "", source: Source::Outside, run }.ran()
+        };
+        let errors = |fault: &str| {
+            let subject = Planted::new(Emulated::default(), *by_id(fault).expect("a fault"));
+            Judge::default().error_maps(&subject, &problem()).expect("it runs")
+        };
+        let wrong = told(errors("value-rows-shifted"));
+        assert!(wrong.ends_with("\n  Which keys cannot be told: q is f32.\n"), "{wrong}");
+        let right = told(errors("dk-halved"));
+        assert!(!right.contains("cannot be told") && right.contains("dk: WRONG"), "{right}");
     }
 
     #[test]

@@ -8,9 +8,10 @@ use super::Entry;
 use crate::backends::{BESIDE, BITS_OF, by_name, is_in_process};
 use seamproof_judge::case::{Case, InputSource};
 use seamproof_judge::evaluate::caught;
-use seamproof_judge::ladder::{ErrorMap, Judge, ReadRow, SeenRow, products};
+use seamproof_judge::ladder::{ErrorMap, Judge, ReadRow, SeenRow, products, undecodable};
 use seamproof_judge::subject::Backend;
 use seamproof_judge::subjects::SubjectName;
+use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::TensorName;
 use seamproof_simulator::check::{CheckError, check};
 use seamproof_simulator::schedule::Schedule;
@@ -21,6 +22,10 @@ const CASE_WORK_MAX: u64 = 1 << 18;
 const WORK_MAX: u64 = 1 << 21;
 /// Work that a case has at least: its schedule and its buffers.
 const CASE_WORK_MIN: u64 = 1 << 12;
+
+/// What a run on other inputs tells.
+const KEYS: &str = "Which keys each query saw";
+const VALUES: &str = "Whose values were read";
 
 /// What running a problem again tells; nothing of one that was not run.
 #[derive(Debug, Default)]
@@ -35,6 +40,8 @@ pub(crate) struct Again {
     pub(crate) seen: Vec<SeenRow>,
     /// Queries that read other values than their own, where the results say that values are wrong.
     pub(crate) read: Vec<ReadRow>,
+    /// Reasons, in words, why keys or values are not told.
+    pub(crate) untold: Vec<String>,
 }
 
 /// What running a failure again tells.
@@ -109,9 +116,21 @@ pub(crate) fn run(case: &Case, backend: &dyn Backend) -> Again {
     }
     let judge = Judge::default();
     let errors = caught(|| judge.error_maps(backend, problem).unwrap_or_default()).unwrap_or_default();
-    let seen = caught(|| judge.seen(backend, problem).unwrap_or_default()).unwrap_or_default();
+    let why = undecodable(problem).map(|why| format!("{KEYS} cannot be told: {why}"));
+    let mut untold: Vec<String> = why.into_iter().collect();
+    let seen = told(|| judge.seen(backend, problem), KEYS, &mut untold);
     let asks = ErrorMap::is_past(&errors, TensorName::Out) && !ErrorMap::is_past(&errors, TensorName::Lse);
-    let read = || if asks { judge.read(backend, problem).unwrap_or_default() } else { Vec::new() };
-    let read = caught(read).unwrap_or_default();
-    Again { schedule, checked, errors, seen, read }
+    let read = if asks { told(|| judge.read(backend, problem), VALUES, &mut untold) } else { Vec::new() };
+    Again { schedule, checked, errors, seen, read, untold }
+}
+
+/// Returns what a run tells; where it fails, nothing, and the reason is added.
+fn told<T>(run: impl FnOnce() -> Result<Vec<T>, Verdict>, what: &str, untold: &mut Vec<String>) -> Vec<T> {
+    let why = match caught(run) {
+        Ok(Ok(told)) => return told,
+        Ok(Err(verdict)) => verdict.to_string(),
+        Err(panic) => panic,
+    };
+    untold.push(format!("{what} cannot be told: a run on inputs that show it ended so: {why}"));
+    Vec::new()
 }

@@ -513,8 +513,7 @@ fn every_command_takes_a_subject_outside() {
     assert_eq!(stored.subject.name, wrong);
     let output = place.run(&["replay", "case.min.json", "--workers", "1"]);
     assert_eq!(code(&output), 2, "{}", said(&output));
-    let output = place.run(&["explain", case, "--backend", &right]);
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    explains_no_launches(&place, &["explain", case, "--backend", &right]);
     let output = place.run(&["calibrate", &right, "--cases", "4"]);
     assert_eq!(code(&output), 0, "{}", said(&output));
     let score =
@@ -525,6 +524,22 @@ fn every_command_takes_a_subject_outside() {
     let night = ["nightly", "--backend", &right, "--budget", "2s", "--workers", "1", "--corpus", "."];
     let output = place.run(&night);
     assert!(said(&output).contains("held"), "{}", said(&output));
+}
+
+/// Tests that `explain` shows who holds what, and no launches of this project in the place of the subject's.
+fn explains_no_launches(place: &Place, explain: &[&str]) {
+    let output = place.run(explain);
+    let text = said(&output);
+    assert_eq!(code(&output), 0, "{text}");
+    let why = "the launches of a subject from outside are not known; --backend emulated shows this project's";
+    assert!(text.contains(&format!("\nlaunches  not shown: {why}")), "{text}");
+    assert!(text.contains("\n  rank 0 owns\n") && !text.contains("launch on"), "{text}");
+    let output = place.run(&[explain, &["--operations"]].concat());
+    assert!(
+        code(&output) == 1 && said(&output).contains(&format!("--operations: {why}")),
+        "{}",
+        said(&output)
+    );
 }
 
 /// Test that a program which is asked to stop, once or twice, ends soon and leaves no worker, not even one that notices

@@ -58,7 +58,7 @@ pub use draw::Sampled;
 pub use errors::{ErrorMap, WorstLane};
 pub use evidence::{Depth, ELEMENTS_MAX, Evidence, Judge, PRODUCTS_MAX, Rung, products};
 use evidence::{Look, Meter, Told};
-pub use exact::{ReadRow, SeenRow};
+pub use exact::{ReadRow, SeenRow, undecodable};
 use runs::{capability_verdict, expected_refusals, fills, poisoned, run, whole_case};
 use seamproof_oracle::sharding as layout;
 pub use structure::padding_of_recorded;

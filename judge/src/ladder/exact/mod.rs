@@ -24,7 +24,7 @@ use crate::finding::{Check, Finding, Place, number};
 use crate::ladder::evidence::{Evidence, Look};
 use crate::verdict::Margin;
 use row::{Allowed, Head, KeySet, Shown};
-pub use seen::{ReadRow, SeenRow};
+pub use seen::{ReadRow, SeenRow, undecodable};
 
 /// Compares the results with those that the mode allows.
 pub(super) fn look(evidence: &Evidence<'_>, _margin: &mut Margin) -> Look {

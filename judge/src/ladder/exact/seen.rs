@@ -6,7 +6,7 @@ use seamproof_oracle::{Dims, InputMode, Problem, ProblemFields, Softmax};
 
 use super::row::KeySet;
 use super::{Forward, Wrong, decode};
-use crate::exact::{ExactPlan, eligible};
+use crate::exact::{ExactPlan, Why, eligible};
 use crate::ladder::evidence::{Depth, Judge, Meter};
 use crate::subject::Backend;
 use crate::verdict::Verdict;
@@ -85,6 +85,12 @@ impl Judge {
     }
 }
 
+/// Returns why [`Judge::seen`] has no inputs for a problem from which keys can be decoded; `None` where it has some.
+pub fn undecodable(problem: &Problem) -> Option<Why> {
+    let [_, last] = MODES;
+    if decodable(problem).is_some() { None } else { eligible(last, problem).err() }
+}
+
 /// Returns a problem with inputs from which keys can be decoded.
 fn decodable(problem: &Problem) -> Option<Problem> {
     let in_mode = |mode| Problem::new(ProblemFields { mode, ..problem.clone().into() }).ok();
@@ -145,7 +151,7 @@ impl Forward<'_> {
 mod tests {
     use super::*;
     use crate::subjects::{Emulated, Planted};
-    use seamproof_oracle::{Heads, Mask};
+    use seamproof_oracle::{Format, Heads, Mask, Precision};
     use seamproof_simulator::faults::by_id;
 
     fn problem() -> Problem {
@@ -156,6 +162,16 @@ mod tests {
             ..ProblemFields::padded(&[(9, 12), (0, 4), (6, 6)], 8)
         };
         Problem::new(fields).unwrap()
+    }
+
+    /// Test that a problem whose keys cannot be told has a reason, and any other has none.
+    #[test]
+    fn keys_that_are_not_told_have_a_reason() {
+        assert_eq!(undecodable(&problem()), None);
+        let precision = Precision::uniform(Format::F32);
+        let wide = Problem::new(ProblemFields { precision, ..problem().into() }).unwrap();
+        assert!(matches!(undecodable(&wide), Some(Why::Format { quantity: "q", .. })));
+        assert_eq!(Judge::default().seen(&Emulated::default(), &wide), Ok(Vec::new()));
     }
 
     /// Test that a right subject is seen to see what the mask shows, whatever the problem's own mode.
