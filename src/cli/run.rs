@@ -55,7 +55,8 @@ pub(super) struct Args {
     cases: Option<u64>,
     /// End after this long, the search for the canary included [default: 60s, without --cases]. Cases in flight
     /// are finished, and none begins that the time left clearly cannot hold. Ends early where each of the first
-    /// 200 judged cases failed, the last 100 of them in no new way
+    /// 200 judged cases failed, the last 100 of them in no new way. Shrinking what was found may go on for as long
+    /// as the cases had (10s to 2m), and scripts of findings in a Python file come behind that (up to 3m)
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash [default: random]
