@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use seamproof_oracle::{Alignment, Blocks, Call, Mask, Pass, Problem, Sequence, Sink};
+use seamproof_oracle::{Alignment, Balance, Blocks, Call, Mask, Pass, Problem, Sequence, Sink};
 
 use crate::finding::Relation;
 
@@ -54,7 +54,8 @@ fn describe_with(problem: &Problem, values: &str) -> String {
     }
     if problem.parallel.size() > 1 {
         let algorithm = problem.parallel.algorithm.name();
-        let _ = write!(text, "; {algorithm} over {} ranks", problem.parallel.size());
+        let balance = dealing(problem.parallel.balance);
+        let _ = write!(text, "; {algorithm} over {} ranks, {balance}", problem.parallel.size());
     }
     if problem.parallel.region > 1 {
         let _ = write!(text, "; in sequence-parallel regions of {} ranks", problem.parallel.region);
@@ -82,6 +83,14 @@ fn describe_with(problem: &Problem, values: &str) -> String {
         let _ = write!(text, "; scales {}", word(&problem.scales));
     }
     text
+}
+
+/// Returns a balance as the command line takes it, such as `dual-chunk` or `striped:2`.
+pub fn dealing(balance: Balance) -> String {
+    match balance {
+        Balance::Striped { stripe } => format!("striped:{stripe}"),
+        balance => word(&balance),
+    }
 }
 
 /// Returns the numbers of tokens that calls append to the longest sequence.
@@ -149,5 +158,25 @@ pub fn word(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seamproof_oracle::{Algorithm, ContextParallel, ProblemFields};
+
+    #[test]
+    fn several_ranks_are_named_with_their_balance() {
+        let said = |ranks, balance| {
+            let parallel = ContextParallel::over(ranks, Algorithm::AllGather, balance);
+            let fields = ProblemFields { parallel, ..ProblemFields::padded(&[(8, 8)], 1) };
+            describe(&Problem::new(fields).expect("a problem"))
+        };
+        assert!(said(2, Balance::DualChunk).contains("; all-gather over 2 ranks, dual-chunk; "));
+        assert!(said(2, Balance::Contiguous).contains("; all-gather over 2 ranks, contiguous; "));
+        assert!(said(2, Balance::Striped { stripe: 2 }).contains("; all-gather over 2 ranks, striped:2; "));
+        let one = said(1, Balance::Contiguous);
+        assert!(!one.contains("ranks") && !one.contains("contiguous"), "{one}");
     }
 }

@@ -262,10 +262,7 @@ impl Display for Group {
 
 impl Display for Dealing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Balance::Striped { stripe } => write!(f, "striped:{stripe}"),
-            balance => f.write_str(&prose::word(&balance)),
-        }
+        f.write_str(&prose::dealing(self.0))
     }
 }
 

@@ -205,7 +205,7 @@ checked   proved of what is asked, not of what kernels do: 2 operations, 9 pairs
 fn a_ring_of_two_ranks() {
     let problem = problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::Ring, 2);
     says(&explained(&Emulated::default(), &problem, Selection::default()), "\
-problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; ring over 2 ranks; bf16 flat; forward
+problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; ring over 2 ranks, dual-chunk; bf16 flat; forward
 
 layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
@@ -259,7 +259,7 @@ fn an_all_gather_with_every_operation_of_a_rank() {
     let problem = problem(&[(3, 4), (7, 8)], Mask::CAUSAL, Algorithm::AllGather, 2);
     let options = Selection { rank: Some(1), pass: Some(Pass::Forward), operations: true };
     says(&explained(&Emulated::default(), &problem, options), "\
-problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; all-gather over 2 ranks; bf16 flat; forward
+problem   2 sequences (3 of 4, 7 of 8); heads 1/1; dims 1/1; causal top-left; all-gather over 2 ranks, dual-chunk; bf16 flat; forward
 
 layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
@@ -302,7 +302,7 @@ fn a_window_that_is_one_key_short() {
     let problem = problem(&[(3, 4), (12, 12)], mask, Algorithm::AllGather, 2);
     let options = Selection { rank: Some(0), ..Selection::default() };
     says(&explained(canary().as_ref(), &problem, options), "\
-problem   2 sequences (3 of 4, 12); heads 1/1; dims 1/1; window (2, 0) top-left; all-gather over 2 ranks; bf16 flat; forward
+problem   2 sequences (3 of 4, 12); heads 1/1; dims 1/1; window (2, 0) top-left; all-gather over 2 ranks, dual-chunk; bf16 flat; forward
 
 layout    a..b is without b; positions count real rows of a sequence; “sees”: is asked to see; “all”: every query sees every key
   sequence 0: 3 real of 4 rows from row 0
