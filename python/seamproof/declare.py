@@ -81,14 +81,16 @@ def both_alignments(
 
 
 def packed(
-    padding: bool = False, slack: bool = True, gaps: bool = False, first_offset: bool = False
+    padding: bool = False, slack: bool = True, gaps: bool = False, first_offset: bool = False, equal: bool = False
 ) -> dict[str, bool]:
     """Returns the layout of packed sequences (THD).
 
     `padding` are rows that a sequence owns past its real ones, `gaps` rows between two sequences that neither owns,
-    `slack` rows after the last one; with `first_offset` the first sequence may begin after row 0.
+    `slack` rows after the last one; with `first_offset` the first sequence may begin after row 0. With `equal`, q and kv
+    lie in the same rows, so that one `cu_seqlens` and one `cu_seqlens_padded` say both; `lengths` need `"equal": True`.
     """
-    return {"padding": padding, "gaps": gaps, "first_offset": first_offset, "slack": slack, "steps": False}
+    rows = {"padding": padding, "gaps": gaps, "first_offset": first_offset, "slack": slack, "steps": False}
+    return rows | ({"equal": True} if equal else {})
 
 
 def declaration(

@@ -62,6 +62,30 @@ def test_a_fault_is_an_option_of_the_name(tmp_path):
     assert done.returncode == 2, done.stdout + done.stderr
 
 
+SELF_ATTENTION = """
+import numpy as np
+import seamproof
+from seamproof.reference import reference
+
+LAYOUT = seamproof.packed(padding=True, gaps=True, slack=True, first_offset=True, equal=EQUAL)
+
+@seamproof.subject(arrays="numpy", formats=["f32"], backward=False, lengths={"equal": True}, layout=LAYOUT)
+def attention(p, q, k, v, dout=None, sink=None):
+    rows = [run.real_rows() for run in p.q.runs]
+    got = reference(q, k, v, dout, sink, list(zip(rows, rows)), p.mask, p.scale, p.softcap)
+    return got["out"].astype(np.float32), got["lse"].astype(np.float32)
+"""
+
+
+def test_one_cu_seqlens_says_both_sides_where_they_lie_alike(tmp_path):
+    alike = load(tmp_path / "alike.py", SELF_ATTENTION.replace("EQUAL", "True"))
+    report = seamproof.check(alike, cases=100, seed=1)
+    assert report.outcome in ("held", "too-little-run") and report.held > 50
+    apart = load(tmp_path / "apart.py", SELF_ATTENTION.replace("EQUAL", "False"))
+    with pytest.raises(AssertionError):
+        seamproof.check(apart, cases=100, seed=1)
+
+
 def _environment() -> dict[str, str]:
     from seamproof.checking import worker_environment
 

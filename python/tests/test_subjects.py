@@ -172,6 +172,7 @@ def test_defaults_follow_the_signature():
     assert table["layout"] == {
         "padding": False, "gaps": False, "first_offset": False, "slack": True, "steps": False
     }  # fmt: skip
+    assert seamproof.packed(slack=True, equal=True) == {**table["layout"], "equal": True}
     assert [precision["q"] for precision in table["precisions"]] == ["f32"]
     subject = seamproof.flash_varlen(arrays="numpy", backward=False, arguments={"extra": 1})(rich)
     assert (

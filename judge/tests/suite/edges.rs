@@ -99,6 +99,7 @@ fn only(table: &mut Table, layout: fn(&mut Layouts)) {
         slack: false,
         steps: false,
         order: false,
+        equal: false,
     };
     layout(&mut table.layout);
 }
@@ -110,7 +111,7 @@ fn lies(problem: &Problem, forbid: fn(&mut Layouts)) -> bool {
     table.refusal(problem).is_some()
 }
 
-const EDGES: [Edge; 44] = [
+const EDGES: [Edge; 45] = [
     ("precisions", |t| t.precisions = vec![Precision::uniform(Format::Bf16)], |p| p.dims.v > 8),
     ("dims.qk", |t| t.dims.qk = Sizes::multiples(8, 64, 8).unwrap(), |p| p.dims.qk == 64),
     ("dims.v", |t| t.dims.v = Sizes::new([16, 48]).unwrap(), |p| p.dims.v == 48),
@@ -162,6 +163,11 @@ const EDGES: [Edge; 44] = [
     ("layout.slack", |t| only(t, |l| l.slack = true), |p| lies(p, |l| l.slack = false)),
     ("layout.steps", |t| only(t, |l| l.steps = true), |p| lies(p, |l| l.steps = false)),
     ("layout.order", |t| only(t, |l| l.order = true), |p| lies(p, |l| l.order = false)),
+    (
+        "layout.equal",
+        |t| (t.lengths.equal, t.layout.equal) = (true, true),
+        |p| p.sequences.len() > 1 && any(p, |s| s.q.len > 1 && s.kv.span > s.kv.len),
+    ),
     ("softcap", |t| t.sinks = vec![Sink::None], |p| p.softmax.softcap.is_some()),
     ("sinks", |t| t.sinks = vec![Sink::None, Sink::OffByOne], |p| p.softmax.sink == Sink::OffByOne),
     ("backward", |t| t.softcap = false, |p| p.pass == Pass::Backward),

@@ -111,6 +111,10 @@ fn each_row_changes_only_what_it_refuses() {
         equal.sequences.iter().map(|s| (s.q.len, s.kv.len)).collect::<Vec<_>>(),
         [(5, 5), (0, 0), (2, 2)]
     );
+    let alike = fitted(seams(), |table| (table.lengths.equal, table.layout.equal) = (true, true));
+    let of_q = [[1, 1, 5, 6], [9, 1, 0, 0], [9, 1, 2, 2]];
+    assert_eq!(runs(&alike), of_q.iter().flat_map(|run| [*run, *run]).collect::<Vec<_>>());
+    assert_eq!((alike.rows.q, alike.rows.kv), (13, 13));
     let filled = fitted(seams(), |table| table.lengths.empty_q = false);
     assert_eq!(filled.sequences.iter().map(|s| s.q.len).collect::<Vec<_>>(), [5, 1, 2]);
     let short = fitted(seams(), |table| table.lengths.most = 4);
@@ -122,11 +126,35 @@ fn each_row_changes_only_what_it_refuses() {
     assert_eq!(few.sequences.iter().map(|s| s.id).collect::<Vec<_>>(), [4, 7]);
     let small = fitted(seams(), |table| table.lengths.rows_most = 6);
     assert_eq!((small.sequences.len(), small.rows.q, small.rows.kv), (2, 5, 5));
-    for problem in [&padding, &gaps, &first, &slack, &equal, &filled, &short, &few, &small] {
+    for problem in [&padding, &gaps, &first, &slack, &equal, &alike, &filled, &short, &few, &small] {
         let same =
             ProblemFields { sequences: own.sequences.clone(), rows: own.rows, ..(*problem).clone().into() };
         assert_eq!(same, own.clone().into(), "only rows change");
     }
+}
+
+/// Test that a table of one `cu_seqlens` for both sides has problems that lie so alone, in all forms and on several
+/// ranks, with padding, gaps and rows apart; and that it says that lengths are the same.
+#[test]
+fn both_sides_lie_alike_where_a_table_says_so() {
+    let mut table = Table::widest();
+    table.layout.equal = true;
+    let told = table.clone().validated().expect_err("lengths may differ").to_string();
+    assert!(told.starts_with("table.layout.equal: ") && told.contains("lengths.equal"), "{told}");
+    table.lengths.equal = true;
+    let table = table.validated().expect("some problem passes");
+    let (mut padded, mut apart, mut ranks) = (0, 0, 0);
+    for problem in drawn(7, 2_000, &Limits::quick()) {
+        let fitted = table.fitted(problem);
+        assert!(
+            fitted.sequences.iter().all(|s| s.q == s.kv) && fitted.rows.q == fitted.rows.kv,
+            "{fitted:?}"
+        );
+        padded += u32::from(fitted.sequences.iter().any(|s| s.q.span > s.q.len));
+        apart += u32::from(fitted.sequences.iter().any(|s| s.q.step > 1));
+        ranks += u32::from(fitted.parallel.size() > 1);
+    }
+    assert!(padded > 500 && apart > 50 && ranks > 500, "{padded} {apart} {ranks}");
 }
 
 /// Test that several ranks need no parts of one rank: a ring with dual chunks alone is a table.

@@ -104,6 +104,7 @@ fn drawn(draws: &mut Draws) -> Table {
         table.forms = draws.some(&Form::ALL);
     }
     table.parallel.regions = draws.wide();
+    table.layout.equal = table.lengths.equal && !draws.wide();
     table
 }
 

@@ -94,6 +94,10 @@ impl Table {
             let what = "padding is refused everywhere; say layout.padding false instead";
             return Err(wrong("layout.padding_except", what));
         }
+        if self.layout.equal && !self.lengths.equal {
+            let what = "q and kv lie alike where their lengths are the same; say lengths.equal true as well";
+            return Err(wrong("layout.equal", what));
+        }
         if let Some(form) = self.forms.iter().find(|form| form.is_contradiction()) {
             let what = format!("{} says no problem; every subject refuses it, so drop it", form.name());
             return Err(wrong("forms", &what));

@@ -20,9 +20,9 @@
 //!   many keys. A sequence gets as many keys as queries where that is asked for, and where a query would see no key.
 //!   Where there must be a sequence, there is one of one query and one key, or of the least number of keys.
 //! - *Rows* that are refused go: padding, gaps, the first offset, slack. Rows that lie apart are packed, and sequences
-//!   lie in their listed order. Where padding is taken, spans grow to what several ranks need; where it is refused
-//!   under their algorithm alone, one rank is left. A tensor that is too large loses free rows, then padding, then its
-//!   last sequences, then the ends of the others.
+//!   lie in their listed order. Keys lie like the queries where that is asked for. Where padding is taken, spans grow
+//!   to what several ranks need; where it is refused under their algorithm alone, one rank is left. A tensor that is
+//!   too large loses free rows, then padding, then its last sequences, then the ends of the others.
 //! - *The form* becomes the plain one, or the first one of the table. Several ranks stay in segments and in a padded
 //!   batch where padding is taken as they need it, and else one rank is left, as in batched segments. Segments own no
 //!   other padding then, batched ones lie in a batch row each, and the spans of a padded batch are all
@@ -367,6 +367,10 @@ impl Table {
 
     fn fit_rows(&self, shape: &mut Arrangement, problem: &Problem, given_up: GivenUp) {
         let (taken, parallel) = (&self.layout, &problem.parallel);
+        if taken.equal {
+            // Lengths are the same by now, and what follows does the same to both sides.
+            shape.kv = shape.q.clone();
+        }
         let cut = parallel.algorithm != Algorithm::Single;
         for side in shape.sides() {
             if !taken.padding {
@@ -466,7 +470,10 @@ impl Table {
             if own_side == new && !refused { (runs, rows) } else { new.runs() }
         };
         let (q, q_rows) = side(&own.q, &shape.q, |sequence| sequence.q, problem.rows.q);
-        let (kv, kv_rows) = side(&own.kv, &shape.kv, |sequence| sequence.kv, problem.rows.kv);
+        let (kv, kv_rows) = match self.layout.equal {
+            true => (q.clone(), q_rows),
+            false => side(&own.kv, &shape.kv, |sequence| sequence.kv, problem.rows.kv),
+        };
         let runs = q.into_iter().zip(kv);
         fields.sequences = shape.ids.iter().zip(runs).map(|(&id, (q, kv))| Sequence { id, q, kv }).collect();
         fields.rows = TensorRows { q: q_rows, kv: kv_rows };

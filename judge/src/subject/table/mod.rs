@@ -274,6 +274,10 @@ pub struct Layouts {
     pub steps: bool,
     /// Whether sequences may lie in memory in another order than they are listed in.
     pub order: bool,
+    /// Whether q and kv of each sequence must lie in the same rows, of tensors of as many rows: one `cu_seqlens` says
+    /// both.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub equal: bool,
 }
 
 /// Problems whose sequences may own no padding, although others may: those of an algorithm, of a layout, or of both.
@@ -526,6 +530,7 @@ impl Default for Layouts {
             slack: true,
             steps: true,
             order: true,
+            equal: false,
         }
     }
 }

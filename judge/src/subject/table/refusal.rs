@@ -106,6 +106,9 @@ pub enum Refusal {
     /// Another order in memory than the listed one.
     #[error("sequences that lie in another order than they are listed in are not supported")]
     Order,
+    /// Queries and keys that lie in other rows.
+    #[error("queries and keys that lie in other rows are not supported")]
+    UnequalLayout,
     /// A form in which the problem is given.
     #[error("a problem given as {} is not supported", .0.name())]
     Form(Form),
@@ -179,7 +182,7 @@ impl PartialEq for Refusal {
 impl Eq for Refusal {}
 
 /// Every row of a table that can refuse, in the order of the table. The rules of [`ParallelRule`] are rows as well.
-const ROWS: [Word; 44] = [
+const ROWS: [Word; 45] = [
     "precisions",
     "dims.qk",
     "dims.v",
@@ -208,6 +211,7 @@ const ROWS: [Word; 44] = [
     "layout.slack",
     "layout.steps",
     "layout.order",
+    "layout.equal",
     "forms",
     "cache",
     "pages",
@@ -258,6 +262,7 @@ impl Refusal {
             Refusal::Slack => "layout.slack",
             Refusal::Steps => "layout.steps",
             Refusal::Order => "layout.order",
+            Refusal::UnequalLayout => "layout.equal",
             Refusal::Form(_) => "forms",
             Refusal::Cache => "cache",
             Refusal::Pages(_) => "pages",
@@ -406,6 +411,8 @@ impl Table {
         });
         let behind = usize::from(found.first() == Some(&Refusal::Padding));
         found.splice(behind..behind, excepted.map(Refusal::PaddingExcept));
+        let unequal = self.layout.equal && !lies_alike(problem);
+        found.extend(unequal.then_some(Refusal::UnequalLayout));
         found
     }
 
@@ -450,6 +457,12 @@ impl Table {
         found.extend(broken_rule(problem).map(Refusal::Parallel));
         found
     }
+}
+
+/// Whether both sides of each sequence lie in the same rows, whatever their real lengths, of as many.
+fn lies_alike(problem: &Problem) -> bool {
+    let rows = |run: Run| (run.offset, run.step, run.span);
+    problem.rows.q == problem.rows.kv && problem.sequences.iter().all(|s| rows(s.q) == rows(s.kv))
 }
 
 /// Whether some query of a sequence sees no key. The first and the last query decide, because the queries that see a
