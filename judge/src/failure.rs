@@ -2,8 +2,9 @@
 //!
 //! While a case shrinks, its [`Symptom`] must stay: the same check, identity and ending of the process, on the same
 //! tensor. For the envelope, the error must also stay at twice the bound or more (or at the starting ratio, where
-//! that was less). This keeps a real fault from shrinking into the grey zone of a bound. After shrinking, a
-//! [`FailureKey`] adds the features that the minimal case could not lose.
+//! that was less). This keeps a real fault from shrinking into the grey zone of a bound. An error that the subject
+//! raises must stay of its type, such as `ValueError`; its message and its line may change, since they often name sizes
+//! of the case. After shrinking, a [`FailureKey`] adds the features that the minimal case could not lose.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -52,7 +53,17 @@ impl Symptom {
 pub fn same_failure(start: &Finding, verdict: Verdict) -> Option<Finding> {
     let Verdict::Finding(finding) = verdict else { return None };
     let enough = finding.check != Check::Envelope || ratio(&finding) >= ratio(start).min(SHRINK_RATIO);
-    (enough && Symptom::of(&finding) == Symptom::of(start)).then_some(*finding)
+    let is_same = Symptom::of(&finding) == Symptom::of(start) && raised(&finding) == raised(start);
+    (enough && is_same).then_some(*finding)
+}
+
+/// Returns the type of the error that a subject raised, as the words of its finding begin with it; `None` where it
+/// raised none, or they begin with no name.
+fn raised(finding: &Finding) -> Option<&str> {
+    let is_raised = finding.check == Check::Crash && finding.ending.is_none();
+    let name = finding.what.split([':', '\n', ';']).next().filter(|_| is_raised)?;
+    let is_name = |name: &str| name.chars().all(|letter| letter.is_alphanumeric() || "_.".contains(letter));
+    (!name.is_empty() && is_name(name)).then_some(name)
 }
 
 /// Returns the error ÷ bound of a finding. A value that is not a number has no ratio: it counts as further off than any
@@ -214,6 +225,20 @@ mod tests {
         assert_eq!(same_failure(&start, Verdict::Pass(Box::default())), None);
         let nan = finding(Check::Envelope, TensorName::Out, None);
         assert!(!same(&nan, &near));
+    }
+
+    #[test]
+    fn an_error_that_is_raised_stays_of_its_type() {
+        let of = |what: &str| Finding::new(Check::Crash, None, what.to_owned());
+        let start = of("ValueError: 3 rows\n  kernel.py:6 in attention: raise ValueError(rows)");
+        assert!(same(&start, &of("ValueError: 1 rows; and again in a fresh worker")));
+        assert!(same(&start, &of("ValueError")) && !same(&start, &of("TypeError: 3 rows")));
+        assert!(same(&of("the driver failed: 7"), &of("the stream failed: 8")), "they name no type");
+        let ended = |what: &str| Finding {
+            ending: Some(Ending { cause: crate::finding::Cause::Failed, after: None }),
+            ..of(what)
+        };
+        assert!(same(&ended("ValueError: 3 rows"), &ended("TypeError: 3 rows")), "the ending tells");
     }
 
     #[test]
