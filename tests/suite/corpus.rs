@@ -107,6 +107,7 @@ const OTHERS: &[&str] = &[
     "ring-attention-pytorch-11-wide-stripes-ring",
     "rocm-libraries-6914-sink-tokens",
     "rocm-libraries-6914-sink-tokens-ring",
+    "rows-of-packed-heads",
     "sglang-26436-scales-of-heads-all-to-all",
     "shark-1452-chunks-of-ranks-ring",
     "swiss-megatron-40-border-of-a-document",
