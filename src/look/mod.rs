@@ -248,10 +248,11 @@ fn in_time(
     let lanes: Lanes = schedule::lanes(schedule, (&actions, &stuck), errors);
     let (table, mut notes) = schedule::numbers(&lanes, parts);
     if !stuck.is_empty() {
+        let begin = if stuck.len() == 1 { "begins" } else { "begin" };
         let stuck = counted(stuck.len() as u64, "operation");
         notes.insert(
             0,
-            format!("The schedule does not come to its end: {stuck} at the right never begin, marked ✕."),
+            format!("The schedule does not come to its end: {stuck} at the right never {begin}, marked ✕."),
         );
     }
     Ok((schedule::schedule(&lanes, parts), table, notes))

@@ -13,12 +13,12 @@ mod mocking;
 mod nightly;
 #[cfg(unix)]
 mod outside;
+#[cfg(unix)]
+mod pages;
 mod quantise;
 mod recorded_programs;
 mod recordings;
 mod report;
-#[cfg(unix)]
-mod ten;
 #[cfg(unix)]
 mod worker;
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! Pages of ten planted faults, one of each kind that is easy to make. Each page tells what is wrong in words that the
+//! Pages of planted faults, one of each kind that is easy to make. Each page tells what is wrong in words that the
 //! fault's name does not give away.
 
 use std::fs;
@@ -10,7 +10,7 @@ use super::{at_once, code, place, seamproof, stderr, stdout};
 /// A fault, the number of cases in which a campaign finds it, and texts on its page.
 type Told = (&'static str, &'static str, &'static [&'static str]);
 
-const TEN: [Told; 10] = [
+const FAULTS: [Told; 11] = [
     ("window-off-by-one", "60", &["should see", "missing"]),
     (
         "value-rows-shifted",
@@ -18,10 +18,15 @@ const TEN: [Told; 10] = [
         &["lse is right and out is not", "read the value 1 row later than they should"],
     ),
     ("chunks-swapped", "60", &["holds v of sequence", "are needed"]),
+    ("sent-to-the-world-rank", "60", &["a rank sends to itself", "the group’s ranks are"]),
     (
-        "sent-to-the-world-rank",
+        "idle-rank-leaves-collectives",
         "60",
-        &["a rank sends to itself", "the group’s ranks are", "does not come to its end"],
+        &[
+            "waits for something that never comes",
+            "does not come to its end",
+            "1 operation at the right never begins",
+        ],
     ),
     ("padded-keys-as-real", "20", &["rows of padding", "holds padding"]),
     ("kv-head-of-neighbour", "60", &["took the keys and values of KV head", "another KV head’s value"]),
@@ -47,9 +52,9 @@ fn page(dir: &Path, fault: &str, cases: &str) -> String {
 }
 
 #[test]
-fn pages_of_ten_faults_tell_what_is_wrong() {
+fn pages_of_faults_tell_what_is_wrong() {
     let place = place();
-    at_once(TEN, |(fault, cases, texts)| {
+    at_once(FAULTS, |(fault, cases, texts)| {
         let page = page(place.path(), fault, cases);
         assert!(page.len() < PAGE_MAX, "{fault}: {} bytes", page.len());
         let (_, shown) = elements(&page);
