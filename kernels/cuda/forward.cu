@@ -170,7 +170,7 @@ struct Config {
     // How far, in log2, a row's largest score may be over its base, with weights in 16 bits.
     static constexpr int SLACK = 4;
     // Of eight keys each: those of a thread's second row whose weights are made behind the wait for P · V of the block before.
-    // All of them where two groups share a multiprocessor; of three, the first weights are ready sooner than that product.
+    // All of them but where three groups share a multiprocessor, whose first weights take longer than that product.
     static constexpr int LATE = GROUPS < 3 ? KEYS / 8 : KEYS < 128 ? 2 : 3;
     // P · V takes 16 keys a step, and a block's part of a panel begins on a multiple of 1024 bytes.
     static_assert(KEYS % 16 == 0 && KEYS / CLUSTER % 8 == 0);

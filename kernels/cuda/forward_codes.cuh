@@ -20,6 +20,13 @@ __device__ __forceinline__ u32 thread_of_team() {
     return thread % C::TEAM;
 }
 
+// `value`, but not before `earlier` is there: the assembler orders instructions by what they need, and by nothing else.
+__device__ __forceinline__ float after(float value, float earlier) {
+    u32 none;
+    asm("mov.u32 %0, %%ctaid.y;" : "=r"(none));
+    return __uint_as_float(__float_as_uint(value) | (__float_as_uint(earlier) & none));
+}
+
 // A row's weights are 2 to the power of `score · scale + shift`, where `shift` is what the largest score so far leaves of the
 // exponent of weights. Its *rest* is that exponent as it was rounded. From a far level, scores lose the largest one before.
 struct CodeLevel {

@@ -66,7 +66,7 @@ constexpr float LOG2_E = 1.44269502162933349609375f;
 
 // What a thread keeps of its two rows.
 struct Rows {
-    // Of the keys that it has itself, until the row ends.
+    // Where weights are in 16 bits, of its own keys at least, and of all when the row ends.
     float largest[2] = {neg_infinity(), neg_infinity()};
     // What weights in 16 bits are made by: the largest score so far, or one before it.
     float base[2] = {neg_infinity(), neg_infinity()};
@@ -114,13 +114,6 @@ __device__ __forceinline__ void mask(
     }
 }
 
-// `value`, but not before `earlier` is there: the assembler orders instructions by what they need, and by nothing else.
-__device__ __forceinline__ float after(float value, float earlier) {
-    u32 none;
-    asm("mov.u32 %0, %%ctaid.y;" : "=r"(none));
-    return __uint_as_float(__float_as_uint(value) | (__float_as_uint(earlier) & none));
-}
-
 // The largest score of a row among a thread's keys, that of the blocks before included.
 template <class C, int HALF>
 __device__ __forceinline__ float own_largest(const float (&s)[C::KEYS / 2], float old) {
@@ -133,7 +126,7 @@ __device__ __forceinline__ float own_largest(const float (&s)[C::KEYS / 2], floa
 }
 
 // The same where it is at least 0, and else some number below 0: integers are compared three at a time, as floats are not, and
-// below 0 they are in the opposite order.
+// below 0 they are in the opposite order. A NaN stays the largest: the row's out is NaN too.
 template <class C, int HALF>
 __device__ __forceinline__ float own_largest_from_0(const float (&s)[C::KEYS / 2], float old) {
     int top[2] = {__float_as_int(old), __float_as_int(old)};
@@ -196,11 +189,12 @@ __device__ __forceinline__ void raise_base(const float (&s)[C::KEYS / 2], Rows& 
     const Level level = level_of(rows.base[HALF], scale_log2);
     factor[HALF] = factor_of(old, rows.rest[HALF], level);
     rows.rest[HALF] = level.rest();
+    // Never fused with the sum that follows: whole blocks, which have a branch in between, and others give the same bits.
     rows.sum[HALF] *= factor[HALF];
 }
 
 // Both rows' bases. Most blocks raise no base in a warp, which a whole one's threads can tell without each other's scores.
-// Returns whether `factor` says more than 1.
+// Returns whether what there is must be multiplied by `factor`, which else may be anything.
 template <class C>
 __device__ __forceinline__ bool raise_bases(
     const float (&s)[C::KEYS / 2], Rows& rows, float (&factor)[2], float scale_log2, bool whole
@@ -504,8 +498,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 auto release_values = [&](u32 turns) {
                     release_keys<C>(shared.v_empty(Ring<C::V_STAGES>{turns}.stage()), thread);
                 };
-                // Weights of the first row are made while P · V of the block before is under way. Between these and the wait for that
-                // product is one for what is there: the assembler moves no exponentials past its branch.
+                // Weights but the last of the second row are made while P · V of the block before is under way. Between these and the
+                // wait for that product is one for what is there: the assembler moves no exponentials past its branch.
                 auto turn = [&](auto ragged) {
                     wait_keys();
                     const u32 v = values_at();

@@ -68,7 +68,7 @@ __device__ __forceinline__ void copies_wait() {
 // What `raise_bases`, `weigh_row` and `pack` of forward_consumer.cuh are told.
 struct Split {
     // Memory is the limit here, so that a row's base is its largest score.
-    static constexpr int KEYS = SPLIT_KEYS, GROUPS = 1, SLACK = 0;
+    static constexpr int KEYS = SPLIT_KEYS, SLACK = 0;
     static constexpr int WARPS = 4, THREADS_ALL = 32 * WARPS, STAGES = DIM == 64 ? 6 : 3;
     static constexpr int ROW_BYTES = 2 * DIM, BLOCK_BYTES = KEYS * ROW_BYTES, STAGE_BYTES = 2 * BLOCK_BYTES;
     static constexpr int WARP_BYTES = STAGES * STAGE_BYTES;

@@ -277,7 +277,7 @@ fn comes_to(fault: &SourceFault, attention: AttentionKernels, problem: &Problem)
     let packs = |shape: TileShape| shape.packed(problem.group(), instance) > 1;
     match attention {
         AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
-        // All other instances have the long shape in its place.
+        // All other instances have another shape in its place.
         AttentionKernels::Of(TileShape::Paired) => instance == Instance::Wide,
         _ => fault.edit.file != "backward.cu" || problem.pass == Pass::Backward,
     }

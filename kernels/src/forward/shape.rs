@@ -27,7 +27,7 @@ const PAIRED_ROWS: [usize; 2] = [16_384, 4096];
 const PAIRED_WORK: usize = 264 * 256;
 /// The most query heads of a KV head, a power of two, whose rows share a tile of the middle shape or the long one.
 const PACKED_MAX: usize = 4;
-/// The fewest rows of a sequence in a tile of every shape but the split one: in the middle one, with as many heads.
+/// The fewest rows of a sequence in a tile of every shape but the split one: where a tile has as many heads.
 pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
 
 /// The number of query rows and keys that are multiplied at once.
@@ -36,7 +36,7 @@ pub enum TileShape {
     /// 192 query rows and 80 keys, or 128 keys with head dims up to 64. In a general instance the middle shape.
     Long,
     /// With head dims over 64: 128 query rows and 176 keys, and two blocks of threads share keys and values. With others
-    /// and in a general instance the long shape.
+    /// the long shape, and in a general instance the middle one.
     Paired,
     /// 192 query rows and 64 keys, with head dims over 64.
     Middle,
@@ -44,7 +44,7 @@ pub enum TileShape {
     Short,
     /// 16 query rows and 16 keys. Keys are cut into pieces, whose results are put together.
     Split,
-    /// The short shape for short segments, and behind it the long one for the others.
+    /// The short shape for short segments, and behind it what stands for the long one for the others.
     Mixed,
 }
 

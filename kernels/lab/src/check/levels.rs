@@ -35,8 +35,8 @@ const SPLIT_EACH: usize = 4;
 const STEPS_MAX: usize = 3;
 /// The lanes whose products make a score: three numbers of the smaller significand hold an f32.
 const PIECES: usize = 3;
-/// The rows of a sequence, of which the first half sees scores of 0 alone. A thread has two rows, eight apart: where heads are not
-/// packed, the first gives the second no cause to look.
+/// The rows of a sequence, of which half are quiet: they see scores of 0 alone. A thread has two rows, eight apart: where heads
+/// are not packed, the one gives the other no cause to look.
 const ROWS: usize = 16;
 /// The rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
@@ -132,7 +132,9 @@ impl Pack<'_> {
             let row = (0..self.dim).map(|lane| if lane < lanes { self.reach.query } else { 0.0 });
             row.collect::<Vec<f32>>().repeat(ROWS / 2 * HEADS.q)
         };
-        [rows(0), rows(PIECES)].concat().repeat(self.climbs.len())
+        let sequence =
+            |index| if climbs_first(index) { [rows(PIECES), rows(0)] } else { [rows(0), rows(PIECES)] };
+        (0..self.climbs.len()).flat_map(|index| sequence(index).concat()).collect()
     }
 
     fn keys(&self) -> Vec<f32> {
@@ -179,12 +181,16 @@ impl Pack<'_> {
         let [out, lse, largest] =
             [&out, &lse, &max_logit].map(|result| gpu.read_elements(result.area(), Format::F32));
         let (out, lse, largest) = (out?, lse?, largest?);
+        let quiet = Wanted::of(&vec![0.0; self.keys], self.scale);
         let found = self.climbs.iter().enumerate().find_map(|(sequence, climb)| {
-            let climbing = sequence * ROWS + ROWS / 2..(sequence + 1) * ROWS;
-            let mut rows = climbing.flat_map(|row| (0..HEADS.q).map(move |head| (row, head)));
+            let climbing = Wanted::of(climb, self.scale);
+            let mut rows = (0..ROWS).flat_map(|row| (0..HEADS.q).map(move |head| (row, head)));
             rows.find_map(|(row, head)| {
+                let climbs = (row < ROWS / 2) == climbs_first(sequence);
+                let row = sequence * ROWS + row;
                 let weights = &out[(row * HEADS.q + head) * self.dim..][..climb.len()];
-                self.fault(climb, weights, lse[head * self.climbs.len() * ROWS + row])
+                let wanted = if climbs { &climbing } else { &quiet };
+                wanted.fault(weights, lse[head * self.climbs.len() * ROWS + row])
             })
         });
         Ok(found.or_else(|| self.wrong_largest(&largest)).map(|place| Mismatch {
@@ -203,20 +209,40 @@ impl Pack<'_> {
         let is_wrong = |got: &&f32| !near(**got, want, STATISTIC * want.abs());
         largest.iter().find(is_wrong).map(|_| format!("largest logits {largest:?}, must be {want}"))
     }
+}
 
-    /// Returns what is wrong with a row of a climb.
-    fn fault(&self, climb: &Climb, row: &[f32], lse: f32) -> Option<String> {
-        let (weights, logarithm) = weights(climb, self.scale);
-        for (got, want) in row.iter().zip(&weights) {
-            if !near(*got, *want, RELATIVE * want + ABSOLUTE) {
-                return Some(format!("scores {climb:?}: weights {row:?}, must be {weights:?}"));
-            }
-        }
-        let top = climb.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let want = f64::from(top) * f64::from(self.scale) + logarithm;
-        let allowed = STATISTIC * want.abs() + ABSOLUTE;
-        (!near(lse, want, allowed)).then(|| format!("scores {climb:?}: LSE {lse}, must be {want}"))
+/// What a row of scores becomes by the definition.
+struct Wanted {
+    scores: Climb,
+    weights: Vec<f64>,
+    lse: f64,
+}
+
+impl Wanted {
+    fn of(scores: &Climb, scale: f32) -> Wanted {
+        let (weights, logarithm) = weights(scores, scale);
+        let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        Wanted { scores: scores.clone(), weights, lse: f64::from(top) * f64::from(scale) + logarithm }
     }
+
+    /// Returns what is wrong with a row's first weights, or with its LSE.
+    fn fault(&self, row: &[f32], lse: f32) -> Option<String> {
+        let scores = &self.scores[..row.len()];
+        let is_near = |(got, want): (&f32, &f64)| near(*got, *want, RELATIVE * want + ABSOLUTE);
+        if !row.iter().zip(&self.weights).all(is_near) {
+            return Some(format!(
+                "scores {scores:?}: weights {row:?}, must be {:?}",
+                &self.weights[..row.len()]
+            ));
+        }
+        let allowed = STATISTIC * self.lse.abs() + ABSOLUTE;
+        (!near(lse, self.lse, allowed)).then(|| format!("scores {scores:?}: LSE {lse}, must be {}", self.lse))
+    }
+}
+
+/// Returns whether the first half of a sequence's rows climbs, and not the second.
+fn climbs_first(sequence: usize) -> bool {
+    sequence % 2 == 1
 }
 
 /// Returns whether two numbers are near. NaN is near nothing.

@@ -183,7 +183,7 @@ pub(super) use faults;
 pub(super) const SIMPLE: Launched = Launched::Attention(AttentionKernels::Simple);
 /// Faults of the kernels on tensor cores show in the forward's long shape, some in that alone.
 pub(super) const TUNED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Long));
-/// Faults of tiles with rows of several heads show only in the middle shape.
+/// Faults of tiles with rows of several heads show in the middle shape, as in the long one.
 pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Middle));
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.
 pub(super) const PAIRED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Paired));

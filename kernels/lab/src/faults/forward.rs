@@ -59,6 +59,10 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "__any_sync(FULL, over || below_0)"
             => "__any_sync(FULL, over)",
         Detector::Levels;
+    "growth-of-the-first-row-unseen", Arithmetic, ("one row's maximum for another's", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "is_over<C>(first, rows.base[0], scale_log2) || is_over<C>(second, rows.base[1], scale_log2)"
+            => "is_over<C>(second, rows.base[1], scale_log2)",
+        Detector::Levels;
     "growth-of-the-second-row-unseen", Arithmetic, ("one row's maximum for another's", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "is_over<C>(first, rows.base[0], scale_log2) || is_over<C>(second, rows.base[1], scale_log2)"
             => "is_over<C>(first, rows.base[0], scale_log2)",
@@ -70,10 +74,6 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "half-of-the-lanes-scored", WrongSeam, ("the tail of the head dim is left out", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
         "for (int step = 0; step < LANES / STEP; ++step) {"
             => "for (int step = 0; step < LANES / STEP / 2; ++step) {",
-        VALUES;
-    "tile-kv-head-by-remainder", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "forward.cu",
-        "kv_head = pack / a.group;"
-            => "kv_head = pack % (a.heads / a.group);",
         VALUES;
     "tile-lse-of-head-0", WrongSeam, ("lse of the wrong head", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
         "&& write) put(a.lse, place_of(a.lse, at, head)"
@@ -215,6 +215,10 @@ pub(super) const PAIRED_FAULTS: &[SourceFault] = faults! { PAIRED;
 
 /// The faults of teams that share a block of threads.
 pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
+    "tile-kv-head-by-remainder", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "forward.cu",
+        "kv_head = pack / a.group;"
+            => "kv_head = pack % (a.heads / a.group);",
+        VALUES;
     "teams-counted-as-one", WrongSeam, ("more threads than rows", "https://github.com/Dao-AILab/flash-attention/commit/eeca63a7"), "forward.cu",
         "kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM)"
             => "kept(threadIdx.x)",
