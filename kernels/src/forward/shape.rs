@@ -387,6 +387,30 @@ mod tests {
         assert_eq!(SHARING.len(), shapes.len() + 9);
     }
 
+    /// A shape that is told other keys or stages than its kernel has would wait for bytes that never come.
+    #[test]
+    fn every_shape_is_configured_as_its_kernel_is() {
+        let source = include_str!("../../cuda/forward.cu");
+        for (shape, dim) in [
+            (TileShape::Long, 64),
+            (TileShape::Long, 128),
+            (TileShape::Paired, 128),
+            (TileShape::Middle, 128),
+            (TileShape::Short, 64),
+            (TileShape::Short, 128),
+        ] {
+            let Config { teams, groups, keys, stages: [q, k, v], cluster } =
+                shape.config(dim).expect("it has one");
+            let more = match (cluster, teams) {
+                (1, 1) => String::new(),
+                (_, 1) => format!(", {cluster}"),
+                _ => format!(", {cluster}, {teams}"),
+            };
+            let text = format!("using {shape:?} = Config<{groups}, {keys}, {q}, {k}, {v}{more}>;");
+            assert!(source.contains(&text), "{text}");
+        }
+    }
+
     #[test]
     fn lengths_and_head_dims_choose_a_shape() {
         let beside = |empty: usize, rows: usize, lo: Option<i64>, dims: [usize; 2]| {
