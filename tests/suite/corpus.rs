@@ -109,6 +109,7 @@ const OTHERS: &[&str] = &[
     "rocm-libraries-6914-sink-tokens-ring",
     "rows-of-packed-heads",
     "sglang-26436-scales-of-heads-all-to-all",
+    "share-beside-a-sink-below-f32",
     "shark-1452-chunks-of-ranks-ring",
     "swiss-megatron-40-border-of-a-document",
     "te-1896-value-dim-below-key-dim",

@@ -280,8 +280,9 @@ impl Tile {
                     weights[column] = weight * share;
                     let near = tie * share / row.sum;
                     let weight = weight * share / row.sum;
+                    let most = weight + near;
                     left[column] =
-                        near + relative * (weight + near) + g * model.weight_factor(weight + near, row.sum);
+                        near + relative * most + g * model.weight_factor(most, row.sum) + model.flushed(most);
                 }
                 if let (Some(codes), Some(numerators)) = (codes, &mut self.numerators) {
                     let start = self.keys.start;

@@ -311,6 +311,14 @@ impl Model {
         factor(magnitude, self.p_floor / self.least_divisor(row_sum))
     }
 
+    /// Returns what a weight, relative to a row's sum, may lose where a factor that it is made of (its exponential, a
+    /// rescaling, a share beside a sink) falls below the range of f32. Factors are at most 1, apart from roundings, so
+    /// that such a weight is below that range too: it loses all of itself, and others nothing that shows.
+    #[inline(always)]
+    pub fn flushed(&self, weight: f64) -> f64 {
+        weight.min(2.0 * self.accumulation.underflow())
+    }
+
     /// Returns the most that rounding a weight may lose below the normal range, relative to the row's largest weight.
     pub fn weight_floor(&self) -> f64 {
         self.p_least
