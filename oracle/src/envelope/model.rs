@@ -312,8 +312,9 @@ impl Model {
     }
 
     /// Returns what a weight, relative to a row's sum, may lose where a factor that it is made of (its exponential, a
-    /// rescaling, a share beside a sink) falls below the range of f32. Factors are at most 1, apart from roundings, so
-    /// that such a weight is below that range too: it loses all of itself, and others nothing that shows.
+    /// rescaling, a share beside a sink) falls below the range of f32. Factors are at most 1, so that such a weight is
+    /// below that range too, or within roundings of its end: below twice the smallest normal number. It loses all of
+    /// itself, and others nothing that shows.
     #[inline(always)]
     pub fn flushed(&self, weight: f64) -> f64 {
         weight.min(2.0 * self.accumulation.underflow())
