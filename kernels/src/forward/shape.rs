@@ -368,37 +368,32 @@ mod tests {
         CallTables::new(&call, [rows, rows], false).expect("segments in the rows")
     }
 
+    /// The shapes that have a configuration, each with the head dims of its kernels.
+    const CONFIGURED: [(TileShape, usize); 6] = [
+        (TileShape::Long, 64),
+        (TileShape::Long, 128),
+        (TileShape::Paired, 128),
+        (TileShape::Middle, 128),
+        (TileShape::Short, 64),
+        (TileShape::Short, 128),
+    ];
+
     /// The registers of a kernel are counted for the threads that are launched.
     #[test]
     fn every_shape_is_launched_with_the_threads_that_share_its_registers() {
-        let shapes = [
-            (TileShape::Long, 64),
-            (TileShape::Long, 128),
-            (TileShape::Paired, 128),
-            (TileShape::Middle, 128),
-            (TileShape::Short, 64),
-            (TileShape::Short, 128),
-        ];
-        for (shape, dim) in shapes {
+        for (shape, dim) in CONFIGURED {
             let kernel = format!("forward_{}_{dim}_1", shape.name());
             assert_eq!(sharing_threads(&kernel), shape.config(dim).map(Config::threads), "{kernel}");
         }
         // These are all, with the two of the backward and the seven in FP8.
-        assert_eq!(SHARING.len(), shapes.len() + 9);
+        assert_eq!(SHARING.len(), CONFIGURED.len() + 9);
     }
 
     /// A shape that is told other keys or stages than its kernel has would wait for bytes that never come.
     #[test]
     fn every_shape_is_configured_as_its_kernel_is() {
         let source = include_str!("../../cuda/forward.cu");
-        for (shape, dim) in [
-            (TileShape::Long, 64),
-            (TileShape::Long, 128),
-            (TileShape::Paired, 128),
-            (TileShape::Middle, 128),
-            (TileShape::Short, 64),
-            (TileShape::Short, 128),
-        ] {
+        for (shape, dim) in CONFIGURED {
             let Config { teams, groups, keys, stages: [q, k, v], cluster } =
                 shape.config(dim).expect("it has one");
             let more = match (cluster, teams) {

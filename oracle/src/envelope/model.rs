@@ -4,6 +4,7 @@
 pub(super) mod gradients;
 pub(super) mod majorant;
 pub(super) mod out;
+mod replayed;
 mod rounding;
 mod unit;
 
@@ -309,15 +310,6 @@ impl Model {
     #[inline(always)]
     pub fn weight_factor(&self, magnitude: f64, row_sum: f64) -> f64 {
         factor(magnitude, self.p_floor / self.least_divisor(row_sum))
-    }
-
-    /// Returns what a weight, relative to a row's sum, may lose where a factor that it is made of (its exponential, a
-    /// rescaling, a share beside a sink) falls below the range of f32. Factors are at most 1, so that such a weight is
-    /// below that range too, or within roundings of its end: below twice the smallest normal number. It loses all of
-    /// itself, and others nothing that shows.
-    #[inline(always)]
-    pub fn flushed(&self, weight: f64) -> f64 {
-        weight.min(2.0 * self.accumulation.underflow())
     }
 
     /// Returns the most that rounding a weight may lose below the normal range, relative to the row's largest weight.
@@ -628,81 +620,8 @@ impl Model {
             + LOG_RELATIVE_ERROR * (log_sum.abs() + shift)
     }
 
-    /// Returns the format that weights are rounded to.
-    #[inline(always)]
-    fn weight_format(&self, profile: &NumericProfile) -> Format {
-        if profile.rounds_weights { self.p } else { Format::F32 }
-    }
-
-    /// Returns the rounded weight, multiplied before and divided after, and the error that near-ties leave.
-    #[inline(always)]
-    fn replayed_p(&self, profile: &NumericProfile, weight: f64, error: f64) -> (f64, f64) {
-        let scale = self.weight_scale;
-        let (rounded, left) = replayed(self.weight_format(profile), weight * scale, error * scale);
-        (rounded / scale, left / scale)
-    }
-
-    /// Returns the rounded `weight = exp(logit − running max)`, and the error that near-ties leave. `max_error` is the
-    /// largest error of any logit of the row, the running maximum's among them.
-    #[inline(always)]
-    pub fn replayed_weight(
-        &self,
-        profile: &NumericProfile,
-        row: &RowStatistics,
-        weight: f64,
-        [logit, running_max]: [f64; 2],
-        [logit_error, max_error]: [f64; 2],
-    ) -> (f64, f64) {
-        let exponent = logit_error
-            + max_error
-            + F32_ROUNDOFF * (2.0 * logit.abs() + (running_max - logit) + 2.0 * row.max_abs)
-            + self.factor_in_exponent;
-        let error = exponential_error(weight, logit - running_max, exponent) * (1.0 + EXP_ERROR)
-            + weight * EXP_ERROR
-            + weight.min(self.accumulation.underflow());
-        self.replayed_p(profile, weight, error)
-    }
-
-    /// Returns the rounded `weight = exp(logit − lse)` of a weight that is divided by its launch's own sum first, and the error
-    /// that near-ties leave. `lse` is that of the launch's keys, and `sum_error` the relative error of their sum.
-    #[inline(always)]
-    pub fn replayed_normalised_weight(
-        &self,
-        profile: &NumericProfile,
-        row: &RowStatistics,
-        weight: f64,
-        [logit, lse]: [f64; 2],
-        [logit_error, sum_error]: [f64; 2],
-    ) -> (f64, f64) {
-        let of_row = self.of_row(row);
-        let eta = of_row.eta(logit, logit_error);
-        let unnormalised = exponential_error(weight, logit - lse, eta) * (1.0 + of_row.relative)
-            + weight * of_row.relative
-            + weight.min(self.accumulation.underflow());
-        let relative = sum_error / (1.0 - sum_error.min(DENOMINATOR_ERROR_MAX)) + of_row.normalisation;
-        let error = unnormalised + (weight + unnormalised) * relative;
-        // Neither the exact weight nor the subject's is much larger than 1.
-        let error = error.min(2.0);
-        self.replayed_p(profile, weight, error)
-    }
-
-    /// Returns the relative error of the row sum of a launch that sees these keys, given the largest relative error of
-    /// any weight of the row.
-    pub fn replayed_sum_error(&self, row: &RowStatistics, largest: f64) -> f64 {
-        let lost = row.keys as f64 * self.accumulation.underflow();
-        largest + self.accumulation.row_sum(row.keys + 1, self.tiles(row.keys)) + lost
-    }
-
     /// Whether partial results of several launches are merged.
     pub fn merges(&self) -> bool {
         self.partition.merges.count > 0
-    }
-
-    /// Returns the relative error of a rounded weight on its way into the row: the running maximum's error, `tiles`
-    /// rescalings of the sum, and merges.
-    pub fn replayed_row_error(&self, row: &RowStatistics, max_error: f64, tiles: usize) -> f64 {
-        let shift = max_error + F32_ROUNDOFF * 2.0 * (row.max_abs + row.range);
-        let rescalings = (tiles + 1) as f64 * (EXP_ERROR + 3.0 * F32_ROUNDOFF);
-        exponential_error(1.0, 0.0, shift) + rescalings + self.merge_theta(row)
     }
 }
